@@ -1,0 +1,1 @@
+//! Kernels: the backend trait, its implementations and the conformance suite.

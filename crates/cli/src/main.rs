@@ -1,0 +1,2 @@
+//! The `fusionllm` command.
+fn main() {}

@@ -1,0 +1,1 @@
+//! Runs a Program on a backend.

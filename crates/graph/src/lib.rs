@@ -1,0 +1,1 @@
+//! The OP-DAG: typed operators, shapes, autodiff and model families.

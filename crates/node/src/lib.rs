@@ -1,0 +1,1 @@
+//! Joins the pure crates to clock, disk and network: brokers and peers.

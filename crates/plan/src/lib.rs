@@ -1,0 +1,1 @@
+//! Plans and Programs: who runs which operators, and in which order.

@@ -1,0 +1,1 @@
+//! Messages and the broker and peer state machines, without I/O.

@@ -1,0 +1,1 @@
+//! QUIC endpoints between public keys, and framing.
