@@ -1,0 +1,118 @@
+//! Reverse-mode differentiation as a transformation of the graph (as in JAX or XLA): the result is the same graph with backward nodes
+//! behind the forward ones, each a plain node that can be placed, costed and scheduled like any other.
+
+use crate::ops::{Backward, Binary};
+use crate::{Builder, Graph, GraphError, ParameterGradient, Phase, TensorType, TrainGraph, ValueId, ValueKind};
+
+/// Adds to `graph` the operators that compute the gradient of `loss_weight · loss` with respect to every parameter.
+///
+/// Forward nodes and values keep their ids. Where several gradients meet in one value they are added in a chain, from the last
+/// user to the first, and each sum is a node of its own: the order of additions belongs to the graph, not to where its parts run.
+pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphError> {
+    let ty = graph.ty(loss).clone();
+    if !ty.dtype.is_float() || ty.numel() != 1 {
+        return Err(GraphError::Structure {
+            graph: graph.name.clone(),
+            reason: format!("the loss {:?} must be one float, is {ty}", graph.value(loss).name),
+        });
+    }
+    let forward = graph.nodes.len();
+    let wants = depends_on_parameters(graph);
+    let live = graph.ancestors([loss]);
+    let mut b = Builder::extend(graph.clone());
+    let loss_weight = b.input("loss_weight", ty.dtype, [])?;
+    // Contributions to the gradient of each value, from its last user to its first.
+    let mut grads: Vec<Vec<ValueId>> = vec![Vec::new(); graph.values.len()];
+    grads[loss.index()].push(loss_weight);
+
+    for id in graph.node_ids().rev().filter(|n| live[n.index()]) {
+        let node = graph.node(id);
+        let wanted: Vec<bool> = node.inputs.iter().map(|v| wants[v.index()]).collect();
+        if !wanted.contains(&true) || node.outputs.iter().all(|v| grads[v.index()].is_empty()) {
+            continue;
+        }
+        let mut incoming = Vec::with_capacity(node.outputs.len());
+        for v in &node.outputs {
+            incoming.push(accumulate(&mut b, &grads[v.index()], graph.ty(*v))?);
+        }
+        b.tag(Phase::InputGrad, Some(id));
+        let outgoing = b.scope(format!("{}.grad", node.name), |b| {
+            node.op.operator().backward(&mut Backward {
+                b,
+                inputs: &node.inputs,
+                outputs: &node.outputs,
+                grads: &incoming,
+                wanted: &wanted,
+                at: (node.op.name(), &node.name, id),
+            })
+        })?;
+        for ((v, grad), wanted) in node.inputs.iter().zip(outgoing).zip(wanted) {
+            if let Some(grad) = grad.filter(|_| wanted) {
+                grads[v.index()].push(grad);
+            }
+        }
+    }
+
+    let gradients: Vec<ParameterGradient> = graph
+        .parameters()
+        .filter(|p| !grads[p.index()].is_empty())
+        .map(|p| ParameterGradient { parameter: p, contributions: grads[p.index()].clone() })
+        .collect();
+    let mut graph = b.finish()?;
+    tag_weight_gradients(&mut graph, forward, &wants);
+    Ok(TrainGraph { graph, loss, loss_weight, gradients })
+}
+
+/// Per value, whether it is a parameter or a float computed from one.
+fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
+    let mut depends: Vec<bool> = graph.values.iter().map(|v| matches!(v.kind, ValueKind::Parameter(_))).collect();
+    for node in &graph.nodes {
+        if node.inputs.iter().any(|v| depends[v.index()]) {
+            for v in &node.outputs {
+                depends[v.index()] = graph.ty(*v).dtype.is_float();
+            }
+        }
+    }
+    depends
+}
+
+/// The sum of contributions as a chain of additions; each sits where the user it came from sits.
+fn accumulate(b: &mut Builder, contributions: &[ValueId], ty: &TensorType) -> Result<Option<ValueId>, GraphError> {
+    let Some((&first, rest)) = contributions.split_first() else {
+        return Ok(None);
+    };
+    let mut sum = first;
+    for &c in rest {
+        let origin = b.graph().producer(c).and_then(|n| b.graph().node(n).origin);
+        b.tag(Phase::InputGrad, origin);
+        sum = b.op(Binary::Add, &[sum, c])?;
+    }
+    // A loss of shape [1] gets its weight in that shape.
+    b.reshape(sum, ty.shape.clone()).map(Some)
+}
+
+/// A backward node makes a weight gradient if nothing but its own kin waits for it: every reader stems from the same forward
+/// node and makes a weight gradient too, or stems from a forward node that depends on parameters alone (a view of a weight).
+fn tag_weight_gradients(graph: &mut Graph, forward: usize, wants: &[bool]) {
+    // Forward nodes that see no activation: their operands come from parameters and constants alone.
+    let mut weight_only = vec![true; forward];
+    for n in 0..forward {
+        weight_only[n] = graph.nodes[n].inputs.iter().all(|v| match graph.value(*v).kind {
+            ValueKind::Input | ValueKind::RngKey => false,
+            ValueKind::Result { node, .. } => weight_only[node.index()],
+            _ => true,
+        }) && graph.nodes[n].outputs.iter().any(|v| wants[v.index()]);
+    }
+    let consumers = graph.consumers();
+    for n in (forward..graph.nodes.len()).rev() {
+        let node = &graph.nodes[n];
+        let weight = node.outputs.iter().flat_map(|v| &consumers[v.index()]).all(|user| {
+            let user = graph.node(*user);
+            let of_weights = user.origin.is_some_and(|o| weight_only[o.index()]);
+            of_weights || (user.origin == node.origin && user.phase == Phase::WeightGrad)
+        });
+        if weight {
+            graph.nodes[n].phase = Phase::WeightGrad;
+        }
+    }
+}

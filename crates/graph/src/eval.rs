@@ -1,0 +1,87 @@
+//! The evaluation form of a graph: no dropout, batch normalisation by its running statistics, no state that changes.
+
+use crate::ops::Unary;
+use crate::{Builder, Graph, GraphError, NodeId, Op, ValueId, ValueKind};
+
+impl Graph {
+    /// The evaluation form. Values from outside keep their names; every node's origin is the forward node it stands for.
+    pub fn evaluation(&self) -> Result<Graph, GraphError> {
+        let mut b = Builder::new(format!("{}.eval", self.name));
+        let mut map: Vec<Option<ValueId>> = vec![None; self.values.len()];
+        // Only what the outputs depend on: running statistics, for one, no longer do.
+        let live = self.ancestors(self.outputs.values().copied());
+        for (i, v) in self.values.iter().enumerate() {
+            map[i] = match &v.kind {
+                ValueKind::Input => Some(b.input(&v.name, v.ty.dtype, v.ty.shape.clone())?),
+                ValueKind::Parameter(init) => {
+                    Some(b.parameter(&v.name, v.ty.dtype, v.ty.shape.clone(), init.clone())?)
+                }
+                ValueKind::Buffer(init) => Some(b.buffer(&v.name, v.ty.dtype, v.ty.shape.clone(), init.clone())?),
+                ValueKind::Constant => match self.constants.get(&v.name) {
+                    Some(tensor) => Some(b.constant(&v.name, tensor.clone())?),
+                    None => return Err(GraphError::File(format!("the content of constant {:?} is missing", v.name))),
+                },
+                ValueKind::RngKey | ValueKind::Result { .. } => None,
+            };
+        }
+        for (n, node) in self.nodes.iter().enumerate().filter(|(n, _)| live[*n]) {
+            b.tag(crate::Phase::Forward, Some(NodeId(n as u32)));
+            let operand = |i: usize| {
+                map[node.inputs[i].index()].ok_or_else(|| GraphError::Structure {
+                    graph: self.name.clone(),
+                    reason: format!("node {:?} reads what only training has", node.name),
+                })
+            };
+            let outputs: Vec<Option<ValueId>> = match &node.op {
+                Op::Dropout(_) => vec![Some(operand(0)?), None],
+                Op::BatchNorm(op) => {
+                    let (x, w, bias, mean, var) = (operand(0)?, operand(1)?, operand(2)?, operand(3)?, operand(4)?);
+                    let y = b.scope(&node.name, |b| inference_batch_norm(b, x, w, bias, mean, var, op.eps))?;
+                    vec![Some(y), None, None, None, None]
+                }
+                op => {
+                    let operands = (0..node.inputs.len()).map(operand).collect::<Result<Vec<_>, _>>()?;
+                    let scope = node.name.rsplit_once('.').map_or("", |(s, _)| s);
+                    b.scope(scope, |b| b.apply(op.clone(), &operands))?.into_iter().map(Some).collect()
+                }
+            };
+            for (v, new) in node.outputs.iter().zip(outputs) {
+                map[v.index()] = new;
+            }
+        }
+        for (name, v) in &self.outputs {
+            let value = map[v.index()].ok_or_else(|| GraphError::Structure {
+                graph: self.name.clone(),
+                reason: format!("output {name:?} exists only in training"),
+            })?;
+            b.output(name, value)?;
+        }
+        for (k, v) in &self.metadata {
+            b.metadata(k, v.clone());
+        }
+        b.finish()
+    }
+}
+
+/// `(x - mean) / √(var + eps) · weight + bias` as one factor and one offset a channel.
+fn inference_batch_norm(
+    b: &mut Builder,
+    x: ValueId,
+    weight: ValueId,
+    bias: ValueId,
+    mean: ValueId,
+    var: ValueId,
+    eps: f64,
+) -> Result<ValueId, GraphError> {
+    let v = b.add_scalar(var, eps)?;
+    let rstd = b.unary(Unary::Rsqrt, v)?;
+    let factor = b.mul(rstd, weight)?;
+    let shift = b.mul(mean, factor)?;
+    let offset = b.sub(bias, shift)?;
+    let mut along = vec![1; b.ty(x).rank()];
+    along[1] = b.ty(factor).numel();
+    let factor = b.reshape(factor, along.clone())?;
+    let offset = b.reshape(offset, along)?;
+    let y = b.mul(x, factor)?;
+    b.add(y, offset)
+}

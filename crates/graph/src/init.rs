@@ -1,0 +1,37 @@
+//! Initial values of parameters and buffers, the same on whichever peer makes them.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{CounterRng, GraphError, HostTensor, TensorType};
+
+/// How a parameter or buffer starts when no weights are loaded.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Init {
+    /// Every element this value.
+    Constant(f64),
+    /// Normal with mean 0.
+    Normal {
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Uniform in [-bound, bound).
+    Uniform {
+        /// Half the width.
+        bound: f64,
+    },
+}
+
+impl Init {
+    /// Draws the value of the parameter `name`: a function of (seed, name, type) alone.
+    pub fn draw(&self, seed: u64, name: &str, ty: &TensorType) -> Result<HostTensor, GraphError> {
+        let rng = CounterRng::named(seed, name);
+        let n = ty.numel() as u64;
+        let values: Vec<f64> = match *self {
+            Self::Constant(c) => vec![c; ty.numel()],
+            Self::Normal { std } => (0..n).map(|i| std * rng.normal(i, 0)).collect(),
+            Self::Uniform { bound } => (0..n).map(|i| bound * (2.0 * f64::from(rng.uniform(i, 0)) - 1.0)).collect(),
+        };
+        HostTensor::from_f64(ty.shape.clone(), &values)?.cast(ty.dtype)
+    }
+}

@@ -1,0 +1,175 @@
+//! Two-dimensional convolution and its two gradients. One-dimensional and transposed convolution are built of them.
+
+use serde::{Deserialize, Serialize};
+
+use super::{Backward, Cost, OpClass, Operator, args, args_opt, float, of_shape, same_dtype, want};
+use crate::{GraphError, TensorType, ValueId};
+
+/// `(x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O]?)`: `[N, O, H', W']`, with
+/// `H' = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conv2d {
+    /// Vertical and horizontal stride.
+    pub stride: [usize; 2],
+    /// Zeros added on both sides.
+    pub padding: [usize; 2],
+    /// Distance of the kernel's elements.
+    pub dilation: [usize; 2],
+    /// Channels are cut into so many groups, each with kernels of its own.
+    pub groups: usize,
+}
+
+impl Conv2d {
+    /// Size of the result for an operand of size `input` and a kernel of size `kernel` in direction `i` (0 vertical, 1 horizontal).
+    pub fn output_size(&self, i: usize, input: usize, kernel: usize) -> Result<usize, String> {
+        window_size(input, kernel, self.stride[i], [self.padding[i]; 2], self.dilation[i], false)
+    }
+}
+
+/// How many windows fit: the rule convolutions and pools share. `ceil` lets a last window start inside the padded operand and reach over its end.
+pub(super) fn window_size(
+    input: usize,
+    kernel: usize,
+    stride: usize,
+    padding: [usize; 2],
+    dilation: usize,
+    ceil: bool,
+) -> Result<usize, String> {
+    want(kernel > 0 && stride > 0 && dilation > 0, || "kernel, stride and dilation must be positive".into())?;
+    let reach = (kernel - 1).checked_mul(dilation).and_then(|r| r.checked_add(1)).ok_or("the kernel is too large")?;
+    let padded = input
+        .checked_add(padding[0])
+        .and_then(|n| n.checked_add(padding[1]))
+        .filter(|n| *n <= isize::MAX as usize)
+        .ok_or("the padding is too large")?;
+    want(padded >= reach, || format!("a window of {reach} does not fit {input} padded by {padding:?}"))?;
+    let steps = padded - reach;
+    let mut count = if ceil { steps.div_ceil(stride) } else { steps / stride } + 1;
+    // A window must start inside the operand or its left padding.
+    if ceil && (count - 1) * stride >= input + padding[0] {
+        count -= 1;
+    }
+    Ok(count)
+}
+
+fn conv_flops(weight: &TensorType, positions: &TensorType) -> f64 {
+    // Every output position takes one multiply-add per element of a kernel.
+    2.0 * positions.numel() as f64 * weight.shape.get(1..).map_or(0, |s| s.iter().product::<usize>()) as f64
+}
+
+impl Operator for Conv2d {
+    fn name(&self) -> &'static str {
+        "conv2d"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let ([x, w], bias) = args_opt(inputs)?;
+        same_dtype(x, w)?;
+        float(x)?;
+        let (&[n, c, h, wd], &[o, cg, kh, kw]) = (&x.shape[..], &w.shape[..]) else {
+            return Err(format!("needs four dimensions in operand and weight, got {x} and {w}"));
+        };
+        want(self.groups > 0 && c % self.groups == 0 && o % self.groups == 0, || {
+            format!("{c} and {o} channels do not divide into {} groups", self.groups)
+        })?;
+        want(cg == c / self.groups, || {
+            format!("the weight {w} takes {cg} channels a group, the operand has {}", c / self.groups)
+        })?;
+        if let Some(bias) = bias {
+            same_dtype(x, bias)?;
+            of_shape(bias, &[o], "the bias")?;
+        }
+        Ok(vec![TensorType::new(x.dtype, [n, o, self.output_size(0, h, kh)?, self.output_size(1, wd, kw)?])])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let (x, w, g) = (cx.inputs[0], cx.inputs[1], cx.grad(0)?);
+        let dx = cx.want(0, |cx| {
+            let input = cx.b.ty(x).shape.clone();
+            cx.b.op(Conv2dInputGrad { conv: *self, input: [input[2], input[3]] }, &[g, w])
+        })?;
+        let dw = cx.want(1, |cx| {
+            let kernel = cx.b.ty(w).shape.clone();
+            cx.b.op(Conv2dWeightGrad { conv: *self, kernel: [kernel[2], kernel[3]] }, &[g, x])
+        })?;
+        let db = cx.want(2, |cx| cx.b.sum(g, &[0, 2, 3], false))?;
+        Ok(if cx.inputs.len() == 3 { vec![dx, dw, db] } else { vec![dx, dw] })
+    }
+
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        Cost::new(OpClass::Convolution, conv_flops(inputs[1], outputs[0]), inputs, outputs)
+    }
+}
+
+/// `(gradient [N, O, H', W'], weight)`: the gradient of a [`Conv2d`]'s operand, `[N, C, H, W]`. Also the transposed convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conv2dInputGrad {
+    /// The convolution.
+    pub conv: Conv2d,
+    /// Height and width of its operand.
+    pub input: [usize; 2],
+}
+
+impl Operator for Conv2dInputGrad {
+    fn name(&self) -> &'static str {
+        "convolution_backward.input"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [g, w] = args(inputs)?;
+        let (&[n, ..], &[_, cg, ..]) = (&g.shape[..], &w.shape[..]) else {
+            return Err(format!("needs four dimensions in gradient and weight, got {g} and {w}"));
+        };
+        let c = cg.checked_mul(self.conv.groups).ok_or("too many channels")?;
+        let x = TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]]);
+        let y = self.conv.infer(&[&x, w])?;
+        want(y[0] == *g, || format!("the convolution of {x} with {w} is {}, not {g}", y[0]))?;
+        Ok(vec![x])
+    }
+
+    // Linear in both operands: with d the gradient of the result, dg = conv(d, w) and dw the weight gradient of (g, d).
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let (g, w, d) = (cx.inputs[0], cx.inputs[1], cx.grad(0)?);
+        let dg = cx.want(0, |cx| cx.b.op(self.conv, &[d, w]))?;
+        let dw = cx.want(1, |cx| {
+            let kernel = cx.b.ty(w).shape.clone();
+            cx.b.op(Conv2dWeightGrad { conv: self.conv, kernel: [kernel[2], kernel[3]] }, &[g, d])
+        })?;
+        Ok(vec![dg, dw])
+    }
+
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        Cost::new(OpClass::Convolution, conv_flops(inputs[1], inputs[0]), inputs, outputs)
+    }
+}
+
+/// `(gradient [N, O, H', W'], x [N, C, H, W])`: the gradient of a [`Conv2d`]'s weight, `[O, C / groups, KH, KW]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conv2dWeightGrad {
+    /// The convolution.
+    pub conv: Conv2d,
+    /// Height and width of its kernel.
+    pub kernel: [usize; 2],
+}
+
+impl Operator for Conv2dWeightGrad {
+    fn name(&self) -> &'static str {
+        "convolution_backward.weight"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [g, x] = args(inputs)?;
+        let (&[_, o, ..], &[_, c, ..]) = (&g.shape[..], &x.shape[..]) else {
+            return Err(format!("needs four dimensions in gradient and operand, got {g} and {x}"));
+        };
+        want(self.conv.groups > 0, || "needs at least one group".into())?;
+        let w = TensorType::new(x.dtype, [o, c / self.conv.groups, self.kernel[0], self.kernel[1]]);
+        let y = self.conv.infer(&[x, &w])?;
+        want(y[0] == *g, || format!("the convolution of {x} with {w} is {}, not {g}", y[0]))?;
+        Ok(vec![w])
+    }
+
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        Cost::new(OpClass::Convolution, conv_flops(outputs[0], inputs[0]), inputs, outputs)
+    }
+}

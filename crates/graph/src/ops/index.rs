@@ -1,0 +1,372 @@
+//! Operators that address elements by integer tensors (`i64`, never negative: builders and importers wrap).
+
+use serde::{Deserialize, Serialize};
+
+use super::elementwise::broadcast_shapes;
+use super::{Backward, Operator, args, in_rank, of_shape, of_type, same_dtype, want};
+use crate::{DType, GraphError, TensorType, ValueId};
+
+fn indices(t: &TensorType) -> Result<(), String> {
+    of_type(t, DType::I64, "the index")
+}
+
+/// `(weight [V, D], ids [..])`: rows of the weight, `[.., D]`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Embedding {
+    /// A row whose gradient stays zero.
+    pub padding_idx: Option<usize>,
+}
+
+impl Operator for Embedding {
+    fn name(&self) -> &'static str {
+        "embedding"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [w, ids] = args(inputs)?;
+        want(w.rank() == 2, || format!("the weight must have two dimensions, got {w}"))?;
+        indices(ids)?;
+        let mut shape = ids.shape.clone();
+        shape.push(w.shape[1]);
+        Ok(vec![TensorType::new(w.dtype, shape)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let rows = cx.b.ty(cx.inputs[0]).shape[0];
+        let op = EmbeddingDenseBackward { num_weights: rows, padding_idx: self.padding_idx };
+        Ok(vec![cx.want(0, |cx| cx.b.op(op, &[g, cx.inputs[1]]))?, None])
+    }
+}
+
+/// `(gradient [.., D], ids [..])`: the gradient of an embedding's weight, `[num_weights, D]`. Rows met several times add up in
+/// the order of the ids.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct EmbeddingDenseBackward {
+    /// Rows of the weight.
+    pub num_weights: usize,
+    /// A row whose gradient stays zero.
+    pub padding_idx: Option<usize>,
+}
+
+impl Operator for EmbeddingDenseBackward {
+    fn name(&self) -> &'static str {
+        "embedding_dense_backward"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [g, ids] = args(inputs)?;
+        indices(ids)?;
+        let (width, lead) = g.shape.split_last().ok_or("the gradient must have a dimension")?;
+        want(lead == ids.shape, || format!("gradient {g} does not fit ids {ids}"))?;
+        Ok(vec![TensorType::new(g.dtype, [self.num_weights, *width])])
+    }
+}
+
+/// `(x, index [n])`: slices of one dimension in the index's order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexSelect {
+    /// The dimension.
+    pub dim: usize,
+}
+
+impl Operator for IndexSelect {
+    fn name(&self) -> &'static str {
+        "index_select"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x, index] = args(inputs)?;
+        in_rank(self.dim, x)?;
+        indices(index)?;
+        want(index.rank() == 1, || format!("the index must have one dimension, got {index}"))?;
+        let mut shape = x.shape.clone();
+        shape[self.dim] = index.shape[0];
+        Ok(vec![TensorType::new(x.dtype, shape)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let ty = cx.b.ty(cx.inputs[0]).clone();
+        let zeros = cx.b.full(ty, 0.0)?;
+        Ok(vec![Some(cx.b.op(IndexAdd { dim: self.dim }, &[zeros, cx.inputs[1], g])?), None])
+    }
+}
+
+/// `(x, index [n], source)`: adds slices of the source into those of `x` that the index names, in its order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexAdd {
+    /// The dimension.
+    pub dim: usize,
+}
+
+impl Operator for IndexAdd {
+    fn name(&self) -> &'static str {
+        "index_add"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x, index, source] = args(inputs)?;
+        let taken = IndexSelect { dim: self.dim }.infer(&[x, index])?;
+        same_dtype(x, source)?;
+        of_shape(source, &taken[0].shape, "the source")?;
+        Ok(vec![x.clone()])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let ds = cx.want(2, |cx| cx.b.op(IndexSelect { dim: self.dim }, &[g, cx.inputs[1]]))?;
+        Ok(vec![Some(g), None, ds])
+    }
+}
+
+/// `(x, index)`: `out[i][j] = x[index[i][j]][j]` for `dim` 0, and so on; the index is nowhere larger than `x` but in `dim`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Gather {
+    /// The dimension.
+    pub dim: usize,
+}
+
+impl Operator for Gather {
+    fn name(&self) -> &'static str {
+        "gather"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x, index] = args(inputs)?;
+        in_rank(self.dim, x)?;
+        indices(index)?;
+        let fits = x.rank() == index.rank()
+            && x.shape.iter().zip(&index.shape).enumerate().all(|(d, (a, b))| d == self.dim || b <= a);
+        want(fits, || format!("index {index} does not fit {x} along dimension {}", self.dim))?;
+        Ok(vec![TensorType::new(x.dtype, index.shape.clone())])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let ty = cx.b.ty(cx.inputs[0]).clone();
+        let zeros = cx.b.full(ty, 0.0)?;
+        Ok(vec![Some(cx.b.op(ScatterAdd { dim: self.dim }, &[zeros, cx.inputs[1], g])?), None])
+    }
+}
+
+/// `(x, index, source)`: adds each source element where [`Gather`] would have read it, in row-major order of the index. The source has the index's shape.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ScatterAdd {
+    /// The dimension.
+    pub dim: usize,
+}
+
+impl Operator for ScatterAdd {
+    fn name(&self) -> &'static str {
+        "scatter_add"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x, index, source] = args(inputs)?;
+        let read = Gather { dim: self.dim }.infer(&[x, index])?;
+        same_dtype(x, source)?;
+        of_shape(source, &read[0].shape, "the source")?;
+        Ok(vec![x.clone()])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let ds = cx.want(2, |cx| cx.b.op(Gather { dim: self.dim }, &[g, cx.inputs[1]]))?;
+        Ok(vec![Some(g), None, ds])
+    }
+}
+
+/// `(x, index, source)`: like [`ScatterAdd`], but replaces; of several writes to one place the last in row-major order stays.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Scatter {
+    /// The dimension.
+    pub dim: usize,
+}
+
+impl Operator for Scatter {
+    fn name(&self) -> &'static str {
+        "scatter.src"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        ScatterAdd { dim: self.dim }.infer(inputs)
+    }
+
+    // Correct where the index names no place twice, as in PyTorch.
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let index = cx.inputs[1];
+        let dx = cx.want(0, |cx| {
+            let ty = TensorType::new(cx.b.ty(g).dtype, cx.b.ty(index).shape.clone());
+            let zeros = cx.b.full(ty, 0.0)?;
+            cx.b.op(*self, &[g, index, zeros])
+        })?;
+        let ds = cx.want(2, |cx| cx.b.op(Gather { dim: self.dim }, &[g, index]))?;
+        Ok(vec![dx, None, ds])
+    }
+}
+
+/// `(x, index…)`: advanced indexing (`x[:, i, :, j]`). The dimensions that `indexed` marks are addressed by the index tensors, which broadcast
+/// together; their shape stands where the marked dimensions were if those are adjacent, else in front.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Index {
+    /// For every dimension of `x`, whether an index addresses it; as many true as index operands.
+    pub indexed: Vec<bool>,
+}
+
+impl Index {
+    /// Shape of the result, the broadcast shape of the indices, and where in the result that stands.
+    pub fn layout(&self, x: &TensorType, index: &[&TensorType]) -> Result<(Vec<usize>, Vec<usize>, usize), String> {
+        want(self.indexed.len() == x.rank(), || {
+            format!("{} dimensions are marked, but the operand is {x}", self.indexed.len())
+        })?;
+        let marked: Vec<usize> = (0..x.rank()).filter(|&d| self.indexed[d]).collect();
+        want(!marked.is_empty() && marked.len() == index.len(), || {
+            format!("{} dimensions are marked for {} index operand(s)", marked.len(), index.len())
+        })?;
+        for i in index {
+            indices(i)?;
+        }
+        let shapes: Vec<&[usize]> = index.iter().map(|i| &i.shape[..]).collect();
+        let at = broadcast_shapes(&shapes)?;
+        let adjacent = marked.windows(2).all(|w| w[1] == w[0] + 1);
+        let position = if adjacent { marked[0] } else { 0 };
+        let mut shape: Vec<usize> = (0..x.rank()).filter(|&d| !self.indexed[d]).map(|d| x.shape[d]).collect();
+        shape.splice(position..position, at.iter().copied());
+        Ok((shape, at, position))
+    }
+}
+
+impl Operator for Index {
+    fn name(&self) -> &'static str {
+        "index.Tensor"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let (x, index) = inputs.split_first().ok_or("takes an operand and indices")?;
+        Ok(vec![TensorType::new(x.dtype, self.layout(x, index)?.0)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let ty = cx.b.ty(cx.inputs[0]).clone();
+        let zeros = cx.b.full(ty, 0.0)?;
+        let mut operands = vec![zeros, g];
+        operands.extend(&cx.inputs[1..]);
+        let mut grads = vec![None; cx.inputs.len()];
+        grads[0] = Some(cx.b.op(IndexPut { indexed: self.indexed.clone(), accumulate: true }, &operands)?);
+        Ok(grads)
+    }
+}
+
+/// `(x, values, index…)`: writes the values where [`Index`] would read them; they have that result's shape.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct IndexPut {
+    /// As in [`Index`].
+    pub indexed: Vec<bool>,
+    /// Adds, in row-major order of the values, instead of replacing (the last write stays).
+    pub accumulate: bool,
+}
+
+impl Operator for IndexPut {
+    fn name(&self) -> &'static str {
+        "index_put"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let (&x, rest) = inputs.split_first().ok_or("takes an operand, values and indices")?;
+        let (&values, index) = rest.split_first().ok_or("takes an operand, values and indices")?;
+        let (shape, ..) = Index { indexed: self.indexed.clone() }.layout(x, index)?;
+        same_dtype(x, values)?;
+        of_shape(values, &shape, "the values")?;
+        Ok(vec![x.clone()])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let index = cx.inputs[2..].to_vec();
+        let mut grads = vec![None; cx.inputs.len()];
+        grads[0] = cx.want(0, |cx| {
+            if self.accumulate {
+                return Ok(g);
+            }
+            let ty = cx.b.ty(cx.inputs[1]).clone();
+            let zeros = cx.b.full(ty, 0.0)?;
+            let mut operands = vec![g, zeros];
+            operands.extend(&index);
+            cx.b.op(self.clone(), &operands)
+        })?;
+        grads[1] = cx.want(1, |cx| {
+            let mut operands = vec![g];
+            operands.extend(&index);
+            cx.b.op(Index { indexed: self.indexed.clone() }, &operands)
+        })?;
+        Ok(grads)
+    }
+}
+
+/// The `k` largest or smallest elements of a dimension, sorted, and their positions (`i64`). Of equal elements the first comes first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TopK {
+    /// How many.
+    pub k: usize,
+    /// The dimension.
+    pub dim: usize,
+    /// Largest rather than smallest.
+    pub largest: bool,
+}
+
+impl Operator for TopK {
+    fn name(&self) -> &'static str {
+        "topk"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        in_rank(self.dim, x)?;
+        want(x.dtype != DType::Bool, || format!("needs numbers, got {x}"))?;
+        want(self.k <= x.shape[self.dim], || format!("{} elements asked of dimension {} of {x}", self.k, self.dim))?;
+        let mut shape = x.shape.clone();
+        shape[self.dim] = self.k;
+        Ok(vec![TensorType::new(x.dtype, shape.clone()), TensorType::new(DType::I64, shape)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        scatter_to_positions(cx, self.dim)
+    }
+}
+
+/// A dimension sorted, equal elements in their order, and the positions they came from (`i64`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Sort {
+    /// The dimension.
+    pub dim: usize,
+    /// Largest first.
+    pub descending: bool,
+}
+
+impl Operator for Sort {
+    fn name(&self) -> &'static str {
+        "sort.stable"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        in_rank(self.dim, x)?;
+        want(x.dtype != DType::Bool, || format!("needs numbers, got {x}"))?;
+        Ok(vec![x.clone(), TensorType::new(DType::I64, x.shape.clone())])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        scatter_to_positions(cx, self.dim)
+    }
+}
+
+/// The gradient of values taken from known positions goes back to those.
+fn scatter_to_positions(cx: &mut Backward<'_>, dim: usize) -> Result<Vec<Option<ValueId>>, GraphError> {
+    let g = cx.grad(0)?;
+    let ty = cx.b.ty(cx.inputs[0]).clone();
+    let zeros = cx.b.full(ty, 0.0)?;
+    Ok(vec![Some(cx.b.op(ScatterAdd { dim }, &[zeros, cx.outputs[1], g])?)])
+}

@@ -1,0 +1,190 @@
+//! Two-dimensional pooling of `[N, C, H, W]`.
+
+use serde::{Deserialize, Serialize};
+
+use super::convolution::window_size;
+use super::{Backward, Cost, Operator, args, float, of_type, want};
+use crate::{DType, GraphError, TensorType, ValueId};
+
+fn image(x: &TensorType) -> Result<[usize; 4], String> {
+    float(x)?;
+    <[usize; 4]>::try_from(&x.shape[..]).map_err(|_| format!("needs four dimensions, got {x}"))
+}
+
+/// `(x)`: the largest element of every window, and its position `row * W + column` in the operand's plane (`i64`). Padding never wins.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MaxPool2d {
+    /// Window size.
+    pub kernel: [usize; 2],
+    /// Distance of windows.
+    pub stride: [usize; 2],
+    /// Padding on both sides, at most half the window.
+    pub padding: [usize; 2],
+    /// Distance of a window's elements.
+    pub dilation: [usize; 2],
+    /// Whether a window may reach over the end.
+    pub ceil_mode: bool,
+}
+
+impl Operator for MaxPool2d {
+    fn name(&self) -> &'static str {
+        "max_pool2d_with_indices"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        let [n, c, h, w] = image(x)?;
+        want((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
+            "padding must be at most half the window".into()
+        })?;
+        let size = |i: usize, d| {
+            window_size(d, self.kernel[i], self.stride[i], [self.padding[i]; 2], self.dilation[i], self.ceil_mode)
+        };
+        let shape = [n, c, size(0, h)?, size(1, w)?];
+        Ok(vec![TensorType::new(x.dtype, shape), TensorType::new(DType::I64, shape)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let (g, shape) = (cx.grad(0)?, cx.b.ty(cx.inputs[0]).shape.clone());
+        Ok(vec![Some(cx.b.op(MaxPool2dBackward { input: [shape[2], shape[3]] }, &[g, cx.outputs[1]])?)])
+    }
+
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        Cost::memory((self.kernel[0] * self.kernel[1] * outputs[0].numel()) as f64, inputs, outputs)
+    }
+}
+
+/// `(gradient, positions)`: adds each gradient element to the position it came from, in row-major order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MaxPool2dBackward {
+    /// Height and width of the pool's operand.
+    pub input: [usize; 2],
+}
+
+impl Operator for MaxPool2dBackward {
+    fn name(&self) -> &'static str {
+        "max_pool2d_with_indices_backward"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [g, at] = args(inputs)?;
+        let [n, c, ..] = image(g)?;
+        of_type(at, DType::I64, "the positions")?;
+        want(g.shape == at.shape, || format!("gradient {g} and positions {at} differ"))?;
+        Ok(vec![TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]])])
+    }
+}
+
+/// `(x)`: the mean of every window.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AvgPool2d {
+    /// Window size.
+    pub kernel: [usize; 2],
+    /// Distance of windows.
+    pub stride: [usize; 2],
+    /// Zeros added on both sides, at most half the window.
+    pub padding: [usize; 2],
+    /// Whether a window may reach over the end; what lies over the padded end never counts.
+    pub ceil_mode: bool,
+    /// Whether padding counts in the mean.
+    pub count_include_pad: bool,
+}
+
+impl Operator for AvgPool2d {
+    fn name(&self) -> &'static str {
+        "avg_pool2d"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        let [n, c, h, w] = image(x)?;
+        want((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
+            "padding must be at most half the window".into()
+        })?;
+        let size =
+            |i: usize, d| window_size(d, self.kernel[i], self.stride[i], [self.padding[i]; 2], 1, self.ceil_mode);
+        Ok(vec![TensorType::new(x.dtype, [n, c, size(0, h)?, size(1, w)?])])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let (g, shape) = (cx.grad(0)?, cx.b.ty(cx.inputs[0]).shape.clone());
+        Ok(vec![Some(cx.b.op(AvgPool2dBackward { pool: *self, input: [shape[2], shape[3]] }, &[g])?)])
+    }
+
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        Cost::memory((self.kernel[0] * self.kernel[1] * outputs[0].numel()) as f64, inputs, outputs)
+    }
+}
+
+/// `(gradient)`: the gradient of an [`AvgPool2d`]'s operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AvgPool2dBackward {
+    /// The pool.
+    pub pool: AvgPool2d,
+    /// Height and width of its operand.
+    pub input: [usize; 2],
+}
+
+impl Operator for AvgPool2dBackward {
+    fn name(&self) -> &'static str {
+        "avg_pool2d_backward"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [g] = args(inputs)?;
+        let [n, c, ..] = image(g)?;
+        let x = TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]]);
+        let y = self.pool.infer(&[&x])?;
+        want(y[0] == *g, || format!("the pool of {x} is {}, not {g}", y[0]))?;
+        Ok(vec![x])
+    }
+}
+
+/// `(x)`: means over `output[0] x output[1]` regions; region `i` of `n` over size `d` is `⌊i d / n⌋ .. ⌈(i + 1) d / n⌉`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdaptiveAvgPool2d {
+    /// Height and width of the result.
+    pub output: [usize; 2],
+}
+
+impl Operator for AdaptiveAvgPool2d {
+    fn name(&self) -> &'static str {
+        "_adaptive_avg_pool2d"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        let [n, c, h, w] = image(x)?;
+        want(h > 0 && w > 0, || format!("cannot pool the empty planes of {x}"))?;
+        Ok(vec![TensorType::new(x.dtype, [n, c, self.output[0], self.output[1]])])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let (g, shape) = (cx.grad(0)?, cx.b.ty(cx.inputs[0]).shape.clone());
+        Ok(vec![Some(cx.b.op(AdaptiveAvgPool2dBackward { input: [shape[2], shape[3]] }, &[g])?)])
+    }
+
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        Cost::memory(inputs[0].numel() as f64, inputs, outputs)
+    }
+}
+
+/// `(gradient)`: the gradient of an [`AdaptiveAvgPool2d`]'s operand.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AdaptiveAvgPool2dBackward {
+    /// Height and width of the pool's operand.
+    pub input: [usize; 2],
+}
+
+impl Operator for AdaptiveAvgPool2dBackward {
+    fn name(&self) -> &'static str {
+        "_adaptive_avg_pool2d_backward"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [g] = args(inputs)?;
+        let [n, c, ..] = image(g)?;
+        want(self.input[0] > 0 && self.input[1] > 0, || "cannot pool empty planes".into())?;
+        Ok(vec![TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]])])
+    }
+}

@@ -1,0 +1,401 @@
+//! Views and operators that only move elements, and those that make tensors from nothing.
+
+use serde::{Deserialize, Serialize};
+
+use super::elementwise::broadcast_shapes;
+use super::{Backward, Cost, Operator, args, in_rank, product, same_dtype, want};
+use crate::{DType, GraphError, TensorType, ValueId};
+
+/// The same elements in row-major order under another shape.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reshape {
+    /// The new shape, of as many elements.
+    pub shape: Vec<usize>,
+}
+
+impl Operator for Reshape {
+    fn name(&self) -> &'static str {
+        "view"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        want(product(&self.shape)? == x.numel(), || format!("cannot view {x} as {:?}", self.shape))?;
+        Ok(vec![TensorType::new(x.dtype, self.shape.clone())])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let (g, shape) = (cx.grad(0)?, cx.b.ty(cx.inputs[0]).shape.clone());
+        Ok(vec![Some(cx.b.reshape(g, shape)?)])
+    }
+
+    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
+        Cost::view()
+    }
+}
+
+/// Dimensions in another order: result dimension `i` is operand dimension `dims[i]`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Permute {
+    /// The order.
+    pub dims: Vec<usize>,
+}
+
+impl Operator for Permute {
+    fn name(&self) -> &'static str {
+        "permute"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        let mut seen = self.dims.clone();
+        seen.sort_unstable();
+        want(seen.iter().copied().eq(0..x.rank()), || format!("{:?} is no order of the dimensions of {x}", self.dims))?;
+        Ok(vec![TensorType::new(x.dtype, self.dims.iter().map(|&d| x.shape[d]).collect::<Vec<_>>())])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let mut inverse = vec![0; self.dims.len()];
+        for (i, &d) in self.dims.iter().enumerate() {
+            inverse[d] = i;
+        }
+        let g = cx.grad(0)?;
+        Ok(vec![Some(cx.b.permute(g, &inverse)?)])
+    }
+
+    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
+        Cost::view()
+    }
+}
+
+/// Stretches dimensions of size 1, and adds leading ones, to a shape.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Expand {
+    /// The shape.
+    pub shape: Vec<usize>,
+}
+
+impl Operator for Expand {
+    fn name(&self) -> &'static str {
+        "expand"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        want(broadcast_shapes(&[&x.shape, &self.shape])? == self.shape, || {
+            format!("cannot expand {x} to {:?}", self.shape)
+        })?;
+        Ok(vec![TensorType::new(x.dtype, self.shape.clone())])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        Ok(vec![Some(cx.b.sum_to(g, cx.inputs[0])?)])
+    }
+
+    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
+        Cost::view()
+    }
+}
+
+/// Elements `start, start + step, …` below `end` of one dimension.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Slice {
+    /// The dimension.
+    pub dim: usize,
+    /// First index.
+    pub start: usize,
+    /// One past the last.
+    pub end: usize,
+    /// Distance, at least 1.
+    pub step: usize,
+}
+
+impl Operator for Slice {
+    fn name(&self) -> &'static str {
+        "slice.Tensor"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        in_rank(self.dim, x)?;
+        want(self.step >= 1 && self.start <= self.end && self.end <= x.shape[self.dim], || {
+            format!("{}..{} by {} does not lie in dimension {} of {x}", self.start, self.end, self.step, self.dim)
+        })?;
+        let mut shape = x.shape.clone();
+        shape[self.dim] = (self.end - self.start).div_ceil(self.step);
+        Ok(vec![TensorType::new(x.dtype, shape)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let size = cx.b.ty(cx.inputs[0]).shape[self.dim];
+        Ok(vec![Some(cx.b.op(SliceBackward { slice: self.clone(), size }, &[g])?)])
+    }
+
+    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
+        Cost::view()
+    }
+}
+
+/// Puts the operand where a [`Slice`] of a tensor with `size` elements in that dimension took it from; zeros elsewhere.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SliceBackward {
+    /// The slice.
+    pub slice: Slice,
+    /// Size of the dimension in the result.
+    pub size: usize,
+}
+
+impl Operator for SliceBackward {
+    fn name(&self) -> &'static str {
+        "slice_backward"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [g] = args(inputs)?;
+        in_rank(self.slice.dim, g)?;
+        let mut shape = g.shape.clone();
+        shape[self.slice.dim] = self.size;
+        let whole = TensorType::new(g.dtype, shape);
+        let taken = self.slice.infer(&[&whole])?;
+        want(taken[0] == *g, || format!("a slice of {whole} is {}, not {g}", taken[0]))?;
+        Ok(vec![whole])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        Ok(vec![Some(cx.b.op(self.slice.clone(), &[g])?)])
+    }
+}
+
+/// Operands one after the other along a dimension.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Cat {
+    /// The dimension.
+    pub dim: usize,
+}
+
+impl Operator for Cat {
+    fn name(&self) -> &'static str {
+        "cat"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let first = *inputs.first().ok_or("takes at least one operand")?;
+        in_rank(self.dim, first)?;
+        let mut shape = first.shape.clone();
+        shape[self.dim] = 0;
+        for x in inputs {
+            same_dtype(first, x)?;
+            let alike = x.rank() == first.rank()
+                && x.shape.iter().zip(&first.shape).enumerate().all(|(i, (a, b))| i == self.dim || a == b);
+            want(alike, || format!("{x} does not continue {first} along dimension {}", self.dim))?;
+            shape[self.dim] = shape[self.dim].checked_add(x.shape[self.dim]).ok_or("the result is too large")?;
+        }
+        Ok(vec![TensorType::new(first.dtype, shape)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        let mut start = 0;
+        let mut grads = Vec::with_capacity(cx.inputs.len());
+        for i in 0..cx.inputs.len() {
+            let end = start + cx.b.ty(cx.inputs[i]).shape[self.dim];
+            grads.push(cx.want(i, |cx| cx.b.slice(g, self.dim, start, end, 1))?);
+            start = end;
+        }
+        Ok(grads)
+    }
+}
+
+/// Cuts a dimension into parts of the given sizes, one result each.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Split {
+    /// The dimension.
+    pub dim: usize,
+    /// Sizes of the parts, which add up to the dimension's.
+    pub sizes: Vec<usize>,
+}
+
+impl Operator for Split {
+    fn name(&self) -> &'static str {
+        "split_with_sizes"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        in_rank(self.dim, x)?;
+        let total = self.sizes.iter().try_fold(0usize, |n, &s| n.checked_add(s));
+        want(!self.sizes.is_empty() && total == Some(x.shape[self.dim]), || {
+            format!("parts {:?} do not add up to dimension {} of {x}", self.sizes, self.dim)
+        })?;
+        Ok(self
+            .sizes
+            .iter()
+            .map(|&s| {
+                let mut shape = x.shape.clone();
+                shape[self.dim] = s;
+                TensorType::new(x.dtype, shape)
+            })
+            .collect())
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let grads = (0..self.sizes.len()).map(|i| cx.grad(i)).collect::<Result<Vec<_>, _>>()?;
+        Ok(vec![Some(cx.b.cat(&grads, self.dim)?)])
+    }
+
+    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
+        Cost::view()
+    }
+}
+
+/// Reverses dimensions.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Flip {
+    /// The dimensions, each once.
+    pub dims: Vec<usize>,
+}
+
+impl Operator for Flip {
+    fn name(&self) -> &'static str {
+        "flip"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        for (i, &d) in self.dims.iter().enumerate() {
+            in_rank(d, x)?;
+            want(!self.dims[..i].contains(&d), || format!("dimension {d} is named twice"))?;
+        }
+        Ok(vec![x.clone()])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        Ok(vec![Some(cx.b.flip(g, &self.dims)?)])
+    }
+}
+
+/// Surrounds the operand with a constant.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ConstantPad {
+    /// Elements added before and after, for every dimension.
+    pub pads: Vec<[usize; 2]>,
+    /// Their value.
+    pub value: f64,
+}
+
+impl Operator for ConstantPad {
+    fn name(&self) -> &'static str {
+        "constant_pad_nd"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        want(self.pads.len() == x.rank(), || format!("{} pads given for {x}", self.pads.len()))?;
+        let shape = x
+            .shape
+            .iter()
+            .zip(&self.pads)
+            .map(|(&n, &[a, b])| n.checked_add(a).and_then(|n| n.checked_add(b)).ok_or("the result is too large"))
+            .collect::<Result<Vec<_>, _>>()?;
+        Ok(vec![TensorType::new(x.dtype, shape)])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let mut g = cx.grad(0)?;
+        let shape = cx.b.ty(cx.inputs[0]).shape.clone();
+        for (d, (&n, &[before, after])) in shape.iter().zip(&self.pads).enumerate() {
+            if before + after > 0 {
+                g = cx.b.slice(g, d, before, before + n, 1)?;
+            }
+        }
+        Ok(vec![Some(g)])
+    }
+}
+
+/// Keeps one triangle of the last two dimensions and clears the other.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Triangle {
+    /// The upper one (`triu`: column - row >= diagonal) rather than the lower (`tril`: column - row <= diagonal).
+    pub upper: bool,
+    /// The diagonal.
+    pub diagonal: i64,
+}
+
+impl Operator for Triangle {
+    fn name(&self) -> &'static str {
+        if self.upper { "triu" } else { "tril" }
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        want(x.rank() >= 2, || format!("needs at least two dimensions, got {x}"))?;
+        Ok(vec![x.clone()])
+    }
+
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        Ok(vec![Some(cx.b.op(self.clone(), &[g])?)])
+    }
+}
+
+/// A tensor of one value, made from nothing.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Full {
+    /// The result's type.
+    pub ty: TensorType,
+    /// Every element, converted to that type.
+    pub value: f64,
+}
+
+impl Operator for Full {
+    fn name(&self) -> &'static str {
+        "full"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [] = args(inputs)?;
+        product(&self.ty.shape)?;
+        Ok(vec![self.ty.clone()])
+    }
+
+    fn backward(&self, _cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        Ok(vec![])
+    }
+
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        Cost::memory(0.0, inputs, outputs)
+    }
+}
+
+/// `start, start + step, …`: `len` elements in one dimension.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Arange {
+    /// Element type, a number.
+    pub dtype: DType,
+    /// First element.
+    pub start: f64,
+    /// Distance.
+    pub step: f64,
+    /// Count.
+    pub len: usize,
+}
+
+impl Operator for Arange {
+    fn name(&self) -> &'static str {
+        "arange.start_step"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [] = args(inputs)?;
+        want(self.dtype != DType::Bool, || "makes numbers, not booleans".into())?;
+        Ok(vec![TensorType::new(self.dtype, [self.len])])
+    }
+
+    fn backward(&self, _cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        Ok(vec![])
+    }
+}
