@@ -52,7 +52,7 @@ impl CounterRng {
     /// Standard normal, element `index` of `stream` (Box-Muller over two uniforms of the same block).
     pub fn normal(&self, index: u64, stream: u64) -> f64 {
         let block = self.block(index / 2, stream);
-        let pair = if index % 2 == 0 { [block[0], block[1]] } else { [block[2], block[3]] };
+        let pair = if index.is_multiple_of(2) { [block[0], block[1]] } else { [block[2], block[3]] };
         // In (0, 1], so that the logarithm is finite.
         let u = (f64::from(pair[0]) + 1.0) / 4_294_967_296.0;
         let v = f64::from(pair[1]) / 4_294_967_296.0;

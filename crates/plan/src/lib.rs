@@ -1,1 +1,19 @@
 //! Plans and Programs: who runs which operators, and in which order.
+//!
+//! A [`Plan`] is plain data: the stages of a graph, the peer of each, the number of micro-batches and the schedule. Nothing about placement is decided
+//! anywhere else. [`compile`] turns it into one [`Program`] per peer: the list of run, send, receive, free and update steps that the
+//! executor carries out and the simulator times.
+
+mod cut;
+mod error;
+mod placement;
+mod plan;
+mod program;
+mod schedule;
+
+pub use cut::equal_compute;
+pub use error::PlanError;
+pub use placement::Placement;
+pub use plan::{FORMAT_VERSION, Plan, Stage};
+pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot, compile, compile_forward};
+pub use schedule::{Schedule, Task, TaskKind, order};

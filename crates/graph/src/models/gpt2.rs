@@ -73,7 +73,7 @@ impl Default for Gpt2Config {
 impl Gpt2Config {
     fn check(&self, sequence: usize) -> Result<(), GraphError> {
         let fail = |m: String| Err(GraphError::Config(m));
-        if self.n_head == 0 || self.n_embd == 0 || self.n_embd % self.n_head != 0 {
+        if self.n_head == 0 || self.n_embd == 0 || !self.n_embd.is_multiple_of(self.n_head) {
             return fail(format!("n_embd = {} must be a positive multiple of n_head = {}", self.n_embd, self.n_head));
         }
         if self.vocab_size == 0 {

@@ -261,7 +261,7 @@ impl Operator for BatchNorm {
         let y = b.mul(xhat, w)?;
         let bias = along_channels(b, inputs[2], rank)?;
         let y = b.add(y, bias)?;
-        let n = if c == 0 { 2.0 } else { (numel / c) as f64 };
+        let n = numel.checked_div(c).unwrap_or(2) as f64;
         let unbiased = b.mul_scalar(var, n / (n - 1.0))?;
         let mut updated = Vec::new();
         for (old, new) in [(inputs[3], mean), (inputs[4], unbiased)] {

@@ -1,0 +1,37 @@
+use fusionllm_graph::Graph;
+
+use crate::{Plan, PlanError, Schedule};
+
+/// Cuts a graph into as many stages as there are peers, in the order given, each with the same share of the floating-point operations as nearly as node boundaries allow.
+pub fn equal_compute(
+    graph: &Graph,
+    peers: &[String],
+    micro_batches: u32,
+    schedule: Schedule,
+) -> Result<Plan, PlanError> {
+    if peers.is_empty() {
+        return Err(PlanError::Plan("there are no peers".into()));
+    }
+    let weights: Vec<f64> = graph
+        .nodes
+        .iter()
+        .map(|n| {
+            let cost = n.op.cost(&graph.types(&n.inputs), &graph.types(&n.outputs));
+            // Memory-bound operators take time too: about a byte in that of ten operations on today's processors.
+            cost.flops + 10.0 * cost.bytes
+        })
+        .collect();
+    let total: f64 = weights.iter().sum();
+    let share = total / peers.len() as f64;
+    let mut before = 0.0;
+    let stage_of: Vec<u32> = weights
+        .iter()
+        .map(|w| {
+            let middle = before + w / 2.0;
+            before += w;
+            if share > 0.0 { ((middle / share) as u32).min(peers.len() as u32 - 1) } else { 0 }
+        })
+        .collect();
+    let peer_of_stage: Vec<u32> = (0..peers.len() as u32).collect();
+    Ok(Plan::from_stages(graph, &stage_of, &peer_of_stage, peers.to_vec(), micro_batches, schedule, "equal-compute"))
+}

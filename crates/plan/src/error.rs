@@ -1,0 +1,13 @@
+/// Why a plan cannot be made or carried out.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum PlanError {
+    /// The plan does not fit its graph.
+    #[error("plan: {0}")]
+    Plan(String),
+    /// A plan file cannot be read.
+    #[error("plan file: {0}")]
+    File(String),
+    /// A program breaks its own rules, so that a peer refuses to run it.
+    #[error("program: {0}")]
+    Program(String),
+}

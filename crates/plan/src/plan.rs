@@ -1,0 +1,130 @@
+use fusionllm_graph::{Graph, NodeId};
+use serde::{Deserialize, Serialize};
+
+use crate::{PlanError, Schedule};
+
+/// Version of the plan file.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Some of a graph's forward nodes and the peer that runs them. Their backward operators sit with them.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Stage {
+    /// Index of the peer.
+    pub peer: u32,
+    /// The nodes, ascending.
+    pub nodes: Vec<NodeId>,
+}
+
+/// Which peer runs what, and how a step goes. Forward edges run to the same or a later stage; a peer may hold several.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    /// [`FORMAT_VERSION`].
+    pub fusionllm_plan: u32,
+    /// [`Graph::digest`] of the forward graph it was made for.
+    pub graph: String,
+    /// Names of the peers.
+    pub peers: Vec<String>,
+    /// Stages in pipeline order.
+    pub stages: Vec<Stage>,
+    /// Micro-batches a step.
+    pub micro_batches: u32,
+    /// The order of their forward and backward passes.
+    pub schedule: Schedule,
+    /// Who cut it.
+    pub scheduler: String,
+}
+
+impl Plan {
+    /// Checks that it can be carried out for `graph`.
+    pub fn validate(&self, graph: &Graph) -> Result<(), PlanError> {
+        let fail = |m: String| Err(PlanError::Plan(m));
+        if self.fusionllm_plan != FORMAT_VERSION {
+            return fail(format!(
+                "it has version {}, this program reads version {FORMAT_VERSION}",
+                self.fusionllm_plan
+            ));
+        }
+        if self.graph != graph.digest() {
+            return fail(format!("it was made for graph {}, this one is {}; plan anew", self.graph, graph.digest()));
+        }
+        if self.micro_batches == 0 || self.stages.is_empty() {
+            return fail("it needs at least one stage and one micro-batch".into());
+        }
+        let stage_of = self.stage_of(graph)?;
+        for id in graph.node_ids() {
+            for v in &graph.node(id).inputs {
+                if let Some(p) = graph.producer(*v)
+                    && stage_of[p.index()] > stage_of[id.index()]
+                {
+                    return fail(format!(
+                        "{:?} (stage {}) needs {:?} of the later stage {}",
+                        graph.node(id).name,
+                        stage_of[id.index()],
+                        graph.value(*v).name,
+                        stage_of[p.index()]
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The stage of every forward node.
+    pub fn stage_of(&self, graph: &Graph) -> Result<Vec<u32>, PlanError> {
+        let mut stage_of = vec![None; graph.nodes.len()];
+        for (s, stage) in self.stages.iter().enumerate() {
+            if stage.peer as usize >= self.peers.len() {
+                return Err(PlanError::Plan(format!("stage {s} names peer {}, of {}", stage.peer, self.peers.len())));
+            }
+            for n in &stage.nodes {
+                match stage_of.get_mut(n.index()) {
+                    Some(slot @ None) => *slot = Some(s as u32),
+                    Some(Some(_)) => return Err(PlanError::Plan(format!("node {n} stands in two stages"))),
+                    None => return Err(PlanError::Plan(format!("stage {s} names node {n}, which is not there"))),
+                }
+            }
+        }
+        stage_of
+            .into_iter()
+            .enumerate()
+            .map(|(n, s)| s.ok_or_else(|| PlanError::Plan(format!("{:?} stands in no stage", graph.nodes[n].name))))
+            .collect()
+    }
+
+    /// A plan from the stage of every node and the peer of every stage.
+    pub fn from_stages(
+        graph: &Graph,
+        stage_of: &[u32],
+        peer_of_stage: &[u32],
+        peers: Vec<String>,
+        micro_batches: u32,
+        schedule: Schedule,
+        scheduler: &str,
+    ) -> Self {
+        let mut stages: Vec<Stage> = peer_of_stage.iter().map(|&peer| Stage { peer, nodes: Vec::new() }).collect();
+        for (n, &s) in stage_of.iter().enumerate() {
+            if let Some(stage) = stages.get_mut(s as usize) {
+                stage.nodes.push(NodeId(n as u32));
+            }
+        }
+        Self {
+            fusionllm_plan: FORMAT_VERSION,
+            graph: graph.digest(),
+            peers,
+            stages,
+            micro_batches,
+            schedule,
+            scheduler: scheduler.into(),
+        }
+    }
+
+    /// The plan file's text.
+    pub fn to_json(&self) -> Result<String, PlanError> {
+        serde_json::to_string_pretty(self).map_err(|e| PlanError::File(e.to_string()))
+    }
+
+    /// Reads a plan file; [`Self::validate`] it against the graph before use.
+    pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        serde_json::from_str(text).map_err(|e| PlanError::File(e.to_string()))
+    }
+}
