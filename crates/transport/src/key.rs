@@ -1,0 +1,173 @@
+//! Who a peer is and where it can be reached.
+
+use std::fmt;
+use std::net::SocketAddr;
+use std::str::FromStr;
+
+use data_encoding::BASE32_NOPAD;
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
+
+/// A peer's identity: an Ed25519 public key, which QUIC's handshake proves the peer to hold.
+///
+/// `Display` and `Debug` show the first ten characters, enough to tell the peers of a run apart in
+/// a message. [`PeerKey::full`] and `FromStr` are each other's inverse. Serialises as the full text
+/// in formats for people and as 32 bytes in binary ones.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct PeerKey([u8; 32]);
+
+impl PeerKey {
+    /// Takes the 32 bytes as they are. Bytes that are no point of the curve are found out when
+    /// [`Endpoint::connect`](crate::Endpoint::connect) is asked for that peer.
+    pub const fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(bytes)
+    }
+
+    /// The key's 32 bytes.
+    pub const fn as_bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
+
+    /// All 52 characters in lower-case base32 (RFC 4648, no padding).
+    pub fn full(&self) -> String {
+        BASE32_NOPAD.encode(&self.0).to_ascii_lowercase()
+    }
+}
+
+impl fmt::Display for PeerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.pad(&self.full()[..10])
+    }
+}
+
+impl fmt::Debug for PeerKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "PeerKey({self})")
+    }
+}
+
+/// The text is not a peer's public key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a peer key: expected 52 characters of base32 (a-z, 2-7), got {0:?}")]
+pub struct InvalidPeerKey(String);
+
+impl FromStr for PeerKey {
+    type Err = InvalidPeerKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidPeerKey> {
+        BASE32_NOPAD
+            .decode(text.to_ascii_uppercase().as_bytes())
+            .ok()
+            .and_then(|bytes| <[u8; 32]>::try_from(bytes).ok())
+            .map(Self)
+            .ok_or_else(|| InvalidPeerKey(text.chars().take(64).collect()))
+    }
+}
+
+impl Serialize for PeerKey {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        if serializer.is_human_readable() {
+            serializer.serialize_str(&self.full())
+        } else {
+            self.0.serialize(serializer)
+        }
+    }
+}
+
+impl<'de> Deserialize<'de> for PeerKey {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        if deserializer.is_human_readable() {
+            String::deserialize(deserializer)?
+                .parse()
+                .map_err(D::Error::custom)
+        } else {
+            <[u8; 32]>::deserialize(deserializer).map(Self)
+        }
+    }
+}
+
+/// The private half of a [`PeerKey`]. Never printed: `Debug` shows the public half.
+#[derive(Clone)]
+pub struct SecretKey(pub(crate) iroh::SecretKey);
+
+impl SecretKey {
+    /// A new key from the operating system's randomness.
+    pub fn generate() -> Self {
+        Self(iroh::SecretKey::generate())
+    }
+
+    /// The key whose Ed25519 seed is `bytes`.
+    pub fn from_bytes(bytes: [u8; 32]) -> Self {
+        Self(iroh::SecretKey::from_bytes(&bytes))
+    }
+
+    /// The Ed25519 seed, for keeping an identity over a restart.
+    pub fn to_bytes(&self) -> [u8; 32] {
+        self.0.to_bytes()
+    }
+
+    /// The identity that others see.
+    pub fn public(&self) -> PeerKey {
+        PeerKey(*self.0.public().as_bytes())
+    }
+}
+
+impl fmt::Debug for SecretKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SecretKey(of {})", self.public())
+    }
+}
+
+/// All that is needed to connect to a peer. The addresses are tried together; the fastest wins.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerAddr {
+    /// Who must answer there; anyone else is refused.
+    pub key: PeerKey,
+    /// Where it listens for UDP.
+    pub addrs: Vec<SocketAddr>,
+}
+
+impl fmt::Display for PeerAddr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} at ", self.key)?;
+        for (i, addr) in self.addrs.iter().enumerate() {
+            write!(f, "{}{addr}", if i == 0 { "" } else { ", " })?;
+        }
+        if self.addrs.is_empty() {
+            f.write_str("no address")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn full_text_and_both_serial_forms_come_back() {
+        let key = SecretKey::from_bytes([7; 32]).public();
+        assert_eq!(key.full().parse(), Ok(key));
+        assert_eq!(key.full().to_ascii_uppercase().parse(), Ok(key));
+        assert!(key.full().starts_with(&key.to_string()));
+
+        let binary = postcard::to_allocvec(&key).unwrap();
+        assert_eq!(binary, key.as_bytes());
+        assert_eq!(postcard::from_bytes::<PeerKey>(&binary).unwrap(), key);
+    }
+
+    #[test]
+    fn what_is_no_key_is_refused() {
+        for text in ["", "abc", &"a".repeat(51), &"1".repeat(52), &"ä".repeat(26)] {
+            assert!(text.parse::<PeerKey>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn secrets_are_not_printed() {
+        let secret = SecretKey::from_bytes([9; 32]);
+        assert_eq!(
+            format!("{secret:?}"),
+            format!("SecretKey(of {})", secret.public())
+        );
+    }
+}

@@ -1,0 +1,512 @@
+//! Two endpoints on loopback, over real UDP.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fusionllm_transport::{
+    Allowed, Cause, ConnectError, Connection, Endpoint, Lane, Lanes, MAX_HEADER, Options, PeerAddr,
+    PeerKey, ReceiveError, SecretKey, SendError,
+};
+
+fn local() -> Options {
+    Options {
+        listen: Some(([127, 0, 0, 1], 0).into()),
+        ..Options::new()
+    }
+}
+
+/// An endpoint that calls and one that is called, and their connection.
+struct Pair {
+    caller: Endpoint,
+    callee: Endpoint,
+    to_callee: Connection,
+    from_callee: Lanes,
+    to_caller: Connection,
+    from_caller: Lanes,
+}
+
+async fn pair_with(options: impl Fn() -> Options) -> Pair {
+    let caller = Endpoint::bind(options()).await.unwrap();
+    let callee = Endpoint::bind(options()).await.unwrap();
+    let addr = callee.addr();
+    let (calling, called) = tokio::join!(caller.connect(&addr), callee.accept());
+    let (to_callee, from_callee) = calling.unwrap();
+    let (to_caller, from_caller) = called.unwrap();
+    Pair {
+        caller,
+        callee,
+        to_callee,
+        from_callee,
+        to_caller,
+        from_caller,
+    }
+}
+
+async fn pair() -> Pair {
+    pair_with(local).await
+}
+
+/// Bytes in which any slice betrays where it came from.
+fn pattern(length: usize) -> Bytes {
+    (0..length)
+        .map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8)
+        .collect::<Vec<u8>>()
+        .into()
+}
+
+#[tokio::test]
+async fn frames_pass_on_every_lane_in_both_directions() {
+    let mut pair = pair().await;
+    assert_eq!(pair.to_callee.peer(), pair.callee.key());
+    assert_eq!(pair.to_caller.peer(), pair.caller.key());
+
+    for (connection, lanes) in [
+        (&pair.to_callee, &mut pair.from_caller),
+        (&pair.to_caller, &mut pair.from_callee),
+    ] {
+        for (lane, receiver) in [
+            (Lane::Bulk, &mut lanes.bulk),
+            (Lane::Control, &mut lanes.control),
+            (Lane::Tensors, &mut lanes.tensors),
+        ] {
+            let header = lane.to_string();
+            let slices = ["one ".into(), Bytes::new(), "payload".into()];
+            connection
+                .send(lane, header.as_bytes(), &slices)
+                .await
+                .unwrap();
+            connection.send(lane, b"", &[]).await.unwrap();
+
+            let frame = receiver.next().await.unwrap().unwrap();
+            assert_eq!(frame.header(), header.as_bytes());
+            assert_eq!(frame.payload_len(), 11);
+            assert_eq!(frame.read(11).await.unwrap(), "one payload");
+            let frame = receiver.next().await.unwrap().unwrap();
+            assert!(frame.header().is_empty());
+            assert_eq!(frame.read(0).await.unwrap(), "");
+        }
+    }
+
+    let (sent, received) = (pair.to_callee.stats(), pair.to_caller.stats());
+    assert_eq!(sent.sent, received.received);
+    assert_eq!(sent.received, received.sent);
+    let control = sent.sent[Lane::Control as usize];
+    assert_eq!((control.frames, control.payload), (2, 11));
+    assert_eq!(control.framed, 2 * 12 + "control".len() as u64 + 11);
+    assert!(sent.udp_sent > control.framed && sent.udp_received > control.framed);
+    assert!(sent.rtt > Duration::ZERO);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn fifty_megabytes_arrive_intact_beside_other_lanes() {
+    let mut pair = pair().await;
+    let payload = pattern(50_000_000);
+    let sending = tokio::spawn({
+        let (to_callee, payload) = (pair.to_callee.clone(), payload.clone());
+        async move {
+            // Unequal slices, so that their borders fall anywhere in packets and chunks.
+            let (a, rest) = (payload.slice(..1), payload.slice(1..));
+            let (b, c) = (rest.slice(..7_654_321), rest.slice(7_654_321..));
+            to_callee.send(Lane::Tensors, b"big", &[a, b, c]).await
+        }
+    });
+    let frame = pair.from_caller.tensors.next().await.unwrap().unwrap();
+    assert_eq!(frame.payload_len(), 50_000_000);
+
+    // Nobody reads the big payload yet, so its lane is stuck, and only its lane.
+    pair.to_callee
+        .send(Lane::Control, b"quick", &[])
+        .await
+        .unwrap();
+    let quick = pair.from_caller.control.next().await.unwrap().unwrap();
+    assert_eq!(quick.header(), &b"quick"[..]);
+
+    assert!(frame.read(50_000_000).await.unwrap() == payload);
+    sending.await.unwrap().unwrap();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn frames_of_many_tasks_stay_whole_and_each_tasks_stay_in_order() {
+    let mut pair = pair().await;
+    let tasks: Vec<_> = (0..8u8)
+        .map(|task| {
+            let to_callee = pair.to_callee.clone();
+            tokio::spawn(async move {
+                for i in 0..50u8 {
+                    let payload = Bytes::from(vec![task; 1 + usize::from(i) * 997]);
+                    to_callee
+                        .send(Lane::Tensors, &[task, i], &[payload])
+                        .await
+                        .unwrap();
+                }
+            })
+        })
+        .collect();
+    let mut next = [0u8; 8];
+    for _ in 0..8 * 50 {
+        let frame = pair.from_caller.tensors.next().await.unwrap().unwrap();
+        let [task, i] = *frame.header().first_chunk::<2>().unwrap();
+        assert_eq!(next[usize::from(task)], i);
+        next[usize::from(task)] += 1;
+        let mut payload = vec![0; 1 + usize::from(i) * 997];
+        frame.read_into(&mut payload).await.unwrap();
+        assert!(payload.iter().all(|byte| *byte == task));
+    }
+    for task in tasks {
+        task.await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn a_payload_not_wanted_is_discarded_and_the_lane_goes_on() {
+    let mut pair = pair().await;
+    let to_callee = pair.to_callee.clone();
+    let sending = tokio::spawn(async move {
+        for (header, length) in [(b"a", 3_000_000), (b"b", 100), (b"c", 5), (b"d", 4)] {
+            to_callee
+                .send(Lane::Bulk, header, &[pattern(length)])
+                .await
+                .unwrap();
+        }
+    });
+    let bulk = &mut pair.from_caller.bulk;
+
+    drop(bulk.next().await.unwrap().unwrap());
+    let error = bulk
+        .next()
+        .await
+        .unwrap()
+        .unwrap()
+        .read(99)
+        .await
+        .unwrap_err();
+    let expected = ReceiveError::TooLong {
+        lane: Lane::Bulk,
+        announced: 100,
+        allowed: 99,
+    };
+    assert_eq!(error, expected);
+    let error = bulk
+        .next()
+        .await
+        .unwrap()
+        .unwrap()
+        .read_into(&mut [0; 4])
+        .await
+        .unwrap_err();
+    assert_eq!(
+        error,
+        ReceiveError::Length {
+            lane: Lane::Bulk,
+            announced: 5,
+            expected: 4
+        }
+    );
+    assert_eq!(
+        bulk.next().await.unwrap().unwrap().read(4).await.unwrap(),
+        pattern(4)
+    );
+    sending.await.unwrap();
+
+    let received = pair.to_caller.stats().received[Lane::Bulk as usize];
+    assert_eq!((received.frames, received.payload), (4, 3_000_109));
+}
+
+#[tokio::test]
+async fn a_header_too_long_is_refused_before_it_is_sent() {
+    let mut pair = pair().await;
+    let error = pair
+        .to_callee
+        .send(Lane::Control, &[0; MAX_HEADER + 1], &[])
+        .await
+        .unwrap_err();
+    assert_eq!(error, SendError::HeaderTooLong(MAX_HEADER + 1));
+    pair.to_callee
+        .send(Lane::Control, &[7; MAX_HEADER], &[])
+        .await
+        .unwrap();
+    let frame = pair.from_caller.control.next().await.unwrap().unwrap();
+    assert_eq!(frame.header(), &[7; MAX_HEADER][..]);
+}
+
+/// A task that gives up a send half-way (a `select!` that goes the other way) used to be able to
+/// leave half a frame on the lane, and the next frame would have been read as its rest.
+#[tokio::test]
+async fn a_send_given_up_half_way_does_not_tear_the_lane() {
+    let mut pair = pair().await;
+    // More than the peer's window takes, so the send cannot be over; polled once, it has begun.
+    let payload = pattern(4_000_000);
+    {
+        let send = pair
+            .to_callee
+            .send(Lane::Tensors, b"torn", std::slice::from_ref(&payload));
+        tokio::pin!(send);
+        tokio::select! {
+            biased;
+            _ = &mut send => panic!("4 MB do not fit the window"),
+            () = std::future::ready(()) => {}
+        }
+    }
+    let next = tokio::spawn({
+        let to_callee = pair.to_callee.clone();
+        async move { to_callee.send(Lane::Tensors, b"next", &[]).await }
+    });
+    let frame = pair.from_caller.tensors.next().await.unwrap().unwrap();
+    assert_eq!(frame.header(), &b"torn"[..]);
+    assert!(frame.read(4_000_000).await.unwrap() == payload);
+    let frame = pair.from_caller.tensors.next().await.unwrap().unwrap();
+    assert_eq!(frame.header(), &b"next"[..]);
+    next.await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn finishing_delivers_all_and_ends_the_lanes() {
+    let mut pair = pair().await;
+    pair.to_callee
+        .send(Lane::Bulk, b"last", &[pattern(1000)])
+        .await
+        .unwrap();
+    pair.to_callee.finish().await.unwrap();
+    let error = pair
+        .to_callee
+        .send(Lane::Bulk, b"more", &[])
+        .await
+        .unwrap_err();
+    assert_eq!(error, SendError::Finished(Lane::Bulk));
+
+    let frame = pair.from_caller.bulk.next().await.unwrap().unwrap();
+    assert_eq!(frame.read(1000).await.unwrap(), pattern(1000));
+    assert!(pair.from_caller.bulk.next().await.unwrap().is_none());
+    assert!(pair.from_caller.control.next().await.unwrap().is_none());
+    // The other direction is as before.
+    pair.to_caller
+        .send(Lane::Control, b"still here", &[])
+        .await
+        .unwrap();
+    assert!(pair.from_callee.control.next().await.unwrap().is_some());
+}
+
+#[tokio::test]
+async fn closing_tells_the_peer_who_and_why() {
+    let mut pair = pair().await;
+    assert_eq!(pair.to_callee.lost(), None);
+    pair.to_callee.close("disk full");
+
+    let lost = pair.to_caller.closed().await;
+    assert_eq!(lost.peer, pair.caller.key());
+    assert_eq!(lost.cause, Cause::ClosedByPeer("disk full".into()));
+    assert_eq!(
+        pair.from_caller.bulk.next().await.unwrap_err(),
+        lost.clone().into()
+    );
+    let error = pair
+        .to_caller
+        .send(Lane::Control, b"", &[])
+        .await
+        .unwrap_err();
+    assert_eq!(error, lost.into());
+
+    let lost = pair.to_callee.closed().await;
+    assert_eq!(lost.cause, Cause::ClosedHere("disk full".into()));
+    assert_eq!(pair.to_callee.lost(), Some(lost));
+}
+
+#[tokio::test]
+async fn closing_an_endpoint_gives_the_reason_to_every_peer_and_ends_accepting() {
+    let pair = pair().await;
+    let other = Endpoint::bind(local()).await.unwrap();
+    let callee_addr = pair.callee.addr();
+    let (connecting, _accepted) = tokio::join!(other.connect(&callee_addr), pair.callee.accept());
+    let (from_other, _lanes) = connecting.unwrap();
+
+    pair.callee.close("run finished").await;
+    for connection in [&pair.to_callee, &from_other] {
+        let cause = connection.closed().await.cause;
+        assert_eq!(cause, Cause::ClosedByPeer("run finished".into()));
+    }
+    assert!(pair.callee.accept().await.is_none());
+    let error = pair.callee.connect(&pair.caller.addr()).await.unwrap_err();
+    assert_eq!(error, ConnectError::Closed(pair.caller.key()));
+}
+
+#[tokio::test]
+async fn keys_not_allowed_are_refused_until_they_are() {
+    let caller = Endpoint::bind(local()).await.unwrap();
+    let stranger = SecretKey::generate().public();
+    let allowed = Allowed::Only(BTreeSet::from([stranger]));
+    let callee = Endpoint::bind(Options { allowed, ..local() })
+        .await
+        .unwrap();
+    let addr = callee.addr();
+
+    let error = caller.connect(&addr).await.unwrap_err();
+    assert_eq!(error, ConnectError::Refused(callee.key()));
+
+    callee.allow(Allowed::Only(BTreeSet::from([stranger, caller.key()])));
+    let (connecting, accepted) = tokio::join!(caller.connect(&addr), callee.accept());
+    connecting.unwrap();
+    // The first one accepted is the second attempt: the first attempt never came up here.
+    assert_eq!(accepted.unwrap().0.peer(), caller.key());
+}
+
+#[tokio::test]
+async fn a_peer_that_falls_silent_is_noticed() {
+    let quick = || Options {
+        keep_alive: Duration::from_millis(100),
+        idle_timeout: Duration::from_millis(400),
+        ..local()
+    };
+    let watcher = Endpoint::bind(quick()).await.unwrap();
+    let addr = watcher.addr();
+    // A runtime of its own, so that the peer can die with everything it runs, as in a kill.
+    let doomed = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .enable_all()
+        .build()
+        .unwrap();
+    let connecting = doomed.spawn(async move {
+        let endpoint = Endpoint::bind(quick()).await.unwrap();
+        let connection = endpoint.connect(&addr).await.unwrap();
+        (endpoint, connection)
+    });
+    let (to_doomed, mut lanes) = watcher.accept().await.unwrap();
+    let doomed_side = connecting.await.unwrap();
+    doomed.shutdown_background();
+
+    let lost = to_doomed.closed().await;
+    assert_eq!(lost.cause, Cause::TimedOut);
+    assert_eq!(lost.peer, doomed_side.0.key());
+    assert_eq!(lanes.tensors.next().await.unwrap_err(), lost.into());
+}
+
+#[test]
+fn a_killed_peer_is_noticed_within_five_seconds_by_default() {
+    // The idle timer starts anew at the first poke after the last word from the peer.
+    let Options {
+        keep_alive,
+        idle_timeout,
+        ..
+    } = Options::new();
+    assert!(keep_alive + idle_timeout < Duration::from_secs(5));
+    assert!(
+        3 * keep_alive < idle_timeout,
+        "two lost pokes must not end a connection"
+    );
+}
+
+#[tokio::test]
+async fn impossible_peers_are_named() {
+    let endpoint = Endpoint::bind(local()).await.unwrap();
+    let nobody = PeerAddr {
+        key: SecretKey::generate().public(),
+        addrs: vec![],
+    };
+    let error = endpoint.connect(&nobody).await.unwrap_err();
+    assert!(error.to_string().contains("has no address"), "{error}");
+
+    let error = endpoint.connect(&endpoint.addr()).await.unwrap_err();
+    assert!(error.to_string().contains("this very peer"), "{error}");
+
+    // y = 2 is on no point of the curve.
+    let mut bytes = [0; 32];
+    bytes[0] = 2;
+    let invalid = PeerAddr {
+        key: PeerKey::from_bytes(bytes),
+        addrs: endpoint.addr().addrs,
+    };
+    let error = endpoint.connect(&invalid).await.unwrap_err();
+    assert_eq!(error, ConnectError::InvalidKey(invalid.key));
+
+    // Somebody else lives at the address.
+    let other = Endpoint::bind(local()).await.unwrap();
+    let mistaken = PeerAddr {
+        key: nobody.key,
+        addrs: other.addr().addrs,
+    };
+    let error = endpoint.connect(&mistaken).await.unwrap_err();
+    assert!(matches!(error, ConnectError::Handshake(..)), "{error}");
+
+    let within = Duration::from_millis(200);
+    let hasty = Endpoint::bind(Options {
+        connect_timeout: within,
+        ..local()
+    })
+    .await
+    .unwrap();
+    let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let addr = PeerAddr {
+        key: nobody.key,
+        addrs: vec![silent.local_addr().unwrap()],
+    };
+    let error = hasty.connect(&addr).await.unwrap_err();
+    assert_eq!(
+        error,
+        ConnectError::NoAnswer {
+            addr,
+            after: within
+        }
+    );
+}
+
+#[tokio::test]
+async fn an_address_in_use_is_named() {
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap();
+    for pinned in [false, true] {
+        let options = Options {
+            listen: Some(listen),
+            pinned,
+            ..Options::new()
+        };
+        let error = Endpoint::bind(options).await.unwrap_err().to_string();
+        assert!(
+            error.contains(&listen.to_string()) && error.contains("in use"),
+            "{error}"
+        );
+    }
+}
+
+#[tokio::test]
+async fn listening_everywhere_names_addresses_that_work() {
+    let caller = Endpoint::bind(Options::new()).await.unwrap();
+    let callee = Endpoint::bind(Options::new()).await.unwrap();
+    let addr = callee.addr();
+    assert!(!addr.addrs.is_empty());
+    assert!(
+        addr.addrs
+            .iter()
+            .all(|a| !a.ip().is_unspecified() && a.port() != 0),
+        "{addr}"
+    );
+    let (connecting, accepted) = tokio::join!(caller.connect(&addr), callee.accept());
+    connecting.unwrap();
+    assert!(accepted.is_some());
+}
+
+#[tokio::test]
+async fn pinned_endpoints_talk_to_each_other_and_to_others() {
+    let pinned = || Options {
+        pinned: true,
+        ..Options::new()
+    };
+    let mut pair = pair_with(pinned).await;
+    let payload = pattern(2_000_000);
+    let receiving = async {
+        let frame = pair.from_caller.bulk.next().await.unwrap().unwrap();
+        frame.read(2_000_000).await.unwrap()
+    };
+    let slices = [payload.clone()];
+    let sending = pair.to_callee.send(Lane::Bulk, b"", &slices);
+    let (sent, received) = tokio::join!(sending, receiving);
+    sent.unwrap();
+    assert!(received == payload);
+
+    let other = Endpoint::bind(local()).await.unwrap();
+    let addr = other.addr();
+    let (connecting, accepted) = tokio::join!(pair.caller.connect(&addr), other.accept());
+    connecting.unwrap();
+    assert_eq!(accepted.unwrap().0.peer(), pair.caller.key());
+}
