@@ -1,1 +1,11 @@
 //! Runs a Program on a backend.
+//!
+//! An [`Executor`] keeps a peer's parameters, buffers and optimiser state, and carries out Programs instruction by instruction. What lies outside the peer it reaches
+//! through a [`Link`] alone. [`local`] runs all the peers of a plan in this process.
+
+mod error;
+mod executor;
+pub mod local;
+
+pub use error::ExecError;
+pub use executor::{Executor, Link, PassStats, Snapshot, SnapshotTensor, rng_key};

@@ -6,6 +6,7 @@
 
 mod cut;
 mod error;
+mod optimizer;
 mod placement;
 mod plan;
 mod program;
@@ -13,6 +14,7 @@ mod schedule;
 
 pub use cut::equal_compute;
 pub use error::PlanError;
+pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor};
 pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot, compile, compile_forward};

@@ -1,0 +1,241 @@
+//! All the peers of a plan in this process, a thread each: for tests, and for what needs no network.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use fusionllm_backend::Backend;
+use fusionllm_graph::{HostTensor, Value, ValueId};
+use fusionllm_plan::{LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor};
+
+use crate::{ExecError, Executor, Link, PassStats};
+
+/// How a cluster trains.
+#[derive(Debug, Clone, Copy)]
+pub struct Training {
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// The rate of each update.
+    pub learning_rate: LearningRate,
+    /// Largest global norm of the gradient.
+    pub clip: Option<f64>,
+    /// Seed of dropout.
+    pub seed: u64,
+}
+
+/// What one step gave.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepResult {
+    /// The batch's loss: micro-batch losses by their weights, in order.
+    pub loss: f64,
+    /// Global norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// What each peer's pass took.
+    pub stats: Vec<PassStats>,
+}
+
+/// The peers.
+pub struct Cluster {
+    executors: Vec<Executor>,
+    programs: Vec<Program>,
+    training: Training,
+    updates: u64,
+}
+
+impl Cluster {
+    /// One peer per program, each on its backend, with what it keeps taken from `initial`.
+    pub fn new(
+        programs: Vec<Program>,
+        backends: &[Arc<dyn Backend>],
+        training: Training,
+        mut initial: impl FnMut(&Value) -> Result<HostTensor, ExecError>,
+    ) -> Result<Self, ExecError> {
+        if backends.len() != programs.len() {
+            return Err(ExecError::State(format!("{} programs, but {} backends", programs.len(), backends.len())));
+        }
+        let mut executors = Vec::with_capacity(programs.len());
+        for (program, backend) in programs.iter().zip(backends) {
+            let mut executor = Executor::new(backend.clone(), training.optimizer, training.seed);
+            for holding in &program.holdings {
+                let value = &program.values[&holding.value];
+                executor.load(&value.name, &initial(value)?)?;
+            }
+            executor.prepare(program)?;
+            executors.push(executor);
+        }
+        Ok(Self { executors, programs, training, updates: 0 })
+    }
+
+    /// One training step over micro-batches of inputs, given by the names of the graph's inputs, `loss_weight` among them.
+    pub fn step(&mut self, micro_batches: &[BTreeMap<String, HostTensor>]) -> Result<StepResult, ExecError> {
+        let board = Board::new(self.programs.len(), &self.training, self.updates + 1);
+        for program in &self.programs {
+            for (slot, (from, _)) in program.incoming() {
+                if let Slot::Value { value, micro_batch } = slot
+                    && from == PeerId::BROKER
+                {
+                    let name = &program.values[&value].name;
+                    let tensor = micro_batches.get(micro_batch as usize).and_then(|m| m.get(name));
+                    let tensor =
+                        tensor.ok_or_else(|| ExecError::State(format!("micro-batch {micro_batch} has no {name:?}")))?;
+                    board.lock().mail.insert((program.peer, slot), tensor.clone());
+                }
+            }
+        }
+        let step = self.updates;
+        let stats = std::thread::scope(|scope| {
+            let runs: Vec<_> = self
+                .executors
+                .iter_mut()
+                .zip(&self.programs)
+                .map(|(executor, program)| {
+                    let board = &board;
+                    scope.spawn(move || {
+                        let mut link = BoardLink { board, peer: program.peer };
+                        let result = executor.run(program, 0, step, &mut link);
+                        if let Err(e) = &result {
+                            let mut b = board.lock();
+                            b.failed.get_or_insert_with(|| e.to_string());
+                            board.changed.notify_all();
+                        }
+                        result
+                    })
+                })
+                .collect();
+            // The first peer's own error, rather than another's that it was left waiting.
+            let results: Vec<_> = runs
+                .into_iter()
+                .map(|r| r.join().unwrap_or_else(|_| Err(ExecError::State("a peer panicked".into()))))
+                .collect();
+            let (ok, errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+            let mut errors: Vec<ExecError> = errors.into_iter().filter_map(Result::err).collect();
+            errors.sort_by_key(|e| matches!(e, ExecError::Link(_)));
+            match errors.into_iter().next() {
+                Some(e) => Err(e),
+                None => Ok(ok.into_iter().filter_map(Result::ok).collect::<Vec<_>>()),
+            }
+        })?;
+        let board = board.lock();
+        let weight = |m: u32| -> f64 {
+            micro_batches
+                .get(m as usize)
+                .and_then(|b| b.get("loss_weight"))
+                .and_then(|w| w.to_f64().first().copied())
+                .unwrap_or(0.0)
+        };
+        let loss = board.reports.iter().map(|((_, m), v)| v * weight(*m)).sum();
+        if board.verdict.is_some_and(|v| v.apply) {
+            self.updates += 1;
+        }
+        Ok(StepResult { loss, grad_norm: board.grad_norm, stats })
+    }
+
+    /// A parameter or buffer as it is now, from whichever peer owns it.
+    pub fn read(&self, name: &str) -> Result<HostTensor, ExecError> {
+        self.owner(name)?.read(name)
+    }
+
+    /// A slot of a parameter's optimiser state. With plain gradient descent, the momentum buffer after one step is the gradient itself.
+    pub fn read_slot(&self, name: &str, slot: &str) -> Result<HostTensor, ExecError> {
+        self.owner(name)?.read_slot(name, slot)
+    }
+
+    fn owner(&self, name: &str) -> Result<&Executor, ExecError> {
+        let owns = |p: &Program| p.holdings.iter().any(|h| h.owner && p.values[&h.value].name == name);
+        self.executors
+            .iter()
+            .zip(&self.programs)
+            .find_map(|(e, p)| owns(p).then_some(e))
+            .ok_or_else(|| ExecError::State(format!("nobody owns {name:?}")))
+    }
+}
+
+/// Where peers leave messages for each other.
+struct Board {
+    state: Mutex<BoardState>,
+    changed: Condvar,
+    peers: usize,
+    clip: Option<f64>,
+    lr: f64,
+    update: u64,
+}
+
+#[derive(Default)]
+struct BoardState {
+    mail: HashMap<(PeerId, Slot), HostTensor>,
+    reports: BTreeMap<(u32, u32), f64>,
+    norms: BTreeMap<ValueId, f64>,
+    voted: usize,
+    verdict: Option<Verdict>,
+    grad_norm: f64,
+    failed: Option<String>,
+}
+
+impl Board {
+    fn new(peers: usize, training: &Training, update: u64) -> Self {
+        Self {
+            state: Mutex::default(),
+            changed: Condvar::new(),
+            peers,
+            clip: training.clip,
+            lr: training.learning_rate.at(update),
+            update,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, BoardState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<T>(&self, mut ready: impl FnMut(&mut BoardState) -> Option<T>) -> Result<T, ExecError> {
+        let mut state = self.lock();
+        loop {
+            if let Some(value) = ready(&mut state) {
+                return Ok(value);
+            }
+            if let Some(reason) = &state.failed {
+                return Err(ExecError::Link(format!("another peer failed: {reason}")));
+            }
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+    }
+}
+
+struct BoardLink<'a> {
+    board: &'a Board,
+    peer: PeerId,
+}
+
+impl Link for BoardLink<'_> {
+    fn receive(&mut self, _pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
+        let peer = self.peer;
+        self.board.wait(|b| b.mail.remove(&(peer, slot)))
+    }
+
+    fn send(&mut self, _pass: u64, slot: Slot, to: PeerId, tensor: HostTensor) -> Result<(), ExecError> {
+        self.board.lock().mail.insert((to, slot), tensor);
+        self.board.changed.notify_all();
+        Ok(())
+    }
+
+    fn report(&mut self, _pass: u64, report: u32, micro_batch: u32, value: f64) -> Result<(), ExecError> {
+        self.board.lock().reports.insert((report, micro_batch), value);
+        Ok(())
+    }
+
+    fn verdict(&mut self, _pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
+        {
+            let mut b = self.board.lock();
+            b.norms.extend(squared_norms);
+            b.voted += 1;
+            if b.voted == self.board.peers {
+                let norms: Vec<f64> = b.norms.values().copied().collect();
+                let (norm, factor) = clip_factor(&norms, self.board.clip);
+                b.grad_norm = norm;
+                b.verdict =
+                    Some(Verdict { apply: norm.is_finite(), update: self.board.update, lr: self.board.lr, factor });
+            }
+        }
+        self.board.changed.notify_all();
+        self.board.wait(|b| b.verdict)
+    }
+}

@@ -1,0 +1,121 @@
+//! What an update of the parameters needs to know: the rule, the learning rate of each step, and the verdict on its gradients.
+
+use fusionllm_graph::Op;
+use fusionllm_graph::ops::{AdamwStep, SgdStep};
+use serde::{Deserialize, Serialize};
+
+/// The rule by which owners update their parameters. PyTorch's semantics; see the operators.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Optimizer {
+    /// See [`AdamwStep`].
+    Adamw(AdamwStep),
+    /// See [`SgdStep`].
+    Sgd(SgdStep),
+}
+
+impl Optimizer {
+    /// Names of the tensors kept beside each parameter, as PyTorch names them; each starts at zero.
+    pub fn slots(&self) -> &'static [&'static str] {
+        match self {
+            Self::Adamw(_) => &["exp_avg", "exp_avg_sq"],
+            Self::Sgd(_) => &["momentum_buffer"],
+        }
+    }
+
+    /// The operator: (parameter, gradient, slots…, hyper) to (parameter, slots…).
+    pub fn op(&self) -> Op {
+        match *self {
+            Self::Adamw(op) => op.into(),
+            Self::Sgd(op) => op.into(),
+        }
+    }
+
+    /// The operator's last operand for this verdict.
+    pub fn hyper(&self, v: &Verdict) -> Vec<f64> {
+        match self {
+            Self::Adamw(op) => {
+                let t = v.update as f64;
+                vec![v.lr, 1.0 - op.beta1.powf(t), 1.0 - op.beta2.powf(t), v.factor]
+            }
+            Self::Sgd(_) => vec![v.lr, v.factor],
+        }
+    }
+}
+
+/// The learning rate over a run: linear warm-up from `base / warmup`, then constant or a half cosine down to `min`.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LearningRate {
+    /// The highest rate.
+    pub base: f64,
+    /// Updates until it is reached.
+    pub warmup: u64,
+    /// Whether it falls to `min` along a half cosine, reached at this many updates.
+    pub cosine_until: Option<u64>,
+    /// Where it ends.
+    pub min: f64,
+}
+
+impl LearningRate {
+    /// The rate of update `update`, counted from 1.
+    pub fn at(&self, update: u64) -> f64 {
+        if update <= self.warmup {
+            return self.base * update as f64 / self.warmup as f64;
+        }
+        match self.cosine_until {
+            None => self.base,
+            Some(end) => {
+                let span = end.saturating_sub(self.warmup).max(1) as f64;
+                // The first update past the warm-up has the full rate.
+                let t = ((update - self.warmup - 1) as f64 / span).min(1.0);
+                self.min + (self.base - self.min) * 0.5 * (1.0 + (std::f64::consts::PI * t).cos())
+            }
+        }
+    }
+}
+
+/// What the broker answers to the squared norms of a step's gradients.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Verdict {
+    /// Whether the step is applied: not if the loss or a gradient is not finite.
+    pub apply: bool,
+    /// Which update it is, counted from 1.
+    pub update: u64,
+    /// Its learning rate.
+    pub lr: f64,
+    /// Factor of every gradient.
+    pub factor: f64,
+}
+
+/// The global norm of gradients from their squared norms, given in graph order, and the factor that clips it (PyTorch's `clip_grad_norm_`).
+pub fn clip_factor(squared_norms: &[f64], clip: Option<f64>) -> (f64, f64) {
+    let norm = squared_norms.iter().sum::<f64>().sqrt();
+    let factor = match clip {
+        Some(max) => (max / (norm + 1e-6)).min(1.0),
+        None => 1.0,
+    };
+    (norm, factor)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn learning_rate_warms_up_then_falls_along_a_cosine() {
+        let lr = LearningRate { base: 1.0, warmup: 4, cosine_until: Some(14), min: 0.1 };
+        assert_eq!(lr.at(1), 0.25);
+        assert_eq!(lr.at(4), 1.0);
+        assert_eq!(lr.at(5), 1.0);
+        assert!((lr.at(10) - 0.55).abs() < 1e-12, "half way down at half time");
+        assert!((lr.at(15) - 0.1).abs() < 1e-12);
+        assert_eq!(LearningRate { base: 2.0, warmup: 0, cosine_until: None, min: 0.0 }.at(9), 2.0);
+    }
+
+    #[test]
+    fn clipping_limits_the_norm() {
+        assert_eq!(clip_factor(&[9.0, 16.0], None), (5.0, 1.0));
+        let (norm, factor) = clip_factor(&[9.0, 16.0], Some(1.0));
+        assert!((norm * factor - 1.0).abs() < 1e-6);
+        assert_eq!(clip_factor(&[0.0], Some(1.0)).1, 1.0);
+    }
+}
