@@ -1,1 +1,38 @@
-//! Messages and the broker and peer state machines, without I/O.
+//! Messages, and the broker's and peers' state machines, without I/O.
+//!
+//! Nothing here knows a socket, a file or a clock: events and the time come in as arguments, actions go out. [`Lobby`] gathers the peers of a run, [`Broker`] conducts it, [`Inbox`] checks
+//! what a peer is sent before it is allocated.
+//!
+//! # One run
+//!
+//! ```text
+//!   joiner                         broker
+//!     | -- Hello (secret, name) ---> |   Lobby: until all are there; peers are then numbered by name
+//!     | <-- Assignment (bulk) ------ |   Programs, who the others are, what to draw and what is loaded
+//!     | <-- Load (bulk) ------------ |   loaded parameters and optimiser state, each peer its share
+//!     | -- Ready ------------------> |
+//!     | <-- Run pass 1, Run pass 2 - |   two passes ahead, each with its inputs (tensors)
+//!     | == activations, gradients == peers, directly (tensors)
+//!     | -- Report, Norms ----------> |
+//!     | <-- Verdict ---------------- |   once all peers' norms of the pass are there
+//!     | -- PassDone ---------------> |
+//!     | <-- Snapshot --------------- |   between two passes; training goes on
+//!     | -- Saved … (bulk), SnapshotDone -> |   commit
+//!     | <-- Stop ------------------- |
+//! ```
+//!
+//! Control messages are [postcard](https://postcard.jamesmunns.com)-encoded payloads under an empty header; tensors and bulk frames have a header ([`TensorHeader`], [`BulkHeader`]) and raw bytes, row-major and
+//! little-endian.
+
+mod broker;
+mod inbox;
+mod lobby;
+mod message;
+
+pub use broker::{Action, Broker, Evaluated, Every, PassKind, Position, Settings, StepRecord};
+pub use inbox::{Inbox, Violation};
+pub use lobby::{Lobby, Member};
+pub use message::{
+    Assignment, BulkHeader, FromPeer, Hello, MAX_BULK, MAX_CONTROL, PassReport, Source, TensorHeader, ToPeer, VERSION,
+    decode, encode,
+};

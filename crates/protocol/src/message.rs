@@ -1,0 +1,203 @@
+use std::collections::BTreeSet;
+
+use fusionllm_graph::{TensorType, ValueId};
+use fusionllm_plan::{Optimizer, PeerId, Program, Slot, Verdict};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// Version of the messages. Broker and joiner must have the same.
+pub const VERSION: u32 = 1;
+
+/// Largest control message, in bytes.
+pub const MAX_CONTROL: u64 = 4 << 20;
+
+/// Largest assignment, in bytes.
+pub const MAX_BULK: u64 = 1 << 30;
+
+/// What a joiner says first.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Hello {
+    /// [`VERSION`].
+    pub version: u32,
+    /// The ticket's secret.
+    pub secret: [u8; 16],
+    /// What it wants to be called; empty leaves it to the broker.
+    pub name: String,
+    /// Its backend's name.
+    pub backend: String,
+    /// Its device, for people.
+    pub device: String,
+    /// Where other peers reach it, as its transport encodes that.
+    pub addr: Vec<u8>,
+}
+
+/// What a peer tells the broker.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum FromPeer {
+    /// First of all.
+    Hello(Hello),
+    /// All is loaded, and the other peers are connected.
+    Ready,
+    /// A scalar of a pass.
+    Report {
+        /// The pass.
+        pass: u64,
+        /// Index in the program's reports.
+        report: u32,
+        /// The micro-batch.
+        micro_batch: u32,
+        /// The scalar.
+        value: f64,
+    },
+    /// The squared norms of the gradients it owns.
+    Norms {
+        /// The pass.
+        pass: u64,
+        /// By parameter.
+        squared_norms: Vec<(ValueId, f64)>,
+    },
+    /// A pass is over.
+    PassDone {
+        /// The pass.
+        pass: u64,
+        /// What it took.
+        report: PassReport,
+    },
+    /// All tensors of a snapshot are on their way.
+    SnapshotDone {
+        /// The step it was taken at.
+        step: u64,
+    },
+    /// It cannot go on.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
+/// What a pass took on one peer.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct PassReport {
+    /// Seconds in kernels.
+    pub compute_s: f64,
+    /// Seconds waiting for messages.
+    pub wait_s: f64,
+    /// Seconds in all.
+    pub total_s: f64,
+    /// Most bytes held at once.
+    pub peak_bytes: u64,
+    /// Payload bytes sent to each peer.
+    pub sent: Vec<(PeerId, u64)>,
+}
+
+/// What the broker tells a peer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ToPeer {
+    /// It may not take part.
+    Refused {
+        /// Why.
+        reason: String,
+    },
+    /// Run the training program, or the evaluation program.
+    Run {
+        /// Number of the pass.
+        pass: u64,
+        /// Whether it trains.
+        train: bool,
+        /// Batches trained on before it; counter-based operators draw from it.
+        step: u64,
+    },
+    /// The answer to all peers' norms.
+    Verdict {
+        /// The pass.
+        pass: u64,
+        /// The verdict.
+        verdict: Verdict,
+    },
+    /// Take a snapshot of what you own and stream it.
+    Snapshot {
+        /// The step, for the answer.
+        step: u64,
+    },
+    /// The run is over.
+    Stop {
+        /// Why, for people; empty if it went well.
+        reason: String,
+    },
+}
+
+/// Where a parameter or buffer starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// Each holder draws it from the run's seed.
+    Drawn,
+    /// The broker streams it to its holders.
+    Loaded,
+}
+
+/// A peer's part in a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Assignment {
+    /// Which peer it is.
+    pub peer: PeerId,
+    /// All peers' names and addresses, by number.
+    pub peers: Vec<(String, Vec<u8>)>,
+    /// Seed of initial values and dropout.
+    pub seed: u64,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// Its share of a training step.
+    pub train: Program,
+    /// Its share of an evaluation pass.
+    pub eval: Program,
+    /// Names of parameters, buffers and constants that the broker streams, and (name, slot) of optimiser state.
+    pub loads: BTreeSet<(String, Option<String>)>,
+}
+
+/// The header of a frame on the tensors lane; the payload is the tensor's bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TensorHeader {
+    /// The pass it belongs to.
+    pub pass: u64,
+    /// What it is.
+    pub slot: Slot,
+}
+
+/// The header of a frame on the bulk lane.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum BulkHeader {
+    /// Broker to peer: the payload is an [`Assignment`].
+    Assign,
+    /// Broker to peer: a tensor it starts from.
+    Load {
+        /// The parameter, buffer or constant.
+        name: String,
+        /// The slot, for optimiser state.
+        slot: Option<String>,
+    },
+    /// Peer to broker: a tensor of a snapshot.
+    Saved {
+        /// The step.
+        step: u64,
+        /// The parameter or buffer.
+        name: String,
+        /// The slot, for optimiser state.
+        slot: Option<String>,
+        /// Element type and shape.
+        ty: TensorType,
+    },
+}
+
+/// The bytes of a message.
+pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, String> {
+    postcard::to_stdvec(message).map_err(|e| e.to_string())
+}
+
+/// A message from its bytes, all of them.
+pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    match postcard::take_from_bytes(bytes) {
+        Ok((message, [])) => Ok(message),
+        Ok((_, rest)) => Err(format!("{} bytes too many", rest.len())),
+        Err(e) => Err(e.to_string()),
+    }
+}
