@@ -1,1 +1,4 @@
-//! Joins the pure crates to clock, disk and network: brokers and peers.
+//! Joins the pure crates to clock, disk and network.
+
+pub mod config;
+pub mod data;

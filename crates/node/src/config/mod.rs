@@ -1,0 +1,182 @@
+//! The job file: what to train, on which data, and how.
+//!
+//! A job is read from TOML and `--set section.key=value` overrides, checked as a whole, and written
+//! back with every default filled in and every path absolute, so that the copy in a run directory
+//! says exactly what ran.
+
+mod files;
+mod model;
+mod reader;
+mod sections;
+
+use std::path::Path;
+
+use serde::Serialize;
+
+pub use model::{Family, Model};
+pub use reader::JobError;
+pub use sections::{
+    Checkpointing, Cifar10, Codec, Compression, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Text, Train,
+    Validation,
+};
+
+use files::Files;
+use reader::{Node, Section};
+
+/// A whole job, every default filled in.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Job {
+    /// The network.
+    pub model: Model,
+    /// What it learns from.
+    pub data: Data,
+    /// How long, in which portions and by which rule.
+    pub train: Train,
+    /// How the work is cut over the peers.
+    pub plan: Planning,
+    /// What is done to tensors on slow links.
+    pub compression: Compression,
+    /// When the run is saved.
+    pub checkpoint: Checkpointing,
+    /// When it is measured on held-out data.
+    pub eval: Eval,
+}
+
+impl Job {
+    /// Reads the job file at `path`, with `overrides` of the form `section.key=value` put over it in
+    /// order. Relative paths, in the overrides too, start at the job file's directory.
+    ///
+    /// # Errors
+    ///
+    /// The first thing wrong: bad TOML, an unknown setting, a value of the wrong type or out of
+    /// range, settings that contradict each other, or a file that is not there.
+    pub fn load(path: &Path, overrides: &[String]) -> Result<Self, JobError> {
+        let name = path.display().to_string();
+        let text = std::fs::read_to_string(path).map_err(|e| {
+            JobError::new(
+                &name,
+                format!("the job file cannot be read: {e}"),
+                "give the path of a job file, or none at all for the quick start",
+            )
+        })?;
+        let directory = path.parent().filter(|p| !p.as_os_str().is_empty());
+        Self::parse(&name, &text, directory.unwrap_or(Path::new(".")), overrides)
+    }
+
+    /// [`Self::load`] of a file's content. Messages call it `name`; relative paths start at `directory`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::load`].
+    pub fn parse(name: &str, text: &str, directory: &Path, overrides: &[String]) -> Result<Self, JobError> {
+        Self::read(reader::parse(name, text)?, directory, overrides)
+    }
+
+    /// The job that runs when none is named: a byte-level GPT-2 of 0.8 million parameters, trained on
+    /// the project's own documents and sources, which the program carries. Relative paths in `overrides` start
+    /// at the working directory.
+    ///
+    /// # Errors
+    ///
+    /// What is wrong with an override.
+    pub fn quick_start(overrides: &[String]) -> Result<Self, JobError> {
+        let name = "the quick start's job";
+        Self::parse(name, include_str!("quick_start.toml"), Path::new("."), overrides)
+    }
+
+    fn read(mut root: Node, directory: &Path, overrides: &[String]) -> Result<Self, JobError> {
+        for setting in overrides {
+            root.set(setting)?;
+        }
+        let top = Section::top(&root);
+        let files = Files::from(directory);
+        let sections = Sections { model: top.section("model")?, data: top.section("data")? };
+        let train = top.section("train")?;
+        let plan = top.section("plan")?;
+        let compression = top.section("compression")?;
+        let checkpoint = top.section("checkpoint")?;
+        let eval = top.section("eval")?;
+        top.finish()?;
+
+        // The data come first: they decide some of the model's defaults.
+        let data = Data::read(&sections.data, &files, sections.model.is("family", "resnet"))?;
+        let job = Self {
+            model: Model::read(&sections.model, &files, &data)?,
+            data,
+            train: Train::read(&train)?,
+            plan: Planning::read(&plan)?,
+            compression: Compression::read(&compression)?,
+            checkpoint: Checkpointing::read(&checkpoint)?,
+            eval: Eval::read(&eval)?,
+        };
+        job.check(&sections)?;
+        Ok(job)
+    }
+
+    /// What holds between sections.
+    fn check(&self, at: &Sections<'_>) -> Result<(), JobError> {
+        match (&self.model.family, &self.data) {
+            (Family::Gpt2(gpt2), Data::Text(text)) => {
+                let vocabulary = text.tokenizer.vocabulary();
+                if gpt2.vocab_size < vocabulary {
+                    return Err(at.model.error(
+                        "vocab_size",
+                        format!(
+                            "`model.vocab_size` is {}, but the tokenizer \"{}\" has {vocabulary} tokens",
+                            gpt2.vocab_size, text.tokenizer
+                        ),
+                        format!("write vocab_size = {vocabulary}, or leave it out"),
+                    ));
+                }
+                if text.context > gpt2.n_positions {
+                    return Err(at.data.error(
+                        "context",
+                        format!("`data.context` is {}, but the model has {} positions", text.context, gpt2.n_positions),
+                        "lower data.context, or raise model.n_positions",
+                    ));
+                }
+                Ok(())
+            }
+            (Family::Resnet(resnet), Data::Cifar10(_)) => {
+                if resnet.num_classes < crate::data::CIFAR10_CLASSES {
+                    return Err(at.model.error(
+                        "num_classes",
+                        format!("`model.num_classes` is {}, but CIFAR-10 has 10", resnet.num_classes),
+                        "write num_classes = 10, or leave it out",
+                    ));
+                }
+                Ok(())
+            }
+            (Family::Gpt2(_), Data::Cifar10(_)) => Err(at.data.error(
+                "kind",
+                "a gpt2 learns from text, not from images",
+                "write kind = \"text\" in [data], or family = \"resnet\" in [model]",
+            )),
+            (Family::Resnet(_), Data::Text(_)) => Err(at.data.error(
+                "kind",
+                "a resnet learns from images, not from text",
+                "write kind = \"cifar10\" in [data], or family = \"gpt2\" in [model]",
+            )),
+        }
+    }
+
+    /// The job as TOML that [`Self::load`] reads back to the same job, from any directory.
+    ///
+    /// # Errors
+    ///
+    /// A path that is not UTF-8, or a number beyond 63 bits: TOML cannot hold them.
+    pub fn to_toml(&self) -> Result<String, JobError> {
+        toml::to_string(self).map_err(|e| {
+            JobError::new("job.toml", format!("the job cannot be written: {e}"), "rename the file, or lower the number")
+        })
+    }
+}
+
+/// The sections whose settings are checked against each other.
+struct Sections<'a> {
+    model: Section<'a>,
+    data: Section<'a>,
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,144 @@
+//! `[model]`: the network to train.
+
+use std::path::PathBuf;
+
+use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
+use serde::Serialize;
+
+use super::files::Files;
+use super::reader::{self, JobError, Section};
+use super::sections::Data;
+
+/// The network and where its weights come from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Model {
+    /// The network.
+    #[serde(flatten)]
+    pub family: Family,
+    /// A safetensors file to start from, under Hugging Face's (GPT-2) or torchvision's (ResNet)
+    /// names. Without one, the parameters are drawn from `train.seed`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<PathBuf>,
+}
+
+/// A family of networks and the settings of one member.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "family", rename_all = "lowercase")]
+pub enum Family {
+    /// A causal language model.
+    Gpt2(Gpt2Config),
+    /// An image classifier.
+    Resnet(ResNetConfig),
+}
+
+/// The names of `activation_function`.
+const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
+
+impl Model {
+    pub(super) fn read(section: &Section<'_>, files: &Files, data: &Data) -> Result<Self, JobError> {
+        #[derive(Clone, Copy)]
+        enum Name {
+            Gpt2,
+            Resnet,
+        }
+        let names = [("gpt2", Name::Gpt2), ("resnet", Name::Resnet)];
+        let default = if matches!(data, Data::Cifar10(_)) { Name::Resnet } else { Name::Gpt2 };
+        let name = section.choice("family", &names)?.unwrap_or(default);
+        let weights = files.one(section, "weights")?;
+        let family = match name {
+            Name::Gpt2 => Family::Gpt2(read_gpt2(section, files, data)?),
+            Name::Resnet => Family::Resnet(read_resnet(section)?),
+        };
+        Ok(Self { family, weights })
+    }
+}
+
+/// The defaults are Hugging Face's, except that vocabulary and positions follow the data, and the heads have 64
+/// channels or as near above as divides the width.
+fn read_gpt2(section: &Section<'_>, files: &Files, data: &Data) -> Result<Gpt2Config, JobError> {
+    let published = match files.one(section, "config")? {
+        Some(path) => Some(reader::parse_json(&path)?),
+        None => None,
+    };
+    if let Some(node) = &published {
+        check_published(&Section::top(node))?;
+    }
+    // What the job file says stands before what config.json says.
+    let backed = published.as_ref().map(|node| section.backed_by(node));
+    let section = backed.as_ref().unwrap_or(section);
+    let dropout = |key| -> Result<f64, JobError> {
+        let valid = |p| (0.0..1.0).contains(&p);
+        Ok(section.number(key, "a probability: at least 0 and below 1", valid)?.unwrap_or(0.1))
+    };
+    let positive = |key| section.number(key, "above 0", |x| x > 0.0);
+
+    let (context, vocabulary) = match data {
+        Data::Text(text) => (text.context, text.tokenizer.vocabulary()),
+        // Refused once both sections are read.
+        Data::Cifar10(_) => (1, 1),
+    };
+    let n_embd = section.size("n_embd", 1)?.unwrap_or(768);
+    let most_heads = (n_embd / 64).max(1);
+    let n_head = (1..=most_heads).rev().find(|heads| n_embd % heads == 0).unwrap_or(1);
+    let activations = ACTIVATIONS.map(|name| (name, name));
+    let attentions = [("sdpa", AttentionImplementation::Sdpa), ("eager", AttentionImplementation::Eager)];
+    let gpt2 = Gpt2Config {
+        n_layer: section.size("n_layer", 1)?.unwrap_or(12),
+        n_embd,
+        n_head: section.size("n_head", 1)?.unwrap_or(n_head),
+        n_inner: section.size("n_inner", 1)?,
+        vocab_size: section.size("vocab_size", 1)?.unwrap_or(vocabulary),
+        n_positions: section.size("n_positions", 1)?.unwrap_or(context),
+        resid_pdrop: dropout("resid_pdrop")?,
+        embd_pdrop: dropout("embd_pdrop")?,
+        attn_pdrop: dropout("attn_pdrop")?,
+        layer_norm_epsilon: positive("layer_norm_epsilon")?.unwrap_or(1e-5),
+        activation_function: section.choice("activation_function", &activations)?.unwrap_or("gelu_new").to_owned(),
+        tie_word_embeddings: section.flag("tie_word_embeddings")?.unwrap_or(true),
+        initializer_range: positive("initializer_range")?.unwrap_or(0.02),
+        attn_implementation: section.choice("_attn_implementation", &attentions)?.unwrap_or_default(),
+    };
+    section.finish()?;
+    if n_embd % gpt2.n_head != 0 {
+        let key = if section.has("n_head") { "n_head" } else { "n_embd" };
+        return Err(section.error(
+            key,
+            format!("`model.n_head` = {} does not divide `model.n_embd` = {n_embd}", gpt2.n_head),
+            format!("write n_head = {n_head}, or another divisor of {n_embd}"),
+        ));
+    }
+    Ok(gpt2)
+}
+
+/// Refuses a `config.json` whose model computes something else than ours would.
+fn check_published(config: &Section<'_>) -> Result<(), JobError> {
+    let hint = "use the configuration of a plain GPT-2";
+    if config.has("model_type") && !config.is("model_type", "gpt2") {
+        return Err(config.error("model_type", "`model_type` is not \"gpt2\"", hint));
+    }
+    let fixed =
+        [("scale_attn_weights", true), ("scale_attn_by_inverse_layer_idx", false), ("add_cross_attention", false)];
+    for (key, value) in fixed {
+        if config.flag(key)?.is_some_and(|v| v != value) {
+            return Err(config.error(key, format!("`{key}` = {} is not supported", !value), hint));
+        }
+    }
+    Ok(())
+}
+
+fn read_resnet(section: &Section<'_>) -> Result<ResNetConfig, JobError> {
+    let stems = [("imagenet", ResNetStem::Imagenet), ("cifar", ResNetStem::Cifar)];
+    let resnet = ResNetConfig {
+        depth: section.size("depth", 1)?.unwrap_or(18),
+        num_classes: section.size("num_classes", 1)?.unwrap_or(10),
+        // The images are CIFAR-10's.
+        stem: section.choice("stem", &stems)?.unwrap_or(ResNetStem::Cifar),
+        width: section.size("width", 1)?.unwrap_or(64),
+    };
+    section.finish()?;
+    if ![18, 34, 50, 101, 152].contains(&resnet.depth) {
+        let message = format!("there is no ResNet-{}", resnet.depth);
+        return Err(section.error("depth", message, "depth is one of 18, 34, 50, 101, 152"));
+    }
+    Ok(resnet)
+}

@@ -1,0 +1,377 @@
+//! The sections besides `[model]`.
+
+use std::path::PathBuf;
+
+use fusionllm_graph::ops::{AdamwStep, SgdStep};
+use fusionllm_plan::{LearningRate, Schedule};
+use serde::Serialize;
+
+use super::files::Files;
+use super::reader::{JobError, Section};
+use crate::data::Tokenizer;
+
+/// `[data]`: what the model learns from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Data {
+    /// Text, for language models.
+    Text(Text),
+    /// Images in CIFAR-10's binary format, for classifiers.
+    Cifar10(Cifar10),
+}
+
+/// Text to predict token by token.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Text {
+    /// Paths and glob patterns in the job file, here the files they name. Empty: the project's own documents and
+    /// sources, which the program carries.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<PathBuf>,
+    /// How text becomes numbers. Default `bytes`.
+    pub tokenizer: Tokenizer,
+    /// Tokens the model sees at once. Default 128.
+    pub context: usize,
+    /// What is held out. Default 0.1.
+    pub validation: Validation,
+}
+
+/// Text that is not trained on but measured.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Validation {
+    /// The last part of each file: at least 0 and below 1.
+    Fraction(f64),
+    /// Files of their own.
+    Files(Vec<PathBuf>),
+}
+
+/// CIFAR-10's binary files.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cifar10 {
+    /// Images to train on.
+    pub train: Vec<PathBuf>,
+    /// Images to measure. Default none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub test: Vec<PathBuf>,
+    /// Whether training images are mirrored and shifted at random. Default true.
+    pub augment: bool,
+}
+
+/// `[train]`: how long, in which portions and by which rule.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Train {
+    /// Updates of the parameters. Default 1000.
+    pub steps: u64,
+    /// Samples a step. Default 16.
+    pub batch: usize,
+    /// Samples that pass through the peers together; they divide `batch`. By default the largest divisor up to
+    /// an eighth of the batch.
+    pub micro_batch: usize,
+    /// Decides initial parameters, the order of the data and dropout. Default 1.
+    pub seed: u64,
+    /// The order of forward and backward work. Default `1f1b`.
+    pub schedule: Schedule,
+    /// How gradients change parameters.
+    pub optimizer: Optimizer,
+}
+
+/// `[train.optimizer]`, with PyTorch's semantics.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Optimizer {
+    /// The update rule.
+    #[serde(flatten)]
+    pub rule: Rule,
+    /// Highest learning rate. Default 3e-4 for AdamW, 0.1 for SGD.
+    pub lr: f64,
+    /// Decoupled for AdamW, part of the gradient for SGD. Default 0.1 and 5e-4.
+    pub weight_decay: f64,
+    /// Largest global norm of the gradient; 0 for no limit. Default 1 for AdamW, 0 for SGD.
+    pub clip: f64,
+    /// Steps over which the learning rate rises from 0. Default 0.
+    pub warmup: u64,
+    /// How it falls afterwards. Default `none`.
+    pub decay: Decay,
+    /// The step at which it has fallen to `min_lr`. Default `train.steps`, as the job file and its overrides have it:
+    /// a run that is stopped earlier, or goes on for longer, keeps the rates of the planned one.
+    pub decay_steps: u64,
+    /// Lowest learning rate after the warm-up. Default a tenth of `lr`.
+    pub min_lr: f64,
+}
+
+/// An update rule and its own constants.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(tag = "name", rename_all = "lowercase")]
+pub enum Rule {
+    /// Adam with decoupled weight decay.
+    Adamw {
+        /// Decay of the running mean and of the running square. Default 0.9, 0.95.
+        betas: [f64; 2],
+        /// Added to the root of the running square. Default 1e-8.
+        eps: f64,
+    },
+    /// Gradient descent.
+    Sgd {
+        /// Decay of the running sum of gradients. Default 0.9.
+        momentum: f64,
+        /// Whether the update looks one step ahead along that sum. Default false.
+        nesterov: bool,
+    },
+}
+
+/// How the learning rate falls after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decay {
+    /// Half a period of a cosine.
+    Cosine,
+    /// Not at all.
+    None,
+}
+
+/// `[plan]`: how the work is cut over the peers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Planning {
+    /// Default `equal-compute`.
+    pub scheduler: Scheduler,
+}
+
+/// Who decides which peer runs which operators.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Scheduler {
+    /// Groups devices by bandwidth, orders them, and cuts for throughput.
+    OpFence,
+    /// As many operators for each peer.
+    EqualNumber,
+    /// As much arithmetic for each peer.
+    EqualCompute,
+    /// The best of all cuts; for small cases.
+    Exact,
+}
+
+/// `[compression]`: what is done to tensors that cross between peers.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Compression {
+    /// Default `none`.
+    pub name: Codec,
+    /// Bytes before over bytes after, for `adatopk` (on the slowest link) and `topk`. Default 30.
+    pub ratio: f64,
+}
+
+/// How tensors are made smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+#[expect(missing_docs, reason = "the names are the formats'")]
+pub enum Codec {
+    None,
+    Adatopk,
+    Topk,
+    Bf16,
+    Int8,
+    Int4,
+    Int4Hadamard,
+    Nvfp4,
+    Auto,
+}
+
+/// `[checkpoint]`: when a run is saved, besides its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Checkpointing {
+    /// Steps from one to the next; 0 for the end alone. Default 200.
+    pub every: u64,
+    /// How many are kept. Default 3.
+    pub keep: usize,
+}
+
+/// `[eval]`: when a run is measured on held-out data.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Eval {
+    /// Steps from one to the next; 0 for never. Default 100.
+    pub every: u64,
+    /// How many batches of `train.batch` samples; 0 for all there are. Default 10.
+    pub batches: u64,
+}
+
+impl Data {
+    /// `images`: whether the model wants them, so that `kind` has a default.
+    pub(super) fn read(section: &Section<'_>, files: &Files, images: bool) -> Result<Self, JobError> {
+        let is_cifar10 = section.choice("kind", &[("text", false), ("cifar10", true)])?;
+        if is_cifar10.unwrap_or(images) {
+            let cifar10 = Cifar10 {
+                train: files.many(section, "train")?.unwrap_or_default(),
+                test: files.many(section, "test")?.unwrap_or_default(),
+                augment: section.flag("augment")?.unwrap_or(true),
+            };
+            section.finish()?;
+            if cifar10.train.is_empty() {
+                return Err(section.error(
+                    "train",
+                    "[data] names no training images",
+                    "write train = [\"data_batch_*.bin\"], the files of CIFAR-10's binary version",
+                ));
+            }
+            return Ok(Self::Cifar10(cifar10));
+        }
+        let validation = if section.is_number("validation") || !section.has("validation") {
+            let valid = |x| (0.0..1.0).contains(&x);
+            let fraction = section.number("validation", "at least 0 and below 1", valid)?;
+            Validation::Fraction(fraction.unwrap_or(0.1))
+        } else {
+            Validation::Files(files.many(section, "validation")?.unwrap_or_default())
+        };
+        let text = Text {
+            files: files.many(section, "files")?.unwrap_or_default(),
+            tokenizer: section.choice("tokenizer", &Tokenizer::NAMES)?.unwrap_or(Tokenizer::Bytes),
+            context: section.size("context", 1)?.unwrap_or(128),
+            validation,
+        };
+        section.finish()?;
+        Ok(Self::Text(text))
+    }
+}
+
+impl Train {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let schedules = [("1f1b", Schedule::OneFOneB), ("gpipe", Schedule::GPipe)];
+        let steps = section.count("steps", 1)?.unwrap_or(1000);
+        let batch = section.size("batch", 1)?.unwrap_or(16);
+        let divisor = |n: &usize| batch % n == 0;
+        let default = (1..=(batch / 8).max(1)).rev().find(divisor).unwrap_or(1);
+        let train = Self {
+            steps,
+            batch,
+            micro_batch: section.size("micro_batch", 1)?.unwrap_or(default),
+            seed: section.count("seed", 0)?.unwrap_or(1),
+            schedule: section.choice("schedule", &schedules)?.unwrap_or_default(),
+            optimizer: Optimizer::read(&section.section("optimizer")?, steps)?,
+        };
+        section.finish()?;
+        if batch % train.micro_batch != 0 {
+            let micro = train.micro_batch;
+            let nearest = (1..=micro.min(batch)).rev().find(divisor).unwrap_or(1);
+            return Err(section.error(
+                "micro_batch",
+                format!("`train.batch` = {batch} does not divide into micro-batches of {micro}"),
+                format!("write micro_batch = {nearest}, or another divisor of {batch}"),
+            ));
+        }
+        Ok(train)
+    }
+}
+
+impl Optimizer {
+    /// The rule as Programs carry it.
+    pub fn update_rule(&self) -> fusionllm_plan::Optimizer {
+        let weight_decay = self.weight_decay;
+        match self.rule {
+            Rule::Adamw { betas: [beta1, beta2], eps } => {
+                fusionllm_plan::Optimizer::Adamw(AdamwStep { beta1, beta2, eps, weight_decay })
+            }
+            Rule::Sgd { momentum, nesterov } => {
+                fusionllm_plan::Optimizer::Sgd(SgdStep { momentum, weight_decay, nesterov })
+            }
+        }
+    }
+
+    /// The learning rate of every update.
+    pub fn learning_rate(&self) -> LearningRate {
+        let cosine_until = (self.decay == Decay::Cosine).then_some(self.decay_steps);
+        LearningRate { base: self.lr, warmup: self.warmup, cosine_until, min: self.min_lr }
+    }
+
+    /// The largest global norm of the gradient, if there is a limit.
+    pub fn clip_norm(&self) -> Option<f64> {
+        (self.clip > 0.0).then_some(self.clip)
+    }
+
+    fn read(section: &Section<'_>, steps: u64) -> Result<Self, JobError> {
+        let fraction = |x: f64| (0.0..1.0).contains(&x);
+        let amount = |key| section.number(key, "at least 0", |x| x >= 0.0);
+        let positive = |key| section.number(key, "above 0", |x| x > 0.0);
+        let adamw = section.choice("name", &[("adamw", true), ("sgd", false)])?.unwrap_or(true);
+        let below_one = "at least 0 and below 1";
+        let (rule, lr, weight_decay, clip) = if adamw {
+            let betas = section.pair("betas", below_one, fraction)?.unwrap_or([0.9, 0.95]);
+            let eps = positive("eps")?.unwrap_or(1e-8);
+            (Rule::Adamw { betas, eps }, 3e-4, 0.1, 1.0)
+        } else {
+            let momentum = section.number("momentum", below_one, fraction)?.unwrap_or(0.9);
+            let nesterov = section.flag("nesterov")?.unwrap_or(false);
+            (Rule::Sgd { momentum, nesterov }, 0.1, 5e-4, 0.0)
+        };
+        let lr = positive("lr")?.unwrap_or(lr);
+        let decays = [("cosine", Decay::Cosine), ("none", Decay::None)];
+        let optimizer = Self {
+            rule,
+            lr,
+            weight_decay: amount("weight_decay")?.unwrap_or(weight_decay),
+            clip: amount("clip")?.unwrap_or(clip),
+            warmup: section.count("warmup", 0)?.unwrap_or(0),
+            decay: section.choice("decay", &decays)?.unwrap_or(Decay::None),
+            decay_steps: section.count("decay_steps", 1)?.unwrap_or(steps),
+            min_lr: amount("min_lr")?.unwrap_or(lr / 10.0),
+        };
+        section.finish()?;
+        if optimizer.min_lr > lr {
+            let message = format!("`train.optimizer.min_lr` = {} is above `lr` = {lr}", optimizer.min_lr);
+            return Err(section.error("min_lr", message, "lower min_lr, or leave it out"));
+        }
+        Ok(optimizer)
+    }
+}
+
+impl Planning {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let schedulers = [
+            ("op-fence", Scheduler::OpFence),
+            ("equal-number", Scheduler::EqualNumber),
+            ("equal-compute", Scheduler::EqualCompute),
+            ("exact", Scheduler::Exact),
+        ];
+        let scheduler = section.choice("scheduler", &schedulers)?.unwrap_or(Scheduler::EqualCompute);
+        section.finish()?;
+        Ok(Self { scheduler })
+    }
+}
+
+impl Compression {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let codecs = [
+            ("none", Codec::None),
+            ("adatopk", Codec::Adatopk),
+            ("topk", Codec::Topk),
+            ("bf16", Codec::Bf16),
+            ("int8", Codec::Int8),
+            ("int4", Codec::Int4),
+            ("int4-hadamard", Codec::Int4Hadamard),
+            ("nvfp4", Codec::Nvfp4),
+            ("auto", Codec::Auto),
+        ];
+        let compression = Self {
+            name: section.choice("name", &codecs)?.unwrap_or(Codec::None),
+            ratio: section.number("ratio", "at least 1", |x| x >= 1.0)?.unwrap_or(30.0),
+        };
+        section.finish()?;
+        Ok(compression)
+    }
+}
+
+impl Checkpointing {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let checkpointing =
+            Self { every: section.count("every", 0)?.unwrap_or(200), keep: section.size("keep", 1)?.unwrap_or(3) };
+        section.finish()?;
+        Ok(checkpointing)
+    }
+}
+
+impl Eval {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let eval = Self {
+            every: section.count("every", 0)?.unwrap_or(100),
+            batches: section.count("batches", 0)?.unwrap_or(10),
+        };
+        section.finish()?;
+        Ok(eval)
+    }
+}

@@ -1,0 +1,271 @@
+use std::fs;
+
+use insta::assert_snapshot;
+use tempfile::TempDir;
+
+use super::*;
+use crate::config::{Cifar10, Text, Validation};
+
+fn text(dir: &TempDir, files: &[(&str, &[u8])]) -> Text {
+    let files = files.iter().map(|(name, bytes)| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        path
+    });
+    Text { files: files.collect(), tokenizer: Tokenizer::Bytes, context: 4, validation: Validation::Fraction(0.0) }
+}
+
+fn open(text: Text, seed: u64) -> Dataset {
+    Dataset::open(&Data::Text(text), seed).unwrap()
+}
+
+fn error(dir: &TempDir, data: Data) -> String {
+    let message = Dataset::open(&data, 1).err().expect("the data are accepted").to_string();
+    message.replace(&dir.path().display().to_string(), "DIR")
+}
+
+fn ints(batch: &Batch, name: &str) -> Vec<i64> {
+    let (_, tensor) = batch.tensors.iter().find(|(n, _)| *n == name).unwrap();
+    tensor.to_i64().unwrap()
+}
+
+/// The bytes 0, 1, 2, ..., so that a token tells its position.
+fn counting(len: u8) -> Vec<u8> {
+    (0..len).collect()
+}
+
+#[test]
+fn labels_are_the_next_tokens() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = open(text(&dir, &[("a", &counting(41))]), 1);
+    assert_eq!(data.train_samples(), 9);
+    let batch = data.train_batch(0, 9).unwrap();
+    let (inputs, labels) = (ints(&batch, "input_ids"), ints(&batch, "labels"));
+    assert_eq!(batch.targets, 36);
+    assert!(inputs.iter().zip(&labels).all(|(x, y)| x + 1 == *y));
+    assert!(inputs.chunks(4).all(|row| row.windows(2).all(|w| w[0] + 1 == w[1])));
+    for ((name, tensor), (input, ty)) in batch.tensors.iter().zip(data.inputs(9)) {
+        assert_eq!((*name, tensor.ty()), (input, &ty));
+    }
+}
+
+#[test]
+fn an_epoch_has_every_context_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = open(text(&dir, &[("a", &counting(41))]), 1);
+    let mut offsets = std::collections::BTreeSet::new();
+    for epoch in 0..20 {
+        let batch = data.train_batch(epoch * 9, 9).unwrap();
+        let mut starts: Vec<i64> = ints(&batch, "input_ids").chunks(4).map(|row| row[0]).collect();
+        starts.sort_unstable();
+        assert!(starts.windows(2).all(|w| w[0] + 4 == w[1]), "{starts:?}");
+        offsets.insert(starts[0]);
+    }
+    assert_eq!(offsets.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
+}
+
+/// What a run draws depends on its seed and position, not on how it is split in batches.
+#[test]
+fn a_resumed_run_draws_the_same_samples() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = || open(text(&dir, &[("a", &counting(200))]), 5);
+    let straight: Vec<i64> = (0..40).flat_map(|i| ints(&data().train_batch(i * 3, 3).unwrap(), "input_ids")).collect();
+    let resumed = ints(&data().train_batch(57, 63).unwrap(), "input_ids");
+    assert_eq!(straight[57 * 4..], resumed);
+    let other = open(text(&dir, &[("a", &counting(200))]), 6);
+    assert_ne!(ints(&other.train_batch(57, 63).unwrap(), "input_ids"), resumed);
+}
+
+#[test]
+fn the_last_part_of_each_file_is_held_out() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = text(&dir, &[("a", b"0123456789"), ("b", b"abcdefghijABCDEFGHIJ")]);
+    config.validation = Validation::Fraction(0.2);
+    let data = open(config, 1);
+    // Held out are "89" and "GHIJ": five targets, in contexts of four.
+    let batches: Vec<Batch> = data.eval_batches(3).collect::<Result<_, _>>().unwrap();
+    assert_eq!((data.eval_samples(), batches.len(), batches[0].targets), (2, 1, 5));
+    let bytes = |b: &[u8]| b.iter().map(|&b| i64::from(b)).collect::<Vec<_>>();
+    let inputs = ints(&batches[0], "input_ids");
+    assert_eq!(inputs, [bytes(b"89GH"), bytes(b"I\0\0\0"), bytes(b"\0\0\0\0")].concat());
+    let labels = ints(&batches[0], "labels");
+    let ignored = vec![IGNORED; 7];
+    assert_eq!(labels, [bytes(b"9GHIJ"), ignored].concat());
+    assert_snapshot!(data, @"2 files of text, 0.00 MB: 24 tokens to train on, 6 held out");
+}
+
+#[test]
+fn held_out_files_of_their_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = text(&dir, &[("a", b"0123456789"), ("b", b"abcdefghi")]);
+    config.validation = Validation::Files(vec![config.files.pop().unwrap()]);
+    let data = open(config, 1);
+    let batches: Vec<Batch> = data.eval_batches(1).collect::<Result<_, _>>().unwrap();
+    assert_eq!(batches.iter().map(|b| b.targets).collect::<Vec<_>>(), [4, 4]);
+    assert!(ints(&data.train_batch(0, 1).unwrap(), "input_ids").iter().all(|&t| t < 64));
+}
+
+#[test]
+fn documents_start_with_gpt2s_mark() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut config = text(&dir, &[("a", b" one two three"), ("b", b" four five six")]);
+    (config.tokenizer, config.context) = (Tokenizer::Gpt2, 7);
+    let data = open(config, 1);
+    let batch = data.train_batch(0, 1).unwrap();
+    let tokens: Vec<u32> = ints(&batch, "input_ids").iter().map(|&t| t as u32).collect();
+    assert_eq!(Tokenizer::Gpt2.decode(&tokens), "<|endoftext|> one two three<|endoftext|> four five");
+}
+
+#[test]
+fn text_without_files_is_the_projects_own() {
+    let config =
+        Text { files: vec![], tokenizer: Tokenizer::Bytes, context: 128, validation: Validation::Fraction(0.1) };
+    let data = open(config, 1);
+    assert!(data.train_samples() > 100, "{data}");
+    assert!(data.eval_samples() > 10, "{data}");
+}
+
+#[test]
+fn digests_tell_data_apart() {
+    let dir = tempfile::tempdir().unwrap();
+    let digest = |files: &[(&str, &[u8])]| open(text(&dir, files), 1).digest().to_owned();
+    let one = digest(&[("a", b"0123456789"), ("b", b"abc")]);
+    assert_eq!(one, digest(&[("c", b"0123456789"), ("d", b"abc")]));
+    assert_ne!(one, digest(&[("a", b"012345678"), ("b", b"9abc")]));
+    assert_ne!(one, digest(&[("a", b"abc"), ("b", b"0123456789")]));
+}
+
+#[test]
+fn errors_in_text() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |files: &[(&str, &[u8])], tokenizer, validation| {
+        let config = Text { tokenizer, validation, ..text(&dir, files) };
+        error(&dir, Data::Text(config))
+    };
+    let (none, tenth) = (Validation::Fraction(0.0), Validation::Fraction(0.1));
+    assert_snapshot!(of(&[("a", b"0123456789"), ("b", b"")], Tokenizer::Bytes, none.clone()), @r"
+    DIR/b: the file is empty
+      hint: fill it, or leave it out of [data]
+    ");
+    assert_snapshot!(of(&[("a", b"0123")], Tokenizer::Bytes, none.clone()), @r"
+    the text to train on has 4 tokens, but one sample takes 5 (`data.context` and the token after it)
+      hint: name more text in data.files, lower data.context, or lower data.validation
+    ");
+    assert_snapshot!(of(&[("a", b"0123456789")], Tokenizer::Bytes, tenth), @r"
+    the held-out text has 1 tokens, too few to predict one from another
+      hint: raise data.validation, or write validation = 0 to hold nothing out
+    ");
+    assert_snapshot!(of(&[("a", b"caf\xc3")], Tokenizer::Gpt2, none.clone()), @r#"
+    DIR/a: byte 3 is not UTF-8
+      hint: convert the file to UTF-8 (or fetch it again if it was cut short), or write tokenizer = "bytes"
+    "#);
+    let mut gone = text(&dir, &[("a", b"0123456789")]);
+    fs::remove_file(&gone.files[0]).unwrap();
+    assert_snapshot!(error(&dir, Data::Text(gone.clone())), @r"
+    DIR/a: cannot be read: No such file or directory (os error 2)
+      hint: check the path and that you may read the file
+    ");
+    gone.files = vec![dir.path().to_owned()];
+    assert_snapshot!(error(&dir, Data::Text(gone)), @r"
+    DIR: cannot be read: Is a directory (os error 21)
+      hint: check the path and that you may read the file
+    ");
+}
+
+/// An image of label `label` whose pixel (y, x) is 8y of red, 8x of green, and 0 of blue.
+fn record(label: u8) -> Vec<u8> {
+    let grid = |value: fn(u8, u8) -> u8| (0..32).flat_map(move |y| (0..32).map(move |x| value(y, x)));
+    let (red, green, blue) = (grid(|y, _| 8 * y), grid(|_, x| 8 * x), grid(|_, _| 0));
+    [label].into_iter().chain(red).chain(green).chain(blue).collect()
+}
+
+fn cifar10(dir: &TempDir, train: &[u8], test: &[u8], augment: bool) -> Cifar10 {
+    let file = |name: &str, bytes: &[u8]| {
+        let path = dir.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        vec![path]
+    };
+    Cifar10 { train: file("train.bin", train), test: file("test.bin", test), augment }
+}
+
+fn pixels(batch: &Batch) -> Vec<f32> {
+    let (name, tensor) = &batch.tensors[0];
+    assert_eq!((*name, tensor.shape()[1..].to_vec()), ("pixel_values", vec![3, 32, 32]));
+    tensor.to_f32_exact().unwrap()
+}
+
+#[test]
+fn images_are_normalised_and_padded() {
+    let dir = tempfile::tempdir().unwrap();
+    let test = [record(7), record(8), record(9)].concat();
+    let config = cifar10(&dir, &record(3), &test, false);
+    let data = Dataset::open(&Data::Cifar10(config), 1).unwrap();
+    assert_snapshot!(data, @"CIFAR-10: 1 images to train on, 3 held out");
+
+    let batch = data.train_batch(0, 1).unwrap();
+    assert_eq!((ints(&batch, "labels"), batch.targets), (vec![3], 1));
+    let values = pixels(&batch);
+    let close = |a: f32, b: f32| assert!((a - b).abs() < 1e-6, "{a} {b}");
+    close(values[5 * 32 + 9], (40.0 / 255.0 - 0.4914) / 0.2470);
+    close(values[1024 + 5 * 32 + 9], (72.0 / 255.0 - 0.4822) / 0.2435);
+    close(values[2048 + 5 * 32 + 9], -0.4465 / 0.2616);
+
+    let batches: Vec<Batch> = data.eval_batches(2).collect::<Result<_, _>>().unwrap();
+    assert_eq!(batches.len(), 2);
+    assert_eq!(ints(&batches[0], "labels"), [7, 8]);
+    assert_eq!((ints(&batches[1], "labels"), batches[1].targets), (vec![9, IGNORED], 1));
+    assert_eq!(pixels(&batches[1]).len(), 2 * 3 * 1024);
+    for ((name, tensor), (input, ty)) in batches[1].tensors.iter().zip(data.inputs(2)) {
+        assert_eq!((*name, tensor.ty()), (input, &ty));
+    }
+}
+
+/// Red counts rows and green columns, so the pixels tell how an image was moved.
+#[test]
+fn augmentation_mirrors_and_shifts() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = || {
+        let config = cifar10(&dir, &record(3), &record(3), true);
+        Dataset::open(&Data::Cifar10(config), 1).unwrap()
+    };
+    let batch = data().train_batch(0, 300).unwrap();
+    assert_eq!(batch, data().train_batch(0, 300).unwrap());
+    let mut seen = std::collections::BTreeSet::new();
+    for image in pixels(&batch).chunks(3 * 1024) {
+        let byte = |i: usize, mean: f32, std: f32| ((image[i] * std + mean) * 255.0).round() as i32;
+        let at = |y: usize, x: usize| {
+            let i = y * 32 + x;
+            (byte(i, 0.4914, 0.2470) / 8, byte(1024 + i, 0.4822, 0.2435) / 8)
+        };
+        // The middle is never cropped away.
+        let (row, column) = at(16, 16);
+        let (_, right) = at(16, 17);
+        let mirrored = right < column;
+        let from = if mirrored { 15 } else { 16 };
+        let (down, aside) = (row - 16, column - from);
+        assert!(down.abs() <= 4 && aside.abs() <= 4, "{down} {aside}");
+        if down > 0 {
+            assert_eq!(byte(31 * 32 + 16, 0.4914, 0.2470), 0, "outside is black");
+        }
+        seen.insert((mirrored, down, aside));
+    }
+    assert!(seen.len() > 100, "{} of 162 views in 300 draws", seen.len());
+}
+
+#[test]
+fn errors_in_images() {
+    let dir = tempfile::tempdir().unwrap();
+    let of = |train: &[u8], test: &[u8]| error(&dir, Data::Cifar10(cifar10(&dir, train, test, true)));
+    assert_snapshot!(of(&record(0)[..3000], &record(0)), @r"
+    DIR/train.bin: 3000 bytes are 0 images of 3073 bytes and 3000 bytes more
+      hint: the file is cut short, or not of CIFAR-10's binary version: fetch it again
+    ");
+    assert_snapshot!(of(&[record(0), record(10)].concat(), &record(0)), @r"
+    DIR/train.bin: image 1 has label 10, but labels are 0 to 9
+      hint: the file is not of CIFAR-10's binary version
+    ");
+    assert_snapshot!(of(&record(0), b""), @r"
+    DIR/test.bin: the file is empty
+      hint: fill it, or leave it out of [data]
+    ");
+}

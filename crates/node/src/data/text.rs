@@ -1,0 +1,219 @@
+//! Text as one long row of tokens, cut into contexts.
+
+use std::fmt;
+use std::path::Path;
+
+use fusionllm_graph::{CounterRng, HostTensor};
+
+use super::order::Order;
+use super::sample::SAMPLE;
+use super::{Batch, DataError, IGNORED, Tokenizer};
+use crate::config::{Text, Validation};
+
+/// Tokens to train on and tokens held out.
+///
+/// Of each file the last part is held out, or whole files are; the rest of one file follows the
+/// rest of the other, each after the tokenizer's mark for a start of text, if it has one. Epoch `e` cuts the
+/// row into contexts from an offset that depends on `e`, so that over the epochs a token is seen at many
+/// positions.
+pub(super) struct Corpus {
+    train: Vec<u16>,
+    held_out: Vec<u16>,
+    context: usize,
+    order: Order,
+    offsets: CounterRng,
+    digest: String,
+    files: usize,
+    bytes: u64,
+}
+
+impl Corpus {
+    pub(super) fn open(text: &Text, seed: u64) -> Result<Self, DataError> {
+        let mut rows = Rows { tokenizer: text.tokenizer, hasher: blake3::Hasher::new(), files: 0, bytes: 0 };
+        let (mut train, mut held_out) = (Vec::new(), Vec::new());
+        let fraction = match &text.validation {
+            Validation::Fraction(fraction) => *fraction,
+            Validation::Files(paths) => {
+                for path in paths {
+                    held_out.extend(rows.file(path)?);
+                }
+                0.0
+            }
+        };
+        let mut add = |tokens: Vec<u16>| {
+            let kept = tokens.len() - (tokens.len() as f64 * fraction) as usize;
+            train.extend_from_slice(&tokens[..kept]);
+            if kept < tokens.len() {
+                held_out.extend(text.tokenizer.start_of_text().map(|t| t as u16));
+                held_out.extend_from_slice(&tokens[kept..]);
+            }
+        };
+        for path in &text.files {
+            add(rows.file(path)?);
+        }
+        if text.files.is_empty() {
+            for document in SAMPLE {
+                add(rows.document(document));
+            }
+        }
+
+        let context = text.context;
+        if train.len() <= context {
+            return Err(DataError::TooLittle {
+                message: format!(
+                    "the text to train on has {} tokens, but one sample takes {} (`data.context` and the token after it)",
+                    train.len(),
+                    context + 1
+                ),
+                hint: "name more text in data.files, lower data.context, or lower data.validation",
+            });
+        }
+        let held_out_wanted =
+            text.validation != Validation::Fraction(0.0) && text.validation != Validation::Files(Vec::new());
+        if held_out_wanted && held_out.len() < 2 {
+            return Err(DataError::TooLittle {
+                message: format!(
+                    "the held-out text has {} tokens, too few to predict one from another",
+                    held_out.len()
+                ),
+                hint: "raise data.validation, or write validation = 0 to hold nothing out",
+            });
+        }
+        let order = Order::new(seed, samples(train.len(), context));
+        let offsets = CounterRng::named(seed, "data.offset");
+        let digest = rows.hasher.finalize().to_hex().to_string();
+        let (files, bytes) = (rows.files, rows.bytes);
+        Ok(Self { train, held_out, context, order, offsets, digest, files, bytes })
+    }
+
+    pub(super) fn context(&self) -> usize {
+        self.context
+    }
+
+    pub(super) fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    pub(super) fn train_samples(&self) -> usize {
+        samples(self.train.len(), self.context)
+    }
+
+    pub(super) fn eval_samples(&self) -> usize {
+        self.held_out.len().saturating_sub(1).div_ceil(self.context)
+    }
+
+    pub(super) fn train_batch(&self, first: u64, samples: usize) -> Result<Batch, DataError> {
+        let mut rows = Contexts::new(self.context, samples);
+        for consumed in first..first + samples as u64 {
+            let (epoch, sample) = self.order.at(consumed);
+            let start = self.offset(epoch) + sample * self.context;
+            rows.push(&self.train[start..=start + self.context]);
+        }
+        rows.into_batch()
+    }
+
+    /// Where the first context of an epoch starts: anywhere that leaves room for all of them.
+    fn offset(&self, epoch: u64) -> usize {
+        let used = self.train_samples() * self.context + 1;
+        let room = (self.train.len() - used).min(self.context - 1) as u32;
+        (self.offsets.block(epoch, 0)[0] % (room + 1)) as usize
+    }
+
+    pub(super) fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
+        let mut rows = Contexts::new(self.context, samples);
+        for sample in first..first + samples {
+            let start = (sample * self.context).min(self.held_out.len());
+            let end = (start + self.context + 1).min(self.held_out.len());
+            rows.push(&self.held_out[start..end]);
+        }
+        rows.into_batch()
+    }
+}
+
+/// Contexts in a row of `tokens`. One fewer than would fit, if that leaves any, so that each
+/// epoch's offset is free.
+fn samples(tokens: usize, context: usize) -> usize {
+    ((tokens - 1) / context - 1).max(1)
+}
+
+impl fmt::Display for Corpus {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let megabytes = self.bytes as f64 / 1e6;
+        let files = if self.files == 1 { "1 file" } else { &format!("{} files", self.files) };
+        let (train, held_out) = (self.train.len(), self.held_out.len());
+        write!(f, "{files} of text, {megabytes:.2} MB: {train} tokens to train on, {held_out} held out")
+    }
+}
+
+/// Reads documents and remembers what it read.
+struct Rows {
+    tokenizer: Tokenizer,
+    hasher: blake3::Hasher,
+    files: usize,
+    bytes: u64,
+}
+
+impl Rows {
+    fn file(&mut self, path: &Path) -> Result<Vec<u16>, DataError> {
+        let bytes = super::read(path)?;
+        if self.tokenizer == Tokenizer::Bytes {
+            self.note(&bytes);
+            return Ok(bytes.into_iter().map(u16::from).collect());
+        }
+        let text = String::from_utf8(bytes).map_err(|e| DataError::Malformed {
+            path: path.to_owned(),
+            message: format!("byte {} is not UTF-8", e.utf8_error().valid_up_to()),
+            hint: "convert the file to UTF-8 (or fetch it again if it was cut short), or write tokenizer = \"bytes\"",
+        })?;
+        Ok(self.document(&text))
+    }
+
+    fn document(&mut self, text: &str) -> Vec<u16> {
+        self.note(text.as_bytes());
+        let start = self.tokenizer.start_of_text();
+        // Both vocabularies are below 2^16.
+        start.into_iter().chain(self.tokenizer.encode(text)).map(|t| t as u16).collect()
+    }
+
+    fn note(&mut self, bytes: &[u8]) {
+        self.files += 1;
+        self.bytes += bytes.len() as u64;
+        // The length keeps apart files that join to the same bytes.
+        self.hasher.update(&(bytes.len() as u64).to_le_bytes());
+        self.hasher.update(bytes);
+    }
+}
+
+/// A batch in the making.
+struct Contexts {
+    context: usize,
+    inputs: Vec<i64>,
+    labels: Vec<i64>,
+    targets: u64,
+}
+
+impl Contexts {
+    fn new(context: usize, samples: usize) -> Self {
+        let room = context * samples;
+        let (inputs, labels) = (Vec::with_capacity(room), Vec::with_capacity(room));
+        Self { context, inputs, labels, targets: 0 }
+    }
+
+    /// Adds a sample of one token more than it has labels; what it lacks to a whole context is padding.
+    fn push(&mut self, tokens: &[u16]) {
+        let labels = tokens.len().saturating_sub(1);
+        let end = self.inputs.len() + self.context;
+        self.inputs.extend(tokens[..labels].iter().map(|&t| i64::from(t)));
+        self.labels.extend(tokens.iter().skip(1).map(|&t| i64::from(t)));
+        self.inputs.resize(end, 0);
+        self.labels.resize(end, IGNORED);
+        self.targets += labels as u64;
+    }
+
+    fn into_batch(self) -> Result<Batch, DataError> {
+        let shape = [self.inputs.len() / self.context, self.context];
+        let inputs = HostTensor::from_i64(shape, &self.inputs)?;
+        let labels = HostTensor::from_i64(shape, &self.labels)?;
+        Ok(Batch { tensors: vec![("input_ids", inputs), ("labels", labels)], targets: self.targets })
+    }
+}
