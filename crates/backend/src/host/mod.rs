@@ -1,0 +1,44 @@
+//! CPU kernels over plain row-major slices, shared by every backend that keeps its tensors in host memory.
+//!
+//! Two rules hold for all of them. *Determinism*: work is cut into chunks whose sizes follow from the shapes alone, and
+//! partial sums are combined in chunk order, so results are the same bits for any number of threads and, matrix products
+//! apart, for any x86-64 instruction set. *Memory*: kernels write to slices their caller owns; where an operand may be
+//! overwritten, the kernel works in place.
+//!
+//! Shapes are the caller's contract (operators have inferred them): a slice of the wrong length is a programming error
+//! and panics. Only indices are data, and kernels that take them return [`IndexError`].
+
+mod activation;
+mod attention;
+mod embedding;
+mod float;
+mod loss;
+mod matrix;
+mod norm;
+mod optimizer;
+mod parallel;
+mod reduce;
+mod simd;
+mod softmax;
+
+pub use activation::*;
+pub use attention::*;
+pub use embedding::*;
+pub use float::Float;
+pub use loss::*;
+pub use matrix::*;
+pub use norm::*;
+pub use optimizer::*;
+pub use parallel::uninit;
+pub use reduce::*;
+pub use softmax::*;
+
+/// An index that points outside of what it addresses.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("index {index} is out of range for size {size}")]
+pub struct IndexError {
+    /// The index found.
+    pub index: i64,
+    /// The size it must stay below.
+    pub size: usize,
+}

@@ -1,0 +1,228 @@
+//! Sums over whole tensors and along dimensions.
+
+use rayon::prelude::*;
+
+use super::Float;
+use super::parallel::{grain, rows_per_partial};
+use super::simd::simd;
+
+/// Independent running sums, so that additions overlap and vectorise.
+pub(crate) const LANES: usize = 32;
+
+/// Adds the lanes pairwise.
+#[inline(always)]
+pub(crate) fn fold<T: Float>(mut lanes: [T; LANES]) -> T {
+    let mut n = LANES / 2;
+    while n > 0 {
+        for i in 0..n {
+            lanes[i] += lanes[i + n];
+        }
+        n /= 2;
+    }
+    lanes[0]
+}
+
+/// Sum of `f(x)`, lane by lane.
+#[inline(always)]
+pub(crate) fn sum_of<T: Float>(x: &[T], f: impl Fn(T) -> T) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let (whole, rest) = x.as_chunks::<LANES>();
+    for c in whole {
+        for i in 0..LANES {
+            lanes[i] += f(c[i]);
+        }
+    }
+    for (l, &v) in lanes.iter_mut().zip(rest) {
+        *l += f(v);
+    }
+    fold(lanes)
+}
+
+/// Sum of `f(x, y)`, lane by lane.
+#[inline(always)]
+pub(crate) fn sum_of_two<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> T {
+    let mut lanes = [T::ZERO; LANES];
+    let ((xs, x_rest), (ys, y_rest)) = (x.as_chunks::<LANES>(), y.as_chunks::<LANES>());
+    for (a, b) in xs.iter().zip(ys) {
+        for i in 0..LANES {
+            lanes[i] += f(a[i], b[i]);
+        }
+    }
+    for ((l, &a), &b) in lanes.iter_mut().zip(x_rest).zip(y_rest) {
+        *l += f(a, b);
+    }
+    fold(lanes)
+}
+
+/// The largest element, NaN skipped; minus infinity for none.
+#[inline(always)]
+pub(crate) fn largest<T: Float>(x: &[T]) -> T {
+    let mut lanes = [T::NEG_INFINITY; LANES];
+    let (whole, rest) = x.as_chunks::<LANES>();
+    for c in whole {
+        for i in 0..LANES {
+            lanes[i] = c[i].larger(lanes[i]);
+        }
+    }
+    for (l, &v) in lanes.iter_mut().zip(rest) {
+        *l = v.larger(*l);
+    }
+    lanes.into_iter().fold(T::NEG_INFINITY, |a, b| b.larger(a))
+}
+
+/// Elements of a full sum's chunk.
+const CHUNK: usize = 1 << 14;
+
+/// Partial results of the chunks of `x`, in order.
+fn partials<T: Float>(x: &[T], f: fn(&[T]) -> f64) -> Vec<f64> {
+    x.par_chunks(CHUNK).with_min_len(grain(CHUNK)).map(f).collect()
+}
+
+/// Sum of all elements: chunks of 2^14 in the elements' type, their sums added in `f64`.
+pub fn sum<T: Float>(x: &[T]) -> T {
+    simd! {
+        fn chunk<T: Float>(x: &[T]) -> f64 {
+            sum_of(x, |v| v).f64()
+        }
+    }
+    T::of(partials(x, chunk).iter().sum())
+}
+
+/// Sum of the squares of all elements, accumulated in `f64` throughout.
+pub fn sum_of_squares<T: Float>(x: &[T]) -> f64 {
+    simd! {
+        fn chunk<T: Float>(x: &[T]) -> f64 {
+            const LANES: usize = 16;
+            let mut lanes = [0.0f64; LANES];
+            let (whole, rest) = x.as_chunks::<LANES>();
+            for c in whole {
+                for i in 0..LANES {
+                    let v = c[i].f64();
+                    lanes[i] += v * v;
+                }
+            }
+            for (l, &v) in lanes.iter_mut().zip(rest) {
+                *l += v.f64() * v.f64();
+            }
+            lanes.iter().sum()
+        }
+    }
+    partials(x, chunk).iter().sum()
+}
+
+/// Sums `x [outer, n, inner]` over `n` into `out [outer, inner]`.
+pub fn sum_dim<T: Float>(out: &mut [T], x: &[T], n: usize, inner: usize) {
+    assert_eq!(out.len() * n, x.len() * usize::from(n > 0), "sum_dim: {} x {n} against {}", out.len(), x.len());
+    if n == 0 || out.is_empty() {
+        out.fill(T::ZERO);
+        return;
+    }
+    if inner == 1 {
+        sum_rows(out, x, n);
+    } else if out.len() == inner {
+        sum_columns(out, x);
+    } else {
+        out.par_chunks_mut(inner)
+            .zip(x.par_chunks(n * inner))
+            .with_min_len(grain(n * inner))
+            .for_each(|(out, x)| add_columns(out, x));
+    }
+}
+
+/// Sums each row of `x [rows, n]`.
+fn sum_rows<T: Float>(out: &mut [T], x: &[T], n: usize) {
+    simd! {
+        fn rows<T: Float>(out: &mut [T], x: &[T], n: usize) {
+            for (o, row) in out.iter_mut().zip(x.chunks_exact(n)) {
+                *o = sum_of(row, |v| v);
+            }
+        }
+    }
+    let chunk = super::parallel::rows_per_chunk(n);
+    out.par_chunks_mut(chunk)
+        .zip(x.par_chunks(chunk * n))
+        .with_min_len(grain(chunk * n))
+        .for_each(|(out, x)| rows(out, x, n));
+}
+
+simd! {
+    /// `out[j] = Σ_i x[i][j]`, one row after the other.
+    fn add_columns<T: Float>(out: &mut [T], x: &[T]) {
+        // A strip of columns stays in registers or the first-level cache.
+        const STRIP: usize = 256;
+        let width = out.len();
+        for (s, out) in out.chunks_mut(STRIP).enumerate() {
+            out.fill(T::ZERO);
+            for row in x.chunks_exact(width) {
+                for (o, &v) in out.iter_mut().zip(&row[s * STRIP..]) {
+                    *o += v;
+                }
+            }
+        }
+    }
+}
+
+/// Sums the columns of `x [rows, out.len()]`: at most 16 partial rows, added in order.
+pub fn sum_columns<T: Float>(out: &mut [T], x: &[T]) {
+    let width = out.len();
+    if width == 0 {
+        return;
+    }
+    let rows = x.len() / width;
+    let chunk = rows_per_partial(rows, width);
+    if rows <= chunk {
+        add_columns(out, x);
+        return;
+    }
+    let mut partial = vec![T::ZERO; rows.div_ceil(chunk) * width];
+    partial.par_chunks_mut(width).zip(x.par_chunks(chunk * width)).for_each(|(p, x)| add_columns(p, x));
+    add_columns(out, &partial);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample(n: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * 2_654_435_761) % 1000) as f32 / 500.0 - 1.0).collect()
+    }
+
+    #[test]
+    fn sums_match_f64() {
+        for n in [0, 1, 31, 33, CHUNK, CHUNK + 1, 5 * CHUNK + 77] {
+            let x = sample(n);
+            let want: f64 = x.iter().map(|&v| f64::from(v)).sum();
+            assert!((f64::from(sum(&x)) - want).abs() < 1e-3, "{n}");
+            let want: f64 = x.iter().map(|&v| f64::from(v) * f64::from(v)).sum();
+            assert!((sum_of_squares(&x) - want).abs() <= 1e-12 * want, "{n}");
+        }
+    }
+
+    #[test]
+    fn sums_along_a_dimension() {
+        for (outer, n, inner) in [(3, 5, 7), (1, 70_000, 3), (70, 300, 1), (1, 0, 4), (2, 1, 1), (5, 40, 600)] {
+            let x = sample(outer * n * inner);
+            let mut out = vec![9.0; outer * inner];
+            sum_dim(&mut out, &x, n, inner);
+            for o in 0..outer {
+                for j in 0..inner {
+                    let want: f64 = (0..n).map(|i| f64::from(x[(o * n + i) * inner + j])).sum();
+                    assert!((f64::from(out[o * inner + j]) - want).abs() < 1e-2, "{outer} {n} {inner}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn same_bits_for_any_number_of_threads() {
+        let x = sample(1_000_003);
+        let run = |threads| {
+            rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap().install(|| {
+                let mut columns = vec![0.0; 101];
+                sum_columns(&mut columns, &x[..101 * 9900]);
+                (sum(&x).to_bits(), sum_of_squares(&x).to_bits(), columns)
+            })
+        };
+        assert_eq!(run(1), run(3));
+    }
+}
