@@ -2,3 +2,7 @@
 
 pub mod config;
 pub mod data;
+mod disk;
+pub mod run_dir;
+
+pub use disk::DiskError;
