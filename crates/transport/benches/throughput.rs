@@ -59,22 +59,12 @@ fn round_trip_1_kib(bencher: Bencher<'_, '_>, pinned: bool) {
 }
 
 async fn pair(pinned: bool) -> ([Endpoint; 2], Connection, Lanes, Connection, Lanes) {
-    let options = || Options {
-        listen: Some(([127, 0, 0, 1], 0).into()),
-        pinned,
-        ..Options::new()
-    };
+    let options = || Options { listen: Some(([127, 0, 0, 1], 0).into()), pinned, ..Options::new() };
     let caller = Endpoint::bind(options()).await.unwrap();
     let callee = Endpoint::bind(options()).await.unwrap();
     let addr = callee.addr();
     let (calling, called) = tokio::join!(caller.connect(&addr), callee.accept());
     let (to_callee, from_callee) = calling.unwrap();
     let (to_caller, from_caller) = called.unwrap();
-    (
-        [caller, callee],
-        to_callee,
-        from_callee,
-        to_caller,
-        from_caller,
-    )
+    ([caller, callee], to_callee, from_callee, to_caller, from_caller)
 }

@@ -84,13 +84,9 @@ impl fmt::Display for Cause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TimedOut => f.write_str("it stopped answering"),
-            Self::ClosedByPeer(reason) if reason.is_empty() => {
-                f.write_str("it closed the connection without a reason")
-            }
+            Self::ClosedByPeer(reason) if reason.is_empty() => f.write_str("it closed the connection without a reason"),
             Self::ClosedByPeer(reason) => write!(f, "it closed the connection: {reason}"),
-            Self::ClosedHere(reason) if reason.is_empty() => {
-                f.write_str("the connection was closed here")
-            }
+            Self::ClosedHere(reason) if reason.is_empty() => f.write_str("the connection was closed here"),
             Self::ClosedHere(reason) => write!(f, "the connection was closed here: {reason}"),
             Self::Refused => f.write_str("it does not let this peer's key in"),
             Self::Reset => f.write_str("it forgot the connection (restarted?)"),
@@ -105,10 +101,7 @@ impl fmt::Display for Cause {
 
 impl Connection {
     pub(crate) fn new(shared: Arc<Shared>, senders: [Sender; Lane::COUNT]) -> Self {
-        Self {
-            shared,
-            senders: Arc::new(senders),
-        }
+        Self { shared, senders: Arc::new(senders) }
     }
 
     /// Whom this connection leads to, as proved in QUIC's handshake.
@@ -126,15 +119,8 @@ impl Connection {
     /// # Errors
     /// [`SendError::HeaderTooLong`] before anything is sent, [`SendError::Lost`], and
     /// [`SendError::Unread`] if the peer dropped that lane's [`Receiver`].
-    pub async fn send(
-        &self,
-        lane: Lane,
-        header: &[u8],
-        payload: &[Bytes],
-    ) -> Result<(), SendError> {
-        self.senders[lane as usize]
-            .send(&self.shared, header, payload)
-            .await
+    pub async fn send(&self, lane: Lane, header: &[u8], payload: &[Bytes]) -> Result<(), SendError> {
+        self.senders[lane as usize].send(&self.shared, header, payload).await
     }
 
     /// Says on every lane that nothing more will come, and returns once the peer's QUIC has
@@ -156,8 +142,7 @@ impl Connection {
     /// Closes the connection at once. What the peer has not read yet may be lost; the peer sees
     /// [`Cause::ClosedByPeer`] with the first few hundred bytes of `reason`.
     pub fn close(&self, reason: &str) {
-        self.shared
-            .close(Cause::ClosedHere(reason.to_owned()), CODE_CLOSED, reason);
+        self.shared.close(Cause::ClosedHere(reason.to_owned()), CODE_CLOSED, reason);
     }
 
     /// Resolves when the connection is gone, with the reason.
@@ -168,20 +153,14 @@ impl Connection {
 
     /// Why the connection is gone, if it is.
     pub fn lost(&self) -> Option<Lost> {
-        self.shared
-            .quic
-            .close_reason()
-            .map(|error| self.shared.lost(error))
+        self.shared.quic.close_reason().map(|error| self.shared.lost(error))
     }
 
     /// Counters since the connection was opened.
     pub fn stats(&self) -> Stats {
         let quic = self.shared.quic.stats();
         let paths = self.shared.quic.paths();
-        let path = paths
-            .iter()
-            .find(|path| path.is_selected())
-            .or_else(|| paths.iter().next());
+        let path = paths.iter().find(|path| path.is_selected()).or_else(|| paths.iter().next());
         Stats {
             sent: Lane::ALL.map(|lane| self.shared.sent[lane as usize].read()),
             received: Lane::ALL.map(|lane| self.shared.received[lane as usize].read()),
@@ -247,10 +226,7 @@ impl Shared {
             }
             error => cause(error),
         };
-        Lost {
-            peer: self.peer,
-            cause,
-        }
+        Lost { peer: self.peer, cause }
     }
 }
 
@@ -277,10 +253,7 @@ const MAX_REASON: usize = 512;
 /// A reason is another's text and ends up on terminals.
 fn printable(reason: &[u8]) -> String {
     let reason = String::from_utf8_lossy(&reason[..reason.len().min(MAX_REASON)]);
-    reason
-        .chars()
-        .map(|c| if c.is_control() { ' ' } else { c })
-        .collect()
+    reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
 /// The connections of an endpoint that may still be open, for closing them with a reason.
@@ -289,19 +262,13 @@ pub(crate) struct Registry(Mutex<Vec<std::sync::Weak<Shared>>>);
 
 impl Registry {
     pub(crate) fn add(&self, shared: &Arc<Shared>) {
-        let mut connections = self
-            .0
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut connections = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         connections.retain(|connection| connection.strong_count() > 0);
         connections.push(Arc::downgrade(shared));
     }
 
     pub(crate) fn close(&self, reason: &str) {
-        let connections = self
-            .0
-            .lock()
-            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let connections = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         for shared in connections.iter().filter_map(std::sync::Weak::upgrade) {
             shared.close(Cause::ClosedHere(reason.to_owned()), CODE_CLOSED, reason);
         }
@@ -323,10 +290,7 @@ mod tests {
     fn every_cause_reads_as_a_sentence() {
         let peer = PeerKey::from_bytes([0; 32]);
         let lost = |cause| Lost { peer, cause }.to_string();
-        assert_eq!(
-            lost(Cause::TimedOut),
-            "lost peer aaaaaaaaaa: it stopped answering"
-        );
+        assert_eq!(lost(Cause::TimedOut), "lost peer aaaaaaaaaa: it stopped answering");
         assert_eq!(
             lost(Cause::ClosedByPeer("disk full".into())),
             "lost peer aaaaaaaaaa: it closed the connection: disk full"

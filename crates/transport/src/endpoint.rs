@@ -7,9 +7,9 @@ use std::sync::{Arc, RwLock};
 use std::time::Duration;
 
 use iroh::endpoint::{
-    ConnectError as QuicConnectError, ConnectWithOptsError, ConnectingError, ConnectionError,
-    IdleTimeout, NetReportConfig, PortmapperConfig, QuicTransportConfig, ReadError, ReadExactError,
-    RecvStream, VarInt, WriteError, presets,
+    ConnectError as QuicConnectError, ConnectWithOptsError, ConnectingError, ConnectionError, IdleTimeout,
+    NetReportConfig, PortmapperConfig, QuicTransportConfig, ReadError, ReadExactError, RecvStream, VarInt, WriteError,
+    presets,
 };
 use iroh::{EndpointAddr, RelayMode, TransportAddr};
 use tokio::sync::mpsc;
@@ -202,9 +202,7 @@ impl Endpoint {
                 pinned = Some(socket.local_addr().map_err(|e| failed(e.to_string()))?);
                 builder = builder.add_custom_transport(Arc::new(socket));
             } else {
-                builder = builder
-                    .bind_addr(listen)
-                    .map_err(|e| failed(format!("{e:#}")))?;
+                builder = builder.bind_addr(listen).map_err(|e| failed(format!("{e:#}")))?;
             }
         }
         let quic = builder.bind().await.map_err(|e| failed(format!("{e:#}")))?;
@@ -212,11 +210,8 @@ impl Endpoint {
         let allowed = Arc::new(RwLock::new(options.allowed));
         let connections = Arc::new(Registry::default());
         let (sender, accepted) = mpsc::channel(ACCEPT_QUEUE);
-        let door = Door {
-            allowed: allowed.clone(),
-            connections: connections.clone(),
-            timeout: options.connect_timeout,
-        };
+        let door =
+            Door { allowed: allowed.clone(), connections: connections.clone(), timeout: options.connect_timeout };
         let accepting = tokio::spawn(door.keep(quic.clone(), sender)).abort_handle();
         Ok(Self(Arc::new(Inner {
             quic,
@@ -243,26 +238,17 @@ impl Endpoint {
             None => {
                 let mut addrs: Vec<SocketAddr> = self.0.quic.addr().ip_addrs().copied().collect();
                 // A link-local address means nothing without the interface that it belongs to.
-                addrs.retain(
-                    |addr| !matches!(addr, SocketAddr::V6(a) if a.ip().is_unicast_link_local()),
-                );
+                addrs.retain(|addr| !matches!(addr, SocketAddr::V6(a) if a.ip().is_unicast_link_local()));
                 addrs.sort_unstable();
                 addrs
             }
         };
-        PeerAddr {
-            key: self.key(),
-            addrs,
-        }
+        PeerAddr { key: self.key(), addrs }
     }
 
     /// Replaces the list of those who are let in. Open connections stay.
     pub fn allow(&self, allowed: Allowed) {
-        *self
-            .0
-            .allowed
-            .write()
-            .unwrap_or_else(|poisoned| poisoned.into_inner()) = allowed;
+        *self.0.allowed.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = allowed;
     }
 
     /// Connects to a peer, and returns once it has let this endpoint in. Several connections to one
@@ -272,8 +258,7 @@ impl Endpoint {
     /// See [`ConnectError`]. A peer that has not been told of this one yet says
     /// [`ConnectError::Refused`].
     pub async fn connect(&self, to: &PeerAddr) -> Result<(Connection, Lanes), ConnectError> {
-        let id = iroh::PublicKey::from_bytes(to.key.as_bytes())
-            .map_err(|_| ConnectError::InvalidKey(to.key))?;
+        let id = iroh::PublicKey::from_bytes(to.key.as_bytes()).map_err(|_| ConnectError::InvalidKey(to.key))?;
         if to.addrs.is_empty() {
             return Err(ConnectError::NoWay(to.clone(), "it has no address"));
         }
@@ -286,20 +271,15 @@ impl Endpoint {
             let addr = EndpointAddr::from_parts(id, addrs);
             let quic = self.0.quic.connect(addr, ALPN).await;
             let quic = quic.map_err(|error| self.refusal(to, error))?;
-            open(quic, &self.0.connections)
-                .await
-                .map_err(|lost| match lost.cause {
-                    Cause::Refused => ConnectError::Refused(to.key),
-                    _ => ConnectError::Lost(lost),
-                })
+            open(quic, &self.0.connections).await.map_err(|lost| match lost.cause {
+                Cause::Refused => ConnectError::Refused(to.key),
+                _ => ConnectError::Lost(lost),
+            })
         };
         let after = self.0.connect_timeout;
         match tokio::time::timeout(after, opening).await {
             Ok(result) => result,
-            Err(_) => Err(ConnectError::NoAnswer {
-                addr: to.clone(),
-                after,
-            }),
+            Err(_) => Err(ConnectError::NoAnswer { addr: to.clone(), after }),
         }
     }
 
@@ -328,33 +308,20 @@ impl Endpoint {
                     _ => ConnectError::Handshake(to.clone(), text),
                 };
             }
-            QuicConnectError::Connecting {
-                source: ConnectingError::ConnectionError { source, .. },
-                ..
-            } => source,
+            QuicConnectError::Connecting { source: ConnectingError::ConnectionError { source, .. }, .. } => source,
             QuicConnectError::Connection { source, .. } => source,
             _ => return ConnectError::Handshake(to.clone(), text),
         };
         match error {
-            ConnectionError::TimedOut => ConnectError::NoAnswer {
-                addr: to.clone(),
-                after: self.0.connect_timeout,
-            },
-            ConnectionError::ConnectionClosed(close)
-                if u64::from(close.error_code) == NO_APPLICATION_PROTOCOL =>
-            {
+            ConnectionError::TimedOut => ConnectError::NoAnswer { addr: to.clone(), after: self.0.connect_timeout },
+            ConnectionError::ConnectionClosed(close) if u64::from(close.error_code) == NO_APPLICATION_PROTOCOL => {
                 ConnectError::Version(to.key)
             }
             ConnectionError::LocallyClosed => ConnectError::Closed(to.key),
-            error @ (ConnectionError::ApplicationClosed(_) | ConnectionError::Reset) => {
-                match cause(error) {
-                    Cause::Refused => ConnectError::Refused(to.key),
-                    cause => ConnectError::Lost(Lost {
-                        peer: to.key,
-                        cause,
-                    }),
-                }
-            }
+            error @ (ConnectionError::ApplicationClosed(_) | ConnectionError::Reset) => match cause(error) {
+                Cause::Refused => ConnectError::Refused(to.key),
+                cause => ConnectError::Lost(Lost { peer: to.key, cause }),
+            },
             _ => ConnectError::Handshake(to.clone(), text),
         }
     }
@@ -403,43 +370,29 @@ impl Door {
         }
     }
 
-    async fn let_in(
-        &self,
-        incoming: iroh::endpoint::Incoming,
-    ) -> Result<(Connection, Lanes), String> {
+    async fn let_in(&self, incoming: iroh::endpoint::Incoming) -> Result<(Connection, Lanes), String> {
         let quic = incoming.await.map_err(|error| format!("{error:#}"))?;
         let peer = PeerKey::from_bytes(*quic.remote_id().as_bytes());
         let welcome = {
-            let allowed = self
-                .allowed
-                .read()
-                .unwrap_or_else(|poisoned| poisoned.into_inner());
+            let allowed = self.allowed.read().unwrap_or_else(|poisoned| poisoned.into_inner());
             allowed.includes(&peer)
         };
         if !welcome {
             quic.close(CODE_REFUSED, b"key not allowed");
             return Err(format!("{peer} is not among the allowed keys"));
         }
-        open(quic, &self.connections)
-            .await
-            .map_err(|lost| lost.to_string())
+        open(quic, &self.connections).await.map_err(|lost| lost.to_string())
     }
 }
 
 /// Opens this side's lanes and waits for the other's. Both sides do the same, so that neither has a
 /// connection before the other let it in.
-async fn open(
-    quic: iroh::endpoint::Connection,
-    connections: &Registry,
-) -> Result<(Connection, Lanes), Lost> {
+async fn open(quic: iroh::endpoint::Connection, connections: &Registry) -> Result<(Connection, Lanes), Lost> {
     let shared = Shared::new(quic);
     connections.add(&shared);
     let [control, tensors, bulk] = Lane::ALL;
-    let senders = [
-        open_lane(&shared, control).await?,
-        open_lane(&shared, tensors).await?,
-        open_lane(&shared, bulk).await?,
-    ];
+    let senders =
+        [open_lane(&shared, control).await?, open_lane(&shared, tensors).await?, open_lane(&shared, bulk).await?];
 
     let mut streams: [Option<RecvStream>; Lane::COUNT] = [None, None, None];
     loop {

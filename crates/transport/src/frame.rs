@@ -57,10 +57,7 @@ pub(crate) fn parse_prelude(bytes: [u8; PRELUDE]) -> Result<Lane, Violation> {
     if version != VERSION {
         return Err(Violation::Version(version));
     }
-    Lane::ALL
-        .get(usize::from(lane))
-        .copied()
-        .ok_or(Violation::Lane(lane))
+    Lane::ALL.get(usize::from(lane)).copied().ok_or(Violation::Lane(lane))
 }
 
 /// The fixed part before each frame.
@@ -84,10 +81,7 @@ impl Prefix {
         if header as usize > MAX_HEADER {
             return Err(Violation::HeaderTooLong(header));
         }
-        Ok(Self {
-            header: header as usize,
-            payload: u64::from_le_bytes(payload),
-        })
+        Ok(Self { header: header as usize, payload: u64::from_le_bytes(payload) })
     }
 }
 

@@ -76,9 +76,7 @@ impl Serialize for PeerKey {
 impl<'de> Deserialize<'de> for PeerKey {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         if deserializer.is_human_readable() {
-            String::deserialize(deserializer)?
-                .parse()
-                .map_err(D::Error::custom)
+            String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
         } else {
             <[u8; 32]>::deserialize(deserializer).map(Self)
         }
@@ -165,9 +163,6 @@ mod tests {
     #[test]
     fn secrets_are_not_printed() {
         let secret = SecretKey::from_bytes([9; 32]);
-        assert_eq!(
-            format!("{secret:?}"),
-            format!("SecretKey(of {})", secret.public())
-        );
+        assert_eq!(format!("{secret:?}"), format!("SecretKey(of {})", secret.public()));
     }
 }

@@ -114,44 +114,26 @@ pub(crate) struct Sender {
 
 impl Sender {
     pub(crate) fn new(lane: Lane, stream: SendStream) -> Self {
-        Self {
-            lane,
-            stream: Arc::new(tokio::sync::Mutex::new(stream)),
-        }
+        Self { lane, stream: Arc::new(tokio::sync::Mutex::new(stream)) }
     }
 
-    pub(crate) async fn send(
-        &self,
-        shared: &Shared,
-        header: &[u8],
-        payload: &[Bytes],
-    ) -> Result<(), SendError> {
+    pub(crate) async fn send(&self, shared: &Shared, header: &[u8], payload: &[Bytes]) -> Result<(), SendError> {
         if header.len() > MAX_HEADER {
             return Err(SendError::HeaderTooLong(header.len()));
         }
         let length = payload.iter().map(|slice| slice.len() as u64).sum();
-        let prefix = Prefix {
-            header: header.len(),
-            payload: length,
-        }
-        .encode();
+        let prefix = Prefix { header: header.len(), payload: length }.encode();
         let mut rest = VecDeque::with_capacity(1 + payload.len());
         rest.push_back([&prefix, header].concat().into());
         rest.extend(payload.iter().filter(|slice| !slice.is_empty()).cloned());
 
         // Tokio's mutex hands itself on in the order of arrival, which makes turns fair.
         let stream = Arc::clone(&self.stream).lock_owned().await;
-        let mut turn = Turn {
-            stream: Some(stream),
-            rest,
-            begun: false,
-        };
+        let mut turn = Turn { stream: Some(stream), rest, begun: false };
         let counters = &shared.sent[self.lane as usize];
         counters.begin(prefix.len() + header.len());
         counters.payload(length);
-        turn.write()
-            .await
-            .map_err(|error| self.error(shared, error))
+        turn.write().await.map_err(|error| self.error(shared, error))
     }
 
     pub(crate) async fn finish(&self) {
@@ -174,9 +156,7 @@ impl Sender {
         match error {
             WriteError::ConnectionLost(error) => shared.lost(error).into(),
             WriteError::Stopped(_) => SendError::Unread(self.lane),
-            WriteError::ClosedStream | WriteError::ZeroRttRejected => {
-                SendError::Finished(self.lane)
-            }
+            WriteError::ClosedStream | WriteError::ZeroRttRejected => SendError::Finished(self.lane),
         }
     }
 }
@@ -226,11 +206,7 @@ impl Drop for Turn {
         let (true, Some(stream)) = (unfinished, self.stream.take()) else {
             return;
         };
-        let mut turn = Self {
-            stream: Some(stream),
-            rest: std::mem::take(&mut self.rest),
-            begun: false,
-        };
+        let mut turn = Self { stream: Some(stream), rest: std::mem::take(&mut self.rest), begun: false };
         match tokio::runtime::Handle::try_current() {
             Ok(runtime) => {
                 // Whoever uses the connection next meets the error.
@@ -259,13 +235,7 @@ pub struct Receiver {
 
 impl Receiver {
     pub(crate) fn new(lane: Lane, stream: RecvStream, shared: Arc<Shared>) -> Self {
-        Self {
-            lane,
-            stream,
-            shared,
-            head: Vec::new(),
-            unread: 0,
-        }
+        Self { lane, stream, shared, head: Vec::new(), unread: 0 }
     }
 
     /// Waits for the next frame and yields its header and its payload's length. Room for the
@@ -300,10 +270,7 @@ impl Receiver {
         self.head.clear();
         self.unread = prefix.payload;
         self.shared.received[self.lane as usize].begin(PREFIX + prefix.header);
-        Ok(Some(Frame {
-            header,
-            receiver: self,
-        }))
+        Ok(Some(Frame { header, receiver: self }))
     }
 
     /// What has come of the rest of the payload.
@@ -332,9 +299,7 @@ impl Receiver {
         match error {
             ReadError::ConnectionLost(error) => self.shared.lost(error).into(),
             // Our side resets a lane only as it dies in the middle of a frame.
-            ReadError::Reset(_) | ReadError::ClosedStream | ReadError::ZeroRttRejected => {
-                self.truncated()
-            }
+            ReadError::Reset(_) | ReadError::ClosedStream | ReadError::ZeroRttRejected => self.truncated(),
         }
     }
 }
@@ -373,17 +338,11 @@ impl Frame<'_> {
         let length = match usize::try_from(announced) {
             Ok(length) if announced <= allowed => length,
             _ => {
-                return Err(ReceiveError::TooLong {
-                    lane,
-                    announced,
-                    allowed,
-                });
+                return Err(ReceiveError::TooLong { lane, announced, allowed });
             }
         };
         let mut payload = Vec::new();
-        payload
-            .try_reserve_exact(length)
-            .map_err(|_| ReceiveError::NoMemory(announced))?;
+        payload.try_reserve_exact(length).map_err(|_| ReceiveError::NoMemory(announced))?;
         while self.receiver.unread > 0 {
             payload.extend_from_slice(&self.receiver.chunk().await?);
         }
@@ -398,11 +357,7 @@ impl Frame<'_> {
         let (lane, announced) = (self.receiver.lane, self.receiver.unread);
         let expected = buffer.len() as u64;
         if announced != expected {
-            return Err(ReceiveError::Length {
-                lane,
-                announced,
-                expected,
-            });
+            return Err(ReceiveError::Length { lane, announced, expected });
         }
         let mut filled = 0;
         while filled < buffer.len() {
@@ -422,11 +377,7 @@ impl Frame<'_> {
 impl fmt::Debug for Frame<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (header, payload) = (self.header.len(), self.receiver.unread);
-        write!(
-            f,
-            "Frame({header} + {payload} bytes, {})",
-            self.receiver.lane
-        )
+        write!(f, "Frame({header} + {payload} bytes, {})", self.receiver.lane)
     }
 }
 

@@ -58,6 +58,7 @@
 //! ```
 
 mod connection;
+pub mod emulator;
 mod endpoint;
 mod frame;
 mod key;

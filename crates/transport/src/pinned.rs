@@ -10,9 +10,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
 use iroh::TransportAddr;
-use iroh::endpoint::transports::{
-    CustomEndpoint, CustomSender, CustomTransport, RecvInfo, Transmit,
-};
+use iroh::endpoint::transports::{CustomEndpoint, CustomSender, CustomTransport, RecvInfo, Transmit};
 use iroh_base::CustomAddr;
 use n0_watcher::Watchable;
 use noq_udp::RecvMeta;
@@ -30,12 +28,11 @@ impl Pinned {
     pub(crate) fn bind(listen: SocketAddr) -> io::Result<Self> {
         let socket = std::net::UdpSocket::bind(listen)?;
         socket.set_nonblocking(true)?;
+        // As iroh does with its own sockets. The system may grant less.
+        let _ = socket2::SockRef::from(&socket).set_recv_buffer_size(4 << 20);
         let socket = UdpSocket::from_std(socket)?;
         let local = Watchable::new(vec![to_custom(socket.local_addr()?)]);
-        Ok(Self {
-            socket: Arc::new(socket),
-            local,
-        })
+        Ok(Self { socket: Arc::new(socket), local })
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -108,10 +105,7 @@ impl CustomSender for Pinned {
         transmit: &Transmit<'_>,
     ) -> Poll<io::Result<()>> {
         let to = from_custom(to)?;
-        let segment = transmit
-            .segment_size
-            .unwrap_or(transmit.contents.len())
-            .max(1);
+        let segment = transmit.segment_size.unwrap_or(transmit.contents.len()).max(1);
         for datagram in transmit.contents.chunks(segment) {
             match self.socket.try_send_to(datagram, to) {
                 Ok(_) => {}
@@ -137,12 +131,7 @@ fn to_custom(addr: SocketAddr) -> CustomAddr {
 }
 
 fn from_custom(addr: &CustomAddr) -> io::Result<SocketAddr> {
-    let foreign = || {
-        io::Error::new(
-            io::ErrorKind::InvalidInput,
-            format!("{addr} is no UDP address"),
-        )
-    };
+    let foreign = || io::Error::new(io::ErrorKind::InvalidInput, format!("{addr} is no UDP address"));
     let (ip, port) = addr.data().split_last_chunk::<2>().ok_or_else(foreign)?;
     let ip: IpAddr = match ip.len() {
         4 => <[u8; 4]>::try_from(ip).map_err(|_| foreign())?.into(),

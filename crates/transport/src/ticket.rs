@@ -161,16 +161,10 @@ impl FromStr for Ticket {
         }
         let stranger = |c: char| !matches!(c.to_ascii_lowercase(), 'a'..='z' | '2'..='7');
         if let Some((i, character)) = text.chars().enumerate().find(|(_, c)| stranger(*c)) {
-            return Err(TicketError::Character {
-                character,
-                position: i + 1,
-            });
+            return Err(TicketError::Character { character, position: i + 1 });
         }
 
-        let head = decode_prefix(text, HEAD).ok_or(TicketError::Truncated {
-            got: text.len(),
-            expected: 0,
-        })?;
+        let head = decode_prefix(text, HEAD).ok_or(TicketError::Truncated { got: text.len(), expected: 0 })?;
         if head[3..] != check::<1>(&head[..3]) {
             return Err(TicketError::Typo);
         }
@@ -186,9 +180,7 @@ impl FromStr for Ticket {
             return Err(TicketError::TooLong { got, expected });
         }
 
-        let bytes = BASE32_NOPAD
-            .decode(text.to_ascii_uppercase().as_bytes())
-            .map_err(|_| TicketError::Typo)?;
+        let bytes = BASE32_NOPAD.decode(text.to_ascii_uppercase().as_bytes()).map_err(|_| TicketError::Typo)?;
         let (rest, end) = bytes.split_at(length - CHECK);
         if *end != check::<CHECK>(rest) {
             return Err(TicketError::Typo);
@@ -232,10 +224,7 @@ impl Body<'_> {
             };
             addrs.push(SocketAddr::new(ip, u16::from_le_bytes(self.take()?)));
         }
-        self.0.is_empty().then_some(Ticket {
-            addr: PeerAddr { key, addrs },
-            secret,
-        })
+        self.0.is_empty().then_some(Ticket { addr: PeerAddr { key, addrs }, secret })
     }
 
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
@@ -253,19 +242,13 @@ mod tests {
 
     fn ticket(addrs: Vec<SocketAddr>) -> Ticket {
         Ticket {
-            addr: PeerAddr {
-                key: SecretKey::from_bytes([3; 32]).public(),
-                addrs,
-            },
+            addr: PeerAddr { key: SecretKey::from_bytes([3; 32]).public(), addrs },
             secret: Secret::from_bytes([0xa5; 16]),
         }
     }
 
     fn sample() -> Ticket {
-        ticket(vec![
-            "192.168.1.7:4433".parse().unwrap(),
-            "[2001:db8::1]:9".parse().unwrap(),
-        ])
+        ticket(vec!["192.168.1.7:4433".parse().unwrap(), "[2001:db8::1]:9".parse().unwrap()])
     }
 
     #[test]
@@ -283,24 +266,13 @@ mod tests {
     fn names_what_is_wrong() {
         let text = sample().to_string();
         assert_eq!(" \n".parse::<Ticket>(), Err(TicketError::Empty));
-        assert_eq!(
-            "abc0".parse::<Ticket>(),
-            Err(TicketError::Character {
-                character: '0',
-                position: 4
-            })
-        );
+        assert_eq!("abc0".parse::<Ticket>(), Err(TicketError::Character { character: '0', position: 4 }));
         assert_eq!(
             format!("{text}aaaaaaaa").parse::<Ticket>(),
-            Err(TicketError::TooLong {
-                got: text.len() + 8,
-                expected: text.len()
-            })
+            Err(TicketError::TooLong { got: text.len() + 8, expected: text.len() })
         );
 
-        let mut bytes = BASE32_NOPAD
-            .decode(text.to_ascii_uppercase().as_bytes())
-            .unwrap();
+        let mut bytes = BASE32_NOPAD.decode(text.to_ascii_uppercase().as_bytes()).unwrap();
         bytes[0] = 2;
         bytes[3] = check::<1>(&bytes[..3])[0];
         let newer = BASE32_NOPAD.encode(&bytes);
@@ -312,10 +284,7 @@ mod tests {
         let text = sample().to_string();
         for length in 1..text.len() {
             let error = text[..length].parse::<Ticket>().unwrap_err();
-            assert!(
-                matches!(error, TicketError::Truncated { .. }),
-                "{length}: {error}"
-            );
+            assert!(matches!(error, TicketError::Truncated { .. }), "{length}: {error}");
         }
     }
 

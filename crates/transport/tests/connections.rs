@@ -7,15 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fusionllm_transport::{
-    Allowed, Cause, ConnectError, Connection, Endpoint, Lane, Lanes, MAX_HEADER, Options, PeerAddr,
-    PeerKey, ReceiveError, SecretKey, SendError,
+    Allowed, Cause, ConnectError, Connection, Endpoint, Lane, Lanes, MAX_HEADER, Options, PeerAddr, PeerKey,
+    ReceiveError, SecretKey, SendError,
 };
 
 fn local() -> Options {
-    Options {
-        listen: Some(([127, 0, 0, 1], 0).into()),
-        ..Options::new()
-    }
+    Options { listen: Some(([127, 0, 0, 1], 0).into()), ..Options::new() }
 }
 
 /// An endpoint that calls and one that is called, and their connection.
@@ -35,14 +32,7 @@ async fn pair_with(options: impl Fn() -> Options) -> Pair {
     let (calling, called) = tokio::join!(caller.connect(&addr), callee.accept());
     let (to_callee, from_callee) = calling.unwrap();
     let (to_caller, from_caller) = called.unwrap();
-    Pair {
-        caller,
-        callee,
-        to_callee,
-        from_callee,
-        to_caller,
-        from_caller,
-    }
+    Pair { caller, callee, to_callee, from_callee, to_caller, from_caller }
 }
 
 async fn pair() -> Pair {
@@ -51,10 +41,7 @@ async fn pair() -> Pair {
 
 /// Bytes in which any slice betrays where it came from.
 fn pattern(length: usize) -> Bytes {
-    (0..length)
-        .map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8)
-        .collect::<Vec<u8>>()
-        .into()
+    (0..length).map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8).collect::<Vec<u8>>().into()
 }
 
 #[tokio::test]
@@ -63,21 +50,13 @@ async fn frames_pass_on_every_lane_in_both_directions() {
     assert_eq!(pair.to_callee.peer(), pair.callee.key());
     assert_eq!(pair.to_caller.peer(), pair.caller.key());
 
-    for (connection, lanes) in [
-        (&pair.to_callee, &mut pair.from_caller),
-        (&pair.to_caller, &mut pair.from_callee),
-    ] {
-        for (lane, receiver) in [
-            (Lane::Bulk, &mut lanes.bulk),
-            (Lane::Control, &mut lanes.control),
-            (Lane::Tensors, &mut lanes.tensors),
-        ] {
+    for (connection, lanes) in [(&pair.to_callee, &mut pair.from_caller), (&pair.to_caller, &mut pair.from_callee)] {
+        for (lane, receiver) in
+            [(Lane::Bulk, &mut lanes.bulk), (Lane::Control, &mut lanes.control), (Lane::Tensors, &mut lanes.tensors)]
+        {
             let header = lane.to_string();
             let slices = ["one ".into(), Bytes::new(), "payload".into()];
-            connection
-                .send(lane, header.as_bytes(), &slices)
-                .await
-                .unwrap();
+            connection.send(lane, header.as_bytes(), &slices).await.unwrap();
             connection.send(lane, b"", &[]).await.unwrap();
 
             let frame = receiver.next().await.unwrap().unwrap();
@@ -117,10 +96,7 @@ async fn fifty_megabytes_arrive_intact_beside_other_lanes() {
     assert_eq!(frame.payload_len(), 50_000_000);
 
     // Nobody reads the big payload yet, so its lane is stuck, and only its lane.
-    pair.to_callee
-        .send(Lane::Control, b"quick", &[])
-        .await
-        .unwrap();
+    pair.to_callee.send(Lane::Control, b"quick", &[]).await.unwrap();
     let quick = pair.from_caller.control.next().await.unwrap().unwrap();
     assert_eq!(quick.header(), &b"quick"[..]);
 
@@ -137,10 +113,7 @@ async fn frames_of_many_tasks_stay_whole_and_each_tasks_stay_in_order() {
             tokio::spawn(async move {
                 for i in 0..50u8 {
                     let payload = Bytes::from(vec![task; 1 + usize::from(i) * 997]);
-                    to_callee
-                        .send(Lane::Tensors, &[task, i], &[payload])
-                        .await
-                        .unwrap();
+                    to_callee.send(Lane::Tensors, &[task, i], &[payload]).await.unwrap();
                 }
             })
         })
@@ -166,49 +139,18 @@ async fn a_payload_not_wanted_is_discarded_and_the_lane_goes_on() {
     let to_callee = pair.to_callee.clone();
     let sending = tokio::spawn(async move {
         for (header, length) in [(b"a", 3_000_000), (b"b", 100), (b"c", 5), (b"d", 4)] {
-            to_callee
-                .send(Lane::Bulk, header, &[pattern(length)])
-                .await
-                .unwrap();
+            to_callee.send(Lane::Bulk, header, &[pattern(length)]).await.unwrap();
         }
     });
     let bulk = &mut pair.from_caller.bulk;
 
     drop(bulk.next().await.unwrap().unwrap());
-    let error = bulk
-        .next()
-        .await
-        .unwrap()
-        .unwrap()
-        .read(99)
-        .await
-        .unwrap_err();
-    let expected = ReceiveError::TooLong {
-        lane: Lane::Bulk,
-        announced: 100,
-        allowed: 99,
-    };
+    let error = bulk.next().await.unwrap().unwrap().read(99).await.unwrap_err();
+    let expected = ReceiveError::TooLong { lane: Lane::Bulk, announced: 100, allowed: 99 };
     assert_eq!(error, expected);
-    let error = bulk
-        .next()
-        .await
-        .unwrap()
-        .unwrap()
-        .read_into(&mut [0; 4])
-        .await
-        .unwrap_err();
-    assert_eq!(
-        error,
-        ReceiveError::Length {
-            lane: Lane::Bulk,
-            announced: 5,
-            expected: 4
-        }
-    );
-    assert_eq!(
-        bulk.next().await.unwrap().unwrap().read(4).await.unwrap(),
-        pattern(4)
-    );
+    let error = bulk.next().await.unwrap().unwrap().read_into(&mut [0; 4]).await.unwrap_err();
+    assert_eq!(error, ReceiveError::Length { lane: Lane::Bulk, announced: 5, expected: 4 });
+    assert_eq!(bulk.next().await.unwrap().unwrap().read(4).await.unwrap(), pattern(4));
     sending.await.unwrap();
 
     let received = pair.to_caller.stats().received[Lane::Bulk as usize];
@@ -218,16 +160,9 @@ async fn a_payload_not_wanted_is_discarded_and_the_lane_goes_on() {
 #[tokio::test]
 async fn a_header_too_long_is_refused_before_it_is_sent() {
     let mut pair = pair().await;
-    let error = pair
-        .to_callee
-        .send(Lane::Control, &[0; MAX_HEADER + 1], &[])
-        .await
-        .unwrap_err();
+    let error = pair.to_callee.send(Lane::Control, &[0; MAX_HEADER + 1], &[]).await.unwrap_err();
     assert_eq!(error, SendError::HeaderTooLong(MAX_HEADER + 1));
-    pair.to_callee
-        .send(Lane::Control, &[7; MAX_HEADER], &[])
-        .await
-        .unwrap();
+    pair.to_callee.send(Lane::Control, &[7; MAX_HEADER], &[]).await.unwrap();
     let frame = pair.from_caller.control.next().await.unwrap().unwrap();
     assert_eq!(frame.header(), &[7; MAX_HEADER][..]);
 }
@@ -240,9 +175,7 @@ async fn a_send_given_up_half_way_does_not_tear_the_lane() {
     // More than the peer's window takes, so the send cannot be over; polled once, it has begun.
     let payload = pattern(4_000_000);
     {
-        let send = pair
-            .to_callee
-            .send(Lane::Tensors, b"torn", std::slice::from_ref(&payload));
+        let send = pair.to_callee.send(Lane::Tensors, b"torn", std::slice::from_ref(&payload));
         tokio::pin!(send);
         tokio::select! {
             biased;
@@ -265,16 +198,9 @@ async fn a_send_given_up_half_way_does_not_tear_the_lane() {
 #[tokio::test]
 async fn finishing_delivers_all_and_ends_the_lanes() {
     let mut pair = pair().await;
-    pair.to_callee
-        .send(Lane::Bulk, b"last", &[pattern(1000)])
-        .await
-        .unwrap();
+    pair.to_callee.send(Lane::Bulk, b"last", &[pattern(1000)]).await.unwrap();
     pair.to_callee.finish().await.unwrap();
-    let error = pair
-        .to_callee
-        .send(Lane::Bulk, b"more", &[])
-        .await
-        .unwrap_err();
+    let error = pair.to_callee.send(Lane::Bulk, b"more", &[]).await.unwrap_err();
     assert_eq!(error, SendError::Finished(Lane::Bulk));
 
     let frame = pair.from_caller.bulk.next().await.unwrap().unwrap();
@@ -282,10 +208,7 @@ async fn finishing_delivers_all_and_ends_the_lanes() {
     assert!(pair.from_caller.bulk.next().await.unwrap().is_none());
     assert!(pair.from_caller.control.next().await.unwrap().is_none());
     // The other direction is as before.
-    pair.to_caller
-        .send(Lane::Control, b"still here", &[])
-        .await
-        .unwrap();
+    pair.to_caller.send(Lane::Control, b"still here", &[]).await.unwrap();
     assert!(pair.from_callee.control.next().await.unwrap().is_some());
 }
 
@@ -298,15 +221,8 @@ async fn closing_tells_the_peer_who_and_why() {
     let lost = pair.to_caller.closed().await;
     assert_eq!(lost.peer, pair.caller.key());
     assert_eq!(lost.cause, Cause::ClosedByPeer("disk full".into()));
-    assert_eq!(
-        pair.from_caller.bulk.next().await.unwrap_err(),
-        lost.clone().into()
-    );
-    let error = pair
-        .to_caller
-        .send(Lane::Control, b"", &[])
-        .await
-        .unwrap_err();
+    assert_eq!(pair.from_caller.bulk.next().await.unwrap_err(), lost.clone().into());
+    let error = pair.to_caller.send(Lane::Control, b"", &[]).await.unwrap_err();
     assert_eq!(error, lost.into());
 
     let lost = pair.to_callee.closed().await;
@@ -337,9 +253,7 @@ async fn keys_not_allowed_are_refused_until_they_are() {
     let caller = Endpoint::bind(local()).await.unwrap();
     let stranger = SecretKey::generate().public();
     let allowed = Allowed::Only(BTreeSet::from([stranger]));
-    let callee = Endpoint::bind(Options { allowed, ..local() })
-        .await
-        .unwrap();
+    let callee = Endpoint::bind(Options { allowed, ..local() }).await.unwrap();
     let addr = callee.addr();
 
     let error = caller.connect(&addr).await.unwrap_err();
@@ -354,19 +268,12 @@ async fn keys_not_allowed_are_refused_until_they_are() {
 
 #[tokio::test]
 async fn a_peer_that_falls_silent_is_noticed() {
-    let quick = || Options {
-        keep_alive: Duration::from_millis(100),
-        idle_timeout: Duration::from_millis(400),
-        ..local()
-    };
+    let quick =
+        || Options { keep_alive: Duration::from_millis(100), idle_timeout: Duration::from_millis(400), ..local() };
     let watcher = Endpoint::bind(quick()).await.unwrap();
     let addr = watcher.addr();
     // A runtime of its own, so that the peer can die with everything it runs, as in a kill.
-    let doomed = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(1)
-        .enable_all()
-        .build()
-        .unwrap();
+    let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let connecting = doomed.spawn(async move {
         let endpoint = Endpoint::bind(quick()).await.unwrap();
         let connection = endpoint.connect(&addr).await.unwrap();
@@ -385,25 +292,15 @@ async fn a_peer_that_falls_silent_is_noticed() {
 #[test]
 fn a_killed_peer_is_noticed_within_five_seconds_by_default() {
     // The idle timer starts anew at the first poke after the last word from the peer.
-    let Options {
-        keep_alive,
-        idle_timeout,
-        ..
-    } = Options::new();
+    let Options { keep_alive, idle_timeout, .. } = Options::new();
     assert!(keep_alive + idle_timeout < Duration::from_secs(5));
-    assert!(
-        3 * keep_alive < idle_timeout,
-        "two lost pokes must not end a connection"
-    );
+    assert!(3 * keep_alive < idle_timeout, "two lost pokes must not end a connection");
 }
 
 #[tokio::test]
 async fn impossible_peers_are_named() {
     let endpoint = Endpoint::bind(local()).await.unwrap();
-    let nobody = PeerAddr {
-        key: SecretKey::generate().public(),
-        addrs: vec![],
-    };
+    let nobody = PeerAddr { key: SecretKey::generate().public(), addrs: vec![] };
     let error = endpoint.connect(&nobody).await.unwrap_err();
     assert!(error.to_string().contains("has no address"), "{error}");
 
@@ -413,42 +310,22 @@ async fn impossible_peers_are_named() {
     // y = 2 is on no point of the curve.
     let mut bytes = [0; 32];
     bytes[0] = 2;
-    let invalid = PeerAddr {
-        key: PeerKey::from_bytes(bytes),
-        addrs: endpoint.addr().addrs,
-    };
+    let invalid = PeerAddr { key: PeerKey::from_bytes(bytes), addrs: endpoint.addr().addrs };
     let error = endpoint.connect(&invalid).await.unwrap_err();
     assert_eq!(error, ConnectError::InvalidKey(invalid.key));
 
     // Somebody else lives at the address.
     let other = Endpoint::bind(local()).await.unwrap();
-    let mistaken = PeerAddr {
-        key: nobody.key,
-        addrs: other.addr().addrs,
-    };
+    let mistaken = PeerAddr { key: nobody.key, addrs: other.addr().addrs };
     let error = endpoint.connect(&mistaken).await.unwrap_err();
     assert!(matches!(error, ConnectError::Handshake(..)), "{error}");
 
     let within = Duration::from_millis(200);
-    let hasty = Endpoint::bind(Options {
-        connect_timeout: within,
-        ..local()
-    })
-    .await
-    .unwrap();
+    let hasty = Endpoint::bind(Options { connect_timeout: within, ..local() }).await.unwrap();
     let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-    let addr = PeerAddr {
-        key: nobody.key,
-        addrs: vec![silent.local_addr().unwrap()],
-    };
+    let addr = PeerAddr { key: nobody.key, addrs: vec![silent.local_addr().unwrap()] };
     let error = hasty.connect(&addr).await.unwrap_err();
-    assert_eq!(
-        error,
-        ConnectError::NoAnswer {
-            addr,
-            after: within
-        }
-    );
+    assert_eq!(error, ConnectError::NoAnswer { addr, after: within });
 }
 
 #[tokio::test]
@@ -456,16 +333,9 @@ async fn an_address_in_use_is_named() {
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
     for pinned in [false, true] {
-        let options = Options {
-            listen: Some(listen),
-            pinned,
-            ..Options::new()
-        };
+        let options = Options { listen: Some(listen), pinned, ..Options::new() };
         let error = Endpoint::bind(options).await.unwrap_err().to_string();
-        assert!(
-            error.contains(&listen.to_string()) && error.contains("in use"),
-            "{error}"
-        );
+        assert!(error.contains(&listen.to_string()) && error.contains("in use"), "{error}");
     }
 }
 
@@ -475,12 +345,7 @@ async fn listening_everywhere_names_addresses_that_work() {
     let callee = Endpoint::bind(Options::new()).await.unwrap();
     let addr = callee.addr();
     assert!(!addr.addrs.is_empty());
-    assert!(
-        addr.addrs
-            .iter()
-            .all(|a| !a.ip().is_unspecified() && a.port() != 0),
-        "{addr}"
-    );
+    assert!(addr.addrs.iter().all(|a| !a.ip().is_unspecified() && a.port() != 0), "{addr}");
     let (connecting, accepted) = tokio::join!(caller.connect(&addr), callee.accept());
     connecting.unwrap();
     assert!(accepted.is_some());
@@ -488,10 +353,7 @@ async fn listening_everywhere_names_addresses_that_work() {
 
 #[tokio::test]
 async fn pinned_endpoints_talk_to_each_other_and_to_others() {
-    let pinned = || Options {
-        pinned: true,
-        ..Options::new()
-    };
+    let pinned = || Options { pinned: true, ..Options::new() };
     let mut pair = pair_with(pinned).await;
     let payload = pattern(2_000_000);
     let receiving = async {

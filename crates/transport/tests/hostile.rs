@@ -3,17 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fusionllm_transport::{
-    ALPN, Cause, ConnectError, Connection, Endpoint, Lane, Lanes, Options, PeerAddr, PeerKey,
-    ReceiveError, Violation,
+    ALPN, Cause, ConnectError, Connection, Endpoint, Lane, Lanes, Options, PeerAddr, PeerKey, ReceiveError, Violation,
 };
 use iroh::endpoint::{Connection as QuicConnection, ConnectionError, SendStream, presets};
 use iroh::{EndpointAddr, TransportAddr};
 
 fn local() -> Options {
-    Options {
-        listen: Some(([127, 0, 0, 1], 0).into()),
-        ..Options::new()
-    }
+    Options { listen: Some(([127, 0, 0, 1], 0).into()), ..Options::new() }
 }
 
 async fn raw(alpn: &[u8]) -> iroh::Endpoint {
@@ -30,10 +26,7 @@ async fn raw(alpn: &[u8]) -> iroh::Endpoint {
 async fn call(hostile: &iroh::Endpoint, victim: &Endpoint) -> QuicConnection {
     let id = iroh::PublicKey::from_bytes(victim.key().as_bytes()).unwrap();
     let addrs = victim.addr().addrs.into_iter().map(TransportAddr::Ip);
-    hostile
-        .connect(EndpointAddr::from_parts(id, addrs), ALPN)
-        .await
-        .unwrap()
+    hostile.connect(EndpointAddr::from_parts(id, addrs), ALPN).await.unwrap()
 }
 
 async fn stream(connection: &QuicConnection, bytes: &[u8]) -> SendStream {
@@ -54,10 +47,7 @@ async fn complaint(connection: &QuicConnection) -> String {
 }
 
 /// Opens a connection as a good peer would and returns the three streams to write badly on.
-async fn behave(
-    hostile: &iroh::Endpoint,
-    victim: &Endpoint,
-) -> (QuicConnection, [SendStream; 3], Connection, Lanes) {
+async fn behave(hostile: &iroh::Endpoint, victim: &Endpoint) -> (QuicConnection, [SendStream; 3], Connection, Lanes) {
     let quic = call(hostile, victim).await;
     let streams = [
         stream(&quic, b"FLLM\x01\x00").await,
@@ -89,15 +79,8 @@ async fn bad_preludes_are_answered_with_what_is_wrong() {
     assert!(complaint(&quic).await.contains("before it says which lane"));
 
     let quic = call(&hostile, &victim).await;
-    let _streams = [
-        stream(&quic, b"FLLM\x01\x01").await,
-        stream(&quic, b"FLLM\x01\x01").await,
-    ];
-    assert!(
-        complaint(&quic)
-            .await
-            .contains("two streams for the tensors lane")
-    );
+    let _streams = [stream(&quic, b"FLLM\x01\x01").await, stream(&quic, b"FLLM\x01\x01").await];
+    assert!(complaint(&quic).await.contains("two streams for the tensors lane"));
 }
 
 #[tokio::test]
@@ -109,13 +92,8 @@ async fn an_oversized_header_cuts_the_peer_off() {
     let prefix = [&announced.to_le_bytes()[..], &0u64.to_le_bytes()].concat();
     streams[1].write_all(&prefix).await.unwrap();
 
-    let ReceiveError::Lost(lost) = lanes.tensors.next().await.unwrap_err() else {
-        panic!()
-    };
-    assert_eq!(
-        lost.cause,
-        Cause::Violation(Violation::HeaderTooLong(announced))
-    );
+    let ReceiveError::Lost(lost) = lanes.tensors.next().await.unwrap_err() else { panic!() };
+    assert_eq!(lost.cause, Cause::Violation(Violation::HeaderTooLong(announced)));
     assert_eq!(lost.peer, PeerKey::from_bytes(*hostile.id().as_bytes()));
     assert_eq!(connection.closed().await, lost);
     assert!(complaint(&quic).await.contains("65537"));
@@ -125,13 +103,7 @@ async fn an_oversized_header_cuts_the_peer_off() {
 async fn a_stream_that_ends_in_a_frame_cuts_the_peer_off() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let hostile = raw(ALPN).await;
-    let frame = [
-        &3u32.to_le_bytes()[..],
-        &10u64.to_le_bytes(),
-        b"abc",
-        b"12345",
-    ]
-    .concat();
+    let frame = [&3u32.to_le_bytes()[..], &10u64.to_le_bytes(), b"abc", b"12345"].concat();
     for length in [1, 11, 12, 14, 15, 20] {
         let (quic, mut streams, _connection, mut lanes) = behave(&hostile, &victim).await;
         streams[0].write_all(&frame[..length]).await.unwrap();
@@ -142,9 +114,7 @@ async fn a_stream_that_ends_in_a_frame_cuts_the_peer_off() {
                 Some(frame) => frame.read(10).await.map(drop),
             }
         };
-        let ReceiveError::Lost(lost) = error.await.unwrap_err() else {
-            panic!()
-        };
+        let ReceiveError::Lost(lost) = error.await.unwrap_err() else { panic!() };
         let truncated = Violation::Truncated(Lane::Control);
         assert_eq!(lost.cause, Cause::Violation(truncated), "{length}");
         assert!(complaint(&quic).await.contains("in the middle of a frame"));
@@ -156,13 +126,7 @@ async fn an_absurd_payload_length_costs_nothing() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let hostile = raw(ALPN).await;
     let (_quic, mut streams, _connection, mut lanes) = behave(&hostile, &victim).await;
-    let frame = [
-        &1u32.to_le_bytes()[..],
-        &u64::MAX.to_le_bytes(),
-        b"h",
-        &[0; 100],
-    ]
-    .concat();
+    let frame = [&1u32.to_le_bytes()[..], &u64::MAX.to_le_bytes(), b"h", &[0; 100]].concat();
     streams[2].write_all(&frame).await.unwrap();
 
     let frame = lanes.bulk.next().await.unwrap().unwrap();
@@ -178,13 +142,8 @@ async fn a_reset_lane_is_a_broken_one() {
     let hostile = raw(ALPN).await;
     let (_quic, mut streams, _connection, mut lanes) = behave(&hostile, &victim).await;
     streams[1].reset(7u32.into()).unwrap();
-    let ReceiveError::Lost(lost) = lanes.tensors.next().await.unwrap_err() else {
-        panic!()
-    };
-    assert_eq!(
-        lost.cause,
-        Cause::Violation(Violation::Truncated(Lane::Tensors))
-    );
+    let ReceiveError::Lost(lost) = lanes.tensors.next().await.unwrap_err() else { panic!() };
+    assert_eq!(lost.cause, Cause::Violation(Violation::Truncated(Lane::Tensors)));
 }
 
 #[tokio::test]
