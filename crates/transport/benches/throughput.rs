@@ -4,9 +4,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+use std::net::Ipv4Addr;
+use std::time::Duration;
+
 use bytes::Bytes;
 use divan::Bencher;
 use divan::counter::BytesCount;
+use fusionllm_transport::emulator::{Emulator, LinkSpec};
 use fusionllm_transport::{Connection, Endpoint, Lane, Lanes, Options};
 use tokio::runtime::Runtime;
 
@@ -56,6 +60,40 @@ fn round_trip_1_kib(bencher: Bencher<'_, '_>, pinned: bool) {
         to.finish().await.unwrap();
         echo.await.unwrap();
     });
+}
+
+/// The emulator's own speed: a link that only forwards.
+#[divan::bench(sample_count = 10, sample_size = 1)]
+fn send_16_mib_over_an_emulated_link(bencher: Bencher<'_, '_>) {
+    const LENGTH: usize = 16 << 20;
+    let runtime = Runtime::new().unwrap();
+    let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap();
+    let link = emulator.add_link(LinkSpec::new("free", None, Duration::ZERO));
+    let (ends, to, mut lanes) = runtime.block_on(async {
+        let options = || Options { pinned: true, ..Options::new() };
+        let caller = Endpoint::bind(options()).await.unwrap();
+        let callee = Endpoint::bind(options()).await.unwrap();
+        let [from, mut addr] = [caller.addr(), callee.addr()];
+        let joined = emulator.join(from.addrs[0], addr.addrs[0], vec![link], vec![link]);
+        addr.addrs = vec![joined.unwrap().0];
+        let (calling, called) = tokio::join!(caller.connect(&addr), callee.accept());
+        let (to, from) = calling.unwrap();
+        let (back, lanes) = called.unwrap();
+        ((caller, callee, from, back), to, lanes)
+    });
+    let payload = [Bytes::from(vec![1; LENGTH])];
+    bencher.counter(BytesCount::new(LENGTH)).bench_local(|| {
+        runtime.block_on(async {
+            let receiving = async {
+                let frame = lanes.tensors.next().await.unwrap().unwrap();
+                frame.read(LENGTH as u64).await.unwrap()
+            };
+            let (sent, received) = tokio::join!(to.send(Lane::Tensors, b"", &payload), receiving);
+            sent.unwrap();
+            received
+        })
+    });
+    drop(ends);
 }
 
 async fn pair(pinned: bool) -> ([Endpoint; 2], Connection, Lanes, Connection, Lanes) {

@@ -3,7 +3,8 @@
 //! An [`Endpoint`] is one UDP port and one identity. A [`Connection`] leads to one peer, whose key
 //! QUIC's handshake has proved, and carries *frames* both ways on three *lanes* ([`Lane`]): a frame
 //! keeps its place in its lane and does not wait for other lanes. What headers and payloads mean is
-//! the callers' business; nothing here looks into them.
+//! the callers' business; nothing here looks into them. A [`Ticket`] is what a person copies to the
+//! machine that is to join, and the [`emulator`] puts slow links between peers on one machine.
 //!
 //! # On the wire
 //!

@@ -1,0 +1,72 @@
+//! How far away is the other machine?
+//!
+//! ```text
+//! one$ cargo run -p fusionllm-transport --example ping
+//! listening; on the other machine: ping aeaa…
+//! two$ cargo run -p fusionllm-transport --example ping -- aeaa…
+//! ten round trips, the quickest in 412 µs
+//! ```
+
+use std::error::Error;
+use std::time::Instant;
+
+use fusionllm_transport::{Endpoint, Lane, Options, Secret, Ticket};
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> Result<(), Box<dyn Error>> {
+    match std::env::args().nth(1) {
+        None => listen().await,
+        Some(ticket) => ping(ticket.parse()?).await,
+    }
+}
+
+async fn listen() -> Result<(), Box<dyn Error>> {
+    let endpoint = Endpoint::bind(Options::new()).await?;
+    let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+    println!("listening; on the other machine: ping {ticket}");
+    answer(endpoint, ticket.secret).await
+}
+
+async fn answer(endpoint: Endpoint, secret: Secret) -> Result<(), Box<dyn Error>> {
+    let (connection, mut lanes) = endpoint.accept().await.ok_or("closed")?;
+
+    let hello = lanes.control.next().await?.ok_or("no hello")?;
+    let shown = hello.header().first_chunk::<16>().copied().map(Secret::from_bytes);
+    if shown != Some(secret) {
+        connection.close("that is not this ticket's secret");
+        return Err(format!("{} came without the ticket's secret", connection.peer()).into());
+    }
+    while let Some(frame) = lanes.control.next().await? {
+        let header = frame.header().clone();
+        connection.send(Lane::Control, &header, &[]).await?;
+    }
+    endpoint.close("done").await;
+    Ok(())
+}
+
+async fn ping(ticket: Ticket) -> Result<(), Box<dyn Error>> {
+    let endpoint = Endpoint::bind(Options::new()).await?;
+    let (connection, mut lanes) = endpoint.connect(&ticket.addr).await?;
+    connection.send(Lane::Control, ticket.secret.as_bytes(), &[]).await?;
+
+    let mut quickest = None;
+    for i in 0..10u8 {
+        let start = Instant::now();
+        connection.send(Lane::Control, &[i], &[]).await?;
+        lanes.control.next().await?.ok_or("no answer")?;
+        quickest = quickest.into_iter().chain([start.elapsed()]).min();
+    }
+    println!("ten round trips, the quickest in {:.0?}", quickest.unwrap_or_default());
+    connection.finish().await?;
+    endpoint.close("done").await;
+    Ok(())
+}
+
+#[tokio::test]
+async fn pings_itself() {
+    let endpoint = Endpoint::bind(Options::new()).await.unwrap();
+    let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+    let (answered, pinged) = tokio::join!(answer(endpoint, ticket.secret.clone()), ping(ticket));
+    answered.unwrap();
+    pinged.unwrap();
+}
