@@ -1,8 +1,22 @@
-//! Joins the pure crates to clock, disk and network.
+//! Joins the pure crates to clock, disk and network: brokers and peers.
+//!
+//! [`conduct`] is a broker's run from the first joiner to the summary, [`join`] a joiner's part in it. [`config`] reads the job file, [`data`] the batches, [`run_dir`] keeps what a run did.
 
+mod broker;
 pub mod config;
 pub mod data;
 mod disk;
+mod error;
+mod local;
+pub mod model;
+mod peer;
 pub mod run_dir;
+mod store;
+mod wire;
 
+pub use broker::{BrokerOptions, Event, Observer, conduct};
 pub use disk::DiskError;
+pub use error::NodeError;
+pub use local::LocalPeer;
+pub use peer::{JoinOptions, WINDOW, join};
+pub use store::Store;

@@ -259,13 +259,21 @@ impl Broker {
             },
             FromPeer::Norms { pass, squared_norms } => self.norms(from, pass, squared_norms),
             FromPeer::PassDone { pass, report } => self.pass_done(from, pass, report, now),
-            FromPeer::SnapshotDone { step } => match &mut self.saving {
-                Some((s, waiting)) if *s == step => {
-                    waiting.remove(&from);
-                    self.try_commit()
-                }
-                _ => self.protest(from, "ended a snapshot that was not asked for"),
-            },
+            FromPeer::Lost { peer, reason } => {
+                let by = self.name(from).to_string();
+                self.lost(peer, &format!("{reason} (seen by {by:?})"))
+            }
+        }
+    }
+
+    /// The last tensor of a peer's snapshot came.
+    pub fn saved(&mut self, from: PeerId, step: u64) -> Vec<Action> {
+        match &mut self.saving {
+            Some((s, waiting)) if *s == step => {
+                waiting.remove(&from);
+                self.try_commit()
+            }
+            _ => self.protest(from, "ended a snapshot that was not asked for"),
         }
     }
 

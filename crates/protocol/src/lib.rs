@@ -17,7 +17,7 @@
 //!     | <-- Verdict ---------------- |   once all peers' norms of the pass are there
 //!     | -- PassDone ---------------> |
 //!     | <-- Snapshot --------------- |   between two passes; training goes on
-//!     | -- Saved … (bulk), SnapshotDone -> |   commit
+//!     | -- Saved …, SavedAll (bulk) -> |   commit
 //!     | <-- Stop ------------------- |
 //! ```
 //!
@@ -33,6 +33,6 @@ pub use broker::{Action, Broker, Evaluated, Every, PassKind, Position, Settings,
 pub use inbox::{Inbox, Violation};
 pub use lobby::{Lobby, Member};
 pub use message::{
-    Assignment, BulkHeader, FromPeer, Hello, MAX_BULK, MAX_CONTROL, PassReport, Source, TensorHeader, ToPeer, VERSION,
-    decode, encode,
+    Assignment, BulkHeader, FromPeer, Hello, MAX_BULK, MAX_CONTROL, PassReport, TensorHeader, ToPeer, VERSION, decode,
+    encode,
 };

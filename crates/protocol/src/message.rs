@@ -63,10 +63,12 @@ pub enum FromPeer {
         /// What it took.
         report: PassReport,
     },
-    /// All tensors of a snapshot are on their way.
-    SnapshotDone {
-        /// The step it was taken at.
-        step: u64,
+    /// Another peer's connection to it is gone.
+    Lost {
+        /// Whose.
+        peer: PeerId,
+        /// Why.
+        reason: String,
     },
     /// It cannot go on.
     Failed {
@@ -126,15 +128,6 @@ pub enum ToPeer {
     },
 }
 
-/// Where a parameter or buffer starts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Source {
-    /// Each holder draws it from the run's seed.
-    Drawn,
-    /// The broker streams it to its holders.
-    Loaded,
-}
-
 /// A peer's part in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
@@ -150,7 +143,7 @@ pub struct Assignment {
     pub train: Program,
     /// Its share of an evaluation pass.
     pub eval: Program,
-    /// Names of parameters, buffers and constants that the broker streams, and (name, slot) of optimiser state.
+    /// What the broker streams: parameters, buffers and constants by name, optimiser state by name and slot. The rest is drawn from the seed.
     pub loads: BTreeSet<(String, Option<String>)>,
 }
 
@@ -185,6 +178,11 @@ pub enum BulkHeader {
         slot: Option<String>,
         /// Element type and shape.
         ty: TensorType,
+    },
+    /// Peer to broker: that was the snapshot's last tensor.
+    SavedAll {
+        /// The step.
+        step: u64,
     },
 }
 

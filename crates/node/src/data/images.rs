@@ -15,7 +15,7 @@ use crate::config::Cifar10;
 /// CIFAR-10's classes.
 pub const CLASSES: usize = 10;
 /// Height and width of an image.
-pub(super) const SIDE: usize = 32;
+pub const SIDE: usize = 32;
 
 const PLANE: usize = SIDE * SIDE;
 const RECORD: usize = 1 + 3 * PLANE;

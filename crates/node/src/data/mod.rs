@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use fusionllm_graph::{DType, GraphError, HostTensor, TensorType};
 
-pub use images::CLASSES as CIFAR10_CLASSES;
+pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
 pub use tokenizer::Tokenizer;
 
 use crate::config::Data;
@@ -75,10 +75,19 @@ impl Dataset {
     pub fn eval_batches(&self, samples: usize) -> impl Iterator<Item = Result<Batch, DataError>> + Send + '_ {
         let samples = samples.max(1);
         let batches = self.eval_samples().div_ceil(samples);
-        (0..batches).map(move |i| match &self.source {
-            Source::Text(corpus) => corpus.eval_batch(i * samples, samples),
-            Source::Images(images) => images.eval_batch(i * samples, samples),
-        })
+        (0..batches).map(move |i| self.eval_batch(i * samples, samples))
+    }
+
+    /// The held-out samples from the `first` on, as [`Self::eval_batches`] gives them.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Self::train_batch`].
+    pub fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
+        match &self.source {
+            Source::Text(corpus) => corpus.eval_batch(first, samples),
+            Source::Images(images) => images.eval_batch(first, samples),
+        }
     }
 
     /// Samples in an epoch of training.

@@ -1,0 +1,41 @@
+use std::fmt;
+
+use fusionllm_node::NodeError;
+
+/// Why a command failed, with its exit status.
+#[derive(Debug)]
+pub(crate) enum Failure {
+    /// Bad usage or bad input: 2.
+    Input(String),
+    /// Something went wrong while running: 1.
+    Running(String),
+}
+
+impl Failure {
+    pub(crate) fn status(&self) -> u8 {
+        match self {
+            Self::Input(_) => 2,
+            Self::Running(_) => 1,
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Input(message) | Self::Running(message) => f.write_str(message),
+        }
+    }
+}
+
+impl From<NodeError> for Failure {
+    fn from(e: NodeError) -> Self {
+        match e {
+            // Before a run begins, what does not fit was given by the user.
+            NodeError::Input(_) | NodeError::Graph(_) | NodeError::Plan(_) | NodeError::Bind(_) => {
+                Self::Input(e.to_string())
+            }
+            e => Self::Running(e.to_string()),
+        }
+    }
+}

@@ -1,0 +1,95 @@
+//! `train`, `broker` and `join`.
+
+use std::path::Path;
+
+use fusionllm_backend as backend;
+use fusionllm_node::config::Job;
+use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, Store, conduct};
+
+use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
+use crate::failure::Failure;
+use crate::progress::Progress;
+
+/// More peers than this on one machine only get in each other's way.
+const MAX_LOCAL_PEERS: usize = 64;
+
+fn job(run: &RunArgs) -> Result<Job, Failure> {
+    let mut set = run.set.clone();
+    set.extend(run.steps.map(|n| format!("train.steps={n}")));
+    set.extend(run.seed.map(|s| format!("train.seed={s}")));
+    let job = match &run.job {
+        Some(path) => Job::load(path, &set),
+        None => Job::quick_start(&set),
+    };
+    job.map_err(|e| Failure::Input(e.to_string()))
+}
+
+fn plan(path: Option<&Path>) -> Result<Option<fusionllm_plan::Plan>, Failure> {
+    let Some(path) = path else { return Ok(None) };
+    let fail = |e: String| {
+        Failure::Input(format!("{}: {e}\n  hint: --plan takes a file that `fusionllm plan -o` wrote", path.display()))
+    };
+    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
+    fusionllm_plan::Plan::from_json(&text).map(Some).map_err(|e| fail(e.to_string()))
+}
+
+fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .map_err(|e| Failure::Running(format!("cannot start threads: {e}")))
+}
+
+/// Trains on this machine.
+pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
+    if args.peers == 0 || args.peers > MAX_LOCAL_PEERS {
+        return Err(Failure::Input(format!("--peers {} must lie in 1 to {MAX_LOCAL_PEERS}", args.peers)));
+    }
+    let default = vec![backend::names()[0].to_string()];
+    let backends = if args.backend.is_empty() { &default } else { &args.backend };
+    for name in backends {
+        backend::open(name).map_err(|e| Failure::Input(e.to_string()))?;
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let local = (0..args.peers)
+        .map(|i| LocalPeer {
+            name: format!("peer-{i}"),
+            backend: backends[i % backends.len()].clone(),
+            threads: (cores / args.peers).max(1),
+        })
+        .collect();
+    let listen = Some(([127, 0, 0, 1], 0).into());
+    run(&args.run, json, |plan| BrokerOptions { peers: args.peers, listen, plan, local })
+}
+
+/// Conducts a run over several machines.
+pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
+    if args.peers == 0 {
+        return Err(Failure::Input("--peers 0: a run needs at least one peer".into()));
+    }
+    run(&args.run, json, |plan| BrokerOptions { peers: args.peers, listen: args.listen, plan, local: Vec::new() })
+}
+
+fn run(
+    args: &RunArgs,
+    json: bool,
+    options: impl FnOnce(Option<fusionllm_plan::Plan>) -> BrokerOptions,
+) -> Result<(), Failure> {
+    let job = job(args)?;
+    let options = options(plan(args.plan.as_deref())?);
+    let mut store = Store::create(args.run_dir.as_deref(), &job)?;
+    let mut progress = Progress::new(&job, json, options.local.is_empty(), store.directory());
+    runtime()?.block_on(conduct(&job, options, &mut store, &mut progress))?;
+    Ok(())
+}
+
+/// Takes part in a run.
+pub(crate) fn join(args: JoinArgs, _json: bool) -> Result<(), Failure> {
+    let ticket = args.ticket.parse().map_err(|e| Failure::Input(format!("{e}")))?;
+    let name = args.backend.as_deref().unwrap_or(backend::names()[0]);
+    let backend = backend::open(name).map_err(|e| Failure::Input(e.to_string()))?;
+    let options = JoinOptions { ticket, backend, name: args.name, endpoint: Default::default() };
+    runtime()?.block_on(fusionllm_node::join(options))?;
+    Ok(())
+}

@@ -1,0 +1,674 @@
+//! The broker's driver: gathers peers, plans, streams, and carries out what the state machine says.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
+use fusionllm_plan::{Optimizer, PeerId, Plan, Program, Slot, compile, compile_forward, equal_compute};
+use fusionllm_protocol::{
+    Action, Assignment, Broker, BulkHeader, Evaluated, Every, FromPeer, Hello, Lobby, Member, PassKind, Position,
+    Settings, StepRecord, TensorHeader, ToPeer, decode, encode,
+};
+use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, Receiver, Secret, SecretKey, Ticket};
+use tokio::sync::mpsc;
+
+use crate::NodeError;
+use crate::config::Job;
+use crate::data::Dataset;
+use crate::local::{Children, LocalPeer};
+use crate::model::{Model, Weights};
+use crate::peer::WINDOW;
+use crate::run_dir::Summary;
+use crate::store::{PeerFacts, Store};
+use crate::wire::{self, Outbox};
+
+/// How a run is conducted.
+pub struct BrokerOptions {
+    /// How many peers take part.
+    pub peers: usize,
+    /// Where to listen; `None` for every interface and a free port.
+    pub listen: Option<SocketAddr>,
+    /// A plan to carry out instead of making one.
+    pub plan: Option<Plan>,
+    /// Peers to start on this machine.
+    pub local: Vec<LocalPeer>,
+}
+
+/// What a person may want to see of a run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// Joiners can come.
+    Listening {
+        /// What they are given.
+        ticket: &'a Ticket,
+        /// How many are wanted.
+        wanted: usize,
+    },
+    /// One came.
+    Joined {
+        /// Who.
+        member: &'a Member,
+        /// How many are there.
+        present: usize,
+        /// How many are wanted.
+        wanted: usize,
+    },
+    /// One left before the run began.
+    Left {
+        /// Who.
+        name: &'a str,
+    },
+    /// Somebody was not let in.
+    TurnedAway {
+        /// Why.
+        reason: &'a str,
+    },
+    /// The plan is made; peers load their shares.
+    Planned {
+        /// The plan.
+        plan: &'a Plan,
+        /// The model.
+        model: &'a Model,
+    },
+    /// All peers are ready.
+    Started,
+    /// A step is over.
+    Step {
+        /// Its record.
+        record: &'a StepRecord,
+        /// Targets (tokens, or images) a second.
+        targets_per_s: f64,
+    },
+    /// A validation is over.
+    Evaluated {
+        /// Batches trained on.
+        step: u64,
+        /// Mean loss over the held-out targets.
+        val_loss: f64,
+        /// Share of them that the largest logit hits.
+        val_accuracy: f64,
+    },
+    /// A checkpoint is whole.
+    Saved {
+        /// Of which step.
+        step: u64,
+    },
+    /// The user asked to stop.
+    Stopping,
+    /// All is done.
+    Finished {
+        /// What the run was.
+        summary: &'a Summary,
+    },
+}
+
+/// Is told what happens.
+pub trait Observer {
+    /// Something happened.
+    fn event(&mut self, event: Event<'_>);
+}
+
+/// What reaches the broker's loop.
+enum Incoming {
+    Hello(u64, Connection, Lanes, Hello),
+    Gone(u64),
+    Message(PeerId, FromPeer),
+    Saved { from: PeerId, step: u64, name: String, slot: Option<String>, tensor: HostTensor },
+    SavedAll(PeerId, u64),
+    Lost(PeerId, String),
+    Child(String),
+}
+
+struct Peer {
+    name: String,
+    connection: Connection,
+    outbox: Outbox,
+    /// Inputs it reads: the value, the micro-batch, and the name, for training and for evaluation.
+    feeds: [Vec<(ValueId, u32, String)>; 2],
+    train: Program,
+    backend: String,
+}
+
+/// Conducts a run from the first joiner to the last step.
+pub async fn conduct(
+    job: &Job,
+    options: BrokerOptions,
+    store: &mut Store,
+    observer: &mut dyn Observer,
+) -> Result<Position, NodeError> {
+    // Whatever the user got wrong shows before anybody is kept waiting.
+    let data = Dataset::open(&job.data, job.train.seed).map_err(|e| NodeError::Input(e.to_string()))?;
+    store.check_data(&data)?;
+    let model = Model::build(job)?;
+    let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
+    if let Some(weights) = &weights
+        && store.resumed().is_none()
+    {
+        for v in model.forward.parameters() {
+            weights.read(model.forward.value(v))?;
+        }
+    }
+    if let Some(plan) = &options.plan {
+        plan.validate(&model.forward)?;
+        if plan.peers.len() != options.peers {
+            return Err(NodeError::Input(format!("the plan is for {} peers, not {}", plan.peers.len(), options.peers)));
+        }
+    }
+    let secret_key = SecretKey::generate();
+    let endpoint = Endpoint::bind(Options { secret_key, listen: options.listen, ..Options::new() }).await?;
+    let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+    let run = Conductor { job, data, model, weights, endpoint: endpoint.clone(), ticket };
+    let result = run.conduct(options, store, observer).await;
+    let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
+    endpoint.close(&reason).await;
+    result
+}
+
+struct Conductor<'a> {
+    job: &'a Job,
+    data: Dataset,
+    model: Model,
+    weights: Option<Weights>,
+    endpoint: Endpoint,
+    ticket: Ticket,
+}
+
+impl Conductor<'_> {
+    async fn conduct(
+        self,
+        options: BrokerOptions,
+        store: &mut Store,
+        observer: &mut dyn Observer,
+    ) -> Result<Position, NodeError> {
+        let (events, mut incoming) = mpsc::unbounded_channel();
+        store.ticket(&self.ticket)?;
+        observer.event(Event::Listening { ticket: &self.ticket, wanted: options.peers });
+        let accepting = tokio::spawn(accept(self.endpoint.clone(), events.clone()));
+        let children = Children::start(&self.ticket, &options.local, Some(store.directory()), {
+            let events = events.clone();
+            move |reason| drop(events.send(Incoming::Child(reason)))
+        })?;
+        let members = self.gather(options.peers, &mut incoming, observer).await?;
+        accepting.abort();
+        store.ticket_used()?;
+        let keys: BTreeSet<_> = members.iter().map(|(_, c, _)| c.peer()).collect();
+        self.endpoint.allow(Allowed::Only(keys));
+
+        let names: Vec<String> = members.iter().map(|(m, _, _)| m.name.clone()).collect();
+        let plan = self.plan(options.plan, names.clone())?;
+        store.plan(&plan)?;
+        observer.event(Event::Planned { plan: &plan, model: &self.model });
+        let peers = self.assign(&plan, members, store, &events).await?;
+        let position = self.run(&plan, names, peers, store, observer, &mut incoming).await;
+        match &position {
+            Ok(_) => children.finish().await,
+            Err(_) => children.stop().await,
+        }
+        position
+    }
+
+    /// Waits until all peers are there.
+    async fn gather(
+        &self,
+        wanted: usize,
+        incoming: &mut mpsc::UnboundedReceiver<Incoming>,
+        observer: &mut dyn Observer,
+    ) -> Result<Vec<(Member, Connection, Lanes)>, NodeError> {
+        let mut lobby = Lobby::new(wanted, *self.ticket.secret.as_bytes());
+        let mut connections: BTreeMap<u64, (Connection, Lanes)> = BTreeMap::new();
+        loop {
+            let event = tokio::select! {
+                event = incoming.recv() => event,
+                _ = tokio::signal::ctrl_c() => return Err(NodeError::Stopped("interrupted before all peers had joined".into())),
+            };
+            match event {
+                Some(Incoming::Hello(number, connection, lanes, hello)) => match lobby.join(number, hello) {
+                    Ok(member) => {
+                        let member = member.clone();
+                        connections.insert(number, (connection, lanes));
+                        observer.event(Event::Joined { member: &member, present: lobby.members().len(), wanted });
+                    }
+                    Err(reason) => {
+                        observer.event(Event::TurnedAway { reason: &reason });
+                        tokio::spawn(async move {
+                            if wire::send_control(&connection, &ToPeer::Refused { reason }).await.is_ok() {
+                                let _ = connection.finish().await;
+                            }
+                        });
+                    }
+                },
+                Some(Incoming::Gone(number)) => {
+                    connections.remove(&number);
+                    if let Some(member) = lobby.leave(number) {
+                        observer.event(Event::Left { name: &member.name });
+                    }
+                }
+                Some(Incoming::Child(reason)) => return Err(NodeError::Run(reason)),
+                Some(_) | None => return Err(NodeError::State("the broker's endpoint closed".into())),
+            }
+            if let Some(members) = lobby.complete() {
+                return Ok(members
+                    .into_iter()
+                    .filter_map(|m| connections.remove(&m.connection).map(|(c, l)| (m, c, l)))
+                    .collect());
+            }
+        }
+    }
+
+    fn plan(&self, given: Option<Plan>, names: Vec<String>) -> Result<Plan, NodeError> {
+        match given {
+            Some(plan) => Ok(Plan { peers: names, ..plan }),
+            None => {
+                let micro_batches = (self.job.train.batch / self.job.train.micro_batch) as u32;
+                Ok(equal_compute(&self.model.forward, &names, micro_batches, self.job.train.schedule)?)
+            }
+        }
+    }
+
+    /// Compiles the plan and streams every peer its share.
+    async fn assign(
+        &self,
+        plan: &Plan,
+        members: Vec<(Member, Connection, Lanes)>,
+        store: &Store,
+        events: &mpsc::UnboundedSender<Incoming>,
+    ) -> Result<Vec<Peer>, NodeError> {
+        let train = compile(plan, &self.model.forward, &self.model.train)?;
+        let eval = compile_forward(plan, &self.model.forward, &self.model.eval, &["loss", "correct"])?;
+        let addresses: Vec<(String, Vec<u8>)> =
+            members.iter().map(|(m, _, _)| (m.name.clone(), m.addr.clone())).collect();
+        let optimizer = self.job.train.optimizer.update_rule();
+        let mut peers = Vec::with_capacity(members.len());
+        for (i, (((member, connection, lanes), train), eval)) in members.into_iter().zip(train).zip(eval).enumerate() {
+            let peer = PeerId(i as u32);
+            let loads = self.loads(&train, optimizer, store);
+            let assignment =
+                Assignment { peer, peers: addresses.clone(), seed: self.job.train.seed, optimizer, train, eval, loads };
+            let bytes = encode(&assignment).map_err(NodeError::Protocol)?;
+            let outbox = Outbox::new(connection.clone());
+            tokio::spawn(receive_control(lanes.control, peer, events.clone()));
+            tokio::spawn(receive_bulk(lanes.bulk, peer, saved_types(&assignment.train, optimizer), events.clone()));
+            let lost = |e: NodeError| match e {
+                NodeError::Lost(cause) => {
+                    NodeError::LostPeer { peer, name: member.name.clone(), reason: cause.to_string() }
+                }
+                e => e,
+            };
+            wire::send_bulk(&connection, &BulkHeader::Assign, vec![bytes.into()]).await.map_err(lost)?;
+            for (name, slot) in &assignment.loads {
+                let tensor = self.initial(name, slot.as_deref(), store)?;
+                let header = BulkHeader::Load { name: name.clone(), slot: slot.clone() };
+                wire::send_bulk(&connection, &header, vec![tensor.into_bytes().into()]).await.map_err(lost)?;
+            }
+            peers.push(Peer {
+                name: member.name,
+                connection,
+                outbox,
+                feeds: [feeds(&assignment.train), feeds(&assignment.eval)],
+                train: assignment.train,
+                backend: member.backend,
+            });
+        }
+        Ok(peers)
+    }
+
+    /// What a peer cannot draw from the seed.
+    fn loads(&self, program: &Program, optimizer: Optimizer, store: &Store) -> BTreeSet<(String, Option<String>)> {
+        let mut loads = BTreeSet::new();
+        for h in &program.holdings {
+            let value = &program.values[&h.value];
+            let parameter = matches!(value.kind, ValueKind::Parameter(_));
+            let given = match value.kind {
+                ValueKind::Constant => true,
+                ValueKind::Parameter(_) => store.resumed().is_some() || self.weights.is_some(),
+                _ => store.resumed().is_some(),
+            };
+            if given {
+                loads.insert((value.name.clone(), None));
+            }
+            let trained = program.reductions.iter().any(|r| r.parameter == h.value);
+            if parameter && h.owner && trained && store.resumed().is_some() {
+                loads.extend(optimizer.slots().iter().map(|s| (value.name.clone(), Some(s.to_string()))));
+            }
+        }
+        loads
+    }
+
+    /// A tensor a peer starts from.
+    fn initial(&self, name: &str, slot: Option<&str>, store: &Store) -> Result<HostTensor, NodeError> {
+        if let Some(constant) = self.model.train.graph.constants.get(name) {
+            return Ok(constant.clone());
+        }
+        if let Some(checkpoint) = store.resumed() {
+            return checkpoint.read(name, slot);
+        }
+        match (&self.weights, self.model.forward.find(name)) {
+            (Some(weights), Some(v)) => weights.read(self.model.forward.value(v)),
+            _ => Err(NodeError::State(format!("{name:?} starts from nowhere"))),
+        }
+    }
+
+    async fn run(
+        &self,
+        plan: &Plan,
+        names: Vec<String>,
+        peers: Vec<Peer>,
+        store: &mut Store,
+        observer: &mut dyn Observer,
+        incoming: &mut mpsc::UnboundedReceiver<Incoming>,
+    ) -> Result<Position, NodeError> {
+        let job = self.job;
+        let eval_passes = self.eval_passes();
+        let settings = Settings {
+            peers: peers.len(),
+            start: store.resumed().map(|c| c.position()).unwrap_or_default(),
+            steps: job.train.steps,
+            eval: (eval_passes > 0).then_some(Every { steps: job.eval.every, passes: eval_passes }),
+            checkpoint: store.saves().then_some(job.checkpoint.every),
+            learning_rate: job.train.optimizer.learning_rate(),
+            clip: (job.train.optimizer.clip > 0.0).then_some(job.train.optimizer.clip),
+            window: WINDOW,
+        };
+        let mut broker = Broker::new(settings, names);
+        let clock = Instant::now();
+        let mut interrupted = false;
+        let mut ready = 0;
+        loop {
+            let event = tokio::select! {
+                event = incoming.recv() => event,
+                _ = tokio::signal::ctrl_c() => {
+                    if interrupted {
+                        return Err(NodeError::Stopped("interrupted twice; the last checkpoint is whole".into()));
+                    }
+                    interrupted = true;
+                    observer.event(Event::Stopping);
+                    if let Some(position) = self.carry_out(broker.interrupt(), &mut broker, plan, &peers, store, observer)? {
+                        return Ok(position);
+                    }
+                    continue;
+                }
+            };
+            let now = clock.elapsed().as_secs_f64();
+            let actions = match event {
+                Some(Incoming::Message(from, message)) => {
+                    if message == FromPeer::Ready {
+                        ready += 1;
+                        if ready == peers.len() {
+                            observer.event(Event::Started);
+                        }
+                    }
+                    broker.message(from, message, now)
+                }
+                Some(Incoming::Saved { from, step, name, slot, tensor }) => {
+                    if store.expects(step) {
+                        store.save(&name, slot.as_deref(), &tensor)?;
+                        Vec::new()
+                    } else {
+                        broker.lost(from, "it sent a snapshot that was not asked for")
+                    }
+                }
+                Some(Incoming::SavedAll(from, step)) => broker.saved(from, step),
+                Some(Incoming::Lost(peer, reason)) => broker.lost(peer, &reason),
+                Some(Incoming::Child(reason)) => {
+                    // Its connection tells more, and names it, unless it never comes.
+                    tracing::warn!("{reason}");
+                    Vec::new()
+                }
+                Some(Incoming::Gone(_) | Incoming::Hello(..)) => Vec::new(),
+                None => return Err(NodeError::State("the broker's endpoint closed".into())),
+            };
+            if let Some(position) = self.carry_out(actions, &mut broker, plan, &peers, store, observer)? {
+                // Every peer hears that it may go before the endpoint closes.
+                for peer in &peers {
+                    let _ = tokio::time::timeout(std::time::Duration::from_secs(2), peer.connection.closed()).await;
+                }
+                return Ok(position);
+            }
+        }
+    }
+
+    /// Carries out what the state machine says; the final position once all is done.
+    fn carry_out(
+        &self,
+        actions: Vec<Action>,
+        broker: &mut Broker,
+        plan: &Plan,
+        peers: &[Peer],
+        store: &mut Store,
+        observer: &mut dyn Observer,
+    ) -> Result<Option<Position>, NodeError> {
+        let mut queue = std::collections::VecDeque::from(actions);
+        while let Some(action) = queue.pop_front() {
+            match action {
+                Action::Send(to, message) => {
+                    if let Some(peer) = peers.get(to.0 as usize) {
+                        peer.outbox.control(&message)?;
+                    }
+                }
+                Action::Broadcast(message) => {
+                    for peer in peers {
+                        peer.outbox.control(&message)?;
+                    }
+                }
+                Action::Feed(pass, kind) => self.feed(pass, kind, broker, plan, peers)?,
+                Action::Step(record) => {
+                    let targets = self.targets_per_step();
+                    let targets_per_s = targets / record.step_s.max(1e-9);
+                    store.step(&record, targets_per_s, self.validated_after(record.step))?;
+                    observer.event(Event::Step { record: &record, targets_per_s });
+                }
+                Action::Evaluated(Evaluated { step, means }) => {
+                    let val_loss = means.first().copied().unwrap_or(f64::NAN);
+                    let val_accuracy = means.get(1).copied().unwrap_or(f64::NAN);
+                    store.evaluated(step, val_loss, val_accuracy)?;
+                    observer.event(Event::Evaluated { step, val_loss, val_accuracy });
+                }
+                Action::BeginCheckpoint(step) => {
+                    store.begin_checkpoint(step, &self.model, self.job.train.optimizer.update_rule())?
+                }
+                Action::Commit(position) => {
+                    store.commit(position, &self.data)?;
+                    observer.event(Event::Saved { step: position.step });
+                    queue.extend(broker.committed(position.step));
+                }
+                Action::Finish(position) => {
+                    let facts: Vec<_> = peers
+                        .iter()
+                        .map(|p| PeerFacts {
+                            name: p.name.clone(),
+                            backend: p.backend.clone(),
+                            operators: p.train.nodes.len(),
+                        })
+                        .collect();
+                    let summary = store.summarise(plan, &facts, position)?;
+                    observer.event(Event::Finished { summary: &summary });
+                    return Ok(Some(position));
+                }
+                Action::Fail(reason) => return Err(NodeError::Run(reason)),
+            }
+        }
+        Ok(None)
+    }
+
+    /// Batches of a validation; as many as there are if the job says 0.
+    fn eval_passes(&self) -> u64 {
+        let held_out = self.data.eval_samples().div_ceil(self.job.train.batch) as u64;
+        match self.job.eval {
+            ref e if e.every == 0 => 0,
+            ref e if e.batches == 0 => held_out,
+            ref e => e.batches.min(held_out),
+        }
+    }
+
+    /// Whether a validation follows a step.
+    fn validated_after(&self, step: u64) -> bool {
+        self.eval_passes() > 0 && (step.is_multiple_of(self.job.eval.every) || step == self.job.train.steps)
+    }
+
+    /// Targets that count in a step, as a batch without ignored labels has them.
+    fn targets_per_step(&self) -> f64 {
+        let inputs = self.data.inputs(self.job.train.batch);
+        inputs.iter().find(|(name, _)| *name == "labels").map_or(0.0, |(_, ty)| ty.numel() as f64)
+    }
+
+    /// Streams a pass's inputs to those who read them.
+    fn feed(
+        &self,
+        pass: u64,
+        kind: PassKind,
+        broker: &mut Broker,
+        plan: &Plan,
+        peers: &[Peer],
+    ) -> Result<(), NodeError> {
+        let (batch_size, size) = (self.job.train.batch, self.job.train.micro_batch);
+        let (batch, program) = match kind {
+            PassKind::Train { step } => (self.data.train_batch(step * batch_size as u64, batch_size), 0),
+            PassKind::Eval { index, .. } => (self.data.eval_batch(index as usize * batch_size, batch_size), 1),
+        };
+        let batch = batch.map_err(|e| NodeError::Input(e.to_string()))?;
+        let mut micro_batches: Vec<BTreeMap<&str, HostTensor>> = Vec::new();
+        let mut weights = Vec::new();
+        for m in 0..plan.micro_batches as usize {
+            let mut tensors = BTreeMap::new();
+            for (name, tensor) in &batch.tensors {
+                tensors.insert(*name, rows(tensor, m * size, size)?);
+            }
+            let counted = tensors
+                .get("labels")
+                .and_then(HostTensor::to_i64)
+                .map_or(0, |l| l.iter().filter(|l| **l != crate::data::IGNORED).count());
+            let weight = counted as f64 / batch.targets.max(1) as f64;
+            let dtype = self.model.train.graph.ty(self.model.train.loss_weight).dtype;
+            tensors.insert("loss_weight", HostTensor::scalar(dtype, weight)?);
+            weights.push(weight);
+            micro_batches.push(tensors);
+        }
+        broker.weights(pass, weights, batch.targets);
+        for peer in peers {
+            for (value, micro_batch, name) in &peer.feeds[program] {
+                let tensor = micro_batches.get(*micro_batch as usize).and_then(|t| t.get(name.as_str()));
+                let tensor = tensor.ok_or_else(|| {
+                    NodeError::Input(format!("the model reads {name:?}, which these data do not have"))
+                })?;
+                let slot = Slot::Value { value: *value, micro_batch: *micro_batch };
+                peer.outbox.tensor(&TensorHeader { pass, slot }, tensor.clone())?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Rows `first ..` of a tensor's first dimension.
+fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, NodeError> {
+    let mut shape = tensor.shape().to_vec();
+    let total = shape.first().copied().unwrap_or(1).max(1);
+    let row = tensor.bytes().len() / total;
+    if let Some(n) = shape.first_mut() {
+        *n = count;
+    }
+    let bytes = tensor.bytes().get(first * row..(first + count) * row);
+    let bytes = bytes.ok_or_else(|| NodeError::State("a batch is smaller than its micro-batches".into()))?;
+    Ok(HostTensor::from_bytes(TensorType::new(tensor.dtype(), shape), bytes.to_vec())?)
+}
+
+/// The inputs that a program waits for from the broker.
+fn feeds(program: &Program) -> Vec<(ValueId, u32, String)> {
+    program
+        .incoming()
+        .into_iter()
+        .filter_map(|(slot, (from, _))| match slot {
+            Slot::Value { value, micro_batch } if from == PeerId::BROKER => {
+                Some((value, micro_batch, program.values[&value].name.clone()))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+/// Names, slots and types of what a peer's snapshot holds.
+fn saved_types(program: &Program, optimizer: Optimizer) -> BTreeMap<(String, Option<String>), TensorType> {
+    let mut types = BTreeMap::new();
+    for h in program.holdings.iter().filter(|h| h.owner) {
+        let value = &program.values[&h.value];
+        types.insert((value.name.clone(), None), value.ty.clone());
+        for slot in optimizer.slots() {
+            types.insert((value.name.clone(), Some(slot.to_string())), value.ty.clone());
+        }
+    }
+    types
+}
+
+/// Lets joiners in as they come; each gets ten seconds to say hello.
+async fn accept(endpoint: Endpoint, events: mpsc::UnboundedSender<Incoming>) {
+    let mut number = 0;
+    while let Some((connection, mut lanes)) = endpoint.accept().await {
+        number += 1;
+        let events = events.clone();
+        tokio::spawn(async move {
+            let hello =
+                tokio::time::timeout(std::time::Duration::from_secs(10), wire::next_control(&mut lanes.control)).await;
+            match hello {
+                Ok(Ok(Some(FromPeer::Hello(hello)))) => {
+                    let gone = connection.clone();
+                    let _ = events.send(Incoming::Hello(number, connection, lanes, hello));
+                    gone.closed().await;
+                    let _ = events.send(Incoming::Gone(number));
+                }
+                _ => connection.close("say hello first"),
+            }
+        });
+    }
+}
+
+async fn receive_control(mut lane: Receiver, from: PeerId, events: mpsc::UnboundedSender<Incoming>) {
+    loop {
+        let event = match wire::next_control::<FromPeer>(&mut lane).await {
+            Ok(Some(message)) => Incoming::Message(from, message),
+            Ok(None) => Incoming::Lost(from, "it left".into()),
+            Err(e) => Incoming::Lost(from, e.to_string()),
+        };
+        let over = matches!(event, Incoming::Lost(..));
+        if events.send(event).is_err() || over {
+            return;
+        }
+    }
+}
+
+async fn receive_bulk(
+    mut lane: Receiver,
+    from: PeerId,
+    types: BTreeMap<(String, Option<String>), TensorType>,
+    events: mpsc::UnboundedSender<Incoming>,
+) {
+    let result: Result<(), NodeError> = async {
+        while let Some(frame) = lane.next().await? {
+            match decode(frame.header()).map_err(NodeError::Protocol)? {
+                BulkHeader::Saved { step, name, slot, ty } => {
+                    if types.get(&(name.clone(), slot.clone())) != Some(&ty) {
+                        return Err(NodeError::Protocol(format!(
+                            "its snapshot holds {name:?} of type {ty}, which it does not own"
+                        )));
+                    }
+                    let mut bytes = vec![0; ty.bytes()];
+                    frame.read_into(&mut bytes).await?;
+                    let tensor = HostTensor::from_bytes(ty, bytes)?;
+                    let _ = events.send(Incoming::Saved { from, step, name, slot, tensor });
+                }
+                BulkHeader::SavedAll { step } => {
+                    let _ = events.send(Incoming::SavedAll(from, step));
+                }
+                other => return Err(NodeError::Protocol(format!("a peer cannot send {other:?}"))),
+            }
+        }
+        Ok(())
+    }
+    .await;
+    // That the connection is gone shows on the control lane too.
+    if let Err(e) = result
+        && !matches!(e, NodeError::Lost(_))
+    {
+        let _ = events.send(Incoming::Lost(from, e.to_string()));
+    }
+}

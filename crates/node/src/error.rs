@@ -1,0 +1,84 @@
+use crate::DiskError;
+use fusionllm_backend::BackendError;
+use fusionllm_exec::ExecError;
+use fusionllm_graph::GraphError;
+use fusionllm_plan::{PeerId, PlanError};
+use fusionllm_transport::{BindError, Cause, ReceiveError, SendError};
+
+/// Why a run, or a peer's part in it, ended.
+#[derive(Debug, thiserror::Error)]
+pub enum NodeError {
+    /// What the user gave cannot be used.
+    #[error("{0}")]
+    Input(String),
+    /// The broker does not let this peer take part.
+    #[error("the broker refused this peer: {0}")]
+    Refused(String),
+    /// The broker ended the run.
+    #[error("the broker stopped the run: {0}")]
+    Stopped(String),
+    /// A peer is gone.
+    #[error("lost peer {name:?}: {reason}")]
+    LostPeer {
+        /// Which.
+        peer: PeerId,
+        /// Its name.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// A connection is gone.
+    #[error("{0}")]
+    Lost(Cause),
+    /// A connection could not be made.
+    #[error("{0}")]
+    Network(String),
+    /// Somebody broke the protocol.
+    #[error("protocol: {0}")]
+    Protocol(String),
+    /// Something on this machine failed.
+    #[error("{0}")]
+    State(String),
+    /// A checkpoint, or another file of the run, could not be written or read.
+    #[error("{0}")]
+    Disk(String),
+    /// A peer failed, or all steps did.
+    #[error("{0}")]
+    Run(String),
+    /// A file of the run could not be written.
+    #[error(transparent)]
+    File(#[from] DiskError),
+    /// An endpoint could not be opened.
+    #[error(transparent)]
+    Bind(#[from] BindError),
+    /// A graph or tensor is not sound.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+    /// A plan or program is not sound.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// A kernel failed.
+    #[error(transparent)]
+    Backend(#[from] BackendError),
+    /// A program could not be carried out.
+    #[error(transparent)]
+    Exec(#[from] ExecError),
+}
+
+impl From<SendError> for NodeError {
+    fn from(e: SendError) -> Self {
+        match e {
+            SendError::Lost(lost) => Self::Lost(lost.cause),
+            e => Self::Protocol(e.to_string()),
+        }
+    }
+}
+
+impl From<ReceiveError> for NodeError {
+    fn from(e: ReceiveError) -> Self {
+        match e {
+            ReceiveError::Lost(lost) => Self::Lost(lost.cause),
+            e => Self::Protocol(e.to_string()),
+        }
+    }
+}

@@ -1,0 +1,482 @@
+//! A joiner: takes its share of a run, computes, and answers to the broker.
+//!
+//! One thread computes; everything else is asynchronous. Between them stand a [`Mailbox`] for what comes in and an [`Outbox`] per connection for what goes out, so that computing waits for
+//! nothing but what its Program waits for.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::time::Duration;
+
+use bytes::Bytes;
+use fusionllm_backend::Backend;
+use fusionllm_exec::{ExecError, Executor, Link, PassStats, Snapshot};
+use fusionllm_graph::{HostTensor, ValueId, ValueKind};
+use fusionllm_plan::{Instruction, PeerId, Program, Slot, Verdict};
+use fusionllm_protocol::{
+    Assignment, BulkHeader, FromPeer, Hello, Inbox, MAX_BULK, PassReport, TensorHeader, ToPeer, VERSION, decode, encode,
+};
+use fusionllm_transport::{
+    Allowed, Cause, ConnectError, Connection, Endpoint, Lanes, Options, PeerAddr, Receiver, Ticket,
+};
+
+use crate::NodeError;
+use crate::wire::{self, Mailbox, Outbox};
+
+/// How a joiner takes part.
+pub struct JoinOptions {
+    /// The broker's ticket.
+    pub ticket: Ticket,
+    /// What to compute with.
+    pub backend: Arc<dyn Backend>,
+    /// What to be called; empty leaves it to the broker.
+    pub name: String,
+    /// The endpoint's options.
+    pub endpoint: Options,
+}
+
+/// How many passes may be under way; the broker issues no more.
+pub const WINDOW: u64 = 3;
+
+/// How long peers may take to find each other once they are assigned.
+const MEETING: Duration = Duration::from_secs(30);
+
+/// Takes part in a run until the broker ends it.
+pub async fn join(options: JoinOptions) -> Result<(), NodeError> {
+    let endpoint = Endpoint::bind(Options { allowed: Allowed::Only(BTreeSet::new()), ..options.endpoint }).await?;
+    let result = take_part(&endpoint, &options.ticket, options.backend, options.name).await;
+    let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
+    endpoint.close(&reason).await;
+    result
+}
+
+async fn take_part(
+    endpoint: &Endpoint,
+    ticket: &Ticket,
+    backend: Arc<dyn Backend>,
+    name: String,
+) -> Result<(), NodeError> {
+    let (broker, mut lanes) =
+        endpoint.connect(&ticket.addr).await.map_err(|e| NodeError::Network(format!("the broker: {e}")))?;
+    let hello = Hello {
+        version: VERSION,
+        secret: *ticket.secret.as_bytes(),
+        name,
+        backend: backend.name().into(),
+        device: backend.device().name,
+        addr: encode(&endpoint.addr()).map_err(NodeError::Protocol)?,
+    };
+    wire::send_control(&broker, &FromPeer::Hello(hello)).await?;
+    let assignment = match assignment(&mut lanes).await? {
+        Some(assignment) => assignment,
+        None => return Ok(()),
+    };
+    tracing::info!(peer = assignment.peer.0, nodes = assignment.train.nodes.len(), "assigned");
+    let failing = broker.clone();
+    match run(endpoint, broker, lanes, assignment, backend).await {
+        Ok(()) => Ok(()),
+        Err(e) => {
+            let message = match &e {
+                NodeError::LostPeer { peer, reason, .. } => FromPeer::Lost { peer: *peer, reason: reason.clone() },
+                e => FromPeer::Failed { reason: e.to_string() },
+            };
+            // The broker may be what is gone.
+            if wire::send_control(&failing, &message).await.is_ok() {
+                let _ = tokio::time::timeout(Duration::from_secs(1), failing.finish()).await;
+            }
+            Err(e)
+        }
+    }
+}
+
+/// Waits for the assignment; `None` if the run was called off in good order before it began.
+async fn assignment(lanes: &mut Lanes) -> Result<Option<Assignment>, NodeError> {
+    tokio::select! {
+        message = wire::next_control::<ToPeer>(&mut lanes.control) => match message? {
+            Some(ToPeer::Refused { reason }) => Err(NodeError::Refused(reason)),
+            Some(ToPeer::Stop { reason }) if reason.is_empty() => Ok(None),
+            Some(ToPeer::Stop { reason }) => Err(NodeError::Stopped(reason)),
+            other => Err(NodeError::Protocol(format!("the broker said {other:?} before an assignment"))),
+        },
+        frame = lanes.bulk.next() => {
+            let Some(frame) = frame? else {
+                return Err(NodeError::Protocol("the broker closed its bulk lane".into()));
+            };
+            match decode(frame.header()).map_err(NodeError::Protocol)? {
+                BulkHeader::Assign => {
+                    let bytes = frame.read(MAX_BULK).await?;
+                    Ok(Some(decode(&bytes).map_err(|e| NodeError::Protocol(format!("the assignment: {e}")))?))
+                }
+                other => Err(NodeError::Protocol(format!("the broker sent {other:?} before an assignment"))),
+            }
+        }
+    }
+}
+
+/// The peers that a peer's programs exchange tensors with.
+fn neighbours(programs: &[&Program]) -> BTreeSet<PeerId> {
+    programs
+        .iter()
+        .flat_map(|p| &p.instructions)
+        .filter_map(|i| match i {
+            Instruction::Receive { from, .. } => Some(*from),
+            Instruction::Send { to, .. } => Some(*to),
+            _ => None,
+        })
+        .filter(|p| *p != PeerId::BROKER)
+        .collect()
+}
+
+async fn run(
+    endpoint: &Endpoint,
+    broker: Connection,
+    mut lanes: Lanes,
+    assignment: Assignment,
+    backend: Arc<dyn Backend>,
+) -> Result<(), NodeError> {
+    let Assignment { peer, peers, seed, optimizer, train, eval, loads } = assignment;
+    for program in [&train, &eval] {
+        program.validate()?;
+        if program.peer != peer {
+            return Err(NodeError::Protocol("the programs are another peer's".into()));
+        }
+    }
+    let addresses = peers
+        .iter()
+        .map(|(name, addr)| Ok((name.clone(), decode::<PeerAddr>(addr).map_err(NodeError::Protocol)?)))
+        .collect::<Result<Vec<_>, NodeError>>()?;
+    endpoint.allow(Allowed::Only(addresses.iter().map(|(_, a)| a.key).collect()));
+    let wanted = neighbours(&[&train, &eval]);
+    if let Some(p) = wanted.iter().find(|p| p.0 as usize >= addresses.len() || **p == peer) {
+        return Err(NodeError::Protocol(format!("the programs name peer {}, which is not there", p.0)));
+    }
+
+    let name_of = |p: PeerId| addresses[p.0 as usize].0.clone();
+    let meeting = meet(endpoint, peer, &addresses, &wanted);
+    let loading = load(&mut lanes.bulk, &train, seed, Executor::new(backend, optimizer, seed), loads);
+    let (connections, mut executor) = tokio::try_join!(meeting, loading)?;
+    executor.prepare(&train)?;
+    // The evaluation program names no more state than the training program.
+    executor.prepare(&eval)?;
+
+    let mailbox = Arc::new(Mailbox::default());
+    let inbox = Arc::new(Mutex::new(Inbox::new(&[&train, &eval], WINDOW)));
+    let (commands, queue) = mpsc::channel();
+    let mut outboxes = BTreeMap::new();
+    outboxes.insert(PeerId::BROKER, Outbox::new(broker.clone()));
+    let mut tasks = tokio::task::JoinSet::new();
+    tasks.spawn(receive_tensors(
+        lanes.tensors,
+        PeerId::BROKER,
+        "the broker".into(),
+        inbox.clone(),
+        mailbox.clone(),
+        commands.clone(),
+    ));
+    for (p, (connection, lanes)) in connections {
+        outboxes.insert(p, Outbox::new(connection));
+        tasks.spawn(receive_tensors(lanes.tensors, p, name_of(p), inbox.clone(), mailbox.clone(), commands.clone()));
+    }
+
+    tasks.spawn(receive_commands(lanes.control, mailbox.clone(), commands));
+    let control = outboxes[&PeerId::BROKER].clone();
+    control.control(&FromPeer::Ready)?;
+
+    let runtime = tokio::runtime::Handle::current();
+    let worker = std::thread::Builder::new().name("compute".into()).spawn({
+        let mailbox = mailbox.clone();
+        let saver = broker.clone();
+        move || {
+            let mut worker = Worker {
+                executor,
+                train,
+                eval,
+                link: NetLink { mailbox, outboxes, control, sent: BTreeMap::new() },
+                inbox,
+            };
+            worker.work(&queue, |snapshot, step| drop(runtime.spawn(stream_snapshot(saver.clone(), snapshot, step))))
+        }
+    });
+    let worker = worker.map_err(|e| NodeError::State(format!("cannot start a thread: {e}")))?;
+    let result = tokio::task::spawn_blocking(move || worker.join())
+        .await
+        .map_err(|e| NodeError::State(e.to_string()))?
+        .unwrap_or_else(|_| {
+            Err(NodeError::State("the computing thread panicked; this is a bug, please report it".into()))
+        });
+    tasks.abort_all();
+    // A lost peer is the reason, not the computation that waited for it.
+    match (result, mailbox.lost()) {
+        (Err(_), Some((p, reason))) if p != PeerId::BROKER => {
+            Err(NodeError::LostPeer { peer: p, name: name_of(p), reason })
+        }
+        (Err(_), Some((_, reason))) => Err(NodeError::Network(format!("lost the broker: {reason}"))),
+        (result, _) => result,
+    }
+}
+
+/// Connects to the neighbours: to those with a higher number ourselves, the others come to us.
+async fn meet(
+    endpoint: &Endpoint,
+    me: PeerId,
+    addresses: &[(String, PeerAddr)],
+    wanted: &BTreeSet<PeerId>,
+) -> Result<BTreeMap<PeerId, (Connection, Lanes)>, NodeError> {
+    let mut met = BTreeMap::new();
+    let dialling = async {
+        let mut dialled = Vec::new();
+        for &p in wanted.iter().filter(|p| **p > me) {
+            let (_, addr) = &addresses[p.0 as usize];
+            let link = loop {
+                match endpoint.connect(addr).await {
+                    Ok(link) => break link,
+                    // It has not been told of us yet.
+                    Err(ConnectError::Refused(_)) => tokio::time::sleep(Duration::from_millis(20)).await,
+                    Err(e) => return Err(NodeError::Network(e.to_string())),
+                }
+            };
+            dialled.push((p, link));
+        }
+        Ok(dialled)
+    };
+    let expected = wanted.iter().filter(|p| **p < me).count();
+    let answering = async {
+        let mut answered: BTreeMap<PeerId, (Connection, Lanes)> = BTreeMap::new();
+        while answered.len() < expected {
+            let Some((connection, lanes)) = endpoint.accept().await else {
+                return Err(NodeError::Network("the endpoint was closed".into()));
+            };
+            let key = connection.peer();
+            let who = addresses.iter().position(|(_, a)| a.key == key).map(|i| PeerId(i as u32));
+            match who {
+                Some(p) if p < me && wanted.contains(&p) => {
+                    answered.insert(p, (connection, lanes));
+                }
+                _ => connection.close("there is nothing to exchange"),
+            }
+        }
+        Ok(answered)
+    };
+    let both = async { tokio::try_join!(dialling, answering) };
+    match tokio::time::timeout(MEETING, both).await {
+        Ok(result) => {
+            let (dialled, answered) = result?;
+            met.extend(answered);
+            met.extend(dialled);
+            Ok(met)
+        }
+        Err(_) => Err(NodeError::Network(format!(
+            "not all peers could reach each other within {} s; check that no firewall keeps UDP between them",
+            MEETING.as_secs()
+        ))),
+    }
+}
+
+/// Fills the executor: what the broker streams as it comes, the rest drawn from the seed.
+async fn load(
+    bulk: &mut Receiver,
+    program: &Program,
+    seed: u64,
+    mut executor: Executor,
+    mut loads: BTreeSet<(String, Option<String>)>,
+) -> Result<Executor, NodeError> {
+    let held: BTreeMap<&str, ValueId> =
+        program.holdings.iter().map(|h| (program.values[&h.value].name.as_str(), h.value)).collect();
+    for (name, v) in &held {
+        if loads.contains(&(name.to_string(), None)) {
+            continue;
+        }
+        let value = &program.values[v];
+        match &value.kind {
+            ValueKind::Parameter(init) | ValueKind::Buffer(init) => {
+                executor.load(name, &init.draw(seed, name, &value.ty)?)?
+            }
+            _ => return Err(NodeError::Protocol(format!("constant {name:?} is not among what is loaded"))),
+        }
+    }
+    while !loads.is_empty() {
+        let Some(frame) = bulk.next().await? else {
+            return Err(NodeError::Protocol("the broker stopped before all was loaded".into()));
+        };
+        let BulkHeader::Load { name, slot } = decode(frame.header()).map_err(NodeError::Protocol)? else {
+            return Err(NodeError::Protocol("the broker sent something else than what is to be loaded".into()));
+        };
+        let key = (name, slot);
+        let Some(v) = held.get(key.0.as_str()).filter(|_| loads.remove(&key)) else {
+            return Err(NodeError::Protocol(format!("the broker sent {:?}, which is not to be loaded", key.0)));
+        };
+        let ty = program.values[v].ty.clone();
+        let mut bytes = vec![0; ty.bytes()];
+        frame.read_into(&mut bytes).await?;
+        let tensor = HostTensor::from_bytes(ty, bytes)?;
+        match key {
+            (name, None) => executor.load(&name, &tensor)?,
+            (name, Some(slot)) => executor.load_slot(&name, &slot, &tensor)?,
+        }
+    }
+    Ok(executor)
+}
+
+/// Puts a peer's tensors into the mailbox, each checked before it is allocated.
+async fn receive_tensors(
+    mut lane: Receiver,
+    from: PeerId,
+    name: String,
+    inbox: Arc<Mutex<Inbox>>,
+    mailbox: Arc<Mailbox>,
+    commands: mpsc::Sender<ToPeer>,
+) {
+    let result: Result<(), NodeError> = async {
+        while let Some(frame) = lane.next().await? {
+            let header: TensorHeader = decode(frame.header()).map_err(NodeError::Protocol)?;
+            let ty = {
+                let mut inbox = inbox.lock().unwrap_or_else(PoisonError::into_inner);
+                inbox.admit(from, &header, frame.payload_len()).map_err(|v| NodeError::Protocol(v.to_string()))?
+            };
+            let mut bytes = vec![0; ty.bytes()];
+            frame.read_into(&mut bytes).await?;
+            mailbox.put(header.pass, header.slot, HostTensor::from_bytes(ty, bytes)?);
+        }
+        Ok(())
+    }
+    .await;
+    let reason = match result {
+        // A peer that was told to stop before this one was leaves in good order.
+        Ok(()) => return,
+        Err(NodeError::Lost(Cause::ClosedByPeer(reason))) if reason.is_empty() => return,
+        Err(NodeError::Lost(cause)) => {
+            mailbox.lose(from, cause.to_string());
+            format!("lost {name}: {cause}")
+        }
+        Err(e) => {
+            mailbox.fail(format!("{name}: {e}"));
+            format!("{name}: {e}")
+        }
+    };
+    // The computing thread may be waiting for a command rather than for a tensor. If it is gone, all is said.
+    let _ = commands.send(ToPeer::Stop { reason });
+}
+
+/// Hands the broker's commands on, and its verdicts to whoever waits for them.
+async fn receive_commands(mut lane: Receiver, mailbox: Arc<Mailbox>, commands: mpsc::Sender<ToPeer>) {
+    loop {
+        match wire::next_control::<ToPeer>(&mut lane).await {
+            Ok(Some(ToPeer::Verdict { pass, verdict })) => mailbox.judge(pass, verdict),
+            Ok(Some(message)) => {
+                if let ToPeer::Stop { reason } = &message
+                    && !reason.is_empty()
+                {
+                    mailbox.fail(format!("the broker stopped the run: {reason}"));
+                }
+                if commands.send(message).is_err() {
+                    return;
+                }
+            }
+            Ok(None) => return,
+            Err(e) => {
+                match &e {
+                    NodeError::Lost(cause) => mailbox.lose(PeerId::BROKER, cause.to_string()),
+                    e => mailbox.fail(format!("the broker: {e}")),
+                }
+                let _ = commands.send(ToPeer::Stop { reason: e.to_string() });
+                return;
+            }
+        }
+    }
+}
+
+/// Streams a snapshot to the broker behind everything more urgent.
+async fn stream_snapshot(broker: Connection, snapshot: Snapshot, step: u64) {
+    let snapshot = Arc::new(snapshot);
+    for i in 0..snapshot.tensors.len() {
+        let s = snapshot.clone();
+        let Ok(Ok(tensor)) = tokio::task::spawn_blocking(move || s.download(&s.tensors[i])).await else {
+            tracing::error!("a snapshot could not be read; the checkpoint is left out");
+            return;
+        };
+        let t = &snapshot.tensors[i];
+        let header =
+            BulkHeader::Saved { step, name: t.name.clone(), slot: t.slot.map(str::to_owned), ty: tensor.ty().clone() };
+        if wire::send_bulk(&broker, &header, vec![Bytes::from(tensor.into_bytes())]).await.is_err() {
+            return;
+        }
+    }
+    // Whether the broker is still there shows elsewhere.
+    let _ = wire::send_bulk(&broker, &BulkHeader::SavedAll { step }, Vec::new()).await;
+}
+
+/// The computing thread.
+struct Worker {
+    executor: Executor,
+    train: Program,
+    eval: Program,
+    link: NetLink,
+    inbox: Arc<Mutex<Inbox>>,
+}
+
+impl Worker {
+    fn work(&mut self, commands: &mpsc::Receiver<ToPeer>, save: impl Fn(Snapshot, u64)) -> Result<(), NodeError> {
+        while let Ok(command) = commands.recv() {
+            match command {
+                ToPeer::Run { pass, train, step } => {
+                    let program = if train { &self.train } else { &self.eval };
+                    let stats = self.executor.run(program, pass, step, &mut self.link)?;
+                    self.inbox.lock().unwrap_or_else(PoisonError::into_inner).done(pass);
+                    self.link.done(pass, stats)?;
+                }
+                ToPeer::Snapshot { step } => save(self.executor.snapshot(&self.train), step),
+                ToPeer::Stop { reason } if reason.is_empty() => return Ok(()),
+                ToPeer::Stop { reason } => return Err(NodeError::Stopped(reason)),
+                ToPeer::Refused { reason } => return Err(NodeError::Refused(reason)),
+                // Went to the mailbox.
+                ToPeer::Verdict { .. } => {}
+            }
+        }
+        Err(NodeError::Network("the broker is gone".into()))
+    }
+}
+
+/// The executor's way out of this process.
+struct NetLink {
+    mailbox: Arc<Mailbox>,
+    outboxes: BTreeMap<PeerId, Outbox>,
+    control: Outbox,
+    /// Bytes sent in this pass.
+    sent: BTreeMap<PeerId, u64>,
+}
+
+impl NetLink {
+    fn done(&mut self, pass: u64, stats: PassStats) -> Result<(), NodeError> {
+        let PassStats { compute_s, wait_s, total_s, peak_bytes } = stats;
+        let sent = std::mem::take(&mut self.sent).into_iter().collect();
+        let report = PassReport { compute_s, wait_s, total_s, peak_bytes, sent };
+        self.control.control(&FromPeer::PassDone { pass, report })
+    }
+}
+
+fn link_error(e: NodeError) -> ExecError {
+    ExecError::Link(e.to_string())
+}
+
+impl Link for NetLink {
+    fn receive(&mut self, pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
+        self.mailbox.take(pass, slot).map_err(ExecError::Link)
+    }
+
+    fn send(&mut self, pass: u64, slot: Slot, to: PeerId, tensor: HostTensor) -> Result<(), ExecError> {
+        let outbox = self
+            .outboxes
+            .get(&to)
+            .ok_or_else(|| ExecError::Link(format!("there is no connection to peer {}", to.0)))?;
+        *self.sent.entry(to).or_default() += tensor.bytes().len() as u64;
+        outbox.tensor(&TensorHeader { pass, slot }, tensor).map_err(link_error)
+    }
+
+    fn report(&mut self, pass: u64, report: u32, micro_batch: u32, value: f64) -> Result<(), ExecError> {
+        self.control.control(&FromPeer::Report { pass, report, micro_batch, value }).map_err(link_error)
+    }
+
+    fn verdict(&mut self, pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
+        self.control.control(&FromPeer::Norms { pass, squared_norms }).map_err(link_error)?;
+        self.mailbox.verdict(pass).map_err(ExecError::Link)
+    }
+}
