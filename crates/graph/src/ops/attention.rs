@@ -89,6 +89,13 @@ impl Operator for ScaledDotProductAttention {
     fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
         let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
         let heads = b.ty(q).shape[1];
+        if b.ty(k).shape[2] == 0 {
+            // No keys: every row is empty, and no row has a maximum.
+            let (dtype, rows) = (b.ty(q).dtype, b.ty(q).shape[..3].to_vec());
+            let width = b.ty(v).shape[3];
+            let out = b.full(TensorType::new(dtype, [&rows[..], &[width]].concat()), 0.0)?;
+            return Ok(Some(vec![out, b.full(TensorType::new(dtype, rows), f64::NEG_INFINITY)?]));
+        }
         let scores = self.scores(b, q, k, inputs.get(3).copied())?;
         let max = b.amax(scores, &[3], true)?;
         // A row with nothing to attend to has a maximum of -∞; 0 in its place keeps its exponentials 0 instead of NaN.

@@ -134,7 +134,10 @@ impl Operator for CrossEntropyBackward {
         let hot = b.cast(hot, dtype)?;
         let d = b.sub(p, hot)?;
         let weight = b.div(g, total)?;
-        let weight = b.mul(counts, weight)?;
+        // Chosen, not multiplied: where no target counts the weight is infinite, and the ignored rows still get 0.
+        let counted = b.cast(counts, DType::Bool)?;
+        let zero = b.zero_like_scalar(weight)?;
+        let weight = b.where_(counted, weight, zero)?;
         let weight = b.reshape(weight, [n, 1])?;
         Ok(Some(vec![b.mul(d, weight)?]))
     }

@@ -185,6 +185,16 @@ macro_rules! operators {
         )*
 
         impl Op {
+            /// Every variant's name, for suites that must miss none.
+            pub const VARIANTS: &[&str] = &[$(stringify!($variant)),*];
+
+            /// Its name in [`Self::VARIANTS`].
+            pub fn variant(&self) -> &'static str {
+                match self {
+                    $(Op::$variant(_) => stringify!($variant),)*
+                }
+            }
+
             /// The operator's entry.
             pub fn operator(&self) -> &dyn Operator {
                 match self {

@@ -37,6 +37,10 @@ impl Operator for MaxPool2d {
         want((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
             "padding must be at most half the window".into()
         })?;
+        // Otherwise a dilated window could step over the operand and hold nothing but padding.
+        want((0..2).all(|i| self.padding[i] == 0 || self.dilation[i] <= x.shape[2 + i]), || {
+            format!("a dilation of {:?} with padding steps over {x}", self.dilation)
+        })?;
         let size = |i: usize, d| {
             window_size(d, self.kernel[i], self.stride[i], [self.padding[i]; 2], self.dilation[i], self.ceil_mode)
         };
