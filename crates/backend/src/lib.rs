@@ -2,6 +2,7 @@
 //!
 //! A backend runs one operator on tensors and moves tensors in and out; it knows nothing of graphs, peers or gradients. [`open`] chooses one at run time.
 
+pub mod conformance;
 mod error;
 pub mod host;
 mod interpret;

@@ -1,0 +1,148 @@
+//! The suite that every backend passes: what it computes is what the operators' definitions say.
+//!
+//! [`cases`] lists operators with operands; [`values`] compares a backend's results with the [`reference`] evaluator, over several
+//! memory layouts of the operands, fused and decomposed, and watches that operands still held stay as they are; [`gradients`] compares each
+//! derivative with finite differences; [`determinism`] repeats large operators under different numbers of threads. [`uncovered`] names
+//! operators without a case, so that a new one cannot be forgotten.
+
+mod case;
+mod cases;
+mod determinism;
+mod gradient;
+pub mod reference;
+mod value;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use fusionllm_graph::ops::{
+    Approximate, Binary, BinaryScalar, Compare, CompareScalar, Gelu, GeluBackward, Logical, ReduceKind, Unary,
+};
+use fusionllm_graph::{DType, HostTensor, Op, TensorType};
+
+use crate::{Backend, Tensor};
+
+pub use case::{Case, Operand};
+pub use cases::cases;
+pub use determinism::determinism;
+pub use gradient::{NOT_DIFFERENTIABLE, gradients};
+pub use value::{transfers, values};
+
+/// What a part of the suite found.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Report {
+    /// How many comparisons were made.
+    pub checks: usize,
+    /// What went wrong, each with the operator and its operands.
+    pub failures: Vec<String>,
+    /// Element types of the cases that the backend does not hold; their cases were left out.
+    pub unsupported: BTreeSet<DType>,
+}
+
+impl Report {
+    fn record(&mut self, what: impl fmt::Display, outcome: Result<(), String>) {
+        self.checks += 1;
+        if let Err(reason) = outcome {
+            self.failures.push(format!("{what}: {reason}"));
+        }
+    }
+}
+
+/// Failures printed for each operator.
+const SHOWN: usize = 3;
+
+impl fmt::Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        writeln!(f, "{} of {} checks failed; unsupported: {:?}", self.failures.len(), self.checks, self.unsupported)?;
+        // One operator fails in many cases at once: a few of each say enough.
+        let mut shown: BTreeMap<&str, usize> = BTreeMap::new();
+        for failure in &self.failures {
+            let operator = failure.split(['(', ' ']).next().unwrap_or(failure);
+            let count = shown.entry(operator).or_default();
+            *count += 1;
+            if *count <= SHOWN {
+                writeln!(f, "- {failure}")?;
+            }
+        }
+        for (operator, count) in shown.into_iter().filter(|(_, count)| *count > SHOWN) {
+            writeln!(f, "- {operator}: {} more", count - SHOWN)?;
+        }
+        Ok(())
+    }
+}
+
+/// What the suite should have a case for and has not: every operator, and every kind of those that have kinds.
+pub fn uncovered(cases: &[Case]) -> Vec<String> {
+    let mut missing: BTreeSet<String> = Op::VARIANTS.iter().map(|v| v.to_string()).collect();
+    for op in kinds() {
+        missing.insert(kind(&op));
+    }
+    for case in cases.iter().filter(|c| !c.fails) {
+        missing.remove(case.op.variant());
+        missing.remove(&kind(&case.op));
+    }
+    missing.into_iter().collect()
+}
+
+/// An operator's variant with the attribute that chooses what it computes.
+fn kind(op: &Op) -> String {
+    let variant = op.variant();
+    match op {
+        Op::BinaryScalar(op) => format!("{variant} {:?} reverse={}", op.op, op.reverse),
+        Op::Gelu(op) => format!("{variant} {:?}", op.approximate),
+        Op::GeluBackward(op) => format!("{variant} {:?}", op.approximate),
+        Op::Reduce(op) => format!("{variant} {:?}", op.kind),
+        _ => format!("{variant} {}", op.name()),
+    }
+}
+
+fn kinds() -> Vec<Op> {
+    let mut kinds: Vec<Op> = Vec::new();
+    kinds.extend(Unary::ALL.map(Op::from));
+    kinds.extend(Binary::ALL.map(Op::from));
+    for reverse in [false, true] {
+        kinds.extend(Binary::ALL.map(|op| Op::from(BinaryScalar { op, scalar: 1.0, reverse })));
+    }
+    kinds.extend(Compare::ALL.map(Op::from));
+    kinds.extend(Compare::ALL.map(|op| Op::from(CompareScalar { op, scalar: 1.0 })));
+    kinds.extend(Logical::ALL.map(Op::from));
+    kinds.extend(
+        ReduceKind::ALL.map(|kind| Op::from(fusionllm_graph::ops::Reduce { kind, dims: vec![], keepdim: false })),
+    );
+    for approximate in [Approximate::None, Approximate::Tanh] {
+        kinds.extend([Op::from(Gelu { approximate }), Op::from(GeluBackward { approximate })]);
+    }
+    kinds
+}
+
+/// Runs an operator; a panic is an error that says so.
+fn run(backend: &dyn Backend, op: &Op, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
+    let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
+    let outputs = op.infer(&types.iter().collect::<Vec<_>>())?;
+    let results = guarded(|| backend.run(op, inputs, &outputs).map_err(|e| e.to_string()))?;
+    let found: Vec<&TensorType> = results.iter().map(Tensor::ty).collect();
+    if found.iter().copied().ne(&outputs) {
+        return Err(format!("its results are {found:?} instead of {outputs:?}"));
+    }
+    Ok(results)
+}
+
+fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|_| Err(format!("{PANICKED} instead of returning an error")))
+}
+
+const PANICKED: &str = "the backend panicked";
+
+fn download(backend: &dyn Backend, tensor: &Tensor) -> Result<HostTensor, String> {
+    let host = guarded(|| backend.download(tensor).map_err(|e| e.to_string()))?;
+    if host.ty() != tensor.ty() {
+        return Err(format!("a tensor of type {} comes down as {}", tensor.ty(), host.ty()));
+    }
+    Ok(host)
+}
+
+/// Whether the backend holds tensors of this type.
+fn holds(backend: &dyn Backend, dtype: DType) -> bool {
+    backend.upload(&HostTensor::zeros(TensorType::new(dtype, [1]))).is_ok()
+}

@@ -1,0 +1,70 @@
+//! Every backend of this build passes the conformance suite, and so does the reference evaluator, which holds the graph's own rules (decompositions,
+//! derivatives) to the definitions without any kernel between.
+//!
+//! `FUSIONLLM_CASES=Conv2d cargo test …` runs the cases whose text contains a word alone.
+
+#![allow(clippy::unwrap_used)]
+
+use std::sync::Arc;
+
+use fusionllm_backend::conformance::reference::Reference;
+use fusionllm_backend::conformance::{self, Case, Report};
+use fusionllm_backend::{Backend, names, open};
+use fusionllm_graph::DType;
+
+fn backends() -> Vec<Arc<dyn Backend>> {
+    names().iter().map(|name| open(name).unwrap()).chain([Arc::new(Reference) as Arc<dyn Backend>]).collect()
+}
+
+fn cases() -> Vec<Case> {
+    let mut cases = conformance::cases().unwrap();
+    if let Ok(word) = std::env::var("FUSIONLLM_CASES") {
+        cases.retain(|c| c.to_string().contains(&word));
+    }
+    cases
+}
+
+fn on_every_backend(part: impl Fn(&dyn Backend) -> Report) {
+    let mut failed = String::new();
+    for backend in backends() {
+        let report = part(&*backend);
+        // Half precision is optional; these are not.
+        let needed = [DType::F64, DType::F32, DType::I64, DType::Bool];
+        assert!(needed.iter().all(|d| !report.unsupported.contains(d)), "{}: {report}", backend.name());
+        if !report.failures.is_empty() {
+            failed += &format!("{}: {report}", backend.name());
+        }
+    }
+    assert!(failed.is_empty(), "{failed}");
+}
+
+#[test]
+fn every_operator_has_a_case() {
+    let missing = conformance::uncovered(&conformance::cases().unwrap());
+    assert!(missing.is_empty(), "operators without a case: {missing:?}");
+}
+
+#[test]
+fn values_are_those_of_the_definitions() {
+    let cases = cases();
+    on_every_backend(|b| conformance::values(b, &cases));
+}
+
+#[test]
+fn gradients_are_the_slopes_of_the_loss() {
+    let cases = cases();
+    on_every_backend(|b| conformance::gradients(b, &cases));
+}
+
+#[test]
+fn tensors_survive_upload_and_download() {
+    on_every_backend(conformance::transfers);
+}
+
+#[test]
+fn bits_do_not_depend_on_the_number_of_threads() {
+    for name in names() {
+        let report = conformance::determinism(&*open(name).unwrap());
+        assert!(report.failures.is_empty(), "{name}: {report}");
+    }
+}
