@@ -1,0 +1,93 @@
+//! However a graph is cut, the numbers are the same, bit for bit.
+
+mod common;
+
+use common::*;
+use fusionllm_graph::models::AttentionImplementation::{Eager, Sdpa};
+
+/// Trains on one peer, then under random cuts, and holds every loss and the last parameters against the first run's.
+fn check(graph: &fusionllm_graph::Graph, training: fusionllm_exec::local::Training, steps: u64, seed: u64) {
+    let micro_batches = 3;
+    let mut single = cluster(graph, &one_peer(graph, micro_batches), &backends("burn-cpu", 1), training);
+    let expected = losses(graph, &mut single, micro_batches, steps);
+    assert!(expected.iter().all(|l| l.is_finite()), "{expected:?}");
+    assert!(expected[expected.len() - 1] < expected[0], "it learns: {expected:?}");
+    let last = graph.value(graph.parameters().last().unwrap()).name.clone();
+    let mut dice = Dice::new(seed);
+    for peers in [1, 2, 4, 7] {
+        let plan = random_plan(graph, peers, micro_batches, &mut dice);
+        let mut cut = cluster(graph, &plan, &backends("burn-cpu", peers), training);
+        let got = losses(graph, &mut cut, micro_batches, steps);
+        assert_eq!(got, expected, "{peers} peers, seed {seed}");
+        assert_eq!(cut.read(&last).unwrap(), single.read(&last).unwrap(), "{peers} peers, seed {seed}: {last}");
+    }
+}
+
+#[test]
+fn gpt2_losses_do_not_depend_on_the_cut() {
+    check(&gpt2(Sdpa, 0.0), adamw(), 50, 1);
+}
+
+#[test]
+fn gpt2_with_dropout_and_plain_attention_too() {
+    check(&gpt2(Eager, 0.1), adamw(), 12, 2);
+}
+
+#[test]
+fn resnet_losses_do_not_depend_on_the_cut() {
+    check(&resnet(), plain_sgd(0.02, 0.9, 5e-4), 50, 3);
+}
+
+#[test]
+fn many_random_cuts_of_one_step() {
+    let graph = gpt2(Eager, 0.0);
+    let micro_batches = 2;
+    let mut single = cluster(&graph, &one_peer(&graph, micro_batches), &backends("burn-cpu", 1), adamw());
+    let expected = single.step(&batch(&graph, micro_batches, 0)).unwrap();
+    for seed in 0..24 {
+        let mut dice = Dice::new(100 + seed);
+        let peers = 1 + dice.below(7);
+        let plan = random_plan(&graph, peers, micro_batches, &mut dice);
+        let mut cut = cluster(&graph, &plan, &backends("burn-cpu", peers), adamw());
+        let got = cut.step(&batch(&graph, micro_batches, 0)).unwrap();
+        assert_eq!((got.loss, got.grad_norm), (expected.loss, expected.grad_norm), "seed {seed}");
+    }
+}
+
+/// The weights of micro-batches make the gradient that of the whole batch's mean, though ignored targets fall unevenly.
+#[test]
+fn the_split_into_micro_batches_does_not_change_the_loss() {
+    let graph = gpt2(Sdpa, 0.0);
+    let parts = batch(&graph, 4, 0);
+    let mut four = cluster(&graph, &one_peer(&graph, 4), &backends("burn-cpu", 1), plain_sgd(0.1, 0.9, 0.0));
+    let loss = four.step(&parts).unwrap().loss;
+    let config = fusionllm_graph::models::Gpt2Config {
+        vocab_size: 31,
+        n_positions: 12,
+        n_embd: 16,
+        n_layer: 2,
+        n_head: 2,
+        resid_pdrop: 0.0,
+        embd_pdrop: 0.0,
+        attn_pdrop: 0.0,
+        ..Default::default()
+    };
+    let whole = config.build(8, 12, fusionllm_graph::DType::F32).unwrap();
+    let mut joined = std::collections::BTreeMap::new();
+    for name in ["input_ids", "labels"] {
+        let ids: Vec<i64> = parts.iter().flat_map(|p| p[name].to_i64().unwrap()).collect();
+        joined.insert(name.to_string(), fusionllm_graph::HostTensor::from_i64([8, 12], &ids).unwrap());
+    }
+    joined.insert("loss_weight".into(), fusionllm_graph::HostTensor::from_f32([], &[1.0]).unwrap());
+    let mut one = cluster(&whole, &one_peer(&whole, 1), &backends("burn-cpu", 1), plain_sgd(0.1, 0.9, 0.0));
+    let whole_loss = one.step(&[joined]).unwrap().loss;
+    assert!((loss - whole_loss).abs() < 1e-6 * whole_loss, "{loss} {whole_loss}");
+    let name = "transformer.wte.weight";
+    let (a, b) = (
+        four.read_slot(name, "momentum_buffer").unwrap().to_f64(),
+        one.read_slot(name, "momentum_buffer").unwrap().to_f64(),
+    );
+    let norm: f64 = b.iter().map(|x| x * x).sum::<f64>().sqrt();
+    let diff: f64 = a.iter().zip(&b).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();
+    assert!(diff < 1e-5 * norm, "{diff} of {norm}");
+}
