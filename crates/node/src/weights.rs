@@ -227,6 +227,30 @@ mod tests {
         assert_eq!(b, HostTensor::from_f32([1, 2], &[1.5, -2.0]).unwrap());
     }
 
+    /// The sample's configuration makes the model that the sample's weights are of.
+    #[test]
+    fn the_zoos_weights_fit_their_model() {
+        let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/zoo");
+        if !zoo.is_dir() {
+            eprintln!("skipped: {} is not there", zoo.display());
+            return;
+        }
+        let text = "model = { config = \"gpt2.config.json\", weights = \"gpt2.weights.safetensors\", vocab_size = 256 }
+                    data = { context = 16 }";
+        let job = crate::config::Job::parse("job.toml", text, &zoo, &[]).unwrap();
+        let weights = Weights::open(job.model.weights.as_deref().unwrap()).unwrap();
+        let crate::config::Family::Gpt2(mut config) = job.model.family else { panic!("not gpt2") };
+        let check = |config: &fusionllm_graph::models::Gpt2Config| {
+            let graph = config.build(1, 16, DType::F32).unwrap();
+            let parameters = graph.parameters().map(|v| graph.value(v));
+            weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))
+        };
+        // The tokenizer has more tokens than the model.
+        assert!(matches!(check(&config), Err(WeightsError::OtherModel { .. })));
+        config.vocab_size = 100;
+        check(&config).unwrap();
+    }
+
     #[test]
     fn errors_in_weights() {
         let dir = tempfile::tempdir().unwrap();
