@@ -17,10 +17,11 @@ use crate::NodeError;
 use crate::config::Job;
 use crate::data::Dataset;
 use crate::local::{Children, LocalPeer};
-use crate::model::{Model, Weights};
+use crate::model::Model;
 use crate::peer::WINDOW;
 use crate::run_dir::Summary;
 use crate::store::{PeerFacts, Store};
+use crate::weights::Weights;
 use crate::wire::{self, Outbox};
 
 /// How a run is conducted.
@@ -146,9 +147,8 @@ pub async fn conduct(
     if let Some(weights) = &weights
         && store.resumed().is_none()
     {
-        for v in model.forward.parameters() {
-            weights.read(model.forward.value(v))?;
-        }
+        let parameters = model.forward.parameters().map(|v| model.forward.value(v));
+        weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))?;
     }
     if let Some(plan) = &options.plan {
         plan.validate(&model.forward)?;
@@ -345,7 +345,7 @@ impl Conductor<'_> {
             return checkpoint.read(name, slot);
         }
         match (&self.weights, self.model.forward.find(name)) {
-            (Some(weights), Some(v)) => weights.read(self.model.forward.value(v)),
+            (Some(weights), Some(v)) => Ok(weights.parameter(name, self.model.forward.ty(v))?),
             _ => Err(NodeError::State(format!("{name:?} starts from nowhere"))),
         }
     }

@@ -1,9 +1,11 @@
-use crate::DiskError;
 use fusionllm_backend::BackendError;
 use fusionllm_exec::ExecError;
 use fusionllm_graph::GraphError;
 use fusionllm_plan::{PeerId, PlanError};
 use fusionllm_transport::{BindError, Cause, ReceiveError, SendError};
+
+use crate::DiskError;
+use crate::weights::WeightsError;
 
 /// Why a run, or a peer's part in it, ended.
 #[derive(Debug, thiserror::Error)]
@@ -63,6 +65,15 @@ pub enum NodeError {
     /// A program could not be carried out.
     #[error(transparent)]
     Exec(#[from] ExecError),
+}
+
+impl From<WeightsError> for NodeError {
+    fn from(e: WeightsError) -> Self {
+        match e {
+            WeightsError::Disk(e) => Self::File(e),
+            e => Self::Input(e.to_string()),
+        }
+    }
 }
 
 impl From<SendError> for NodeError {

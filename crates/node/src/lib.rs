@@ -3,6 +3,7 @@
 //! [`conduct`] is a broker's run from the first joiner to the summary, [`join`] a joiner's part in it. [`config`] reads the job file, [`data`] the batches, [`run_dir`] keeps what a run did.
 
 mod broker;
+pub mod checkpoint;
 pub mod config;
 pub mod data;
 mod disk;
@@ -12,6 +13,7 @@ pub mod model;
 mod peer;
 pub mod run_dir;
 mod store;
+pub mod weights;
 mod wire;
 
 pub use broker::{BrokerOptions, Event, Observer, conduct};

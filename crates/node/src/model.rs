@@ -1,9 +1,6 @@
-//! From a job to graphs, and to the weights it starts from.
+//! From a job to graphs.
 
-use std::path::Path;
-
-use fusionllm_graph::{DType, Graph, HostTensor, TensorType, TrainGraph, Value, autodiff};
-use safetensors::SafeTensors;
+use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 
 use crate::NodeError;
 use crate::config::{Data, Family, Job};
@@ -44,46 +41,4 @@ pub fn forward(job: &Job, samples: usize) -> Result<Graph, NodeError> {
         (Family::Gpt2(config), _) => config.build(samples, config.n_positions, DType::F32)?,
         (Family::Resnet(config), _) => config.build(samples, IMAGE_SIZE, DType::F32)?,
     })
-}
-
-/// Weights in a safetensors file, by the graph's names or, for GPT-2, by those of the bare transformer (without `transformer.`).
-pub struct Weights {
-    path: String,
-    map: memmap2::Mmap,
-}
-
-impl Weights {
-    /// Opens a file and checks that it is one.
-    pub fn open(path: &Path) -> Result<Self, NodeError> {
-        let shown = path.display().to_string();
-        let fail = |e: String| NodeError::Input(format!("{shown}: {e}\n  hint: give a .safetensors file"));
-        let file = std::fs::File::open(path).map_err(|e| fail(format!("cannot be read: {e}")))?;
-        // SAFETY: the map is only read; a file that another program cuts short while it is mapped would fault, as with any mapped file.
-        let map = unsafe { memmap2::Mmap::map(&file) }.map_err(|e| fail(format!("cannot be mapped: {e}")))?;
-        SafeTensors::deserialize(&map).map_err(|e| fail(format!("is no safetensors file: {e}")))?;
-        Ok(Self { path: shown, map })
-    }
-
-    /// The content of a parameter or buffer in its own element type.
-    pub fn read(&self, value: &Value) -> Result<HostTensor, NodeError> {
-        let fail = |e: String| NodeError::Input(format!("{}: {e}", self.path));
-        let file = SafeTensors::deserialize(&self.map).map_err(|e| fail(e.to_string()))?;
-        let bare = value.name.strip_prefix("transformer.").unwrap_or(&value.name);
-        let view = file
-            .tensor(&value.name)
-            .or_else(|_| file.tensor(bare))
-            .map_err(|_| fail(format!("there is no tensor {:?}; is it a file of this model?", value.name)))?;
-        let dtype = match view.dtype() {
-            safetensors::Dtype::F64 => DType::F64,
-            safetensors::Dtype::F32 => DType::F32,
-            safetensors::Dtype::F16 => DType::F16,
-            safetensors::Dtype::BF16 => DType::BF16,
-            other => return Err(fail(format!("{:?} has element type {other:?}; floats are wanted", value.name))),
-        };
-        let tensor = HostTensor::from_bytes(TensorType::new(dtype, view.shape()), view.data().to_vec())?;
-        if tensor.shape() != value.ty.shape {
-            return Err(fail(format!("{:?} is {}, the model's is {}", value.name, tensor.ty(), value.ty)));
-        }
-        Ok(tensor.cast(value.ty.dtype)?)
-    }
 }

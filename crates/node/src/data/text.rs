@@ -94,6 +94,11 @@ impl Corpus {
         &self.digest
     }
 
+    #[cfg(test)]
+    pub(super) fn tokens(&self) -> usize {
+        self.train.len() + self.held_out.len()
+    }
+
     pub(super) fn train_samples(&self) -> usize {
         samples(self.train.len(), self.context)
     }

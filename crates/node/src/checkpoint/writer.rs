@@ -1,0 +1,213 @@
+//! Writing a checkpoint from tensors that arrive in any order.
+
+use std::collections::{BTreeSet, HashMap};
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use fusionllm_graph::{HostTensor, TensorType};
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::{CheckpointError, FORMAT, MANIFEST, Manifest, Part, State, VERSION, digest, remove};
+use crate::disk::{DiskError, sync_directory};
+use crate::weights::stored_dtype;
+
+/// A checkpoint being written; dropped before [`Self::commit`], it leaves nothing behind.
+///
+/// Each tensor goes to its final place in its file at once, so memory holds one tensor at a time.
+#[derive(Debug)]
+pub struct CheckpointWriter {
+    /// Where it will stand.
+    target: PathBuf,
+    /// Where it stands till then; `None` once it is committed.
+    partial: Option<PathBuf>,
+    files: [TensorFile; 2],
+    manifest: Manifest,
+}
+
+/// A safetensors file whose header is written.
+#[derive(Debug)]
+struct TensorFile {
+    path: PathBuf,
+    file: File,
+    places: HashMap<String, (TensorType, u64)>,
+}
+
+impl CheckpointWriter {
+    pub(super) fn begin(
+        directory: &Path,
+        state: State,
+        model: &[(String, TensorType)],
+        optimizer: &[(String, TensorType)],
+    ) -> Result<Self, CheckpointError> {
+        for tensors in [model, optimizer] {
+            let mut names = BTreeSet::new();
+            if let Some((name, _)) = tensors.iter().find(|(name, _)| !names.insert(name)) {
+                let message = format!("two tensors have the name `{name}`");
+                return Err(CheckpointError::Unexpected { step: state.step, message });
+            }
+        }
+        let target = directory.join(format!("step-{}", state.step));
+        let partial = directory.join(format!("step-{}.partial", state.step));
+        remove(&partial)?;
+        fs::create_dir_all(&partial).map_err(DiskError::at(&partial, "created"))?;
+        let create = |part: Part, tensors| TensorFile::create(partial.join(part.file_name()), tensors);
+        let files = create(Part::Model, model).and_then(|m| Ok([m, create(Part::Optimizer, optimizer)?]));
+        let files = files.inspect_err(|_| {
+            let _ = remove(&partial);
+        })?;
+        let (model_digests, optimizer_digests, extra) = Default::default();
+        let manifest = Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            state,
+            model: model_digests,
+            optimizer: optimizer_digests,
+            extra,
+        };
+        Ok(Self { target, partial: Some(partial), files, manifest })
+    }
+
+    /// Writes a tensor that was announced.
+    ///
+    /// # Errors
+    ///
+    /// It was not announced, differs from what was, or came before; or the disk fails.
+    pub fn put(&mut self, part: Part, name: &str, tensor: &HostTensor) -> Result<(), CheckpointError> {
+        let file = &mut self.files[part as usize];
+        let fault = match file.places.get(name) {
+            None => Some(format!("nobody asked for `{name}`")),
+            Some((ty, _)) if ty != tensor.ty() => Some(format!("`{name}` came as {}, not {ty}", tensor.ty())),
+            Some(_) if self.manifest.digests(part).contains_key(name) => Some(format!("`{name}` came twice")),
+            Some(_) => None,
+        };
+        if let Some(message) = fault {
+            return Err(self.unexpected(message));
+        }
+        file.write(name, tensor.bytes())?;
+        let digests = match part {
+            Part::Model => &mut self.manifest.model,
+            Part::Optimizer => &mut self.manifest.optimizer,
+        };
+        digests.insert(name.to_owned(), digest(tensor));
+        Ok(())
+    }
+
+    /// Adds a file. `name` is a plain file name, other than those of the checkpoint's own files.
+    ///
+    /// # Errors
+    ///
+    /// The name is taken or not plain; or the disk fails.
+    pub fn put_extra(&mut self, name: &str, content: &[u8]) -> Result<(), CheckpointError> {
+        let own = Part::ALL.map(Part::file_name);
+        let plain = Path::new(name).file_name().is_some_and(|n| n == name);
+        if !plain || name == MANIFEST || own.contains(&name) || self.manifest.extra.contains_key(name) {
+            return Err(self.unexpected(format!("no file can be added as {name:?}")));
+        }
+        let path = self.partial()?.join(name);
+        let written = File::create(&path).and_then(|mut file| {
+            file.write_all(content)?;
+            file.sync_all()
+        });
+        written.map_err(DiskError::at(&path, "written"))?;
+        self.manifest.extra.insert(name.to_owned(), blake3::hash(content).to_hex().to_string());
+        Ok(())
+    }
+
+    /// Makes the checkpoint appear, whole and on the disk, and gives its directory. One of the same step is replaced.
+    ///
+    /// # Errors
+    ///
+    /// A tensor is missing, or the disk fails: then the checkpoint is not there.
+    pub fn commit(mut self) -> Result<PathBuf, CheckpointError> {
+        for part in Part::ALL {
+            let (places, digests) = (&self.files[part as usize].places, self.manifest.digests(part));
+            if let Some(name) = places.keys().filter(|name| !digests.contains_key(*name)).min() {
+                let missing = places.len() - digests.len();
+                return Err(self.unexpected(format!("{missing} tensors did not come, the first is `{name}`")));
+            }
+        }
+        for file in &self.files {
+            file.file.sync_all().map_err(DiskError::at(&file.path, "written"))?;
+        }
+        let partial = self.partial()?.to_owned();
+        let manifest = partial.join(MANIFEST);
+        let written = File::create(&manifest).and_then(|mut file| {
+            file.write_all(&serde_json::to_vec_pretty(&self.manifest)?)?;
+            file.sync_all()
+        });
+        written.map_err(DiskError::at(&manifest, "written"))?;
+        sync_directory(&partial)?;
+
+        let old = self.target.with_extension("old");
+        remove(&old)?;
+        if self.target.join(MANIFEST).exists() {
+            fs::rename(&self.target, &old).map_err(DiskError::at(&self.target, "replaced"))?;
+        } else {
+            remove(&self.target)?;
+        }
+        fs::rename(&partial, &self.target).map_err(DiskError::at(&self.target, "written"))?;
+        self.partial = None;
+        sync_directory(self.target.parent().unwrap_or(Path::new(".")))?;
+        remove(&old)?;
+        Ok(self.target.clone())
+    }
+
+    fn partial(&self) -> Result<&Path, CheckpointError> {
+        self.partial.as_deref().ok_or_else(|| self.unexpected("it is committed".into()))
+    }
+
+    fn unexpected(&self, message: String) -> CheckpointError {
+        CheckpointError::Unexpected { step: self.manifest.state.step, message }
+    }
+}
+
+impl Drop for CheckpointWriter {
+    fn drop(&mut self) {
+        if let Some(partial) = self.partial.take() {
+            // Nobody is left to tell; the next process cleans up.
+            let _ = remove(&partial);
+        }
+    }
+}
+
+impl TensorFile {
+    fn create(path: PathBuf, tensors: &[(String, TensorType)]) -> Result<Self, CheckpointError> {
+        // Wide elements first, so that each tensor is aligned to its elements.
+        let mut sorted: Vec<&(String, TensorType)> = tensors.iter().collect();
+        sorted.sort_by_key(|(name, ty)| (std::cmp::Reverse(ty.dtype.size()), name));
+        let mut end = 0;
+        let infos = sorted.iter().map(|(name, ty)| {
+            let start = end;
+            end += ty.bytes();
+            let info =
+                TensorInfo { dtype: stored_dtype(ty.dtype), shape: ty.shape.clone(), data_offsets: (start, end) };
+            (name.clone(), info)
+        });
+        // Hugging Face's libraries refuse a file that does not say this.
+        let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let header = Metadata::new(Some(about), infos.collect()).map_err(io::Error::other);
+        let written = header.and_then(|header| {
+            let mut header = serde_json::to_vec(&header)?;
+            header.resize(header.len().next_multiple_of(8), b' ');
+            let mut file = File::create(&path)?;
+            file.write_all(&(header.len() as u64).to_le_bytes())?;
+            file.write_all(&header)?;
+            file.set_len((8 + header.len() + end) as u64)?;
+            Ok((file, 8 + header.len() as u64))
+        });
+        let (file, mut offset) = written.map_err(DiskError::at(&path, "written"))?;
+        let mut places = HashMap::new();
+        for (name, ty) in sorted {
+            places.insert(name.clone(), (ty.clone(), offset));
+            offset += ty.bytes() as u64;
+        }
+        Ok(Self { path, file, places })
+    }
+
+    fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), DiskError> {
+        let Some((_, offset)) = self.places.get(name) else { return Ok(()) };
+        let written = self.file.seek(SeekFrom::Start(*offset)).and_then(|_| self.file.write_all(bytes));
+        written.map_err(DiskError::at(&self.path, "written"))
+    }
+}
