@@ -32,9 +32,12 @@ impl From<NodeError> for Failure {
     fn from(e: NodeError) -> Self {
         match e {
             // Before a run begins, what does not fit was given by the user.
-            NodeError::Input(_) | NodeError::Graph(_) | NodeError::Plan(_) | NodeError::Bind(_) => {
-                Self::Input(e.to_string())
-            }
+            NodeError::Input(_)
+            | NodeError::Graph(_)
+            | NodeError::Plan(_)
+            | NodeError::Bind(_)
+            | NodeError::RunDir(_)
+            | NodeError::Checkpoint(_) => Self::Input(e.to_string()),
             e => Self::Running(e.to_string()),
         }
     }

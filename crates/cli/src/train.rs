@@ -3,8 +3,9 @@
 use std::path::Path;
 
 use fusionllm_backend as backend;
+use fusionllm_node::checkpoint::Checkpoint;
 use fusionllm_node::config::Job;
-use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, Store, conduct};
+use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, Store, conduct};
 
 use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
 use crate::failure::Failure;
@@ -17,9 +18,13 @@ fn job(run: &RunArgs) -> Result<Job, Failure> {
     let mut set = run.set.clone();
     set.extend(run.steps.map(|n| format!("train.steps={n}")));
     set.extend(run.seed.map(|s| format!("train.seed={s}")));
-    let job = match &run.job {
-        Some(path) => Job::load(path, &set),
-        None => Job::quick_start(&set),
+    let job = match (&run.job, &run.resume) {
+        (Some(path), _) => Job::load(path, &set),
+        // A checkpoint carries the job it was made by.
+        (None, Some(path)) => {
+            Job::load(&Checkpoint::find(path).map_err(NodeError::from)?.path().join("job.toml"), &set)
+        }
+        (None, None) => Job::quick_start(&set),
     };
     job.map_err(|e| Failure::Input(e.to_string()))
 }
@@ -78,7 +83,11 @@ fn run(
 ) -> Result<(), Failure> {
     let job = job(args)?;
     let options = options(plan(args.plan.as_deref())?);
-    let mut store = Store::create(args.run_dir.as_deref(), &job)?;
+    let directory = args.run_dir.as_deref();
+    let mut store = match &args.resume {
+        Some(path) => Store::resume(Checkpoint::find(path).map_err(NodeError::from)?, directory, &job)?,
+        None => Store::create(directory, &job)?,
+    };
     let mut progress = Progress::new(&job, json, options.local.is_empty(), store.directory());
     runtime()?.block_on(conduct(&job, options, &mut store, &mut progress))?;
     Ok(())

@@ -94,15 +94,17 @@ fn a_broker_and_joiners_on_three_hosts_train() {
             break ticket.trim().to_string();
         }
     };
-    let joiners: Vec<Running> =
-        (1..3).map(|i| Running(hosts.on(i).args(["join", &ticket, "--name", &format!("host-{i}")]).spawn().unwrap())).collect();
+    let joiners: Vec<Running> = (1..3)
+        .map(|i| Running(hosts.on(i).args(["join", &ticket, "--name", &format!("host-{i}")]).spawn().unwrap()))
+        .collect();
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
     assert!(broker.0.wait().unwrap().success(), "{rest}");
     for mut joiner in joiners {
         assert!(joiner.0.wait().unwrap().success());
     }
-    let summary: serde_json::Value = serde_json::from_str(&std::fs::read_to_string(run.join("summary.json")).unwrap()).unwrap();
+    let summary: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(run.join("summary.json")).unwrap()).unwrap();
     assert_eq!(summary["steps"], 5);
     let peers: Vec<&str> = summary["peers"].as_array().unwrap().iter().filter_map(|p| p["name"].as_str()).collect();
     assert_eq!(peers, ["host-1", "host-2"]);

@@ -44,13 +44,19 @@ fn losses_over_processes_are_those_of_one_peer() {
     let run = |peers: &str, backend: &str| {
         let path = directory.path().join(format!("{peers}-{backend}"));
         finished(
-            fusionllm().args(["train", "--steps", "8", "--peers", peers, "--backend", backend, "--run-dir"]).arg(&path).args(TINY),
+            fusionllm()
+                .args(["train", "--steps", "8", "--peers", peers, "--backend", backend, "--run-dir"])
+                .arg(&path)
+                .args(TINY),
         );
         losses(&path)
     };
     let alone = run("1", "burn-cpu");
     assert_eq!(alone.len(), 8);
-    assert!(alone[3].1.is_some() && alone[7].1.is_some() && alone[4].1.is_none(), "validation after steps 4 and 8: {alone:?}");
+    assert!(
+        alone[3].1.is_some() && alone[7].1.is_some() && alone[4].1.is_none(),
+        "validation after steps 4 and 8: {alone:?}"
+    );
     assert_eq!(run("3", "burn-cpu"), alone, "bit for bit");
     if cfg!(feature = "candle") {
         for ((mixed, _), (one, _)) in run("4", "burn-cpu,candle-cpu").into_iter().zip(alone) {

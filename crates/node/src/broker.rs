@@ -141,8 +141,8 @@ pub async fn conduct(
 ) -> Result<Position, NodeError> {
     // Whatever the user got wrong shows before anybody is kept waiting.
     let data = Dataset::open(&job.data, job.train.seed).map_err(|e| NodeError::Input(e.to_string()))?;
-    store.check_data(&data)?;
     let model = Model::build(job)?;
+    store.check(&data, &model, job.train.optimizer.update_rule())?;
     let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
     if let Some(weights) = &weights
         && store.resumed().is_none()
@@ -341,8 +341,8 @@ impl Conductor<'_> {
         if let Some(constant) = self.model.train.graph.constants.get(name) {
             return Ok(constant.clone());
         }
-        if let Some(checkpoint) = store.resumed() {
-            return checkpoint.read(name, slot);
+        if let Some(tensor) = store.saved(name, slot)? {
+            return Ok(tensor);
         }
         match (&self.weights, self.model.forward.find(name)) {
             (Some(weights), Some(v)) => Ok(weights.parameter(name, self.model.forward.ty(v))?),
@@ -363,10 +363,10 @@ impl Conductor<'_> {
         let eval_passes = self.eval_passes();
         let settings = Settings {
             peers: peers.len(),
-            start: store.resumed().map(|c| c.position()).unwrap_or_default(),
+            start: store.start(),
             steps: job.train.steps,
             eval: (eval_passes > 0).then_some(Every { steps: job.eval.every, passes: eval_passes }),
-            checkpoint: store.saves().then_some(job.checkpoint.every),
+            checkpoint: Some(job.checkpoint.every),
             learning_rate: job.train.optimizer.learning_rate(),
             clip: (job.train.optimizer.clip > 0.0).then_some(job.train.optimizer.clip),
             window: WINDOW,
@@ -469,7 +469,7 @@ impl Conductor<'_> {
                     store.begin_checkpoint(step, &self.model, self.job.train.optimizer.update_rule())?
                 }
                 Action::Commit(position) => {
-                    store.commit(position, &self.data)?;
+                    store.commit(position, self.job, &self.data, &self.model)?;
                     observer.event(Event::Saved { step: position.step });
                     queue.extend(broker.committed(position.step));
                 }

@@ -5,6 +5,8 @@ use fusionllm_plan::{PeerId, PlanError};
 use fusionllm_transport::{BindError, Cause, ReceiveError, SendError};
 
 use crate::DiskError;
+use crate::checkpoint::CheckpointError;
+use crate::run_dir::RunDirError;
 use crate::weights::WeightsError;
 
 /// Why a run, or a peer's part in it, ended.
@@ -50,6 +52,12 @@ pub enum NodeError {
     /// A file of the run could not be written.
     #[error(transparent)]
     File(#[from] DiskError),
+    /// A directory cannot be the run's.
+    #[error(transparent)]
+    RunDir(#[from] RunDirError),
+    /// A checkpoint cannot be read or written.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
     /// An endpoint could not be opened.
     #[error(transparent)]
     Bind(#[from] BindError),

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
-use fusionllm_graph::HostTensor;
+use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::{Optimizer, PeerId, Plan};
 use fusionllm_protocol::{PassReport, Position, StepRecord};
 use fusionllm_transport::Ticket;
 
 use crate::NodeError;
+use crate::checkpoint::{Checkpoint, CheckpointWriter, Checkpoints, Part, State};
 use crate::config::Job;
 use crate::data::Dataset;
 use crate::model::Model;
@@ -18,22 +19,15 @@ use crate::run_dir::{LinkSummary, PeerSummary, RunDir, StepMetrics, Summary};
 /// Where a run leaves what it did, and where it goes on from.
 pub struct Store {
     run: RunDir,
+    checkpoints: Checkpoints,
+    seed: u64,
+    resumed: Option<Checkpoint>,
+    /// The checkpoint being written, and its step.
+    writing: Option<(u64, CheckpointWriter)>,
     steps: Vec<Step>,
     /// The metrics of a step that a validation is to follow.
     pending: Option<StepMetrics>,
     started: Instant,
-}
-
-pub(crate) struct Resumed;
-
-impl Resumed {
-    pub(crate) fn position(&self) -> Position {
-        Position::default()
-    }
-
-    pub(crate) fn read(&self, _name: &str, _slot: Option<&str>) -> Result<HostTensor, NodeError> {
-        Err(NodeError::State(String::new()))
-    }
 }
 
 /// What the summary needs of a step.
@@ -64,12 +58,42 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
     }
 }
 
+/// The run directory that a checkpoint stands in.
+pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
+    let checkpoints = checkpoint.parent()?;
+    (checkpoints.file_name()? == "checkpoints").then(|| checkpoints.parent())?
+}
+
+/// Names and types of what a checkpoint holds: parameters and buffers, and the optimiser's state of what is trained.
+fn saved_tensors(model: &Model, optimizer: Optimizer) -> [Vec<(String, TensorType)>; 2] {
+    let graph = &model.forward;
+    let named = |v| (graph.value(v).name.clone(), graph.ty(v).clone());
+    let state = graph.parameters().chain(graph.buffers()).map(named).collect();
+    let slots = model.train.gradients.iter().flat_map(|g| {
+        let (name, ty) = named(g.parameter);
+        optimizer.slots().iter().map(move |slot| (format!("{name}.{slot}"), ty.clone()))
+    });
+    [state, slots.collect()]
+}
+
 impl Store {
     /// A new run in `directory` (or a fresh one under `runs/`).
     pub fn create(directory: Option<&Path>, job: &Job) -> Result<Self, NodeError> {
         let toml = job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?;
-        let run = RunDir::create(directory, &toml).map_err(|e| NodeError::Disk(e.to_string()))?;
-        Ok(Self { run, steps: Vec::new(), pending: None, started: Instant::now() })
+        Ok(Self::over(RunDir::create(directory, &toml)?, job))
+    }
+
+    fn over(run: RunDir, job: &Job) -> Self {
+        Self {
+            checkpoints: Checkpoints::new(run.checkpoints()),
+            run,
+            seed: job.train.seed,
+            resumed: None,
+            writing: None,
+            steps: Vec::new(),
+            pending: None,
+            started: Instant::now(),
+        }
     }
 
     /// The run's directory.
@@ -86,39 +110,127 @@ impl Store {
         Ok(self.run.remove_ticket()?)
     }
 
+    /// Goes on from a checkpoint: in its run's directory, or as a new run in `directory`.
+    pub fn resume(checkpoint: Checkpoint, directory: Option<&Path>, job: &Job) -> Result<Self, NodeError> {
+        let step = checkpoint.state().step;
+        if step >= job.train.steps {
+            return Err(NodeError::Input(format!(
+                "{}: {step} steps are done already, and the job asks for {}\n  hint: ask for more with --steps",
+                checkpoint.path().display(),
+                job.train.steps
+            )));
+        }
+        let run = match (directory, run_of(checkpoint.path())) {
+            (None, Some(run)) => {
+                let run = RunDir::resume(run, step)?;
+                run.write_job(&job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?)?;
+                run
+            }
+            _ => return Ok(Self { resumed: Some(checkpoint), ..Self::create(directory, job)? }),
+        };
+        Ok(Self { resumed: Some(checkpoint), ..Self::over(run, job) })
+    }
+
     /// The checkpoint this run goes on from.
-    pub(crate) fn resumed(&self) -> Option<&Resumed> {
-        None
+    pub(crate) fn resumed(&self) -> Option<&Checkpoint> {
+        self.resumed.as_ref()
     }
 
-    /// Whether the run takes checkpoints.
-    pub(crate) fn saves(&self) -> bool {
-        false
+    /// Where this run starts.
+    pub(crate) fn start(&self) -> Position {
+        let state = self.resumed.as_ref().map(Checkpoint::state);
+        state.map_or_else(Position::default, |s| Position { step: s.step, updates: s.updates })
     }
 
-    pub(crate) fn check_data(&self, _data: &Dataset) -> Result<(), NodeError> {
+    /// Refuses a checkpoint of another model or other data.
+    pub(crate) fn check(&self, data: &Dataset, model: &Model, optimizer: Optimizer) -> Result<(), NodeError> {
+        let Some(checkpoint) = &self.resumed else { return Ok(()) };
+        let [parameters, slots] = saved_tensors(model, optimizer);
+        checkpoint.check(Part::Model, &parameters)?;
+        checkpoint.check(Part::Optimizer, &slots)?;
+        if checkpoint.state().data != data.digest() {
+            return Err(NodeError::Input(format!(
+                "{}: the data have changed since; a run goes on with the batches it would have drawn\n  hint: restore the files, or start a new run from its weights with model.weights",
+                checkpoint.path().display()
+            )));
+        }
+        if checkpoint.state().seed != self.seed {
+            return Err(NodeError::Input(format!(
+                "{}: the run's seed was {}, not {}\n  hint: leave train.seed as it was",
+                checkpoint.path().display(),
+                checkpoint.state().seed,
+                self.seed
+            )));
+        }
         Ok(())
     }
 
-    pub(crate) fn expects(&self, _step: u64) -> bool {
-        false
+    /// A tensor to go on from.
+    pub(crate) fn saved(&self, name: &str, slot: Option<&str>) -> Result<Option<HostTensor>, NodeError> {
+        let Some(checkpoint) = &self.resumed else { return Ok(None) };
+        Ok(Some(match slot {
+            None => checkpoint.read(Part::Model, name)?,
+            Some(slot) => checkpoint.read(Part::Optimizer, &format!("{name}.{slot}"))?,
+        }))
     }
 
-    pub(crate) fn save(&mut self, _name: &str, _slot: Option<&str>, _tensor: &HostTensor) -> Result<(), NodeError> {
+    /// Whether snapshots of this step are awaited.
+    pub(crate) fn expects(&self, step: u64) -> bool {
+        self.writing.as_ref().is_some_and(|(s, _)| *s == step)
+    }
+
+    /// Tensors of a step's snapshots are to come.
+    pub(crate) fn begin_checkpoint(&mut self, step: u64, model: &Model, optimizer: Optimizer) -> Result<(), NodeError> {
+        let [parameters, slots] = saved_tensors(model, optimizer);
+        self.writing = Some((step, self.checkpoints.begin(step, &parameters, &slots)?));
         Ok(())
     }
 
-    pub(crate) fn begin_checkpoint(
+    /// One came.
+    pub(crate) fn save(&mut self, name: &str, slot: Option<&str>, tensor: &HostTensor) -> Result<(), NodeError> {
+        if let Some((_, writer)) = &mut self.writing {
+            match slot {
+                None => writer.put(Part::Model, name, tensor)?,
+                Some(slot) => writer.put(Part::Optimizer, &format!("{name}.{slot}"), tensor)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// All came: the checkpoint appears, and those it makes superfluous go.
+    pub(crate) fn commit(
         &mut self,
-        _step: u64,
-        _model: &Model,
-        _optimizer: Optimizer,
+        position: Position,
+        job: &Job,
+        data: &Dataset,
+        model: &Model,
     ) -> Result<(), NodeError> {
-        Ok(())
+        let Some((_, mut writer)) = self.writing.take() else { return Ok(()) };
+        if let Some(config) = model.forward.metadata.get("config") {
+            let mut config = config.clone();
+            if let (Some(object), Some(family)) = (config.as_object_mut(), model.forward.metadata.get("family")) {
+                object.insert("model_type".into(), family.clone());
+            }
+            writer.put_extra("config.json", format!("{config:#}").as_bytes())?;
+        }
+        writer.put_extra("job.toml", job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?.as_bytes())?;
+        writer.commit(State {
+            step: position.step,
+            updates: position.updates,
+            samples: position.step * job.train.batch as u64,
+            seed: job.train.seed,
+            graph: model.forward.digest(),
+            data: data.digest().to_owned(),
+            loss_first: self.loss_first(),
+        })?;
+        Ok(self.checkpoints.prune(job.checkpoint.keep)?)
     }
 
-    pub(crate) fn commit(&mut self, _position: Position, _data: &Dataset) -> Result<(), NodeError> {
-        Ok(())
+    fn loss_first(&self) -> Option<f64> {
+        match &self.resumed {
+            Some(checkpoint) => checkpoint.state().loss_first,
+            None => self.steps.first().and_then(|s| finite(s.loss)),
+        }
     }
 
     pub(crate) fn plan(&self, plan: &Plan) -> Result<(), NodeError> {
@@ -183,7 +295,7 @@ impl Store {
         let in_steps: f64 = self.steps.iter().map(|s| s.step_s).sum();
         let summary = Summary {
             steps: position.step,
-            loss_first: self.steps.first().and_then(|s| finite(s.loss)),
+            loss_first: self.loss_first(),
             loss_last: self.steps.last().and_then(|s| finite(s.loss)),
             median_step_s: median(steady.iter().map(|s| s.step_s).collect()),
             predicted_step_s: None,

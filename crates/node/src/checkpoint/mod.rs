@@ -192,7 +192,7 @@ impl Checkpoints {
         Ok(found.into_iter().collect())
     }
 
-    /// Starts to write the checkpoint of `state.step`: its tensors, in any order, then what the caller adds, then
+    /// Starts to write the checkpoint after `step` steps: its tensors, in any order, then what the caller adds, then
     /// [`CheckpointWriter::commit`]. `model` and `optimizer` name all tensors to come.
     ///
     /// # Errors
@@ -200,11 +200,11 @@ impl Checkpoints {
     /// The disk fails.
     pub fn begin(
         &self,
-        state: State,
+        step: u64,
         model: &[(String, TensorType)],
         optimizer: &[(String, TensorType)],
     ) -> Result<CheckpointWriter, CheckpointError> {
-        CheckpointWriter::begin(&self.directory, state, model, optimizer)
+        CheckpointWriter::begin(&self.directory, step, model, optimizer)
     }
 
     /// Removes all but the newest `keep` (at least one).

@@ -34,7 +34,7 @@ fn state(step: u64) -> State {
 
 fn begin(dir: &TempDir, step: u64) -> CheckpointWriter {
     let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
-    checkpoints.begin(state(step), &types(Part::Model), &types(Part::Optimizer)).unwrap()
+    checkpoints.begin(step, &types(Part::Model), &types(Part::Optimizer)).unwrap()
 }
 
 fn save(dir: &TempDir, step: u64) -> PathBuf {
@@ -43,7 +43,7 @@ fn save(dir: &TempDir, step: u64) -> PathBuf {
         writer.put(part, name, &tensor).unwrap();
     }
     writer.put_extra("config.json", b"{}").unwrap();
-    writer.commit().unwrap()
+    writer.commit(state(step)).unwrap()
 }
 
 /// Whether the checkpoint is whole and as `save` wrote it.
@@ -103,7 +103,7 @@ fn the_order_of_arrival_does_not_matter() {
     for (part, name, tensor) in tensors(3.0).into_iter().rev() {
         writer.put(part, name, &tensor).unwrap();
     }
-    let backward = fs::read(writer.commit().unwrap().join("model.safetensors")).unwrap();
+    let backward = fs::read(writer.commit(state(3)).unwrap().join("model.safetensors")).unwrap();
     assert_eq!(forward, backward);
 }
 
@@ -120,11 +120,13 @@ fn what_was_not_announced_is_refused() {
     for name in ["manifest.json", "model.safetensors", "../job.toml", "a/b", "..", ""] {
         assert!(writer.put_extra(name, b"").is_err(), "{name:?}");
     }
-    assert_snapshot!(hide(&dir, &writer.commit().unwrap_err()), @"checkpoint of step 1: 2 tensors did not come, the first is `steps`");
+    assert_snapshot!(hide(&dir, &writer.commit(state(1)).unwrap_err()), @"checkpoint of step 1: 2 tensors did not come, the first is `steps`");
     assert!(names(&dir).is_empty());
 
+    assert_snapshot!(hide(&dir, &begin(&dir, 1).commit(state(2)).unwrap_err()), @"checkpoint of step 1: its state is that of step 2");
+
     let twice = [types(Part::Model), types(Part::Model)].concat();
-    let begun = Checkpoints::new(dir.path().join("checkpoints")).begin(state(1), &twice, &[]);
+    let begun = Checkpoints::new(dir.path().join("checkpoints")).begin(1, &twice, &[]);
     assert_snapshot!(hide(&dir, &begun.unwrap_err()), @"checkpoint of step 1: two tensors have the name `wte.weight`");
     assert!(names(&dir).is_empty());
 }
@@ -315,11 +317,11 @@ fn a_full_disk_harms_no_earlier_checkpoint() {
             of_part.map(|(_, name, tensor)| (name.to_string(), tensor.ty().clone())).collect::<Vec<_>>()
         };
         let checkpoints = Checkpoints::new(disk.0.path().join("checkpoints"));
-        let mut writer = checkpoints.begin(state(step), &of(Part::Model), &of(Part::Optimizer)).unwrap();
+        let mut writer = checkpoints.begin(step, &of(Part::Model), &of(Part::Optimizer)).unwrap();
         let mut put = tensors.iter().try_for_each(|(part, name, tensor)| writer.put(*part, name, tensor));
         if put.is_ok() {
             disk.fill();
-            put = writer.commit().map(|_| ());
+            put = writer.commit(state(step)).map(|_| ());
         } else {
             drop(writer);
         }

@@ -1,6 +1,6 @@
 //! Writing a checkpoint from tensors that arrive in any order.
 
-use std::collections::{BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
@@ -22,7 +22,11 @@ pub struct CheckpointWriter {
     /// Where it stands till then; `None` once it is committed.
     partial: Option<PathBuf>,
     files: [TensorFile; 2],
-    manifest: Manifest,
+    step: u64,
+    /// Of what has come.
+    model: BTreeMap<String, String>,
+    optimizer: BTreeMap<String, String>,
+    extra: BTreeMap<String, String>,
 }
 
 /// A safetensors file whose header is written.
@@ -36,7 +40,7 @@ struct TensorFile {
 impl CheckpointWriter {
     pub(super) fn begin(
         directory: &Path,
-        state: State,
+        step: u64,
         model: &[(String, TensorType)],
         optimizer: &[(String, TensorType)],
     ) -> Result<Self, CheckpointError> {
@@ -44,11 +48,11 @@ impl CheckpointWriter {
             let mut names = BTreeSet::new();
             if let Some((name, _)) = tensors.iter().find(|(name, _)| !names.insert(name)) {
                 let message = format!("two tensors have the name `{name}`");
-                return Err(CheckpointError::Unexpected { step: state.step, message });
+                return Err(CheckpointError::Unexpected { step, message });
             }
         }
-        let target = directory.join(format!("step-{}", state.step));
-        let partial = directory.join(format!("step-{}.partial", state.step));
+        let target = directory.join(format!("step-{step}"));
+        let partial = directory.join(format!("step-{step}.partial"));
         remove(&partial)?;
         fs::create_dir_all(&partial).map_err(DiskError::at(&partial, "created"))?;
         let create = |part: Part, tensors| TensorFile::create(partial.join(part.file_name()), tensors);
@@ -56,16 +60,15 @@ impl CheckpointWriter {
         let files = files.inspect_err(|_| {
             let _ = remove(&partial);
         })?;
-        let (model_digests, optimizer_digests, extra) = Default::default();
-        let manifest = Manifest {
-            format: FORMAT.into(),
-            version: VERSION,
-            state,
-            model: model_digests,
-            optimizer: optimizer_digests,
-            extra,
-        };
-        Ok(Self { target, partial: Some(partial), files, manifest })
+        let (model, optimizer, extra) = Default::default();
+        Ok(Self { target, partial: Some(partial), files, step, model, optimizer, extra })
+    }
+
+    fn digests(&mut self, part: Part) -> &mut BTreeMap<String, String> {
+        match part {
+            Part::Model => &mut self.model,
+            Part::Optimizer => &mut self.optimizer,
+        }
     }
 
     /// Writes a tensor that was announced.
@@ -74,22 +77,19 @@ impl CheckpointWriter {
     ///
     /// It was not announced, differs from what was, or came before; or the disk fails.
     pub fn put(&mut self, part: Part, name: &str, tensor: &HostTensor) -> Result<(), CheckpointError> {
+        let came = self.digests(part).contains_key(name);
         let file = &mut self.files[part as usize];
         let fault = match file.places.get(name) {
             None => Some(format!("nobody asked for `{name}`")),
             Some((ty, _)) if ty != tensor.ty() => Some(format!("`{name}` came as {}, not {ty}", tensor.ty())),
-            Some(_) if self.manifest.digests(part).contains_key(name) => Some(format!("`{name}` came twice")),
+            Some(_) if came => Some(format!("`{name}` came twice")),
             Some(_) => None,
         };
         if let Some(message) = fault {
             return Err(self.unexpected(message));
         }
         file.write(name, tensor.bytes())?;
-        let digests = match part {
-            Part::Model => &mut self.manifest.model,
-            Part::Optimizer => &mut self.manifest.optimizer,
-        };
-        digests.insert(name.to_owned(), digest(tensor));
+        self.digests(part).insert(name.to_owned(), digest(tensor));
         Ok(())
     }
 
@@ -101,7 +101,7 @@ impl CheckpointWriter {
     pub fn put_extra(&mut self, name: &str, content: &[u8]) -> Result<(), CheckpointError> {
         let own = Part::ALL.map(Part::file_name);
         let plain = Path::new(name).file_name().is_some_and(|n| n == name);
-        if !plain || name == MANIFEST || own.contains(&name) || self.manifest.extra.contains_key(name) {
+        if !plain || name == MANIFEST || own.contains(&name) || self.extra.contains_key(name) {
             return Err(self.unexpected(format!("no file can be added as {name:?}")));
         }
         let path = self.partial()?.join(name);
@@ -110,7 +110,7 @@ impl CheckpointWriter {
             file.sync_all()
         });
         written.map_err(DiskError::at(&path, "written"))?;
-        self.manifest.extra.insert(name.to_owned(), blake3::hash(content).to_hex().to_string());
+        self.extra.insert(name.to_owned(), blake3::hash(content).to_hex().to_string());
         Ok(())
     }
 
@@ -119,11 +119,13 @@ impl CheckpointWriter {
     /// # Errors
     ///
     /// A tensor is missing, or the disk fails: then the checkpoint is not there.
-    pub fn commit(mut self) -> Result<PathBuf, CheckpointError> {
-        for part in Part::ALL {
-            let (places, digests) = (&self.files[part as usize].places, self.manifest.digests(part));
-            if let Some(name) = places.keys().filter(|name| !digests.contains_key(*name)).min() {
-                let missing = places.len() - digests.len();
+    pub fn commit(mut self, state: State) -> Result<PathBuf, CheckpointError> {
+        if state.step != self.step {
+            return Err(self.unexpected(format!("its state is that of step {}", state.step)));
+        }
+        for (file, digests) in self.files.iter().zip([&self.model, &self.optimizer]) {
+            if let Some(name) = file.places.keys().filter(|name| !digests.contains_key(*name)).min() {
+                let missing = file.places.len() - digests.len();
                 return Err(self.unexpected(format!("{missing} tensors did not come, the first is `{name}`")));
             }
         }
@@ -131,12 +133,20 @@ impl CheckpointWriter {
             file.file.sync_all().map_err(DiskError::at(&file.path, "written"))?;
         }
         let partial = self.partial()?.to_owned();
-        let manifest = partial.join(MANIFEST);
-        let written = File::create(&manifest).and_then(|mut file| {
-            file.write_all(&serde_json::to_vec_pretty(&self.manifest)?)?;
+        let manifest = Manifest {
+            format: FORMAT.into(),
+            version: VERSION,
+            state,
+            model: std::mem::take(&mut self.model),
+            optimizer: std::mem::take(&mut self.optimizer),
+            extra: std::mem::take(&mut self.extra),
+        };
+        let path = partial.join(MANIFEST);
+        let written = File::create(&path).and_then(|mut file| {
+            file.write_all(&serde_json::to_vec_pretty(&manifest)?)?;
             file.sync_all()
         });
-        written.map_err(DiskError::at(&manifest, "written"))?;
+        written.map_err(DiskError::at(&path, "written"))?;
         sync_directory(&partial)?;
 
         let old = self.target.with_extension("old");
@@ -158,7 +168,7 @@ impl CheckpointWriter {
     }
 
     fn unexpected(&self, message: String) -> CheckpointError {
-        CheckpointError::Unexpected { step: self.manifest.state.step, message }
+        CheckpointError::Unexpected { step: self.step, message }
     }
 }
 
