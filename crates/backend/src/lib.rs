@@ -2,10 +2,13 @@
 //!
 //! A backend runs one operator on tensors and moves tensors in and out; it knows nothing of graphs, peers or gradients. [`open`] chooses one at run time.
 
+pub mod burn;
 pub mod conformance;
 mod error;
+mod fallback;
 pub mod host;
 mod interpret;
+mod machine;
 mod tensor;
 
 use std::sync::Arc;
@@ -61,10 +64,13 @@ pub trait Backend: Send + Sync {
 
 /// The names [`open`] knows in this build, the default first.
 pub fn names() -> &'static [&'static str] {
-    &[]
+    &["burn-cpu"]
 }
 
 /// Opens a backend by name.
 pub fn open(name: &str) -> Result<Arc<dyn Backend>, BackendError> {
-    Err(BackendError::Unknown { name: name.into(), known: names().join(", ") })
+    match name {
+        "burn-cpu" => Ok(Arc::new(burn::BurnCpu)),
+        _ => Err(BackendError::Unknown { name: name.into(), known: names().join(", ") }),
+    }
 }

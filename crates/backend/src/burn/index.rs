@@ -1,0 +1,107 @@
+//! Operators that address elements by integers. burn panics on indices that point outside, so they are checked first.
+
+use burn_backend::Backend;
+use burn_backend::tensor::{IndexingUpdateOp, IntTensor};
+use fusionllm_graph::TensorType;
+use fusionllm_graph::ops::{EmbeddingDenseBackward, MaxPool2dBackward};
+
+use super::Framework;
+use super::tensor::{Data, by_kind};
+use crate::fallback::check_indices;
+
+/// The index as burn takes it, once every element is known to lie below `size`.
+fn checked<B: Backend>(index: Data<B>, size: usize) -> Result<IntTensor<B>, String> {
+    check_indices(&index.clone().into_i64()?, size)?;
+    index.int()
+}
+
+/// Slices of `dim` in the order of a one-dimensional index.
+pub(super) fn select<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
+    let i = checked(index, x.shape()[dim])?;
+    Ok(by_kind!(x, t => B::float_select(t, dim, i), B::int_select(t, dim, i), B::bool_select(t, dim, i)))
+}
+
+pub(super) fn embedding<B: Backend>(weight: Data<B>, ids: Data<B>, out: &TensorType) -> Result<Data<B>, String> {
+    let count = ids.shape().iter().product();
+    Ok(select(weight, 0, ids.reshape(&[count]))?.reshape(&out.shape))
+}
+
+/// Adds slices of a float source to those of `x` that the index names, in its order.
+pub(super) fn index_add<B: Framework>(
+    x: Data<B>,
+    dim: usize,
+    index: Data<B>,
+    source: Data<B>,
+) -> Result<Data<B>, String> {
+    let i = checked(index, x.shape()[dim])?;
+    let source = B::contiguous(source).float()?;
+    Ok(Data::Float(B::float_select_assign(x.float()?, dim, i, source, IndexingUpdateOp::Add)))
+}
+
+pub(super) fn embedding_backward<B: Framework>(
+    op: &EmbeddingDenseBackward,
+    g: Data<B>,
+    ids: Data<B>,
+    out: &TensorType,
+    device: &B::Device,
+) -> Result<Data<B>, String> {
+    let zeros = Data::full(out, 0.0, device);
+    let count = ids.shape().iter().product();
+    if count == 0 {
+        return Ok(zeros);
+    }
+    let width = out.shape[1];
+    let y = index_add(zeros, 0, ids.reshape(&[count]), g.reshape(&[count, width]))?;
+    match op.padding_idx {
+        Some(row) if row < op.num_weights => {
+            let clear = Data::full(&TensorType::new(out.dtype, [1, width]), 0.0, device);
+            let (row, width) = (row as isize, width as isize);
+            y.assign(&[(row..row + 1).into(), (0..width).into()], clear)
+        }
+        _ => Ok(y),
+    }
+}
+
+pub(super) fn gather<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
+    let i = index.shape();
+    // burn wants the same sizes in the other dimensions; what lies behind is not read.
+    let mut x = x;
+    for (d, n) in i.iter().enumerate().filter(|(d, _)| *d != dim) {
+        if *n < x.shape()[d] {
+            x = x.narrow(d, 0, *n);
+        }
+    }
+    let i = checked(index, x.shape()[dim])?;
+    Ok(by_kind!(x, t => B::float_gather(dim, t, i), B::int_gather(dim, t, i), B::bool_gather(dim, t, i)))
+}
+
+/// Adds a float source where [`gather`] would read; the index is as large as `x` in other dimensions than `dim`.
+pub(super) fn scatter_add<B: Backend>(
+    x: Data<B>,
+    dim: usize,
+    index: Data<B>,
+    source: Data<B>,
+) -> Result<Data<B>, String> {
+    if index.shape().contains(&0) {
+        return Ok(x);
+    }
+    let i = checked(index, x.shape()[dim])?;
+    Ok(Data::Float(B::float_scatter(dim, x.float()?, i, source.float()?, IndexingUpdateOp::Add)))
+}
+
+pub(super) fn max_pool_backward<B: Backend>(
+    op: &MaxPool2dBackward,
+    g: Data<B>,
+    at: Data<B>,
+    out: &TensorType,
+    device: &B::Device,
+) -> Result<Data<B>, String> {
+    let (rows, plane) = (out.shape[0] * out.shape[1], op.input[0] * op.input[1]);
+    let zeros = Data::full(&TensorType::new(out.dtype, [rows, plane]), 0.0, device);
+    let windows = g.shape()[2..].iter().product();
+    if windows == 0 {
+        return Ok(zeros.reshape(&out.shape));
+    }
+    let y = scatter_add(zeros, 1, at.reshape(&[rows, windows]), g.reshape(&[rows, windows]))?;
+    Ok(y.reshape(&out.shape))
+}

@@ -1,0 +1,197 @@
+//! Which operator runs on what: burn's functions, the host, or its decomposition.
+
+use fusionllm_graph::ops::{Binary, ReduceKind, ScatterAdd, Unary};
+use fusionllm_graph::{HostTensor, Op, TensorType};
+
+use super::Framework;
+use super::tensor::Data;
+use super::{elementwise, index, reduce, spatial, view};
+use crate::fallback;
+
+/// Runs `op`, taking the operands (of types `types`); `None`, leaving them, where it is to be decomposed. Not all results are empty.
+pub(super) fn run<B: Framework>(
+    device: &B::Device,
+    op: &Op,
+    inputs: &mut Vec<Data<B>>,
+    types: &[TensorType],
+    outputs: &[TensorType],
+) -> Result<Option<Vec<Data<B>>>, String> {
+    if runs_on_host(op, types) {
+        return on_host(device, op, std::mem::take(inputs), types, outputs).map(Some);
+    }
+    let out = outputs.first().ok_or("has no result")?;
+    let dtype = types.first().map_or(out.dtype, |t| t.dtype);
+    let result = match op {
+        Op::Unary(Unary::LogicalNot) => Data::Bool(B::bool_not(one(inputs)?.bool()?)),
+        Op::Unary(op) => Data::Float(elementwise::float_unary::<B>(*op, one(inputs)?.float()?)?),
+        Op::Binary(op) => {
+            let [a, b] = take(inputs)?.map(|x| x.expand(&out.shape));
+            Data::Float(elementwise::float_binary::<B>(*op, a.float()?, b.float()?)?)
+        }
+        Op::BinaryScalar(op) => {
+            let x = one(inputs)?.float()?;
+            Data::Float(elementwise::float_binary_scalar::<B>(op, x, out, device)?)
+        }
+        Op::Compare(op) => {
+            let [a, b] = take(inputs)?.map(|x| x.expand(&out.shape));
+            Data::Bool(elementwise::compare(*op, a, b)?)
+        }
+        Op::CompareScalar(op) => Data::Bool(elementwise::compare_scalar(op.op, one(inputs)?, op.scalar, dtype)?),
+        Op::Logical(op) => {
+            let [a, b] = take(inputs)?.map(|x| x.expand(&out.shape));
+            Data::Bool(elementwise::logical::<B>(*op, a.bool()?, b.bool()?))
+        }
+        Op::Where(_) => {
+            let [condition, a, b] = take(inputs)?.map(|x| x.expand(&out.shape));
+            elementwise::choose(condition, a, b)?
+        }
+        Op::Clamp(op) => elementwise::clamp(op, one(inputs)?, dtype)?,
+        Op::Cast(op) => elementwise::cast(one(inputs)?, dtype, op.dtype),
+
+        Op::Reduce(op) => reduce::reduce(op, one(inputs)?, &types[0], out, device)?,
+
+        Op::Reshape(op) => one(inputs)?.reshape(&op.shape),
+        Op::Permute(op) => one(inputs)?.permute(&op.dims),
+        Op::Expand(op) => one(inputs)?.expand(&op.shape),
+        Op::Slice(op) => view::slice(op, one(inputs)?),
+        Op::SliceBackward(op) => view::slice_backward(op, one(inputs)?, out, device)?,
+        Op::Cat(op) => view::cat(std::mem::take(inputs), op.dim)?,
+        Op::Split(op) => return Ok(Some(view::split(op, one(inputs)?, outputs, device))),
+        Op::Flip(op) => view::flip(&op.dims, one(inputs)?),
+        Op::ConstantPad(op) => view::pad(op, one(inputs)?, out, device)?,
+        Op::Full(op) => Data::full(&op.ty, op.value, device),
+
+        Op::Embedding(_) => {
+            let [weight, ids] = take(inputs)?;
+            index::embedding(weight, ids, out)?
+        }
+        Op::EmbeddingDenseBackward(op) => {
+            let [g, ids] = take(inputs)?;
+            index::embedding_backward(op, g, ids, out, device)?
+        }
+        Op::IndexSelect(op) => {
+            let [x, at] = take(inputs)?;
+            index::select(x, op.dim, at)?
+        }
+        Op::IndexAdd(op) => {
+            let [x, at, source] = take(inputs)?;
+            index::index_add(x, op.dim, at, source)?
+        }
+        Op::Gather(op) => {
+            let [x, at] = take(inputs)?;
+            index::gather(x, op.dim, at)?
+        }
+        Op::ScatterAdd(op) => {
+            let [x, at, source] = take(inputs)?;
+            index::scatter_add(x, op.dim, at, source)?
+        }
+
+        Op::Matmul(_) => {
+            let [a, b] = take(inputs)?;
+            spatial::matmul(a, b, types, out, device)?
+        }
+        Op::Conv2d(op) => {
+            let bias = if inputs.len() == 3 { inputs.pop() } else { None };
+            let [x, weight] = take(inputs)?;
+            spatial::conv2d(op, x, weight, bias, types, out, device)?
+        }
+        Op::Conv2dInputGrad(op) => {
+            let [g, weight] = take(inputs)?;
+            spatial::conv2d_input_grad(op, g, weight, types, out, device)?
+        }
+        Op::Conv2dWeightGrad(op) => {
+            let [g, x] = take(inputs)?;
+            spatial::conv2d_weight_grad(op, g, x, types, out, device)?
+        }
+        Op::MaxPool2d(op) => return spatial::max_pool(op, one(inputs)?).map(Some),
+        Op::MaxPool2dBackward(op) => {
+            let [g, at] = take(inputs)?;
+            index::max_pool_backward(op, g, at, out, device)?
+        }
+        Op::AvgPool2d(op) => spatial::avg_pool(op, one(inputs)?)?,
+        Op::AvgPool2dBackward(op) => spatial::avg_pool_backward(op, one(inputs)?, out, device)?,
+        Op::AdaptiveAvgPool2d(op) => Data::Float(B::adaptive_avg_pool2d(one(inputs)?.float()?, op.output)),
+        Op::AdaptiveAvgPool2dBackward(_) => spatial::adaptive_avg_pool_backward(one(inputs)?, out, device)?,
+
+        Op::Dropout(op) => {
+            let [x, key] = take(inputs)?;
+            return elementwise::dropout(op, x, key, &outputs[1], device).map(Some);
+        }
+
+        Op::ArgReduce(_)
+        | Op::CumSum(_)
+        | Op::Triangle(_)
+        | Op::Arange(_)
+        | Op::Scatter(_)
+        | Op::Index(_)
+        | Op::IndexPut(_)
+        | Op::TopK(_)
+        | Op::Sort(_) => return on_host(device, op, std::mem::take(inputs), types, outputs).map(Some),
+
+        Op::Gelu(_)
+        | Op::GeluBackward(_)
+        | Op::ThresholdBackward(_)
+        | Op::Linear(_)
+        | Op::LayerNorm(_)
+        | Op::LayerNormInputGrad(_)
+        | Op::LayerNormWeightGrad(_)
+        | Op::BatchNorm(_)
+        | Op::BatchNormInputGrad(_)
+        | Op::BatchNormWeightGrad(_)
+        | Op::Softmax(_)
+        | Op::SoftmaxBackward(_)
+        | Op::LogSoftmax(_)
+        | Op::LogSoftmaxBackward(_)
+        | Op::ScaledDotProductAttention(_)
+        | Op::ScaledDotProductAttentionBackward(_)
+        | Op::DropoutBackward(_)
+        | Op::CrossEntropy(_)
+        | Op::CrossEntropyBackward(_)
+        | Op::AdamwStep(_)
+        | Op::SgdStep(_)
+        | Op::SquaredNorm(_) => return Ok(None),
+    };
+    Ok(Some(vec![result]))
+}
+
+/// Whether these operands make an operator run on the host that otherwise does not: integer arithmetic must wrap around, and burn has no
+/// division that rounds towards minus infinity.
+fn runs_on_host(op: &Op, types: &[TensorType]) -> bool {
+    let floats = types.first().is_some_and(|t| t.dtype.is_float());
+    let modulo = |op: Binary| matches!(op, Binary::Fmod | Binary::Remainder | Binary::FloorDivide);
+    match op {
+        Op::Unary(op) => !floats && *op != Unary::LogicalNot,
+        Op::Binary(op) => !floats || modulo(*op),
+        Op::BinaryScalar(op) => !floats || modulo(op.op),
+        Op::Reduce(op) => !floats || matches!(op.kind, ReduceKind::Any | ReduceKind::All),
+        Op::IndexAdd(_) | Op::EmbeddingDenseBackward(_) => !floats,
+        // burn wants an index as large as the operand in the other dimensions.
+        Op::ScatterAdd(ScatterAdd { dim }) => {
+            !floats || (0..types[0].rank()).any(|d| d != *dim && types[0].shape[d] != types[1].shape[d])
+        }
+        _ => false,
+    }
+}
+
+fn on_host<B: Framework>(
+    device: &B::Device,
+    op: &Op,
+    inputs: Vec<Data<B>>,
+    types: &[TensorType],
+    outputs: &[TensorType],
+) -> Result<Vec<Data<B>>, String> {
+    let inputs = inputs.into_iter().zip(types).map(|(x, ty)| x.into_host(ty)).collect::<Result<Vec<HostTensor>, _>>()?;
+    let results = fallback::run(op, &inputs, outputs)?.ok_or("does not run on the host")?;
+    Ok(results.iter().map(|t| Data::from_host(t, device)).collect())
+}
+
+/// All `N` operands.
+fn take<B: Framework, const N: usize>(inputs: &mut Vec<Data<B>>) -> Result<[Data<B>; N], String> {
+    let given = inputs.len();
+    std::mem::take(inputs).try_into().map_err(|_| format!("takes {N} operand(s), got {given}"))
+}
+
+/// The one operand.
+fn one<B: Framework>(inputs: &mut Vec<Data<B>>) -> Result<Data<B>, String> {
+    take::<B, 1>(inputs).map(|[x]| x)
+}

@@ -1,0 +1,141 @@
+//! Operators that move elements, or only change how they are addressed.
+
+use burn_backend::{Backend, Slice};
+use fusionllm_graph::ops::{ConstantPad, SliceBackward, Split};
+use fusionllm_graph::{TensorType, ops};
+
+use super::Framework;
+use super::tensor::{Data, by_kind, shape};
+
+impl<B: Backend> Data<B> {
+    pub(super) fn reshape(self, dims: &[usize]) -> Self {
+        let s = shape(dims);
+        by_kind!(self, t => B::float_reshape(t, s), B::int_reshape(t, s), B::bool_reshape(t, s))
+    }
+
+    pub(super) fn permute(self, dims: &[usize]) -> Self {
+        by_kind!(self, t => B::float_permute(t, dims), B::int_permute(t, dims), B::bool_permute(t, dims))
+    }
+
+    /// Broadcasts to a shape; nothing to do if it has that already.
+    pub(super) fn expand(self, dims: &[usize]) -> Self {
+        if self.shape() == dims {
+            return self;
+        }
+        let s = shape(dims);
+        by_kind!(self, t => B::float_expand(t, s), B::int_expand(t, s), B::bool_expand(t, s))
+    }
+
+    pub(super) fn flip(self, dims: &[usize]) -> Self {
+        by_kind!(self, t => B::float_flip(t, dims), B::int_flip(t, dims), B::bool_flip(t, dims))
+    }
+
+    pub(super) fn slice(self, slices: &[Slice]) -> Self {
+        by_kind!(self, t => B::float_slice(t, slices), B::int_slice(t, slices), B::bool_slice(t, slices))
+    }
+
+    /// Elements `start..end` of one dimension.
+    pub(super) fn narrow(self, dim: usize, start: usize, end: usize) -> Self {
+        let slices = along(dim, self.shape().len(), range(start, end, 1));
+        self.slice(&slices)
+    }
+
+    /// Replaces what the slices name by `value`.
+    pub(super) fn assign(self, slices: &[Slice], value: Self) -> Result<Self, String> {
+        Ok(match self {
+            Self::Float(t) => Self::Float(B::float_slice_assign(t, slices, value.float()?)),
+            Self::Int(t) => Self::Int(B::int_slice_assign(t, slices, value.int()?)),
+            Self::Bool(t) => Self::Bool(B::bool_slice_assign(t, slices, value.bool()?)),
+        })
+    }
+
+    /// Puts tensors of one kind one after the other.
+    pub(super) fn cat(parts: Vec<Self>, dim: usize) -> Result<Self, String> {
+        Ok(match parts.first() {
+            Some(Self::Float(_)) => {
+                let parts = parts.into_iter().map(Self::float).collect::<Result<_, _>>()?;
+                Self::Float(B::float_cat(parts, dim))
+            }
+            Some(Self::Int(_)) => {
+                let parts = parts.into_iter().map(Self::int).collect::<Result<_, _>>()?;
+                Self::Int(B::int_cat(parts, dim))
+            }
+            Some(Self::Bool(_)) => {
+                let parts = parts.into_iter().map(Self::bool).collect::<Result<_, _>>()?;
+                Self::Bool(B::bool_cat(parts, dim))
+            }
+            None => return Err("takes at least one operand".into()),
+        })
+    }
+}
+
+fn range(start: usize, end: usize, step: usize) -> Slice {
+    Slice::new(start as isize, Some(end as isize), step as isize)
+}
+
+/// A slice of one dimension, the whole of the others.
+fn along(dim: usize, rank: usize, slice: Slice) -> Vec<Slice> {
+    (0..rank).map(|d| if d == dim { slice } else { Slice::full() }).collect()
+}
+
+fn of(op: &ops::Slice, rank: usize) -> Vec<Slice> {
+    along(op.dim, rank, range(op.start, op.end, op.step))
+}
+
+pub(super) fn slice<B: Backend>(op: &ops::Slice, x: Data<B>) -> Data<B> {
+    let slices = of(op, x.shape().len());
+    x.slice(&slices)
+}
+
+pub(super) fn slice_backward<B: Backend>(
+    op: &SliceBackward,
+    g: Data<B>,
+    out: &TensorType,
+    device: &B::Device,
+) -> Result<Data<B>, String> {
+    let whole = Data::full(out, 0.0, device);
+    if g.shape().contains(&0) {
+        return Ok(whole);
+    }
+    whole.assign(&of(&op.slice, out.rank()), g)
+}
+
+pub(super) fn split<B: Backend>(op: &Split, x: Data<B>, outputs: &[TensorType], device: &B::Device) -> Vec<Data<B>> {
+    let mut start = 0;
+    let mut parts = Vec::with_capacity(op.sizes.len());
+    for (&size, ty) in op.sizes.iter().zip(outputs) {
+        parts.push(match ty.numel() {
+            0 => Data::empty(ty, device),
+            _ => x.clone().narrow(op.dim, start, start + size),
+        });
+        start += size;
+    }
+    parts
+}
+
+pub(super) fn cat<B: Backend>(inputs: Vec<Data<B>>, dim: usize) -> Result<Data<B>, String> {
+    Data::cat(inputs.into_iter().filter(|x| !x.shape().contains(&0)).collect(), dim)
+}
+
+// Views with negative strides are more than some of burn's kernels expect.
+pub(super) fn flip<B: Framework>(dims: &[usize], x: Data<B>) -> Data<B> {
+    if dims.is_empty() { x } else { B::contiguous(x.flip(dims)) }
+}
+
+pub(super) fn pad<B: Backend>(
+    op: &ConstantPad,
+    x: Data<B>,
+    out: &TensorType,
+    device: &B::Device,
+) -> Result<Data<B>, String> {
+    let dims = x.shape();
+    if dims == out.shape {
+        return Ok(x);
+    }
+    let whole = Data::full(out, op.value, device);
+    if dims.contains(&0) {
+        return Ok(whole);
+    }
+    let place: Vec<Slice> = dims.iter().zip(&op.pads).map(|(&n, &[before, _])| range(before, before + n, 1)).collect();
+    whole.assign(&place, x)
+}
