@@ -2,12 +2,19 @@
 
 use burn_backend::Backend;
 use burn_backend::tensor::{IndexingUpdateOp, IntTensor};
-use fusionllm_graph::TensorType;
 use fusionllm_graph::ops::{EmbeddingDenseBackward, MaxPool2dBackward};
+use fusionllm_graph::{DType, TensorType};
 
-use super::Framework;
-use super::tensor::{Data, by_kind};
+use super::elementwise::cast;
+use super::tensor::Data;
 use crate::fallback::check_indices;
+
+/// Fails on the first target that is no class and is not ignored: a comparison with all classes would let it pass.
+pub(super) fn check_targets<B: Backend>(target: &Data<B>, classes: usize, ignored: i64) -> Result<(), String> {
+    let mut counted = target.clone().into_i64()?;
+    counted.retain(|t| *t != ignored);
+    check_indices(&counted, classes)
+}
 
 /// The index as burn takes it, once every element is known to lie below `size`.
 fn checked<B: Backend>(index: Data<B>, size: usize) -> Result<IntTensor<B>, String> {
@@ -15,10 +22,22 @@ fn checked<B: Backend>(index: Data<B>, size: usize) -> Result<IntTensor<B>, Stri
     index.int()
 }
 
+/// Applies `f`, to booleans as integers: burn-flex's selections of booleans come back as bytes of another type.
+fn through_integers<B: Backend>(x: Data<B>, f: impl FnOnce(Data<B>) -> Data<B>) -> Data<B> {
+    match x {
+        Data::Bool(_) => cast(f(cast(x, DType::Bool, DType::I32)), DType::I32, DType::Bool),
+        x => f(x),
+    }
+}
+
 /// Slices of `dim` in the order of a one-dimensional index.
 pub(super) fn select<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
     let i = checked(index, x.shape()[dim])?;
-    Ok(by_kind!(x, t => B::float_select(t, dim, i), B::int_select(t, dim, i), B::bool_select(t, dim, i)))
+    Ok(through_integers(x, |x| match x {
+        Data::Float(t) => Data::Float(B::float_select(t, dim, i)),
+        Data::Int(t) => Data::Int(B::int_select(t, dim, i)),
+        x => x,
+    }))
 }
 
 pub(super) fn embedding<B: Backend>(weight: Data<B>, ids: Data<B>, out: &TensorType) -> Result<Data<B>, String> {
@@ -27,18 +46,18 @@ pub(super) fn embedding<B: Backend>(weight: Data<B>, ids: Data<B>, out: &TensorT
 }
 
 /// Adds slices of a float source to those of `x` that the index names, in its order.
-pub(super) fn index_add<B: Framework>(
+pub(super) fn index_add<B: Backend>(
     x: Data<B>,
     dim: usize,
     index: Data<B>,
     source: Data<B>,
 ) -> Result<Data<B>, String> {
     let i = checked(index, x.shape()[dim])?;
-    let source = B::contiguous(source).float()?;
+    let source = source.float()?;
     Ok(Data::Float(B::float_select_assign(x.float()?, dim, i, source, IndexingUpdateOp::Add)))
 }
 
-pub(super) fn embedding_backward<B: Framework>(
+pub(super) fn embedding_backward<B: Backend>(
     op: &EmbeddingDenseBackward,
     g: Data<B>,
     ids: Data<B>,
@@ -72,7 +91,11 @@ pub(super) fn gather<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Resu
         }
     }
     let i = checked(index, x.shape()[dim])?;
-    Ok(by_kind!(x, t => B::float_gather(dim, t, i), B::int_gather(dim, t, i), B::bool_gather(dim, t, i)))
+    Ok(through_integers(x, |x| match x {
+        Data::Float(t) => Data::Float(B::float_gather(dim, t, i)),
+        Data::Int(t) => Data::Int(B::int_gather(dim, t, i)),
+        x => x,
+    }))
 }
 
 /// Adds a float source where [`gather`] would read; the index is as large as `x` in other dimensions than `dim`.

@@ -60,9 +60,6 @@ impl Backend for BurnCpu {
 
 /// What a burn backend adds to the trait, on which everything here is generic.
 trait Framework: burn_backend::Backend {
-    /// The same elements, row-major without gaps.
-    fn contiguous(x: Data<Self>) -> Data<Self>;
-
     /// Runs `op` by a kernel of our own, taking the operands; `None`, leaving them, if there is none for these operands.
     fn fused(
         op: &Op,
@@ -75,11 +72,7 @@ trait Framework: burn_backend::Backend {
     }
 }
 
-impl Framework for Flex {
-    fn contiguous(x: Data<Self>) -> Data<Self> {
-        x.map_same(|t| if t.is_contiguous() { t } else { t.to_contiguous() })
-    }
-}
+impl Framework for Flex {}
 
 enum Ran {
     Done(Vec<Tensor>),
@@ -98,10 +91,11 @@ fn run<B: Framework>(
     let mut data = Vec::with_capacity(inputs.len());
     for tensor in inputs {
         let ty = tensor.ty().clone();
-        data.push(tensor.into_inner::<Data<B>>().ok_or_else(|| BackendError::Tensor {
-            backend,
-            reason: format!("{ty} belongs to another backend"),
-        })?);
+        data.push(
+            tensor
+                .into_inner::<Data<B>>()
+                .ok_or_else(|| BackendError::Tensor { backend, reason: format!("{ty} belongs to another backend") })?,
+        );
     }
     let wrap = |types: &[TensorType], data: Vec<Data<B>>| -> Vec<Tensor> {
         types.iter().zip(data).map(|(ty, d)| Tensor::new(ty.clone(), d)).collect()
@@ -121,9 +115,7 @@ fn run<B: Framework>(
             Ok(Ran::Done(wrap(outputs, results)))
         }
         Ok(None) => Ok(Ran::Decompose(wrap(&types, data))),
-        Err(reason) => {
-            Err(BackendError::Operator { backend, op: op.name().into(), reason, operands: types })
-        }
+        Err(reason) => Err(BackendError::Operator { backend, op: op.name().into(), reason, operands: types }),
     }
 }
 

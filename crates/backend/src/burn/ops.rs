@@ -1,15 +1,15 @@
 //! Which operator runs on what: burn's functions, the host, or its decomposition.
 
+use burn_backend::Backend;
 use fusionllm_graph::ops::{Binary, ReduceKind, ScatterAdd, Unary};
 use fusionllm_graph::{HostTensor, Op, TensorType};
 
-use super::Framework;
 use super::tensor::Data;
 use super::{elementwise, index, reduce, spatial, view};
 use crate::fallback;
 
 /// Runs `op`, taking the operands (of types `types`); `None`, leaving them, where it is to be decomposed. Not all results are empty.
-pub(super) fn run<B: Framework>(
+pub(super) fn run<B: Backend>(
     device: &B::Device,
     op: &Op,
     inputs: &mut Vec<Data<B>>,
@@ -128,6 +128,15 @@ pub(super) fn run<B: Framework>(
         | Op::TopK(_)
         | Op::Sort(_) => return on_host(device, op, std::mem::take(inputs), types, outputs).map(Some),
 
+        Op::CrossEntropy(op) => {
+            index::check_targets(&inputs[1], types[0].shape[1], op.ignore_index)?;
+            return Ok(None);
+        }
+        Op::CrossEntropyBackward(op) => {
+            index::check_targets(&inputs[2], types[1].shape[1], op.ignore_index)?;
+            return Ok(None);
+        }
+
         Op::Gelu(_)
         | Op::GeluBackward(_)
         | Op::ThresholdBackward(_)
@@ -145,8 +154,6 @@ pub(super) fn run<B: Framework>(
         | Op::ScaledDotProductAttention(_)
         | Op::ScaledDotProductAttentionBackward(_)
         | Op::DropoutBackward(_)
-        | Op::CrossEntropy(_)
-        | Op::CrossEntropyBackward(_)
         | Op::AdamwStep(_)
         | Op::SgdStep(_)
         | Op::SquaredNorm(_) => return Ok(None),
@@ -173,25 +180,26 @@ fn runs_on_host(op: &Op, types: &[TensorType]) -> bool {
     }
 }
 
-fn on_host<B: Framework>(
+fn on_host<B: Backend>(
     device: &B::Device,
     op: &Op,
     inputs: Vec<Data<B>>,
     types: &[TensorType],
     outputs: &[TensorType],
 ) -> Result<Vec<Data<B>>, String> {
-    let inputs = inputs.into_iter().zip(types).map(|(x, ty)| x.into_host(ty)).collect::<Result<Vec<HostTensor>, _>>()?;
+    let inputs =
+        inputs.into_iter().zip(types).map(|(x, ty)| x.into_host(ty)).collect::<Result<Vec<HostTensor>, _>>()?;
     let results = fallback::run(op, &inputs, outputs)?.ok_or("does not run on the host")?;
     Ok(results.iter().map(|t| Data::from_host(t, device)).collect())
 }
 
 /// All `N` operands.
-fn take<B: Framework, const N: usize>(inputs: &mut Vec<Data<B>>) -> Result<[Data<B>; N], String> {
+fn take<B: Backend, const N: usize>(inputs: &mut Vec<Data<B>>) -> Result<[Data<B>; N], String> {
     let given = inputs.len();
     std::mem::take(inputs).try_into().map_err(|_| format!("takes {N} operand(s), got {given}"))
 }
 
 /// The one operand.
-fn one<B: Framework>(inputs: &mut Vec<Data<B>>) -> Result<Data<B>, String> {
+fn one<B: Backend>(inputs: &mut Vec<Data<B>>) -> Result<Data<B>, String> {
     take::<B, 1>(inputs).map(|[x]| x)
 }

@@ -4,9 +4,7 @@ use burn_backend::Backend;
 use burn_backend::ops::ConvOptions;
 use burn_backend::tensor::FloatTensor;
 use fusionllm_graph::TensorType;
-use fusionllm_graph::ops::{
-    AvgPool2d, AvgPool2dBackward, Conv2d, Conv2dInputGrad, Conv2dWeightGrad, MaxPool2d,
-};
+use fusionllm_graph::ops::{AvgPool2d, AvgPool2dBackward, Conv2d, Conv2dInputGrad, Conv2dWeightGrad, MaxPool2d};
 
 use super::tensor::Data;
 
@@ -25,7 +23,9 @@ pub(super) fn matmul<B: Backend>(
     if sums_nothing(&[&types[0], &types[1]]) {
         return Ok(Data::full(out, 0.0, device));
     }
-    Ok(Data::Float(B::float_matmul(a.float()?, b.float()?)))
+    // How a product is summed depends on the strides too.
+    let (a, b) = (a.contiguous().float()?, b.contiguous().float()?);
+    Ok(Data::Float(B::float_matmul(a, b)))
 }
 
 fn options(op: &Conv2d) -> ConvOptions<2> {

@@ -152,17 +152,6 @@ impl<B: Backend> Data<B> {
     }
 }
 
-impl<T, B> Data<B>
-where
-    T: TensorMetadata<Device = B::Device> + 'static,
-    B: Backend<FloatTensorPrimitive = T, IntTensorPrimitive = T, BoolTensorPrimitive = T>,
-{
-    /// Applies a function where a backend has one type for all kinds.
-    pub(super) fn map_same(self, f: impl FnOnce(T) -> T) -> Self {
-        by_kind!(self, t => f(t), f(t), f(t))
-    }
-}
-
 fn burn_type(dtype: DType) -> BurnType {
     match dtype {
         DType::F64 => BurnType::F64,

@@ -4,13 +4,20 @@ use burn_backend::{Backend, Slice};
 use fusionllm_graph::ops::{ConstantPad, SliceBackward, Split};
 use fusionllm_graph::{TensorType, ops};
 
-use super::Framework;
 use super::tensor::{Data, by_kind, shape};
 
 impl<B: Backend> Data<B> {
     pub(super) fn reshape(self, dims: &[usize]) -> Self {
         let s = shape(dims);
         by_kind!(self, t => B::float_reshape(t, s), B::int_reshape(t, s), B::bool_reshape(t, s))
+    }
+
+    /// The same elements, row-major without gaps, the strides of dimensions of size 1 included: kernels whose bits depend on strides get this, as a
+    /// peer gets tensors.
+    pub(super) fn contiguous(self) -> Self {
+        // burn-flex copies what is not contiguous before it gives it a shape, be it the same.
+        let dims = self.shape();
+        self.reshape(&dims)
     }
 
     pub(super) fn permute(self, dims: &[usize]) -> Self {
@@ -118,8 +125,8 @@ pub(super) fn cat<B: Backend>(inputs: Vec<Data<B>>, dim: usize) -> Result<Data<B
 }
 
 // Views with negative strides are more than some of burn's kernels expect.
-pub(super) fn flip<B: Framework>(dims: &[usize], x: Data<B>) -> Data<B> {
-    if dims.is_empty() { x } else { B::contiguous(x.flip(dims)) }
+pub(super) fn flip<B: Backend>(dims: &[usize], x: Data<B>) -> Data<B> {
+    if dims.is_empty() { x } else { x.flip(dims).contiguous() }
 }
 
 pub(super) fn pad<B: Backend>(

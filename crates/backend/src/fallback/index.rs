@@ -3,9 +3,7 @@
 use fusionllm_graph::ops::{EmbeddingDenseBackward, Index, Triangle};
 use fusionllm_graph::{HostTensor, TensorType};
 
-use super::element::{
-    Number, around, broadcast_offsets, elements, strided_offsets, tensor, with_element, with_number,
-};
+use super::element::{Number, around, broadcast_offsets, elements, strided_offsets, tensor, with_element, with_number};
 
 /// Fails on the first index outside of `0..size`.
 pub(crate) fn check_indices(indices: &[i64], size: usize) -> Result<(), String> {
@@ -94,12 +92,7 @@ pub(super) fn read(x: &HostTensor, offsets: &[usize], out: &TensorType) -> Resul
     })
 }
 
-pub(super) fn select(
-    x: &HostTensor,
-    dim: usize,
-    index: &HostTensor,
-    out: &TensorType,
-) -> Result<HostTensor, String> {
+pub(super) fn select(x: &HostTensor, dim: usize, index: &HostTensor, out: &TensorType) -> Result<HostTensor, String> {
     read(x, &slice_offsets(x.shape(), dim, index)?, out)
 }
 

@@ -19,11 +19,7 @@ pub(crate) use index::check_indices;
 ///
 /// These are: integer arithmetic (wrapping around, as PyTorch's) and reductions; `fmod`, `remainder` and `floor_divide`; `any` and `all`; scans, sorting, `topk`,
 /// `argmax`, `argmin`; everything that addresses elements by integers; `tril`, `triu`, `arange`.
-pub(crate) fn run(
-    op: &Op,
-    inputs: &[HostTensor],
-    outputs: &[TensorType],
-) -> Result<Option<Vec<HostTensor>>, String> {
+pub(crate) fn run(op: &Op, inputs: &[HostTensor], outputs: &[TensorType]) -> Result<Option<Vec<HostTensor>>, String> {
     let one = |t: Result<HostTensor, String>| t.map(|t| Some(vec![t]));
     match (op, inputs) {
         (Op::Unary(op), [x]) => one(arithmetic::unary(*op, x)),

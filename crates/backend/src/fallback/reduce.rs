@@ -50,12 +50,7 @@ fn fold<T: bytemuck::Pod>(
 }
 
 /// The largest or smallest; NaN if there is one.
-fn extremum<T: Number>(
-    op: &Reduce,
-    x: &HostTensor,
-    out: &TensorType,
-    better: Ordering,
-) -> Result<HostTensor, String> {
+fn extremum<T: Number>(op: &Reduce, x: &HostTensor, out: &TensorType, better: Ordering) -> Result<HostTensor, String> {
     let v = elements::<T>(x);
     let (bases, steps) = groups(op, x.shape());
     let mut y = Vec::with_capacity(bases.len());

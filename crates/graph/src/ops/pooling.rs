@@ -12,6 +12,7 @@ fn image(x: &TensorType) -> Result<[usize; 4], String> {
 }
 
 /// `(x)`: the largest element of every window, and its position `row * W + column` in the operand's plane (`i64`). Padding never wins.
+/// Of equal elements the first counts; NaN counts as larger than all numbers, and of several the last, as in PyTorch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MaxPool2d {
     /// Window size.

@@ -18,8 +18,8 @@ pub(super) fn max_pool(op: &MaxPool2d, x: &Array, out: &TensorType) -> Result<Ve
                     continue;
                 }
                 let here = v[position(x.shape(), &[i[0], i[1], row, column])];
-                // The first of equals wins, and NaN wins over all numbers.
-                if best.is_none_or(|(max, _)| here > max || (here.is_nan() && !max.is_nan())) {
+                // The first of equals wins, and NaN wins over all numbers and earlier NaN, as in PyTorch.
+                if best.is_none_or(|(max, _)| here > max || here.is_nan()) {
                     best = Some((here, row * w + column));
                 }
             }
