@@ -62,12 +62,11 @@ impl Backend for BurnCpu {
 trait Framework: burn_backend::Backend {
     /// Runs `op` by a kernel of our own, taking the operands; `None`, leaving them, if there is none for these operands.
     fn fused(
-        op: &Op,
-        inputs: &mut Vec<Data<Self>>,
-        types: &[TensorType],
-        outputs: &[TensorType],
+        _op: &Op,
+        _inputs: &mut Vec<Data<Self>>,
+        _types: &[TensorType],
+        _outputs: &[TensorType],
     ) -> Option<Result<Vec<Data<Self>>, String>> {
-        let _ = (op, inputs, types, outputs);
         None
     }
 }
