@@ -4,21 +4,22 @@
 //! vector code; the coefficients are least-maximum fits on the stated intervals. `f64`, which serves
 //! checks more than training, calls the C library.
 
-use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Sub, SubAssign};
+use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Rem, Sub, SubAssign};
+
+use super::Element;
 
 /// `f32` or `f64`.
 pub trait Float:
-    bytemuck::Pod
+    Element
     + Default
     + PartialOrd
-    + Send
-    + Sync
     + std::fmt::Debug
     + std::fmt::Display
     + Add<Output = Self>
     + Sub<Output = Self>
     + Mul<Output = Self>
     + Div<Output = Self>
+    + Rem<Output = Self>
     + Neg<Output = Self>
     + AddAssign
     + SubAssign
@@ -47,6 +48,26 @@ pub trait Float:
     fn sqrt(self) -> Self;
     /// Magnitude.
     fn abs(self) -> Self;
+    /// `self` with the sign of `other`.
+    fn copysign(self, other: Self) -> Self;
+    /// Rounded down.
+    fn floor(self) -> Self;
+    /// Rounded up.
+    fn ceil(self) -> Self;
+    /// Rounded towards zero.
+    fn trunc(self) -> Self;
+    /// Rounded to nearest, halves to even.
+    fn round(self) -> Self;
+    /// `self^e`.
+    fn pow(self, e: Self) -> Self;
+    /// Sine; not vectorised.
+    fn sin(self) -> Self;
+    /// Cosine; not vectorised.
+    fn cos(self) -> Self;
+    /// `ln(1 + self)`; not vectorised.
+    fn ln_1p(self) -> Self;
+    /// `e^self - 1`; not vectorised.
+    fn exp_m1(self) -> Self;
 
     /// The larger; `other` if `self` is NaN, `self`'s comparison otherwise. Compiles to one instruction, unlike `f32::max`.
     #[inline(always)]
@@ -61,20 +82,46 @@ pub trait Float:
     }
 }
 
+/// Functions both types take from the standard library.
+macro_rules! std_functions {
+    ($t:ident) => {
+        #[inline(always)]
+        fn of(v: f64) -> Self {
+            v as $t
+        }
+
+        #[inline(always)]
+        fn f64(self) -> f64 {
+            f64::from(self)
+        }
+
+        #[inline(always)]
+        fn copysign(self, other: Self) -> Self {
+            $t::copysign(self, other)
+        }
+
+        #[inline(always)]
+        fn pow(self, e: Self) -> Self {
+            $t::powf(self, e)
+        }
+
+        std_functions!($t: ln ln, sqrt sqrt, abs abs, floor floor, ceil ceil, trunc trunc, round round_ties_even, sin sin,
+            cos cos, ln_1p ln_1p, exp_m1 exp_m1);
+    };
+    ($t:ident: $($name:ident $std:ident),*) => {$(
+        #[inline(always)]
+        fn $name(self) -> Self {
+            $t::$std(self)
+        }
+    )*};
+}
+
 impl Float for f32 {
     const ZERO: Self = 0.0;
     const ONE: Self = 1.0;
     const NEG_INFINITY: Self = f32::NEG_INFINITY;
 
-    #[inline(always)]
-    fn of(v: f64) -> Self {
-        v as f32
-    }
-
-    #[inline(always)]
-    fn f64(self) -> f64 {
-        f64::from(self)
-    }
+    std_functions!(f32);
 
     #[inline(always)]
     fn exp(self) -> Self {
@@ -101,11 +148,6 @@ impl Float for f32 {
         let a = f32::from_bits((half.wrapping_add(127) << 23) as u32);
         let b = f32::from_bits((n.wrapping_sub(half).wrapping_add(127) << 23) as u32);
         p * a * b
-    }
-
-    #[inline(always)]
-    fn ln(self) -> Self {
-        f32::ln(self)
     }
 
     #[inline(always)]
@@ -149,16 +191,6 @@ impl Float for f32 {
         let far = f32::from_bits(far.to_bits() | (self.to_bits() & 0x8000_0000));
         if t < 1.0 { near } else { far }
     }
-
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        f32::sqrt(self)
-    }
-
-    #[inline(always)]
-    fn abs(self) -> Self {
-        f32::from_bits(self.to_bits() & 0x7fff_ffff)
-    }
 }
 
 impl Float for f64 {
@@ -166,24 +198,11 @@ impl Float for f64 {
     const ONE: Self = 1.0;
     const NEG_INFINITY: Self = f64::NEG_INFINITY;
 
-    #[inline(always)]
-    fn of(v: f64) -> Self {
-        v
-    }
-
-    #[inline(always)]
-    fn f64(self) -> f64 {
-        self
-    }
+    std_functions!(f64);
 
     #[inline(always)]
     fn exp(self) -> Self {
         f64::exp(self)
-    }
-
-    #[inline(always)]
-    fn ln(self) -> Self {
-        f64::ln(self)
     }
 
     #[inline(always)]
@@ -194,16 +213,6 @@ impl Float for f64 {
     #[inline(always)]
     fn erf(self) -> Self {
         libm::erf(self)
-    }
-
-    #[inline(always)]
-    fn sqrt(self) -> Self {
-        f64::sqrt(self)
-    }
-
-    #[inline(always)]
-    fn abs(self) -> Self {
-        f64::abs(self)
     }
 }
 

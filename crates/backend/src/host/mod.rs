@@ -10,6 +10,10 @@
 
 mod activation;
 mod attention;
+mod batch_norm;
+mod conv;
+mod depthwise;
+mod elementwise;
 mod embedding;
 mod float;
 mod loss;
@@ -17,12 +21,16 @@ mod matrix;
 mod norm;
 mod optimizer;
 mod parallel;
+mod pool;
 mod reduce;
 mod simd;
 mod softmax;
 
 pub use activation::*;
 pub use attention::*;
+pub use batch_norm::*;
+pub use conv::*;
+pub use elementwise::*;
 pub use embedding::*;
 pub use float::Float;
 pub use loss::*;
@@ -30,6 +38,7 @@ pub use matrix::*;
 pub use norm::*;
 pub use optimizer::*;
 pub use parallel::uninit;
+pub use pool::*;
 pub use reduce::*;
 pub use softmax::*;
 
@@ -42,3 +51,8 @@ pub struct IndexError {
     /// The size it must stay below.
     pub size: usize,
 }
+
+/// A type of tensor elements: plain bytes of any content.
+pub trait Element: bytemuck::Pod + Send + Sync {}
+
+impl<T: bytemuck::Pod + Send + Sync> Element for T {}

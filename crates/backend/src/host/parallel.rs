@@ -1,6 +1,6 @@
 //! Output buffers, and how work is cut for threads.
 
-use super::Float;
+use super::Element;
 
 /// Below this many elements a thread hand-over costs more than it saves.
 const TASK: usize = 1 << 15;
@@ -22,7 +22,7 @@ pub(crate) fn rows_per_partial(rows: usize, width: usize) -> usize {
 
 /// A vector of `len` unspecified numbers, for kernels that write every element: clearing it first would cost as much as many
 /// kernels do.
-pub fn uninit<T: Float>(len: usize) -> Vec<T> {
+pub fn uninit<T: Element>(len: usize) -> Vec<T> {
     let mut v: Vec<T> = Vec::with_capacity(len);
     let p = v.as_mut_ptr();
     // SAFETY: the compiler must assume that the (empty) assembly writes to the memory it is given the address of, so its

@@ -2,9 +2,9 @@
 
 use rayon::prelude::*;
 
-use super::Float;
 use super::parallel::{grain, rows_per_partial};
 use super::simd::simd;
+use super::{Element, Float};
 
 /// Independent running sums, so that additions overlap and vectorise.
 pub(crate) const LANES: usize = 32;
@@ -179,6 +179,42 @@ pub fn sum_columns<T: Float>(out: &mut [T], x: &[T]) {
     add_columns(out, &partial);
 }
 
+/// Folds `x [outer, n, inner]` over `n` with `f`, in order: `out [outer, inner]`. `n` is at least 1.
+pub fn fold_dim<T: Element>(out: &mut [T], x: &[T], n: usize, inner: usize, f: impl Fn(T, T) -> T + Sync) {
+    assert!(n > 0 && out.len() * n == x.len(), "fold_dim: {} x {n} against {}", out.len(), x.len());
+    if out.is_empty() {
+        return;
+    }
+    out.par_chunks_mut(inner).zip(x.par_chunks(n * inner)).with_min_len(grain(n * inner)).for_each(|(out, x)| {
+        let (first, rest) = x.split_at(inner);
+        out.copy_from_slice(first);
+        for row in rest.chunks_exact(inner) {
+            for (o, &v) in out.iter_mut().zip(row) {
+                *o = f(*o, v);
+            }
+        }
+    });
+}
+
+/// The position along `n` of the first largest (or smallest) element of `x [outer, n, inner]`: `out [outer, inner]`. NaN is
+/// more extreme than any number.
+#[allow(clippy::eq_op)] // Only NaN differs from itself.
+pub fn arg_extremum<T: Element + PartialOrd>(out: &mut [i64], x: &[T], n: usize, inner: usize, largest: bool) {
+    assert!(n > 0 && out.len() * n == x.len(), "arg_extremum: {} x {n} against {}", out.len(), x.len());
+    out.par_iter_mut().enumerate().with_min_len(grain(n)).for_each(|(i, out)| {
+        let x = &x[i / inner * n * inner + i % inner..];
+        let (mut best, mut at) = (x[0], 0);
+        for j in 1..n {
+            let v = x[j * inner];
+            let better = if largest { v > best } else { v < best } || (v != v && best == best);
+            if better {
+                (best, at) = (v, j);
+            }
+        }
+        *out = at as i64;
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -211,6 +247,21 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn extrema_and_folds() {
+        let nan = f32::NAN;
+        let x = [1.0, 5.0, 5.0, nan, 2.0, nan, -1.0, 0.0];
+        let mut at = [9; 2];
+        arg_extremum(&mut at, &x, 4, 1, true);
+        assert_eq!(at, [3, 1]);
+        let mut at = [9; 1];
+        arg_extremum(&mut at, &x[..3], 3, 1, true);
+        assert_eq!(at, [1]);
+        let mut out = [0; 2];
+        fold_dim(&mut out, &[1, 2, 3, 4, 5, 6], 3, 2, |a: i64, b| a * b);
+        assert_eq!(out, [15, 48]);
     }
 
     #[test]

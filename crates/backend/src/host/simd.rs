@@ -34,30 +34,30 @@ pub(crate) fn level() -> Level {
     Level::Base
 }
 
-/// Defines `fn name<T: Float>(..)`, its body compiled for each [`Level`]. What the body calls must be `#[inline(always)]`.
+/// Defines `fn name<T: Bound, ..>(..)`, its body compiled for each [`Level`]. What the body calls must be `#[inline(always)]`.
 macro_rules! simd {
     ($(
         $(#[$meta:meta])*
-        $vis:vis fn $name:ident<$t:ident: Float $(, $g:ident: $bound:path)*>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
+        $vis:vis fn $name:ident<$($g:ident: $bound:path),+>($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block
     )*) => {$(
         $(#[$meta])*
         #[allow(clippy::too_many_arguments)]
-        $vis fn $name<$t: $crate::host::Float $(, $g: $bound)*>($($arg: $ty),*) $(-> $ret)? {
+        $vis fn $name<$($g: $bound),+>($($arg: $ty),*) $(-> $ret)? {
             #[inline(always)]
             #[allow(clippy::too_many_arguments)]
-            fn body<$t: $crate::host::Float $(, $g: $bound)*>($($arg: $ty),*) $(-> $ret)? $body
+            fn body<$($g: $bound),+>($($arg: $ty),*) $(-> $ret)? $body
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx2,fma,f16c")]
             #[allow(clippy::too_many_arguments)]
-            fn v3<$t: $crate::host::Float $(, $g: $bound)*>($($arg: $ty),*) $(-> $ret)? {
+            fn v3<$($g: $bound),+>($($arg: $ty),*) $(-> $ret)? {
                 body($($arg),*)
             }
 
             #[cfg(target_arch = "x86_64")]
             #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,f16c")]
             #[allow(clippy::too_many_arguments)]
-            fn v4<$t: $crate::host::Float $(, $g: $bound)*>($($arg: $ty),*) $(-> $ret)? {
+            fn v4<$($g: $bound),+>($($arg: $ty),*) $(-> $ret)? {
                 body($($arg),*)
             }
 

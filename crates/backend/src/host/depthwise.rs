@@ -1,0 +1,105 @@
+//! Convolution with one channel a group, by rows: each tap adds a multiple of a row of the operand to a row of the result.
+
+use rayon::prelude::*;
+
+use super::Float;
+use super::conv::Convolution;
+use super::parallel::grain;
+use super::reduce::sum_of_two;
+use super::simd::simd;
+
+/// For every tap and row of the result inside the operand: `f(tap, result range, operand start, operand step)`, ranges within planes.
+#[inline(always)]
+fn rows(g: &Convolution, mut f: impl FnMut(usize, std::ops::Range<usize>, usize, usize)) {
+    for tap in 0..g.taps() {
+        let (ky, kx) = (tap / g.kernel[1], tap % g.kernel[1]);
+        let wide = g.inside(1, kx);
+        if wide.is_empty() {
+            continue;
+        }
+        for row in g.inside(0, ky) {
+            let y = row * g.stride[0] + ky * g.dilation[0] - g.padding[0];
+            let x = wide.start * g.stride[1] + kx * g.dilation[1] - g.padding[1];
+            let start = row * g.output[1];
+            f(tap, start + wide.start..start + wide.end, y * g.input[1] + x, g.stride[1]);
+        }
+    }
+}
+
+simd! {
+    fn plane<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[T], bias: T) {
+        y.fill(bias);
+        rows(g, |tap, to, from, step| {
+            let w = weight[tap];
+            if step == 1 {
+                for (y, &x) in y[to].iter_mut().zip(&x[from..]) {
+                    *y += w * x;
+                }
+            } else {
+                for (y, &x) in y[to].iter_mut().zip(x[from..].iter().step_by(step)) {
+                    *y += w * x;
+                }
+            }
+        });
+    }
+
+    fn plane_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight: &[T]) {
+        dx.fill(T::ZERO);
+        rows(g, |tap, from, to, step| {
+            let w = weight[tap];
+            if step == 1 {
+                for (dx, &dy) in dx[to..].iter_mut().zip(&dy[from]) {
+                    *dx += w * dy;
+                }
+            } else {
+                for (dx, &dy) in dx[to..].iter_mut().step_by(step).zip(&dy[from]) {
+                    *dx += w * dy;
+                }
+            }
+        });
+    }
+
+    fn plane_weight_grad<T: Float>(dw: &mut [T], g: &Convolution, dy: &[T], x: &[T]) {
+        rows(g, |tap, to, from, step| {
+            let dy = &dy[to];
+            if step == 1 {
+                dw[tap] += sum_of_two(dy, &x[from..from + dy.len()], |a, b| a * b);
+            } else {
+                for (&dy, &x) in dy.iter().zip(x[from..].iter().step_by(step)) {
+                    dw[tap] += dy * x;
+                }
+            }
+        });
+    }
+}
+
+/// As [`conv2d`](super::conv2d).
+pub(super) fn forward<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[T], bias: Option<&[T]>) {
+    let taps = g.taps();
+    y.par_chunks_mut(g.plane_out()).with_min_len(grain(g.plane_out() * taps)).enumerate().for_each(|(i, y)| {
+        let (c, x) = (i % g.c, &x[i * g.plane_in()..][..g.plane_in()]);
+        plane(y, g, x, &weight[c * taps..][..taps], bias.map_or(T::ZERO, |b| b[c]));
+    });
+}
+
+/// As [`conv2d_input_grad`](super::conv2d_input_grad).
+pub(super) fn input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight: &[T]) {
+    let taps = g.taps();
+    dx.par_chunks_mut(g.plane_in()).with_min_len(grain(g.plane_in() * taps)).enumerate().for_each(|(i, dx)| {
+        let (c, dy) = (i % g.c, &dy[i * g.plane_out()..][..g.plane_out()]);
+        plane_input_grad(dx, g, dy, &weight[c * taps..][..taps]);
+    });
+}
+
+/// As [`conv2d_weight_grad`](super::conv2d_weight_grad); images add up in their order.
+pub(super) fn weight_grad<T: Float>(dw: &mut [T], g: &Convolution, dy: &[T], x: &[T]) {
+    let taps = g.taps();
+    dw.par_chunks_mut(taps).with_min_len(grain(g.n * g.plane_out() * taps)).enumerate().for_each(|(c, dw)| {
+        dw.fill(T::ZERO);
+        for image in 0..g.n {
+            let plane = image * g.c + c;
+            let (dy, x) = (&dy[plane * g.plane_out()..], &x[plane * g.plane_in()..]);
+            plane_weight_grad(dw, g, &dy[..g.plane_out()], &x[..g.plane_in()]);
+        }
+    });
+}

@@ -1,0 +1,668 @@
+//! Arithmetic element by element over strided, broadcast operands.
+
+use fusionllm_graph::ops::{Binary, Compare, Unary};
+use half::{bf16, f16};
+use rayon::prelude::*;
+
+use super::activation::{self, blocks};
+use super::parallel::grain;
+use super::simd::simd;
+use super::{Element, Float};
+
+/// An operand seen through strides, one for each dimension of the result; 0 repeats.
+#[derive(Debug, Clone, Copy)]
+pub struct Strided<'a, T> {
+    /// The memory it lies in.
+    pub data: &'a [T],
+    /// Index of the first element.
+    pub start: usize,
+    /// Distances along the result's dimensions.
+    pub strides: &'a [isize],
+}
+
+/// Elements of a chunk.
+const CHUNK: usize = 4096;
+
+/// Loops over a shape with `N` strided operands, neighbouring dimensions merged where all operands allow.
+struct Nest<const N: usize> {
+    /// Sizes, outermost first; never empty.
+    sizes: Vec<usize>,
+    strides: Vec<[isize; N]>,
+    starts: [isize; N],
+}
+
+impl<const N: usize> Nest<N> {
+    fn new(shape: &[usize], operands: [(usize, &[isize]); N]) -> Self {
+        let mut sizes: Vec<usize> = Vec::with_capacity(shape.len());
+        let mut strides: Vec<[isize; N]> = Vec::with_capacity(shape.len());
+        for (d, &size) in shape.iter().enumerate().filter(|(_, n)| **n != 1) {
+            let each = operands.map(|(_, s)| s[d]);
+            match (sizes.last_mut(), strides.last_mut()) {
+                (Some(outer), Some(last)) if (0..N).all(|i| last[i] == each[i] * size as isize) => {
+                    *outer *= size;
+                    *last = each;
+                }
+                _ => {
+                    sizes.push(size);
+                    strides.push(each);
+                }
+            }
+        }
+        if sizes.is_empty() {
+            sizes.push(shape.iter().product());
+            strides.push([0; N]);
+        }
+        Self { sizes, strides, starts: operands.map(|(s, _)| s as isize) }
+    }
+
+    fn inner(&self) -> [isize; N] {
+        self.strides[self.strides.len() - 1]
+    }
+
+    /// Calls `f(position, length, offsets)` for each run of the innermost loop among elements `start..start + len` of the shape,
+    /// with positions counted from `start`.
+    fn runs(&self, start: usize, len: usize, mut f: impl FnMut(usize, usize, [usize; N])) {
+        let last = self.sizes.len() - 1;
+        let mut index = vec![0usize; self.sizes.len()];
+        let mut rest = start;
+        let mut at = self.starts;
+        for d in (0..=last).rev() {
+            index[d] = rest % self.sizes[d];
+            rest /= self.sizes[d];
+            for i in 0..N {
+                at[i] += index[d] as isize * self.strides[d][i];
+            }
+        }
+        let mut position = 0;
+        while position < len {
+            let run = (self.sizes[last] - index[last]).min(len - position);
+            f(position, run, at.map(|a| a as usize));
+            position += run;
+            let mut steps = run;
+            for d in (0..=last).rev() {
+                for i in 0..N {
+                    at[i] += steps as isize * self.strides[d][i];
+                }
+                index[d] += steps;
+                if index[d] < self.sizes[d] {
+                    break;
+                }
+                for i in 0..N {
+                    at[i] -= self.sizes[d] as isize * self.strides[d][i];
+                }
+                index[d] = 0;
+                steps = 1;
+            }
+        }
+    }
+}
+
+/// Calls `f(chunk, start)` for all chunks of `out`.
+fn chunks<T: Element>(out: &mut [T], f: impl Fn(&mut [T], usize) + Sync) {
+    out.par_chunks_mut(CHUNK).with_min_len(grain(CHUNK)).enumerate().for_each(|(i, chunk)| f(chunk, i * CHUNK));
+}
+
+/// Fills `out` with a strided operand's elements in row-major order.
+pub fn gather<T: Element>(out: &mut [T], shape: &[usize], x: Strided<'_, T>) {
+    let nest = Nest::new(shape, [(x.start, x.strides)]);
+    chunks(out, |chunk, start| fill(chunk, &nest, start, x.data));
+}
+
+fn fill<T: Element>(chunk: &mut [T], nest: &Nest<1>, start: usize, data: &[T]) {
+    let [inner] = nest.inner();
+    nest.runs(start, chunk.len(), |position, len, [at]| {
+        let out = &mut chunk[position..position + len];
+        match inner {
+            1 => out.copy_from_slice(&data[at..at + len]),
+            0 => out.fill(data[at]),
+            _ => {
+                for (i, o) in out.iter_mut().enumerate() {
+                    *o = data[(at as isize + i as isize * inner) as usize];
+                }
+            }
+        }
+    });
+}
+
+simd! {
+    fn zip<T: Element, F: Fn(T, T) -> T>(out: &mut [T], b: &[T], f: &F) {
+        for (o, &b) in out.iter_mut().zip(b) {
+            *o = f(*o, b);
+        }
+    }
+
+    fn zip_one<T: Element, F: Fn(T, T) -> T>(out: &mut [T], b: T, f: &F) {
+        for o in out {
+            *o = f(*o, b);
+        }
+    }
+}
+
+/// `out = f(a, b)`, with `a` in `out` already if it is not given.
+fn combine<T: Element>(
+    out: &mut [T],
+    shape: &[usize],
+    a: Option<Strided<'_, T>>,
+    b: Strided<'_, T>,
+    f: impl Fn(T, T) -> T + Sync,
+) {
+    let nest = Nest::new(shape, [(b.start, b.strides)]);
+    let source = a.map(|a| (Nest::new(shape, [(a.start, a.strides)]), a.data));
+    let [inner] = nest.inner();
+    chunks(out, |chunk, start| {
+        if let Some((nest, data)) = &source {
+            fill(chunk, nest, start, data);
+        }
+        nest.runs(start, chunk.len(), |position, len, [at]| {
+            let out = &mut chunk[position..position + len];
+            match inner {
+                1 => zip(out, &b.data[at..at + len], &f),
+                0 => zip_one(out, b.data[at], &f),
+                _ => {
+                    for (i, o) in out.iter_mut().enumerate() {
+                        *o = f(*o, b.data[(at as isize + i as isize * inner) as usize]);
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// A [`Binary`] operator on floats: `out = a op b`, or `b op a` if `swapped`; `a` is in `out` already if it is not given.
+pub fn binary<T: Float>(
+    op: Binary,
+    swapped: bool,
+    out: &mut [T],
+    shape: &[usize],
+    a: Option<Strided<'_, T>>,
+    b: Strided<'_, T>,
+) {
+    macro_rules! run {
+        ($f:expr) => {{
+            let f = $f;
+            match swapped {
+                false => combine(out, shape, a, b, f),
+                true => combine(out, shape, a, b, move |x, y| f(y, x)),
+            }
+        }};
+    }
+    match op {
+        Binary::Add => run!(|a: T, b: T| a + b),
+        Binary::Sub => run!(|a: T, b: T| a - b),
+        Binary::Mul => run!(|a: T, b: T| a * b),
+        Binary::Div => run!(|a: T, b: T| a / b),
+        Binary::Pow => run!(|a: T, b: T| a.pow(b)),
+        // A NaN on either side wins.
+        Binary::Maximum => run!(|a: T, b: T| if a > b || a != a { a } else { b }),
+        Binary::Minimum => run!(|a: T, b: T| if a < b || a != a { a } else { b }),
+        Binary::Fmod => run!(|a: T, b: T| a % b),
+        Binary::Remainder => run!(remainder::<T>),
+        Binary::FloorDivide => run!(floor_divide::<T>),
+    }
+}
+
+fn remainder<T: Float>(a: T, b: T) -> T {
+    let m = a % b;
+    if m != T::ZERO && (b < T::ZERO) != (m < T::ZERO) { m + b } else { m }
+}
+
+/// Exact where `a / b` itself would round up to an integer, as Python's `//`.
+fn floor_divide<T: Float>(a: T, b: T) -> T {
+    if b == T::ZERO {
+        return a / b;
+    }
+    let m = a % b;
+    let mut q = (a - m) / b;
+    if m != T::ZERO && (b < T::ZERO) != (m < T::ZERO) {
+        q -= T::ONE;
+    }
+    if q == T::ZERO {
+        return T::ZERO.copysign(a / b);
+    }
+    let floor = q.floor();
+    if q - floor > T::of(0.5) { floor + T::ONE } else { floor }
+}
+
+/// An integer operator met a zero divisor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("an integer is divided by zero")]
+pub struct DivisionByZero;
+
+/// What integers need of their type.
+pub trait Integer: Element + Ord {
+    /// 0.
+    const ZERO: Self;
+    /// A number converted by truncation.
+    fn of(v: f64) -> Self;
+    /// The operator with wrapping arithmetic; `Div` and `Pow` are for floats and give 0.
+    fn apply(op: Binary, a: Self, b: Self) -> Self;
+    /// -1, 0 or 1.
+    fn signum(self) -> Self;
+    /// Wrapping magnitude.
+    fn magnitude(self) -> Self;
+}
+
+macro_rules! integer {
+    ($($t:ident)*) => {$(
+        impl Integer for $t {
+            const ZERO: Self = 0;
+
+            fn of(v: f64) -> Self {
+                v as $t
+            }
+
+            #[inline(always)]
+            fn apply(op: Binary, a: Self, b: Self) -> Self {
+                match op {
+                    Binary::Add => a.wrapping_add(b),
+                    Binary::Sub => a.wrapping_sub(b),
+                    Binary::Mul => a.wrapping_mul(b),
+                    Binary::Maximum => a.max(b),
+                    Binary::Minimum => a.min(b),
+                    Binary::Fmod => a.checked_rem(b).unwrap_or(0),
+                    Binary::Remainder => {
+                        let m = a.checked_rem(b).unwrap_or(0);
+                        if m != 0 && (m < 0) != (b < 0) { m + b } else { m }
+                    }
+                    Binary::FloorDivide => {
+                        let (q, m) = (a.wrapping_div(if b == 0 { 1 } else { b }), a.checked_rem(b).unwrap_or(0));
+                        if m != 0 && (m < 0) != (b < 0) { q - 1 } else { q }
+                    }
+                    Binary::Div | Binary::Pow => 0,
+                }
+            }
+
+            fn signum(self) -> Self {
+                $t::signum(self)
+            }
+
+            fn magnitude(self) -> Self {
+                self.wrapping_abs()
+            }
+        }
+    )*};
+}
+
+integer!(i64 i32);
+
+/// A [`Binary`] operator on integers, as [`binary`].
+pub fn binary_integer<T: Integer>(
+    op: Binary,
+    swapped: bool,
+    out: &mut [T],
+    shape: &[usize],
+    a: Option<Strided<'_, T>>,
+    b: Strided<'_, T>,
+) -> Result<(), DivisionByZero> {
+    if matches!(op, Binary::Fmod | Binary::Remainder | Binary::FloorDivide) && !out.is_empty() {
+        let zero = |x: Strided<'_, T>| {
+            let mut found = false;
+            let nest = Nest::new(shape, [(x.start, x.strides)]);
+            let [inner] = nest.inner();
+            nest.runs(0, shape.iter().product(), |_, len, [at]| {
+                found |= (0..len as isize).any(|i| x.data[(at as isize + i * inner) as usize] == T::ZERO);
+            });
+            found
+        };
+        let divided_by_zero = match (swapped, a) {
+            (false, _) => zero(b),
+            (true, Some(a)) => zero(a),
+            (true, None) => out.contains(&T::ZERO),
+        };
+        if divided_by_zero {
+            return Err(DivisionByZero);
+        }
+    }
+    match swapped {
+        false => combine(out, shape, a, b, |a, b| T::apply(op, a, b)),
+        true => combine(out, shape, a, b, |b, a| T::apply(op, a, b)),
+    }
+    Ok(())
+}
+
+/// A [`Unary`] operator on floats; overwrites `out`, filled from `source` if there is one. `LogicalNot` is not one of floats.
+pub fn unary<T: Float>(op: Unary, out: &mut [T], source: Option<&[T]>) {
+    macro_rules! run {
+        (|$x:ident| $f:expr) => {{
+            simd! {
+                fn block<T: Float>(y: &mut [T]) {
+                    for v in y {
+                        let $x = *v;
+                        *v = $f;
+                    }
+                }
+            }
+            blocks(out, source, |y, _| block(y))
+        }};
+    }
+    match op {
+        Unary::Neg => run!(|x| -x),
+        Unary::Abs => run!(|x| x.abs()),
+        // NaN has no sign: 0, as ATen.
+        Unary::Sign => run!(|x| T::of(f64::from(i8::from(x > T::ZERO) - i8::from(x < T::ZERO)))),
+        Unary::Exp => activation::exp(out, source),
+        Unary::Log => run!(|x| x.ln()),
+        Unary::Log1p => run!(|x| x.ln_1p()),
+        Unary::Expm1 => run!(|x| x.exp_m1()),
+        Unary::Sqrt => run!(|x| x.sqrt()),
+        Unary::Rsqrt => run!(|x| T::ONE / x.sqrt()),
+        Unary::Reciprocal => run!(|x| T::ONE / x),
+        Unary::Sin => run!(|x| x.sin()),
+        Unary::Cos => run!(|x| x.cos()),
+        Unary::Tanh => activation::tanh(out, source),
+        Unary::Sigmoid => activation::sigmoid(out, source),
+        Unary::Erf => activation::erf(out, source),
+        Unary::Floor => run!(|x| x.floor()),
+        Unary::Ceil => run!(|x| x.ceil()),
+        Unary::Round => run!(|x| x.round()),
+        Unary::Trunc => run!(|x| x.trunc()),
+        Unary::Relu => activation::relu(out, source),
+        Unary::Silu => activation::silu(out, source),
+        // max(x, 0) + ln(1 + e^-|x|)
+        Unary::Softplus => run!(|x| (if x < T::ZERO { T::ZERO } else { x }) + (-x.abs()).exp().ln_1p()),
+        Unary::LogicalNot => run!(|x| if x == T::ZERO { T::ONE } else { T::ZERO }),
+    }
+}
+
+/// A [`Unary`] operator that integers have (negation, magnitude, sign), as [`unary`]; others change nothing.
+pub fn unary_integer<T: Integer>(op: Unary, out: &mut [T], source: Option<&[T]>) {
+    let f = |x: T| match op {
+        Unary::Neg => T::apply(Binary::Sub, T::ZERO, x),
+        Unary::Abs => x.magnitude(),
+        Unary::Sign => x.signum(),
+        _ => x,
+    };
+    chunks(out, |chunk, start| {
+        for (i, o) in chunk.iter_mut().enumerate() {
+            *o = f(source.map_or(*o, |s| s[start + i]));
+        }
+    });
+}
+
+/// Limits elements to a range; NaN stays. Overwrites `out`, filled from `source` if there is one.
+pub fn clamp<T: Element + PartialOrd>(out: &mut [T], source: Option<&[T]>, min: Option<T>, max: Option<T>) {
+    chunks(out, |chunk, start| {
+        if let Some(source) = source {
+            chunk.copy_from_slice(&source[start..start + chunk.len()]);
+        }
+        for o in chunk {
+            if let Some(min) = min {
+                *o = if *o < min { min } else { *o };
+            }
+            if let Some(max) = max {
+                *o = if *o > max { max } else { *o };
+            }
+        }
+    });
+}
+
+/// `grad` where `x > threshold`, else 0. Overwrites `grad`, filled from `source` if there is one.
+pub fn threshold_backward<T: Float>(grad: &mut [T], source: Option<&[T]>, x: &[T], threshold: f64) {
+    simd! {
+        fn block<T: Float>(grad: &mut [T], x: &[T], threshold: T) {
+            for (g, &x) in grad.iter_mut().zip(x) {
+                *g = if x > threshold { *g } else { T::ZERO };
+            }
+        }
+    }
+    assert_eq!(grad.len(), x.len(), "gradient and operand differ in length");
+    let threshold = T::of(threshold);
+    blocks(grad, source, |g, start| block(g, &x[start..start + g.len()], threshold));
+}
+
+/// A comparison: 1 where it holds, else 0.
+pub fn compare<T: Element + PartialOrd>(
+    op: Compare,
+    out: &mut [u8],
+    shape: &[usize],
+    a: Strided<'_, T>,
+    b: Strided<'_, T>,
+) {
+    macro_rules! run {
+        ($op:tt) => {
+            compare_with(out, shape, a, b, |a, b| a $op b)
+        };
+    }
+    match op {
+        Compare::Eq => run!(==),
+        Compare::Ne => run!(!=),
+        Compare::Lt => run!(<),
+        Compare::Le => run!(<=),
+        Compare::Gt => run!(>),
+        Compare::Ge => run!(>=),
+    }
+}
+
+fn compare_with<T: Element>(
+    out: &mut [u8],
+    shape: &[usize],
+    a: Strided<'_, T>,
+    b: Strided<'_, T>,
+    f: impl Fn(&T, &T) -> bool + Sync,
+) {
+    let nest = Nest::new(shape, [(a.start, a.strides), (b.start, b.strides)]);
+    let inner = nest.inner();
+    chunks(out, |chunk, start| {
+        nest.runs(start, chunk.len(), |position, len, [i, j]| {
+            let out = &mut chunk[position..position + len];
+            match inner {
+                [1, 1] => {
+                    for ((o, a), b) in out.iter_mut().zip(&a.data[i..i + len]).zip(&b.data[j..j + len]) {
+                        *o = f(a, b).into();
+                    }
+                }
+                [1, 0] => {
+                    for (o, a) in out.iter_mut().zip(&a.data[i..i + len]) {
+                        *o = f(a, &b.data[j]).into();
+                    }
+                }
+                [si, sj] => {
+                    for (n, o) in out.iter_mut().enumerate() {
+                        let n = n as isize;
+                        let (i, j) = ((i as isize + n * si) as usize, (j as isize + n * sj) as usize);
+                        *o = f(&a.data[i], &b.data[j]).into();
+                    }
+                }
+            }
+        });
+    });
+}
+
+/// `a` where the condition is not 0, else `b`.
+pub fn select<T: Element>(
+    out: &mut [T],
+    shape: &[usize],
+    condition: Strided<'_, u8>,
+    a: Strided<'_, T>,
+    b: Strided<'_, T>,
+) {
+    let operands = [(condition.start, condition.strides), (a.start, a.strides), (b.start, b.strides)];
+    let nest = Nest::new(shape, operands);
+    let [sc, sa, sb] = nest.inner();
+    chunks(out, |chunk, start| {
+        nest.runs(start, chunk.len(), |position, len, [c, i, j]| {
+            for (n, o) in chunk[position..position + len].iter_mut().enumerate() {
+                let at = |start: usize, stride: isize| (start as isize + n as isize * stride) as usize;
+                *o = if condition.data[at(c, sc)] != 0 { a.data[at(i, sa)] } else { b.data[at(j, sb)] };
+            }
+        });
+    });
+}
+
+/// An element type that converts to and from the others. `u8` stands for booleans.
+pub trait Number: Element {
+    /// Whether conversions go through integers.
+    const INTEGER: bool;
+    /// The value as a float.
+    fn float(self) -> f64;
+    /// The value as an integer, floats truncated and limited to the range.
+    fn integer(self) -> i64;
+    /// Rounded to nearest, or truncated to an integer; a boolean is `!= 0`.
+    fn of_float(v: f64) -> Self;
+    /// Rounded to nearest, or the lower bits; a boolean is `!= 0`.
+    fn of_integer(v: i64) -> Self;
+}
+
+macro_rules! number {
+    ($($t:ident $integer:literal |$x:ident| $float:expr, |$f:ident| $of_float:expr, |$i:ident| $of_integer:expr;)*) => {$(
+        impl Number for $t {
+            const INTEGER: bool = $integer;
+
+            #[inline(always)]
+            fn float(self) -> f64 {
+                let $x = self;
+                $float
+            }
+
+            #[inline(always)]
+            fn integer(self) -> i64 {
+                let $x = self;
+                ($float) as i64
+            }
+
+            #[inline(always)]
+            fn of_float($f: f64) -> Self {
+                $of_float
+            }
+
+            #[inline(always)]
+            fn of_integer($i: i64) -> Self {
+                $of_integer
+            }
+        }
+    )*};
+}
+
+number! {
+    f64 false |x| x, |f| f, |i| i as f64;
+    f32 false |x| f64::from(x), |f| f as f32, |i| i as f32;
+    f16 false |x| x.to_f64(), |f| f16::from_f64(f), |i| f16::from_f64(i as f64);
+    bf16 false |x| x.to_f64(), |f| bf16::from_f64(f), |i| bf16::from_f64(i as f64);
+    i32 true |x| f64::from(x), |f| f as i32, |i| i as i32;
+    u8 true |x| f64::from(x), |f| u8::from(f != 0.0), |i| u8::from(i != 0);
+}
+
+impl Number for i64 {
+    const INTEGER: bool = true;
+
+    #[inline(always)]
+    fn float(self) -> f64 {
+        self as f64
+    }
+
+    #[inline(always)]
+    fn integer(self) -> i64 {
+        self
+    }
+
+    #[inline(always)]
+    fn of_float(v: f64) -> Self {
+        v as i64
+    }
+
+    #[inline(always)]
+    fn of_integer(v: i64) -> Self {
+        v
+    }
+}
+
+/// Converts elements to another type.
+pub fn cast<A: Number, B: Number>(out: &mut [B], x: &[A]) {
+    assert_eq!(out.len(), x.len(), "operand and result differ in length");
+    chunks(out, |chunk, start| {
+        for (o, &v) in chunk.iter_mut().zip(&x[start..]) {
+            *o = if A::INTEGER { B::of_integer(v.integer()) } else { B::of_float(v.float()) };
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn with<T: Float>(op: Binary, a: &[T], b: &[T]) -> Vec<T> {
+        let mut out = a.to_vec();
+        binary(op, false, &mut out, &[a.len()], None, Strided { data: b, start: 0, strides: &[1] });
+        out
+    }
+
+    /// Values from PyTorch 2.15.
+    #[test]
+    fn division_follows_python() {
+        let inf = f32::INFINITY;
+        let a = [5.0f32, -5.0, 5.0, -5.0, 1.0, -1.0, 0.0, inf, 5.0];
+        let b = [3.0f32, 3.0, -3.0, -3.0, 0.0, 0.0, 0.0, 2.0, inf];
+        let nan = f32::NAN;
+        for (op, want) in [
+            (Binary::Fmod, [2.0, -2.0, 2.0, -2.0, nan, nan, nan, nan, 5.0]),
+            (Binary::Remainder, [2.0, 1.0, -1.0, -2.0, nan, nan, nan, nan, 5.0]),
+            (Binary::FloorDivide, [1.0, -2.0, -2.0, 1.0, inf, -inf, nan, nan, 0.0]),
+        ] {
+            for (got, want) in with(op, &a, &b).into_iter().zip(want) {
+                assert!(got == want || got.is_nan() && want.is_nan(), "{op:?}: {got} {want}");
+            }
+        }
+        assert!(with(Binary::Maximum, &[nan, 1.0], &[1.0, nan]).iter().all(|v| v.is_nan()));
+        assert!(with(Binary::Minimum, &[nan, 1.0], &[1.0, nan]).iter().all(|v| v.is_nan()));
+    }
+
+    #[test]
+    fn integers_never_panic() {
+        let b = [3i64, -3, -1];
+        let view = Strided { data: &b, start: 0, strides: &[1] };
+        for (op, want) in [
+            (Binary::Fmod, [-2, 2, 0]),
+            (Binary::Remainder, [1, -1, 0]),
+            (Binary::FloorDivide, [-2, -2, i64::MIN]),
+            (Binary::Mul, [-15, -15, i64::MIN]),
+        ] {
+            let mut a = [-5, 5, i64::MIN];
+            binary_integer(op, false, &mut a, &[3], None, view).unwrap();
+            assert_eq!(a, want, "{op:?}");
+        }
+        let zero = Strided { data: &[0], start: 0, strides: &[0] };
+        assert_eq!(binary_integer(Binary::Fmod, false, &mut [1], &[1], None, zero), Err(DivisionByZero));
+        assert_eq!(binary_integer(Binary::Fmod, true, &mut [1], &[1], None, zero), Ok(()));
+    }
+
+    /// `[i][j][k]` over a transposed, a repeated and a reversed operand, against indexing.
+    #[test]
+    fn strides_address_what_they_say() {
+        let shape = [3, 40, 70];
+        let a: Vec<f64> = (0..3 * 40 * 70).map(f64::from).collect();
+        let b: Vec<f64> = (0..40).map(|i| f64::from(i) * 0.5).collect();
+        let (sa, sb) = ([1, -210, 3], [0, 1, 0]);
+        let left = Strided { data: &a, start: 39 * 210, strides: &sa };
+        let right = Strided { data: &b, start: 0, strides: &sb };
+        let mut out = vec![0.0; a.len()];
+        binary(Binary::Sub, true, &mut out, &shape, Some(left), right);
+        let mut mask = vec![9; a.len()];
+        compare(Compare::Lt, &mut mask, &shape, right, left);
+        let m = Strided { data: &mask, start: 0, strides: &[2800, 70, 1] };
+        let mut chosen = vec![0.0; a.len()];
+        select(&mut chosen, &shape, m, left, right);
+        for (n, o) in out.iter().enumerate() {
+            let (i, j, k) = (n / 2800, n / 70 % 40, n % 70);
+            let (x, y) = (a[i + (39 - j) * 210 + k * 3], b[j]);
+            assert_eq!(*o, y - x);
+            assert_eq!(mask[n], u8::from(y < x));
+            assert_eq!(chosen[n], if y < x { x } else { y });
+        }
+    }
+
+    #[test]
+    fn casts_truncate_and_round() {
+        let mut i = [0i64; 4];
+        cast(&mut i, &[2.7f32, -2.7, f32::NAN, 1e30]);
+        assert_eq!(i, [2, -2, 0, i64::MAX]);
+        let mut h = [bf16::ZERO; 2];
+        cast(&mut h, &[1.0f32 + 1.0 / 256.0, -300.0]);
+        assert_eq!(h, [bf16::from_f32(1.0), bf16::from_f32(-300.0)]);
+        let mut b = [0u8; 3];
+        cast(&mut b, &[0.0f64, -0.0, f64::NAN]);
+        assert_eq!(b, [0, 0, 1]);
+        let mut f = [0.0f32; 1];
+        cast(&mut f, &[(1i64 << 60) + 1]);
+        assert_eq!(f, [(1i64 << 60) as f32]);
+    }
+}
