@@ -120,6 +120,7 @@ enum Incoming {
     SavedAll(PeerId, u64),
     Lost(PeerId, String),
     Child(String),
+    Interrupt,
 }
 
 struct Peer {
@@ -186,6 +187,7 @@ impl Conductor<'_> {
         store.ticket(&self.ticket)?;
         observer.event(Event::Listening { ticket: &self.ticket, wanted: options.peers });
         let accepting = tokio::spawn(accept(self.endpoint.clone(), events.clone()));
+        tokio::spawn(interrupts(events.clone()));
         let children = Children::start(&self.ticket, &options.local, Some(store.directory()), {
             let events = events.clone();
             move |reason| drop(events.send(Incoming::Child(reason)))
@@ -219,11 +221,7 @@ impl Conductor<'_> {
         let mut lobby = Lobby::new(wanted, *self.ticket.secret.as_bytes());
         let mut connections: BTreeMap<u64, (Connection, Lanes)> = BTreeMap::new();
         loop {
-            let event = tokio::select! {
-                event = incoming.recv() => event,
-                _ = tokio::signal::ctrl_c() => return Err(NodeError::Stopped("interrupted before all peers had joined".into())),
-            };
-            match event {
+            match incoming.recv().await {
                 Some(Incoming::Hello(number, connection, lanes, hello)) => match lobby.join(number, hello) {
                     Ok(member) => {
                         let member = member.clone();
@@ -244,6 +242,9 @@ impl Conductor<'_> {
                     if let Some(member) = lobby.leave(number) {
                         observer.event(Event::Left { name: &member.name });
                     }
+                }
+                Some(Incoming::Interrupt) => {
+                    return Err(NodeError::Stopped("interrupted before all peers had joined".into()));
                 }
                 Some(Incoming::Child(reason)) => return Err(NodeError::Run(reason)),
                 Some(_) | None => return Err(NodeError::State("the broker's endpoint closed".into())),
@@ -376,20 +377,7 @@ impl Conductor<'_> {
         let mut interrupted = false;
         let mut ready = 0;
         loop {
-            let event = tokio::select! {
-                event = incoming.recv() => event,
-                _ = tokio::signal::ctrl_c() => {
-                    if interrupted {
-                        return Err(NodeError::Stopped("interrupted twice; the last checkpoint is whole".into()));
-                    }
-                    interrupted = true;
-                    observer.event(Event::Stopping);
-                    if let Some(position) = self.carry_out(broker.interrupt(), &mut broker, plan, &peers, store, observer)? {
-                        return Ok(position);
-                    }
-                    continue;
-                }
-            };
+            let event = incoming.recv().await;
             let now = clock.elapsed().as_secs_f64();
             let actions = match event {
                 Some(Incoming::Message(from, message)) => {
@@ -415,6 +403,14 @@ impl Conductor<'_> {
                     // Its connection tells more, and names it, unless it never comes.
                     tracing::warn!("{reason}");
                     Vec::new()
+                }
+                Some(Incoming::Interrupt) if interrupted => {
+                    return Err(NodeError::Stopped("interrupted twice; the last checkpoint is whole".into()));
+                }
+                Some(Incoming::Interrupt) => {
+                    interrupted = true;
+                    observer.event(Event::Stopping);
+                    broker.interrupt()
                 }
                 Some(Incoming::Gone(_) | Incoming::Hello(..)) => Vec::new(),
                 None => return Err(NodeError::State("the broker's endpoint closed".into())),
@@ -598,6 +594,29 @@ fn saved_types(program: &Program, optimizer: Optimizer) -> BTreeMap<(String, Opt
         }
     }
     types
+}
+
+/// Hands on that the user, or the system, wants the run to stop.
+async fn interrupts(events: mpsc::UnboundedSender<Incoming>) {
+    #[cfg(unix)]
+    let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        Ok(signal) => signal,
+        Err(_) => return,
+    };
+    loop {
+        #[cfg(unix)]
+        tokio::select! {
+            result = tokio::signal::ctrl_c() => if result.is_err() { return },
+            _ = terminate.recv() => {}
+        }
+        #[cfg(not(unix))]
+        if tokio::signal::ctrl_c().await.is_err() {
+            return;
+        }
+        if events.send(Incoming::Interrupt).is_err() {
+            return;
+        }
+    }
 }
 
 /// Lets joiners in as they come; each gets ten seconds to say hello.

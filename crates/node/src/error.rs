@@ -18,8 +18,8 @@ pub enum NodeError {
     /// The broker does not let this peer take part.
     #[error("the broker refused this peer: {0}")]
     Refused(String),
-    /// The broker ended the run.
-    #[error("the broker stopped the run: {0}")]
+    /// The run was called off.
+    #[error("stopped: {0}")]
     Stopped(String),
     /// A peer is gone.
     #[error("lost peer {name:?}: {reason}")]
