@@ -23,6 +23,9 @@ pub(crate) enum Command {
     Broker(BrokerArgs),
     /// Take part in a run with a broker's ticket.
     Join(JoinArgs),
+    /// Work with graphs of operators.
+    #[command(subcommand)]
+    Graph(GraphCommand),
 }
 
 /// What a run takes, wherever its peers are.
@@ -96,4 +99,20 @@ pub(crate) struct JoinArgs {
     /// What to be called in the run.
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) name: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GraphCommand {
+    /// Print a model's operators, parameters and costs.
+    Show(ShowArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// A graph file, a job file, a run's directory, or a GPT-2's config.json from Hugging Face.
+    pub(crate) path: PathBuf,
+
+    /// List the backward operators too.
+    #[arg(long)]
+    pub(crate) backward: bool,
 }
