@@ -2,6 +2,7 @@
 
 mod args;
 mod failure;
+mod generate;
 mod graph;
 mod output;
 mod progress;
@@ -44,6 +45,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Train(train) => train::train(train, arguments.json),
         Command::Broker(broker) => train::broker(broker, arguments.json),
         Command::Join(join) => train::join(join, arguments.json),
+        Command::Generate(args) => generate::generate(&args, arguments.json),
+        Command::Export(args) => generate::export(&args, arguments.json),
         Command::Graph(GraphCommand::Show(show)) => graph::show(&show, arguments.json),
     }
 }
