@@ -3,6 +3,8 @@
 //! A backend runs one operator on tensors and moves tensors in and out; it knows nothing of graphs, peers or gradients. [`open`] chooses one at run time.
 
 pub mod burn;
+#[cfg(feature = "candle")]
+pub mod candle;
 pub mod conformance;
 mod error;
 mod fallback;
@@ -64,13 +66,19 @@ pub trait Backend: Send + Sync {
 
 /// The names [`open`] knows in this build, the default first.
 pub fn names() -> &'static [&'static str] {
-    &["burn-cpu"]
+    &[
+        "burn-cpu",
+        #[cfg(feature = "candle")]
+        candle::Candle::NAME,
+    ]
 }
 
 /// Opens a backend by name.
 pub fn open(name: &str) -> Result<Arc<dyn Backend>, BackendError> {
     match name {
         "burn-cpu" => Ok(Arc::new(burn::BurnCpu)),
+        #[cfg(feature = "candle")]
+        candle::Candle::NAME => Ok(Arc::new(candle::Candle)),
         _ => Err(BackendError::Unknown { name: name.into(), known: names().join(", ") }),
     }
 }

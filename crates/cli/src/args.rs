@@ -1,7 +1,8 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
+use fusionllm_node::data::Tokenizer;
 
 /// One trainer of many machines: cuts any model over peers joined by slow links, and trains it.
 #[derive(Debug, Parser)]
@@ -23,6 +24,13 @@ pub(crate) enum Command {
     Broker(BrokerArgs),
     /// Take part in a run with a broker's ticket.
     Join(JoinArgs),
+    /// Go on with a text, by a trained language model.
+    Generate(GenerateArgs),
+    /// Write a trained model for other programs.
+    Export(ExportArgs),
+    /// Work with graphs of operators.
+    #[command(subcommand)]
+    Graph(GraphCommand),
 }
 
 /// What a run takes, wherever its peers are.
@@ -96,4 +104,87 @@ pub(crate) struct JoinArgs {
     /// What to be called in the run.
     #[arg(long, value_name = "NAME", default_value = "")]
     pub(crate) name: String,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum GraphCommand {
+    /// Print a model's operators, parameters and costs.
+    Show(ShowArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ShowArgs {
+    /// A graph file, a job file, a run's directory, or a GPT-2's config.json from Hugging Face.
+    pub(crate) path: PathBuf,
+
+    /// List the backward operators too.
+    #[arg(long)]
+    pub(crate) backward: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct GenerateArgs {
+    /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
+    pub(crate) checkpoint: PathBuf,
+
+    /// The text to go on with.
+    #[arg(long, value_name = "TEXT")]
+    pub(crate) prompt: String,
+
+    /// Tokens to write.
+    #[arg(long, value_name = "N", default_value_t = 256)]
+    pub(crate) tokens: usize,
+
+    /// Below 1 for likelier text, above for wilder; 0 always takes the likeliest token.
+    #[arg(long, value_name = "T", default_value_t = 0.8, value_parser = temperature, allow_negative_numbers = true)]
+    pub(crate) temperature: f64,
+
+    /// Choose among the K likeliest tokens; 0 for all.
+    #[arg(long, value_name = "K", default_value_t = 0)]
+    pub(crate) top_k: usize,
+
+    /// The same seed gives the same text.
+    #[arg(long, value_name = "S", default_value_t = 1)]
+    pub(crate) seed: u64,
+
+    /// What to compute with.
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<String>,
+
+    /// What tokens stand for, where the checkpoint does not tell.
+    #[arg(long, value_name = "TOKENIZER", value_parser = tokenizer)]
+    pub(crate) tokenizer: Option<Tokenizer>,
+}
+
+fn temperature(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(t) if t >= 0.0 && t.is_finite() => Ok(t),
+        _ => Err("it is a number of at least 0".into()),
+    }
+}
+
+fn tokenizer(text: &str) -> Result<Tokenizer, String> {
+    text.parse()
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ExportArgs {
+    /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
+    pub(crate) checkpoint: PathBuf,
+
+    /// Whose files to write.
+    #[arg(long, value_enum)]
+    pub(crate) format: ExportFormat,
+
+    /// The directory to write; it must hold no model yet.
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+}
+
+#[derive(Debug, Clone, Copy, ValueEnum)]
+pub(crate) enum ExportFormat {
+    /// GPT-2's config.json and model.safetensors, for `transformers`.
+    Hf,
+    /// A ResNet's model.safetensors under torchvision's names.
+    Torchvision,
 }

@@ -1,14 +1,14 @@
-use std::fmt;
-
 use fusionllm_node::NodeError;
 
-/// Why a command failed, with its exit status.
+/// Why a command ended early, with its exit status.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Bad usage or bad input: 2.
     Input(String),
     /// Something went wrong while running: 1.
     Running(String),
+    /// Whoever read standard output has read enough, as in `| head`: 0.
+    Closed,
 }
 
 impl Failure {
@@ -16,14 +16,15 @@ impl Failure {
         match self {
             Self::Input(_) => 2,
             Self::Running(_) => 1,
+            Self::Closed => 0,
         }
     }
-}
 
-impl fmt::Display for Failure {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    /// What to tell the user.
+    pub(crate) fn message(&self) -> Option<&str> {
         match self {
-            Self::Input(message) | Self::Running(message) => f.write_str(message),
+            Self::Input(message) | Self::Running(message) => Some(message),
+            Self::Closed => None,
         }
     }
 }

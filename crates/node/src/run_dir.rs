@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 
+use crate::checkpoint::Checkpoints;
 use crate::disk::{DiskError, write_atomic};
 
 /// The directory of the run that this process makes. No second process can open it meanwhile.
@@ -186,7 +187,7 @@ impl RunDir {
     }
 
     /// Opens the directory of an earlier run to go on after `step` steps: what `metrics.jsonl` says of later ones,
-    /// which will be done again, is cut off.
+    /// which will be done again, is cut off, and checkpoints that were not finished are removed.
     ///
     /// # Errors
     ///
@@ -208,6 +209,7 @@ impl RunDir {
         cut.map_err(DiskError::at(&metrics, "written"))?;
         // It is about a run that ended.
         remove(&path.join(SUMMARY))?;
+        Checkpoints::new(run.checkpoints()).clean()?;
         Ok(run)
     }
 
@@ -460,6 +462,7 @@ mod tests {
         // The process died within a line.
         run.metrics.write_all(b"{\"step\": 5, \"lo").unwrap();
         run.write_summary(&Summary::default()).unwrap();
+        fs::create_dir_all(run.checkpoints().join("step-5.partial")).unwrap();
         drop(run);
         assert_eq!(read_metrics(dir.path()).unwrap().len(), 4);
 
@@ -468,6 +471,7 @@ mod tests {
         let steps: Vec<u64> = read_metrics(dir.path()).unwrap().iter().map(|m| m.step).collect();
         assert_eq!(steps, [1, 2, 3]);
         assert!(!dir.path().join("summary.json").exists());
+        assert_eq!(fs::read_dir(run.checkpoints()).unwrap().count(), 0);
     }
 
     #[test]

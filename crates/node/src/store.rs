@@ -11,8 +11,9 @@ use fusionllm_transport::Ticket;
 
 use crate::NodeError;
 use crate::checkpoint::{Checkpoint, CheckpointWriter, Checkpoints, Part, State};
-use crate::config::Job;
+use crate::config::{Data, Family, Job};
 use crate::data::Dataset;
+use crate::export::config_json;
 use crate::model::Model;
 use crate::run_dir::{LinkSummary, PeerSummary, RunDir, StepMetrics, Summary};
 
@@ -206,11 +207,9 @@ impl Store {
         model: &Model,
     ) -> Result<(), NodeError> {
         let Some((_, mut writer)) = self.writing.take() else { return Ok(()) };
-        if let Some(config) = model.forward.metadata.get("config") {
-            let mut config = config.clone();
-            if let (Some(object), Some(family)) = (config.as_object_mut(), model.forward.metadata.get("family")) {
-                object.insert("model_type".into(), family.clone());
-            }
+        if let (Family::Gpt2(config), Data::Text(text)) = (&job.model.family, &job.data) {
+            // So that `transformers` loads a checkpoint as it stands.
+            let config = config_json(config, Some(text.tokenizer));
             writer.put_extra("config.json", format!("{config:#}").as_bytes())?;
         }
         writer.put_extra("job.toml", job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?.as_bytes())?;

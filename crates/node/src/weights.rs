@@ -302,4 +302,23 @@ mod tests {
           hint: check the path
         ");
     }
+
+    proptest::proptest! {
+        /// A damaged file is refused, or gives tensors that fit it; it never panics nor asks for memory it cannot fill.
+        #[test]
+        fn no_file_makes_the_reader_panic(at in 0usize..206, byte: u8, cut in proptest::option::weighted(0.2, 0usize..220)) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = file(&dir);
+            let mut content = fs::read(&path).unwrap();
+            content[at] = byte;
+            content.resize(cut.unwrap_or(content.len()), 0);
+            fs::write(&path, &content).unwrap();
+            if let Ok(weights) = Weights::open(&path) {
+                for (name, ty) in weights.tensors() {
+                    let tensor = weights.read(name).unwrap().unwrap();
+                    proptest::prop_assert_eq!(tensor.ty(), &ty);
+                }
+            }
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Backends on burn's kernels. All but [`BurnCpu`] itself is generic over burn's backend trait, so that the same code reaches
 //! its other devices.
 
+mod cpu;
 mod elementwise;
 mod index;
 mod ops;
@@ -71,7 +72,16 @@ trait Framework: burn_backend::Backend {
     }
 }
 
-impl Framework for Flex {}
+impl Framework for Flex {
+    fn fused(
+        op: &Op,
+        inputs: &mut Vec<Data<Self>>,
+        types: &[TensorType],
+        outputs: &[TensorType],
+    ) -> Option<Result<Vec<Data<Self>>, String>> {
+        cpu::run(op, inputs, types, outputs)
+    }
+}
 
 enum Ran {
     Done(Vec<Tensor>),

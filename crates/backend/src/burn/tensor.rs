@@ -152,7 +152,7 @@ impl<B: Backend> Data<B> {
     }
 }
 
-fn burn_type(dtype: DType) -> BurnType {
+pub(super) fn burn_type(dtype: DType) -> BurnType {
     match dtype {
         DType::F64 => BurnType::F64,
         DType::F32 => BurnType::F32,

@@ -22,8 +22,7 @@ pub fn values(backend: &dyn Backend, cases: &[Case]) -> Report {
     let mut report = Report::default();
     for case in cases {
         for &dtype in &case.floats {
-            let mut types = case.arrays(dtype).into_iter().map(|a| a.ty.dtype);
-            if let Some(missing) = types.find(|&d| !holds(backend, d)) {
+            if let Some(missing) = types(case, dtype).find(|&d| !holds(backend, d)) {
                 report.unsupported.insert(missing);
                 continue;
             }
@@ -36,6 +35,13 @@ pub fn values(backend: &dyn Backend, cases: &[Case]) -> Report {
         }
     }
     report
+}
+
+/// The element types of a case's operands and results.
+fn types(case: &Case, dtype: DType) -> impl Iterator<Item = DType> {
+    let operands: Vec<TensorType> = case.arrays(dtype).into_iter().map(|a| a.ty).collect();
+    let results = case.op.infer(&operands.iter().collect::<Vec<_>>()).unwrap_or_default();
+    operands.into_iter().chain(results).map(|ty| ty.dtype)
 }
 
 fn applies(layout: Layout, shape: &[usize]) -> bool {

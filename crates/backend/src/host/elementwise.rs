@@ -193,8 +193,8 @@ pub fn binary<T: Float>(
         Binary::Div => run!(|a: T, b: T| a / b),
         Binary::Pow => run!(|a: T, b: T| a.pow(b)),
         // A NaN on either side wins.
-        Binary::Maximum => run!(|a: T, b: T| if a > b || a != a { a } else { b }),
-        Binary::Minimum => run!(|a: T, b: T| if a < b || a != a { a } else { b }),
+        Binary::Maximum => run!(|a: T, b: T| if a > b || a.nan() { a } else { b }),
+        Binary::Minimum => run!(|a: T, b: T| if a < b || a.nan() { a } else { b }),
         Binary::Fmod => run!(|a: T, b: T| a % b),
         Binary::Remainder => run!(remainder::<T>),
         Binary::FloorDivide => run!(floor_divide::<T>),
@@ -221,103 +221,6 @@ fn floor_divide<T: Float>(a: T, b: T) -> T {
     }
     let floor = q.floor();
     if q - floor > T::of(0.5) { floor + T::ONE } else { floor }
-}
-
-/// An integer operator met a zero divisor.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("an integer is divided by zero")]
-pub struct DivisionByZero;
-
-/// What integers need of their type.
-pub trait Integer: Element + Ord {
-    /// 0.
-    const ZERO: Self;
-    /// A number converted by truncation.
-    fn of(v: f64) -> Self;
-    /// The operator with wrapping arithmetic; `Div` and `Pow` are for floats and give 0.
-    fn apply(op: Binary, a: Self, b: Self) -> Self;
-    /// -1, 0 or 1.
-    fn signum(self) -> Self;
-    /// Wrapping magnitude.
-    fn magnitude(self) -> Self;
-}
-
-macro_rules! integer {
-    ($($t:ident)*) => {$(
-        impl Integer for $t {
-            const ZERO: Self = 0;
-
-            fn of(v: f64) -> Self {
-                v as $t
-            }
-
-            #[inline(always)]
-            fn apply(op: Binary, a: Self, b: Self) -> Self {
-                match op {
-                    Binary::Add => a.wrapping_add(b),
-                    Binary::Sub => a.wrapping_sub(b),
-                    Binary::Mul => a.wrapping_mul(b),
-                    Binary::Maximum => a.max(b),
-                    Binary::Minimum => a.min(b),
-                    Binary::Fmod => a.checked_rem(b).unwrap_or(0),
-                    Binary::Remainder => {
-                        let m = a.checked_rem(b).unwrap_or(0);
-                        if m != 0 && (m < 0) != (b < 0) { m + b } else { m }
-                    }
-                    Binary::FloorDivide => {
-                        let (q, m) = (a.wrapping_div(if b == 0 { 1 } else { b }), a.checked_rem(b).unwrap_or(0));
-                        if m != 0 && (m < 0) != (b < 0) { q - 1 } else { q }
-                    }
-                    Binary::Div | Binary::Pow => 0,
-                }
-            }
-
-            fn signum(self) -> Self {
-                $t::signum(self)
-            }
-
-            fn magnitude(self) -> Self {
-                self.wrapping_abs()
-            }
-        }
-    )*};
-}
-
-integer!(i64 i32);
-
-/// A [`Binary`] operator on integers, as [`binary`].
-pub fn binary_integer<T: Integer>(
-    op: Binary,
-    swapped: bool,
-    out: &mut [T],
-    shape: &[usize],
-    a: Option<Strided<'_, T>>,
-    b: Strided<'_, T>,
-) -> Result<(), DivisionByZero> {
-    if matches!(op, Binary::Fmod | Binary::Remainder | Binary::FloorDivide) && !out.is_empty() {
-        let zero = |x: Strided<'_, T>| {
-            let mut found = false;
-            let nest = Nest::new(shape, [(x.start, x.strides)]);
-            let [inner] = nest.inner();
-            nest.runs(0, shape.iter().product(), |_, len, [at]| {
-                found |= (0..len as isize).any(|i| x.data[(at as isize + i * inner) as usize] == T::ZERO);
-            });
-            found
-        };
-        let divided_by_zero = match (swapped, a) {
-            (false, _) => zero(b),
-            (true, Some(a)) => zero(a),
-            (true, None) => out.contains(&T::ZERO),
-        };
-        if divided_by_zero {
-            return Err(DivisionByZero);
-        }
-    }
-    match swapped {
-        false => combine(out, shape, a, b, |a, b| T::apply(op, a, b)),
-        true => combine(out, shape, a, b, |b, a| T::apply(op, a, b)),
-    }
-    Ok(())
 }
 
 /// A [`Unary`] operator on floats; overwrites `out`, filled from `source` if there is one. `LogicalNot` is not one of floats.
@@ -364,21 +267,6 @@ pub fn unary<T: Float>(op: Unary, out: &mut [T], source: Option<&[T]>) {
     }
 }
 
-/// A [`Unary`] operator that integers have (negation, magnitude, sign), as [`unary`]; others change nothing.
-pub fn unary_integer<T: Integer>(op: Unary, out: &mut [T], source: Option<&[T]>) {
-    let f = |x: T| match op {
-        Unary::Neg => T::apply(Binary::Sub, T::ZERO, x),
-        Unary::Abs => x.magnitude(),
-        Unary::Sign => x.signum(),
-        _ => x,
-    };
-    chunks(out, |chunk, start| {
-        for (i, o) in chunk.iter_mut().enumerate() {
-            *o = f(source.map_or(*o, |s| s[start + i]));
-        }
-    });
-}
-
 /// Limits elements to a range; NaN stays. Overwrites `out`, filled from `source` if there is one.
 pub fn clamp<T: Element + PartialOrd>(out: &mut [T], source: Option<&[T]>, min: Option<T>, max: Option<T>) {
     chunks(out, |chunk, start| {
@@ -408,6 +296,32 @@ pub fn threshold_backward<T: Float>(grad: &mut [T], source: Option<&[T]>, x: &[T
     assert_eq!(grad.len(), x.len(), "gradient and operand differ in length");
     let threshold = T::of(threshold);
     blocks(grad, source, |g, start| block(g, &x[start..start + g.len()], threshold));
+}
+
+/// `x²`, exactly rounded. Overwrites `out`, filled from `source` if there is one.
+pub fn square<T: Float>(out: &mut [T], source: Option<&[T]>) {
+    simd! {
+        fn block<T: Float>(y: &mut [T]) {
+            for v in y {
+                *v *= *v;
+            }
+        }
+    }
+    blocks(out, source, |y, _| block(y));
+}
+
+/// `x scale` where the mask is not 0, else 0. Overwrites `out`, filled from `source` if there is one.
+pub fn mask_scale<T: Float>(out: &mut [T], source: Option<&[T]>, mask: &[u8], scale: f64) {
+    simd! {
+        fn block<T: Float>(y: &mut [T], mask: &[u8], scale: T) {
+            for (v, &m) in y.iter_mut().zip(mask) {
+                *v = if m != 0 { *v * scale } else { T::ZERO };
+            }
+        }
+    }
+    assert_eq!(out.len(), mask.len(), "operand and mask differ in length");
+    let scale = T::of(scale);
+    blocks(out, source, |y, start| block(y, &mask[start..start + y.len()], scale));
 }
 
 /// A comparison: 1 where it holds, else 0.
@@ -604,25 +518,6 @@ mod tests {
         }
         assert!(with(Binary::Maximum, &[nan, 1.0], &[1.0, nan]).iter().all(|v| v.is_nan()));
         assert!(with(Binary::Minimum, &[nan, 1.0], &[1.0, nan]).iter().all(|v| v.is_nan()));
-    }
-
-    #[test]
-    fn integers_never_panic() {
-        let b = [3i64, -3, -1];
-        let view = Strided { data: &b, start: 0, strides: &[1] };
-        for (op, want) in [
-            (Binary::Fmod, [-2, 2, 0]),
-            (Binary::Remainder, [1, -1, 0]),
-            (Binary::FloorDivide, [-2, -2, i64::MIN]),
-            (Binary::Mul, [-15, -15, i64::MIN]),
-        ] {
-            let mut a = [-5, 5, i64::MIN];
-            binary_integer(op, false, &mut a, &[3], None, view).unwrap();
-            assert_eq!(a, want, "{op:?}");
-        }
-        let zero = Strided { data: &[0], start: 0, strides: &[0] };
-        assert_eq!(binary_integer(Binary::Fmod, false, &mut [1], &[1], None, zero), Err(DivisionByZero));
-        assert_eq!(binary_integer(Binary::Fmod, true, &mut [1], &[1], None, zero), Ok(()));
     }
 
     /// `[i][j][k]` over a transposed, a repeated and a reversed operand, against indexing.

@@ -75,6 +75,13 @@ pub trait Float:
         if self > other { self } else { other }
     }
 
+    /// Whether this is not a number.
+    #[inline(always)]
+    #[allow(clippy::eq_op)] // Only NaN differs from itself.
+    fn nan(self) -> bool {
+        self != self
+    }
+
     /// `1 / (1 + e^-self)`.
     #[inline(always)]
     fn sigmoid(self) -> Self {

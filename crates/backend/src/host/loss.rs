@@ -29,20 +29,23 @@ pub fn cross_entropy<T: Float>(
     ignore: i64,
 ) -> Result<T, IndexError> {
     simd! {
-        fn row<T: Float>(logits: &[T]) -> T {
+        fn row<T: Float>(logits: &[T]) -> (T, T) {
             log_sum_exp(logits)
         }
     }
     assert!(lse.len() == target.len() && logits.len() == target.len() * classes, "cross_entropy: operands do not fit");
     let counted = check(target, ignore, classes)?;
-    lse.par_iter_mut()
-        .zip(logits.par_chunks_exact(classes))
+    let each: Vec<f64> = lse
+        .par_iter_mut()
+        .zip(logits.par_chunks_exact(classes).zip(target))
         .with_min_len(grain(classes))
-        .for_each(|(lse, logits)| *lse = row(logits));
-    let each = lse.iter().zip(logits.chunks_exact(classes)).zip(target);
-    let total: f64 =
-        each.filter(|(_, t)| **t != ignore).map(|((&lse, logits), &t)| (lse - logits[t as usize]).f64()).sum();
-    Ok(T::of(total / counted as f64))
+        .map(|(lse, (logits, &t))| {
+            let (max, log) = row(logits);
+            *lse = max + log;
+            if t == ignore { 0.0 } else { (max - logits[t as usize]).f64() + log.f64() }
+        })
+        .collect();
+    Ok(T::of(each.iter().sum::<f64>() / counted as f64))
 }
 
 /// The gradient of [`cross_entropy`]'s logits times `grad`: `(softmax - one-hot) grad / counted`, 0 in ignored rows. Overwrites

@@ -8,6 +8,9 @@
 //! Shapes are the caller's contract (operators have inferred them): a slice of the wrong length is a programming error
 //! and panics. Only indices are data, and kernels that take them return [`IndexError`].
 
+// Loops over several arrays of one fixed length read best by index.
+#![allow(clippy::needless_range_loop)]
+
 mod activation;
 mod attention;
 mod batch_norm;

@@ -51,7 +51,6 @@ fn planes<T: Send, U: Sync>(out: &mut [T], out_area: usize, x: &[U], area: usize
 }
 
 /// The largest element of every window and its position in the operand's plane. NaN wins over numbers; of equals the first.
-#[allow(clippy::eq_op)] // Only NaN differs from itself.
 pub fn max_pool2d<T: Float>(y: &mut [T], positions: &mut [i64], x: &[T], g: &Windows) {
     let (area, out_area) = g.areas();
     assert!(
@@ -73,7 +72,7 @@ pub fn max_pool2d<T: Float>(y: &mut [T], positions: &mut [i64], x: &[T], g: &Win
                     let start = (top + row * g.dilation[0]) * g.input[1] + left;
                     for column in 0..width {
                         let v = x[start + column * g.dilation[1]];
-                        if v > best || v != v {
+                        if v > best || v.nan() {
                             (best, at) = (v, start + column * g.dilation[1]);
                         }
                     }

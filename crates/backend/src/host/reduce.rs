@@ -117,7 +117,9 @@ pub fn sum_dim<T: Float>(out: &mut [T], x: &[T], n: usize, inner: usize) {
         out.fill(T::ZERO);
         return;
     }
-    if inner == 1 {
+    if inner == 1 && out.len() == 1 {
+        out[0] = sum(x);
+    } else if inner == 1 {
         sum_rows(out, x, n);
     } else if out.len() == inner {
         sum_columns(out, x);

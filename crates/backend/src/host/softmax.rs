@@ -36,12 +36,12 @@ pub(crate) fn exponentials<T: Float>(row: &mut [T]) -> (T, T) {
     (max, sum_of(row, |v| v))
 }
 
-/// `ln Σ e^x` of a row.
+/// `max x` and `ln Σ e^(x - max)` of a row, whose sum is `ln Σ e^x`; apart, they lose nothing to large operands.
 #[inline(always)]
-pub(crate) fn log_sum_exp<T: Float>(row: &[T]) -> T {
+pub(crate) fn log_sum_exp<T: Float>(row: &[T]) -> (T, T) {
     let max = largest(row);
     let shift = if max == T::NEG_INFINITY { T::ZERO } else { max };
-    shift + sum_of(row, |v| (v - shift).exp()).ln()
+    (shift, sum_of(row, |v| (v - shift).exp()).ln())
 }
 
 /// `e^x / Σ e^x` along rows of `width` elements.
@@ -65,9 +65,9 @@ pub fn log_softmax<T: Float>(out: &mut [T], source: Option<&[T]>, width: usize) 
     simd! {
         fn rows<T: Float>(y: &mut [T], width: usize) {
             for row in y.chunks_exact_mut(width) {
-                let lse = log_sum_exp(row);
+                let (max, log) = log_sum_exp(row);
                 for v in row {
-                    *v -= lse;
+                    *v = (*v - max) - log;
                 }
             }
         }

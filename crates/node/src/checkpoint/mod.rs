@@ -225,7 +225,7 @@ impl Checkpoints {
     /// # Errors
     ///
     /// The disk fails.
-    pub fn clean(&self) -> Result<(), CheckpointError> {
+    pub fn clean(&self) -> Result<(), DiskError> {
         let Ok(entries) = fs::read_dir(&self.directory) else { return Ok(()) };
         for path in entries.flatten().map(|entry| entry.path()) {
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();

@@ -6,6 +6,7 @@
 
 mod files;
 mod model;
+mod network;
 mod reader;
 mod sections;
 
@@ -14,6 +15,7 @@ use std::path::Path;
 use serde::Serialize;
 
 pub use model::{Family, Model};
+pub use network::Network;
 pub use reader::JobError;
 pub use sections::{
     Checkpointing, Cifar10, Codec, Compression, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Text, Train,
@@ -52,13 +54,7 @@ impl Job {
     /// range, settings that contradict each other, or a file that is not there.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, JobError> {
         let name = path.display().to_string();
-        let text = std::fs::read_to_string(path).map_err(|e| {
-            JobError::new(
-                &name,
-                format!("the job file cannot be read: {e}"),
-                "give the path of a job file, or none at all for the quick start",
-            )
-        })?;
+        let text = read_file(path)?;
         let directory = path.parent().filter(|p| !p.as_os_str().is_empty());
         Self::parse(&name, &text, directory.unwrap_or(Path::new(".")), overrides)
     }
@@ -170,6 +166,16 @@ impl Job {
             JobError::new("job.toml", format!("the job cannot be written: {e}"), "rename the file, or lower the number")
         })
     }
+}
+
+fn read_file(path: &Path) -> Result<String, JobError> {
+    std::fs::read_to_string(path).map_err(|e| {
+        JobError::new(
+            path.display(),
+            format!("the job file cannot be read: {e}"),
+            "give the path of a job file, or none at all for the quick start",
+        )
+    })
 }
 
 /// The sections whose settings are checked against each other.

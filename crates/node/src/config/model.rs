@@ -6,7 +6,7 @@ use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig,
 use serde::Serialize;
 
 use super::files::Files;
-use super::reader::{self, JobError, Section};
+use super::reader::{self, JobError, Node, Section};
 use super::sections::Data;
 
 /// The network and where its weights come from.
@@ -36,6 +36,12 @@ const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
 
 impl Model {
     pub(super) fn read(section: &Section<'_>, files: &Files, data: &Data) -> Result<Self, JobError> {
+        let weights = files.one(section, "weights")?;
+        Ok(Self { family: Self::read_family(section, files, data)?, weights })
+    }
+
+    /// The network alone: the weights it starts from need not be there.
+    pub(super) fn read_family(section: &Section<'_>, files: &Files, data: &Data) -> Result<Family, JobError> {
         #[derive(Clone, Copy)]
         enum Name {
             Gpt2,
@@ -44,27 +50,25 @@ impl Model {
         let names = [("gpt2", Name::Gpt2), ("resnet", Name::Resnet)];
         let default = if matches!(data, Data::Cifar10(_)) { Name::Resnet } else { Name::Gpt2 };
         let name = section.choice("family", &names)?.unwrap_or(default);
-        let weights = files.one(section, "weights")?;
-        let family = match name {
-            Name::Gpt2 => Family::Gpt2(read_gpt2(section, files, data)?),
+        section.text("weights")?;
+        Ok(match name {
+            Name::Gpt2 => {
+                let published = files.one(section, "config")?.map(|path| reader::parse_json(&path)).transpose()?;
+                Family::Gpt2(read_gpt2(section, data, published.as_ref())?)
+            }
             Name::Resnet => Family::Resnet(read_resnet(section)?),
-        };
-        Ok(Self { family, weights })
+        })
     }
 }
 
 /// The defaults are Hugging Face's, except that vocabulary and positions follow the data, and the heads have 64
 /// channels or as near above as divides the width.
-fn read_gpt2(section: &Section<'_>, files: &Files, data: &Data) -> Result<Gpt2Config, JobError> {
-    let published = match files.one(section, "config")? {
-        Some(path) => Some(reader::parse_json(&path)?),
-        None => None,
-    };
-    if let Some(node) = &published {
+pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&Node>) -> Result<Gpt2Config, JobError> {
+    if let Some(node) = published {
         check_published(&Section::top(node))?;
     }
     // What the job file says stands before what config.json says.
-    let backed = published.as_ref().map(|node| section.backed_by(node));
+    let backed = published.map(|node| section.backed_by(node));
     let section = backed.as_ref().unwrap_or(section);
     let dropout = |key| -> Result<f64, JobError> {
         let valid = |p| (0.0..1.0).contains(&p);

@@ -193,9 +193,19 @@ pub struct Eval {
 }
 
 impl Data {
+    /// What decides about the network: nothing of the files.
+    pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Self, JobError> {
+        let is_cifar10 = section.choice("kind", &KINDS)?;
+        if is_cifar10.unwrap_or(images) {
+            return Ok(Self::Cifar10(Cifar10 { train: Vec::new(), test: Vec::new(), augment: false }));
+        }
+        let (tokenizer, context) = (tokenizer(section)?, context(section)?);
+        Ok(Self::Text(Text { files: Vec::new(), tokenizer, context, validation: Validation::Fraction(0.0) }))
+    }
+
     /// `images`: whether the model wants them, so that `kind` has a default.
     pub(super) fn read(section: &Section<'_>, files: &Files, images: bool) -> Result<Self, JobError> {
-        let is_cifar10 = section.choice("kind", &[("text", false), ("cifar10", true)])?;
+        let is_cifar10 = section.choice("kind", &KINDS)?;
         if is_cifar10.unwrap_or(images) {
             let cifar10 = Cifar10 {
                 train: files.many(section, "train")?.unwrap_or_default(),
@@ -221,13 +231,24 @@ impl Data {
         };
         let text = Text {
             files: files.many(section, "files")?.unwrap_or_default(),
-            tokenizer: section.choice("tokenizer", &Tokenizer::NAMES)?.unwrap_or(Tokenizer::Bytes),
-            context: section.size("context", 1)?.unwrap_or(128),
+            tokenizer: tokenizer(section)?,
+            context: context(section)?,
             validation,
         };
         section.finish()?;
         Ok(Self::Text(text))
     }
+}
+
+/// Kinds of data, and whether each is images.
+const KINDS: [(&str, bool); 2] = [("text", false), ("cifar10", true)];
+
+fn tokenizer(section: &Section<'_>) -> Result<Tokenizer, JobError> {
+    Ok(section.choice("tokenizer", &Tokenizer::NAMES)?.unwrap_or(Tokenizer::Bytes))
+}
+
+fn context(section: &Section<'_>) -> Result<usize, JobError> {
+    Ok(section.size("context", 1)?.unwrap_or(128))
 }
 
 impl Train {

@@ -519,3 +519,22 @@ fn errors_about_files() {
       hint: give the path of a job file, or none at all for the quick start
     ");
 }
+
+proptest::proptest! {
+    /// Whatever a file or an override says, the answer is a job or an error, never a panic.
+    #[test]
+    fn no_text_makes_the_reader_panic(
+        // A sound job with a piece of it replaced by something that TOML uses.
+        start in 0usize..700,
+        length in 0usize..40,
+        put in "[\\[\\]{}=\"'.,#a-z0-9_\\- \n\u{e4}]{0,8}",
+        setting in "[a-z.]{0,8}(=[\\[\\]{}=\"'.,a-z0-9_\\-]{0,8})?",
+    ) {
+        let sound = include_str!("quick_start.toml");
+        let start = sound.floor_char_boundary(start);
+        let end = sound.floor_char_boundary(start + length);
+        let text = format!("{}{put}{}", &sound[..start], &sound[end..]);
+        let _ = Job::parse("job.toml", &text, Path::new("/nowhere"), &[]);
+        let _ = Job::parse("job.toml", &text, Path::new("/nowhere"), &[format!("train.{setting}"), setting]);
+    }
+}

@@ -3,6 +3,7 @@
 /// Some of the project's own documents and sources: every build carries them, wherever it runs.
 pub(super) const SAMPLE: &[&str] = &[
     include_str!("../../../../ARCHITECTURE.md"),
+    include_str!("../../../../README.md"),
     include_str!("../checkpoint/mod.rs"),
     include_str!("../checkpoint/tests.rs"),
     include_str!("../checkpoint/writer.rs"),

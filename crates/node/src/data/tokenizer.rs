@@ -1,6 +1,7 @@
 //! From text to token numbers and back.
 
 use std::fmt;
+use std::str::FromStr;
 
 use serde::Serialize;
 
@@ -55,13 +56,26 @@ impl Tokenizer {
     pub fn decode(self, tokens: &[u32]) -> String {
         let mut bytes = Vec::with_capacity(tokens.len() * 2);
         for &token in tokens {
-            let known = match self {
-                Self::Bytes => u8::try_from(token).ok().map(|b| vec![b]),
-                Self::Gpt2 => tiktoken_rs::r50k_base_singleton().decode_bytes(&[token]).ok(),
-            };
-            bytes.extend(known.unwrap_or_else(|| "\u{fffd}".into()));
+            bytes.extend(self.bytes(token).unwrap_or_else(|| "\u{fffd}".into()));
         }
         String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// The bytes of one token, which may end within a letter; `None` for a number that is no token.
+    pub fn bytes(self, token: u32) -> Option<Vec<u8>> {
+        match self {
+            Self::Bytes => u8::try_from(token).ok().map(|b| vec![b]),
+            Self::Gpt2 => tiktoken_rs::r50k_base_singleton().decode_bytes(&[token]).ok(),
+        }
+    }
+}
+
+impl FromStr for Tokenizer {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        let known = Self::NAMES.iter().find(|(n, _)| *n == name);
+        known.map(|(_, t)| *t).ok_or_else(|| format!("it is one of {}", Self::NAMES.map(|(n, _)| n).join(", ")))
     }
 }
 

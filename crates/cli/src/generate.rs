@@ -1,0 +1,93 @@
+//! `generate` and `export`: what a trained model is good for.
+
+use std::io::IsTerminal;
+use std::time::Instant;
+
+use fusionllm_backend as backend;
+use fusionllm_node::generate::{Generator, Sampling};
+use fusionllm_node::{SavedModel, export};
+use serde_json::json;
+
+use crate::args::{ExportArgs, ExportFormat, GenerateArgs};
+use crate::failure::Failure;
+use crate::output::{complain, print, print_json};
+use crate::units::seconds;
+
+/// Prints the prompt and the text that the model goes on with, as it comes.
+pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
+    let backend = open_backend(args.backend.as_deref())?;
+    let model = SavedModel::open(&args.checkpoint)?;
+    let mut generator = Generator::new(model, backend, args.tokenizer)?;
+    let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
+    let started = Instant::now();
+    let mut text = String::new();
+    let mut printed = Ok(());
+    if !json {
+        print(&args.prompt)?;
+    }
+    let tokens = generator.generate(&args.prompt, &sampling, args.tokens, |piece| {
+        text += piece;
+        if !json {
+            printed = print(piece);
+        }
+        printed.is_ok()
+    })?;
+    printed?;
+    let took = started.elapsed().as_secs_f64();
+    if json {
+        return print_json(&json!({
+            "prompt": args.prompt,
+            "text": text,
+            "tokens": tokens,
+            "temperature": args.temperature,
+            "top_k": args.top_k,
+            "seed": args.seed,
+            "tokens_per_s": tokens as f64 / took.max(1e-9),
+        }));
+    }
+    print("\n")?;
+    if std::io::stderr().is_terminal() {
+        complain(format_args!(
+            "\n{tokens} tokens in {} ({:.0} tokens/s)",
+            seconds(took),
+            tokens as f64 / took.max(1e-9)
+        ));
+    }
+    Ok(())
+}
+
+/// Writes a trained model for other programs.
+pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
+    let model = SavedModel::open(&args.checkpoint)?;
+    let files: &[&str] = match args.format {
+        ExportFormat::Hf => {
+            export::hugging_face(&model, &args.output)?;
+            &["config.json", "model.safetensors"]
+        }
+        ExportFormat::Torchvision => {
+            export::torchvision(&model, &args.output)?;
+            &["model.safetensors"]
+        }
+    };
+    if json {
+        return print_json(&json!({
+            "from": model.path(),
+            "step": model.step(),
+            "directory": args.output,
+            "files": files,
+        }));
+    }
+    let of = model.step().map_or(String::new(), |s| format!(" of step {s}"));
+    print(&format!(
+        "wrote {} in {}: the model{of} in {}\n",
+        files.join(" and "),
+        args.output.display(),
+        model.path().display()
+    ))
+}
+
+/// The backend of this name, or the default one.
+pub(crate) fn open_backend(name: Option<&str>) -> Result<std::sync::Arc<dyn backend::Backend>, Failure> {
+    let name = name.or(backend::names().first().copied()).unwrap_or_default();
+    backend::open(name).map_err(|e| Failure::Input(format!("--backend {name}: {e}")))
+}

@@ -1,0 +1,293 @@
+//! `graph show`: a model's operators, parameters and costs.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::Path;
+
+use fusionllm_graph::ops::OpClass;
+use fusionllm_graph::{Graph, GraphError, Node, Phase, TensorType, ValueId, ValueKind, autodiff};
+use fusionllm_node::config::Network;
+use serde::Serialize;
+
+use crate::args::ShowArgs;
+use crate::failure::Failure;
+use crate::output;
+use crate::table::Table;
+use crate::units::{bytes, count};
+
+/// Prints what `path` leads to.
+pub(crate) fn show(args: &ShowArgs, json: bool) -> Result<(), Failure> {
+    let forward = open(&args.path)?;
+    let listing = Listing::new(&forward).map_err(|e| refused(&args.path, &e))?;
+    if json { output::print_json(&listing.shown(args.backward)) } else { output::print(&listing.text(args.backward)) }
+}
+
+fn open(path: &Path) -> Result<Graph, Failure> {
+    let file = if path.is_dir() { path.join("graph.json") } else { path.to_owned() };
+    let is_graph_file = |text: &str| text.contains("\"fusionllm_graph\"");
+    match std::fs::read_to_string(&file) {
+        Ok(text) if file.extension().is_some_and(|e| e == "json") && is_graph_file(&text) => {
+            return Graph::from_json(&text).map_err(|e| refused(&file, &e));
+        }
+        Ok(text) if text.contains("\"fusionllm_plan\"") => {
+            let hint = "give the job that the plan is for, such as the job.toml beside it";
+            return Err(Failure::Input(format!("{}: this is a plan, not a graph\n  hint: {hint}", path.display())));
+        }
+        Err(e) if !path.is_dir() => {
+            let hint = "give a graph file, a job file, a run directory, or a config.json from Hugging Face";
+            return Err(Failure::Input(format!("{}: cannot be read: {e}\n  hint: {hint}", path.display())));
+        }
+        _ => {}
+    }
+    let network = Network::at(path).map_err(|e| Failure::Input(e.to_string()))?;
+    network.forward(network.micro_batch, network.context).map_err(|e| refused(path, &e))
+}
+
+fn refused(path: &Path, error: &GraphError) -> Failure {
+    let hint = match error {
+        GraphError::Operand { .. } | GraphError::Structure { .. } => {
+            "\n  hint: the graph must be made anew; what is named there does not fit"
+        }
+        _ => "",
+    };
+    Failure::Input(format!("{}: {error}{hint}", path.display()))
+}
+
+/// A graph with its backward operators, where it has a loss to differentiate.
+struct Listing {
+    graph: Graph,
+    /// How many values it has without backward operators.
+    given: usize,
+    totals: Totals,
+}
+
+/// What one micro-batch takes.
+#[derive(Debug, Clone, Copy, Serialize)]
+struct Totals {
+    forward_nodes: usize,
+    /// This and the next two are unknown where there is nothing to differentiate.
+    backward_nodes: Option<usize>,
+    parameters: usize,
+    parameter_bytes: usize,
+    forward_flops: f64,
+    backward_flops: Option<f64>,
+    /// Results of forward operators that backward ones read, views with what they view.
+    activation_bytes: Option<usize>,
+}
+
+impl Listing {
+    fn new(given: &Graph) -> Result<Self, GraphError> {
+        let has_backward = given.nodes.iter().any(|n| n.phase != Phase::Forward);
+        let loss = given.outputs.get("loss").filter(|_| !has_backward);
+        let graph = match loss.map(|loss| autodiff::differentiate(given, *loss)) {
+            Some(Ok(train)) => train.graph,
+            // An evaluation form or a part of a network: there is nothing to train, but enough to look at.
+            Some(Err(GraphError::NotDifferentiable { .. } | GraphError::Structure { .. })) | None => given.clone(),
+            Some(Err(e)) => return Err(e),
+        };
+        let (forward, backward): (Vec<&Node>, Vec<&Node>) = graph.nodes.iter().partition(|n| n.phase == Phase::Forward);
+        let flops = |nodes: &[&Node]| nodes.iter().map(|n| flops(&graph, n)).sum();
+        let parameters: Vec<&TensorType> = graph.parameters().map(|v| graph.ty(v)).collect();
+        let trained = !backward.is_empty();
+        let totals = Totals {
+            forward_nodes: forward.len(),
+            backward_nodes: trained.then_some(backward.len()),
+            parameters: parameters.iter().map(|t| t.numel()).sum(),
+            parameter_bytes: parameters.iter().map(|t| t.bytes()).sum(),
+            forward_flops: flops(&forward),
+            backward_flops: trained.then(|| flops(&backward)),
+            activation_bytes: trained.then(|| kept(&graph).values().sum()),
+        };
+        Ok(Self { graph, given: given.values.len(), totals })
+    }
+
+    fn text(&self, backward: bool) -> String {
+        let (graph, totals) = (&self.graph, &self.totals);
+        let mut nodes = Table::new(["#", "operator", "result", "FLOPs", "name", "reads"], [0, 3]);
+        let mut gradients = Table::new(["#", "operator", "result", "FLOPs", "makes", "reads"], [0, 3]);
+        for (id, node) in graph.nodes.iter().enumerate() {
+            let reads: Vec<String> = node.inputs.iter().map(|v| self.operand(*v)).collect();
+            let cost = flops(graph, node);
+            let cost = if cost == 0.0 { "-".into() } else { count(cost) };
+            let (table, name) = match (node.phase, node.origin) {
+                (Phase::Forward, _) => (&mut nodes, node.name.clone()),
+                (phase, origin) => {
+                    let of = origin.map_or_else(|| node.name.clone(), |o| o.to_string());
+                    (&mut gradients, format!("{}grad of {of}", if phase == Phase::WeightGrad { "weight " } else { "" }))
+                }
+            };
+            table.row([
+                id.to_string(),
+                node.op.name().into(),
+                types(graph, &node.outputs),
+                cost,
+                name,
+                reads.join(", "),
+            ]);
+        }
+        let mut out = format!("{}: {} operators, {}\n\n", graph.name, totals.forward_nodes, self.parameters());
+        out += &nodes.to_string();
+        if backward && totals.backward_nodes.is_some() {
+            out += "\nbackward\n\n";
+            out += &gradients.to_string();
+        }
+        for (title, ids) in [
+            ("inputs", self.inputs(backward).collect::<Vec<_>>()),
+            ("parameters", graph.parameters().collect()),
+            ("buffers", graph.buffers().collect()),
+        ] {
+            if ids.is_empty() {
+                continue;
+            }
+            let mut table = Table::new(["name", "type", "elements", "bytes"], [2, 3]);
+            for v in ids {
+                let (value, ty) = (graph.value(v), graph.ty(v));
+                table.row([value.name.clone(), ty.to_string(), count(ty.numel() as f64), bytes(ty.bytes() as u64)]);
+            }
+            out += &format!("\n{title}\n\n{table}");
+        }
+        out += "\noutputs\n\n";
+        let mut table = Table::new(["name", "value", "type"], []);
+        for (name, v) in &graph.outputs {
+            table.row([name.clone(), self.operand(*v), graph.ty(*v).to_string()]);
+        }
+        out += &table.to_string();
+        out + &self.summary()
+    }
+
+    /// Without what backward operators alone read, unless these are listed.
+    fn inputs(&self, backward: bool) -> impl Iterator<Item = ValueId> {
+        self.graph.inputs().filter(move |v| backward || v.index() < self.given)
+    }
+
+    fn parameters(&self) -> String {
+        let Totals { parameters, parameter_bytes, .. } = self.totals;
+        format!("{} parameters ({})", count(parameters as f64), bytes(parameter_bytes as u64))
+    }
+
+    fn summary(&self) -> String {
+        let t = &self.totals;
+        let mut out = String::from("\ntotals of a micro-batch\n\n");
+        let mut line = |name: &str, forward: String, backward: Option<String>| {
+            let backward = backward.map_or(String::new(), |b| format!(", {b} backward"));
+            // Writing to a string does not fail.
+            let _ = writeln!(out, "  {name:<13}{forward} forward{backward}");
+        };
+        line("operators", t.forward_nodes.to_string(), t.backward_nodes.map(|n| n.to_string()));
+        line("FLOPs", count(t.forward_flops), t.backward_flops.map(count));
+        if let Some(kept) = t.activation_bytes {
+            out += &format!("  {:<13}{} kept from forward to backward\n", "activations", bytes(kept as u64));
+        }
+        out + &format!("  {:<13}{} ({})\n", "parameters", count(t.parameters as f64), bytes(t.parameter_bytes as u64))
+    }
+
+    /// `#12`, or `#12.1` for a result other than the first, or the name of what comes from outside.
+    fn operand(&self, v: ValueId) -> String {
+        let value = self.graph.value(v);
+        match value.kind {
+            ValueKind::Result { node, index: 0 } => node.to_string(),
+            ValueKind::Result { node, index } => format!("{node}.{index}"),
+            _ => value.name.clone(),
+        }
+    }
+
+    fn shown(&self, backward: bool) -> Shown<'_> {
+        let graph = &self.graph;
+        let typed = |v: ValueId| Typed { name: &graph.value(v).name, ty: graph.ty(v) };
+        let nodes = graph.nodes.iter().enumerate().filter(|(_, n)| backward || n.phase == Phase::Forward);
+        Shown {
+            name: &graph.name,
+            totals: self.totals,
+            nodes: nodes
+                .map(|(id, node)| {
+                    let cost = node.op.cost(&graph.types(&node.inputs), &graph.types(&node.outputs));
+                    ShownNode {
+                        id,
+                        name: &node.name,
+                        op: node.op.name(),
+                        phase: node.phase,
+                        origin: node.origin.map(|o| o.0),
+                        reads: node.inputs.iter().map(|v| graph.value(*v).name.as_str()).collect(),
+                        results: node.outputs.iter().map(|v| typed(*v)).collect(),
+                        flops: cost.flops,
+                        bytes: cost.bytes,
+                    }
+                })
+                .collect(),
+            inputs: self.inputs(backward).map(typed).collect(),
+            parameters: graph.parameters().map(typed).collect(),
+            buffers: graph.buffers().map(typed).collect(),
+            outputs: graph.outputs.iter().map(|(name, v)| (name.as_str(), graph.value(*v).name.as_str())).collect(),
+        }
+    }
+}
+
+/// The listing as one JSON object. Values are named; figures are of one micro-batch, in operations and bytes.
+#[derive(Serialize)]
+struct Shown<'a> {
+    name: &'a str,
+    totals: Totals,
+    nodes: Vec<ShownNode<'a>>,
+    inputs: Vec<Typed<'a>>,
+    parameters: Vec<Typed<'a>>,
+    buffers: Vec<Typed<'a>>,
+    outputs: BTreeMap<&'a str, &'a str>,
+}
+
+#[derive(Serialize)]
+struct ShownNode<'a> {
+    id: usize,
+    name: &'a str,
+    op: &'a str,
+    phase: Phase,
+    origin: Option<u32>,
+    reads: Vec<&'a str>,
+    results: Vec<Typed<'a>>,
+    flops: f64,
+    bytes: f64,
+}
+
+#[derive(Serialize)]
+struct Typed<'a> {
+    name: &'a str,
+    #[serde(flatten)]
+    ty: &'a TensorType,
+}
+
+fn flops(graph: &Graph, node: &Node) -> f64 {
+    node.op.cost(&graph.types(&node.inputs), &graph.types(&node.outputs)).flops
+}
+
+/// `f32[2, 64], 2 x f32[2]`.
+fn types(graph: &Graph, values: &[ValueId]) -> String {
+    let types: Vec<&TensorType> = graph.types(values);
+    let shown = types.chunk_by(|a, b| a == b).map(|same| match same {
+        [one] => one.to_string(),
+        several => format!("{} x {}", several.len(), several[0]),
+    });
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+/// Bytes of the forward results that stay until backward reads them. A view keeps what it views, once.
+fn kept(graph: &Graph) -> BTreeMap<ValueId, usize> {
+    let mut kept = BTreeMap::new();
+    for node in graph.nodes.iter().filter(|n| n.phase != Phase::Forward) {
+        for v in &node.inputs {
+            let mut v = *v;
+            while let Some(producer) = graph.producer(v).map(|p| graph.node(p)) {
+                if producer.phase != Phase::Forward {
+                    break;
+                }
+                let cost = producer.op.cost(&graph.types(&producer.inputs), &graph.types(&producer.outputs));
+                match producer.inputs.as_slice() {
+                    [viewed] if cost.class == OpClass::View => v = *viewed,
+                    _ => {
+                        kept.insert(v, graph.ty(v).bytes());
+                        break;
+                    }
+                }
+            }
+        }
+    }
+    kept
+}

@@ -1,0 +1,29 @@
+//! Standard output and standard error, either of which may be closed at any time.
+
+use std::fmt;
+use std::io::{self, Write};
+
+use serde::Serialize;
+
+use crate::failure::Failure;
+
+/// Writes text as it is to standard output, at once.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
+        io::ErrorKind::BrokenPipe => Failure::Closed,
+        _ => Failure::Running(format!("standard output cannot be written: {e}")),
+    })
+}
+
+/// Writes an object to standard output: one line when another program reads it, indented for people.
+pub(crate) fn print_json(object: &impl Serialize) -> Result<(), Failure> {
+    let people = io::IsTerminal::is_terminal(&io::stdout());
+    let text = if people { serde_json::to_string_pretty(object) } else { serde_json::to_string(object) };
+    print(&format!("{}\n", text.map_err(|e| Failure::Running(format!("the result cannot be written as JSON: {e}")))?))
+}
+
+/// Writes a line to standard error. If nobody listens there, nobody can be told.
+pub(crate) fn complain(line: impl fmt::Display) {
+    let _ = writeln!(io::stderr(), "{line}");
+}

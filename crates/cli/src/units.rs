@@ -1,0 +1,66 @@
+//! Numbers as people read them.
+
+/// Three digits and a decimal prefix: `1.23 M`, `45.6 G`, `789`.
+pub(crate) fn count(x: f64) -> String {
+    let (mut x, mut prefix) = (x, "");
+    for next in [" k", " M", " G", " T", " P", " E"] {
+        // What would round to 1000 goes to the next prefix.
+        if x.abs() < 999.5 {
+            break;
+        }
+        (x, prefix) = (x / 1000.0, next);
+    }
+    format!("{}{prefix}", three_digits(x))
+}
+
+/// Bytes with a binary prefix: `1.23 MiB`, `512 B`.
+pub(crate) fn bytes(n: u64) -> String {
+    let (mut x, mut unit) = (n as f64, "B");
+    for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
+        if x < 999.5 {
+            break;
+        }
+        (x, unit) = (x / 1024.0, next);
+    }
+    format!("{} {unit}", three_digits(x))
+}
+
+/// A duration: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`.
+pub(crate) fn seconds(s: f64) -> String {
+    match s {
+        s if !s.is_finite() => "?".into(),
+        s if s < 0.9995 => format!("{} ms", three_digits(1000.0 * s)),
+        s if s < 59.95 => format!("{} s", three_digits(s)),
+        s if s < 3599.5 => {
+            let s = s.round() as u64;
+            format!("{} min {:02} s", s / 60, s % 60)
+        }
+        s => {
+            let minutes = (s / 60.0).round() as u64;
+            format!("{} h {:02} min", minutes / 60, minutes % 60)
+        }
+    }
+}
+
+fn three_digits(x: f64) -> String {
+    match x.abs() {
+        a if a.fract() == 0.0 && a < 1000.0 => format!("{x:.0}"),
+        a if a < 9.995 => format!("{x:.2}"),
+        a if a < 99.95 => format!("{x:.1}"),
+        _ => format!("{x:.0}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn numbers_keep_three_digits() {
+        let counts = [0.0, 7.0, 999.0, 1000.0, 1234.0, 999_499.0, 999_500.0, 45.6e9, 2.5e20].map(count);
+        assert_eq!(counts, ["0", "7", "999", "1 k", "1.23 k", "999 k", "1.00 M", "45.6 G", "250 E"]);
+        assert_eq!([0, 512, 1000, 1024, 3_400_000].map(bytes), ["0 B", "512 B", "0.98 KiB", "1 KiB", "3.24 MiB"]);
+        let times = [0.00085, 0.85, 12.34, 59.96, 245.4, 3600.0, 7800.0].map(seconds);
+        assert_eq!(times, ["0.85 ms", "850 ms", "12.3 s", "1 min 00 s", "4 min 05 s", "1 h 00 min", "2 h 10 min"]);
+    }
+}
