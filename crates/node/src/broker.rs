@@ -113,7 +113,7 @@ pub trait Observer {
 
 /// What reaches the broker's loop.
 enum Incoming {
-    Hello(u64, Connection, Lanes, Hello),
+    Hello(u64, Connection, Box<Lanes>, Hello),
     Gone(u64),
     Message(PeerId, FromPeer),
     Saved { from: PeerId, step: u64, name: String, slot: Option<String>, tensor: HostTensor },
@@ -225,7 +225,7 @@ impl Conductor<'_> {
                 Some(Incoming::Hello(number, connection, lanes, hello)) => match lobby.join(number, hello) {
                     Ok(member) => {
                         let member = member.clone();
-                        connections.insert(number, (connection, lanes));
+                        connections.insert(number, (connection, *lanes));
                         observer.event(Event::Joined { member: &member, present: lobby.members().len(), wanted });
                     }
                     Err(reason) => {
@@ -631,7 +631,7 @@ async fn accept(endpoint: Endpoint, events: mpsc::UnboundedSender<Incoming>) {
             match hello {
                 Ok(Ok(Some(FromPeer::Hello(hello)))) => {
                     let gone = connection.clone();
-                    let _ = events.send(Incoming::Hello(number, connection, lanes, hello));
+                    let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
                     gone.closed().await;
                     let _ = events.send(Incoming::Gone(number));
                 }

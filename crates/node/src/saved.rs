@@ -18,7 +18,7 @@ pub struct SavedModel {
 }
 
 enum Tensors {
-    Checkpoint(Checkpoint),
+    Checkpoint(Box<Checkpoint>),
     Published(Weights),
 }
 
@@ -48,7 +48,7 @@ impl SavedModel {
             }
             Tensors::Published(Weights::open(&weights).map_err(of_weights)?)
         } else {
-            Tensors::Checkpoint(Checkpoint::find(path).map_err(of_checkpoint)?)
+            Tensors::Checkpoint(Box::new(Checkpoint::find(path).map_err(of_checkpoint)?))
         };
         let at = match &tensors {
             Tensors::Checkpoint(checkpoint) => checkpoint.path(),
