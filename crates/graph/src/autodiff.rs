@@ -33,6 +33,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
         }
         let mut incoming = Vec::with_capacity(node.outputs.len());
         for v in &node.outputs {
+            b.tag(Phase::InputGrad, Some(id));
             incoming.push(accumulate(&mut b, &grads[v.index()], graph.ty(*v))?);
         }
         b.tag(Phase::InputGrad, Some(id));
@@ -83,8 +84,10 @@ fn accumulate(b: &mut Builder, contributions: &[ValueId], ty: &TensorType) -> Re
     };
     let mut sum = first;
     for &c in rest {
-        let origin = b.graph().producer(c).and_then(|n| b.graph().node(n).origin);
-        b.tag(Phase::InputGrad, origin);
+        // What comes straight from outside, the loss weight, is added where the sum is used: there the tag stands.
+        if let Some(user) = b.graph().producer(c) {
+            b.tag(Phase::InputGrad, b.graph().node(user).origin);
+        }
         sum = b.op(Binary::Add, &[sum, c])?;
     }
     // A loss of shape [1] gets its weight in that shape.

@@ -24,7 +24,7 @@ pub fn equal_compute(
     let total: f64 = weights.iter().sum();
     let share = total / peers.len() as f64;
     let mut before = 0.0;
-    let stage_of: Vec<u32> = weights
+    let mut stage_of: Vec<u32> = weights
         .iter()
         .map(|w| {
             let middle = before + w / 2.0;
@@ -32,6 +32,21 @@ pub fn equal_compute(
             if share > 0.0 { ((middle / share) as u32).min(peers.len() as u32 - 1) } else { 0 }
         })
         .collect();
+    // What reads or makes a buffer's content stays together; all between goes with it, so that edges still run forward.
+    let readers = graph.consumers();
+    let mut together: Vec<(usize, usize)> = graph
+        .state_updates
+        .iter()
+        .filter_map(|u| {
+            let touching = || readers[u.buffer.index()].iter().copied().chain(graph.producer(u.value));
+            Some((touching().min()?.index(), touching().max()?.index()))
+        })
+        .collect();
+    together.sort_unstable();
+    for (first, last) in together {
+        let stage = stage_of[first];
+        stage_of[first..=last].fill(stage);
+    }
     let peer_of_stage: Vec<u32> = (0..peers.len() as u32).collect();
     Ok(Plan::from_stages(graph, &stage_of, &peer_of_stage, peers.to_vec(), micro_batches, schedule, "equal-compute"))
 }

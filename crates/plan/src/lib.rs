@@ -4,18 +4,22 @@
 //! anywhere else. [`compile`] turns it into one [`Program`] per peer: the list of run, send, receive, free and update steps that the
 //! executor carries out and the simulator times.
 
+mod check;
+mod compile;
 mod cut;
 mod error;
 mod optimizer;
 mod placement;
 mod plan;
+mod print;
 mod program;
 mod schedule;
 
+pub use compile::{compile, compile_forward};
 pub use cut::equal_compute;
 pub use error::PlanError;
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor};
 pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};
-pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot, compile, compile_forward};
+pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot};
 pub use schedule::{Schedule, Task, TaskKind, order};

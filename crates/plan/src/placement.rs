@@ -1,8 +1,8 @@
-use fusionllm_graph::{Graph, NodeId, Phase};
+use fusionllm_graph::{Graph, NodeId, TrainGraph};
 
 use crate::{Plan, PlanError};
 
-/// The stage of every node of a graph derived from the planned one (with its backward operators, or in its evaluation form).
+/// The stage of every node of a graph derived from the planned one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
     /// By node.
@@ -10,32 +10,35 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// Places each node where its origin is. `derived` is a training graph, whose first nodes are `forward`'s, or an evaluation graph.
+    /// Places the nodes of a training graph: forward nodes as planned, backward ones where their forward node is.
     ///
-    /// Additions of gradients from several users belong to one of them, but may be waited for by an earlier stage than another's: they sit at the earliest stage
-    /// among their user's and their operands', so that gradients never travel towards later stages.
-    pub fn new(plan: &Plan, forward: &Graph, derived: &Graph) -> Result<Self, PlanError> {
-        let planned = plan.stage_of(forward)?;
-        let mut stage_of: Vec<u32> = Vec::with_capacity(derived.nodes.len());
-        for id in derived.node_ids() {
-            let node = derived.node(id);
-            let home = match node.origin {
-                Some(NodeId(o)) => planned.get(o as usize).copied(),
-                None if node.phase == Phase::Forward => planned.get(id.index()).copied(),
-                None => Some(plan.stages.len() as u32 - 1),
-            };
-            let Some(mut stage) = home else {
-                return Err(PlanError::Plan(format!("{:?} stems from no planned node", node.name)));
-            };
-            if node.phase != Phase::Forward {
-                for v in &node.inputs {
-                    if let Some(p) = derived.producer(*v).filter(|p| derived.node(*p).phase != Phase::Forward) {
-                        stage = stage.min(stage_of[p.index()]);
-                    }
-                }
-            }
-            stage_of.push(stage);
+    /// Additions of gradients from several users belong to one of them, but may be waited for by an earlier stage than another's: they sit at the earliest
+    /// stage among their user's and their operands', so that gradients never travel towards later stages.
+    pub fn of_training(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Self, PlanError> {
+        let mut stage_of = plan.stage_of(forward)?;
+        let graph = &train.graph;
+        if !graph.nodes.starts_with(&forward.nodes) {
+            return Err(PlanError::Plan("the training graph was made from another graph".into()));
+        }
+        for id in graph.node_ids().skip(forward.nodes.len()) {
+            let home = stage_of_origin(&stage_of[..forward.nodes.len()], graph, id)?;
+            let gradients = graph.node(id).inputs.iter().filter_map(|v| graph.producer(*v));
+            let earliest = gradients.filter(|p| p.index() >= forward.nodes.len()).map(|p| stage_of[p.index()]).min();
+            stage_of.push(earliest.map_or(home, |e| e.min(home)));
         }
         Ok(Self { stage_of })
     }
+
+    /// Places the nodes of an evaluation graph, each where the forward node is that it stands for.
+    pub fn of_evaluation(plan: &Plan, forward: &Graph, eval: &Graph) -> Result<Self, PlanError> {
+        let planned = plan.stage_of(forward)?;
+        let stage_of = eval.node_ids().map(|id| stage_of_origin(&planned, eval, id)).collect::<Result<_, _>>()?;
+        Ok(Self { stage_of })
+    }
+}
+
+fn stage_of_origin(planned: &[u32], graph: &Graph, id: NodeId) -> Result<u32, PlanError> {
+    let node = graph.node(id);
+    let stage = node.origin.and_then(|o| planned.get(o.index()));
+    stage.copied().ok_or_else(|| PlanError::Plan(format!("{:?} stems from no planned node", node.name)))
 }

@@ -38,14 +38,9 @@ impl Plan {
     /// Checks that it can be carried out for `graph`.
     pub fn validate(&self, graph: &Graph) -> Result<(), PlanError> {
         let fail = |m: String| Err(PlanError::Plan(m));
-        if self.fusionllm_plan != FORMAT_VERSION {
-            return fail(format!(
-                "it has version {}, this program reads version {FORMAT_VERSION}",
-                self.fusionllm_plan
-            ));
-        }
-        if self.graph != graph.digest() {
-            return fail(format!("it was made for graph {}, this one is {}; plan anew", self.graph, graph.digest()));
+        let digest = graph.digest();
+        if self.graph != digest {
+            return fail(format!("it was made for graph {}, this one is {digest}; plan anew", self.graph));
         }
         if self.micro_batches == 0 || self.stages.is_empty() {
             return fail("it needs at least one stage and one micro-batch".into());
@@ -125,6 +120,19 @@ impl Plan {
 
     /// Reads a plan file; [`Self::validate`] it against the graph before use.
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        // Alone first: another version may hold anything else.
+        #[derive(Deserialize)]
+        struct Version {
+            fusionllm_plan: u32,
+        }
+        let version: Version =
+            serde_json::from_str(text).map_err(|e| PlanError::File(format!("not a FusionLLM plan: {e}")))?;
+        if version.fusionllm_plan != FORMAT_VERSION {
+            return Err(PlanError::File(format!(
+                "it has version {}, this program reads version {FORMAT_VERSION}; plan anew",
+                version.fusionllm_plan
+            )));
+        }
         serde_json::from_str(text).map_err(|e| PlanError::File(e.to_string()))
     }
 }

@@ -48,58 +48,52 @@ pub fn order(
     with_backward: bool,
 ) -> Vec<Vec<Task>> {
     let stages = peer_of_stage.len();
-    let mut forward_done = vec![0u32; stages];
-    let mut backward_done = vec![0u32; stages];
+    let mut stages_of = vec![Vec::new(); peers];
+    for (s, &peer) in peer_of_stage.iter().enumerate() {
+        stages_of[peer as usize].push(s);
+    }
+    // Micro-batches done, by stage.
+    let mut forward = vec![0u32; stages];
+    let mut backward = vec![0u32; stages];
     let mut orders = vec![Vec::new(); peers];
-    let total = stages * micro_batches as usize * if with_backward { 2 } else { 1 };
-    let mut count = 0;
-    while count < total {
-        let (forward_before, backward_before) = (forward_done.clone(), backward_done.clone());
-        let ready_forward = |s: usize, done: &[u32]| {
-            let m = done[s];
-            m < micro_batches && forward_deps[s].iter().all(|&d| forward_before[d as usize] > m)
+    let mut left = stages * micro_batches as usize * if with_backward { 2 } else { 1 };
+    while left > 0 {
+        let (forward_before, backward_before) = (forward.clone(), backward.clone());
+        let forward_ready = |s: usize| {
+            let m = forward_before[s];
+            // A stage needs no more under way than there are stages from it to the last.
+            let room =
+                !with_backward || schedule == Schedule::GPipe || ((m - backward_before[s]) as usize) < stages - s;
+            m < micro_batches && room && forward_deps[s].iter().all(|&d| forward_before[d as usize] > m)
         };
-        let ready_backward = |s: usize, done: &[u32]| {
-            let m = done[s];
+        let backward_ready = |s: usize| {
+            let m = backward_before[s];
+            let enough = if schedule == Schedule::GPipe { micro_batches } else { m + 1 };
             with_backward
-                && m < forward_before[s]
+                && m < micro_batches
+                && forward_before[s] >= enough
                 && backward_deps[s].iter().all(|&d| backward_before[d as usize] > m)
-                && (schedule != Schedule::GPipe || forward_before[s] == micro_batches)
         };
-        let mut progressed = false;
-        for (peer, order) in orders.iter_mut().enumerate() {
-            let mine = || (0..stages).filter(|&s| peer_of_stage[s] as usize == peer);
-            // Of several stages that could go forward, the earlier micro-batch first, then the later stage: it is nearer to its backward pass.
-            let forward = mine()
-                .filter(|&s| ready_forward(s, &forward_done))
-                .filter(|&s| {
-                    // A stage needs no more under way than there are stages from it to the last.
-                    !with_backward
-                        || schedule == Schedule::GPipe
-                        || ((forward_done[s] - backward_done[s]) as usize) < stages - s
-                })
-                .min_by_key(|&s| (forward_done[s], std::cmp::Reverse(s)));
-            let backward = mine()
-                .filter(|&s| ready_backward(s, &backward_done))
-                .min_by_key(|&s| (backward_done[s], std::cmp::Reverse(s)));
-            let task = match (forward, backward) {
-                (_, Some(s)) => {
-                    backward_done[s] += 1;
-                    Task { kind: TaskKind::Backward, stage: s as u32, micro_batch: backward_done[s] - 1 }
-                }
-                (Some(s), None) => {
-                    forward_done[s] += 1;
-                    Task { kind: TaskKind::Forward, stage: s as u32, micro_batch: forward_done[s] - 1 }
-                }
-                (None, None) => continue,
+        let before = left;
+        for (order, mine) in orders.iter_mut().zip(&stages_of) {
+            // Of several, the earlier micro-batch first, then the later stage: it is nearer to its backward pass.
+            let next = |ready: &dyn Fn(usize) -> bool, done: &[u32]| {
+                mine.iter().copied().filter(|&s| ready(s)).min_by_key(|&s| (done[s], std::cmp::Reverse(s)))
             };
-            order.push(task);
-            count += 1;
-            progressed = true;
+            let (kind, stage, done) = match next(&backward_ready, &backward_before) {
+                Some(s) => (TaskKind::Backward, s, &mut backward[s]),
+                None => match next(&forward_ready, &forward_before) {
+                    Some(s) => (TaskKind::Forward, s, &mut forward[s]),
+                    None => continue,
+                },
+            };
+            order.push(Task { kind, stage: stage as u32, micro_batch: *done });
+            *done += 1;
+            left -= 1;
         }
         // Dependencies run to later stages forward and to earlier ones backward, so some task is always ready.
-        debug_assert!(progressed, "the schedule stalled");
-        if !progressed {
+        debug_assert!(left < before, "the schedule stalled");
+        if left == before {
             break;
         }
     }

@@ -36,8 +36,8 @@ const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
 
 impl Model {
     pub(super) fn read(section: &Section<'_>, files: &Files, data: &Data) -> Result<Self, JobError> {
-        let weights = files.one(section, "weights")?;
-        Ok(Self { family: Self::read_family(section, files, data)?, weights })
+        let family = Self::read_family(section, files, data)?;
+        Ok(Self { family, weights: files.one(section, "weights")? })
     }
 
     /// The network alone: the weights it starts from need not be there.

@@ -284,7 +284,10 @@ impl<'a> Section<'a> {
     }
 
     fn node(&self, key: &'static str) -> Option<&'a Node> {
-        self.asked.borrow_mut().push(key);
+        let mut asked = self.asked.borrow_mut();
+        if !asked.contains(&key) {
+            asked.push(key);
+        }
         self.written(key)
     }
 

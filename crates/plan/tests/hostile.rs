@@ -1,0 +1,181 @@
+//! Programs from strangers: whatever is changed in one, it is refused, or it can be carried out as it stands.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use fusionllm_graph::{DType, TensorType, ValueId, ValueKind};
+use fusionllm_plan::{Instruction, PeerId, Program, Schedule, Slot};
+use proptest::prelude::*;
+
+fn some_programs(seed: u64) -> Vec<Program> {
+    let mut dice = Dice::new(seed);
+    let graph = random_graph(6, &mut dice);
+    let plan = random_plan(&graph, 3, 2, Schedule::OneFOneB, &mut dice);
+    programs(&graph, &plan).concat()
+}
+
+/// Carries out a program alone, as the executor would, and says whether anything it names was missing.
+fn can_run(p: &Program) -> bool {
+    use std::collections::BTreeSet;
+    let mut values: BTreeSet<(ValueId, u32)> = BTreeSet::new();
+    let mut parts: BTreeSet<(u32, u32)> = BTreeSet::new();
+    let mut gradients: BTreeSet<u32> = BTreeSet::new();
+    let mut judged = false;
+    let held = |v: ValueId| p.holdings.iter().any(|h| h.value == v);
+    let there = |values: &BTreeSet<(ValueId, u32)>, v: ValueId, m: u32| {
+        values.contains(&(v, m)) || held(v) || p.values.get(&v).is_some_and(|v| v.kind == ValueKind::RngKey)
+    };
+    let reduction_of = |v: ValueId| p.reductions.iter().position(|r| r.parameter == v).map(|r| r as u32);
+    for i in &p.instructions {
+        let ok = match *i {
+            Instruction::Receive { slot, .. } => match slot {
+                Slot::Value { value, micro_batch } => values.insert((value, micro_batch)),
+                Slot::Part { parameter, part } => reduction_of(parameter).is_some_and(|r| parts.insert((r, part))),
+                Slot::Parameter { parameter } => held(parameter),
+            },
+            Instruction::Send { slot, .. } => match slot {
+                Slot::Value { value, micro_batch } => there(&values, value, micro_batch),
+                Slot::Part { parameter, part } => reduction_of(parameter).is_some_and(|r| parts.remove(&(r, part))),
+                Slot::Parameter { parameter } => held(parameter),
+            },
+            Instruction::Run { node, micro_batch } => p.nodes.get(&node).is_some_and(|n| {
+                let ready = n.inputs.iter().all(|v| there(&values, *v, micro_batch));
+                values.extend(n.outputs.iter().map(|v| (*v, micro_batch)));
+                ready
+            }),
+            Instruction::Free { value, micro_batch } => values.remove(&(value, micro_batch)),
+            Instruction::Accumulate { reduction, part, value, micro_batch } => {
+                parts.insert((reduction, part));
+                (reduction as usize) < p.reductions.len() && there(&values, value, micro_batch)
+            }
+            Instruction::UpdateState { buffer, value, micro_batch } => {
+                held(buffer) && p.values[&buffer].ty == p.values[&value].ty && there(&values, value, micro_batch)
+            }
+            Instruction::Report { report, value, micro_batch } => {
+                (report as usize) < p.reports.len() && there(&values, value, micro_batch)
+            }
+            Instruction::Reduce { reduction } => p.reductions.get(reduction as usize).is_some_and(|r| {
+                gradients.insert(reduction) && (0..r.parts.len() as u32).all(|part| parts.remove(&(reduction, part)))
+            }),
+            Instruction::Clip => !std::mem::replace(&mut judged, true),
+            Instruction::Update { reduction } => judged && gradients.remove(&reduction),
+        };
+        if !ok {
+            return false;
+        }
+    }
+    values.is_empty() && parts.is_empty() && gradients.is_empty()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Bytes changed on the way: not decoded, or refused, or still sound; and never a panic.
+    #[test]
+    fn damaged_bytes(seed in 0u64..6, which in any::<prop::sample::Index>(), changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let programs = some_programs(seed);
+        let mut bytes = postcard::to_stdvec(which.get(&programs[..])).unwrap();
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if let Ok(p) = postcard::from_bytes::<Program>(&bytes) && p.validate().is_ok() {
+            prop_assert!(can_run(&p));
+            let _ = (p.to_string(), p.incoming());
+        }
+    }
+
+    /// One instruction replaced by another of the same program, or moved.
+    #[test]
+    fn shuffled_instructions(seed in 0u64..6, which in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), other in any::<prop::sample::Index>(), swap in any::<bool>()) {
+        let programs = some_programs(seed);
+        let mut p = which.get(&programs[..]).clone();
+        prop_assume!(!p.instructions.is_empty());
+        let (at, other) = (at.index(p.instructions.len()), other.index(p.instructions.len()));
+        if swap {
+            p.instructions.swap(at, other);
+        } else {
+            p.instructions[at] = p.instructions[other];
+        }
+        if p.validate().is_ok() {
+            prop_assert!(can_run(&p));
+        }
+    }
+}
+
+/// Nothing that a program relies on can be left out; only what others rely on can.
+#[test]
+fn every_instruction_is_needed_and_none_stands_twice() {
+    for program in some_programs(1) {
+        assert!(can_run(&program));
+        for at in 0..program.instructions.len() {
+            let i = program.instructions[at];
+            let mut without = program.clone();
+            without.instructions.remove(at);
+            let for_others = matches!(
+                i,
+                Instruction::Send { slot: Slot::Value { .. } | Slot::Parameter { .. }, .. }
+                    | Instruction::Receive { slot: Slot::Parameter { .. }, .. }
+                    | Instruction::Report { .. }
+                    | Instruction::UpdateState { .. }
+            ) || (i == Instruction::Clip && program.owned().count() == 0);
+            assert_eq!(without.validate().is_ok(), for_others, "{i:?}");
+            let mut twice = program.clone();
+            twice.instructions.insert(at, i);
+            assert!(twice.validate().is_err(), "{i:?}");
+        }
+    }
+}
+
+fn refusal(change: impl Fn(&mut Program)) -> String {
+    let [train, _] = {
+        let mut b = fusionllm_graph::Builder::new("affine");
+        let x = b.input("x", DType::F32, [2, 3]).unwrap();
+        let w = b.parameter("w", DType::F32, [3, 3], fusionllm_graph::Init::Constant(0.5)).unwrap();
+        let y = b.scope("first", |b| b.linear(x, w, None)).unwrap();
+        let y = b.scope("second", |b| b.linear(y, w, None)).unwrap();
+        let loss = b.scope("second", |b| b.sum(y, &[0, 1], false)).unwrap();
+        b.output("loss", loss).unwrap();
+        b.output("correct", loss).unwrap();
+        let graph = b.finish().unwrap();
+        programs(&graph, &plan_by(&graph, 2, Schedule::GPipe, |name| u32::from(!name.starts_with("first"))))
+    };
+    let mut p = train[0].clone();
+    change(&mut p);
+    p.validate().unwrap_err().to_string()
+}
+
+fn value<'a>(p: &'a mut Program, name: &str) -> &'a mut fusionllm_graph::Value {
+    p.values.values_mut().find(|v| v.name == name).unwrap()
+}
+
+#[test]
+fn refusals_name_the_place() {
+    insta::assert_snapshot!(refusal(|p| p.peer = PeerId::BROKER), @"program: it is the broker's, who runs none");
+    insta::assert_snapshot!(refusal(|p| p.micro_batches = 1), @"program: instruction 4, `[1] receive x from broker`: there are fewer micro-batches");
+    insta::assert_snapshot!(refusal(|p| value(p, "x").name = "w".into()), @r#"program: two values are named "w""#);
+    insta::assert_snapshot!(refusal(|p| value(p, "x").ty.shape = vec![usize::MAX, 3]), @r#"program: value "x" of type f32[18446744073709551615, 3] is larger than any memory"#);
+    insta::assert_snapshot!(refusal(|p| value(p, "x").ty.shape = vec![2, 4]), @r#"program: node #0 "first.linear" (linear): the operand's last size is 4, the weight's is 3"#);
+    insta::assert_snapshot!(refusal(|p| value(p, "first.linear").kind = ValueKind::Input), @r#"program: node #0 "first.linear" (linear): %2 does not name it as its producer"#);
+    insta::assert_snapshot!(refusal(|p| p.holdings.clear()), @"program: it is not clear who owns %1");
+    insta::assert_snapshot!(refusal(|p| p.holdings[0].owner = false), @"program: it is not clear who owns %1");
+    insta::assert_snapshot!(refusal(|p| p.reductions[0].parts.clear()), @"program: the gradient parts of %1 do not fit it");
+    insta::assert_snapshot!(refusal(|p| p.nodes.clear()), @"program: instruction 1, `[0] run #0`: the node is not there");
+    insta::assert_snapshot!(refusal(|p| p.values.clear()), @r#"program: node #0 "first.linear" (linear) names a value that is not there"#);
+    insta::assert_snapshot!(refusal(|p| p.instructions.truncate(0)), @"program: the gradient of %1 is not applied");
+    insta::assert_snapshot!(refusal(|p| p.instructions.truncate(p.instructions.len() - 2)), @"program: the gradient of %1 is not applied");
+    insta::assert_snapshot!(refusal(|p| value(p, "w").ty = TensorType::new(DType::I64, [3, 3])), @r#"program: parameter "w" is i64[3, 3], but only floats are trained"#);
+    insta::assert_snapshot!(refusal(|p| {
+        let clip = p.instructions.iter().position(|i| *i == Instruction::Clip).unwrap();
+        p.instructions.swap(clip, clip - 1);
+    }), @"program: instruction 26, `reduce w`: the verdict is there already");
+    insta::assert_snapshot!(refusal(|p| {
+        for i in &mut p.instructions {
+            if let Instruction::Receive { from, slot: Slot::Part { .. } } = i {
+                *from = PeerId(7);
+            }
+        }
+    }), @"program: instruction 24, `receive part 0 of w from peer 7`: this peer does not wait for it");
+}

@@ -1,0 +1,169 @@
+//! Plan files, and what is said of plans that cannot be carried out.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use fusionllm_graph::{Builder, DType, Graph, Init, NodeId, ValueId};
+use fusionllm_plan::{Plan, PlanError, Schedule, compile, compile_forward};
+
+fn chain() -> Graph {
+    let mut b = Builder::new("chain");
+    let x = b.input("x", DType::F32, [2, 3]).unwrap();
+    let w = b.parameter("w", DType::F32, [3, 3], Init::Constant(0.5)).unwrap();
+    let y = b.scope("first", |b| b.linear(x, w, None)).unwrap();
+    let loss = b.scope("second", |b| b.sum(y, &[0, 1], false)).unwrap();
+    b.output("loss", loss).unwrap();
+    b.finish().unwrap()
+}
+
+fn cut(graph: &Graph) -> Plan {
+    Plan::from_stages(graph, &[0, 1], &[1, 0], names(2), 4, Schedule::GPipe, "by hand")
+}
+
+fn refusal(graph: &Graph, change: impl FnOnce(&mut Plan)) -> String {
+    let mut plan = cut(graph);
+    change(&mut plan);
+    let error = plan.validate(graph).unwrap_err();
+    assert_eq!(compile(&plan, graph, &train_graph(graph)), Err(error.clone()));
+    error.to_string().replace(&graph.digest(), "DIGEST")
+}
+
+#[test]
+fn the_file_is_read_as_it_was_written() {
+    let graph = chain();
+    let plan = cut(&graph);
+    let text = plan.to_json().unwrap();
+    insta::assert_snapshot!(text.replace(&graph.digest(), "DIGEST"), @r#"
+    {
+      "fusionllm_plan": 1,
+      "graph": "DIGEST",
+      "peers": [
+        "p0",
+        "p1"
+      ],
+      "stages": [
+        {
+          "peer": 1,
+          "nodes": [
+            0
+          ]
+        },
+        {
+          "peer": 0,
+          "nodes": [
+            1
+          ]
+        }
+      ],
+      "micro_batches": 4,
+      "schedule": "gpipe",
+      "scheduler": "by hand"
+    }
+    "#);
+    assert_eq!(Plan::from_json(&text), Ok(plan));
+}
+
+#[test]
+fn another_version_is_refused_whatever_else_it_holds() {
+    let error = |text: &str| Plan::from_json(text).unwrap_err().to_string();
+    insta::assert_snapshot!(error(r#"{"fusionllm_plan": 0, "cuts": [3]}"#), @"plan file: it has version 0, this program reads version 1; plan anew");
+    insta::assert_snapshot!(error(r#"{"fusionllm_plan": 1, "graph": "g"}"#), @"plan file: missing field `peers` at line 1 column 35");
+    insta::assert_snapshot!(error("[train]\nsteps = 3"), @"plan file: not a FusionLLM plan: expected ident at line 1 column 4");
+}
+
+#[test]
+fn a_plan_that_does_not_fit_says_why() {
+    let graph = chain();
+    insta::assert_snapshot!(refusal(&graph, |p| p.graph = "0123".into()), @"plan: it was made for graph 0123, this one is DIGEST; plan anew");
+    insta::assert_snapshot!(refusal(&graph, |p| p.micro_batches = 0), @"plan: it needs at least one stage and one micro-batch");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peer = 2), @"plan: stage 1 names peer 2, of 2");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages.swap(0, 1)), @r#"plan: "second.sum" (stage 0) needs "first.linear" of the later stage 1"#);
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.clear()), @r#"plan: "second.sum" stands in no stage"#);
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(0))), @"plan: node #0 stands in two stages");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(9))), @"plan: stage 1 names node #9, which is not there");
+}
+
+fn compiled(graph: &Graph) -> String {
+    let error = compile(&one_peer(graph, 2), graph, &train_graph(graph)).unwrap_err();
+    assert!(matches!(error, PlanError::Plan(_)));
+    error.to_string()
+}
+
+#[test]
+fn what_cannot_be_compiled_says_why() {
+    let graph = chain();
+    let eval = graph.evaluation().unwrap();
+    let plan = cut(&graph);
+    insta::assert_snapshot!(compile_forward(&plan, &graph, &eval, &["lost"]).unwrap_err(), @r#"plan: the graph has no output "lost""#);
+    let huge = Plan { micro_batches: u32::MAX, ..plan.clone() };
+    insta::assert_snapshot!(compile(&huge, &graph, &train_graph(&graph)).unwrap_err(), @"plan: 4294967295 micro-batches of this graph are 25769803770 runs of operators a step, of which 67108864 are possible");
+    let mut other = train_graph(&graph);
+    other.graph.nodes[0].name = "another".into();
+    insta::assert_snapshot!(compile(&plan, &graph, &other).unwrap_err(), @"plan: the training graph was made from another graph");
+}
+
+/// A graph over one buffer, which `f` reads and changes.
+fn stateful(f: impl FnOnce(&mut Builder, ValueId, ValueId) -> ValueId) -> Graph {
+    let mut b = Builder::new("stateful");
+    let x = b.input("x", DType::F32, [3]).unwrap();
+    let w = b.parameter("w", DType::F32, [3], Init::Constant(0.5)).unwrap();
+    let buffer = b.buffer("seen", DType::F32, [3], Init::Constant(0.0)).unwrap();
+    let y = b.scope("first", |b| b.mul(x, w)).unwrap();
+    let y = f(&mut b, y, buffer);
+    let loss = b.scope("last", |b| b.sum(y, &[0], false)).unwrap();
+    b.output("loss", loss).unwrap();
+    b.finish().unwrap()
+}
+
+/// The gradient would have been computed from the buffer's content after it changed, or after a later micro-batch.
+#[test]
+fn no_gradient_needs_a_buffer_that_changed() {
+    let graph = stateful(|b, y, buffer| {
+        b.update_buffer(buffer, y).unwrap();
+        b.scope("scale", |b| b.mul(y, buffer)).unwrap()
+    });
+    insta::assert_snapshot!(compiled(&graph), @r#"plan: "scale.mul.grad.mul" needs the content of buffer "seen" once more for its gradient, but forward has changed it by then"#);
+}
+
+/// Such an update was left out without a word.
+#[test]
+fn a_buffer_gets_what_an_operator_computes() {
+    let graph = stateful(|b, y, buffer| {
+        let x = b.graph().find("x").unwrap();
+        b.update_buffer(buffer, x).unwrap();
+        y
+    });
+    insta::assert_snapshot!(compiled(&graph), @r#"plan: no operator computes the new content of buffer "seen""#);
+}
+
+#[test]
+fn a_buffer_that_changes_stays_in_one_stage() {
+    let graph = stateful(|b, y, buffer| {
+        let sum = b.scope("count", |b| b.add(y, buffer)).unwrap();
+        b.update_buffer(buffer, sum).unwrap();
+        y
+    });
+    let split = plan_by(&graph, 2, Schedule::GPipe, |name| u32::from(!name.starts_with("first")));
+    assert_eq!(compile(&split, &graph, &train_graph(&graph)).map(|p| p.len()), Ok(2));
+    let graph = stateful(|b, y, buffer| {
+        b.update_buffer(buffer, y).unwrap();
+        b.scope("later", |b| b.add(y, buffer)).unwrap()
+    });
+    let split = plan_by(&graph, 2, Schedule::GPipe, |name| u32::from(!name.starts_with("first")));
+    insta::assert_snapshot!(compile(&split, &graph, &train_graph(&graph)).unwrap_err(), @r#"plan: buffer "seen" changes in forward, so all that reads and writes it must sit in one stage"#);
+    // A cut by shares keeps it together.
+    let shares = fusionllm_plan::equal_compute(&graph, &names(4), 2, Schedule::GPipe).unwrap();
+    assert_eq!(compile(&shares, &graph, &train_graph(&graph)).map(|p| p.len()), Ok(4));
+}
+
+#[test]
+fn a_parameter_that_is_the_loss_is_refused() {
+    let mut b = Builder::new("bare");
+    let x = b.input("x", DType::F32, []).unwrap();
+    let w = b.parameter("w", DType::F32, [], Init::Constant(0.5)).unwrap();
+    let loss = b.add(x, w).unwrap();
+    b.output("loss", loss).unwrap();
+    insta::assert_snapshot!(compiled(&b.finish().unwrap()), @r#"plan: parameter "w" is itself a term of the loss, so that no operator makes its gradient; scale it by one"#);
+}

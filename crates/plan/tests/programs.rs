@@ -1,0 +1,292 @@
+//! Programs of random graphs under random cuts: sound, complete, without deadlock, and the same computation however it is cut.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use common::*;
+use fusionllm_graph::{NodeId, Op, ValueId, ValueKind};
+use fusionllm_plan::{Instruction, PeerId, Program, Schedule, Slot, equal_compute};
+use proptest::prelude::*;
+
+fn schedules() -> impl Strategy<Value = Schedule> {
+    prop_oneof![Just(Schedule::GPipe), Just(Schedule::OneFOneB)]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn a_cut_changes_nothing_but_the_place(
+        size in 0usize..14, peers in 1usize..=7, micro_batches in 1u32..=5, schedule in schedules(), seed in any::<u64>(),
+    ) {
+        let mut dice = Dice::new(seed);
+        let graph = random_graph(size, &mut dice);
+        let plan = random_plan(&graph, peers, micro_batches, schedule, &mut dice);
+        let whole = programs(&graph, &one_peer(&graph, micro_batches));
+        for (cut, whole) in programs(&graph, &plan).iter().zip(&whole) {
+            for p in cut {
+                prop_assert_eq!(p.validate(), Ok(()));
+            }
+            let (outcome, held) = machine::run(cut);
+            prop_assert_eq!(&outcome, &machine::run(whole).0);
+            check_structure(cut, micro_batches);
+            if schedule == Schedule::OneFOneB {
+                check_memory(&plan, &held);
+            }
+        }
+    }
+
+    /// Whatever the weights of nodes, equal shares make a plan that can be carried out.
+    #[test]
+    fn equal_shares_can_be_carried_out(size in 0usize..14, peers in 1usize..=7, seed in any::<u64>()) {
+        let graph = random_graph(size, &mut Dice::new(seed));
+        let plan = equal_compute(&graph, &names(peers), 2, Schedule::OneFOneB).unwrap();
+        machine::run(&programs(&graph, &plan)[0]);
+    }
+}
+
+/// Who runs and keeps what, over all programs of a pass.
+fn check_structure(programs: &[Program], micro_batches: u32) {
+    let mut runs: BTreeMap<(NodeId, u32), usize> = BTreeMap::new();
+    let mut added: BTreeMap<(ValueId, u32, u32), usize> = BTreeMap::new();
+    let mut owners: BTreeMap<ValueId, usize> = BTreeMap::new();
+    let mut updates: BTreeMap<ValueId, usize> = BTreeMap::new();
+    for p in programs {
+        for i in &p.instructions {
+            match *i {
+                Instruction::Run { node, micro_batch } => *runs.entry((node, micro_batch)).or_default() += 1,
+                Instruction::Accumulate { reduction, part, micro_batch, .. } => {
+                    let parameter = p.reductions[reduction as usize].parameter;
+                    *added.entry((parameter, part, micro_batch)).or_default() += 1;
+                }
+                Instruction::Update { reduction } => {
+                    *updates.entry(p.reductions[reduction as usize].parameter).or_default() += 1;
+                }
+                // Made of constants alone, a mask is made where it is needed.
+                Instruction::Send { slot: Slot::Value { value, .. }, .. } => {
+                    let ValueKind::Result { node, .. } = p.values[&value].kind else {
+                        unreachable!("{value} is no result")
+                    };
+                    assert!(!matches!(p.nodes[&node].op, Op::Triangle(_) | Op::Full(_) | Op::CompareScalar(_)));
+                }
+                _ => {}
+            }
+        }
+        for h in p.holdings.iter().filter(|h| h.owner) {
+            *owners.entry(h.value).or_default() += 1;
+        }
+    }
+    let nodes: BTreeMap<NodeId, &fusionllm_graph::Node> =
+        programs.iter().flat_map(|p| p.nodes.iter().map(|(id, n)| (*id, n))).collect();
+    for ((node, m), count) in runs {
+        let n = nodes[&node];
+        // Dropout, batch normalisation and everything that costs something runs once.
+        let dear =
+            matches!(n.op, Op::Linear(_) | Op::Matmul(_) | Op::Dropout(_) | Op::BatchNorm(_) | Op::CrossEntropy(_));
+        assert!(count == 1 || !dear, "{} runs {count} times on micro-batch {m}", n.name);
+    }
+    assert!(owners.values().all(|c| *c == 1), "{owners:?}");
+    assert!(updates.values().all(|c| *c == 1), "{updates:?}");
+    let reductions: BTreeMap<ValueId, usize> =
+        programs.iter().flat_map(|p| &p.reductions).map(|r| (r.parameter, r.parts.len())).collect();
+    let parts: usize = reductions.values().sum();
+    assert_eq!(added.len(), parts * micro_batches as usize);
+    assert!(added.values().all(|c| *c == 1), "{added:?}");
+}
+
+/// A stage has no more micro-batches under way than there are stages from it to the last.
+fn check_memory(plan: &fusionllm_plan::Plan, held: &[usize]) {
+    for (peer, held) in held.iter().enumerate() {
+        let of = |(s, stage): (usize, &fusionllm_plan::Stage)| {
+            if stage.peer as usize == peer { plan.stages.len() - s } else { 0 }
+        };
+        let most: usize = plan.stages.iter().enumerate().map(of).sum();
+        assert!(*held <= most.max(1), "peer {peer} holds {held} micro-batches, {most} are needed");
+    }
+}
+
+/// Three layers with one weight, on three peers; a fourth takes part in nothing.
+fn tied() -> fusionllm_graph::Graph {
+    use fusionllm_graph::{Builder, DType, Init};
+    let mut b = Builder::new("tied");
+    let x = b.input("x", DType::F32, [2, 4]).unwrap();
+    let labels = b.input("labels", DType::I64, [2]).unwrap();
+    let w = b.parameter("w", DType::F32, [4, 4], Init::Constant(0.5)).unwrap();
+    let mut y = x;
+    for layer in ["a", "b", "c"] {
+        y = b.scope(layer, |b| b.linear(y, w, None)).unwrap();
+    }
+    let loss = b.scope("c", |b| b.cross_entropy(y, labels, -100)).unwrap();
+    b.output("loss", loss).unwrap();
+    b.output("correct", loss).unwrap();
+    b.finish().unwrap()
+}
+
+fn by_first_letter(name: &str) -> u32 {
+    u32::from(name.as_bytes()[0] - b'a')
+}
+
+fn sends(p: &Program) -> BTreeSet<(String, PeerId)> {
+    p.instructions
+        .iter()
+        .filter_map(|i| match *i {
+            Instruction::Send { slot, to } => {
+                let name = p.values[&slot.value()].name.clone();
+                Some((if matches!(slot, Slot::Part { .. }) { format!("part of {name}") } else { name }, to))
+            }
+            _ => None,
+        })
+        .collect()
+}
+
+fn sent(name: &str, to: u32) -> (String, PeerId) {
+    (name.to_string(), PeerId(to))
+}
+
+/// The earliest holder of a tied parameter adds all parts, updates it, and passes the new value on.
+#[test]
+fn a_tied_parameter_has_one_owner() {
+    let graph = tied();
+    let plan = plan_by(&graph, 2, Schedule::OneFOneB, by_first_letter);
+    let [train, _] = programs(&graph, &plan);
+    let w = graph.find("w").unwrap();
+    for p in &train {
+        let owns = p.peer == PeerId(0);
+        assert_eq!(p.owned().count(), usize::from(owns));
+        assert!(p.holdings.iter().any(|h| h.value == w && h.owner == owns));
+        assert_eq!(sends(p).contains(&sent("w", 1)), owns);
+        assert_eq!(sends(p).contains(&sent("part of w", 0)), !owns);
+    }
+    machine::run(&train);
+}
+
+#[test]
+fn the_printed_program_of_the_middle_of_three_peers() {
+    let graph = tied();
+    let plan = plan_by(&graph, 1, Schedule::OneFOneB, by_first_letter);
+    let [train, eval] = programs(&graph, &plan);
+    insta::assert_snapshot!(train[1], @r#"
+    program of peer 1, 1 micro-batches {
+      keep parameter w: f32[4, 4]
+      gradient of w at peer 0: c.linear.grad.matmul_2 (peer 2) + b.linear.grad.matmul_2 (peer 1) + a.linear.grad.matmul (peer 0)
+      [0] receive a.linear from peer 0
+      [0] run b.linear = linear(a.linear, w)
+      [0] send b.linear to peer 2
+      [0] free b.linear
+      [0] receive c.linear.grad.matmul from peer 2
+      [0] run b.linear.grad.matmul = matmul(c.linear.grad.matmul, w)
+      [0] send b.linear.grad.matmul to peer 0
+      [0] free b.linear.grad.matmul
+      [0] run b.linear.grad.permute = permute(c.linear.grad.matmul)
+      [0] free c.linear.grad.matmul
+      [0] run b.linear.grad.matmul_2 = matmul(b.linear.grad.permute, a.linear)
+      [0] free a.linear
+      [0] free b.linear.grad.permute
+      [0] add b.linear.grad.matmul_2 to part 1 of w
+      [0] free b.linear.grad.matmul_2
+      send part 1 of w to peer 0
+      clip
+      receive w from peer 0
+    }
+    "#);
+    insta::assert_snapshot!(eval[1], @r#"
+    program of peer 1, 1 micro-batches {
+      keep parameter w: f32[4, 4]
+      [0] receive a.linear from peer 0
+      [0] run b.linear = linear(a.linear, w)
+      [0] free a.linear
+      [0] send b.linear to peer 2
+      [0] free b.linear
+    }
+    "#);
+}
+
+/// What skips a stage goes straight to its reader; of an operator's several results each reader gets its own alone.
+#[test]
+fn values_go_from_maker_to_reader() {
+    use fusionllm_graph::{Builder, DType, Init};
+    let mut b = Builder::new("skip");
+    let x = b.input("x", DType::F32, [4, 4]).unwrap();
+    let w = b.parameter("w", DType::F32, [4, 4], Init::Constant(0.5)).unwrap();
+    let y = b.scope("a", |b| b.linear(x, w, None)).unwrap();
+    let parts = b.scope("a", |b| b.chunk(y, 2, 1)).unwrap();
+    let l = b.scope("b", |b| b.mul(parts[0], parts[0])).unwrap();
+    let r = b.scope("c", |b| b.mul(parts[1], parts[1])).unwrap();
+    let loss =
+        b.scope("d", |b| b.cat(&[l, r], 1).and_then(|z| b.add(z, y)).and_then(|z| b.sum(z, &[0, 1], false))).unwrap();
+    b.output("loss", loss).unwrap();
+    b.output("correct", loss).unwrap();
+    let graph = b.finish().unwrap();
+    let plan = plan_by(&graph, 2, Schedule::GPipe, by_first_letter);
+    let [train, _] = programs(&graph, &plan);
+    let names: Vec<String> = graph.node_ids().map(|n| graph.value(graph.node(n).outputs[0]).name.clone()).collect();
+    let [y, left, z, r] = [&names[0], &names[1], &names[2], &names[3]];
+    let right = &format!("{left}.1");
+    assert_eq!(sends(&train[0]), BTreeSet::from([sent(y, 3), sent(left, 1), sent(right, 2)]));
+    assert!(sends(&train[1]).contains(&sent(z, 3)) && sends(&train[2]).contains(&sent(r, 3)));
+    assert!(train[3].instructions.iter().all(|i| !matches!(i, Instruction::Send { to: PeerId(p), .. } if *p > 2)));
+    machine::run(&train);
+}
+
+/// Running statistics change once a micro-batch, in their order, where they are kept; an evaluation changes nothing.
+#[test]
+fn buffers_change_in_the_order_of_micro_batches() {
+    let mut dice = Dice::new(0);
+    let graph = (0..).map(|_| random_graph(8, &mut dice)).find(|g| !g.state_updates.is_empty()).unwrap();
+    let plan = random_plan(&graph, 4, 3, Schedule::OneFOneB, &mut dice);
+    let [train, eval] = programs(&graph, &plan);
+    for u in &graph.state_updates {
+        let updates: Vec<(PeerId, u32)> = train
+            .iter()
+            .flat_map(|p| p.instructions.iter().map(move |i| (p.peer, i)))
+            .filter_map(|(peer, i)| match *i {
+                Instruction::UpdateState { buffer, micro_batch, .. } if buffer == u.buffer => Some((peer, micro_batch)),
+                _ => None,
+            })
+            .collect();
+        let home = updates[0].0;
+        assert_eq!(updates, [(home, 0), (home, 1), (home, 2)]);
+    }
+    let changes = |i: &Instruction| matches!(i, Instruction::UpdateState { .. } | Instruction::Clip);
+    assert!(eval.iter().all(|p| !p.instructions.iter().any(changes)));
+}
+
+/// A view that sat on another peer than its reader was run again there, where the parameter it views was not kept.
+#[test]
+fn a_view_of_a_parameter_is_sent() {
+    use fusionllm_graph::{Builder, DType, Init};
+    let mut b = Builder::new("view");
+    let x = b.input("x", DType::F32, [2, 3]).unwrap();
+    let w = b.parameter("w", DType::F32, [4, 3], Init::Constant(0.5)).unwrap();
+    let t = b.scope("a", |b| b.transpose(w)).unwrap();
+    let y = b.scope("b", |b| b.matmul(x, t)).unwrap();
+    let loss = b.scope("b", |b| b.sum(y, &[0, 1], false)).unwrap();
+    b.output("loss", loss).unwrap();
+    b.output("correct", loss).unwrap();
+    let graph = b.finish().unwrap();
+    let [train, _] = programs(&graph, &plan_by(&graph, 2, Schedule::GPipe, by_first_letter));
+    for p in &train {
+        assert_eq!(p.validate(), Ok(()));
+    }
+    assert!(sends(&train[0]).contains(&sent("a.permute", 1)));
+    machine::run(&train);
+}
+
+/// A loss of one element in one dimension gets its weight in that shape; the view that makes it belonged to no stage.
+#[test]
+fn a_loss_may_have_a_dimension() {
+    use fusionllm_graph::{Builder, DType, Init};
+    let mut b = Builder::new("loss");
+    let x = b.input("x", DType::F32, [2, 3]).unwrap();
+    let w = b.parameter("w", DType::F32, [1, 3], Init::Constant(0.5)).unwrap();
+    let y = b.scope("a", |b| b.linear(x, w, None)).unwrap();
+    let loss = b.scope("b", |b| b.sum(y, &[0], false)).unwrap();
+    b.output("loss", loss).unwrap();
+    b.output("correct", loss).unwrap();
+    let graph = b.finish().unwrap();
+    assert_eq!(graph.ty(loss).shape, [1]);
+    machine::run(&programs(&graph, &plan_by(&graph, 2, Schedule::OneFOneB, by_first_letter))[0]);
+}
