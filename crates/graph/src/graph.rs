@@ -291,8 +291,12 @@ impl Graph {
         for (v, done) in self.values.iter().zip(&mut produced) {
             *done = !matches!(v.kind, ValueKind::Result { .. });
         }
+        let mut node_names = BTreeSet::new();
         for (n, node) in self.nodes.iter().enumerate() {
             let at = || format!("node #{n} {:?} ({})", node.name, node.op.name());
+            if !node_names.insert(node.name.as_str()) {
+                return fail(format!("{} bears the name of an earlier node", at()));
+            }
             for v in &node.inputs {
                 match produced.get(v.index()) {
                     None => return fail(format!("{} reads {v}, which is not there", at())),
@@ -330,8 +334,10 @@ impl Graph {
                     _ => return fail(format!("{}: result {i} is {v}, which does not name it as its producer", at())),
                 }
             }
-            if node.origin.is_some_and(|o| o.index() >= self.nodes.len() && node.phase != Phase::Forward) {
-                return fail(format!("{} stems from a node that is not there", at()));
+            // An evaluation graph's nodes stem from those of another graph.
+            let forward = |o: NodeId| self.nodes[..n].get(o.index()).is_some_and(|f| f.phase == Phase::Forward);
+            if node.phase != Phase::Forward && !node.origin.is_some_and(forward) {
+                return fail(format!("{} is a backward node, but stems from no earlier forward node", at()));
             }
         }
         if let Some(v) = produced.iter().position(|p| !p) {
@@ -342,12 +348,16 @@ impl Graph {
                 return fail(format!("output {name:?} is {v}, which is not there"));
             }
         }
+        let mut updated = BTreeSet::new();
         for u in &self.state_updates {
             if u.buffer.index() >= count || u.value.index() >= count {
                 return fail("a state update names a value that is not there".into());
             }
             if !matches!(self.value(u.buffer).kind, ValueKind::Buffer(_)) {
                 return fail(format!("{:?} is updated, but is no buffer", self.value(u.buffer).name));
+            }
+            if !updated.insert(u.buffer) {
+                return fail(format!("buffer {:?} is updated twice", self.value(u.buffer).name));
             }
             if self.ty(u.buffer) != self.ty(u.value) {
                 return fail(format!(

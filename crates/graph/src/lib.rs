@@ -28,6 +28,7 @@ mod eval;
 mod graph;
 pub mod init;
 pub mod models;
+mod number;
 pub mod ops;
 mod print;
 mod rng;

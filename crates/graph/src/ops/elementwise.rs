@@ -357,6 +357,7 @@ pub struct BinaryScalar {
     /// The operator.
     pub op: Binary,
     /// The number, converted to the tensor's type.
+    #[serde(with = "crate::number")]
     pub scalar: f64,
     /// Whether the number is the left operand.
     pub reverse: bool,
@@ -479,6 +480,7 @@ pub struct CompareScalar {
     /// The comparison.
     pub op: Compare,
     /// The right operand, converted to the tensor's type.
+    #[serde(with = "crate::number")]
     pub scalar: f64,
 }
 
@@ -576,8 +578,10 @@ impl Operator for Where {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Clamp {
     /// Lower end.
+    #[serde(default, with = "crate::number::optional")]
     pub min: Option<f64>,
     /// Upper end.
+    #[serde(default, with = "crate::number::optional")]
     pub max: Option<f64>,
 }
 
@@ -769,6 +773,7 @@ impl Operator for GeluBackward {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ThresholdBackward {
     /// The threshold.
+    #[serde(with = "crate::number")]
     pub threshold: f64,
 }
 

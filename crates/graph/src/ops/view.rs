@@ -284,6 +284,7 @@ pub struct ConstantPad {
     /// Elements added before and after, for every dimension.
     pub pads: Vec<[usize; 2]>,
     /// Their value.
+    #[serde(with = "crate::number")]
     pub value: f64,
 }
 
@@ -348,6 +349,7 @@ pub struct Full {
     /// The result's type.
     pub ty: TensorType,
     /// Every element, converted to that type.
+    #[serde(with = "crate::number")]
     pub value: f64,
 }
 
