@@ -1,0 +1,118 @@
+//! The evaluation form of a graph.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+
+use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
+use fusionllm_graph::{Builder, DType, Graph, HostTensor, Op, Phase, ValueId, ValueKind};
+
+fn names(g: &Graph, of: impl Fn(&ValueKind) -> bool) -> BTreeSet<&str> {
+    g.values.iter().filter(|v| of(&v.kind)).map(|v| v.name.as_str()).collect()
+}
+
+fn check_form(train: &Graph, eval: &Graph) {
+    eval.validate().unwrap();
+    assert!(eval.state_updates.is_empty());
+    assert_eq!(eval.outputs.keys().collect::<Vec<_>>(), train.outputs.keys().collect::<Vec<_>>());
+    for (name, v) in &eval.outputs {
+        assert_eq!(eval.ty(*v), train.ty(train.outputs[name]), "{name}");
+    }
+    assert_eq!(eval.metadata, train.metadata);
+    // Weights and statistics are found by name.
+    for kind in [
+        |k: &ValueKind| matches!(k, ValueKind::Parameter(_)),
+        |k: &ValueKind| matches!(k, ValueKind::Buffer(_)),
+        |k: &ValueKind| matches!(k, ValueKind::Input),
+    ] {
+        assert_eq!(names(eval, kind), names(train, kind));
+    }
+    for node in &eval.nodes {
+        assert_eq!(node.phase, Phase::Forward);
+        let origin = &train.nodes[node.origin.unwrap().index()];
+        let same = node.op == origin.op;
+        assert!(same || matches!(origin.op, Op::BatchNorm(_)), "{} stands for {}", node.name, origin.name);
+    }
+    assert!(!eval.nodes.iter().any(|n| matches!(n.op, Op::Dropout(_) | Op::BatchNorm(_))));
+}
+
+#[test]
+fn gpt2_loses_its_dropout() {
+    for attention in [AttentionImplementation::Sdpa, AttentionImplementation::Eager] {
+        let config = Gpt2Config {
+            n_layer: 2,
+            n_embd: 8,
+            n_head: 2,
+            vocab_size: 11,
+            attn_implementation: attention,
+            ..Gpt2Config::default()
+        };
+        let train = config.build(2, 4, DType::F32).unwrap();
+        let dropouts = train.nodes.iter().filter(|n| matches!(n.op, Op::Dropout(_))).count();
+        assert_eq!(dropouts, 1 + 2 * 3);
+        let eval = train.evaluation().unwrap();
+        check_form(&train, &eval);
+        assert_eq!(eval.nodes.len(), train.nodes.len() - dropouts);
+        assert!(names(&eval, |k| *k == ValueKind::RngKey).is_empty());
+        // Without dropout a graph is its own evaluation form.
+        let still = Gpt2Config { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..config };
+        let still = still.build(2, 4, DType::F32).unwrap();
+        assert_eq!(still.evaluation().unwrap().nodes.len(), still.nodes.len());
+    }
+}
+
+#[test]
+fn resnet_normalises_by_its_running_statistics() {
+    let train =
+        ResNetConfig { depth: 18, width: 4, num_classes: 3, stem: ResNetStem::Cifar }.build(2, 32, DType::F32).unwrap();
+    assert_eq!(train.state_updates.len(), 2 * 20);
+    let eval = train.evaluation().unwrap();
+    check_form(&train, &eval);
+    // Every running statistic is read.
+    let users = eval.consumers();
+    for b in eval.buffers() {
+        assert!(!users[b.index()].is_empty(), "{} is not read", eval.value(b).name);
+    }
+}
+
+/// Evaluating the evaluation form changes nothing more.
+#[test]
+fn the_form_is_final() {
+    let train = ResNetConfig { depth: 18, width: 2, num_classes: 3, stem: ResNetStem::Imagenet }
+        .build(1, 64, DType::F64)
+        .unwrap();
+    let once = train.evaluation().unwrap();
+    let twice = once.evaluation().unwrap();
+    let ops = |g: &Graph| g.nodes.iter().map(|n| n.op.clone()).collect::<Vec<_>>();
+    assert_eq!(ops(&once), ops(&twice));
+}
+
+#[test]
+fn constants_come_along_and_must_be_there() {
+    let mut b = Builder::new("constant");
+    let x = b.input("x", DType::F32, [2]).unwrap();
+    let c = b.constant("table", HostTensor::from_f32([2], &[1.0, 2.0]).unwrap()).unwrap();
+    let y = b.mul(x, c).unwrap();
+    let y = b.dropout(y, 0.5).unwrap();
+    b.output("y", y).unwrap();
+    let train = b.finish().unwrap();
+    let eval = train.evaluation().unwrap();
+    assert_eq!(eval.constants, train.constants);
+    let mut without = train;
+    without.constants.clear();
+    let said = without.evaluation().unwrap_err().to_string();
+    assert!(said.contains(r#"the content of constant "table" is missing"#), "{said}");
+}
+
+/// A dropout's mask exists in training alone; an output of it does not silently become something else.
+#[test]
+fn an_output_that_only_training_has_is_an_error() {
+    let mut b = Builder::new("mask");
+    let x = b.input("x", DType::F32, [2]).unwrap();
+    let key = b.rng_key().unwrap();
+    let out = b.apply(fusionllm_graph::ops::Dropout { p: 0.5, stream: 0 }, &[x, key]).unwrap();
+    let mask: ValueId = out[1];
+    b.output("mask", mask).unwrap();
+    let said = b.finish().unwrap().evaluation().unwrap_err().to_string();
+    assert!(said.contains(r#"output "mask" exists only in training"#), "{said}");
+}
