@@ -1,5 +1,5 @@
-//! Convolutions. Candle's kernels take one stride, one padding and one dilation for both directions; what they do not take, and the gradient of the weight,
-//! is a matrix product over windows, which candle's views can lay out.
+//! Convolutions. Candle's kernel takes one stride, one padding and one dilation for both directions; what it does not take, and the gradients it does not
+//! give, are matrix products over windows, which candle's views can lay out.
 
 use candle_core::Tensor as Array;
 use fusionllm_graph::TensorType;
@@ -119,14 +119,14 @@ pub(super) fn input_grad(op: &Conv2d, g: &Array, w: &Array, out: &TensorType) ->
     if g.elem_count() == 0 {
         return super::filled(0.0, out);
     }
-    if let (Some([stride, padding, dilation]), 1) = (square(op), op.groups) {
-        // Rows and columns behind the last window get no gradient; output padding is the same in both directions.
-        let rest = |d: usize| {
-            out.shape[2 + d] + 2 * padding - ((g.dims()[2 + d] - 1) * stride + dilation * (w.dims()[2 + d] - 1) + 1)
-        };
-        let more = rest(0).max(rest(1));
-        let dx = g.conv_transpose2d(&w, padding, more, stride, dilation)?;
-        return Ok(dx.narrow(2, 0, out.shape[2])?.narrow(3, 0, out.shape[3])?.contiguous()?);
+    // How far windows reach beyond the padding, in both directions.
+    let beyond = |d: usize| ((w.dims()[2 + d] - 1) * op.dilation[d]).checked_sub(op.padding[d]);
+    if let (Some([1, _, dilation]), 1, Some(padding)) = (square(op), op.groups, beyond(0))
+        && beyond(1) == Some(padding)
+    {
+        // At stride 1 the gradient is a convolution with the kernel turned around. (Candle's transposed convolution takes six times as long.)
+        let turned = w.flip(&[2, 3])?.transpose(0, 1)?.contiguous()?;
+        return Ok(g.conv2d(&turned, padding, 1, dilation, 1)?);
     }
     let s = Sizes::new(&out.shape, w.dims(), g.dims());
     let mut parts = Vec::with_capacity(op.groups);
