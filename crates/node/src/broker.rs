@@ -7,8 +7,8 @@ use std::time::Instant;
 use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{Optimizer, PeerId, Plan, Program, Slot, compile, compile_forward, equal_compute};
 use fusionllm_protocol::{
-    Action, Assignment, Broker, BulkHeader, Evaluated, Every, FromPeer, Hello, Lobby, Member, PassKind, Position,
-    Settings, StepRecord, TensorHeader, ToPeer, decode, encode,
+    Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Hello, Lobby, MAX_BULK, Member,
+    Participant, PassKind, Position, Settings, StepRecord, TensorHeader, ToPeer, decode, encode,
 };
 use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, Receiver, Secret, SecretKey, Ticket};
 use tokio::sync::mpsc;
@@ -129,6 +129,7 @@ struct Peer {
     outbox: Outbox,
     /// Inputs it reads: the value, the micro-batch, and the name, for training and for evaluation.
     feeds: [Vec<(ValueId, u32, String)>; 2],
+    duties: Duties,
     train: Program,
     backend: String,
 }
@@ -155,6 +156,13 @@ pub async fn conduct(
         plan.validate(&model.forward)?;
         if plan.peers.len() != options.peers {
             return Err(NodeError::Input(format!("the plan is for {} peers, not {}", plan.peers.len(), options.peers)));
+        }
+        let micro_batches = job.train.batch / job.train.micro_batch;
+        if plan.micro_batches as usize != micro_batches {
+            return Err(NodeError::Input(format!(
+                "the plan is for {} micro-batches a step, the job has {micro_batches}; plan anew",
+                plan.micro_batches
+            )));
         }
     }
     let secret_key = SecretKey::generate();
@@ -199,11 +207,11 @@ impl Conductor<'_> {
         self.endpoint.allow(Allowed::Only(keys));
 
         let names: Vec<String> = members.iter().map(|(m, _, _)| m.name.clone()).collect();
-        let plan = self.plan(options.plan, names.clone())?;
+        let plan = self.plan(options.plan, names)?;
         store.plan(&plan)?;
         observer.event(Event::Planned { plan: &plan, model: &self.model });
         let peers = self.assign(&plan, members, store, &events).await?;
-        let position = self.run(&plan, names, peers, store, observer, &mut incoming).await;
+        let position = self.run(&plan, peers, store, observer, &mut incoming).await;
         match &position {
             Ok(_) => children.finish().await,
             Err(_) => children.stop().await,
@@ -284,10 +292,23 @@ impl Conductor<'_> {
         let mut peers = Vec::with_capacity(members.len());
         for (i, (((member, connection, lanes), train), eval)) in members.into_iter().zip(train).zip(eval).enumerate() {
             let peer = PeerId(i as u32);
-            let loads = self.loads(&train, optimizer, store);
-            let assignment =
-                Assignment { peer, peers: addresses.clone(), seed: self.job.train.seed, optimizer, train, eval, loads };
+            let mut assignment = Assignment {
+                peer,
+                peers: addresses.clone(),
+                seed: self.job.train.seed,
+                optimizer,
+                train,
+                eval,
+                loads: BTreeSet::new(),
+            };
+            assignment.loads = self.loads(&assignment, store);
             let bytes = encode(&assignment).map_err(NodeError::Protocol)?;
+            if bytes.len() as u64 > MAX_BULK {
+                return Err(NodeError::Input(format!(
+                    "the program of {:?} is too long to send; use fewer micro-batches",
+                    member.name
+                )));
+            }
             let outbox = Outbox::new(connection.clone());
             tokio::spawn(receive_control(lanes.control, peer, events.clone()));
             tokio::spawn(receive_bulk(lanes.bulk, peer, saved_types(&assignment.train, optimizer), events.clone()));
@@ -308,6 +329,7 @@ impl Conductor<'_> {
                 connection,
                 outbox,
                 feeds: [feeds(&assignment.train), feeds(&assignment.eval)],
+                duties: Duties::new(&assignment.train, &assignment.eval),
                 train: assignment.train,
                 backend: member.backend,
             });
@@ -316,23 +338,22 @@ impl Conductor<'_> {
     }
 
     /// What a peer cannot draw from the seed.
-    fn loads(&self, program: &Program, optimizer: Optimizer, store: &Store) -> BTreeSet<(String, Option<String>)> {
+    fn loads(&self, assignment: &Assignment, store: &Store) -> BTreeSet<(String, Option<String>)> {
+        let resumed = store.resumed().is_some();
         let mut loads = BTreeSet::new();
-        for h in &program.holdings {
-            let value = &program.values[&h.value];
-            let parameter = matches!(value.kind, ValueKind::Parameter(_));
+        for (name, value) in assignment.kept() {
             let given = match value.kind {
                 ValueKind::Constant => true,
-                ValueKind::Parameter(_) => store.resumed().is_some() || self.weights.is_some(),
-                _ => store.resumed().is_some(),
+                ValueKind::Parameter(_) => resumed || self.weights.is_some(),
+                _ => resumed,
             };
             if given {
-                loads.insert((value.name.clone(), None));
+                loads.insert((name.to_string(), None));
             }
-            let trained = program.reductions.iter().any(|r| r.parameter == h.value);
-            if parameter && h.owner && trained && store.resumed().is_some() {
-                loads.extend(optimizer.slots().iter().map(|s| (value.name.clone(), Some(s.to_string()))));
-            }
+        }
+        for (_, r) in assignment.train.owned().filter(|_| resumed) {
+            let name = &assignment.train.values[&r.parameter].name;
+            loads.extend(assignment.optimizer.slots().iter().map(|s| (name.clone(), Some(s.to_string()))));
         }
         loads
     }
@@ -354,7 +375,6 @@ impl Conductor<'_> {
     async fn run(
         &self,
         plan: &Plan,
-        names: Vec<String>,
         peers: Vec<Peer>,
         store: &mut Store,
         observer: &mut dyn Observer,
@@ -363,16 +383,18 @@ impl Conductor<'_> {
         let job = self.job;
         let eval_passes = self.eval_passes();
         let settings = Settings {
-            peers: peers.len(),
             start: store.start(),
             steps: job.train.steps,
+            micro_batches: plan.micro_batches,
             eval: (eval_passes > 0).then_some(Every { steps: job.eval.every, passes: eval_passes }),
             checkpoint: Some(job.checkpoint.every),
             learning_rate: job.train.optimizer.learning_rate(),
             clip: (job.train.optimizer.clip > 0.0).then_some(job.train.optimizer.clip),
             window: WINDOW,
         };
-        let mut broker = Broker::new(settings, names);
+        let participants =
+            peers.iter().map(|p| Participant { name: p.name.clone(), duties: p.duties.clone() }).collect();
+        let mut broker = Broker::new(settings, participants);
         let clock = Instant::now();
         let mut interrupted = false;
         let mut ready = 0;
@@ -549,7 +571,7 @@ impl Conductor<'_> {
                     NodeError::Input(format!("the model reads {name:?}, which these data do not have"))
                 })?;
                 let slot = Slot::Value { value: *value, micro_batch: *micro_batch };
-                peer.outbox.tensor(&TensorHeader { pass, slot }, tensor.clone())?;
+                peer.outbox.tensor(&TensorHeader { pass, train: program == 0, slot }, tensor.clone())?;
             }
         }
         Ok(())

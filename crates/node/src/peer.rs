@@ -133,33 +133,26 @@ async fn run(
     assignment: Assignment,
     backend: Arc<dyn Backend>,
 ) -> Result<(), NodeError> {
-    let Assignment { peer, peers, seed, optimizer, train, eval, loads } = assignment;
-    for program in [&train, &eval] {
-        program.validate()?;
-        if program.peer != peer {
-            return Err(NodeError::Protocol("the programs are another peer's".into()));
-        }
-    }
-    let addresses = peers
+    assignment.validate()?;
+    let peer = assignment.peer;
+    let addresses = assignment
+        .peers
         .iter()
         .map(|(name, addr)| Ok((name.clone(), decode::<PeerAddr>(addr).map_err(NodeError::Protocol)?)))
         .collect::<Result<Vec<_>, NodeError>>()?;
     endpoint.allow(Allowed::Only(addresses.iter().map(|(_, a)| a.key).collect()));
-    let wanted = neighbours(&[&train, &eval]);
-    if let Some(p) = wanted.iter().find(|p| p.0 as usize >= addresses.len() || **p == peer) {
-        return Err(NodeError::Protocol(format!("the programs name peer {}, which is not there", p.0)));
-    }
+    let wanted = neighbours(&[&assignment.train, &assignment.eval]);
 
     let name_of = |p: PeerId| addresses[p.0 as usize].0.clone();
     let meeting = meet(endpoint, peer, &addresses, &wanted);
-    let loading = load(&mut lanes.bulk, &train, seed, Executor::new(backend, optimizer, seed), loads);
+    let loading = load(&mut lanes.bulk, &assignment, Executor::new(backend, assignment.optimizer, assignment.seed));
     let (connections, mut executor) = tokio::try_join!(meeting, loading)?;
+    let Assignment { train, eval, .. } = assignment;
     executor.prepare(&train)?;
-    // The evaluation program names no more state than the training program.
     executor.prepare(&eval)?;
 
     let mailbox = Arc::new(Mailbox::default());
-    let inbox = Arc::new(Mutex::new(Inbox::new(&[&train, &eval], WINDOW)));
+    let inbox = Arc::new(Mutex::new(Inbox::new(&train, &eval, WINDOW)));
     let (commands, queue) = mpsc::channel();
     let mut outboxes = BTreeMap::new();
     outboxes.insert(PeerId::BROKER, Outbox::new(broker.clone()));
@@ -190,7 +183,7 @@ async fn run(
                 executor,
                 train,
                 eval,
-                link: NetLink { mailbox, outboxes, control, sent: BTreeMap::new() },
+                link: NetLink { mailbox, outboxes, control, train: true, sent: BTreeMap::new() },
                 inbox,
             };
             worker.work(&queue, |snapshot, step| drop(runtime.spawn(stream_snapshot(saver.clone(), snapshot, step))))
@@ -272,23 +265,16 @@ async fn meet(
 }
 
 /// Fills the executor: what the broker streams as it comes, the rest drawn from the seed.
-async fn load(
-    bulk: &mut Receiver,
-    program: &Program,
-    seed: u64,
-    mut executor: Executor,
-    mut loads: BTreeSet<(String, Option<String>)>,
-) -> Result<Executor, NodeError> {
-    let held: BTreeMap<&str, ValueId> =
-        program.holdings.iter().map(|h| (program.values[&h.value].name.as_str(), h.value)).collect();
-    for (name, v) in &held {
+async fn load(bulk: &mut Receiver, assignment: &Assignment, mut executor: Executor) -> Result<Executor, NodeError> {
+    let kept = assignment.kept();
+    let mut loads = assignment.loads.clone();
+    for (name, value) in &kept {
         if loads.contains(&(name.to_string(), None)) {
             continue;
         }
-        let value = &program.values[v];
         match &value.kind {
             ValueKind::Parameter(init) | ValueKind::Buffer(init) => {
-                executor.load(name, &init.draw(seed, name, &value.ty)?)?
+                executor.load(name, &init.draw(assignment.seed, name, &value.ty)?)?
             }
             _ => return Err(NodeError::Protocol(format!("constant {name:?} is not among what is loaded"))),
         }
@@ -301,10 +287,10 @@ async fn load(
             return Err(NodeError::Protocol("the broker sent something else than what is to be loaded".into()));
         };
         let key = (name, slot);
-        let Some(v) = held.get(key.0.as_str()).filter(|_| loads.remove(&key)) else {
+        let Some(value) = kept.get(key.0.as_str()).filter(|_| loads.remove(&key)) else {
             return Err(NodeError::Protocol(format!("the broker sent {:?}, which is not to be loaded", key.0)));
         };
-        let ty = program.values[v].ty.clone();
+        let ty = value.ty.clone();
         let mut bytes = vec![0; ty.bytes()];
         frame.read_into(&mut bytes).await?;
         let tensor = HostTensor::from_bytes(ty, bytes)?;
@@ -334,7 +320,7 @@ async fn receive_tensors(
             };
             let mut bytes = vec![0; ty.bytes()];
             frame.read_into(&mut bytes).await?;
-            mailbox.put(header.pass, header.slot, HostTensor::from_bytes(ty, bytes)?);
+            mailbox.put(header, HostTensor::from_bytes(ty, bytes)?);
         }
         Ok(())
     }
@@ -390,7 +376,9 @@ async fn stream_snapshot(broker: Connection, snapshot: Snapshot, step: u64) {
     for i in 0..snapshot.tensors.len() {
         let s = snapshot.clone();
         let Ok(Ok(tensor)) = tokio::task::spawn_blocking(move || s.download(&s.tensors[i])).await else {
-            tracing::error!("a snapshot could not be read; the checkpoint is left out");
+            let reason = "a snapshot could not be read".into();
+            // If the broker is gone, nobody waits for it.
+            let _ = wire::send_control(&broker, &FromPeer::Failed { reason }).await;
             return;
         };
         let t = &snapshot.tensors[i];
@@ -419,6 +407,7 @@ impl Worker {
             match command {
                 ToPeer::Run { pass, train, step } => {
                     let program = if train { &self.train } else { &self.eval };
+                    self.link.train = train;
                     let stats = self.executor.run(program, pass, step, &mut self.link)?;
                     self.inbox.lock().unwrap_or_else(PoisonError::into_inner).done(pass);
                     self.link.done(pass, stats)?;
@@ -440,6 +429,8 @@ struct NetLink {
     mailbox: Arc<Mailbox>,
     outboxes: BTreeMap<PeerId, Outbox>,
     control: Outbox,
+    /// Whether the pass under way trains.
+    train: bool,
     /// Bytes sent in this pass.
     sent: BTreeMap<PeerId, u64>,
 }
@@ -449,6 +440,7 @@ impl NetLink {
         let PassStats { compute_s, wait_s, total_s, peak_bytes } = stats;
         let sent = std::mem::take(&mut self.sent).into_iter().collect();
         let report = PassReport { compute_s, wait_s, total_s, peak_bytes, sent };
+        self.mailbox.done(pass);
         self.control.control(&FromPeer::PassDone { pass, report })
     }
 }
@@ -459,7 +451,7 @@ fn link_error(e: NodeError) -> ExecError {
 
 impl Link for NetLink {
     fn receive(&mut self, pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
-        self.mailbox.take(pass, slot).map_err(ExecError::Link)
+        self.mailbox.take(&TensorHeader { pass, train: self.train, slot }).map_err(ExecError::Link)
     }
 
     fn send(&mut self, pass: u64, slot: Slot, to: PeerId, tensor: HostTensor) -> Result<(), ExecError> {
@@ -468,7 +460,7 @@ impl Link for NetLink {
             .get(&to)
             .ok_or_else(|| ExecError::Link(format!("there is no connection to peer {}", to.0)))?;
         *self.sent.entry(to).or_default() += tensor.bytes().len() as u64;
-        outbox.tensor(&TensorHeader { pass, slot }, tensor).map_err(link_error)
+        outbox.tensor(&TensorHeader { pass, train: self.train, slot }, tensor).map_err(link_error)
     }
 
     fn report(&mut self, pass: u64, report: u32, micro_batch: u32, value: f64) -> Result<(), ExecError> {

@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use bytes::Bytes;
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::{PeerId, Slot, Verdict};
+use fusionllm_plan::{PeerId, Verdict};
 use fusionllm_protocol::{BulkHeader, MAX_CONTROL, TensorHeader, decode, encode};
 use fusionllm_transport::{Connection, Lane, Receiver};
 use serde::Serialize;
@@ -91,7 +91,9 @@ pub(crate) struct Mailbox {
 
 #[derive(Default)]
 struct State {
-    tensors: HashMap<(u64, Slot), HostTensor>,
+    tensors: HashMap<TensorHeader, HostTensor>,
+    /// The last pass that is over.
+    done: u64,
     verdicts: HashMap<u64, Verdict>,
     lost: Option<(PeerId, String)>,
     failed: Option<String>,
@@ -108,9 +110,19 @@ impl Mailbox {
     }
 
     /// A tensor came.
-    pub(crate) fn put(&self, pass: u64, slot: Slot, tensor: HostTensor) {
+    pub(crate) fn put(&self, header: TensorHeader, tensor: HostTensor) {
         self.change(|s| {
-            s.tensors.insert((pass, slot), tensor);
+            if header.pass > s.done {
+                s.tensors.insert(header, tensor);
+            }
+        });
+    }
+
+    /// A pass is over: what came for it and was not read goes.
+    pub(crate) fn done(&self, pass: u64) {
+        self.change(|s| {
+            s.done = pass;
+            s.tensors.retain(|header, _| header.pass > pass);
         });
     }
 
@@ -142,8 +154,8 @@ impl Mailbox {
     }
 
     /// Waits for a tensor.
-    pub(crate) fn take(&self, pass: u64, slot: Slot) -> Result<HostTensor, String> {
-        self.wait(|s| s.tensors.remove(&(pass, slot)))
+    pub(crate) fn take(&self, header: &TensorHeader) -> Result<HostTensor, String> {
+        self.wait(|s| s.tensors.remove(header))
     }
 
     /// Waits for a verdict.

@@ -110,7 +110,9 @@ impl<'a> Walk<'a> {
                 Some(ValueKind::Constant) => !h.owner,
                 _ => false,
             };
-            want(keeps && held.insert(h.value, h.owner).is_none(), || format!("it cannot keep {}", h.value))?;
+            want(keeps && held.insert(h.value, h.owner).is_none(), || {
+                format!("it cannot keep {}", program.name(h.value))
+            })?;
         }
         let mut reductions = BTreeMap::new();
         for (i, r) in (0..).zip(&program.reductions) {
@@ -119,9 +121,11 @@ impl<'a> Walk<'a> {
                 && !r.parts.is_empty()
                 && r.parts.iter().all(|p| ty(p.value) == ty(r.parameter))
                 && reductions.insert(r.parameter, i).is_none();
-            want(fits, || format!("the gradient parts of {} do not fit it", r.parameter))?;
+            want(fits, || format!("the gradient parts of {} do not fit it", program.name(r.parameter)))?;
             let owner = held.get(&r.parameter) == Some(&true);
-            want(owner == (r.owner == program.peer), || format!("it is not clear who owns {}", r.parameter))?;
+            want(owner == (r.owner == program.peer), || {
+                format!("it is not clear who owns {}", program.name(r.parameter))
+            })?;
         }
         Ok(Self {
             program,
@@ -237,13 +241,13 @@ impl<'a> Walk<'a> {
     /// What must be settled once all is done.
     fn end(&self) -> Check {
         if let Some((v, m)) = self.present.iter().min() {
-            return Err(format!("{v} of micro-batch {m} is never given up"));
+            return Err(format!("{} of micro-batch {m} is never given up", self.program.name(*v)));
         }
         for ((r, parts), gradient) in self.program.reductions.iter().zip(&self.parts).zip(&self.gradients) {
             let ours = |p: &GradientPart| p.peer == self.program.peer;
             let left = r.parts.iter().zip(parts).any(|(p, state)| ours(p) && *state != Part::Taken);
             let applied = r.owner != self.program.peer || *gradient == Gradient::Applied;
-            want(!left && applied, || format!("the gradient of {} is not applied", r.parameter))?;
+            want(!left && applied, || format!("the gradient of {} is not applied", self.program.name(r.parameter)))?;
         }
         Ok(())
     }
@@ -256,11 +260,12 @@ impl<'a> Walk<'a> {
         let there = self.present.contains(&(v, micro_batch))
             || self.held.contains_key(&v)
             || self.value(v)?.kind == ValueKind::RngKey;
-        want(there, || format!("{v} is not there"))
+        want(there, || format!("{} is not there", self.program.name(v)))
     }
 
     fn put(&mut self, v: ValueId, micro_batch: u32) -> Check {
-        want(self.present.insert((v, micro_batch)), || format!("{v} is there already"))
+        let program = self.program;
+        want(self.present.insert((v, micro_batch)), || format!("{} is there already", program.name(v)))
     }
 
     fn reduction(&self, parameter: ValueId) -> Result<u32, String> {

@@ -70,7 +70,7 @@ impl Program {
         }
     }
 
-    fn name(&self, v: ValueId) -> String {
+    pub(crate) fn name(&self, v: ValueId) -> String {
         self.values.get(&v).map_or_else(|| v.to_string(), |value| value.name.clone())
     }
 }

@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{LearningRate, PeerId, Verdict, clip_factor};
 
-use crate::{FromPeer, PassReport, ToPeer};
+use crate::{Duties, FromPeer, PassReport, ToPeer};
 
 /// How often something happens between training steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,12 +26,12 @@ pub struct Position {
 /// What a run is to do.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
-    /// How many peers.
-    pub peers: usize,
     /// Where it starts.
     pub start: Position,
     /// Steps in all, those before `start` included.
     pub steps: u64,
+    /// Micro-batches a pass.
+    pub micro_batches: u32,
     /// Validation, if any.
     pub eval: Option<Every>,
     /// Steps between checkpoints, if any; one is taken at the end in any case where this is set.
@@ -40,8 +40,17 @@ pub struct Settings {
     pub learning_rate: LearningRate,
     /// Largest global norm of the gradient.
     pub clip: Option<f64>,
-    /// How many passes are issued ahead.
+    /// How many passes are issued ahead, at least 1.
     pub window: u64,
+}
+
+/// A peer, as far as the broker's decisions go.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Participant {
+    /// For people.
+    pub name: String,
+    /// What it owes.
+    pub duties: Duties,
 }
 
 /// What a pass is for.
@@ -114,7 +123,8 @@ pub enum Action {
     Fail(String),
 }
 
-#[derive(Debug)]
+/// What comes next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Item {
     Pass(PassKind),
     Snapshot(u64),
@@ -126,33 +136,68 @@ struct Pass {
     kind: PassKind,
     weights: Vec<f64>,
     targets: u64,
+    /// By report and micro-batch.
     reports: BTreeMap<(u32, u32), f64>,
     norms: BTreeMap<ValueId, f64>,
     voted: BTreeSet<PeerId>,
-    verdict: Option<(Verdict, f64, f64)>,
+    judged: Option<Judged>,
     done: BTreeMap<PeerId, PassReport>,
+}
+
+impl Pass {
+    fn trains(&self) -> bool {
+        matches!(self.kind, PassKind::Train { .. })
+    }
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Judged {
+    verdict: Verdict,
+    loss: f64,
+    grad_norm: f64,
+}
+
+/// A checkpoint under way.
+#[derive(Debug)]
+struct Saving {
+    step: u64,
+    /// The updates applied up to that step, once it is over.
+    updates: Option<u64>,
+    /// Those whose snapshots have not all come.
+    waiting: BTreeSet<PeerId>,
+    /// Whether the driver was asked to make it whole.
+    committing: bool,
 }
 
 /// How many steps in a row may be left out because they are not finite.
 const MAX_SKIPPED: u32 = 20;
 
+/// More bytes than a peer sends to another in a pass, so that sums of what peers say stay far from overflow.
+const MAX_SENT: u64 = 1 << 44;
+
 /// Conducts a run once its peers are assigned. Feed it events; carry out what it answers, in order.
+///
+/// Peers are not trusted: whatever one sends that is not its turn or its business ends the run with an error that names it.
 #[derive(Debug)]
 pub struct Broker {
     settings: Settings,
-    names: Vec<String>,
+    peers: Vec<Participant>,
     ready: BTreeSet<PeerId>,
-    agenda: VecDeque<Item>,
-    /// Training steps put on the agenda.
-    planned: u64,
+    /// What is issued next; `None` at the end.
+    next: Option<Item>,
+    /// Passes under way, in the order in which all peers go through them.
     passes: VecDeque<Pass>,
     issued: u64,
+    /// Batches trained on once all passes under way are over.
+    trained: u64,
+    /// Updates decided.
+    updates: u64,
     position: Position,
-    /// Steps over and the updates they left, until a checkpoint asks.
-    updates_after: BTreeMap<u64, u64>,
-    saving: Option<(u64, BTreeSet<PeerId>)>,
-    last_saved: Option<u64>,
-    eval_sums: Vec<f64>,
+    saving: Option<Saving>,
+    /// The step of the last snapshot that was asked for.
+    snapshot: Option<u64>,
+    /// Sums over the validation under way, by report.
+    eval_sums: BTreeMap<u32, f64>,
     eval_targets: u64,
     last_end: f64,
     skipped: u32,
@@ -160,23 +205,26 @@ pub struct Broker {
     over: bool,
 }
 
+/// What a peer did wrong ends the run; it completes "broke the protocol: it …".
+type Outcome = Result<Vec<Action>, &'static str>;
+
 impl Broker {
-    /// A broker of peers with these names.
-    pub fn new(settings: Settings, names: Vec<String>) -> Self {
-        let start = settings.start;
+    /// A broker of these peers, in the order of their numbers.
+    pub fn new(settings: Settings, peers: Vec<Participant>) -> Self {
+        let Position { step, updates } = settings.start;
         Self {
             settings,
-            names,
+            peers,
             ready: BTreeSet::new(),
-            agenda: VecDeque::new(),
-            planned: start.step,
+            next: (step < settings.steps).then_some(Item::Pass(PassKind::Train { step })),
             passes: VecDeque::new(),
             issued: 0,
-            position: start,
-            updates_after: BTreeMap::from([(start.step, start.updates)]),
+            trained: step,
+            updates,
+            position: settings.start,
             saving: None,
-            last_saved: None,
-            eval_sums: Vec::new(),
+            snapshot: None,
+            eval_sums: BTreeMap::new(),
             eval_targets: 0,
             last_end: 0.0,
             skipped: 0,
@@ -185,34 +233,26 @@ impl Broker {
         }
     }
 
-    /// Where the run stands.
+    /// Where the run stands: after the last step that all peers ended.
     pub fn position(&self) -> Position {
         self.position
     }
 
-    fn name(&self, peer: PeerId) -> &str {
-        self.names.get(peer.0 as usize).map_or("?", String::as_str)
+    /// A peer's connection is gone.
+    pub fn lost(&mut self, peer: PeerId, reason: &str) -> Vec<Action> {
+        let reason = format!("peer {:?} is gone: {}", self.name(peer), plain(reason));
+        self.fail(reason)
     }
 
-    fn fail(&mut self, reason: String) -> Vec<Action> {
+    /// Stops after the passes under way, with a checkpoint where the run takes any; at once if nothing has begun.
+    pub fn interrupt(&mut self) -> Vec<Action> {
         if self.over {
             return Vec::new();
         }
-        self.over = true;
-        vec![Action::Broadcast(ToPeer::Stop { reason: reason.clone() }), Action::Fail(reason)]
-    }
-
-    /// A peer's connection is gone.
-    pub fn lost(&mut self, peer: PeerId, reason: &str) -> Vec<Action> {
-        let name = self.name(peer).to_string();
-        self.fail(format!("peer {name:?} is gone: {reason}"))
-    }
-
-    /// Stops after the passes under way, with a checkpoint where the run takes any.
-    pub fn interrupt(&mut self) -> Vec<Action> {
         self.stopping = true;
-        self.agenda.clear();
-        self.go_on()
+        let unsaved = self.trained > self.settings.start.step && self.snapshot != Some(self.trained);
+        self.next = (self.settings.checkpoint.is_some() && unsaved).then_some(Item::Snapshot(self.trained));
+        if self.started() { self.go_on() } else { self.finish() }
     }
 
     /// The micro-batches' shares of a pass's loss, and how many targets count in it.
@@ -223,11 +263,9 @@ impl Broker {
         }
     }
 
-    /// The checkpoint was made whole (or why it could not be; the run goes on without it).
+    /// The checkpoint was made whole (or given up; the run goes on without it).
     pub fn committed(&mut self, step: u64) -> Vec<Action> {
-        if self.saving.as_ref().is_some_and(|(s, _)| *s == step) {
-            self.saving = None;
-        }
+        self.saving.take_if(|s| s.step == step && s.committing);
         self.go_on()
     }
 
@@ -236,95 +274,137 @@ impl Broker {
         if self.over {
             return Vec::new();
         }
-        match message {
-            FromPeer::Hello(_) => self.protest(from, "said hello twice"),
-            FromPeer::Ready => {
-                self.ready.insert(from);
-                if self.ready.len() < self.settings.peers {
-                    return Vec::new();
-                }
-                self.last_end = now;
-                self.go_on()
+        let outcome = match message {
+            FromPeer::Hello(_) => Err("said hello twice"),
+            FromPeer::Ready => self.peer_ready(from, now),
+            FromPeer::Report { pass, report, micro_batch, value } => {
+                self.report(from, pass, (report, micro_batch), value)
             }
-            FromPeer::Failed { reason } => {
-                let name = self.name(from).to_string();
-                self.fail(format!("peer {name:?} failed: {reason}"))
-            }
-            FromPeer::Report { pass, report, micro_batch, value } => match self.pass(pass) {
-                Some(p) if (report as usize) < 16 && (micro_batch as usize) < p.weights.len() => {
-                    p.reports.insert((report, micro_batch), value);
-                    Vec::new()
-                }
-                _ => self.protest(from, "reported on a pass that is not under way"),
-            },
             FromPeer::Norms { pass, squared_norms } => self.norms(from, pass, squared_norms),
             FromPeer::PassDone { pass, report } => self.pass_done(from, pass, report, now),
-            FromPeer::Lost { peer, reason } => {
-                let by = self.name(from).to_string();
-                self.lost(peer, &format!("{reason} (seen by {by:?})"))
+            FromPeer::Lost { peer, .. } if peer == from || peer.0 as usize >= self.peers.len() => {
+                Err("reported the loss of a peer that is none")
             }
-        }
+            FromPeer::Lost { peer, reason } => {
+                let reason = format!("{} (seen by {:?})", plain(&reason), self.name(from));
+                Ok(self.lost(peer, &reason))
+            }
+            FromPeer::Failed { reason } => {
+                let reason = format!("peer {:?} failed: {}", self.name(from), plain(&reason));
+                Ok(self.fail(reason))
+            }
+        };
+        outcome.unwrap_or_else(|what| self.protest(from, what))
     }
 
     /// The last tensor of a peer's snapshot came.
     pub fn saved(&mut self, from: PeerId, step: u64) -> Vec<Action> {
-        match &mut self.saving {
-            Some((s, waiting)) if *s == step => {
-                waiting.remove(&from);
-                self.try_commit()
-            }
-            _ => self.protest(from, "ended a snapshot that was not asked for"),
+        let saving = self.saving.as_mut().filter(|s| s.step == step);
+        if !saving.is_some_and(|s| s.waiting.remove(&from)) {
+            return self.protest(from, "ended a snapshot that was not asked for");
         }
+        self.try_commit().into_iter().collect()
+    }
+
+    fn name(&self, peer: PeerId) -> &str {
+        self.peers.get(peer.0 as usize).map_or("?", |p| p.name.as_str())
+    }
+
+    fn started(&self) -> bool {
+        self.ready.len() == self.peers.len()
     }
 
     fn protest(&mut self, from: PeerId, what: &str) -> Vec<Action> {
-        let name = self.name(from).to_string();
-        self.fail(format!("peer {name:?} broke the protocol: it {what}"))
+        let reason = format!("peer {:?} broke the protocol: it {what}", self.name(from));
+        self.fail(reason)
     }
 
-    fn pass(&mut self, number: u64) -> Option<&mut Pass> {
-        self.passes.iter_mut().find(|p| p.number == number)
-    }
-
-    fn norms(&mut self, from: PeerId, number: u64, squared_norms: Vec<(ValueId, f64)>) -> Vec<Action> {
-        let (peers, clip, rate) = (self.settings.peers, self.settings.clip, self.settings.learning_rate);
-        let update = self.position.updates + 1;
-        let Some(p) = self.pass(number) else {
-            return self.protest(from, "sent norms of a pass that is not under way");
-        };
-        p.norms.extend(squared_norms);
-        p.voted.insert(from);
-        if p.voted.len() < peers {
+    fn fail(&mut self, reason: String) -> Vec<Action> {
+        if self.over {
             return Vec::new();
         }
-        // By parameter, so in graph order: the sum does not depend on who sent first.
-        let norms: Vec<f64> = p.norms.values().copied().collect();
-        let (norm, factor) = clip_factor(&norms, clip);
-        let loss: f64 =
-            p.weights.iter().enumerate().map(|(m, w)| p.reports.get(&(0, m as u32)).map_or(f64::NAN, |l| l * w)).sum();
-        let apply = norm.is_finite() && loss.is_finite();
-        let verdict = Verdict { apply, update, lr: rate.at(update), factor };
-        p.verdict = Some((verdict, loss, norm));
-        if apply {
-            self.position.updates += 1;
-            self.skipped = 0;
-        } else {
-            self.skipped += 1;
-        }
-        vec![Action::Broadcast(ToPeer::Verdict { pass: number, verdict })]
+        self.over = true;
+        vec![Action::Broadcast(ToPeer::Stop { reason: reason.clone() }), Action::Fail(reason)]
     }
 
-    fn pass_done(&mut self, from: PeerId, number: u64, report: PassReport, now: f64) -> Vec<Action> {
-        let peers = self.settings.peers;
-        let Some(p) = self.pass(number) else {
-            return self.protest(from, "ended a pass that is not under way");
+    fn finish(&mut self) -> Vec<Action> {
+        self.over = true;
+        vec![Action::Broadcast(ToPeer::Stop { reason: String::new() }), Action::Finish(self.position)]
+    }
+
+    fn peer_ready(&mut self, from: PeerId, now: f64) -> Outcome {
+        if !self.ready.insert(from) {
+            return Err("said twice that it is ready");
+        }
+        self.last_end = now;
+        Ok(self.go_on())
+    }
+
+    /// The pass that a peer is in, if it is this one, and what it owes there. Each goes through the passes one after another.
+    fn current(&mut self, from: PeerId, number: u64) -> Result<(&mut Pass, &Duties), &'static str> {
+        let pass = self.passes.iter_mut().find(|p| !p.done.contains_key(&from)).filter(|p| p.number == number);
+        pass.zip(self.peers.get(from.0 as usize).map(|p| &p.duties)).ok_or("spoke of a pass that it is not in")
+    }
+
+    fn report(&mut self, from: PeerId, number: u64, key: (u32, u32), value: f64) -> Outcome {
+        let micro_batches = self.settings.micro_batches;
+        let (pass, duties) = self.current(from, number)?;
+        if !duties.reports(pass.trains()).contains(&key.0) || key.1 >= micro_batches {
+            return Err("reported what it does not compute");
+        }
+        match pass.reports.insert(key, value) {
+            None => Ok(Vec::new()),
+            Some(_) => Err("reported the same twice"),
+        }
+    }
+
+    fn norms(&mut self, from: PeerId, number: u64, squared_norms: Vec<(ValueId, f64)>) -> Outcome {
+        let Settings { micro_batches, clip, learning_rate, .. } = self.settings;
+        let (peers, update) = (self.peers.len(), self.updates + 1);
+        let (pass, duties) = self.current(from, number)?;
+        if !pass.trains() || !pass.voted.insert(from) {
+            return Err("sent norms that nobody waits for");
+        }
+        if !duties.reported(pass.trains(), micro_batches, &pass.reports) {
+            return Err("sent norms before its reports");
+        }
+        if !squared_norms.iter().map(|(p, _)| p).eq(duties.norms()) || squared_norms.iter().any(|(_, n)| *n < 0.0) {
+            return Err("sent norms of other gradients than its own");
+        }
+        pass.norms.extend(squared_norms);
+        if pass.voted.len() < peers {
+            return Ok(Vec::new());
+        }
+        // By parameter, so in graph order: the sum does not depend on who sent first.
+        let norms: Vec<f64> = pass.norms.values().copied().collect();
+        let (grad_norm, factor) = clip_factor(&norms, clip);
+        let term =
+            |m: u32| pass.weights.get(m as usize).zip(pass.reports.get(&(0, m))).map_or(f64::NAN, |(w, l)| w * l);
+        let loss: f64 = (0..micro_batches).map(term).sum();
+        let apply = grad_norm.is_finite() && loss.is_finite();
+        let verdict = Verdict { apply, update, lr: learning_rate.at(update), factor };
+        pass.judged = Some(Judged { verdict, loss, grad_norm });
+        self.updates += u64::from(apply);
+        Ok(vec![Action::Broadcast(ToPeer::Verdict { pass: number, verdict })])
+    }
+
+    fn pass_done(&mut self, from: PeerId, number: u64, report: PassReport, now: f64) -> Outcome {
+        let (peers, micro_batches) = (self.peers.len(), self.settings.micro_batches);
+        if !plausible(&report, peers as u32) {
+            return Err("sent figures that cannot be");
+        }
+        let (pass, duties) = self.current(from, number)?;
+        let owes = match pass.kind {
+            PassKind::Train { .. } => pass.judged.is_none(),
+            PassKind::Eval { .. } => !duties.reported(false, micro_batches, &pass.reports),
         };
-        p.done.insert(from, report);
+        if owes {
+            return Err("ended a pass before all was done");
+        }
+        pass.done.insert(from, report);
         let mut actions = Vec::new();
-        while self.passes.front().is_some_and(|p| p.done.len() == peers) {
-            if let Some(pass) = self.passes.pop_front() {
-                actions.extend(self.over(pass, now));
-            }
+        while let Some(pass) = self.passes.pop_front_if(|p| p.done.len() == peers) {
+            actions.extend(self.pass_over(pass, now));
         }
         actions.extend(self.try_commit());
         if self.skipped >= MAX_SKIPPED {
@@ -334,18 +414,21 @@ impl Broker {
             )));
         }
         actions.extend(self.go_on());
-        actions
+        Ok(actions)
     }
 
     /// All peers are done with a pass, and with all before it.
-    fn over(&mut self, pass: Pass, now: f64) -> Option<Action> {
+    fn pass_over(&mut self, pass: Pass, now: f64) -> Option<Action> {
         let elapsed = now - self.last_end;
         self.last_end = now;
         match pass.kind {
             PassKind::Train { step } => {
-                let (verdict, loss, grad_norm) = pass.verdict?;
-                self.position.step = step + 1;
-                self.updates_after.insert(step + 1, self.position.updates);
+                let Judged { verdict, loss, grad_norm } = pass.judged?;
+                self.skipped = if verdict.apply { 0 } else { self.skipped + 1 };
+                self.position = Position { step: step + 1, updates: self.position.updates + u64::from(verdict.apply) };
+                if let Some(saving) = self.saving.as_mut().filter(|s| s.step == self.position.step) {
+                    saving.updates = Some(self.position.updates);
+                }
                 Some(Action::Step(StepRecord {
                     step: step + 1,
                     loss,
@@ -353,130 +436,92 @@ impl Broker {
                     lr: verdict.lr,
                     applied: verdict.apply,
                     step_s: elapsed,
-                    bytes_sent: pass.done.values().flat_map(|r| &r.sent).map(|(_, bytes)| bytes).sum(),
+                    bytes_sent: pass
+                        .done
+                        .values()
+                        .flat_map(|r| &r.sent)
+                        .fold(0, |sum, (_, bytes)| sum.saturating_add(*bytes)),
                     peers: pass.done.into_values().collect(),
                 }))
             }
             PassKind::Eval { step, index } => {
-                let reports = pass.reports.keys().map(|(r, _)| *r as usize + 1).max().unwrap_or(0);
-                self.eval_sums.resize(self.eval_sums.len().max(reports), 0.0);
                 for ((report, m), value) in &pass.reports {
                     // The loss is a micro-batch's mean; others are sums already.
-                    let weight = if *report == 0 { pass.weights[*m as usize] * pass.targets as f64 } else { 1.0 };
-                    self.eval_sums[*report as usize] += value * weight;
+                    let share = pass.weights.get(*m as usize).map_or(f64::NAN, |w| w * pass.targets as f64);
+                    *self.eval_sums.entry(*report).or_default() += value * if *report == 0 { share } else { 1.0 };
                 }
                 self.eval_targets += pass.targets;
                 if index + 1 < self.settings.eval.map_or(0, |e| e.passes) {
                     return None;
                 }
                 let targets = std::mem::take(&mut self.eval_targets) as f64;
-                let means = std::mem::take(&mut self.eval_sums).into_iter().map(|s| s / targets).collect();
+                let means = std::mem::take(&mut self.eval_sums).into_values().map(|s| s / targets).collect();
                 Some(Action::Evaluated(Evaluated { step, means }))
             }
         }
     }
 
     /// A checkpoint is whole once every snapshot came and the step's own end is known.
-    fn try_commit(&mut self) -> Vec<Action> {
-        match &self.saving {
-            Some((step, waiting)) if waiting.is_empty() && Some(*step) != self.last_saved => {
-                match self.updates_after.get(step) {
-                    Some(&updates) => {
-                        let position = Position { step: *step, updates };
-                        self.last_saved = Some(position.step);
-                        self.updates_after = self.updates_after.split_off(&position.step);
-                        vec![Action::Commit(position)]
-                    }
-                    None => Vec::new(),
-                }
-            }
-            _ => Vec::new(),
-        }
+    fn try_commit(&mut self) -> Option<Action> {
+        let saving = self.saving.as_mut().filter(|s| s.waiting.is_empty() && !s.committing)?;
+        let updates = saving.updates?;
+        saving.committing = true;
+        Some(Action::Commit(Position { step: saving.step, updates }))
     }
 
-    fn refill(&mut self) {
-        let s = self.settings;
-        let due = |every: u64, step: u64| every > 0 && step.is_multiple_of(every);
-        if self.planned < s.steps && !self.stopping {
-            self.agenda.push_back(Item::Pass(PassKind::Train { step: self.planned }));
-            self.planned += 1;
-            let last = self.planned == s.steps;
-            if let Some(eval) = s.eval.filter(|e| due(e.steps, self.planned) || last) {
-                let step = self.planned;
-                self.agenda.extend((0..eval.passes).map(|index| Item::Pass(PassKind::Eval { step, index })));
-            }
-            if let Some(every) = s.checkpoint
-                && (due(every, self.planned) || last)
-            {
-                self.agenda.push_back(Item::Snapshot(self.planned));
-            }
+    /// What follows in an undisturbed run: after each step its validation, then its checkpoint.
+    fn after(&self, item: Item) -> Option<Item> {
+        let s = &self.settings;
+        let (step, evaluated) = match item {
+            Item::Pass(PassKind::Train { step }) => (step + 1, 0),
+            Item::Pass(PassKind::Eval { step, index }) => (step, index + 1),
+            Item::Snapshot(step) => (step, u64::MAX),
+        };
+        let due = |every: u64| step == s.steps || (every > 0 && step.is_multiple_of(every));
+        if s.eval.is_some_and(|e| due(e.steps) && evaluated < e.passes) {
+            return Some(Item::Pass(PassKind::Eval { step, index: evaluated }));
         }
-    }
-
-    /// The last training step whose pass was issued or planned without being dropped.
-    fn last_issued(&self) -> u64 {
-        self.passes
-            .iter()
-            .filter_map(|p| match p.kind {
-                PassKind::Train { step } => Some(step + 1),
-                PassKind::Eval { .. } => None,
-            })
-            .max()
-            .unwrap_or(self.position.step)
+        if s.checkpoint.is_some_and(due) && item != Item::Snapshot(step) {
+            return Some(Item::Snapshot(step));
+        }
+        (step < s.steps).then_some(Item::Pass(PassKind::Train { step }))
     }
 
     /// Issues what is next, as far as the window allows.
     fn go_on(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
-        if self.over || self.ready.len() < self.settings.peers {
+        if self.over || !self.started() {
             return actions;
         }
-        loop {
-            if self.agenda.is_empty() {
-                self.refill();
+        while let Some(item) = self.next {
+            match item {
+                Item::Pass(kind) if (self.passes.len() as u64) < self.settings.window.max(1) => {
+                    actions.extend(self.issue(kind));
+                }
+                // One checkpoint at a time.
+                Item::Snapshot(step) if self.saving.is_none() => actions.extend(self.begin_snapshot(step)),
+                _ => break,
             }
-            match self.agenda.front() {
-                Some(Item::Pass(_)) if self.passes.len() as u64 >= self.settings.window => break,
-                Some(Item::Snapshot(_)) if self.saving.is_some() => break,
-                Some(Item::Snapshot(_)) => {
-                    if let Some(Item::Snapshot(step)) = self.agenda.pop_front() {
-                        actions.extend(self.begin_snapshot(step));
-                    }
-                }
-                Some(Item::Pass(_)) => {
-                    if let Some(Item::Pass(kind)) = self.agenda.pop_front() {
-                        actions.extend(self.issue(kind));
-                    }
-                }
-                None => {
-                    let here = self.last_issued();
-                    let saved = self.saving.as_ref().map(|(s, _)| *s).or(self.last_saved);
-                    let fresh = here > self.settings.start.step && saved != Some(here);
-                    if self.stopping && self.settings.checkpoint.is_some() && fresh {
-                        if self.saving.is_some() {
-                            break;
-                        }
-                        actions.extend(self.begin_snapshot(here));
-                    } else if self.passes.is_empty() && self.saving.is_none() {
-                        self.over = true;
-                        actions.push(Action::Broadcast(ToPeer::Stop { reason: String::new() }));
-                        actions.push(Action::Finish(self.position));
-                        break;
-                    } else {
-                        break;
-                    }
-                }
-            }
+            self.next = if self.stopping { None } else { self.after(item) };
+        }
+        if self.next.is_none() && self.passes.is_empty() && self.saving.is_none() {
+            actions.extend(self.finish());
         }
         actions
     }
 
-    fn begin_snapshot(&mut self, step: u64) -> Vec<Action> {
-        self.saving = Some((step, (0..self.settings.peers as u32).map(PeerId).collect()));
-        vec![Action::BeginCheckpoint(step), Action::Broadcast(ToPeer::Snapshot { step })]
+    fn begin_snapshot(&mut self, step: u64) -> [Action; 2] {
+        self.snapshot = Some(step);
+        self.saving = Some(Saving {
+            step,
+            updates: (self.position.step == step).then_some(self.position.updates),
+            waiting: (0..self.peers.len() as u32).map(PeerId).collect(),
+            committing: false,
+        });
+        [Action::BeginCheckpoint(step), Action::Broadcast(ToPeer::Snapshot { step })]
     }
 
-    fn issue(&mut self, kind: PassKind) -> Vec<Action> {
+    fn issue(&mut self, kind: PassKind) -> [Action; 2] {
         self.issued += 1;
         let number = self.issued;
         self.passes.push_back(Pass {
@@ -487,13 +532,29 @@ impl Broker {
             reports: BTreeMap::new(),
             norms: BTreeMap::new(),
             voted: BTreeSet::new(),
-            verdict: None,
+            judged: None,
             done: BTreeMap::new(),
         });
         let (train, step) = match kind {
-            PassKind::Train { step } => (true, step),
+            PassKind::Train { step } => {
+                self.trained = step + 1;
+                (true, step)
+            }
             PassKind::Eval { step, .. } => (false, step),
         };
-        vec![Action::Broadcast(ToPeer::Run { pass: number, train, step }), Action::Feed(number, kind)]
+        [Action::Broadcast(ToPeer::Run { pass: number, train, step }), Action::Feed(number, kind)]
     }
+}
+
+/// Whether figures from a peer are ones that people and sums can work with.
+fn plausible(report: &PassReport, peers: u32) -> bool {
+    let PassReport { compute_s, wait_s, total_s, peak_bytes: _, sent } = report;
+    [compute_s, wait_s, total_s].iter().all(|s| s.is_finite() && **s >= 0.0)
+        && sent.iter().all(|(to, bytes)| to.0 < peers && *bytes <= MAX_SENT)
+        && sent.is_sorted_by(|a, b| a.0 < b.0)
+}
+
+/// A peer's words as they may stand in an error: one line of reasonable length.
+fn plain(text: &str) -> String {
+    text.chars().take(1000).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

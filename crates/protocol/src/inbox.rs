@@ -1,4 +1,4 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 
 use fusionllm_graph::TensorType;
 use fusionllm_plan::{PeerId, Program, Slot};
@@ -7,7 +7,7 @@ use crate::TensorHeader;
 
 /// What a frame that fits no Program is.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("peer {from:?} sent {slot:?} of pass {pass}: {reason}")]
+#[error("{from} sent {slot:?} of pass {pass}: {reason}")]
 pub struct Violation {
     /// Who sent it.
     pub from: PeerId,
@@ -20,49 +20,50 @@ pub struct Violation {
 }
 
 /// Checks every incoming tensor's header against the Programs before anything is allocated for it.
+///
+/// Whether a pass trains or evaluates is known to whoever sends for it before it may be known here, so a header says it. What a liar sends is never read, and is to be
+/// dropped when the pass is over: no peer can fill more than the window.
 #[derive(Debug)]
 pub struct Inbox {
-    /// What may come, from whom, with which type, per program.
-    expected: Vec<BTreeMap<Slot, (PeerId, TensorType)>>,
+    /// What may come, from whom, with which type, in an evaluation and in training.
+    expected: [BTreeMap<Slot, (PeerId, TensorType)>; 2],
     /// The oldest pass not yet over.
     oldest: u64,
     /// How many passes may be under way.
     window: u64,
     /// What came, of passes not yet over.
-    seen: BTreeSet<(u64, Slot)>,
+    seen: HashSet<TensorHeader>,
 }
 
 impl Inbox {
     /// For a peer with these programs, of whose passes at most `window` are under way.
-    pub fn new(programs: &[&Program], window: u64) -> Self {
-        Self { expected: programs.iter().map(|p| p.incoming()).collect(), oldest: 1, window, seen: BTreeSet::new() }
+    pub fn new(train: &Program, eval: &Program, window: u64) -> Self {
+        Self { expected: [eval.incoming(), train.incoming()], oldest: 1, window, seen: HashSet::new() }
     }
 
     /// The type of the tensor that a frame carries, if it may come now from this sender with so many bytes.
     pub fn admit(&mut self, from: PeerId, header: &TensorHeader, payload: u64) -> Result<TensorType, Violation> {
-        let TensorHeader { pass, slot } = *header;
+        let TensorHeader { pass, train, slot } = *header;
         let fail = |reason| Err(Violation { from, slot, pass, reason });
-        if pass < self.oldest || pass >= self.oldest.saturating_add(self.window) {
+        if pass < self.oldest || pass - self.oldest >= self.window {
             return fail("that pass is not under way");
         }
-        let candidates = self.expected.iter().filter_map(|e| e.get(&slot)).filter(|(sender, _)| *sender == from);
-        let Some((_, ty)) = candidates.clone().find(|(_, ty)| ty.bytes() as u64 == payload) else {
-            return match candidates.count() {
-                0 => fail("no program here waits for that from this peer"),
-                _ => fail("it has the wrong size"),
-            };
+        let ty = match self.expected[usize::from(train)].get(&slot) {
+            Some((sender, ty)) if *sender == from => ty,
+            _ => return fail("no program here waits for that from this peer"),
         };
-        let ty = ty.clone();
-        if !self.seen.insert((pass, slot)) {
+        if ty.bytes() as u64 != payload {
+            return fail("it has the wrong size");
+        }
+        if !self.seen.insert(*header) {
             return fail("it came already");
         }
-        Ok(ty)
+        Ok(ty.clone())
     }
 
     /// All passes up to this one are over.
     pub fn done(&mut self, pass: u64) {
-        self.oldest = self.oldest.max(pass + 1);
-        self.seen =
-            self.seen.split_off(&(self.oldest, Slot::Value { value: fusionllm_graph::ValueId(0), micro_batch: 0 }));
+        self.oldest = self.oldest.max(pass.saturating_add(1));
+        self.seen.retain(|h| h.pass >= self.oldest);
     }
 }

@@ -1,7 +1,8 @@
 //! Messages, and the broker's and peers' state machines, without I/O.
 //!
 //! Nothing here knows a socket, a file or a clock: events and the time come in as arguments, actions go out. [`Lobby`] gathers the peers of a run, [`Broker`] conducts it, [`Inbox`] checks
-//! what a peer is sent before it is allocated.
+//! what a peer is sent before it is allocated. Nobody is trusted: the broker knows what each peer owes it ([`Duties`]), a peer checks its
+//! [`Assignment`].
 //!
 //! # One run
 //!
@@ -25,11 +26,13 @@
 //! little-endian.
 
 mod broker;
+mod duties;
 mod inbox;
 mod lobby;
 mod message;
 
-pub use broker::{Action, Broker, Evaluated, Every, PassKind, Position, Settings, StepRecord};
+pub use broker::{Action, Broker, Evaluated, Every, Participant, PassKind, Position, Settings, StepRecord};
+pub use duties::Duties;
 pub use inbox::{Inbox, Violation};
 pub use lobby::{Lobby, Member};
 pub use message::{

@@ -1,5 +1,11 @@
 use crate::{Hello, VERSION};
 
+/// Longest name, backend or device, in bytes.
+const MAX_TEXT: usize = 64;
+
+/// Longest address, in bytes.
+const MAX_ADDR: usize = 4096;
+
 /// Gathers the peers of a run.
 #[derive(Debug)]
 pub struct Lobby {
@@ -47,8 +53,13 @@ impl Lobby {
         if self.members.len() >= self.wanted {
             return Err(format!("all {} places are taken", self.wanted));
         }
-        if hello.name.len() > 64 || hello.name.chars().any(char::is_control) {
-            return Err("its name must be at most 64 bytes without control characters".into());
+        for (what, text) in [("name", &hello.name), ("backend", &hello.backend), ("device", &hello.device)] {
+            if text.len() > MAX_TEXT || text.chars().any(char::is_control) {
+                return Err(format!("its {what} must be at most {MAX_TEXT} bytes without control characters"));
+            }
+        }
+        if hello.addr.len() > MAX_ADDR {
+            return Err(format!("its address takes {} bytes, more than {MAX_ADDR}", hello.addr.len()));
         }
         if self.members.iter().any(|m| m.name == hello.name) {
             return Err(format!("the name {:?} is taken; choose another with --name", hello.name));
@@ -77,7 +88,7 @@ impl Lobby {
     /// joined first decides nothing.
     pub fn complete(&self) -> Option<Vec<Member>> {
         let mut members = self.members.clone();
-        members.sort_by_cached_key(|m| natural_key(&m.name));
+        members.sort_by_cached_key(|m| (natural_key(&m.name), m.name.clone()));
         (members.len() == self.wanted).then_some(members)
     }
 }
@@ -122,14 +133,39 @@ mod tests {
         assert!(lobby.join(2, hello("b")).unwrap_err().contains("taken"));
     }
 
+    fn numbered(lobby: &Lobby) -> Vec<String> {
+        lobby.complete().unwrap().into_iter().map(|m| m.name).collect()
+    }
+
+    /// Names that differ in leading zeros alone stood in the order of their arrival.
+    #[test]
+    fn no_two_names_are_equal_in_order() {
+        for names in [["p01", "p1", "p001"], ["p1", "p001", "p01"]] {
+            let mut lobby = Lobby::new(3, [7; 16]);
+            for (i, name) in names.iter().enumerate() {
+                lobby.join(i as u64, hello(name)).unwrap();
+            }
+            assert_eq!(numbered(&lobby), ["p001", "p01", "p1"]);
+        }
+    }
+
+    #[test]
+    fn what_a_joiner_says_of_itself_is_bounded() {
+        let mut lobby = Lobby::new(1, [7; 16]);
+        let mut refusal = |h: Hello| lobby.join(1, h).unwrap_err();
+        assert!(refusal(hello(&"n".repeat(65))).contains("name"));
+        assert!(refusal(Hello { device: "\u{1b}[2J".into(), ..hello("a") }).contains("device"));
+        assert!(refusal(Hello { backend: "b".repeat(65), ..hello("a") }).contains("backend"));
+        assert!(refusal(Hello { addr: vec![0; 4097], ..hello("a") }).contains("4097"));
+    }
+
     #[test]
     fn peers_are_numbered_by_name_not_by_arrival() {
         let mut lobby = Lobby::new(4, [7; 16]);
         for (i, name) in ["p10", "p2", "", "p1"].iter().enumerate() {
             lobby.join(i as u64, hello(name)).unwrap();
         }
-        let names: Vec<String> = lobby.complete().unwrap().into_iter().map(|m| m.name).collect();
-        assert_eq!(names, ["p1", "p2", "p10", "peer-0"]);
+        assert_eq!(numbered(&lobby), ["p1", "p2", "p10", "peer-0"]);
         assert!(lobby.join(9, hello("p2")).unwrap_err().contains("places"));
         lobby.leave(0);
         assert!(lobby.complete().is_none());

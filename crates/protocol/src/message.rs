@@ -1,7 +1,7 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
-use fusionllm_graph::{TensorType, ValueId};
-use fusionllm_plan::{Optimizer, PeerId, Program, Slot, Verdict};
+use fusionllm_graph::{TensorType, Value, ValueId};
+use fusionllm_plan::{Instruction, Optimizer, PeerId, PlanError, Program, Slot, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ pub const VERSION: u32 = 1;
 pub const MAX_CONTROL: u64 = 4 << 20;
 
 /// Largest assignment, in bytes.
-pub const MAX_BULK: u64 = 1 << 30;
+pub const MAX_BULK: u64 = 1 << 28;
 
 /// What a joiner says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -147,11 +147,66 @@ pub struct Assignment {
     pub loads: BTreeSet<(String, Option<String>)>,
 }
 
+impl Assignment {
+    /// Checks all that taking part relies on, so that an assignment from a stranger can be trusted afterwards.
+    pub fn validate(&self) -> Result<(), PlanError> {
+        let fail = |m: String| Err(PlanError::Program(m));
+        if self.peer.0 as usize >= self.peers.len() {
+            return fail(format!("it is for {}, of {} peers", self.peer, self.peers.len()));
+        }
+        for program in [&self.train, &self.eval] {
+            program.validate()?;
+            if program.peer != self.peer {
+                return fail(format!("it is for {}, not for {}", program.peer, self.peer));
+            }
+            for i in &program.instructions {
+                if let Instruction::Receive { from: p, .. } | Instruction::Send { to: p, .. } = i
+                    && *p != PeerId::BROKER
+                    && p.0 as usize >= self.peers.len()
+                {
+                    return fail(format!("it exchanges tensors with {p}, of {} peers", self.peers.len()));
+                }
+            }
+        }
+        let kept = self.kept();
+        for program in [&self.train, &self.eval] {
+            for value in program.holdings.iter().map(|h| &program.values[&h.value]) {
+                if kept.get(value.name.as_str()) != Some(&value) {
+                    return fail(format!("training and evaluation disagree about {:?}", value.name));
+                }
+            }
+        }
+        let trained: BTreeSet<&str> =
+            self.train.owned().map(|(_, r)| self.train.values[&r.parameter].name.as_str()).collect();
+        for (name, slot) in &self.loads {
+            let known = match slot {
+                None => kept.contains_key(name.as_str()),
+                Some(slot) => trained.contains(name.as_str()) && self.optimizer.slots().contains(&slot.as_str()),
+            };
+            if !known {
+                return fail(format!("{name:?} is to be loaded, but nothing needs it"));
+            }
+        }
+        Ok(())
+    }
+
+    /// What the peer keeps from pass to pass, for either program, by name.
+    pub fn kept(&self) -> BTreeMap<&str, &Value> {
+        let programs = [&self.eval, &self.train].into_iter();
+        programs
+            .flat_map(|p| p.holdings.iter().filter_map(|h| p.values.get(&h.value)))
+            .map(|v| (v.name.as_str(), v))
+            .collect()
+    }
+}
+
 /// The header of a frame on the tensors lane; the payload is the tensor's bytes.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TensorHeader {
     /// The pass it belongs to.
     pub pass: u64,
+    /// Whether that is a pass of the training program, whose values are numbered on their own.
+    pub train: bool,
     /// What it is.
     pub slot: Slot,
 }

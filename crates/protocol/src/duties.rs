@@ -1,0 +1,45 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use fusionllm_graph::ValueId;
+use fusionllm_plan::{Instruction, Program};
+
+/// What a peer owes the broker in each pass, by its Programs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Duties {
+    /// Indices of the scalars it reports for every micro-batch of a training step.
+    train: BTreeSet<u32>,
+    /// The same, of an evaluation.
+    eval: BTreeSet<u32>,
+    /// The parameters whose squared gradient norms it sends.
+    norms: BTreeSet<ValueId>,
+}
+
+impl Duties {
+    /// The duties of a peer with these programs.
+    pub fn new(train: &Program, eval: &Program) -> Self {
+        let reports = |p: &Program| {
+            let report = |i: &Instruction| match *i {
+                Instruction::Report { report, .. } => Some(report),
+                _ => None,
+            };
+            p.instructions.iter().filter_map(report).collect()
+        };
+        let norms = train.owned().map(|(_, r)| r.parameter).collect();
+        Self { train: reports(train), eval: reports(eval), norms }
+    }
+
+    pub(crate) fn reports(&self, train: bool) -> &BTreeSet<u32> {
+        if train { &self.train } else { &self.eval }
+    }
+
+    /// Whether all that it owes is among the reports of a pass, by report and micro-batch.
+    pub(crate) fn reported(&self, train: bool, micro_batches: u32, reports: &BTreeMap<(u32, u32), f64>) -> bool {
+        let mut owed = self.reports(train).iter().flat_map(|r| (0..micro_batches).map(|m| (*r, m)));
+        owed.all(|key| reports.contains_key(&key))
+    }
+
+    /// In graph order.
+    pub(crate) fn norms(&self) -> impl Iterator<Item = &ValueId> {
+        self.norms.iter()
+    }
+}

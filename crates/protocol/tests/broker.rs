@@ -1,0 +1,233 @@
+//! The broker against peers whose messages arrive in any order that their lanes allow.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::simulation::{Disturbance, End, Scenario, TARGETS, Trace, loss, run, share};
+use fusionllm_graph::ValueId;
+use fusionllm_plan::{LearningRate, PeerId};
+use fusionllm_protocol::{Every, FromPeer, Hello, PassReport, Position, Settings, VERSION};
+use proptest::prelude::*;
+
+fn scenarios() -> impl Strategy<Value = Scenario> {
+    let settings = (0u64..4, 0u64..3, 0u64..12, 1u32..4, 1u64..5);
+    let every = (prop::option::of((0u64..4, 1u64..4)), prop::option::of(0u64..4));
+    (settings, every, 1usize..5, prop::collection::btree_set(0u64..16, 0..6), any::<u64>()).prop_map(
+        |((step, skipped, steps, micro_batches, window), (eval, checkpoint), peers, broken, seed)| {
+            let settings = Settings {
+                start: Position { step, updates: step.saturating_sub(skipped) },
+                steps,
+                micro_batches,
+                eval: eval.map(|(steps, passes)| Every { steps, passes }),
+                checkpoint,
+                window,
+                ..Scenario::default().settings
+            };
+            Scenario { peers, settings, broken, disturbances: Vec::new(), seed }
+        },
+    )
+}
+
+/// What must come of the steps up to `last`, whether or not the run was to go on.
+fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
+    let Settings { start, steps, micro_batches, eval, checkpoint, learning_rate, .. } = s.settings;
+    let mut at = start;
+    let mut commits = Vec::new();
+    let mut evaluated = Vec::new();
+    assert_eq!(trace.steps.len() as u64, last.saturating_sub(start.step));
+    for record in &trace.steps {
+        let broken = s.broken.contains(&at.step);
+        let mean: f64 = (0..micro_batches).map(|m| share(micro_batches, m) * loss(at.step, m)).sum();
+        assert_eq!((record.step, record.applied), (at.step + 1, !broken));
+        assert_eq!(record.lr, learning_rate.at(at.updates + 1));
+        assert!(record.loss == mean || (broken && record.loss.is_nan()));
+        assert!(record.grad_norm == 2.0 * (s.peers as f64).sqrt() || (broken && record.grad_norm.is_infinite()));
+        assert!(record.step_s > 0.0);
+        assert_eq!(record.peers.len(), s.peers);
+        assert_eq!(record.bytes_sent, if s.peers > 1 { 8 * s.peers as u64 } else { 0 });
+        at = Position { step: at.step + 1, updates: at.updates + u64::from(!broken) };
+        let due = |every: u64| at.step == steps || (every > 0 && at.step.is_multiple_of(every));
+        if eval.is_some_and(|e| due(e.steps)) {
+            evaluated.push(at.step);
+        }
+        if checkpoint.is_some_and(due) || (checkpoint.is_some() && at.step == last) {
+            commits.push(at);
+        }
+    }
+    assert_eq!(trace.end, Some(End::Finished(at)));
+    assert_eq!(trace.commits, commits);
+    let got: Vec<u64> = trace.evaluated.iter().map(|e| e.step).collect();
+    // An interrupt leaves out the last validation, or what is left of it.
+    assert!(got == evaluated || (interrupted && evaluated.starts_with(&got) && got.len() + 1 == evaluated.len()));
+    for e in &trace.evaluated {
+        let passes = eval.unwrap().passes;
+        let mean: f64 = (0..micro_batches).map(|m| share(micro_batches, m) * loss(e.step, m)).sum();
+        let sum: f64 = (0..micro_batches).map(|m| loss(e.step, m)).sum();
+        assert_eq!(e.means.len(), 2);
+        assert!((e.means[0] - mean).abs() < 1e-9);
+        assert!((e.means[1] - sum * passes as f64 / (passes * TARGETS) as f64).abs() < 1e-9);
+    }
+}
+
+fn lies() -> impl Strategy<Value = FromPeer> {
+    let pass = prop_oneof![0u64..12, Just(u64::MAX)];
+    let small = prop_oneof![0u32..4, Just(u32::MAX)];
+    let number = prop::sample::select(vec![0.0, 1.0, -1.0, f64::NAN, f64::INFINITY, f64::MAX]);
+    let norms = prop::collection::vec((0u32..8, number.clone()), 0..4);
+    let figures = (number.clone(), prop::collection::vec((small.clone(), any::<u64>()), 0..3));
+    prop_oneof![
+        Just(FromPeer::Ready),
+        Just(FromPeer::Failed { reason: "\u{1b}[2J\nout of luck".into() }),
+        Just(FromPeer::Hello(Hello {
+            version: VERSION,
+            secret: [0; 16],
+            name: "p0".into(),
+            backend: String::new(),
+            device: String::new(),
+            addr: Vec::new(),
+        })),
+        small.clone().prop_map(|p| FromPeer::Lost { peer: PeerId(p), reason: "so it seems".into() }),
+        (pass.clone(), small.clone(), small, number).prop_map(|(pass, report, micro_batch, value)| FromPeer::Report {
+            pass,
+            report,
+            micro_batch,
+            value
+        }),
+        (pass.clone(), norms).prop_map(|(pass, n)| FromPeer::Norms {
+            pass,
+            squared_norms: n.into_iter().map(|(v, n)| (ValueId(v), n)).collect()
+        }),
+        (pass, figures).prop_map(|(pass, (wait_s, sent))| FromPeer::PassDone {
+            pass,
+            report: PassReport {
+                wait_s,
+                sent: sent.into_iter().map(|(p, b)| (PeerId(p), b)).collect(),
+                ..PassReport::default()
+            }
+        }),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_step_once_and_in_order(s in scenarios()) {
+        check(&s, &run(&s), s.settings.steps.max(s.settings.start.step), false);
+    }
+
+    #[test]
+    fn an_interrupt_leads_to_a_last_checkpoint(mut s in scenarios(), at in 0usize..400, twice in prop::option::of(0usize..40)) {
+        s.disturbances.push((at, Disturbance::Interrupt));
+        s.disturbances.extend(twice.map(|later| (at + later, Disturbance::Interrupt)));
+        let trace = run(&s);
+        let last = trace.steps.last().map_or(s.settings.start.step, |r| r.step);
+        check(&s, &trace, last, at <= trace.events);
+        prop_assert!(last == s.settings.steps.max(s.settings.start.step) || at <= trace.events);
+    }
+
+    #[test]
+    fn a_lost_peer_ends_the_run_by_name(mut s in scenarios(), at in 0usize..400, who in 0u32..5, interrupt in prop::option::of(0usize..400)) {
+        let who = who % s.peers as u32;
+        s.disturbances.push((at, Disturbance::Loss(who)));
+        s.disturbances.extend(interrupt.map(|at| (at, Disturbance::Interrupt)));
+        s.disturbances.sort_by_key(|(at, _)| *at);
+        match run(&s).end.unwrap() {
+            End::Failed(reason) => prop_assert_eq!(reason, format!("peer \"p{who}\" is gone: timed out")),
+            End::Finished(_) => {}
+        }
+    }
+
+    /// No message out of turn stops a run but by an error that names its sender.
+    #[test]
+    fn a_liar_is_named(mut s in scenarios(), lies in prop::collection::vec((0usize..200, lies()), 1..4), who in 0u32..5) {
+        let who = who % s.peers as u32;
+        s.disturbances.extend(lies.into_iter().map(|(at, lie)| (at, Disturbance::Lie(who, lie))));
+        s.disturbances.sort_by_key(|(at, _)| *at);
+        match run(&s).end.unwrap() {
+            End::Failed(reason) => {
+                prop_assert!(reason.contains(&format!("\"p{who}\"")), "{}", reason);
+                prop_assert!(!reason.contains(char::is_control));
+            }
+            End::Finished(_) => {}
+        }
+    }
+}
+
+#[test]
+fn interrupted_while_peers_still_load_a_run_ends_where_it_starts() {
+    let mut s = Scenario::default();
+    s.settings.start = Position { step: 3, updates: 2 };
+    s.disturbances.push((0, Disturbance::Interrupt));
+    let trace = run(&s);
+    assert_eq!(trace.end, Some(End::Finished(s.settings.start)));
+    assert!(trace.commits.is_empty() && trace.steps.is_empty());
+}
+
+#[test]
+fn a_run_that_diverges_ends_with_advice() {
+    let mut s = Scenario { broken: (3..40).collect(), ..Scenario::default() };
+    s.settings.steps = 100;
+    let trace = run(&s);
+    let Some(End::Failed(reason)) = &trace.end else { unreachable!("{trace:?}") };
+    insta::assert_snapshot!(reason, @"20 steps in a row up to step 23 had a loss or gradient that is not finite; try a lower learning rate or clipping");
+    assert_eq!(trace.steps.len(), 23);
+}
+
+#[test]
+fn skipped_steps_do_not_count_for_the_learning_rate() {
+    let mut s = Scenario { broken: BTreeSet::from([1, 2]), ..Scenario::default() };
+    s.settings.learning_rate = LearningRate { base: 1.0, warmup: 4, cosine_until: None, min: 0.0 };
+    let trace = run(&s);
+    let rates: Vec<(f64, bool)> = trace.steps.iter().map(|r| (r.lr, r.applied)).collect();
+    assert_eq!(rates, [(0.25, true), (0.5, false), (0.5, false), (0.5, true), (0.75, true)]);
+    assert_eq!(trace.end, Some(End::Finished(Position { step: 5, updates: 3 })));
+}
+
+/// Each lie at a moment when the run waits for this peer.
+#[test]
+fn what_is_said_of_liars() {
+    let end = |at: usize, lie: FromPeer| {
+        let s = Scenario { peers: 1, disturbances: vec![(at, Disturbance::Lie(0, lie))], ..Scenario::default() };
+        match run(&s).end.unwrap() {
+            End::Failed(reason) => reason,
+            End::Finished(_) => "nothing".into(),
+        }
+    };
+    let report = |pass, report, micro_batch| FromPeer::Report { pass, report, micro_batch, value: 1.0 };
+    let norms = |pass, squared_norms| FromPeer::Norms { pass, squared_norms };
+    let done = |sent| FromPeer::PassDone { pass: 1, report: PassReport { sent, ..PassReport::default() } };
+    let slow = FromPeer::PassDone { pass: 1, report: PassReport { wait_s: f64::NAN, ..PassReport::default() } };
+    let lines = [
+        end(0, report(1, 0, 0)),
+        end(1, FromPeer::Ready),
+        end(1, report(1, 0, 0)),
+        end(1, report(1, 1, 0)),
+        end(1, report(1, 0, 2)),
+        end(1, report(2, 0, 0)),
+        end(1, norms(1, Vec::new())),
+        end(1, done(Vec::new())),
+        end(1, done(vec![(PeerId(1), 0)])),
+        end(1, done(vec![(PeerId(0), u64::MAX)])),
+        end(1, slow),
+        end(1, FromPeer::Lost { peer: PeerId(0), reason: String::new() }),
+        end(1, FromPeer::Failed { reason: "no\nmemory".into() }),
+    ];
+    insta::assert_snapshot!(lines.join("\n"), @r#"
+    peer "p0" broke the protocol: it spoke of a pass that it is not in
+    peer "p0" broke the protocol: it said twice that it is ready
+    peer "p0" broke the protocol: it reported the same twice
+    peer "p0" broke the protocol: it reported what it does not compute
+    peer "p0" broke the protocol: it reported what it does not compute
+    peer "p0" broke the protocol: it spoke of a pass that it is not in
+    peer "p0" broke the protocol: it sent norms before its reports
+    peer "p0" broke the protocol: it ended a pass before all was done
+    peer "p0" broke the protocol: it sent figures that cannot be
+    peer "p0" broke the protocol: it sent figures that cannot be
+    peer "p0" broke the protocol: it sent figures that cannot be
+    peer "p0" broke the protocol: it reported the loss of a peer that is none
+    peer "p0" failed: no memory
+    "#);
+}

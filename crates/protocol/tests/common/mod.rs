@@ -1,0 +1,54 @@
+//! What the protocol's tests share: programs to run by, and peers that run them on nothing.
+#![allow(dead_code, clippy::unwrap_used)]
+
+pub(crate) mod simulation;
+
+use fusionllm_graph::{Builder, CounterRng, DType, Init, autodiff};
+use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
+
+/// A small stream of numbers for choices.
+pub(crate) struct Dice(CounterRng, u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(CounterRng::new(seed), 0)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        self.1 += 1;
+        self.0.block(self.1, 0)[0] as usize % n
+    }
+}
+
+/// Programs of a step and of an evaluation for peers that hold a layer each, the first and the last the same one.
+pub(crate) fn programs(peers: usize, micro_batches: u32) -> Vec<(Program, Program)> {
+    let mut b = Builder::new("layers");
+    let mut y = b.input("x", DType::F32, [2, 4]).unwrap();
+    let labels = b.input("labels", DType::I64, [2]).unwrap();
+    let tied = b.parameter("tied", DType::F32, [4, 4], Init::Constant(0.5)).unwrap();
+    let mut stage_of = Vec::new();
+    for p in 0..peers {
+        let w = match p {
+            0 => tied,
+            p => b.parameter(&format!("w{p}"), DType::F32, [4, 4], Init::Constant(0.5)).unwrap(),
+        };
+        y = b.linear(y, w, None).unwrap();
+        stage_of.push(p as u32);
+    }
+    y = b.linear(y, tied, None).unwrap();
+    let loss = b.cross_entropy(y, labels, -100).unwrap();
+    let correct = b.sum(y, &[0, 1], false).unwrap();
+    b.output("loss", loss).unwrap();
+    b.output("correct", correct).unwrap();
+    let graph = b.finish().unwrap();
+    stage_of.resize(graph.nodes.len(), peers as u32 - 1);
+    let peer_of: Vec<u32> = (0..peers as u32).collect();
+    let plan = Plan::from_stages(&graph, &stage_of, &peer_of, names(peers), micro_batches, Schedule::OneFOneB, "test");
+    let train = compile(&plan, &graph, &autodiff::differentiate(&graph, loss).unwrap()).unwrap();
+    let eval = compile_forward(&plan, &graph, &graph.evaluation().unwrap(), &["loss", "correct"]).unwrap();
+    train.into_iter().zip(eval).collect()
+}
+
+pub(crate) fn names(peers: usize) -> Vec<String> {
+    (0..peers).map(|p| format!("p{p}")).collect()
+}

@@ -1,0 +1,335 @@
+//! A broker and peers in one thread: what is under way is delivered in an order that a seed decides.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use fusionllm_plan::{Instruction, LearningRate, PeerId, Program, Verdict};
+use fusionllm_protocol::{
+    Action, Broker, Duties, Evaluated, Every, FromPeer, Participant, PassKind, PassReport, Position, Settings,
+    StepRecord, ToPeer,
+};
+
+use super::{Dice, names, programs};
+
+/// What disturbs a run, after so many events.
+#[derive(Debug, Clone)]
+pub(crate) enum Disturbance {
+    Interrupt,
+    Loss(u32),
+    /// A peer sends this out of turn.
+    Lie(u32, FromPeer),
+}
+
+#[derive(Debug, Clone)]
+pub(crate) struct Scenario {
+    pub(crate) peers: usize,
+    pub(crate) settings: Settings,
+    /// Steps (batches trained on before them) whose numbers are not finite.
+    pub(crate) broken: BTreeSet<u64>,
+    pub(crate) disturbances: Vec<(usize, Disturbance)>,
+    pub(crate) seed: u64,
+}
+
+impl Default for Scenario {
+    fn default() -> Self {
+        let settings = Settings {
+            start: Position::default(),
+            steps: 5,
+            micro_batches: 2,
+            eval: Some(Every { steps: 2, passes: 2 }),
+            checkpoint: Some(2),
+            learning_rate: LearningRate { base: 1.0, warmup: 3, cosine_until: Some(9), min: 0.1 },
+            clip: Some(1.0),
+            window: 3,
+        };
+        Self { peers: 3, settings, broken: BTreeSet::new(), disturbances: Vec::new(), seed: 0 }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) enum End {
+    Finished(Position),
+    Failed(String),
+}
+
+/// What the broker had its driver do.
+#[derive(Debug, Default)]
+pub(crate) struct Trace {
+    pub(crate) steps: Vec<StepRecord>,
+    pub(crate) evaluated: Vec<Evaluated>,
+    pub(crate) commits: Vec<Position>,
+    pub(crate) events: usize,
+    pub(crate) end: Option<End>,
+}
+
+pub(crate) fn share(micro_batches: u32, m: u32) -> f64 {
+    f64::from(m + 1) / f64::from(micro_batches * (micro_batches + 1) / 2)
+}
+
+/// The loss of a micro-batch.
+pub(crate) fn loss(step: u64, m: u32) -> f64 {
+    step as f64 + 0.25 * f64::from(m)
+}
+
+pub(crate) const TARGETS: u64 = 10;
+
+pub(crate) fn run(scenario: &Scenario) -> Trace {
+    let programs = programs(scenario.peers, scenario.settings.micro_batches);
+    let participants = names(scenario.peers)
+        .into_iter()
+        .zip(&programs)
+        .map(|(name, (train, eval))| Participant { name, duties: Duties::new(train, eval) })
+        .collect();
+    let mut s = Simulation {
+        scenario,
+        broker: Broker::new(scenario.settings, participants),
+        peers: programs.iter().map(|(train, eval)| Peer::new(train, eval, scenario)).collect(),
+        issued: 0,
+        over: 0,
+        saving: None,
+        committing: None,
+        clock: 0.0,
+        trace: Trace::default(),
+    };
+    s.run();
+    s.trace
+}
+
+struct Simulation<'a> {
+    scenario: &'a Scenario,
+    broker: Broker,
+    peers: Vec<Peer<'a>>,
+    /// Passes issued, and those that every peer has ended.
+    issued: u64,
+    over: u64,
+    saving: Option<u64>,
+    committing: Option<u64>,
+    clock: f64,
+    trace: Trace,
+}
+
+/// One thing that may happen next.
+#[derive(Clone, Copy)]
+enum Event {
+    /// The next message to a peer arrives.
+    ToPeer(usize),
+    /// A peer does something.
+    Work(usize),
+    /// A peer's next message arrives.
+    FromPeer(usize),
+    /// The last tensor of a peer's snapshot arrives.
+    Saved(usize),
+    /// The checkpoint is whole.
+    Committed,
+}
+
+impl Simulation<'_> {
+    fn run(&mut self) {
+        let mut dice = Dice::new(self.scenario.seed);
+        let mut disturbances: VecDeque<_> = self.scenario.disturbances.iter().cloned().collect();
+        while self.trace.end.is_none() {
+            if let Some((_, d)) = disturbances.pop_front_if(|(at, _)| *at <= self.trace.events) {
+                let actions = match d {
+                    Disturbance::Interrupt => self.broker.interrupt(),
+                    Disturbance::Loss(p) => self.broker.lost(PeerId(p), "timed out"),
+                    Disturbance::Lie(p, message) => self.broker.message(PeerId(p), message, self.clock),
+                };
+                self.carry_out(actions);
+                self.trace.events += 1;
+                continue;
+            }
+            let mut possible = Vec::new();
+            for (i, p) in self.peers.iter().enumerate() {
+                possible.extend((!p.lane.is_empty()).then_some(Event::ToPeer(i)));
+                possible.extend(p.can_work().then_some(Event::Work(i)));
+                possible.extend((!p.out.is_empty()).then_some(Event::FromPeer(i)));
+                possible.extend((!p.snapshots.is_empty()).then_some(Event::Saved(i)));
+            }
+            possible.extend(self.committing.map(|_| Event::Committed));
+            assert!(!possible.is_empty(), "everybody waits: {:?}", self.broker);
+            let event = possible[dice.below(possible.len())];
+            self.clock += 1.0;
+            self.trace.events += 1;
+            let actions = match event {
+                Event::ToPeer(i) => {
+                    self.peers[i].arrive();
+                    Vec::new()
+                }
+                Event::Work(i) => {
+                    self.peers[i].work();
+                    Vec::new()
+                }
+                Event::FromPeer(i) => {
+                    let message = self.peers[i].out.pop_front().unwrap();
+                    if let FromPeer::PassDone { pass, .. } = message {
+                        self.peers[i].acknowledged = pass;
+                    }
+                    self.over = self.peers.iter().map(|p| p.acknowledged).min().unwrap();
+                    self.broker.message(PeerId(i as u32), message, self.clock)
+                }
+                Event::Saved(i) => {
+                    let step = self.peers[i].snapshots.pop_front().unwrap();
+                    self.broker.saved(PeerId(i as u32), step)
+                }
+                Event::Committed => {
+                    let step = self.committing.take().unwrap();
+                    self.saving = None;
+                    self.broker.committed(step)
+                }
+            };
+            self.carry_out(actions);
+        }
+        // Whatever comes late changes nothing.
+        assert_eq!(self.broker.lost(PeerId(0), "left"), []);
+        assert_eq!(self.broker.interrupt(), []);
+        assert_eq!(self.broker.message(PeerId(0), FromPeer::Ready, self.clock), []);
+    }
+
+    fn carry_out(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            assert_eq!(self.trace.end, None, "{action:?} after the end");
+            match action {
+                Action::Send(to, message) => self.peers[to.0 as usize].lane.push_back(message),
+                Action::Broadcast(message) => {
+                    for p in &mut self.peers {
+                        p.lane.push_back(message.clone());
+                    }
+                }
+                Action::Feed(pass, kind) => {
+                    self.issued += 1;
+                    assert_eq!(pass, self.issued);
+                    assert!(self.issued - self.over <= self.scenario.settings.window);
+                    let m = self.scenario.settings.micro_batches;
+                    if let PassKind::Train { step } = kind {
+                        assert!(step < self.scenario.settings.steps);
+                    }
+                    self.broker.weights(pass, (0..m).map(|i| share(m, i)).collect(), TARGETS);
+                }
+                Action::Step(record) => self.trace.steps.push(record),
+                Action::Evaluated(e) => self.trace.evaluated.push(e),
+                Action::BeginCheckpoint(step) => assert_eq!(self.saving.replace(step), None),
+                Action::Commit(position) => {
+                    assert_eq!(self.saving, Some(position.step));
+                    assert_eq!(self.committing.replace(position.step), None);
+                    self.trace.commits.push(position);
+                }
+                Action::Finish(position) => {
+                    assert_eq!(position, self.broker.position());
+                    self.trace.end = Some(End::Finished(position));
+                }
+                Action::Fail(reason) => self.trace.end = Some(End::Failed(reason)),
+            }
+        }
+    }
+}
+
+/// A peer that says what its programs make it say.
+struct Peer<'a> {
+    train: &'a Program,
+    eval: &'a Program,
+    scenario: &'a Scenario,
+    /// From the broker, under way.
+    lane: VecDeque<ToPeer>,
+    /// From the broker, not yet carried out; verdicts go past them.
+    commands: VecDeque<ToPeer>,
+    verdicts: BTreeMap<u64, Verdict>,
+    /// What is left to say in the pass under way, before and after its verdict.
+    saying: VecDeque<FromPeer>,
+    awaited: Option<u64>,
+    /// To the broker, under way.
+    out: VecDeque<FromPeer>,
+    snapshots: VecDeque<u64>,
+    passes: u64,
+    acknowledged: u64,
+    trained: u64,
+    updates: u64,
+}
+
+impl<'a> Peer<'a> {
+    fn new(train: &'a Program, eval: &'a Program, scenario: &'a Scenario) -> Self {
+        let Position { step, updates } = scenario.settings.start;
+        Self {
+            train,
+            eval,
+            scenario,
+            lane: VecDeque::new(),
+            commands: VecDeque::new(),
+            verdicts: BTreeMap::new(),
+            saying: VecDeque::new(),
+            awaited: None,
+            out: VecDeque::from([FromPeer::Ready]),
+            snapshots: VecDeque::new(),
+            passes: 0,
+            acknowledged: 0,
+            trained: step,
+            updates,
+        }
+    }
+
+    fn arrive(&mut self) {
+        match self.lane.pop_front().unwrap() {
+            ToPeer::Verdict { pass, verdict } => {
+                assert_eq!(self.verdicts.insert(pass, verdict), None, "one verdict a pass");
+            }
+            command => self.commands.push_back(command),
+        }
+    }
+
+    fn can_work(&self) -> bool {
+        match (self.saying.front(), self.awaited) {
+            (Some(FromPeer::PassDone { .. }), Some(pass)) => self.verdicts.contains_key(&pass),
+            (Some(_), _) => true,
+            (None, _) => !self.commands.is_empty(),
+        }
+    }
+
+    fn work(&mut self) {
+        if let Some(message) = self.saying.pop_front() {
+            if matches!(message, FromPeer::PassDone { .. })
+                && let Some(pass) = self.awaited.take()
+            {
+                let verdict = self.verdicts.remove(&pass).unwrap();
+                assert_eq!(verdict.update, self.updates + 1, "updates are counted one after another");
+                assert_eq!(verdict.lr, self.scenario.settings.learning_rate.at(verdict.update));
+                self.updates += u64::from(verdict.apply);
+            }
+            self.out.push_back(message);
+            return;
+        }
+        match self.commands.pop_front().unwrap() {
+            ToPeer::Run { pass, train, step } => {
+                self.passes += 1;
+                assert_eq!(pass, self.passes, "every peer goes through every pass");
+                assert_eq!(step, self.trained);
+                self.begin(pass, train, step);
+                self.trained += u64::from(train);
+            }
+            ToPeer::Snapshot { step } => {
+                assert_eq!(step, self.trained, "a snapshot shows its step");
+                self.snapshots.push_back(step);
+            }
+            ToPeer::Stop { .. } => {}
+            other => unreachable!("{other:?}"),
+        }
+    }
+
+    fn begin(&mut self, pass: u64, train: bool, step: u64) {
+        let program = if train { self.train } else { self.eval };
+        let broken = train && self.scenario.broken.contains(&step);
+        for i in &program.instructions {
+            if let Instruction::Report { report, micro_batch, .. } = *i {
+                // Odd steps break in the loss, even ones in a gradient.
+                let value = if broken && step % 2 == 1 { f64::NAN } else { loss(step, micro_batch) };
+                self.saying.push_back(FromPeer::Report { pass, report, micro_batch, value });
+            }
+        }
+        if train {
+            let norm = if broken && step.is_multiple_of(2) { f64::INFINITY } else { 4.0 };
+            let squared_norms = program.owned().map(|(_, r)| (r.parameter, norm)).collect();
+            self.saying.push_back(FromPeer::Norms { pass, squared_norms });
+            self.awaited = Some(pass);
+        }
+        let sent = vec![((program.peer.0 + 1) % self.scenario.peers as u32, 8)];
+        let sent = sent.into_iter().filter(|(p, _)| *p != program.peer.0).map(|(p, b)| (PeerId(p), b)).collect();
+        self.saying.push_back(FromPeer::PassDone { pass, report: PassReport { sent, ..PassReport::default() } });
+    }
+}

@@ -1,0 +1,166 @@
+//! Messages as bytes, and assignments from strangers.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeSet;
+
+use common::{names, programs};
+use fusionllm_graph::ops::AdamwStep;
+use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
+use fusionllm_plan::{Holding, Instruction, Optimizer, PeerId, Slot, Verdict};
+use fusionllm_protocol::{
+    Assignment, BulkHeader, FromPeer, Hello, PassReport, TensorHeader, ToPeer, VERSION, decode, encode,
+};
+use proptest::prelude::*;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+
+fn assignment() -> Assignment {
+    let (train, eval) = programs(3, 2).swap_remove(0);
+    Assignment {
+        peer: PeerId(0),
+        peers: names(3).into_iter().map(|name| (name, vec![1, 2])).collect(),
+        seed: 7,
+        optimizer: Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
+        train,
+        eval,
+        loads: BTreeSet::from([("tied".into(), None), ("tied".into(), Some("exp_avg".into()))]),
+    }
+}
+
+/// Comes back as it was; cut short or with something behind it, it is refused.
+fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(message: T) {
+    let bytes = encode(&message).unwrap();
+    assert_eq!(decode::<T>(&bytes), Ok(message));
+    for end in 0..bytes.len() {
+        assert!(decode::<T>(&bytes[..end]).is_err());
+    }
+    let longer = [&bytes[..], &[0, 0]].concat();
+    assert_eq!(decode::<T>(&longer), Err("2 bytes too many".into()));
+}
+
+#[test]
+fn messages_come_back_as_they_were() {
+    let verdict = Verdict { apply: true, update: 3, lr: 1e-3, factor: 0.5 };
+    let slot = Slot::Part { parameter: ValueId(3), part: 1 };
+    let hello = Hello {
+        version: VERSION,
+        secret: [7; 16],
+        name: "a".into(),
+        backend: "burn-cpu".into(),
+        device: "CPU".into(),
+        addr: vec![1, 2, 3],
+    };
+    let report = PassReport { compute_s: 1.0, wait_s: 0.5, total_s: 2.0, peak_bytes: 9, sent: vec![(PeerId(1), 5)] };
+    for m in [
+        FromPeer::Hello(hello),
+        FromPeer::Ready,
+        FromPeer::Report { pass: 1, report: 0, micro_batch: 2, value: f64::INFINITY },
+        FromPeer::Norms { pass: u64::MAX, squared_norms: vec![(ValueId(4), 0.25)] },
+        FromPeer::PassDone { pass: 2, report },
+        FromPeer::Lost { peer: PeerId::BROKER, reason: "gone".into() },
+        FromPeer::Failed { reason: "no memory".into() },
+    ] {
+        round_trip(m);
+    }
+    for m in [
+        ToPeer::Refused { reason: "full".into() },
+        ToPeer::Run { pass: 4, train: true, step: 3 },
+        ToPeer::Verdict { pass: 4, verdict },
+        ToPeer::Snapshot { step: 9 },
+        ToPeer::Stop { reason: String::new() },
+    ] {
+        round_trip(m);
+    }
+    round_trip(TensorHeader { pass: 3, train: false, slot });
+    for m in [
+        BulkHeader::Assign,
+        BulkHeader::Load { name: "w".into(), slot: Some("exp_avg".into()) },
+        BulkHeader::Saved { step: 3, name: "w".into(), slot: None, ty: TensorType::new(DType::BF16, [3, 0]) },
+        BulkHeader::SavedAll { step: 3 },
+    ] {
+        round_trip(m);
+    }
+}
+
+#[test]
+fn an_assignment_comes_back_as_it_was() {
+    let a = assignment();
+    a.validate().unwrap();
+    assert_eq!(decode::<Assignment>(&encode(&a).unwrap()), Ok(a));
+}
+
+/// Postcard writes a tag a variant and a variable-length integer a number; another layout is another version.
+#[test]
+fn the_layout_of_version_1() {
+    let bytes = |m: &ToPeer| encode(m).unwrap();
+    assert_eq!(bytes(&ToPeer::Run { pass: 300, train: true, step: 2 }), [1, 0xac, 2, 1, 2]);
+    assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [4, 2, b'n', b'o']);
+    let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
+    assert_eq!(encode(&TensorHeader { pass: 1, train: false, slot }).unwrap(), [1, 0, 0, 5, 1]);
+    assert_eq!(VERSION, 1);
+}
+
+fn refusal(change: impl FnOnce(&mut Assignment)) -> String {
+    let mut a = assignment();
+    change(&mut a);
+    a.validate().unwrap_err().to_string()
+}
+
+#[test]
+fn an_assignment_that_does_not_fit_says_why() {
+    insta::assert_snapshot!(refusal(|a| a.peer = PeerId(1)), @"program: it is for peer 0, not for peer 1");
+    insta::assert_snapshot!(refusal(|a| a.peers.truncate(1)), @"program: it exchanges tensors with peer 1, of 1 peers");
+    insta::assert_snapshot!(refusal(|a| a.peers.clear()), @"program: it is for peer 0, of 0 peers");
+    insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("other".into(), None)])), @r#"program: "other" is to be loaded, but nothing needs it"#);
+    insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("tied".into(), Some("momentum_buffer".into()))])), @r#"program: "tied" is to be loaded, but nothing needs it"#);
+    insta::assert_snapshot!(refusal(|a| a.train.instructions.clear()), @"program: the gradient of tied is not applied");
+    insta::assert_snapshot!(refusal(|a| a.eval.instructions.retain(|i| !matches!(i, Instruction::Free { .. }))), @"program: x of micro-batch 0 is never given up");
+    insta::assert_snapshot!(refusal(|a| {
+        // Training and evaluation each keep a tensor of this name, of other types.
+        let ty = TensorType::new(DType::F32, [9]);
+        for (program, ty) in [(&mut a.train, ty), (&mut a.eval, TensorType::new(DType::F32, [8]))] {
+            let value = Value { name: "mask".into(), ty, kind: ValueKind::Constant };
+            program.values.insert(ValueId(99), value);
+            program.holdings.push(Holding { value: ValueId(99), owner: false });
+        }
+    }), @r#"program: training and evaluation disagree about "mask""#);
+}
+
+/// What only an evaluation reads is kept too.
+#[test]
+fn a_peer_keeps_what_either_program_needs() {
+    let mut a = assignment();
+    let value = Value { name: "mask".into(), ty: TensorType::new(DType::F32, [9]), kind: ValueKind::Constant };
+    a.eval.values.insert(ValueId(99), value);
+    a.eval.holdings.push(Holding { value: ValueId(99), owner: false });
+    a.loads.insert(("mask".into(), None));
+    assert_eq!(a.validate(), Ok(()));
+    assert_eq!(a.kept().into_keys().collect::<Vec<_>>(), ["mask", "tied"]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    /// Whatever bytes come, nothing panics.
+    #[test]
+    fn strange_bytes(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        let _ = (decode::<FromPeer>(&bytes), decode::<ToPeer>(&bytes), decode::<TensorHeader>(&bytes), decode::<BulkHeader>(&bytes));
+        if let Ok(a) = decode::<Assignment>(&bytes) {
+            prop_assert!(a.validate().is_err());
+        }
+    }
+
+    #[test]
+    fn a_damaged_assignment(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+        let mut bytes = encode(&assignment()).unwrap();
+        for (at, byte) in changes {
+            let at = at.index(bytes.len());
+            bytes[at] = byte;
+        }
+        if let Ok(a) = decode::<Assignment>(&bytes) && a.validate().is_ok() {
+            prop_assert!(a.kept().len() >= a.train.holdings.len());
+        }
+    }
+}
