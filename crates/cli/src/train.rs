@@ -9,7 +9,9 @@ use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, Store, co
 
 use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
 use crate::failure::Failure;
+use crate::output::print_json;
 use crate::progress::Progress;
+use crate::report::report;
 
 /// More peers than this on one machine only get in each other's way.
 const MAX_LOCAL_PEERS: usize = 64;
@@ -88,9 +90,13 @@ fn run(
         Some(path) => Store::resume(Checkpoint::find(path).map_err(NodeError::from)?, directory, &job)?,
         None => Store::create(directory, &job)?,
     };
-    let mut progress = Progress::new(&job, json, options.local.is_empty(), store.directory());
+    let mut progress = Progress::new(&job, options.local.is_empty(), store.directory());
     runtime()?.block_on(conduct(&job, options, &mut store, &mut progress))?;
-    Ok(())
+    let history = progress.into_history();
+    match &history.summary {
+        Some(summary) if json => print_json(summary),
+        _ => report(&history, store.directory()),
+    }
 }
 
 /// Takes part in a run.

@@ -72,6 +72,8 @@ pub enum Event<'a> {
         plan: &'a Plan,
         /// The model.
         model: &'a Model,
+        /// What it learns from.
+        data: &'a Dataset,
     },
     /// All peers are ready.
     Started,
@@ -201,7 +203,7 @@ impl Conductor<'_> {
         let names: Vec<String> = members.iter().map(|(m, _, _)| m.name.clone()).collect();
         let plan = self.plan(options.plan, names.clone())?;
         store.plan(&plan)?;
-        observer.event(Event::Planned { plan: &plan, model: &self.model });
+        observer.event(Event::Planned { plan: &plan, model: &self.model, data: &self.data });
         let peers = self.assign(&plan, members, store, &events).await?;
         let position = self.run(&plan, names, peers, store, observer, &mut incoming).await;
         match &position {
