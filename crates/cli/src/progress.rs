@@ -1,7 +1,7 @@
 //! What a person sees of a run while it goes: on standard error, so that standard output stays clean.
 
 use std::collections::VecDeque;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fusionllm_node::config::{Data, Job};
@@ -16,7 +16,6 @@ use crate::units::{bytes, count, seconds};
 /// Shows a run's events: as a bar on a terminal, else as a line now and then.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    directory: PathBuf,
     steps: u64,
     /// What the targets are called.
     targets: &'static str,
@@ -33,6 +32,8 @@ pub(crate) struct Progress {
 /// What the report at the end tells.
 #[derive(Default)]
 pub(crate) struct History {
+    /// Where the run left its files.
+    pub(crate) directory: PathBuf,
     /// Loss of each step.
     pub(crate) losses: Vec<f64>,
     /// Step, loss and accuracy of the last validation.
@@ -45,7 +46,7 @@ pub(crate) struct History {
 }
 
 impl Progress {
-    pub(crate) fn new(job: &Job, by_ticket: bool, directory: &Path) -> Self {
+    pub(crate) fn new(job: &Job, by_ticket: bool) -> Self {
         let bar = ProgressBar::new(job.train.steps);
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
             bar.set_style(style);
@@ -56,7 +57,6 @@ impl Progress {
         };
         Self {
             bar,
-            directory: directory.to_path_buf(),
             steps: job.train.steps,
             targets,
             tokenizer,
@@ -111,8 +111,11 @@ impl Progress {
 impl Observer for Progress {
     fn event(&mut self, event: Event<'_>) {
         match event {
+            Event::Opened { directory } => {
+                self.say(format!("run directory: {}", directory.display()));
+                self.history.directory = directory.to_owned();
+            }
             Event::Listening { ticket, wanted } => {
-                self.say(format!("run directory: {}", self.directory.display()));
                 if self.by_ticket {
                     self.say(format!("waiting for {wanted} peer(s); on each machine:\n\n  fusionllm join {ticket}\n"));
                 }

@@ -17,13 +17,13 @@ use crate::table::Table;
 use crate::units::{bytes, seconds};
 
 /// Prints how a run went, and for language models a sample of what they write now.
-pub(crate) fn report(history: &History, directory: &Path) -> Result<(), Failure> {
+pub(crate) fn report(history: &History) -> Result<(), Failure> {
     let Some(summary) = &history.summary else { return Ok(()) };
     print(&text(summary, history))?;
     if let Some(prompt) = &history.prompt {
-        sample(prompt, directory)?;
+        sample(prompt, &history.directory)?;
     }
-    let directory = directory.display();
+    let directory = history.directory.display();
     print(&format!("\n{directory} holds metrics.jsonl, summary.json, plan.json and checkpoints/\n"))?;
     if history.prompt.is_some() {
         print(&format!("more text:  fusionllm generate {directory} --prompt \"...\"\n"))?;
@@ -64,12 +64,7 @@ fn text(summary: &Summary, history: &History) -> String {
     if !summary.links.is_empty() {
         let mut links = Table::new(["from", "to", "codec", "a step"], [3]);
         for l in &summary.links {
-            links.row([
-                l.from.clone(),
-                l.to.clone(),
-                l.codec.clone(),
-                l.bytes_per_step.map_or_else(unknown, bytes),
-            ]);
+            links.row([l.from.clone(), l.to.clone(), l.codec.clone(), l.bytes_per_step.map_or_else(unknown, bytes)]);
         }
         let all = summary.bytes_sent_per_step.map_or_else(unknown, bytes);
         links.row(["all".into(), String::new(), String::new(), all]);

@@ -62,7 +62,8 @@ fn a_model_is_listed_without_its_data() {
     // a 3x3 stem 3 * 64 * 40 fewer.
     assert_eq!(listing["totals"]["parameters"], 25_557_032 - 990 * 2049 - 3 * 64 * 40);
 
-    let config = r#"{"model_type": "gpt2", "vocab_size": 50257, "n_layer": 1, "n_embd": 64, "n_head": 4, "summary_type": "x"}"#;
+    let config =
+        r#"{"model_type": "gpt2", "vocab_size": 50257, "n_layer": 1, "n_embd": 64, "n_head": 4, "summary_type": "x"}"#;
     fs::write(dir.path().join("config.json"), config).unwrap();
     let listing = call(dir.path(), &["graph", "show", "config.json", "--json"]).json();
     let block = 12 * 64 * 64 + 13 * 64;

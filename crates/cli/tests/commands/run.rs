@@ -72,7 +72,13 @@ fn people_get_lines_and_a_report() {
     let steps: Vec<&str> = ran.err.lines().filter(|l| l.starts_with("step ") && l.contains("/2: loss ")).collect();
     assert_eq!(steps.len(), 2, "{}", ran.err);
     assert!(!ran.err.contains('\x1b') && !ran.out.contains('\x1b'), "colours are for terminals");
-    for part in ["\nsteps       2 in ", "\nvalidation  loss ", "peer-0  burn-cpu", "a sample, going on from", "--resume runs/0001"] {
+    for part in [
+        "\nsteps       2 in ",
+        "\nvalidation  loss ",
+        "peer-0  burn-cpu",
+        "a sample, going on from",
+        "--resume runs/0001",
+    ] {
         assert!(ran.out.contains(part), "{part:?} is missing in {}", ran.out);
     }
     assert!(!ran.out.contains("peer-1"), "{}", ran.out);
@@ -122,6 +128,10 @@ fn an_exported_model_is_the_same_model() {
     let again = call(dir.path(), &["export", &run, "--format", "hf", "-o", "out"]);
     assert!(again.failure(2, dir.path()).starts_with("error: out: there is a config.json already\n  hint: "));
     let wrong = call(dir.path(), &["export", &run, "--format", "torchvision", "-o", "other"]);
-    assert!(wrong.failure(2, dir.path()).ends_with("torchvision has no GPT-2\n  hint: write it for `transformers`: --format hf"));
+    assert!(
+        wrong
+            .failure(2, dir.path())
+            .ends_with("torchvision has no GPT-2\n  hint: write it for `transformers`: --format hf")
+    );
     assert!(!dir.path().join("other").exists());
 }
