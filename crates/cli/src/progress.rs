@@ -90,7 +90,7 @@ impl Progress {
     fn step(&mut self, step: u64, loss: f64, targets_per_s: f64) {
         let now = Instant::now();
         let left = self.pace.step(now, step).map(|s| s * self.steps.saturating_sub(step) as f64);
-        let left = left.map(|s| format!("  {} left", seconds(s))).unwrap_or_default();
+        let left = left.map(|s| format!("  {} left", seconds(s.ceil()))).unwrap_or_default();
         let rate = format!("{} {}/s", count(targets_per_s), self.targets);
         let sent = format!("{} sent", bytes(self.sent));
         if !self.bar.is_hidden() {
@@ -225,13 +225,18 @@ fn opening(data: &Dataset, tokenizer: Tokenizer) -> Vec<u32> {
 fn prompt(opening: &[u32], tokenizer: Tokenizer) -> Option<String> {
     const LONGEST: usize = 60;
     let text = tokenizer.decode(opening);
-    // Held-out text may begin anywhere in a line.
-    let line = text.find('\n').filter(|end| *end < text.len() / 2).map_or(0, |end| end + 1);
-    let text = text[line..].trim_start_matches(|c: char| c.is_whitespace() || c == char::REPLACEMENT_CHARACTER);
-    let text = &text[..text.floor_char_boundary(LONGEST)];
-    let end = text.rfind(char::is_whitespace).unwrap_or(text.len());
-    let text = text[..end].trim_end();
-    (!text.is_empty()).then(|| text.to_owned())
+    // Held-out text may begin anywhere in a line, and end there.
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let whole = lines.get(1..lines.len().saturating_sub(1)).unwrap_or_default();
+    let worthy = |line: &&&str| line.chars().filter(|c| c.is_alphanumeric()).count() >= 12;
+    let line = whole.iter().find(worthy).or(lines.iter().max_by_key(|line| line.len()))?;
+    let line = line.trim_start_matches(char::REPLACEMENT_CHARACTER);
+    let end = match line.len() > LONGEST {
+        true => line[..line.floor_char_boundary(LONGEST)].rfind(char::is_whitespace),
+        false => None,
+    };
+    let words = line[..end.unwrap_or(line.floor_char_boundary(LONGEST))].trim();
+    (!words.is_empty()).then(|| words.to_owned())
 }
 
 #[cfg(test)]
@@ -239,13 +244,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_prompt_ends_with_a_word() {
+    fn a_prompt_is_a_line_or_its_beginning() {
         let cut = |text: &str| prompt(&Tokenizer::Bytes.encode(text), Tokenizer::Bytes);
-        assert_eq!(cut("question\nTo be, or not to be"), Some("To be, or not to".into()));
-        assert_eq!(cut("\u{fffd} To be, or not\nto be"), Some("To be, or not\nto".into()));
-        assert_eq!(cut(&"é".repeat(100)), Some("é".repeat(30)));
-        assert_eq!(cut("word"), Some("word".into()));
-        assert_eq!(cut(" \n"), None);
+        assert_eq!(cut("alf a line\nHAMLET:\n  To be, or not to be\nThat is").unwrap(), "To be, or not to be");
+        assert_eq!(cut("ut too short\nno\nlines are worth it").unwrap(), "lines are worth it");
+        let long = format!("x\n{}", "one and another ".repeat(9));
+        assert_eq!(cut(&format!("{long}\nx")).unwrap(), "one and another one and another one and another one and");
+        assert_eq!(cut(&"é".repeat(100)).unwrap(), "é".repeat(30));
+        assert_eq!(cut(" \n \n"), None);
         assert_eq!(cut(""), None);
     }
 

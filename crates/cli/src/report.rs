@@ -94,7 +94,7 @@ fn sample(prompt: &str, directory: &Path) -> Result<(), Failure> {
     }
     let (bold, plain) = if std::io::stdout().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
     let text = format!("{bold}{}{plain}{}", legible(prompt), legible(&text)).replace('\n', "\n  ");
-    print(&format!("\na sample, going on from {:?}:\n\n  {text}\n", prompt))
+    print(&format!("\na sample, going on from held-out text:\n\n  {text}\n"))
 }
 
 /// The course of the loss in a few characters, high to low; empty if there is no course.

@@ -110,7 +110,7 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     let backend = open_backend(args.backend.as_deref())?;
     let (name, device) = (backend.name(), backend.device().name);
     complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));
-    let options = JoinOptions { ticket, backend, name: args.name, endpoint: Default::default() };
+    let options = JoinOptions { ticket, backend, name: args.name.unwrap_or_default(), endpoint: Default::default() };
     runtime()?.block_on(fusionllm_node::join(options))?;
     if json {
         return print_json(&serde_json::json!({ "backend": name, "device": device }));

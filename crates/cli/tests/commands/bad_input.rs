@@ -100,13 +100,15 @@ fn data_files() {
       hint: fill it, or leave it out of [data]
     ");
     assert_snapshot!(train("images.toml"), @r"
+    error: DIR/short.bin: 13 bytes are 0 images of 3073 bytes and 13 bytes more
+      hint: the file is cut short, or not of CIFAR-10's binary version: fetch it again
     ");
     assert_snapshot!(train("few.toml"), @r"
     error: the text to train on has 10 tokens, but one sample takes 129 (`data.context` and the token after it)
       hint: name more text in data.files, lower data.context, or lower data.validation
     ");
     assert_snapshot!(train("missing.toml"), @r#"
-    error: missing.toml:2:10: no file matches "corpus/*.txt" in DIR
+    error: missing.toml:2:9: no file matches "corpus/*.txt" in DIR
       hint: paths start at the job file's directory
     "#);
 }
@@ -116,8 +118,8 @@ fn tickets() {
     let dir = directory(&[]);
     let join = |ticket: &str| refused(dir.path(), &["join", ticket]);
     assert_snapshot!(join("  "), @"error: the ticket is empty: give the line that the broker printed");
-    assert_snapshot!(join("No ticket!"), @r#""#);
-    assert_snapshot!(join("aaaaaaaa"), @r#""#);
+    assert_snapshot!(join("No ticket!"), @"error: the ticket has ' ' at character 3: only a-z and 2-7 occur in one");
+    assert_snapshot!(join("aaaaaaaa"), @"error: the ticket has a typo: its checksum does not match; copy it again");
 }
 
 #[test]
@@ -138,13 +140,21 @@ fn graphs_whose_shapes_do_not_fit() {
     ]);
     let show = |file: &str| refused(dir.path(), &["graph", "show", file]);
     assert_snapshot!(show("misfit.json"), @r"
+    error: misfit.json: linear (linear): the operand's last size is 3, the weight's is 5; operands: f32[4, 3], f32[2, 5]
+      hint: mend the operator named there, or write the graph anew
     ");
     assert_snapshot!(show("cut.json"), @r"
+    error: cut.json: graph file: not a FusionLLM graph: EOF while parsing an object at line 35 column 9
+      hint: write the graph anew; this file is damaged or of another kind
     ");
     assert_snapshot!(show("later.json"), @r"
+    error: later.json: graph file: it has version 2, this program reads version 1
+      hint: write the graph anew; this file is damaged or of another kind
     ");
-    assert_snapshot!(show("bert.json"), @r"
-    ");
+    assert_snapshot!(show("bert.json"), @r#"
+    error: DIR/bert.json: `model_type` is not "gpt2"
+      hint: use the configuration of a plain GPT-2
+    "#);
     assert_snapshot!(show("nowhere"), @r"
     error: nowhere: cannot be read: No such file or directory (os error 2)
       hint: give a graph file, a job file, a run directory, or a config.json from Hugging Face
