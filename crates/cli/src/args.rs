@@ -6,13 +6,13 @@ use fusionllm_node::data::Tokenizer;
 
 /// One trainer of many machines: cuts any model over peers joined by slow links, and trains it.
 #[derive(Debug, Parser)]
-#[command(name = "fusionllm", version, about, max_term_width = 100)]
+#[command(name = "fusionllm", version, max_term_width = 100)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,
 
     /// Print one JSON object on standard output and nothing else there.
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = 100)]
     pub(crate) json: bool,
 }
 
@@ -73,7 +73,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) peers: usize,
 
-    /// What peers compute with; several, separated by commas, are dealt to the peers in turn.
+    /// What peers compute with, such as burn-cpu, the default; several, separated by commas, are dealt out in turn.
     #[arg(long, value_name = "BACKEND", value_delimiter = ',')]
     pub(crate) backend: Vec<String>,
 }
@@ -97,13 +97,13 @@ pub(crate) struct JoinArgs {
     /// The ticket the broker printed.
     pub(crate) ticket: String,
 
-    /// What to compute with.
+    /// What to compute with, such as burn-cpu, the default.
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
 
-    /// What to be called in the run.
-    #[arg(long, value_name = "NAME", default_value = "")]
-    pub(crate) name: String,
+    /// What to be called in the run; left out, the broker chooses.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) name: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -147,7 +147,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// What to compute with.
+    /// What to compute with, such as burn-cpu, the default.
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
 

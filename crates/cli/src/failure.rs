@@ -1,4 +1,6 @@
 use fusionllm_node::NodeError;
+use fusionllm_node::checkpoint::CheckpointError;
+use fusionllm_node::run_dir::RunDirError;
 
 /// Why a command ended early, with its exit status.
 #[derive(Debug)]
@@ -31,15 +33,16 @@ impl Failure {
 
 impl From<NodeError> for Failure {
     fn from(e: NodeError) -> Self {
+        let message = e.to_string();
         match e {
             // Before a run begins, what does not fit was given by the user.
-            NodeError::Input(_)
-            | NodeError::Graph(_)
-            | NodeError::Plan(_)
-            | NodeError::Bind(_)
-            | NodeError::RunDir(_)
-            | NodeError::Checkpoint(_) => Self::Input(e.to_string()),
-            e => Self::Running(e.to_string()),
+            NodeError::Input(_) | NodeError::Graph(_) | NodeError::Plan(_) | NodeError::Bind(_) => Self::Input(message),
+            NodeError::RunDir(RunDirError::Disk(_))
+            | NodeError::Checkpoint(CheckpointError::Disk(_) | CheckpointError::Unexpected { .. }) => {
+                Self::Running(message)
+            }
+            NodeError::RunDir(_) | NodeError::Checkpoint(_) => Self::Input(message),
+            _ => Self::Running(message),
         }
     }
 }

@@ -10,7 +10,7 @@ use serde_json::json;
 
 use crate::args::{ExportArgs, ExportFormat, GenerateArgs};
 use crate::failure::Failure;
-use crate::output::{complain, print, print_json};
+use crate::output::{complain, legible, print, print_json};
 use crate::units::seconds;
 
 /// Prints the prompt and the text that the model goes on with, as it comes.
@@ -22,13 +22,15 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
     let started = Instant::now();
     let mut text = String::new();
     let mut printed = Ok(());
+    let terminal = std::io::stdout().is_terminal();
+    let show = |piece: &str| if terminal { print(&legible(piece)) } else { print(piece) };
     if !json {
-        print(&args.prompt)?;
+        show(&args.prompt)?;
     }
     let tokens = generator.generate(&args.prompt, &sampling, args.tokens, |piece| {
         text += piece;
         if !json {
-            printed = print(piece);
+            printed = show(piece);
         }
         printed.is_ok()
     })?;

@@ -46,8 +46,9 @@ fn open(path: &Path) -> Result<Graph, Failure> {
 fn refused(path: &Path, error: &GraphError) -> Failure {
     let hint = match error {
         GraphError::Operand { .. } | GraphError::Structure { .. } => {
-            "\n  hint: the graph must be made anew; what is named there does not fit"
+            "\n  hint: mend the operator named there, or write the graph anew"
         }
+        GraphError::File(_) => "\n  hint: write the graph anew; this file is damaged or of another kind",
         _ => "",
     };
     Failure::Input(format!("{}: {error}{hint}", path.display()))

@@ -6,6 +6,7 @@ mod generate;
 mod graph;
 mod output;
 mod progress;
+mod report;
 mod table;
 mod train;
 mod units;

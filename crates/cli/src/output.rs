@@ -27,3 +27,9 @@ pub(crate) fn print_json(object: &impl Serialize) -> Result<(), Failure> {
 pub(crate) fn complain(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
+
+/// Text with its control characters, which could do anything to a terminal, replaced by a mark; lines stay lines.
+pub(crate) fn legible(text: &str) -> String {
+    let keep = |c: char| c == '\n' || c == '\t' || !c.is_control();
+    text.chars().map(|c| if keep(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
+}

@@ -1,35 +1,82 @@
-//! What a person sees of a run: on standard error, so that standard output stays clean.
+//! What a person sees of a run while it goes: on standard error, so that standard output stays clean.
 
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
-use fusionllm_node::config::Job;
+use fusionllm_node::config::{Data, Job};
+use fusionllm_node::data::{Dataset, Tokenizer};
+use fusionllm_node::run_dir::Summary;
 use fusionllm_node::{Event, Observer};
-use indicatif::{HumanBytes, ProgressBar, ProgressStyle};
+use indicatif::{ProgressBar, ProgressStyle};
 
-/// Shows a run's events.
+use crate::output::complain;
+use crate::units::{bytes, count, seconds};
+
+/// Shows a run's events: as a bar on a terminal, else as a line now and then.
 pub(crate) struct Progress {
     bar: ProgressBar,
-    directory: PathBuf,
-    json: bool,
+    steps: u64,
+    /// What the targets are called.
+    targets: &'static str,
+    tokenizer: Option<Tokenizer>,
     /// Whether people have to bring the peers, and need the ticket for it.
     by_ticket: bool,
-    last_val: Option<f64>,
-    bytes: u64,
+    pace: Pace,
+    /// When the last line was written where there is no bar.
+    last_line: Option<Instant>,
+    sent: u64,
+    history: History,
+}
+
+/// What the report at the end tells.
+#[derive(Default)]
+pub(crate) struct History {
+    /// Where the run left its files.
+    pub(crate) directory: PathBuf,
+    /// Loss of each step.
+    pub(crate) losses: Vec<f64>,
+    /// Step, loss and accuracy of the last validation.
+    pub(crate) validation: Option<(u64, f64, f64)>,
+    /// Seconds from the first step's start to the end.
+    pub(crate) took: f64,
+    /// How the held-out text begins, to see what the model makes of it.
+    pub(crate) prompt: Option<String>,
+    pub(crate) summary: Option<Summary>,
 }
 
 impl Progress {
-    pub(crate) fn new(job: &Job, json: bool, by_ticket: bool, directory: &Path) -> Self {
+    pub(crate) fn new(job: &Job, by_ticket: bool) -> Self {
         let bar = ProgressBar::new(job.train.steps);
-        bar.set_style(
-            ProgressStyle::with_template("{spinner} {msg}").unwrap_or_else(|_| ProgressStyle::default_spinner()),
-        );
-        Self { bar, directory: directory.to_path_buf(), json, by_ticket, last_val: None, bytes: 0 }
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
+            bar.set_style(style);
+        }
+        let (targets, tokenizer) = match &job.data {
+            Data::Text(text) => ("tokens", Some(text.tokenizer)),
+            Data::Cifar10(_) => ("images", None),
+        };
+        Self {
+            bar,
+            steps: job.train.steps,
+            targets,
+            tokenizer,
+            by_ticket,
+            pace: Pace::default(),
+            last_line: None,
+            sent: 0,
+            history: History::default(),
+        }
+    }
+
+    /// What was seen, once the run is over.
+    pub(crate) fn into_history(self) -> History {
+        self.bar.finish_and_clear();
+        self.history
     }
 
     fn say(&self, line: impl AsRef<str>) {
         if self.bar.is_hidden() {
-            eprintln!("{}", line.as_ref());
+            complain(line.as_ref());
         } else {
             self.bar.println(line);
         }
@@ -39,13 +86,36 @@ impl Progress {
         self.bar.set_message(what);
         self.bar.enable_steady_tick(Duration::from_millis(120));
     }
+
+    fn step(&mut self, step: u64, loss: f64, targets_per_s: f64) {
+        let now = Instant::now();
+        let left = self.pace.step(now, step).map(|s| s * self.steps.saturating_sub(step) as f64);
+        let left = left.map(|s| format!("  {} left", seconds(s.ceil()))).unwrap_or_default();
+        let rate = format!("{} {}/s", count(targets_per_s), self.targets);
+        let sent = format!("{} sent", bytes(self.sent));
+        if !self.bar.is_hidden() {
+            let val = self.history.validation.map(|(_, v, _)| format!("  val {v:.3}")).unwrap_or_default();
+            self.bar.set_position(step);
+            self.bar.set_prefix(left.trim().to_owned());
+            self.bar.set_message(format!("loss {loss:.3}{val}   {rate}   {sent}"));
+            return;
+        }
+        let since = self.last_line.map(|t| now - t);
+        if step >= self.steps || is_due(since, self.pace.elapsed(now)) {
+            self.last_line = Some(now);
+            complain(format_args!("step {step}/{}: loss {loss:.4}  {rate}  {sent}{left}", self.steps));
+        }
+    }
 }
 
 impl Observer for Progress {
     fn event(&mut self, event: Event<'_>) {
         match event {
+            Event::Opened { directory } => {
+                self.say(format!("run directory: {}", directory.display()));
+                self.history.directory = directory.to_owned();
+            }
             Event::Listening { ticket, wanted } => {
-                self.say(format!("run directory: {}", self.directory.display()));
                 if self.by_ticket {
                     self.say(format!("waiting for {wanted} peer(s); on each machine:\n\n  fusionllm join {ticket}\n"));
                 }
@@ -59,77 +129,153 @@ impl Observer for Progress {
             }
             Event::Left { name } => self.say(format!("{name} left")),
             Event::TurnedAway { reason } => self.say(format!("turned a joiner away: {reason}")),
-            Event::Planned { plan, model } => {
+            Event::Planned { plan, model, data } => {
                 let parameters: usize = model.forward.parameters().map(|v| model.forward.ty(v).numel()).sum();
                 self.say(format!(
-                    "{}: {:.2} M parameters, {} operators in {} stages over {} peers ({})",
+                    "{}: {} parameters, {} operators in {} stages over {} peers ({})",
                     model.forward.name,
-                    parameters as f64 / 1e6,
+                    count(parameters as f64),
                     model.forward.nodes.len(),
                     plan.stages.len(),
                     plan.peers.len(),
                     plan.scheduler
                 ));
-                self.bar.set_message("loading".to_string());
+                self.say(data.to_string());
+                self.history.prompt = self.tokenizer.and_then(|t| prompt(&opening(data, t), t));
+                self.wait_for("loading".to_string());
             }
             Event::Started => {
+                self.pace.start(Instant::now());
                 self.bar.disable_steady_tick();
-                let template = "{wide_bar:.cyan/blue} {pos}/{len}  {msg}  {eta} left";
+                let template = "{wide_bar:.cyan/blue} {pos}/{len}  {prefix}\n{wide_msg}";
                 if let Ok(style) = ProgressStyle::with_template(template) {
-                    self.bar.set_style(style);
+                    self.bar.set_style(style.progress_chars("━╸─"));
                 }
-                self.bar.reset_eta();
+                self.bar.set_message("the first step");
             }
             Event::Step { record, targets_per_s } => {
-                self.bytes += record.bytes_sent;
-                let val = self.last_val.map(|v| format!("  val {v:.3}")).unwrap_or_default();
-                self.bar.set_message(format!(
-                    "loss {:.3}{val}  {targets_per_s:.0}/s  {} sent",
-                    record.loss,
-                    HumanBytes(self.bytes)
-                ));
-                self.bar.set_position(record.step);
+                self.sent += record.bytes_sent;
+                self.history.losses.push(record.loss);
                 if !record.applied {
                     self.say(format!("step {}: loss or gradient is not finite; the update was left out", record.step));
-                } else if self.bar.is_hidden() && (record.step.is_multiple_of(50) || record.step == 1) && !self.json {
-                    eprintln!("step {}: loss {:.4}, {targets_per_s:.0}/s", record.step, record.loss);
                 }
+                self.step(record.step, record.loss, targets_per_s);
             }
             Event::Evaluated { step, val_loss, val_accuracy } => {
-                self.last_val = Some(val_loss);
-                self.say(format!("step {step}: validation loss {val_loss:.4}, accuracy {:.1} %", 100.0 * val_accuracy));
+                self.history.validation = Some((step, val_loss, val_accuracy));
+                let accuracy = 100.0 * val_accuracy;
+                self.say(format!("step {step}: validation loss {val_loss:.4}, accuracy {accuracy:.1} %"));
             }
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
             Event::Stopping => self.say("saving and stopping; Ctrl-C again to stop at once"),
             Event::Finished { summary } => {
+                self.history.took = self.pace.elapsed(Instant::now()).as_secs_f64();
+                self.history.summary = Some(summary.clone());
                 self.bar.finish_and_clear();
-                if self.json {
-                    if let Ok(text) = serde_json::to_string(summary) {
-                        println!("{text}");
-                    }
-                    return;
-                }
-                let show = |x: Option<f64>| x.map_or("?".into(), |x| format!("{x:.3}"));
-                self.say(format!(
-                    "{} steps: loss {} -> {}, {} s a step, {} sent a step",
-                    summary.steps,
-                    show(summary.loss_first),
-                    show(summary.loss_last),
-                    show(summary.median_step_s),
-                    HumanBytes(summary.bytes_sent_per_step.unwrap_or(0))
-                ));
-                for p in &summary.peers {
-                    self.say(format!(
-                        "  {:<12} {:<11} {:>4} operators  {:>7} s computing a step  {:>10} at most",
-                        p.name,
-                        p.backend,
-                        p.operators,
-                        show(p.compute_s),
-                        HumanBytes(p.peak_memory_bytes.unwrap_or(0)).to_string()
-                    ));
-                }
             }
             _ => {}
         }
+    }
+}
+
+/// Whether it is time for another line: soon at first, and rarer the longer a run goes.
+fn is_due(since_last: Option<Duration>, elapsed: Duration) -> bool {
+    since_last.is_none_or(|since| since >= Duration::from_secs(5).max(elapsed / 20))
+}
+
+/// How fast the last steps were, validations and checkpoints between them included.
+#[derive(Debug, Default)]
+struct Pace {
+    started: Option<Instant>,
+    recent: VecDeque<(Instant, u64)>,
+}
+
+impl Pace {
+    const STEPS: usize = 50;
+
+    fn start(&mut self, now: Instant) {
+        self.started = Some(now);
+    }
+
+    /// Seconds a step, once two are done: the first warms everything up.
+    fn step(&mut self, now: Instant, step: u64) -> Option<f64> {
+        self.recent.push_back((now, step));
+        if self.recent.len() > Self::STEPS {
+            self.recent.pop_front();
+        }
+        let &(then, first) = self.recent.front()?;
+        (step > first).then(|| (now - then).as_secs_f64() / (step - first) as f64)
+    }
+
+    fn elapsed(&self, now: Instant) -> Duration {
+        self.started.map_or(Duration::ZERO, |s| now - s)
+    }
+}
+
+/// The first tokens held out, or of the training data if none are.
+fn opening(data: &Dataset, tokenizer: Tokenizer) -> Vec<u32> {
+    let batch = if data.eval_samples() > 0 { data.eval_batch(0, 1) } else { data.train_batch(0, 1) };
+    let tensors = batch.map(|b| b.tensors).unwrap_or_default();
+    let ids = tensors.into_iter().find(|(name, _)| *name == "input_ids").and_then(|(_, t)| t.to_i64());
+    let tokens = ids.unwrap_or_default().into_iter().filter_map(|t| u32::try_from(t).ok());
+    tokens.filter(|t| Some(*t) != tokenizer.start_of_text()).collect()
+}
+
+/// A few words from the start of a line, short enough to be read at a glance.
+fn prompt(opening: &[u32], tokenizer: Tokenizer) -> Option<String> {
+    const LONGEST: usize = 60;
+    let text = tokenizer.decode(opening);
+    // Held-out text may begin anywhere in a line, and end there.
+    let lines: Vec<&str> = text.lines().map(str::trim).collect();
+    let whole = lines.get(1..lines.len().saturating_sub(1)).unwrap_or_default();
+    let worthy = |line: &&&str| line.chars().filter(|c| c.is_alphanumeric()).count() >= 12;
+    let line = whole.iter().find(worthy).or(lines.iter().max_by_key(|line| line.len()))?;
+    let line = line.trim_start_matches(char::REPLACEMENT_CHARACTER);
+    let end = match line.len() > LONGEST {
+        true => line[..line.floor_char_boundary(LONGEST)].rfind(char::is_whitespace),
+        false => None,
+    };
+    let words = line[..end.unwrap_or(line.floor_char_boundary(LONGEST))].trim();
+    (!words.is_empty()).then(|| words.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_prompt_is_a_line_or_its_beginning() {
+        let cut = |text: &str| prompt(&Tokenizer::Bytes.encode(text), Tokenizer::Bytes);
+        assert_eq!(cut("alf a line\nHAMLET:\n  To be, or not to be\nThat is").unwrap(), "To be, or not to be");
+        assert_eq!(cut("ut too short\nno\nlines are worth it").unwrap(), "lines are worth it");
+        let long = format!("x\n{}", "one and another ".repeat(9));
+        assert_eq!(cut(&format!("{long}\nx")).unwrap(), "one and another one and another one and another one and");
+        assert_eq!(cut(&"é".repeat(100)).unwrap(), "é".repeat(30));
+        assert_eq!(cut(" \n \n"), None);
+        assert_eq!(cut(""), None);
+    }
+
+    #[test]
+    fn the_pace_is_that_of_the_last_steps() {
+        let start = Instant::now();
+        let at = |s: f64| start + Duration::from_secs_f64(s);
+        let mut pace = Pace::default();
+        pace.start(start);
+        // A resumed run begins anywhere, and its first step is slow.
+        assert_eq!(pace.step(at(9.0), 201), None);
+        assert_eq!(pace.step(at(11.0), 202), Some(2.0));
+        for i in 0..100u64 {
+            pace.step(at(11.0 + i as f64 * 0.5), 203 + i);
+        }
+        assert!((pace.step(at(61.0), 303).unwrap() - 0.5).abs() < 1e-9);
+        assert_eq!(pace.elapsed(at(61.0)), Duration::from_secs(61));
+    }
+
+    #[test]
+    fn lines_grow_rare() {
+        let s = Duration::from_secs;
+        assert!(is_due(None, s(0)));
+        assert!(!is_due(Some(s(4)), s(4)) && is_due(Some(s(5)), s(5)));
+        assert!(!is_due(Some(s(5)), s(200)) && is_due(Some(s(10)), s(200)));
     }
 }

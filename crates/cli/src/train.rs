@@ -1,15 +1,19 @@
 //! `train`, `broker` and `join`.
 
+use std::net::SocketAddr;
 use std::path::Path;
 
 use fusionllm_backend as backend;
 use fusionllm_node::checkpoint::Checkpoint;
 use fusionllm_node::config::Job;
-use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, Store, conduct};
+use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, conduct};
 
 use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
 use crate::failure::Failure;
+use crate::generate::open_backend;
+use crate::output::{complain, print, print_json};
 use crate::progress::Progress;
+use crate::report::report;
 
 /// More peers than this on one machine only get in each other's way.
 const MAX_LOCAL_PEERS: usize = 64;
@@ -51,10 +55,10 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     if args.peers == 0 || args.peers > MAX_LOCAL_PEERS {
         return Err(Failure::Input(format!("--peers {} must lie in 1 to {MAX_LOCAL_PEERS}", args.peers)));
     }
-    let default = vec![backend::names()[0].to_string()];
-    let backends = if args.backend.is_empty() { &default } else { &args.backend };
+    let default = [backend::names().first().copied().unwrap_or_default().to_owned()];
+    let backends = if args.backend.is_empty() { &default[..] } else { &args.backend };
     for name in backends {
-        backend::open(name).map_err(|e| Failure::Input(e.to_string()))?;
+        open_backend(Some(name))?;
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let local = (0..args.peers)
@@ -64,8 +68,7 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
             threads: (cores / args.peers).max(1),
         })
         .collect();
-    let listen = Some(([127, 0, 0, 1], 0).into());
-    run(&args.run, json, |plan| BrokerOptions { peers: args.peers, listen, plan, local })
+    run(&args.run, json, args.peers, Some(([127, 0, 0, 1], 0).into()), local)
 }
 
 /// Conducts a run over several machines.
@@ -73,32 +76,44 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     if args.peers == 0 {
         return Err(Failure::Input("--peers 0: a run needs at least one peer".into()));
     }
-    run(&args.run, json, |plan| BrokerOptions { peers: args.peers, listen: args.listen, plan, local: Vec::new() })
+    run(&args.run, json, args.peers, args.listen, Vec::new())
 }
 
 fn run(
     args: &RunArgs,
     json: bool,
-    options: impl FnOnce(Option<fusionllm_plan::Plan>) -> BrokerOptions,
+    peers: usize,
+    listen: Option<SocketAddr>,
+    local: Vec<LocalPeer>,
 ) -> Result<(), Failure> {
     let job = job(args)?;
-    let options = options(plan(args.plan.as_deref())?);
-    let directory = args.run_dir.as_deref();
-    let mut store = match &args.resume {
-        Some(path) => Store::resume(Checkpoint::find(path).map_err(NodeError::from)?, directory, &job)?,
-        None => Store::create(directory, &job)?,
+    let mut progress = Progress::new(&job, local.is_empty());
+    let options = BrokerOptions {
+        peers,
+        listen,
+        plan: plan(args.plan.as_deref())?,
+        local,
+        directory: args.run_dir.clone(),
+        resume: args.resume.as_deref().map(Checkpoint::find).transpose().map_err(NodeError::from)?,
     };
-    let mut progress = Progress::new(&job, json, options.local.is_empty(), store.directory());
-    runtime()?.block_on(conduct(&job, options, &mut store, &mut progress))?;
-    Ok(())
+    runtime()?.block_on(conduct(&job, options, &mut progress))?;
+    let history = progress.into_history();
+    match &history.summary {
+        Some(summary) if json => print_json(summary),
+        _ => report(&history),
+    }
 }
 
 /// Takes part in a run.
-pub(crate) fn join(args: JoinArgs, _json: bool) -> Result<(), Failure> {
+pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     let ticket = args.ticket.parse().map_err(|e| Failure::Input(format!("{e}")))?;
-    let name = args.backend.as_deref().unwrap_or(backend::names()[0]);
-    let backend = backend::open(name).map_err(|e| Failure::Input(e.to_string()))?;
-    let options = JoinOptions { ticket, backend, name: args.name, endpoint: Default::default() };
+    let backend = open_backend(args.backend.as_deref())?;
+    let (name, device) = (backend.name(), backend.device().name);
+    complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));
+    let options = JoinOptions { ticket, backend, name: args.name.unwrap_or_default(), endpoint: Default::default() };
     runtime()?.block_on(fusionllm_node::join(options))?;
-    Ok(())
+    if json {
+        return print_json(&serde_json::json!({ "backend": name, "device": device }));
+    }
+    print("the run is over\n")
 }

@@ -393,7 +393,7 @@ impl Graph {
             serde_json::from_str(text).map_err(|e| GraphError::File(format!("not a FusionLLM graph: {e}")))?;
         if version.fusionllm_graph != FORMAT_VERSION {
             return Err(GraphError::File(format!(
-                "it has version {}, this program reads version {FORMAT_VERSION}; write it anew",
+                "it has version {}, this program reads version {FORMAT_VERSION}",
                 version.fusionllm_graph
             )));
         }

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
@@ -14,13 +15,14 @@ use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, Receive
 use tokio::sync::mpsc;
 
 use crate::NodeError;
+use crate::checkpoint::Checkpoint;
 use crate::config::Job;
 use crate::data::Dataset;
 use crate::local::{Children, LocalPeer};
 use crate::model::Model;
 use crate::peer::WINDOW;
 use crate::run_dir::Summary;
-use crate::store::{PeerFacts, Store};
+use crate::store::{PeerFacts, Store, check};
 use crate::weights::Weights;
 use crate::wire::{self, Outbox};
 
@@ -34,12 +36,21 @@ pub struct BrokerOptions {
     pub plan: Option<Plan>,
     /// Peers to start on this machine.
     pub local: Vec<LocalPeer>,
+    /// Where the run leaves its files; `None` for a fresh directory under `runs/`, or that of the run that is gone on with.
+    pub directory: Option<PathBuf>,
+    /// Where it goes on from.
+    pub resume: Option<Checkpoint>,
 }
 
 /// What a person may want to see of a run.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum Event<'a> {
+    /// All that was given fits together, and the run has a directory.
+    Opened {
+        /// The directory.
+        directory: &'a Path,
+    },
     /// Joiners can come.
     Listening {
         /// What they are given.
@@ -72,6 +83,8 @@ pub enum Event<'a> {
         plan: &'a Plan,
         /// The model.
         model: &'a Model,
+        /// What it learns from.
+        data: &'a Dataset,
     },
     /// All peers are ready.
     Started,
@@ -137,17 +150,18 @@ struct Peer {
 /// Conducts a run from the first joiner to the last step.
 pub async fn conduct(
     job: &Job,
-    options: BrokerOptions,
-    store: &mut Store,
+    mut options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<Position, NodeError> {
-    // Whatever the user got wrong shows before anybody is kept waiting.
+    // Whatever the user got wrong shows before anybody is kept waiting, and before anything is written.
     let data = Dataset::open(&job.data, job.train.seed).map_err(|e| NodeError::Input(e.to_string()))?;
     let model = Model::build(job)?;
-    store.check(&data, &model, job.train.optimizer.update_rule())?;
+    if let Some(checkpoint) = &options.resume {
+        check(checkpoint, job, &data, &model)?;
+    }
     let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
     if let Some(weights) = &weights
-        && store.resumed().is_none()
+        && options.resume.is_none()
     {
         let parameters = model.forward.parameters().map(|v| model.forward.value(v));
         weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))?;
@@ -165,11 +179,13 @@ pub async fn conduct(
             )));
         }
     }
+    let mut store = Store::open(options.directory.as_deref(), options.resume.take(), job)?;
+    observer.event(Event::Opened { directory: store.directory() });
     let secret_key = SecretKey::generate();
     let endpoint = Endpoint::bind(Options { secret_key, listen: options.listen, ..Options::new() }).await?;
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
     let run = Conductor { job, data, model, weights, endpoint: endpoint.clone(), ticket };
-    let result = run.conduct(options, store, observer).await;
+    let result = run.conduct(options, &mut store, observer).await;
     let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
     endpoint.close(&reason).await;
     result
@@ -209,7 +225,7 @@ impl Conductor<'_> {
         let names: Vec<String> = members.iter().map(|(m, _, _)| m.name.clone()).collect();
         let plan = self.plan(options.plan, names)?;
         store.plan(&plan)?;
-        observer.event(Event::Planned { plan: &plan, model: &self.model });
+        observer.event(Event::Planned { plan: &plan, model: &self.model, data: &self.data });
         let peers = self.assign(&plan, members, store, &events).await?;
         let position = self.run(&plan, peers, store, observer, &mut incoming).await;
         match &position {

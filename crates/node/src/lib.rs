@@ -25,4 +25,3 @@ pub use error::NodeError;
 pub use local::LocalPeer;
 pub use peer::{JoinOptions, WINDOW, join};
 pub use saved::SavedModel;
-pub use store::Store;

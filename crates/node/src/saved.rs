@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use fusionllm_graph::{HostTensor, TensorType};
 
 use crate::NodeError;
-use crate::checkpoint::{Checkpoint, CheckpointError, Part};
+use crate::checkpoint::{Checkpoint, Part};
 use crate::config::Network;
-use crate::weights::{Weights, WeightsError};
+use crate::weights::Weights;
 
 /// A network and its tensors, which are read when asked for.
 pub struct SavedModel {
@@ -46,9 +46,9 @@ impl SavedModel {
                     weights.display()
                 )));
             }
-            Tensors::Published(Weights::open(&weights).map_err(of_weights)?)
+            Tensors::Published(Weights::open(&weights)?)
         } else {
-            Tensors::Checkpoint(Box::new(Checkpoint::find(path).map_err(of_checkpoint)?))
+            Tensors::Checkpoint(Box::new(Checkpoint::find(path)?))
         };
         let at = match &tensors {
             Tensors::Checkpoint(checkpoint) => checkpoint.path(),
@@ -78,9 +78,9 @@ impl SavedModel {
     /// It is missing, of another type, or damaged.
     pub fn read(&self, name: &str, ty: &TensorType) -> Result<HostTensor, NodeError> {
         match &self.tensors {
-            Tensors::Published(weights) => weights.parameter(name, ty).map_err(of_weights),
+            Tensors::Published(weights) => Ok(weights.parameter(name, ty)?),
             Tensors::Checkpoint(checkpoint) => {
-                let tensor = checkpoint.read(Part::Model, name).map_err(of_checkpoint)?;
+                let tensor = checkpoint.read(Part::Model, name)?;
                 if tensor.ty() != ty {
                     return Err(NodeError::Input(format!(
                         "{}: `{name}` is {} in the checkpoint, but {ty} in the model beside it\n  hint: use another checkpoint",
@@ -92,12 +92,4 @@ impl SavedModel {
             }
         }
     }
-}
-
-fn of_weights(e: WeightsError) -> NodeError {
-    NodeError::Input(e.to_string())
-}
-
-fn of_checkpoint(e: CheckpointError) -> NodeError {
-    NodeError::Input(e.to_string())
 }

@@ -18,10 +18,9 @@ use crate::model::Model;
 use crate::run_dir::{LinkSummary, PeerSummary, RunDir, StepMetrics, Summary};
 
 /// Where a run leaves what it did, and where it goes on from.
-pub struct Store {
+pub(crate) struct Store {
     run: RunDir,
     checkpoints: Checkpoints,
-    seed: u64,
     resumed: Option<Checkpoint>,
     /// The checkpoint being written, and its step.
     writing: Option<(u64, CheckpointWriter)>,
@@ -77,28 +76,51 @@ fn saved_tensors(model: &Model, optimizer: Optimizer) -> [Vec<(String, TensorTyp
     [state, slots.collect()]
 }
 
-impl Store {
-    /// A new run in `directory` (or a fresh one under `runs/`).
-    pub fn create(directory: Option<&Path>, job: &Job) -> Result<Self, NodeError> {
-        let toml = job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?;
-        Ok(Self::over(RunDir::create(directory, &toml)?, job))
+/// Refuses to go on from a checkpoint of another model, of other data, or at the end of the run.
+pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &Model) -> Result<(), NodeError> {
+    let [parameters, slots] = saved_tensors(model, job.train.optimizer.update_rule());
+    checkpoint.check(Part::Model, &parameters)?;
+    checkpoint.check(Part::Optimizer, &slots)?;
+    let (state, path) = (checkpoint.state(), checkpoint.path().display());
+    if state.data != data.digest() {
+        return Err(NodeError::Input(format!(
+            "{path}: the data have changed since; a run goes on with the batches it would have drawn\n  hint: restore the files, or start a new run from its weights with model.weights"
+        )));
     }
+    if state.seed != job.train.seed {
+        return Err(NodeError::Input(format!(
+            "{path}: the run's seed was {}, not {}\n  hint: leave train.seed as it was",
+            state.seed, job.train.seed
+        )));
+    }
+    if state.step >= job.train.steps {
+        return Err(NodeError::Input(format!(
+            "{path}: {} steps are done already, and the job asks for {}\n  hint: ask for more with --steps",
+            state.step, job.train.steps
+        )));
+    }
+    Ok(())
+}
 
-    fn over(run: RunDir, job: &Job) -> Self {
-        Self {
-            checkpoints: Checkpoints::new(run.checkpoints()),
-            run,
-            seed: job.train.seed,
-            resumed: None,
-            writing: None,
-            steps: Vec::new(),
-            pending: None,
-            started: Instant::now(),
-        }
+impl Store {
+    /// A new run in `directory` (or a fresh one under `runs/`), or one that goes on from a checkpoint: in its run's directory, or as a new run in
+    /// `directory`.
+    pub(crate) fn open(directory: Option<&Path>, resumed: Option<Checkpoint>, job: &Job) -> Result<Self, NodeError> {
+        let toml = job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?;
+        let run = match (directory, &resumed, resumed.as_ref().and_then(|c| run_of(c.path()))) {
+            (None, Some(checkpoint), Some(run)) => {
+                let run = RunDir::resume(run, checkpoint.state().step)?;
+                run.write_job(&toml)?;
+                run
+            }
+            _ => RunDir::create(directory, &toml)?,
+        };
+        let checkpoints = Checkpoints::new(run.checkpoints());
+        Ok(Self { checkpoints, run, resumed, writing: None, steps: Vec::new(), pending: None, started: Instant::now() })
     }
 
     /// The run's directory.
-    pub fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         self.run.path()
     }
 
@@ -111,27 +133,6 @@ impl Store {
         Ok(self.run.remove_ticket()?)
     }
 
-    /// Goes on from a checkpoint: in its run's directory, or as a new run in `directory`.
-    pub fn resume(checkpoint: Checkpoint, directory: Option<&Path>, job: &Job) -> Result<Self, NodeError> {
-        let step = checkpoint.state().step;
-        if step >= job.train.steps {
-            return Err(NodeError::Input(format!(
-                "{}: {step} steps are done already, and the job asks for {}\n  hint: ask for more with --steps",
-                checkpoint.path().display(),
-                job.train.steps
-            )));
-        }
-        let run = match (directory, run_of(checkpoint.path())) {
-            (None, Some(run)) => {
-                let run = RunDir::resume(run, step)?;
-                run.write_job(&job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?)?;
-                run
-            }
-            _ => return Ok(Self { resumed: Some(checkpoint), ..Self::create(directory, job)? }),
-        };
-        Ok(Self { resumed: Some(checkpoint), ..Self::over(run, job) })
-    }
-
     /// The checkpoint this run goes on from.
     pub(crate) fn resumed(&self) -> Option<&Checkpoint> {
         self.resumed.as_ref()
@@ -141,29 +142,6 @@ impl Store {
     pub(crate) fn start(&self) -> Position {
         let state = self.resumed.as_ref().map(Checkpoint::state);
         state.map_or_else(Position::default, |s| Position { step: s.step, updates: s.updates })
-    }
-
-    /// Refuses a checkpoint of another model or other data.
-    pub(crate) fn check(&self, data: &Dataset, model: &Model, optimizer: Optimizer) -> Result<(), NodeError> {
-        let Some(checkpoint) = &self.resumed else { return Ok(()) };
-        let [parameters, slots] = saved_tensors(model, optimizer);
-        checkpoint.check(Part::Model, &parameters)?;
-        checkpoint.check(Part::Optimizer, &slots)?;
-        if checkpoint.state().data != data.digest() {
-            return Err(NodeError::Input(format!(
-                "{}: the data have changed since; a run goes on with the batches it would have drawn\n  hint: restore the files, or start a new run from its weights with model.weights",
-                checkpoint.path().display()
-            )));
-        }
-        if checkpoint.state().seed != self.seed {
-            return Err(NodeError::Input(format!(
-                "{}: the run's seed was {}, not {}\n  hint: leave train.seed as it was",
-                checkpoint.path().display(),
-                checkpoint.state().seed,
-                self.seed
-            )));
-        }
-        Ok(())
     }
 
     /// A tensor to go on from.

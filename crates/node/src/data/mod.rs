@@ -130,6 +130,12 @@ impl Dataset {
     }
 }
 
+impl fmt::Debug for Dataset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Dataset({self})")
+    }
+}
+
 /// One line for a person: what there is to train and to measure on.
 impl fmt::Display for Dataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

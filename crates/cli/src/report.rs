@@ -1,0 +1,136 @@
+//! What a person reads once a run is over.
+
+use std::fmt::Write;
+use std::io::IsTerminal;
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use fusionllm_node::SavedModel;
+use fusionllm_node::generate::{Generator, Sampling};
+use fusionllm_node::run_dir::Summary;
+
+use crate::failure::Failure;
+use crate::generate::open_backend;
+use crate::output::{complain, legible, print};
+use crate::progress::History;
+use crate::table::Table;
+use crate::units::{bytes, seconds};
+
+/// Prints how a run went, and for language models a sample of what they write now.
+pub(crate) fn report(history: &History) -> Result<(), Failure> {
+    let Some(summary) = &history.summary else { return Ok(()) };
+    print(&text(summary, history))?;
+    if let Some(prompt) = &history.prompt {
+        sample(prompt, &history.directory)?;
+    }
+    let directory = history.directory.display();
+    print(&format!("\n{directory} holds metrics.jsonl, summary.json, plan.json and checkpoints/\n"))?;
+    if history.prompt.is_some() {
+        print(&format!("more text:  fusionllm generate {directory} --prompt \"...\"\n"))?;
+    }
+    print(&format!("train on:   fusionllm train --resume {directory} --steps {}\n", summary.steps.saturating_mul(2)))
+}
+
+fn text(summary: &Summary, history: &History) -> String {
+    let unknown = || "?".to_string();
+    let loss = |x: Option<f64>| x.map_or_else(unknown, |x| format!("{x:.3}"));
+    let mut out = String::from("\n");
+    let mut line = |name: &str, value: String| {
+        // Writing to a string does not fail.
+        let _ = writeln!(out, "{name:<12}{value}");
+    };
+    line("steps", format!("{} in {}", history.losses.len(), seconds(history.took)));
+    let curve = curve(&history.losses);
+    line("loss", format!("{} {curve} {}", loss(summary.loss_first), loss(summary.loss_last)));
+    if let Some((step, val_loss, accuracy)) = history.validation {
+        line("validation", format!("loss {val_loss:.3}, accuracy {:.1} % after step {step}", 100.0 * accuracy));
+    }
+    let median = summary.median_step_s.map_or_else(unknown, seconds);
+    let ratio = summary.training_overhead_ratio;
+    let ratio = ratio.map_or(String::new(), |r| format!(", {:.0} % of the time in steps", 100.0 * r));
+    line("a step", format!("{median}{ratio}"));
+
+    let mut peers = Table::new(["peer", "backend", "operators", "computing", "memory"], [2, 3, 4]);
+    for p in &summary.peers {
+        peers.row([
+            p.name.clone(),
+            p.backend.clone(),
+            p.operators.to_string(),
+            p.compute_s.map_or_else(unknown, seconds),
+            p.peak_memory_bytes.map_or_else(unknown, bytes),
+        ]);
+    }
+    out += &format!("\n{peers}");
+    if !summary.links.is_empty() {
+        let mut links = Table::new(["from", "to", "codec", "a step"], [3]);
+        for l in &summary.links {
+            links.row([l.from.clone(), l.to.clone(), l.codec.clone(), l.bytes_per_step.map_or_else(unknown, bytes)]);
+        }
+        let all = summary.bytes_sent_per_step.map_or_else(unknown, bytes);
+        links.row(["all".into(), String::new(), String::new(), all]);
+        out += &format!("\n{links}");
+    }
+    out
+}
+
+/// Prints what the newest checkpoint writes after `prompt`. A run is not failed for want of a sample.
+fn sample(prompt: &str, directory: &Path) -> Result<(), Failure> {
+    const LONGEST: Duration = Duration::from_secs(15);
+    const CHARACTERS: usize = 400;
+    let started = Instant::now();
+    let mut text = String::new();
+    let mut write = || -> Result<(), Failure> {
+        let mut generator = Generator::new(SavedModel::open(directory)?, open_backend(None)?, None)?;
+        let sampling = Sampling { temperature: 0.8, top_k: 0, seed: 1 };
+        generator.generate(prompt, &sampling, CHARACTERS, |piece| {
+            text += piece;
+            text.chars().count() < CHARACTERS && started.elapsed() < LONGEST
+        })?;
+        Ok(())
+    };
+    if let Err(failure) = write() {
+        complain(format_args!("no sample: {}", failure.message().unwrap_or_default()));
+        return Ok(());
+    }
+    let (bold, plain) = if std::io::stdout().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
+    let text = format!("{bold}{}{plain}{}", legible(prompt), legible(&text)).replace('\n', "\n  ");
+    print(&format!("\na sample, going on from held-out text:\n\n  {text}\n"))
+}
+
+/// The course of the loss in a few characters, high to low; empty if there is no course.
+fn curve(losses: &[f64]) -> String {
+    const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
+    const WIDTH: usize = 32;
+    let width = losses.len().min(WIDTH);
+    let means: Vec<f64> = (0..width)
+        .map(|i| {
+            let part = &losses[i * losses.len() / width..(i + 1) * losses.len() / width];
+            part.iter().sum::<f64>() / part.len() as f64
+        })
+        .collect();
+    let finite = means.iter().copied().filter(|m| m.is_finite());
+    let (low, high) = finite.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), m| (l.min(m), h.max(m)));
+    if low >= high {
+        return "->".into();
+    }
+    let level = |m: f64| match m.is_finite() {
+        true => LEVELS[(((m - low) / (high - low) * 7.0).round() as usize).min(7)],
+        false => '!',
+    };
+    means.into_iter().map(level).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_curve_falls_from_high_to_low() {
+        assert_eq!(curve(&[7.0, 6.0, 5.0, 4.0, 3.0, 2.0, 1.0, 0.0]), "█▇▆▅▄▃▂▁");
+        assert_eq!(curve(&[2.0, f64::NAN, 1.0]), "█!▁");
+        assert_eq!(curve(&[2.0; 5]), "->");
+        assert_eq!(curve(&[]), "->");
+        let long: Vec<f64> = (0..10_000).map(|i| 1.0 / (1.0 + i as f64)).collect();
+        assert_eq!(curve(&long).chars().count(), 32);
+    }
+}

@@ -1,0 +1,243 @@
+//! What a user can get wrong: one message that names the thing, the place and what to do; status 2; nothing written.
+
+use std::fs;
+use std::path::Path;
+
+use fusionllm_graph::{Builder, DType, Init};
+use insta::assert_snapshot;
+
+use super::{TINY, call, finished_run};
+
+/// A directory with these files.
+fn directory(files: &[(&str, &str)]) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    for (name, content) in files {
+        fs::write(dir.path().join(name), content).unwrap();
+    }
+    dir
+}
+
+/// The message of a call that must refuse its input and write nothing.
+fn refused(dir: &Path, args: &[&str]) -> String {
+    let names = || {
+        let mut names: Vec<_> = fs::read_dir(dir).unwrap().map(|e| e.unwrap().file_name()).collect();
+        names.sort();
+        names
+    };
+    let before = names();
+    let message = call(dir, args).failure(2, dir);
+    assert_eq!(names(), before, "a refused call leaves nothing behind");
+    assert!(message.starts_with("error: "), "{message}");
+    message
+}
+
+#[test]
+fn job_files() {
+    let dir = directory(&[
+        ("broken.toml", "[train\nsteps = 3\n"),
+        ("misspelt.toml", "[train]\nstep = 3\n"),
+        ("wrong.toml", "[model]\nn_embd = 30\nn_head = 4\n"),
+    ]);
+    let train = |job: &str| refused(dir.path(), &["train", job]);
+    assert_snapshot!(train("nowhere.toml"), @r"
+    error: nowhere.toml: the job file cannot be read: No such file or directory (os error 2)
+      hint: give the path of a job file, or none at all for the quick start
+    ");
+    assert_snapshot!(train("broken.toml"), @r"
+    error: broken.toml:1:7: unclosed table, expected `]`
+      hint: the file is TOML: sections as [train], settings as name = value, text in quotes
+    ");
+    assert_snapshot!(train("misspelt.toml"), @r"
+    error: misspelt.toml:2:1: unknown setting `step` in [train]
+      hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    ");
+    assert_snapshot!(train("wrong.toml"), @r"
+    error: wrong.toml:3:10: `model.n_head` = 4 does not divide `model.n_embd` = 30
+      hint: write n_head = 1, or another divisor of 30
+    ");
+}
+
+#[test]
+fn options() {
+    let dir = directory(&[("plan.json", "{}")]);
+    let train = |args: &[&str]| refused(dir.path(), &[&["train"], args].concat());
+    assert_snapshot!(train(&["--set", "train.setps=3"]), @r"
+    error: --set train.setps=3: unknown setting `setps` in [train]
+      hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    ");
+    assert_snapshot!(train(&["--peers", "0"]), @"error: --peers 0 must lie in 1 to 64");
+    assert_snapshot!(refused(dir.path(), &["broker", "--peers", "0"]), @"error: --peers 0: a run needs at least one peer");
+    let backend = train(&["--backend", "burn-gpu"]);
+    assert!(
+        backend
+            .starts_with(r#"error: --backend burn-gpu: there is no backend "burn-gpu" in this build; known: burn-cpu"#),
+        "{backend}"
+    );
+    assert_snapshot!(train(&["--plan", "plan.json"]), @r"
+    error: plan.json: plan file: not a FusionLLM plan: missing field `fusionllm_plan` at line 1 column 2
+      hint: --plan takes a file that `fusionllm plan -o` wrote
+    ");
+}
+
+#[test]
+fn data_files() {
+    let job = "[data]\nfiles = [\"empty.txt\"]\n";
+    let images = "[model]\nfamily = \"resnet\"\n[data]\ntrain = [\"short.bin\"]\n";
+    let few = "[data]\nfiles = [\"few.txt\"]\n";
+    let missing = "[data]\nfiles = [\"corpus/*.txt\"]\n";
+    let dir = directory(&[
+        ("text.toml", job),
+        ("empty.txt", ""),
+        ("images.toml", images),
+        ("short.bin", "only a little"),
+        ("few.toml", few),
+        ("few.txt", "a few words"),
+        ("missing.toml", missing),
+    ]);
+    let train = |job: &str| refused(dir.path(), &["train", job]);
+    assert_snapshot!(train("text.toml"), @r"
+    error: DIR/empty.txt: the file is empty
+      hint: fill it, or leave it out of [data]
+    ");
+    assert_snapshot!(train("images.toml"), @r"
+    error: DIR/short.bin: 13 bytes are 0 images of 3073 bytes and 13 bytes more
+      hint: the file is cut short, or not of CIFAR-10's binary version: fetch it again
+    ");
+    assert_snapshot!(train("few.toml"), @r"
+    error: the text to train on has 10 tokens, but one sample takes 129 (`data.context` and the token after it)
+      hint: name more text in data.files, lower data.context, or lower data.validation
+    ");
+    assert_snapshot!(train("missing.toml"), @r#"
+    error: missing.toml:2:9: no file matches "corpus/*.txt" in DIR
+      hint: paths start at the job file's directory
+    "#);
+}
+
+#[test]
+fn tickets() {
+    let dir = directory(&[]);
+    let join = |ticket: &str| refused(dir.path(), &["join", ticket]);
+    assert_snapshot!(join("  "), @"error: the ticket is empty: give the line that the broker printed");
+    assert_snapshot!(join("No ticket!"), @"error: the ticket has ' ' at character 3: only a-z and 2-7 occur in one");
+    assert_snapshot!(join("aaaaaaaa"), @"error: the ticket has a typo: its checksum does not match; copy it again");
+}
+
+#[test]
+fn graphs_whose_shapes_do_not_fit() {
+    let mut b = Builder::new("affine");
+    let x = b.input("x", DType::F32, [4, 3]).unwrap();
+    let w = b.parameter("w", DType::F32, [2, 3], Init::Constant(0.0)).unwrap();
+    let y = b.linear(x, w, None).unwrap();
+    b.output("y", y).unwrap();
+    let whole = b.finish().unwrap().to_json().unwrap();
+    let mut graph: serde_json::Value = serde_json::from_str(&whole).unwrap();
+    graph["graph"]["values"][1]["type"]["shape"] = serde_json::json!([2, 5]);
+    let dir = directory(&[
+        ("misfit.json", &graph.to_string()),
+        ("cut.json", &whole[..whole.len() / 2]),
+        ("later.json", &whole.replace("\"fusionllm_graph\": 1", "\"fusionllm_graph\": 2")),
+        ("bert.json", r#"{"model_type": "bert"}"#),
+    ]);
+    let show = |file: &str| refused(dir.path(), &["graph", "show", file]);
+    assert_snapshot!(show("misfit.json"), @r"
+    error: misfit.json: linear (linear): the operand's last size is 3, the weight's is 5; operands: f32[4, 3], f32[2, 5]
+      hint: mend the operator named there, or write the graph anew
+    ");
+    assert_snapshot!(show("cut.json"), @r"
+    error: cut.json: graph file: not a FusionLLM graph: EOF while parsing an object at line 35 column 9
+      hint: write the graph anew; this file is damaged or of another kind
+    ");
+    assert_snapshot!(show("later.json"), @r"
+    error: later.json: graph file: it has version 2, this program reads version 1
+      hint: write the graph anew; this file is damaged or of another kind
+    ");
+    assert_snapshot!(show("bert.json"), @r#"
+    error: DIR/bert.json: `model_type` is not "gpt2"
+      hint: use the configuration of a plain GPT-2
+    "#);
+    assert_snapshot!(show("nowhere"), @r"
+    error: nowhere: cannot be read: No such file or directory (os error 2)
+      hint: give a graph file, a job file, a run directory, or a config.json from Hugging Face
+    ");
+}
+
+/// A copy of the run's checkpoint in `dir`, and its path there.
+fn copy_of_checkpoint(dir: &Path) -> std::path::PathBuf {
+    let (directory, _) = finished_run();
+    let copy = dir.join("copy/checkpoints/step-3");
+    fs::create_dir_all(&copy).unwrap();
+    for entry in fs::read_dir(directory.join("run/checkpoints/step-3")).unwrap() {
+        let entry = entry.unwrap();
+        fs::copy(entry.path(), copy.join(entry.file_name())).unwrap();
+    }
+    copy
+}
+
+#[test]
+fn checkpoints() {
+    let dir = directory(&[]);
+    let generate = |path: &str| refused(dir.path(), &["generate", path, "--prompt", "x"]);
+    assert_snapshot!(generate("nowhere"), @r"
+    error: nowhere: this checkpoint is not there
+      hint: give a run directory such as runs/0001, a checkpoint in it, or a directory from Hugging Face
+    ");
+    assert_snapshot!(generate("."), @r"
+    error: .: there is no checkpoint here
+      hint: give a run directory with a checkpoint in it, or a checkpoint, such as runs/0001/checkpoints/step-200
+    ");
+
+    let copy = copy_of_checkpoint(dir.path());
+    let model = copy.join("model.safetensors");
+    let whole = fs::read(&model).unwrap();
+    fs::write(&model, &whole[..whole.len() - 100]).unwrap();
+    let truncated = generate("copy");
+    assert!(
+        truncated
+            .contains("copy/checkpoints/step-3: the checkpoint is damaged: model.safetensors: the file is cut short"),
+        "{truncated}"
+    );
+    assert_eq!(refused(dir.path(), &["train", "--resume", "copy", "--steps", "5"]), truncated);
+    assert_eq!(refused(dir.path(), &["export", "copy", "--format", "hf", "-o", "out"]), truncated);
+
+    // One bit of one weight.
+    let mut flipped = whole.clone();
+    *flipped.last_mut().unwrap() ^= 1;
+    fs::write(&model, &flipped).unwrap();
+    let message = generate("copy");
+    assert!(message.contains("is not what was saved"), "{message}");
+}
+
+#[test]
+fn runs_that_cannot_go_on() {
+    let (directory, _) = finished_run();
+    let before = fs::read(directory.join("run/metrics.jsonl")).unwrap();
+    let job = fs::read(directory.join("run/job.toml")).unwrap();
+    let train = |args: &[&str]| refused(directory, &[&["train"], args].concat());
+    assert_snapshot!(train(&["--run-dir", "run"]), @r"
+    error: run: another run is there (plan.json)
+      hint: choose another --run-dir, or go on with that run: --resume run
+    ");
+    assert_snapshot!(train(&["--resume", "run"]), @r"
+    error: run/checkpoints/step-3: 3 steps are done already, and the job asks for 3
+      hint: ask for more with --steps
+    ");
+    let other = train(&["--resume", "run", "--steps", "5", "--set", "model.n_embd=32"]);
+    assert!(other.starts_with("error: run/checkpoints/step-3: the checkpoint is of another model: `transformer.wte.weight` is f32[256, 16] there, and f32[256, 32] in the job\n"), "{other}");
+    assert_snapshot!(train(&["--resume", "run", "--steps", "5", "--seed", "9"]), @r"
+    error: run/checkpoints/step-3: the run's seed was 1, not 9
+      hint: leave train.seed as it was
+    ");
+    assert_eq!(fs::read(directory.join("run/metrics.jsonl")).unwrap(), before, "refusing harms no earlier run");
+    assert_eq!(fs::read(directory.join("run/job.toml")).unwrap(), job);
+    assert!(directory.join("run/summary.json").exists());
+}
+
+#[test]
+fn a_run_directory_that_cannot_be_made() {
+    let dir = directory(&[("file", "")]);
+    let ran = call(dir.path(), &[&["train", "--steps", "1", "--run-dir", "file/run"], &TINY[..]].concat());
+    assert_snapshot!(ran.failure(1, dir.path()), @r"
+    error: file/run: cannot be created: Not a directory (os error 20)
+      hint: check the disk and the path
+    ");
+}

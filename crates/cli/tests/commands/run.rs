@@ -1,0 +1,137 @@
+//! A short run, and what can be done with it.
+
+use std::fs;
+use std::path::Path;
+
+use serde_json::Value;
+
+use super::{TINY, call, finished_run};
+
+fn keys(value: &Value) -> Vec<&str> {
+    value.as_object().unwrap().keys().map(String::as_str).collect()
+}
+
+#[test]
+fn the_run_directory_keeps_the_contract() {
+    let (directory, ran) = finished_run();
+    let run = directory.join("run");
+    for name in ["job.toml", "plan.json", "metrics.jsonl", "summary.json", "checkpoints/step-3/model.safetensors"] {
+        assert!(run.join(name).is_file(), "{name} is missing");
+    }
+    assert!(!run.join("ticket").exists(), "the run takes no joiners any more");
+
+    let metrics = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let lines: Vec<Value> = metrics.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert_eq!(lines.iter().map(|l| l["step"].as_u64().unwrap()).collect::<Vec<_>>(), [1, 2, 3]);
+    for line in &lines {
+        for key in ["loss", "step_s", "tokens_per_s"] {
+            assert!(line[key].as_f64().unwrap() > 0.0, "{key} of {line}");
+        }
+        assert!(line["bytes_sent"].as_u64().unwrap() > 0, "{line}");
+    }
+    assert!(lines[2]["val_loss"].as_f64().unwrap() > 0.0 && lines[2]["val_accuracy"].is_f64(), "{}", lines[2]);
+
+    let summary: Value = serde_json::from_str(&fs::read_to_string(run.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(ran.json(), summary, "--json prints the summary and nothing else");
+    let expected = [
+        "bytes_sent_per_step",
+        "compression",
+        "links",
+        "loss_first",
+        "loss_last",
+        "median_step_s",
+        "peers",
+        "predicted_step_s",
+        "scheduler",
+        "steps",
+        "training_overhead_ratio",
+    ];
+    assert_eq!(keys(&summary), expected);
+    assert_eq!(summary["steps"], 3);
+    assert_eq!(summary["loss_first"], lines[0]["loss"]);
+    assert_eq!(summary["loss_last"], lines[2]["loss"]);
+    assert_eq!(summary["bytes_sent_per_step"], lines[0]["bytes_sent"]);
+    let peer = &summary["peers"][1];
+    let expected = ["backend", "compute_s", "name", "operators", "peak_memory_bytes", "predicted_memory_bytes"];
+    assert_eq!(keys(peer), expected);
+    assert_eq!((&peer["name"], &peer["backend"]), (&"peer-1".into(), &"burn-cpu".into()));
+    let link = &summary["links"][0];
+    assert_eq!(keys(link), ["bytes_per_step", "codec", "from", "measured_bytes_per_s", "ratio", "to"]);
+
+    let plan: Value = serde_json::from_str(&fs::read_to_string(run.join("plan.json")).unwrap()).unwrap();
+    assert_eq!(plan["peers"], serde_json::json!(["peer-0", "peer-1"]));
+}
+
+/// Without a terminal there is no bar, but lines that a program can find, and a report on standard output.
+#[test]
+fn people_get_lines_and_a_report() {
+    let dir = tempfile::tempdir().unwrap();
+    let ran = call(dir.path(), &[&["train", "--steps", "2", "--peers", "1"], &TINY[..]].concat());
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    assert!(ran.err.contains("run directory: runs/0001\n"), "{}", ran.err);
+    let steps: Vec<&str> = ran.err.lines().filter(|l| l.starts_with("step ") && l.contains("/2: loss ")).collect();
+    assert_eq!(steps.len(), 2, "{}", ran.err);
+    assert!(!ran.err.contains('\x1b') && !ran.out.contains('\x1b'), "colours are for terminals");
+    for part in [
+        "\nsteps       2 in ",
+        "\nvalidation  loss ",
+        "peer-0  burn-cpu",
+        "a sample, going on from",
+        "--resume runs/0001",
+    ] {
+        assert!(ran.out.contains(part), "{part:?} is missing in {}", ran.out);
+    }
+    assert!(!ran.out.contains("peer-1"), "{}", ran.out);
+}
+
+#[test]
+fn text_comes_from_checkpoints() {
+    let (directory, _) = finished_run();
+    let text = |checkpoint: &str, args: &[&str]| {
+        let args = [&["generate", checkpoint, "--prompt", "fn main", "--tokens", "40", "--json"], args].concat();
+        call(directory, &args).json()["text"].as_str().unwrap().to_owned()
+    };
+    let first = text("run", &[]);
+    // A byte a token; bytes that are no letter become one, or wait for the next.
+    assert!((1..=40).contains(&first.chars().count()), "{first:?}");
+    assert_eq!(text("run/checkpoints/step-3", &[]), first, "the same seed gives the same text");
+    assert_ne!(text("run", &["--seed", "2"]), first);
+    let likeliest = text("run", &["--temperature", "0"]);
+    assert_eq!(text("run", &["--top-k", "1", "--seed", "9"]), likeliest);
+
+    let plain = call(directory, &["generate", "run", "--prompt", "fn main", "--tokens", "40"]);
+    assert_eq!((plain.status, plain.out), (0, format!("fn main{first}\n")));
+    if cfg!(feature = "candle") {
+        assert_eq!(text("run", &["--temperature", "0", "--backend", "candle-cpu"]), likeliest);
+    }
+}
+
+#[test]
+fn an_exported_model_is_the_same_model() {
+    let (directory, _) = finished_run();
+    let dir = tempfile::tempdir().unwrap();
+    let run = directory.join("run").display().to_string();
+    let ran = call(dir.path(), &["export", &run, "--format", "hf", "-o", "out", "--json"]);
+    assert_eq!(ran.json()["step"], 3);
+    let config: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("out/config.json")).unwrap()).unwrap();
+    assert_eq!((&config["model_type"], &config["n_embd"]), (&"gpt2".into(), &16.into()));
+    assert_eq!(config["architectures"], serde_json::json!(["GPT2LMHeadModel"]));
+    assert_eq!(config["eos_token_id"], Value::Null, "bytes have no token for an end");
+    let greedy = |at: &str, from: &Path| {
+        let args = ["generate", at, "--prompt", "fn", "--tokens", "20", "--temperature", "0"];
+        let ran = call(from, &args);
+        assert_eq!(ran.status, 0, "{}", ran.err);
+        ran.out
+    };
+    assert_eq!(greedy("out", dir.path()), greedy("run", directory));
+
+    let again = call(dir.path(), &["export", &run, "--format", "hf", "-o", "out"]);
+    assert!(again.failure(2, dir.path()).starts_with("error: out: there is a config.json already\n  hint: "));
+    let wrong = call(dir.path(), &["export", &run, "--format", "torchvision", "-o", "other"]);
+    assert!(
+        wrong
+            .failure(2, dir.path())
+            .ends_with("torchvision has no GPT-2\n  hint: write it for `transformers`: --format hf")
+    );
+    assert!(!dir.path().join("other").exists());
+}
