@@ -20,7 +20,8 @@ fn open(text: Text, seed: u64) -> Dataset {
 }
 
 fn error(dir: &TempDir, data: Data) -> String {
-    let message = Dataset::open(&data, 1).err().expect("the data are accepted").to_string();
+    let Err(error) = Dataset::open(&data, 1) else { panic!("the data are accepted") };
+    let message = error.to_string();
     message.replace(&dir.path().display().to_string(), "DIR")
 }
 
