@@ -533,7 +533,8 @@ mod tests {
             let stats = network.stats(end);
             let lost: u64 = stats.iter().map(|s| s.overflowed).sum();
             prop_assert_eq!(out.len() as u64 + lost, traffic.len() as u64);
-            prop_assert!(stats[0].most_queued <= queue);
+            // An idle link takes any datagram, be it larger than the queue.
+            prop_assert!(stats[0].most_queued <= queue.max(1484 + 28));
             for route in routes {
                 let of_route = out.iter().filter(|delivery| delivery.route == route);
                 let numbers: Vec<u32> = of_route
