@@ -3,10 +3,8 @@
 //! Every kernel overwrites its first argument. With a source it first takes the operand from there, block by block, so
 //! that the copy costs no trip to memory.
 
-use rayon::prelude::*;
-
 use super::Float;
-use super::parallel::grain;
+use super::parallel::{each, grain};
 use super::simd::simd;
 
 /// Elements that stay in the first-level cache together with a second operand.
@@ -15,7 +13,7 @@ const BLOCK: usize = 2048;
 /// Runs `f(block, offset)` over all blocks of `out`, each first filled from `source` if there is one.
 pub(crate) fn blocks<T: Float>(out: &mut [T], source: Option<&[T]>, f: impl Fn(&mut [T], usize) + Sync) {
     assert!(source.is_none_or(|s| s.len() == out.len()), "operand and result differ in length");
-    out.par_chunks_mut(BLOCK).with_min_len(grain(BLOCK)).enumerate().for_each(|(i, block)| {
+    each(out, BLOCK, grain(BLOCK), |i, block| {
         let start = i * BLOCK;
         if let Some(source) = source {
             block.copy_from_slice(&source[start..start + block.len()]);

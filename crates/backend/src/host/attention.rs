@@ -3,11 +3,9 @@
 //! Queries are taken in blocks. A block's scores against all keys it can see are one product, its weights another; backward
 //! computes them again from the saved logarithm of the softmax's denominator (Dao et al., "FlashAttention", 2022).
 
-use rayon::prelude::*;
-
 use super::Float;
 use super::matrix::{Matrix, Sizes, Strides, Threads, product, product_raw};
-use super::parallel::Shared;
+use super::parallel::{Shared, tasks, uninit};
 use super::reduce::{largest, sum_of, sum_of_two};
 use super::simd::simd;
 
@@ -183,40 +181,35 @@ pub fn attention<T: Float>(out: &mut [T], out_strides: HeadStrides, lse: &mut [T
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     let least = ((1 << 15) / (BLOCK * s * n.e.max(1)).max(1)).max(1);
     // Large blocks last: a causal head's later queries see more keys.
-    (0..b * h * blocks).into_par_iter().with_min_len(least).for_each_init(
-        || (Vec::new(), [T::ZERO; BLOCK]),
-        |(scores, inverse), task| {
-            let (pair, block) = (task / blocks, task % blocks);
-            let (bi, hi) = (pair / h, pair % h);
-            let (start, end) = (block * BLOCK, l.min((block + 1) * BLOCK));
-            let (rows, columns) = (end - start, attention.visible(end));
-            if scores.len() < rows * columns {
-                scores.resize(BLOCK * s, T::ZERO);
+    tasks(b * h * blocks, least, &|task| {
+        let mut inverse = [T::ZERO; BLOCK];
+        let (pair, block) = (task / blocks, task % blocks);
+        let (bi, hi) = (pair / h, pair % h);
+        let (start, end) = (block * BLOCK, l.min((block + 1) * BLOCK));
+        let (rows, columns) = (end - start, attention.visible(end));
+        let scores = &mut uninit(rows * columns)[..];
+        attention.scores(scores, bi, hi, start, end);
+        // SAFETY: each task has rows of its own.
+        weights(scores, columns, &mut inverse, unsafe { lse.slice(pair * l + start, rows) });
+        let v = attention.v.head(bi, hi / (h / n.g));
+        let base = bi * out_strides[0] + hi * out_strides[1];
+        let sizes = Sizes { m: rows, n: f, k: columns };
+        let first = base + start * out_strides[2];
+        // SAFETY: as above; `row` checks that the block's rows lie in the result.
+        let row = |i: usize| unsafe { out.slice(first + i * out_strides[2], f) };
+        let (_, _) = (row(0), row(rows - 1));
+        let strides = Strides { row: out_strides[2] as isize, column: 1 };
+        let weights = Matrix::rows(scores, columns);
+        // SAFETY: as above.
+        unsafe {
+            product_raw(sizes, (out.ptr().add(first), strides), weights, v, T::ONE, false, Threads::One);
+        }
+        for (i, inverse) in inverse[..rows].iter().enumerate() {
+            for v in row(i) {
+                *v *= *inverse;
             }
-            let scores = &mut scores[..rows * columns];
-            attention.scores(scores, bi, hi, start, end);
-            // SAFETY: each task has rows of its own.
-            weights(scores, columns, inverse, unsafe { lse.slice(pair * l + start, rows) });
-            let v = attention.v.head(bi, hi / (h / n.g));
-            let base = bi * out_strides[0] + hi * out_strides[1];
-            let sizes = Sizes { m: rows, n: f, k: columns };
-            let first = base + start * out_strides[2];
-            // SAFETY: as above; `row` checks that the block's rows lie in the result.
-            let row = |i: usize| unsafe { out.slice(first + i * out_strides[2], f) };
-            let (_, _) = (row(0), row(rows - 1));
-            let strides = Strides { row: out_strides[2] as isize, column: 1 };
-            let weights = Matrix::rows(scores, columns);
-            // SAFETY: as above.
-            unsafe {
-                product_raw(sizes, (out.ptr().add(first), strides), weights, v, T::ONE, false, Threads::One);
-            }
-            for (i, inverse) in inverse[..rows].iter().enumerate() {
-                for v in row(i) {
-                    *v *= *inverse;
-                }
-            }
-        },
-    );
+        }
+    });
 }
 
 /// The gradients of [`attention`] with respect to queries, keys and values, each in memory of its own strides.
@@ -278,61 +271,56 @@ pub fn attention_backward<T: Float>(
     let scale = T::of(attention.scale);
     let rows_of = |strides: HeadStrides| Strides { row: strides[2] as isize, column: 1 };
     let least = ((1 << 15) / (l * s * e.max(1)).max(1)).max(1);
-    (0..n.pairs()).into_par_iter().with_min_len(least).for_each_init(
-        || (Vec::new(), Vec::new()),
-        |(p, dp), pair| {
-            let (bi, gi) = (pair / g, pair % g);
-            for buffer in [&mut *p, &mut *dp] {
-                buffer.resize(BLOCK.min(l) * s, T::ZERO);
-            }
-            let at = |st: HeadStrides, head: usize| bi * st[0] + head * st[1];
-            let (k, v) = (attention.k.head(bi, gi), attention.v.head(bi, gi));
-            let mut seen = 0;
-            // The last queries come first: they see all keys, so that their products set what others add to.
-            for hi in gi * (h / g)..(gi + 1) * (h / g) {
-                for block in (0..l.div_ceil(BLOCK)).rev() {
-                    let (start, end) = (block * BLOCK, l.min((block + 1) * BLOCK));
-                    let (rows, columns) = (end - start, attention.visible(end));
-                    let (p, dp) = (&mut p[..rows * columns], &mut dp[..rows * columns]);
-                    attention.scores(p, bi, hi, start, end);
-                    let dout = grad.head(bi, hi).at(start * grad.strides[2]);
-                    let sizes = Sizes { m: rows, n: columns, k: f };
-                    let strides = Strides::rows(columns);
-                    product(sizes, (&mut *dp, strides), dout, v.transposed(), T::ONE, false, Threads::One);
-                    let mut delta = [T::ZERO; BLOCK];
-                    for (i, d) in delta[..rows].iter_mut().enumerate() {
-                        *d = dot(grad.row(bi, hi, start + i, f), out.row(bi, hi, start + i, f));
-                    }
-                    let first = (bi * h + hi) * l + start;
-                    score_grads(p, dp, columns, &lse[first..first + rows], &delta);
-                    let (p, ds) = (Matrix::rows(&*p, columns), Matrix::rows(&*dp, columns));
-                    let q = attention.q.head(bi, hi).at(start * attention.q.strides[2]);
-                    let new = seen < columns;
-                    seen = seen.max(columns);
-                    // SAFETY: `ends` has checked the strides; this task alone writes these heads.
-                    unsafe {
-                        let out = dq.ptr().add(at(q_strides, hi) + start * q_strides[2]);
-                        let sizes = Sizes { m: rows, n: e, k: columns };
-                        product_raw(sizes, (out, rows_of(q_strides)), ds, k, scale, false, Threads::One);
-                        let out = dk.ptr().add(at(k_strides, gi));
-                        let sizes = Sizes { m: columns, n: e, k: rows };
-                        product_raw(sizes, (out, rows_of(k_strides)), ds.transposed(), q, scale, !new, Threads::One);
-                        let out = dv.ptr().add(at(v_strides, gi));
-                        let sizes = Sizes { m: columns, n: f, k: rows };
-                        product_raw(sizes, (out, rows_of(v_strides)), p.transposed(), dout, T::ONE, !new, Threads::One);
-                    }
+    tasks(n.pairs(), least, &|pair| {
+        let (mut p, mut dp): (Vec<T>, Vec<T>) = (uninit(BLOCK.min(l) * s), uninit(BLOCK.min(l) * s));
+        let (bi, gi) = (pair / g, pair % g);
+        let at = |st: HeadStrides, head: usize| bi * st[0] + head * st[1];
+        let (k, v) = (attention.k.head(bi, gi), attention.v.head(bi, gi));
+        let mut seen = 0;
+        // The last queries come first: they see all keys, so that their products set what others add to.
+        for hi in gi * (h / g)..(gi + 1) * (h / g) {
+            for block in (0..l.div_ceil(BLOCK)).rev() {
+                let (start, end) = (block * BLOCK, l.min((block + 1) * BLOCK));
+                let (rows, columns) = (end - start, attention.visible(end));
+                let (p, dp) = (&mut p[..rows * columns], &mut dp[..rows * columns]);
+                attention.scores(p, bi, hi, start, end);
+                let dout = grad.head(bi, hi).at(start * grad.strides[2]);
+                let sizes = Sizes { m: rows, n: columns, k: f };
+                let strides = Strides::rows(columns);
+                product(sizes, (&mut *dp, strides), dout, v.transposed(), T::ONE, false, Threads::One);
+                let mut delta = [T::ZERO; BLOCK];
+                for (i, d) in delta[..rows].iter_mut().enumerate() {
+                    *d = dot(grad.row(bi, hi, start + i, f), out.row(bi, hi, start + i, f));
                 }
-            }
-            // Keys behind the last query.
-            for row in seen..s {
-                // SAFETY: as above.
+                let first = (bi * h + hi) * l + start;
+                score_grads(p, dp, columns, &lse[first..first + rows], &delta);
+                let (p, ds) = (Matrix::rows(&*p, columns), Matrix::rows(&*dp, columns));
+                let q = attention.q.head(bi, hi).at(start * attention.q.strides[2]);
+                let new = seen < columns;
+                seen = seen.max(columns);
+                // SAFETY: `ends` has checked the strides; this task alone writes these heads.
                 unsafe {
-                    dk.slice(at(k_strides, gi) + row * k_strides[2], e).fill(T::ZERO);
-                    dv.slice(at(v_strides, gi) + row * v_strides[2], f).fill(T::ZERO);
+                    let out = dq.ptr().add(at(q_strides, hi) + start * q_strides[2]);
+                    let sizes = Sizes { m: rows, n: e, k: columns };
+                    product_raw(sizes, (out, rows_of(q_strides)), ds, k, scale, false, Threads::One);
+                    let out = dk.ptr().add(at(k_strides, gi));
+                    let sizes = Sizes { m: columns, n: e, k: rows };
+                    product_raw(sizes, (out, rows_of(k_strides)), ds.transposed(), q, scale, !new, Threads::One);
+                    let out = dv.ptr().add(at(v_strides, gi));
+                    let sizes = Sizes { m: columns, n: f, k: rows };
+                    product_raw(sizes, (out, rows_of(v_strides)), p.transposed(), dout, T::ONE, !new, Threads::One);
                 }
             }
-        },
-    );
+        }
+        // Keys behind the last query.
+        for row in seen..s {
+            // SAFETY: as above.
+            unsafe {
+                dk.slice(at(k_strides, gi) + row * k_strides[2], e).fill(T::ZERO);
+                dv.slice(at(v_strides, gi) + row * v_strides[2], f).fill(T::ZERO);
+            }
+        }
+    });
 }
 
 simd! {

@@ -1,10 +1,8 @@
 //! Batch normalisation of `[n, c, inner]`, by channels (Ioffe and Szegedy, 2015). The gradients are those of layer normalisation with averages over
 //! images and pixels.
 
-use rayon::prelude::*;
-
 use super::Float;
-use super::parallel::{Shared, grain};
+use super::parallel::{Shared, each2, grain, tasks};
 use super::reduce::{sum_of, sum_of_two};
 use super::simd::simd;
 
@@ -86,27 +84,26 @@ pub fn batch_norm<T: Float>(
     assert!(x.len() == sizes.numel() && y.len() == x.len(), "batch_norm: operands do not fit {sizes:?}");
     let vectors = [&*mean, rstd, running_mean, running_var, weight, bias];
     assert!(vectors.iter().all(|v| v.len() == sizes.c), "batch_norm: channels do not fit {sizes:?}");
-    let y = Shared::new(y);
+    let (y, running_mean, running_var) = (Shared::new(y), Shared::new(running_mean), Shared::new(running_var));
     let count = sizes.count() as f64;
-    let state = running_mean.par_iter_mut().zip(running_var);
-    mean.par_iter_mut().zip(rstd).zip(state).enumerate().with_min_len(grain(sizes.count())).for_each(
-        |(c, ((mean, rstd), (running_mean, running_var)))| {
-            let m = sizes.planes(x, c).map(total).sum::<f64>() / count;
-            let centre = T::of(m);
-            let squares = sizes.planes(x, c).map(|x| squares(x, centre)).sum::<f64>();
-            let r = 1.0 / (squares / count + eps).sqrt();
-            (*mean, *rstd) = (centre, T::of(r));
-            let blend = |old: T, new: f64| T::of((1.0 - momentum) * old.f64() + momentum * new);
-            *running_mean = blend(*running_mean, m);
-            *running_var = blend(*running_var, squares / (count - 1.0));
-            let factor = *rstd * weight[c];
-            for (n, x) in sizes.planes(x, c).enumerate() {
-                // SAFETY: each channel is one task's.
-                let y = unsafe { y.slice((n * sizes.c + c) * sizes.inner, sizes.inner) };
-                scale(y, x, centre, factor, bias[c]);
-            }
-        },
-    );
+    each2((mean, 1), (rstd, 1), grain(sizes.count()), |c, mean, rstd| {
+        let m = sizes.planes(x, c).map(total).sum::<f64>() / count;
+        let centre = T::of(m);
+        let squares = sizes.planes(x, c).map(|x| squares(x, centre)).sum::<f64>();
+        let r = 1.0 / (squares / count + eps).sqrt();
+        (mean[0], rstd[0]) = (centre, T::of(r));
+        for (running, new) in [(running_mean, m), (running_var, squares / (count - 1.0))] {
+            // SAFETY: each channel is one task's.
+            let old = &mut unsafe { running.slice(c, 1) }[0];
+            *old = T::of((1.0 - momentum) * old.f64() + momentum * new);
+        }
+        let factor = rstd[0] * weight[c];
+        for (n, x) in sizes.planes(x, c).enumerate() {
+            // SAFETY: as above.
+            let y = unsafe { y.slice((n * sizes.c + c) * sizes.inner, sizes.inner) };
+            scale(y, x, centre, factor, bias[c]);
+        }
+    });
 }
 
 /// What the gradients of [`batch_norm`] need of the forward pass.
@@ -145,7 +142,7 @@ pub fn batch_norm_input_grad<T: Float>(dx: &mut [T], grad: &[T], saved: BatchNor
     assert!(dx.len() == grad.len() && weight.len() == sizes.c, "batch_norm: operands do not fit {sizes:?}");
     let dx = Shared::new(dx);
     let count = sizes.count() as f64;
-    (0..sizes.c).into_par_iter().with_min_len(grain(sizes.count())).for_each(|c| {
+    tasks(sizes.c, grain(sizes.count()), &|c| {
         let (sum, product) = saved.sums(grad, c);
         let r = saved.rstd[c].f64();
         let (average, slope) = (T::of(sum / count), T::of(product / count * r * r));
@@ -161,9 +158,9 @@ pub fn batch_norm_input_grad<T: Float>(dx: &mut [T], grad: &[T], saved: BatchNor
 pub fn batch_norm_weight_grad<T: Float>((dw, db): (&mut [T], &mut [T]), grad: &[T], saved: BatchNormSaved<'_, T>) {
     saved.check(grad);
     assert!(dw.len() == saved.sizes.c && db.len() == saved.sizes.c, "batch_norm: results do not fit {:?}", saved.sizes);
-    dw.par_iter_mut().zip(db).enumerate().with_min_len(grain(saved.sizes.count())).for_each(|(c, (dw, db))| {
+    each2((dw, 1), (db, 1), grain(saved.sizes.count()), |c, dw, db| {
         let (sum, product) = saved.sums(grad, c);
-        (*dw, *db) = (T::of(product * saved.rstd[c].f64()), T::of(sum));
+        (dw[0], db[0]) = (T::of(product * saved.rstd[c].f64()), T::of(sum));
     });
 }
 

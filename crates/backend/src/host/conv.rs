@@ -5,12 +5,10 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
 use super::Float;
 use super::depthwise;
 use super::matrix::{Matrix, Sizes, Strides, Threads, product, product_raw};
-use super::parallel::{Shared, grain, uninit};
+use super::parallel::{Shared, each, grain, tasks, uninit};
 
 /// Sizes of a convolution: `x [n, c, h, w]`, weight `[o, c / groups, kh, kw]`, result `[n, o, oh, ow]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -215,57 +213,53 @@ pub fn conv2d<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[T], bia
     let y = Shared::new(y);
     // Channels a product takes at once.
     let block = (DEPTH / g.taps()).clamp(1, cg);
-    (0..count * g.groups * tiles).into_par_iter().for_each_init(
-        || (Vec::new(), Vec::new()),
-        |(columns, result), task| {
-            let (image, group, tile) = (task / tiles / g.groups, task / tiles % g.groups, task % tiles);
-            let pixels = tile * width..per.min((tile + 1) * width);
-            let wide = pixels.len();
-            let weight = weight.at(group * og * depth);
-            let bias = |o: usize| bias.map_or(T::ZERO, |b| b[group * og + o]);
-            if direct {
-                let start = (image * g.c + group * cg) * g.plane_in() + pixels.start;
-                let x = Matrix { data: x, start, strides: Strides::rows(g.plane_in()) };
-                let first = (image * g.o + group * og) * g.plane_out() + pixels.start;
-                for o in 0..og {
-                    // SAFETY: tiles are disjoint.
-                    unsafe { y.slice(first + o * g.plane_out(), wide) }.fill(bias(o));
-                }
-                let sizes = Sizes { m: og, n: wide, k: cg };
-                // SAFETY: as above; `slice` has checked the bounds of every row.
-                unsafe {
-                    let out = (y.ptr().add(first), Strides::rows(g.plane_out()));
-                    product_raw(sizes, out, weight, x, T::ONE, true, Threads::One);
-                }
-                return;
+    tasks(count * g.groups * tiles, 1, &|task| {
+        let (image, group, tile) = (task / tiles / g.groups, task / tiles % g.groups, task % tiles);
+        let pixels = tile * width..per.min((tile + 1) * width);
+        let wide = pixels.len();
+        let weight = weight.at(group * og * depth);
+        let bias = |o: usize| bias.map_or(T::ZERO, |b| b[group * og + o]);
+        if direct {
+            let start = (image * g.c + group * cg) * g.plane_in() + pixels.start;
+            let x = Matrix { data: x, start, strides: Strides::rows(g.plane_in()) };
+            let first = (image * g.o + group * og) * g.plane_out() + pixels.start;
+            for o in 0..og {
+                // SAFETY: tiles are disjoint.
+                unsafe { y.slice(first + o * g.plane_out(), wide) }.fill(bias(o));
             }
-            let tile = segments(g, pixels);
-            columns.resize(block * g.taps() * width, T::ZERO);
-            result.resize(og * width, T::ZERO);
-            let result = &mut result[..og * wide];
-            for from in (0..cg).step_by(block) {
-                let channels = from..cg.min(from + block);
-                let k = channels.len() * g.taps();
-                let columns = &mut columns[..k * wide];
-                patches(columns, g, x, group * cg + channels.start..group * cg + channels.end, &tile, wide);
-                let sizes = Sizes { m: og, n: wide, k };
-                let weight = weight.at(from * g.taps());
-                let out = (&mut *result, Strides::rows(wide));
-                product(sizes, out, weight, Matrix::rows(columns, wide), T::ONE, from > 0, Threads::One);
+            let sizes = Sizes { m: og, n: wide, k: cg };
+            // SAFETY: as above; `slice` has checked the bounds of every row.
+            unsafe {
+                let out = (y.ptr().add(first), Strides::rows(g.plane_out()));
+                product_raw(sizes, out, weight, x, T::ONE, true, Threads::One);
             }
-            for (o, row) in result.chunks_exact(wide).enumerate() {
-                let bias = bias(o);
-                for s in &tile {
-                    let plane = (s.image * g.o + group * og + o) * g.plane_out();
-                    // SAFETY: as above.
-                    let out = unsafe { y.slice(plane + s.row * g.output[1] + s.column, s.len) };
-                    for (out, v) in out.iter_mut().zip(&row[s.position..]) {
-                        *out = *v + bias;
-                    }
+            return;
+        }
+        let tile = segments(g, pixels);
+        let columns = &mut uninit(block * g.taps() * wide)[..];
+        let result = &mut uninit(og * wide)[..];
+        for from in (0..cg).step_by(block) {
+            let channels = from..cg.min(from + block);
+            let k = channels.len() * g.taps();
+            let columns = &mut columns[..k * wide];
+            patches(columns, g, x, group * cg + channels.start..group * cg + channels.end, &tile, wide);
+            let sizes = Sizes { m: og, n: wide, k };
+            let weight = weight.at(from * g.taps());
+            let out = (&mut *result, Strides::rows(wide));
+            product(sizes, out, weight, Matrix::rows(columns, wide), T::ONE, from > 0, Threads::One);
+        }
+        for (o, row) in result.chunks_exact(wide).enumerate() {
+            let bias = bias(o);
+            for s in &tile {
+                let plane = (s.image * g.o + group * og + o) * g.plane_out();
+                // SAFETY: as above.
+                let out = unsafe { y.slice(plane + s.row * g.output[1] + s.column, s.len) };
+                for (out, v) in out.iter_mut().zip(&row[s.position..]) {
+                    *out = *v + bias;
                 }
             }
-        },
-    );
+        }
+    });
 }
 
 /// The gradient of [`conv2d`]'s operand from that of its result.
@@ -300,7 +294,7 @@ fn transposed(g: &Convolution) -> Option<Convolution> {
 fn flipped<T: Float>(g: &Convolution, weight: &[T]) -> Vec<T> {
     let ((cg, og), taps) = (g.group(), g.taps());
     let mut out = uninit(weight.len());
-    out.par_chunks_mut(og * taps).with_min_len(grain(og * taps)).enumerate().for_each(|(i, out)| {
+    each(&mut out, og * taps, grain(og * taps), |i, out| {
         let (group, c) = (i / cg, i % cg);
         for (o, out) in out.chunks_exact_mut(taps).enumerate() {
             let kernel = &weight[((group * og + o) * cg + c) * taps..][..taps];
@@ -318,35 +312,32 @@ fn strided_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight:
     let depth = cg * taps;
     let images = WIDEST.div_ceil(g.plane_out()).clamp(1, g.n.div_ceil(8).max(1));
     let block = (DEPTH / taps).clamp(1, cg);
-    dx.par_chunks_mut(images * g.c * g.plane_in()).enumerate().for_each_init(
-        || (Vec::new(), Vec::new()),
-        |(columns, gradient), (task, dx)| {
-            dx.fill(T::ZERO);
-            let image = task * images;
-            let last = g.n.min(image + images) * g.plane_out();
-            for start in (image * g.plane_out()..last).step_by(WIDEST) {
-                let pixels = start..last.min(start + WIDEST);
-                let wide = pixels.len();
-                let tile = segments(g, pixels);
-                gradient.resize(og * WIDEST, T::ZERO);
-                columns.resize(block * taps * WIDEST, T::ZERO);
-                for group in 0..g.groups {
-                    let gradient = &mut gradient[..og * wide];
-                    rows_of(gradient, g, dy, group * og, &tile, wide);
-                    for from in (0..cg).step_by(block) {
-                        let channels = cg.min(from + block) - from;
-                        let columns = &mut columns[..channels * taps * wide];
-                        let sizes = Sizes { m: channels * taps, n: wide, k: og };
-                        let w = Matrix::rows(weight, depth).at(group * og * depth + from * taps).transposed();
-                        let out = (&mut *columns, Strides::rows(wide));
-                        product(sizes, out, w, Matrix::rows(gradient, wide), T::ONE, false, Threads::One);
-                        let first = group * cg + from;
-                        add_patches(dx, g, image, first..first + channels, &tile, columns, wide);
-                    }
+    each(dx, images * g.c * g.plane_in(), 1, |task, dx| {
+        let gradient = &mut uninit(og * WIDEST)[..];
+        let columns = &mut uninit(block * taps * WIDEST)[..];
+        dx.fill(T::ZERO);
+        let image = task * images;
+        let last = g.n.min(image + images) * g.plane_out();
+        for start in (image * g.plane_out()..last).step_by(WIDEST) {
+            let pixels = start..last.min(start + WIDEST);
+            let wide = pixels.len();
+            let tile = segments(g, pixels);
+            for group in 0..g.groups {
+                let gradient = &mut gradient[..og * wide];
+                rows_of(gradient, g, dy, group * og, &tile, wide);
+                for from in (0..cg).step_by(block) {
+                    let channels = cg.min(from + block) - from;
+                    let columns = &mut columns[..channels * taps * wide];
+                    let sizes = Sizes { m: channels * taps, n: wide, k: og };
+                    let w = Matrix::rows(weight, depth).at(group * og * depth + from * taps).transposed();
+                    let out = (&mut *columns, Strides::rows(wide));
+                    product(sizes, out, w, Matrix::rows(gradient, wide), T::ONE, false, Threads::One);
+                    let first = group * cg + from;
+                    add_patches(dx, g, image, first..first + channels, &tile, columns, wide);
                 }
             }
-        },
-    );
+        }
+    });
 }
 
 /// A tile of the result's gradient as `[channels, tile]`, for as many channels from `first` as `out` holds.
@@ -385,39 +376,36 @@ pub fn conv2d_weight_grad<T: Float>(dw: &mut [T], g: &Convolution, dy: &[T], x: 
     let parts = 16usize.div_ceil(blocks * g.groups).min(PARTIALS / dw.len()).clamp(1, spans);
     let spans_each = spans.div_ceil(parts);
     let parts = spans.div_ceil(spans_each);
-    let tasks = parts * g.groups * blocks;
+    let count = parts * g.groups * blocks;
     // Each task's gradient, transposed: `[channels x kernel, o]`, side by side for all groups and blocks of a part.
     let mut partial = uninit(parts * dw.len());
     let shared = Shared::new(&mut partial);
-    (0..tasks).into_par_iter().for_each_init(
-        || (Vec::new(), Vec::new()),
-        |(columns, gradient), task| {
-            let (part, group, b) = (task / blocks / g.groups, task / blocks % g.groups, task % blocks);
-            let channels = b * block..cg.min((b + 1) * block);
-            let rows = channels.len() * taps;
-            let start = (part * g.groups + group) * cg * taps * og + channels.start * taps * og;
-            // SAFETY: tasks have rows of their own.
-            let out = unsafe { shared.slice(start, rows * og) };
-            columns.resize(block * taps * SPAN, T::ZERO);
-            gradient.resize(og * SPAN, T::ZERO);
-            for span in part * spans_each..spans.min((part + 1) * spans_each) {
-                let pixels = span * SPAN..pixels.min((span + 1) * SPAN);
-                let wide = pixels.len();
-                let tile = segments(g, pixels);
-                let columns = &mut columns[..rows * wide];
-                patches(columns, g, x, group * cg + channels.start..group * cg + channels.end, &tile, wide);
-                let gradient = &mut gradient[..og * wide];
-                rows_of(gradient, g, dy, group * og, &tile, wide);
-                let sizes = Sizes { m: rows, n: og, k: wide };
-                let again = span > part * spans_each;
-                let dy = Matrix::rows(gradient, wide).transposed();
-                let to = (&mut *out, Strides::rows(og));
-                product(sizes, to, Matrix::rows(columns, wide), dy, T::ONE, again, Threads::One);
-            }
-        },
-    );
+    tasks(count, 1, &|task| {
+        let (part, group, b) = (task / blocks / g.groups, task / blocks % g.groups, task % blocks);
+        let channels = b * block..cg.min((b + 1) * block);
+        let rows = channels.len() * taps;
+        let start = (part * g.groups + group) * cg * taps * og + channels.start * taps * og;
+        // SAFETY: tasks have rows of their own.
+        let out = unsafe { shared.slice(start, rows * og) };
+        let columns = &mut uninit(rows * SPAN)[..];
+        let gradient = &mut uninit(og * SPAN)[..];
+        for span in part * spans_each..spans.min((part + 1) * spans_each) {
+            let pixels = span * SPAN..pixels.min((span + 1) * SPAN);
+            let wide = pixels.len();
+            let tile = segments(g, pixels);
+            let columns = &mut columns[..rows * wide];
+            patches(columns, g, x, group * cg + channels.start..group * cg + channels.end, &tile, wide);
+            let gradient = &mut gradient[..og * wide];
+            rows_of(gradient, g, dy, group * og, &tile, wide);
+            let sizes = Sizes { m: rows, n: og, k: wide };
+            let again = span > part * spans_each;
+            let dy = Matrix::rows(gradient, wide).transposed();
+            let to = (&mut *out, Strides::rows(og));
+            product(sizes, to, Matrix::rows(columns, wide), dy, T::ONE, again, Threads::One);
+        }
+    });
     let size = dw.len();
-    dw.par_chunks_mut(cg * taps).with_min_len(grain(cg * taps)).enumerate().for_each(|(o, dw)| {
+    each(dw, cg * taps, grain(cg * taps), |o, dw| {
         let first = o / og * cg * taps * og + o % og;
         for (r, d) in dw.iter_mut().enumerate() {
             let mut sum = partial[first + r * og];

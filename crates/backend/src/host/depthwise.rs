@@ -1,10 +1,8 @@
 //! Convolution with one channel a group, by rows: each tap adds a multiple of a row of the operand to a row of the result.
 
-use rayon::prelude::*;
-
 use super::Float;
 use super::conv::Convolution;
-use super::parallel::grain;
+use super::parallel::{each, grain};
 use super::reduce::sum_of_two;
 use super::simd::simd;
 
@@ -76,7 +74,7 @@ simd! {
 /// As [`conv2d`](super::conv2d).
 pub(super) fn forward<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[T], bias: Option<&[T]>) {
     let taps = g.taps();
-    y.par_chunks_mut(g.plane_out()).with_min_len(grain(g.plane_out() * taps)).enumerate().for_each(|(i, y)| {
+    each(y, g.plane_out(), grain(g.plane_out() * taps), |i, y| {
         let (c, x) = (i % g.c, &x[i * g.plane_in()..][..g.plane_in()]);
         plane(y, g, x, &weight[c * taps..][..taps], bias.map_or(T::ZERO, |b| b[c]));
     });
@@ -85,7 +83,7 @@ pub(super) fn forward<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &
 /// As [`conv2d_input_grad`](super::conv2d_input_grad).
 pub(super) fn input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight: &[T]) {
     let taps = g.taps();
-    dx.par_chunks_mut(g.plane_in()).with_min_len(grain(g.plane_in() * taps)).enumerate().for_each(|(i, dx)| {
+    each(dx, g.plane_in(), grain(g.plane_in() * taps), |i, dx| {
         let (c, dy) = (i % g.c, &dy[i * g.plane_out()..][..g.plane_out()]);
         plane_input_grad(dx, g, dy, &weight[c * taps..][..taps]);
     });
@@ -94,7 +92,7 @@ pub(super) fn input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weig
 /// As [`conv2d_weight_grad`](super::conv2d_weight_grad); images add up in their order.
 pub(super) fn weight_grad<T: Float>(dw: &mut [T], g: &Convolution, dy: &[T], x: &[T]) {
     let taps = g.taps();
-    dw.par_chunks_mut(taps).with_min_len(grain(g.n * g.plane_out() * taps)).enumerate().for_each(|(c, dw)| {
+    each(dw, taps, grain(g.n * g.plane_out() * taps), |c, dw| {
         dw.fill(T::ZERO);
         for image in 0..g.n {
             let plane = image * g.c + c;

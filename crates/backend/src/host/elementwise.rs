@@ -1,13 +1,11 @@
 //! Arithmetic element by element over strided, broadcast operands.
 
-use fusionllm_graph::ops::{Binary, Compare, Unary};
-use half::{bf16, f16};
-use rayon::prelude::*;
-
 use super::activation::{self, blocks};
-use super::parallel::grain;
+use super::parallel::{each, grain};
 use super::simd::simd;
 use super::{Element, Float};
+use fusionllm_graph::ops::{Binary, Compare, Unary};
+use half::{bf16, f16};
 
 /// An operand seen through strides, one for each dimension of the result; 0 repeats.
 #[derive(Debug, Clone, Copy)]
@@ -99,7 +97,7 @@ impl<const N: usize> Nest<N> {
 
 /// Calls `f(chunk, start)` for all chunks of `out`.
 fn chunks<T: Element>(out: &mut [T], f: impl Fn(&mut [T], usize) + Sync) {
-    out.par_chunks_mut(CHUNK).with_min_len(grain(CHUNK)).enumerate().for_each(|(i, chunk)| f(chunk, i * CHUNK));
+    each(out, CHUNK, grain(CHUNK), |i, chunk| f(chunk, i * CHUNK));
 }
 
 /// Fills `out` with a strided operand's elements in row-major order.

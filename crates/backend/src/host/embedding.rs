@@ -1,8 +1,6 @@
 //! Rows of a table by index, and the gradient of the table.
 
-use rayon::prelude::*;
-
-use super::parallel::{grain, rows_per_chunk};
+use super::parallel::{each, grain, part, rows_per_chunk};
 use super::{Float, IndexError};
 
 /// The first index outside of `0..size`.
@@ -26,13 +24,11 @@ pub fn embedding<T: Copy + Send + Sync>(
     }
     check_indices(ids, table.len() / width)?;
     let chunk = rows_per_chunk(width);
-    out.par_chunks_mut(chunk * width).zip(ids.par_chunks(chunk)).with_min_len(grain(chunk * width)).for_each(
-        |(out, ids)| {
-            for (out, &id) in out.chunks_exact_mut(width).zip(ids) {
-                out.copy_from_slice(&table[id as usize * width..][..width]);
-            }
-        },
-    );
+    each(out, chunk * width, grain(chunk * width), |i, out| {
+        for (out, &id) in out.chunks_exact_mut(width).zip(part(ids, i, chunk)) {
+            out.copy_from_slice(&table[id as usize * width..][..width]);
+        }
+    });
     Ok(())
 }
 
@@ -51,7 +47,7 @@ pub fn embedding_backward<T: Float>(
     check_indices(ids, dtable.len() / width)?;
     // Threads own ranges of the table's rows, so each row's sum keeps its order.
     let chunk = rows_per_chunk(width).max(dtable.len() / width / 64).max(1);
-    dtable.par_chunks_mut(chunk * width).with_min_len(grain(chunk * width)).enumerate().for_each(|(c, rows)| {
+    each(dtable, chunk * width, grain(chunk * width), |c, rows| {
         rows.fill(T::ZERO);
         let first = c * chunk;
         for (&id, g) in ids.iter().zip(grad.chunks_exact(width)) {

@@ -1,8 +1,6 @@
 //! Cross entropy of logits and class indices.
 
-use rayon::prelude::*;
-
-use super::parallel::grain;
+use super::parallel::{each, each2, grain, part};
 use super::simd::simd;
 use super::softmax::log_sum_exp;
 use super::{Float, IndexError};
@@ -35,17 +33,16 @@ pub fn cross_entropy<T: Float>(
     }
     assert!(lse.len() == target.len() && logits.len() == target.len() * classes, "cross_entropy: operands do not fit");
     let counted = check(target, ignore, classes)?;
-    let each: Vec<f64> = lse
-        .par_iter_mut()
-        .zip(logits.par_chunks_exact(classes).zip(target))
-        .with_min_len(grain(classes))
-        .map(|(lse, (logits, &t))| {
-            let (max, log) = row(logits);
-            *lse = max + log;
-            if t == ignore { 0.0 } else { (max - logits[t as usize]).f64() + log.f64() }
-        })
-        .collect();
-    Ok(T::of(each.iter().sum::<f64>() / counted as f64))
+    let mut losses = vec![0.0f64; target.len()];
+    each2((lse, 1), (&mut losses, 1), grain(classes), |i, lse, loss| {
+        let logits = part(logits, i, classes);
+        let (max, log) = row(logits);
+        lse[0] = max + log;
+        if target[i] != ignore {
+            loss[0] = (max - logits[target[i] as usize]).f64() + log.f64();
+        }
+    });
+    Ok(T::of(losses.iter().sum::<f64>() / counted as f64))
 }
 
 /// The gradient of [`cross_entropy`]'s logits times `grad`: `(softmax - one-hot) grad / counted`, 0 in ignored rows. Overwrites
@@ -72,24 +69,19 @@ pub fn cross_entropy_backward<T: Float>(
     let weight = grad / T::of(counted as f64);
     // Blocks of a row that stay in the first-level cache.
     const BLOCK: usize = 4096;
-    logits
-        .par_chunks_exact_mut(classes)
-        .zip(target.par_iter().zip(lse))
-        .enumerate()
-        .with_min_len(grain(classes))
-        .for_each(|(i, (row, (&t, &lse)))| {
-            if t == ignore {
-                return row.fill(T::ZERO);
+    each(logits, classes, grain(classes), |i, row| {
+        if target[i] == ignore {
+            return row.fill(T::ZERO);
+        }
+        for (j, x) in row.chunks_mut(BLOCK).enumerate() {
+            if let Some(source) = source {
+                let start = i * classes + j * BLOCK;
+                x.copy_from_slice(&source[start..start + x.len()]);
             }
-            for (j, x) in row.chunks_mut(BLOCK).enumerate() {
-                if let Some(source) = source {
-                    let start = i * classes + j * BLOCK;
-                    x.copy_from_slice(&source[start..start + x.len()]);
-                }
-                block(x, lse, weight);
-            }
-            row[t as usize] -= weight;
-        });
+            block(x, lse[i], weight);
+        }
+        row[target[i] as usize] -= weight;
+    });
     Ok(())
 }
 

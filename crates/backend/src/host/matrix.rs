@@ -2,10 +2,8 @@
 
 use std::borrow::Cow;
 
-use rayon::prelude::*;
-
 use super::Float;
-use super::parallel::grain;
+use super::parallel::{each, grain};
 use super::simd::simd;
 
 /// Strides of a matrix, in elements.
@@ -254,7 +252,7 @@ unsafe fn matrix_vector<T: Float>(to: Target<T>, rows: usize, matrix: Matrix<'_,
     };
     let tasks = rows.div_ceil(ROWS);
     if threads == Threads::All {
-        (0..tasks).into_par_iter().with_min_len(grain(ROWS * k)).for_each(task);
+        super::parallel::tasks(tasks, grain(ROWS * k), &task);
     } else {
         (0..tasks).for_each(task);
     }
@@ -339,7 +337,7 @@ pub fn matmul<T: Float>(
     let work = m * n * k.max(1);
     if batch >= SIDE_BY_SIDE && work < LARGE {
         let least = ((1 << 16) / work).max(1);
-        out.par_chunks_mut(m * n).with_min_len(least).enumerate().for_each(|(i, out)| one(i, out, Threads::One));
+        each(out, m * n, least, |i, out| one(i, out, Threads::One));
     } else {
         for (i, out) in out.chunks_exact_mut(m * n).enumerate() {
             one(i, out, Threads::All);
@@ -363,7 +361,7 @@ fn repeat_row<T: Float>(out: &mut [T], row: &[T]) {
         return;
     }
     let chunk = super::parallel::rows_per_chunk(row.len()) * row.len();
-    out.par_chunks_mut(chunk).with_min_len(grain(chunk)).for_each(|rows| {
+    each(out, chunk, grain(chunk), |_, rows| {
         for r in rows.chunks_exact_mut(row.len()) {
             r.copy_from_slice(row);
         }

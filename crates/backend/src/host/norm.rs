@@ -3,10 +3,8 @@
 //! With `x̂ = (x - mean) rstd`, `y = x̂ w + b`, the gradients are (Ba et al., "Layer normalization", 2016)
 //! `dx = rstd (g w - avg(g w) - x̂ avg(g w x̂))`, `dw = Σ g x̂`, `db = Σ g`.
 
-use rayon::prelude::*;
-
 use super::Float;
-use super::parallel::{grain, rows_per_chunk, rows_per_partial};
+use super::parallel::{Shared, each, each2, grain, part, rows_per_chunk, rows_per_partial};
 use super::reduce::{sum_columns, sum_of};
 use super::simd::simd;
 
@@ -52,11 +50,12 @@ pub fn layer_norm<T: Float>(
         return;
     }
     let chunk = rows_per_chunk(width);
-    y.par_chunks_mut(chunk * width)
-        .zip(x.par_chunks(chunk * width))
-        .zip(mean.par_chunks_mut(chunk).zip(rstd.par_chunks_mut(chunk)))
-        .with_min_len(grain(chunk * width))
-        .for_each(|((y, x), (mean, rstd))| rows(y, mean, rstd, x, weight, bias, width, eps));
+    let (n, rstd) = (rstd.len(), Shared::new(rstd));
+    each2((y, chunk * width), (mean, chunk), grain(chunk * width), |i, y, mean| {
+        // SAFETY: each task has rows of its own.
+        let rstd = unsafe { rstd.slice(i * chunk, chunk.min(n - i * chunk)) };
+        rows(y, mean, rstd, part(x, i, chunk * width), weight, bias, width, eps);
+    });
 }
 
 /// What the gradients of [`layer_norm`] need of the forward pass.
@@ -102,12 +101,10 @@ pub fn layer_norm_input_grad<T: Float>(dx: &mut [T], grad: &[T], saved: LayerNor
         return;
     }
     let chunk = rows_per_chunk(width);
-    dx.par_chunks_mut(chunk * width)
-        .zip(grad.par_chunks(chunk * width))
-        .zip(x.par_chunks(chunk * width))
-        .zip(mean.par_chunks(chunk).zip(rstd.par_chunks(chunk)))
-        .with_min_len(grain(chunk * width))
-        .for_each(|(((dx, g), x), (mean, rstd))| rows(dx, g, x, mean, rstd, weight, width));
+    each(dx, chunk * width, grain(chunk * width), |i, dx| {
+        let (g, x) = (part(grad, i, chunk * width), part(x, i, chunk * width));
+        rows(dx, g, x, part(mean, i, chunk), part(rstd, i, chunk), weight, width);
+    });
 }
 
 /// Gradients of [`layer_norm`] with respect to its weight and bias, `[width]` each: at most 16 partial sums over consecutive
@@ -136,12 +133,10 @@ pub fn layer_norm_weight_grad<T: Float>((dw, db): (&mut [T], &mut [T]), grad: &[
     let chunk = rows_per_partial(mean.len(), width);
     let parts = mean.len().div_ceil(chunk);
     let (mut dws, mut dbs) = (vec![T::ZERO; parts * width], vec![T::ZERO; parts * width]);
-    dws.par_chunks_mut(width)
-        .zip(dbs.par_chunks_mut(width))
-        .zip(grad.par_chunks(chunk * width).zip(x.par_chunks(chunk * width)))
-        .zip(mean.par_chunks(chunk).zip(rstd.par_chunks(chunk)))
-        .with_min_len(grain(chunk * width))
-        .for_each(|(((dw, db), (g, x)), (mean, rstd))| rows(dw, db, g, x, mean, rstd));
+    each2((&mut dws, width), (&mut dbs, width), grain(chunk * width), |i, dw, db| {
+        let (g, x) = (part(grad, i, chunk * width), part(x, i, chunk * width));
+        rows(dw, db, g, x, part(mean, i, chunk), part(rstd, i, chunk));
+    });
     sum_columns(dw, &dws);
     sum_columns(db, &dbs);
 }

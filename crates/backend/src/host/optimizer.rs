@@ -1,9 +1,7 @@
 //! Fused parameter updates, with PyTorch's semantics, and in place.
 
-use rayon::prelude::*;
-
 use super::Float;
-use super::parallel::grain;
+use super::parallel::{Shared, each2, grain, part};
 use super::simd::simd;
 
 /// Elements handed to a thread at once.
@@ -51,11 +49,12 @@ pub fn adamw<T: Float>(p: &mut [T], g: &[T], m: &mut [T], v: &mut [T], step: &Ad
         }
     }
     assert!(p.len() == g.len() && p.len() == m.len() && p.len() == v.len(), "adamw: operands differ in length");
-    p.par_chunks_mut(BLOCK)
-        .zip(g.par_chunks(BLOCK))
-        .zip(m.par_chunks_mut(BLOCK).zip(v.par_chunks_mut(BLOCK)))
-        .with_min_len(grain(BLOCK))
-        .for_each(|((p, g), (m, v))| block(p, g, m, v, step));
+    let (n, v) = (v.len(), Shared::new(v));
+    each2((p, BLOCK), (m, BLOCK), grain(BLOCK), |i, p, m| {
+        // SAFETY: each task has a block of its own.
+        let v = unsafe { v.slice(i * BLOCK, BLOCK.min(n - i * BLOCK)) };
+        block(p, part(g, i, BLOCK), m, v, step);
+    });
 }
 
 /// Numbers of a step of stochastic gradient descent.
@@ -90,11 +89,7 @@ pub fn sgd<T: Float>(p: &mut [T], g: &[T], m: &mut [T], step: &Sgd) {
         }
     }
     assert!(p.len() == g.len() && p.len() == m.len(), "sgd: operands differ in length");
-    p.par_chunks_mut(BLOCK)
-        .zip(g.par_chunks(BLOCK))
-        .zip(m.par_chunks_mut(BLOCK))
-        .with_min_len(grain(BLOCK))
-        .for_each(|((p, g), m)| block(p, g, m, step));
+    each2((p, BLOCK), (m, BLOCK), grain(BLOCK), |i, p, m| block(p, part(g, i, BLOCK), m, step));
 }
 
 #[cfg(test)]

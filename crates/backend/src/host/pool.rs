@@ -2,9 +2,7 @@
 
 use std::ops::Range;
 
-use rayon::prelude::*;
-
-use super::parallel::grain;
+use super::parallel::{each, each2, grain, part};
 use super::{Float, IndexError};
 
 /// Windows over a plane.
@@ -47,7 +45,7 @@ fn planes<T: Send, U: Sync>(out: &mut [T], out_area: usize, x: &[U], area: usize
     if area == 0 {
         return out.chunks_mut(out_area).for_each(|out| f(out, &[]));
     }
-    out.par_chunks_mut(out_area).zip(x.par_chunks(area)).with_min_len(grain(area)).for_each(|(out, x)| f(out, x));
+    each(out, out_area, grain(area), |i, out| f(out, part(x, i, area)));
 }
 
 /// The largest element of every window and its position in the operand's plane. NaN wins over numbers; of equals the first.
@@ -61,8 +59,8 @@ pub fn max_pool2d<T: Float>(y: &mut [T], positions: &mut [i64], x: &[T], g: &Win
         return;
     }
     let wide: Vec<(usize, usize)> = (0..g.output[1]).map(|i| g.inside(1, i)).collect();
-    let results = y.par_chunks_mut(out_area).zip(positions.par_chunks_mut(out_area));
-    results.zip(x.par_chunks(area)).with_min_len(grain(area)).for_each(|((y, positions), x)| {
+    each2((y, out_area), (positions, out_area), grain(area), |plane, y, positions| {
+        let x = part(x, plane, area);
         let rows = y.chunks_exact_mut(g.output[1]).zip(positions.chunks_exact_mut(g.output[1]));
         for (i, (y, positions)) in rows.enumerate() {
             let (top, tall) = g.inside(0, i);
@@ -100,9 +98,8 @@ pub fn max_pool2d_backward<T: Float>(
     if grad.is_empty() || area == 0 {
         return Ok(());
     }
-    let planes = dx.par_chunks_mut(area).zip(grad.par_chunks(out_area).zip(positions.par_chunks(out_area)));
-    planes.with_min_len(grain(area)).for_each(|(dx, (grad, positions))| {
-        for (&g, &p) in grad.iter().zip(positions) {
+    each(dx, area, grain(area), |i, dx| {
+        for (&g, &p) in part(grad, i, out_area).iter().zip(part(positions, i, out_area)) {
             dx[p as usize] += g;
         }
     });

@@ -1,8 +1,6 @@
 //! Sums over whole tensors and along dimensions.
 
-use rayon::prelude::*;
-
-use super::parallel::{grain, rows_per_partial};
+use super::parallel::{each, grain, part, rows_per_partial};
 use super::simd::simd;
 use super::{Element, Float};
 
@@ -75,7 +73,9 @@ const CHUNK: usize = 1 << 14;
 
 /// Partial results of the chunks of `x`, in order.
 fn partials<T: Float>(x: &[T], f: fn(&[T]) -> f64) -> Vec<f64> {
-    x.par_chunks(CHUNK).with_min_len(grain(CHUNK)).map(f).collect()
+    let mut out = vec![0.0; x.len().div_ceil(CHUNK)];
+    each(&mut out, 1, grain(CHUNK), |i, out| out[0] = f(part(x, i, CHUNK)));
+    out
 }
 
 /// Sum of all elements: chunks of 2^14 in the elements' type, their sums added in `f64`.
@@ -124,10 +124,7 @@ pub fn sum_dim<T: Float>(out: &mut [T], x: &[T], n: usize, inner: usize) {
     } else if out.len() == inner {
         sum_columns(out, x);
     } else {
-        out.par_chunks_mut(inner)
-            .zip(x.par_chunks(n * inner))
-            .with_min_len(grain(n * inner))
-            .for_each(|(out, x)| add_columns(out, x));
+        each(out, inner, grain(n * inner), |i, out| add_columns(out, part(x, i, n * inner)));
     }
 }
 
@@ -141,10 +138,7 @@ fn sum_rows<T: Float>(out: &mut [T], x: &[T], n: usize) {
         }
     }
     let chunk = super::parallel::rows_per_chunk(n);
-    out.par_chunks_mut(chunk)
-        .zip(x.par_chunks(chunk * n))
-        .with_min_len(grain(chunk * n))
-        .for_each(|(out, x)| rows(out, x, n));
+    each(out, chunk, grain(chunk * n), |i, out| rows(out, part(x, i, chunk * n), n));
 }
 
 simd! {
@@ -177,7 +171,7 @@ pub fn sum_columns<T: Float>(out: &mut [T], x: &[T]) {
         return;
     }
     let mut partial = vec![T::ZERO; rows.div_ceil(chunk) * width];
-    partial.par_chunks_mut(width).zip(x.par_chunks(chunk * width)).for_each(|(p, x)| add_columns(p, x));
+    each(&mut partial, width, 1, |i, p| add_columns(p, part(x, i, chunk * width)));
     add_columns(out, &partial);
 }
 
@@ -187,8 +181,8 @@ pub fn fold_dim<T: Element>(out: &mut [T], x: &[T], n: usize, inner: usize, f: i
     if out.is_empty() {
         return;
     }
-    out.par_chunks_mut(inner).zip(x.par_chunks(n * inner)).with_min_len(grain(n * inner)).for_each(|(out, x)| {
-        let (first, rest) = x.split_at(inner);
+    each(out, inner, grain(n * inner), |i, out| {
+        let (first, rest) = part(x, i, n * inner).split_at(inner);
         out.copy_from_slice(first);
         for row in rest.chunks_exact(inner) {
             for (o, &v) in out.iter_mut().zip(row) {
@@ -203,7 +197,7 @@ pub fn fold_dim<T: Element>(out: &mut [T], x: &[T], n: usize, inner: usize, f: i
 #[allow(clippy::eq_op)] // Only NaN differs from itself.
 pub fn arg_extremum<T: Element + PartialOrd>(out: &mut [i64], x: &[T], n: usize, inner: usize, largest: bool) {
     assert!(n > 0 && out.len() * n == x.len(), "arg_extremum: {} x {n} against {}", out.len(), x.len());
-    out.par_iter_mut().enumerate().with_min_len(grain(n)).for_each(|(i, out)| {
+    each(out, 1, grain(n), |i, out| {
         let x = &x[i / inner * n * inner + i % inner..];
         let (mut best, mut at) = (x[0], 0);
         for j in 1..n {
@@ -213,7 +207,7 @@ pub fn arg_extremum<T: Element + PartialOrd>(out: &mut [i64], x: &[T], n: usize,
                 (best, at) = (v, j);
             }
         }
-        *out = at as i64;
+        out[0] = at as i64;
     });
 }
 

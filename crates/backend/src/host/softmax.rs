@@ -2,10 +2,8 @@
 //!
 //! Like the activations, these overwrite their first argument, filled from a source if there is one.
 
-use rayon::prelude::*;
-
 use super::Float;
-use super::parallel::{grain, rows_per_chunk};
+use super::parallel::{each, grain, rows_per_chunk};
 use super::reduce::{largest, sum_of, sum_of_two};
 use super::simd::simd;
 
@@ -16,7 +14,7 @@ fn row_chunks<T: Float>(out: &mut [T], source: Option<&[T]>, width: usize, f: im
         return;
     }
     let chunk = rows_per_chunk(width) * width;
-    out.par_chunks_mut(chunk).with_min_len(grain(chunk)).enumerate().for_each(|(i, rows)| {
+    each(out, chunk, grain(chunk), |i, rows| {
         if let Some(source) = source {
             rows.copy_from_slice(&source[i * chunk..i * chunk + rows.len()]);
         }
