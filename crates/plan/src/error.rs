@@ -7,6 +7,9 @@ pub enum PlanError {
     /// A plan file cannot be read.
     #[error("plan file: {0}")]
     File(String),
+    /// Devices or links that make no cluster, or not one that can carry out the plan.
+    #[error("cluster: {0}")]
+    Cluster(String),
     /// A program breaks its own rules, so that a peer refuses to run it.
     #[error("program: {0}")]
     Program(String),

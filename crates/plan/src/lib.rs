@@ -5,6 +5,7 @@
 //! executor carries out and the simulator times.
 
 mod check;
+mod cluster;
 mod compile;
 mod cut;
 mod error;
@@ -15,6 +16,7 @@ mod print;
 mod program;
 mod schedule;
 
+pub use cluster::{Cluster, Device, Line, Link, Path, Place, Rates, SharedId, Site};
 pub use compile::{compile, compile_forward};
 pub use cut::equal_compute;
 pub use error::PlanError;
