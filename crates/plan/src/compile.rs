@@ -81,6 +81,9 @@ impl<'a> Compiler<'a> {
         Placement { stage_of }: Placement,
         reports: Vec<(String, ValueId)>,
     ) -> Result<Self, PlanError> {
+        if let Some(s) = plan.stages.iter().position(|s| s.replicas().len() > 1) {
+            return Err(PlanError::Plan(format!("stage {s} has several peers, which no peer can carry out yet")));
+        }
         let runs = live.iter().filter(|l| **l).count() as u64 * u64::from(plan.micro_batches);
         if runs > MAX_RUNS {
             return Err(PlanError::Plan(format!(
@@ -91,7 +94,7 @@ impl<'a> Compiler<'a> {
         if let Some((name, _)) = reports.iter().find(|(_, v)| graph.producer(*v).is_none()) {
             return Err(PlanError::Plan(format!("no operator computes {name:?}")));
         }
-        let peer_of: Vec<PeerId> = stage_of.iter().map(|&s| PeerId(plan.stages[s as usize].peer)).collect();
+        let peer_of: Vec<PeerId> = stage_of.iter().map(|&s| plan.stages[s as usize].peer(0)).collect();
         let cheap = cheap(graph);
         let holders = holders(plan, graph, &stage_of);
         let c = Self {
@@ -210,7 +213,7 @@ impl<'a> Compiler<'a> {
             }
         }
         let [forward, backward] = deps.map(|d| d.into_iter().map(Vec::from_iter).collect::<Vec<_>>());
-        let peer_of_stage: Vec<u32> = self.plan.stages.iter().map(|s| s.peer).collect();
+        let peer_of_stage: Vec<u32> = self.plan.stages.iter().map(|s| s.peer(0).0).collect();
         let Plan { schedule, micro_batches, ref peers, .. } = *self.plan;
         order(schedule, &peer_of_stage, peers.len(), micro_batches, &forward, &backward, self.trains)
     }
@@ -352,7 +355,7 @@ fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Ve
             }
             let mut peers: Vec<PeerId> = Vec::new();
             for stage in stages {
-                let peer = PeerId(plan.stages[stage as usize].peer);
+                let peer = plan.stages[stage as usize].peer(0);
                 if !peers.contains(&peer) {
                     peers.push(peer);
                 }

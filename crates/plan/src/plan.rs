@@ -1,18 +1,38 @@
 use fusionllm_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 
-use crate::{PlanError, Schedule};
+use crate::{PeerId, PlanError, Schedule};
 
 /// Version of the plan file.
-pub const FORMAT_VERSION: u32 = 1;
+pub const FORMAT_VERSION: u32 = 2;
 
-/// Some of a graph's forward nodes and the peer that runs them. Their backward operators sit with them.
+/// Some of a graph's forward nodes and the peers that run them. Their backward operators sit with them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Index of the peer.
-    pub peer: u32,
+    /// Indices of the peers, replicas of each other: micro-batch `m` runs on the peer at `m % peers.len()`. One that is named more than once gets so many
+    /// shares of the micro-batches.
+    pub peers: Vec<u32>,
     /// The nodes, ascending.
     pub nodes: Vec<NodeId>,
+}
+
+impl Stage {
+    /// Who runs a micro-batch. The plan must be [valid](Plan::validate): a stage without peers gives the broker.
+    pub fn peer(&self, micro_batch: u32) -> PeerId {
+        let turn = (micro_batch as usize).checked_rem(self.peers.len());
+        turn.map_or(PeerId::BROKER, |t| PeerId(self.peers[t]))
+    }
+
+    /// Its peers, each once, in the plan's order.
+    pub fn replicas(&self) -> Vec<PeerId> {
+        let mut replicas: Vec<PeerId> = Vec::with_capacity(self.peers.len());
+        for &p in &self.peers {
+            if !replicas.contains(&PeerId(p)) {
+                replicas.push(PeerId(p));
+            }
+        }
+        replicas
+    }
 }
 
 /// Which peer runs what, and how a step goes. Forward edges run to the same or a later stage; a peer may hold several.
@@ -68,8 +88,19 @@ impl Plan {
     pub fn stage_of(&self, graph: &Graph) -> Result<Vec<u32>, PlanError> {
         let mut stage_of = vec![None; graph.nodes.len()];
         for (s, stage) in self.stages.iter().enumerate() {
-            if stage.peer as usize >= self.peers.len() {
-                return Err(PlanError::Plan(format!("stage {s} names peer {}, of {}", stage.peer, self.peers.len())));
+            let fail = |m: String| Err(PlanError::Plan(format!("stage {s} {m}")));
+            if let Some(p) = stage.peers.iter().find(|p| **p as usize >= self.peers.len()) {
+                return fail(format!("names peer {p}, of {}", self.peers.len()));
+            }
+            match stage.peers.len() {
+                0 => return fail("has no peer".into()),
+                n if n > self.micro_batches as usize => {
+                    return fail(format!(
+                        "deals {} micro-batches to {n} peers; use more micro-batches",
+                        self.micro_batches
+                    ));
+                }
+                _ => {}
             }
             for n in &stage.nodes {
                 match stage_of.get_mut(n.index()) {
@@ -86,7 +117,7 @@ impl Plan {
             .collect()
     }
 
-    /// A plan from the stage of every node and the peer of every stage.
+    /// A plan from the stage of every node and the peer of every stage, each alone in its stage.
     pub fn from_stages(
         graph: &Graph,
         stage_of: &[u32],
@@ -96,7 +127,8 @@ impl Plan {
         schedule: Schedule,
         scheduler: &str,
     ) -> Self {
-        let mut stages: Vec<Stage> = peer_of_stage.iter().map(|&peer| Stage { peer, nodes: Vec::new() }).collect();
+        let mut stages: Vec<Stage> =
+            peer_of_stage.iter().map(|&peer| Stage { peers: vec![peer], nodes: Vec::new() }).collect();
         for (n, &s) in stage_of.iter().enumerate() {
             if let Some(stage) = stages.get_mut(s as usize) {
                 stage.nodes.push(NodeId(n as u32));

@@ -37,7 +37,7 @@ fn the_file_is_read_as_it_was_written() {
     let text = plan.to_json().unwrap();
     insta::assert_snapshot!(text.replace(&graph.digest(), "DIGEST"), @r#"
     {
-      "fusionllm_plan": 1,
+      "fusionllm_plan": 2,
       "graph": "DIGEST",
       "peers": [
         "p0",
@@ -45,13 +45,17 @@ fn the_file_is_read_as_it_was_written() {
       ],
       "stages": [
         {
-          "peer": 1,
+          "peers": [
+            1
+          ],
           "nodes": [
             0
           ]
         },
         {
-          "peer": 0,
+          "peers": [
+            0
+          ],
           "nodes": [
             1
           ]
@@ -68,8 +72,8 @@ fn the_file_is_read_as_it_was_written() {
 #[test]
 fn another_version_is_refused_whatever_else_it_holds() {
     let error = |text: &str| Plan::from_json(text).unwrap_err().to_string();
-    insta::assert_snapshot!(error(r#"{"fusionllm_plan": 0, "cuts": [3]}"#), @"plan file: it has version 0, this program reads version 1; plan anew");
-    insta::assert_snapshot!(error(r#"{"fusionllm_plan": 1, "graph": "g"}"#), @"plan file: missing field `peers` at line 1 column 35");
+    insta::assert_snapshot!(error(r#"{"fusionllm_plan": 0, "cuts": [3]}"#), @"plan file: it has version 0, this program reads version 2; plan anew");
+    insta::assert_snapshot!(error(r#"{"fusionllm_plan": 2, "graph": "g"}"#), @"plan file: missing field `peers` at line 1 column 35");
     insta::assert_snapshot!(error("[train]\nsteps = 3"), @"plan file: not a FusionLLM plan: expected ident at line 1 column 4");
 }
 
@@ -78,7 +82,9 @@ fn a_plan_that_does_not_fit_says_why() {
     let graph = chain();
     insta::assert_snapshot!(refusal(&graph, |p| p.graph = "0123".into()), @"plan: it was made for graph 0123, this one is DIGEST; plan anew");
     insta::assert_snapshot!(refusal(&graph, |p| p.micro_batches = 0), @"plan: it needs at least one stage and one micro-batch");
-    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peer = 2), @"plan: stage 1 names peer 2, of 2");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers[0] = 2), @"plan: stage 1 names peer 2, of 2");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers.clear()), @"plan: stage 1 has no peer");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers = vec![0, 1, 0, 1, 0]), @"plan: stage 1 deals 4 micro-batches to 5 peers; use more micro-batches");
     insta::assert_snapshot!(refusal(&graph, |p| p.stages.swap(0, 1)), @r#"plan: "second.sum" (stage 0) needs "first.linear" of the later stage 1"#);
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.clear()), @r#"plan: "second.sum" stands in no stage"#);
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(0))), @"plan: node #0 stands in two stages");

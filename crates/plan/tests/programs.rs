@@ -101,7 +101,7 @@ fn check_structure(programs: &[Program], micro_batches: u32) {
 fn check_memory(plan: &fusionllm_plan::Plan, held: &[usize]) {
     for (peer, held) in held.iter().enumerate() {
         let of = |(s, stage): (usize, &fusionllm_plan::Stage)| {
-            if stage.peer as usize == peer { plan.stages.len() - s } else { 0 }
+            if stage.peers == [peer as u32] { plan.stages.len() - s } else { 0 }
         };
         let most: usize = plan.stages.iter().enumerate().map(of).sum();
         assert!(*held <= most.max(1), "peer {peer} holds {held} micro-batches, {most} are needed");
