@@ -1,3 +1,5 @@
+//! Cuts that look at the graph alone: what others do, and what plans are measured against.
+
 use fusionllm_graph::Graph;
 
 use crate::{Plan, PlanError, Schedule};
@@ -9,9 +11,6 @@ pub fn equal_compute(
     micro_batches: u32,
     schedule: Schedule,
 ) -> Result<Plan, PlanError> {
-    if peers.is_empty() {
-        return Err(PlanError::Plan("there are no peers".into()));
-    }
     let weights: Vec<f64> = graph
         .nodes
         .iter()
@@ -21,6 +20,30 @@ pub fn equal_compute(
             cost.flops + 10.0 * cost.bytes
         })
         .collect();
+    equal_shares(graph, &weights, peers, micro_batches, schedule, "equal-compute")
+}
+
+/// Cuts a graph into as many stages as there are peers, in the order given, each with the same number of operators as nearly as can be.
+pub fn equal_number(
+    graph: &Graph,
+    peers: &[String],
+    micro_batches: u32,
+    schedule: Schedule,
+) -> Result<Plan, PlanError> {
+    equal_shares(graph, &vec![1.0; graph.nodes.len()], peers, micro_batches, schedule, "equal-number")
+}
+
+fn equal_shares(
+    graph: &Graph,
+    weights: &[f64],
+    peers: &[String],
+    micro_batches: u32,
+    schedule: Schedule,
+    scheduler: &str,
+) -> Result<Plan, PlanError> {
+    if peers.is_empty() {
+        return Err(PlanError::Plan("there are no peers".into()));
+    }
     let total: f64 = weights.iter().sum();
     let share = total / peers.len() as f64;
     let mut before = 0.0;
@@ -32,7 +55,17 @@ pub fn equal_compute(
             if share > 0.0 { ((middle / share) as u32).min(peers.len() as u32 - 1) } else { 0 }
         })
         .collect();
-    // What reads or makes a buffer's content stays together; all between goes with it, so that edges still run forward.
+    for (first, last) in together(graph) {
+        let stage = stage_of[first];
+        stage_of[first..=last].fill(stage);
+    }
+    let peer_of_stage: Vec<u32> = (0..peers.len() as u32).collect();
+    Ok(Plan::from_stages(graph, &stage_of, &peer_of_stage, peers.to_vec(), micro_batches, schedule, scheduler))
+}
+
+/// First and last node, ascending, of what must not be cut: what reads or makes a buffer's content stays in one stage, and all between goes with it so that
+/// edges still run forward.
+pub(crate) fn together(graph: &Graph) -> Vec<(usize, usize)> {
     let readers = graph.consumers();
     let mut together: Vec<(usize, usize)> = graph
         .state_updates
@@ -43,10 +76,5 @@ pub fn equal_compute(
         })
         .collect();
     together.sort_unstable();
-    for (first, last) in together {
-        let stage = stage_of[first];
-        stage_of[first..=last].fill(stage);
-    }
-    let peer_of_stage: Vec<u32> = (0..peers.len() as u32).collect();
-    Ok(Plan::from_stages(graph, &stage_of, &peer_of_stage, peers.to_vec(), micro_batches, schedule, "equal-compute"))
+    together
 }

@@ -15,13 +15,15 @@ mod plan;
 mod print;
 mod program;
 mod schedule;
+mod scheduler;
 
 pub use cluster::{Cluster, Device, Line, Link, Path, Place, Rates, SharedId, Site};
 pub use compile::{compile, compile_forward};
-pub use cut::equal_compute;
+pub use cut::{equal_compute, equal_number};
 pub use error::PlanError;
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor};
 pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot};
 pub use schedule::{Schedule, Task, TaskKind, order};
+pub use scheduler::{Options, Scheduled, Scheduler, Workload, schedule};

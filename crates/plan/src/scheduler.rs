@@ -1,0 +1,104 @@
+//! The one door to everything that makes plans.
+
+use std::fmt;
+use std::str::FromStr;
+
+use fusionllm_graph::{Graph, TrainGraph};
+
+use crate::cut::{equal_compute, equal_number};
+use crate::{Cluster, Optimizer, PeerId, Plan, PlanError, Schedule};
+
+/// Who cuts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
+pub enum Scheduler {
+    /// The same number of operators for every device, in the order listed.
+    EqualNumber,
+    /// The same number of floating-point operations for every device, in the order listed.
+    #[default]
+    EqualCompute,
+}
+
+impl Scheduler {
+    /// All of them.
+    pub const ALL: [Self; 2] = [Self::EqualNumber, Self::EqualCompute];
+
+    /// What users call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::EqualNumber => "equal-number",
+            Self::EqualCompute => "equal-compute",
+        }
+    }
+}
+
+impl fmt::Display for Scheduler {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Scheduler {
+    type Err = PlanError;
+
+    fn from_str(s: &str) -> Result<Self, PlanError> {
+        Self::ALL.into_iter().find(|k| k.name() == s).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|k| k.name()).collect();
+            PlanError::Plan(format!("there is no scheduler {s:?}; use one of {}", known.join(", ")))
+        })
+    }
+}
+
+/// A model at one size of micro-batch. Where the size is free, a planner is given one for each.
+#[derive(Debug, Clone, Copy)]
+pub struct Workload<'a> {
+    /// What plans are made for.
+    pub forward: &'a Graph,
+    /// With its backward operators.
+    pub train: &'a TrainGraph,
+    /// Micro-batches a step at this size.
+    pub micro_batches: u32,
+}
+
+/// What a planner may choose, and what it must know besides model and machines.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Who cuts.
+    pub scheduler: Scheduler,
+    /// How parameters are updated, which decides how much is kept beside them.
+    pub optimizer: Optimizer,
+    /// The schedules to choose from, the preferred first; the baselines take the first.
+    pub schedules: Vec<Schedule>,
+    /// Most peers that may hold a stage together.
+    pub replicas: u32,
+}
+
+/// A plan and how it came about.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scheduled {
+    /// The plan. Its peers are the devices it uses, in the cluster's order.
+    pub plan: Plan,
+    /// By peer of the plan: its device. [`Cluster::select`] with these gives the cluster whose device `i` is peer `i`.
+    pub devices: Vec<PeerId>,
+    /// Which of the workloads it is for.
+    pub workload: usize,
+    /// Sentences for whoever asked, such as which devices were left out and why.
+    pub notes: Vec<String>,
+}
+
+/// Makes a plan for one of `workloads` (the same model and batch, cut into more or fewer micro-batches) on some of the cluster's devices.
+///
+/// # Errors
+///
+/// There is nothing to choose from, or no plan that can be carried out.
+pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
+    let (Some(first), Some(&order)) = (workloads.first(), options.schedules.first()) else {
+        return Err(PlanError::Plan("there is no workload, or no schedule, to choose from".into()));
+    };
+    let names: Vec<String> = cluster.devices().iter().map(|d| d.name.clone()).collect();
+    let plan = match options.scheduler {
+        Scheduler::EqualNumber => equal_number(first.forward, &names, first.micro_batches, order)?,
+        Scheduler::EqualCompute => equal_compute(first.forward, &names, first.micro_batches, order)?,
+    };
+    let devices = (0..names.len() as u32).map(PeerId).collect();
+    Ok(Scheduled { plan, devices, workload: 0, notes: Vec::new() })
+}
