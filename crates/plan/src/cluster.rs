@@ -1,10 +1,10 @@
 //! What there is to train on: devices, sites and the links between them.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 
 use serde::{Deserialize, Serialize};
 
-use crate::{PeerId, PlanError};
+use crate::{Curves, PeerId, PlanError};
 
 /// Devices, the sites they stand in, the links that join them, and where the broker stands.
 ///
@@ -34,6 +34,9 @@ pub struct Device {
     pub memory: u64,
     /// Operators take this many times as long as its rates say; at least 1.
     pub slowdown: f64,
+    /// Operators whose time was measured, before [`Self::slowdown`]; its rates tell that of all others.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub operators: Curves,
     /// The backend its peer is to use; by default the first there is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
@@ -140,7 +143,7 @@ impl Path {
 impl Device {
     /// A device on its own, with no slowdown and the default backend.
     pub fn new(name: impl Into<String>, rates: Rates, memory: u64) -> Self {
-        Self { name: name.into(), site: None, rates, memory, slowdown: 1.0, backend: None }
+        Self { name: name.into(), site: None, rates, memory, slowdown: 1.0, operators: Curves::new(), backend: None }
     }
 }
 
@@ -175,7 +178,8 @@ impl Cluster {
         }
         for d in &self.devices {
             let Rates { matmul, convolution, memory, overhead } = d.rates;
-            if ![matmul, convolution, memory].into_iter().all(positive) || !(overhead >= 0.0 && overhead.is_finite()) {
+            let overhead = overhead >= 0.0 && overhead.is_finite();
+            if !overhead || ![matmul, convolution, memory].into_iter().all(positive) {
                 return Err(format!("the rates of device {:?} must be above zero, its overhead at least zero", d.name));
             }
             if !(d.slowdown >= 1.0 && d.slowdown.is_finite()) {

@@ -318,7 +318,7 @@ impl<'a> Compiler<'a> {
 }
 
 /// By node, whether it is run again where it is needed instead of sent.
-fn cheap(graph: &Graph) -> Vec<bool> {
+pub(crate) fn cheap(graph: &Graph) -> Vec<bool> {
     let mut constant = vec![false; graph.nodes.len()];
     let mut cheap = vec![false; graph.nodes.len()];
     for (n, node) in graph.nodes.iter().enumerate() {

@@ -9,6 +9,7 @@ mod cluster;
 mod compile;
 mod cut;
 mod error;
+mod estimate;
 mod optimizer;
 mod placement;
 mod plan;
@@ -21,6 +22,7 @@ pub use cluster::{Cluster, Device, Line, Link, Path, Place, Rates, SharedId, Sit
 pub use compile::{compile, compile_forward};
 pub use cut::{equal_compute, equal_number};
 pub use error::PlanError;
+pub use estimate::{Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, Workload, work};
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor};
 pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};
