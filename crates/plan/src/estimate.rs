@@ -10,7 +10,7 @@ use crate::{Device, Optimizer};
 
 /// What a training step asks, per operator and per value, wherever they are placed. All of one micro-batch but for [`Self::parameters`].
 #[derive(Debug, Clone, PartialEq)]
-pub struct Workload {
+pub struct Work {
     /// Forward nodes of the graph.
     pub nodes: usize,
     /// Every operator that a step runs, in the training graph's order.
@@ -125,7 +125,7 @@ pub fn work(cost: &Cost) -> f64 {
     }
 }
 
-impl Workload {
+impl Work {
     /// That of one training step of `train`, which was made from `forward`.
     pub fn new(forward: &Graph, train: &TrainGraph, optimizer: &Optimizer) -> Self {
         let graph = &train.graph;

@@ -22,7 +22,7 @@ pub use cluster::{Cluster, Device, Line, Link, Path, Place, Rates, SharedId, Sit
 pub use compile::{compile, compile_forward};
 pub use cut::{equal_compute, equal_number};
 pub use error::PlanError;
-pub use estimate::{Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, Workload, work};
+pub use estimate::{Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, Work, work};
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor};
 pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};
