@@ -5,10 +5,13 @@
 //! says exactly what ran.
 
 mod files;
+mod gpus;
 mod model;
 mod network;
+mod quantity;
 mod reader;
 mod sections;
+mod testbed;
 
 use std::path::Path;
 
@@ -21,6 +24,8 @@ pub use sections::{
     Checkpointing, Cifar10, Codec, Compression, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Text, Train,
     Validation,
 };
+
+pub use testbed::{Testbed, load_profile};
 
 use files::Files;
 use reader::{Node, Section};

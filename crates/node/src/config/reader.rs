@@ -256,7 +256,7 @@ fn override_item(text: &str, place: &Place) -> Result<Item, JobError> {
 pub(super) struct Section<'a> {
     /// Dotted, empty for the top of the file.
     name: String,
-    /// The file, for what is not written in it.
+    /// Where it stands, or the file, for what is not written in it.
     file: Place,
     items: Option<&'a BTreeMap<String, Node>>,
     /// Where to look for what is not in `items`.
@@ -301,7 +301,7 @@ impl<'a> Section<'a> {
         self.written(key).is_some()
     }
 
-    fn full_name(&self, key: &str) -> String {
+    pub(super) fn full_name(&self, key: &str) -> String {
         if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
     }
 
@@ -333,6 +333,58 @@ impl<'a> Section<'a> {
         };
         let (name, file) = (self.full_name(key), self.file.clone());
         Ok(Section { name, file, items, behind: None, asked: RefCell::default() })
+    }
+
+    /// The tables `[[key]]`, in the file's order.
+    pub(super) fn tables(&self, key: &'static str) -> Result<Vec<Section<'a>>, JobError> {
+        let name = self.full_name(key);
+        let wrong = |node: &Node| {
+            let message = format!("`{name}` is a list of tables, not {}", node.item.describe());
+            JobError::new(&node.place, message, format!("write [[{name}]] on a line, and its settings below"))
+        };
+        let Some(node) = self.node(key) else { return Ok(Vec::new()) };
+        let Item::List(nodes) = &node.item else { return Err(wrong(node)) };
+        let section = |node: &'a Node| match &node.item {
+            Item::Table(items) => {
+                let (name, file) = (name.clone(), node.place.clone());
+                Ok(Section { name, file, items: Some(items), behind: None, asked: RefCell::default() })
+            }
+            _ => Err(wrong(node)),
+        };
+        nodes.iter().map(section).collect()
+    }
+
+    /// An error about what is not written in this section.
+    pub(super) fn missing(&self, message: &str, hint: &str) -> JobError {
+        JobError::new(&self.file, message, hint)
+    }
+
+    /// A table of lists of pairs of numbers, by name.
+    pub(super) fn curves(&self, key: &'static str) -> Result<Vec<(String, Vec<(f64, f64)>)>, JobError> {
+        let section = self.section(key)?;
+        let number = |node: &Node| match node.item {
+            Item::Integer(i) => Some(i as f64),
+            Item::Number(x) => Some(x),
+            _ => None,
+        };
+        let pair = |node: &Node| match &node.item {
+            Item::List(pair) => match &pair[..] {
+                [a, b] => Some((number(a)?, number(b)?)),
+                _ => None,
+            },
+            _ => None,
+        };
+        let curve = |(name, node): (&String, &'a Node)| {
+            let points = match &node.item {
+                Item::List(points) => points.iter().map(pair).collect::<Option<Vec<_>>>(),
+                _ => None,
+            };
+            match points {
+                Some(points) => Ok((name.clone(), points)),
+                None => Err(self.wrong_type(name, node, "a list of pairs of numbers", "[[1e6, 2e-5], [1e9, 1e-2]]")),
+            }
+        };
+        section.items.into_iter().flatten().map(curve).collect()
     }
 
     /// A whole number of at least `least`. One written as a float (`1e3`) is taken if it is whole.
@@ -495,7 +547,7 @@ impl<'a> Section<'a> {
 }
 
 /// `did you mean `x`? LEAD a, b, c`.
-fn suggest(written: &str, valid: &[&str], lead: &str) -> String {
+pub(super) fn suggest(written: &str, valid: &[&str], lead: &str) -> String {
     let nearest = valid.iter().max_by(|a, b| {
         let near = |name: &str| strsim::jaro_winkler(&written.to_lowercase(), name);
         near(a).total_cmp(&near(b))

@@ -1,0 +1,115 @@
+//! Numbers with units, as people write them.
+
+use super::reader::{JobError, Section};
+
+/// A kind of quantity: its units, by their size in the SI unit that the program reckons in, and how one is written.
+pub(super) struct Quantity {
+    what: &'static str,
+    units: &'static [(&'static str, f64)],
+    example: &'static str,
+}
+
+/// To bytes/s.
+pub(super) const RATE: Quantity = Quantity {
+    what: "a rate",
+    units: &[
+        ("bps", 0.125),
+        ("kbps", 125.0),
+        ("Mbps", 125e3),
+        ("Gbps", 125e6),
+        ("Tbps", 125e9),
+        ("kB/s", 1e3),
+        ("MB/s", 1e6),
+        ("GB/s", 1e9),
+        ("TB/s", 1e12),
+    ],
+    example: "\"8 Mbps\"",
+};
+
+/// To seconds.
+pub(super) const TIME: Quantity = Quantity {
+    what: "a time",
+    units: &[("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)],
+    example: "\"20 ms\"",
+};
+
+/// To bytes.
+pub(super) const SIZE: Quantity = Quantity {
+    what: "a size",
+    units: &[
+        ("kB", 1e3),
+        ("KiB", 1024.0),
+        ("MB", 1e6),
+        ("MiB", 1_048_576.0),
+        ("GB", 1e9),
+        ("GiB", 1_073_741_824.0),
+        ("TB", 1e12),
+        ("TiB", 1_099_511_627_776.0),
+    ],
+    example: "\"16 GiB\"",
+};
+
+impl Quantity {
+    /// The number in the SI unit, or what is wrong with the text.
+    fn parse(&self, text: &str) -> Result<f64, String> {
+        let text = text.trim();
+        // An exponent's `e` belongs to the number where a digit follows it.
+        let bytes = text.as_bytes();
+        let end = (0..bytes.len()).find(|&i| match bytes[i] {
+            b'0'..=b'9' | b'.' | b'+' | b'-' | b'_' => false,
+            b'e' | b'E' => !bytes.get(i + 1).is_some_and(|b| matches!(b, b'0'..=b'9' | b'-' | b'+')),
+            _ => true,
+        });
+        let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+        let number: f64 = number.replace('_', "").parse().map_err(|_| format!("\"{text}\" begins with no number"))?;
+        let unit = unit.trim();
+        match self.units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
+            Some((_, factor)) => Ok(number * factor),
+            None if unit.is_empty() => Err(format!("\"{text}\" has no unit")),
+            None => Err(format!("there is no unit \"{unit}\" of {}", self.what)),
+        }
+    }
+}
+
+impl Section<'_> {
+    /// A quantity, written as text with its unit, that is at least zero, or above it if it must be `positive`.
+    pub(super) fn quantity(
+        &self,
+        key: &'static str,
+        quantity: &Quantity,
+        positive: bool,
+    ) -> Result<Option<f64>, JobError> {
+        let write = || {
+            let units: Vec<&str> = quantity.units.iter().map(|(name, _)| *name).collect();
+            format!("write {key} = {}; the units are {}", quantity.example, units.join(", "))
+        };
+        if self.is_number(key) {
+            return Err(self.error(key, format!("`{}` needs a unit", self.full_name(key)), write()));
+        }
+        let Some(text) = self.text(key)? else { return Ok(None) };
+        let value = quantity.parse(text).map_err(|m| self.error(key, m, write()))?;
+        if value.is_finite() && (value > 0.0 || (value == 0.0 && !positive)) {
+            return Ok(Some(value));
+        }
+        let least = if positive { "it must be above zero" } else { "it must be at least zero" };
+        Err(self.error(key, format!("`{}` is {text}", self.full_name(key)), least))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantities_have_units() {
+        assert_eq!(RATE.parse("8 Mbps"), Ok(1e6));
+        assert_eq!(RATE.parse("2.5Gbps"), Ok(312.5e6));
+        assert_eq!(RATE.parse("1e3 kbps"), Ok(125e3));
+        assert_eq!(TIME.parse("20 ms"), Ok(0.02));
+        assert_eq!(TIME.parse("0 s"), Ok(0.0));
+        assert_eq!(SIZE.parse("1_5 kib"), Ok(15.0 * 1024.0));
+        assert_eq!(RATE.parse("8"), Err("\"8\" has no unit".into()));
+        assert_eq!(RATE.parse("8 MB"), Err("there is no unit \"MB\" of a rate".into()));
+        assert_eq!(TIME.parse("fast"), Err("\"fast\" begins with no number".into()));
+    }
+}
