@@ -247,9 +247,9 @@ impl Run<'_> {
                         self.live_bytes += bytes(&tensor);
                         self.parts.insert((reduction, part), tensor);
                     }
-                    Slot::Parameter { parameter } => {
-                        // A step that was not applied leaves every copy as it was.
-                        e.state.insert(self.name(parameter)?.into(), tensor);
+                    // A step that was not applied leaves every copy of a parameter as it was.
+                    Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => {
+                        e.state.insert(self.name(v)?.into(), tensor);
                     }
                 }
             }
@@ -275,8 +275,8 @@ impl Run<'_> {
                         self.live_bytes = self.live_bytes.saturating_sub(bytes(&tensor));
                         tensor
                     }
-                    Slot::Parameter { parameter } => {
-                        e.state.get(self.name(parameter)?).cloned().ok_or_else(|| self.broken())?
+                    Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => {
+                        e.state.get(self.name(v)?).cloned().ok_or_else(|| self.broken())?
                     }
                 };
                 link.send(self.pass, slot, to, e.backend.download(&tensor)?)?;

@@ -5,7 +5,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_backend::Backend;
 use fusionllm_graph::{HostTensor, Value, ValueId};
-use fusionllm_plan::{LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor};
+use fusionllm_plan::{Instruction, LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor};
 
 use crate::{ExecError, Executor, Link, PassStats};
 
@@ -67,7 +67,9 @@ impl Cluster {
 
     /// One training step over micro-batches of inputs, given by the names of the graph's inputs, `loss_weight` among them.
     pub fn step(&mut self, micro_batches: &[BTreeMap<String, HostTensor>]) -> Result<StepResult, ExecError> {
-        let board = Board::new(self.programs.len(), &self.training, self.updates + 1);
+        // A plan may leave peers out: nothing is to be judged there.
+        let voters = self.programs.iter().filter(|p| p.instructions.contains(&Instruction::Clip)).count();
+        let board = Board::new(voters, &self.training, self.updates + 1);
         for program in &self.programs {
             for (slot, (from, _)) in program.incoming() {
                 if let Slot::Value { value, micro_batch } = slot
@@ -153,7 +155,7 @@ impl Cluster {
 struct Board {
     state: Mutex<BoardState>,
     changed: Condvar,
-    peers: usize,
+    voters: usize,
     clip: Option<f64>,
     lr: f64,
     update: u64,
@@ -171,11 +173,11 @@ struct BoardState {
 }
 
 impl Board {
-    fn new(peers: usize, training: &Training, update: u64) -> Self {
+    fn new(voters: usize, training: &Training, update: u64) -> Self {
         Self {
             state: Mutex::default(),
             changed: Condvar::new(),
-            peers,
+            voters,
             clip: training.clip,
             lr: training.learning_rate.at(update),
             update,
@@ -227,7 +229,7 @@ impl Link for BoardLink<'_> {
             let mut b = self.board.lock();
             b.norms.extend(squared_norms);
             b.voted += 1;
-            if b.voted == self.board.peers {
+            if b.voted == self.board.voters {
                 let norms: Vec<f64> = b.norms.values().copied().collect();
                 let (norm, factor) = clip_factor(&norms, self.board.clip);
                 b.grad_norm = norm;

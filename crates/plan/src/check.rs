@@ -15,7 +15,7 @@ fn want<R: Into<String>>(condition: bool, reason: impl FnOnce() -> R) -> Check {
 impl Program {
     /// Checks all that running it relies on, so that a program from a stranger can be trusted afterwards: every reference, every type by the
     /// operator's own rule, that each value is there when it is used and given up once, that no message is sent or awaited
-    /// twice, and that each gradient is summed over all micro-batches, in order, before it is applied.
+    /// twice, and that each gradient is summed over all micro-batches that this peer has, in order, before it is applied.
     pub fn validate(&self) -> Result<(), PlanError> {
         self.check_values().and_then(|()| self.check_nodes()).map_err(PlanError::Program)?;
         let mut walk = Walk::new(self).map_err(PlanError::Program)?;
@@ -70,8 +70,8 @@ impl Program {
 /// How far a part of a gradient is.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
-    /// Summed here over the first so many micro-batches.
-    Sum(u32),
+    /// Summed here over so many micro-batches, the next of which can be `next` at the earliest.
+    Sum { added: u32, next: u32 },
     /// Came from the peer that sums it.
     Received,
     /// Sent to the owner, or added to the gradient.
@@ -119,7 +119,7 @@ impl<'a> Walk<'a> {
             let ty = |v: ValueId| program.values.get(&v).map(|v| &v.ty);
             let fits = matches!(kind(r.parameter), Some(ValueKind::Parameter(_)))
                 && !r.parts.is_empty()
-                && r.parts.iter().all(|p| ty(p.value) == ty(r.parameter))
+                && r.parts.iter().all(|p| ty(p.value) == ty(r.parameter) && p.micro_batches > 0)
                 && reductions.insert(r.parameter, i).is_none();
             want(fits, || format!("the gradient parts of {} do not fit it", program.name(r.parameter)))?;
             let owner = held.get(&r.parameter) == Some(&true);
@@ -134,7 +134,7 @@ impl<'a> Walk<'a> {
             present: HashSet::new(),
             seen: HashSet::new(),
             awaited: HashSet::new(),
-            parts: program.reductions.iter().map(|r| vec![Part::Sum(0); r.parts.len()]).collect(),
+            parts: program.reductions.iter().map(|r| vec![Part::Sum { added: 0, next: 0 }; r.parts.len()]).collect(),
             gradients: vec![Gradient::Open; program.reductions.len()],
         })
     }
@@ -161,10 +161,15 @@ impl<'a> Walk<'a> {
                 self.available(value, micro_batch)?;
                 let me = self.program.peer;
                 let (r, state) = self.part(reduction, part)?;
-                want(r.parts[part as usize] == GradientPart { peer: me, value }, || "it is not this peer's part")?;
-                want(*state == Part::Sum(micro_batch), || "micro-batches are added once, in their order")?;
-                *state = Part::Sum(micro_batch + 1);
-                Ok(())
+                let p = &r.parts[part as usize];
+                want((p.peer, p.value) == (me, value), || "it is not this peer's part")?;
+                match *state {
+                    Part::Sum { added, next } if micro_batch >= next => {
+                        *state = Part::Sum { added: added + 1, next: micro_batch + 1 };
+                        Ok(())
+                    }
+                    _ => Err("micro-batches are added once, in their order".into()),
+                }
             }
             Instruction::UpdateState { buffer, value, micro_batch } => {
                 self.available(value, micro_batch)?;
@@ -215,6 +220,10 @@ impl<'a> Walk<'a> {
                 let copy = matches!(kind, ValueKind::Parameter(_)) && self.held.get(&parameter) == Some(&false);
                 want(copy && from != PeerId::BROKER, || "this peer keeps no copy of it")
             }
+            Slot::Buffer { buffer, .. } => want(
+                self.keeps_buffer(buffer)? && from != PeerId::BROKER,
+                || "this peer keeps no such buffer, or not from peers",
+            ),
         }
     }
 
@@ -235,6 +244,7 @@ impl<'a> Walk<'a> {
                 let reduction = self.reduction(parameter)?;
                 want(self.gradients[reduction as usize] == Gradient::Applied, || "it is not updated yet")
             }
+            Slot::Buffer { buffer, .. } => want(self.keeps_buffer(buffer)?, || "this peer keeps no such buffer"),
         }
     }
 
@@ -244,8 +254,8 @@ impl<'a> Walk<'a> {
             return Err(format!("{} of micro-batch {m} is never given up", self.program.name(*v)));
         }
         for ((r, parts), gradient) in self.program.reductions.iter().zip(&self.parts).zip(&self.gradients) {
-            let ours = |p: &GradientPart| p.peer == self.program.peer;
-            let left = r.parts.iter().zip(parts).any(|(p, state)| ours(p) && *state != Part::Taken);
+            let mut ours = r.parts.iter().zip(parts).filter(|(p, _)| p.peer == self.program.peer);
+            let left = ours.any(|(_, state)| *state != Part::Taken);
             let applied = r.owner != self.program.peer || *gradient == Gradient::Applied;
             want(!left && applied, || format!("the gradient of {} is not applied", self.program.name(r.parameter)))?;
         }
@@ -261,6 +271,10 @@ impl<'a> Walk<'a> {
             || self.held.contains_key(&v)
             || self.value(v)?.kind == ValueKind::RngKey;
         want(there, || format!("{} is not there", self.program.name(v)))
+    }
+
+    fn keeps_buffer(&self, v: ValueId) -> Result<bool, String> {
+        Ok(matches!(self.value(v)?.kind, ValueKind::Buffer(_)) && self.held.contains_key(&v))
     }
 
     fn put(&mut self, v: ValueId, micro_batch: u32) -> Check {
@@ -280,11 +294,15 @@ impl<'a> Walk<'a> {
 
     /// Uses up a part, which must be whole.
     fn take(&mut self, reduction: u32, part: u32) -> Check {
-        let whole = Part::Sum(self.program.micro_batches);
         let me = self.program.peer;
         let (r, state) = self.part(reduction, part)?;
-        let wanted = if r.parts[part as usize].peer == me { whole } else { Part::Received };
-        want(*state == wanted, || format!("part {part} is not whole"))?;
+        let GradientPart { peer, micro_batches, .. } = r.parts[part as usize];
+        let whole = match *state {
+            Part::Sum { added, .. } => peer == me && added == micro_batches,
+            Part::Received => peer != me,
+            Part::Taken => false,
+        };
+        want(whole, || format!("part {part} is not whole"))?;
         *state = Part::Taken;
         Ok(())
     }

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use fusionllm_graph::{Graph, NodeId, Op, Phase, StateUpdate, TrainGraph, ValueId, ValueKind};
 
-use crate::schedule::{Task, TaskKind, order};
-use crate::{GradientPart, Holding, Instruction, PeerId, Placement, Plan, PlanError, Program, Reduction, Slot};
+use crate::emit::{Emitter, insert_frees};
+use crate::schedule::{StageTasks, Task, TaskKind, order};
+use crate::{GradientPart, Holding, Instruction, PeerId, Placement, Plan, PlanError, Program, Reduction, Stage};
 
 /// Most nodes times micro-batches of one step.
 const MAX_RUNS: u64 = 1 << 26;
@@ -45,31 +46,35 @@ pub fn compile_forward(
     Compiler::new(plan, eval, live, Placement::of_evaluation(plan, forward, eval)?, reports)?.run()
 }
 
-/// What one stage does in one direction with each micro-batch.
+/// What one stage does in one kind of pass with each micro-batch.
 #[derive(Default)]
-struct Pass {
+pub(crate) struct Pass {
     /// In the graph's order.
-    nodes: Vec<NodeId>,
-    /// Buffers that get their new content once all of the pass has read the old one.
-    updates: Vec<StateUpdate>,
+    pub(crate) nodes: Vec<NodeId>,
+    /// Buffers that get their new content, by the node after which nothing reads the old one any more.
+    pub(crate) updates: BTreeMap<NodeId, Vec<StateUpdate>>,
 }
 
-struct Compiler<'a> {
-    plan: &'a Plan,
-    graph: &'a Graph,
+pub(crate) struct Compiler<'a> {
+    pub(crate) plan: &'a Plan,
+    pub(crate) graph: &'a Graph,
     /// By node: whether anything that counts depends on it.
     live: Vec<bool>,
     /// By node.
-    peer_of: Vec<PeerId>,
-    /// By node.
     stage_of: Vec<u32>,
     /// By node: made from constants alone, or a view; run again where it is needed instead of sent.
-    cheap: Vec<bool>,
+    pub(crate) cheap: Vec<bool>,
+    /// By node: a gradient that nothing outside its stage's weight passes waits for, where the schedule has such passes.
+    delayed: Vec<bool>,
     /// The peers that keep each parameter and buffer; the owner first.
-    holders: BTreeMap<ValueId, Vec<PeerId>>,
+    pub(crate) holders: BTreeMap<ValueId, Vec<PeerId>>,
+    /// The buffers that change, with the stage in which they do.
+    pub(crate) changing: BTreeMap<ValueId, u32>,
+    /// After how many micro-batches the same peers' turn is again, in all stages.
+    period: u32,
     /// Whether gradients are reduced and applied.
     trains: bool,
-    reductions: Vec<Reduction>,
+    pub(crate) reductions: Vec<Reduction>,
     reports: Vec<(String, ValueId)>,
 }
 
@@ -81,9 +86,6 @@ impl<'a> Compiler<'a> {
         Placement { stage_of }: Placement,
         reports: Vec<(String, ValueId)>,
     ) -> Result<Self, PlanError> {
-        if let Some(s) = plan.stages.iter().position(|s| s.replicas().len() > 1) {
-            return Err(PlanError::Plan(format!("stage {s} has several peers, which no peer can carry out yet")));
-        }
         let runs = live.iter().filter(|l| **l).count() as u64 * u64::from(plan.micro_batches);
         if runs > MAX_RUNS {
             return Err(PlanError::Plan(format!(
@@ -94,20 +96,25 @@ impl<'a> Compiler<'a> {
         if let Some((name, _)) = reports.iter().find(|(_, v)| graph.producer(*v).is_none()) {
             return Err(PlanError::Plan(format!("no operator computes {name:?}")));
         }
-        let peer_of: Vec<PeerId> = stage_of.iter().map(|&s| plan.stages[s as usize].peer(0)).collect();
         let cheap = cheap(graph);
         let holders = holders(plan, graph, &stage_of);
+        let changing = graph.state_updates.iter().filter_map(|u| {
+            let maker = graph.producer(u.value).filter(|m| live[m.index()])?;
+            Some((u.buffer, stage_of[maker.index()]))
+        });
         let c = Self {
             plan,
             graph,
-            live,
-            peer_of,
-            stage_of,
             cheap,
+            delayed: vec![false; graph.nodes.len()],
             holders,
+            changing: changing.collect(),
+            period: period(plan),
             trains: false,
             reductions: Vec::new(),
             reports,
+            live,
+            stage_of,
         };
         c.check_state()?;
         Ok(c)
@@ -139,9 +146,17 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Settles where the parts of each gradient are summed and added.
+    /// The stage that a node sits in.
+    pub(crate) fn stage(&self, node: NodeId) -> &'a Stage {
+        &self.plan.stages[self.stage_of[node.index()] as usize]
+    }
+
+    /// Settles where the parts of each gradient are summed and added: use by use, and for each use turn by turn. Who takes the turns decides nothing about the sum.
     fn reduce(&mut self, train: &TrainGraph) -> Result<(), PlanError> {
         self.trains = true;
+        if self.plan.schedule.kinds().contains(&TaskKind::Weight) {
+            self.delay();
+        }
         for g in &train.gradients {
             let mut parts = Vec::with_capacity(g.contributions.len());
             for &value in &g.contributions {
@@ -151,7 +166,11 @@ impl<'a> Compiler<'a> {
                         self.graph.value(g.parameter).name
                     )));
                 };
-                parts.push(GradientPart { peer: self.peer_of[maker.index()], value });
+                let peers = &self.stage(maker).peers;
+                parts.extend((0..).zip(peers).map(|(turn, peer)| {
+                    let micro_batches = (self.plan.micro_batches - turn).div_ceil(peers.len() as u32);
+                    GradientPart { peer: PeerId(*peer), value, micro_batches }
+                }));
             }
             let owner = self.holders[&g.parameter][0];
             self.reductions.push(Reduction { parameter: g.parameter, owner, parts });
@@ -159,20 +178,32 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
+    /// Finds the gradients that can wait for a weight pass: nothing but such gradients of the same stage reads them.
+    fn delay(&mut self) {
+        let readers = self.graph.consumers();
+        for id in self.graph.node_ids().rev().filter(|n| self.live[n.index()]) {
+            let node = self.graph.node(id);
+            let mut users = node.outputs.iter().flat_map(|v| &readers[v.index()]).filter(|u| self.live[u.index()]);
+            self.delayed[id.index()] = node.phase == Phase::WeightGrad
+                && users.all(|u| self.delayed[u.index()] && self.stage_of[u.index()] == self.stage_of[id.index()]);
+        }
+    }
+
     fn run(self) -> Result<Vec<Program>, PlanError> {
         let passes = self.passes();
         let orders = self.order(&passes);
         let uses = self.uses();
+        let used = self.plan.used();
         let programs = orders.iter().enumerate().map(|(p, tasks)| {
             let peer = PeerId(p as u32);
-            let mut emitter = Emitter { c: &self, peer, uses: &uses, present: HashSet::new(), out: Vec::new() };
+            let mut emitter = Emitter::new(&self, peer, &uses);
             for task in tasks {
                 if let Some(pass) = passes.get(&(task.kind, task.stage)) {
                     emitter.pass(pass, task.micro_batch);
                 }
             }
-            if self.trains {
-                emitter.finish_step();
+            if used.contains(&peer) {
+                emitter.finish_pass(self.trains);
             }
             let instructions = insert_frees(self.graph, emitter.out);
             self.program(peer, instructions, &uses)
@@ -180,68 +211,54 @@ impl<'a> Compiler<'a> {
         Ok(programs.collect())
     }
 
-    /// Live nodes and state updates per direction and stage.
+    /// Live nodes and state updates per kind of pass and stage.
     fn passes(&self) -> BTreeMap<(TaskKind, u32), Pass> {
         let mut passes: BTreeMap<(TaskKind, u32), Pass> = BTreeMap::new();
         for id in self.graph.node_ids().filter(|n| self.live[n.index()]) {
             passes.entry((self.kind(id), self.stage_of[id.index()])).or_default().nodes.push(id);
         }
+        let readers = self.graph.consumers();
         for u in &self.graph.state_updates {
             if let Some(maker) = self.graph.producer(u.value).filter(|m| self.live[m.index()]) {
-                let key = (self.kind(maker), self.stage_of[maker.index()]);
-                passes.entry(key).or_default().updates.push(*u);
+                let pass = passes.entry((self.kind(maker), self.stage_of[maker.index()])).or_default();
+                let readers = readers[u.buffer.index()].iter().copied().filter(|r| self.live[r.index()]);
+                let last = readers.fold(maker, NodeId::max);
+                pass.updates.entry(last).or_default().push(*u);
             }
         }
         passes
     }
 
     fn kind(&self, id: NodeId) -> TaskKind {
-        if self.graph.node(id).phase == Phase::Forward { TaskKind::Forward } else { TaskKind::Backward }
+        match self.graph.node(id).phase {
+            Phase::Forward => TaskKind::Forward,
+            _ if self.delayed[id.index()] => TaskKind::Weight,
+            _ => TaskKind::Backward,
+        }
     }
 
     fn order(&self, passes: &BTreeMap<(TaskKind, u32), Pass>) -> Vec<Vec<Task>> {
-        // The other stages whose pass of the same direction each pass waits for.
-        let mut deps = [vec![BTreeSet::new(); self.plan.stages.len()], vec![BTreeSet::new(); self.plan.stages.len()]];
+        let stage = |s: &Stage| StageTasks { peers: s.peers.clone(), ..StageTasks::default() };
+        let mut stages: Vec<StageTasks> = self.plan.stages.iter().map(stage).collect();
         for ((kind, stage), pass) in passes {
-            for v in pass.nodes.iter().flat_map(|n| &self.graph.node(*n).inputs) {
-                if let Some(p) = self.graph.producer(*v) {
-                    let from = self.stage_of[p.index()];
-                    if from != *stage && self.kind(p) == *kind {
-                        deps[*kind as usize][*stage as usize].insert(from);
-                    }
-                }
-            }
+            let operands = pass.nodes.iter().flat_map(|n| &self.graph.node(*n).inputs);
+            let makers = operands.filter_map(|v| self.graph.producer(*v));
+            let waits: BTreeSet<_> = makers.map(|p| (self.kind(p), self.stage_of[p.index()])).collect();
+            let tasks = &mut stages[*stage as usize];
+            tasks.waits[*kind as usize] = waits.into_iter().filter(|(_, s)| s != stage).collect();
+            tasks.chained |= !pass.updates.is_empty();
         }
-        let [forward, backward] = deps.map(|d| d.into_iter().map(Vec::from_iter).collect::<Vec<_>>());
-        let peer_of_stage: Vec<u32> = self.plan.stages.iter().map(|s| s.peer(0).0).collect();
         let Plan { schedule, micro_batches, ref peers, .. } = *self.plan;
-        order(schedule, &peer_of_stage, peers.len(), micro_batches, &forward, &backward, self.trains)
+        let kinds = if self.trains { schedule.kinds() } else { &[TaskKind::Forward] };
+        order(schedule, kinds, &stages, peers.len(), micro_batches)
     }
 
     fn uses(&self) -> Uses {
         let mut uses = Uses {
-            readers: vec![BTreeSet::new(); self.graph.values.len()],
+            readers: (0..self.period).map(|m| self.readers(m)).collect(),
             parts: BTreeMap::new(),
             reports: BTreeMap::new(),
         };
-        let mut pending: Vec<(ValueId, PeerId)> = Vec::new();
-        for id in self.graph.node_ids().filter(|n| self.live[n.index()]) {
-            pending.extend(self.graph.node(id).inputs.iter().map(|v| (*v, self.peer_of[id.index()])));
-        }
-        let mut again = HashSet::new();
-        while let Some((v, peer)) = pending.pop() {
-            match self.graph.producer(v) {
-                Some(n) if self.peer_of[n.index()] == peer => {}
-                Some(n) if self.cheap[n.index()] => {
-                    if again.insert((n, peer)) {
-                        pending.extend(self.graph.node(n).inputs.iter().map(|v| (*v, peer)));
-                    }
-                }
-                _ => {
-                    uses.readers[v.index()].insert(peer);
-                }
-            }
-        }
         for (r, reduction) in (0..).zip(&self.reductions) {
             for (part, p) in (0..).zip(&reduction.parts) {
                 uses.parts.entry(p.value).or_default().push((r, part));
@@ -251,6 +268,31 @@ impl<'a> Compiler<'a> {
             uses.reports.entry(*v).or_default().push(r);
         }
         uses
+    }
+
+    /// Who waits for each value of a micro-batch.
+    fn readers(&self, micro_batch: u32) -> BTreeMap<ValueId, BTreeSet<PeerId>> {
+        let mut readers: BTreeMap<ValueId, BTreeSet<PeerId>> = BTreeMap::new();
+        let mut pending: Vec<(ValueId, PeerId)> = Vec::new();
+        for id in self.graph.node_ids().filter(|n| self.live[n.index()]) {
+            let peer = self.stage(id).peer(micro_batch);
+            pending.extend(self.graph.node(id).inputs.iter().map(|v| (*v, peer)));
+        }
+        let mut again = HashSet::new();
+        while let Some((v, peer)) = pending.pop() {
+            match self.graph.producer(v) {
+                Some(n) if self.stage(n).peer(micro_batch) == peer => {}
+                Some(n) if self.cheap[n.index()] => {
+                    if again.insert((n, peer)) {
+                        pending.extend(self.graph.node(n).inputs.iter().map(|v| (*v, peer)));
+                    }
+                }
+                _ => {
+                    readers.entry(v).or_default().insert(peer);
+                }
+            }
+        }
+        readers
     }
 
     fn program(&self, peer: PeerId, instructions: Vec<Instruction>, uses: &Uses) -> Program {
@@ -288,7 +330,7 @@ impl<'a> Compiler<'a> {
                     _ => continue,
                 },
                 // Saved nowhere, so nobody's own.
-                ValueKind::Constant if uses.readers[i].contains(&peer) => false,
+                ValueKind::Constant if uses.reads(v, peer) => false,
                 _ => continue,
             };
             touched.insert(v);
@@ -335,7 +377,29 @@ pub(crate) fn cheap(graph: &Graph) -> Vec<bool> {
     cheap
 }
 
-/// The peers that keep each parameter and buffer. Nodes that are not live count too: the evaluation form may run them.
+/// The least common multiple of the stages' numbers of turns, or the number of micro-batches where that is less.
+fn period(plan: &Plan) -> u32 {
+    let gcd = |mut a: u64, mut b: u64| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let mut period = 1u64;
+    for stage in &plan.stages {
+        let turns = stage.peers.len() as u64;
+        period = period / gcd(period, turns) * turns;
+        if period >= u64::from(plan.micro_batches) {
+            return plan.micro_batches;
+        }
+    }
+    period as u32
+}
+
+/// The peers that keep each parameter and buffer, the owner first. Nodes that are not live count too: the evaluation form may run them.
+///
+/// Of the replicas that could own a parameter, the one that owns least so far does: so they share the updates, the optimiser's state, and the
+/// traffic of gradients and new values.
 fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Vec<PeerId>> {
     let mut stages: BTreeMap<ValueId, BTreeSet<u32>> =
         graph.parameters().chain(graph.buffers()).map(|v| (v, BTreeSet::new())).collect();
@@ -346,6 +410,12 @@ fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Ve
             }
         }
     }
+    for u in &graph.state_updates {
+        if let (Some(readers), Some(maker)) = (stages.get_mut(&u.buffer), graph.producer(u.value)) {
+            readers.insert(stage_of[maker.index()]);
+        }
+    }
+    let mut owned: BTreeMap<PeerId, u64> = BTreeMap::new();
     stages
         .into_iter()
         .map(|(v, mut stages)| {
@@ -355,9 +425,17 @@ fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Ve
             }
             let mut peers: Vec<PeerId> = Vec::new();
             for stage in stages {
-                let peer = plan.stages[stage as usize].peer(0);
-                if !peers.contains(&peer) {
-                    peers.push(peer);
+                let mut replicas = plan.stages[stage as usize].replicas();
+                if peers.is_empty()
+                    && let Some(least) = (0..replicas.len()).min_by_key(|i| owned.get(&replicas[*i]).copied())
+                {
+                    replicas[..=least].rotate_right(1);
+                    *owned.entry(replicas[0]).or_default() += graph.ty(v).bytes() as u64;
+                }
+                for peer in replicas {
+                    if !peers.contains(&peer) {
+                        peers.push(peer);
+                    }
                 }
             }
             (v, peers)
@@ -366,131 +444,30 @@ fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Ve
 }
 
 /// Who waits for each value.
-struct Uses {
-    /// By value: the peers it is sent to, or, for a constant, that keep it. Its maker is not among them.
-    readers: Vec<BTreeSet<PeerId>>,
-    /// The gradients (reduction and part) it belongs to.
+pub(crate) struct Uses {
+    /// By micro-batch, until turns repeat, and value: the peers it is sent to, or, for a constant, that keep it. Its maker is not among them.
+    readers: Vec<BTreeMap<ValueId, BTreeSet<PeerId>>>,
+    /// The gradients (reduction and part) it belongs to: for each, a part for every turn of its stage.
     parts: BTreeMap<ValueId, Vec<(u32, u32)>>,
     /// The reports it is.
-    reports: BTreeMap<ValueId, Vec<u32>>,
+    pub(crate) reports: BTreeMap<ValueId, Vec<u32>>,
 }
 
-/// Writes one peer's instructions.
-struct Emitter<'a> {
-    c: &'a Compiler<'a>,
-    peer: PeerId,
-    uses: &'a Uses,
-    /// Values at hand, per micro-batch.
-    present: HashSet<(ValueId, u32)>,
-    out: Vec<Instruction>,
-}
-
-impl Emitter<'_> {
-    fn pass(&mut self, pass: &Pass, micro_batch: u32) {
-        for n in &pass.nodes {
-            self.run(*n, micro_batch);
-        }
-        for &StateUpdate { buffer, value } in &pass.updates {
-            self.out.push(Instruction::UpdateState { buffer, value, micro_batch });
-        }
+impl Uses {
+    /// Whom a micro-batch's value is sent to.
+    pub(crate) fn readers(&self, value: ValueId, micro_batch: u32) -> impl Iterator<Item = PeerId> {
+        let turn = &self.readers[micro_batch as usize % self.readers.len()];
+        turn.get(&value).into_iter().flatten().copied()
     }
 
-    /// Runs a node of this peer's own and passes on what others wait for.
-    fn run(&mut self, node: NodeId, micro_batch: u32) {
-        self.apply(node, micro_batch);
-        for &value in &self.c.graph.node(node).outputs {
-            for &to in &self.uses.readers[value.index()] {
-                self.out.push(Instruction::Send { slot: Slot::Value { value, micro_batch }, to });
-            }
-            for &(reduction, part) in self.uses.parts.get(&value).into_iter().flatten() {
-                self.out.push(Instruction::Accumulate { reduction, part, value, micro_batch });
-            }
-            for &report in self.uses.reports.get(&value).into_iter().flatten() {
-                self.out.push(Instruction::Report { report, value, micro_batch });
-            }
-        }
+    /// The gradients (reduction and part) that a micro-batch's value is added to, where its stage has so many turns.
+    pub(crate) fn parts(&self, value: ValueId, micro_batch: u32, turns: usize) -> impl Iterator<Item = (u32, u32)> {
+        let parts = self.parts.get(&value).map_or(&[][..], Vec::as_slice);
+        parts.chunks(turns).map(move |of_use| of_use[micro_batch as usize % turns])
     }
 
-    fn apply(&mut self, node: NodeId, micro_batch: u32) {
-        let n = self.c.graph.node(node);
-        for v in &n.inputs {
-            self.ensure(*v, micro_batch);
-        }
-        self.out.push(Instruction::Run { node, micro_batch });
-        self.present.extend(n.outputs.iter().map(|v| (*v, micro_batch)));
+    /// Whether a peer waits for a value of any micro-batch.
+    fn reads(&self, value: ValueId, peer: PeerId) -> bool {
+        self.readers.iter().any(|turn| turn.get(&value).is_some_and(|peers| peers.contains(&peer)))
     }
-
-    /// Makes a value available: by receiving it, or by running a cheap node again.
-    fn ensure(&mut self, v: ValueId, micro_batch: u32) {
-        if self.present.contains(&(v, micro_batch)) {
-            return;
-        }
-        match self.c.graph.producer(v) {
-            Some(n) if self.c.cheap[n.index()] && self.c.peer_of[n.index()] != self.peer => self.apply(n, micro_batch),
-            Some(n) => self.receive(v, micro_batch, self.c.peer_of[n.index()]),
-            None if self.c.graph.value(v).kind == ValueKind::Input => self.receive(v, micro_batch, PeerId::BROKER),
-            None => {}
-        }
-    }
-
-    fn receive(&mut self, value: ValueId, micro_batch: u32, from: PeerId) {
-        self.present.insert((value, micro_batch));
-        self.out.push(Instruction::Receive { slot: Slot::Value { value, micro_batch }, from });
-    }
-
-    /// What follows the last micro-batch: gradients come together at their owners, are clipped and applied, and new values go to the other holders.
-    fn finish_step(&mut self) {
-        let (peer, out) = (self.peer, &mut self.out);
-        for r in self.c.reductions.iter().filter(|r| r.owner != peer) {
-            for (part, _) in (0..).zip(&r.parts).filter(|(_, p)| p.peer == peer) {
-                out.push(Instruction::Send { slot: Slot::Part { parameter: r.parameter, part }, to: r.owner });
-            }
-        }
-        let owned = || (0..).zip(&self.c.reductions).filter(|(_, r)| r.owner == peer);
-        for (reduction, r) in owned() {
-            for (part, p) in (0..).zip(&r.parts).filter(|(_, p)| p.peer != peer) {
-                out.push(Instruction::Receive { slot: Slot::Part { parameter: r.parameter, part }, from: p.peer });
-            }
-            out.push(Instruction::Reduce { reduction });
-        }
-        out.push(Instruction::Clip);
-        for (reduction, r) in owned() {
-            out.push(Instruction::Update { reduction });
-            for &to in &self.c.holders[&r.parameter][1..] {
-                out.push(Instruction::Send { slot: Slot::Parameter { parameter: r.parameter }, to });
-            }
-        }
-        for r in self.c.reductions.iter().filter(|r| self.c.holders[&r.parameter][1..].contains(&peer)) {
-            out.push(Instruction::Receive { slot: Slot::Parameter { parameter: r.parameter }, from: r.owner });
-        }
-    }
-}
-
-/// Puts an [`Instruction::Free`] behind the last use of every value of every micro-batch.
-fn insert_frees(graph: &Graph, instructions: Vec<Instruction>) -> Vec<Instruction> {
-    let transient = |v: ValueId| matches!(graph.value(v).kind, ValueKind::Result { .. } | ValueKind::Input);
-    let mut gone: HashSet<(ValueId, u32)> = HashSet::new();
-    let mut reversed = Vec::with_capacity(instructions.len() * 2);
-    for i in instructions.into_iter().rev() {
-        let mut touch = |value: ValueId, micro_batch: u32| {
-            if transient(value) && gone.insert((value, micro_batch)) {
-                reversed.push(Instruction::Free { value, micro_batch });
-            }
-        };
-        match i {
-            Instruction::Run { node, micro_batch } => {
-                let n = graph.node(node);
-                n.inputs.iter().chain(&n.outputs).for_each(|v| touch(*v, micro_batch));
-            }
-            Instruction::Receive { slot: Slot::Value { value, micro_batch }, .. }
-            | Instruction::Send { slot: Slot::Value { value, micro_batch }, .. }
-            | Instruction::Accumulate { value, micro_batch, .. }
-            | Instruction::UpdateState { value, micro_batch, .. }
-            | Instruction::Report { value, micro_batch, .. } => touch(value, micro_batch),
-            _ => {}
-        }
-        reversed.push(i);
-    }
-    reversed.reverse();
-    reversed
 }

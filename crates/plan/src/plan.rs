@@ -1,3 +1,5 @@
+use std::collections::BTreeSet;
+
 use fusionllm_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 
@@ -9,8 +11,10 @@ pub const FORMAT_VERSION: u32 = 2;
 /// Some of a graph's forward nodes and the peers that run them. Their backward operators sit with them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Indices of the peers, replicas of each other: micro-batch `m` runs on the peer at `m % peers.len()`. One that is named more than once gets so many
-    /// shares of the micro-batches.
+    /// Indices of the peers that take turns, replicas of each other: micro-batch `m` runs on the one at `m % peers.len()`. A peer may take several turns.
+    ///
+    /// A gradient is summed over the micro-batches of each turn, and these sums are added in the order of turns. So the number of turns decides the last digits of
+    /// a sum, and who takes them does not: one peer that takes all turns gets the same bits as its replicas, for the memory of a sum per turn.
     pub peers: Vec<u32>,
     /// The nodes, ascending.
     pub nodes: Vec<NodeId>,
@@ -82,6 +86,11 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// The peers that hold a stage. The others are left out: they have nothing to do, and a run does without them.
+    pub fn used(&self) -> BTreeSet<PeerId> {
+        self.stages.iter().flat_map(|s| s.peers.iter().map(|p| PeerId(*p))).collect()
     }
 
     /// The stage of every forward node.

@@ -36,6 +36,7 @@ impl Program {
             Slot::Value { value, .. } => self.name(value),
             Slot::Part { parameter, part } => format!("part {part} of {}", self.name(parameter)),
             Slot::Parameter { parameter } => self.name(parameter),
+            Slot::Buffer { buffer, .. } => self.name(buffer),
         };
         let parameter = |reduction: u32| match self.reductions.get(reduction as usize) {
             Some(r) => self.name(r.parameter),

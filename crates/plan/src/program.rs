@@ -47,13 +47,23 @@ pub enum Slot {
         /// The parameter.
         parameter: ValueId,
     },
+    /// What a micro-batch left in a buffer that forward changes: for the peer that runs the next one, or, after the last, for all others that keep it.
+    Buffer {
+        /// The buffer.
+        buffer: ValueId,
+        /// The micro-batch.
+        micro_batch: u32,
+    },
 }
 
 impl Slot {
     /// The value whose type the message has.
     pub fn value(self) -> ValueId {
         match self {
-            Self::Value { value: v, .. } | Self::Part { parameter: v, .. } | Self::Parameter { parameter: v } => v,
+            Self::Value { value: v, .. }
+            | Self::Part { parameter: v, .. }
+            | Self::Parameter { parameter: v }
+            | Self::Buffer { buffer: v, .. } => v,
         }
     }
 }
@@ -136,8 +146,8 @@ impl Instruction {
     /// The micro-batch it works on, if on one alone.
     pub fn micro_batch(&self) -> Option<u32> {
         match *self {
-            Self::Receive { slot: Slot::Value { micro_batch, .. }, .. }
-            | Self::Send { slot: Slot::Value { micro_batch, .. }, .. }
+            Self::Receive { slot: Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. }, .. }
+            | Self::Send { slot: Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. }, .. }
             | Self::Run { micro_batch, .. }
             | Self::Free { micro_batch, .. }
             | Self::Accumulate { micro_batch, .. }
@@ -148,13 +158,15 @@ impl Instruction {
     }
 }
 
-/// A part of a parameter's gradient: one use's, summed over micro-batches.
+/// A part of a parameter's gradient: one use's, summed over the micro-batches of one turn of its stage (see [`Stage::peers`](crate::Stage::peers)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GradientPart {
     /// Who sums it.
     pub peer: PeerId,
-    /// The value summed over micro-batches.
+    /// The value that is summed.
     pub value: ValueId,
+    /// Over how many micro-batches.
+    pub micro_batches: u32,
 }
 
 /// How a parameter's gradient comes together.

@@ -1,5 +1,7 @@
 //! The order in which each peer runs the passes of its stages.
 
+use std::cmp::Reverse;
+
 use serde::{Deserialize, Serialize};
 
 /// How forward and backward passes of micro-batches interleave.
@@ -12,135 +14,231 @@ pub enum Schedule {
     #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
+    /// As 1F1B, but a backward pass computes only what other stages wait for; gradients of weights are made when a peer would idle, or when its room for
+    /// micro-batches is used up (ZB-H1 of Qi et al., 2023: the micro-batches kept at once are as many as 1F1B's).
+    #[serde(rename = "zb-h1")]
+    ZeroBubble,
+}
+
+impl Schedule {
+    /// All of them.
+    pub const ALL: [Self; 3] = [Self::GPipe, Self::OneFOneB, Self::ZeroBubble];
+
+    /// The kinds of passes a training step has, in the order in which a micro-batch goes through them.
+    pub fn kinds(self) -> &'static [TaskKind] {
+        match self {
+            Self::GPipe | Self::OneFOneB => &[TaskKind::Forward, TaskKind::Backward],
+            Self::ZeroBubble => &[TaskKind::Forward, TaskKind::Backward, TaskKind::Weight],
+        }
+    }
 }
 
 /// One pass of one stage over one micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Task {
-    /// Forward or backward.
-    pub kind: TaskKind,
-    /// The stage.
-    pub stage: u32,
-    /// The micro-batch.
-    pub micro_batch: u32,
+pub(crate) struct Task {
+    pub(crate) kind: TaskKind,
+    pub(crate) stage: u32,
+    pub(crate) micro_batch: u32,
 }
 
-/// Direction of a pass.
+/// What a pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TaskKind {
-    /// Computes activations.
+    /// Activations.
     Forward,
-    /// Computes gradients.
+    /// Gradients; with [`Schedule::ZeroBubble`] only those that other operators wait for.
     Backward,
+    /// The other gradients: those of weights.
+    Weight,
 }
 
-/// The order of tasks per peer. Found by running all peers in rounds of one task each, so that it can never deadlock: what a task waits for stands in
-/// an earlier round. Each stage takes its micro-batches in order, in both directions.
-///
-/// `forward_deps[s]` and `backward_deps[s]` are the other stages whose pass of the same kind stage `s` waits for.
-pub fn order(
+/// A stage as far as the order of tasks goes.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct StageTasks {
+    /// As in [`Stage::peers`](crate::Stage::peers).
+    pub(crate) peers: Vec<u32>,
+    /// By kind of pass: the passes of other stages over the same micro-batch that it waits for.
+    pub(crate) waits: [Vec<(TaskKind, u32)>; 3],
+    /// Whether forward changes something, so that each forward pass waits for that of the micro-batch before.
+    pub(crate) chained: bool,
+}
+
+/// The share of a stage that one peer has.
+struct Lane {
+    stage: usize,
+    micro_batches: Vec<u32>,
+    /// How many of them are done, by kind.
+    done: [usize; 3],
+    /// How many of them may be under way.
+    room: usize,
+}
+
+/// The order of tasks per peer, of those kinds. Found by running all peers in rounds of one task each, so that it can never deadlock: what a task waits for stands
+/// in an earlier round. Each peer takes the micro-batches of a stage in order, in every kind of pass.
+pub(crate) fn order(
     schedule: Schedule,
-    peer_of_stage: &[u32],
+    kinds: &[TaskKind],
+    stages: &[StageTasks],
     peers: usize,
     micro_batches: u32,
-    forward_deps: &[Vec<u32>],
-    backward_deps: &[Vec<u32>],
-    with_backward: bool,
 ) -> Vec<Vec<Task>> {
-    let stages = peer_of_stage.len();
-    let mut stages_of = vec![Vec::new(); peers];
-    for (s, &peer) in peer_of_stage.iter().enumerate() {
-        stages_of[peer as usize].push(s);
-    }
-    // Micro-batches done, by stage.
-    let mut forward = vec![0u32; stages];
-    let mut backward = vec![0u32; stages];
+    let n = micro_batches as usize;
+    let mut lanes = lanes(stages, peers, micro_batches);
+    // In which round a task was done, by kind, stage and micro-batch.
+    let mut done_in = vec![vec![vec![usize::MAX; n]; stages.len()]; kinds.len()];
     let mut orders = vec![Vec::new(); peers];
-    let mut left = stages * micro_batches as usize * if with_backward { 2 } else { 1 };
-    while left > 0 {
-        let (forward_before, backward_before) = (forward.clone(), backward.clone());
-        let forward_ready = |s: usize| {
-            let m = forward_before[s];
-            // A stage needs no more under way than there are stages from it to the last.
-            let room =
-                !with_backward || schedule == Schedule::GPipe || ((m - backward_before[s]) as usize) < stages - s;
-            m < micro_batches && room && forward_deps[s].iter().all(|&d| forward_before[d as usize] > m)
-        };
-        let backward_ready = |s: usize| {
-            let m = backward_before[s];
-            let enough = if schedule == Schedule::GPipe { micro_batches } else { m + 1 };
-            with_backward
-                && m < micro_batches
-                && forward_before[s] >= enough
-                && backward_deps[s].iter().all(|&d| backward_before[d as usize] > m)
-        };
+    let mut left = stages.len() * n * kinds.len();
+    let last = kinds.len() - 1;
+    // What is nearer to the end of a step goes first, but weights, which nobody waits for, fill gaps.
+    let preference = [TaskKind::Backward, TaskKind::Forward, TaskKind::Weight];
+    for round in 0.. {
         let before = left;
-        for (order, mine) in orders.iter_mut().zip(&stages_of) {
+        for (order, lanes) in orders.iter_mut().zip(&mut lanes) {
+            let ready = |lane: &Lane, kind: TaskKind| -> Option<u32> {
+                let k = kind as usize;
+                let at = lane.done[k];
+                let m = *lane.micro_batches.get(at)?;
+                let own = match kind {
+                    TaskKind::Forward => {
+                        last == 0 || schedule == Schedule::GPipe || lane.done[0] - lane.done[last] < lane.room
+                    }
+                    TaskKind::Backward if schedule == Schedule::GPipe => lane.done[0] == lane.micro_batches.len(),
+                    TaskKind::Backward | TaskKind::Weight => lane.done[k - 1] > at,
+                };
+                let stage = &stages[lane.stage];
+                let over = |kind: TaskKind, stage: usize, m: u32| done_in[kind as usize][stage][m as usize] < round;
+                let chain = kind != TaskKind::Forward || !stage.chained || m == 0 || over(kind, lane.stage, m - 1);
+                let others = stage.waits[k].iter().all(|&(kind, s)| over(kind, s as usize, m));
+                (own && chain && others).then_some(m)
+            };
             // Of several, the earlier micro-batch first, then the later stage: it is nearer to its backward pass.
-            let next = |ready: &dyn Fn(usize) -> bool, done: &[u32]| {
-                mine.iter().copied().filter(|&s| ready(s)).min_by_key(|&s| (done[s], std::cmp::Reverse(s)))
-            };
-            let (kind, stage, done) = match next(&backward_ready, &backward_before) {
-                Some(s) => (TaskKind::Backward, s, &mut backward[s]),
-                None => match next(&forward_ready, &forward_before) {
-                    Some(s) => (TaskKind::Forward, s, &mut forward[s]),
-                    None => continue,
-                },
-            };
-            order.push(Task { kind, stage: stage as u32, micro_batch: *done });
-            *done += 1;
+            let next = preference.iter().filter(|k| kinds.contains(k)).find_map(|&kind| {
+                let candidates = (0..lanes.len()).filter_map(|l| Some((l, ready(&lanes[l], kind)?)));
+                let (l, m) = candidates.min_by_key(|&(l, m)| (m, Reverse(lanes[l].stage)))?;
+                Some((kind, l, m))
+            });
+            let Some((kind, l, micro_batch)) = next else { continue };
+            let lane = &mut lanes[l];
+            lane.done[kind as usize] += 1;
+            done_in[kind as usize][lane.stage][micro_batch as usize] = round;
+            order.push(Task { kind, stage: lane.stage as u32, micro_batch });
             left -= 1;
         }
-        // Dependencies run to later stages forward and to earlier ones backward, so some task is always ready.
-        debug_assert!(left < before, "the schedule stalled");
-        if left == before {
+        // Of the earliest micro-batch that is not over, the earliest stage's forward pass, the last stage's backward pass or any weight pass is always ready.
+        debug_assert!(left < before || left == 0, "the schedule stalled");
+        if left == 0 || left == before {
             break;
         }
     }
     orders
 }
 
+/// What each peer has of each stage.
+fn lanes(stages: &[StageTasks], peers: usize, micro_batches: u32) -> Vec<Vec<Lane>> {
+    let mut lanes: Vec<Vec<Lane>> = (0..peers).map(|_| Vec::new()).collect();
+    // How many peers can be at work on a micro-batch from this stage on.
+    let mut ahead = 0;
+    for (stage, tasks) in stages.iter().enumerate().rev() {
+        let mut replicas = tasks.peers.clone();
+        replicas.sort_unstable();
+        replicas.dedup();
+        ahead += replicas.len();
+        for peer in replicas {
+            let turns = tasks.peers.iter().filter(|p| **p == peer).count();
+            let mine = (0..micro_batches).filter(|m| tasks.peers[*m as usize % tasks.peers.len()] == peer);
+            // Its share of as many micro-batches as keep all those peers at work.
+            let room = (ahead * turns).div_ceil(tasks.peers.len());
+            lanes[peer as usize].push(Lane { stage, micro_batches: mine.collect(), done: [0; 3], room });
+        }
+    }
+    lanes
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use TaskKind::{Backward, Forward, Weight};
 
-    fn chain(n: usize) -> (Vec<Vec<u32>>, Vec<Vec<u32>>) {
-        let forward = (0..n).map(|s| if s > 0 { vec![s as u32 - 1] } else { vec![] }).collect();
-        let backward = (0..n).map(|s| if s + 1 < n { vec![s as u32 + 1] } else { vec![] }).collect();
-        (forward, backward)
+    /// A chain of stages on these peers.
+    fn chain(peers: &[&[u32]]) -> Vec<StageTasks> {
+        let n = peers.len();
+        let stage = |s: usize| StageTasks {
+            peers: peers[s].to_vec(),
+            waits: [
+                if s > 0 { vec![(Forward, s as u32 - 1)] } else { vec![] },
+                if s + 1 < n { vec![(Backward, s as u32 + 1)] } else { vec![] },
+                vec![],
+            ],
+            chained: false,
+        };
+        (0..n).map(stage).collect()
     }
 
-    fn show(order: &[Task]) -> String {
-        order
-            .iter()
-            .map(|t| format!("{}{}", if t.kind == TaskKind::Forward { 'F' } else { 'B' }, t.micro_batch))
-            .collect::<Vec<_>>()
-            .join(" ")
+    fn orders(schedule: Schedule, stages: &[StageTasks], peers: usize, micro_batches: u32) -> Vec<String> {
+        let letter = |k: TaskKind| match k {
+            Forward => 'F',
+            Backward => 'B',
+            Weight => 'W',
+        };
+        let show = |order: &Vec<Task>| {
+            order.iter().map(|t| format!("{}{}", letter(t.kind), t.micro_batch)).collect::<Vec<_>>().join(" ")
+        };
+        order(schedule, schedule.kinds(), stages, peers, micro_batches).iter().map(show).collect()
     }
 
     #[test]
     fn one_f_one_b_has_the_published_shape() {
-        let (f, b) = chain(3);
-        let orders = order(Schedule::OneFOneB, &[0, 1, 2], 3, 4, &f, &b, true);
-        assert_eq!(show(&orders[0]), "F0 F1 F2 B0 F3 B1 B2 B3");
-        assert_eq!(show(&orders[1]), "F0 F1 B0 F2 B1 F3 B2 B3");
-        assert_eq!(show(&orders[2]), "F0 B0 F1 B1 F2 B2 F3 B3");
+        let orders = orders(Schedule::OneFOneB, &chain(&[&[0], &[1], &[2]]), 3, 4);
+        assert_eq!(orders[0], "F0 F1 F2 B0 F3 B1 B2 B3");
+        assert_eq!(orders[1], "F0 F1 B0 F2 B1 F3 B2 B3");
+        assert_eq!(orders[2], "F0 B0 F1 B1 F2 B2 F3 B3");
     }
 
     #[test]
     fn gpipe_runs_all_forward_passes_first() {
-        let (f, b) = chain(2);
-        let orders = order(Schedule::GPipe, &[0, 1], 2, 3, &f, &b, true);
-        assert_eq!(show(&orders[0]), "F0 F1 F2 B0 B1 B2");
-        assert_eq!(show(&orders[1]), "F0 F1 F2 B0 B1 B2");
+        let orders = orders(Schedule::GPipe, &chain(&[&[0], &[1]]), 2, 3);
+        assert_eq!(orders[0], "F0 F1 F2 B0 B1 B2");
+        assert_eq!(orders[1], "F0 F1 F2 B0 B1 B2");
+    }
+
+    /// The last stage interleaves all three; the first makes room with a weight pass only when it has to, and fills its wait for the last gradients with them.
+    #[test]
+    fn weight_gradients_fill_the_gaps() {
+        let orders = orders(Schedule::ZeroBubble, &chain(&[&[0], &[1], &[2]]), 3, 5);
+        assert_eq!(orders[0], "F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4");
+        assert_eq!(orders[1], "F0 F1 B0 W0 F2 B1 W1 F3 B2 W2 F4 B3 W3 B4 W4");
+        assert_eq!(orders[2], "F0 B0 W0 F1 B1 W1 F2 B2 W2 F3 B3 W3 F4 B4 W4");
     }
 
     #[test]
-    fn two_stages_on_one_peer_finish() {
-        let (f, b) = chain(4);
-        for schedule in [Schedule::GPipe, Schedule::OneFOneB] {
-            let orders = order(schedule, &[0, 1, 0, 1], 2, 5, &f, &b, true);
-            assert_eq!(orders.iter().map(Vec::len).sum::<usize>(), 40);
+    fn several_stages_and_replicas_finish() {
+        let layouts: [&[&[u32]]; 4] = [
+            &[&[0], &[1], &[0], &[1]],
+            &[&[0, 1], &[2, 3], &[0]],
+            &[&[0], &[1, 2, 3], &[3, 2]],
+            &[&[0, 0, 1], &[1, 2], &[2, 1, 0]],
+        ];
+        for layout in layouts {
+            for schedule in Schedule::ALL {
+                for chained in [false, true] {
+                    let mut stages = chain(layout);
+                    stages[1].chained = chained;
+                    let orders = order(schedule, schedule.kinds(), &stages, 4, 5);
+                    let tasks = orders.iter().map(Vec::len).sum::<usize>();
+                    assert_eq!(tasks, layout.len() * 5 * schedule.kinds().len(), "{layout:?} {schedule:?}");
+                }
+            }
         }
+    }
+
+    /// Two pipelines side by side are each as deep as one: no peer keeps more micro-batches than without the other. One peer before four feeds them all.
+    #[test]
+    fn room_follows_what_is_ahead() {
+        let stages = chain(&[&[0, 1], &[2, 3], &[4, 5]]);
+        let rooms = |stages: &[StageTasks], peers| -> Vec<usize> {
+            lanes(stages, peers, 8).iter().map(|l| l[0].room).collect()
+        };
+        assert_eq!(rooms(&stages, 6), [3, 3, 2, 2, 1, 1]);
+        assert_eq!(rooms(&chain(&[&[0], &[1, 2, 3, 4]]), 5), [5, 1, 1, 1, 1]);
     }
 }

@@ -12,7 +12,10 @@ use proptest::prelude::*;
 fn some_programs(seed: u64) -> Vec<Program> {
     let mut dice = Dice::new(seed);
     let graph = random_graph(6, &mut dice);
-    let plan = random_plan(&graph, 3, 2, Schedule::OneFOneB, &mut dice);
+    let mut plan = random_plan(&graph, 3, 2, Schedule::ALL[seed as usize % 3], &mut dice);
+    if seed >= 3 {
+        replicate(&mut plan, &mut dice);
+    }
     programs(&graph, &plan).concat()
 }
 
@@ -33,12 +36,12 @@ fn can_run(p: &Program) -> bool {
             Instruction::Receive { slot, .. } => match slot {
                 Slot::Value { value, micro_batch } => values.insert((value, micro_batch)),
                 Slot::Part { parameter, part } => reduction_of(parameter).is_some_and(|r| parts.insert((r, part))),
-                Slot::Parameter { parameter } => held(parameter),
+                Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => held(v),
             },
             Instruction::Send { slot, .. } => match slot {
                 Slot::Value { value, micro_batch } => there(&values, value, micro_batch),
                 Slot::Part { parameter, part } => reduction_of(parameter).is_some_and(|r| parts.remove(&(r, part))),
-                Slot::Parameter { parameter } => held(parameter),
+                Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => held(v),
             },
             Instruction::Run { node, micro_batch } => p.nodes.get(&node).is_some_and(|n| {
                 let ready = n.inputs.iter().all(|v| there(&values, *v, micro_batch));
@@ -108,7 +111,7 @@ proptest! {
 /// Nothing that a program relies on can be left out; only what others rely on can.
 #[test]
 fn every_instruction_is_needed_and_none_stands_twice() {
-    for program in some_programs(1) {
+    for program in (1..=4).flat_map(some_programs) {
         assert!(can_run(&program));
         for at in 0..program.instructions.len() {
             let i = program.instructions[at];
@@ -116,8 +119,8 @@ fn every_instruction_is_needed_and_none_stands_twice() {
             without.instructions.remove(at);
             let for_others = matches!(
                 i,
-                Instruction::Send { slot: Slot::Value { .. } | Slot::Parameter { .. }, .. }
-                    | Instruction::Receive { slot: Slot::Parameter { .. }, .. }
+                Instruction::Send { slot: Slot::Value { .. } | Slot::Parameter { .. } | Slot::Buffer { .. }, .. }
+                    | Instruction::Receive { slot: Slot::Parameter { .. } | Slot::Buffer { .. }, .. }
                     | Instruction::Report { .. }
                     | Instruction::UpdateState { .. }
             ) || (i == Instruction::Clip && program.owned().count() == 0);

@@ -12,7 +12,7 @@ use fusionllm_plan::{Instruction, PeerId, Program, Schedule, Slot, equal_compute
 use proptest::prelude::*;
 
 fn schedules() -> impl Strategy<Value = Schedule> {
-    prop_oneof![Just(Schedule::GPipe), Just(Schedule::OneFOneB)]
+    prop::sample::select(&Schedule::ALL[..])
 }
 
 proptest! {
@@ -32,10 +32,30 @@ proptest! {
             }
             let (outcome, held) = machine::run(cut);
             prop_assert_eq!(&outcome, &machine::run(whole).0);
-            check_structure(cut, micro_batches);
-            if schedule == Schedule::OneFOneB {
+            check_structure(cut, whole, micro_batches);
+            if schedule != Schedule::GPipe {
                 check_memory(&plan, &held);
             }
+        }
+    }
+
+    /// Stages with several peers, as many as each likes: the same computation, but for the order in which gradients are added.
+    #[test]
+    fn replicas_share_the_work_of_one(
+        size in 0usize..14, peers in 2usize..=7, micro_batches in 1u32..=6, schedule in schedules(), seed in any::<u64>(),
+    ) {
+        let mut dice = Dice::new(seed);
+        let graph = random_graph(size, &mut dice);
+        let mut plan = random_plan(&graph, peers, micro_batches, schedule, &mut dice);
+        replicate(&mut plan, &mut dice);
+        let whole = programs(&graph, &one_peer(&graph, micro_batches));
+        for (cut, whole) in programs(&graph, &plan).iter().zip(&whole) {
+            for p in cut {
+                prop_assert_eq!(p.validate(), Ok(()));
+                prop_assert!(plan.used().contains(&p.peer) || (p.instructions.is_empty() && p.holdings.is_empty()));
+            }
+            prop_assert_eq!(&machine::run_in_any_order(cut).0, &machine::run_in_any_order(whole).0);
+            check_structure(cut, whole, micro_batches);
         }
     }
 
@@ -48,8 +68,8 @@ proptest! {
     }
 }
 
-/// Who runs and keeps what, over all programs of a pass.
-fn check_structure(programs: &[Program], micro_batches: u32) {
+/// Who runs and keeps what, over all programs of a pass, of which `whole` is the one peer's.
+fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) {
     let mut runs: BTreeMap<(NodeId, u32), usize> = BTreeMap::new();
     let mut added: BTreeMap<(ValueId, u32, u32), usize> = BTreeMap::new();
     let mut owners: BTreeMap<ValueId, usize> = BTreeMap::new();
@@ -90,9 +110,7 @@ fn check_structure(programs: &[Program], micro_batches: u32) {
     }
     assert!(owners.values().all(|c| *c == 1), "{owners:?}");
     assert!(updates.values().all(|c| *c == 1), "{updates:?}");
-    let reductions: BTreeMap<ValueId, usize> =
-        programs.iter().flat_map(|p| &p.reductions).map(|r| (r.parameter, r.parts.len())).collect();
-    let parts: usize = reductions.values().sum();
+    let parts: usize = whole.iter().flat_map(|p| &p.reductions).map(|r| r.parts.len()).sum();
     assert_eq!(added.len(), parts * micro_batches as usize);
     assert!(added.values().all(|c| *c == 1), "{added:?}");
 }

@@ -347,9 +347,8 @@ impl Broker {
     }
 
     fn report(&mut self, from: PeerId, number: u64, key: (u32, u32), value: f64) -> Outcome {
-        let micro_batches = self.settings.micro_batches;
         let (pass, duties) = self.current(from, number)?;
-        if !duties.reports(pass.trains()).contains(&key.0) || key.1 >= micro_batches {
+        if !duties.reports(pass.trains()).contains(&key) {
             return Err("reported what it does not compute");
         }
         match pass.reports.insert(key, value) {
@@ -365,7 +364,7 @@ impl Broker {
         if !pass.trains() || !pass.voted.insert(from) {
             return Err("sent norms that nobody waits for");
         }
-        if !duties.reported(pass.trains(), micro_batches, &pass.reports) {
+        if !duties.reported(pass.trains(), &pass.reports) {
             return Err("sent norms before its reports");
         }
         if !squared_norms.iter().map(|(p, _)| p).eq(duties.norms()) || squared_norms.iter().any(|(_, n)| *n < 0.0) {
@@ -389,14 +388,14 @@ impl Broker {
     }
 
     fn pass_done(&mut self, from: PeerId, number: u64, report: PassReport, now: f64) -> Outcome {
-        let (peers, micro_batches) = (self.peers.len(), self.settings.micro_batches);
+        let peers = self.peers.len();
         if !plausible(&report, peers as u32) {
             return Err("sent figures that cannot be");
         }
         let (pass, duties) = self.current(from, number)?;
         let owes = match pass.kind {
             PassKind::Train { .. } => pass.judged.is_none(),
-            PassKind::Eval { .. } => !duties.reported(false, micro_batches, &pass.reports),
+            PassKind::Eval { .. } => !duties.reported(false, &pass.reports),
         };
         if owes {
             return Err("ended a pass before all was done");

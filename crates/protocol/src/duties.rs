@@ -6,10 +6,10 @@ use fusionllm_plan::{Instruction, Program};
 /// What a peer owes the broker in each pass, by its Programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Duties {
-    /// Indices of the scalars it reports for every micro-batch of a training step.
-    train: BTreeSet<u32>,
+    /// The scalars it reports in a training step, each with its micro-batch.
+    train: BTreeSet<(u32, u32)>,
     /// The same, of an evaluation.
-    eval: BTreeSet<u32>,
+    eval: BTreeSet<(u32, u32)>,
     /// The parameters whose squared gradient norms it sends.
     norms: BTreeSet<ValueId>,
 }
@@ -19,7 +19,7 @@ impl Duties {
     pub fn new(train: &Program, eval: &Program) -> Self {
         let reports = |p: &Program| {
             let report = |i: &Instruction| match *i {
-                Instruction::Report { report, .. } => Some(report),
+                Instruction::Report { report, micro_batch, .. } => Some((report, micro_batch)),
                 _ => None,
             };
             p.instructions.iter().filter_map(report).collect()
@@ -28,14 +28,14 @@ impl Duties {
         Self { train: reports(train), eval: reports(eval), norms }
     }
 
-    pub(crate) fn reports(&self, train: bool) -> &BTreeSet<u32> {
+    /// By report and micro-batch.
+    pub(crate) fn reports(&self, train: bool) -> &BTreeSet<(u32, u32)> {
         if train { &self.train } else { &self.eval }
     }
 
-    /// Whether all that it owes is among the reports of a pass, by report and micro-batch.
-    pub(crate) fn reported(&self, train: bool, micro_batches: u32, reports: &BTreeMap<(u32, u32), f64>) -> bool {
-        let mut owed = self.reports(train).iter().flat_map(|r| (0..micro_batches).map(|m| (*r, m)));
-        owed.all(|key| reports.contains_key(&key))
+    /// Whether all that it owes is among the reports of a pass.
+    pub(crate) fn reported(&self, train: bool, reports: &BTreeMap<(u32, u32), f64>) -> bool {
+        self.reports(train).iter().all(|key| reports.contains_key(key))
     }
 
     /// In graph order.

@@ -84,8 +84,9 @@ fn slots() -> impl Strategy<Value = Slot> {
     let m = prop_oneof![0u32..3, Just(u32::MAX)];
     prop_oneof![
         (value.clone(), m.clone()).prop_map(|(value, micro_batch)| Slot::Value { value, micro_batch }),
-        (value.clone(), m).prop_map(|(parameter, part)| Slot::Part { parameter, part }),
-        value.prop_map(|parameter| Slot::Parameter { parameter }),
+        (value.clone(), m.clone()).prop_map(|(parameter, part)| Slot::Part { parameter, part }),
+        value.clone().prop_map(|parameter| Slot::Parameter { parameter }),
+        (value, m).prop_map(|(buffer, micro_batch)| Slot::Buffer { buffer, micro_batch }),
     ]
 }
 

@@ -29,9 +29,9 @@ pub(crate) fn gpt2(attention: AttentionImplementation, dropout: f64) -> Graph {
     config.build(2, 12, DType::F32).unwrap()
 }
 
-pub(crate) fn resnet() -> Graph {
+pub(crate) fn resnet(dtype: DType) -> Graph {
     let config = ResNetConfig { depth: 18, num_classes: 10, stem: ResNetStem::Cifar, width: 4 };
-    config.build(2, 16, DType::F32).unwrap()
+    config.build(2, 16, dtype).unwrap()
 }
 
 pub(crate) fn adamw() -> Training {
@@ -96,9 +96,18 @@ pub(crate) fn random_plan(graph: &Graph, peers: usize, micro_batches: u32, dice:
     for s in 1..stages {
         peer_of_stage.swap(s, dice.below(s + 1));
     }
-    let schedule = if dice.below(2) == 0 { Schedule::GPipe } else { Schedule::OneFOneB };
+    let schedule = Schedule::ALL[dice.below(3)];
     let names = (0..peers).map(|p| format!("p{p}")).collect();
     Plan::from_stages(graph, &stage_of, &peer_of_stage, names, micro_batches, schedule, "random")
+}
+
+/// Gives every stage of a plan one to three turns of any of the plan's peers.
+pub(crate) fn replicate(mut plan: Plan, dice: &mut Dice) -> Plan {
+    for stage in &mut plan.stages {
+        let turns = 1 + dice.below(3.min(plan.micro_batches as usize));
+        stage.peers = (0..turns).map(|_| dice.below(plan.peers.len()) as u32).collect();
+    }
+    plan
 }
 
 pub(crate) fn one_peer(graph: &Graph, micro_batches: u32) -> Plan {

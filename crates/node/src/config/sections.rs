@@ -253,7 +253,7 @@ fn context(section: &Section<'_>) -> Result<usize, JobError> {
 
 impl Train {
     pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
-        let schedules = [("1f1b", Schedule::OneFOneB), ("gpipe", Schedule::GPipe)];
+        let schedules = [("1f1b", Schedule::OneFOneB), ("gpipe", Schedule::GPipe), ("zb-h1", Schedule::ZeroBubble)];
         let steps = section.count("steps", 1)?.unwrap_or(1000);
         let batch = section.size("batch", 1)?.unwrap_or(16);
         let divisor = |n: &usize| batch % n == 0;

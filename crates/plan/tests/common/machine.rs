@@ -40,12 +40,22 @@ struct Peer<'a> {
 /// Runs all Programs to their end with mailboxes of any size, and checks on the way that each message has one sender and one reader, and that everybody gets to the end.
 /// Returns the outcome and, by peer, the most micro-batches it held values of at once.
 pub(crate) fn run(programs: &[Program]) -> (Outcome, Vec<usize>) {
-    let mut machine = Machine { mail: HashMap::new(), sent: BTreeSet::new(), outcome: Outcome::default() };
+    run_adding(programs, |a, b| symbol((a, b)))
+}
+
+/// The same, where the order in which gradients are added shows in no outcome: replicas add micro-batches in another one.
+pub(crate) fn run_in_any_order(programs: &[Program]) -> (Outcome, Vec<usize>) {
+    run_adding(programs, |a, b| a.unwrap_or_default().wrapping_add(b))
+}
+
+fn run_adding(programs: &[Program], add: fn(Option<Symbol>, Symbol) -> Symbol) -> (Outcome, Vec<usize>) {
+    let mut machine = Machine { mail: HashMap::new(), sent: BTreeSet::new(), outcome: Outcome::default(), add };
     let mut peers: Vec<Peer> = programs.iter().map(|p| machine.start(p)).collect();
     loop {
         let mut moved = false;
-        // A verdict comes once all wait for it.
-        if peers.iter().all(|p| p.program.instructions.get(p.at) == Some(&Instruction::Clip)) {
+        // A verdict comes once all who take part wait for it.
+        let waits = |p: &Peer| p.program.instructions.get(p.at) == Some(&Instruction::Clip);
+        if peers.iter().all(|p| p.program.instructions.is_empty() || waits(p)) {
             peers.iter_mut().for_each(|p| p.judged = true);
         }
         for peer in &mut peers {
@@ -85,6 +95,7 @@ struct Machine {
     mail: HashMap<(PeerId, PeerId, Slot), Symbol>,
     sent: BTreeSet<(PeerId, PeerId, Slot)>,
     outcome: Outcome,
+    add: fn(Option<Symbol>, Symbol) -> Symbol,
 }
 
 impl Machine {
@@ -132,14 +143,14 @@ impl Machine {
                 match slot {
                     Slot::Value { value, micro_batch } => drop(p.values.insert((value, micro_batch), s)),
                     Slot::Part { parameter, part } => drop(p.parts.insert((reduction_of(parameter), part), s)),
-                    Slot::Parameter { parameter } => drop(p.state.insert(parameter, s)),
+                    Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => drop(p.state.insert(v, s)),
                 }
             }
             Instruction::Send { slot, to } => {
                 let s = match slot {
                     Slot::Value { value: v, micro_batch } => value(p, v, micro_batch),
                     Slot::Part { parameter, part } => p.parts.remove(&(reduction_of(parameter), part)).unwrap(),
-                    Slot::Parameter { parameter } => p.state[&parameter],
+                    Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => p.state[&v],
                 };
                 self.post(program.peer, to, slot, s);
             }
@@ -155,7 +166,7 @@ impl Machine {
                 assert!(p.values.remove(&(value, micro_batch)).is_some(), "{value} is freed twice");
             }
             Instruction::Accumulate { reduction, part, value: v, micro_batch } => {
-                let s = symbol((p.parts.get(&(reduction, part)), value(p, v, micro_batch)));
+                let s = (self.add)(p.parts.get(&(reduction, part)).copied(), value(p, v, micro_batch));
                 p.parts.insert((reduction, part), s);
             }
             Instruction::UpdateState { buffer, value: v, micro_batch } => {
@@ -169,8 +180,9 @@ impl Machine {
             }
             Instruction::Reduce { reduction } => {
                 let count = program.reductions[reduction as usize].parts.len() as u32;
-                let parts: Vec<Symbol> = (0..count).map(|part| p.parts.remove(&(reduction, part)).unwrap()).collect();
-                p.gradients.insert(reduction, symbol(parts));
+                let parts = (0..count).map(|part| p.parts.remove(&(reduction, part)).unwrap());
+                let sum = parts.fold(None, |sum, part| Some((self.add)(sum, part)));
+                p.gradients.insert(reduction, sum.unwrap());
             }
             Instruction::Clip => {
                 if !p.judged {

@@ -172,6 +172,16 @@ pub(crate) fn random_plan(
     Plan::from_stages(graph, &stage_of, &peer_of_stage, names(peers), micro_batches, schedule, "random")
 }
 
+/// Gives stages of a plan more peers: any of the plan's, some of them more than one turn.
+pub(crate) fn replicate(plan: &mut Plan, dice: &mut Dice) {
+    for stage in &mut plan.stages {
+        if dice.one_in(2) {
+            let turns = 1 + dice.below(4.min(plan.micro_batches as usize));
+            stage.peers = (0..turns).map(|_| dice.below(plan.peers.len()) as u32).collect();
+        }
+    }
+}
+
 /// Cut by hand: the stage of each node by its name, and a peer a stage.
 pub(crate) fn plan_by(graph: &Graph, micro_batches: u32, schedule: Schedule, stage: impl Fn(&str) -> u32) -> Plan {
     let stage_of: Vec<u32> = graph.nodes.iter().map(|n| stage(&n.name)).collect();

@@ -1,0 +1,91 @@
+//! Gradients of random graphs under random plans, against one peer's.
+
+mod common;
+// The graphs and cuts on which Programs are tested without numbers.
+#[path = "../../plan/tests/common/mod.rs"]
+mod plans;
+
+use std::collections::BTreeMap;
+
+use fusionllm_exec::local::{Cluster, StepResult};
+use fusionllm_graph::{CounterRng, Graph, HostTensor, ValueKind};
+use fusionllm_plan::{Plan, Schedule};
+use plans::{Dice, one_peer, random_graph, random_plan, replicate};
+
+/// What one step leaves: with plain gradient descent the momentum buffers are the gradients.
+fn gradients(graph: &Graph, plan: &Plan) -> (StepResult, BTreeMap<String, HostTensor>, BTreeMap<String, HostTensor>) {
+    let training = common::plain_sgd(0.1, 0.9, 0.0);
+    let backends = common::backends("burn-cpu", plan.peers.len());
+    let programs = fusionllm_plan::compile(plan, graph, &plans::train_graph(graph)).unwrap();
+    let initial = |value: &fusionllm_graph::Value| match value.kind {
+        ValueKind::Constant => Ok(graph.constants[&value.name].clone()),
+        _ => common::initial(training.seed)(value),
+    };
+    let mut cluster = Cluster::new(programs, &backends, training, initial).unwrap();
+    let step = cluster.step(&inputs(graph, plan.micro_batches)).unwrap();
+    let train = plans::train_graph(graph);
+    let name = |v| graph.value(v).name.clone();
+    let of = train.gradients.iter().map(|g| name(g.parameter));
+    let gradients = of.map(|n| (n.clone(), cluster.read_slot(&n, "momentum_buffer").unwrap())).collect();
+    let buffers = graph.buffers().map(name).map(|n| (n.clone(), cluster.read(&n).unwrap())).collect();
+    (step, gradients, buffers)
+}
+
+/// Micro-batches of unlike weight.
+fn inputs(graph: &Graph, micro_batches: u32) -> Vec<BTreeMap<String, HostTensor>> {
+    let rng = CounterRng::new(9);
+    let find = |name: &str| graph.ty(graph.find(name).unwrap());
+    let (x, labels) = (find("x"), find("labels"));
+    let total: u32 = (1..=micro_batches).sum();
+    let micro_batch = |m: u32| {
+        let draw = |n: usize, stream: u64| (0..n as u64).map(move |i| f64::from(rng.uniform(i, stream)));
+        let values: Vec<f64> = draw(x.numel(), u64::from(2 * m)).map(|u| 2.0 * u - 1.0).collect();
+        let classes: Vec<i64> = draw(labels.numel(), u64::from(2 * m + 1)).map(|u| (u * 6.0) as i64).collect();
+        BTreeMap::from([
+            ("x".to_string(), HostTensor::from_f64(x.shape.clone(), &values).unwrap().cast(x.dtype).unwrap()),
+            ("labels".to_string(), HostTensor::from_i64(labels.shape.clone(), &classes).unwrap()),
+            ("loss_weight".to_string(), HostTensor::scalar(x.dtype, f64::from(m + 1) / f64::from(total)).unwrap()),
+        ])
+    };
+    (0..micro_batches).map(micro_batch).collect()
+}
+
+/// Uneven cuts, stages out of line, several on a peer, peers without any, under every schedule: the same bits.
+#[test]
+fn however_a_graph_is_cut_its_gradients_are_the_same() {
+    for seed in 0..90 {
+        let mut dice = Dice::new(seed);
+        let graph = random_graph(1 + dice.below(14), &mut dice);
+        let micro_batches = 1 + dice.below(4) as u32;
+        let expected = gradients(&graph, &one_peer(&graph, micro_batches));
+        assert!(expected.0.grad_norm > 0.0 && expected.0.grad_norm.is_finite(), "seed {seed}: {:?}", expected.0);
+        let schedule = Schedule::ALL[seed as usize % 3];
+        let plan = random_plan(&graph, 1 + dice.below(6), micro_batches, schedule, &mut dice);
+        let got = gradients(&graph, &plan);
+        assert_eq!((got.0.loss, got.0.grad_norm), (expected.0.loss, expected.0.grad_norm), "seed {seed}");
+        assert_eq!((got.1, got.2), (expected.1, expected.2), "seed {seed}");
+    }
+}
+
+/// Stages with several peers: the same loss and buffers, and gradients that differ by no more than the order of additions makes them.
+#[test]
+fn gradients_of_replicas_meet() {
+    for seed in 200..290 {
+        let mut dice = Dice::new(seed);
+        let graph = random_graph(1 + dice.below(14), &mut dice);
+        let micro_batches = 2 + dice.below(5) as u32;
+        let schedule = Schedule::ALL[seed as usize % 3];
+        let mut plan = random_plan(&graph, 2 + dice.below(5), micro_batches, schedule, &mut dice);
+        replicate(&mut plan, &mut dice);
+        let expected = gradients(&graph, &one_peer(&graph, micro_batches));
+        let got = gradients(&graph, &plan);
+        assert_eq!((got.0.loss, &got.2), (expected.0.loss, &expected.2), "seed {seed}");
+        for (name, expected) in &expected.1 {
+            let (a, b) = (got.1[name].to_f64(), expected.to_f64());
+            let size = b.iter().fold(1e-6f64, |m, x| m.max(x.abs()));
+            for (a, b) in a.iter().zip(&b) {
+                assert!((a - b).abs() < 1e-5 * size, "seed {seed}, {name}: {a} for {b}");
+            }
+        }
+    }
+}
