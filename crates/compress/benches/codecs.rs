@@ -1,0 +1,129 @@
+//! Every codec on one core, beside `memcpy` of its input.
+//!
+//! `cargo bench -p fusionllm-compress` prints divan's table, then ratios to the copy, taken turn by turn so that both meet the same machine. Targets: encoding top-k 0.1, the rest 0.2.
+//! `FUSIONLLM_ELEMENTS` sets the length of the ratios' input (4 Mi).
+
+#![allow(clippy::unwrap_used)]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use divan::Bencher;
+use divan::counter::BytesCount;
+use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, Values, decode};
+
+const ELEMENTS: usize = 1 << 20;
+
+fn main() {
+    divan::main();
+    if std::env::args().any(|a| a == "--bench") {
+        ratios();
+    }
+}
+
+const NAMES: [&str; 13] = [
+    "bf16",
+    "int8",
+    "int8 stochastic",
+    "int4",
+    "int4 stochastic",
+    "int4-hadamard",
+    "nvfp4",
+    "topk 3 int8",
+    "topk 10 int8",
+    "topk 30 int8",
+    "topk 100 int8",
+    "topk 30 f32",
+    "topk 30 bf16",
+];
+
+fn codec(name: &str) -> Codec {
+    let words: Vec<&str> = name.split(' ').collect();
+    let int = |bits, rotate| Codec::Int(IntBlocks { bits, rotate, stochastic: words.contains(&"stochastic") });
+    let values = match words.last() {
+        Some(&"f32") => Values::F32,
+        Some(&"bf16") => Values::Bf16,
+        _ => Values::Int8,
+    };
+    match words[0] {
+        "int8" => int(Bits::Eight, false),
+        "int4" => int(Bits::Four, false),
+        "topk" => Codec::TopK(TopK { ratio: words[1].parse().unwrap(), values }),
+        other => Codec::named(other, 1.0).unwrap(),
+    }
+}
+
+/// Near to normal, as activations are: sums of four uniform numbers.
+fn input(n: usize) -> Vec<f32> {
+    let mut state = 1u64;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 40) as f32 / 16_777_216.0 - 0.5
+    };
+    (0..n).map(|_| uniform() + uniform() + uniform() + uniform()).collect()
+}
+
+#[divan::bench]
+fn copy(bencher: Bencher<'_, '_>) {
+    let values = input(ELEMENTS);
+    let mut out = vec![0.0; ELEMENTS];
+    bencher.counter(BytesCount::new(4 * ELEMENTS)).bench_local(|| black_box(&mut out).copy_from_slice(&values));
+}
+
+#[divan::bench(args = NAMES, sample_count = 20)]
+fn encoding(bencher: Bencher<'_, '_>, name: &str) {
+    let (values, codec) = (input(ELEMENTS), codec(name));
+    let (mut encoder, mut out) = (Encoder::new(), Vec::new());
+    bencher
+        .counter(BytesCount::new(4 * ELEMENTS))
+        .bench_local(|| encoder.encode(&codec, black_box(&values), 1, &mut out).unwrap());
+}
+
+#[divan::bench(args = NAMES, sample_count = 20)]
+fn decoding(bencher: Bencher<'_, '_>, name: &str) {
+    let values = input(ELEMENTS);
+    let mut bytes = Vec::new();
+    Encoder::new().encode(&codec(name), &values, 1, &mut bytes).unwrap();
+    let mut out = vec![0.0; ELEMENTS];
+    bencher.counter(BytesCount::new(4 * ELEMENTS)).bench_local(|| decode(black_box(&bytes), &mut out).unwrap());
+}
+
+fn ratios() {
+    let elements = std::env::var("FUSIONLLM_ELEMENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(4 << 20);
+    let values = input(elements);
+    let mut out = vec![0.0; elements];
+    let (mut encoder, mut bytes) = (Encoder::new(), Vec::new());
+    println!("\n{elements} elements{:21}encode           decode      wire ratio", "");
+    for name in NAMES {
+        let codec = codec(name);
+        let mut copy = Vec::new();
+        let (mut encode, mut back) = (Vec::new(), Vec::new());
+        for _ in 0..15 {
+            copy.push(seconds(|| black_box(&mut out).copy_from_slice(&values)));
+            encode.push(seconds(|| encoder.encode(&codec, black_box(&values), 1, &mut bytes).map(drop).unwrap()));
+            back.push(seconds(|| decode(black_box(&bytes), &mut out).map(drop).unwrap()));
+        }
+        let [copy, encode, back] = [copy, encode, back].map(median);
+        let rate = |s: f64| 4e-9 * elements as f64 / s;
+        println!(
+            "{name:24} memcpy {:5.1} GB/s  {:5.2} GB/s {:5.2}  {:5.2} GB/s {:5.2}  {:6.2}",
+            rate(copy),
+            rate(encode),
+            copy / encode,
+            rate(back),
+            copy / back,
+            codec.ratio(elements),
+        );
+    }
+}
+
+fn seconds(mut f: impl FnMut()) -> f64 {
+    let start = Instant::now();
+    f();
+    start.elapsed().as_secs_f64()
+}
+
+fn median(mut times: Vec<f64>) -> f64 {
+    times.sort_by(f64::total_cmp);
+    times[times.len() / 2]
+}

@@ -1,0 +1,201 @@
+use crate::codec::top_bytes;
+use crate::float::{magnitude, to_bf16};
+use crate::index::Indices;
+use crate::noise::Noise;
+use crate::select::Selector;
+use crate::wire::{Form, begin, exact_bytes};
+use crate::{Bits, Codec, IntBlocks, TopK, Values, block, decode, nvfp4, rotate};
+
+/// Larger magnitudes are sent exactly: sums of 64 of them, and their scales, must stay finite.
+const LIMIT: u32 = (127 + 120) << 23;
+
+/// Encodes tensors. Keeps its buffers from one to the next.
+#[derive(Debug, Default)]
+pub struct Encoder {
+    selector: Selector,
+    sum: Vec<f32>,
+}
+
+/// What became of a tensor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Encoded {
+    /// Whether it went exactly because it holds a NaN, an infinity or a magnitude above 2^120, and says so.
+    pub flagged: bool,
+}
+
+/// Why a tensor cannot be encoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum EncodeError {
+    /// Its indices do not fit.
+    #[error("a tensor of {0} elements is too long for the wire; a message holds at most 2^32 - 1")]
+    TooLong(usize),
+    /// The feedback belongs to another tensor.
+    #[error("the error kept from the last tensor has {0} elements, this tensor has {1}")]
+    Feedback(usize, usize),
+}
+
+impl Encoder {
+    /// An encoder without buffers yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Writes `values` into `out`, replacing its content. `seed` decides random signs and rounding: the same bytes for the same seed, on every processor.
+    ///
+    /// # Errors
+    ///
+    /// [`EncodeError::TooLong`].
+    pub fn encode(
+        &mut self,
+        codec: &Codec,
+        values: &[f32],
+        seed: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<Encoded, EncodeError> {
+        let n = u32::try_from(values.len()).map_err(|_| EncodeError::TooLong(values.len()))?;
+        Ok(pulp::Arch::new().dispatch(Encode { encoder: self, codec, values, n, seed, out }))
+    }
+
+    /// Error feedback (Seide et al., 2014): encodes `values` plus what the last tensor's encoding left out, and leaves in `residual` what this one's does. `residual` is empty at first.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::encode`]; and [`EncodeError::Feedback`] if the residual has another length.
+    pub fn encode_with_feedback(
+        &mut self,
+        codec: &Codec,
+        values: &[f32],
+        residual: &mut Vec<f32>,
+        seed: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<Encoded, EncodeError> {
+        if !residual.is_empty() && residual.len() != values.len() {
+            return Err(EncodeError::Feedback(residual.len(), values.len()));
+        }
+        residual.resize(values.len(), 0.0);
+        let mut sum = std::mem::take(&mut self.sum);
+        sum.clear();
+        sum.extend(values.iter().zip(residual.iter()).map(|(x, r)| x + r));
+        let encoded = self.encode(codec, &sum, seed, out);
+        // A flagged tensor leaves nothing to make up for.
+        if matches!(encoded, Ok(e) if !e.flagged) && decode(out, residual).is_ok() {
+            for (r, x) in residual.iter_mut().zip(&sum) {
+                *r = x - *r;
+            }
+        } else {
+            residual.fill(0.0);
+        }
+        self.sum = sum;
+        encoded
+    }
+
+    #[inline(always)]
+    fn write_top(&mut self, form: &TopK, values: &[f32], n: u32, out: &mut Vec<u8>) {
+        let (held, k) = form.form(values.len());
+        let (indices, kept) = self.selector.largest(values, k);
+        let body = begin(out, Form::TopK, held as u8, n, top_bytes(values.len(), k, held));
+        let (count, body) = body.split_at_mut(4);
+        count.copy_from_slice(&(k as u32).to_le_bytes());
+        let set = Indices::new(values.len(), k);
+        let (index_bytes, body) = body.split_at_mut(set.bytes());
+        set.write(indices, index_bytes);
+        match held {
+            Values::F32 => write_f32(kept, body),
+            Values::Bf16 => write_bf16(kept, body),
+            Values::Int8 => {
+                let (scales, codes) = body.split_at_mut(block::scale_bytes(k));
+                block::encode(Bits::Eight, kept, None, 0, scales, codes);
+            }
+        }
+    }
+}
+
+/// What is compiled for every width of vectors.
+struct Encode<'a> {
+    encoder: &'a mut Encoder,
+    codec: &'a Codec,
+    values: &'a [f32],
+    n: u32,
+    seed: u64,
+    out: &'a mut Vec<u8>,
+}
+
+impl pulp::WithSimd for Encode<'_> {
+    type Output = Encoded;
+
+    #[inline(always)]
+    fn with_simd<S: pulp::Simd>(self, simd: S) -> Encoded {
+        let Self { encoder, codec, values, n, seed, out } = self;
+        let length = values.len();
+        // The largest, whatever the order in which they are compared.
+        let top = values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)));
+        let flagged = top > LIMIT;
+        if flagged || codec.coded_bytes(length) >= exact_bytes(length) {
+            let body = begin(out, Form::Exact, u8::from(flagged), n, 4 * length);
+            write_f32(values, body);
+            return Encoded { flagged };
+        }
+        match codec {
+            // Never shorter than what is exact.
+            Codec::None => {}
+            Codec::Bf16 => write_bf16(values, begin(out, Form::Bf16, 0, n, 2 * length)),
+            Codec::Int(form) => {
+                let name = if form.bits == Bits::Eight { Form::Int8 } else { Form::Int4 };
+                let body = begin(out, name, u8::from(form.rotate), n, form.body_bytes(length));
+                let noise = form.stochastic.then(|| Noise::new(seed));
+                if form.rotate {
+                    // Half of it is on the wire, so that the other half can serve to round.
+                    write_rotated(simd, form, values, noise, (seed >> 32) as u32 ^ seed as u32, body);
+                } else {
+                    let (scales, codes) = body.split_at_mut(block::scale_bytes(length));
+                    block::encode(form.bits, values, noise, 0, scales, codes);
+                }
+            }
+            Codec::Nvfp4 => {
+                let body = begin(out, Form::Nvfp4, 0, n, nvfp4::body_bytes(length));
+                nvfp4::encode(values, f32::from_bits(top), body);
+            }
+            Codec::TopK(form) => encoder.write_top(form, values, n, out),
+        }
+        Encoded { flagged }
+    }
+}
+
+#[inline(always)]
+fn write_f32(values: &[f32], out: &mut [u8]) {
+    for (o, x) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
+        *o = x.to_le_bytes();
+    }
+}
+
+#[inline(always)]
+fn write_bf16(values: &[f32], out: &mut [u8]) {
+    for (o, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+        *o = to_bf16(*x).to_le_bytes();
+    }
+}
+
+#[inline(always)]
+fn write_rotated<S: pulp::Simd>(
+    simd: S,
+    form: &IntBlocks,
+    values: &[f32],
+    noise: Option<Noise>,
+    seed: u32,
+    body: &mut [u8],
+) {
+    let (head, body) = body.split_at_mut(4);
+    head.copy_from_slice(&seed.to_le_bytes());
+    let (scales, codes) = body.split_at_mut(block::scale_bytes(rotate::padded(values.len())));
+    let scales = scales.chunks_mut(block::scale_bytes(rotate::PIECE));
+    let codes = codes.chunks_mut(rotate::PIECE * form.bits.count() / 8);
+    let signs = Noise::new(u64::from(seed));
+    let mut buffer = [0.0; rotate::PIECE];
+    for (i, ((values, scales), codes)) in values.chunks(rotate::PIECE).zip(scales).zip(codes).enumerate() {
+        let piece = &mut buffer[..rotate::padded(values.len())];
+        piece[..values.len()].copy_from_slice(values);
+        piece[values.len()..].fill(0.0);
+        rotate::rotate(simd, piece, i * rotate::PIECE, signs);
+        block::encode(form.bits, piece, noise, (i * rotate::PIECE) as u32, scales, codes);
+    }
+}

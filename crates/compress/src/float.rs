@@ -1,0 +1,92 @@
+//! Conversions between f32 and narrower floats, on bits, so that every processor gives the same ones.
+
+/// The magnitude's bits: finite numbers order by them, infinities and NaNs come after all others.
+#[inline(always)]
+pub(crate) fn magnitude(x: f32) -> u32 {
+    x.to_bits() & 0x7FFF_FFFF
+}
+
+/// To nearest, ties to even; finite numbers stay finite.
+#[inline(always)]
+pub(crate) fn to_bf16(x: f32) -> u16 {
+    let m = magnitude(x);
+    let rounded = ((m + 0x7FFF + ((m >> 16) & 1)) >> 16).min(0x7F7F);
+    (rounded | (x.to_bits() >> 31 << 15)) as u16
+}
+
+/// The least bf16 that is not below the magnitude of a finite `x`, or the largest finite one.
+#[inline(always)]
+pub(crate) fn bf16_above(x: f32) -> u16 {
+    ((magnitude(x) + 0xFFFF) >> 16).min(0x7F7F) as u16
+}
+
+/// Exact.
+#[inline(always)]
+pub(crate) fn from_bf16(x: u16) -> f32 {
+    f32::from_bits(u32::from(x) << 16)
+}
+
+/// 1.5 · 2^23: a sum with it has no room for fractions, so the addition rounds to the nearest integer (ties to even), which stands in the lowest bits.
+pub(crate) const ROUND: f32 = 12_582_912.0;
+
+/// The lowest byte of `x` rounded to the nearest integer; |x| below 2^22.
+#[inline(always)]
+pub(crate) fn round_to_byte(x: f32) -> u8 {
+    (x + ROUND).to_bits() as u8
+}
+
+/// The nearest E4M3 number (4 bits of exponent, bias 7; 3 of mantissa; largest 448), ties to even, of a number at least 0; beyond 448 it is 448.
+#[inline(always)]
+pub(crate) fn to_e4m3(x: f32) -> u8 {
+    if x < 1.0 / 64.0 {
+        // Subnormal: multiples of 2^-9. Eight of them are the smallest normal number, whose code is 8.
+        return round_to_byte(x * 512.0);
+    }
+    let bits = x.to_bits();
+    let rounded = (bits + 0x7_FFFF + ((bits >> 20) & 1)) >> 20;
+    (rounded - ((127 - 7) << 3)).min(0x7E) as u8
+}
+
+/// The number that an E4M3 code without sign stands for; its NaN (0x7F) is for the caller to refuse.
+pub(crate) const fn from_e4m3(code: u8) -> f32 {
+    let (exponent, mantissa) = (code as u32 >> 3, code as u32 & 7);
+    if exponent == 0 { mantissa as f32 / 512.0 } else { f32::from_bits((exponent + 127 - 7) << 23 | mantissa << 20) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// From the OCP 8-bit floating point specification: least subnormal, least normal, largest.
+    #[test]
+    fn e4m3_has_the_specified_values() {
+        assert_eq!(from_e4m3(0x01), 0.001953125);
+        assert_eq!(from_e4m3(0x08), 0.015625);
+        assert_eq!(from_e4m3(0x7E), 448.0);
+        assert_eq!(from_e4m3(0x38), 1.0);
+    }
+
+    #[test]
+    fn e4m3_rounds_to_the_nearest() {
+        for code in 0..0x7E {
+            let (a, b) = (from_e4m3(code), from_e4m3(code + 1));
+            assert_eq!(to_e4m3(a), code);
+            let even = if code % 2 == 0 { code } else { code + 1 };
+            assert_eq!(to_e4m3((a + b) / 2.0), even, "between {a} and {b}");
+            assert_eq!(to_e4m3(a + (b - a) * 0.49), code);
+            assert_eq!(to_e4m3(a + (b - a) * 0.51), code + 1);
+        }
+        assert_eq!(to_e4m3(1e9), 0x7E);
+    }
+
+    #[test]
+    fn bf16_rounds_to_the_nearest_and_stays_finite() {
+        assert_eq!(to_bf16(1.0), 0x3F80);
+        assert_eq!(to_bf16(f32::from_bits(0x3F80_8000)), 0x3F80, "ties to even");
+        assert_eq!(to_bf16(f32::from_bits(0x3F81_8000)), 0x3F82, "ties to even");
+        assert_eq!(to_bf16(f32::from_bits(0xBF80_8001)), 0xBF81);
+        assert_eq!(from_bf16(to_bf16(f32::MIN)), -3.389_531_4e38);
+        assert_eq!(bf16_above(1.0), 0x3F80);
+        assert_eq!(bf16_above(f32::from_bits(0x3F80_0001)), 0x3F81);
+    }
+}

@@ -1,0 +1,161 @@
+//! Sets of indices.
+
+/// How `k` ascending indices below `n` are written; it follows from the two numbers alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Indices {
+    n: usize,
+    k: usize,
+    /// Lower bits that are written as they are; `None` for a bitmap.
+    low: Option<u32>,
+}
+
+impl Indices {
+    /// `k` is at most `n`.
+    pub(crate) fn new(n: usize, k: usize) -> Self {
+        let split = |low: u32| Self { n, k, low: Some(low) };
+        let bitmap = Self { n, k, low: None };
+        let forms = std::iter::once(bitmap).chain((0..usize::BITS - n.leading_zeros()).map(split));
+        forms.min_by_key(Self::bytes).unwrap_or(bitmap)
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        let (lower, upper) = self.lengths();
+        lower + upper
+    }
+
+    /// Bytes of the lower parts, and of the bits that stand for the upper parts or are the bitmap.
+    fn lengths(&self) -> (usize, usize) {
+        match self.low {
+            None => (0, self.n.div_ceil(8)),
+            Some(low) => {
+                ((self.k * low as usize).div_ceil(8), (self.k + (self.n.saturating_sub(1) >> low)).div_ceil(8))
+            }
+        }
+    }
+
+    /// Writes into zeros of [`Self::bytes`].
+    pub(crate) fn write(&self, indices: &[u32], out: &mut [u8]) {
+        let (lower, upper) = out.split_at_mut(self.lengths().0);
+        let Some(low) = self.low else {
+            for &i in indices {
+                upper[i as usize / 8] |= 1 << (i % 8);
+            }
+            return;
+        };
+        let mask = (1u64 << low) - 1;
+        let (mut bits, mut held, mut at) = (0u64, 0, 0);
+        for (rank, &i) in indices.iter().enumerate() {
+            let bit = (i as usize >> low) + rank;
+            upper[bit / 8] |= 1 << (bit % 8);
+            bits |= (u64::from(i) & mask) << held;
+            held += low;
+            if held >= 32 {
+                lower[at..at + 4].copy_from_slice(&(bits as u32).to_le_bytes());
+                (bits, held, at) = (bits >> 32, held - 32, at + 4);
+            }
+        }
+        let rest = lower.len() - at;
+        lower[at..].copy_from_slice(&bits.to_le_bytes()[..rest]);
+    }
+
+    /// Calls `each` with every rank and index, ascending. `None` if the bytes, of whatever length, are not what [`Self::write`] makes; some
+    /// indices may have been seen then, all of them below `n` and with ranks below `k`.
+    #[inline(always)]
+    pub(crate) fn read(&self, bytes: &[u8], mut each: impl FnMut(usize, usize)) -> Option<()> {
+        if bytes.len() != self.bytes() {
+            return None;
+        }
+        let (lower, upper) = bytes.split_at(self.lengths().0);
+        let mut rank = 0;
+        let mut least = 0;
+        let mut low_parts = LowParts { bytes: lower, bits: 0, held: 0 };
+        let low = self.low.unwrap_or(0);
+        let (words, rest) = upper.as_chunks::<8>();
+        let mut last = [0; 8];
+        last[..rest.len()].copy_from_slice(rest);
+        for (w, word) in words.iter().chain([&last]).enumerate() {
+            let mut word = u64::from_le_bytes(*word);
+            while word != 0 {
+                let bit = w * 64 + word.trailing_zeros() as usize;
+                word &= word - 1;
+                let index = match self.low {
+                    None => bit,
+                    Some(_) => bit.checked_sub(rank)? << low | low_parts.next(low),
+                };
+                if rank == self.k || index < least || index >= self.n {
+                    return None;
+                }
+                each(rank, index);
+                (rank, least) = (rank + 1, index + 1);
+            }
+        }
+        (rank == self.k && low_parts.is_over()).then_some(())
+    }
+}
+
+/// Reads numbers of a fixed width.
+struct LowParts<'a> {
+    bytes: &'a [u8],
+    bits: u64,
+    held: u32,
+}
+
+impl LowParts<'_> {
+    /// Zero bits follow the last byte.
+    #[inline(always)]
+    fn next(&mut self, width: u32) -> usize {
+        if self.held < width {
+            if let Some((four, rest)) = self.bytes.split_first_chunk::<4>() {
+                self.bits |= u64::from(u32::from_le_bytes(*four)) << self.held;
+                (self.bytes, self.held) = (rest, self.held + 32);
+            } else {
+                for byte in std::mem::take(&mut self.bytes) {
+                    self.bits |= u64::from(*byte) << self.held;
+                    self.held += 8;
+                }
+            }
+        }
+        let part = self.bits & ((1 << width) - 1);
+        self.bits >>= width;
+        self.held = self.held.saturating_sub(width);
+        part as usize
+    }
+
+    fn is_over(&self) -> bool {
+        self.bytes.is_empty() && self.bits == 0
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// 5 of 1000: 8 lower bits each, then the upper parts 0, 0, 1, 1, 3 as the bits at 0 + 0, 0 + 1, 1 + 2, 1 + 3 and 3 + 4.
+    #[test]
+    fn the_form_is_as_drawn() {
+        let form = Indices::new(1000, 5);
+        assert_eq!(form.low, Some(8));
+        let mut bytes = vec![0; form.bytes()];
+        form.write(&[1, 127, 384, 385, 999], &mut bytes);
+        assert_eq!(bytes, [1, 127, 128, 129, 231, 0b1001_1011]);
+    }
+
+    #[test]
+    fn dense_sets_are_bitmaps() {
+        let form = Indices::new(20, 10);
+        assert_eq!((form.low, form.bytes()), (None, 3));
+    }
+
+    #[test]
+    fn wide_lower_parts() {
+        let n = u32::MAX as usize;
+        let form = Indices::new(n, 3);
+        let indices = [5, 1 << 31, u32::MAX - 1];
+        let mut bytes = vec![0; form.bytes()];
+        form.write(&indices, &mut bytes);
+        let mut read = Vec::new();
+        form.read(&bytes, |_, i| read.push(i as u32)).unwrap();
+        assert_eq!(read, indices);
+        assert!(bytes.len() <= 13, "{}", bytes.len());
+    }
+}

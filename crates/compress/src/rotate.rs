@@ -1,0 +1,135 @@
+//! The Hadamard rotation with random signs.
+
+use pulp::Simd;
+
+use crate::noise::Noise;
+
+/// Size of the transform.
+const ROWS: usize = 64;
+
+/// Columns of a piece: whole vectors, so that each step of the transform adds and subtracts rows without moving anything within them.
+const COLUMNS: usize = 16;
+
+/// Elements that are rotated together.
+pub(crate) const PIECE: usize = ROWS * COLUMNS;
+
+/// The number of elements that `n` are filled up to.
+pub(crate) fn padded(n: usize) -> usize {
+    n.next_multiple_of(ROWS)
+}
+
+/// Rotates in place the part of a tensor that begins at element `start`: a whole piece, or the rest, whose length is [`padded`].
+#[inline(always)]
+pub(crate) fn rotate<S: Simd>(simd: S, part: &mut [f32], start: usize, signs: Noise) {
+    let columns = columns(part);
+    for (i, rows) in part.chunks_exact_mut(ROWS * columns).enumerate() {
+        flip(rows, start + i * ROWS, signs);
+        hadamard(simd, rows);
+    }
+}
+
+/// Undoes [`rotate`].
+#[inline(always)]
+pub(crate) fn unrotate<S: Simd>(simd: S, part: &mut [f32], start: usize, signs: Noise) {
+    let columns = columns(part);
+    for (i, rows) in part.chunks_exact_mut(ROWS * columns).enumerate() {
+        hadamard(simd, rows);
+        flip(rows, start + i * ROWS, signs);
+    }
+}
+
+#[inline(always)]
+fn columns(part: &[f32]) -> usize {
+    if part.len() == PIECE { COLUMNS } else { 1 }
+}
+
+/// Flips signs: that in column c of a row by bit c of the random word at the row's first element.
+#[inline(always)]
+fn flip(rows: &mut [f32], start: usize, signs: Noise) {
+    let columns = rows.len() / ROWS;
+    for (r, row) in rows.chunks_exact_mut(columns).enumerate() {
+        let word = signs.word((start + r * columns) as u32);
+        for (c, x) in row.iter_mut().enumerate() {
+            *x = f32::from_bits(x.to_bits() ^ ((word >> c) << 31));
+        }
+    }
+}
+
+/// The orthonormal Hadamard transform of every column, its own inverse.
+#[inline(always)]
+fn hadamard<S: Simd>(simd: S, rows: &mut [f32]) {
+    let columns = rows.len() / ROWS;
+    for half in [1, 2, 4, 8, 16, 32] {
+        for pair in rows.chunks_exact_mut(2 * half * columns) {
+            let (a, b) = pair.split_at_mut(half * columns);
+            // By hand: the compiler takes wider steps, and so takes short rows number by number.
+            let ((a, a_rest), (b, b_rest)) = (S::as_mut_simd_f32s(a), S::as_mut_simd_f32s(b));
+            for (a, b) in a.iter_mut().zip(b) {
+                (*a, *b) = (simd.add_f32s(*a, *b), simd.sub_f32s(*a, *b));
+            }
+            for (a, b) in a_rest.iter_mut().zip(b_rest) {
+                (*a, *b) = (*a + *b, *a - *b);
+            }
+        }
+    }
+    for x in rows {
+        // 1 / sqrt(64), a power of two.
+        *x *= 0.125;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wave(n: usize) -> Vec<f32> {
+        (0..n).map(|i| ((i * 7919 % 1013) as f32 - 500.0) / 64.0).collect()
+    }
+
+    fn transformed(x: &[f32]) -> Vec<f32> {
+        let mut y = x.to_vec();
+        hadamard(pulp::Scalar, &mut y);
+        y
+    }
+
+    #[test]
+    fn the_transform_is_its_own_inverse_and_keeps_norms() {
+        for n in [ROWS, PIECE] {
+            let x = wave(n);
+            let y = transformed(&x);
+            let norm = |v: &[f32]| v.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>();
+            assert!((norm(&x) / norm(&y) - 1.0).abs() < 1e-6);
+            // Sums of 64 multiples of 1/64 below 2^9 are exact, and so is the factor.
+            assert_eq!(transformed(&y), x);
+        }
+    }
+
+    /// By the definition: entry (i, j) of the matrix is -1 to the number of bits that i and j share.
+    #[test]
+    fn it_is_the_hadamard_transform() {
+        let x = wave(PIECE);
+        let y = transformed(&x);
+        for (r, c) in [(0, 0), (1, 1), (5, 0), (63, 1), (42, 15)] {
+            let sign = |s: usize| if (s & r).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 };
+            let sum: f32 = (0..ROWS).map(|s| x[s * COLUMNS + c] * sign(s)).sum();
+            assert_eq!(y[r * COLUMNS + c], sum / 8.0);
+        }
+    }
+
+    #[test]
+    fn rotation_is_undone_and_depends_on_seed_and_place() {
+        for n in [PIECE, 3 * ROWS] {
+            let x = wave(n);
+            let rotated = |start, seed| {
+                let mut y = x.clone();
+                rotate(pulp::Scalar, &mut y, start, Noise::new(seed));
+                y
+            };
+            assert_ne!(rotated(0, 7), rotated(0, 8));
+            assert_ne!(rotated(0, 7), rotated(PIECE, 7));
+            let mut y = rotated(PIECE, 7);
+            unrotate(pulp::Scalar, &mut y, PIECE, Noise::new(7));
+            assert_eq!(y, x);
+        }
+    }
+}

@@ -1,0 +1,303 @@
+//! What codecs promise, over random tensors.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use fusionllm_compress::{
+    Bits, Codec, Encoder, IntBlocks, TopK, Values, decode, exact_bytes, relative_error, stable_rank,
+};
+use proptest::prelude::*;
+
+/// The same cases in every run.
+fn config(cases: u32) -> ProptestConfig {
+    ProptestConfig {
+        cases,
+        rng_seed: proptest::test_runner::RngSeed::Fixed(4),
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    }
+}
+
+fn int(bits: Bits, rotate: bool, stochastic: bool) -> Codec {
+    Codec::Int(IntBlocks { bits, rotate, stochastic })
+}
+
+fn codecs() -> impl Strategy<Value = Codec> {
+    let bits = prop_oneof![Just(Bits::Four), Just(Bits::Eight)];
+    prop_oneof![
+        Just(Codec::None),
+        Just(Codec::Bf16),
+        Just(Codec::Nvfp4),
+        (bits, any::<bool>(), any::<bool>()).prop_map(|(b, r, s)| int(b, r, s)),
+        (1.0..200.0, values()).prop_map(|(ratio, values)| Codec::TopK(TopK { ratio, values })),
+    ]
+}
+
+fn values() -> impl Strategy<Value = Values> {
+    prop_oneof![Just(Values::F32), Just(Values::Bf16), Just(Values::Int8)]
+}
+
+/// Tensors as they occur: near to normal, of any scale, some with many equal or zero entries, some with outliers.
+fn tensors(longest: usize) -> impl Strategy<Value = Vec<f32>> {
+    let element = prop_oneof![
+        8 => (-1.0f32..1.0, -1.0f32..1.0).prop_map(|(a, b)| a + b),
+        1 => Just(0.0),
+        1 => Just(0.5),
+        1 => (-1.0f32..1.0).prop_map(|x| x * 100.0),
+    ];
+    (prop::collection::vec(element, 0..longest), prop_oneof![Just(1.0), Just(1e-20), Just(1e20), Just(3.0)])
+        .prop_map(|(xs, scale): (Vec<f32>, f32)| xs.iter().map(|x| x * scale).collect())
+}
+
+fn encoded(codec: &Codec, values: &[f32], seed: u64) -> Vec<u8> {
+    let mut out = vec![7; 3];
+    let encoded = Encoder::new().encode(codec, values, seed, &mut out).unwrap();
+    assert!(!encoded.flagged);
+    out
+}
+
+fn through(codec: &Codec, values: &[f32], seed: u64) -> Vec<f32> {
+    let mut back = vec![f32::NAN; values.len()];
+    decode(&encoded(codec, values, seed), &mut back).unwrap();
+    back
+}
+
+/// The indices that should be kept, by sorting.
+fn largest(values: &[f32], k: usize) -> Vec<usize> {
+    let mut order: Vec<usize> = (0..values.len()).collect();
+    order.sort_by(|&a, &b| values[b].abs().total_cmp(&values[a].abs()).then(a.cmp(&b)));
+    order.truncate(k);
+    order
+}
+
+proptest! {
+    #![proptest_config(config(300))]
+
+    #[test]
+    fn top_k_keeps_exactly_the_largest(x in tensors(3000), ratio in 1.0f64..100.0, values in values()) {
+        let top = TopK { ratio, values };
+        let codec = Codec::TopK(top);
+        let back = through(&codec, &x, 0);
+        if codec.bytes(x.len()) == exact_bytes(x.len()) {
+            prop_assert_eq!(back, x);
+            return Ok(());
+        }
+        let kept = largest(&x, top.kept(x.len()));
+        let mut expected = vec![false; x.len()];
+        kept.iter().for_each(|i| expected[*i] = true);
+        // A block of 32 kept values, in the tensor's order, shares a scale.
+        let ascending: Vec<usize> = (0..x.len()).filter(|i| expected[*i]).collect();
+        for block in ascending.chunks(32) {
+            let top = block.iter().fold(0.0f32, |m, i| m.max(x[*i].abs()));
+            for &i in block {
+                let allowed = match values {
+                    Values::F32 => 0.0,
+                    // Half a unit in the eighth binary place.
+                    Values::Bf16 => x[i].abs() / 256.0,
+                    // Half a step, the step rounded up by at most 2^-7.
+                    Values::Int8 => top / 127.0 * 0.504 * (1.0 + 1.0 / 128.0),
+                };
+                prop_assert!((back[i] - x[i]).abs() <= allowed, "{} became {}", x[i], back[i]);
+            }
+        }
+        prop_assert!((0..x.len()).all(|i| expected[i] || back[i] == 0.0));
+    }
+
+    #[test]
+    fn sizes_are_known_beforehand(x in tensors(3000), codec in codecs()) {
+        let bytes = encoded(&codec, &x, 1);
+        prop_assert_eq!(bytes.len(), codec.bytes(x.len()));
+        prop_assert!(bytes.len() <= exact_bytes(x.len()));
+    }
+
+    #[test]
+    fn errors_are_those_of_the_form(x in tensors(2000), seed in any::<u64>()) {
+        let norm = |v: &[f32]| v.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
+        let top = x.iter().fold(0.0f64, |m, x| m.max(f64::from(x.abs())));
+        let difference = |codec: &Codec| {
+            let back = through(codec, &x, seed);
+            let d: Vec<f32> = x.iter().zip(&back).map(|(a, b)| a - b).collect();
+            (norm(&d), d.iter().fold(0.0f64, |m, d| m.max(f64::from(d.abs()))))
+        };
+        prop_assert!(difference(&Codec::Bf16).0 <= norm(&x) / 256.0);
+        for (bits, codes) in [(Bits::Eight, 127.0), (Bits::Four, 7.0)] {
+            // A step is at most the tensor's largest magnitude over the largest code, rounded up to bf16.
+            let step = top / codes * (1.0 + 1.0 / 128.0);
+            prop_assert!(difference(&int(bits, false, false)).1 <= step * 0.501);
+            prop_assert!(difference(&int(bits, false, true)).1 <= step * 1.001);
+            // Rotated: a number's magnitude is at most 8 times the largest, and the error keeps its norm when it is rotated back.
+            let padded = x.len().next_multiple_of(64) as f64;
+            prop_assert!(difference(&int(bits, true, false)).0 <= 8.0 * step * 0.501 * padded.sqrt());
+        }
+        // Between neighbouring E2M1 numbers up to 6 at most a sixth of the block's largest to either side, and an E4M3 scale is off by at most a sixteenth.
+        prop_assert!(difference(&Codec::Nvfp4).1 <= top * (1.0 / 6.0 + 1.0 / 16.0));
+    }
+
+    #[test]
+    fn the_same_seed_gives_the_same_bytes(x in tensors(500), codec in codecs(), seed in any::<u64>()) {
+        let mut encoder = Encoder::new();
+        let mut second = Vec::new();
+        // Buffers that held something else change nothing.
+        encoder.encode(&Codec::TopK(TopK { ratio: 3.0, values: Values::F32 }), &vec![1.0; 700], 0, &mut second).unwrap();
+        encoder.encode(&codec, &x, seed, &mut second).unwrap();
+        prop_assert_eq!(encoded(&codec, &x, seed), second);
+    }
+
+    #[test]
+    fn a_tensor_that_is_not_finite_goes_exactly(
+        mut x in tensors(300), codec in codecs(), at in any::<prop::sample::Index>(), what in 0..4usize,
+    ) {
+        x.push(0.0);
+        let i = at.index(x.len());
+        x[i] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38][what];
+        let mut bytes = Vec::new();
+        prop_assert!(Encoder::new().encode(&codec, &x, 3, &mut bytes).unwrap().flagged);
+        let mut back = vec![0.0; x.len()];
+        prop_assert!(decode(&bytes, &mut back).unwrap().flagged);
+        prop_assert!(x.iter().zip(&back).all(|(a, b)| a.to_bits() == b.to_bits()));
+    }
+
+    #[test]
+    fn damaged_bytes_never_panic(
+        x in tensors(600), codec in codecs(), expected in 0usize..700,
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6), cut in 0usize..20,
+    ) {
+        let mut bytes = encoded(&codec, &x, 5);
+        for (at, byte) in damage {
+            let i = at.index(bytes.len());
+            bytes[i] = byte;
+        }
+        bytes.truncate(bytes.len() - cut.min(bytes.len()));
+        let _ = decode(&bytes, &mut vec![0.0; x.len()]);
+        // Nothing fits a tensor of another length.
+        if expected != x.len() && bytes.get(4..8) == Some(&(x.len() as u32).to_le_bytes()[..]) {
+            prop_assert!(decode(&bytes, &mut vec![0.0; expected]).is_err());
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(config(6000))]
+
+    #[test]
+    fn random_bytes_never_panic(
+        form in 0u8..7, detail in 0u8..4, n in 0usize..200, body in prop::collection::vec(any::<u8>(), 0..300),
+        k in 0u32..250, fits in any::<bool>(),
+    ) {
+        let mut bytes = vec![1, form, detail, 0];
+        bytes.extend((n as u32).to_le_bytes());
+        if form == 5 {
+            bytes.extend(k.to_le_bytes());
+        }
+        bytes.extend(body);
+        if fits {
+            // A length that some form has, so that what comes after the length is reached.
+            let codec = Codec::TopK(TopK { ratio: 1.0 + f64::from(k) / 20.0, values: Values::Bf16 });
+            bytes.resize(codec.bytes(n).max(8), 0x55);
+        }
+        let mut out = vec![0.0; n];
+        if decode(&bytes, &mut out).is_ok() && form == 5 {
+            prop_assert!(out.iter().filter(|x| **x != 0.0).count() <= k as usize);
+        }
+    }
+}
+
+#[test]
+fn ratios_on_the_wire_are_those_asked_for() {
+    for n in [4096, 65_536, 1_000_000] {
+        let x: Vec<f32> = (0..n).map(|i| ((i * 7919) % 10_007) as f32 - 5000.0).collect();
+        for values in [Values::F32, Values::Bf16, Values::Int8] {
+            for ratio in [2.0, 5.0, 10.0, 30.0, 100.0] {
+                let codec = Codec::TopK(TopK { ratio, values });
+                let on_the_wire = 4.0 * n as f64 / encoded(&codec, &x, 0).len() as f64;
+                assert!(
+                    (on_the_wire / ratio - 1.0).abs() < 0.05,
+                    "{ratio} asked, {on_the_wire} got for {n} {values:?}"
+                );
+                assert_eq!(on_the_wire, codec.ratio(n));
+            }
+        }
+    }
+}
+
+/// Rank by rank against the entropy bound: no code for k of n indices is shorter than log2 C(n, k) bits.
+#[test]
+fn indices_cost_little_more_than_they_must() {
+    let n = 1_000_000;
+    for ratio in [4.0, 10.0, 30.0, 100.0, 1000.0] {
+        let top = TopK { ratio, values: Values::Bf16 };
+        let k = top.kept(n);
+        let bits = 8.0 * (4.0 * k as f64 * top.entry_cost(n) - 12.0 - 2.0 * k as f64);
+        let (p, q) = (k as f64 / n as f64, 1.0 - k as f64 / n as f64);
+        let entropy = -(n as f64) * (p * p.log2() + q * q.log2());
+        assert!(bits >= 0.999 * entropy && bits < 1.35 * entropy, "{bits} of {entropy} bits at ratio {ratio}");
+    }
+}
+
+/// The mean over seeds of what comes back is what went in, within five standard errors.
+#[test]
+fn stochastic_rounding_is_unbiased() {
+    let x: Vec<f32> = (0..256).map(|i| (i as f32 * 0.731).sin() * 1.7).collect();
+    for (bits, codes) in [(Bits::Eight, 127.0), (Bits::Four, 7.0)] {
+        for rotate in [false, true] {
+            let seeds = 2000;
+            let mut sum = vec![0.0f64; x.len()];
+            for seed in 0..seeds {
+                for (s, y) in sum.iter_mut().zip(through(&int(bits, rotate, true), &x, seed)) {
+                    *s += f64::from(y);
+                }
+            }
+            // Rounding up or down has a standard deviation of at most half a step.
+            let step = 1.7 / codes * if rotate { 8.0 } else { 1.01 };
+            let bound = 5.0 * step / 2.0 / (seeds as f64).sqrt();
+            let worst = x.iter().zip(&sum).map(|(x, s)| (s / seeds as f64 - f64::from(*x)).abs()).fold(0.0, f64::max);
+            assert!(worst < bound, "{bits:?} rotated {rotate}: {worst} over {bound}");
+            // All elements together: far from a bias of the whole tensor.
+            let mean = x.iter().zip(&sum).map(|(x, s)| s / seeds as f64 - f64::from(*x)).sum::<f64>() / x.len() as f64;
+            assert!(mean.abs() < bound / 10.0, "{mean}");
+        }
+    }
+}
+
+/// One large entry costs its block's neighbours most of their bits; rotated, it costs 64 numbers little.
+#[test]
+fn rotation_helps_against_outliers() {
+    let mut x: Vec<f32> = (0..4096).map(|i| (i as f32 * 0.37).sin()).collect();
+    (0..4096).step_by(32).for_each(|i| x[i] = 30.0);
+    let rest = |y: &[f32]| -> (Vec<f32>, Vec<f32>) { (0..4096).filter(|i| i % 32 != 0).map(|i| (x[i], y[i])).unzip() };
+    let error = |rotate| {
+        let (meant, got) = rest(&through(&int(Bits::Four, rotate, false), &x, 9));
+        relative_error(&meant, &got)
+    };
+    assert!(error(false) > 0.99, "{}", error(false));
+    assert!(error(true) < 0.9, "{}", error(true));
+}
+
+#[test]
+fn feedback_sends_everything_in_the_end() {
+    let x: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.11).sin() + 0.2).collect();
+    let codec = Codec::TopK(TopK { ratio: 20.0, values: Values::F32 });
+    let (mut encoder, mut residual, mut bytes) = (Encoder::new(), Vec::new(), Vec::new());
+    let mut sums = vec![0.0f32; x.len()];
+    let mut back = vec![0.0; x.len()];
+    let rounds = 200;
+    for round in 0..rounds {
+        encoder.encode_with_feedback(&codec, &x, &mut residual, round, &mut bytes).unwrap();
+        decode(&bytes, &mut back).unwrap();
+        sums.iter_mut().zip(&back).for_each(|(s, b)| *s += b);
+    }
+    let meant: Vec<f32> = x.iter().map(|x| x * rounds as f32).collect();
+    let with = relative_error(&meant, &sums);
+    let without = relative_error(&x, &through(&codec, &x, 0));
+    assert!(with < 0.15 && without > 0.8, "{with} with feedback, {without} without");
+    assert!(encoder.encode_with_feedback(&codec, &x[1..], &mut residual, 0, &mut bytes).is_err());
+}
+
+#[test]
+fn truncation_flattens_no_spectrum_that_is_flat() {
+    // Rows of a Hadamard matrix: all singular values are equal, so the stable rank is the rank.
+    let x: Vec<f32> = (0..64 * 64)
+        .map(|i: u32| if ((i / 64) & (i % 64)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 })
+        .collect();
+    assert!((stable_rank(&x, 64).unwrap() - 64.0).abs() < 0.5);
+    let back = through(&int(Bits::Eight, false, false), &x, 0);
+    assert!((stable_rank(&back, 64).unwrap() - 64.0).abs() < 0.5);
+}
