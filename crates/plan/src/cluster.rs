@@ -318,6 +318,14 @@ impl Cluster {
         Self::new(chosen, self.sites.clone(), lines, broker)
     }
 
+    /// The peer whose machine and lines `peer` uses: itself, but for a broker that stands with a device.
+    pub fn host(&self, peer: PeerId) -> PeerId {
+        match (peer, self.broker) {
+            (PeerId::BROKER, Place::Device(d)) => PeerId(d),
+            _ => peer,
+        }
+    }
+
     /// The machine that a peer runs on.
     fn place(&self, peer: PeerId) -> Option<Place> {
         match (peer, self.broker) {

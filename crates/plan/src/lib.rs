@@ -18,6 +18,7 @@ mod print;
 mod program;
 mod schedule;
 mod scheduler;
+mod simulate;
 
 pub use cluster::{Cluster, Device, Line, Link, Path, Place, Rates, SharedId, Site};
 pub use compile::{compile, compile_forward};
@@ -30,3 +31,6 @@ pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot};
 pub use schedule::{Schedule, TaskKind};
 pub use scheduler::{Options, Scheduled, Scheduler, Workload, schedule};
+pub use simulate::{
+    Conditions, Doing, LinkLoad, PeerLoad, SharedLoad, Simulation, Span, Transfer, message_bytes, simulate,
+};

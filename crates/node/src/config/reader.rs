@@ -32,6 +32,9 @@ impl JobError {
     }
 }
 
+/// Pairs of numbers.
+pub(super) type Points = Vec<(f64, f64)>;
+
 /// No size of a model or batch comes near it, and products of two do not overflow.
 const MAX_SIZE: u32 = i32::MAX as u32;
 
@@ -360,7 +363,7 @@ impl<'a> Section<'a> {
     }
 
     /// A table of lists of pairs of numbers, by name.
-    pub(super) fn curves(&self, key: &'static str) -> Result<Vec<(String, Vec<(f64, f64)>)>, JobError> {
+    pub(super) fn curves(&self, key: &'static str) -> Result<Vec<(String, Points)>, JobError> {
         let section = self.section(key)?;
         let number = |node: &Node| match node.item {
             Item::Integer(i) => Some(i as f64),

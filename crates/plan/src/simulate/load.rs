@@ -1,0 +1,451 @@
+//! Programs as what they cost: seconds of computing, messages, and the bytes at hand.
+
+use std::collections::{BTreeMap, HashMap};
+
+use fusionllm_graph::{Op, Phase, TensorType, ValueId};
+
+use super::{Conditions, Doing, message_bytes, payload};
+use crate::estimate::{squared_norm, sum, update};
+use crate::{Cluster, Device, Instruction, PeerId, PlanError, Program, Slot};
+
+/// What a peer does next.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Step {
+    /// Computes; meanwhile it holds at most `peak` bytes.
+    Compute { doing: Doing, micro_batch: Option<u32>, seconds: f64, peak: u64 },
+    /// Waits for a message.
+    Receive { message: u32 },
+    /// Hands over a message.
+    Send { message: u32 },
+    /// Exchanges norms for the verdict.
+    Clip,
+}
+
+/// A message of every step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Message {
+    pub(super) from: PeerId,
+    pub(super) to: PeerId,
+    pub(super) slot: Slot,
+    /// Of the tensor as it is sent.
+    pub(super) payload: u64,
+    /// On the line.
+    pub(super) bytes: f64,
+    pub(super) channel: u32,
+}
+
+/// Messages from one peer to another: they keep their order.
+#[derive(Debug, Clone)]
+pub(super) struct Channel {
+    pub(super) from: PeerId,
+    pub(super) to: PeerId,
+    pub(super) latency: f64,
+    /// Indices of what bounds it.
+    pub(super) resources: Vec<u32>,
+}
+
+/// Something with a bandwidth: a line from one machine to another, or a direction of an uplink.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(super) enum ResourceKey {
+    Line(PeerId, PeerId),
+    Shared(crate::SharedId),
+}
+
+pub(super) struct Load {
+    /// By peer.
+    pub(super) steps: Vec<Vec<Step>>,
+    pub(super) messages: Vec<Message>,
+    pub(super) channels: Vec<Channel>,
+    /// With their bandwidths.
+    pub(super) resources: Vec<(ResourceKey, f64)>,
+    /// The messages of the broker, in the order in which it sends them.
+    pub(super) inputs: Vec<u32>,
+    /// By peer: seconds that norms take to the broker and the verdict takes back.
+    pub(super) to_broker: Vec<f64>,
+    pub(super) from_broker: Vec<f64>,
+    pub(super) micro_batches: u32,
+}
+
+impl Load {
+    pub(super) fn new(programs: &[Program], cluster: &Cluster, conditions: &Conditions) -> Result<Self, PlanError> {
+        let mut roads = Roads { cluster, channels: Vec::new(), known: HashMap::new(), resources: BTreeMap::new() };
+        let mut messages = Vec::new();
+        let mut inputs = Vec::new();
+        // By receiver and slot; senders find their messages here.
+        let mut index: HashMap<(PeerId, Slot), u32> = HashMap::new();
+        for p in programs {
+            for i in &p.instructions {
+                let Instruction::Receive { slot, from } = *i else { continue };
+                let payload = payload(ty(p, slot.value())?);
+                let channel = roads.channel(from, p.peer)?;
+                let id = messages.len() as u32;
+                messages.push(Message { from, to: p.peer, slot, payload, bytes: message_bytes(payload), channel });
+                if from == PeerId::BROKER {
+                    inputs.push(id);
+                }
+                index.insert((p.peer, slot), id);
+            }
+        }
+        let control = |from, to, bytes| {
+            let link = cluster.link(from, to).ok_or_else(|| no_way(cluster, from, to))?;
+            Ok::<f64, PlanError>(link.seconds(message_bytes(bytes)))
+        };
+        let (mut to_broker, mut from_broker) = (Vec::new(), Vec::new());
+        let mut steps = Vec::with_capacity(programs.len());
+        for (p, device) in programs.iter().zip(cluster.devices()) {
+            steps.push(Writer::new(p, device, conditions)?.steps(&index)?);
+            // A parameter's number and its norm.
+            to_broker.push(control(p.peer, PeerId::BROKER, 10 * p.owned().count() as u64)?);
+            from_broker.push(control(PeerId::BROKER, p.peer, 32)?);
+        }
+        let micro_batches = programs.first().map_or(1, |p| p.micro_batches);
+        // Inputs go out micro-batch by micro-batch.
+        inputs.sort_by_key(|&m| match messages[m as usize].slot {
+            Slot::Value { micro_batch, value } => (micro_batch, messages[m as usize].to, value),
+            Slot::Part { parameter, .. } | Slot::Parameter { parameter } => (u32::MAX, PeerId(0), parameter),
+        });
+        let mut resources: Vec<(u32, (ResourceKey, f64))> =
+            roads.resources.into_iter().map(|(key, (id, bandwidth))| (id, (key, bandwidth))).collect();
+        resources.sort_by_key(|r| r.0);
+        let resources = resources.into_iter().map(|r| r.1).collect();
+        let channels = roads.channels;
+        Ok(Self { steps, messages, channels, resources, inputs, to_broker, from_broker, micro_batches })
+    }
+}
+
+fn ty(p: &Program, v: ValueId) -> Result<&TensorType, PlanError> {
+    let value = p.values.get(&v).ok_or_else(|| PlanError::Program(format!("{} does not know value {v}", p.peer)))?;
+    Ok(&value.ty)
+}
+
+fn no_way(cluster: &Cluster, from: PeerId, to: PeerId) -> PlanError {
+    PlanError::Cluster(format!("no link leads from {} to {}", cluster.name(from), cluster.name(to)))
+}
+
+struct Roads<'a> {
+    cluster: &'a Cluster,
+    channels: Vec<Channel>,
+    known: HashMap<(PeerId, PeerId), u32>,
+    resources: BTreeMap<ResourceKey, (u32, f64)>,
+}
+
+impl Roads<'_> {
+    fn channel(&mut self, from: PeerId, to: PeerId) -> Result<u32, PlanError> {
+        if let Some(&id) = self.known.get(&(from, to)) {
+            return Ok(id);
+        }
+        let path = self.cluster.path(from, to).ok_or_else(|| no_way(self.cluster, from, to))?;
+        let mut resources = Vec::new();
+        let mut add = |key: ResourceKey, bandwidth: f64| {
+            let next = self.resources.len() as u32;
+            resources.push(self.resources.entry(key).or_insert((next, bandwidth)).0);
+        };
+        if let Some((id, link)) = path.up {
+            add(ResourceKey::Shared(id), link.bandwidth);
+        }
+        if let Some(link) = path.line {
+            add(ResourceKey::Line(self.cluster.host(from), self.cluster.host(to)), link.bandwidth);
+        }
+        if let Some((id, link)) = path.down {
+            add(ResourceKey::Shared(id), link.bandwidth);
+        }
+        let id = self.channels.len() as u32;
+        self.channels.push(Channel { from, to, latency: path.link().latency, resources });
+        self.known.insert((from, to), id);
+        Ok(id)
+    }
+}
+
+/// Turns one peer's instructions into steps.
+struct Writer<'a> {
+    program: &'a Program,
+    device: &'a Device,
+    /// By node number, less the first: seconds and phase.
+    nodes: Vec<(f64, Phase)>,
+    first_node: u32,
+    memory: Memory,
+    /// By micro-batch: whether its backward pass has begun.
+    turned: Vec<bool>,
+    update: Vec<(f64, f64)>,
+    out: Vec<Step>,
+}
+
+impl<'a> Writer<'a> {
+    fn new(program: &'a Program, device: &'a Device, conditions: &Conditions) -> Result<Self, PlanError> {
+        let first_node = program.nodes.keys().next().map_or(0, |n| n.0);
+        let last_node = program.nodes.keys().next_back().map_or(0, |n| n.0);
+        let mut nodes = vec![(0.0, Phase::Forward); (last_node - first_node) as usize + 1];
+        for (id, node) in &program.nodes {
+            let types = |ids: &[ValueId]| ids.iter().map(|v| ty(program, *v)).collect::<Result<Vec<_>, _>>();
+            let cost = node.op.cost(&types(&node.inputs)?, &types(&node.outputs)?);
+            nodes[(id.0 - first_node) as usize] = (device.seconds(node.op.name(), &cost), node.phase);
+        }
+        let mut update_seconds = Vec::new();
+        for r in &program.reductions {
+            let ty = ty(program, r.parameter)?;
+            let (norm, cost) = squared_norm(ty);
+            let norm = device.seconds(norm, &cost);
+            let (step, cost) = update(&conditions.optimizer, ty);
+            update_seconds.push((norm, device.seconds(step, &cost)));
+        }
+        Ok(Self {
+            program,
+            device,
+            nodes,
+            first_node,
+            memory: Memory::new(program, conditions)?,
+            turned: vec![false; program.micro_batches as usize],
+            update: update_seconds,
+            out: Vec::new(),
+        })
+    }
+
+    fn steps(mut self, index: &HashMap<(PeerId, Slot), u32>) -> Result<Vec<Step>, PlanError> {
+        let program = self.program;
+        let unknown = || PlanError::Program(format!("{} was not validated", program.peer));
+        let parameter = |r: u32| program.reductions.get(r as usize).ok_or_else(unknown);
+        for (at, i) in program.instructions.iter().enumerate() {
+            match *i {
+                Instruction::Receive { slot, .. } => {
+                    let message = *index.get(&(program.peer, slot)).ok_or_else(unknown)?;
+                    self.out.push(Step::Receive { message });
+                    let bytes = ty(program, slot.value())?.bytes() as u64;
+                    match slot {
+                        Slot::Value { value, micro_batch } => self.memory.put(value, micro_batch),
+                        Slot::Part { .. } => self.memory.add(bytes),
+                        Slot::Parameter { .. } => {}
+                    }
+                    self.copy(slot, bytes);
+                }
+                Instruction::Send { slot, to } => {
+                    let bytes = ty(program, slot.value())?.bytes() as u64;
+                    self.copy(slot, bytes);
+                    if let Slot::Part { .. } = slot {
+                        self.memory.remove(bytes);
+                    }
+                    let message = *index.get(&(to, slot)).ok_or_else(|| {
+                        PlanError::Program(format!("{} sends {to} what it does not wait for", program.peer))
+                    })?;
+                    self.out.push(Step::Send { message });
+                }
+                Instruction::Run { node, micro_batch } => {
+                    let slot = node.0.checked_sub(self.first_node).and_then(|n| self.nodes.get(n as usize));
+                    let &(seconds, phase) = slot.ok_or_else(unknown)?;
+                    let n = program.nodes.get(&node).ok_or_else(unknown)?;
+                    let turned = self.turned.get_mut(micro_batch as usize).ok_or_else(unknown)?;
+                    *turned |= phase != Phase::Forward;
+                    let doing = match phase {
+                        // Run again on behalf of backward.
+                        Phase::Forward if *turned => Doing::Backward,
+                        Phase::Forward => Doing::Forward,
+                        Phase::InputGrad => Doing::Backward,
+                        Phase::WeightGrad => Doing::WeightGrad,
+                    };
+                    let frees = program.instructions[at + 1..].iter().map_while(|i| match *i {
+                        Instruction::Free { value, micro_batch: m } if m == micro_batch => Some(value),
+                        _ => None,
+                    });
+                    let peak = self.memory.run(&n.op, &n.inputs, &n.outputs, micro_batch, frees);
+                    self.compute(doing, Some(micro_batch), seconds, peak);
+                }
+                Instruction::Free { value, micro_batch } => self.memory.free(value, micro_batch),
+                Instruction::Accumulate { reduction, part, value, micro_batch } => {
+                    let ty = ty(program, parameter(reduction)?.parameter)?;
+                    let (name, cost) = sum(ty);
+                    // The first part is moved, not added.
+                    let bytes = ty.bytes() as u64;
+                    let first = self.memory.accumulate(reduction, part, bytes);
+                    let moved =
+                        first && program.instructions.get(at + 1) == Some(&Instruction::Free { value, micro_batch });
+                    let held = self.memory.live - if moved { bytes } else { 0 };
+                    let seconds = if first { 0.0 } else { self.device.seconds(name, &cost) };
+                    self.compute(Doing::WeightGrad, Some(micro_batch), seconds, held);
+                }
+                Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
+                Instruction::Reduce { reduction } => {
+                    let r = parameter(reduction)?;
+                    let ty = ty(program, r.parameter)?;
+                    let (name, cost) = sum(ty);
+                    let more = r.parts.len().saturating_sub(1);
+                    let peak = self.memory.live;
+                    self.memory.remove(more as u64 * ty.bytes() as u64);
+                    self.compute(Doing::Update, None, more as f64 * self.device.seconds(name, &cost), peak);
+                }
+                Instruction::Clip => {
+                    let owned: Vec<u32> = program.owned().map(|(i, _)| i).collect();
+                    let seconds = owned.iter().map(|&i| self.update[i as usize].0).sum();
+                    self.compute(Doing::Update, None, seconds, self.memory.live);
+                    self.out.push(Step::Clip);
+                }
+                Instruction::Update { reduction } => {
+                    let ty = ty(program, parameter(reduction)?.parameter)?;
+                    let peak = self.memory.live;
+                    self.memory.remove(ty.bytes() as u64);
+                    self.compute(Doing::Update, None, self.update[reduction as usize].1, peak);
+                }
+            }
+        }
+        Ok(self.out)
+    }
+
+    /// The time it takes to bring a tensor from the device to where the network takes it, or back.
+    fn copy(&mut self, slot: Slot, bytes: u64) {
+        let seconds = 2.0 * bytes as f64 / self.device.rates.memory;
+        let (doing, micro_batch) = match slot {
+            Slot::Value { micro_batch, .. } if self.turned.get(micro_batch as usize) == Some(&true) => {
+                (Doing::Backward, Some(micro_batch))
+            }
+            Slot::Value { micro_batch, .. } => (Doing::Forward, Some(micro_batch)),
+            Slot::Part { .. } | Slot::Parameter { .. } => (Doing::Update, None),
+        };
+        self.compute(doing, micro_batch, seconds, self.memory.live + bytes);
+    }
+
+    /// Adds to the step before where that does the same.
+    fn compute(&mut self, what: Doing, which: Option<u32>, time: f64, held: u64) {
+        let backward = |d: Doing| matches!(d, Doing::Backward | Doing::WeightGrad);
+        if let Some(Step::Compute { doing, micro_batch, seconds, peak }) = self.out.last_mut()
+            && *micro_batch == which
+            && (*doing == what || (backward(*doing) && backward(what)))
+        {
+            // Gradients of parameters count as put off only where nothing else is done with them.
+            *doing = if *doing == what { what } else { Doing::Backward };
+            *seconds += time;
+            *peak = held.max(*peak);
+        } else {
+            self.out.push(Step::Compute { doing: what, micro_batch: which, seconds: time, peak: held });
+        }
+    }
+}
+
+/// Bytes at hand while a Program runs. Reshaped, permuted and expanded tensors share what they are made of.
+struct Memory {
+    live: u64,
+    /// By value number, less the first: bytes, and the value whose bytes these are.
+    values: Vec<(u64, u32)>,
+    first: u32,
+    /// By value and micro-batch: how many of the values at hand share its bytes.
+    shares: Vec<u16>,
+    micro_batches: usize,
+    /// Sums that have begun, by reduction and part.
+    sums: HashMap<(u32, u32), ()>,
+}
+
+impl Memory {
+    fn new(program: &Program, conditions: &Conditions) -> Result<Self, PlanError> {
+        let first = program.values.keys().next().map_or(0, |v| v.0);
+        let last = program.values.keys().next_back().map_or(0, |v| v.0);
+        let mut values = vec![(0, 0); (last - first) as usize + 1];
+        for (v, value) in &program.values {
+            values[(v.0 - first) as usize] = (value.ty.bytes() as u64, v.0 - first);
+        }
+        for node in program.nodes.values() {
+            let view = matches!(node.op, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_));
+            if let (true, [input], [output]) = (view, &node.inputs[..], &node.outputs[..]) {
+                let root = values[(input.0 - first) as usize].1;
+                values[(output.0 - first) as usize].1 = root;
+            }
+        }
+        let bytes = |v: ValueId| Ok::<u64, PlanError>(ty(program, v)?.bytes() as u64);
+        let mut live = 0;
+        for h in &program.holdings {
+            live += bytes(h.value)?;
+        }
+        for (_, r) in program.owned() {
+            live += bytes(r.parameter)? * conditions.optimizer.slots().len() as u64;
+        }
+        let micro_batches = program.micro_batches as usize;
+        let mut memory = Self {
+            live,
+            shares: vec![0; values.len() * micro_batches],
+            values,
+            first,
+            micro_batches,
+            sums: HashMap::new(),
+        };
+        // What stays from step to step is never freed through a view of it.
+        for h in &program.holdings {
+            let root = (h.value.0 - first) as usize;
+            memory.shares[root * micro_batches..(root + 1) * micro_batches].fill(1);
+        }
+        Ok(memory)
+    }
+
+    fn share(&mut self, v: ValueId, micro_batch: u32) -> Option<(&mut u16, u64)> {
+        let root = self.values.get(v.0.checked_sub(self.first)? as usize)?.1 as usize;
+        let bytes = self.values[root].0;
+        let slot = self.shares.get_mut(root * self.micro_batches + micro_batch as usize)?;
+        Some((slot, bytes))
+    }
+
+    fn put(&mut self, v: ValueId, micro_batch: u32) {
+        if let Some((shares, bytes)) = self.share(v, micro_batch) {
+            *shares += 1;
+            let fresh = *shares == 1;
+            self.live += if fresh { bytes } else { 0 };
+        }
+    }
+
+    fn free(&mut self, v: ValueId, micro_batch: u32) {
+        if let Some((shares, bytes)) = self.share(v, micro_batch)
+            && *shares > 0
+        {
+            *shares -= 1;
+            let gone = *shares == 0;
+            self.live -= if gone { bytes } else { 0 };
+        }
+    }
+
+    /// Puts an operator's results; yields the bytes held while it runs. One that memory limits writes over an operand of the same size that is given up.
+    fn run(
+        &mut self,
+        op: &Op,
+        inputs: &[ValueId],
+        outputs: &[ValueId],
+        micro_batch: u32,
+        frees: impl Iterator<Item = ValueId>,
+    ) -> u64 {
+        let before = self.live;
+        for v in outputs {
+            self.put(*v, micro_batch);
+        }
+        let [output] = outputs else { return self.live };
+        if self.live == before || !elementwise(op) {
+            return self.live;
+        }
+        let size = self.live - before;
+        let mut given = frees.filter(|v| inputs.contains(v) && v != output);
+        let in_place = given.any(|v| self.share(v, micro_batch).is_some_and(|(shares, b)| *shares == 1 && b == size));
+        if in_place { before } else { self.live }
+    }
+
+    /// Whether this is the sum's first term.
+    fn accumulate(&mut self, reduction: u32, part: u32, bytes: u64) -> bool {
+        let first = self.sums.insert((reduction, part), ()).is_none();
+        self.live += if first { bytes } else { 0 };
+        first
+    }
+
+    fn add(&mut self, bytes: u64) {
+        self.live += bytes;
+    }
+
+    fn remove(&mut self, bytes: u64) {
+        self.live = self.live.saturating_sub(bytes);
+    }
+}
+
+/// Whether backends run it in the place of an operand.
+fn elementwise(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Unary(_)
+            | Op::Binary(_)
+            | Op::BinaryScalar(_)
+            | Op::Gelu(_)
+            | Op::GeluBackward(_)
+            | Op::ThresholdBackward(_)
+            | Op::Dropout(_)
+            | Op::DropoutBackward(_)
+    )
+}

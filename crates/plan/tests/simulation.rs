@@ -1,0 +1,264 @@
+//! The simulator against a plain second opinion, and against what can be reckoned by hand.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use std::collections::BTreeMap;
+
+use common::*;
+use fusionllm_graph::ops::AdamwStep;
+use fusionllm_graph::{DType, models::Gpt2Config};
+use fusionllm_plan::{
+    Cluster, Conditions, Device, Doing, Instruction, Line, Link, Optimizer, PeerId, Place, Program, Rates, Schedule,
+    Site, Slot, equal_compute, message_bytes, simulate,
+};
+use proptest::prelude::*;
+
+const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
+
+fn conditions() -> Conditions {
+    Conditions { optimizer: OPTIMIZER, record: true }
+}
+
+/// A device on which every operator takes `seconds`.
+fn device(name: String, seconds: f64) -> Device {
+    Device::new(name, Rates { matmul: 1e30, convolution: 1e30, memory: 1e30, overhead: seconds }, 1 << 30)
+}
+
+/// Devices and a broker apart, each two joined by a line of their own in each direction.
+fn lines(seconds: &[f64], dice: &mut Dice) -> Cluster {
+    let devices = (0..).zip(seconds).map(|(i, s): (u32, _)| device(format!("p{i}"), *s)).collect();
+    let ends: Vec<Place> = (0..seconds.len() as u32).map(Place::Device).chain([Place::Broker]).collect();
+    let mut all = Vec::new();
+    for &from in &ends {
+        for &to in ends.iter().filter(|to| **to != from) {
+            let link = Link { latency: dice.below(5) as f64 * 0.5, bandwidth: 10.0 + dice.below(1000) as f64 };
+            all.push(Line { from, to, link });
+        }
+    }
+    Cluster::new(devices, Vec::new(), all, Some(Place::Broker)).unwrap()
+}
+
+/// A plain second opinion, for clusters as [`lines`] makes them: each peer has a clock, and goes as far as it gets.
+struct Peers<'a> {
+    programs: &'a [Program],
+    cluster: &'a Cluster,
+    seconds: &'a [f64],
+    clock: Vec<f64>,
+    free: BTreeMap<(PeerId, PeerId), f64>,
+    mail: BTreeMap<(PeerId, Slot), f64>,
+}
+
+impl Peers<'_> {
+    fn send(&mut self, at: f64, from: PeerId, to: PeerId, slot: Slot, bytes: usize) {
+        let link = self.cluster.link(from, to).unwrap();
+        let free = self.free.entry((from, to)).or_insert(0.0);
+        *free = free.max(at) + message_bytes(bytes as u64) / link.bandwidth;
+        self.mail.insert((to, slot), *free + link.latency);
+    }
+
+    /// Seconds of a small message to the broker, or from it.
+    fn control(&self, from: PeerId, to: PeerId, bytes: u64) -> f64 {
+        self.cluster.link(from, to).unwrap().seconds(message_bytes(bytes))
+    }
+
+    fn norms(&self, p: &Program) -> f64 {
+        self.control(p.peer, PeerId::BROKER, 10 * p.owned().count() as u64)
+    }
+
+    /// Carries out one stretch of each peer's instructions.
+    fn run(&mut self, stretch: &[&[Instruction]]) {
+        let mut at = vec![0; stretch.len()];
+        while (0..at.len()).any(|i| at[i] < stretch[i].len()) {
+            let before = at.clone();
+            for i in 0..at.len() {
+                while let Some(instruction) = stretch[i].get(at[i]) {
+                    if !self.step(i, instruction) {
+                        break;
+                    }
+                    at[i] += 1;
+                }
+            }
+            assert_ne!(at, before, "all wait");
+        }
+    }
+
+    fn step(&mut self, i: usize, instruction: &Instruction) -> bool {
+        let p = &self.programs[i];
+        let operators = match *instruction {
+            Instruction::Receive { slot, .. } => match self.mail.remove(&(p.peer, slot)) {
+                Some(time) => {
+                    self.clock[i] = self.clock[i].max(time);
+                    0
+                }
+                None => return false,
+            },
+            Instruction::Send { slot, to } => {
+                self.send(self.clock[i], p.peer, to, slot, p.values[&slot.value()].ty.bytes());
+                0
+            }
+            Instruction::Run { .. } | Instruction::Update { .. } => 1,
+            // The first term of a sum is moved there.
+            Instruction::Accumulate { micro_batch, .. } => usize::from(micro_batch > 0),
+            Instruction::Reduce { reduction } => p.reductions[reduction as usize].parts.len() - 1,
+            Instruction::Clip => p.owned().count(),
+            _ => 0,
+        };
+        self.clock[i] += self.seconds[i] * operators as f64;
+        true
+    }
+
+    /// When all were through each of eight steps.
+    fn ends(mut self) -> Vec<f64> {
+        let clip = |p: &Program| p.instructions.iter().position(|i| *i == Instruction::Clip).unwrap() + 1;
+        let first: Vec<&[Instruction]> = self.programs.iter().map(|p| &p.instructions[..clip(p)]).collect();
+        let second: Vec<&[Instruction]> = self.programs.iter().map(|p| &p.instructions[clip(p)..]).collect();
+        let (mut ends, mut reported) = (Vec::new(), vec![0.0f64; 3]);
+        for pass in 0..8 {
+            // Inputs go out as soon as all have reported the pass three before.
+            let mut inputs = Vec::new();
+            for p in self.programs {
+                for (slot, (from, ty)) in p.incoming() {
+                    if let (PeerId::BROKER, Slot::Value { micro_batch, value }) = (from, slot) {
+                        inputs.push((micro_batch, p.peer, value, slot, ty.bytes()));
+                    }
+                }
+            }
+            inputs.sort();
+            for (_, to, _, slot, bytes) in inputs {
+                self.send(reported[pass], PeerId::BROKER, to, slot, bytes);
+            }
+            self.run(&first);
+            let norms = self.programs.iter().map(|p| self.clock[p.peer.0 as usize] + self.norms(p));
+            let judged = norms.fold(0.0, f64::max);
+            for i in 0..self.programs.len() {
+                self.clock[i] = judged + self.control(PeerId::BROKER, PeerId(i as u32), 32);
+            }
+            self.run(&second);
+            ends.push(self.clock.iter().copied().fold(0.0, f64::max));
+            let reports = self.programs.iter().map(|p| self.clock[p.peer.0 as usize] + self.norms(p));
+            reported.push(reports.fold(0.0, f64::max));
+        }
+        ends
+    }
+}
+
+fn second_opinion(programs: &[Program], cluster: &Cluster, seconds: &[f64]) -> f64 {
+    let clock = vec![0.0; programs.len()];
+    let peers = Peers { programs, cluster, seconds, clock, free: BTreeMap::new(), mail: BTreeMap::new() };
+    let ends = peers.ends();
+    let took = |k: usize| ends[k] - ends[k - 1];
+    // The first of two alike, as the simulator has it.
+    let steady = (2..7).find(|&k| (took(k) - took(k - 1)).abs() <= 1e-3 * took(k));
+    took(steady.unwrap_or(7))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 100, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn two_clocks_agree(
+        size in 0usize..10, peers in 1usize..=5, micro_batches in 1u32..=5, gpipe in any::<bool>(), seed in any::<u64>(),
+    ) {
+        let mut dice = Dice::new(seed);
+        let graph = random_graph(size, &mut dice);
+        let schedule = if gpipe { Schedule::GPipe } else { Schedule::OneFOneB };
+        let plan = random_plan(&graph, peers, micro_batches, schedule, &mut dice);
+        let [programs, _] = programs(&graph, &plan);
+        let seconds: Vec<f64> = (0..peers).map(|_| 0.25 * (1 + dice.below(8)) as f64).collect();
+        let cluster = lines(&seconds, &mut dice);
+        let simulation = simulate(&programs, &cluster, &conditions()).unwrap();
+        let expected = second_opinion(&programs, &cluster, &seconds);
+        prop_assert!((simulation.step_s - expected).abs() < 1e-6 * expected, "{} is not {expected}", simulation.step_s);
+        prop_assert_eq!(&simulation, &simulate(&programs, &cluster, &conditions()).unwrap());
+        for (p, load) in (0..).map(PeerId).zip(&simulation.peers) {
+            let spent: f64 = simulation.spans.iter().filter(|s| s.peer == p).map(|s| s.end - s.start).sum();
+            prop_assert!((load.compute_s + load.wait_s - spent).abs() < 1e-6 * expected, "a peer computes or waits");
+            prop_assert!((spent - expected).abs() < 2e-3 * expected, "and does nothing else: {} of {}", spent, expected);
+        }
+    }
+}
+
+fn gpt2(layers: usize) -> fusionllm_graph::Graph {
+    let config =
+        Gpt2Config { vocab_size: 64, n_positions: 16, n_embd: 16, n_layer: layers, n_head: 2, ..Gpt2Config::default() };
+    config.build(1, 16, DType::F32).unwrap()
+}
+
+/// One sends two messages over an uplink that another uses too.
+#[test]
+fn an_uplink_is_shared_evenly() {
+    let graph = gpt2(2);
+    let plan = equal_compute(&graph, &names(2), 4, Schedule::GPipe).unwrap();
+    let [programs, _] = programs(&graph, &plan);
+    let slow = Link { latency: 0.0, bandwidth: 1000.0 };
+    let site = |name: &str, uplink| Site { name: name.into(), inside: None, uplink };
+    let at = |i: u32| Device { site: Some(i), ..device(format!("p{i}"), 1e-6) };
+    let step = |sites: Vec<Site>, lines: Vec<Line>| {
+        let cluster = Cluster::new(vec![at(0), at(1)], sites, lines, Some(Place::Device(1))).unwrap();
+        simulate(&programs, &cluster, &conditions()).unwrap()
+    };
+    let both = |link| {
+        vec![
+            Line { from: Place::Site(0), to: Place::Site(1), link },
+            Line { from: Place::Site(1), to: Place::Site(0), link },
+        ]
+    };
+    // Whether the line or one of the uplinks is slow is the same to two devices that use it alone.
+    let line = step(vec![site("a", None), site("b", None)], both(slow));
+    let fast = Link { latency: 0.0, bandwidth: 1e12 };
+    let up = step(vec![site("a", Some(slow)), site("b", Some(fast))], both(fast));
+    close(line.step_s, up.step_s);
+    let used: u64 = up.shared.iter().filter(|s| s.id.site == 0).map(|s| s.bytes).sum();
+    let crossing = up.links.iter().filter(|l| (l.from, l.to) != (PeerId::BROKER, PeerId(1)));
+    assert_eq!(used, crossing.map(|l| l.bytes).sum::<u64>());
+}
+
+fn close(a: f64, b: f64) {
+    assert!((a - b).abs() < 1e-6 * a, "{a} is not {b}");
+}
+
+/// What a peer holds at most is what the Program says, found by going through it by hand.
+#[test]
+fn a_peer_alone_computes_all_the_time() {
+    let graph = gpt2(1);
+    let plan = one_peer(&graph, 3);
+    let [programs, _] = programs(&graph, &plan);
+    let cluster = Cluster::new(vec![device("p0".into(), 0.5)], Vec::new(), Vec::new(), None).unwrap();
+    let s = simulate(&programs, &cluster, &conditions()).unwrap();
+    assert_eq!(s.links.iter().map(|l| l.busy_s).sum::<f64>(), 0.0, "its inputs come from its own machine");
+    assert!((s.step_s - s.peers[0].compute_s).abs() < 1e-9, "and it never waits");
+    assert!(s.spans.iter().all(|s| !matches!(s.doing, Doing::Wait)));
+    let state: usize = programs[0].holdings.iter().map(|h| programs[0].values[&h.value].ty.bytes()).sum();
+    let trained: usize = programs[0].owned().map(|(_, r)| programs[0].values[&r.parameter].ty.bytes()).sum();
+    let least = (state + 3 * trained) as u64;
+    assert!(s.peers[0].peak_bytes > least, "parameters, two moments and gradients at the least");
+}
+
+#[test]
+fn a_plan_without_a_way_is_refused() {
+    let graph = gpt2(1);
+    let plan = equal_compute(&graph, &names(2), 1, Schedule::GPipe).unwrap();
+    let [programs, _] = programs(&graph, &plan);
+    let devices = vec![device("p0".into(), 0.5), device("p1".into(), 0.5)];
+    let cluster = Cluster::new(devices, Vec::new(), Vec::new(), None).unwrap();
+    let e = simulate(&programs, &cluster, &conditions()).unwrap_err().to_string();
+    assert_eq!(e, "cluster: no link leads from p1 to p0");
+    let cluster = cluster.select(&[PeerId(0)]).unwrap();
+    assert_eq!(simulate(&programs, &cluster, &conditions()).unwrap_err().to_string(), "cluster: 1 devices for 2 peers");
+}
+
+/// The scale that planning asks for, in the published system's order of size.
+#[test]
+fn a_thousand_peers_step() {
+    let graph = gpt2(80);
+    let plan = equal_compute(&graph, &names(1000), 64, Schedule::OneFOneB).unwrap();
+    let programs = fusionllm_plan::compile(&plan, &graph, &train_graph(&graph)).unwrap();
+    let site = Site { name: "s".into(), inside: Some(Link { latency: 1e-3, bandwidth: 1e6 }), uplink: None };
+    let devices = (0..1000).map(|i| Device { site: Some(0), ..device(format!("p{i}"), 1e-3) }).collect();
+    let cluster = Cluster::new(devices, vec![site], Vec::new(), None).unwrap();
+    let s = simulate(&programs, &cluster, &Conditions { record: false, ..conditions() }).unwrap();
+    assert_eq!(s.peers.len(), 1000);
+    assert!(s.step_s > s.peers.iter().map(|p| p.compute_s).fold(0.0, f64::max));
+}
