@@ -102,7 +102,7 @@ impl Load {
         // Inputs go out micro-batch by micro-batch.
         inputs.sort_by_key(|&m| match messages[m as usize].slot {
             Slot::Value { micro_batch, value } => (micro_batch, messages[m as usize].to, value),
-            Slot::Part { parameter, .. } | Slot::Parameter { parameter } => (u32::MAX, PeerId(0), parameter),
+            slot => (u32::MAX, messages[m as usize].to, slot.value()),
         });
         let mut resources: Vec<(u32, (ResourceKey, f64))> =
             roads.resources.into_iter().map(|(key, (id, bandwidth))| (id, (key, bandwidth))).collect();
@@ -213,7 +213,7 @@ impl<'a> Writer<'a> {
                     match slot {
                         Slot::Value { value, micro_batch } => self.memory.put(value, micro_batch),
                         Slot::Part { .. } => self.memory.add(bytes),
-                        Slot::Parameter { .. } => {}
+                        Slot::Parameter { .. } | Slot::Buffer { .. } => {}
                     }
                     self.copy(slot, bytes);
                 }
@@ -295,7 +295,7 @@ impl<'a> Writer<'a> {
             Slot::Value { micro_batch, .. } if self.turned.get(micro_batch as usize) == Some(&true) => {
                 (Doing::Backward, Some(micro_batch))
             }
-            Slot::Value { micro_batch, .. } => (Doing::Forward, Some(micro_batch)),
+            Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. } => (Doing::Forward, Some(micro_batch)),
             Slot::Part { .. } | Slot::Parameter { .. } => (Doing::Update, None),
         };
         self.compute(doing, micro_batch, seconds, self.memory.live + bytes);
