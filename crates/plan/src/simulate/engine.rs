@@ -252,9 +252,10 @@ impl<'a> Engine<'a> {
         round.norms += 1;
         round.norms_at = round.norms_at.max(self.now + self.load.to_broker[p as usize]);
         let judged = round.norms_at;
-        if round.norms == self.peers.len() {
-            for q in 0..self.peers.len() {
-                self.at(judged + self.load.from_broker[q], Event::Go(q as u32));
+        if round.norms == self.load.voters.len() {
+            let load = self.load;
+            for &q in &load.voters {
+                self.at(judged + load.from_broker[q as usize], Event::Go(q));
             }
         }
     }

@@ -60,6 +60,8 @@ pub(super) struct Load {
     pub(super) resources: Vec<(ResourceKey, f64)>,
     /// The messages of the broker, in the order in which it sends them.
     pub(super) inputs: Vec<u32>,
+    /// The peers that wait for the verdict: those that are not left out.
+    pub(super) voters: Vec<u32>,
     /// By peer: seconds that norms take to the broker and the verdict takes back.
     pub(super) to_broker: Vec<f64>,
     pub(super) from_broker: Vec<f64>,
@@ -98,6 +100,8 @@ impl Load {
             to_broker.push(control(p.peer, PeerId::BROKER, 10 * p.owned().count() as u64)?);
             from_broker.push(control(PeerId::BROKER, p.peer, 32)?);
         }
+        let votes = |steps: &Vec<Step>| steps.iter().any(|s| matches!(s, Step::Clip));
+        let voters = (0..).zip(&steps).filter(|(_, s)| votes(s)).map(|(p, _)| p).collect();
         let micro_batches = programs.first().map_or(1, |p| p.micro_batches);
         // Inputs go out micro-batch by micro-batch.
         inputs.sort_by_key(|&m| match messages[m as usize].slot {
@@ -109,7 +113,7 @@ impl Load {
         resources.sort_by_key(|r| r.0);
         let resources = resources.into_iter().map(|r| r.1).collect();
         let channels = roads.channels;
-        Ok(Self { steps, messages, channels, resources, inputs, to_broker, from_broker, micro_batches })
+        Ok(Self { steps, messages, channels, resources, inputs, voters, to_broker, from_broker, micro_batches })
     }
 }
 
