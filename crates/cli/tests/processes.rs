@@ -1,7 +1,8 @@
 //! Runs over real processes and real QUIC on this machine.
 
+use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, ChildStderr, Command, ExitStatus, Output, Stdio};
 
 fn fusionllm() -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fusionllm"));
@@ -65,6 +66,36 @@ fn losses_over_processes_are_those_of_one_peer() {
     }
 }
 
+/// A run whose training has begun.
+#[cfg(unix)]
+struct UnderWay {
+    process: Child,
+    lines: BufReader<ChildStderr>,
+}
+
+/// Starts a run and waits for its first validation.
+#[cfg(unix)]
+fn under_way(command: &mut Command) -> UnderWay {
+    let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(process.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("validation") {
+        line.clear();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "the run ended early");
+    }
+    UnderWay { process, lines }
+}
+
+#[cfg(unix)]
+impl UnderWay {
+    /// Its exit status, and what else it said.
+    fn end(&mut self) -> (ExitStatus, String) {
+        let mut rest = String::new();
+        self.lines.read_to_string(&mut rest).unwrap();
+        (self.process.wait().unwrap(), rest)
+    }
+}
+
 /// The process of a run's joiner of this name.
 #[cfg(target_os = "linux")]
 fn joiner(broker: &Child, name: &str) -> Option<String> {
@@ -84,32 +115,112 @@ fn joiner(broker: &Child, name: &str) -> Option<String> {
 #[test]
 #[cfg(target_os = "linux")]
 fn a_killed_peer_ends_the_run_and_is_named() {
-    use std::io::{BufRead, BufReader, Read};
-
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run");
-    let mut broker = fusionllm()
-        .args(["train", "--steps", "1000000", "--peers", "3", "--set=checkpoint.every=2", "--run-dir"])
-        .arg(&path)
-        .args(TINY)
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut lines = BufReader::new(broker.stderr.take().unwrap());
-    // The first validation is reported once training is under way.
-    let mut line = String::new();
-    while !line.contains("validation") {
-        line.clear();
-        assert!(lines.read_line(&mut line).unwrap() > 0, "the run ended early");
-    }
-    let pid = joiner(&broker, "peer-1").expect("the joiner runs");
+    let args = ["train", "--steps", "1000000", "--peers", "3", "--set=checkpoint.every=2"];
+    let mut run = under_way(fusionllm().args(args).arg("--run-dir").arg(&path).args(TINY));
+    let pid = joiner(&run.process, "peer-1").expect("the joiner runs");
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
-    let status = broker.wait().unwrap();
-    let mut rest = String::new();
-    lines.read_to_string(&mut rest).unwrap();
+    let (status, rest) = run.end();
     assert_eq!(status.code(), Some(1), "{rest}");
     let error = rest.lines().find(|l| l.starts_with("error:")).unwrap_or_else(|| panic!("no error line in {rest}"));
     assert!(error.contains("peer-1"), "{error}");
     let last = losses(&path).len();
     assert!(last >= 4, "{last} steps were recorded");
+}
+
+/// Stopped by Ctrl-C in the middle and gone on with by other numbers of peers, a run is the run it would have been.
+#[test]
+#[cfg(unix)]
+fn an_interrupted_run_goes_on_with_other_peers_bit_for_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let [whole, parts] = ["whole", "parts"].map(|name| directory.path().join(name));
+    let start = |peers: &str, path: &Path| {
+        let mut command = fusionllm();
+        command.args(["train", "--steps", "300", "--peers", peers, "--run-dir"]).arg(path).args(TINY);
+        command
+    };
+    finished(&mut start("1", &whole));
+    let mut run = under_way(&mut start("2", &parts));
+    assert!(Command::new("kill").args(["-INT", &run.process.id().to_string()]).status().unwrap().success());
+    let (status, rest) = run.end();
+    assert_eq!(status.code(), Some(0), "{rest}");
+    let stopped_at = losses(&parts).len();
+    assert!((4..300).contains(&stopped_at), "{stopped_at} steps were done");
+    finished(fusionllm().args(["train", "--peers", "3", "--resume"]).arg(&parts));
+    assert_eq!(losses(&parts), losses(&whole));
+    let model = |run: &Path| std::fs::read(run.join("checkpoints/step-300/model.safetensors")).unwrap();
+    assert!(model(&parts) == model(&whole), "stopped after {stopped_at} steps, the models differ");
+}
+
+/// A file may not grow beyond what the disk has: here, beyond what the shell allows, which needs no disk to fill.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_full_disk_harms_no_earlier_checkpoint() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run");
+    finished(fusionllm().args(["train", "--steps", "4", "--peers", "1", "--run-dir"]).arg(&path).args(TINY));
+    let before = std::fs::read(path.join("checkpoints/step-4/model.safetensors")).unwrap();
+    let output = Command::new("sh")
+        .args(["-c", "trap '' XFSZ; ulimit -f 16; exec \"$0\" \"$@\"", env!("CARGO_BIN_EXE_fusionllm")])
+        .args(["train", "--peers", "1", "--steps", "8", "--resume"])
+        .arg(&path)
+        .output()
+        .unwrap();
+    let message = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{message}");
+    let error = message.lines().find(|l| l.starts_with("error:")).unwrap_or_else(|| panic!("no error in {message}"));
+    assert!(error.contains("step-8.partial") && error.contains("File too large"), "{error}");
+    let kept: Vec<_> = std::fs::read_dir(path.join("checkpoints")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(kept, ["step-4"], "no half checkpoint stays");
+    assert!(std::fs::read(path.join("checkpoints/step-4/model.safetensors")).unwrap() == before);
+    finished(fusionllm().args(["train", "--peers", "2", "--steps", "8", "--resume"]).arg(&path));
+    assert_eq!(losses(&path).len(), 8);
+}
+
+/// The examples as they stand, made small enough for a test.
+#[test]
+fn the_examples_learn() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    if !root.join("../shared/data").is_dir() {
+        eprintln!("skipped: ../shared/data is not there");
+        return;
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let learn = |example: &str, set: &[&str]| {
+        let path = directory.path().join(example);
+        let job = root.join("examples").join(format!("{example}.toml"));
+        finished(fusionllm().arg("train").arg(job).args(set).arg("--run-dir").arg(&path));
+        losses(&path)
+    };
+    let text = learn(
+        "tinyshakespeare",
+        &[
+            "--steps=100",
+            "--set=model.n_embd=64",
+            "--set=model.n_layer=2",
+            "--set=data.context=64",
+            "--set=train.optimizer.warmup=10",
+            "--set=eval.every=100",
+            "--set=eval.batches=4",
+        ],
+    );
+    let (_, validation) = text[text.len() - 1];
+    // What the frequencies of single bytes give is 3.3.
+    assert!(text[0].0 > 5.0 && validation.unwrap() < 3.0, "{text:?}");
+    let images = learn(
+        "cifar10",
+        &[
+            "--steps=40",
+            "--set=model.width=8",
+            "--set=train.batch=32",
+            "--set=train.micro_batch=8",
+            "--set=train.optimizer.warmup=5",
+            "--set=eval.every=40",
+            "--set=eval.batches=2",
+        ],
+    );
+    // Chance gives ln 10, 2.3.
+    let (_, validation) = images[images.len() - 1];
+    assert!(validation.unwrap() < 2.25, "{images:?}");
 }

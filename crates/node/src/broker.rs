@@ -18,6 +18,7 @@ use crate::NodeError;
 use crate::checkpoint::Checkpoint;
 use crate::config::Job;
 use crate::data::Dataset;
+use crate::keeper::{Inbox, Kept, SavedTensor};
 use crate::local::{Children, LocalPeer};
 use crate::model::Model;
 use crate::peer::WINDOW;
@@ -129,8 +130,8 @@ enum Incoming {
     Hello(u64, Connection, Box<Lanes>, Hello),
     Gone(u64),
     Message(PeerId, FromPeer),
-    Saved { from: PeerId, step: u64, name: String, slot: Option<String>, tensor: HostTensor },
     SavedAll(PeerId, u64),
+    Kept(Kept),
     Lost(PeerId, String),
     Child(String),
     Interrupt,
@@ -179,13 +180,18 @@ pub async fn conduct(
             )));
         }
     }
-    let mut store = Store::open(options.directory.as_deref(), options.resume.take(), job)?;
+    let (events, incoming) = mpsc::unbounded_channel();
+    let kept = {
+        let events = events.clone();
+        move |kept| drop(events.send(Incoming::Kept(kept)))
+    };
+    let mut store = Store::open(options.directory.as_deref(), options.resume.take(), job, kept)?;
     observer.event(Event::Opened { directory: store.directory() });
     let secret_key = SecretKey::generate();
     let endpoint = Endpoint::bind(Options { secret_key, listen: options.listen, ..Options::new() }).await?;
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
     let run = Conductor { job, data, model, weights, endpoint: endpoint.clone(), ticket };
-    let result = run.conduct(options, &mut store, observer).await;
+    let result = run.conduct(options, &mut store, (events, incoming), observer).await;
     let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
     endpoint.close(&reason).await;
     result
@@ -205,9 +211,9 @@ impl Conductor<'_> {
         self,
         options: BrokerOptions,
         store: &mut Store,
+        (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<Position, NodeError> {
-        let (events, mut incoming) = mpsc::unbounded_channel();
         store.ticket(&self.ticket)?;
         observer.event(Event::Listening { ticket: &self.ticket, wanted: options.peers });
         let accepting = tokio::spawn(accept(self.endpoint.clone(), events.clone()));
@@ -327,7 +333,8 @@ impl Conductor<'_> {
             }
             let outbox = Outbox::new(connection.clone());
             tokio::spawn(receive_control(lanes.control, peer, events.clone()));
-            tokio::spawn(receive_bulk(lanes.bulk, peer, saved_types(&assignment.train, optimizer), events.clone()));
+            let saved = saved_types(&assignment.train, optimizer);
+            tokio::spawn(receive_bulk(lanes.bulk, peer, saved, store.inbox(), events.clone()));
             let lost = |e: NodeError| match e {
                 NodeError::Lost(cause) => {
                     NodeError::LostPeer { peer, name: member.name.clone(), reason: cause.to_string() }
@@ -427,15 +434,15 @@ impl Conductor<'_> {
                     }
                     broker.message(from, message, now)
                 }
-                Some(Incoming::Saved { from, step, name, slot, tensor }) => {
-                    if store.expects(step) {
-                        store.save(&name, slot.as_deref(), &tensor)?;
-                        Vec::new()
-                    } else {
-                        broker.lost(from, "it sent a snapshot that was not asked for")
-                    }
-                }
                 Some(Incoming::SavedAll(from, step)) => broker.saved(from, step),
+                Some(Incoming::Kept(Kept::Committed(step))) => {
+                    observer.event(Event::Saved { step });
+                    broker.committed(step)
+                }
+                Some(Incoming::Kept(Kept::Unasked(from))) => {
+                    broker.lost(from, "it sent a snapshot that was not asked for")
+                }
+                Some(Incoming::Kept(Kept::Failed(e))) => return Err(e),
                 Some(Incoming::Lost(peer, reason)) => broker.lost(peer, &reason),
                 Some(Incoming::Child(reason)) => {
                     // Its connection tells more, and names it, unless it never comes.
@@ -473,8 +480,7 @@ impl Conductor<'_> {
         store: &mut Store,
         observer: &mut dyn Observer,
     ) -> Result<Option<Position>, NodeError> {
-        let mut queue = std::collections::VecDeque::from(actions);
-        while let Some(action) = queue.pop_front() {
+        for action in actions {
             match action {
                 Action::Send(to, message) => {
                     if let Some(peer) = peers.get(to.0 as usize) {
@@ -500,12 +506,10 @@ impl Conductor<'_> {
                     observer.event(Event::Evaluated { step, val_loss, val_accuracy });
                 }
                 Action::BeginCheckpoint(step) => {
-                    store.begin_checkpoint(step, &self.model, self.job.train.optimizer.update_rule())?
+                    store.begin_checkpoint(step, &self.model, self.job.train.optimizer.update_rule());
                 }
                 Action::Commit(position) => {
                     store.commit(position, self.job, &self.data, &self.model)?;
-                    observer.event(Event::Saved { step: position.step });
-                    queue.extend(broker.committed(position.step));
                 }
                 Action::Finish(position) => {
                     let facts: Vec<_> = peers
@@ -697,6 +701,7 @@ async fn receive_bulk(
     mut lane: Receiver,
     from: PeerId,
     types: BTreeMap<(String, Option<String>), TensorType>,
+    keeper: Inbox,
     events: mpsc::UnboundedSender<Incoming>,
 ) {
     let result: Result<(), NodeError> = async {
@@ -711,7 +716,7 @@ async fn receive_bulk(
                     let mut bytes = vec![0; ty.bytes()];
                     frame.read_into(&mut bytes).await?;
                     let tensor = HostTensor::from_bytes(ty, bytes)?;
-                    let _ = events.send(Incoming::Saved { from, step, name, slot, tensor });
+                    keeper.put(SavedTensor { from, step, name, slot, tensor }).await;
                 }
                 BulkHeader::SavedAll { step } => {
                     let _ = events.send(Incoming::SavedAll(from, step));

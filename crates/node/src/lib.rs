@@ -10,6 +10,7 @@ mod disk;
 mod error;
 pub mod export;
 pub mod generate;
+mod keeper;
 mod local;
 pub mod model;
 mod peer;

@@ -10,20 +10,19 @@ use fusionllm_protocol::{PassReport, Position, StepRecord};
 use fusionllm_transport::Ticket;
 
 use crate::NodeError;
-use crate::checkpoint::{Checkpoint, CheckpointWriter, Checkpoints, Part, State};
+use crate::checkpoint::{Checkpoint, Checkpoints, Part, State};
 use crate::config::{Data, Family, Job};
 use crate::data::Dataset;
 use crate::export::config_json;
+use crate::keeper::{Inbox, Keeper, Kept, Seal};
 use crate::model::Model;
 use crate::run_dir::{LinkSummary, PeerSummary, RunDir, StepMetrics, Summary};
 
 /// Where a run leaves what it did, and where it goes on from.
 pub(crate) struct Store {
     run: RunDir,
-    checkpoints: Checkpoints,
+    keeper: Keeper,
     resumed: Option<Checkpoint>,
-    /// The checkpoint being written, and its step.
-    writing: Option<(u64, CheckpointWriter)>,
     steps: Vec<Step>,
     /// The metrics of a step that a validation is to follow.
     pending: Option<StepMetrics>,
@@ -104,8 +103,13 @@ pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &
 
 impl Store {
     /// A new run in `directory` (or a fresh one under `runs/`), or one that goes on from a checkpoint: in its run's directory, or as a new run in
-    /// `directory`.
-    pub(crate) fn open(directory: Option<&Path>, resumed: Option<Checkpoint>, job: &Job) -> Result<Self, NodeError> {
+    /// `directory`. `kept` is told what becomes of its checkpoints.
+    pub(crate) fn open(
+        directory: Option<&Path>,
+        resumed: Option<Checkpoint>,
+        job: &Job,
+        kept: impl Fn(Kept) + Send + 'static,
+    ) -> Result<Self, NodeError> {
         let toml = job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?;
         let run = match (directory, &resumed, resumed.as_ref().and_then(|c| run_of(c.path()))) {
             (None, Some(checkpoint), Some(run)) => {
@@ -115,8 +119,8 @@ impl Store {
             }
             _ => RunDir::create(directory, &toml)?,
         };
-        let checkpoints = Checkpoints::new(run.checkpoints());
-        Ok(Self { checkpoints, run, resumed, writing: None, steps: Vec::new(), pending: None, started: Instant::now() })
+        let keeper = Keeper::start(Checkpoints::new(run.checkpoints()), kept)?;
+        Ok(Self { run, keeper, resumed, steps: Vec::new(), pending: None, started: Instant::now() })
     }
 
     /// The run's directory.
@@ -153,45 +157,27 @@ impl Store {
         }))
     }
 
-    /// Whether snapshots of this step are awaited.
-    pub(crate) fn expects(&self, step: u64) -> bool {
-        self.writing.as_ref().is_some_and(|(s, _)| *s == step)
+    /// Where tensors of snapshots go.
+    pub(crate) fn inbox(&self) -> Inbox {
+        self.keeper.inbox()
     }
 
     /// Tensors of a step's snapshots are to come.
-    pub(crate) fn begin_checkpoint(&mut self, step: u64, model: &Model, optimizer: Optimizer) -> Result<(), NodeError> {
-        let [parameters, slots] = saved_tensors(model, optimizer);
-        self.writing = Some((step, self.checkpoints.begin(step, &parameters, &slots)?));
-        Ok(())
+    pub(crate) fn begin_checkpoint(&self, step: u64, model: &Model, optimizer: Optimizer) {
+        self.keeper.begin(step, saved_tensors(model, optimizer));
     }
 
-    /// One came.
-    pub(crate) fn save(&mut self, name: &str, slot: Option<&str>, tensor: &HostTensor) -> Result<(), NodeError> {
-        if let Some((_, writer)) = &mut self.writing {
-            match slot {
-                None => writer.put(Part::Model, name, tensor)?,
-                Some(slot) => writer.put(Part::Optimizer, &format!("{name}.{slot}"), tensor)?,
-            }
-        }
-        Ok(())
-    }
-
-    /// All came: the checkpoint appears, and those it makes superfluous go.
-    pub(crate) fn commit(
-        &mut self,
-        position: Position,
-        job: &Job,
-        data: &Dataset,
-        model: &Model,
-    ) -> Result<(), NodeError> {
-        let Some((_, mut writer)) = self.writing.take() else { return Ok(()) };
+    /// All came.
+    pub(crate) fn commit(&self, position: Position, job: &Job, data: &Dataset, model: &Model) -> Result<(), NodeError> {
+        let mut extra = Vec::new();
         if let (Family::Gpt2(config), Data::Text(text)) = (&job.model.family, &job.data) {
             // So that `transformers` loads a checkpoint as it stands.
             let config = config_json(config, Some(text.tokenizer));
-            writer.put_extra("config.json", format!("{config:#}").as_bytes())?;
+            extra.push(("config.json", format!("{config:#}").into_bytes()));
         }
-        writer.put_extra("job.toml", job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?.as_bytes())?;
-        writer.commit(State {
+        let job_file = job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?;
+        extra.push(("job.toml", job_file.into_bytes()));
+        let state = State {
             step: position.step,
             updates: position.updates,
             samples: position.step * job.train.batch as u64,
@@ -199,8 +185,9 @@ impl Store {
             graph: model.forward.digest(),
             data: data.digest().to_owned(),
             loss_first: self.loss_first(),
-        })?;
-        Ok(self.checkpoints.prune(job.checkpoint.keep)?)
+        };
+        self.keeper.commit(Seal { state, extra, keep: job.checkpoint.keep });
+        Ok(())
     }
 
     fn loss_first(&self) -> Option<f64> {

@@ -1,0 +1,175 @@
+//! One whole training step: time, processor time, and what the interpreter adds to its kernels.
+//!
+//! ```console
+//! $ cargo bench -p fusionllm-exec --bench step -- [gpt2|resnet50] [--peers N] [--micro-batches N] [--steps N] [--serve]
+//! ```
+//!
+//! `gpt2` is GPT-2 small's width, heads and vocabulary at 4 layers, batch 4 x 256; `resnet50` takes 4 images of 224 x 224. All peers
+//! live in this process. With `--serve` it does one step for every line on standard input and answers with one line of JSON, so that
+//! `scripts/against_pytorch.py` can alternate its steps with another program's.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::io::{BufRead, Write};
+use std::time::Instant;
+
+use fusionllm_backend::open;
+use fusionllm_exec::ExecError;
+use fusionllm_exec::local::{Cluster, StepResult, Training};
+use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
+use fusionllm_graph::ops::AdamwStep;
+use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, ValueKind, autodiff};
+use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+struct Options {
+    model: String,
+    peers: usize,
+    micro_batches: usize,
+    steps: usize,
+    serve: bool,
+}
+
+fn options() -> Result<Options, Box<dyn Error>> {
+    let mut o = Options { model: "gpt2".into(), peers: 1, micro_batches: 1, steps: 10, serve: false };
+    let mut args = std::env::args().skip(1);
+    while let Some(arg) = args.next() {
+        let mut number =
+            || args.next().ok_or(format!("{arg} takes a number"))?.parse::<usize>().map_err(|e| e.to_string());
+        match arg.as_str() {
+            "gpt2" | "resnet50" => o.model = arg,
+            "--peers" => o.peers = number()?,
+            "--micro-batches" => o.micro_batches = number()?,
+            "--steps" => o.steps = number()?,
+            "--serve" => o.serve = true,
+            // What cargo tells every benchmark.
+            "--bench" => {}
+            other => return Err(format!("unknown argument {other:?}").into()),
+        }
+    }
+    Ok(o)
+}
+
+/// The model for one micro-batch, and the number of classes its labels may name.
+fn model(name: &str, micro_batches: usize) -> Result<(Graph, f64), Box<dyn Error>> {
+    let micro_batch = 4 / micro_batches;
+    if micro_batch * micro_batches != 4 {
+        return Err("the batch is 4: 1, 2 or 4 micro-batches".into());
+    }
+    if name == "resnet50" {
+        let config = ResNetConfig { depth: 50, ..ResNetConfig::default() };
+        return Ok((config.build(micro_batch, 224, DType::F32)?, config.num_classes as f64));
+    }
+    let config = Gpt2Config { n_layer: 4, resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..Gpt2Config::default() };
+    Ok((config.build(micro_batch, 256, DType::F32)?, config.vocab_size as f64))
+}
+
+fn batch(
+    graph: &Graph,
+    classes: f64,
+    micro_batches: usize,
+) -> Result<Vec<BTreeMap<String, HostTensor>>, Box<dyn Error>> {
+    let rng = CounterRng::new(1);
+    let mut batch = Vec::new();
+    for m in 0..micro_batches as u64 {
+        let mut inputs = BTreeMap::new();
+        for value in graph.values.iter().filter(|v| v.kind == ValueKind::Input) {
+            let draw = |i: u64| f64::from(rng.uniform(i, m));
+            let shape = value.ty.shape.clone();
+            let n = value.ty.numel() as u64;
+            let tensor = match value.ty.dtype {
+                DType::I64 => {
+                    HostTensor::from_i64(shape, &(0..n).map(|i| (draw(i) * classes) as i64).collect::<Vec<_>>())?
+                }
+                _ => HostTensor::from_f32(shape, &(0..n).map(|i| draw(i) as f32 - 0.5).collect::<Vec<_>>())?,
+            };
+            inputs.insert(value.name.clone(), tensor);
+        }
+        inputs.insert("loss_weight".into(), HostTensor::from_f32([], &[1.0 / micro_batches as f32])?);
+        batch.push(inputs);
+    }
+    Ok(batch)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    let options = options()?;
+    let (graph, classes) = model(&options.model, options.micro_batches)?;
+    let train = autodiff::differentiate(&graph, graph.outputs["loss"])?;
+    let names: Vec<String> = (0..options.peers).map(|p| format!("p{p}")).collect();
+    let plan = equal_compute(&graph, &names, options.micro_batches as u32, Schedule::OneFOneB)?;
+    let backends = (0..options.peers).map(|_| open("burn-cpu")).collect::<Result<Vec<_>, _>>()?;
+    let training = Training {
+        optimizer: Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }),
+        learning_rate: LearningRate { base: 1e-4, warmup: 0, cosine_until: None, min: 0.0 },
+        clip: None,
+        seed: 1,
+    };
+    let batch = batch(&graph, classes, options.micro_batches)?;
+    let before = memory("VmRSS");
+    let mut cluster = Cluster::new(compile(&plan, &graph, &train)?, &backends, training, |value| match &value.kind {
+        ValueKind::Parameter(init) | ValueKind::Buffer(init) => Ok(init.draw(1, &value.name, &value.ty)?),
+        _ => Err(ExecError::State(format!("{:?} has no initial value", value.name))),
+    })?;
+    let mut out = std::io::stdout().lock();
+    if options.serve {
+        writeln!(out, "{}", serde_json::json!({ "parameters": parameters(&graph), "before_bytes": before }))?;
+        out.flush()?;
+        for line in std::io::stdin().lock().lines() {
+            line?;
+            let started = Instant::now();
+            let result = cluster.step(&batch)?;
+            let step_s = started.elapsed().as_secs_f64();
+            let answer = serde_json::json!({ "step_s": step_s, "loss": result.loss, "peak_bytes": memory("VmHWM") });
+            writeln!(out, "{answer}")?;
+            out.flush()?;
+        }
+        return Ok(());
+    }
+    // The first step fills caches and pools.
+    cluster.step(&batch)?;
+    let (mut times, mut results) = (Vec::new(), Vec::new());
+    for _ in 0..options.steps.max(1) {
+        let started = Instant::now();
+        results.push(cluster.step(&batch)?);
+        times.push(started.elapsed().as_secs_f64());
+    }
+    times.sort_by(f64::total_cmp);
+    let sum = |f: fn(&fusionllm_exec::PassStats) -> f64| -> f64 {
+        results.iter().flat_map(|r: &StepResult| &r.stats).map(f).sum()
+    };
+    let (compute, wait, total) = (sum(|s| s.compute_s), sum(|s| s.wait_s), sum(|s| s.total_s));
+    writeln!(
+        out,
+        "{} of {} parameters on {} peers, {} micro-batches",
+        options.model,
+        parameters(&graph),
+        options.peers,
+        options.micro_batches
+    )?;
+    writeln!(out, "step          {:8.1} ms, median of {}", times[times.len() / 2] * 1e3, times.len())?;
+    writeln!(
+        out,
+        "interpreter   {:8.2} % of a peer's working time outside kernels",
+        100.0 * (total - wait - compute) / (total - wait)
+    )?;
+    writeln!(
+        out,
+        "peak resident {:8.1} MiB, {:.1} before parameters",
+        memory("VmHWM") as f64 / 1048576.0,
+        before as f64 / 1048576.0
+    )?;
+    Ok(())
+}
+
+fn parameters(graph: &Graph) -> usize {
+    graph.values.iter().filter(|v| matches!(v.kind, ValueKind::Parameter(_))).map(|v| v.ty.numel()).sum()
+}
+
+/// A line of Linux's account of this process, in bytes; 0 elsewhere.
+fn memory(key: &str) -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|l| l.strip_prefix(key)?.strip_prefix(':'));
+    line.and_then(|l| l.split_whitespace().next()?.parse::<u64>().ok()).map_or(0, |kib| kib * 1024)
+}
