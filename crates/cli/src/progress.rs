@@ -42,6 +42,8 @@ pub(crate) struct History {
     pub(crate) took: f64,
     /// How the held-out text begins, to see what the model makes of it.
     pub(crate) prompt: Option<String>,
+    /// Steps the job asks for.
+    pub(crate) steps: u64,
     pub(crate) summary: Option<Summary>,
 }
 
@@ -64,7 +66,7 @@ impl Progress {
             pace: Pace::default(),
             last_line: None,
             sent: 0,
-            history: History::default(),
+            history: History { steps: job.train.steps, ..History::default() },
         }
     }
 

@@ -28,7 +28,12 @@ pub(crate) fn report(history: &History) -> Result<(), Failure> {
     if history.prompt.is_some() {
         print(&format!("more text:  fusionllm generate {directory} --prompt \"...\"\n"))?;
     }
-    print(&format!("train on:   fusionllm train --resume {directory} --steps {}\n", summary.steps.saturating_mul(2)))
+    // A run that was stopped goes on to its own end.
+    let more = match summary.steps {
+        n if n < history.steps => String::new(),
+        n => format!(" --steps {}", n.saturating_mul(2)),
+    };
+    print(&format!("train on:   fusionllm train --resume {directory}{more}\n"))
 }
 
 fn text(summary: &Summary, history: &History) -> String {
