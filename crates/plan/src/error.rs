@@ -4,6 +4,9 @@ pub enum PlanError {
     /// The plan does not fit its graph.
     #[error("plan: {0}")]
     Plan(String),
+    /// No plan fits the devices' memory.
+    #[error("memory: {0}")]
+    Memory(String),
     /// A plan file cannot be read.
     #[error("plan file: {0}")]
     File(String),

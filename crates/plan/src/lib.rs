@@ -4,6 +4,7 @@
 //! anywhere else. [`compile`] turns it into one [`Program`] per peer: the list of run, send, receive, free and update steps that the
 //! executor carries out and the simulator times.
 
+pub mod bound;
 mod check;
 mod cluster;
 mod compile;
@@ -11,6 +12,8 @@ mod cut;
 mod emit;
 mod error;
 mod estimate;
+pub mod exact;
+pub mod fence;
 mod optimizer;
 mod placement;
 mod plan;

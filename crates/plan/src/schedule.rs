@@ -73,8 +73,8 @@ struct Lane {
     room: usize,
 }
 
-/// The order of tasks per peer, of those kinds. Found by running all peers in rounds of one task each, so that it can never deadlock: what a task waits for stands
-/// in an earlier round. Each peer takes the micro-batches of a stage in order, in every kind of pass.
+/// The order of tasks per peer, of those kinds. Found by running all peers in rounds of one task for each of their stages, so that it can never deadlock: what a
+/// task waits for stands in an earlier round. Each peer takes the micro-batches of a stage in order, in every kind of pass.
 pub(crate) fn order(
     schedule: Schedule,
     kinds: &[TaskKind],
@@ -94,35 +94,41 @@ pub(crate) fn order(
     for round in 0.. {
         let before = left;
         for (order, lanes) in orders.iter_mut().zip(&mut lanes) {
-            let ready = |lane: &Lane, kind: TaskKind| -> Option<u32> {
-                let k = kind as usize;
-                let at = lane.done[k];
-                let m = *lane.micro_batches.get(at)?;
-                let own = match kind {
-                    TaskKind::Forward => {
-                        last == 0 || schedule == Schedule::GPipe || lane.done[0] - lane.done[last] < lane.room
-                    }
-                    TaskKind::Backward if schedule == Schedule::GPipe => lane.done[0] == lane.micro_batches.len(),
-                    TaskKind::Backward | TaskKind::Weight => lane.done[k - 1] > at,
+            // One task of each of its stages: a peer with a short first stage and the last, both a part of its share, is to keep pace with the others.
+            let mut idle = vec![true; lanes.len()];
+            loop {
+                let ready = |lane: &Lane, kind: TaskKind| -> Option<u32> {
+                    let k = kind as usize;
+                    let at = lane.done[k];
+                    let m = *lane.micro_batches.get(at)?;
+                    let own = match kind {
+                        TaskKind::Forward => {
+                            last == 0 || schedule == Schedule::GPipe || lane.done[0] - lane.done[last] < lane.room
+                        }
+                        TaskKind::Backward if schedule == Schedule::GPipe => lane.done[0] == lane.micro_batches.len(),
+                        TaskKind::Backward | TaskKind::Weight => lane.done[k - 1] > at,
+                    };
+                    let stage = &stages[lane.stage];
+                    let over = |kind: TaskKind, stage: usize, m: u32| done_in[kind as usize][stage][m as usize] < round;
+                    let chain = kind != TaskKind::Forward || !stage.chained || m == 0 || over(kind, lane.stage, m - 1);
+                    let others = stage.waits[k].iter().all(|&(kind, s)| over(kind, s as usize, m));
+                    (own && chain && others).then_some(m)
                 };
-                let stage = &stages[lane.stage];
-                let over = |kind: TaskKind, stage: usize, m: u32| done_in[kind as usize][stage][m as usize] < round;
-                let chain = kind != TaskKind::Forward || !stage.chained || m == 0 || over(kind, lane.stage, m - 1);
-                let others = stage.waits[k].iter().all(|&(kind, s)| over(kind, s as usize, m));
-                (own && chain && others).then_some(m)
-            };
-            // Of several, the earlier micro-batch first, then the later stage: it is nearer to its backward pass.
-            let next = preference.iter().filter(|k| kinds.contains(k)).find_map(|&kind| {
-                let candidates = (0..lanes.len()).filter_map(|l| Some((l, ready(&lanes[l], kind)?)));
-                let (l, m) = candidates.min_by_key(|&(l, m)| (m, Reverse(lanes[l].stage)))?;
-                Some((kind, l, m))
-            });
-            let Some((kind, l, micro_batch)) = next else { continue };
-            let lane = &mut lanes[l];
-            lane.done[kind as usize] += 1;
-            done_in[kind as usize][lane.stage][micro_batch as usize] = round;
-            order.push(Task { kind, stage: lane.stage as u32, micro_batch });
-            left -= 1;
+                // Of several, the earlier micro-batch first, then the later stage: it is nearer to its backward pass.
+                let next = preference.iter().filter(|k| kinds.contains(k)).find_map(|&kind| {
+                    let open = (0..lanes.len()).filter(|l| idle[*l]);
+                    let candidates = open.filter_map(|l| Some((l, ready(&lanes[l], kind)?)));
+                    let (l, m) = candidates.min_by_key(|&(l, m)| (m, Reverse(lanes[l].stage)))?;
+                    Some((kind, l, m))
+                });
+                let Some((kind, l, micro_batch)) = next else { break };
+                idle[l] = false;
+                let lane = &mut lanes[l];
+                lane.done[kind as usize] += 1;
+                done_in[kind as usize][lane.stage][micro_batch as usize] = round;
+                order.push(Task { kind, stage: lane.stage as u32, micro_batch });
+                left -= 1;
+            }
         }
         // Of the earliest micro-batch that is not over, the earliest stage's forward pass, the last stage's backward pass or any weight pass is always ready.
         debug_assert!(left < before || left == 0, "the schedule stalled");

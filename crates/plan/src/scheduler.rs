@@ -6,7 +6,7 @@ use std::str::FromStr;
 use fusionllm_graph::{Graph, TrainGraph};
 
 use crate::cut::{equal_compute, equal_number};
-use crate::{Cluster, Optimizer, PeerId, Plan, PlanError, Schedule};
+use crate::{Cluster, Optimizer, PeerId, Plan, PlanError, Schedule, fence};
 
 /// Who cuts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -14,19 +14,25 @@ pub enum Scheduler {
     /// The same number of operators for every device, in the order listed.
     EqualNumber,
     /// The same number of floating-point operations for every device, in the order listed.
-    #[default]
     EqualCompute,
+    /// By communities of bandwidth, their order, and dynamic programming over cuts: see [`crate::fence`].
+    #[default]
+    OpFence,
+    /// The best of all, for a few devices: see [`crate::exact`].
+    Exact,
 }
 
 impl Scheduler {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::EqualNumber, Self::EqualCompute];
+    pub const ALL: [Self; 4] = [Self::EqualNumber, Self::EqualCompute, Self::OpFence, Self::Exact];
 
     /// What users call it.
     pub fn name(self) -> &'static str {
         match self {
             Self::EqualNumber => "equal-number",
             Self::EqualCompute => "equal-compute",
+            Self::OpFence => "op-fence",
+            Self::Exact => "exact",
         }
     }
 }
@@ -81,6 +87,10 @@ pub struct Scheduled {
     pub devices: Vec<PeerId>,
     /// Which of the workloads it is for.
     pub workload: usize,
+    /// Seconds of a step as [`crate::fence::Problem::evaluate`] counts; `None` from planners that do not ask.
+    pub estimate_s: Option<f64>,
+    /// Seconds that no plan's step undercuts by the same count, whichever of the workloads, schedules and replicas it takes: see [`crate::bound`].
+    pub lower_bound_s: f64,
     /// Sentences for whoever asked, such as which devices were left out and why.
     pub notes: Vec<String>,
 }
@@ -89,7 +99,7 @@ pub struct Scheduled {
 ///
 /// # Errors
 ///
-/// There is nothing to choose from, or no plan that can be carried out.
+/// There is nothing to choose from, no device that the broker reaches, or no plan that fits: the error says what is missing where.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
     let (Some(first), Some(&order)) = (workloads.first(), options.schedules.first()) else {
         return Err(PlanError::Plan("there is no workload, or no schedule, to choose from".into()));
@@ -98,7 +108,9 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options
     let plan = match options.scheduler {
         Scheduler::EqualNumber => equal_number(first.forward, &names, first.micro_batches, order)?,
         Scheduler::EqualCompute => equal_compute(first.forward, &names, first.micro_batches, order)?,
+        Scheduler::OpFence | Scheduler::Exact => return fence::plan(workloads, cluster, options),
     };
     let devices = (0..names.len() as u32).map(PeerId).collect();
-    Ok(Scheduled { plan, devices, workload: 0, notes: Vec::new() })
+    let bound = fence::bound(workloads, cluster, options)?;
+    Ok(Scheduled { plan, devices, workload: 0, estimate_s: None, lower_bound_s: bound, notes: Vec::new() })
 }

@@ -1,0 +1,98 @@
+//! How far OP-Fence's plans are from the best there are, and from the baselines', on random small problems; and how tight the lower bound is.
+//!
+//! `cargo run --release -p fusionllm-plan --example quality [SEEDS [UNITS [CUTS]]]`
+
+use std::time::Instant;
+
+use fusionllm_plan::Schedule;
+use fusionllm_plan::bound::lower_bound;
+use fusionllm_plan::exact::exact;
+use fusionllm_plan::fence::{equal_compute, equal_number, op_fence};
+
+#[path = "../tests/common/cases.rs"]
+mod cases;
+
+fn main() {
+    let given: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
+    let at = |i: usize, default| given.get(i).copied().unwrap_or(default);
+    let (seeds, units, cuts) = (at(0, 300), at(1, 8), at(2, 40));
+    let schedules = Schedule::ALL;
+    let (mut ratios, mut bounds, mut worse, mut none) = (Vec::new(), Vec::new(), 0, 0);
+    let (mut fence_s, mut exact_s, mut bound_s) = (0.0, 0.0, 0.0);
+    for seed in 0..seeds as u64 {
+        let problem = cases::case(seed, units, cuts);
+        let baselines = [equal_number(&problem), equal_compute(&problem)];
+        let start = Instant::now();
+        let found = op_fence(&problem, &schedules, &baselines);
+        fence_s += start.elapsed().as_secs_f64();
+        let start = Instant::now();
+        let best = exact(&problem, &schedules, found.as_ref().map(|f| f.score.step));
+        let took = start.elapsed().as_secs_f64();
+        exact_s += took;
+        let best = match (best, &found) {
+            (Some(best), _) => best,
+            (None, Some(found)) => found.clone(),
+            (None, None) => {
+                none += 1;
+                continue;
+            }
+        };
+        let Some(found) = found else {
+            println!("seed {seed}: OP-Fence found nothing, exact {:.4} s {:?}", best.score.step, best.segments);
+            ratios.push(f64::INFINITY);
+            continue;
+        };
+        let start = Instant::now();
+        let bound = lower_bound(&problem, &schedules, 1);
+        bound_s += start.elapsed().as_secs_f64();
+        let ratio = found.score.step / best.score.step;
+        for (name, b) in ["equal-number", "equal-compute"].iter().zip(&baselines) {
+            let score = problem.evaluate(b, Schedule::OneFOneB);
+            if score.feasible() && score.step < found.score.step {
+                println!("seed {seed}: {name} is better");
+                worse += 1;
+            }
+        }
+        if bound > best.score.step * (1.0 + 1e-9) {
+            println!("seed {seed}: the bound {bound} is above the best, {}", best.score.step);
+        }
+        if ratio > 1.05 || given.len() > 3 {
+            println!(
+                "seed {seed}: {} units, {} atoms, {} micro-batches, {} ties: {:.4} s, best {:.4} s ({ratio:.3}x), bound {:.2}, exact took {took:.2} s\n  {:?} {:?}\n  {:?} {:?}",
+                problem.machines.units.len(),
+                problem.chain.atoms,
+                problem.micro_batches,
+                problem.chain.ties.len(),
+                found.score.step,
+                best.score.step,
+                bound / best.score.step,
+                found.schedule,
+                show(&found.segments),
+                best.schedule,
+                show(&best.segments)
+            );
+        }
+        ratios.push(ratio);
+        bounds.push(bound / best.score.step);
+    }
+    ratios.sort_by(f64::total_cmp);
+    bounds.sort_by(f64::total_cmp);
+    let middle = |v: &[f64]| v.get(v.len() / 2).copied().unwrap_or(f64::NAN);
+    println!(
+        "{} problems ({none} fit no plan): OP-Fence / exact median {:.4}, 90 % {:.4}, worst {:.4}; worse than a baseline {worse}",
+        ratios.len(),
+        middle(&ratios),
+        ratios.get(ratios.len() * 9 / 10).copied().unwrap_or(f64::NAN),
+        ratios.last().copied().unwrap_or(f64::NAN)
+    );
+    println!(
+        "lower bound / exact median {:.3}, lowest {:.3}",
+        middle(&bounds),
+        bounds.first().copied().unwrap_or(f64::NAN)
+    );
+    println!("seconds: OP-Fence {fence_s:.1}, exact {exact_s:.1}, bound {bound_s:.1}");
+}
+
+fn show(segments: &[fusionllm_plan::fence::Segment]) -> String {
+    segments.iter().map(|s| format!("{}:{}..{}", s.unit, s.lo, s.hi)).collect::<Vec<_>>().join(" ")
+}

@@ -1,0 +1,261 @@
+//! A time below which no plan's step can fall, so that every plan can say how far from the best it may be.
+
+use crate::Schedule;
+use crate::fence::{Problem, under_way};
+
+/// Units up to which the number of stages is kept apart.
+const COUNTED: usize = 16;
+
+/// Steps of the walk beyond which the bound is made without it.
+const MOST_STEPS: usize = 200_000_000;
+
+/// Seconds that no plan of the problem undercuts, as [`Problem::evaluate`] counts: whatever units it uses, in whatever order, with whatever cuts, under any of
+/// `schedules`, and with up to `copies` units joined for a stage. The problem's own units have one member each.
+///
+/// A plan's step is a pipeline and `n - 1` periods. For every period that could be, the pipeline is bounded by the shortest walk through the chain whose stages
+/// and lines keep that period, where a walk may come to a unit again (the relaxation of Christofides et al., 1981, for routes). The period is bounded by the work
+/// over the fastest so many units and, under 1F1B, by the pipeline over its number of stages.
+pub fn lower_bound(problem: &Problem, schedules: &[Schedule], copies: usize) -> f64 {
+    let bounds = schedules.iter().map(|s| Bound::new(problem, *s, copies.max(1)).least());
+    let least = bounds.fold(f64::INFINITY, f64::min);
+    if least.is_finite() { least } else { 0.0 }
+}
+
+struct Bound<'a> {
+    problem: &'a Problem,
+    schedule: Schedule,
+    copies: f64,
+    /// Layers of the table: numbers of stages kept apart.
+    layers: usize,
+    /// Most stages; one unit may hold two.
+    most: usize,
+    /// See [`Problem::neighbours`].
+    across: Vec<[f64; 2]>,
+    /// By number of stages less one: seconds that its busiest unit takes per micro-batch at least.
+    work: Vec<f64>,
+    /// By number of stages less one: whether so many units may hold the parameters.
+    room: Vec<bool>,
+}
+
+impl<'a> Bound<'a> {
+    fn new(problem: &'a Problem, schedule: Schedule, copies: usize) -> Self {
+        let (chain, units) = (&problem.chain, problem.machines.units.len());
+        let most = units + usize::from(!chain.ties.is_empty());
+        // Weighing units' loads by any weights bounds the largest load from below; by speed, the bound is exact if units differ in speed alone.
+        let seconds = |u: usize, lo: usize, hi: usize| problem.compute(u, lo, hi).iter().sum::<f64>();
+        let weights: Vec<f64> = (0..units).map(|u| 1.0 / seconds(u, 0, chain.atoms).max(1e-300)).collect();
+        let classes = by_class(problem, &weights);
+        let cheapest = |a: usize| classes.iter().map(|&(u, w)| w * seconds(u, a, a + 1)).fold(f64::INFINITY, f64::min);
+        let weighed: f64 = (0..chain.atoms).map(cheapest).sum();
+        let state =
+            chain.state[chain.atoms] - chain.ties.iter().map(|t| t.bytes * (t.atoms.len() - 1) as f64).sum::<f64>();
+        let memories: Vec<f64> = problem.machines.units.iter().map(|u| u.memory).collect();
+        let (speed, memory) = (largest(weights), largest(memories));
+        Self {
+            schedule,
+            copies: copies as f64,
+            layers: if units <= COUNTED && copies == 1 { most } else { 1 },
+            most,
+            across: (0..=chain.atoms).map(|cut| problem.neighbours(cut)).collect(),
+            work: (0..most).map(|s| weighed / speed[s.min(units - 1)]).collect(),
+            room: (0..most).map(|s| memory[s.min(units - 1)] >= state * (1.0 - 1e-9)).collect(),
+            problem,
+        }
+    }
+
+    /// The larger of the bound by counting stages and, where that is not too much work, the bound by walks.
+    fn least(&self) -> f64 {
+        let steps = self.layers * self.problem.machines.units.len() * self.problem.chain.atoms.pow(2);
+        let by_count = self.by_count();
+        match MOST_STEPS / steps.max(1) {
+            0..20 => by_count,
+            20..80 => by_count.max(self.by_walks(1.2)),
+            _ => by_count.max(self.by_walks(1.05)),
+        }
+    }
+
+    /// With so many stages, the pipeline computes everything once and takes so many ways less one, no two of which join the same units: together they
+    /// are no shorter than a forest of the shortest ways (Kruskal, 1956).
+    fn by_count(&self) -> f64 {
+        let (problem, machines) = (self.problem, &self.problem.machines);
+        let (units, atoms) = (machines.units.len(), problem.chain.atoms);
+        let more = f64::from(problem.micro_batches) - 1.0;
+        let classes = by_class(problem, &vec![1.0; units]);
+        let seconds = |u: usize, a: usize| {
+            problem.compute(u, a, a + 1).iter().sum::<f64>() - problem.delayed(self.schedule, u, a, a + 1)
+        };
+        let least = |a: usize| classes.iter().map(|(u, _)| seconds(*u, a)).fold(f64::INFINITY, f64::min);
+        let compute: f64 = (0..atoms).map(least).sum();
+        let smallest = |way: usize| self.across[1..atoms].iter().map(|b| b[way]).fold(f64::INFINITY, f64::min);
+        let (down, up) = if atoms > 1 { (smallest(0), smallest(1)) } else { (0.0, 0.0) };
+        let mut ways = Vec::with_capacity(units * units);
+        for u in 0..units {
+            for v in (0..units).filter(|v| *v != u) {
+                let wait = machines.route(u, v).seconds(down) + machines.route(v, u).seconds(up);
+                ways.push((wait, u, v));
+            }
+        }
+        ways.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut tree: Vec<usize> = (0..units).collect();
+        let mut forest = Vec::with_capacity(units);
+        for (wait, u, v) in ways {
+            let (a, b) = (tree[u], tree[v]);
+            if a != b && forest.len() + 1 < units {
+                tree.iter_mut().filter(|t| **t == a).for_each(|t| *t = b);
+                forest.push(wait);
+            }
+        }
+        // A unit that comes again closes a circle.
+        let closing = self.most - units;
+        let steps = (0..self.most.min(atoms)).filter(|s| self.room[*s]).map(|s| {
+            let pipe = compute + forest.iter().take(s.saturating_sub(closing)).sum::<f64>();
+            pipe + more * self.work[s].max(self.round_trip(pipe, s + 1))
+        });
+        steps.fold(f64::INFINITY, f64::min)
+    }
+
+    fn by_walks(&self, ratio: f64) -> f64 {
+        let problem = self.problem;
+        let more = f64::from(problem.micro_batches) - 1.0;
+        let counted = self.layers > 1 || self.most == 1;
+        let slowest = (0..problem.machines.units.len())
+            .map(|u| problem.compute(u, 0, problem.chain.atoms).iter().sum::<f64>())
+            .fold(0.0, f64::max);
+        // Periods between two of a series: no shorter than the one, and the pipeline no shorter than the other allows.
+        let mut shorter = *self.work.last().unwrap_or(&0.0);
+        let mut least = f64::INFINITY;
+        let mut table = Vec::new();
+        loop {
+            let longer = if shorter >= slowest { f64::INFINITY } else { (shorter * ratio).max(slowest * 1e-6) };
+            for (layer, pipe) in self.pipes(longer, &mut table).into_iter().enumerate() {
+                let stages = if counted { layer + 1 } else { self.most };
+                if pipe.is_finite() && (!counted || self.room[layer]) {
+                    let round_trip = self.round_trip(pipe, stages);
+                    least = least.min(pipe + more * shorter.max(self.work[stages - 1]).max(round_trip));
+                }
+            }
+            if longer.is_infinite() || more * longer >= least {
+                return least;
+            }
+            shorter = longer;
+        }
+    }
+
+    fn round_trip(&self, pipe: f64, ahead: usize) -> f64 {
+        let free = self.schedule == Schedule::GPipe || ahead >= self.problem.micro_batches as usize;
+        if free { 0.0 } else { pipe / ahead as f64 / self.copies }
+    }
+
+    /// By layer: the shortest walk whose stations take no longer than `period`.
+    fn pipes(&self, period: f64, table: &mut Vec<f64>) -> Vec<f64> {
+        let problem = self.problem;
+        let (units, atoms) = (problem.machines.units.len(), problem.chain.atoms);
+        let width = atoms + 1;
+        let counted = self.layers > 1;
+        table.clear();
+        table.resize(self.layers * units * width, f64::INFINITY);
+        let mut pipes = vec![f64::INFINITY; self.layers];
+        for layer in 0..self.layers {
+            let onward = if counted { self.onward(&table[..], layer, period) } else { Vec::new() };
+            let fly = under_way(self.schedule, problem.micro_batches, if counted { layer + 1 } else { 1 });
+            for lo in (0..atoms).rev() {
+                for u in 0..units {
+                    let mut least = f64::INFINITY;
+                    let room = problem.machines.units[u].memory;
+                    for hi in lo + 1..=atoms {
+                        let seconds: f64 = problem.compute(u, lo, hi).iter().sum();
+                        let under_way = (fly as f64 / self.copies).ceil() as usize;
+                        if seconds > period * self.copies || problem.memory(u, lo, hi, under_way) > room {
+                            break;
+                        }
+                        let way = match (counted, hi == atoms) {
+                            (true, _) => onward[u * width + hi],
+                            (false, true) => 0.0,
+                            (false, false) => table[u * width + hi],
+                        };
+                        least = least.min(seconds - problem.delayed(self.schedule, u, lo, hi) + way);
+                    }
+                    if counted && self.round_trip(least, layer + 1) > period {
+                        least = f64::INFINITY;
+                    }
+                    // Without layers, a position's entry becomes the way on from a cut there once all units' stages from it are known.
+                    table[(layer * units + u) * width + lo] = least;
+                    if lo == 0 {
+                        pipes[layer] = pipes[layer].min(least);
+                    }
+                }
+                if !counted && lo > 0 {
+                    let stages: Vec<f64> = (0..units).map(|u| table[u * width + lo]).collect();
+                    for u in 0..units {
+                        table[u * width + lo] = self.enter(u, lo, period, &stages);
+                    }
+                }
+            }
+        }
+        pipes
+    }
+
+    /// By unit and cut: the shortest way on behind a stage that ends there, with exactly `layer` stages to follow.
+    fn onward(&self, table: &[f64], layer: usize, period: f64) -> Vec<f64> {
+        let (units, atoms) = (self.problem.machines.units.len(), self.problem.chain.atoms);
+        let width = atoms + 1;
+        let mut onward = vec![f64::INFINITY; units * width];
+        for u in 0..units {
+            if layer == 0 {
+                onward[u * width + atoms] = 0.0;
+                continue;
+            }
+            let before = (layer - 1) * units * width;
+            for cut in 1..atoms {
+                let stages: Vec<f64> = (0..units).map(|v| table[before + v * width + cut]).collect();
+                onward[u * width + cut] = self.enter(u, cut, period, &stages);
+            }
+        }
+        onward
+    }
+
+    /// The shortest way from unit `u` over a cut to any other, whose ways on are given.
+    fn enter(&self, u: usize, cut: usize, period: f64, stages: &[f64]) -> f64 {
+        let (problem, machines) = (self.problem, &self.problem.machines);
+        let [down, up] = self.across[cut];
+        let mut least = f64::INFINITY;
+        for (v, way) in stages.iter().enumerate() {
+            if v == u || *way >= least {
+                continue;
+            }
+            let (forward, backward) = (problem.busy(u, v, down), problem.busy(v, u, up));
+            let busy = if self.schedule == Schedule::GPipe { forward + backward } else { forward.max(backward) };
+            if busy <= period * self.copies * self.copies {
+                let wait = machines.route(u, v).seconds(down) + machines.route(v, u).seconds(up);
+                least = least.min(way + wait);
+            }
+        }
+        least
+    }
+}
+
+/// One unit of each class, with the smallest weight of its class.
+fn by_class(problem: &Problem, weights: &[f64]) -> Vec<(usize, f64)> {
+    let mut classes: Vec<(usize, f64)> = Vec::new();
+    for (u, &w) in weights.iter().enumerate() {
+        let class = |u: usize| problem.machines.units[u].class;
+        match classes.iter_mut().find(|c| class(c.0) == class(u)) {
+            Some(c) => c.1 = c.1.min(w),
+            None => classes.push((u, w)),
+        }
+    }
+    classes
+}
+
+/// By number less one: the sum of so many of the largest.
+fn largest(mut values: Vec<f64>) -> Vec<f64> {
+    values.sort_by(|a, b| b.total_cmp(a));
+    let mut sum = 0.0;
+    values
+        .into_iter()
+        .map(|v| {
+            sum += v;
+            sum
+        })
+        .collect()
+}
