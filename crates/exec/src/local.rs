@@ -5,7 +5,9 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_backend::Backend;
 use fusionllm_graph::{HostTensor, Value, ValueId};
-use fusionllm_plan::{Instruction, LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor};
+use fusionllm_plan::{
+    Instruction, LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor, share_of_loss,
+};
 
 use crate::{ExecError, Executor, Link, PassStats};
 
@@ -124,7 +126,7 @@ impl Cluster {
                 .and_then(|w| w.to_f64().first().copied())
                 .unwrap_or(0.0)
         };
-        let loss = board.reports.iter().map(|((_, m), v)| v * weight(*m)).sum();
+        let loss = board.reports.iter().map(|((_, m), v)| share_of_loss(weight(*m), *v)).sum();
         if board.verdict.is_some_and(|v| v.apply) {
             self.updates += 1;
         }

@@ -96,6 +96,11 @@ pub fn clip_factor(squared_norms: &[f64], clip: Option<f64>) -> (f64, f64) {
     (norm, factor)
 }
 
+/// What a micro-batch adds to its batch's loss: its own mean by its share of the targets. Without any, its mean is 0 / 0 and it adds nothing.
+pub fn share_of_loss(weight: f64, mean: f64) -> f64 {
+    if weight == 0.0 { 0.0 } else { weight * mean }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -109,6 +114,13 @@ mod tests {
         assert!((lr.at(10) - 0.55).abs() < 1e-12, "half way down at half time");
         assert!((lr.at(15) - 0.1).abs() < 1e-12);
         assert_eq!(LearningRate { base: 2.0, warmup: 0, cosine_until: None, min: 0.0 }.at(9), 2.0);
+    }
+
+    #[test]
+    fn a_micro_batch_without_targets_adds_nothing() {
+        assert_eq!(share_of_loss(0.0, f64::NAN), 0.0);
+        assert_eq!(share_of_loss(0.25, 8.0), 2.0);
+        assert!(share_of_loss(0.25, f64::NAN).is_nan(), "a loss that is not finite is not hidden");
     }
 
     #[test]

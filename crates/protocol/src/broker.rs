@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{LearningRate, PeerId, Verdict, clip_factor};
+use fusionllm_plan::{LearningRate, PeerId, Verdict, clip_factor, share_of_loss};
 
 use crate::{Duties, FromPeer, PassReport, ToPeer};
 
@@ -377,8 +377,10 @@ impl Broker {
         // By parameter, so in graph order: the sum does not depend on who sent first.
         let norms: Vec<f64> = pass.norms.values().copied().collect();
         let (grad_norm, factor) = clip_factor(&norms, clip);
-        let term =
-            |m: u32| pass.weights.get(m as usize).zip(pass.reports.get(&(0, m))).map_or(f64::NAN, |(w, l)| w * l);
+        let term = |m: u32| {
+            let known = pass.weights.get(m as usize).zip(pass.reports.get(&(0, m)));
+            known.map_or(f64::NAN, |(w, l)| share_of_loss(*w, *l))
+        };
         let loss: f64 = (0..micro_batches).map(term).sum();
         let apply = grad_norm.is_finite() && loss.is_finite();
         let verdict = Verdict { apply, update, lr: learning_rate.at(update), factor };
@@ -446,8 +448,9 @@ impl Broker {
             PassKind::Eval { step, index } => {
                 for ((report, m), value) in &pass.reports {
                     // The loss is a micro-batch's mean; others are sums already.
-                    let share = pass.weights.get(*m as usize).map_or(f64::NAN, |w| w * pass.targets as f64);
-                    *self.eval_sums.entry(*report).or_default() += value * if *report == 0 { share } else { 1.0 };
+                    let weight = pass.weights.get(*m as usize).map_or(f64::NAN, |w| w * pass.targets as f64);
+                    *self.eval_sums.entry(*report).or_default() +=
+                        if *report == 0 { share_of_loss(weight, *value) } else { *value };
                 }
                 self.eval_targets += pass.targets;
                 if index + 1 < self.settings.eval.map_or(0, |e| e.passes) {
