@@ -73,6 +73,10 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "N", default_value_t = 4)]
     pub(crate) peers: usize,
 
+    /// Devices and links to stand in for: a process for each device, with links as slow as the file says.
+    #[arg(long, value_name = "T.toml", conflicts_with = "peers")]
+    pub(crate) testbed: Option<PathBuf>,
+
     /// What peers compute with, such as burn-cpu, the default; several, separated by commas, are dealt out in turn.
     #[arg(long, value_name = "BACKEND", value_delimiter = ',')]
     pub(crate) backend: Vec<String>,
@@ -104,6 +108,14 @@ pub(crate) struct JoinArgs {
     /// What to be called in the run; left out, the broker chooses.
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+
+    /// Stand in for a device whose operators take so many times as long as on one core of this one.
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown)]
+    pub(crate) slowdown: f64,
+
+    /// Listen here, and talk to no address but those given: for peers between which links are emulated.
+    #[arg(long, value_name = "ADDR", hide = true)]
+    pub(crate) pinned: Option<SocketAddr>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -160,6 +172,13 @@ fn temperature(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(t) if t >= 0.0 && t.is_finite() => Ok(t),
         _ => Err("it is a number of at least 0".into()),
+    }
+}
+
+fn slowdown(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(x) if x >= 1.0 && x.is_finite() => Ok(x),
+        _ => Err("it is a number of at least 1".into()),
     }
 }
 

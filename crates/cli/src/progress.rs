@@ -131,7 +131,7 @@ impl Observer for Progress {
             }
             Event::Left { name } => self.say(format!("{name} left")),
             Event::TurnedAway { reason } => self.say(format!("turned a joiner away: {reason}")),
-            Event::Planned { plan, model, data } => {
+            Event::Planned { plan, notes, predicted_step_s, model, data } => {
                 let parameters: usize = model.forward.parameters().map(|v| model.forward.ty(v).numel()).sum();
                 self.say(format!(
                     "{}: {} parameters, {} operators in {} stages over {} peers ({})",
@@ -142,6 +142,12 @@ impl Observer for Progress {
                     plan.peers.len(),
                     plan.scheduler
                 ));
+                for note in notes {
+                    self.say(note);
+                }
+                if let Some(s) = predicted_step_s {
+                    self.say(format!("predicted: {} a step", seconds(s)));
+                }
                 self.say(data.to_string());
                 self.history.prompt = self.tokenizer.and_then(|t| prompt(&opening(data, t), t));
                 self.wait_for("loading".to_string());
@@ -169,6 +175,7 @@ impl Observer for Progress {
                 self.say(format!("step {step}: validation loss {val_loss:.4}, accuracy {accuracy:.1} %"));
             }
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
+            Event::Shortfall { reason } => self.say(format!("note: {reason}")),
             Event::Stopping => self.say("saving and stopping; Ctrl-C again to stop at once"),
             Event::Finished { summary } => {
                 self.history.took = self.pace.elapsed(Instant::now()).as_secs_f64();

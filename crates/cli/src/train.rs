@@ -5,8 +5,10 @@ use std::path::Path;
 
 use fusionllm_backend as backend;
 use fusionllm_node::checkpoint::Checkpoint;
-use fusionllm_node::config::Job;
-use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, conduct};
+use fusionllm_node::config::{Job, Testbed};
+use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, Peers, conduct};
+
+use fusionllm_plan::Cluster;
 
 use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
 use crate::failure::Failure;
@@ -60,15 +62,38 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     for name in backends {
         open_backend(Some(name))?;
     }
+    // A process counts the cores that it may use.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let local = (0..args.peers)
-        .map(|i| LocalPeer {
-            name: format!("peer-{i}"),
-            backend: backends[i % backends.len()].clone(),
-            threads: (cores / args.peers).max(1),
-        })
-        .collect();
-    run(&args.run, json, args.peers, Some(([127, 0, 0, 1], 0).into()), local)
+    let peers = match &args.testbed {
+        Some(path) => Peers::Emulated { testbed: testbed(path, cores)?, backend: backends[0].clone() },
+        None => {
+            let peer = |i: usize| LocalPeer {
+                name: format!("peer-{i}"),
+                backend: backends[i % backends.len()].clone(),
+                threads: (cores / args.peers).max(1),
+                slowdown: 1.0,
+            };
+            Peers::Local((0..args.peers).map(peer).collect())
+        }
+    };
+    run(&args.run, json, peers, Some(([127, 0, 0, 1], 0).into()))
+}
+
+/// Reads a testbed that this machine can stand in for.
+fn testbed(path: &Path, cores: usize) -> Result<Cluster, Failure> {
+    let fail = |e: String| Failure::Input(format!("{}: {e}", path.display()));
+    let testbed = Testbed::load(path).map_err(|e| Failure::Input(e.to_string()))?.cluster;
+    let asked: f64 = testbed.devices().iter().map(|d| 1.0 / d.slowdown).sum();
+    if asked > cores as f64 {
+        let least = testbed.devices().len() as f64 / cores as f64;
+        return Err(fail(format!(
+            "its devices ask for {asked:.1} cores, and this machine has {cores}: they would only wait for each other\n  hint: each device asks for one core divided by its slowdown; slowdown = {least:.1} for each would do"
+        )));
+    }
+    for (device, name) in testbed.devices().iter().filter_map(|d| Some((&d.name, d.backend.as_deref()?))) {
+        backend::open(name).map_err(|e| fail(format!("backend {name:?} of device {device:?}: {e}")))?;
+    }
+    Ok(testbed)
 }
 
 /// Conducts a run over several machines.
@@ -76,23 +101,16 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     if args.peers == 0 {
         return Err(Failure::Input("--peers 0: a run needs at least one peer".into()));
     }
-    run(&args.run, json, args.peers, args.listen, Vec::new())
+    run(&args.run, json, Peers::Joiners(args.peers), args.listen)
 }
 
-fn run(
-    args: &RunArgs,
-    json: bool,
-    peers: usize,
-    listen: Option<SocketAddr>,
-    local: Vec<LocalPeer>,
-) -> Result<(), Failure> {
+fn run(args: &RunArgs, json: bool, peers: Peers, listen: Option<SocketAddr>) -> Result<(), Failure> {
     let job = job(args)?;
-    let mut progress = Progress::new(&job, local.is_empty());
+    let mut progress = Progress::new(&job, matches!(peers, Peers::Joiners(_)));
     let options = BrokerOptions {
         peers,
         listen,
         plan: plan(args.plan.as_deref())?,
-        local,
         directory: args.run_dir.clone(),
         resume: args.resume.as_deref().map(Checkpoint::find).transpose().map_err(NodeError::from)?,
     };
@@ -110,7 +128,8 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     let backend = open_backend(args.backend.as_deref())?;
     let (name, device) = (backend.name(), backend.device().name);
     complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));
-    let options = JoinOptions { ticket, backend, name: args.name.unwrap_or_default(), endpoint: Default::default() };
+    let JoinArgs { pinned, slowdown, .. } = args;
+    let options = JoinOptions { ticket, backend, name: args.name.unwrap_or_default(), pinned, slowdown };
     runtime()?.block_on(fusionllm_node::join(options))?;
     if json {
         return print_json(&serde_json::json!({ "backend": name, "device": device }));

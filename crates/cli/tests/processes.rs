@@ -66,6 +66,44 @@ fn losses_over_processes_are_those_of_one_peer() {
     }
 }
 
+/// Links and paces change when things happen, and nothing else: not which operands meet, nor in which order sums are taken.
+#[test]
+fn a_testbed_changes_no_loss() {
+    let directory = tempfile::tempdir().unwrap();
+    let testbed = directory.path().join("testbed.toml");
+    let device = |name| {
+        format!(
+            "[[device]]\nname = \"{name}\"\ntflops = 0.1\nmemory_bandwidth = \"10 GB/s\"\nmemory = \"1 GiB\"\nslowdown = 2\n"
+        )
+    };
+    let link = "[[link]]\nbetween = [\"far\", \"near\"]\nrate = \"8 Mbps\"\nlatency = \"5 ms\"\n";
+    std::fs::write(&testbed, [device("near"), device("far"), link.into()].concat()).unwrap();
+    let run = |name: &str, args: &[&str]| {
+        let path = directory.path().join(name);
+        finished(fusionllm().args(["train", "--steps", "4"]).args(args).arg("--run-dir").arg(&path).args(TINY));
+        path
+    };
+    let free = run("free", &["--peers", "2"]);
+    let shaped = run("shaped", &["--testbed", testbed.to_str().unwrap(), "--set=plan.scheduler=equal-compute"]);
+    assert_eq!(losses(&shaped), losses(&free), "bit for bit");
+
+    let summary: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(shaped.join("summary.json")).unwrap()).unwrap();
+    let peers = summary["peers"].as_array().unwrap();
+    assert_eq!(peers.iter().map(|p| p["name"].as_str().unwrap()).collect::<Vec<_>>(), ["near", "far"], "in its order");
+    for peer in peers {
+        assert!(peer["compute_s"].as_f64().unwrap() > 0.0, "{peer}");
+        // The first holds more than the parameters alone, the last no more than the machine.
+        let (live, resident) = (peer["peak_memory_bytes"].as_u64().unwrap(), peer["resident_memory_bytes"].as_u64());
+        assert!(live > 10_000, "{peer}");
+        assert!(resident.is_none_or(|r| r > 1 << 20), "{peer}");
+    }
+    // No step is faster than its tensors on the slowest link, however they were spread over it, and both its latencies.
+    let bytes = summary["links"].as_array().unwrap().iter().map(|l| l["bytes_per_step"].as_f64().unwrap());
+    let least = bytes.fold(0.0, f64::max) / 1e6 + 2.0 * 5e-3;
+    assert!(summary["median_step_s"].as_f64().unwrap() >= least, "{summary}");
+}
+
 /// A run whose training has begun.
 #[cfg(unix)]
 struct UnderWay {

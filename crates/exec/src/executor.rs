@@ -8,6 +8,7 @@ use fusionllm_graph::{CounterRng, DType, HostTensor, Op, TensorType, ValueId, Va
 use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
 
 use crate::ExecError;
+use crate::pace::Pace;
 
 /// The world outside a peer. One pass is one run of a Program; passes are numbered so that no message is taken for another's.
 pub trait Link {
@@ -27,7 +28,7 @@ pub trait Link {
 /// What a pass took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PassStats {
-    /// Seconds in kernels.
+    /// Seconds in kernels, what [`Executor::slow_down`] adds to them included.
     pub compute_s: f64,
     /// Seconds waiting for messages and for the verdict.
     pub wait_s: f64,
@@ -72,6 +73,7 @@ pub struct Executor {
     backend: Arc<dyn Backend>,
     optimizer: Optimizer,
     seed: u64,
+    slowdown: f64,
     /// Parameters, buffers and constants by name.
     state: BTreeMap<String, Tensor>,
     /// Optimiser state of owned parameters by name, one tensor per slot.
@@ -81,7 +83,13 @@ pub struct Executor {
 impl Executor {
     /// An executor that holds nothing yet.
     pub fn new(backend: Arc<dyn Backend>, optimizer: Optimizer, seed: u64) -> Self {
-        Self { backend, optimizer, seed, state: BTreeMap::new(), slots: BTreeMap::new() }
+        Self { backend, optimizer, seed, slowdown: 1.0, state: BTreeMap::new(), slots: BTreeMap::new() }
+    }
+
+    /// Stands for a machine on which kernels take `slowdown` times as long, at least 1: after each, what is missing to so many times the
+    /// CPU time that it took on the calling thread is waited out. So the backend must compute on that thread alone.
+    pub fn slow_down(&mut self, slowdown: f64) {
+        self.slowdown = slowdown;
     }
 
     /// The backend it runs on.
@@ -196,6 +204,7 @@ impl Executor {
             verdict: None,
             stats: PassStats::default(),
             live_bytes: 0,
+            pace: Pace::new(self.slowdown),
         };
         run.live_bytes = self.state.values().chain(self.slots.values().flatten()).map(bytes).sum();
         for (at, instruction) in program.instructions.iter().enumerate() {
@@ -224,6 +233,7 @@ struct Run<'a> {
     verdict: Option<Verdict>,
     stats: PassStats,
     live_bytes: u64,
+    pace: Pace,
 }
 
 impl Run<'_> {
@@ -368,7 +378,7 @@ impl Run<'_> {
         outputs: &[TensorType],
     ) -> Result<Vec<Tensor>, ExecError> {
         let started = Instant::now();
-        let results = e.backend.run(op, inputs, outputs)?;
+        let results = self.pace.keep(|| e.backend.run(op, inputs, outputs))?;
         self.stats.compute_s += started.elapsed().as_secs_f64();
         Ok(results)
     }

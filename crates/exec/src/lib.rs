@@ -6,6 +6,7 @@
 mod error;
 mod executor;
 pub mod local;
+mod pace;
 
 pub use error::ExecError;
 pub use executor::{Executor, Link, PassStats, Snapshot, SnapshotTensor, rng_key};

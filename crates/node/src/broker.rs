@@ -6,22 +6,26 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Optimizer, PeerId, Plan, Program, Slot, compile, compile_forward, equal_compute};
+use fusionllm_plan::{Cluster, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward};
 use fusionllm_protocol::{
     Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Hello, Lobby, MAX_BULK, Member,
     Participant, PassKind, Position, Settings, StepRecord, TensorHeader, ToPeer, decode, encode,
 };
-use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, Receiver, Secret, SecretKey, Ticket};
+use fusionllm_transport::{
+    Allowed, Connection, Endpoint, Lanes, Options, PeerAddr, Receiver, Secret, SecretKey, Ticket,
+};
 use tokio::sync::mpsc;
 
 use crate::NodeError;
 use crate::checkpoint::Checkpoint;
 use crate::config::Job;
 use crate::data::Dataset;
+use crate::emulation::{Emulation, free_addresses};
 use crate::keeper::{Inbox, Kept, SavedTensor};
-use crate::local::{Children, LocalPeer};
+use crate::local::{Children, Entrance, LocalPeer};
 use crate::model::Model;
-use crate::peer::WINDOW;
+use crate::peer::{WINDOW, neighbours};
+use crate::planning::{Planned, place, plan_blind, plan_for};
 use crate::run_dir::Summary;
 use crate::store::{PeerFacts, Store, check};
 use crate::weights::Weights;
@@ -29,18 +33,44 @@ use crate::wire::{self, Outbox};
 
 /// How a run is conducted.
 pub struct BrokerOptions {
-    /// How many peers take part.
-    pub peers: usize,
+    /// Who takes part.
+    pub peers: Peers,
     /// Where to listen; `None` for every interface and a free port.
     pub listen: Option<SocketAddr>,
     /// A plan to carry out instead of making one.
     pub plan: Option<Plan>,
-    /// Peers to start on this machine.
-    pub local: Vec<LocalPeer>,
     /// Where the run leaves its files; `None` for a fresh directory under `runs/`, or that of the run that is gone on with.
     pub directory: Option<PathBuf>,
     /// Where it goes on from.
     pub resume: Option<Checkpoint>,
+}
+
+/// Who takes part in a run.
+#[derive(Debug, Clone)]
+pub enum Peers {
+    /// So many joiners, wherever they are.
+    Joiners(usize),
+    /// Processes that are started on this machine.
+    Local(Vec<LocalPeer>),
+    /// A process on this machine for each of a testbed's devices that the plan uses, with the testbed's links between them. Each computes with one
+    /// thread.
+    Emulated {
+        /// Devices and links.
+        testbed: Cluster,
+        /// What devices compute with that do not say it.
+        backend: String,
+    },
+}
+
+impl Peers {
+    /// How many there are at most.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Joiners(count) => *count,
+            Self::Local(peers) => peers.len(),
+            Self::Emulated { testbed, .. } => testbed.devices().len(),
+        }
+    }
 }
 
 /// What a person may want to see of a run.
@@ -82,6 +112,10 @@ pub enum Event<'a> {
     Planned {
         /// The plan.
         plan: &'a Plan,
+        /// What is to be known of it, a sentence each.
+        notes: &'a [String],
+        /// Seconds a step is to take, where the machines are known.
+        predicted_step_s: Option<f64>,
         /// The model.
         model: &'a Model,
         /// What it learns from.
@@ -109,6 +143,11 @@ pub enum Event<'a> {
     Saved {
         /// Of which step.
         step: u64,
+    },
+    /// The emulated links were not what the testbed says.
+    Shortfall {
+        /// What happened to them.
+        reason: &'a str,
     },
     /// The user asked to stop.
     Stopping,
@@ -169,29 +208,39 @@ pub async fn conduct(
     }
     if let Some(plan) = &options.plan {
         plan.validate(&model.forward)?;
-        if plan.peers.len() != options.peers {
-            return Err(NodeError::Input(format!("the plan is for {} peers, not {}", plan.peers.len(), options.peers)));
+        let count = options.peers.count();
+        if plan.peers.len() != count && !matches!(options.peers, Peers::Emulated { .. }) {
+            return Err(NodeError::Input(format!("the plan is for {} peers, not {count}", plan.peers.len())));
         }
-        let micro_batches = job.train.batch / job.train.micro_batch;
-        if plan.micro_batches as usize != micro_batches {
+        if plan.micro_batches != job.micro_batches() {
             return Err(NodeError::Input(format!(
-                "the plan is for {} micro-batches a step, the job has {micro_batches}; plan anew",
-                plan.micro_batches
+                "the plan is for {} micro-batches a step, the job has {}; plan anew",
+                plan.micro_batches,
+                job.micro_batches()
             )));
         }
     }
+    let planned = match (&options.peers, options.plan.take()) {
+        (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?,
+        (Peers::Emulated { testbed, .. }, None) => plan_for(job, &model, testbed)?,
+        (_, Some(plan)) => Planned { plan, cluster: None, notes: Vec::new() },
+        // Who they are shows once they are there; it does not matter to the plan.
+        (peers, None) => plan_blind(job, &model, peers.count())?,
+    };
     let (events, incoming) = mpsc::unbounded_channel();
     let kept = {
         let events = events.clone();
         move |kept| drop(events.send(Incoming::Kept(kept)))
     };
+    let predicted = planned.predict(job, &model)?;
     let mut store = Store::open(options.directory.as_deref(), options.resume.take(), job, kept)?;
     observer.event(Event::Opened { directory: store.directory() });
     let secret_key = SecretKey::generate();
-    let endpoint = Endpoint::bind(Options { secret_key, listen: options.listen, ..Options::new() }).await?;
+    let pinned = planned.cluster.is_some();
+    let endpoint = Endpoint::bind(Options { secret_key, listen: options.listen, pinned, ..Options::new() }).await?;
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
-    let run = Conductor { job, data, model, weights, endpoint: endpoint.clone(), ticket };
-    let result = run.conduct(options, &mut store, (events, incoming), observer).await;
+    let run = Conductor { job, data, model, weights, endpoint: endpoint.clone(), ticket, predicted };
+    let result = run.conduct(&options.peers, planned, &mut store, (events, incoming), observer).await;
     let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
     endpoint.close(&reason).await;
     result
@@ -204,41 +253,91 @@ struct Conductor<'a> {
     weights: Option<Weights>,
     endpoint: Endpoint,
     ticket: Ticket,
+    predicted: Option<Simulation>,
 }
 
 impl Conductor<'_> {
     async fn conduct(
         self,
-        options: BrokerOptions,
+        peers: &Peers,
+        planned: Planned,
         store: &mut Store,
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<Position, NodeError> {
+        let Planned { mut plan, cluster, notes } = planned;
         store.ticket(&self.ticket)?;
-        observer.event(Event::Listening { ticket: &self.ticket, wanted: options.peers });
+        observer.event(Event::Listening { ticket: &self.ticket, wanted: plan.peers.len() });
         let accepting = tokio::spawn(accept(self.endpoint.clone(), events.clone()));
         tokio::spawn(interrupts(events.clone()));
-        let children = Children::start(&self.ticket, &options.local, Some(store.directory()), {
+        let (mut emulation, local) = self.local(peers, cluster)?;
+        let children = Children::start(&local, Some(store.directory()), {
             let events = events.clone();
             move |reason| drop(events.send(Incoming::Child(reason)))
         })?;
-        let members = self.gather(options.peers, &mut incoming, observer).await?;
+        let mut members = self.gather(plan.peers.len(), &mut incoming, observer).await?;
         accepting.abort();
         store.ticket_used()?;
         let keys: BTreeSet<_> = members.iter().map(|(_, c, _)| c.peer()).collect();
         self.endpoint.allow(Allowed::Only(keys));
 
-        let names: Vec<String> = members.iter().map(|(m, _, _)| m.name.clone()).collect();
-        let plan = self.plan(options.plan, names)?;
+        if emulation.is_some() {
+            members.sort_by_key(|(m, _, _)| plan.peers.iter().position(|name| *name == m.name));
+        } else {
+            plan.peers = members.iter().map(|(m, _, _)| m.name.clone()).collect();
+        }
         store.plan(&plan)?;
-        observer.event(Event::Planned { plan: &plan, model: &self.model, data: &self.data });
-        let peers = self.assign(&plan, members, store, &events).await?;
+        let predicted_step_s = self.predicted.as_ref().map(|p| p.step_s);
+        let (model, data) = (&self.model, &self.data);
+        observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model, data });
+        let peers = self.assign(&plan, members, emulation.as_mut(), store, &events).await?;
         let position = self.run(&plan, peers, store, observer, &mut incoming).await;
+        if let Some(reason) = emulation.and_then(|e| e.shortfall()) {
+            observer.event(Event::Shortfall { reason: &reason });
+        }
         match &position {
             Ok(_) => children.finish().await,
             Err(_) => children.stop().await,
         }
         position
+    }
+
+    /// The peers to start here, each with its way in, and what emulates the links between them if that is wanted.
+    fn local(
+        &self,
+        peers: &Peers,
+        cluster: Option<Cluster>,
+    ) -> Result<(Option<Emulation>, Vec<(LocalPeer, Entrance)>), NodeError> {
+        let entrance = |pinned: Option<SocketAddr>, broker: PeerAddr| Entrance {
+            ticket: Ticket { addr: broker, secret: self.ticket.secret.clone() },
+            pinned,
+        };
+        match (peers, cluster) {
+            (Peers::Emulated { backend, .. }, Some(cluster)) => {
+                let devices = cluster.devices().to_vec();
+                let PeerAddr { key, addrs } = self.endpoint.addr();
+                let broker =
+                    addrs.first().copied().ok_or_else(|| NodeError::State("the broker has no address".into()))?;
+                let addresses = free_addresses(devices.len())?;
+                let mut emulation = Emulation::start(cluster, broker, addresses.clone())?;
+                let mut local = Vec::with_capacity(devices.len());
+                for ((i, device), pinned) in (0..).zip(devices).zip(addresses) {
+                    let broker = emulation.address(PeerId(i), PeerId::BROKER)?;
+                    let peer = LocalPeer {
+                        name: device.name,
+                        backend: device.backend.unwrap_or_else(|| backend.clone()),
+                        threads: 1,
+                        slowdown: device.slowdown,
+                    };
+                    local.push((peer, entrance(Some(pinned), PeerAddr { key, addrs: vec![broker] })));
+                }
+                Ok((Some(emulation), local))
+            }
+            (Peers::Local(local), _) => {
+                Ok((None, local.iter().map(|p| (p.clone(), entrance(None, self.ticket.addr.clone()))).collect()))
+            }
+            _ => Ok((None, Vec::new())),
+        }
     }
 
     /// Waits until all peers are there.
@@ -288,21 +387,12 @@ impl Conductor<'_> {
         }
     }
 
-    fn plan(&self, given: Option<Plan>, names: Vec<String>) -> Result<Plan, NodeError> {
-        match given {
-            Some(plan) => Ok(Plan { peers: names, ..plan }),
-            None => {
-                let micro_batches = (self.job.train.batch / self.job.train.micro_batch) as u32;
-                Ok(equal_compute(&self.model.forward, &names, micro_batches, self.job.train.schedule)?)
-            }
-        }
-    }
-
     /// Compiles the plan and streams every peer its share.
     async fn assign(
         &self,
         plan: &Plan,
         members: Vec<(Member, Connection, Lanes)>,
+        mut emulation: Option<&mut Emulation>,
         store: &Store,
         events: &mpsc::UnboundedSender<Incoming>,
     ) -> Result<Vec<Peer>, NodeError> {
@@ -314,9 +404,18 @@ impl Conductor<'_> {
         let mut peers = Vec::with_capacity(members.len());
         for (i, (((member, connection, lanes), train), eval)) in members.into_iter().zip(train).zip(eval).enumerate() {
             let peer = PeerId(i as u32);
+            let mut addresses = addresses.clone();
+            if let Some(emulation) = emulation.as_deref_mut() {
+                for p in neighbours(&[&train, &eval]) {
+                    let (name, addr) = &mut addresses[p.0 as usize];
+                    let real: PeerAddr = decode(addr).map_err(|e| NodeError::Protocol(format!("{name:?}: {e}")))?;
+                    let seen = PeerAddr { key: real.key, addrs: vec![emulation.address(peer, p)?] };
+                    *addr = encode(&seen).map_err(NodeError::Protocol)?;
+                }
+            }
             let mut assignment = Assignment {
                 peer,
-                peers: addresses.clone(),
+                peers: addresses,
                 seed: self.job.train.seed,
                 optimizer,
                 train,
@@ -512,15 +611,17 @@ impl Conductor<'_> {
                     store.commit(position, self.job, &self.data, &self.model)?;
                 }
                 Action::Finish(position) => {
-                    let facts: Vec<_> = peers
-                        .iter()
-                        .map(|p| PeerFacts {
+                    let predicted = self.predicted.as_ref();
+                    let facts: Vec<_> = (0..)
+                        .zip(peers)
+                        .map(|(i, p): (usize, _)| PeerFacts {
                             name: p.name.clone(),
                             backend: p.backend.clone(),
                             operators: p.train.nodes.len(),
+                            predicted_bytes: predicted.and_then(|s| Some(s.peers.get(i)?.peak_bytes)),
                         })
                         .collect();
-                    let summary = store.summarise(plan, &facts, position)?;
+                    let summary = store.summarise(plan, &facts, predicted.map(|s| s.step_s), position)?;
                     observer.event(Event::Finished { summary: &summary });
                     return Ok(Some(position));
                 }

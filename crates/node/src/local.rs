@@ -1,6 +1,7 @@
 //! Peers on this machine, each a process of its own: the same `join` that runs anywhere.
 
 use std::fs::File;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
@@ -11,7 +12,7 @@ use tokio::task::JoinSet;
 use crate::NodeError;
 
 /// A peer to start here.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct LocalPeer {
     /// Its name.
     pub name: String,
@@ -19,6 +20,16 @@ pub struct LocalPeer {
     pub backend: String,
     /// Threads it computes with.
     pub threads: usize,
+    /// How many times slower than this machine it is to be.
+    pub slowdown: f64,
+}
+
+/// How a local peer finds the others.
+pub(crate) struct Entrance {
+    /// The broker, as this peer sees it.
+    pub(crate) ticket: Ticket,
+    /// Where it listens if it may talk to none but the addresses that it is given.
+    pub(crate) pinned: Option<SocketAddr>,
 }
 
 /// The processes of local peers. They end with this one.
@@ -29,8 +40,7 @@ pub(crate) struct Children {
 impl Children {
     /// Starts them; each writes its log to `DIR/logs/NAME.log`. `failed` is told of one that ends badly.
     pub(crate) fn start(
-        ticket: &Ticket,
-        peers: &[LocalPeer],
+        peers: &[(LocalPeer, Entrance)],
         directory: Option<&Path>,
         failed: impl Fn(String) + Clone + Send + 'static,
     ) -> Result<Self, NodeError> {
@@ -40,9 +50,16 @@ impl Children {
         }
         let program =
             std::env::current_exe().map_err(|e| NodeError::State(format!("cannot find this program: {e}")))?;
-        for peer in peers {
+        for (peer, entrance) in peers {
             let mut command = Command::new(&program);
-            command.arg("join").arg(ticket.to_string()).args(["--backend", &peer.backend, "--name", &peer.name]);
+            command.arg("join").arg(entrance.ticket.to_string());
+            command.args(["--backend", &peer.backend, "--name", &peer.name]);
+            if peer.slowdown > 1.0 {
+                command.args(["--slowdown", &peer.slowdown.to_string()]);
+            }
+            if let Some(listen) = entrance.pinned {
+                command.args(["--pinned", &listen.to_string()]);
+            }
             command.env("RAYON_NUM_THREADS", peer.threads.to_string());
             command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
             // Ctrl-C is for the broker, which lets its peers finish.

@@ -4,8 +4,9 @@
 //! nothing but what its Program waits for.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fusionllm_backend::Backend;
@@ -19,8 +20,8 @@ use fusionllm_transport::{
     Allowed, Cause, ConnectError, Connection, Endpoint, Lanes, Options, PeerAddr, Receiver, Ticket,
 };
 
-use crate::NodeError;
 use crate::wire::{self, Mailbox, Outbox};
+use crate::{NodeError, memory};
 
 /// How a joiner takes part.
 pub struct JoinOptions {
@@ -30,20 +31,31 @@ pub struct JoinOptions {
     pub backend: Arc<dyn Backend>,
     /// What to be called; empty leaves it to the broker.
     pub name: String,
-    /// The endpoint's options.
-    pub endpoint: Options,
+    /// Where to listen and talk to none but the addresses that are given, for emulated links; `None` in real networks.
+    pub pinned: Option<SocketAddr>,
+    /// How many times slower than this machine to be, at least 1. If more, the backend gets one thread.
+    pub slowdown: f64,
 }
 
 /// How many passes may be under way; the broker issues no more.
 pub const WINDOW: u64 = 3;
 
 /// How long peers may take to find each other once they are assigned.
-const MEETING: Duration = Duration::from_secs(30);
+const MEETING: Duration = Duration::from_secs(120);
+
+/// Smaller messages tell nothing of a link's rate: they come in a few packets at once.
+const TELLING: usize = 64 << 10;
+
+/// Payload bytes of large messages and the seconds that they took to come, by sender, in the pass under way.
+type Throughput = Arc<Mutex<BTreeMap<PeerId, (u64, f64)>>>;
 
 /// Takes part in a run until the broker ends it.
 pub async fn join(options: JoinOptions) -> Result<(), NodeError> {
-    let endpoint = Endpoint::bind(Options { allowed: Allowed::Only(BTreeSet::new()), ..options.endpoint }).await?;
-    let result = take_part(&endpoint, &options.ticket, options.backend, options.name).await;
+    let JoinOptions { ticket, backend, name, pinned, slowdown } = options;
+    let allowed = Allowed::Only(BTreeSet::new());
+    let endpoint =
+        Endpoint::bind(Options { allowed, listen: pinned, pinned: pinned.is_some(), ..Options::new() }).await?;
+    let result = take_part(&endpoint, &ticket, backend, name, slowdown).await;
     let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
     endpoint.close(&reason).await;
     result
@@ -54,6 +66,7 @@ async fn take_part(
     ticket: &Ticket,
     backend: Arc<dyn Backend>,
     name: String,
+    slowdown: f64,
 ) -> Result<(), NodeError> {
     let (broker, mut lanes) =
         endpoint.connect(&ticket.addr).await.map_err(|e| NodeError::Network(format!("the broker: {e}")))?;
@@ -72,7 +85,7 @@ async fn take_part(
     };
     tracing::info!(peer = assignment.peer.0, nodes = assignment.train.nodes.len(), "assigned");
     let failing = broker.clone();
-    match run(endpoint, broker, lanes, assignment, backend).await {
+    match run(endpoint, broker, lanes, assignment, backend, slowdown).await {
         Ok(()) => Ok(()),
         Err(e) => {
             let message = match &e {
@@ -113,7 +126,7 @@ async fn assignment(lanes: &mut Lanes) -> Result<Option<Assignment>, NodeError> 
 }
 
 /// The peers that a peer's programs exchange tensors with.
-fn neighbours(programs: &[&Program]) -> BTreeSet<PeerId> {
+pub(crate) fn neighbours(programs: &[&Program]) -> BTreeSet<PeerId> {
     programs
         .iter()
         .flat_map(|p| &p.instructions)
@@ -132,6 +145,7 @@ async fn run(
     mut lanes: Lanes,
     assignment: Assignment,
     backend: Arc<dyn Backend>,
+    slowdown: f64,
 ) -> Result<(), NodeError> {
     assignment.validate()?;
     let peer = assignment.peer;
@@ -145,7 +159,9 @@ async fn run(
 
     let name_of = |p: PeerId| addresses[p.0 as usize].0.clone();
     let meeting = meet(endpoint, peer, &addresses, &wanted);
-    let loading = load(&mut lanes.bulk, &assignment, Executor::new(backend, assignment.optimizer, assignment.seed));
+    let mut executor = Executor::new(backend, assignment.optimizer, assignment.seed);
+    executor.slow_down(slowdown);
+    let loading = load(&mut lanes.bulk, &assignment, executor);
     let (connections, mut executor) = tokio::try_join!(meeting, loading)?;
     let Assignment { train, eval, .. } = assignment;
     executor.prepare(&train)?;
@@ -154,6 +170,7 @@ async fn run(
     let mailbox = Arc::new(Mailbox::default());
     let inbox = Arc::new(Mutex::new(Inbox::new(&train, &eval, WINDOW)));
     let (commands, queue) = mpsc::channel();
+    let throughput = Throughput::default();
     let mut outboxes = BTreeMap::new();
     outboxes.insert(PeerId::BROKER, Outbox::new(broker.clone()));
     let mut tasks = tokio::task::JoinSet::new();
@@ -163,11 +180,14 @@ async fn run(
         "the broker".into(),
         inbox.clone(),
         mailbox.clone(),
+        throughput.clone(),
         commands.clone(),
     ));
     for (p, (connection, lanes)) in connections {
         outboxes.insert(p, Outbox::new(connection));
-        tasks.spawn(receive_tensors(lanes.tensors, p, name_of(p), inbox.clone(), mailbox.clone(), commands.clone()));
+        let (inbox, mailbox) = (inbox.clone(), mailbox.clone());
+        let task = receive_tensors(lanes.tensors, p, name_of(p), inbox, mailbox, throughput.clone(), commands.clone());
+        tasks.spawn(task);
     }
 
     tasks.spawn(receive_commands(lanes.control, mailbox.clone(), commands));
@@ -175,18 +195,23 @@ async fn run(
     control.control(&FromPeer::Ready)?;
 
     let runtime = tokio::runtime::Handle::current();
+    // Kernels share their work among these threads. That the Program runs on one of them saves a hand-over at every kernel, and where there is
+    // but one, its CPU time is the kernels'.
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(usize::from(slowdown > 1.0)).build();
+    let threads = threads.map_err(|e| NodeError::State(format!("cannot start threads: {e}")))?;
     let worker = std::thread::Builder::new().name("compute".into()).spawn({
         let mailbox = mailbox.clone();
         let saver = broker.clone();
         move || {
-            let mut worker = Worker {
+            let worker = Worker {
                 executor,
                 train,
                 eval,
-                link: NetLink { mailbox, outboxes, control, train: true, sent: BTreeMap::new() },
+                link: NetLink { mailbox, outboxes, control, throughput, train: true, sent: BTreeMap::new() },
                 inbox,
             };
-            worker.work(&queue, |snapshot, step| drop(runtime.spawn(stream_snapshot(saver.clone(), snapshot, step))))
+            let save = |snapshot, step| drop(runtime.spawn(stream_snapshot(saver.clone(), snapshot, step)));
+            threads.install(move || worker.work(queue, save))
         }
     });
     let worker = worker.map_err(|e| NodeError::State(format!("cannot start a thread: {e}")))?;
@@ -309,6 +334,7 @@ async fn receive_tensors(
     name: String,
     inbox: Arc<Mutex<Inbox>>,
     mailbox: Arc<Mailbox>,
+    throughput: Throughput,
     commands: mpsc::Sender<ToPeer>,
 ) {
     let result: Result<(), NodeError> = async {
@@ -319,7 +345,14 @@ async fn receive_tensors(
                 inbox.admit(from, &header, frame.payload_len()).map_err(|v| NodeError::Protocol(v.to_string()))?
             };
             let mut bytes = vec![0; ty.bytes()];
+            let begun = Instant::now();
             frame.read_into(&mut bytes).await?;
+            if bytes.len() >= TELLING && from != PeerId::BROKER {
+                let mut throughput = throughput.lock().unwrap_or_else(PoisonError::into_inner);
+                let (sum, seconds) = throughput.entry(from).or_default();
+                *sum += bytes.len() as u64;
+                *seconds += begun.elapsed().as_secs_f64();
+            }
             mailbox.put(header, HostTensor::from_bytes(ty, bytes)?);
         }
         Ok(())
@@ -402,7 +435,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn work(&mut self, commands: &mpsc::Receiver<ToPeer>, save: impl Fn(Snapshot, u64)) -> Result<(), NodeError> {
+    fn work(mut self, commands: mpsc::Receiver<ToPeer>, save: impl Fn(Snapshot, u64)) -> Result<(), NodeError> {
         while let Ok(command) = commands.recv() {
             match command {
                 ToPeer::Run { pass, train, step } => {
@@ -429,6 +462,7 @@ struct NetLink {
     mailbox: Arc<Mailbox>,
     outboxes: BTreeMap<PeerId, Outbox>,
     control: Outbox,
+    throughput: Throughput,
     /// Whether the pass under way trains.
     train: bool,
     /// Bytes sent in this pass.
@@ -439,7 +473,12 @@ impl NetLink {
     fn done(&mut self, pass: u64, stats: PassStats) -> Result<(), NodeError> {
         let PassStats { compute_s, wait_s, total_s, peak_bytes } = stats;
         let sent = std::mem::take(&mut self.sent).into_iter().collect();
-        let report = PassReport { compute_s, wait_s, total_s, peak_bytes, sent };
+        let received = std::mem::take(&mut *self.throughput.lock().unwrap_or_else(PoisonError::into_inner));
+        let received = received.into_iter().map(|(from, (bytes, seconds))| (from, bytes, seconds)).collect();
+        // A program whose allocator does not count knows its tensors at least.
+        let peak_bytes = if memory::live_bytes() > 0 { memory::take_peak() } else { peak_bytes };
+        let resident_bytes = memory::resident_peak();
+        let report = PassReport { compute_s, wait_s, total_s, peak_bytes, resident_bytes, sent, received };
         self.mailbox.done(pass);
         self.control.control(&FromPeer::PassDone { pass, report })
     }

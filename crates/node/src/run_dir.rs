@@ -130,8 +130,11 @@ pub struct PeerSummary {
     pub operators: u64,
     /// Seconds of computing in a step, the median.
     pub compute_s: Option<f64>,
-    /// Most bytes of tensors held at once.
+    /// Most bytes allocated at once while training: tensors, buffers of what comes and goes, and all else.
     pub peak_memory_bytes: Option<u64>,
+    /// Most bytes that the system kept in memory for its process.
+    #[serde(default)]
+    pub resident_memory_bytes: Option<u64>,
     /// What the planner predicted.
     pub predicted_memory_bytes: Option<u64>,
 }
@@ -401,6 +404,7 @@ mod tests {
               "operators": 37,
               "compute_s": null,
               "peak_memory_bytes": null,
+              "resident_memory_bytes": null,
               "predicted_memory_bytes": null
             }
           ],

@@ -41,6 +41,7 @@ pub(crate) struct PeerFacts {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) operators: usize,
+    pub(crate) predicted_bytes: Option<u64>,
 }
 
 fn finite(x: f64) -> Option<f64> {
@@ -241,6 +242,7 @@ impl Store {
         &mut self,
         plan: &Plan,
         peers: &[PeerFacts],
+        predicted_step_s: Option<f64>,
         position: Position,
     ) -> Result<Summary, NodeError> {
         self.flush()?;
@@ -255,6 +257,17 @@ impl Store {
                 }
             }
         }
+        // Sums over whole steps: a link is as fast as it was on average while it was busy.
+        let mut arrivals: BTreeMap<(PeerId, PeerId), (u64, f64)> = BTreeMap::new();
+        for step in steady {
+            for (to, report) in step.peers.iter().enumerate() {
+                for (from, bytes, seconds) in &report.received {
+                    let (sum, time) = arrivals.entry((*from, PeerId(to as u32))).or_default();
+                    *sum += bytes;
+                    *time += seconds;
+                }
+            }
+        }
         let name = |p: PeerId| peers.get(p.0 as usize).map_or_else(|| "broker".into(), |p| p.name.clone());
         let in_steps: f64 = self.steps.iter().map(|s| s.step_s).sum();
         let summary = Summary {
@@ -262,7 +275,7 @@ impl Store {
             loss_first: self.loss_first(),
             loss_last: self.steps.last().and_then(|s| finite(s.loss)),
             median_step_s: median(steady.iter().map(|s| s.step_s).collect()),
-            predicted_step_s: None,
+            predicted_step_s,
             bytes_sent_per_step: Some(links.values().sum::<u64>() / count),
             training_overhead_ratio: finite(in_steps / self.started.elapsed().as_secs_f64()),
             scheduler: plan.scheduler.clone(),
@@ -276,7 +289,13 @@ impl Store {
                     operators: p.operators as u64,
                     compute_s: median(steady.iter().filter_map(|s| s.peers.get(i)).map(|r| r.compute_s).collect()),
                     peak_memory_bytes: self.steps.iter().filter_map(|s| s.peers.get(i)).map(|r| r.peak_bytes).max(),
-                    predicted_memory_bytes: None,
+                    resident_memory_bytes: self
+                        .steps
+                        .last()
+                        .and_then(|s| s.peers.get(i))
+                        .map(|r| r.resident_bytes)
+                        .filter(|b| *b > 0),
+                    predicted_memory_bytes: p.predicted_bytes,
                 })
                 .collect(),
             links: links
@@ -287,7 +306,7 @@ impl Store {
                     codec: "none".into(),
                     ratio: Some(1.0),
                     bytes_per_step: Some(bytes / count),
-                    measured_bytes_per_s: None,
+                    measured_bytes_per_s: arrivals.get(&(from, to)).and_then(|(bytes, s)| finite(*bytes as f64 / s)),
                 })
                 .collect(),
         };

@@ -86,10 +86,14 @@ pub struct PassReport {
     pub wait_s: f64,
     /// Seconds in all.
     pub total_s: f64,
-    /// Most bytes held at once.
+    /// Most bytes held at once since the pass before: tensors, buffers of what comes and goes, and all else.
     pub peak_bytes: u64,
+    /// Most bytes that the system ever kept in memory for the peer's process; 0 if it does not tell.
+    pub resident_bytes: u64,
     /// Payload bytes sent to each peer.
     pub sent: Vec<(PeerId, u64)>,
+    /// Of large messages that came from each peer: their payload bytes, and the seconds from the first byte's arrival to the last's.
+    pub received: Vec<(PeerId, u64, f64)>,
 }
 
 /// What the broker tells a peer.

@@ -52,7 +52,15 @@ fn messages_come_back_as_they_were() {
         device: "CPU".into(),
         addr: vec![1, 2, 3],
     };
-    let report = PassReport { compute_s: 1.0, wait_s: 0.5, total_s: 2.0, peak_bytes: 9, sent: vec![(PeerId(1), 5)] };
+    let report = PassReport {
+        compute_s: 1.0,
+        wait_s: 0.5,
+        total_s: 2.0,
+        peak_bytes: 9,
+        resident_bytes: 10,
+        sent: vec![(PeerId(1), 5)],
+        received: vec![(PeerId(2), 70_000, 0.25)],
+    };
     for m in [
         FromPeer::Hello(hello),
         FromPeer::Ready,

@@ -58,6 +58,39 @@ fn job_files() {
 }
 
 #[test]
+fn testbeds() {
+    let device = |name: &str, more: &str| {
+        format!(
+            "[[device]]\nname = \"{name}\"\ntflops = 0.1\nmemory_bandwidth = \"10 GB/s\"\nmemory = \"1 GiB\"\n{more}"
+        )
+    };
+    let link = "[[link]]\nbetween = [\"a\", \"b\"]\nrate = \"8 Mbps\"\nlatency = \"5 ms\"\n";
+    let file = |a: &str, b: &str, link: &str| [device("a", a), device("b", b), link.to_owned()].concat();
+    let crowd = device("crowd", "count = 1000\nsite = \"home\"\n[[site]]\nname = \"home\"\nrate = \"1 Gbps\"\n");
+    let dir = directory(&[
+        ("crowd.toml", &crowd),
+        ("apart.toml", &file("", "", "")),
+        ("odd.toml", &file("backend = \"burn-gpu\"\nslowdown = 9\n", "slowdown = 9\n", link)),
+        ("good.toml", &file("slowdown = 2\n", "slowdown = 2\n", link)),
+    ]);
+    let train = |testbed: &str, more: &[&str]| {
+        refused(dir.path(), &[&["train", "--testbed", testbed], more, &TINY[..]].concat())
+    };
+    assert!(train("nowhere.toml", &[]).contains("nowhere.toml"));
+    let crowd = train("crowd.toml", &[]);
+    assert!(crowd.contains("crowd.toml: its devices ask for 1000.0 cores, and this machine has "), "{crowd}");
+    assert!(train("apart.toml", &[]).contains("apart.toml"));
+    let odd = train("odd.toml", &[]);
+    assert!(odd.contains("odd.toml: backend \"burn-gpu\" of device \"a\""), "{odd}");
+    // What cannot be done is not left undone in silence.
+    assert_snapshot!(refused(dir.path(), &[&["train", "--set=plan.scheduler=op-fence"], &TINY[..]].concat()), @r"
+    error: the scheduler op-fence must know the devices and their links
+      hint: describe them in a file for --testbed, or use equal-compute
+    ");
+    assert!(train("good.toml", &["--set=plan.scheduler=fence"]).contains("`plan.scheduler` cannot be \"fence\""));
+}
+
+#[test]
 fn options() {
     let dir = directory(&[("plan.json", "{}")]);
     let train = |args: &[&str]| refused(dir.path(), &[&["train"], args].concat());

@@ -52,7 +52,15 @@ fn the_run_directory_keeps_the_contract() {
     assert_eq!(summary["loss_last"], lines[2]["loss"]);
     assert_eq!(summary["bytes_sent_per_step"], lines[0]["bytes_sent"]);
     let peer = &summary["peers"][1];
-    let expected = ["backend", "compute_s", "name", "operators", "peak_memory_bytes", "predicted_memory_bytes"];
+    let expected = [
+        "backend",
+        "compute_s",
+        "name",
+        "operators",
+        "peak_memory_bytes",
+        "predicted_memory_bytes",
+        "resident_memory_bytes",
+    ];
     assert_eq!(keys(peer), expected);
     assert_eq!((&peer["name"], &peer["backend"]), (&"peer-1".into(), &"burn-cpu".into()));
     let link = &summary["links"][0];

@@ -114,6 +114,11 @@ impl Job {
         Ok(job)
     }
 
+    /// Micro-batches a step.
+    pub fn micro_batches(&self) -> u32 {
+        (self.train.batch / self.train.micro_batch) as u32
+    }
+
     /// What holds between sections.
     fn check(&self, at: &Sections<'_>) -> Result<(), JobError> {
         match (&self.model.family, &self.data) {

@@ -131,8 +131,9 @@ pub enum Decay {
 /// `[plan]`: how the work is cut over the peers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Planning {
-    /// Default `equal-compute`.
-    pub scheduler: Scheduler,
+    /// By default the best that what is known of the devices allows: `equal-compute` if that is nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub scheduler: Option<Scheduler>,
 }
 
 /// Who decides which peer runs which operators.
@@ -147,6 +148,21 @@ pub enum Scheduler {
     EqualCompute,
     /// The best of all cuts; for small cases.
     Exact,
+}
+
+impl Scheduler {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::OpFence, Self::EqualNumber, Self::EqualCompute, Self::Exact];
+
+    /// What users call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OpFence => "op-fence",
+            Self::EqualNumber => "equal-number",
+            Self::EqualCompute => "equal-compute",
+            Self::Exact => "exact",
+        }
+    }
 }
 
 /// `[compression]`: what is done to tensors that cross between peers.
@@ -343,13 +359,7 @@ impl Optimizer {
 
 impl Planning {
     pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
-        let schedulers = [
-            ("op-fence", Scheduler::OpFence),
-            ("equal-number", Scheduler::EqualNumber),
-            ("equal-compute", Scheduler::EqualCompute),
-            ("exact", Scheduler::Exact),
-        ];
-        let scheduler = section.choice("scheduler", &schedulers)?.unwrap_or(Scheduler::EqualCompute);
+        let scheduler = section.choice("scheduler", &Scheduler::ALL.map(|s| (s.name(), s)))?;
         section.finish()?;
         Ok(Self { scheduler })
     }

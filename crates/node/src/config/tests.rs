@@ -73,7 +73,6 @@ fn an_empty_job_is_a_whole_one() {
     min_lr = 0.000029999999999999997
 
     [plan]
-    scheduler = "equal-compute"
 
     [compression]
     name = "none"

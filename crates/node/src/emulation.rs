@@ -1,0 +1,177 @@
+//! A testbed on this machine: peers are processes and talk QUIC; what lies between them is made of a forwarder's links.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use fusionllm_plan::{Cluster, Link, PeerId, Place, SharedId};
+use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec};
+
+use crate::NodeError;
+
+/// The links of a testbed between processes of this machine. They are there as long as this is.
+pub(crate) struct Emulation {
+    emulator: Emulator,
+    cluster: Cluster,
+    broker: SocketAddr,
+    peers: Vec<SocketAddr>,
+    links: BTreeMap<Piece, LinkId>,
+    /// Where the first of two finds the second.
+    addrs: BTreeMap<(PeerId, PeerId), SocketAddr>,
+}
+
+/// One direction of something that messages pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Piece {
+    /// From one machine to another.
+    Line(PeerId, PeerId),
+    Uplink(SharedId),
+}
+
+impl Emulation {
+    /// The links of `cluster`, whose device `i` listens at `peers[i]`, and its broker at `broker`.
+    pub(crate) fn start(cluster: Cluster, broker: SocketAddr, peers: Vec<SocketAddr>) -> Result<Self, NodeError> {
+        // No link of a testbed loses datagrams at random, so the seed decides nothing.
+        let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 0).map_err(failed)?;
+        Ok(Self { emulator, cluster, broker, peers, links: BTreeMap::new(), addrs: BTreeMap::new() })
+    }
+
+    /// Where `viewer` finds `target`.
+    pub(crate) fn address(&mut self, viewer: PeerId, target: PeerId) -> Result<SocketAddr, NodeError> {
+        if !self.addrs.contains_key(&(viewer, target)) {
+            let (there, back) = (self.way(viewer, target)?, self.way(target, viewer)?);
+            let (a, b) = (self.listens(viewer)?, self.listens(target)?);
+            let (b_for_a, a_for_b) = self.emulator.join(a, b, there, back).map_err(failed)?;
+            self.addrs.insert((viewer, target), b_for_a);
+            self.addrs.insert((target, viewer), a_for_b);
+        }
+        Ok(self.addrs[&(viewer, target)])
+    }
+
+    /// What made links other than declared, if anything did.
+    pub(crate) fn shortfall(&self) -> Option<String> {
+        let report = self.emulator.report();
+        let (delivered, late) = (report.delivered, report.late);
+        let lost = report.unsent + report.overrun.unwrap_or(0);
+        // A few are late whenever the machine does something else for a moment.
+        (lost > delivered / 1000 || late > delivered / 20).then(|| {
+            format!(
+                "this machine did not keep up with the links: of {delivered} datagrams {late} were late, by up to {:.1} ms, and {lost} were lost to its own load; step times are not those of the testbed",
+                1e3 * report.latest.as_secs_f64()
+            )
+        })
+    }
+
+    /// The links that a message takes. Those that stand on one machine reach each other at once.
+    fn way(&mut self, from: PeerId, to: PeerId) -> Result<Vec<LinkId>, NodeError> {
+        let path = self.cluster.path(from, to).ok_or_else(|| {
+            let (from, to) = (self.cluster.name(from), self.cluster.name(to));
+            NodeError::Input(format!(
+                "the testbed has no link from {from:?} to {to:?}, which the plan needs\n  hint: add a [[link]] between them, or uplinks to their sites"
+            ))
+        })?;
+        let line = path.line.map(|link| (Piece::Line(self.machine(from), self.machine(to)), link));
+        let uplink = |u: (SharedId, Link)| (Piece::Uplink(u.0), u.1);
+        let pieces = [path.up.map(uplink), line, path.down.map(uplink)];
+        Ok(pieces.into_iter().flatten().map(|(piece, link)| self.link(piece, link)).collect())
+    }
+
+    fn link(&mut self, piece: Piece, link: Link) -> LinkId {
+        let emulator = &self.emulator;
+        *self.links.entry(piece).or_insert_with(|| {
+            let rate = link.bandwidth.is_finite().then_some(link.bandwidth as u64);
+            emulator.add_link(LinkSpec::new(format!("{piece:?}"), rate, Duration::from_secs_f64(link.latency)))
+        })
+    }
+
+    /// The broker shares the lines of the device it stands with.
+    fn machine(&self, peer: PeerId) -> PeerId {
+        match (peer, self.cluster.broker()) {
+            (PeerId::BROKER, Place::Device(d)) => PeerId(d),
+            _ => peer,
+        }
+    }
+
+    fn listens(&self, peer: PeerId) -> Result<SocketAddr, NodeError> {
+        match peer {
+            PeerId::BROKER => Ok(self.broker),
+            PeerId(p) => {
+                self.peers.get(p as usize).copied().ok_or_else(|| NodeError::State(format!("there is no {peer}")))
+            }
+        }
+    }
+}
+
+fn failed(e: io::Error) -> NodeError {
+    NodeError::State(format!(
+        "cannot emulate the testbed's links: {e}\n  hint: each two peers that talk take two sockets; `ulimit -n` says how many files may be open"
+    ))
+}
+
+/// Addresses that nobody listens at, for processes that are about to. Between this and their start somebody else may take one;
+/// that process then says so and ends.
+pub(crate) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, NodeError> {
+    let sockets = (0..count).map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)));
+    let addresses = sockets.collect::<io::Result<Vec<_>>>().and_then(|s| s.iter().map(UdpSocket::local_addr).collect());
+    addresses.map_err(failed)
+}
+
+#[cfg(test)]
+mod tests {
+    use fusionllm_plan::{Device, Line, Rates, Site};
+
+    use super::*;
+
+    const A: PeerId = PeerId(0);
+    const B: PeerId = PeerId(1);
+    const C: PeerId = PeerId(2);
+
+    /// a and b at home behind an uplink, c on its own; the broker stands with a.
+    fn emulation() -> Emulation {
+        let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 0.0 };
+        let link = |bandwidth| Link { latency: 0.0, bandwidth };
+        let device = |name: &str, site| Device { site, ..Device::new(name, rates, 1 << 30) };
+        let home = Site { name: "home".into(), inside: Some(link(1e8)), uplink: Some(link(1e6)) };
+        let line = |from, to| Line { from, to, link: link(1e7) };
+        let lines = vec![line(Place::Site(0), Place::Device(2)), line(Place::Device(2), Place::Site(0))];
+        let devices = vec![device("a", Some(0)), device("b", Some(0)), device("c", None)];
+        let cluster = Cluster::new(devices, vec![home], lines, None).unwrap();
+        let addrs = free_addresses(4).unwrap();
+        Emulation::start(cluster, addrs[3], addrs[..3].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn what_leaves_a_site_shares_its_uplink() {
+        let mut e = emulation();
+        let (ac, bc, ca) = (e.way(A, C).unwrap(), e.way(B, C).unwrap(), e.way(C, A).unwrap());
+        assert_eq!((ac.len(), bc.len(), ca.len()), (2, 2, 2));
+        assert_eq!(ac[0], bc[0], "the uplink");
+        assert_ne!(ac[1], bc[1], "each pair has its own line");
+        assert!(!ca.contains(&ac[0]), "directions do not disturb each other");
+        assert_eq!(e.way(A, B).unwrap().len(), 1, "inside");
+    }
+
+    #[test]
+    fn the_broker_stands_with_its_device() {
+        let mut e = emulation();
+        assert!(e.way(PeerId::BROKER, A).unwrap().is_empty());
+        assert_eq!(e.way(PeerId::BROKER, C).unwrap(), e.way(A, C).unwrap());
+        let there = e.address(PeerId::BROKER, C).unwrap();
+        assert_eq!(e.address(PeerId::BROKER, C).unwrap(), there, "joined once");
+        assert_ne!(e.address(C, PeerId::BROKER).unwrap(), there);
+    }
+
+    #[test]
+    fn a_missing_link_is_named() {
+        let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 0.0 };
+        let devices = ["a", "b"].map(|n| Device::new(n, rates, 1)).to_vec();
+        let cluster = Cluster::new(devices, vec![], vec![], None).unwrap();
+        let addrs = free_addresses(3).unwrap();
+        let error = Emulation::start(cluster, addrs[2], addrs[..2].to_vec()).unwrap().address(A, B).unwrap_err();
+        insta::assert_snapshot!(error, @r#"
+        the testbed has no link from "a" to "b", which the plan needs
+          hint: add a [[link]] between them, or uplinks to their sites
+        "#);
+    }
+}
