@@ -51,7 +51,7 @@ pub(crate) struct RunArgs {
     #[arg(long, value_name = "S")]
     pub(crate) seed: Option<u64>,
 
-    /// Carry out this plan instead of making one.
+    /// Carry out this plan, with the peers that it names, instead of making one.
     #[arg(long, value_name = "P.json")]
     pub(crate) plan: Option<PathBuf>,
 
@@ -69,9 +69,9 @@ pub(crate) struct TrainArgs {
     #[command(flatten)]
     pub(crate) run: RunArgs,
 
-    /// Number of peers.
-    #[arg(long, value_name = "N", default_value_t = 4)]
-    pub(crate) peers: usize,
+    /// Number of peers; 4 if left out.
+    #[arg(long, value_name = "N", conflicts_with = "plan")]
+    pub(crate) peers: Option<usize>,
 
     /// Devices and links to stand in for: a process for each device, with links as slow as the file says.
     #[arg(long, value_name = "T.toml", conflicts_with = "peers")]
@@ -87,9 +87,9 @@ pub(crate) struct BrokerArgs {
     #[command(flatten)]
     pub(crate) run: RunArgs,
 
-    /// Number of peers to wait for.
-    #[arg(long, value_name = "N", default_value_t = 2)]
-    pub(crate) peers: usize,
+    /// Number of peers to wait for; 2 if left out.
+    #[arg(long, value_name = "N", conflicts_with = "plan")]
+    pub(crate) peers: Option<usize>,
 
     /// Address and port to listen on; every interface and a free port if left out.
     #[arg(long, value_name = "ADDR")]

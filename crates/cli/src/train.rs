@@ -7,8 +7,7 @@ use fusionllm_backend as backend;
 use fusionllm_node::checkpoint::Checkpoint;
 use fusionllm_node::config::{Job, Testbed};
 use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, Peers, conduct};
-
-use fusionllm_plan::Cluster;
+use fusionllm_plan::{Cluster, Plan};
 
 use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
 use crate::failure::Failure;
@@ -35,13 +34,15 @@ fn job(run: &RunArgs) -> Result<Job, Failure> {
     job.map_err(|e| Failure::Input(e.to_string()))
 }
 
-fn plan(path: Option<&Path>) -> Result<Option<fusionllm_plan::Plan>, Failure> {
+/// The plan to carry out, if one is given: by an option, or by the job unless the number of peers says otherwise.
+fn plan(job: &Job, run: &RunArgs, peers: Option<usize>) -> Result<Option<Plan>, Failure> {
+    let path = run.plan.as_deref().or(job.plan.file.as_deref().filter(|_| peers.is_none()));
     let Some(path) = path else { return Ok(None) };
     let fail = |e: String| {
-        Failure::Input(format!("{}: {e}\n  hint: --plan takes a file that `fusionllm plan -o` wrote", path.display()))
+        Failure::Input(format!("{}: {e}\n  hint: a plan is a file that `fusionllm plan -o` wrote", path.display()))
     };
     let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
-    fusionllm_plan::Plan::from_json(&text).map(Some).map_err(|e| fail(e.to_string()))
+    Plan::from_json(&text).map(|p| Some(p.without_idle())).map_err(|e| fail(e.to_string()))
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
@@ -54,8 +55,16 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 
 /// Trains on this machine.
 pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
-    if args.peers == 0 || args.peers > MAX_LOCAL_PEERS {
-        return Err(Failure::Input(format!("--peers {} must lie in 1 to {MAX_LOCAL_PEERS}", args.peers)));
+    let job = job(&args.run)?;
+    let plan = plan(&job, &args.run, args.peers)?;
+    let names: Vec<String> = match &plan {
+        Some(plan) => plan.peers.clone(),
+        None => (0..args.peers.unwrap_or(4)).map(|i| format!("peer-{i}")).collect(),
+    };
+    let count = names.len();
+    if count == 0 || count > MAX_LOCAL_PEERS {
+        let what = if plan.is_some() { format!("the plan's {count} peers") } else { format!("--peers {count}") };
+        return Err(Failure::Input(format!("{what} must lie in 1 to {MAX_LOCAL_PEERS}")));
     }
     let default = [backend::names().first().copied().unwrap_or_default().to_owned()];
     let backends = if args.backend.is_empty() { &default[..] } else { &args.backend };
@@ -67,16 +76,17 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     let peers = match &args.testbed {
         Some(path) => Peers::Emulated { testbed: testbed(path, cores)?, backend: backends[0].clone() },
         None => {
-            let peer = |i: usize| LocalPeer {
-                name: format!("peer-{i}"),
-                backend: backends[i % backends.len()].clone(),
-                threads: (cores / args.peers).max(1),
+            let threads = (cores / count).max(1);
+            let peer = |(name, backend): (String, &String)| LocalPeer {
+                name,
+                backend: backend.clone(),
+                threads,
                 slowdown: 1.0,
             };
-            Peers::Local((0..args.peers).map(peer).collect())
+            Peers::Local(names.into_iter().zip(backends.iter().cycle()).map(peer).collect())
         }
     };
-    run(&args.run, json, peers, Some(([127, 0, 0, 1], 0).into()))
+    run(&job, &args.run, json, plan, peers, Some(([127, 0, 0, 1], 0).into()))
 }
 
 /// Reads a testbed that this machine can stand in for.
@@ -98,23 +108,32 @@ fn testbed(path: &Path, cores: usize) -> Result<Cluster, Failure> {
 
 /// Conducts a run over several machines.
 pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
-    if args.peers == 0 {
+    if args.peers == Some(0) {
         return Err(Failure::Input("--peers 0: a run needs at least one peer".into()));
     }
-    run(&args.run, json, Peers::Joiners(args.peers), args.listen)
+    let job = job(&args.run)?;
+    let plan = plan(&job, &args.run, args.peers)?;
+    let count = plan.as_ref().map_or(args.peers.unwrap_or(2), |p| p.peers.len());
+    run(&job, &args.run, json, plan, Peers::Joiners(count), args.listen)
 }
 
-fn run(args: &RunArgs, json: bool, peers: Peers, listen: Option<SocketAddr>) -> Result<(), Failure> {
-    let job = job(args)?;
-    let mut progress = Progress::new(&job, matches!(peers, Peers::Joiners(_)));
+fn run(
+    job: &Job,
+    args: &RunArgs,
+    json: bool,
+    plan: Option<Plan>,
+    peers: Peers,
+    listen: Option<SocketAddr>,
+) -> Result<(), Failure> {
+    let mut progress = Progress::new(job, matches!(peers, Peers::Joiners(_)));
     let options = BrokerOptions {
         peers,
         listen,
-        plan: plan(args.plan.as_deref())?,
+        plan,
         directory: args.run_dir.clone(),
         resume: args.resume.as_deref().map(Checkpoint::find).transpose().map_err(NodeError::from)?,
     };
-    runtime()?.block_on(conduct(&job, options, &mut progress))?;
+    runtime()?.block_on(conduct(job, options, &mut progress))?;
     let history = progress.into_history();
     match &history.summary {
         Some(summary) if json => print_json(summary),

@@ -9,7 +9,7 @@ use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{Cluster, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward};
 use fusionllm_protocol::{
     Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Hello, Lobby, MAX_BULK, Member,
-    Participant, PassKind, Position, Settings, StepRecord, TensorHeader, ToPeer, decode, encode,
+    Participant, PassKind, Places, Position, Settings, StepRecord, TensorHeader, ToPeer, decode, encode,
 };
 use fusionllm_transport::{
     Allowed, Connection, Endpoint, Lanes, Options, PeerAddr, Receiver, Secret, SecretKey, Ticket,
@@ -37,7 +37,7 @@ pub struct BrokerOptions {
     pub peers: Peers,
     /// Where to listen; `None` for every interface and a free port.
     pub listen: Option<SocketAddr>,
-    /// A plan to carry out instead of making one.
+    /// A plan to carry out instead of making one. Peers join under the names it has for them; those that hold no stage are not waited for.
     pub plan: Option<Plan>,
     /// Where the run leaves its files; `None` for a fresh directory under `runs/`, or that of the run that is gone on with.
     pub directory: Option<PathBuf>,
@@ -206,6 +206,7 @@ pub async fn conduct(
         let parameters = model.forward.parameters().map(|v| model.forward.value(v));
         weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))?;
     }
+    options.plan = options.plan.map(Plan::without_idle);
     if let Some(plan) = &options.plan {
         plan.validate(&model.forward)?;
         let count = options.peers.count();
@@ -223,7 +224,7 @@ pub async fn conduct(
     let planned = match (&options.peers, options.plan.take()) {
         (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?,
         (Peers::Emulated { testbed, .. }, None) => plan_for(job, &model, testbed)?,
-        (_, Some(plan)) => Planned { plan, cluster: None, notes: Vec::new() },
+        (_, Some(plan)) => Planned { plan, named: true, cluster: None, notes: Vec::new() },
         // Who they are shows once they are there; it does not matter to the plan.
         (peers, None) => plan_blind(job, &model, peers.count())?,
     };
@@ -265,9 +266,13 @@ impl Conductor<'_> {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<Position, NodeError> {
-        let Planned { mut plan, cluster, notes } = planned;
+        let Planned { mut plan, named, cluster, notes } = planned;
         store.ticket(&self.ticket)?;
-        observer.event(Event::Listening { ticket: &self.ticket, wanted: plan.peers.len() });
+        let places = match named {
+            true => Places::Named(plan.peers.clone()),
+            false => Places::Any(plan.peers.len()),
+        };
+        observer.event(Event::Listening { ticket: &self.ticket, wanted: places.count() });
         let accepting = tokio::spawn(accept(self.endpoint.clone(), events.clone()));
         tokio::spawn(interrupts(events.clone()));
         let (mut emulation, local) = self.local(peers, cluster)?;
@@ -275,15 +280,13 @@ impl Conductor<'_> {
             let events = events.clone();
             move |reason| drop(events.send(Incoming::Child(reason)))
         })?;
-        let mut members = self.gather(plan.peers.len(), &mut incoming, observer).await?;
+        let members = self.gather(places, &mut incoming, observer).await?;
         accepting.abort();
         store.ticket_used()?;
         let keys: BTreeSet<_> = members.iter().map(|(_, c, _)| c.peer()).collect();
         self.endpoint.allow(Allowed::Only(keys));
 
-        if emulation.is_some() {
-            members.sort_by_key(|(m, _, _)| plan.peers.iter().position(|name| *name == m.name));
-        } else {
+        if !named {
             plan.peers = members.iter().map(|(m, _, _)| m.name.clone()).collect();
         }
         store.plan(&plan)?;
@@ -343,11 +346,12 @@ impl Conductor<'_> {
     /// Waits until all peers are there.
     async fn gather(
         &self,
-        wanted: usize,
+        places: Places,
         incoming: &mut mpsc::UnboundedReceiver<Incoming>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<(Member, Connection, Lanes)>, NodeError> {
-        let mut lobby = Lobby::new(wanted, *self.ticket.secret.as_bytes());
+        let wanted = places.count();
+        let mut lobby = Lobby::new(places, *self.ticket.secret.as_bytes());
         let mut connections: BTreeMap<u64, (Connection, Lanes)> = BTreeMap::new();
         loop {
             match incoming.recv().await {

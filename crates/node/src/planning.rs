@@ -12,6 +12,8 @@ use crate::model::Model;
 /// A plan, and what it is for.
 pub(crate) struct Planned {
     pub(crate) plan: Plan,
+    /// Whether peers join under the names that it has for them.
+    pub(crate) named: bool,
     /// The machines that run it, where they are known: device `i` is peer `i`.
     pub(crate) cluster: Option<Cluster>,
     /// What people should know of it.
@@ -42,7 +44,7 @@ pub(crate) fn plan_blind(job: &Job, model: &Model, count: usize) -> Result<Plann
             )));
         }
     };
-    Ok(Planned { plan, cluster: None, notes: Vec::new() })
+    Ok(Planned { plan, named: false, cluster: None, notes: Vec::new() })
 }
 
 /// A plan for some of a testbed's devices.
@@ -59,7 +61,7 @@ pub(crate) fn plan_for(job: &Job, model: &Model, testbed: &Cluster) -> Result<Pl
         replicas: 1,
     };
     let Scheduled { plan, devices, notes, .. } = schedule(&[workload], testbed, &options)?;
-    Ok(Planned { plan, cluster: Some(testbed.select(&devices)?), notes })
+    Ok(Planned { plan, named: true, cluster: Some(testbed.select(&devices)?), notes })
 }
 
 /// The testbed's devices that a given plan names, in its order.
@@ -70,5 +72,5 @@ pub(crate) fn place(plan: Plan, testbed: &Cluster) -> Result<Planned, NodeError>
         })
     });
     let cluster = testbed.select(&devices.collect::<Result<Vec<_>, _>>()?)?;
-    Ok(Planned { plan, cluster: Some(cluster), notes: Vec::new() })
+    Ok(Planned { plan, named: true, cluster: Some(cluster), notes: Vec::new() })
 }

@@ -64,10 +64,21 @@ impl Plan {
         let fail = |m: String| Err(PlanError::Plan(m));
         let digest = graph.digest();
         if self.graph != digest {
-            return fail(format!("it was made for graph {}, this one is {digest}; plan anew", self.graph));
+            return fail(format!(
+                "it was made for another model or micro-batch size (graph {}, this one is {digest}); plan anew",
+                self.graph
+            ));
         }
         if self.micro_batches == 0 || self.stages.is_empty() {
             return fail("it needs at least one stage and one micro-batch".into());
+        }
+        for (i, name) in self.peers.iter().enumerate() {
+            let odd = |c: char| c.is_control() || c == '/' || c == '\\';
+            if name.is_empty() || name.len() > 64 || name.contains(odd) || self.peers[..i].contains(name) {
+                return fail(format!(
+                    "each peer needs a name of its own, of at most 64 bytes and without slashes, and peer {i} is called {name:?}"
+                ));
+            }
         }
         let stage_of = self.stage_of(graph)?;
         for id in graph.node_ids() {
@@ -91,6 +102,19 @@ impl Plan {
     /// The peers that hold a stage. The others are left out: they have nothing to do, and a run does without them.
     pub fn used(&self) -> BTreeSet<PeerId> {
         self.stages.iter().flat_map(|s| s.peers.iter().map(|p| PeerId(*p))).collect()
+    }
+
+    /// The same plan without the peers that are left out. Those that stay are numbered anew.
+    pub fn without_idle(mut self) -> Self {
+        let used = self.used();
+        let names: Option<Vec<String>> = used.iter().map(|p| self.peers.get(p.0 as usize).cloned()).collect();
+        // A stage of a peer that is not there is found out when the plan is checked.
+        let Some(names) = names else { return self };
+        for p in self.stages.iter_mut().flat_map(|s| &mut s.peers) {
+            *p = used.range(..PeerId(*p)).count() as u32;
+        }
+        self.peers = names;
+        self
     }
 
     /// The stage of every forward node.

@@ -80,15 +80,33 @@ fn another_version_is_refused_whatever_else_it_holds() {
 #[test]
 fn a_plan_that_does_not_fit_says_why() {
     let graph = chain();
-    insta::assert_snapshot!(refusal(&graph, |p| p.graph = "0123".into()), @"plan: it was made for graph 0123, this one is DIGEST; plan anew");
+    insta::assert_snapshot!(refusal(&graph, |p| p.graph = "0123".into()), @"plan: it was made for another model or micro-batch size (graph 0123, this one is DIGEST); plan anew");
     insta::assert_snapshot!(refusal(&graph, |p| p.micro_batches = 0), @"plan: it needs at least one stage and one micro-batch");
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers[0] = 2), @"plan: stage 1 names peer 2, of 2");
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers.clear()), @"plan: stage 1 has no peer");
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers = vec![0, 1, 0, 1, 0]), @"plan: stage 1 deals 4 micro-batches to 5 peers; use more micro-batches");
+    insta::assert_snapshot!(refusal(&graph, |p| p.peers[1] = "p0".into()), @r#"plan: each peer needs a name of its own, of at most 64 bytes and without slashes, and peer 1 is called "p0""#);
+    insta::assert_snapshot!(refusal(&graph, |p| p.peers[0] = "../x".into()), @r#"plan: each peer needs a name of its own, of at most 64 bytes and without slashes, and peer 0 is called "../x""#);
     insta::assert_snapshot!(refusal(&graph, |p| p.stages.swap(0, 1)), @r#"plan: "second.sum" (stage 0) needs "first.linear" of the later stage 1"#);
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.clear()), @r#"plan: "second.sum" stands in no stage"#);
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(0))), @"plan: node #0 stands in two stages");
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(9))), @"plan: stage 1 names node #9, which is not there");
+}
+
+#[test]
+fn peers_that_are_left_out_go() {
+    let graph = chain();
+    let mut plan = Plan { peers: names(5), ..cut(&graph) };
+    plan.stages[0].peers = vec![3, 1, 3];
+    plan.stages[1].peers = vec![4];
+    let used = plan.clone().without_idle();
+    assert_eq!(used.peers, ["p1", "p3", "p4"]);
+    assert_eq!((&used.stages[0].peers, &used.stages[1].peers), (&vec![1, 0, 1], &vec![2]));
+    assert_eq!(used.stages[0].nodes, plan.stages[0].nodes);
+    assert_eq!(used.clone().without_idle(), used);
+    // What was wrong stays wrong.
+    plan.stages[1].peers = vec![5];
+    assert_eq!(plan.clone().without_idle(), plan);
 }
 
 fn compiled(graph: &Graph) -> String {

@@ -34,7 +34,7 @@ mod message;
 pub use broker::{Action, Broker, Evaluated, Every, Participant, PassKind, Position, Settings, StepRecord};
 pub use duties::Duties;
 pub use inbox::{Inbox, Violation};
-pub use lobby::{Lobby, Member};
+pub use lobby::{Lobby, Member, Places};
 pub use message::{
     Assignment, BulkHeader, FromPeer, Hello, MAX_BULK, MAX_CONTROL, PassReport, TensorHeader, ToPeer, VERSION, decode,
     encode,

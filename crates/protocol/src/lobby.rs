@@ -6,10 +6,29 @@ const MAX_TEXT: usize = 64;
 /// Longest address, in bytes.
 const MAX_ADDR: usize = 4096;
 
+/// Who is wanted.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Places {
+    /// So many peers, whatever they are called.
+    Any(usize),
+    /// Peers of these names, in the order in which they are numbered.
+    Named(Vec<String>),
+}
+
+impl Places {
+    /// How many are wanted.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Any(count) => *count,
+            Self::Named(names) => names.len(),
+        }
+    }
+}
+
 /// Gathers the peers of a run.
 #[derive(Debug)]
 pub struct Lobby {
-    wanted: usize,
+    places: Places,
     secret: [u8; 16],
     members: Vec<Member>,
     /// How many were ever let in, for names.
@@ -32,9 +51,9 @@ pub struct Member {
 }
 
 impl Lobby {
-    /// A lobby that waits for `wanted` peers who know the secret.
-    pub fn new(wanted: usize, secret: [u8; 16]) -> Self {
-        Self { wanted, secret, members: Vec::new(), count: 0 }
+    /// A lobby that waits for peers who know the secret.
+    pub fn new(places: Places, secret: [u8; 16]) -> Self {
+        Self { places, secret, members: Vec::new(), count: 0 }
     }
 
     /// Lets a joiner in and returns the name it gets, or says why not.
@@ -50,8 +69,8 @@ impl Lobby {
                 hello.version
             ));
         }
-        if self.members.len() >= self.wanted {
-            return Err(format!("all {} places are taken", self.wanted));
+        if self.members.len() >= self.places.count() {
+            return Err(format!("all {} places are taken", self.places.count()));
         }
         for (what, text) in [("name", &hello.name), ("backend", &hello.backend), ("device", &hello.device)] {
             if text.len() > MAX_TEXT || text.chars().any(char::is_control) {
@@ -64,10 +83,26 @@ impl Lobby {
         if self.members.iter().any(|m| m.name == hello.name) {
             return Err(format!("the name {:?} is taken; choose another with --name", hello.name));
         }
+        let free = |name: &String| !self.members.iter().any(|m| m.name == *name);
         let mut name = hello.name;
-        while name.is_empty() || self.members.iter().any(|m| m.name == name) {
-            name = format!("peer-{}", self.count);
-            self.count += 1;
+        match &self.places {
+            Places::Any(_) => {
+                while name.is_empty() || !free(&name) {
+                    name = format!("peer-{}", self.count);
+                    self.count += 1;
+                }
+            }
+            Places::Named(names) if name.is_empty() => {
+                name = names.iter().find(|n| free(n)).cloned().unwrap_or_default();
+            }
+            Places::Named(names) if !names.contains(&name) => {
+                let left: Vec<&str> = names.iter().filter(|n| free(n)).map(String::as_str).collect();
+                return Err(format!(
+                    "the run's plan has no peer {name:?}; join as one of those it waits for with --name: {}",
+                    left.join(", ")
+                ));
+            }
+            Places::Named(_) => {}
         }
         self.members.push(Member { connection, name, backend: hello.backend, device: hello.device, addr: hello.addr });
         Ok(&self.members[self.members.len() - 1])
@@ -84,12 +119,15 @@ impl Lobby {
         &self.members
     }
 
-    /// All peers, in the order in which they are numbered, once they are there: by name, digits by value, so that who
+    /// All peers, in the order in which they are numbered, once they are there: by place, or else by name, digits by value, so that who
     /// joined first decides nothing.
     pub fn complete(&self) -> Option<Vec<Member>> {
         let mut members = self.members.clone();
-        members.sort_by_cached_key(|m| (natural_key(&m.name), m.name.clone()));
-        (members.len() == self.wanted).then_some(members)
+        match &self.places {
+            Places::Any(_) => members.sort_by_cached_key(|m| (natural_key(&m.name), m.name.clone())),
+            Places::Named(names) => members.sort_by_key(|m| names.iter().position(|n| *n == m.name)),
+        }
+        (members.len() == self.places.count()).then_some(members)
     }
 }
 
@@ -126,7 +164,7 @@ mod tests {
 
     #[test]
     fn only_holders_of_the_secret_get_in() {
-        let mut lobby = Lobby::new(1, [7; 16]);
+        let mut lobby = Lobby::new(Places::Any(1), [7; 16]);
         assert!(lobby.join(1, Hello { secret: [8; 16], ..hello("a") }).unwrap_err().contains("secret"));
         assert!(lobby.join(1, Hello { version: 99, ..hello("a") }).unwrap_err().contains("version 99"));
         assert_eq!(lobby.join(1, hello("a")).unwrap().name, "a");
@@ -141,7 +179,7 @@ mod tests {
     #[test]
     fn no_two_names_are_equal_in_order() {
         for names in [["p01", "p1", "p001"], ["p1", "p001", "p01"]] {
-            let mut lobby = Lobby::new(3, [7; 16]);
+            let mut lobby = Lobby::new(Places::Any(3), [7; 16]);
             for (i, name) in names.iter().enumerate() {
                 lobby.join(i as u64, hello(name)).unwrap();
             }
@@ -150,8 +188,26 @@ mod tests {
     }
 
     #[test]
+    fn a_plan_names_its_peers() {
+        let mut lobby = Lobby::new(Places::Named(vec!["lab-1".into(), "home".into(), "lab-0".into()]), [7; 16]);
+        let refused = lobby.join(1, hello("attic")).unwrap_err();
+        assert_eq!(
+            refused,
+            r#"the run's plan has no peer "attic"; join as one of those it waits for with --name: lab-1, home, lab-0"#
+        );
+        assert_eq!(lobby.join(2, hello("home")).unwrap().name, "home");
+        assert!(lobby.join(3, hello("home")).unwrap_err().contains("taken"));
+        assert_eq!(lobby.join(4, hello("")).unwrap().name, "lab-1", "the first that is free");
+        assert!(lobby.join(5, hello("attic")).unwrap_err().ends_with(": lab-0"));
+        lobby.leave(4);
+        assert_eq!(lobby.join(6, hello("")).unwrap().name, "lab-1");
+        assert_eq!(lobby.join(7, hello("lab-0")).unwrap().name, "lab-0");
+        assert_eq!(numbered(&lobby), ["lab-1", "home", "lab-0"]);
+    }
+
+    #[test]
     fn what_a_joiner_says_of_itself_is_bounded() {
-        let mut lobby = Lobby::new(1, [7; 16]);
+        let mut lobby = Lobby::new(Places::Any(1), [7; 16]);
         let mut refusal = |h: Hello| lobby.join(1, h).unwrap_err();
         assert!(refusal(hello(&"n".repeat(65))).contains("name"));
         assert!(refusal(Hello { device: "\u{1b}[2J".into(), ..hello("a") }).contains("device"));
@@ -161,7 +217,7 @@ mod tests {
 
     #[test]
     fn peers_are_numbered_by_name_not_by_arrival() {
-        let mut lobby = Lobby::new(4, [7; 16]);
+        let mut lobby = Lobby::new(Places::Any(4), [7; 16]);
         for (i, name) in ["p10", "p2", "", "p1"].iter().enumerate() {
             lobby.join(i as u64, hello(name)).unwrap();
         }

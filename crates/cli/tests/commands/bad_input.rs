@@ -108,7 +108,7 @@ fn options() {
     );
     assert_snapshot!(train(&["--plan", "plan.json"]), @r"
     error: plan.json: plan file: not a FusionLLM plan: missing field `fusionllm_plan` at line 1 column 2
-      hint: --plan takes a file that `fusionllm plan -o` wrote
+      hint: a plan is a file that `fusionllm plan -o` wrote
     ");
 }
 

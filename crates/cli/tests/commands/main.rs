@@ -4,6 +4,7 @@
 mod bad_input;
 mod graph;
 mod help;
+mod plan;
 mod run;
 
 use std::path::{Path, PathBuf};

@@ -105,7 +105,7 @@ impl Job {
             model: Model::read(&sections.model, &files, &data)?,
             data,
             train: Train::read(&train)?,
-            plan: Planning::read(&plan)?,
+            plan: Planning::read(&plan, &files)?,
             compression: Compression::read(&compression)?,
             checkpoint: Checkpointing::read(&checkpoint)?,
             eval: Eval::read(&eval)?,

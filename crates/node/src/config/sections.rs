@@ -134,6 +134,9 @@ pub struct Planning {
     /// By default the best that what is known of the devices allows: `equal-compute` if that is nothing.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub scheduler: Option<Scheduler>,
+    /// A plan to carry out as it stands, unless the command line says another or how many peers there are.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
 }
 
 /// Who decides which peer runs which operators.
@@ -358,10 +361,11 @@ impl Optimizer {
 }
 
 impl Planning {
-    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+    pub(super) fn read(section: &Section<'_>, files: &Files) -> Result<Self, JobError> {
         let scheduler = section.choice("scheduler", &Scheduler::ALL.map(|s| (s.name(), s)))?;
+        let file = files.one(section, "file")?;
         section.finish()?;
-        Ok(Self { scheduler })
+        Ok(Self { scheduler, file })
     }
 }
 
