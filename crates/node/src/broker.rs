@@ -247,6 +247,9 @@ pub async fn conduct(
     result
 }
 
+/// Peers to start on this machine, each with its way in.
+type LocalPeers = Vec<(LocalPeer, Entrance)>;
+
 struct Conductor<'a> {
     job: &'a Job,
     data: Dataset,
@@ -310,7 +313,7 @@ impl Conductor<'_> {
         &self,
         peers: &Peers,
         cluster: Option<Cluster>,
-    ) -> Result<(Option<Emulation>, Vec<(LocalPeer, Entrance)>), NodeError> {
+    ) -> Result<(Option<Emulation>, LocalPeers), NodeError> {
         let entrance = |pinned: Option<SocketAddr>, broker: PeerAddr| Entrance {
             ticket: Ticket { addr: broker, secret: self.ticket.secret.clone() },
             pinned,

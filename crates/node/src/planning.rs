@@ -58,7 +58,7 @@ pub(crate) fn plan_for(job: &Job, model: &Model, testbed: &Cluster) -> Result<Pl
         scheduler,
         optimizer: job.train.optimizer.update_rule(),
         schedules: vec![job.train.schedule],
-        replicas: 1,
+        replicas: testbed.devices().len() as u32,
     };
     let Scheduled { plan, devices, notes, .. } = schedule(&[workload], testbed, &options)?;
     Ok(Planned { plan, named: true, cluster: Some(testbed.select(&devices)?), notes })
