@@ -7,16 +7,16 @@ use fusionllm_graph::ops::{Binary, SquaredNorm};
 use fusionllm_graph::{CounterRng, DType, HostTensor, Op, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
 
-use crate::ExecError;
 use crate::pace::Pace;
+use crate::{Coding, ExecError, coding_seed};
 
 /// The world outside a peer. One pass is one run of a Program; passes are numbered so that no message is taken for another's.
 pub trait Link {
     /// Waits for a message.
     fn receive(&mut self, pass: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError>;
 
-    /// Hands over a message; never waits for the network.
-    fn send(&mut self, pass: u64, slot: Slot, to: PeerId, tensor: HostTensor) -> Result<(), ExecError>;
+    /// Hands over a message; never waits for the network, nor for the codec.
+    fn send(&mut self, pass: u64, slot: Slot, to: PeerId, tensor: HostTensor, coding: Coding) -> Result<(), ExecError>;
 
     /// Tells the broker a scalar.
     fn report(&mut self, pass: u64, report: u32, micro_batch: u32, value: f64) -> Result<(), ExecError>;
@@ -289,7 +289,8 @@ impl Run<'_> {
                         e.state.get(self.name(v)?).cloned().ok_or_else(|| self.broken())?
                     }
                 };
-                link.send(self.pass, slot, to, e.backend.download(&tensor)?)?;
+                let coding = Coding { codec: self.program.codec(slot, to), seed: coding_seed(e.seed, self.step, slot) };
+                link.send(self.pass, slot, to, e.backend.download(&tensor)?, coding)?;
             }
             Instruction::Free { value, micro_batch } => {
                 if let Some(tensor) = self.values.remove(&(value, micro_batch)) {

@@ -3,10 +3,12 @@
 //! An [`Executor`] keeps a peer's parameters, buffers and optimiser state, and carries out Programs instruction by instruction. What lies outside the peer it reaches
 //! through a [`Link`] alone. [`local`] runs all the peers of a plan in this process.
 
+mod coding;
 mod error;
 mod executor;
 pub mod local;
 mod pace;
 
+pub use coding::{Coder, Coding, coding_seed};
 pub use error::ExecError;
 pub use executor::{Executor, Link, PassStats, Snapshot, SnapshotTensor, rng_key};

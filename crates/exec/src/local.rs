@@ -4,12 +4,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_backend::Backend;
+use fusionllm_compress::Codec;
 use fusionllm_graph::{HostTensor, Value, ValueId};
 use fusionllm_plan::{
     Instruction, LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor, share_of_loss,
 };
 
-use crate::{ExecError, Executor, Link, PassStats};
+use crate::{Coder, Coding, ExecError, Executor, Link, PassStats};
 
 /// How a cluster trains.
 #[derive(Debug, Clone, Copy)]
@@ -94,7 +95,8 @@ impl Cluster {
                 .map(|(executor, program)| {
                     let board = &board;
                     scope.spawn(move || {
-                        let mut link = BoardLink { board, peer: program.peer };
+                        let mut link =
+                            BoardLink { board, peer: program.peer, coder: Coder::default(), coded: Vec::new() };
                         let result = executor.run(program, 0, step, &mut link);
                         if let Err(e) = &result {
                             let mut b = board.lock();
@@ -207,6 +209,8 @@ impl Board {
 struct BoardLink<'a> {
     board: &'a Board,
     peer: PeerId,
+    coder: Coder,
+    coded: Vec<u8>,
 }
 
 impl Link for BoardLink<'_> {
@@ -215,7 +219,18 @@ impl Link for BoardLink<'_> {
         self.board.wait(|b| b.mail.remove(&(peer, slot)))
     }
 
-    fn send(&mut self, _pass: u64, slot: Slot, to: PeerId, tensor: HostTensor) -> Result<(), ExecError> {
+    fn send(
+        &mut self,
+        _pass: u64,
+        slot: Slot,
+        to: PeerId,
+        mut tensor: HostTensor,
+        coding: Coding,
+    ) -> Result<(), ExecError> {
+        if coding.codec != Codec::None {
+            self.coder.encode(&tensor, &coding, &mut self.coded)?;
+            tensor = self.coder.decode(&self.coded, tensor.ty().clone())?;
+        }
         self.board.lock().mail.insert((to, slot), tensor);
         self.board.changed.notify_all();
         Ok(())

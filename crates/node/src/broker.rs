@@ -6,7 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Cluster, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward};
+use fusionllm_plan::{
+    Cluster, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
+};
 use fusionllm_protocol::{
     Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Hello, Lobby, MAX_BULK, Member,
     Participant, PassKind, Places, Position, Settings, StepRecord, TensorHeader, ToPeer, decode, encode,
@@ -221,13 +223,14 @@ pub async fn conduct(
             )));
         }
     }
-    let planned = match (&options.peers, options.plan.take()) {
+    let mut planned = match (&options.peers, options.plan.take()) {
         (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?,
         (Peers::Emulated { testbed, .. }, None) => plan_for(job, &model, testbed)?,
         (_, Some(plan)) => Planned { plan, named: true, cluster: None, notes: Vec::new() },
         // Who they are shows once they are there; it does not matter to the plan.
         (peers, None) => plan_blind(job, &model, peers.count())?,
     };
+    planned.compress(job, &model)?;
     let (events, incoming) = mpsc::unbounded_channel();
     let kept = {
         let events = events.clone();
@@ -626,6 +629,7 @@ impl Conductor<'_> {
                             backend: p.backend.clone(),
                             operators: p.train.nodes.len(),
                             predicted_bytes: predicted.and_then(|s| Some(s.peers.get(i)?.peak_bytes)),
+                            sends: sends(&p.train),
                         })
                         .collect();
                     let summary = store.summarise(plan, &facts, predicted.map(|s| s.step_s), position)?;
@@ -699,7 +703,7 @@ impl Conductor<'_> {
                     NodeError::Input(format!("the model reads {name:?}, which these data do not have"))
                 })?;
                 let slot = Slot::Value { value: *value, micro_batch: *micro_batch };
-                peer.outbox.tensor(&TensorHeader { pass, train: program == 0, slot }, tensor.clone())?;
+                peer.outbox.tensor(&TensorHeader { pass, train: program == 0, slot, coded: false }, tensor.clone())?;
             }
         }
         Ok(())
@@ -717,6 +721,19 @@ fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, N
     let bytes = tensor.bytes().get(first * row..(first + count) * row);
     let bytes = bytes.ok_or_else(|| NodeError::State("a batch is smaller than its micro-batches".into()))?;
     Ok(HostTensor::from_bytes(TensorType::new(tensor.dtype(), shape), bytes.to_vec())?)
+}
+
+/// Bytes of the tensors that a program sends to each peer, before any codec.
+fn sends(program: &Program) -> BTreeMap<PeerId, u64> {
+    let mut sends = BTreeMap::new();
+    for i in &program.instructions {
+        if let Instruction::Send { slot, to } = i
+            && let Some(value) = program.values.get(&slot.value())
+        {
+            *sends.entry(*to).or_default() += value.ty.bytes() as u64;
+        }
+    }
+    sends
 }
 
 /// The inputs that a program waits for from the broker.

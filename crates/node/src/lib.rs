@@ -4,6 +4,7 @@
 
 mod broker;
 pub mod checkpoint;
+mod coding;
 pub mod config;
 pub mod data;
 mod disk;

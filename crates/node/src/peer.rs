@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fusionllm_backend::Backend;
-use fusionllm_exec::{ExecError, Executor, Link, PassStats, Snapshot};
+use fusionllm_compress::Codec;
+use fusionllm_exec::{Coding, ExecError, Executor, Link, PassStats, Snapshot};
 use fusionllm_graph::{HostTensor, ValueId, ValueKind};
 use fusionllm_plan::{Instruction, PeerId, Program, Slot, Verdict};
 use fusionllm_protocol::{
@@ -20,6 +21,7 @@ use fusionllm_transport::{
     Allowed, Cause, ConnectError, Connection, Endpoint, Lanes, Options, PeerAddr, Receiver, Ticket,
 };
 
+use crate::coding::Codecs;
 use crate::wire::{self, Mailbox, Outbox};
 use crate::{NodeError, memory};
 
@@ -171,25 +173,24 @@ async fn run(
     let inbox = Arc::new(Mutex::new(Inbox::new(&train, &eval, WINDOW)));
     let (commands, queue) = mpsc::channel();
     let throughput = Throughput::default();
+    let codecs = Codecs::start(mailbox.clone(), commands.clone())?;
     let mut outboxes = BTreeMap::new();
     outboxes.insert(PeerId::BROKER, Outbox::new(broker.clone()));
     let mut tasks = tokio::task::JoinSet::new();
-    tasks.spawn(receive_tensors(
-        lanes.tensors,
-        PeerId::BROKER,
-        "the broker".into(),
-        inbox.clone(),
-        mailbox.clone(),
-        throughput.clone(),
-        commands.clone(),
-    ));
+    let arrivals = Arrivals {
+        inbox: inbox.clone(),
+        mailbox: mailbox.clone(),
+        codecs: codecs.clone(),
+        throughput: throughput.clone(),
+        commands: commands.clone(),
+    };
+    tasks.spawn(receive_tensors(lanes.tensors, PeerId::BROKER, "the broker".into(), arrivals.clone()));
     for (p, (connection, lanes)) in connections {
         outboxes.insert(p, Outbox::new(connection));
-        let (inbox, mailbox) = (inbox.clone(), mailbox.clone());
-        let task = receive_tensors(lanes.tensors, p, name_of(p), inbox, mailbox, throughput.clone(), commands.clone());
-        tasks.spawn(task);
+        tasks.spawn(receive_tensors(lanes.tensors, p, name_of(p), arrivals.clone()));
     }
 
+    drop(arrivals);
     tasks.spawn(receive_commands(lanes.control, mailbox.clone(), commands));
     let control = outboxes[&PeerId::BROKER].clone();
     control.control(&FromPeer::Ready)?;
@@ -207,7 +208,7 @@ async fn run(
                 executor,
                 train,
                 eval,
-                link: NetLink { mailbox, outboxes, control, throughput, train: true, sent: BTreeMap::new() },
+                link: NetLink { mailbox, outboxes, control, throughput, train: true, codecs, sent: BTreeMap::new() },
                 inbox,
             };
             let save = |snapshot, step| drop(runtime.spawn(stream_snapshot(saver.clone(), snapshot, step)));
@@ -327,16 +328,20 @@ async fn load(bulk: &mut Receiver, assignment: &Assignment, mut executor: Execut
     Ok(executor)
 }
 
-/// Puts a peer's tensors into the mailbox, each checked before it is allocated.
-async fn receive_tensors(
-    mut lane: Receiver,
-    from: PeerId,
-    name: String,
+/// Where what comes from other peers goes.
+#[derive(Clone)]
+struct Arrivals {
     inbox: Arc<Mutex<Inbox>>,
     mailbox: Arc<Mailbox>,
+    codecs: Codecs,
     throughput: Throughput,
     commands: mpsc::Sender<ToPeer>,
-) {
+}
+
+/// Puts a peer's tensors into the mailbox, each checked before it is allocated; what is coded goes by way of the codecs.
+async fn receive_tensors(mut lane: Receiver, from: PeerId, name: String, arrivals: Arrivals) {
+    let Arrivals { inbox, mailbox, codecs, throughput, commands } = arrivals;
+    let sender: Arc<str> = name.as_str().into();
     let result: Result<(), NodeError> = async {
         while let Some(frame) = lane.next().await? {
             let header: TensorHeader = decode(frame.header()).map_err(NodeError::Protocol)?;
@@ -344,7 +349,7 @@ async fn receive_tensors(
                 let mut inbox = inbox.lock().unwrap_or_else(PoisonError::into_inner);
                 inbox.admit(from, &header, frame.payload_len()).map_err(|v| NodeError::Protocol(v.to_string()))?
             };
-            let mut bytes = vec![0; ty.bytes()];
+            let mut bytes = vec![0; frame.payload_len() as usize];
             let begun = Instant::now();
             frame.read_into(&mut bytes).await?;
             if bytes.len() >= TELLING && from != PeerId::BROKER {
@@ -353,7 +358,11 @@ async fn receive_tensors(
                 *sum += bytes.len() as u64;
                 *seconds += begun.elapsed().as_secs_f64();
             }
-            mailbox.put(header, HostTensor::from_bytes(ty, bytes)?);
+            if header.coded {
+                codecs.receive(header, bytes, ty, &sender)?;
+            } else {
+                mailbox.put(header, HostTensor::from_bytes(ty, bytes)?);
+            }
         }
         Ok(())
     }
@@ -465,20 +474,26 @@ struct NetLink {
     throughput: Throughput,
     /// Whether the pass under way trains.
     train: bool,
-    /// Bytes sent in this pass.
+    codecs: Codecs,
+    /// Bytes sent in this pass, less those that the codecs tally.
     sent: BTreeMap<PeerId, u64>,
 }
 
 impl NetLink {
     fn done(&mut self, pass: u64, stats: PassStats) -> Result<(), NodeError> {
         let PassStats { compute_s, wait_s, total_s, peak_bytes } = stats;
+        let tally = self.codecs.tally()?;
+        for (to, bytes) in tally.sent {
+            *self.sent.entry(to).or_default() += bytes;
+        }
         let sent = std::mem::take(&mut self.sent).into_iter().collect();
         let received = std::mem::take(&mut *self.throughput.lock().unwrap_or_else(PoisonError::into_inner));
         let received = received.into_iter().map(|(from, (bytes, seconds))| (from, bytes, seconds)).collect();
         // A program whose allocator does not count knows its tensors at least.
         let peak_bytes = if memory::live_bytes() > 0 { memory::take_peak() } else { peak_bytes };
         let resident_bytes = memory::resident_peak();
-        let report = PassReport { compute_s, wait_s, total_s, peak_bytes, resident_bytes, sent, received };
+        let codec_s = tally.seconds;
+        let report = PassReport { compute_s, wait_s, total_s, peak_bytes, resident_bytes, codec_s, sent, received };
         self.mailbox.done(pass);
         self.control.control(&FromPeer::PassDone { pass, report })
     }
@@ -490,16 +505,20 @@ fn link_error(e: NodeError) -> ExecError {
 
 impl Link for NetLink {
     fn receive(&mut self, pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
-        self.mailbox.take(&TensorHeader { pass, train: self.train, slot }).map_err(ExecError::Link)
+        self.mailbox.take(&TensorHeader { pass, train: self.train, slot, coded: false }).map_err(ExecError::Link)
     }
 
-    fn send(&mut self, pass: u64, slot: Slot, to: PeerId, tensor: HostTensor) -> Result<(), ExecError> {
+    fn send(&mut self, pass: u64, slot: Slot, to: PeerId, tensor: HostTensor, coding: Coding) -> Result<(), ExecError> {
         let outbox = self
             .outboxes
             .get(&to)
             .ok_or_else(|| ExecError::Link(format!("there is no connection to peer {}", to.0)))?;
+        let header = TensorHeader { pass, train: self.train, slot, coded: false };
+        if coding.codec != Codec::None {
+            return self.codecs.send(header, tensor, coding, to, outbox);
+        }
         *self.sent.entry(to).or_default() += tensor.bytes().len() as u64;
-        outbox.tensor(&TensorHeader { pass, train: self.train, slot }, tensor).map_err(link_error)
+        outbox.tensor(&header, tensor).map_err(link_error)
     }
 
     fn report(&mut self, pass: u64, report: u32, micro_batch: u32, value: f64) -> Result<(), ExecError> {

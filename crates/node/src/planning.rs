@@ -1,8 +1,8 @@
 //! From a job, and what is known of the machines, to a plan.
 
 use fusionllm_plan::{
-    Cluster, Conditions, Options, Plan, Scheduled, Simulation, Workload, compile, equal_compute, equal_number,
-    schedule, simulate,
+    Cluster, Compressor, Conditions, Options, Plan, Scheduled, Simulation, Workload, compile, equal_compute,
+    equal_number, schedule, simulate,
 };
 
 use crate::NodeError;
@@ -21,6 +21,16 @@ pub(crate) struct Planned {
 }
 
 impl Planned {
+    /// Gives links the codecs that the job asks for; a job that asks for none leaves a given plan its own.
+    pub(crate) fn compress(&mut self, job: &Job, model: &Model) -> Result<(), NodeError> {
+        if job.compression.name != Compressor::None {
+            let programs = compile(&self.plan, &model.forward, &model.train)?;
+            self.plan.codecs = job.compression.choose(&programs, self.cluster.as_ref())?;
+            self.plan.compression = job.compression;
+        }
+        Ok(())
+    }
+
     /// How its steps will go, where the machines are known.
     pub(crate) fn predict(&self, job: &Job, model: &Model) -> Result<Option<Simulation>, NodeError> {
         let Some(cluster) = &self.cluster else { return Ok(None) };

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Instant;
 
+use fusionllm_compress::Codec;
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::{Optimizer, PeerId, Plan};
 use fusionllm_protocol::{PassReport, Position, StepRecord};
@@ -42,6 +43,16 @@ pub(crate) struct PeerFacts {
     pub(crate) backend: String,
     pub(crate) operators: usize,
     pub(crate) predicted_bytes: Option<u64>,
+    /// Bytes of the tensors it sends to each peer in a training step, before any codec.
+    pub(crate) sends: BTreeMap<PeerId, u64>,
+}
+
+/// What users call that which a link's tensors go through.
+fn codec_name(plan: &Plan, from: PeerId, to: PeerId) -> &'static str {
+    match plan.codec(from, to) {
+        Codec::TopK(_) => plan.compression.name.name(),
+        codec => codec.name(),
+    }
 }
 
 fn finite(x: f64) -> Option<f64> {
@@ -279,7 +290,7 @@ impl Store {
             bytes_sent_per_step: Some(links.values().sum::<u64>() / count),
             training_overhead_ratio: finite(in_steps / self.started.elapsed().as_secs_f64()),
             scheduler: plan.scheduler.clone(),
-            compression: "none".into(),
+            compression: plan.compression.name.to_string(),
             peers: peers
                 .iter()
                 .enumerate()
@@ -303,8 +314,10 @@ impl Store {
                 .map(|((from, to), bytes)| LinkSummary {
                     from: name(from),
                     to: name(to),
-                    codec: "none".into(),
-                    ratio: Some(1.0),
+                    codec: codec_name(plan, from, to).into(),
+                    ratio: peers
+                        .get(from.0 as usize)
+                        .and_then(|p| finite((p.sends.get(&to)? * count) as f64 / bytes as f64)),
                     bytes_per_step: Some(bytes / count),
                     measured_bytes_per_s: arrivals.get(&(from, to)).and_then(|(bytes, s)| finite(*bytes as f64 / s)),
                 })

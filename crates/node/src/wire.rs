@@ -77,7 +77,12 @@ impl Outbox {
 
     /// Puts in a tensor.
     pub(crate) fn tensor(&self, header: &TensorHeader, tensor: HostTensor) -> Result<(), NodeError> {
-        let _ = self.tensors.send((encode(header).map_err(NodeError::Protocol)?, Bytes::from(tensor.into_bytes())));
+        self.frame(header, tensor.into_bytes())
+    }
+
+    /// Puts in a tensor's payload.
+    pub(crate) fn frame(&self, header: &TensorHeader, payload: Vec<u8>) -> Result<(), NodeError> {
+        let _ = self.tensors.send((encode(header).map_err(NodeError::Protocol)?, payload.into()));
         Ok(())
     }
 }

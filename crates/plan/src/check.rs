@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
+use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 
 use crate::{GradientPart, Instruction, PeerId, PlanError, Program, Reduction, Slot};
@@ -17,7 +18,8 @@ impl Program {
     /// operator's own rule, that each value is there when it is used and given up once, that no message is sent or awaited
     /// twice, and that each gradient is summed over all micro-batches that this peer has, in order, before it is applied.
     pub fn validate(&self) -> Result<(), PlanError> {
-        self.check_values().and_then(|()| self.check_nodes()).map_err(PlanError::Program)?;
+        let parts = [Self::check_values, Self::check_nodes, Self::check_codecs];
+        parts.iter().try_for_each(|check| check(self)).map_err(PlanError::Program)?;
         let mut walk = Walk::new(self).map_err(PlanError::Program)?;
         for (at, i) in self.instructions.iter().enumerate() {
             walk.step(i)
@@ -45,6 +47,21 @@ impl Program {
                 }
                 _ => {}
             }
+        }
+        Ok(())
+    }
+
+    fn check_codecs(&self) -> Check {
+        for v in &self.coded {
+            let value = self.values.get(v).filter(|v| matches!(v.kind, ValueKind::Result { .. }));
+            want(value.is_some_and(|v| v.ty.dtype == DType::F32), || {
+                format!("{} is to be coded, but is no f32 that an operator makes", self.name(*v))
+            })?;
+        }
+        for (to, codec) in &self.codecs {
+            want(*to != self.peer && *to != PeerId::BROKER, || "a codec is for the way to another peer")?;
+            let sound = !matches!(codec, Codec::TopK(top) if !(top.ratio >= 1.0 && top.ratio.is_finite()));
+            want(sound, || format!("the codec for {to} has a ratio below 1"))?;
         }
         Ok(())
     }

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use fusionllm_graph::{Graph, NodeId, Op, Phase, StateUpdate, TrainGraph, ValueId, ValueKind};
 
+use crate::compression::codable;
 use crate::emit::{Emitter, insert_frees};
 use crate::schedule::{StageTasks, Task, TaskKind, order};
 use crate::{GradientPart, Holding, Instruction, PeerId, Placement, Plan, PlanError, Program, Reduction, Stage};
@@ -76,6 +77,8 @@ pub(crate) struct Compiler<'a> {
     trains: bool,
     pub(crate) reductions: Vec<Reduction>,
     reports: Vec<(String, ValueId)>,
+    /// By node: an activation or an activation's gradient, which may be sent less exactly than it was computed.
+    varies: Vec<bool>,
 }
 
 impl<'a> Compiler<'a> {
@@ -113,6 +116,7 @@ impl<'a> Compiler<'a> {
             trains: false,
             reductions: Vec::new(),
             reports,
+            varies: varies(graph),
             live,
             stage_of,
         };
@@ -305,6 +309,8 @@ impl<'a> Compiler<'a> {
             reductions: Vec::new(),
             reports: self.reports.iter().map(|(name, _)| name.clone()).collect(),
             instructions,
+            coded: BTreeSet::new(),
+            codecs: BTreeMap::new(),
         };
         let mut touched = BTreeSet::new();
         for i in &program.instructions {
@@ -316,8 +322,13 @@ impl<'a> Compiler<'a> {
                         n.clone()
                     });
                 }
-                Instruction::Receive { slot, .. } | Instruction::Send { slot, .. } => {
-                    touched.insert(slot.value());
+                Instruction::Receive { slot, from: other } | Instruction::Send { slot, to: other } => {
+                    let v = slot.value();
+                    touched.insert(v);
+                    let varies = self.graph.producer(v).is_some_and(|n| self.varies[n.index()]);
+                    if self.trains && codable(slot, other, self.graph.ty(v), varies) {
+                        program.coded.insert(v);
+                    }
                 }
                 _ => {}
             }
@@ -354,6 +365,10 @@ impl<'a> Compiler<'a> {
                 *reduction = index[*reduction as usize];
             }
         }
+        if !program.coded.is_empty() {
+            let ours = self.plan.codecs.iter().filter(|l| l.from == peer);
+            program.codecs = ours.map(|l| (l.to, l.codec)).collect();
+        }
         program.values = touched.into_iter().map(|v| (v, self.graph.value(v).clone())).collect();
         program
     }
@@ -375,6 +390,19 @@ pub(crate) fn cheap(graph: &Graph) -> Vec<bool> {
         cheap[n] = constant[n] || (view && !of_state);
     }
     cheap
+}
+
+/// By node, whether it makes an activation or an activation's gradient. Gradients of parameters are none, nor is what depends on parameters alone.
+fn varies(graph: &Graph) -> Vec<bool> {
+    let mut varies = vec![false; graph.nodes.len()];
+    for (n, node) in graph.nodes.iter().enumerate() {
+        varies[n] = node.phase != Phase::WeightGrad
+            && node.inputs.iter().any(|v| match graph.producer(*v) {
+                Some(p) => varies[p.index()],
+                None => graph.value(*v).kind == ValueKind::Input,
+            });
+    }
+    varies
 }
 
 /// The least common multiple of the stages' numbers of turns, or the number of micro-batches where that is less.

@@ -8,6 +8,7 @@ pub mod bound;
 mod check;
 mod cluster;
 mod compile;
+mod compression;
 mod cut;
 mod emit;
 mod error;
@@ -25,6 +26,7 @@ mod simulate;
 
 pub use cluster::{Cluster, Device, Line, Link, Path, Place, Rates, SharedId, Site};
 pub use compile::{compile, compile_forward};
+pub use compression::{Compression, Compressor, LinkCodec, Traffic};
 pub use cut::{equal_compute, equal_number};
 pub use error::PlanError;
 pub use estimate::{Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, Work, work};

@@ -1,9 +1,10 @@
 use std::collections::BTreeSet;
 
+use fusionllm_compress::Codec;
 use fusionllm_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 
-use crate::{PeerId, PlanError, Schedule};
+use crate::{Compression, LinkCodec, PeerId, PlanError, Schedule};
 
 /// Version of the plan file.
 pub const FORMAT_VERSION: u32 = 2;
@@ -40,7 +41,7 @@ impl Stage {
 }
 
 /// Which peer runs what, and how a step goes. Forward edges run to the same or a later stage; a peer may hold several.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// [`FORMAT_VERSION`].
     pub fusionllm_plan: u32,
@@ -56,6 +57,12 @@ pub struct Plan {
     pub schedule: Schedule,
     /// Who cut it.
     pub scheduler: String,
+    /// How the codecs were chosen.
+    #[serde(default)]
+    pub compression: Compression,
+    /// The codecs of directed links, by their ends; what a link without one carries goes as it is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub codecs: Vec<LinkCodec>,
 }
 
 impl Plan {
@@ -80,6 +87,7 @@ impl Plan {
                 ));
             }
         }
+        self.check_codecs()?;
         let stage_of = self.stage_of(graph)?;
         for id in graph.node_ids() {
             for v in &graph.node(id).inputs {
@@ -110,11 +118,40 @@ impl Plan {
         let names: Option<Vec<String>> = used.iter().map(|p| self.peers.get(p.0 as usize).cloned()).collect();
         // A stage of a peer that is not there is found out when the plan is checked.
         let Some(names) = names else { return self };
+        let number = |p: PeerId| used.range(..p).count() as u32;
         for p in self.stages.iter_mut().flat_map(|s| &mut s.peers) {
-            *p = used.range(..PeerId(*p)).count() as u32;
+            *p = number(PeerId(*p));
+        }
+        self.codecs.retain(|l| used.contains(&l.from) && used.contains(&l.to));
+        for l in &mut self.codecs {
+            (l.from, l.to) = (PeerId(number(l.from)), PeerId(number(l.to)));
         }
         self.peers = names;
         self
+    }
+
+    /// Codecs stand once for a link, in the order of their ends, with ratios that mean something.
+    fn check_codecs(&self) -> Result<(), PlanError> {
+        let fail = |l: &LinkCodec, m: &str| Err(PlanError::Plan(format!("the codec from {} to {} {m}", l.from, l.to)));
+        let peers = self.peers.len() as u32;
+        for (i, l) in self.codecs.iter().enumerate() {
+            if l.from.0 >= peers || l.to.0 >= peers || l.from == l.to {
+                return fail(l, "is for no link of this plan");
+            }
+            if i > 0 && (self.codecs[i - 1].from, self.codecs[i - 1].to) >= (l.from, l.to) {
+                return fail(l, "stands out of order, or twice");
+            }
+            if matches!(l.codec, Codec::TopK(top) if !(top.ratio >= 1.0 && top.ratio.is_finite())) {
+                return fail(l, "has a ratio below 1");
+            }
+        }
+        Ok(())
+    }
+
+    /// The codec of a link.
+    pub fn codec(&self, from: PeerId, to: PeerId) -> Codec {
+        let at = self.codecs.iter().find(|l| (l.from, l.to) == (from, to));
+        at.map_or(Codec::None, |l| l.codec)
     }
 
     /// The stage of every forward node.
@@ -175,6 +212,8 @@ impl Plan {
             micro_batches,
             schedule,
             scheduler: scheduler.into(),
+            compression: Compression::default(),
+            codecs: Vec::new(),
         }
     }
 

@@ -1,8 +1,9 @@
 //! Programs: a peer's share of a Plan as the list of instructions it carries out for one step.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use fusionllm_compress::{Codec, HEADER, exact_bytes};
 use fusionllm_graph::{Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -208,6 +209,10 @@ pub struct Program {
     pub reports: Vec<String>,
     /// What it does.
     pub instructions: Vec<Instruction>,
+    /// The values sent or received that may go through a codec: activations and their gradients, in training.
+    pub coded: BTreeSet<ValueId>,
+    /// The codecs of its links, by receiver. They may change while it trains; whoever receives needs no codec to read what comes.
+    pub codecs: BTreeMap<PeerId, Codec>,
 }
 
 impl Program {
@@ -222,6 +227,33 @@ impl Program {
                 _ => None,
             })
             .collect()
+    }
+
+    /// What a message goes through.
+    pub fn codec(&self, slot: Slot, to: PeerId) -> Codec {
+        let codec = self.codecs.get(&to).filter(|_| self.may_be_coded(slot));
+        codec.copied().unwrap_or_default()
+    }
+
+    /// Whether a message may come, or go, coded.
+    pub fn may_be_coded(&self, slot: Slot) -> bool {
+        matches!(slot, Slot::Value { value, .. } if self.coded.contains(&value))
+    }
+
+    /// The least and most payload bytes of a message in coded form; `None` if it may not come so.
+    pub fn coded_bytes(&self, slot: Slot) -> Option<(u64, u64)> {
+        let value = self.values.get(&slot.value()).filter(|_| self.may_be_coded(slot))?;
+        Some((HEADER as u64, exact_bytes(value.ty.numel()) as u64))
+    }
+
+    /// The payload bytes of a message that this program sends; one that no codec can hold is longer, up to the most of [`Self::coded_bytes`]. `None` if it
+    /// knows no such value.
+    pub fn payload(&self, slot: Slot, to: PeerId) -> Option<usize> {
+        let ty = &self.values.get(&slot.value())?.ty;
+        Some(match self.codec(slot, to) {
+            Codec::None => ty.bytes(),
+            codec => codec.bytes(ty.numel()),
+        })
     }
 
     /// The reductions whose parameter this peer updates, in graph order, with their indices.

@@ -290,6 +290,8 @@ fn a_view_of_a_parameter_is_sent() {
         assert_eq!(p.validate(), Ok(()));
     }
     assert!(sends(&train[0]).contains(&sent("a.permute", 1)));
+    // It crosses exactly, and so does its gradient on the way back.
+    assert!(train.iter().all(|p| p.coded.is_empty()));
     machine::run(&train);
 }
 

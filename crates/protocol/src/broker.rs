@@ -550,9 +550,9 @@ impl Broker {
 
 /// Whether figures from a peer are ones that people and sums can work with.
 fn plausible(report: &PassReport, peers: u32) -> bool {
-    let PassReport { compute_s, wait_s, total_s, peak_bytes: _, resident_bytes: _, sent, received } = report;
+    let PassReport { compute_s, wait_s, total_s, peak_bytes: _, resident_bytes: _, codec_s, sent, received } = report;
     let time = |s: &f64| s.is_finite() && *s >= 0.0;
-    [compute_s, wait_s, total_s].into_iter().all(time)
+    [compute_s, wait_s, total_s, codec_s].into_iter().all(time)
         && received.iter().all(|(from, bytes, s)| from.0 < peers && *bytes <= MAX_SENT && time(s))
         && received.is_sorted_by(|a, b| a.0 < b.0)
         && sent.iter().all(|(to, bytes)| to.0 < peers && *bytes <= MAX_SENT)

@@ -90,6 +90,8 @@ pub struct PassReport {
     pub peak_bytes: u64,
     /// Most bytes that the system ever kept in memory for the peer's process; 0 if it does not tell.
     pub resident_bytes: u64,
+    /// Seconds of encoding and decoding, beside the computing.
+    pub codec_s: f64,
     /// Payload bytes sent to each peer.
     pub sent: Vec<(PeerId, u64)>,
     /// Of large messages that came from each peer: their payload bytes, and the seconds from the first byte's arrival to the last's.
@@ -204,7 +206,7 @@ impl Assignment {
     }
 }
 
-/// The header of a frame on the tensors lane; the payload is the tensor's bytes.
+/// The header of a frame on the tensors lane; the payload is the tensor's bytes, or its coded form, which says itself by which codec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TensorHeader {
     /// The pass it belongs to.
@@ -213,6 +215,8 @@ pub struct TensorHeader {
     pub train: bool,
     /// What it is.
     pub slot: Slot,
+    /// Whether the payload is the tensor's coded form instead of its own bytes.
+    pub coded: bool,
 }
 
 /// The header of a frame on the bulk lane.

@@ -15,7 +15,11 @@ const WINDOW: u64 = 3;
 
 /// Every frame that a pass waits for, with its sender and size.
 fn awaited(pass: u64, train: bool, program: &Program) -> Vec<(PeerId, TensorHeader, TensorType)> {
-    program.incoming().into_iter().map(|(slot, (from, ty))| (from, TensorHeader { pass, train, slot }, ty)).collect()
+    program
+        .incoming()
+        .into_iter()
+        .map(|(slot, (from, ty))| (from, TensorHeader { pass, train, slot, coded: false }, ty))
+        .collect()
 }
 
 proptest! {
@@ -68,7 +72,7 @@ proptest! {
         let programs = programs(3, 2);
         let (t, e) = &programs[who];
         let mut inbox = Inbox::new(t, e, WINDOW);
-        let header = TensorHeader { pass, train, slot };
+        let header = TensorHeader { pass, train, slot, coded: false };
         let due = awaited(pass, train, if train { t } else { e });
         let fits = due.into_iter().find(|(f, h, ty)| f.0 == from && *h == header && ty.bytes() as u64 == payload);
         let admitted = inbox.admit(PeerId(from), &header, payload);
@@ -99,9 +103,37 @@ fn training_and_evaluation_number_their_values_apart() {
     assert_ne!(ty, other);
     eval.values.get_mut(&slot.value()).unwrap().ty = other.clone();
     let mut inbox = Inbox::new(&train, &eval, WINDOW);
-    let mut admit = |train| inbox.admit(from, &TensorHeader { pass: 1, train, slot }, ty.bytes() as u64);
+    let mut admit = |train| inbox.admit(from, &TensorHeader { pass: 1, train, slot, coded: false }, ty.bytes() as u64);
     assert_eq!(admit(false), Ok(other));
     assert_eq!(admit(true), Ok(ty.clone()));
+}
+
+/// The coded form of n numbers has at most 8 bytes more than they have, and no coded form is shorter than its header.
+#[test]
+fn what_is_coded_comes_within_bounds() {
+    let programs = programs(3, 2);
+    let mut seen = [0, 0];
+    for (train, eval) in &programs {
+        for (train_pass, program) in [(true, train), (false, eval)] {
+            for (from, header, ty) in awaited(1, train_pass, program) {
+                let header = TensorHeader { coded: true, ..header };
+                let admit = |payload| Inbox::new(train, eval, WINDOW).admit(from, &header, payload);
+                let refused = |payload| admit(payload).unwrap_err().reason;
+                let activation = program.coded.contains(&header.slot.value()) && from != PeerId::BROKER;
+                assert!(!activation || train_pass, "evaluation is exact");
+                seen[usize::from(activation)] += 1;
+                if activation {
+                    let most = ty.bytes() as u64 + 8;
+                    assert_eq!(admit(8), Ok(ty.clone()));
+                    assert_eq!(admit(most), Ok(ty));
+                    assert_eq!([refused(7), refused(most + 1)], ["it has the wrong size"; 2]);
+                } else {
+                    assert_eq!(refused(ty.bytes() as u64), "it must not be coded");
+                }
+            }
+        }
+    }
+    assert!(seen[0] > 0 && seen[1] > 0, "{seen:?}");
 }
 
 #[test]
@@ -109,12 +141,12 @@ fn a_refusal_names_the_sender() {
     let (train, eval) = &programs(2, 1)[1];
     let mut inbox = Inbox::new(train, eval, WINDOW);
     let slot = Slot::Parameter { parameter: ValueId(7) };
-    let refused = inbox.admit(PeerId(0), &TensorHeader { pass: 1, train: true, slot }, 4).unwrap_err();
+    let refused = inbox.admit(PeerId(0), &TensorHeader { pass: 1, train: true, slot, coded: false }, 4).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "peer 0 sent Parameter { parameter: ValueId(7) } of pass 1: no program here waits for that from this peer"
     );
     // The last pass there can be is no trouble.
     inbox.done(u64::MAX);
-    inbox.admit(PeerId(0), &TensorHeader { pass: 1, train: true, slot }, 4).unwrap_err();
+    inbox.admit(PeerId(0), &TensorHeader { pass: 1, train: true, slot, coded: false }, 4).unwrap_err();
 }

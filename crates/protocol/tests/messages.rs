@@ -58,6 +58,7 @@ fn messages_come_back_as_they_were() {
         total_s: 2.0,
         peak_bytes: 9,
         resident_bytes: 10,
+        codec_s: 0.1,
         sent: vec![(PeerId(1), 5)],
         received: vec![(PeerId(2), 70_000, 0.25)],
     };
@@ -81,7 +82,7 @@ fn messages_come_back_as_they_were() {
     ] {
         round_trip(m);
     }
-    round_trip(TensorHeader { pass: 3, train: false, slot });
+    round_trip(TensorHeader { pass: 3, train: false, slot, coded: false });
     for m in [
         BulkHeader::Assign,
         BulkHeader::Load { name: "w".into(), slot: Some("exp_avg".into()) },
@@ -106,7 +107,7 @@ fn the_layout_of_version_1() {
     assert_eq!(bytes(&ToPeer::Run { pass: 300, train: true, step: 2 }), [1, 0xac, 2, 1, 2]);
     assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [4, 2, b'n', b'o']);
     let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
-    assert_eq!(encode(&TensorHeader { pass: 1, train: false, slot }).unwrap(), [1, 0, 0, 5, 1]);
+    assert_eq!(encode(&TensorHeader { pass: 1, train: false, slot, coded: false }).unwrap(), [1, 0, 0, 5, 1, 0]);
     assert_eq!(VERSION, 1);
 }
 

@@ -15,14 +15,14 @@ mod testbed;
 
 use std::path::Path;
 
+use fusionllm_plan::Compression;
 use serde::Serialize;
 
 pub use model::{Family, Model};
 pub use network::Network;
 pub use reader::JobError;
 pub use sections::{
-    Checkpointing, Cifar10, Codec, Compression, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Text, Train,
-    Validation,
+    Checkpointing, Cifar10, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Text, Train, Validation,
 };
 
 pub use testbed::{Testbed, load_profile};
@@ -106,7 +106,7 @@ impl Job {
             data,
             train: Train::read(&train)?,
             plan: Planning::read(&plan, &files)?,
-            compression: Compression::read(&compression)?,
+            compression: sections::compression(&compression)?,
             checkpoint: Checkpointing::read(&checkpoint)?,
             eval: Eval::read(&eval)?,
         };

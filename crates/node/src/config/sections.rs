@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_plan::{LearningRate, Schedule};
+use fusionllm_plan::{Compression, Compressor, LearningRate, Schedule};
 use serde::Serialize;
 
 use super::files::Files;
@@ -166,31 +166,6 @@ impl Scheduler {
             Self::Exact => "exact",
         }
     }
-}
-
-/// `[compression]`: what is done to tensors that cross between peers.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Compression {
-    /// Default `none`.
-    pub name: Codec,
-    /// Bytes before over bytes after, for `adatopk` (on the slowest link) and `topk`. Default 30.
-    pub ratio: f64,
-}
-
-/// How tensors are made smaller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-#[expect(missing_docs, reason = "the names are the formats'")]
-pub enum Codec {
-    None,
-    Adatopk,
-    Topk,
-    Bf16,
-    Int8,
-    Int4,
-    Int4Hadamard,
-    Nvfp4,
-    Auto,
 }
 
 /// `[checkpoint]`: when a run is saved, besides its end.
@@ -369,26 +344,15 @@ impl Planning {
     }
 }
 
-impl Compression {
-    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
-        let codecs = [
-            ("none", Codec::None),
-            ("adatopk", Codec::Adatopk),
-            ("topk", Codec::Topk),
-            ("bf16", Codec::Bf16),
-            ("int8", Codec::Int8),
-            ("int4", Codec::Int4),
-            ("int4-hadamard", Codec::Int4Hadamard),
-            ("nvfp4", Codec::Nvfp4),
-            ("auto", Codec::Auto),
-        ];
-        let compression = Self {
-            name: section.choice("name", &codecs)?.unwrap_or(Codec::None),
-            ratio: section.number("ratio", "at least 1", |x| x >= 1.0)?.unwrap_or(30.0),
-        };
-        section.finish()?;
-        Ok(compression)
-    }
+/// `[compression]`: what is done to activations and their gradients on the way from peer to peer. By default nothing; `ratio`, bytes before over bytes after, is for `adatopk` (on the
+/// slowest link) and `topk`, by default 30.
+pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError> {
+    let compression = Compression {
+        name: section.choice("name", &Compressor::ALL.map(|c| (c.name(), c)))?.unwrap_or_default(),
+        ratio: section.number("ratio", "at least 1", |x| x >= 1.0)?.unwrap_or(30.0),
+    };
+    section.finish()?;
+    Ok(compression)
 }
 
 impl Checkpointing {

@@ -1,6 +1,7 @@
 use std::fs;
 use std::path::Path;
 
+use fusionllm_plan::Compressor;
 use insta::assert_snapshot;
 
 use super::*;
@@ -223,7 +224,7 @@ fn overrides_stand_before_the_file() {
     .unwrap();
     assert_eq!((job.train.batch, job.train.steps), (32, 1000));
     assert_eq!(job.train.schedule, fusionllm_plan::Schedule::GPipe);
-    assert_eq!(job.compression.name, Codec::Int8);
+    assert_eq!(job.compression.name, Compressor::Int8);
     let optimizer = job.train.optimizer;
     assert_eq!((optimizer.lr, optimizer.decay), (0.5, Decay::Cosine));
     assert_eq!(optimizer.rule, Rule::Sgd { momentum: 0.9, nesterov: false });
@@ -361,7 +362,7 @@ fn errors_in_names() {
     "#);
     assert_snapshot!(error("[compression]\nname = \"top-k\""), @r#"
     job.toml:2:8: `compression.name` cannot be "top-k"
-      hint: did you mean `topk`? it is one of none, adatopk, topk, bf16, int8, int4, int4-hadamard, nvfp4, auto
+      hint: did you mean `topk`? it is one of none, adatopk, topk, bf16, int8, int4, int4-hadamard, nvfp4
     "#);
 }
 

@@ -1,0 +1,77 @@
+//! Tensors through codecs.
+
+use fusionllm_compress::{Codec, Encoder, decode};
+use fusionllm_graph::{CounterRng, DType, HostTensor, TensorType};
+use fusionllm_plan::Slot;
+
+use crate::ExecError;
+
+/// How a message is to be encoded.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Coding {
+    /// The codec; with [`Codec::None`] the tensor's own bytes are sent, whatever its type.
+    pub codec: Codec,
+    /// What random signs and rounding are drawn from.
+    pub seed: u64,
+}
+
+/// The seed of a message's random choices: a function of what it is, so that every way of running a plan gives the same bits.
+pub fn coding_seed(seed: u64, step: u64, slot: Slot) -> u64 {
+    let micro_batch = match slot {
+        Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. } => micro_batch,
+        Slot::Part { part, .. } => part,
+        Slot::Parameter { .. } => 0,
+    };
+    // Dropout's streams are the numbers of micro-batches: below 2^32.
+    let stream = (u64::from(slot.value().0) + 1) << 32 | u64::from(micro_batch);
+    let block = CounterRng::new(seed).block(step, stream);
+    u64::from(block[0]) | u64::from(block[1]) << 32
+}
+
+/// Encodes and decodes; keeps its buffers from tensor to tensor.
+#[derive(Default)]
+pub struct Coder {
+    encoder: Encoder,
+    values: Vec<f32>,
+}
+
+impl Coder {
+    /// Writes `tensor`'s coded form into `out`, replacing its content. Returns whether it went exactly because the codec cannot hold its values.
+    ///
+    /// # Errors
+    ///
+    /// It is not of f32, or has more elements than the wire form can count.
+    pub fn encode(&mut self, tensor: &HostTensor, coding: &Coding, out: &mut Vec<u8>) -> Result<bool, ExecError> {
+        self.read(tensor)?;
+        let encoded = self.encoder.encode(&coding.codec, &self.values, coding.seed, out);
+        Ok(encoded.map_err(|e| ExecError::Link(e.to_string()))?.flagged)
+    }
+
+    /// The tensor of type `ty` that coded bytes stand for.
+    ///
+    /// # Errors
+    ///
+    /// The type is not of f32, or the bytes are not the coded form of so many elements.
+    pub fn decode(&mut self, bytes: &[u8], ty: TensorType) -> Result<HostTensor, ExecError> {
+        if ty.dtype != DType::F32 {
+            return Err(ExecError::Link(format!("a tensor of type {ty} came coded; only f32 is")));
+        }
+        self.values.resize(ty.numel(), 0.0);
+        decode(bytes, &mut self.values).map_err(|e| ExecError::Link(e.to_string()))?;
+        let mut data = vec![0; ty.bytes()];
+        for (bytes, x) in data.as_chunks_mut::<4>().0.iter_mut().zip(&self.values) {
+            *bytes = x.to_le_bytes();
+        }
+        Ok(HostTensor::from_bytes(ty, data)?)
+    }
+
+    fn read(&mut self, tensor: &HostTensor) -> Result<(), ExecError> {
+        if tensor.dtype() != DType::F32 {
+            return Err(ExecError::Link(format!("a tensor of type {} cannot be coded; only f32 is", tensor.ty())));
+        }
+        let (numbers, _) = tensor.bytes().as_chunks::<4>();
+        self.values.clear();
+        self.values.extend(numbers.iter().map(|x| f32::from_le_bytes(*x)));
+        Ok(())
+    }
+}

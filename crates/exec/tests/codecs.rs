@@ -1,0 +1,104 @@
+//! Training through codecs.
+
+mod common;
+
+use common::*;
+use fusionllm_graph::models::AttentionImplementation::Sdpa;
+use fusionllm_graph::{DType, Graph};
+use fusionllm_plan::{Compression, Compressor, Instruction, PeerId, Plan, Program, Slot, compile};
+
+fn programs(graph: &Graph, plan: &Plan) -> Vec<Program> {
+    compile(plan, graph, &train_graph(graph)).unwrap()
+}
+
+/// The plan with a codec on every link that has something to compress.
+fn compressed(graph: &Graph, plan: &Plan, name: Compressor, ratio: f64) -> Plan {
+    let compression = Compression { name, ratio };
+    let codecs = compression.choose(&programs(graph, plan), None).unwrap();
+    Plan { compression, codecs, ..plan.clone() }
+}
+
+#[test]
+fn compressed_training_learns_and_repeats_itself() {
+    let graph = gpt2(Sdpa, 0.1);
+    let mut dice = Dice::new(11);
+    let plan = random_plan(&graph, 3, 3, &mut dice);
+    let losses_of = |plan: &Plan| losses(&graph, &mut cluster(&graph, plan, &backends("burn-cpu", 3), adamw()), 3, 20);
+    let exact = losses_of(&plan);
+    let compressors = [
+        (Compressor::TopK, 4.0, 0.5),
+        (Compressor::Bf16, 1.0, 0.02),
+        (Compressor::Int8, 1.0, 0.02),
+        (Compressor::Int4, 1.0, 0.2),
+        (Compressor::Int4Hadamard, 1.0, 0.2),
+        (Compressor::Nvfp4, 1.0, 0.2),
+    ];
+    for (name, ratio, tolerance) in compressors {
+        let plan = compressed(&graph, &plan, name, ratio);
+        assert!(!plan.codecs.is_empty());
+        let got = losses_of(&plan);
+        assert_ne!(got, exact, "{name} does something");
+        assert_eq!(got, losses_of(&plan), "{name}: bit for bit");
+        assert!(got[19] < got[0], "{name} learns: {got:?}");
+        assert!((got[19] - exact[19]).abs() < tolerance, "{name}: {} without, {} with", exact[19], got[19]);
+    }
+}
+
+/// Whatever the cut, codecs touch nothing but activations and their gradients.
+#[test]
+fn parameters_inputs_and_integers_cross_exactly() {
+    let mut dice = Dice::new(5);
+    let mut coded = 0;
+    for graph in [gpt2(Sdpa, 0.1), resnet(DType::F32)] {
+        for peers in [2, 3, 5] {
+            let plan = replicate(random_plan(&graph, peers, 4, &mut dice), &mut dice);
+            let plan = compressed(&graph, &plan, Compressor::Bf16, 1.0);
+            let all = programs(&graph, &plan);
+            for program in &all {
+                program.validate().unwrap();
+                for i in &program.instructions {
+                    let (slot, other) = match *i {
+                        Instruction::Send { slot, to } => (slot, to),
+                        Instruction::Receive { slot, from } => (slot, from),
+                        _ => continue,
+                    };
+                    let value = &program.values[&slot.value()];
+                    let may = program.may_be_coded(slot);
+                    coded += usize::from(may);
+                    if !matches!(slot, Slot::Value { .. }) || other == PeerId::BROKER || value.ty.dtype != DType::F32 {
+                        assert!(!may, "{slot:?}, {}", value.name);
+                    }
+                    // The other end agrees.
+                    if other != PeerId::BROKER {
+                        assert_eq!(all[other.0 as usize].may_be_coded(slot), may);
+                    }
+                }
+                let parts = program.reductions.iter().flat_map(|r| &r.parts);
+                assert!(parts.into_iter().all(|p| !program.coded.contains(&p.value)), "a parameter's gradient");
+            }
+        }
+    }
+    assert!(coded > 100, "{coded}");
+}
+
+/// The size that a planner reckons with is the one on the wire, and what is not planned is never longer than the bound that a receiver checks.
+#[test]
+fn payloads_follow_from_the_program() {
+    let graph = gpt2(Sdpa, 0.0);
+    let plan = random_plan(&graph, 2, 3, &mut Dice::new(3));
+    let plan = compressed(&graph, &plan, Compressor::TopK, 8.0);
+    let mut smaller = 0;
+    for p in programs(&graph, &plan) {
+        for i in &p.instructions {
+            if let Instruction::Send { slot, to } = *i {
+                let (payload, exact) = (p.payload(slot, to).unwrap() as u64, p.values[&slot.value()].ty.bytes() as u64);
+                match p.coded_bytes(slot) {
+                    Some((least, most)) => assert!(least <= payload && payload <= most),
+                    None => assert_eq!(payload, exact),
+                }
+                smaller += usize::from(payload * 4 < exact);
+            }
+        }
+    }
+    assert!(smaller > 0);
+}

@@ -1,0 +1,189 @@
+//! What is done to the tensors that cross from one peer to another.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::str::FromStr;
+
+use fusionllm_compress::{Codec, adatopk};
+use fusionllm_graph::{DType, TensorType};
+use serde::{Deserialize, Serialize};
+
+use crate::{Cluster, Instruction, PeerId, PlanError, Program, SharedId, Slot};
+
+/// How codecs are chosen.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Compression {
+    /// The rule.
+    pub name: Compressor,
+    /// For top-k: bytes of a tensor over its bytes on the wire; with AdaTopK on the slowest link. At least 1.
+    pub ratio: f64,
+}
+
+/// A rule by which links get codecs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Compressor {
+    /// Nothing is compressed.
+    #[default]
+    None,
+    /// The largest entries, fewest on the slowest link, by the published rule ([`adatopk`]).
+    #[serde(rename = "adatopk")]
+    AdaTopK,
+    /// The largest entries, as many on every link.
+    #[serde(rename = "topk")]
+    TopK,
+    /// 16-bit floats on every link.
+    Bf16,
+    /// 8-bit integers in blocks on every link.
+    Int8,
+    /// 4-bit integers in blocks on every link.
+    Int4,
+    /// The same behind a Hadamard rotation.
+    Int4Hadamard,
+    /// 4-bit floats in blocks on every link.
+    Nvfp4,
+}
+
+impl Compressor {
+    /// All of them.
+    pub const ALL: [Self; 8] =
+        [Self::None, Self::AdaTopK, Self::TopK, Self::Bf16, Self::Int8, Self::Int4, Self::Int4Hadamard, Self::Nvfp4];
+
+    /// What users call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::AdaTopK => "adatopk",
+            Self::TopK => "topk",
+            Self::Bf16 => "bf16",
+            Self::Int8 => "int8",
+            Self::Int4 => "int4",
+            Self::Int4Hadamard => "int4-hadamard",
+            Self::Nvfp4 => "nvfp4",
+        }
+    }
+}
+
+impl fmt::Display for Compressor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Compressor {
+    type Err = PlanError;
+
+    fn from_str(s: &str) -> Result<Self, PlanError> {
+        Self::ALL.into_iter().find(|c| c.name() == s).ok_or_else(|| {
+            let known: Vec<_> = Self::ALL.iter().map(|c| c.name()).collect();
+            PlanError::Plan(format!("there is no compression {s:?}; use one of {}", known.join(", ")))
+        })
+    }
+}
+
+impl Default for Compression {
+    fn default() -> Self {
+        Self { name: Compressor::None, ratio: 1.0 }
+    }
+}
+
+/// The codec of one directed link.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct LinkCodec {
+    /// The sending peer.
+    pub from: PeerId,
+    /// The receiving peer.
+    pub to: PeerId,
+    /// What activations, and gradients of activations, go through.
+    pub codec: Codec,
+}
+
+impl Compression {
+    /// The codec of every link on which `programs` send what may be compressed. `cluster` has the peers as its devices.
+    ///
+    /// # Errors
+    ///
+    /// The rule needs to know the links' rates, and there is no cluster, or no way between two peers in it.
+    pub fn choose(&self, programs: &[Program], cluster: Option<&Cluster>) -> Result<Vec<LinkCodec>, PlanError> {
+        if !(self.ratio >= 1.0 && self.ratio.is_finite()) {
+            return Err(PlanError::Plan(format!("a compression of {} is none; it must be at least 1", self.ratio)));
+        }
+        let traffic = Traffic::new(programs);
+        let links: Vec<(PeerId, PeerId)> = traffic.links.keys().copied().collect();
+        let codecs = match (self.name, cluster) {
+            (Compressor::AdaTopK, None) => {
+                return Err(PlanError::Plan(
+                    "adatopk gives each link its own ratio, so it must know the links' rates: name a testbed, or use topk"
+                        .into(),
+                ));
+            }
+            (Compressor::AdaTopK, Some(cluster)) => {
+                let seconds = traffic.seconds(cluster)?;
+                let ratios = adatopk(self.ratio, &seconds);
+                ratios.into_iter().map(|r| if r > 1.0 { top_k(r) } else { Codec::None }).collect()
+            }
+            (name, _) => vec![uniform(name, self.ratio); links.len()],
+        };
+        let all = links.into_iter().zip(codecs).map(|((from, to), codec)| LinkCodec { from, to, codec });
+        Ok(all.filter(|l| l.codec != Codec::None).collect())
+    }
+}
+
+fn top_k(ratio: f64) -> Codec {
+    Codec::named("topk", ratio).unwrap_or_default()
+}
+
+/// The codec of every link, where all get the same.
+fn uniform(name: Compressor, ratio: f64) -> Codec {
+    Codec::named(name.name(), ratio).unwrap_or_default()
+}
+
+/// Whether a message may go through a codec: activations and their gradients, never inputs, parameters, their gradients or integers.
+pub(crate) fn codable(slot: Slot, other_end: PeerId, ty: &TensorType, varies: bool) -> bool {
+    matches!(slot, Slot::Value { .. }) && other_end != PeerId::BROKER && ty.dtype == DType::F32 && varies
+}
+
+/// What may be compressed of one step's messages, by link.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Traffic {
+    /// The numbers of elements of each message.
+    pub links: BTreeMap<(PeerId, PeerId), Vec<usize>>,
+}
+
+impl Traffic {
+    /// That of all peers' programs.
+    pub fn new(programs: &[Program]) -> Self {
+        let mut links: BTreeMap<(PeerId, PeerId), Vec<usize>> = BTreeMap::new();
+        for p in programs {
+            for i in &p.instructions {
+                if let Instruction::Send { slot, to } = *i
+                    && p.coded.contains(&slot.value())
+                    && let Some(v) = p.values.get(&slot.value())
+                {
+                    links.entry((p.peer, to)).or_default().push(v.ty.numel());
+                }
+            }
+        }
+        Self { links }
+    }
+
+    /// Seconds for which each link's messages of a step occupy the slowest piece of their way, uncompressed. A shared uplink is occupied by all that takes it.
+    fn seconds(&self, cluster: &Cluster) -> Result<Vec<f64>, PlanError> {
+        let bytes = |elements: &[usize]| elements.iter().map(|n| 4.0 * *n as f64).sum::<f64>();
+        let mut shared: BTreeMap<SharedId, f64> = BTreeMap::new();
+        for ((from, to), elements) in &self.links {
+            for (id, _) in cluster.shared(*from, *to) {
+                *shared.entry(id).or_default() += bytes(elements);
+            }
+        }
+        let times = self.links.iter().map(|((from, to), elements)| {
+            let Some(link) = cluster.link(*from, *to) else {
+                let (from, to) = (cluster.name(*from), cluster.name(*to));
+                return Err(PlanError::Cluster(format!("there is no way from {from} to {to}")));
+            };
+            let uplinks = cluster.shared(*from, *to).map(|(id, l)| shared[&id] / l.bandwidth);
+            Ok(uplinks.fold(bytes(elements) / link.bandwidth, f64::max))
+        });
+        times.collect()
+    }
+}
