@@ -134,6 +134,82 @@ impl UnderWay {
     }
 }
 
+/// Codecs draw from what a message is, not from where it is encoded: processes and threads get the same bits.
+#[test]
+fn compressed_losses_over_processes_are_those_over_threads() {
+    use fusionllm_exec::local::{Cluster, Training};
+    use fusionllm_graph::{HostTensor, TensorType, ValueKind};
+    use fusionllm_node::{config::Job, data::Dataset, model::Model};
+    use fusionllm_plan::{compile, equal_compute};
+
+    let (steps, peers) = (4, 3);
+    let compression = ["--set=compression.name=int4-hadamard", "--set=eval.every=0"];
+    let settings: Vec<&str> = TINY.into_iter().chain(compression).collect();
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run");
+    let mut command = fusionllm();
+    command.args(["train", "--steps", &steps.to_string(), "--peers", &peers.to_string(), "--run-dir"]).arg(&path);
+    finished(command.args(&settings));
+    let over_processes: Vec<f64> = losses(&path).into_iter().map(|l| l.0).collect();
+
+    let overrides: Vec<String> = settings.iter().map(|s| s.trim_start_matches("--set=").to_owned()).collect();
+    let job = Job::quick_start(&[overrides, vec![format!("train.steps={steps}")]].concat()).unwrap();
+    let (data, model) = (Dataset::open(&job.data, job.train.seed).unwrap(), Model::build(&job).unwrap());
+    let (batch, size) = (job.train.batch, job.train.micro_batch);
+    let names: Vec<String> = (0..peers).map(|p| format!("peer-{p}")).collect();
+    let mut plan = equal_compute(&model.forward, &names, (batch / size) as u32, job.train.schedule).unwrap();
+    let programs = compile(&plan, &model.forward, &model.train).unwrap();
+    plan.codecs = job.compression.choose(&programs, None).unwrap();
+    assert!(!plan.codecs.is_empty());
+    let training = Training {
+        optimizer: job.train.optimizer.update_rule(),
+        learning_rate: job.train.optimizer.learning_rate(),
+        clip: job.train.optimizer.clip_norm(),
+        seed: job.train.seed,
+    };
+    let backends: Vec<_> = (0..peers).map(|_| fusionllm_backend::open("burn-cpu").unwrap()).collect();
+    let programs = compile(&plan, &model.forward, &model.train).unwrap();
+    let mut cluster = Cluster::new(programs, &backends, training, |value| {
+        Ok(match &value.kind {
+            ValueKind::Parameter(init) | ValueKind::Buffer(init) => {
+                init.draw(job.train.seed, &value.name, &value.ty)?
+            }
+            _ => model.train.graph.constants[&value.name].clone(),
+        })
+    })
+    .unwrap();
+    let over_threads: Vec<f64> = (0..steps)
+        .map(|step| {
+            let batch_of_step = data.train_batch(step * batch as u64, batch).unwrap();
+            let micro_batches: Vec<_> = (0..batch / size)
+                .map(|m| {
+                    let part = |t: &HostTensor| {
+                        let row = t.bytes().len() / batch;
+                        let shape: Vec<usize> = std::iter::once(size).chain(t.shape()[1..].iter().copied()).collect();
+                        let bytes = t.bytes()[m * size * row..(m + 1) * size * row].to_vec();
+                        HostTensor::from_bytes(TensorType::new(t.dtype(), shape), bytes).unwrap()
+                    };
+                    let mut tensors: std::collections::BTreeMap<String, HostTensor> =
+                        batch_of_step.tensors.iter().map(|(name, t)| (name.to_string(), part(t))).collect();
+                    // Text has a target in every place.
+                    let weight = size as f64 / batch as f64;
+                    let ty = model.train.graph.ty(model.train.loss_weight).dtype;
+                    tensors.insert("loss_weight".into(), HostTensor::scalar(ty, weight).unwrap());
+                    tensors
+                })
+                .collect();
+            cluster.step(&micro_batches).unwrap().loss
+        })
+        .collect();
+    assert_eq!(over_processes, over_threads);
+    let summary: serde_json::Value =
+        serde_json::from_str(&std::fs::read_to_string(path.join("summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["compression"], "int4-hadamard");
+    let forward = summary["links"].as_array().unwrap().iter().find(|l| l["from"] == "peer-0").unwrap();
+    assert_eq!(forward["codec"], "int4-hadamard");
+    assert!(forward["ratio"].as_f64().unwrap() > 1.5, "{forward}");
+}
+
 /// The process of a run's joiner of this name.
 #[cfg(target_os = "linux")]
 fn joiner(broker: &Child, name: &str) -> Option<String> {

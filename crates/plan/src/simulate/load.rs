@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use fusionllm_graph::{Op, Phase, TensorType, ValueId};
 
-use super::{Conditions, Doing, message_bytes, payload};
+use super::{Conditions, Doing, message_bytes};
 use crate::estimate::{squared_norm, sum, update};
 use crate::{Cluster, Device, Instruction, PeerId, PlanError, Program, Slot};
 
@@ -78,7 +78,9 @@ impl Load {
         for p in programs {
             for i in &p.instructions {
                 let Instruction::Receive { slot, from } = *i else { continue };
-                let payload = payload(ty(p, slot.value())?);
+                // The sender's codec decides; the broker has none.
+                let sender = programs.get(from.0 as usize).and_then(|sender| sender.payload(slot, p.peer));
+                let payload = sender.unwrap_or(ty(p, slot.value())?.bytes()) as u64;
                 let channel = roads.channel(from, p.peer)?;
                 let id = messages.len() as u32;
                 messages.push(Message { from, to: p.peer, slot, payload, bytes: message_bytes(payload), channel });

@@ -9,8 +9,6 @@
 mod engine;
 mod load;
 
-use fusionllm_graph::TensorType;
-
 use crate::{Cluster, Optimizer, PeerId, PlanError, Program, SharedId, Slot};
 
 /// Passes whose inputs the broker sends ahead.
@@ -161,9 +159,4 @@ pub fn simulate(programs: &[Program], cluster: &Cluster, conditions: &Conditions
 pub fn message_bytes(payload: u64) -> f64 {
     const HEADER: f64 = 40.0;
     (payload as f64 + HEADER) * (1480.0 / 1416.0)
-}
-
-/// Bytes of a tensor as it is sent.
-pub(crate) fn payload(ty: &TensorType) -> u64 {
-    ty.bytes() as u64
 }
