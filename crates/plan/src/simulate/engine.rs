@@ -4,7 +4,7 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::load::{Load, ResourceKey, Step};
-use super::{ALIKE, Doing, LinkLoad, PeerLoad, STEPS, SharedLoad, Simulation, Span, Transfer, WINDOW};
+use super::{ALIKE, Doing, LinkLoad, PROCESS, PeerLoad, STEPS, SharedLoad, Simulation, Span, Transfer, WINDOW};
 use crate::{Cluster, PeerId, PlanError, Slot};
 
 /// Passes of which messages may be under way at once: that which peers end, and those whose inputs are ahead.
@@ -298,9 +298,14 @@ impl<'a> Engine<'a> {
     fn start(&mut self, channel: u32) {
         let c = &mut self.channels[channel as usize];
         let Some(&(_, message, _)) = c.queue.front() else { return };
-        let left = self.load.messages[message as usize].bytes;
-        c.flow = Some(Flow { left, rate: f64::INFINITY, since: self.now, start: self.now });
         let load = self.load;
+        let m = &load.messages[message as usize];
+        c.flow = Some(Flow { left: m.bytes, rate: f64::INFINITY, since: self.now, start: self.now });
+        // The first byte brings the message's length, and its reader makes room for all of it.
+        if let Some(reader) = self.peers.get_mut(m.to.0 as usize) {
+            reader.buffered += m.payload;
+            reader.peak = reader.peak.max(reader.held + reader.buffered);
+        }
         for &r in &load.channels[channel as usize].resources {
             let r = &mut self.resources[r as usize];
             if r.active.is_empty() {
@@ -365,9 +370,6 @@ impl<'a> Engine<'a> {
         self.share(channel, false);
         let m = &load.messages[message as usize];
         let arrived = self.now + load.channels[channel as usize].latency;
-        if let Some(sender) = self.peers.get_mut(m.from.0 as usize) {
-            sender.buffered -= m.payload.min(sender.buffered);
-        }
         if self.record {
             self.transfers[pass as usize % AHEAD].push(Transfer {
                 from: m.from,
@@ -387,9 +389,11 @@ impl<'a> Engine<'a> {
     fn arrive(&mut self, pass: u32, message: u32) {
         let m = &self.load.messages[message as usize];
         self.arrived[pass as usize % AHEAD][message as usize] = true;
+        // What may have to be sent again is kept until then.
+        if let Some(sender) = self.peers.get_mut(m.from.0 as usize) {
+            sender.buffered -= m.payload.min(sender.buffered);
+        }
         let peer = &mut self.peers[m.to.0 as usize];
-        peer.buffered += m.payload;
-        peer.peak = peer.peak.max(peer.held + peer.buffered);
         if peer.waiting == Some(Some(message)) && peer.pass == pass {
             let now = self.now;
             self.at(now, Event::Go(m.to.0));
@@ -447,7 +451,7 @@ impl<'a> Engine<'a> {
                 *time -= origin;
             }
         }
-        let peers = self.peers.iter().map(|p| PeerLoad { peak_bytes: p.peak, ..p.done.load }).collect();
+        let peers = self.peers.iter().map(|p| PeerLoad { peak_bytes: p.peak + PROCESS, ..p.done.load }).collect();
         Simulation { step_s, closed_form_s, peers, links, shared, spans, transfers }
     }
 

@@ -14,6 +14,9 @@ use crate::{Cluster, Optimizer, PeerId, PlanError, Program, SharedId, Slot};
 /// Passes whose inputs the broker sends ahead.
 const WINDOW: usize = 3;
 
+/// Bytes that a peer's process takes besides tensors: runtime, connections, Programs. Measured as what peers allocate that hold next to nothing.
+const PROCESS: u64 = 2_000_000;
+
 /// Fewest and most steps that are run to find how long one takes once they follow each other.
 const STEPS: std::ops::RangeInclusive<usize> = 3..=8;
 
@@ -58,7 +61,7 @@ pub struct PeerLoad {
     pub forward_s: f64,
     /// Seconds waiting for messages and for the verdict.
     pub wait_s: f64,
-    /// Most bytes held at once: parameters, optimiser state, sums of gradients, activations, and messages that wait to be read or to leave.
+    /// Most bytes held at once: parameters, optimiser state, sums of gradients, activations, messages that come, wait to be read or leave, and the process itself.
     pub peak_bytes: u64,
 }
 
