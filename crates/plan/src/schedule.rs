@@ -1,6 +1,7 @@
 //! The order in which each peer runs the passes of its stages.
 
 use std::cmp::Reverse;
+use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
@@ -14,8 +15,8 @@ pub enum Schedule {
     #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
-    /// As 1F1B, but a backward pass computes only what other stages wait for; gradients of weights are made when a peer would idle, or when its room for
-    /// micro-batches is used up (ZB-H1 of Qi et al., 2023: the micro-batches kept at once are as many as 1F1B's).
+    /// As 1F1B, but a backward pass computes only what other stages wait for; gradients of weights are made when a peer would idle, or when it keeps as many
+    /// micro-batches as the first stage does with 1F1B (ZB-H1 of Qi et al., 2023).
     #[serde(rename = "zb-h1")]
     ZeroBubble,
 }
@@ -69,8 +70,10 @@ struct Lane {
     micro_batches: Vec<u32>,
     /// How many of them are done, by kind.
     done: [usize; 3],
-    /// How many of them may be under way.
+    /// How many of them may be on their way to their backward pass.
     room: usize,
+    /// How many of them may be kept in all, those that wait for their weight pass among them.
+    kept: usize,
 }
 
 /// The order of tasks per peer, of those kinds. Found by running all peers in rounds of one task for each of their stages, so that it can never deadlock: what a
@@ -89,8 +92,11 @@ pub(crate) fn order(
     let mut orders = vec![Vec::new(); peers];
     let mut left = stages.len() * n * kinds.len();
     let last = kinds.len() - 1;
-    // What is nearer to the end of a step goes first, but weights, which nobody waits for, fill gaps.
-    let preference = [TaskKind::Backward, TaskKind::Forward, TaskKind::Weight];
+    // What is nearer to the end of a step goes first; but where weights, which nobody waits for, fill the gaps, forward passes are what all others wait for.
+    let preference = match schedule {
+        Schedule::ZeroBubble => [TaskKind::Forward, TaskKind::Backward, TaskKind::Weight],
+        _ => [TaskKind::Backward, TaskKind::Forward, TaskKind::Weight],
+    };
     for round in 0.. {
         let before = left;
         for (order, lanes) in orders.iter_mut().zip(&mut lanes) {
@@ -102,8 +108,9 @@ pub(crate) fn order(
                     let at = lane.done[k];
                     let m = *lane.micro_batches.get(at)?;
                     let own = match kind {
+                        TaskKind::Forward if last == 0 || schedule == Schedule::GPipe => true,
                         TaskKind::Forward => {
-                            last == 0 || schedule == Schedule::GPipe || lane.done[0] - lane.done[last] < lane.room
+                            lane.done[0] - lane.done[1] < lane.room && lane.done[0] - lane.done[last] < lane.kept
                         }
                         TaskKind::Backward if schedule == Schedule::GPipe => lane.done[0] == lane.micro_batches.len(),
                         TaskKind::Backward | TaskKind::Weight => lane.done[k - 1] > at,
@@ -142,19 +149,18 @@ pub(crate) fn order(
 /// What each peer has of each stage.
 fn lanes(stages: &[StageTasks], peers: usize, micro_batches: u32) -> Vec<Vec<Lane>> {
     let mut lanes: Vec<Vec<Lane>> = (0..peers).map(|_| Vec::new()).collect();
+    let replicas: Vec<BTreeSet<u32>> = stages.iter().map(|s| s.peers.iter().copied().collect()).collect();
+    let all: usize = replicas.iter().map(BTreeSet::len).sum();
     // How many peers can be at work on a micro-batch from this stage on.
     let mut ahead = 0;
-    for (stage, tasks) in stages.iter().enumerate().rev() {
-        let mut replicas = tasks.peers.clone();
-        replicas.sort_unstable();
-        replicas.dedup();
+    for ((stage, tasks), replicas) in stages.iter().enumerate().zip(replicas).rev() {
         ahead += replicas.len();
         for peer in replicas {
             let turns = tasks.peers.iter().filter(|p| **p == peer).count();
             let mine = (0..micro_batches).filter(|m| tasks.peers[*m as usize % tasks.peers.len()] == peer);
             // Its share of as many micro-batches as keep all those peers at work.
-            let room = (ahead * turns).div_ceil(tasks.peers.len());
-            lanes[peer as usize].push(Lane { stage, micro_batches: mine.collect(), done: [0; 3], room });
+            let [room, kept] = [ahead, all].map(|peers| (peers * turns).div_ceil(tasks.peers.len()));
+            lanes[peer as usize].push(Lane { stage, micro_batches: mine.collect(), done: [0; 3], room, kept });
         }
     }
     lanes
@@ -207,13 +213,13 @@ mod tests {
         assert_eq!(orders[1], "F0 F1 F2 B0 B1 B2");
     }
 
-    /// The last stage interleaves all three; the first makes room with a weight pass only when it has to, and fills its wait for the last gradients with them.
+    /// No stage keeps more than three micro-batches; the last ones of 1F1B, which keep fewer, let weights wait until then.
     #[test]
     fn weight_gradients_fill_the_gaps() {
         let orders = orders(Schedule::ZeroBubble, &chain(&[&[0], &[1], &[2]]), 3, 5);
         assert_eq!(orders[0], "F0 F1 F2 B0 W0 F3 B1 W1 F4 B2 W2 B3 W3 B4 W4");
-        assert_eq!(orders[1], "F0 F1 B0 W0 F2 B1 W1 F3 B2 W2 F4 B3 W3 B4 W4");
-        assert_eq!(orders[2], "F0 B0 W0 F1 B1 W1 F2 B2 W2 F3 B3 W3 F4 B4 W4");
+        assert_eq!(orders[1], "F0 F1 B0 F2 B1 W0 F3 B2 W1 F4 B3 W2 B4 W3 W4");
+        assert_eq!(orders[2], "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4");
     }
 
     #[test]

@@ -115,11 +115,13 @@ fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) 
     assert!(added.values().all(|c| *c == 1), "{added:?}");
 }
 
-/// A stage has no more micro-batches under way than there are stages from it to the last.
+/// A stage has no more micro-batches under way than there are stages from it to the last, or than there are stages where weight gradients wait.
 fn check_memory(plan: &fusionllm_plan::Plan, held: &[usize]) {
     for (peer, held) in held.iter().enumerate() {
-        let of = |(s, stage): (usize, &fusionllm_plan::Stage)| {
-            if stage.peers == [peer as u32] { plan.stages.len() - s } else { 0 }
+        let of = |(s, stage): (usize, &fusionllm_plan::Stage)| match stage.peers == [peer as u32] {
+            true if plan.schedule == Schedule::ZeroBubble => plan.stages.len(),
+            true => plan.stages.len() - s,
+            false => 0,
         };
         let most: usize = plan.stages.iter().enumerate().map(of).sum();
         assert!(*held <= most.max(1), "peer {peer} holds {held} micro-batches, {most} are needed");

@@ -13,10 +13,12 @@ pub(super) fn reduce(op: &Reduce, x: &Array, out: &TensorType) -> Result<Array> 
         return Ok(x);
     }
     if x.elem_count() == 0 {
-        // Sums and means go on below: 0 and 0 / 0.
+        // Candle divides by the number of results.
         match op.kind {
-            ReduceKind::Any => return filled(0.0, out),
+            ReduceKind::Sum | ReduceKind::Any => return filled(0.0, out),
             ReduceKind::All => return filled(1.0, out),
+            ReduceKind::Mean => return filled(f64::NAN, out),
+            _ if out.numel() == 0 => return filled(0.0, out),
             _ => {}
         }
     }

@@ -1,0 +1,72 @@
+//! What the schedules are worth, on the virtual clock.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use fusionllm_graph::ops::SgdStep;
+use fusionllm_graph::{Builder, DType, Graph, Init};
+use fusionllm_plan::{
+    Cluster, Conditions, Device, Link, Optimizer, Plan, Rates, Schedule, Simulation, Site, compile, simulate,
+};
+
+const DEPTH: usize = 4;
+
+/// As many layers as stages, all alike.
+fn layers() -> Graph {
+    let mut b = Builder::new("layers");
+    let mut y = b.input("x", DType::F32, [64, 64]).unwrap();
+    for s in 0..DEPTH * 4 {
+        // One more before the first, so that every stage has an input gradient to make.
+        let w = b.parameter(&format!("w{s}"), DType::F32, [64, 64], Init::Constant(0.5)).unwrap();
+        y = b.scope(format!("{}", s / 4), |b| b.linear(y, w, None)).unwrap();
+    }
+    let loss = b.scope(format!("{}", DEPTH - 1), |b| b.sum(y, &[0, 1], false)).unwrap();
+    b.output("loss", loss).unwrap();
+    b.finish().unwrap()
+}
+
+/// Devices for which matrix products are all that takes time, and links that take none.
+fn devices(count: usize) -> Cluster {
+    let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e18, overhead: 0.0 };
+    let device = |i| Device { site: Some(0), ..Device::new(&format!("p{i}"), rates, 1 << 40) };
+    let site = Site { name: "here".into(), inside: Some(Link { latency: 0.0, bandwidth: 1e18 }), uplink: None };
+    Cluster::new((0..count).map(device).collect(), vec![site], vec![], None).unwrap()
+}
+
+fn step(plan: &Plan, graph: &Graph) -> Simulation {
+    let programs = compile(plan, graph, &train_graph(graph)).unwrap();
+    let sgd = SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false };
+    let conditions = Conditions { optimizer: Optimizer::Sgd(sgd), record: false };
+    simulate(&programs, &devices(plan.peers.len()), &conditions).unwrap()
+}
+
+/// Seconds of one matrix product.
+const PRODUCT: f64 = 2.0 * 64.0 * 64.0 * 64.0 / 1e9;
+
+/// A pass of a stage over a micro-batch in each direction, and for its weights, is four products: F, B and W. With p stages, 1F1B leaves each peer without work
+/// for (p - 1)(F + B + W) in a step, ZB-H1 for (p - 1)(F + B - W) (Qi et al., 2023), for about the memory that 1F1B takes on its first peer.
+#[test]
+fn a_pipeline_waits_less_where_weights_can_wait() {
+    let graph = layers();
+    let (f, b, w) = (4.0, 4.0, 4.0);
+    let others = (DEPTH - 1) as f64;
+    for micro_batches in [4, 8, 16] {
+        let [gpipe, one_f_one_b, zero_bubble] = Schedule::ALL.map(|schedule| {
+            let plan = plan_by(&graph, micro_batches, schedule, |name| name[..1].parse().unwrap());
+            step(&plan, &graph)
+        });
+        let working = f64::from(micro_batches) * (f + b + w);
+        // The first layer needs no gradient of the input, and what is sent early is there early: up to a pass less.
+        for (simulation, idle) in
+            [(&gpipe, others * (f + b + w)), (&one_f_one_b, others * (f + b + w)), (&zero_bubble, others * (f + b - w))]
+        {
+            let products = simulation.step_s / PRODUCT;
+            assert!((working + idle - b..working + idle + 1.0).contains(&products), "{micro_batches}: {products}");
+        }
+        let peak = |s: &Simulation| s.peers.iter().map(|p| p.peak_bytes).max().unwrap() as f64;
+        assert!(peak(&zero_bubble) < 1.1 * peak(&one_f_one_b));
+        assert!(micro_batches < 16 || peak(&zero_bubble) < 0.8 * peak(&gpipe));
+    }
+}
