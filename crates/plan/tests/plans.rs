@@ -63,7 +63,11 @@ fn the_file_is_read_as_it_was_written() {
       ],
       "micro_batches": 4,
       "schedule": "gpipe",
-      "scheduler": "by hand"
+      "scheduler": "by hand",
+      "compression": {
+        "name": "none",
+        "ratio": 1.0
+      }
     }
     "#);
     assert_eq!(Plan::from_json(&text), Ok(plan));
