@@ -22,13 +22,16 @@ pub const MAX_CUTS: usize = 40;
 ///
 /// Never; but units of several members, and cases beyond [`MAX_UNITS`] and [`MAX_CUTS`], give `None` as well: see [`is_small`].
 pub fn exact(problem: &Problem, schedules: &[Schedule], below: Option<f64>) -> Option<Found> {
-    if !is_small(problem) {
-        return None;
-    }
+    if is_small(problem) { narrow(problem, schedules, below, usize::MAX) } else { None }
+}
+
+/// As [`exact`], but of the ends that begin at one position and have as many stages no more than `width` are gone on with, those with the lowest bounds: no longer
+/// always the best, but soon there. Units have one member each, and there are at most 32.
+pub(crate) fn narrow(problem: &Problem, schedules: &[Schedule], below: Option<f64>, width: usize) -> Option<Found> {
     let mut best: Option<Found> = None;
     for &schedule in schedules {
         let below = best.as_ref().map(|b| b.score.step).or(below).unwrap_or(f64::INFINITY);
-        best = Search::new(problem, schedule, below).run().or(best);
+        best = Search::new(problem, schedule, below).run(width).or(best);
     }
     best
 }
@@ -136,7 +139,7 @@ impl<'a> Search<'a> {
         Self { problem, schedule, more, below, weights, least, neighbours, stages: Vec::new() }
     }
 
-    fn run(mut self) -> Option<Found> {
+    fn run(mut self, width: usize) -> Option<Found> {
         let atoms = self.problem.chain.atoms as u32;
         let units = self.problem.machines.units.len() as u32;
         let wraps: &[bool] = if self.problem.chain.ties.is_empty() { &[false] } else { &[false, true] };
@@ -193,10 +196,29 @@ impl<'a> Search<'a> {
                         }
                     }
                 }
-                layer = next;
+                layer = if width == usize::MAX { next } else { self.best_ends(next, count, width) };
             }
         }
         best
+    }
+
+    /// By position, the `width` ends with the lowest bounds.
+    fn best_ends(&self, layer: BTreeMap<State, Vec<Label>>, count: u32, width: usize) -> BTreeMap<State, Vec<Label>> {
+        let mut ends: BTreeMap<u32, Vec<(f64, State, Label)>> = BTreeMap::new();
+        for (state, labels) in layer {
+            let to_come = self.to_come(&state, count);
+            let here = ends.entry(state.lo).or_default();
+            here.extend(labels.into_iter().map(|l| (self.total(&l, &to_come), state.clone(), l)));
+        }
+        let mut kept: BTreeMap<State, Vec<Label>> = BTreeMap::new();
+        for mut ends in ends.into_values() {
+            ends.sort_by(|a, b| a.0.total_cmp(&b.0));
+            ends.truncate(width);
+            for (_, state, label) in ends {
+                kept.entry(state).or_default().push(label);
+            }
+        }
+        kept
     }
 
     /// What completing a plan's end adds at least.

@@ -22,10 +22,14 @@ pub(crate) use planner::{bound, plan};
 pub use problem::{Chain, Input, Machines, Message, Problem, Route, Seconds, Tie, Unit};
 
 use crate::Schedule;
+use crate::exact::narrow;
 use cut::Effort;
 
 /// Units up to which whole orders are searched.
 const FEW: usize = 12;
+
+/// Ends of plans that are kept per position and number of stages when those of few units are looked for from all sides.
+const WIDTH: usize = 24;
 
 /// The best plan found, with one of `schedules`, no worse than any of `known`. `None` if none fits.
 ///
@@ -54,8 +58,8 @@ fn search(problem: &Problem, schedules: &[Schedule], known: &[Vec<Segment>], few
 /// Searches the orders of a few units.
 fn thorough(problem: &Problem, schedules: &[Schedule], orders: &[Vec<u32>]) -> Option<Found> {
     let mut best: Option<Found> = None;
-    for (i, start) in refine::best_of(problem, orders, schedules, Effort::Fine, 8) {
-        let (mut cuts, mut tries) = (400, 4_000);
+    for (i, start) in refine::best_of(problem, orders, schedules, Effort::Fine, 3) {
+        let (mut cuts, mut tries) = (300, 4_000);
         let found = refine::reorder(problem, &orders[i], schedules, start, &mut cuts);
         let order: Vec<u32> = found.segments.iter().map(|g| g.unit).collect();
         let fine = cut::cut(problem, &dedup(order), found.schedule, Effort::Fine);
@@ -63,6 +67,13 @@ fn thorough(problem: &Problem, schedules: &[Schedule], orders: &[Vec<u32>]) -> O
         let found = refine::polish(problem, found, &mut tries);
         if best.as_ref().is_none_or(|b| found.score.better(&b.score)) {
             best = Some(found);
+        }
+    }
+    // Orders that no change of one unit's place leads to.
+    if problem.machines.units.iter().all(|u| u.copies() == 1) {
+        let below = best.as_ref().map(|b| b.score.step);
+        if let Some(found) = narrow(problem, schedules, below, WIDTH) {
+            best = Some(refine::polish(problem, found, &mut 4_000));
         }
     }
     best

@@ -1,11 +1,14 @@
 //! From graphs and a cluster to a plan: tries the sizes of micro-batches, schedules and numbers of replicas there are to choose from.
 
+use fusionllm_graph::Graph;
+
 use super::candidates::{Candidates, classes};
 use super::machines::Ways;
 use super::objective::Segment;
 use super::order::typical;
 use super::problem::Problem;
 use super::{FEW, Found, op_fence, search};
+
 use crate::bound::lower_bound;
 use crate::exact::{MAX_CUTS, MAX_UNITS, exact};
 use crate::{Cluster, Options, PeerId, Plan, PlanError, Scheduled, Scheduler, Stage, Workload};
@@ -15,6 +18,8 @@ const MOST_CUTS: usize = 159;
 
 /// A workload on a cluster, ready to be planned.
 struct Ground<'a> {
+    /// The first workload's graph, for names.
+    forward: &'a Graph,
     cluster: &'a Cluster,
     ways: Ways<'a>,
     /// By device.
@@ -81,7 +86,10 @@ pub(crate) fn bound(workloads: &[Workload<'_>], cluster: &Cluster, options: &Opt
 }
 
 impl<'a> Ground<'a> {
-    fn new(workloads: &[Workload<'_>], cluster: &'a Cluster, options: &Options) -> Result<Self, PlanError> {
+    fn new(workloads: &[Workload<'a>], cluster: &'a Cluster, options: &Options) -> Result<Self, PlanError> {
+        let Some(first) = workloads.first() else {
+            return Err(PlanError::Plan("there is no workload to plan for".into()));
+        };
         let ways = Ways::new(cluster);
         let (class, kinds) = classes(cluster.devices());
         let unreachable = ways.out_of_reach();
@@ -94,7 +102,8 @@ impl<'a> Ground<'a> {
                 cluster.name(d)
             )));
         }
-        let mut ground = Self { cluster, ways, class, devices, cases: Vec::with_capacity(workloads.len()) };
+        let mut ground =
+            Self { forward: first.forward, cluster, ways, class, devices, cases: Vec::with_capacity(workloads.len()) };
         for w in workloads {
             let candidates = Candidates::new(w.forward, w.train, &options.optimizer, &kinds);
             if candidates.chain.atoms == 0 {
@@ -206,7 +215,8 @@ impl<'a> Ground<'a> {
         if need > have {
             let node = self.cases[0].0.atom_of.iter().rposition(|a| *a as usize == at).unwrap_or(0);
             return PlanError::Memory(format!(
-                "operator #{node} alone needs {} with what it keeps and updates, and the largest device, {}, has {}; use a smaller micro-batch or a device with more memory",
+                "operator {:?} alone needs {} with what it keeps and updates, and the largest device, {}, has {}; use a smaller micro-batch or a device with more memory",
+                self.forward.nodes[node].name,
                 size(need),
                 name(largest),
                 size(have)

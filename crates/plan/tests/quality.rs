@@ -1,0 +1,96 @@
+//! OP-Fence against the best plans there are and against the baselines, and the lower bound against both, on random small problems. The same over hundreds of
+//! problems: `cargo run --release -p fusionllm-plan --example quality`.
+#![allow(clippy::unwrap_used)]
+
+use fusionllm_plan::Schedule;
+use fusionllm_plan::bound::lower_bound;
+use fusionllm_plan::exact::exact;
+use fusionllm_plan::fence::{Problem, Segment, equal_compute, equal_number, op_fence};
+
+#[path = "common/cases.rs"]
+mod cases;
+
+#[test]
+fn op_fence_is_near_the_best_and_never_behind_a_baseline() {
+    let (mut ratios, mut bounds) = (Vec::new(), Vec::new());
+    for seed in 1000..1040 {
+        let problem = cases::case(seed, 6, 20);
+        let baselines = [equal_number(&problem), equal_compute(&problem)];
+        let found = op_fence(&problem, &Schedule::ALL, &baselines);
+        let below = found.as_ref().map(|f| f.score.step);
+        let best = exact(&problem, &Schedule::ALL, below).map(|b| b.score.step).or(below);
+        let (Some(found), Some(best)) = (found, best) else {
+            assert_eq!(best, None, "seed {seed}: OP-Fence finds no plan where there is one");
+            continue;
+        };
+        for schedule in Schedule::ALL {
+            for baseline in &baselines {
+                let score = problem.evaluate(baseline, schedule);
+                assert!(!score.feasible() || found.score.step <= score.step, "seed {seed}: a baseline is better");
+            }
+        }
+        assert_eq!(problem.evaluate(&found.segments, found.schedule), found.score, "seed {seed}");
+        let bound = lower_bound(&problem, &Schedule::ALL, 1);
+        assert!(bound <= best * (1.0 + 1e-9), "seed {seed}: the bound {bound} is above the best step {best}");
+        ratios.push(found.score.step / best);
+        bounds.push(bound / best);
+    }
+    ratios.sort_by(f64::total_cmp);
+    bounds.sort_by(f64::total_cmp);
+    assert!(ratios.len() >= 35, "most of the problems have plans");
+    assert!(ratios[ratios.len() / 2] <= 1.05, "{ratios:?}");
+    assert!(ratios[ratios.len() - 1] <= 1.15, "{ratios:?}");
+    assert!(bounds[bounds.len() / 2] >= 0.7, "{bounds:?}");
+}
+
+/// All plans of a tiny problem, one by one.
+#[test]
+fn exact_is_what_trying_everything_finds() {
+    let mut tied = 0;
+    for seed in 0..40 {
+        let problem = cases::case(seed, 3, 5);
+        tied += usize::from(!problem.chain.ties.is_empty());
+        for schedule in Schedule::ALL {
+            let mut all = Vec::new();
+            plans(&problem, &mut Vec::new(), 0, &mut all);
+            let scores = all.iter().map(|p| problem.evaluate(p, schedule)).filter(|s| s.feasible());
+            let best = scores.map(|s| s.step).min_by(f64::total_cmp);
+            let found = exact(&problem, &[schedule], None).map(|f| f.score.step);
+            match (best, found) {
+                (Some(best), Some(found)) => {
+                    assert!((best - found).abs() <= 1e-9 * best, "seed {seed}, {schedule:?}: {found} for {best}");
+                }
+                _ => assert_eq!(best, found, "seed {seed}, {schedule:?}"),
+            }
+        }
+    }
+    assert!(tied > 3, "in some of them the ends share a parameter");
+}
+
+/// Every way to go on from an atom; the first unit may come again at the very end if the ends share a parameter.
+fn plans(problem: &Problem, begun: &mut Vec<Segment>, lo: usize, all: &mut Vec<Vec<Segment>>) {
+    let atoms = problem.chain.atoms;
+    if lo == atoms {
+        all.push(begun.clone());
+        return;
+    }
+    for unit in 0..problem.machines.units.len() as u32 {
+        for hi in lo + 1..=atoms {
+            let used = begun.iter().any(|g| g.unit == unit);
+            let again = begun.len() > 1 && begun[0].unit == unit && hi == atoms && !problem.chain.ties.is_empty();
+            if !used || again {
+                begun.push(Segment { unit, lo: lo as u32, hi: hi as u32 });
+                plans(problem, begun, hi, all);
+                begun.pop();
+            }
+        }
+    }
+}
+
+#[test]
+fn plans_are_a_function_of_the_problem() {
+    for seed in [3, 14] {
+        let found = || op_fence(&cases::case(seed, 6, 20), &Schedule::ALL, &[]);
+        assert_eq!(found(), found());
+    }
+}

@@ -1,0 +1,158 @@
+//! Planning real graphs on clusters: what is left out, what is joined, what is refused.
+#![allow(clippy::unwrap_used)]
+
+use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
+use fusionllm_graph::ops::AdamwStep;
+use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
+use fusionllm_plan::{
+    Cluster, Conditions, Device, Line, Link, Optimizer, Options, Place, PlanError, Rates, Schedule, Scheduled,
+    Scheduler, Workload, compile, schedule, simulate,
+};
+
+const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
+const MIB: u64 = 1 << 20;
+
+fn gpt2(samples: usize) -> (Graph, TrainGraph) {
+    let config = Gpt2Config {
+        vocab_size: 512,
+        n_embd: 64,
+        n_layer: 4,
+        n_head: 4,
+        attn_pdrop: 0.0,
+        resid_pdrop: 0.0,
+        embd_pdrop: 0.0,
+        ..Gpt2Config::default()
+    };
+    let graph = config.build(samples, 64, DType::F32).unwrap();
+    let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+    (graph, train)
+}
+
+/// A device of so many GFLOP/s.
+fn device(name: &str, gflops: f64, memory: u64) -> Device {
+    let rates = Rates { matmul: gflops * 1e9, convolution: gflops * 1e9, memory: 1e10, overhead: 1e-6 };
+    Device::new(name, rates, memory)
+}
+
+/// All devices joined by lines of this many Mbps and 1 ms, but for those between `without` and any other.
+fn mesh(devices: Vec<Device>, mbps: impl Fn(u32, u32) -> Option<f64>) -> Cluster {
+    let n = devices.len() as u32;
+    let pairs = (0..n).flat_map(|a| (0..n).filter(move |b| *b != a).map(move |b| (a, b)));
+    let lines = pairs.filter_map(|(from, to)| {
+        let link = Link { latency: 0.001, bandwidth: mbps(from.min(to), from.max(to))? * 1e6 / 8.0 };
+        Some(Line { from: Place::Device(from), to: Place::Device(to), link })
+    });
+    Cluster::new(devices, Vec::new(), lines.collect(), None).unwrap()
+}
+
+fn plan(scheduler: Scheduler, cluster: &Cluster, replicas: u32) -> Result<Scheduled, PlanError> {
+    let (forward, train) = gpt2(2);
+    let workload = Workload { forward: &forward, train: &train, micro_batches: 8 };
+    let options = Options { scheduler, optimizer: OPTIMIZER, schedules: Schedule::ALL.to_vec(), replicas };
+    let made = schedule(&[workload], cluster, &options)?;
+    made.plan.validate(&forward)?;
+    let programs = compile(&made.plan, &forward, &train)?;
+    programs.iter().try_for_each(|p| p.validate())?;
+    Ok(made)
+}
+
+fn step(made: &Scheduled, cluster: &Cluster) -> f64 {
+    let (forward, train) = gpt2(2);
+    let programs = compile(&made.plan, &forward, &train).unwrap();
+    let used = cluster.select(&made.devices).unwrap();
+    simulate(&programs, &used, &Conditions { optimizer: OPTIMIZER, record: false }).unwrap().step_s
+}
+
+#[test]
+fn a_device_behind_a_slow_link_is_left_out() {
+    let devices = ["a", "b", "c"].map(|n| device(n, 20.0, 1 << 30)).to_vec();
+    let cluster = mesh(devices, |_, to| Some(if to == 2 { 0.1 } else { 1000.0 }));
+    let made = plan(Scheduler::OpFence, &cluster, 1).unwrap();
+    assert_eq!(made.plan.peers, ["a", "b"]);
+    assert!(made.notes.iter().any(|n| n.contains("left out") && n.contains('c')), "{:?}", made.notes);
+    let all = plan(Scheduler::EqualCompute, &cluster, 1).unwrap();
+    assert_eq!(all.plan.peers, ["a", "b", "c"]);
+    assert!(step(&made, &cluster) < step(&all, &cluster) / 5.0);
+    assert!(made.lower_bound_s <= made.estimate_s.unwrap());
+}
+
+#[test]
+fn faster_devices_get_more() {
+    let cluster = mesh(vec![device("slow", 10.0, 1 << 30), device("fast", 40.0, 1 << 30)], |_, _| Some(10_000.0));
+    let made = plan(Scheduler::OpFence, &cluster, 1).unwrap();
+    let (forward, train) = gpt2(2);
+    let work = fusionllm_plan::Work::new(&forward, &train, &OPTIMIZER);
+    let stage_of = made.plan.stage_of(&forward).unwrap();
+    let mut flops = [0.0; 2];
+    for o in &work.operators {
+        flops[made.plan.stages[stage_of[o.home.index()] as usize].peers[0] as usize] += o.cost.flops;
+    }
+    assert!((2.0..8.0).contains(&(flops[1] / flops[0])), "{flops:?}");
+}
+
+#[test]
+fn many_alike_devices_become_replicas() {
+    let devices: Vec<Device> = (0..8).map(|i| device(&format!("d{i}"), 20.0, 1 << 30)).collect();
+    let cluster = mesh(devices, |_, _| Some(10_000.0));
+    let made = plan(Scheduler::OpFence, &cluster, 4).unwrap();
+    let single = plan(Scheduler::OpFence, &cluster, 1).unwrap();
+    assert!(made.plan.stages.iter().any(|s| s.peers.len() > 1), "{:?}", made.plan.stages);
+    assert!(single.plan.stages.iter().all(|s| s.peers.len() == 1));
+    assert!(step(&made, &cluster) < step(&single, &cluster));
+}
+
+#[test]
+fn exact_is_at_least_as_good() {
+    let speeds = [10.0, 40.0, 20.0, 30.0];
+    let devices = speeds.iter().enumerate().map(|(i, s)| device(&format!("d{i}"), *s, 1 << 30)).collect();
+    let cluster = mesh(devices, |a, b| Some(if (a, b) == (0, 1) { 20.0 } else { 400.0 }));
+    let exact = plan(Scheduler::Exact, &cluster, 1).unwrap().estimate_s.unwrap();
+    let fence = plan(Scheduler::OpFence, &cluster, 1).unwrap().estimate_s.unwrap();
+    assert!(fence <= exact * 1.15, "{fence} {exact}");
+    let nine = mesh((0..9).map(|i| device(&format!("d{i}"), 1.0, 1 << 30)).collect(), |_, _| Some(1.0));
+    let e = plan(Scheduler::Exact, &nine, 1).unwrap_err().to_string();
+    assert_eq!(
+        e,
+        "plan: the exact scheduler takes up to 8 devices, here are 9; use op-fence, which says how far from the best it may be"
+    );
+}
+
+#[test]
+fn a_residual_network_is_shared_out() {
+    let config = ResNetConfig { depth: 18, num_classes: 10, width: 8, ..ResNetConfig::default() };
+    let forward = config.build(4, 32, DType::F32).unwrap();
+    let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
+    let cluster = mesh((0..4).map(|i| device(&format!("d{i}"), 1.0, 1 << 30)).collect(), |_, _| Some(10_000.0));
+    let workload = Workload { forward: &forward, train: &train, micro_batches: 16 };
+    let options =
+        Options { scheduler: Scheduler::OpFence, optimizer: OPTIMIZER, schedules: Schedule::ALL.to_vec(), replicas: 1 };
+    let made = schedule(&[workload], &cluster, &options).unwrap();
+    compile(&made.plan, &forward, &train).unwrap().iter().for_each(|p| p.validate().unwrap());
+    assert_eq!(made.plan.stages.len(), 4);
+}
+
+#[test]
+fn what_cannot_be_planned_is_said_with_figures() {
+    let lonely = mesh(vec![device("a", 1.0, 1 << 30), device("b", 1.0, 1 << 30)], |_, _| None);
+    let made = plan(Scheduler::OpFence, &lonely, 1).unwrap();
+    assert_eq!(made.plan.peers, ["a"], "the broker stands with a");
+    assert!(made.notes[0].starts_with("b is left out: nothing leads to it from the broker"), "{:?}", made.notes);
+
+    let tiny = mesh(vec![device("a", 1.0, MIB / 8), device("b", 1.0, MIB / 4)], |_, _| Some(100.0));
+    let e = plan(Scheduler::OpFence, &tiny, 1).unwrap_err().to_string();
+    assert!(
+        e.starts_with("memory: ")
+            && e.contains("operator \"")
+            && e.contains("alone needs")
+            && e.contains("the largest device, b, has 262144 bytes"),
+        "{e}"
+    );
+
+    let small = mesh(vec![device("a", 1.0, MIB), device("b", 1.0, MIB)], |_, _| Some(100.0));
+    let e = plan(Scheduler::Exact, &small, 1).unwrap_err().to_string();
+    assert!(e.starts_with("memory: ") && (e.contains("are missing") || e.contains("alone needs")), "{e}");
+
+    assert!("equal-compute".parse() == Ok(Scheduler::EqualCompute));
+    let e = "fastest".parse::<Scheduler>().unwrap_err().to_string();
+    assert_eq!(e, "plan: there is no scheduler \"fastest\"; use one of equal-number, equal-compute, op-fence, exact");
+}
