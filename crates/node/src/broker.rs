@@ -312,11 +312,7 @@ impl Conductor<'_> {
     }
 
     /// The peers to start here, each with its way in, and what emulates the links between them if that is wanted.
-    fn local(
-        &self,
-        peers: &Peers,
-        cluster: Option<Cluster>,
-    ) -> Result<(Option<Emulation>, LocalPeers), NodeError> {
+    fn local(&self, peers: &Peers, cluster: Option<Cluster>) -> Result<(Option<Emulation>, LocalPeers), NodeError> {
         let entrance = |pinned: Option<SocketAddr>, broker: PeerAddr| Entrance {
             ticket: Ticket { addr: broker, secret: self.ticket.secret.clone() },
             pinned,

@@ -11,7 +11,12 @@ use super::{TINY, call, finished_run};
 /// The plan of the finished run, changed.
 fn plan(at: &Path, change: impl FnOnce(&mut Value)) {
     let (directory, _) = finished_run();
-    let text = fs::read_to_string(directory.join("run/plan.json")).unwrap();
+    changed(&directory.join("run"), at, change);
+}
+
+/// The plan of a run, changed.
+fn changed(run: &Path, at: &Path, change: impl FnOnce(&mut Value)) {
+    let text = fs::read_to_string(run.join("plan.json")).unwrap();
     let mut plan: Value = serde_json::from_str(&text).unwrap();
     change(&mut plan);
     fs::write(at, plan.to_string()).unwrap();
@@ -65,6 +70,43 @@ fn replicas_train_over_processes() {
     let from = ["--resume", "together/checkpoints/step-3"];
     assert_eq!(train("replicas.json", "resumed", &from).1, together[3..]);
     assert_eq!(train("alone.json", "resumed-alone", &from).1, together[3..]);
+}
+
+/// Batch norm's statistics go from the peer that runs a micro-batch to the one that runs the next, and an evaluation finds them on both.
+#[test]
+fn replicas_hand_on_what_forward_changes() {
+    let dir = tempfile::tempdir().unwrap();
+    let dir = dir.path();
+    // A label and 3 * 32 * 32 bytes of an image; which ones does not matter.
+    let images = |count: u32| -> Vec<u8> {
+        let byte = |i: u32| if i % 3073 == 0 { i / 3073 % 10 } else { i.wrapping_mul(2_654_435_761) >> 24 };
+        (0..count * 3073).map(|i| byte(i) as u8).collect()
+    };
+    fs::write(dir.join("train.bin"), images(32)).unwrap();
+    fs::write(dir.join("test.bin"), images(8)).unwrap();
+    let job = "[model]\nfamily = \"resnet\"\ndepth = 18\nwidth = 4\n\
+        [data]\nkind = \"cifar10\"\ntrain = [\"train.bin\"]\ntest = [\"test.bin\"]\n\
+        [train]\nsteps = 4\nbatch = 8\nmicro_batch = 2\n[eval]\nevery = 2\n[checkpoint]\nevery = 2\n";
+    fs::write(dir.join("job.toml"), job).unwrap();
+    let train = |run: &str, args: &[&str]| {
+        let ran = call(dir, &[&["train", "job.toml", "--run-dir", run][..], args].concat());
+        assert_eq!(ran.status, 0, "{}", ran.err);
+        losses(&dir.join(run))
+    };
+    train("two", &["--peers", "2"]);
+    let turns = |of_first: Value, of_second: Value| {
+        move |p: &mut Value| {
+            p["stages"][0]["peers"] = of_first;
+            p["stages"][1]["peers"] = of_second;
+        }
+    };
+    changed(&dir.join("two"), &dir.join("replicas.json"), turns(json!([0, 1]), json!([1, 0, 1])));
+    changed(&dir.join("two"), &dir.join("alone.json"), turns(json!([0, 0]), json!([0, 0, 0])));
+    let together = train("together", &["--plan", "replicas.json"]);
+    assert!(together.len() == 4 && together[1].1.is_some(), "{together:?}");
+    assert_eq!(together, train("alone", &["--plan", "alone.json"]));
+    let resumed = train("resumed", &["--plan", "replicas.json", "--resume", "together/checkpoints/step-2"]);
+    assert_eq!(resumed, together[2..]);
 }
 
 #[test]
