@@ -213,7 +213,7 @@ impl Bench {
         match case.network {
             Network::Kernel(rate) => self.run_in_namespaces(case, rate, &job, &testbed, &run),
             _ => {
-                let mut command = self.train(&job, &testbed, &run);
+                let mut command = self.train(&job, &testbed, &run, &self.steps);
                 if case.replicas {
                     command.arg("--plan").arg(self.replicated(case, &job)?);
                 }
@@ -223,10 +223,10 @@ impl Bench {
         }
     }
 
-    fn train(&self, job: &Path, testbed: &Path, run: &Path) -> Command {
+    fn train(&self, job: &Path, testbed: &Path, run: &Path, steps: &str) -> Command {
         let mut command = Command::new(&self.fusionllm);
         command.arg("train").arg(job).arg("--testbed").arg(testbed).arg("--run-dir").arg(run);
-        command.args(["--steps", &self.steps, "--json"]);
+        command.args(["--steps", steps, "--json"]);
         command
     }
 
@@ -268,7 +268,7 @@ impl Bench {
             };
             writeln!(
                 text,
-                "[[device]]\nname = \"peer-{i}\"\nsite = \"{site}\"\nprofile = {:?}\nslowdown = {slowdown}",
+                "[[device]]\nname = \"peer-{i}\"\nsite = \"{site}\"\nprofile = {:?}\nthreads = 1\nslowdown = {slowdown}",
                 self.profile
             )?;
         }
@@ -302,7 +302,7 @@ impl Bench {
         let testbed = self.testbed("half.toml", case, &case.devices[..half])?;
         let run = self.directory.join("half");
         let _ = std::fs::remove_dir_all(&run);
-        succeed(self.train(job, &testbed, &run).args(["--steps", "1"]))?;
+        succeed(&mut self.train(job, &testbed, &run, "1"))?;
         let mut plan: Value = serde_json::from_slice(&std::fs::read(run.join("plan.json"))?)?;
         let names: Vec<String> = (0..case.devices.len()).map(|i| format!("peer-{i}")).collect();
         plan["peers"] = json!(names);

@@ -624,7 +624,7 @@ impl Conductor<'_> {
                             name: p.name.clone(),
                             backend: p.backend.clone(),
                             operators: p.train.nodes.len(),
-                            predicted_bytes: predicted.and_then(|s| Some(s.peers.get(i)?.peak_bytes)),
+                            predicted: predicted.and_then(|s| s.peers.get(i).copied()),
                             sends: sends(&p.train),
                         })
                         .collect();

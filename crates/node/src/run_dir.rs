@@ -130,6 +130,9 @@ pub struct PeerSummary {
     pub operators: u64,
     /// Seconds of computing in a step, the median.
     pub compute_s: Option<f64>,
+    /// What the planner predicted, in seconds.
+    #[serde(default)]
+    pub predicted_compute_s: Option<f64>,
     /// Most bytes allocated at once while training: tensors, buffers of what comes and goes, and all else.
     pub peak_memory_bytes: Option<u64>,
     /// Most bytes that the system kept in memory for its process.
@@ -403,6 +406,7 @@ mod tests {
               "backend": "burn-cpu",
               "operators": 37,
               "compute_s": null,
+              "predicted_compute_s": null,
               "peak_memory_bytes": null,
               "resident_memory_bytes": null,
               "predicted_memory_bytes": null

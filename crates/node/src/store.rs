@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_plan::{Optimizer, PeerId, Plan};
+use fusionllm_plan::{Optimizer, PeerId, PeerLoad, Plan};
 use fusionllm_protocol::{PassReport, Position, StepRecord};
 use fusionllm_transport::Ticket;
 
@@ -42,7 +42,7 @@ pub(crate) struct PeerFacts {
     pub(crate) name: String,
     pub(crate) backend: String,
     pub(crate) operators: usize,
-    pub(crate) predicted_bytes: Option<u64>,
+    pub(crate) predicted: Option<PeerLoad>,
     /// Bytes of the tensors it sends to each peer in a training step, before any codec.
     pub(crate) sends: BTreeMap<PeerId, u64>,
 }
@@ -299,6 +299,7 @@ impl Store {
                     backend: p.backend.clone(),
                     operators: p.operators as u64,
                     compute_s: median(steady.iter().filter_map(|s| s.peers.get(i)).map(|r| r.compute_s).collect()),
+                    predicted_compute_s: p.predicted.map(|l| l.compute_s),
                     peak_memory_bytes: self.steps.iter().filter_map(|s| s.peers.get(i)).map(|r| r.peak_bytes).max(),
                     resident_memory_bytes: self
                         .steps
@@ -306,7 +307,7 @@ impl Store {
                         .and_then(|s| s.peers.get(i))
                         .map(|r| r.resident_bytes)
                         .filter(|b| *b > 0),
-                    predicted_memory_bytes: p.predicted_bytes,
+                    predicted_memory_bytes: p.predicted.map(|l| l.peak_bytes),
                 })
                 .collect(),
             links: links

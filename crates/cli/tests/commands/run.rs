@@ -58,6 +58,7 @@ fn the_run_directory_keeps_the_contract() {
         "name",
         "operators",
         "peak_memory_bytes",
+        "predicted_compute_s",
         "predicted_memory_bytes",
         "resident_memory_bytes",
     ];

@@ -40,6 +40,8 @@ pub(super) struct Channel {
     pub(super) from: PeerId,
     pub(super) to: PeerId,
     pub(super) latency: f64,
+    /// Seconds from there and back.
+    pub(super) round_trip: f64,
     /// Indices of what bounds it.
     pub(super) resources: Vec<u32>,
 }
@@ -156,7 +158,10 @@ impl Roads<'_> {
             add(ResourceKey::Shared(id), link.bandwidth);
         }
         let id = self.channels.len() as u32;
-        self.channels.push(Channel { from, to, latency: path.link().latency, resources });
+        let latency = path.link().latency;
+        // Without a way back there is no connection, which shows elsewhere.
+        let round_trip = latency + self.cluster.link(to, from).map_or(latency, |back| back.latency);
+        self.channels.push(Channel { from, to, latency, round_trip, resources });
         self.known.insert((from, to), id);
         Ok(id)
     }
