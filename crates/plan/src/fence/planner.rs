@@ -11,7 +11,7 @@ use super::{FEW, Found, op_fence, search};
 
 use crate::bound::lower_bound;
 use crate::exact::{MAX_CUTS, MAX_UNITS, exact};
-use crate::{Cluster, Options, PeerId, Plan, PlanError, Scheduled, Scheduler, Stage, Workload};
+use crate::{Cluster, Conditions, Options, PeerId, Plan, PlanError, Scheduled, Scheduler, Workload, compile, simulate};
 
 /// Most positions for cuts in the first search.
 const MOST_CUTS: usize = 159;
@@ -26,58 +26,57 @@ struct Ground<'a> {
     class: Vec<u32>,
     /// The devices that a plan can use.
     devices: Vec<u32>,
+    /// How much of its memory a device may be counted on for.
+    share: f64,
     /// By workload: the graph's candidates, on single devices.
     cases: Vec<(Candidates, Problem)>,
 }
 
+/// Operators times micro-batches that may be simulated to choose among the plans that look best.
+const SIMULATED_RUNS: usize = 600_000;
+
+/// How often memory is asked for more sparingly, when the simulator finds that a plan holds more than was counted.
+const SPARING: usize = 3;
+
+/// A plan over a workload's atoms, and the devices of each unit.
+struct Choice {
+    workload: usize,
+    found: Found,
+    members: Vec<Vec<u32>>,
+}
+
 /// See [`crate::schedule`]; for [`Scheduler::OpFence`] and [`Scheduler::Exact`].
 pub(crate) fn plan(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
-    let ground = Ground::new(workloads, cluster, options)?;
-    let (workload, found, machines) = match options.scheduler {
-        Scheduler::Exact => ground.exact(options)?,
-        _ => ground.op_fence(options)?,
-    };
-    let candidates = &ground.cases[workload].0;
-    let forward = workloads[workload].forward;
-    let micro_batches = workloads[workload].micro_batches;
-    let mut used: Vec<u32> = found.segments.iter().flat_map(|g| machines[g.unit as usize].clone()).collect();
-    used.sort_unstable();
-    used.dedup();
-    let names: Vec<String> = used.iter().map(|d| cluster.devices()[*d as usize].name.clone()).collect();
-    let stage_of: Vec<u32> =
-        candidates.atom_of.iter().map(|a| found.segments.partition_point(|g| g.hi <= *a) as u32).collect();
-    let first_peer = vec![0; found.segments.len()];
-    let mut plan = Plan::from_stages(
-        forward,
-        &stage_of,
-        &first_peer,
-        names,
-        micro_batches,
-        found.schedule,
-        options.scheduler.name(),
-    );
-    for (stage, segment) in plan.stages.iter_mut().zip(&found.segments) {
-        let peers = machines[segment.unit as usize].iter().filter_map(|d| used.binary_search(d).ok());
-        *stage = Stage { peers: peers.map(|p| p as u32).collect(), nodes: std::mem::take(&mut stage.nodes) };
+    let mut ground = Ground::new(workloads, cluster, options)?;
+    let bound = ground.bound(options);
+    let mut best: Option<(f64, Scheduled)> = None;
+    for _ in 0..SPARING {
+        let choices = match options.scheduler {
+            Scheduler::Exact => ground.exact(options).map(|c| vec![c]),
+            _ => ground.op_fence(options),
+        };
+        let choices = match (choices, &best) {
+            (Ok(choices), _) => choices,
+            (Err(e), None) => return Err(e),
+            (Err(_), Some(_)) => break,
+        };
+        let (room, made) = ground.judge(workloads, choices, bound, options)?;
+        if room >= 1.0 {
+            return Ok(made);
+        }
+        if best.as_ref().is_none_or(|(r, _)| room > *r) {
+            best = Some((room, made));
+        }
+        ground.share *= 0.98 * room;
+        ground.cases.iter_mut().for_each(|(_, p)| p.machines.units.iter_mut().for_each(|u| u.memory *= 0.98 * room));
     }
-    let mut notes: Vec<String> = Vec::new();
-    for (d, reason) in ground.ways.out_of_reach() {
-        notes.push(format!("{} is left out: {reason}", cluster.name(d)));
+    match best {
+        Some((room, mut made)) => {
+            made.notes.push(format!("some device is expected to need {:.0} % of its memory", 100.0 / room));
+            Ok(made)
+        }
+        None => Err(ground.misfit(options)),
     }
-    let idle: Vec<&str> =
-        ground.devices.iter().filter(|d| !used.contains(d)).map(|d| cluster.name(PeerId(*d))).collect();
-    if !idle.is_empty() {
-        notes.push(format!("left out, since a step takes no less time with them: {}", idle.join(", ")));
-    }
-    let lower_bound_s = ground.bound(options).min(found.score.step);
-    Ok(Scheduled {
-        plan,
-        devices: used.into_iter().map(PeerId).collect(),
-        workload,
-        estimate_s: Some(found.score.step),
-        lower_bound_s,
-        notes,
-    })
 }
 
 /// See [`Scheduled::lower_bound_s`].
@@ -102,8 +101,15 @@ impl<'a> Ground<'a> {
                 cluster.name(d)
             )));
         }
-        let mut ground =
-            Self { forward: first.forward, cluster, ways, class, devices, cases: Vec::with_capacity(workloads.len()) };
+        let mut ground = Self {
+            forward: first.forward,
+            cluster,
+            ways,
+            class,
+            devices,
+            share: 1.0,
+            cases: Vec::with_capacity(workloads.len()),
+        };
         for w in workloads {
             let candidates = Candidates::new(w.forward, w.train, &options.optimizer, &kinds);
             if candidates.chain.atoms == 0 {
@@ -120,35 +126,129 @@ impl<'a> Ground<'a> {
         Ok(ground)
     }
 
-    /// The index of the best workload, its best plan over the graph's atoms, and the devices of each unit.
-    fn op_fence(&self, options: &Options) -> Result<(usize, Found, Vec<Vec<u32>>), PlanError> {
-        let mut best: Option<(Found, usize, usize)> = None;
+    /// Of some plans the one with the shortest simulated step, those before it that fit the simulated memory; and the least share of what a device has by what it needs.
+    fn judge(
+        &self,
+        workloads: &[Workload<'_>],
+        choices: Vec<Choice>,
+        bound: f64,
+        options: &Options,
+    ) -> Result<(f64, Scheduled), PlanError> {
+        let mut best: Option<(f64, f64, Scheduled)> = None;
+        let mut left = SIMULATED_RUNS;
+        for choice in choices {
+            let workload = workloads[choice.workload];
+            let runs = workload.train.graph.nodes.len() * workload.micro_batches as usize;
+            if best.is_some() && runs > left {
+                break;
+            }
+            left = left.saturating_sub(runs);
+            let made = self.scheduled(&choice, workload, bound, options);
+            let programs = compile(&made.plan, workload.forward, workload.train)?;
+            let cluster = self.cluster.select(&made.devices)?;
+            let conditions = Conditions { optimizer: options.optimizer, record: false };
+            let simulation = simulate(&programs, &cluster, &conditions)?;
+            let rooms = simulation.peers.iter().zip(cluster.devices());
+            let room = rooms.map(|(p, d)| d.memory as f64 / p.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min);
+            let better =
+                best.as_ref().is_none_or(
+                    |(r, step, _)| {
+                        if room >= 1.0 && *r >= 1.0 { simulation.step_s < *step } else { room > *r }
+                    },
+                );
+            if better {
+                best = Some((room, simulation.step_s, made));
+            }
+        }
+        match best {
+            Some((room, _, made)) => Ok((room, made)),
+            None => Err(self.misfit(options)),
+        }
+    }
+
+    fn scheduled(&self, choice: &Choice, workload: Workload<'_>, bound: f64, options: &Options) -> Scheduled {
+        let Choice { found, members, .. } = choice;
+        let mut used: Vec<u32> = found.segments.iter().flat_map(|g| members[g.unit as usize].clone()).collect();
+        used.sort_unstable();
+        used.dedup();
+        let names: Vec<String> = used.iter().map(|d| self.cluster.devices()[*d as usize].name.clone()).collect();
+        let atom_of = &self.cases[choice.workload].0.atom_of;
+        let stage_of: Vec<u32> =
+            atom_of.iter().map(|a| found.segments.partition_point(|g| g.hi <= *a) as u32).collect();
+        let mut plan = Plan::from_stages(
+            workload.forward,
+            &stage_of,
+            &vec![0; found.segments.len()],
+            names,
+            workload.micro_batches,
+            found.schedule,
+            options.scheduler.name(),
+        );
+        for (stage, segment) in plan.stages.iter_mut().zip(&found.segments) {
+            let peers = members[segment.unit as usize].iter().filter_map(|d| used.binary_search(d).ok());
+            stage.peers = peers.map(|p| p as u32).collect();
+        }
+        let left_out = self.ways.out_of_reach().into_iter();
+        let mut notes: Vec<String> =
+            left_out.map(|(d, reason)| format!("{} is left out: {reason}", self.cluster.name(d))).collect();
+        let idle = self.devices.iter().filter(|d| !used.contains(d)).map(|d| self.cluster.name(PeerId(*d)));
+        let idle: Vec<&str> = idle.collect();
+        if !idle.is_empty() {
+            notes.push(format!("left out, since a step takes no less time with them: {}", idle.join(", ")));
+        }
+        Scheduled {
+            plan,
+            devices: used.into_iter().map(PeerId).collect(),
+            workload: choice.workload,
+            estimate_s: Some(found.score.step),
+            lower_bound_s: bound,
+            notes,
+        }
+    }
+
+    /// The best plans found, the best first: of the best workload and number of replicas under each schedule, then of others that come near.
+    fn op_fence(&self, options: &Options) -> Result<Vec<Choice>, PlanError> {
+        let mut tried: Vec<(Found, usize, usize)> = Vec::new();
         for (w, (_, single)) in self.cases.iter().enumerate() {
             let most = self.most_copies(single, options);
             for copies in [1, 2, 4, 8, 16, 32].into_iter().filter(|c| *c <= most) {
                 let problem = self.joined(w, copies);
                 let coarse = problem.restrict(&coarse_cuts(&problem));
                 let known = [super::equal_number(&coarse), super::equal_compute(&coarse)];
-                let Some(found) = search(&coarse, &options.schedules, &known, false) else { continue };
-                if best.as_ref().is_none_or(|(b, ..)| found.score.better(&b.score)) {
-                    best = Some((found, w, copies));
-                }
+                tried.extend(search(&coarse, &options.schedules, &known, false).map(|found| (found, w, copies)));
             }
         }
-        // What looked best is looked at more closely; if nothing fitted, at single devices.
-        let (w, copies) = best.as_ref().map_or((0, 1), |(_, w, copies)| (*w, *copies));
+        tried.sort_by(|a, b| a.0.score.step.total_cmp(&b.0.score.step));
+        // What looked best is looked at more closely; if nothing fitted, single devices are.
+        let (w, copies) = tried.first().map_or((0, 1), |(_, w, copies)| (*w, *copies));
         let problem = self.joined(w, copies);
         let cuts = coarse_cuts(&problem);
-        let mut found = best.map(|(found, ..)| found);
+        let mut best = tried.first().map(|t| t.0.clone());
         if problem.machines.units.len() <= FEW {
             let coarse = problem.restrict(&cuts);
-            let known: Vec<Vec<Segment>> = found.iter().map(|f| f.segments.clone()).collect();
-            found = op_fence(&coarse, &options.schedules, &known).or(found);
+            let known: Vec<Vec<Segment>> = best.iter().map(|f| f.segments.clone()).collect();
+            best = op_fence(&coarse, &options.schedules, &known).or(best);
         }
-        match found {
-            Some(found) => Ok((w, refined(&problem, found, &cuts), members(&problem))),
-            None => Err(self.misfit(options)),
+        let Some(best) = best else { return Err(self.misfit(options)) };
+        let best = refined(&problem, best, &cuts);
+        let choice = |workload: usize, found: Found, problem: &Problem| {
+            let members = problem.machines.units.iter().map(|u| u.members.clone()).collect();
+            Choice { workload, found, members }
+        };
+        let mut choices = vec![choice(w, best.clone(), &problem)];
+        for &schedule in options.schedules.iter().filter(|s| **s != best.schedule) {
+            let score = problem.evaluate(&best.segments, schedule);
+            if score.feasible() && score.step < 1.3 * best.score.step {
+                choices.push(choice(w, Found { schedule, score, ..best.clone() }, &problem));
+            }
         }
+        for (found, w, copies) in tried.into_iter().skip(1).filter(|t| t.0.score.step < 1.5 * best.score.step) {
+            let problem = self.joined(w, copies);
+            let cuts = coarse_cuts(&problem);
+            choices.push(choice(w, refined(&problem, found, &cuts), &problem));
+        }
+        choices.sort_by(|a, b| a.found.score.step.total_cmp(&b.found.score.step));
+        Ok(choices)
     }
 
     /// A workload's problem with devices joined in groups of `copies`.
@@ -159,7 +259,9 @@ impl<'a> Ground<'a> {
         }
         let whole = whole(candidates, &self.class);
         let groups = self.ways.groups(&self.devices, copies, typical(single), &whole);
-        single.on(self.ways.machines(&groups, &self.class, &whole))
+        let mut machines = self.ways.machines(&groups, &self.class, &whole);
+        machines.units.iter_mut().for_each(|u| u.memory *= self.share);
+        single.on(machines)
     }
 
     /// Most devices that may hold a stage together.
@@ -168,7 +270,7 @@ impl<'a> Ground<'a> {
         most.min(self.devices.len()).max(1)
     }
 
-    fn exact(&self, options: &Options) -> Result<(usize, Found, Vec<Vec<u32>>), PlanError> {
+    fn exact(&self, options: &Options) -> Result<Choice, PlanError> {
         if self.devices.len() > MAX_UNITS {
             return Err(PlanError::Plan(format!(
                 "the exact scheduler takes up to {MAX_UNITS} devices, here are {}; use op-fence, which says how far from the best it may be",
@@ -187,7 +289,10 @@ impl<'a> Ground<'a> {
             }
         }
         match best {
-            Some((w, found)) => Ok((w, found, members(&self.cases[w].1))),
+            Some((workload, found)) => {
+                let units = &self.cases[workload].1.machines.units;
+                Ok(Choice { workload, found, members: units.iter().map(|u| u.members.clone()).collect() })
+            }
             None => Err(self.misfit(options)),
         }
     }
@@ -278,10 +383,6 @@ fn refined(problem: &Problem, found: Found, cuts: &[usize]) -> Found {
 /// Positions for cuts in the first search.
 fn coarse_cuts(problem: &Problem) -> Vec<usize> {
     problem.cuts(MOST_CUTS.min(4 * problem.machines.units.len().max(10)))
-}
-
-fn members(problem: &Problem) -> Vec<Vec<u32>> {
-    problem.machines.units.iter().map(|u| u.members.clone()).collect()
 }
 
 fn size(bytes: f64) -> String {
