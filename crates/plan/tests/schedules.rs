@@ -65,8 +65,10 @@ fn a_pipeline_waits_less_where_weights_can_wait() {
             let products = simulation.step_s / PRODUCT;
             assert!((working + idle - b..working + idle + 1.0).contains(&products), "{micro_batches}: {products}");
         }
+        // What GPipe keeps for all micro-batches and 1F1B does not is what there is to lose.
         let peak = |s: &Simulation| s.peers.iter().map(|p| p.peak_bytes).max().unwrap() as f64;
         assert!(peak(&zero_bubble) < 1.1 * peak(&one_f_one_b));
-        assert!(micro_batches < 16 || peak(&zero_bubble) < 0.8 * peak(&gpipe));
+        let lost = (peak(&zero_bubble) - peak(&one_f_one_b)) / (peak(&gpipe) - peak(&one_f_one_b));
+        assert!(micro_batches < 16 || lost < 0.2, "{lost}");
     }
 }
