@@ -24,6 +24,12 @@ pub(crate) enum Command {
     Broker(BrokerArgs),
     /// Take part in a run with a broker's ticket.
     Join(JoinArgs),
+    /// Cut a job over the devices of a testbed, and say how fast it would train.
+    Plan(PlanArgs),
+    /// Run a plan on a virtual clock.
+    Simulate(SimulateArgs),
+    /// Measure how fast this machine computes, for testbeds and plans.
+    Profile(ProfileArgs),
     /// Go on with a text, by a trained language model.
     Generate(GenerateArgs),
     /// Write a trained model for other programs.
@@ -116,6 +122,62 @@ pub(crate) struct JoinArgs {
     /// Listen here, and talk to no address but those given: for peers between which links are emulated.
     #[arg(long, value_name = "ADDR", hide = true)]
     pub(crate) pinned: Option<SocketAddr>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlanArgs {
+    /// The job file.
+    pub(crate) job: PathBuf,
+
+    /// The devices and links to plan for.
+    #[arg(long, value_name = "T.toml")]
+    pub(crate) testbed: PathBuf,
+
+    /// Override a setting of the job file, such as train.micro_batch=4.
+    #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
+    pub(crate) set: Vec<String>,
+
+    /// Who cuts; the same as --set plan.scheduler=NAME.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) scheduler: Option<String>,
+
+    /// What is done to tensors on slow links; the same as --set compression.name=NAME.
+    #[arg(long, value_name = "NAME")]
+    pub(crate) compression: Option<String>,
+
+    /// Write the plan with all that simulating it takes.
+    #[arg(short, long, value_name = "P.json")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Draw the cluster with the cut.
+    #[arg(long, value_name = "F.svg")]
+    pub(crate) svg: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct SimulateArgs {
+    /// A file that `plan -o` wrote.
+    #[arg(value_name = "P.json")]
+    pub(crate) plan: PathBuf,
+
+    /// Draw one step: what every peer does, and every message.
+    #[arg(long, value_name = "F.svg")]
+    pub(crate) svg: Option<PathBuf>,
+
+    /// Write one step as a trace that Perfetto and Chrome open.
+    #[arg(long, value_name = "F.json")]
+    pub(crate) trace: Option<PathBuf>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ProfileArgs {
+    /// Write what was measured, for `profile = "DEVICE.toml"` in testbeds.
+    #[arg(short, long, value_name = "DEVICE.toml")]
+    pub(crate) output: Option<PathBuf>,
+
+    /// Measure this backend alone.
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]

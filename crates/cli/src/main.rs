@@ -5,6 +5,8 @@ mod failure;
 mod generate;
 mod graph;
 mod output;
+mod plan;
+mod profile;
 mod progress;
 mod report;
 mod table;
@@ -47,6 +49,9 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Train(train) => train::train(train, arguments.json),
         Command::Broker(broker) => train::broker(broker, arguments.json),
         Command::Join(join) => train::join(join, arguments.json),
+        Command::Plan(args) => plan::plan(&args, arguments.json),
+        Command::Simulate(args) => plan::simulate_file(&args, arguments.json),
+        Command::Profile(args) => profile::profile(&args, arguments.json),
         Command::Generate(args) => generate::generate(&args, arguments.json),
         Command::Export(args) => generate::export(&args, arguments.json),
         Command::Graph(GraphCommand::Show(show)) => graph::show(&show, arguments.json),

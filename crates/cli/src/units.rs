@@ -25,6 +25,18 @@ pub(crate) fn bytes(n: u64) -> String {
     format!("{} {unit}", three_digits(x))
 }
 
+/// Bytes per second as the bits per second that links are sold by: `8 Mbps`, `2.5 Gbps`.
+pub(crate) fn rate(bytes_per_s: f64) -> String {
+    let (mut x, mut unit) = (8.0 * bytes_per_s, "bps");
+    for next in ["kbps", "Mbps", "Gbps", "Tbps"] {
+        if x < 999.5 {
+            break;
+        }
+        (x, unit) = (x / 1000.0, next);
+    }
+    format!("{} {unit}", three_digits(x))
+}
+
 /// A duration: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`.
 pub(crate) fn seconds(s: f64) -> String {
     match s {
@@ -60,6 +72,7 @@ mod tests {
         let counts = [0.0, 7.0, 999.0, 1000.0, 1234.0, 999_499.0, 999_500.0, 45.6e9, 2.5e20].map(count);
         assert_eq!(counts, ["0", "7", "999", "1 k", "1.23 k", "999 k", "1.00 M", "45.6 G", "250 E"]);
         assert_eq!([0, 512, 1000, 1024, 3_400_000].map(bytes), ["0 B", "512 B", "0.98 KiB", "1 KiB", "3.24 MiB"]);
+        assert_eq!([1e6, 312.5e6, 125e3].map(rate), ["8 Mbps", "2.50 Gbps", "1 Mbps"]);
         let times = [0.00085, 0.85, 12.34, 59.96, 245.4, 3600.0, 7800.0].map(seconds);
         assert_eq!(times, ["0.85 ms", "850 ms", "12.3 s", "1 min 00 s", "4 min 05 s", "1 h 00 min", "2 h 10 min"]);
     }

@@ -226,7 +226,7 @@ pub async fn conduct(
     let mut planned = match (&options.peers, options.plan.take()) {
         (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?,
         (Peers::Emulated { testbed, .. }, None) => plan_for(job, &model, testbed)?,
-        (_, Some(plan)) => Planned { plan, named: true, cluster: None, notes: Vec::new() },
+        (_, Some(plan)) => Planned { plan, named: true, cluster: None, lower_bound_s: None, notes: Vec::new() },
         // Who they are shows once they are there; it does not matter to the plan.
         (peers, None) => plan_blind(job, &model, peers.count())?,
     };
@@ -272,7 +272,7 @@ impl Conductor<'_> {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<Position, NodeError> {
-        let Planned { mut plan, named, cluster, notes } = planned;
+        let Planned { mut plan, named, cluster, notes, .. } = planned;
         store.ticket(&self.ticket)?;
         let places = match named {
             true => Places::Named(plan.peers.clone()),

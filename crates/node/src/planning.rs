@@ -10,14 +10,18 @@ use crate::config::{Job, Scheduler};
 use crate::model::Model;
 
 /// A plan, and what it is for.
-pub(crate) struct Planned {
-    pub(crate) plan: Plan,
+#[derive(Debug, Clone, PartialEq)]
+pub struct Planned {
+    /// Who runs what.
+    pub plan: Plan,
     /// Whether peers join under the names that it has for them.
-    pub(crate) named: bool,
+    pub named: bool,
     /// The machines that run it, where they are known: device `i` is peer `i`.
-    pub(crate) cluster: Option<Cluster>,
+    pub cluster: Option<Cluster>,
+    /// Seconds that no plan's step undercuts, where they were reckoned.
+    pub lower_bound_s: Option<f64>,
     /// What people should know of it.
-    pub(crate) notes: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 impl Planned {
@@ -54,11 +58,15 @@ pub(crate) fn plan_blind(job: &Job, model: &Model, count: usize) -> Result<Plann
             )));
         }
     };
-    Ok(Planned { plan, named: false, cluster: None, notes: Vec::new() })
+    Ok(Planned { plan, named: false, cluster: None, lower_bound_s: None, notes: Vec::new() })
 }
 
-/// A plan for some of a testbed's devices.
-pub(crate) fn plan_for(job: &Job, model: &Model, testbed: &Cluster) -> Result<Planned, NodeError> {
+/// A plan for some of a testbed's devices, by the job's scheduler.
+///
+/// # Errors
+///
+/// As [`schedule`].
+pub fn plan_for(job: &Job, model: &Model, testbed: &Cluster) -> Result<Planned, NodeError> {
     let scheduler = match job.plan.scheduler {
         Some(scheduler) => scheduler.name().parse()?,
         None => fusionllm_plan::Scheduler::default(),
@@ -70,8 +78,9 @@ pub(crate) fn plan_for(job: &Job, model: &Model, testbed: &Cluster) -> Result<Pl
         schedules: vec![job.train.schedule],
         replicas: testbed.devices().len() as u32,
     };
-    let Scheduled { plan, devices, notes, .. } = schedule(&[workload], testbed, &options)?;
-    Ok(Planned { plan, named: true, cluster: Some(testbed.select(&devices)?), notes })
+    let Scheduled { plan, devices, lower_bound_s, notes, .. } = schedule(&[workload], testbed, &options)?;
+    let cluster = Some(testbed.select(&devices)?);
+    Ok(Planned { plan, named: true, cluster, lower_bound_s: Some(lower_bound_s), notes })
 }
 
 /// The testbed's devices that a given plan names, in its order.
@@ -82,5 +91,5 @@ pub(crate) fn place(plan: Plan, testbed: &Cluster) -> Result<Planned, NodeError>
         })
     });
     let cluster = testbed.select(&devices.collect::<Result<Vec<_>, _>>()?)?;
-    Ok(Planned { plan, named: true, cluster: Some(cluster), notes: Vec::new() })
+    Ok(Planned { plan, named: true, cluster: Some(cluster), lower_bound_s: None, notes: Vec::new() })
 }

@@ -297,6 +297,16 @@ impl Curve {
         (!points.is_empty() && ascending && points.iter().all(|&(w, s)| valid(w) && valid(s))).then_some(Self(points))
     }
 
+    /// The points of work and seconds.
+    pub fn points(&self) -> &[(f64, f64)] {
+        &self.0
+    }
+
+    /// That of a device which is so many times as fast.
+    pub(crate) fn faster(&self, times: f64) -> Self {
+        Self(self.0.iter().map(|(work, seconds)| (*work, seconds / times)).collect())
+    }
+
     /// A power law between neighbouring points; as long as the least below them, in proportion to work above them.
     pub fn seconds(&self, work: f64) -> f64 {
         let at = self.0.partition_point(|p| p.0 < work);

@@ -16,13 +16,16 @@ mod estimate;
 pub mod exact;
 pub mod fence;
 mod optimizer;
+pub mod picture;
 mod placement;
 mod plan;
 mod print;
 mod program;
+mod saved;
 mod schedule;
 mod scheduler;
 mod simulate;
+mod what_if;
 
 pub use cluster::{Cluster, Device, Line, Link, Path, Place, Rates, SharedId, Site};
 pub use compile::{compile, compile_forward};
@@ -34,8 +37,10 @@ pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss
 pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot};
+pub use saved::{Origin, SavedPlan};
 pub use schedule::{Schedule, TaskKind};
 pub use scheduler::{Options, Scheduled, Scheduler, Workload, schedule};
 pub use simulate::{
     Conditions, Doing, LinkLoad, PeerLoad, SharedLoad, Simulation, Span, Transfer, message_bytes, simulate,
 };
+pub use what_if::{Change, WhatIf, what_if};

@@ -47,7 +47,8 @@ pub struct Plan {
     pub fusionllm_plan: u32,
     /// [`Graph::digest`] of the forward graph it was made for.
     pub graph: String,
-    /// Names of the peers.
+    /// Names of the peers. In a file each may stand in an object that says more of it.
+    #[serde(deserialize_with = "names")]
     pub peers: Vec<String>,
     /// Stages in pipeline order.
     pub stages: Vec<Stage>,
@@ -239,4 +240,20 @@ impl Plan {
         }
         serde_json::from_str(text).map_err(|e| PlanError::File(e.to_string()))
     }
+}
+
+fn names<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Peer {
+        Name(String),
+        Described { name: String },
+    }
+    let peers: Vec<Peer> = Deserialize::deserialize(deserializer)?;
+    Ok(peers
+        .into_iter()
+        .map(|p| match p {
+            Peer::Name(name) | Peer::Described { name } => name,
+        })
+        .collect())
 }

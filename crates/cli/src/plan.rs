@@ -1,0 +1,227 @@
+//! `plan` and `simulate`.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Instant;
+
+use fusionllm_node::config::{Job, Testbed};
+use fusionllm_node::model::Model;
+use fusionllm_node::planning::{Planned, plan_for};
+use fusionllm_plan::{
+    Change, Conditions, Origin, PeerId, PlanError, Program, SavedPlan, Simulation, WhatIf, picture, simulate, what_if,
+};
+
+use crate::args::{PlanArgs, SimulateArgs};
+use crate::failure::Failure;
+use crate::output::{print, print_json};
+use crate::table::Table;
+use crate::units;
+
+/// Plans a job for a testbed and says how it would go.
+pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
+    let input = |e: &dyn std::fmt::Display| Failure::Input(e.to_string());
+    let mut set = args.set.clone();
+    set.extend(args.scheduler.as_ref().map(|name| format!("plan.scheduler={name}")));
+    set.extend(args.compression.as_ref().map(|name| format!("compression.name={name}")));
+    let job = Job::load(&args.job, &set).map_err(|e| input(&e))?;
+    let testbed = Testbed::load(&args.testbed).map_err(|e| input(&e))?.cluster;
+    let model = Model::build(&job)?;
+    let started = Instant::now();
+    let Planned { plan, cluster, lower_bound_s, notes, .. } = plan_for(&job, &model, &testbed)?;
+    let solve_s = Some(started.elapsed().as_secs_f64());
+    let origin = Origin { lower_bound_step_s: lower_bound_s.filter(|b| *b > 0.0), solve_s, notes };
+    let optimizer = job.train.optimizer.update_rule();
+    let saved = SavedPlan { plan, cluster: cluster.unwrap_or(testbed), graph: model.forward, optimizer, origin };
+    let told = Told::new(&saved, false)?;
+    if let Some(path) = &args.output {
+        write(path, &saved.to_json(&told.simulation).map_err(|e| Failure::Running(e.to_string()))?)?;
+    }
+    if let Some(path) = &args.svg {
+        write(path, &picture::cluster(&saved.cluster, &saved.plan, &told.simulation))?;
+    }
+    told.show(&saved, json)?;
+    if !json && let Some(path) = &args.output {
+        print(&format!("\ncarry it out with `fusionllm train {} --plan {}`\n", args.job.display(), path.display()))?;
+    }
+    Ok(())
+}
+
+/// Runs a plan on the virtual clock.
+pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failure> {
+    let path = args.plan.display();
+    let hint = "simulate takes a file that `fusionllm plan -o` wrote";
+    let text = std::fs::read_to_string(&args.plan)
+        .map_err(|e| Failure::Input(format!("{path}: the file cannot be read: {e}\n  hint: {hint}")))?;
+    let saved = SavedPlan::from_json(&text).map_err(|e| Failure::Input(format!("{path}: {e}\n  hint: {hint}")))?;
+    let told = Told::new(&saved, args.svg.is_some() || args.trace.is_some())?;
+    if let Some(path) = &args.svg {
+        write(path, &picture::timeline(&saved.cluster, &told.simulation))?;
+    }
+    if let Some(path) = &args.trace {
+        write(path, &picture::trace(&saved.cluster, &told.simulation))?;
+    }
+    told.show(&saved, json)
+}
+
+fn write(path: &Path, text: &str) -> Result<(), Failure> {
+    std::fs::write(path, text).map_err(|e| Failure::Running(format!("{} cannot be written: {e}", path.display())))
+}
+
+/// What a simulation has to tell.
+struct Told {
+    simulation: Simulation,
+    what_if: Vec<WhatIf>,
+}
+
+impl Told {
+    fn new(saved: &SavedPlan, record: bool) -> Result<Self, Failure> {
+        let input = |e: PlanError| Failure::Input(e.to_string());
+        let programs: Vec<Program> = saved.programs().map_err(input)?;
+        let conditions = Conditions { optimizer: saved.optimizer, record };
+        let simulation = simulate(&programs, &saved.cluster, &conditions).map_err(input)?;
+        let what_if = what_if(&programs, &saved.cluster, &conditions, &simulation).map_err(input)?;
+        Ok(Self { simulation, what_if })
+    }
+
+    fn show(&self, saved: &SavedPlan, json: bool) -> Result<(), Failure> {
+        if !json {
+            return print(&self.text(saved));
+        }
+        let failed = |e: PlanError| Failure::Running(e.to_string());
+        let mut object = saved.to_value(&self.simulation, false).map_err(failed)?;
+        if let Some(object) = object.as_object_mut() {
+            let lines: Vec<String> = sentences(saved, &self.what_if);
+            let changes = self.what_if.iter().zip(lines).map(
+                |(w, line)| serde_json::json!({ "what_if": line, "predicted_step_s": w.step_s, "speedup": w.speedup }),
+            );
+            object.insert("what_if".into(), changes.collect());
+        }
+        print_json(&object)
+    }
+
+    fn text(&self, saved: &SavedPlan) -> String {
+        let Simulation { step_s, peers, links, .. } = &self.simulation;
+        let (plan, cluster) = (&saved.plan, &saved.cluster);
+        let mut out = String::new();
+        let parameters: usize = saved.graph.parameters().map(|v| saved.graph.ty(v).numel()).sum();
+        let _ = writeln!(
+            out,
+            "{}, {} parameters, on {} device(s): {} a step",
+            saved.graph.name,
+            units::count(parameters as f64),
+            plan.used().len(),
+            units::seconds(*step_s)
+        );
+        let schedule = serde_json::to_value(plan.schedule).unwrap_or_default();
+        let _ = write!(
+            out,
+            "{}, {} schedule, {} micro-batches",
+            plan.scheduler,
+            schedule.as_str().unwrap_or_default(),
+            plan.micro_batches
+        );
+        if let Some(s) = saved.origin.solve_s {
+            let _ = write!(out, "; planned in {}", units::seconds(s));
+        }
+        if let Some(bound) = saved.origin.lower_bound_step_s {
+            let (bound, gap) = (units::seconds(bound), 100.0 * (step_s / bound - 1.0));
+            let _ = write!(out, "; no plan is faster than {bound}, so that this one is within {gap:.0} % of the best");
+        }
+        out += "\n\n";
+
+        let mut table =
+            Table::new(["PEER", "SITE", "STAGES", "OPERATORS", "COMPUTES", "BUSY", "HOLDS", "OF"], [3, 4, 5, 6, 7]);
+        let share = |s: f64| format!("{:.0} %", 100.0 * s / step_s);
+        let mut short = Vec::new();
+        for (p, (device, load)) in (0..).map(PeerId).zip(cluster.devices().iter().zip(peers)) {
+            let stages: Vec<usize> =
+                (0..plan.stages.len()).filter(|s| plan.stages[*s].replicas().contains(&p)).collect();
+            let operators: usize = stages.iter().map(|s| plan.stages[*s].nodes.len()).sum();
+            let site = device.site.and_then(|s| cluster.sites().get(s as usize)).map_or("", |s| &s.name);
+            table.row([
+                device.name.clone(),
+                site.to_owned(),
+                ranges(&stages),
+                operators.to_string(),
+                units::seconds(load.compute_s),
+                share(load.compute_s),
+                units::bytes(load.peak_bytes),
+                units::bytes(device.memory),
+            ]);
+            if load.peak_bytes > device.memory {
+                let missing = units::bytes(load.peak_bytes - device.memory);
+                short.push(format!("{} lacks {missing} of memory for its share", device.name));
+            }
+        }
+        out += &table.to_string();
+
+        let mut table = Table::new(["FROM", "TO", "RATE", "LATENCY", "A STEP", "MESSAGES", "BUSY"], [2, 3, 4, 5, 6]);
+        let mut any = false;
+        for l in links {
+            let Some(link) = cluster.link(l.from, l.to).filter(|link| link.bandwidth.is_finite()) else { continue };
+            any = true;
+            table.row([
+                cluster.name(l.from).to_owned(),
+                cluster.name(l.to).to_owned(),
+                units::rate(link.bandwidth),
+                units::seconds(link.latency),
+                units::bytes(l.bytes),
+                l.messages.to_string(),
+                share(l.busy_s),
+            ]);
+        }
+        if any {
+            let _ = write!(out, "\n{table}");
+        }
+        out += "\n";
+        for line in short.iter().chain(&saved.origin.notes).chain(&sentences(saved, &self.what_if)) {
+            let _ = writeln!(out, "{line}");
+        }
+        out
+    }
+}
+
+/// What limits the step, and what else would help.
+fn sentences(saved: &SavedPlan, found: &[WhatIf]) -> Vec<String> {
+    let cluster = &saved.cluster;
+    if found.is_empty() {
+        return vec!["nothing alone limits the step".into()];
+    }
+    let sentence = |(i, w): (usize, &WhatIf)| {
+        let better = |now: &fusionllm_plan::Link, then: &fusionllm_plan::Link| match now.latency > then.latency {
+            true => format!("with a latency of {}", units::seconds(then.latency)),
+            false => format!("at {}", units::rate(then.bandwidth)),
+        };
+        let (what, how) = match &w.change {
+            Change::Link { from, to, now, then } => {
+                (format!("the link {}–{}", cluster.name(*from), cluster.name(*to)), better(now, then))
+            }
+            Change::Uplink { site, now, then } => {
+                let name = cluster.sites().get(*site as usize).map_or("?", |s| &s.name);
+                (format!("the uplink of {name}"), better(now, then))
+            }
+            Change::Device { peer, times } => {
+                (format!("device {}", cluster.name(*peer)), format!("{times} times as fast"))
+            }
+        };
+        let gain = format!("it would be {:.1}x faster ({} a step)", w.speedup, units::seconds(w.step_s));
+        match i {
+            0 => format!("{what} limits the step: {how} {gain}"),
+            _ => format!("{what}: {how} {gain}"),
+        }
+    };
+    found.iter().enumerate().take(4).map(sentence).collect()
+}
+
+/// `0–3, 7`.
+fn ranges(numbers: &[usize]) -> String {
+    let mut runs: Vec<(usize, usize)> = Vec::new();
+    for &n in numbers {
+        match runs.last_mut() {
+            Some((_, last)) if *last + 1 == n => *last = n,
+            _ => runs.push((n, n)),
+        }
+    }
+    let text: Vec<String> = runs.iter().map(|(a, b)| if a == b { a.to_string() } else { format!("{a}–{b}") }).collect();
+    if text.is_empty() { "–".into() } else { text.join(", ") }
+}

@@ -1,0 +1,83 @@
+//! `profile`.
+
+use std::process::{Command, Stdio};
+
+use fusionllm_backend as backend;
+use fusionllm_node::profile::{measure, to_toml};
+use fusionllm_plan::Device;
+
+use crate::args::ProfileArgs;
+use crate::failure::Failure;
+use crate::generate::open_backend;
+use crate::output::{complain, print, print_json};
+use crate::table::Table;
+use crate::units;
+
+/// How many threads kernels share is settled once in a process, so that each number is measured by a process of its own, which knows itself by this.
+const HERE: &str = "FUSIONLLM_PROFILE_HERE";
+
+/// Measures every backend, alone and with more and more threads.
+pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
+    let backend = args.backend.as_deref().map(|name| open_backend(Some(name))).transpose()?;
+    if let (Some(backend), true) = (&backend, std::env::var_os(HERE).is_some()) {
+        let told = |name: &str| complain(format_args!("    {name}"));
+        return print_json(&measure(backend.as_ref(), told).map_err(|e| Failure::Running(e.to_string()))?);
+    }
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let mut threads: Vec<usize> = (0..).map(|i| 1 << i).take_while(|n| *n < cores).collect();
+    threads.push(cores);
+    let names: Vec<&str> = match &backend {
+        Some(backend) => vec![backend.name()],
+        None => backend::names().to_vec(),
+    };
+    let mut devices = Vec::new();
+    for name in names {
+        for &n in &threads {
+            complain(format_args!("measuring {name} with {n} thread(s)"));
+            devices.push((n, child(name, n)?));
+        }
+    }
+    if let Some(path) = &args.output {
+        let text = to_toml(&devices).map_err(|e| Failure::Running(e.to_string()))?;
+        std::fs::write(path, text)
+            .map_err(|e| Failure::Running(format!("{} cannot be written: {e}", path.display())))?;
+    }
+    if json {
+        let devices = devices.iter().map(|(n, d)| serde_json::json!({ "threads": n, "device": d }));
+        return print_json(&serde_json::json!({ "devices": devices.collect::<Vec<_>>() }));
+    }
+    let mut table =
+        Table::new(["BACKEND", "THREADS", "PRODUCTS", "CONVOLUTIONS", "MEMORY", "OVERHEAD"], [1, 2, 3, 4, 5]);
+    for (n, d) in &devices {
+        table.row([
+            d.name.clone(),
+            n.to_string(),
+            format!("{}FLOP/s", units::count(d.rates.matmul)),
+            format!("{}FLOP/s", units::count(d.rates.convolution)),
+            format!("{}B/s", units::count(d.rates.memory)),
+            format!("{:.1} µs", 1e6 * d.rates.overhead),
+        ]);
+    }
+    let next = match &args.output {
+        Some(path) => format!("\nuse it in a testbed: profile = \"{}\"\n", path.display()),
+        None => "\nkeep it with -o DEVICE.toml, for testbeds to use\n".to_owned(),
+    };
+    print(&format!("{table}{next}"))
+}
+
+fn child(backend: &str, threads: usize) -> Result<Device, Failure> {
+    let failed = |reason: String| Failure::Running(format!("{backend} with {threads} thread(s): {reason}"));
+    let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
+    let output = Command::new(program)
+        .args(["profile", "--json", "--backend", backend])
+        .env("RAYON_NUM_THREADS", threads.to_string())
+        .env(HERE, "1")
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .map_err(|e| failed(e.to_string()))?;
+    if !output.status.success() {
+        return Err(failed(output.status.to_string()));
+    }
+    serde_json::from_slice(&output.stdout).map_err(|e| failed(e.to_string()))
+}

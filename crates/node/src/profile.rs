@@ -1,0 +1,356 @@
+//! Measures how fast a backend computes: the operators of small training steps, each where it stands in its step.
+
+use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
+
+use fusionllm_backend::{Backend, Tensor};
+use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
+use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
+use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Op, TensorType, TrainGraph, ValueId, ValueKind, autodiff};
+use fusionllm_plan::{Curve, Device, Optimizer, Rates, work};
+use serde::Serialize;
+
+use crate::NodeError;
+
+/// What this machine's memory is taken for where the backend does not tell.
+const MEMORY: u64 = 8 << 30;
+
+/// Each step is run until this is spent, and at least so often; what came first does not count.
+const PATIENCE: Duration = Duration::from_millis(700);
+const REPEATS: usize = 3;
+const MOST_REPEATS: usize = 40;
+
+/// Measures with as many threads as this process has. `told` hears of each network before it is run.
+///
+/// # Errors
+///
+/// The backend fails.
+pub fn measure(backend: &dyn Backend, mut told: impl FnMut(&str)) -> Result<Device, NodeError> {
+    let mut samples = Samples::default();
+    for graph in networks()? {
+        told(&graph.name);
+        let loss = graph.outputs.get("loss").copied();
+        let loss = loss.ok_or_else(|| NodeError::State(format!("{:?} has no loss", graph.name)))?;
+        let train = autodiff::differentiate(&graph, loss)?;
+        samples.step(backend, &train)?;
+        samples.updates(backend, &train.graph)?;
+    }
+    Ok(samples.device(backend))
+}
+
+/// GPT-2 and residual networks from small to as large as a step of a fraction of a second allows.
+fn networks() -> Result<Vec<Graph>, NodeError> {
+    let mut graphs = Vec::new();
+    let sizes = [
+        (64, 2, 64, 1, 256),
+        (128, 4, 128, 2, 256),
+        (256, 4, 128, 4, 1024),
+        (512, 8, 128, 2, 256),
+        (768, 12, 128, 2, 8192),
+    ];
+    for (n_embd, n_head, context, batch, vocab_size) in sizes {
+        let implementations = match n_embd {
+            128 => &[AttentionImplementation::Sdpa, AttentionImplementation::Eager][..],
+            _ => &[AttentionImplementation::Sdpa][..],
+        };
+        for &attn_implementation in implementations {
+            let config = Gpt2Config {
+                vocab_size,
+                n_positions: context,
+                n_embd,
+                n_head,
+                n_layer: 2,
+                attn_implementation,
+                ..Gpt2Config::default()
+            };
+            graphs.push(config.build(batch, context, DType::F32)?);
+        }
+    }
+    for (depth, width, batch) in [(18, 16, 2), (18, 32, 4), (18, 64, 4), (50, 32, 4)] {
+        let config = ResNetConfig { depth, width, num_classes: 10, stem: ResNetStem::Cifar };
+        graphs.push(config.build(batch, 32, DType::F32)?);
+    }
+    Ok(graphs)
+}
+
+/// How long operators took.
+#[derive(Default)]
+struct Samples {
+    /// By name.
+    operators: BTreeMap<&'static str, Vec<Sample>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Sample {
+    class: OpClass,
+    flops: f64,
+    bytes: f64,
+    work: f64,
+    seconds: f64,
+}
+
+impl Samples {
+    fn add(&mut self, op: &Op, inputs: &[&TensorType], outputs: &[&TensorType], seconds: f64) {
+        let cost = op.cost(inputs, outputs);
+        let sample = Sample { class: cost.class, flops: cost.flops, bytes: cost.bytes, work: work(&cost), seconds };
+        self.operators.entry(op.name()).or_default().push(sample);
+    }
+
+    /// Runs forward and backward over one micro-batch, again and again; operands are given up at their last use, as peers do.
+    fn step(&mut self, backend: &dyn Backend, train: &TrainGraph) -> Result<(), NodeError> {
+        let graph = &train.graph;
+        let parts = train.gradients.iter().flat_map(|g| g.contributions.iter().copied());
+        let live = graph.ancestors(parts.chain([train.loss]));
+        let mut uses = vec![0usize; graph.values.len()];
+        for n in graph.node_ids().filter(|n| live[n.index()]) {
+            for v in &graph.node(n).inputs {
+                uses[v.index()] += 1;
+            }
+        }
+        let mut sources = HashMap::new();
+        for v in (0..graph.values.len() as u32).map(ValueId).filter(|v| uses[v.index()] > 0) {
+            if graph.producer(v).is_none() {
+                sources.insert(v, backend.upload(&content(graph, v)?)?);
+            }
+        }
+        let mut took: Vec<Vec<f64>> = vec![Vec::new(); graph.nodes.len()];
+        let started = Instant::now();
+        for repeat in 0..=MOST_REPEATS {
+            let mut left = uses.clone();
+            let mut values: HashMap<ValueId, Tensor> = HashMap::new();
+            for n in graph.node_ids().filter(|n| live[n.index()]) {
+                let node = graph.node(n);
+                let mut inputs = Vec::with_capacity(node.inputs.len());
+                for v in &node.inputs {
+                    left[v.index()] -= 1;
+                    let held = match (sources.get(v), left[v.index()]) {
+                        (Some(source), _) => Some(source.clone()),
+                        (None, 0) => values.remove(v),
+                        (None, _) => values.get(v).cloned(),
+                    };
+                    inputs.push(held.ok_or_else(|| NodeError::State(format!("{v} was given up too early")))?);
+                }
+                let types: Vec<TensorType> = node.outputs.iter().map(|v| graph.ty(*v).clone()).collect();
+                let before = Instant::now();
+                let results = backend.run(&node.op, inputs, &types)?;
+                backend.synchronize()?;
+                if repeat > 0 {
+                    took[n.index()].push(before.elapsed().as_secs_f64());
+                }
+                values.extend(node.outputs.iter().copied().zip(results).filter(|(v, _)| left[v.index()] > 0));
+            }
+            if repeat >= REPEATS && started.elapsed() > PATIENCE {
+                break;
+            }
+        }
+        for (node, took) in graph.nodes.iter().zip(took) {
+            if let Some(seconds) = median(took) {
+                self.add(&node.op, &graph.types(&node.inputs), &graph.types(&node.outputs), seconds);
+            }
+        }
+        Ok(())
+    }
+
+    /// What happens to parameters once a step: each kind of parameter, by each rule.
+    fn updates(&mut self, backend: &dyn Backend, graph: &Graph) -> Result<(), NodeError> {
+        let rules = [
+            Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
+            Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 5e-4, nesterov: false }),
+        ];
+        let mut types: Vec<&TensorType> = graph.parameters().map(|v| graph.ty(v)).collect();
+        types.sort_by_key(|t| t.numel());
+        types.dedup();
+        for ty in types {
+            let fresh = || Ok::<Tensor, NodeError>(backend.upload(&noise(ty, 0.05)?)?);
+            let scalar = TensorType::new(DType::F64, []);
+            let norm = Op::from(SquaredNorm);
+            let mut took = Vec::new();
+            for _ in 0..=REPEATS {
+                let gradient = fresh()?;
+                took.push(timed(backend, &norm, vec![gradient], &[scalar.clone()])?);
+            }
+            self.add(&norm, &[ty], &[&scalar], median(took).unwrap_or(0.0));
+            for rule in &rules {
+                let (op, slots) = (rule.op(), rule.slots().len());
+                let hyper = rule.hyper(&fusionllm_plan::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 });
+                let hyper = HostTensor::from_f64([hyper.len()], &hyper)?;
+                let results = vec![ty.clone(); 1 + slots];
+                let mut took = Vec::new();
+                for _ in 0..=REPEATS {
+                    let mut operands = (0..2 + slots).map(|_| fresh()).collect::<Result<Vec<_>, _>>()?;
+                    operands.push(backend.upload(&hyper)?);
+                    took.push(timed(backend, &op, operands, &results)?);
+                }
+                let inputs: Vec<&TensorType> = std::iter::repeat_n(ty, 2 + slots).chain([hyper.ty()]).collect();
+                self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), median(took).unwrap_or(0.0));
+            }
+        }
+        Ok(())
+    }
+
+    fn device(&self, backend: &dyn Backend) -> Device {
+        let all: Vec<Sample> = self.operators.values().flatten().copied().collect();
+        // The rate of the larger half of a class.
+        let rate = |class: OpClass, amount: fn(&Sample) -> f64| {
+            let mut of: Vec<&Sample> = all.iter().filter(|s| s.class == class && amount(s) > 0.0).collect();
+            of.sort_by(|a, b| amount(a).total_cmp(&amount(b)));
+            median(of[of.len() / 2..].iter().map(|s| amount(s) / s.seconds.max(1e-9)).collect())
+        };
+        let matmul = rate(OpClass::Matmul, |s| s.flops).unwrap_or(1e9);
+        let tiny = all.iter().filter(|s| s.bytes < 4096.0 && s.flops < 1e4).map(|s| s.seconds);
+        let rates = Rates {
+            matmul,
+            convolution: rate(OpClass::Convolution, |s| s.flops).unwrap_or(matmul),
+            memory: rate(OpClass::Memory, |s| s.bytes).unwrap_or(1e9),
+            overhead: median(tiny.collect()).unwrap_or(1e-6),
+        };
+        let memory = backend.device().memory_bytes.unwrap_or(MEMORY);
+        let mut device = Device::new(backend.name(), rates, memory);
+        device.backend = Some(backend.name().to_owned());
+        device.operators =
+            self.operators.iter().filter_map(|(name, s)| Some(((*name).to_owned(), curve(s)?))).collect();
+        device
+    }
+}
+
+fn timed(backend: &dyn Backend, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<f64, NodeError> {
+    let before = Instant::now();
+    let results = backend.run(op, inputs, outputs)?;
+    backend.synchronize()?;
+    let took = before.elapsed().as_secs_f64();
+    drop(results);
+    Ok(took)
+}
+
+/// Through the samples of like work, each such bunch one point at its geometric mean.
+fn curve(samples: &[Sample]) -> Option<Curve> {
+    /// A bunch spans this factor of work: eight of them a decade.
+    const SPAN: f64 = 1.333;
+    let mut logs: Vec<(f64, f64)> = samples.iter().map(|s| (s.work.max(1.0).ln(), s.seconds.max(1e-8).ln())).collect();
+    logs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut points = Vec::new();
+    while let Some(&(least, _)) = logs.first() {
+        let end = logs.partition_point(|p| p.0 < least + SPAN.ln());
+        let n = end as f64;
+        let mean = |f: fn(&(f64, f64)) -> f64| (logs[..end].iter().map(f).sum::<f64>() / n).exp();
+        points.push((mean(|p| p.0), mean(|p| p.1)));
+        logs.drain(..end);
+    }
+    Curve::new(points)
+}
+
+fn median(mut of: Vec<f64>) -> Option<f64> {
+    of.sort_by(f64::total_cmp);
+    of.get(of.len() / 2).copied()
+}
+
+/// Something to compute with: classes and tokens that every network knows, statistics that are positive, and small numbers.
+fn content(graph: &Graph, v: ValueId) -> Result<HostTensor, NodeError> {
+    let value = graph.value(v);
+    let count = value.ty.numel();
+    Ok(match (&value.kind, value.ty.dtype) {
+        (ValueKind::Constant, _) => match graph.constants.get(&value.name) {
+            Some(tensor) => tensor.clone(),
+            None => HostTensor::zeros(value.ty.clone()),
+        },
+        (_, DType::I64) => {
+            let numbers: Vec<i64> = (0..count as i64).map(|i| (i * 7) % 10).collect();
+            HostTensor::from_i64(value.ty.shape.clone(), &numbers)?
+        }
+        (ValueKind::Buffer(_), _) => {
+            let ones = vec![1.0f32; count];
+            HostTensor::from_f32(value.ty.shape.clone(), &ones)?
+        }
+        _ => noise(&value.ty, 0.05)?,
+    })
+}
+
+fn noise(ty: &TensorType, size: f32) -> Result<HostTensor, NodeError> {
+    let dice = CounterRng::new(1);
+    let number = |i: usize| (dice.block(i as u64, 0)[0] as f32 / u32::MAX as f32 - 0.5) * 2.0 * size;
+    Ok(HostTensor::from_f32(ty.shape.clone(), &(0..ty.numel()).map(number).collect::<Vec<_>>())?)
+}
+
+/// Measured devices with their threads, as the file that [`load_profile`](crate::config::load_profile) reads.
+///
+/// # Errors
+///
+/// A figure that TOML cannot hold.
+pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
+    #[derive(Serialize)]
+    struct File {
+        device: Vec<Entry>,
+    }
+    #[derive(Serialize)]
+    struct Entry {
+        name: String,
+        backend: Option<String>,
+        threads: usize,
+        tflops: f64,
+        convolution_tflops: f64,
+        memory_bandwidth: String,
+        memory: String,
+        overhead: String,
+        operators: BTreeMap<String, Vec<(f64, f64)>>,
+    }
+    let entry = |(threads, d): &(usize, Device)| Entry {
+        name: format!("{}-{threads}", d.name),
+        backend: d.backend.clone(),
+        threads: *threads,
+        tflops: short(d.rates.matmul / 1e12),
+        convolution_tflops: short(d.rates.convolution / 1e12),
+        memory_bandwidth: format!("{} GB/s", short(d.rates.memory / 1e9)),
+        memory: format!("{} GiB", short(d.memory as f64 / (1u64 << 30) as f64)),
+        overhead: format!("{} us", short(d.rates.overhead * 1e6)),
+        operators: d
+            .operators
+            .iter()
+            .map(|(name, c)| (name.clone(), c.points().iter().map(|(w, s)| (short(*w), short(*s))).collect()))
+            .collect(),
+    };
+    let file = File { device: devices.iter().map(entry).collect() };
+    let text = toml::to_string(&file).map_err(|e| NodeError::State(format!("the profile cannot be written: {e}")))?;
+    Ok(format!(
+        "# Measured by `fusionllm profile`. In a testbed: profile = \"THIS FILE\".\n\
+         # Operators: [work, seconds], work in FLOPs for products and convolutions, in bytes for all others.\n\n{text}"
+    ))
+}
+
+/// Four significant digits.
+fn short(x: f64) -> f64 {
+    format!("{x:.3e}").parse().unwrap_or(x)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn like_samples_make_one_point() {
+        let sample =
+            |work: f64, seconds: f64| Sample { class: OpClass::Memory, flops: 0.0, bytes: work, work, seconds };
+        let samples = [sample(1e6, 4e-4), sample(1.1e6, 4e-4), sample(1e3, 1e-6), sample(0.0, 1e-6)];
+        let c = curve(&samples).unwrap();
+        assert_eq!(c.points().len(), 3);
+        assert!((c.seconds(1.0488e6) - 4e-4).abs() < 1e-6);
+        assert!((c.seconds(1e3) - 1e-6).abs() < 1e-9);
+        assert_eq!(curve(&[]), None);
+    }
+
+    #[test]
+    fn a_profile_survives_its_file() {
+        let rates = Rates { matmul: 5.123e10, convolution: 2e10, memory: 9e9, overhead: 2e-6 };
+        let mut device = Device::new("burn-cpu", rates, 16 << 30);
+        device.backend = Some("burn-cpu".into());
+        device.operators.insert("mm".into(), Curve::new(vec![(1e6, 2.5e-5), (1e9, 2e-2)]).unwrap());
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("D.toml");
+        std::fs::write(&path, to_toml(&[(2, device.clone())]).unwrap()).unwrap();
+        let back = crate::config::load_profile(&path).unwrap();
+        assert_eq!(back.len(), 1);
+        let (threads, read) = &back[0];
+        assert_eq!((*threads, read.name.as_str(), read.memory), (2, "burn-cpu-2", device.memory));
+        assert!((read.rates.matmul - rates.matmul).abs() < 1.0 && (read.rates.overhead - 2e-6).abs() < 1e-12);
+        assert_eq!(read.operators, device.operators);
+    }
+}

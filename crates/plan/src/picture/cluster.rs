@@ -1,0 +1,313 @@
+use std::collections::BTreeMap;
+
+use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
+use super::{bytes, rate, seconds};
+use crate::{Cluster, PeerId, Plan, Simulation};
+
+const WIDTH: f64 = 1280.0;
+const MARGIN: f64 = 28.0;
+const TOP: f64 = 92.0;
+
+/// Devices in the size in which they are drawn.
+struct Card {
+    width: f64,
+    height: f64,
+    gap: f64,
+    /// Most that stand above each other in a group.
+    column: usize,
+    detailed: bool,
+}
+
+/// Machines that stand together: a site, or a device on its own.
+struct Group {
+    title: String,
+    subtitle: String,
+    devices: Vec<PeerId>,
+    /// Left, top, width, height.
+    place: [f64; 4],
+}
+
+/// A cluster with a plan's cut, as SVG: sites and devices in pipeline order, what each device runs and holds, and every link with what it carries.
+pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> String {
+    let card = match cluster.devices().len() {
+        0..=60 => Card { width: 188.0, height: 78.0, gap: 26.0, column: 6, detailed: true },
+        _ => Card { width: 30.0, height: 30.0, gap: 8.0, column: 12, detailed: false },
+    };
+    let first_stage = first_stages(cluster, plan);
+    let mut groups = groups(cluster, &first_stage);
+    let bottom = lay_out(&mut groups, &card);
+    let spots: BTreeMap<PeerId, [f64; 2]> = groups.iter().flat_map(|g| spots(g, &card)).collect();
+
+    let mut svg = Svg::new(WIDTH, bottom + 56.0);
+    svg.text(
+        [24.0, 38.0],
+        20.0,
+        Anchor::Start,
+        &format!("{} font-weight=\"650\"", fill(INK)),
+        "The cluster and the cut",
+    );
+    let subtitle = format!(
+        "{} a step · {} · {} stages on {} of {} device(s), {} micro-batches",
+        seconds(simulation.step_s),
+        plan.scheduler,
+        plan.stages.len(),
+        plan.used().len(),
+        cluster.devices().len(),
+        plan.micro_batches
+    );
+    svg.text([24.0, 60.0], 13.0, Anchor::Start, &fill(FAINT), &subtitle);
+    for g in &groups {
+        svg.rect(g.place, 12.0, "fill=\"#f8fafc\" stroke=\"#e2e8f0\"", "");
+        let [x, y, ..] = g.place;
+        svg.text([x + 14.0, y + 22.0], 13.0, Anchor::Start, &format!("{} font-weight=\"600\"", fill(INK)), &g.title);
+        if card.detailed {
+            svg.text([x + 14.0, y + 38.0], 11.0, Anchor::Start, &fill(FAINT), &g.subtitle);
+        }
+    }
+    let labels = links(&mut svg, cluster, simulation, &spots, &card);
+    for (&p, &spot) in &spots {
+        device(&mut svg, p, spot, &card, cluster, plan, simulation);
+    }
+    // Above all else.
+    for ([x, y], text, color) in labels {
+        let width = 6.2 * text.chars().count() as f64 + 12.0;
+        svg.rect([x - width / 2.0, y - 9.0, width, 18.0], 9.0, &format!("fill=\"#ffffff\" stroke=\"{color}\""), "");
+        svg.text([x, y + 4.0], 11.0, Anchor::Middle, &fill(INK), &text);
+    }
+    key(&mut svg, bottom + 34.0);
+    svg.finish()
+}
+
+fn first_stages(cluster: &Cluster, plan: &Plan) -> Vec<usize> {
+    let mut first = vec![usize::MAX; cluster.devices().len()];
+    for (s, stage) in plan.stages.iter().enumerate().rev() {
+        for p in stage.replicas() {
+            first[p.0 as usize] = s;
+        }
+    }
+    first
+}
+
+fn groups(cluster: &Cluster, first_stage: &[usize]) -> Vec<Group> {
+    let mut by_place: BTreeMap<(Option<u32>, u32), Vec<PeerId>> = BTreeMap::new();
+    for (i, d) in (0..).zip(cluster.devices()) {
+        let key = d.site.map_or((None, i), |s| (Some(s), 0));
+        by_place.entry(key).or_default().push(PeerId(i));
+    }
+    let mut groups: Vec<Group> = by_place
+        .into_iter()
+        .map(|((site, _), mut devices)| {
+            devices.sort_by_key(|p| (first_stage[p.0 as usize], *p));
+            let site = site.and_then(|s| cluster.sites().get(s as usize));
+            let describe = |what: &str, l: crate::Link| format!("{what} {}, {}", rate(l.bandwidth), seconds(l.latency));
+            let inside = site.and_then(|s| s.inside).filter(|_| devices.len() > 1).map(|l| describe("inside", l));
+            let uplink = site.and_then(|s| s.uplink).map(|l| describe("uplink", l));
+            let subtitle = inside.into_iter().chain(uplink).collect::<Vec<_>>().join(" · ");
+            Group { title: site.map_or(String::new(), |s| s.name.clone()), subtitle, devices, place: [0.0; 4] }
+        })
+        .collect();
+    groups.sort_by_key(|g| g.devices.first().map_or((usize::MAX, PeerId(0)), |p| (first_stage[p.0 as usize], *p)));
+    groups
+}
+
+/// From left to right, and on below; yields where it ends.
+fn lay_out(groups: &mut [Group], card: &Card) -> f64 {
+    let between = if card.detailed { 84.0 } else { 24.0 };
+    let (mut x, mut y, mut lowest) = (MARGIN, TOP, TOP);
+    for g in groups {
+        let columns = g.devices.len().div_ceil(card.column);
+        let rows = g.devices.len().min(card.column);
+        let title = 7.5 * g.title.chars().count() as f64 + 28.0;
+        let subtitle = if card.detailed { 5.6 * g.subtitle.chars().count() as f64 + 28.0 } else { 0.0 };
+        let width = (columns as f64 * (card.width + card.gap) - card.gap + 28.0).max(title).max(subtitle);
+        let height = head(card) + rows as f64 * (card.height + card.gap) - card.gap + 16.0;
+        if x > MARGIN && x + width > WIDTH - MARGIN {
+            (x, y) = (MARGIN, lowest + if card.detailed { 56.0 } else { 24.0 });
+        }
+        g.place = [x, y, width, height];
+        x += width + between;
+        lowest = lowest.max(y + height);
+    }
+    lowest
+}
+
+fn head(card: &Card) -> f64 {
+    if card.detailed { 50.0 } else { 32.0 }
+}
+
+/// The middle of every device of a group.
+fn spots(group: &Group, card: &Card) -> Vec<(PeerId, [f64; 2])> {
+    let [x, y, width, _] = group.place;
+    let columns = group.devices.len().div_ceil(card.column);
+    let used = columns as f64 * (card.width + card.gap) - card.gap;
+    let left = x + (width - used) / 2.0;
+    let spot = |(i, p): (usize, &PeerId)| {
+        let (column, row) = (i / card.column, i % card.column);
+        let x = left + column as f64 * (card.width + card.gap) + card.width / 2.0;
+        (*p, [x, y + head(card) + row as f64 * (card.height + card.gap) + card.height / 2.0])
+    };
+    group.devices.iter().enumerate().map(spot).collect()
+}
+
+/// Green where there is room, red where a link is busy all the time.
+fn heat(share: f64) -> &'static str {
+    match share {
+        s if s < 0.25 => "#10b981",
+        s if s < 0.5 => "#84cc16",
+        s if s < 0.75 => "#f59e0b",
+        _ => "#ef4444",
+    }
+}
+
+type Label = ([f64; 2], String, &'static str);
+
+/// What goes between two machines, both directions as one line; yields the busiest lines' labels.
+fn links(
+    svg: &mut Svg,
+    cluster: &Cluster,
+    simulation: &Simulation,
+    spots: &BTreeMap<PeerId, [f64; 2]>,
+    card: &Card,
+) -> Vec<Label> {
+    // Bytes of both directions, and the busy time of the busier.
+    let mut pairs: BTreeMap<(PeerId, PeerId), (u64, f64)> = BTreeMap::new();
+    for l in &simulation.links {
+        let (a, b) = (cluster.host(l.from), cluster.host(l.to));
+        if a != b && spots.contains_key(&a) && spots.contains_key(&b) {
+            let pair = pairs.entry((a.min(b), a.max(b))).or_default();
+            *pair = (pair.0 + l.bytes, pair.1.max(l.busy_s));
+        }
+    }
+    let most = pairs.values().map(|p| p.0).max().unwrap_or(1).max(1) as f64;
+    let mut labels: Vec<(f64, Label)> = Vec::new();
+    for (&(a, b), &(carried, busy)) in &pairs {
+        let ([x1, y1], [x2, y2]) = (spots[&a], spots[&b]);
+        let share = busy / simulation.step_s;
+        let color = heat(share);
+        let width = 1.2 + 4.0 * (carried as f64 / most).sqrt();
+        // Lines leave cards at the side that faces the other.
+        let (half_w, half_h) = (card.width / 2.0, card.height / 2.0);
+        let level = (x1 - x2).abs() < card.width;
+        let near = level && (y1 - y2).abs() < 1.5 * (card.height + card.gap);
+        let (start, end, bends) = if near {
+            let s = (y2 - y1).signum();
+            let (start, end) = ([x1, y1 + s * half_h], [x2, y2 - s * half_h]);
+            (start, end, [start, end])
+        } else if level {
+            // Around what stands between.
+            let out = half_w + 18.0 + 0.06 * (y1 - y2).abs();
+            let (start, end) = ([x1 + half_w, y1], [x2 + half_w, y2]);
+            (start, end, [[x1 + out, y1], [x2 + out, y2]])
+        } else {
+            let s = (x2 - x1).signum();
+            let (start, end) = ([x1 + s * half_w, y1], [x2 - s * half_w, y2]);
+            let reach = s * ((end[0] - start[0]).abs() / 2.0).max(24.0);
+            (start, end, [[start[0] + reach, start[1]], [end[0] - reach, end[1]]])
+        };
+        let d = format!(
+            "M{:.1} {:.1}C{:.1} {:.1} {:.1} {:.1} {:.1} {:.1}",
+            start[0], start[1], bends[0][0], bends[0][1], bends[1][0], bends[1][1], end[0], end[1]
+        );
+        let link = cluster.link(a, b);
+        let speed = link.map_or(String::new(), |l| rate(l.bandwidth));
+        let title = format!(
+            "{} – {}: {speed}, {}; {} a step, busy {:.0} % of it",
+            cluster.name(a),
+            cluster.name(b),
+            link.map_or(String::new(), |l| seconds(l.latency)),
+            bytes(carried),
+            100.0 * share
+        );
+        let style = format!(
+            "fill=\"none\" stroke=\"{color}\" stroke-width=\"{width:.1}\" stroke-linecap=\"round\" opacity=\"0.85\""
+        );
+        svg.path(&d, &style, &title);
+        let middle = |i: usize| (start[i] + 3.0 * bends[0][i] + 3.0 * bends[1][i] + end[i]) / 8.0;
+        labels.push((share, ([middle(0), middle(1)], format!("{speed} · {:.0} %", 100.0 * share), color)));
+    }
+    labels.sort_by(|a, b| b.0.total_cmp(&a.0));
+    let shown = if card.detailed { 24 } else { 0 };
+    labels.into_iter().take(shown).map(|l| l.1).collect()
+}
+
+fn device(
+    svg: &mut Svg,
+    p: PeerId,
+    [cx, cy]: [f64; 2],
+    card: &Card,
+    cluster: &Cluster,
+    plan: &Plan,
+    simulation: &Simulation,
+) {
+    let (device, load) = (&cluster.devices()[p.0 as usize], &simulation.peers[p.0 as usize]);
+    let stages: Vec<usize> = (0..plan.stages.len()).filter(|s| plan.stages[*s].replicas().contains(&p)).collect();
+    let operators: usize = stages.iter().map(|s| plan.stages[*s].nodes.len()).sum();
+    let busy = (load.compute_s / simulation.step_s).clamp(0.0, 1.0);
+    let full = (load.peak_bytes as f64 / device.memory.max(1) as f64).clamp(0.0, 1.0);
+    let [x, y] = [cx - card.width / 2.0, cy - card.height / 2.0];
+    let title = format!(
+        "{}: computes {} of {} a step, holds {} of {}",
+        device.name,
+        seconds(load.compute_s),
+        seconds(simulation.step_s),
+        bytes(load.peak_bytes),
+        bytes(device.memory)
+    );
+    if !card.detailed {
+        let shade =
+            if stages.is_empty() { "#e5e7eb".into() } else { format!("hsl(217 91% {:.0}%)", 88.0 - 36.0 * busy) };
+        svg.rect([x, y, card.width, card.height], 6.0, &fill(&shade), &title);
+        if let Some(s) = stages.first() {
+            svg.text([cx, cy + 4.0], 11.0, Anchor::Middle, &fill("#ffffff"), &s.to_string());
+        }
+        return;
+    }
+    let faded = if stages.is_empty() { " opacity=\"0.55\"" } else { "" };
+    svg.rect([x, y, card.width, card.height], 9.0, &format!("fill=\"#ffffff\" stroke=\"#cbd5e1\"{faded}"), &title);
+    svg.text([x + 12.0, y + 21.0], 13.5, Anchor::Start, &format!("{} font-weight=\"600\"", fill(INK)), &device.name);
+    let what = match &stages[..] {
+        [] => "left out".to_owned(),
+        [s] => format!("stage {s}"),
+        [first, .., last] => format!("stages {first}–{last}"),
+    };
+    svg.text([x + card.width - 12.0, y + 21.0], 11.5, Anchor::End, &fill("#2563eb"), &what);
+    let line = match operators {
+        0 => String::new(),
+        n => format!("{n} operators"),
+    };
+    svg.text([x + 12.0, y + 37.0], 11.0, Anchor::Start, &fill(FAINT), &line);
+    for (i, (name, share, value, color)) in [
+        ("busy", busy, format!("{:.0} %", 100.0 * busy), "#3b82f6"),
+        ("memory", full, bytes(load.peak_bytes), if full > 0.95 { "#ef4444" } else { "#8b5cf6" }),
+    ]
+    .into_iter()
+    .enumerate()
+    {
+        let top = y + 50.0 + 14.0 * i as f64;
+        svg.text([x + 12.0, top + 5.0], 10.0, Anchor::Start, &fill(FAINT), name);
+        let (left, width) = (x + 56.0, card.width - 56.0 - 62.0);
+        svg.rect([left, top - 1.0, width, 5.0], 2.5, &fill(RULE), "");
+        svg.rect(
+            [left, top - 1.0, (width * share).max(if share > 0.0 { 2.5 } else { 0.0 }), 5.0],
+            2.5,
+            &fill(color),
+            "",
+        );
+        svg.text([x + card.width - 12.0, top + 5.0], 10.0, Anchor::End, &fill(INK), &value);
+    }
+}
+
+fn key(svg: &mut Svg, y: f64) {
+    let mut x = 24.0;
+    svg.text([x, y], 12.0, Anchor::Start, &fill(FAINT), "links, by the share of a step in which they are busy:");
+    x += 306.0;
+    for (share, text) in [(0.0, "below 25 %"), (0.3, "25 to 50 %"), (0.6, "50 to 75 %"), (0.9, "above 75 %")] {
+        svg.line(
+            [x, y - 4.0, x + 22.0, y - 4.0],
+            &format!("stroke=\"{}\" stroke-width=\"4\" stroke-linecap=\"round\"", heat(share)),
+        );
+        svg.text([x + 30.0, y], 12.0, Anchor::Start, &fill(INK), text);
+        x += 116.0;
+    }
+    svg.text([x + 6.0, y], 12.0, Anchor::Start, &fill(FAINT), "thicker: carries more");
+}

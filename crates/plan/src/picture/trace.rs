@@ -1,0 +1,77 @@
+use serde_json::{Value, json};
+
+use crate::{Cluster, Doing, PeerId, Simulation, Slot};
+
+/// One step of a simulation that was recorded, as a trace in the [format] that Chrome and Perfetto open: a process a peer, with what it computes in one
+/// thread and what it sends to whom in others. Times in microseconds.
+///
+/// [format]: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
+pub fn trace(cluster: &Cluster, simulation: &Simulation) -> String {
+    const MICRO: f64 = 1e6;
+    let mut events: Vec<Value> = Vec::new();
+    // The broker comes last.
+    let process = |p: PeerId| if p == PeerId::BROKER { simulation.peers.len() as u32 } else { p.0 };
+    // By sender and receiver: a thread.
+    let mut threads: std::collections::BTreeMap<(PeerId, PeerId), u32> = std::collections::BTreeMap::new();
+    let name = |events: &mut Vec<Value>, kind: &str, pid: u32, tid: u32, name: &str| {
+        events.push(json!({ "ph": "M", "name": kind, "pid": pid, "tid": tid, "args": { "name": name } }));
+    };
+    let peers = (0..simulation.peers.len() as u32).map(PeerId);
+    for p in peers.chain([PeerId::BROKER]) {
+        name(&mut events, "process_name", process(p), 0, cluster.name(p));
+        if p != PeerId::BROKER {
+            name(&mut events, "thread_name", process(p), 0, "computes");
+        }
+    }
+    for s in &simulation.spans {
+        let (what, category) = match s.doing {
+            Doing::Forward => ("forward", "compute"),
+            Doing::Backward => ("backward", "compute"),
+            Doing::WeightGrad => ("weight gradients", "compute"),
+            Doing::Update => ("update", "compute"),
+            Doing::Wait => ("wait", "wait"),
+            Doing::Verdict => ("wait for the verdict", "wait"),
+        };
+        let title = s.micro_batch.map_or(what.to_owned(), |m| format!("{what} {m}"));
+        events.push(json!({
+            "ph": "X", "name": title, "cat": category, "pid": process(s.peer), "tid": 0,
+            "ts": s.start * MICRO, "dur": (s.end - s.start) * MICRO,
+        }));
+    }
+    for (id, t) in simulation.transfers.iter().enumerate() {
+        let next = threads.len() as u32 + 1;
+        let tid = *threads.entry((t.from, t.to)).or_insert_with(|| {
+            name(&mut events, "thread_name", process(t.from), next, &format!("sends to {}", cluster.name(t.to)));
+            next
+        });
+        let (value, what) = match t.slot {
+            Slot::Value { value, micro_batch } => (value, format!("micro-batch {micro_batch}")),
+            Slot::Part { parameter, part } => (parameter, format!("part {part} of a gradient")),
+            Slot::Parameter { parameter } => (parameter, "parameter".into()),
+            Slot::Buffer { buffer, micro_batch } => (buffer, format!("buffer after micro-batch {micro_batch}")),
+        };
+        events.push(json!({
+            "ph": "X", "name": what, "cat": "send", "pid": process(t.from), "tid": tid,
+            "ts": t.start * MICRO, "dur": (t.end - t.start) * MICRO,
+            "args": { "value": value.to_string(), "bytes": t.bytes, "queued_us": (t.start - t.sent) * MICRO },
+        }));
+        // An arrow from the sender to what the receiver does when it comes.
+        let arrow = json!({ "cat": "send", "name": "message", "id": id });
+        for (phase, pid, tid, at) in [("s", process(t.from), tid, t.end), ("f", process(t.to), 0, t.arrived)] {
+            let mut event = arrow.clone();
+            if let Some(event) = event.as_object_mut() {
+                event.extend([
+                    ("ph".to_owned(), json!(phase)),
+                    ("pid".to_owned(), json!(pid)),
+                    ("tid".to_owned(), json!(tid)),
+                    ("ts".to_owned(), json!(at * MICRO)),
+                ]);
+                if phase == "f" {
+                    event.insert("bp".into(), json!("e"));
+                }
+            }
+            events.push(event);
+        }
+    }
+    json!({ "displayTimeUnit": "ms", "traceEvents": events }).to_string()
+}

@@ -1,0 +1,158 @@
+//! The plan file: a Plan with all that its prediction was made from, so that it can be simulated anywhere.
+
+use std::collections::BTreeMap;
+
+use fusionllm_graph::{Graph, NodeId, TrainGraph, autodiff};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::{Cluster, Conditions, Optimizer, Plan, PlanError, Program, Simulation, compile, simulate};
+
+/// A Plan, the devices and links it is for, and its graph without constants' contents.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SavedPlan {
+    /// The plan.
+    pub plan: Plan,
+    /// Device `i` is the plan's peer `i`.
+    pub cluster: Cluster,
+    /// The forward graph.
+    pub graph: Graph,
+    /// How parameters are updated.
+    pub optimizer: Optimizer,
+    /// How it came about.
+    pub origin: Origin,
+}
+
+/// What is known of a plan besides what a simulation tells.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Origin {
+    /// Seconds below which no plan for this job and cluster can come, if they were reckoned.
+    pub lower_bound_step_s: Option<f64>,
+    /// Seconds that planning took.
+    pub solve_s: Option<f64>,
+    /// What the scheduler has to say, such as which devices it left out.
+    #[serde(default)]
+    pub notes: Vec<String>,
+}
+
+impl SavedPlan {
+    /// Its Programs.
+    ///
+    /// # Errors
+    ///
+    /// The plan does not fit its graph.
+    pub fn programs(&self) -> Result<Vec<Program>, PlanError> {
+        let fail = |e: fusionllm_graph::GraphError| PlanError::Plan(e.to_string());
+        let loss = self.graph.outputs.get("loss").copied();
+        let loss = loss.ok_or_else(|| PlanError::Plan("the graph has no output named \"loss\"".into()))?;
+        let train: TrainGraph = autodiff::differentiate(&self.graph, loss).map_err(fail)?;
+        // The plan's digest is that of the graph with its constants.
+        let plan = Plan { graph: self.graph.digest(), ..self.plan.clone() };
+        compile(&plan, &self.graph, &train)
+    }
+
+    /// Runs it on the virtual clock.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::programs`] and [`simulate`].
+    pub fn simulate(&self, record: bool) -> Result<Simulation, PlanError> {
+        simulate(&self.programs()?, &self.cluster, &Conditions { optimizer: self.optimizer, record })
+    }
+
+    /// The plan with what `simulation` predicts: what `fusionllm plan --json` prints, and, where it is `whole`, all that a plan file holds.
+    pub fn to_value(&self, simulation: &Simulation, whole: bool) -> Result<Value, PlanError> {
+        let mut object = match value(&self.plan)? {
+            Value::Object(object) => object,
+            _ => Map::new(),
+        };
+        let mut operators = vec![0usize; self.plan.peers.len()];
+        for stage in &self.plan.stages {
+            for p in stage.replicas() {
+                operators[p.0 as usize] += stage.nodes.len();
+            }
+        }
+        let peers =
+            self.cluster.devices().iter().zip(&simulation.peers).zip(operators).map(|((device, load), operators)| {
+                json!({
+                    "name": device.name, "backend": device.backend, "operators": operators,
+                    "predicted_compute_s": load.compute_s, "predicted_wait_s": load.wait_s,
+                    "predicted_memory_bytes": load.peak_bytes, "memory_bytes": device.memory,
+                })
+            });
+        object.insert("peers".into(), peers.collect());
+        let links = simulation.links.iter().map(|l| {
+            json!({
+                "from": self.cluster.name(l.from), "to": self.cluster.name(l.to), "codec": "none", "ratio": 1.0,
+                "predicted_bytes_per_step": l.bytes, "predicted_busy_s": l.busy_s,
+                // Between a broker and the device beside it there is no limit.
+                "predicted_bytes_per_s": self.cluster.link(l.from, l.to).map(|l| l.bandwidth).filter(|b| b.is_finite()),
+            })
+        });
+        object.insert("links".into(), links.collect());
+        object.insert("predicted_step_s".into(), json!(simulation.step_s));
+        object.insert("predicted_closed_form_s".into(), json!(simulation.closed_form_s));
+        if let Value::Object(origin) = value(&self.origin)? {
+            object.extend(origin);
+        }
+        if whole {
+            object.insert("cluster".into(), value(&self.cluster)?);
+            object.insert("optimizer".into(), value(&self.optimizer)?);
+            object.insert("model".into(), value(&self.graph)?);
+        }
+        Ok(Value::Object(object))
+    }
+
+    /// The plan file's text: one line for each of its parts, and for each peer and link.
+    pub fn to_json(&self, simulation: &Simulation) -> Result<String, PlanError> {
+        let parts: BTreeMap<String, Value> = serde_json::from_value(self.to_value(simulation, true)?).map_err(file)?;
+        let line = |(name, part): (&String, &Value)| match part {
+            Value::Array(items) if items.iter().any(Value::is_object) => {
+                let items: Vec<String> = items.iter().map(|i| format!("  {i}")).collect();
+                format!("{}: [\n{}\n]", json!(name), items.join(",\n"))
+            }
+            part => format!("{}: {part}", json!(name)),
+        };
+        Ok(format!("{{\n{}\n}}\n", parts.iter().map(line).collect::<Vec<_>>().join(",\n")))
+    }
+
+    /// Reads a plan file.
+    ///
+    /// # Errors
+    ///
+    /// It is none, is of another version, holds a plan alone, or its parts do not fit each other.
+    pub fn from_json(text: &str) -> Result<Self, PlanError> {
+        #[derive(Deserialize)]
+        struct Rest {
+            cluster: Option<Cluster>,
+            optimizer: Option<Optimizer>,
+            model: Option<Graph>,
+            #[serde(flatten)]
+            origin: Origin,
+        }
+        let plan = Plan::from_json(text)?;
+        let rest: Rest = serde_json::from_str(text).map_err(file)?;
+        let (Some(cluster), Some(optimizer), Some(graph)) = (rest.cluster, rest.optimizer, rest.model) else {
+            return Err(PlanError::File("it holds a plan, but not the devices and the model it is for".into()));
+        };
+        graph.validate().map_err(|e| PlanError::File(e.to_string()))?;
+        let names: Vec<&String> = cluster.devices().iter().map(|d| &d.name).collect();
+        if !names.iter().copied().eq(&plan.peers) {
+            return Err(PlanError::File("its devices are not its peers".into()));
+        }
+        let nodes = graph.nodes.len() as u32;
+        let known = |n: &NodeId| n.0 < nodes;
+        if !plan.stages.iter().flat_map(|s| &s.nodes).all(known) {
+            return Err(PlanError::File("it places operators that its model does not have".into()));
+        }
+        Ok(Self { plan, cluster, graph, optimizer, origin: rest.origin })
+    }
+}
+
+fn file(e: serde_json::Error) -> PlanError {
+    PlanError::File(e.to_string())
+}
+
+fn value(part: &impl Serialize) -> Result<Value, PlanError> {
+    serde_json::to_value(part).map_err(file)
+}
