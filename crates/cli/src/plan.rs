@@ -204,7 +204,8 @@ fn sentences(saved: &SavedPlan, found: &[WhatIf]) -> Vec<String> {
                 (format!("device {}", cluster.name(*peer)), format!("{times} times as fast"))
             }
         };
-        let gain = format!("it would be {:.1}x faster ({} a step)", w.speedup, units::seconds(w.step_s));
+        let times = if w.speedup < 1.095 { format!("{:.2}", w.speedup) } else { format!("{:.1}", w.speedup) };
+        let gain = format!("it would be {times}x faster ({} a step)", units::seconds(w.step_s));
         match i {
             0 => format!("{what} limits the step: {how} {gain}"),
             _ => format!("{what}: {how} {gain}"),

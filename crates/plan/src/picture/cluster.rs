@@ -118,7 +118,7 @@ fn lay_out(groups: &mut [Group], card: &Card) -> f64 {
         let columns = g.devices.len().div_ceil(card.column);
         let rows = g.devices.len().min(card.column);
         let title = 7.5 * g.title.chars().count() as f64 + 28.0;
-        let subtitle = if card.detailed { 5.6 * g.subtitle.chars().count() as f64 + 28.0 } else { 0.0 };
+        let subtitle = if card.detailed { 6.2 * g.subtitle.chars().count() as f64 + 28.0 } else { 0.0 };
         let width = (columns as f64 * (card.width + card.gap) - card.gap + 28.0).max(title).max(subtitle);
         let height = head(card) + rows as f64 * (card.height + card.gap) - card.gap + 16.0;
         if x > MARGIN && x + width > WIDTH - MARGIN {
@@ -202,7 +202,9 @@ fn links(
             let s = (x2 - x1).signum();
             let (start, end) = ([x1 + s * half_w, y1], [x2 - s * half_w, y2]);
             let reach = s * ((end[0] - start[0]).abs() / 2.0).max(24.0);
-            (start, end, [[start[0] + reach, start[1]], [end[0] - reach, end[1]]])
+            // Below what stands between.
+            let sag = if (end[0] - start[0]).abs() > 1.5 * card.width { 0.9 * card.height } else { 0.0 };
+            (start, end, [[start[0] + reach, start[1] + sag], [end[0] - reach, end[1] + sag]])
         };
         let d = format!(
             "M{:.1} {:.1}C{:.1} {:.1} {:.1} {:.1} {:.1} {:.1}",
@@ -222,8 +224,20 @@ fn links(
             "fill=\"none\" stroke=\"{color}\" stroke-width=\"{width:.1}\" stroke-linecap=\"round\" opacity=\"0.85\""
         );
         svg.path(&d, &style, &title);
-        let middle = |i: usize| (start[i] + 3.0 * bends[0][i] + 3.0 * bends[1][i] + end[i]) / 8.0;
-        labels.push((share, ([middle(0), middle(1)], format!("{speed} · {:.0} %", 100.0 * share), color)));
+        // On the line, where no card is in the way.
+        let at = |t: f64| {
+            let u = 1.0 - t;
+            [0, 1].map(|i: usize| {
+                u * u * u * start[i] + 3.0 * u * t * (u * bends[0][i] + t * bends[1][i]) + t * t * t * end[i]
+            })
+        };
+        let clear = |[x, y]: [f64; 2]| {
+            spots.values().all(|[cx, cy]| (x - cx).abs() > half_w + 44.0 || (y - cy).abs() > half_h + 8.0)
+        };
+        let places = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8].map(at);
+        if let Some(place) = places.into_iter().find(|p| near || clear(*p)) {
+            labels.push((share, (place, format!("{speed} · {:.0} %", 100.0 * share), color)));
+        }
     }
     labels.sort_by(|a, b| b.0.total_cmp(&a.0));
     let shown = if card.detailed { 24 } else { 0 };
@@ -300,7 +314,7 @@ fn device(
 fn key(svg: &mut Svg, y: f64) {
     let mut x = 24.0;
     svg.text([x, y], 12.0, Anchor::Start, &fill(FAINT), "links, by the share of a step in which they are busy:");
-    x += 306.0;
+    x += 334.0;
     for (share, text) in [(0.0, "below 25 %"), (0.3, "25 to 50 %"), (0.6, "50 to 75 %"), (0.9, "above 75 %")] {
         svg.line(
             [x, y - 4.0, x + 22.0, y - 4.0],

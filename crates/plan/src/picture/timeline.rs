@@ -113,7 +113,7 @@ fn legend(svg: &mut Svg, simulation: &Simulation) {
     let there = all.into_iter().filter(|d| simulation.spans.iter().any(|s| s.doing == *d));
     let entries = [(SEND, "send")].into_iter().chain(there.map(|d| (color(d), word(d))));
     for (color, word) in entries {
-        x -= 7.0 * word.chars().count() as f64 + 28.0;
+        x -= 7.6 * word.chars().count() as f64 + 30.0;
         svg.rect([x, 27.0, 12.0, 12.0], 3.0, &fill(color), "");
         svg.text([x + 18.0, 37.5], 13.0, Anchor::Start, &fill(INK), word);
     }
