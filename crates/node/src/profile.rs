@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
+use cpu_time::ProcessTime;
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
@@ -113,6 +114,7 @@ impl Samples {
                 sources.insert(v, backend.upload(&content(graph, v)?)?);
             }
         }
+        let alone = backend.device().threads == Some(1);
         let mut took: Vec<Vec<f64>> = vec![Vec::new(); graph.nodes.len()];
         let started = Instant::now();
         for repeat in 0..=MOST_REPEATS {
@@ -131,11 +133,11 @@ impl Samples {
                     inputs.push(held.ok_or_else(|| NodeError::State(format!("{v} was given up too early")))?);
                 }
                 let types: Vec<TensorType> = node.outputs.iter().map(|v| graph.ty(*v).clone()).collect();
-                let before = Instant::now();
+                let watch = Stopwatch::start(alone);
                 let results = backend.run(&node.op, inputs, &types)?;
                 backend.synchronize()?;
                 if repeat > 0 {
-                    took[n.index()].push(before.elapsed().as_secs_f64());
+                    took[n.index()].push(watch.seconds());
                 }
                 values.extend(node.outputs.iter().copied().zip(results).filter(|(v, _)| left[v.index()] > 0));
             }
@@ -160,6 +162,7 @@ impl Samples {
         let mut types: Vec<&TensorType> = graph.parameters().map(|v| graph.ty(v)).collect();
         types.sort_by_key(|t| t.numel());
         types.dedup();
+        let alone = backend.device().threads == Some(1);
         for ty in types {
             let fresh = || Ok::<Tensor, NodeError>(backend.upload(&noise(ty, 0.05)?)?);
             let scalar = TensorType::new(DType::F64, []);
@@ -167,7 +170,7 @@ impl Samples {
             let mut took = Vec::new();
             for _ in 0..=REPEATS {
                 let gradient = fresh()?;
-                took.push(timed(backend, &norm, vec![gradient], &[scalar.clone()])?);
+                took.push(timed(backend, alone, &norm, vec![gradient], &[scalar.clone()])?);
             }
             self.add(&norm, &[ty], &[&scalar], median(took).unwrap_or(0.0));
             for rule in &rules {
@@ -179,7 +182,7 @@ impl Samples {
                 for _ in 0..=REPEATS {
                     let mut operands = (0..2 + slots).map(|_| fresh()).collect::<Result<Vec<_>, _>>()?;
                     operands.push(backend.upload(&hyper)?);
-                    took.push(timed(backend, &op, operands, &results)?);
+                    took.push(timed(backend, alone, &op, operands, &results)?);
                 }
                 let inputs: Vec<&TensorType> = std::iter::repeat_n(ty, 2 + slots).chain([hyper.ty()]).collect();
                 self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), median(took).unwrap_or(0.0));
@@ -213,11 +216,34 @@ impl Samples {
     }
 }
 
-fn timed(backend: &dyn Backend, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<f64, NodeError> {
-    let before = Instant::now();
+/// Time that this process computes. With one thread it is counted in time of the processor, which other processes do not lengthen.
+struct Stopwatch {
+    started: Instant,
+    processor: Option<ProcessTime>,
+}
+
+impl Stopwatch {
+    fn start(alone: bool) -> Self {
+        Self { started: Instant::now(), processor: alone.then(|| ProcessTime::try_now().ok()).flatten() }
+    }
+
+    fn seconds(&self) -> f64 {
+        let processor = self.processor.and_then(|p| p.try_elapsed().ok());
+        processor.unwrap_or_else(|| self.started.elapsed()).as_secs_f64()
+    }
+}
+
+fn timed(
+    backend: &dyn Backend,
+    alone: bool,
+    op: &Op,
+    inputs: Vec<Tensor>,
+    outputs: &[TensorType],
+) -> Result<f64, NodeError> {
+    let watch = Stopwatch::start(alone);
     let results = backend.run(op, inputs, outputs)?;
     backend.synchronize()?;
-    let took = before.elapsed().as_secs_f64();
+    let took = watch.seconds();
     drop(results);
     Ok(took)
 }
