@@ -182,13 +182,53 @@ pub(crate) struct ProfileArgs {
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum GraphCommand {
+    /// Turn a model from PyTorch's torch.export into a graph file with its weights.
+    Import(ImportArgs),
     /// Print a model's operators, parameters and costs.
     Show(ShowArgs),
+    /// Compare loss and gradients of a model from torch.export with those that PyTorch computed.
+    Check(CheckArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ImportArgs {
+    /// The archive that torch.export.save wrote.
+    pub(crate) model: PathBuf,
+
+    /// The directory to write: graph.json, model.safetensors and, if there are any, constants.safetensors.
+    #[arg(short, long, value_name = "DIR")]
+    pub(crate) output: PathBuf,
+
+    /// Samples at once, where the model was exported with a dynamic batch dimension.
+    #[arg(long, value_name = "N")]
+    pub(crate) samples: Option<usize>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckArgs {
+    /// The archive that torch.export.save wrote.
+    pub(crate) model: PathBuf,
+
+    /// A safetensors file with input.NAME, loss and grad.PARAMETER, as PyTorch computed them.
+    #[arg(long, value_name = "REF.safetensors")]
+    pub(crate) against: PathBuf,
+
+    /// What to compute with, such as burn-cpu, the default.
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<String>,
+
+    /// Number of peers to cut the model over, all in this process.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) peers: u16,
+
+    /// Largest relative error that passes.
+    #[arg(long, value_name = "T", default_value_t = 1e-3)]
+    pub(crate) tolerance: f64,
 }
 
 #[derive(Debug, Args)]
 pub(crate) struct ShowArgs {
-    /// A graph file, a job file, a run's directory, or a GPT-2's config.json from Hugging Face.
+    /// A graph file, a .pt2 archive, a job file, a run's directory, or a GPT-2's config.json from Hugging Face.
     pub(crate) path: PathBuf,
 
     /// List the backward operators too.

@@ -6,7 +6,9 @@ use std::path::Path;
 
 use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{Graph, GraphError, Node, Phase, TensorType, ValueId, ValueKind, autodiff};
+use fusionllm_import::Options;
 use fusionllm_node::config::Network;
+use fusionllm_node::imported::Model;
 use serde::Serialize;
 
 use crate::args::ShowArgs;
@@ -23,6 +25,9 @@ pub(crate) fn show(args: &ShowArgs, json: bool) -> Result<(), Failure> {
 }
 
 fn open(path: &Path) -> Result<Graph, Failure> {
+    if path.extension().is_some_and(|e| e == "pt2") {
+        return Ok(Model::open(path, Options::default())?.into_imported().graph);
+    }
     let file = if path.is_dir() { path.join("graph.json") } else { path.to_owned() };
     let is_graph_file = |text: &str| text.contains("\"fusionllm_graph\"");
     match std::fs::read_to_string(&file) {
@@ -34,7 +39,8 @@ fn open(path: &Path) -> Result<Graph, Failure> {
             return Err(Failure::Input(format!("{}: this is a plan, not a graph\n  hint: {hint}", path.display())));
         }
         Err(e) if !path.is_dir() => {
-            let hint = "give a graph file, a job file, a run directory, or a config.json from Hugging Face";
+            let hint =
+                "give a graph file, a .pt2 archive, a job file, a run directory, or a config.json from Hugging Face";
             return Err(Failure::Input(format!("{}: cannot be read: {e}\n  hint: {hint}", path.display())));
         }
         _ => {}

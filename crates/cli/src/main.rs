@@ -4,6 +4,7 @@ mod args;
 mod failure;
 mod generate;
 mod graph;
+mod import;
 mod output;
 mod plan;
 mod profile;
@@ -54,6 +55,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Profile(args) => profile::profile(&args, arguments.json),
         Command::Generate(args) => generate::generate(&args, arguments.json),
         Command::Export(args) => generate::export(&args, arguments.json),
+        Command::Graph(GraphCommand::Import(args)) => import::import(&args, arguments.json),
         Command::Graph(GraphCommand::Show(show)) => graph::show(&show, arguments.json),
+        Command::Graph(GraphCommand::Check(args)) => import::check(&args, arguments.json),
     }
 }

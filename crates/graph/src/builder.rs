@@ -68,6 +68,11 @@ impl Builder {
         out
     }
 
+    /// Names given from now on stand behind `path`, whatever the scope was.
+    pub fn set_scope(&mut self, path: &str) {
+        self.scope = vec![path.into()];
+    }
+
     /// `name` behind the present scope.
     pub fn path(&self, name: &str) -> String {
         let mut parts: Vec<&str> = self.scope.iter().map(String::as_str).filter(|s| !s.is_empty()).collect();

@@ -74,6 +74,7 @@ fn op() -> impl Strategy<Value = Op> {
         SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: true }.into(),
         BatchNorm { momentum: 0.1, eps: 0.0 }.into(),
         Cast { dtype: DType::Bool }.into(),
+        Detach.into(),
     ]);
     let elementwise = (0usize..23, number(), of()).prop_flat_map(|(i, scalar, reverse)| {
         let binary = Binary::ALL[i % Binary::ALL.len()];
@@ -85,7 +86,7 @@ fn op() -> impl Strategy<Value = Op> {
             Logical::ALL[i % 3].into(),
             BinaryScalar { op: binary, scalar, reverse }.into(),
             CompareScalar { op: compare, scalar }.into(),
-            Clamp { min: Some(scalar), max: None }.into(),
+            Clamp { min: Some(scalar), max: None, open: false }.into(),
             Dropout { p: scalar, stream: 1 }.into(),
         ])
     });

@@ -102,16 +102,23 @@ fn write_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError> 
     for v in graph.values.iter().filter(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_))) {
         tensors.insert(&v.name, model.read(&v.name, &v.ty)?);
     }
+    write_tensors(&directory.join(WEIGHTS), &tensors)
+}
+
+/// A safetensors file of these tensors, as PyTorch's libraries read them.
+pub(crate) fn write_tensors<S: AsRef<str> + Ord>(
+    path: &Path,
+    tensors: &BTreeMap<S, HostTensor>,
+) -> Result<(), NodeError> {
     let views = tensors
         .iter()
-        .map(|(name, t)| Ok((*name, TensorView::new(stored_dtype(t.dtype()), t.shape().to_vec(), t.bytes())?)));
+        .map(|(name, t)| Ok((name.as_ref(), TensorView::new(stored_dtype(t.dtype()), t.shape().to_vec(), t.bytes())?)));
     // Hugging Face's libraries refuse a file that does not say this.
     let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
-    let path = directory.join(WEIGHTS);
-    let partial = directory.join("model.safetensors.partial");
+    let partial = path.with_extension("safetensors.partial");
     let written = views.collect::<Result<Vec<_>, SafeTensorError>>().and_then(|views| {
         safetensors::serialize_to_file(views, Some(about), &partial)?;
-        Ok(fs::rename(&partial, &path)?)
+        Ok(fs::rename(&partial, path)?)
     });
     written.map_err(|e| {
         // The space is worth more than a second error.
@@ -120,6 +127,6 @@ fn write_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError> 
             SafeTensorError::IoError(e) => e,
             e => std::io::Error::other(e),
         };
-        NodeError::File(DiskError { path, action: "written", source })
+        NodeError::File(DiskError { path: path.to_owned(), action: "written", source })
     })
 }

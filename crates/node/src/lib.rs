@@ -3,6 +3,7 @@
 //! [`conduct`] is a broker's run from the first joiner to the summary, [`join`] a joiner's part in it. [`config`] reads the job file, [`data`] the batches, [`run_dir`] keeps what a run did.
 
 mod broker;
+pub mod check;
 pub mod checkpoint;
 mod coding;
 pub mod config;
@@ -12,6 +13,7 @@ mod emulation;
 mod error;
 pub mod export;
 pub mod generate;
+pub mod imported;
 mod keeper;
 mod local;
 pub mod memory;

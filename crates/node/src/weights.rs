@@ -87,6 +87,11 @@ impl Weights {
         Ok(Self { path: path.to_owned(), tensors: tensors.collect() })
     }
 
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Names and types of all tensors whose elements are of a type we have, by name.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorType)> {
         self.tensors.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.ty()?)))

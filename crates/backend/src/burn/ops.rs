@@ -52,6 +52,7 @@ pub(super) fn run<B: Backend>(
 
         Op::Reshape(op) => one(inputs)?.reshape(&op.shape),
         Op::Permute(op) => one(inputs)?.permute(&op.dims),
+        Op::Detach(_) => one(inputs)?,
         Op::Expand(op) => one(inputs)?.expand(&op.shape),
         Op::Slice(op) => view::slice(op, one(inputs)?),
         Op::SliceBackward(op) => view::slice_backward(op, one(inputs)?, out, device)?,

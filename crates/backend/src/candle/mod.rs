@@ -210,6 +210,7 @@ fn kernel(op: &Op, x: &[Array], outputs: &[TensorType]) -> Result<Option<Vec<Arr
         Op::ArgReduce(op) => one(reduce::arg_reduce(op, &x[0], out)?),
         Op::Reshape(op) => one(x[0].reshape(op.shape.as_slice())?),
         Op::Permute(op) => one(x[0].permute(op.dims.as_slice())?),
+        Op::Detach(_) => one(x[0].clone()),
         Op::Expand(op) => one(x[0].broadcast_as(op.shape.as_slice())?),
         Op::Slice(op) => one(view::slice(op, &x[0])?),
         Op::SliceBackward(op) => one(view::slice_backward(op, &x[0], out)?),

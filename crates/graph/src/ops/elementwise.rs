@@ -574,7 +574,7 @@ impl Operator for Where {
     }
 }
 
-/// Limits elements to a range; the gradient passes where the element lies in it, ends included.
+/// Limits elements to a range; the gradient passes where the element lies in it.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Clamp {
     /// Lower end.
@@ -583,6 +583,9 @@ pub struct Clamp {
     /// Upper end.
     #[serde(default, with = "crate::number::optional")]
     pub max: Option<f64>,
+    /// No gradient passes at the ends, as `hardtanh` and `relu6` have it; otherwise it does.
+    #[serde(default)]
+    pub open: bool,
 }
 
 impl Operator for Clamp {
@@ -601,7 +604,8 @@ impl Operator for Clamp {
         let (x, mut g) = (cx.inputs[0], cx.grad(0)?);
         let b = &mut *cx.b;
         let zero = b.zero_like_scalar(g)?;
-        for (op, bound) in [(Compare::Ge, self.min), (Compare::Le, self.max)] {
+        let inside = if self.open { [Compare::Gt, Compare::Lt] } else { [Compare::Ge, Compare::Le] };
+        for (op, bound) in inside.into_iter().zip([self.min, self.max]) {
             if let Some(bound) = bound {
                 let inside = b.compare_scalar(op, x, bound)?;
                 g = b.where_(inside, g, zero)?;

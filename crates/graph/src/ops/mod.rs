@@ -44,7 +44,9 @@ pub use pooling::{
 pub use random::{Dropout, DropoutBackward};
 pub use reduce::{ArgReduce, CumSum, Reduce, ReduceKind};
 pub use softmax::{LogSoftmax, LogSoftmaxBackward, Softmax, SoftmaxBackward};
-pub use view::{Arange, Cat, ConstantPad, Expand, Flip, Full, Permute, Reshape, Slice, SliceBackward, Split, Triangle};
+pub use view::{
+    Arange, Cat, ConstantPad, Detach, Expand, Flip, Full, Permute, Reshape, Slice, SliceBackward, Split, Triangle,
+};
 
 /// What one operator is: everything about it but its kernels.
 pub trait Operator {
@@ -208,7 +210,7 @@ macro_rules! operators {
 operators! {
     Unary, Binary, BinaryScalar, Compare, CompareScalar, Logical, Where, Clamp, Cast, Gelu, GeluBackward, ThresholdBackward,
     Reduce, ArgReduce, CumSum,
-    Reshape, Permute, Expand, Slice, SliceBackward, Cat, Split, Flip, ConstantPad, Triangle, Full, Arange,
+    Reshape, Permute, Expand, Detach, Slice, SliceBackward, Cat, Split, Flip, ConstantPad, Triangle, Full, Arange,
     Embedding, EmbeddingDenseBackward, IndexSelect, IndexAdd, Gather, ScatterAdd, Scatter, Index, IndexPut, TopK, Sort,
     Matmul, Linear,
     Conv2d, Conv2dInputGrad, Conv2dWeightGrad,

@@ -98,6 +98,29 @@ impl Operator for Expand {
     }
 }
 
+/// The operand itself, through which no gradient passes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Detach;
+
+impl Operator for Detach {
+    fn name(&self) -> &'static str {
+        "detach"
+    }
+
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+        let [x] = args(inputs)?;
+        Ok(vec![x.clone()])
+    }
+
+    fn backward(&self, _cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        Ok(vec![None])
+    }
+
+    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
+        Cost::view()
+    }
+}
+
 /// Elements `start, start + step, …` below `end` of one dimension.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {

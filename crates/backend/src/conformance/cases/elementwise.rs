@@ -191,13 +191,18 @@ fn logic(c: &mut Cases) {
     c.add(Where, vec![c.given_bools(&[3], &[true, false, true]), chosen, other]).values_only();
     for (min, max) in [(Some(-0.7), Some(0.9)), (Some(0.05), None), (None, Some(0.05))] {
         for shape in [&[3, 4][..], &[], &[0]] {
-            c.add(Clamp { min, max }, vec![c.floats(shape)]);
+            c.add(Clamp { min, max, open: shape.is_empty() }, vec![c.floats(shape)]);
         }
         c.add(
-            Clamp { min: min.map(|m: f64| (4.0 * m).round()), max: None.or(max.map(|m: f64| (4.0 * m).round())) },
+            Clamp {
+                min: min.map(|m: f64| (4.0 * m).round()),
+                max: None.or(max.map(|m: f64| (4.0 * m).round())),
+                open: false,
+            },
             vec![c.numbers(DType::I64, &[6])],
         );
-        c.add(Clamp { min, max }, vec![c.given(&[3], &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY])]).values_only();
+        c.add(Clamp { min, max, open: false }, vec![c.given(&[3], &[f64::NAN, f64::INFINITY, f64::NEG_INFINITY])])
+            .values_only();
     }
 }
 

@@ -1,5 +1,5 @@
 use fusionllm_graph::ops::{
-    Arange, Cat, ConstantPad, Expand, Flip, Full, Permute, Reshape, Slice, SliceBackward, Split, Triangle,
+    Arange, Cat, ConstantPad, Detach, Expand, Flip, Full, Permute, Reshape, Slice, SliceBackward, Split, Triangle,
 };
 use fusionllm_graph::{DType, TensorType};
 
@@ -40,6 +40,9 @@ pub(super) fn cases(c: &mut Cases) -> Result<(), String> {
         for x in every_kind(c, from) {
             c.add(Expand { shape: to.to_vec() }, vec![x]);
         }
+    }
+    for x in every_kind(c, &[2, 3]) {
+        c.add(Detach, vec![x]).values_only();
     }
     slices(c);
     joins(c);

@@ -62,7 +62,7 @@ pub fn evaluate(op: &Op, inputs: &[Array]) -> Result<Vec<Array>, String> {
         Op::LogSoftmax(op) => vec![reduce::softmax(op.dim, &x[0], true)?],
         Op::SoftmaxBackward(op) => vec![reduce::softmax_backward(op.dim, &x[0], &x[1], false)?],
         Op::LogSoftmaxBackward(op) => vec![reduce::softmax_backward(op.dim, &x[0], &x[1], true)?],
-        Op::Reshape(_) => vec![x[0].elements.clone()],
+        Op::Reshape(_) | Op::Detach(_) => vec![x[0].elements.clone()],
         Op::Permute(op) => vec![view::permute(&op.dims, &x[0], &types[0])],
         Op::Expand(_) => vec![view::expand(&x[0], &types[0])],
         Op::Slice(op) => vec![view::slice(op, &x[0], &types[0])],

@@ -1,0 +1,80 @@
+//! `graph import` and `graph check`: models from PyTorch.
+
+use fusionllm_import::Options;
+use fusionllm_node::check::check as compare;
+use fusionllm_node::imported::Model;
+use serde::Serialize;
+
+use crate::args::{CheckArgs, ImportArgs};
+use crate::failure::Failure;
+use crate::output;
+use crate::units::{bytes, count};
+
+/// What an import made.
+#[derive(Serialize)]
+struct Made {
+    name: String,
+    operators: usize,
+    parameters: usize,
+    parameter_bytes: usize,
+    buffers: usize,
+    inputs: Vec<String>,
+}
+
+/// Writes a model's graph and weights.
+pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
+    let mut model = Model::open(&args.model, Options { samples: args.samples, double: false })?;
+    model.write(&args.output)?;
+    let graph = &model.imported().graph;
+    let made = Made {
+        name: graph.name.clone(),
+        operators: graph.nodes.len(),
+        parameters: graph.parameters().map(|v| graph.ty(v).numel()).sum(),
+        parameter_bytes: graph.parameters().map(|v| graph.ty(v).bytes()).sum(),
+        buffers: graph.buffers().count(),
+        inputs: graph.inputs().map(|v| format!("{}: {}", graph.value(v).name, graph.ty(v))).collect(),
+    };
+    if json {
+        return output::print_json(&made);
+    }
+    output::print(&format!(
+        "{}: {} operators, {} parameters ({}), inputs {}\nwritten to {}; see it with: fusionllm graph show {}\n",
+        made.name,
+        made.operators,
+        count(made.parameters as f64),
+        bytes(made.parameter_bytes as u64),
+        made.inputs.join(", "),
+        args.output.display(),
+        args.output.display(),
+    ))
+}
+
+/// Compares a model with PyTorch's results.
+pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
+    let backend = args.backend.as_deref().unwrap_or(fusionllm_backend::names()[0]);
+    let result = compare(&args.model, &args.against, backend, args.peers.into())?;
+    if json {
+        output::print_json(&result)?;
+    } else {
+        output::print(&format!(
+            "loss {} (PyTorch {}, relative error {:.1e})\n{} gradients: largest relative error {:.1e}, of {}\n{} operators\n",
+            result.loss,
+            result.loss_reference,
+            result.loss_rel_err,
+            result.parameters,
+            result.max_grad_rel_err,
+            result.worst_parameter,
+            result.operators,
+        ))?;
+    }
+    if result.error() <= args.tolerance {
+        return Ok(());
+    }
+    Err(Failure::Running(format!(
+        "{}: it differs from {} by {:.1e}, more than the tolerance of {:.1e}\n  hint: a reference in float64 (of the widened model) does not depend on the kernels",
+        args.model.display(),
+        args.against.display(),
+        result.error(),
+        args.tolerance,
+    )))
+}

@@ -1,0 +1,295 @@
+//! The archive: a zip file whose members hold a graph as JSON and tensors as raw bytes. Whoever wrote it is not trusted: sizes are checked against the
+//! file's before anything is allocated, and nothing in it is ever executed or unpickled.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
+use std::io::{BufReader, Read, Seek};
+use std::path::Path;
+
+use crate::ImportError;
+use crate::schema::{ExportedProgram, Payload, PayloadConfig, Size, TensorMeta};
+use crate::zip::Zip;
+use fusionllm_graph::{DType, HostTensor, TensorType};
+
+/// Largest JSON member: the graphs of models with thousands of layers are smaller.
+const MAX_JSON: u64 = 256 << 20;
+
+/// A source of bytes.
+trait Source: Read + Seek + Send {}
+
+impl<T: Read + Seek + Send> Source for T {}
+
+/// A `.pt2` file as `torch.export.save` of PyTorch 2.9 to 2.15 writes it, its graph read and its tensors not yet.
+pub struct Archive {
+    pub(crate) name: String,
+    zip: Zip<Box<dyn Source>>,
+    /// Bytes of tensors read so far: a bound on what overlapping members can make of a small file.
+    read: u64,
+    pub(crate) program: ExportedProgram,
+    pub(crate) weights: BTreeMap<String, Stored>,
+    pub(crate) constants: BTreeMap<String, Stored>,
+}
+
+impl std::fmt::Debug for Archive {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Archive({})", self.name)
+    }
+}
+
+/// A tensor in the archive.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Stored {
+    /// The member that holds its storage.
+    pub(crate) member: String,
+    dtype: i64,
+    pub(crate) shape: Vec<usize>,
+    strides: Vec<usize>,
+    offset: usize,
+    pub(crate) requires_grad: bool,
+}
+
+impl Archive {
+    /// Opens a file and reads its graph.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is no archive of `torch.export.save`, is damaged, or holds pickled tensors.
+    pub fn open(path: &Path) -> Result<Self, ImportError> {
+        let unreadable = |source| ImportError::Unreadable { path: path.to_owned(), source };
+        let file = File::open(path).map_err(unreadable)?;
+        if !file.metadata().map_err(unreadable)?.is_file() {
+            return Err(unreadable(std::io::Error::other("it is not a file")));
+        }
+        Self::read(&path.display().to_string(), BufReader::new(file))
+    }
+
+    /// [`Self::open`] of any source. Messages call it `name`.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn read(name: &str, source: impl Read + Seek + Send + 'static) -> Result<Self, ImportError> {
+        let whole = |reason: String| ImportError::Damaged {
+            archive: name.into(),
+            member: "the file as a whole".into(),
+            reason,
+        };
+        let source: Box<dyn Source> = Box::new(source);
+        let mut zip = Zip::open(source).map_err(|e| whole(format!("this is no .pt2 archive: {e}")))?;
+        let names: BTreeSet<String> = zip.names().map(str::to_owned).collect();
+        // All members stand in a directory named after the file that was first written.
+        let root = names
+            .iter()
+            .filter_map(|n| n.strip_suffix("archive_format"))
+            .find(|root| root.is_empty() || root.ends_with('/'))
+            .ok_or_else(|| whole("this is no .pt2 archive: it has no member archive_format".into()))?
+            .to_owned();
+        let byteorder = format!("{root}byteorder");
+        if names.contains(&byteorder) && member(name, &mut zip, &byteorder, 16)? != b"little" {
+            return Err(whole("its numbers are not little-endian; write it on another machine".into()));
+        }
+        let models: Vec<&str> = names
+            .iter()
+            .filter_map(|n| n.strip_prefix(&root)?.strip_prefix("models/")?.strip_suffix(".json"))
+            .collect();
+        let model = match models[..] {
+            [model] => model.to_owned(),
+            [] => return Err(whole("it holds no model".into())),
+            _ => {
+                return Err(whole(format!("it holds {} models, {}; save each alone", models.len(), models.join(", "))));
+            }
+        };
+        let json = member(name, &mut zip, &format!("{root}models/{model}.json"), MAX_JSON)?;
+        let program: ExportedProgram = parse(name, &format!("models/{model}.json"), &json)?;
+        drop(json);
+        if program.schema_version.major != 8 {
+            return Err(whole(format!(
+                "its schema has version {}, this program reads version 8 (PyTorch 2.9 to 2.15)",
+                program.schema_version.major
+            )));
+        }
+        let mut payloads = |directory: &str, kind: &str| -> Result<BTreeMap<String, Stored>, ImportError> {
+            let file = format!("{root}data/{directory}/{model}_{kind}_config.json");
+            if !names.contains(&file) {
+                return Ok(BTreeMap::new());
+            }
+            let json = member(name, &mut zip, &file, MAX_JSON)?;
+            let config: PayloadConfig = parse(name, &file, &json)?;
+            let directory = format!("{root}data/{directory}/");
+            let stored = |payload: Payload| Stored::new(&directory, payload);
+            let tensors = config.config.into_iter().map(|(key, payload)| match stored(payload) {
+                Ok(stored) => Ok((key, stored)),
+                Err(reason) => Err(ImportError::Damaged {
+                    archive: name.into(),
+                    member: file.clone(),
+                    reason: format!("`{key}`: {reason}"),
+                }),
+            });
+            tensors.collect()
+        };
+        let weights = payloads("weights", "weights")?;
+        let constants = payloads("constants", "constants")?;
+        Ok(Self { name: name.into(), zip, read: 0, program, weights, constants })
+    }
+
+    /// The version of PyTorch that wrote it, if it says.
+    pub fn torch_version(&self) -> Option<&str> {
+        self.program.torch_version.as_deref()
+    }
+
+    /// Reads a tensor; booleans and floats as they are, small integers widened to `i32`.
+    pub(crate) fn tensor(&mut self, stored: &Stored) -> Result<HostTensor, ImportError> {
+        let bytes = member(&self.name, &mut self.zip, &stored.member, u64::MAX)?;
+        self.read += bytes.len() as u64;
+        if self.read > 4 * self.zip.length().max(1 << 20) {
+            return Err(self.damaged(&stored.member, "the archive's members overlap".into()));
+        }
+        stored.tensor(bytes).map_err(|reason| self.damaged(&stored.member, reason))
+    }
+
+    pub(crate) fn damaged(&self, member: &str, reason: String) -> ImportError {
+        ImportError::Damaged { archive: self.name.clone(), member: member.into(), reason }
+    }
+}
+
+/// The bytes of a member.
+fn member(archive: &str, zip: &mut Zip<Box<dyn Source>>, name: &str, limit: u64) -> Result<Vec<u8>, ImportError> {
+    zip.read(name, limit).map_err(|reason| ImportError::Damaged {
+        archive: archive.into(),
+        member: name.into(),
+        reason,
+    })
+}
+
+fn parse<T: serde::de::DeserializeOwned>(archive: &str, member: &str, json: &[u8]) -> Result<T, ImportError> {
+    serde_json::from_slice(json).map_err(|e| ImportError::Damaged {
+        archive: archive.into(),
+        member: member.into(),
+        reason: e.to_string(),
+    })
+}
+
+/// A number of the schema's `ScalarType`. Small integers are computed with as `i32`.
+pub(crate) fn element_type(code: i64) -> Result<DType, String> {
+    Ok(match code {
+        1..=4 => DType::I32,
+        5 => DType::I64,
+        6 => DType::F16,
+        7 => DType::F32,
+        8 => DType::F64,
+        12 => DType::Bool,
+        13 => DType::BF16,
+        9..=11 => return Err("complex numbers are not supported".into()),
+        _ => return Err(format!("the element type with number {code} is not supported")),
+    })
+}
+
+/// Bytes of one element as it is stored.
+fn stored_size(code: i64) -> usize {
+    match code {
+        1 | 2 | 12 => 1,
+        3 | 6 | 13 => 2,
+        4 | 7 => 4,
+        _ => 8,
+    }
+}
+
+pub(crate) fn plain_size(size: &Size) -> Result<usize, String> {
+    match size {
+        Size::AsInt(n) => usize::try_from(*n).map_err(|_| format!("{n} is no size")),
+        Size::AsExpr(e) => Err(format!("the size {} is not known", e.expr_str)),
+    }
+}
+
+/// The strides of a row-major tensor.
+pub(crate) fn row_major(shape: &[usize]) -> Vec<usize> {
+    let mut strides = vec![1usize; shape.len()];
+    for d in (1..shape.len()).rev() {
+        strides[d - 1] = strides[d].saturating_mul(shape[d].max(1));
+    }
+    strides
+}
+
+impl Stored {
+    fn new(directory: &str, payload: Payload) -> Result<Self, String> {
+        if payload.use_pickle {
+            return Err("it is pickled, which could run any program; save plain tensors".into());
+        }
+        let meta: TensorMeta = payload.tensor_meta.ok_or("it has no description")?;
+        element_type(meta.dtype)?;
+        let sizes = |sizes: &[Size]| sizes.iter().map(plain_size).collect::<Result<Vec<_>, _>>();
+        let shape = sizes(&meta.sizes)?;
+        let strides = if meta.strides.is_empty() { row_major(&shape) } else { sizes(&meta.strides)? };
+        if strides.len() != shape.len() {
+            return Err(format!("{} sizes, but {} strides", shape.len(), strides.len()));
+        }
+        let offset = meta.storage_offset.as_ref().map(plain_size).transpose()?.unwrap_or(0);
+        Ok(Self {
+            member: format!("{directory}{}", payload.path_name),
+            dtype: meta.dtype,
+            shape,
+            strides,
+            offset,
+            requires_grad: meta.requires_grad,
+        })
+    }
+
+    /// Its type once read.
+    pub(crate) fn ty(&self) -> Result<TensorType, String> {
+        let ty = TensorType::new(element_type(self.dtype)?, self.shape.clone());
+        match ty.checked_bytes() {
+            Some(bytes) if bytes <= isize::MAX as usize => Ok(ty),
+            _ => Err(format!("{:?} has too many elements", self.shape)),
+        }
+    }
+
+    /// The tensor, of the bytes of its storage.
+    fn tensor(&self, storage: Vec<u8>) -> Result<HostTensor, String> {
+        let ty = self.ty()?;
+        let (size, count) = (stored_size(self.dtype), ty.numel());
+        let row_major = self.strides.iter().zip(row_major(&self.shape)).zip(&self.shape);
+        let contiguous = row_major.into_iter().all(|((a, b), n)| *a == b || *n <= 1);
+        let too_small = || format!("{} bytes are too few for {ty}", storage.len());
+        let bytes = if contiguous {
+            let first = self.offset.checked_mul(size).ok_or_else(too_small)?;
+            let end = count.checked_mul(size).and_then(|n| n.checked_add(first)).ok_or_else(too_small)?;
+            match storage.get(first..end) {
+                None => return Err(too_small()),
+                Some(_) if first == 0 && end == storage.len() => storage,
+                Some(part) => part.to_vec(),
+            }
+        } else {
+            // Elements that stand at several places at once could make a small file as large as they like.
+            if count.checked_mul(size).is_none_or(|n| n > storage.len()) {
+                return Err(too_small());
+            }
+            let mut bytes = Vec::with_capacity(count * size);
+            let mut index = vec![0usize; self.shape.len()];
+            for _ in 0..count {
+                let at = index
+                    .iter()
+                    .zip(&self.strides)
+                    .try_fold(self.offset, |at, (i, stride)| i.checked_mul(*stride).and_then(|n| n.checked_add(at)));
+                let at = at.and_then(|at| at.checked_mul(size)).ok_or_else(too_small)?;
+                bytes.extend(at.checked_add(size).and_then(|end| storage.get(at..end)).ok_or_else(too_small)?);
+                for d in (0..index.len()).rev() {
+                    index[d] += 1;
+                    if index[d] < self.shape[d] {
+                        break;
+                    }
+                    index[d] = 0;
+                }
+            }
+            bytes
+        };
+        let widened = |f: fn(&[u8]) -> i32| bytes.chunks_exact(size).flat_map(|c| f(c).to_le_bytes()).collect();
+        let bytes: Vec<u8> = match self.dtype {
+            1 => widened(|c| c[0].into()),
+            2 => widened(|c| (c[0] as i8).into()),
+            3 => widened(|c| i16::from_le_bytes([c[0], c[1]]).into()),
+            12 => bytes.iter().map(|b| (*b != 0) as u8).collect(),
+            _ => bytes,
+        };
+        HostTensor::from_bytes(ty, bytes).map_err(|e| e.to_string())
+    }
+}

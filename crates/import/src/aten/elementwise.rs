@@ -1,0 +1,528 @@
+//! Arithmetic, comparisons and functions of one element.
+
+use fusionllm_graph::DType;
+use fusionllm_graph::ops::{Approximate, Binary, Clamp, Compare, Gelu, Logical, Unary};
+
+use super::{entries, one};
+use crate::call::{Call, Out};
+use crate::context::{Context, Result, Val};
+
+entries! {
+    "add" ["Tensor", "Scalar"] => |c, a| arithmetic(c, a, Binary::Add),
+    "sub" ["Tensor", "Scalar"] => |c, a| arithmetic(c, a, Binary::Sub),
+    "rsub" ["Tensor", "Scalar"] => reversed_sub,
+    "mul" ["Tensor", "Scalar"] => |c, a| arithmetic(c, a, Binary::Mul),
+    "multiply" ["Tensor", "Scalar"] => |c, a| arithmetic(c, a, Binary::Mul),
+    "div" ["Tensor", "Scalar", "Tensor_mode", "Scalar_mode"] => divide,
+    "true_divide" ["Tensor", "Scalar"] => divide,
+    "floor_divide" ["default", "Scalar"] => |c, a| arithmetic(c, a, Binary::FloorDivide),
+    "remainder" ["Tensor", "Scalar", "Scalar_Tensor"] => |c, a| arithmetic(c, a, Binary::Remainder),
+    "fmod" ["Tensor", "Scalar"] => |c, a| arithmetic(c, a, Binary::Fmod),
+    "maximum" ["default"] => |c, a| arithmetic(c, a, Binary::Maximum),
+    "minimum" ["default"] => |c, a| arithmetic(c, a, Binary::Minimum),
+    "pow" ["Tensor_Scalar", "Tensor_Tensor", "Scalar"] => power,
+    "square" ["default"] => |c, a| { let x = float_operand(c, a)?; one(c.mul(x, x)?) },
+    "addcmul" ["default"] => |c, a| add_product(c, a, Binary::Mul),
+    "addcdiv" ["default"] => |c, a| add_product(c, a, Binary::Div),
+    "lerp" ["Scalar", "Tensor"] => lerp,
+
+    "eq" ["Tensor", "Scalar"] => |c, a| comparison(c, a, Compare::Eq),
+    "ne" ["Tensor", "Scalar"] => |c, a| comparison(c, a, Compare::Ne),
+    "lt" ["Tensor", "Scalar"] => |c, a| comparison(c, a, Compare::Lt),
+    "le" ["Tensor", "Scalar"] => |c, a| comparison(c, a, Compare::Le),
+    "gt" ["Tensor", "Scalar"] => |c, a| comparison(c, a, Compare::Gt),
+    "ge" ["Tensor", "Scalar"] => |c, a| comparison(c, a, Compare::Ge),
+    "logical_and" ["default"] => |c, a| logical(c, a, Logical::And),
+    "logical_or" ["default"] => |c, a| logical(c, a, Logical::Or),
+    "logical_xor" ["default"] => |c, a| logical(c, a, Logical::Xor),
+    "logical_not" ["default"] => not,
+    "bitwise_and" ["Tensor", "Scalar"] => |c, a| bitwise(c, a, Logical::And),
+    "bitwise_or" ["Tensor", "Scalar"] => |c, a| bitwise(c, a, Logical::Or),
+    "bitwise_xor" ["Tensor", "Scalar"] => |c, a| bitwise(c, a, Logical::Xor),
+    "bitwise_not" ["default"] => bitwise_not,
+    "__and__" ["Tensor", "Scalar"] => |c, a| bitwise(c, a, Logical::And),
+    "__or__" ["Tensor", "Scalar"] => |c, a| bitwise(c, a, Logical::Or),
+    "__xor__" ["Tensor", "Scalar"] => |c, a| bitwise(c, a, Logical::Xor),
+    "isnan" ["default"] => |c, a| { let x = a.value(c, "self")?; one(c.compare(Compare::Ne, x, x)?) },
+    "isinf" ["default"] => infinite,
+
+    "neg" ["default"] => |c, a| unary(c, a, Unary::Neg),
+    "abs" ["default"] => |c, a| unary(c, a, Unary::Abs),
+    "sign" ["default"] => |c, a| unary(c, a, Unary::Sign),
+    "sgn" ["default"] => |c, a| unary(c, a, Unary::Sign),
+    "exp" ["default"] => |c, a| unary(c, a, Unary::Exp),
+    "exp2" ["default"] => |c, a| { let x = float_operand(c, a)?; one(c.scalar(Binary::Pow, x, 2.0, true)?) },
+    "expm1" ["default"] => |c, a| unary(c, a, Unary::Expm1),
+    "log" ["default"] => |c, a| unary(c, a, Unary::Log),
+    "log1p" ["default"] => |c, a| unary(c, a, Unary::Log1p),
+    "log2" ["default"] => |c, a| logarithm(c, a, std::f64::consts::LN_2),
+    "log10" ["default"] => |c, a| logarithm(c, a, std::f64::consts::LN_10),
+    "sqrt" ["default"] => |c, a| unary(c, a, Unary::Sqrt),
+    "rsqrt" ["default"] => |c, a| unary(c, a, Unary::Rsqrt),
+    "reciprocal" ["default"] => |c, a| unary(c, a, Unary::Reciprocal),
+    "sin" ["default"] => |c, a| unary(c, a, Unary::Sin),
+    "cos" ["default"] => |c, a| unary(c, a, Unary::Cos),
+    "tanh" ["default"] => |c, a| unary(c, a, Unary::Tanh),
+    "sigmoid" ["default"] => |c, a| unary(c, a, Unary::Sigmoid),
+    "erf" ["default"] => |c, a| unary(c, a, Unary::Erf),
+    "floor" ["default"] => |c, a| unary(c, a, Unary::Floor),
+    "ceil" ["default"] => |c, a| unary(c, a, Unary::Ceil),
+    "round" ["default"] => |c, a| unary(c, a, Unary::Round),
+    "trunc" ["default"] => |c, a| unary(c, a, Unary::Trunc),
+    "relu" ["default"] => |c, a| unary(c, a, Unary::Relu),
+    "silu" ["default"] => |c, a| unary(c, a, Unary::Silu),
+    "softplus" ["default"] => softplus,
+    "gelu" ["default"] => gelu,
+    "log_sigmoid" ["default"] => log_sigmoid,
+    "log_sigmoid_forward" ["default"] => log_sigmoid,
+    "mish" ["default"] => mish,
+    "elu" ["default"] => elu,
+    "celu" ["default"] => celu,
+    "selu" ["default"] => selu,
+    "leaky_relu" ["default"] => leaky_relu,
+    "prelu" ["default"] => prelu,
+    "_prelu_kernel" ["default"] => prelu,
+    "threshold" ["default"] => threshold,
+    "hardtanh" ["default"] => |c, a| {
+        let bounds = (a.number_or("min_val", -1.0)?, a.number_or("max_val", 1.0)?);
+        hard(c, a, bounds)
+    },
+    "relu6" ["default"] => |c, a| hard(c, a, (0.0, 6.0)),
+    "hardsigmoid" ["default"] => hardsigmoid,
+    "hardswish" ["default"] => hardswish,
+    "clamp" ["default", "Tensor"] => clamp,
+    "clip" ["default", "Tensor"] => clamp,
+    "clamp_min" ["default", "Tensor"] => clamp,
+    "clamp_max" ["default", "Tensor"] => clamp,
+    "glu" ["default"] => glu,
+    "copysign" ["Tensor"] => copysign,
+    "nan_to_num" ["default"] => nan_to_num,
+}
+
+/// `self`, as of the result's type.
+fn operand(c: &mut Context<'_>, a: &Call<'_>) -> Result<Val> {
+    let x = a.value(c, "self")?;
+    let dtype = a.result_type(c, 0)?;
+    c.cast(x, dtype)
+}
+
+fn float_operand(c: &mut Context<'_>, a: &Call<'_>) -> Result<Val> {
+    operand(c, a)
+}
+
+fn unary(c: &mut Context<'_>, a: &Call<'_>, op: Unary) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let rounds = matches!(op, Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc);
+    if rounds && !c.dtype(x).is_float() {
+        return one(x);
+    }
+    if op == Unary::Relu && !c.dtype(x).is_float() {
+        return one(c.scalar(Binary::Maximum, x, 0.0, false)?);
+    }
+    if op == Unary::Round && a.int_or("decimals", 0)? != 0 {
+        return Err("rounding to decimals is not supported".into());
+    }
+    one(c.unary(op, x)?)
+}
+
+fn logarithm(c: &mut Context<'_>, a: &Call<'_>, base: f64) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let y = c.unary(Unary::Log, x)?;
+    one(c.mul_scalar(y, 1.0 / base)?)
+}
+
+/// The two operands of the result's type: either may be a number.
+enum Operands {
+    Tensors(Val, Val),
+    Number(Val, f64),
+    Reversed(f64, Val),
+}
+
+fn operands(c: &mut Context<'_>, a: &Call<'_>, names: [&str; 2], dtype: DType) -> Result<Operands> {
+    let numbers = (a.number(names[0])?, a.number(names[1])?);
+    Ok(match numbers {
+        (None, None) => {
+            let (x, y) = (a.value(c, names[0])?, a.value(c, names[1])?);
+            Operands::Tensors(c.cast(x, dtype)?, c.cast(y, dtype)?)
+        }
+        (None, Some(n)) => {
+            let x = a.value(c, names[0])?;
+            Operands::Number(c.cast(x, dtype)?, n)
+        }
+        (Some(n), None) => {
+            let y = a.value(c, names[1])?;
+            Operands::Reversed(n, c.cast(y, dtype)?)
+        }
+        (Some(_), Some(_)) => return Err("neither of its operands is a tensor".into()),
+    })
+}
+
+fn apply(c: &mut Context<'_>, op: Binary, operands: Operands) -> Result<Val> {
+    match operands {
+        Operands::Tensors(x, y) => c.binary(op, x, y),
+        Operands::Number(x, n) => c.scalar(op, x, n, false),
+        Operands::Reversed(n, y) => c.scalar(op, y, n, true),
+    }
+}
+
+fn arithmetic(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Out>> {
+    let dtype = a.result_type(c, 0)?;
+    if dtype == DType::Bool {
+        let kind = match op {
+            Binary::Add | Binary::Maximum => Logical::Or,
+            Binary::Mul | Binary::Minimum => Logical::And,
+            _ => return Err("is not defined on truth values".into()),
+        };
+        return bitwise(c, a, kind);
+    }
+    let mut operands = operands(c, a, ["self", "other"], dtype)?;
+    let alpha = a.number_or("alpha", 1.0)?;
+    if alpha != 1.0 && matches!(op, Binary::Add | Binary::Sub) {
+        operands = match operands {
+            Operands::Tensors(x, y) => Operands::Tensors(x, c.mul_scalar(y, alpha)?),
+            Operands::Number(x, n) => Operands::Number(x, n * alpha),
+            Operands::Reversed(n, y) => Operands::Reversed(n, c.mul_scalar(y, alpha)?),
+        };
+    }
+    one(apply(c, op, operands)?)
+}
+
+/// `other - alpha · self`
+fn reversed_sub(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let dtype = a.result_type(c, 0)?;
+    let x = operand(c, a)?;
+    let x = c.mul_scalar(x, a.number_or("alpha", 1.0)?)?;
+    one(match a.number("other")? {
+        Some(n) => c.scalar(Binary::Sub, x, n, true)?,
+        None => {
+            let y = a.value(c, "other")?;
+            let y = c.cast(y, dtype)?;
+            c.sub(y, x)?
+        }
+    })
+}
+
+fn divide(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let dtype = a.result_type(c, 0)?;
+    let mode = a.text("rounding_mode");
+    let operands = operands(c, a, ["self", "other"], dtype)?;
+    one(match mode {
+        None => apply(c, Binary::Div, operands)?,
+        Some("floor") => apply(c, Binary::FloorDivide, operands)?,
+        Some("trunc") if dtype.is_float() => {
+            let q = apply(c, Binary::Div, operands)?;
+            c.unary(Unary::Trunc, q)?
+        }
+        // The remainder of C's division away first, so that the rest divides evenly.
+        Some("trunc") => {
+            let (x, y) = match operands {
+                Operands::Tensors(x, y) => (x, y),
+                Operands::Number(x, n) => (x, c.full(dtype, &[], n)?),
+                Operands::Reversed(n, y) => (c.full(dtype, &[], n)?, y),
+            };
+            let r = c.binary(Binary::Fmod, x, y)?;
+            let even = c.sub(x, r)?;
+            c.binary(Binary::FloorDivide, even, y)?
+        }
+        Some(other) => return Err(format!("the rounding mode {other:?} is not known").into()),
+    })
+}
+
+fn power(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let dtype = a.result_type(c, 0)?;
+    if !dtype.is_float() {
+        // Integers up to 2⁵³ are exact in doubles.
+        let operands = operands(c, a, ["self", "exponent"], DType::F64)?;
+        let y = apply(c, Binary::Pow, operands)?;
+        let y = c.unary(Unary::Round, y)?;
+        return one(c.cast(y, dtype)?);
+    }
+    let operands = operands(c, a, ["self", "exponent"], dtype)?;
+    one(match operands {
+        Operands::Number(x, 1.0) => x,
+        Operands::Number(x, 2.0) => c.mul(x, x)?,
+        Operands::Number(x, 0.5) => c.unary(Unary::Sqrt, x)?,
+        Operands::Number(x, -0.5) => c.unary(Unary::Rsqrt, x)?,
+        Operands::Number(x, -1.0) => c.unary(Unary::Reciprocal, x)?,
+        Operands::Number(x, 3.0) => {
+            let square = c.mul(x, x)?;
+            c.mul(square, x)?
+        }
+        operands => apply(c, Binary::Pow, operands)?,
+    })
+}
+
+/// `self + value · tensor1 op tensor2`
+fn add_product(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let dtype = c.dtype(x);
+    let (l, r) = (a.value(c, "tensor1")?, a.value(c, "tensor2")?);
+    let (l, r) = (c.cast(l, dtype)?, c.cast(r, dtype)?);
+    let p = c.binary(op, l, r)?;
+    let p = c.mul_scalar(p, a.number_or("value", 1.0)?)?;
+    one(c.add(x, p)?)
+}
+
+/// `self + weight (end - self)`
+fn lerp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, end) = (a.value(c, "self")?, a.value(c, "end")?);
+    let d = c.sub(end, x)?;
+    let d = match a.number("weight")? {
+        Some(w) => c.mul_scalar(d, w)?,
+        None => {
+            let w = a.value(c, "weight")?;
+            c.mul(d, w)?
+        }
+    };
+    one(c.add(x, d)?)
+}
+
+/// The type in which two operands meet, as PyTorch promotes them: a scalar counts only where its kind is higher.
+fn promoted(c: &Context<'_>, x: Val, y: Val) -> DType {
+    let kind = |d: DType| match d {
+        DType::Bool => 0,
+        DType::I32 | DType::I64 => 1,
+        _ => 2,
+    };
+    let (a, b) = (c.dtype(x), c.dtype(y));
+    let (ranked_a, ranked_b) = (c.rank(x) > 0, c.rank(y) > 0);
+    if kind(a) != kind(b) {
+        return if kind(a) > kind(b) { a } else { b };
+    }
+    match (a, b) {
+        _ if a == b => a,
+        _ if ranked_a && !ranked_b => a,
+        _ if ranked_b && !ranked_a => b,
+        (DType::F64, _) | (_, DType::F64) => DType::F64,
+        (DType::I64, _) | (_, DType::I64) => DType::I64,
+        _ => DType::F32,
+    }
+}
+
+fn comparison(c: &mut Context<'_>, a: &Call<'_>, op: Compare) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    if let Some(n) = a.number("other")? {
+        let dtype = match c.dtype(x) {
+            DType::Bool => DType::I64,
+            // An integer compared with a fraction.
+            d if !d.is_float() && n.fract() != 0.0 => DType::F64,
+            d => d,
+        };
+        let x = c.cast(x, dtype)?;
+        return one(c.compare_scalar(op, x, n)?);
+    }
+    let y = a.value(c, "other")?;
+    let dtype = match promoted(c, x, y) {
+        DType::Bool => DType::I64,
+        d => d,
+    };
+    let (x, y) = (c.cast(x, dtype)?, c.cast(y, dtype)?);
+    one(c.compare(op, x, y)?)
+}
+
+fn truth(c: &mut Context<'_>, x: Val) -> Result<Val> {
+    c.cast(x, DType::Bool)
+}
+
+fn logical(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Out>> {
+    let (x, y) = (a.value(c, "self")?, a.value(c, "other")?);
+    let (x, y) = (truth(c, x)?, truth(c, y)?);
+    one(c.op(op, &[x, y])?)
+}
+
+/// Logic on truth values; on integers where both operands are known.
+fn bitwise(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Out>> {
+    let dtype = a.result_type(c, 0)?;
+    let x = a.value(c, "self")?;
+    let y = match a.number("other")? {
+        Some(n) => c.full(dtype, &[], n)?,
+        None => a.value(c, "other")?,
+    };
+    if dtype != DType::Bool {
+        return Err("logic on the bits of integers is not supported".into());
+    }
+    one(c.op(op, &[x, y])?)
+}
+
+fn not(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    let x = truth(c, x)?;
+    one(c.unary(Unary::LogicalNot, x)?)
+}
+
+fn bitwise_not(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    if c.dtype(x) == DType::Bool {
+        return one(c.unary(Unary::LogicalNot, x)?);
+    }
+    // In two's complement -x - 1.
+    one(c.scalar(Binary::Sub, x, -1.0, true)?)
+}
+
+fn infinite(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    let x = c.unary(Unary::Abs, x)?;
+    one(c.compare_scalar(Compare::Eq, x, f64::INFINITY)?)
+}
+
+/// `ln(1 + exp(beta x)) / beta`
+fn softplus(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let beta = a.number_or("beta", 1.0)?;
+    let x = c.mul_scalar(x, beta)?;
+    let y = c.unary(Unary::Softplus, x)?;
+    one(c.mul_scalar(y, 1.0 / beta)?)
+}
+
+fn gelu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let approximate = if a.text("approximate") == Some("tanh") { Approximate::Tanh } else { Approximate::None };
+    one(c.op(Gelu { approximate }, &[x])?)
+}
+
+/// `-softplus(-x)`
+fn log_sigmoid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let x = c.unary(Unary::Neg, x)?;
+    let y = c.unary(Unary::Softplus, x)?;
+    let y = c.unary(Unary::Neg, y)?;
+    Ok(vec![y.into(), Out::Nothing])
+}
+
+fn mish(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let s = c.unary(Unary::Softplus, x)?;
+    let t = c.unary(Unary::Tanh, s)?;
+    one(c.mul(x, t)?)
+}
+
+/// `scale · x` where x is positive, else `scale · alpha (exp(input_scale x) - 1)`
+fn exponential_unit(c: &mut Context<'_>, x: Val, alpha: f64, scale: f64, input_scale: f64) -> Result<Val> {
+    // Limited first: an overflow in the branch not taken would make its gradient NaN.
+    let low = c.op(Clamp { min: None, max: Some(0.0), open: false }, &[x])?;
+    let low = c.mul_scalar(low, input_scale)?;
+    let low = c.unary(Unary::Expm1, low)?;
+    let low = c.mul_scalar(low, alpha * scale)?;
+    let high = c.mul_scalar(x, scale)?;
+    let positive = c.compare_scalar(Compare::Gt, x, 0.0)?;
+    c.choose(positive, high, low)
+}
+
+fn elu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let (alpha, scale) = (a.number_or("alpha", 1.0)?, a.number_or("scale", 1.0)?);
+    one(exponential_unit(c, x, alpha, scale, a.number_or("input_scale", 1.0)?)?)
+}
+
+fn celu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let alpha = a.number_or("alpha", 1.0)?;
+    one(exponential_unit(c, x, alpha, 1.0, 1.0 / alpha)?)
+}
+
+/// The constants of Klambauer et al., 2017.
+fn selu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    one(exponential_unit(c, x, 1.673_263_242_354_377_2, 1.050_700_987_355_480_5, 1.0)?)
+}
+
+fn leaky_relu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let low = c.mul_scalar(x, a.number_or("negative_slope", 0.01)?)?;
+    let positive = c.compare_scalar(Compare::Gt, x, 0.0)?;
+    one(c.choose(positive, x, low)?)
+}
+
+fn prelu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, mut w) = (a.value(c, "self")?, a.value(c, "weight")?);
+    if c.rank(w) == 1 && c.rank(x) > 2 && c.ty(w).numel() > 1 {
+        let mut along = vec![1; c.rank(x)];
+        along[1] = c.ty(w).numel();
+        w = c.reshape(w, &along)?;
+    }
+    let low = c.mul(x, w)?;
+    let positive = c.compare_scalar(Compare::Gt, x, 0.0)?;
+    one(c.choose(positive, x, low)?)
+}
+
+fn threshold(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let above = c.compare_scalar(Compare::Gt, x, a.number_or("threshold", 0.0)?)?;
+    let value = c.full(c.dtype(x), &[], a.number_or("value", 0.0)?)?;
+    one(c.choose(above, x, value)?)
+}
+
+/// Between bounds at which, as in PyTorch, no gradient passes.
+fn hard(c: &mut Context<'_>, a: &Call<'_>, (min, max): (f64, f64)) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    one(c.op(Clamp { min: Some(min), max: Some(max), open: true }, &[x])?)
+}
+
+fn hardsigmoid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let x = c.add_scalar(x, 3.0)?;
+    let x = c.op(Clamp { min: Some(0.0), max: Some(6.0), open: true }, &[x])?;
+    one(c.mul_scalar(x, 1.0 / 6.0)?)
+}
+
+fn hardswish(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = operand(c, a)?;
+    let h = c.add_scalar(x, 3.0)?;
+    let h = c.op(Clamp { min: Some(0.0), max: Some(6.0), open: false }, &[h])?;
+    let h = c.mul_scalar(h, 1.0 / 6.0)?;
+    one(c.mul(x, h)?)
+}
+
+fn clamp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let mut x = operand(c, a)?;
+    let (min, max) = (a.number("min")?, a.number("max")?);
+    if min.is_some() || max.is_some() {
+        return one(c.op(Clamp { min, max, open: false }, &[x])?);
+    }
+    let dtype = c.dtype(x);
+    for (name, op) in [("min", Binary::Maximum), ("max", Binary::Minimum)] {
+        if let Some(bound) = a.optional(c, name)? {
+            let bound = c.cast(bound, dtype)?;
+            x = c.binary(op, x, bound)?;
+        }
+    }
+    one(x)
+}
+
+/// The first half of a dimension times the sigmoid of the second.
+fn glu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    let dim = crate::call::wrap(a.int_or("dim", -1)?, c.rank(x))?;
+    let size = c.shape(x).get(dim).copied().unwrap_or(1);
+    let l = c.slice(x, dim, 0, size / 2, 1)?;
+    let r = c.slice(x, dim, size / 2, size, 1)?;
+    let s = c.unary(Unary::Sigmoid, r)?;
+    one(c.mul(l, s)?)
+}
+
+fn copysign(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, y) = (a.value(c, "self")?, a.value(c, "other")?);
+    let x = c.unary(Unary::Abs, x)?;
+    let n = c.unary(Unary::Neg, x)?;
+    let negative = c.compare_scalar(Compare::Lt, y, 0.0)?;
+    one(c.choose(negative, n, x)?)
+}
+
+fn nan_to_num(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    let dtype = c.dtype(x);
+    let largest = match dtype {
+        DType::F64 => f64::MAX,
+        DType::F16 => 65504.0,
+        _ => f32::MAX.into(),
+    };
+    let number = c.compare(Compare::Eq, x, x)?;
+    let nan = c.full(dtype, &[], a.number_or("nan", 0.0)?)?;
+    let mut y = c.choose(number, x, nan)?;
+    for (infinity, name, default) in [(f64::INFINITY, "posinf", largest), (f64::NEG_INFINITY, "neginf", -largest)] {
+        let hit = c.compare_scalar(Compare::Eq, y, infinity)?;
+        let limit = c.full(dtype, &[], a.number_or(name, default)?)?;
+        y = c.choose(hit, limit, y)?;
+    }
+    one(y)
+}

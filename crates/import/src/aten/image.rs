@@ -1,0 +1,338 @@
+//! Convolution, pooling and resizing. One-dimensional forms take the way of two-dimensional ones of height 1.
+
+use fusionllm_graph::HostTensor;
+use fusionllm_graph::ops::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Conv2dInputGrad, MaxPool2d, ReduceKind};
+
+use super::shape::padded;
+use super::{entries, one};
+use crate::call::{Call, Out, size};
+use crate::context::{Context, Result, Val};
+
+entries! {
+    "conv1d" ["default", "padding"] => |c, a| convolution(c, a, false),
+    "conv2d" ["default", "padding"] => |c, a| convolution(c, a, false),
+    "convolution" ["default"] => |c, a| { let t = a.bool_or("transposed", false)?; convolution(c, a, t) },
+    "_convolution" ["default"] => |c, a| { let t = a.bool_or("transposed", false)?; convolution(c, a, t) },
+    "conv_transpose1d" ["default"] => |c, a| convolution(c, a, true),
+    "conv_transpose2d" ["input"] => |c, a| convolution(c, a, true),
+    "max_pool1d" ["default"] => max_pool,
+    "max_pool2d" ["default"] => max_pool,
+    "max_pool2d_with_indices" ["default"] => max_pool,
+    "avg_pool1d" ["default"] => avg_pool,
+    "avg_pool2d" ["default"] => avg_pool,
+    "adaptive_avg_pool1d" ["default"] => adaptive_avg_pool,
+    "adaptive_avg_pool2d" ["default"] => adaptive_avg_pool,
+    "_adaptive_avg_pool2d" ["default"] => adaptive_avg_pool,
+    "adaptive_max_pool2d" ["default"] => adaptive_max_pool,
+    "upsample_nearest1d" ["default", "vec"] => |c, a| resize(c, a, Method::Nearest { exact: false }),
+    "upsample_nearest2d" ["default", "vec"] => |c, a| resize(c, a, Method::Nearest { exact: false }),
+    "_upsample_nearest_exact2d" ["default", "vec"] => |c, a| resize(c, a, Method::Nearest { exact: true }),
+    "upsample_linear1d" ["default", "vec"] => |c, a| resize(c, a, Method::Linear),
+    "upsample_bilinear2d" ["default", "vec"] => |c, a| resize(c, a, Method::Linear),
+    "upsample_bicubic2d" ["default", "vec"] => |c, a| resize(c, a, Method::Cubic),
+}
+
+/// A value with two spatial dimensions and a batch, and how to take away what was added.
+struct Image {
+    value: Val,
+    /// Whether a height of 1 was put in.
+    flat: bool,
+    /// Whether a batch of 1 was put in front.
+    single: bool,
+}
+
+fn image(c: &mut Context<'_>, x: Val, spatial: usize) -> Result<Image> {
+    let mut shape = c.shape(x);
+    let flat = spatial == 1;
+    if flat && !shape.is_empty() {
+        shape.insert(shape.len() - 1, 1);
+    }
+    let single = shape.len() == 3;
+    if single {
+        shape.insert(0, 1);
+    }
+    if shape.len() != 4 {
+        return Err(format!("needs {spatial} spatial dimensions, got {}", c.ty(x)).into());
+    }
+    Ok(Image { value: c.reshape(x, &shape)?, flat, single })
+}
+
+fn plain(c: &mut Context<'_>, y: Val, image: &Image) -> Result<Val> {
+    let mut shape = c.shape(y);
+    if image.flat {
+        shape.remove(shape.len() - 2);
+    }
+    if image.single {
+        shape.remove(0);
+    }
+    c.reshape(y, &shape)
+}
+
+/// Two numbers of a list of none, one or two; in one dimension the first stands for a height of 1.
+fn two(list: &[i64], flat: bool, neutral: i64) -> Result<[usize; 2]> {
+    Ok(match (list, flat) {
+        ([], _) => [size(neutral)?; 2],
+        ([n], true) => [size(neutral)?, size(*n)?],
+        ([n], false) => [size(*n)?; 2],
+        ([h, w], false) => [size(*h)?, size(*w)?],
+        _ => return Err("more than two spatial dimensions are not supported".into()),
+    })
+}
+
+fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Vec<Out>> {
+    let (x, w) = (a.value(c, "input")?, a.value(c, "weight")?);
+    let bias = a.optional(c, "bias")?;
+    let spatial = c.rank(w).saturating_sub(2);
+    if !(1..=2).contains(&spatial) {
+        return Err("only one and two spatial dimensions are supported".into());
+    }
+    let flat = spatial == 1;
+    let x = image(c, x, spatial)?;
+    let w = if flat {
+        let s = c.shape(w);
+        c.reshape(w, &[s[0], s[1], 1, s[2]])?
+    } else {
+        w
+    };
+    let kernel = c.shape(w);
+    let stride = two(&a.ints_or("stride", &[1])?, flat, 1)?;
+    let dilation = two(&a.ints_or("dilation", &[1])?, flat, 1)?;
+    let groups = size(a.int_or("groups", 1)?)?;
+    let mut input = x.value;
+    let padding = match a.text("padding") {
+        None => two(&a.ints_or("padding", &[0])?, flat, 0)?,
+        Some("valid") => [0, 0],
+        // As many elements out as in; the odd one is added behind.
+        Some("same") => {
+            let mut pads = [[0i64; 2]; 4];
+            for i in 0..2 {
+                let reach = dilation[i].saturating_mul(kernel[2 + i].saturating_sub(1)) as i64;
+                pads[2 + i] = [reach / 2, reach - reach / 2];
+            }
+            input = padded(c, input, &pads, 0.0)?;
+            [0, 0]
+        }
+        Some(other) => return Err(format!("padding by {other:?} is not known").into()),
+    };
+    let conv = Conv2d { stride, padding, dilation, groups };
+    let y = if transposed {
+        let more = two(&a.ints_or("output_padding", &[0])?, flat, 0)?;
+        let shape = c.shape(input);
+        let mut output = [0; 2];
+        for i in 0..2 {
+            let steps = shape[2 + i].saturating_sub(1).checked_mul(stride[i]);
+            let reach = kernel[2 + i].saturating_sub(1).checked_mul(dilation[i]);
+            output[i] = steps
+                .zip(reach)
+                .and_then(|(s, r)| s.checked_add(r)?.checked_add(more[i])?.checked_add(1)?.checked_sub(2 * padding[i]))
+                .ok_or("its padding does not fit its operand")?;
+        }
+        let y = c.op(Conv2dInputGrad { conv, input: output }, &[input, w])?;
+        match bias {
+            Some(bias) => {
+                let n = c.ty(bias).numel();
+                let bias = c.reshape(bias, &[n, 1, 1])?;
+                c.add(y, bias)?
+            }
+            None => y,
+        }
+    } else {
+        let operands: Vec<Val> = [input, w].into_iter().chain(bias).collect();
+        c.op(conv, &operands)?
+    };
+    one(plain(c, y, &x)?)
+}
+
+/// How many spatial dimensions an operator's name tells.
+fn spatial(a: &Call<'_>) -> usize {
+    if a.name.contains("1d") { 1 } else { 2 }
+}
+
+fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    let x = image(c, x, spatial(a))?;
+    let kernel = two(&a.ints("kernel_size")?, x.flat, 1)?;
+    let stride = match a.ints_or("stride", &[])? {
+        none if none.is_empty() => kernel,
+        stride => two(&stride, x.flat, 1)?,
+    };
+    let op = MaxPool2d {
+        kernel,
+        stride,
+        padding: two(&a.ints_or("padding", &[0])?, x.flat, 0)?,
+        dilation: two(&a.ints_or("dilation", &[1])?, x.flat, 1)?,
+        ceil_mode: a.bool_or("ceil_mode", false)?,
+    };
+    let results = c.apply(op, &[x.value])?;
+    results.into_iter().map(|y| plain(c, y, &x).map(Out::Value)).collect()
+}
+
+fn avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    let x = image(c, x, spatial(a))?;
+    let kernel = two(&a.ints("kernel_size")?, x.flat, 1)?;
+    let stride = match a.ints_or("stride", &[])? {
+        none if none.is_empty() => kernel,
+        stride => two(&stride, x.flat, 1)?,
+    };
+    let divisor = a.number("divisor_override")?;
+    let op = AvgPool2d {
+        kernel,
+        stride,
+        padding: two(&a.ints_or("padding", &[0])?, x.flat, 0)?,
+        ceil_mode: a.bool_or("ceil_mode", false)?,
+        count_include_pad: divisor.is_some() || a.bool_or("count_include_pad", true)?,
+    };
+    if divisor.is_some() && op.ceil_mode {
+        return Err("a divisor of its own beside windows that reach over the end is not supported".into());
+    }
+    let mut y = c.op(op, &[x.value])?;
+    if let Some(divisor) = divisor {
+        y = c.mul_scalar(y, (kernel[0] * kernel[1]) as f64 / divisor)?;
+    }
+    one(plain(c, y, &x)?)
+}
+
+fn adaptive_avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    let x = image(c, x, spatial(a))?;
+    let output = two(&a.ints("output_size")?, x.flat, 1)?;
+    if c.shape(x.value)[2..] == output {
+        return one(plain(c, x.value, &x)?);
+    }
+    let y = c.op(AdaptiveAvgPool2d { output }, &[x.value])?;
+    one(plain(c, y, &x)?)
+}
+
+fn adaptive_max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let x = a.value(c, "self")?;
+    let x = image(c, x, 2)?;
+    let output = two(&a.ints("output_size")?, false, 1)?;
+    let shape = c.shape(x.value);
+    if output == [1, 1] {
+        let y = c.reduce(ReduceKind::Amax, x.value, &[2, 3], true)?;
+        return Ok(vec![plain(c, y, &x)?.into(), Out::Nothing]);
+    }
+    if output.contains(&0) || !shape[2].is_multiple_of(output[0]) || !shape[3].is_multiple_of(output[1]) {
+        return Err(format!("{:?} does not divide into {output:?} regions", &shape[2..]).into());
+    }
+    let kernel = [shape[2] / output[0], shape[3] / output[1]];
+    let op = MaxPool2d { kernel, stride: kernel, padding: [0, 0], dilation: [1, 1], ceil_mode: false };
+    let results = c.apply(op, &[x.value])?;
+    results.into_iter().map(|y| plain(c, y, &x).map(Out::Value)).collect()
+}
+
+#[derive(Clone, Copy)]
+enum Method {
+    Nearest { exact: bool },
+    Linear,
+    Cubic,
+}
+
+/// Resizing is linear in the operand and works on each direction alone: a product with one matrix a direction.
+fn resize(c: &mut Context<'_>, a: &Call<'_>, method: Method) -> Result<Vec<Out>> {
+    let x = a.value(c, if a.has("input") { "input" } else { "self" })?;
+    let x = image(c, x, spatial(a))?;
+    let shape = c.shape(x.value);
+    let count = if x.flat { 1 } else { 2 };
+    let factors = match a.argument("scale_factors") {
+        Some(crate::schema::Argument::AsFloats(all)) => all.iter().map(|n| Some(n.0)).collect(),
+        _ if x.flat => vec![a.number("scales")?],
+        _ => vec![a.number("scales_h")?, a.number("scales_w")?],
+    };
+    let output = match a.has("output_size") {
+        true => a.sizes("output_size")?,
+        false => (0..count)
+            .map(|i| {
+                let scaled = shape[4 - count + i] as f64 * factors.get(i).copied().flatten().unwrap_or(1.0);
+                size(scaled.floor() as i64)
+            })
+            .collect::<Result<_>>()?,
+    };
+    if output.len() != count {
+        return Err("its sizes do not fit its operand".into());
+    }
+    let align = a.bool_or("align_corners", false)?;
+    let mut y = x.value;
+    for (i, &wanted) in output.iter().enumerate() {
+        let dim = 4 - count + i;
+        // With sizes given, the scale follows from them, as in PyTorch.
+        let factor = factors.get(i).copied().flatten().filter(|_| !a.has("output_size"));
+        y = resized(c, y, dim, wanted, method, align, factor)?;
+    }
+    one(plain(c, y, &x)?)
+}
+
+/// One direction of an image resized.
+fn resized(
+    c: &mut Context<'_>,
+    x: Val,
+    dim: usize,
+    wanted: usize,
+    method: Method,
+    align: bool,
+    factor: Option<f64>,
+) -> Result<Val> {
+    let n = c.shape(x)[dim];
+    if n == 0 || wanted == 0 || n > 1 << 14 || wanted > 1 << 14 {
+        return Err(format!("cannot resize {n} elements to {wanted}").into());
+    }
+    if n == wanted && factor.is_none_or(|f| f == 1.0) {
+        return Ok(x);
+    }
+    let scale = match factor {
+        _ if align && !matches!(method, Method::Nearest { .. }) => {
+            if wanted > 1 {
+                (n - 1) as f64 / (wanted - 1) as f64
+            } else {
+                0.0
+            }
+        }
+        Some(f) => 1.0 / f,
+        None => n as f64 / wanted as f64,
+    };
+    let last = n as i64 - 1;
+    if let Method::Nearest { exact } = method {
+        let at = |i: usize| (((i as f64 + if exact { 0.5 } else { 0.0 }) * scale).floor() as i64).clamp(0, last);
+        return c.pick(x, dim, &(0..wanted).map(at).collect::<Vec<_>>());
+    }
+    let mut weights = vec![0.0; wanted * n];
+    for i in 0..wanted {
+        let place = if align { i as f64 * scale } else { (i as f64 + 0.5) * scale - 0.5 };
+        let taps: Vec<(i64, f64)> = match method {
+            Method::Cubic => {
+                let low = place.floor();
+                let t = place - low;
+                (-1..=2).map(|k| (low as i64 + k, cubic(t - k as f64))).collect()
+            }
+            _ => {
+                let place = place.max(0.0);
+                let low = place.floor();
+                vec![(low as i64, 1.0 - (place - low)), (low as i64 + 1, place - low)]
+            }
+        };
+        for (at, weight) in taps {
+            weights[i * n + at.clamp(0, last) as usize] += weight;
+        }
+    }
+    let matrix = HostTensor::from_f64([wanted, n], &weights)?.cast(c.dtype(x))?;
+    let matrix = c.constant(matrix);
+    if dim == 2 {
+        return c.matmul(matrix, x);
+    }
+    let transposed = c.transpose(matrix)?;
+    c.matmul(x, transposed)
+}
+
+/// Keys' kernel (1981) with a = -0.75, as PyTorch has it.
+fn cubic(t: f64) -> f64 {
+    const A: f64 = -0.75;
+    let t = t.abs();
+    if t <= 1.0 {
+        ((A + 2.0) * t - (A + 3.0)) * t * t + 1.0
+    } else if t < 2.0 {
+        ((A * t - 5.0 * A) * t + 8.0 * A) * t - 4.0 * A
+    } else {
+        0.0
+    }
+}

@@ -1,0 +1,265 @@
+//! Losses.
+
+use fusionllm_graph::DType;
+use fusionllm_graph::ops::{Binary, Compare, CrossEntropy, LogSoftmax, Unary};
+
+use super::{entries, one};
+use crate::call::{Call, Out};
+use crate::context::{Context, Result, Val};
+
+entries! {
+    "cross_entropy_loss" ["default"] => cross_entropy,
+    "nll_loss" ["default"] => nll,
+    "nll_loss_nd" ["default"] => nll,
+    "nll_loss_forward" ["default"] => nll,
+    "nll_loss2d" ["default"] => nll,
+    "nll_loss2d_forward" ["default"] => nll,
+    "mse_loss" ["default"] => |c, a| { let (x, y) = pair(c, a)?; let d = c.sub(x, y)?; let d = c.mul(d, d)?; reduced(c, a, d) },
+    "l1_loss" ["default"] => |c, a| { let (x, y) = pair(c, a)?; let d = c.sub(x, y)?; let d = c.unary(Unary::Abs, d)?; reduced(c, a, d) },
+    "smooth_l1_loss" ["default"] => |c, a| { let beta = a.number_or("beta", 1.0)?; smooth(c, a, beta, 1.0 / beta) },
+    "huber_loss" ["default"] => |c, a| { let delta = a.number_or("delta", 1.0)?; smooth(c, a, delta, 1.0) },
+    "binary_cross_entropy" ["default"] => binary_cross_entropy,
+    "binary_cross_entropy_with_logits" ["default"] => with_logits,
+    "kl_div" ["default"] => kl_div,
+    "soft_margin_loss" ["default"] => soft_margin,
+}
+
+fn pair(c: &mut Context<'_>, a: &Call<'_>) -> Result<(Val, Val)> {
+    let (x, y) = (a.value(c, "self")?, a.value(c, "target")?);
+    let y = c.cast(y, c.dtype(x))?;
+    Ok((x, y))
+}
+
+/// None, mean or sum, as `reduction` says: 0, 1 or 2.
+fn reduced(c: &mut Context<'_>, a: &Call<'_>, x: Val) -> Result<Vec<Out>> {
+    let all: Vec<usize> = (0..c.rank(x)).collect();
+    one(match a.int_or("reduction", 1)? {
+        0 => x,
+        1 => c.mean(x, &all, false)?,
+        _ => c.sum(x, &all, false)?,
+    })
+}
+
+/// Logits or log-probabilities `[N, C, ..]` or `[C]` as `[rows, C]`.
+fn class_last(c: &mut Context<'_>, x: Val) -> Result<Val> {
+    let rank = c.rank(x);
+    match rank {
+        0 => Err("needs classes".into()),
+        1 => {
+            let n = c.ty(x).numel();
+            c.reshape(x, &[1, n])
+        }
+        _ => {
+            let classes = c.shape(x)[1];
+            let order: Vec<usize> = [0].into_iter().chain(2..rank).chain([1]).collect();
+            let moved = c.permute(x, &order)?;
+            let rows = c.shape(moved)[..rank - 1].iter().product();
+            c.reshape(moved, &[rows, classes])
+        }
+    }
+}
+
+fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, target) = (a.value(c, "self")?, a.value(c, "target")?);
+    let logits = class_last(c, x)?;
+    let smoothing = a.number_or("label_smoothing", 0.0)?;
+    let ignore_index = a.int_or("ignore_index", -100)?;
+    let reduction = a.int_or("reduction", 1)?;
+    if c.dtype(target).is_float() {
+        // Probabilities of the classes.
+        let target = class_last(c, target)?;
+        let classes = c.shape(target)[1].max(1) as f64;
+        let target = c.mul_scalar(target, 1.0 - smoothing)?;
+        let mut target = c.add_scalar(target, smoothing / classes)?;
+        if let Some(weight) = a.optional(c, "weight")? {
+            target = c.mul(target, weight)?;
+        }
+        let log = c.op(LogSoftmax { dim: 1 }, &[logits])?;
+        let each = c.mul(log, target)?;
+        let each = c.sum(each, &[1], false)?;
+        let each = c.unary(Unary::Neg, each)?;
+        if reduction == 0 {
+            let mut shape = c.shape(x);
+            shape.remove(usize::from(shape.len() > 1));
+            return one(c.reshape(each, &shape)?);
+        }
+        return reduced(c, a, each);
+    }
+    let rows = c.shape(logits)[0];
+    let flat = c.reshape(target, &[rows])?;
+    let flat = c.cast(flat, DType::I64)?;
+    if smoothing == 0.0 && reduction == 1 && !a.has("weight") {
+        return one(c.op(CrossEntropy { ignore_index }, &[logits, flat])?);
+    }
+    let log = c.op(LogSoftmax { dim: 1 }, &[logits])?;
+    let likelihood = Likelihood { log, target: flat, ignore_index, weight: a.optional(c, "weight")? };
+    let (hit, weights) = likelihood.parts(c)?;
+    let each = if smoothing == 0.0 {
+        hit
+    } else {
+        // The rest of the probability is spread evenly over all classes.
+        let classes = c.shape(log)[1].max(1) as f64;
+        let spread = match likelihood.weight {
+            Some(w) => c.mul(log, w)?,
+            None => log,
+        };
+        let spread = c.sum(spread, &[1], false)?;
+        let spread = c.unary(Unary::Neg, spread)?;
+        let counts = likelihood.counts(c)?;
+        let spread = c.mul(spread, counts)?;
+        let spread = c.mul_scalar(spread, smoothing / classes)?;
+        let hit = c.mul_scalar(hit, 1.0 - smoothing)?;
+        c.add(hit, spread)?
+    };
+    let shape = c.shape(target);
+    one(gathered(c, each, weights, reduction, &shape)?)
+}
+
+/// Log-probabilities `[rows, C]` and the classes that occurred `[rows]`.
+struct Likelihood {
+    log: Val,
+    target: Val,
+    ignore_index: i64,
+    weight: Option<Val>,
+}
+
+impl Likelihood {
+    /// 1 where a target counts, else 0.
+    fn counts(&self, c: &mut Context<'_>) -> Result<Val> {
+        let counts = c.compare_scalar(Compare::Ne, self.target, self.ignore_index as f64)?;
+        c.cast(counts, c.dtype(self.log))
+    }
+
+    /// The weighted negative logarithm of each target's probability, and the weights; 0 for what does not count.
+    fn parts(&self, c: &mut Context<'_>) -> Result<(Val, Val)> {
+        let rows = c.shape(self.log)[0];
+        let counted = c.compare_scalar(Compare::Ne, self.target, self.ignore_index as f64)?;
+        let zero = c.full(DType::I64, &[], 0.0)?;
+        let safe = c.choose(counted, self.target, zero)?;
+        let index = c.reshape(safe, &[rows, 1])?;
+        let picked = c.gather(self.log, 1, index)?;
+        let picked = c.reshape(picked, &[rows])?;
+        let mut weights = self.counts(c)?;
+        if let Some(weight) = self.weight {
+            let own = c.gather(weight, 0, safe)?;
+            weights = c.mul(weights, own)?;
+        }
+        let each = c.mul(picked, weights)?;
+        Ok((c.unary(Unary::Neg, each)?, weights))
+    }
+}
+
+/// Losses by row reduced: the mean is by weight.
+fn gathered(c: &mut Context<'_>, each: Val, weights: Val, reduction: i64, shape: &[usize]) -> Result<Val> {
+    match reduction {
+        0 => c.reshape(each, shape),
+        1 => {
+            let sum = c.sum(each, &[0], false)?;
+            let total = c.sum(weights, &[0], false)?;
+            c.div(sum, total)
+        }
+        _ => c.sum(each, &[0], false),
+    }
+}
+
+fn nll(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, target) = (a.value(c, "self")?, a.value(c, "target")?);
+    let log = class_last(c, x)?;
+    let rows = c.shape(log)[0];
+    let flat = c.reshape(target, &[rows])?;
+    let likelihood = Likelihood {
+        log,
+        target: c.cast(flat, DType::I64)?,
+        ignore_index: a.int_or("ignore_index", -100)?,
+        weight: a.optional(c, "weight")?,
+    };
+    let (each, weights) = likelihood.parts(c)?;
+    let shape = c.shape(target);
+    let loss = gathered(c, each, weights, a.int_or("reduction", 1)?, &shape)?;
+    let total = c.sum(weights, &[0], false)?;
+    Ok(vec![loss.into(), total.into()])
+}
+
+/// `½ d² factor / …` near 0 and linear from `bound` on: `factor (½ d²)` and `factor bound (|d| - ½ bound)`.
+fn smooth(c: &mut Context<'_>, a: &Call<'_>, bound: f64, factor: f64) -> Result<Vec<Out>> {
+    let (x, y) = pair(c, a)?;
+    let d = c.sub(x, y)?;
+    let far = c.unary(Unary::Abs, d)?;
+    if bound == 0.0 {
+        return reduced(c, a, far);
+    }
+    let square = c.mul(d, d)?;
+    let near = c.mul_scalar(square, 0.5 * factor)?;
+    let close = c.compare_scalar(Compare::Lt, far, bound)?;
+    let far = c.add_scalar(far, -0.5 * bound)?;
+    let far = c.mul_scalar(far, factor * bound)?;
+    let each = c.choose(close, near, far)?;
+    reduced(c, a, each)
+}
+
+/// `-(y ln x + (1 - y) ln(1 - x))`, logarithms no smaller than -100.
+fn binary_cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, y) = pair(c, a)?;
+    let log = |c: &mut Context<'_>, v: Val| {
+        let l = c.unary(Unary::Log, v)?;
+        c.scalar(Binary::Maximum, l, -100.0, false)
+    };
+    let l = log(c, x)?;
+    let rest = c.scalar(Binary::Sub, x, 1.0, true)?;
+    let r = log(c, rest)?;
+    let d = c.sub(r, l)?;
+    let d = c.mul(y, d)?;
+    let mut each = c.sub(d, r)?;
+    if let Some(weight) = a.optional(c, "weight")? {
+        each = c.mul(each, weight)?;
+    }
+    reduced(c, a, each)
+}
+
+/// `(1 - y) x + (1 + (pos_weight - 1) y) softplus(-x)`
+fn with_logits(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, y) = pair(c, a)?;
+    let n = c.unary(Unary::Neg, x)?;
+    let mut s = c.unary(Unary::Softplus, n)?;
+    if let Some(weight) = a.optional(c, "pos_weight")? {
+        let w = c.add_scalar(weight, -1.0)?;
+        let w = c.mul(w, y)?;
+        let w = c.add_scalar(w, 1.0)?;
+        s = c.mul(s, w)?;
+    }
+    let rest = c.scalar(Binary::Sub, y, 1.0, true)?;
+    let l = c.mul(rest, x)?;
+    let mut each = c.add(l, s)?;
+    if let Some(weight) = a.optional(c, "weight")? {
+        each = c.mul(each, weight)?;
+    }
+    reduced(c, a, each)
+}
+
+/// `y (ln y - x)`, or `exp(y) (y - x)` of logarithms.
+fn kl_div(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, y) = pair(c, a)?;
+    let each = if a.bool_or("log_target", false)? {
+        let e = c.unary(Unary::Exp, y)?;
+        let d = c.sub(y, x)?;
+        c.mul(e, d)?
+    } else {
+        // 0 ln 0 is 0.
+        let positive = c.compare_scalar(Compare::Gt, y, 0.0)?;
+        let unit = c.full(c.dtype(y), &[], 1.0)?;
+        let safe = c.choose(positive, y, unit)?;
+        let l = c.unary(Unary::Log, safe)?;
+        let d = c.sub(l, x)?;
+        c.mul(y, d)?
+    };
+    reduced(c, a, each)
+}
+
+/// `ln(1 + exp(-y x))`
+fn soft_margin(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, y) = pair(c, a)?;
+    let p = c.mul(x, y)?;
+    let n = c.unary(Unary::Neg, p)?;
+    let each = c.unary(Unary::Softplus, n)?;
+    reduced(c, a, each)
+}

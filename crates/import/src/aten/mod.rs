@@ -1,0 +1,81 @@
+//! The operators of PyTorch that are known here, and how each is made of ours.
+
+mod attention;
+mod create;
+mod elementwise;
+mod image;
+mod index;
+mod loss;
+mod nn;
+mod product;
+mod reduce;
+mod shape;
+mod symbol;
+
+use crate::call::{Call, Out};
+use crate::context::{Context, Result};
+
+pub(crate) type Translate = fn(&mut Context<'_>, &Call<'_>) -> Result<Vec<Out>>;
+
+/// One operator. The form in place, `NAME_`, is known with it.
+pub(crate) struct Entry {
+    /// As in `torch.ops`, without library and overload.
+    pub(crate) name: &'static str,
+    pub(crate) overloads: &'static [&'static str],
+    pub(crate) translate: Translate,
+}
+
+/// A file's entries: `name(overloads) => function`.
+macro_rules! entries {
+    ($($name:literal [$($overload:literal),*] => $f:expr,)*) => {
+        pub(super) const ENTRIES: &[$crate::aten::Entry] = &[
+            $($crate::aten::Entry { name: $name, overloads: &[$($overload),*], translate: $f },)*
+        ];
+    };
+}
+
+use entries;
+
+/// A library's operators by what they do.
+pub(crate) const ATEN: &[(&str, &[Entry])] = &[
+    ("Arithmetic and functions of one element", elementwise::ENTRIES),
+    ("Reductions and scans", reduce::ENTRIES),
+    ("Views and moves", shape::ENTRIES),
+    ("Tensors from nothing", create::ENTRIES),
+    ("Indices, sorting and masks", index::ENTRIES),
+    ("Products", product::ENTRIES),
+    ("Convolution, pooling and resizing", image::ENTRIES),
+    ("Normalisation, softmax, dropout and embedding", nn::ENTRIES),
+    ("Attention", attention::ENTRIES),
+    ("Losses", loss::ENTRIES),
+    ("Shapes and checks", symbol::ATEN),
+];
+
+/// Other libraries' operators.
+pub(crate) const OTHERS: &[(&str, &[Entry])] = &[
+    ("_operator", symbol::OPERATOR),
+    ("torch", symbol::TORCH),
+    ("math", symbol::MATH),
+    ("transformers", product::TRANSFORMERS),
+];
+
+/// The entry of an operator and whether it is asked for in place.
+pub(crate) fn find(library: &str, name: &str, overload: &str) -> Option<(&'static Entry, bool)> {
+    let of = |name: &str| -> Option<&'static Entry> {
+        let known = |e: &&Entry| e.name == name && (e.overloads.contains(&overload) || e.overloads.is_empty());
+        if library == "aten" {
+            return ATEN.iter().flat_map(|(_, entries)| *entries).find(known);
+        }
+        OTHERS.iter().filter(|(l, _)| *l == library).flat_map(|(_, entries)| *entries).find(known)
+    };
+    if let Some(entry) = of(name) {
+        return Some((entry, false));
+    }
+    let functional = name.strip_suffix('_').filter(|n| !n.ends_with('_') && library == "aten")?;
+    of(functional).map(|entry| (entry, true))
+}
+
+/// One result.
+fn one(value: crate::context::Val) -> Result<Vec<Out>> {
+    Ok(vec![Out::Value(value)])
+}

@@ -1,0 +1,197 @@
+//! Products of matrices and vectors.
+
+use fusionllm_graph::DType;
+use fusionllm_graph::ops::{Compare, Linear, ReduceKind};
+
+use super::{Entry, entries, one};
+use crate::call::{Call, Out};
+use crate::context::{Context, Result, Val};
+
+entries! {
+    "linear" ["default"] => linear,
+    "matmul" ["default"] => |c, a| { let (x, y) = pair(c, a, "other")?; one(matmul(c, x, y)?) },
+    "mm" ["default"] => |c, a| { let (x, y) = pair(c, a, "mat2")?; one(c.matmul(x, y)?) },
+    "bmm" ["default"] => |c, a| { let (x, y) = pair(c, a, "mat2")?; one(c.matmul(x, y)?) },
+    "mv" ["default"] => |c, a| { let (x, y) = pair(c, a, "vec")?; one(matmul(c, x, y)?) },
+    "dot" ["default"] => |c, a| { let (x, y) = pair(c, a, "tensor")?; one(matmul(c, x, y)?) },
+    "outer" ["default"] => outer,
+    "addmm" ["default"] => |c, a| added(c, a, ["mat1", "mat2"]),
+    "addmv" ["default"] => |c, a| added(c, a, ["mat", "vec"]),
+    "baddbmm" ["default"] => |c, a| added(c, a, ["batch1", "batch2"]),
+    "einsum" ["default"] => einsum,
+    "_grouped_mm" ["default"] => |c, a| grouped(c, a, ["self", "mat2"]),
+}
+
+/// What `transformers` registers for its mixtures of experts.
+pub(super) const TRANSFORMERS: &[Entry] = &[Entry {
+    name: "grouped_mm_fallback",
+    overloads: &["default"],
+    translate: |c, a| grouped(c, a, ["input", "weight"]),
+}];
+
+fn pair(c: &mut Context<'_>, a: &Call<'_>, other: &str) -> Result<(Val, Val)> {
+    Ok((a.value(c, "self")?, a.value(c, other)?))
+}
+
+fn linear(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, w) = (a.value(c, "input")?, a.value(c, "weight")?);
+    if c.rank(w) == 1 {
+        return one(matmul(c, x, w)?);
+    }
+    let operands: Vec<Val> = [x, w].into_iter().chain(a.optional(c, "bias")?).collect();
+    one(c.op(Linear, &operands)?)
+}
+
+/// NumPy's product: vectors are rows on the left and columns on the right, and their dimension goes.
+fn matmul(c: &mut Context<'_>, x: Val, y: Val) -> Result<Val> {
+    let (xs, ys) = (c.shape(x), c.shape(y));
+    if xs.is_empty() || ys.is_empty() {
+        return Err("needs at least one dimension in each operand".into());
+    }
+    let left = if xs.len() == 1 { c.reshape(x, &[1, xs[0]])? } else { x };
+    let right = if ys.len() == 1 { c.reshape(y, &[ys[0], 1])? } else { y };
+    let product = c.matmul(left, right)?;
+    let mut shape = c.shape(product);
+    if ys.len() == 1 {
+        shape.pop();
+    }
+    if xs.len() == 1 {
+        shape.remove(shape.len() - 1 - usize::from(ys.len() > 1));
+    }
+    c.reshape(product, &shape)
+}
+
+fn outer(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let (x, y) = pair(c, a, "vec2")?;
+    let n = c.ty(x).numel();
+    let x = c.reshape(x, &[n, 1])?;
+    one(c.mul(x, y)?)
+}
+
+/// `beta self + alpha (a b)`
+fn added(c: &mut Context<'_>, a: &Call<'_>, [left, right]: [&str; 2]) -> Result<Vec<Out>> {
+    let (bias, x, y) = (a.value(c, "self")?, a.value(c, left)?, a.value(c, right)?);
+    let (alpha, beta) = (a.number_or("alpha", 1.0)?, a.number_or("beta", 1.0)?);
+    let product = matmul(c, x, y)?;
+    let product = c.mul_scalar(product, alpha)?;
+    // What is multiplied by 0 counts for nothing, even if it is infinite.
+    if beta == 0.0 {
+        return one(product);
+    }
+    let bias = c.mul_scalar(bias, beta)?;
+    one(c.add(product, bias)?)
+}
+
+/// Einstein's sum over named dimensions, two operands at a time.
+fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+    let text: String = a.text("equation").unwrap_or_default().chars().filter(|ch| !ch.is_whitespace()).collect();
+    let operands = a.values(c, "tensors")?;
+    if text.contains('.') {
+        return Err("an ellipsis in its equation is not supported".into());
+    }
+    let (inputs, output) = match text.split_once("->") {
+        Some((inputs, output)) => (inputs.to_owned(), output.chars().collect::<Vec<_>>()),
+        None => {
+            // Left out: what occurs once, in alphabetical order.
+            let mut once: Vec<char> = text.chars().filter(|l| *l != ',' && text.matches(*l).count() == 1).collect();
+            once.sort_unstable();
+            (text.clone(), once)
+        }
+    };
+    let labels: Vec<Vec<char>> = inputs.split(',').map(|s| s.chars().collect()).collect();
+    if labels.len() != operands.len() || labels.iter().zip(&operands).any(|(l, v)| l.len() != c.rank(*v)) {
+        return Err(format!("its equation {text:?} does not fit its operands").into());
+    }
+    let twice = |l: &[char]| (1..l.len()).any(|i| l[..i].contains(&l[i]));
+    if labels.iter().any(|l| twice(l)) || twice(&output) {
+        return Err("a diagonal in its equation is not supported".into());
+    }
+    let mut terms = labels.into_iter().zip(operands);
+    let (mut labels, mut value) = terms.next().ok_or("it has no operand")?;
+    let rest: Vec<(Vec<char>, Val)> = terms.collect();
+    for (i, (other, y)) in rest.iter().enumerate() {
+        // A name still needed is read by the output or a later operand.
+        let needed = |l: &char| output.contains(l) || rest[i + 1..].iter().any(|(o, _)| o.contains(l));
+        (labels, value) = contracted(c, (&labels, value), (other, *y), &needed)?;
+    }
+    let gone: Vec<usize> = (0..labels.len()).filter(|&d| !output.contains(&labels[d])).collect();
+    value = c.reduce(ReduceKind::Sum, value, &gone, false)?;
+    labels.retain(|l| output.contains(l));
+    let order: Option<Vec<usize>> = output.iter().map(|l| labels.iter().position(|k| k == l)).collect();
+    let order = order.ok_or_else(|| format!("its equation {text:?} names a dimension that no operand has"))?;
+    one(c.permute(value, &order)?)
+}
+
+/// The product of two operands summed over what both name and nothing else needs.
+fn contracted(
+    c: &mut Context<'_>,
+    (left, x): (&[char], Val),
+    (right, y): (&[char], Val),
+    needed: &dyn Fn(&char) -> bool,
+) -> Result<(Vec<char>, Val)> {
+    let batch: Vec<char> = left.iter().copied().filter(|l| right.contains(l) && needed(l)).collect();
+    let inner: Vec<char> = left.iter().copied().filter(|l| right.contains(l) && !needed(l)).collect();
+    let rows: Vec<char> = left.iter().copied().filter(|l| !right.contains(l)).collect();
+    let columns: Vec<char> = right.iter().copied().filter(|l| !left.contains(l)).collect();
+    let (xs, ys) = (c.shape(x), c.shape(y));
+    let size = |names: &[char]| -> Vec<usize> {
+        let of = |l: &char| match left.iter().position(|k| k == l) {
+            Some(d) if xs[d] != 1 => xs[d],
+            at => right.iter().position(|k| k == l).map_or_else(|| at.map_or(1, |d| xs[d]), |d| ys[d]),
+        };
+        names.iter().map(of).collect()
+    };
+    let arranged = |c: &mut Context<'_>, v: Val, own: &[char], parts: [&[char]; 3]| -> Result<Val> {
+        let names = parts.concat();
+        let order: Vec<usize> = names.iter().filter_map(|l| own.iter().position(|k| k == l)).collect();
+        let v = c.permute(v, &order)?;
+        let v = c.expand(v, &size(&names))?;
+        let flat: Vec<usize> = parts.iter().map(|p| size(p).iter().product()).collect();
+        c.reshape(v, &flat)
+    };
+    let l = arranged(c, x, left, [&batch, &rows, &inner])?;
+    let r = arranged(c, y, right, [&batch, &inner, &columns])?;
+    let product = c.matmul(l, r)?;
+    let names = [batch, rows, columns].concat();
+    let product = c.reshape(product, &size(&names))?;
+    Ok((names, product))
+}
+
+/// `(x [S, K], weight [E, K, N], offs [E])`: rows of `x` up to `offs[0]` by the first matrix, those from there up to `offs[1]` by the second, and so on.
+///
+/// Which rows these are depends on the data, so every matrix meets all rows, those of others as zeros. Rows behind the last offset give zeros.
+fn grouped(c: &mut Context<'_>, a: &Call<'_>, [x, weight]: [&str; 2]) -> Result<Vec<Out>> {
+    let (x, weight, ends) = (a.value(c, x)?, a.value(c, weight)?, a.value(c, "offs")?);
+    let (xs, ws) = (c.shape(x), c.shape(weight));
+    let ([rows, _], [experts, inner, columns]) = (&xs[..], &ws[..]) else {
+        return Err("needs rows and a stack of matrices".into());
+    };
+    if *experts == 0 || *experts > 4096 || c.ty(ends).numel() != *experts {
+        return Err("its offsets do not fit its matrices".into());
+    }
+    let row = c.arange(DType::I64, 0.0, 1.0, *rows)?;
+    let row = c.reshape(row, &[*rows, 1])?;
+    let ends = c.cast(ends, DType::I64)?;
+    // Row r belongs to the expert whose number is how many groups end at or before r.
+    let over = c.compare(Compare::Le, ends, row)?;
+    let over = c.cast(over, DType::I64)?;
+    let expert = c.reduce(ReduceKind::Sum, over, &[1], true)?;
+    let zero = c.full(c.dtype(x), &[], 0.0)?;
+    let mut sum = None;
+    for e in 0..*experts {
+        let mine = c.compare_scalar(Compare::Eq, expert, e as f64)?;
+        let part = c.choose(mine, x, zero)?;
+        let matrix = c.slice(weight, 0, e, e + 1, 1)?;
+        let matrix = c.reshape(matrix, &[*inner, *columns])?;
+        let product = c.matmul(part, matrix)?;
+        sum = Some(match sum {
+            None => product,
+            Some(sum) => c.add(sum, product)?,
+        });
+    }
+    let mut y = sum.ok_or("it has no matrices")?;
+    if let Some(bias) = a.optional(c, "bias")? {
+        y = c.add(y, bias)?;
+    }
+    one(y)
+}

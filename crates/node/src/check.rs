@@ -1,0 +1,163 @@
+//! An imported model held against what PyTorch computed with it.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+
+use fusionllm_backend::open;
+use fusionllm_exec::ExecError;
+use fusionllm_exec::local::{Cluster, Training};
+use fusionllm_graph::ops::SgdStep;
+use fusionllm_graph::{DType, HostTensor, autodiff};
+use fusionllm_import::Options;
+use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use serde::Serialize;
+
+use crate::NodeError;
+use crate::imported::Model;
+use crate::weights::Weights;
+
+/// How far loss and gradients are from the reference.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Check {
+    /// The loss computed here.
+    pub loss: f64,
+    /// The reference's.
+    pub loss_reference: f64,
+    /// Their distance over the reference's size.
+    pub loss_rel_err: f64,
+    /// The largest of the gradients' errors, each `‖g − ref‖ / max(‖ref‖, 1e-6 · the largest ‖ref‖)`.
+    pub max_grad_rel_err: f64,
+    /// The parameter that has it.
+    pub worst_parameter: String,
+    /// How many gradients were compared.
+    pub parameters: usize,
+    /// Forward operators of the graph.
+    pub operators: usize,
+}
+
+impl Check {
+    /// The larger of the two errors; infinite if one is no number.
+    pub fn error(&self) -> f64 {
+        let number = |e: f64| if e.is_nan() { f64::INFINITY } else { e };
+        number(self.loss_rel_err).max(number(self.max_grad_rel_err))
+    }
+}
+
+/// Computes loss and gradients of the model in `model` on the inputs in `reference` (a safetensors file with `input.NAME`, `loss` and
+/// `grad.PARAMETER`), in the precision of its loss, cut over so many peers.
+///
+/// # Errors
+///
+/// A file cannot be read or does not fit the other, or an operator fails.
+pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Result<Check, NodeError> {
+    let results = Weights::open(reference)?;
+    let tensor = |name: &str| -> Result<HostTensor, NodeError> {
+        let missing = || {
+            format!(
+                "{}: it holds no tensor `{name}`\n  hint: a reference has input.NAME, loss and grad.PARAMETER",
+                reference.display()
+            )
+        };
+        results.read(name)?.ok_or_else(|| NodeError::Input(missing()))
+    };
+    let loss_reference = tensor("loss")?;
+    let double = loss_reference.dtype() == DType::F64;
+    let first = results.tensors().find(|(name, _)| name.starts_with("input.")).map(|(_, ty)| ty);
+    let samples = first.and_then(|ty| ty.shape.first().copied());
+    let mut model = Model::open(model, Options { samples, double })?;
+    let graph = model.imported().graph.clone();
+    let loss = graph.outputs.get("loss").copied().ok_or_else(|| NodeError::Input(no_loss(&graph.name)))?;
+    let train = autodiff::differentiate(&graph, loss)?;
+
+    let mut batch = BTreeMap::new();
+    for v in graph.inputs() {
+        let (name, ty) = (&graph.value(v).name, graph.ty(v));
+        let given = tensor(&format!("input.{name}"))?.cast(ty.dtype)?;
+        if given.ty() != ty {
+            return Err(NodeError::Input(format!(
+                "{}: `input.{name}` is {}, the model takes {ty}",
+                reference.display(),
+                given.ty()
+            )));
+        }
+        batch.insert(name.clone(), given);
+    }
+    batch.insert("loss_weight".into(), HostTensor::scalar(graph.ty(loss).dtype, 1.0)?);
+
+    let names: Vec<String> = (0..peers.max(1)).map(|p| format!("p{p}")).collect();
+    let plan = equal_compute(&graph, &names, 1, Schedule::default())?;
+    let programs = compile(&plan, &graph, &train)?;
+    let backends = names
+        .iter()
+        .map(|_| open(backend).map_err(|e| NodeError::Input(e.to_string())))
+        .collect::<Result<Vec<_>, _>>()?;
+    // With plain gradient descent the momentum after one step is the gradient itself.
+    let training = Training {
+        optimizer: Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false }),
+        learning_rate: LearningRate { base: 0.0, warmup: 0, cosine_until: None, min: 0.0 },
+        clip: None,
+        seed: 1,
+    };
+    let source = Mutex::new(&mut model);
+    let mut cluster = Cluster::new(programs, &backends, training, |value| {
+        let mut model = source.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        model.initial(value).map_err(|e| ExecError::State(e.to_string()))
+    })?;
+    let loss = cluster.step(&[batch])?.loss;
+
+    let known: BTreeMap<&str, &str> =
+        model.imported().tied.iter().map(|(other, name)| (other.as_str(), name.as_str())).collect();
+    let mut gradients = Vec::new();
+    for (key, _) in results.tensors() {
+        let Some(given) = key.strip_prefix("grad.") else { continue };
+        let name = known.get(given).copied().unwrap_or(given);
+        let reference = tensor(key)?.to_f64();
+        let trained = train.gradients.iter().any(|g| graph.value(g.parameter).name == name);
+        let own = match trained {
+            true => cluster.read_slot(name, "momentum_buffer")?.to_f64(),
+            false if graph.find(name).is_some() => vec![0.0; reference.len()],
+            false => {
+                return Err(NodeError::Input(format!(
+                    "{}: the model has no parameter {given:?}",
+                    results.path().display()
+                )));
+            }
+        };
+        if own.len() != reference.len() {
+            return Err(NodeError::Input(format!(
+                "{}: `{key}` is not of the parameter's size",
+                results.path().display()
+            )));
+        }
+        let norm = reference.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let distance = own.iter().zip(&reference).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+        gradients.push((given.to_owned(), distance, norm));
+    }
+    let largest = gradients.iter().map(|(_, _, norm)| *norm).fold(0.0, f64::max);
+    let error = |distance: f64, norm: f64| {
+        if distance == 0.0 { 0.0 } else { distance / norm.max(1e-6 * largest) }
+    };
+    let worst = gradients
+        .iter()
+        .map(|(name, distance, norm)| (name.clone(), error(*distance, *norm)))
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .unwrap_or_default();
+    let loss_reference = loss_reference.to_f64().first().copied().unwrap_or(f64::NAN);
+    Ok(Check {
+        loss,
+        loss_reference,
+        loss_rel_err: (loss - loss_reference).abs() / loss_reference.abs().max(f64::MIN_POSITIVE),
+        max_grad_rel_err: worst.1,
+        worst_parameter: worst.0,
+        parameters: gradients.len(),
+        operators: graph.nodes.len(),
+    })
+}
+
+/// What to tell of a model that cannot be trained.
+pub(crate) fn no_loss(name: &str) -> String {
+    format!(
+        "{name}: the model's forward gives back no loss\n  hint: export a module whose forward(x, y) returns the mean loss, a tensor of one number"
+    )
+}
