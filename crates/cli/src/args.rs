@@ -308,4 +308,6 @@ pub(crate) enum ExportFormat {
     Hf,
     /// A ResNet's model.safetensors under torchvision's names.
     Torchvision,
+    /// The state_dict of a model that was imported from torch.export, as model.safetensors.
+    Pt2Weights,
 }

@@ -70,6 +70,10 @@ pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
             export::torchvision(&model, &args.output)?;
             &["model.safetensors"]
         }
+        ExportFormat::Pt2Weights => {
+            export::pt2_weights(&model, &args.output)?;
+            &["model.safetensors"]
+        }
     };
     if json {
         return print_json(&json!({

@@ -56,6 +56,7 @@ impl Progress {
         let (targets, tokenizer) = match &job.data {
             Data::Text(text) => ("tokens", Some(text.tokenizer)),
             Data::Cifar10(_) => ("images", None),
+            Data::Tensors(_) => ("targets", None),
         };
         Self {
             bar,
@@ -171,8 +172,7 @@ impl Observer for Progress {
             }
             Event::Evaluated { step, val_loss, val_accuracy } => {
                 self.history.validation = Some((step, val_loss, val_accuracy));
-                let accuracy = 100.0 * val_accuracy;
-                self.say(format!("step {step}: validation loss {val_loss:.4}, accuracy {accuracy:.1} %"));
+                self.say(format!("step {step}: validation loss {val_loss:.4}{}", accuracy(val_accuracy)));
             }
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
             Event::Shortfall { reason } => self.say(format!("note: {reason}")),
@@ -185,6 +185,11 @@ impl Observer for Progress {
             _ => {}
         }
     }
+}
+
+/// `, accuracy 12.5 %`, or nothing for a model without classes.
+pub(crate) fn accuracy(share: f64) -> String {
+    if share.is_nan() { String::new() } else { format!(", accuracy {:.1} %", 100.0 * share) }
 }
 
 /// Whether it is time for another line: soon at first, and rarer the longer a run goes.

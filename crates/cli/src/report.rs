@@ -48,7 +48,7 @@ fn text(summary: &Summary, history: &History) -> String {
     let curve = curve(&history.losses);
     line("loss", format!("{} {curve} {}", loss(summary.loss_first), loss(summary.loss_last)));
     if let Some((step, val_loss, accuracy)) = history.validation {
-        line("validation", format!("loss {val_loss:.3}, accuracy {:.1} % after step {step}", 100.0 * accuracy));
+        line("validation", format!("loss {val_loss:.3}{} after step {step}", crate::progress::accuracy(accuracy)));
     }
     let median = summary.median_step_s.map_or_else(unknown, seconds);
     let ratio = summary.training_overhead_ratio;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
+use fusionllm_graph::ops::Compare;
 use fusionllm_graph::{DType, Graph, HostTensor, Init, Op, TensorType, ValueId, ValueKind};
 
 use crate::ImportError;
@@ -440,6 +441,7 @@ impl<'a> Import<'a> {
             let id = self.cx.lower(value).map_err(|r| self.model(r))?;
             self.cx.builder.output(&name, id).map_err(|e| self.graph_error(e))?;
         }
+        self.count_hits().map_err(|e| self.graph_error(e))?;
         for (tensor, id) in self.state.clone().into_values() {
             let value = self.cx.read(tensor).and_then(|v| self.cx.lower(v)).map_err(|r| self.model(r))?;
             if value != id {
@@ -458,6 +460,25 @@ impl<'a> Import<'a> {
             graph.metadata.insert(TARGETS.into(), serde_json::json!({"input": input, "ignore_index": ignore_index}));
         }
         Ok(Imported { graph, tied: self.tied, tensors: self.tensors })
+    }
+}
+
+impl Import<'_> {
+    /// Where the loss is one cross-entropy, an output `correct` as classifiers have it: how often the largest logit is the target's.
+    fn count_hits(&mut self) -> Result<(), fusionllm_graph::GraphError> {
+        let b = &mut self.cx.builder;
+        let mut losses = b.graph().nodes.iter().filter(|n| matches!(n.op, Op::CrossEntropy(_)));
+        let (Some(node), None) = (losses.next(), losses.next()) else { return Ok(()) };
+        let (logits, target) = (node.inputs[0], node.inputs[1]);
+        if !b.graph().outputs.contains_key("loss") {
+            return Ok(());
+        }
+        let dtype = b.ty(logits).dtype;
+        let best = b.argmax(logits, 1)?;
+        let hit = b.op(Compare::Eq, &[best, target])?;
+        let hit = b.cast(hit, dtype)?;
+        let correct = b.sum(hit, &[0], false)?;
+        b.output("correct", correct)
     }
 }
 

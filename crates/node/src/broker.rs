@@ -3,9 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
+use fusionllm_graph::{Graph, HostTensor, TensorType, ValueId, ValueKind};
+use fusionllm_import::TARGETS;
 use fusionllm_plan::{
     Cluster, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
 };
@@ -20,9 +22,10 @@ use tokio::sync::mpsc;
 
 use crate::NodeError;
 use crate::checkpoint::Checkpoint;
-use crate::config::Job;
+use crate::config::{Family, Job};
 use crate::data::Dataset;
 use crate::emulation::{Emulation, free_addresses};
+use crate::imported;
 use crate::keeper::{Inbox, Kept, SavedTensor};
 use crate::local::{Children, Entrance, LocalPeer};
 use crate::model::Model;
@@ -201,6 +204,14 @@ pub async fn conduct(
     if let Some(checkpoint) = &options.resume {
         check(checkpoint, job, &data, &model)?;
     }
+    let feeds = Feeds::new(&model.forward, &data, job.train.micro_batch)?;
+    let source = match &job.model.family {
+        Family::Imported { file } => {
+            let options = fusionllm_import::Options { samples: Some(job.train.micro_batch), double: false };
+            Some(Mutex::new(imported::Model::open(file, options)?))
+        }
+        _ => None,
+    };
     let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
     if let Some(weights) = &weights
         && options.resume.is_none()
@@ -243,7 +254,7 @@ pub async fn conduct(
     let pinned = planned.cluster.is_some();
     let endpoint = Endpoint::bind(Options { secret_key, listen: options.listen, pinned, ..Options::new() }).await?;
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
-    let run = Conductor { job, data, model, weights, endpoint: endpoint.clone(), ticket, predicted };
+    let run = Conductor { job, data, model, feeds, source, weights, endpoint: endpoint.clone(), ticket, predicted };
     let result = run.conduct(&options.peers, planned, &mut store, (events, incoming), observer).await;
     let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
     endpoint.close(&reason).await;
@@ -257,6 +268,9 @@ struct Conductor<'a> {
     job: &'a Job,
     data: Dataset,
     model: Model,
+    feeds: Feeds,
+    /// Where the weights of a model from elsewhere are.
+    source: Option<Mutex<imported::Model>>,
     weights: Option<Weights>,
     endpoint: Endpoint,
     ticket: Ticket,
@@ -403,7 +417,7 @@ impl Conductor<'_> {
         events: &mpsc::UnboundedSender<Incoming>,
     ) -> Result<Vec<Peer>, NodeError> {
         let train = compile(plan, &self.model.forward, &self.model.train)?;
-        let eval = compile_forward(plan, &self.model.forward, &self.model.eval, &["loss", "correct"])?;
+        let eval = compile_forward(plan, &self.model.forward, &self.model.eval, &self.reports())?;
         let addresses: Vec<(String, Vec<u8>)> =
             members.iter().map(|(m, _, _)| (m.name.clone(), m.addr.clone())).collect();
         let optimizer = self.job.train.optimizer.update_rule();
@@ -472,8 +486,8 @@ impl Conductor<'_> {
         for (name, value) in assignment.kept() {
             let given = match value.kind {
                 ValueKind::Constant => true,
-                ValueKind::Parameter(_) => resumed || self.weights.is_some(),
-                _ => resumed,
+                ValueKind::Parameter(_) => resumed || self.source.is_some() || self.weights.is_some(),
+                _ => resumed || self.source.is_some(),
             };
             if given {
                 loads.insert((name.to_string(), None));
@@ -494,7 +508,15 @@ impl Conductor<'_> {
         if let Some(tensor) = store.saved(name, slot)? {
             return Ok(tensor);
         }
-        match (&self.weights, self.model.forward.find(name)) {
+        let value = self.model.forward.find(name);
+        if let (Some(source), Some(v)) = (&self.source, value) {
+            let value = self.model.forward.value(v);
+            // Published weights have parameters alone.
+            if self.weights.is_none() || !matches!(value.kind, ValueKind::Parameter(_)) {
+                return source.lock().unwrap_or_else(PoisonError::into_inner).initial(value);
+            }
+        }
+        match (&self.weights, value) {
             (Some(weights), Some(v)) => Ok(weights.parameter(name, self.model.forward.ty(v))?),
             _ => Err(NodeError::State(format!("{name:?} starts from nowhere"))),
         }
@@ -638,6 +660,12 @@ impl Conductor<'_> {
         Ok(None)
     }
 
+    /// What a validation reports: a model from elsewhere may have no classes.
+    fn reports(&self) -> Vec<&'static str> {
+        let has = |name: &&str| self.model.eval.outputs.contains_key(*name);
+        ["loss", "correct"].into_iter().filter(has).collect()
+    }
+
     /// Batches of a validation; as many as there are if the job says 0.
     fn eval_passes(&self) -> u64 {
         let held_out = self.data.eval_samples().div_ceil(self.job.train.batch) as u64;
@@ -656,7 +684,8 @@ impl Conductor<'_> {
     /// Targets that count in a step, as a batch without ignored labels has them.
     fn targets_per_step(&self) -> f64 {
         let inputs = self.data.inputs(self.job.train.batch);
-        inputs.iter().find(|(name, _)| *name == "labels").map_or(0.0, |(_, ty)| ty.numel() as f64)
+        let targets = inputs.iter().find(|(name, _)| self.feeds.targets.as_ref().is_some_and(|(t, _)| t == name));
+        targets.map_or(self.job.train.batch as f64, |(_, ty)| ty.numel() as f64)
     }
 
     /// Streams a pass's inputs to those who read them.
@@ -674,36 +703,96 @@ impl Conductor<'_> {
             PassKind::Eval { index, .. } => (self.data.eval_batch(index as usize * batch_size, batch_size), 1),
         };
         let batch = batch.map_err(|e| NodeError::Input(e.to_string()))?;
+        let total = match &self.feeds.targets {
+            Some((name, ignored)) => {
+                let tensor = batch.tensors.iter().find(|(n, _)| n == name);
+                tensor.map_or(0, |(_, t)| count_targets(t, *ignored))
+            }
+            None => batch.targets,
+        };
         let mut micro_batches: Vec<BTreeMap<&str, HostTensor>> = Vec::new();
         let mut weights = Vec::new();
         for m in 0..plan.micro_batches as usize {
             let mut tensors = BTreeMap::new();
             for (name, tensor) in &batch.tensors {
-                tensors.insert(*name, rows(tensor, m * size, size)?);
+                let Some(input) = self.feeds.names.get(name.as_ref()) else { continue };
+                tensors.insert(input.as_str(), rows(tensor, m * size, size)?);
             }
-            let counted = tensors
-                .get("labels")
-                .and_then(HostTensor::to_i64)
-                .map_or(0, |l| l.iter().filter(|l| **l != crate::data::IGNORED).count());
-            let weight = counted as f64 / batch.targets.max(1) as f64;
+            let weight = match &self.feeds.targets {
+                Some((name, ignored)) => {
+                    let targets = self.feeds.names.get(name).and_then(|input| tensors.get(input.as_str()));
+                    targets.map_or(0, |t| count_targets(t, *ignored)) as f64 / total.max(1) as f64
+                }
+                // Nobody knows which count: a mean of the micro-batches' means.
+                None => 1.0 / f64::from(plan.micro_batches),
+            };
             let dtype = self.model.train.graph.ty(self.model.train.loss_weight).dtype;
             tensors.insert("loss_weight", HostTensor::scalar(dtype, weight)?);
             weights.push(weight);
             micro_batches.push(tensors);
         }
-        broker.weights(pass, weights, batch.targets);
+        broker.weights(pass, weights, total);
         for peer in peers {
             for (value, micro_batch, name) in &peer.feeds[program] {
                 let tensor = micro_batches.get(*micro_batch as usize).and_then(|t| t.get(name.as_str()));
+                let ty = self.model.train.graph.find(name).map(|v| self.model.train.graph.ty(v));
+                let tensor = match (tensor, ty) {
+                    (Some(tensor), Some(ty)) => Some(tensor.cast(ty.dtype)?),
+                    (tensor, _) => tensor.cloned(),
+                };
                 let tensor = tensor.ok_or_else(|| {
                     NodeError::Input(format!("the model reads {name:?}, which these data do not have"))
                 })?;
                 let slot = Slot::Value { value: *value, micro_batch: *micro_batch };
-                peer.outbox.tensor(&TensorHeader { pass, train: program == 0, slot, coded: false }, tensor.clone())?;
+                peer.outbox.tensor(&TensorHeader { pass, train: program == 0, slot, coded: false }, tensor)?;
             }
         }
         Ok(())
     }
+}
+
+/// Which of the data's tensors a model reads as what.
+struct Feeds {
+    /// The model's input by the data's name.
+    names: BTreeMap<String, String>,
+    /// The data's tensor that holds the targets, and which of its elements do not count.
+    targets: Option<(String, i64)>,
+}
+
+impl Feeds {
+    /// By name, or else, where data and model have as many and of the same types, in their order.
+    fn new(graph: &Graph, data: &Dataset, micro_batch: usize) -> Result<Self, NodeError> {
+        let given = data.inputs(micro_batch);
+        let wanted: Vec<(&str, &TensorType)> =
+            graph.inputs().map(|v| (graph.value(v).name.as_str(), graph.ty(v))).collect();
+        let fits = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.is_float() == b.dtype.is_float();
+        let named = |name: &str, ty: &TensorType| given.iter().any(|(n, t)| n == name && fits(t, ty));
+        let names: BTreeMap<String, String> = if wanted.iter().all(|(name, ty)| named(name, ty)) {
+            wanted.iter().map(|(name, _)| (name.to_string(), name.to_string())).collect()
+        } else if wanted.len() == given.len() && wanted.iter().zip(&given).all(|((_, a), (_, b))| fits(a, b)) {
+            given.iter().zip(&wanted).map(|((from, _), (to, _))| (from.to_string(), to.to_string())).collect()
+        } else {
+            let list = |all: Vec<String>| all.join(", ");
+            return Err(NodeError::Input(format!(
+                "the model takes {}, but the data have {}\n  hint: give tensors of those names and types, for micro-batches of {micro_batch} (train.micro_batch)",
+                list(wanted.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
+                list(given.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
+            )));
+        };
+        let (input, ignored) = match graph.metadata.get(TARGETS) {
+            Some(targets) => (targets["input"].as_str(), targets["ignore_index"].as_i64()),
+            None if graph.metadata.contains_key("family") => (Some("labels"), Some(crate::data::IGNORED)),
+            None => (None, None),
+        };
+        let from = |input: &str| names.iter().find(|(_, to)| *to == input).map(|(from, _)| from.clone());
+        let targets = input.and_then(from).zip(ignored);
+        Ok(Self { names, targets })
+    }
+}
+
+fn count_targets(tensor: &HostTensor, ignored: i64) -> u64 {
+    let labels = tensor.cast(fusionllm_graph::DType::I64).ok().and_then(|t| t.to_i64());
+    labels.map_or(0, |l| l.iter().filter(|l| **l != ignored).count() as u64)
 }
 
 /// Rows `first ..` of a tensor's first dimension.

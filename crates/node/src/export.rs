@@ -27,6 +27,7 @@ const WEIGHTS: &str = "model.safetensors";
 ///
 /// The model is no GPT-2, a model is there already, the checkpoint is damaged, or the disk fails.
 pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+    not_imported(model)?;
     let Family::Gpt2(config) = &model.network.family else {
         return Err(NodeError::Input(format!(
             "{}: this is a ResNet, which `transformers` has in another form\n  hint: write it under torchvision's names: --format torchvision",
@@ -47,6 +48,7 @@ pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<(), NodeErro
 ///
 /// As for [`hugging_face`].
 pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+    not_imported(model)?;
     let Family::Resnet(_) = &model.network.family else {
         return Err(NodeError::Input(format!(
             "{}: torchvision has no GPT-2\n  hint: write it for `transformers`: --format hf",
@@ -55,6 +57,48 @@ pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<(), NodeError
     };
     claim(directory)?;
     write_weights(model, directory)
+}
+
+fn not_imported(model: &SavedModel) -> Result<(), NodeError> {
+    match model.network.family {
+        Family::Imported { .. } => Err(NodeError::Input(format!(
+            "{}: this model was imported from torch.export\n  hint: write its state_dict with --format pt2-weights",
+            model.path().display()
+        ))),
+        _ => Ok(()),
+    }
+}
+
+/// Writes what a model from `torch.export` has learned into `directory` as `model.safetensors`: the whole `state_dict` of the exported module, for
+/// `load_state_dict`.
+///
+/// # Errors
+///
+/// The model is of another kind, a model is there already, the archive is gone or the checkpoint is damaged, or the disk fails.
+pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+    let Family::Imported { file } = &model.network.family else {
+        return Err(NodeError::Input(format!(
+            "{}: this model was not imported\n  hint: write it with --format hf (GPT-2) or --format torchvision (ResNet)",
+            model.path().display()
+        )));
+    };
+    let mut source = crate::imported::Model::open(file, fusionllm_import::Options::default())?;
+    claim(directory)?;
+    let names: Vec<String> = source.archive().state_dict().map(str::to_owned).collect();
+    let mut tensors = BTreeMap::new();
+    for name in names {
+        let imported = source.imported();
+        // Tied parameters are trained under one name and written under each.
+        let own = imported.tied.get(&name).unwrap_or(&name);
+        let tensor = match imported.graph.find(own).map(|v| imported.graph.value(v)) {
+            Some(value) if matches!(value.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)) => {
+                model.read(own, &value.ty)?
+            }
+            _ => source.archive().saved(&name)?,
+        };
+        tensors.insert(name, tensor);
+    }
+    write_tensors(&directory.join(WEIGHTS), &tensors)
 }
 
 /// A GPT-2's `config.json`.

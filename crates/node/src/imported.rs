@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fusionllm_backend::{Backend, open};
-use fusionllm_graph::{HostTensor, Op, TensorType, Value, ValueKind};
+use fusionllm_graph::{Graph, GraphError, HostTensor, Op, TensorType, Value, ValueKind};
 use fusionllm_import::{Archive, ImportError, Imported, Options};
 
 use crate::NodeError;
@@ -95,6 +95,16 @@ impl Model {
     pub fn archive(&mut self) -> &mut Archive {
         &mut self.archive
     }
+}
+
+/// The graph alone, for so many samples at once.
+///
+/// # Errors
+///
+/// As [`Model::open`], as a [`GraphError::File`].
+pub fn graph(path: &Path, samples: usize) -> Result<Graph, GraphError> {
+    let options = Options { samples: Some(samples), double: false };
+    Model::open(path, options).map(|m| m.imported.graph).map_err(|e| GraphError::File(e.to_string()))
 }
 
 fn evaluate(

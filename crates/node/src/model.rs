@@ -40,5 +40,6 @@ pub fn forward(job: &Job, samples: usize) -> Result<Graph, NodeError> {
         (Family::Gpt2(config), Data::Text(text)) => config.build(samples, text.context, DType::F32)?,
         (Family::Gpt2(config), _) => config.build(samples, config.n_positions, DType::F32)?,
         (Family::Resnet(config), _) => config.build(samples, IMAGE_SIZE, DType::F32)?,
+        (Family::Imported { file }, _) => crate::imported::graph(file, samples)?,
     })
 }

@@ -119,6 +119,32 @@ impl Weights {
         HostTensor::from_bytes(ty, bytes).map(Some).map_err(malformed)
     }
 
+    /// Adds `length` bytes of the tensor stored as `name`, from its byte `start` on, to `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such tensor, or the file can no longer be read.
+    pub(crate) fn append(
+        &self,
+        name: &str,
+        start: usize,
+        length: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), WeightsError> {
+        let entry = self.tensors.get(name).ok_or_else(|| WeightsError::Malformed {
+            path: self.path.clone(),
+            message: format!("`{name}` is not there"),
+        })?;
+        let before = bytes.len();
+        bytes.resize(before + length, 0);
+        let mut read = || {
+            let mut file = File::open(&self.path)?;
+            file.seek(SeekFrom::Start(entry.offset + start as u64))?;
+            file.read_exact(&mut bytes[before..])
+        };
+        Ok(read().map_err(DiskError::at(&self.path, "read"))?)
+    }
+
     /// Whether the file has all of a model's tensors in their shapes: what [`Self::parameter`] needs.
     ///
     /// # Errors

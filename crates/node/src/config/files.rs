@@ -46,6 +46,31 @@ impl Files {
         Ok(Some(files))
     }
 
+    /// [`Self::many`], where a directory stands for all files in it that end so.
+    pub(super) fn many_within(
+        &self,
+        section: &Section<'_>,
+        key: &'static str,
+        extension: &str,
+    ) -> Result<Option<Vec<PathBuf>>, JobError> {
+        let Some(written) = section.texts(key)? else { return Ok(None) };
+        let mut files = Vec::new();
+        for text in written {
+            let pattern = match self.directory.join(text).is_dir() {
+                true => format!("{}/*.{extension}", text.trim_end_matches('/')),
+                false => text.to_owned(),
+            };
+            let matched = self.matches(section, key, &pattern)?;
+            if matched.is_empty() {
+                return Err(self.missing(section, key, &pattern));
+            }
+            files.extend(matched);
+        }
+        let mut seen = std::collections::BTreeSet::new();
+        files.retain(|f| seen.insert(f.clone()));
+        Ok(Some(files))
+    }
+
     fn matches(&self, section: &Section<'_>, key: &str, written: &str) -> Result<Vec<PathBuf>, JobError> {
         // A file whose own name looks like a pattern is that file.
         let literal = self.directory.join(written);

@@ -22,7 +22,7 @@ pub use model::{Family, Model};
 pub use network::Network;
 pub use reader::JobError;
 pub use sections::{
-    Checkpointing, Cifar10, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Text, Train, Validation,
+    Checkpointing, Cifar10, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Tensors, Text, Train, Validation,
 };
 
 pub use testbed::{Testbed, load_profile};
@@ -153,6 +153,13 @@ impl Job {
                 }
                 Ok(())
             }
+            // What the inputs of a model from elsewhere are shows once it is read.
+            (Family::Imported { .. }, _) => Ok(()),
+            (Family::Gpt2(_) | Family::Resnet(_), Data::Tensors(_)) => Err(at.data.error(
+                "kind",
+                "tensors are for models from elsewhere, which say what they take",
+                "write file = \"model.pt2\" in [model], or another kind of data",
+            )),
             (Family::Gpt2(_), Data::Cifar10(_)) => Err(at.data.error(
                 "kind",
                 "a gpt2 learns from text, not from images",

@@ -29,6 +29,11 @@ pub enum Family {
     Gpt2(Gpt2Config),
     /// An image classifier.
     Resnet(ResNetConfig),
+    /// A model from PyTorch's `torch.export`.
+    Imported {
+        /// The `.pt2` archive. Training starts from the weights in it.
+        file: PathBuf,
+    },
 }
 
 /// The names of `activation_function`.
@@ -46,9 +51,14 @@ impl Model {
         enum Name {
             Gpt2,
             Resnet,
+            Imported,
         }
-        let names = [("gpt2", Name::Gpt2), ("resnet", Name::Resnet)];
-        let default = if matches!(data, Data::Cifar10(_)) { Name::Resnet } else { Name::Gpt2 };
+        let names = [("gpt2", Name::Gpt2), ("resnet", Name::Resnet), ("imported", Name::Imported)];
+        let default = match data {
+            _ if section.has("file") => Name::Imported,
+            Data::Cifar10(_) => Name::Resnet,
+            _ => Name::Gpt2,
+        };
         let name = section.choice("family", &names)?.unwrap_or(default);
         section.text("weights")?;
         Ok(match name {
@@ -57,6 +67,17 @@ impl Model {
                 Family::Gpt2(read_gpt2(section, data, published.as_ref())?)
             }
             Name::Resnet => Family::Resnet(read_resnet(section)?),
+            Name::Imported => {
+                let file = files.one(section, "file")?.ok_or_else(|| {
+                    section.error(
+                        "file",
+                        "[model] names no file",
+                        "write file = \"model.pt2\", which torch.export.save wrote",
+                    )
+                })?;
+                section.finish()?;
+                Family::Imported { file }
+            }
         })
     }
 }
@@ -79,7 +100,7 @@ pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&N
     let (context, vocabulary) = match data {
         Data::Text(text) => (text.context, text.tokenizer.vocabulary()),
         // Refused once both sections are read.
-        Data::Cifar10(_) => (1, 1),
+        Data::Cifar10(_) | Data::Tensors(_) => (1, 1),
     };
     let n_embd = section.size("n_embd", 1)?.unwrap_or(768);
     let most_heads = (n_embd / 64).max(1);

@@ -75,6 +75,7 @@ impl Network {
         let (tokenizer, context) = match &data {
             Data::Text(text) => (Some(text.tokenizer), text.context),
             Data::Cifar10(_) => (None, IMAGE_SIZE),
+            Data::Tensors(_) => (None, 1),
         };
         Ok(Self { family, tokenizer, context, micro_batch })
     }
@@ -113,6 +114,7 @@ impl Network {
         match &self.family {
             Family::Gpt2(config) => config.build(samples, context, DType::F32),
             Family::Resnet(config) => config.build(samples, context, DType::F32),
+            Family::Imported { file } => crate::imported::graph(file, samples),
         }
     }
 }

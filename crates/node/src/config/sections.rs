@@ -18,6 +18,18 @@ pub enum Data {
     Text(Text),
     /// Images in CIFAR-10's binary format, for classifiers.
     Cifar10(Cifar10),
+    /// Named tensors, for models from elsewhere.
+    Tensors(Tensors),
+}
+
+/// Samples as rows of named tensors.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tensors {
+    /// Paths, directories and glob patterns in the job file, here the safetensors files they name. Every file has a tensor for each of the model's inputs,
+    /// under its name, with a row a sample.
+    pub files: Vec<PathBuf>,
+    /// What is held out. Default nothing.
+    pub validation: Validation,
 }
 
 /// Text to predict token by token.
@@ -189,9 +201,14 @@ pub struct Eval {
 impl Data {
     /// What decides about the network: nothing of the files.
     pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Self, JobError> {
-        let is_cifar10 = section.choice("kind", &KINDS)?;
-        if is_cifar10.unwrap_or(images) {
-            return Ok(Self::Cifar10(Cifar10 { train: Vec::new(), test: Vec::new(), augment: false }));
+        match Kind::of(section, images)? {
+            Kind::Cifar10 => {
+                return Ok(Self::Cifar10(Cifar10 { train: Vec::new(), test: Vec::new(), augment: false }));
+            }
+            Kind::Tensors => {
+                return Ok(Self::Tensors(Tensors { files: Vec::new(), validation: Validation::Fraction(0.0) }));
+            }
+            Kind::Text => {}
         }
         let (tokenizer, context) = (tokenizer(section)?, context(section)?);
         Ok(Self::Text(Text { files: Vec::new(), tokenizer, context, validation: Validation::Fraction(0.0) }))
@@ -199,8 +216,23 @@ impl Data {
 
     /// `images`: whether the model wants them, so that `kind` has a default.
     pub(super) fn read(section: &Section<'_>, files: &Files, images: bool) -> Result<Self, JobError> {
-        let is_cifar10 = section.choice("kind", &KINDS)?;
-        if is_cifar10.unwrap_or(images) {
+        let kind = Kind::of(section, images)?;
+        if kind == Kind::Tensors {
+            let tensors = Tensors {
+                files: files.many_within(section, "files", "safetensors")?.unwrap_or_default(),
+                validation: validation(section, files, 0.0)?,
+            };
+            section.finish()?;
+            if tensors.files.is_empty() {
+                return Err(section.error(
+                    "files",
+                    "[data] names no files",
+                    "write files = [\"shards\"], a directory of safetensors files with a tensor for each of the model's inputs",
+                ));
+            }
+            return Ok(Self::Tensors(tensors));
+        }
+        if kind == Kind::Cifar10 {
             let cifar10 = Cifar10 {
                 train: files.many(section, "train")?.unwrap_or_default(),
                 test: files.many(section, "test")?.unwrap_or_default(),
@@ -216,13 +248,7 @@ impl Data {
             }
             return Ok(Self::Cifar10(cifar10));
         }
-        let validation = if section.is_number("validation") || !section.has("validation") {
-            let valid = |x| (0.0..1.0).contains(&x);
-            let fraction = section.number("validation", "at least 0 and below 1", valid)?;
-            Validation::Fraction(fraction.unwrap_or(0.1))
-        } else {
-            Validation::Files(files.many(section, "validation")?.unwrap_or_default())
-        };
+        let validation = validation(section, files, 0.1)?;
         let text = Text {
             files: files.many(section, "files")?.unwrap_or_default(),
             tokenizer: tokenizer(section)?,
@@ -234,8 +260,29 @@ impl Data {
     }
 }
 
-/// Kinds of data, and whether each is images.
-const KINDS: [(&str, bool); 2] = [("text", false), ("cifar10", true)];
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Cifar10,
+    Tensors,
+}
+
+impl Kind {
+    /// `images`: whether the model wants them where nothing is said.
+    fn of(section: &Section<'_>, images: bool) -> Result<Self, JobError> {
+        let kinds = [("text", Self::Text), ("cifar10", Self::Cifar10), ("tensors", Self::Tensors)];
+        Ok(section.choice("kind", &kinds)?.unwrap_or(if images { Self::Cifar10 } else { Self::Text }))
+    }
+}
+
+fn validation(section: &Section<'_>, files: &Files, default: f64) -> Result<Validation, JobError> {
+    if section.is_number("validation") || !section.has("validation") {
+        let valid = |x| (0.0..1.0).contains(&x);
+        let fraction = section.number("validation", "at least 0 and below 1", valid)?;
+        return Ok(Validation::Fraction(fraction.unwrap_or(default)));
+    }
+    Ok(Validation::Files(files.many(section, "validation")?.unwrap_or_default()))
+}
 
 fn tokenizer(section: &Section<'_>) -> Result<Tokenizer, JobError> {
     Ok(section.choice("tokenizer", &Tokenizer::NAMES)?.unwrap_or(Tokenizer::Bytes))

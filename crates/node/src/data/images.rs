@@ -180,6 +180,6 @@ impl Rows {
         self.labels.resize(samples, IGNORED);
         let pixels = HostTensor::from_f32([samples, 3, SIDE, SIDE], &self.pixels)?;
         let labels = HostTensor::from_i64([samples], &self.labels)?;
-        Ok(Batch { tensors: vec![("pixel_values", pixels), ("labels", labels)], targets })
+        Ok(Batch { tensors: vec![("pixel_values".into(), pixels), ("labels".into(), labels)], targets })
     }
 }

@@ -7,9 +7,11 @@
 mod images;
 mod order;
 mod sample;
+mod tensors;
 mod text;
 mod tokenizer;
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
@@ -31,14 +33,16 @@ pub struct Dataset {
 enum Source {
     Text(text::Corpus),
     Images(images::Images),
+    Tensors(tensors::Tensors),
 }
 
 /// The samples that pass through the model together.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
     /// For text `input_ids` and `labels`, both i64 `[samples, context]`, the labels being the next
-    /// tokens; for images `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`.
-    pub tensors: Vec<(&'static str, HostTensor)>,
+    /// tokens; for images `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`; for tensors
+    /// what the files have.
+    pub tensors: Vec<(Cow<'static, str>, HostTensor)>,
     /// How many labels are not [`IGNORED`].
     pub targets: u64,
 }
@@ -53,6 +57,7 @@ impl Dataset {
         let source = match data {
             Data::Text(text) => Source::Text(text::Corpus::open(text, seed)?),
             Data::Cifar10(cifar10) => Source::Images(images::Images::open(cifar10, seed)?),
+            Data::Tensors(tensors) => Source::Tensors(tensors::Tensors::open(tensors, seed)?),
         };
         Ok(Self { source })
     }
@@ -67,6 +72,7 @@ impl Dataset {
         match &self.source {
             Source::Text(corpus) => corpus.train_batch(first, samples),
             Source::Images(images) => images.train_batch(first, samples),
+            Source::Tensors(tensors) => tensors.train_batch(first, samples),
         }
     }
 
@@ -87,6 +93,7 @@ impl Dataset {
         match &self.source {
             Source::Text(corpus) => corpus.eval_batch(first, samples),
             Source::Images(images) => images.eval_batch(first, samples),
+            Source::Tensors(tensors) => tensors.eval_batch(first, samples),
         }
     }
 
@@ -95,6 +102,7 @@ impl Dataset {
         match &self.source {
             Source::Text(corpus) => corpus.train_samples(),
             Source::Images(images) => images.train_samples(),
+            Source::Tensors(tensors) => tensors.train_samples(),
         }
     }
 
@@ -103,20 +111,22 @@ impl Dataset {
         match &self.source {
             Source::Text(corpus) => corpus.eval_samples(),
             Source::Images(images) => images.eval_samples(),
+            Source::Tensors(tensors) => tensors.eval_samples(),
         }
     }
 
     /// Names and types of a batch's tensors, in the order of [`Batch::tensors`].
-    pub fn inputs(&self, samples: usize) -> Vec<(&'static str, TensorType)> {
+    pub fn inputs(&self, samples: usize) -> Vec<(Cow<'static, str>, TensorType)> {
         match &self.source {
             Source::Text(corpus) => {
                 let ids = TensorType::new(DType::I64, [samples, corpus.context()]);
-                vec![("input_ids", ids.clone()), ("labels", ids)]
+                vec![("input_ids".into(), ids.clone()), ("labels".into(), ids)]
             }
             Source::Images(_) => vec![
-                ("pixel_values", TensorType::new(DType::F32, [samples, 3, images::SIDE, images::SIDE])),
-                ("labels", TensorType::new(DType::I64, [samples])),
+                ("pixel_values".into(), TensorType::new(DType::F32, [samples, 3, images::SIDE, images::SIDE])),
+                ("labels".into(), TensorType::new(DType::I64, [samples])),
             ],
+            Source::Tensors(tensors) => tensors.inputs(samples),
         }
     }
 
@@ -126,6 +136,7 @@ impl Dataset {
         match &self.source {
             Source::Text(corpus) => corpus.digest(),
             Source::Images(images) => images.digest(),
+            Source::Tensors(tensors) => tensors.digest(),
         }
     }
 }
@@ -142,6 +153,7 @@ impl fmt::Display for Dataset {
         match &self.source {
             Source::Text(corpus) => corpus.fmt(f),
             Source::Images(images) => images.fmt(f),
+            Source::Tensors(tensors) => tensors.fmt(f),
         }
     }
 }
@@ -175,6 +187,9 @@ pub enum DataError {
         /// What to do.
         hint: &'static str,
     },
+    /// A file of tensors cannot be used.
+    #[error(transparent)]
+    Weights(#[from] crate::weights::WeightsError),
     /// A batch cannot be made a tensor.
     #[error(transparent)]
     Tensor(#[from] GraphError),

@@ -46,7 +46,7 @@ fn labels_are_the_next_tokens() {
     assert!(inputs.iter().zip(&labels).all(|(x, y)| x + 1 == *y));
     assert!(inputs.chunks(4).all(|row| row.windows(2).all(|w| w[0] + 1 == w[1])));
     for ((name, tensor), (input, ty)) in batch.tensors.iter().zip(data.inputs(9)) {
-        assert_eq!((*name, tensor.ty()), (input, &ty));
+        assert_eq!((name, tensor.ty()), (&input, &ty));
     }
 }
 
@@ -191,7 +191,7 @@ fn cifar10(dir: &TempDir, train: &[u8], test: &[u8], augment: bool) -> Cifar10 {
 
 fn pixels(batch: &Batch) -> Vec<f32> {
     let (name, tensor) = &batch.tensors[0];
-    assert_eq!((*name, tensor.shape()[1..].to_vec()), ("pixel_values", vec![3, 32, 32]));
+    assert_eq!((name.as_ref(), tensor.shape()[1..].to_vec()), ("pixel_values", vec![3, 32, 32]));
     tensor.to_f32_exact().unwrap()
 }
 
@@ -217,7 +217,7 @@ fn images_are_normalised_and_padded() {
     assert_eq!((ints(&batches[1], "labels"), batches[1].targets), (vec![9, IGNORED], 1));
     assert_eq!(pixels(&batches[1]).len(), 2 * 3 * 1024);
     for ((name, tensor), (input, ty)) in batches[1].tensors.iter().zip(data.inputs(2)) {
-        assert_eq!((*name, tensor.ty()), (input, &ty));
+        assert_eq!((name, tensor.ty()), (&input, &ty));
     }
 }
 

@@ -219,6 +219,6 @@ impl Contexts {
         let shape = [self.inputs.len() / self.context, self.context];
         let inputs = HostTensor::from_i64(shape, &self.inputs)?;
         let labels = HostTensor::from_i64(shape, &self.labels)?;
-        Ok(Batch { tensors: vec![("input_ids", inputs), ("labels", labels)], targets: self.targets })
+        Ok(Batch { tensors: vec![("input_ids".into(), inputs), ("labels".into(), labels)], targets: self.targets })
     }
 }

@@ -1,0 +1,240 @@
+//! Archives by strangers: whatever they hold, the answer is a graph or an error that says where, never a panic, and never more memory than the file
+//! accounts for.
+
+mod common;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use common::*;
+use fusionllm_graph::CounterRng;
+use serde_json::{Value, json};
+
+/// The largest piece of memory that was asked for.
+struct Watched;
+
+static LARGEST: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: hands everything on to the system's allocator as it came.
+unsafe impl GlobalAlloc for Watched {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, at: *mut u8, layout: Layout) {
+        unsafe { System.dealloc(at, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, at: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        LARGEST.fetch_max(size, Ordering::Relaxed);
+        unsafe { System.realloc(at, layout, size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Watched = Watched;
+
+/// The bound on constants made at import, twice for a copy on the way.
+const MOST: usize = 160 << 20;
+
+fn survive(bytes: Vec<u8>) -> bool {
+    let met = import(bytes).and_then(|(mut archive, imported)| {
+        let names: Vec<String> = imported.graph.parameters().map(|v| imported.graph.value(v).name.clone()).collect();
+        names.iter().try_for_each(|name| archive.load(&imported, name).map(drop))
+    });
+    if let Err(e) = &met {
+        assert!(e.to_string().contains("net.pt2"), "an error must name the archive: {e}");
+    }
+    met.is_ok()
+}
+
+struct Dice(CounterRng, u64);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.1 += 1;
+        self.0.block(self.1, 0)[0] as usize % n.max(1)
+    }
+}
+
+#[test]
+fn flipped_bits_and_cut_files() {
+    let whole = archive(&program(), &weights());
+    assert!(survive(whole.clone()));
+    let mut dice = Dice(CounterRng::new(1), 0);
+    let mut whole_again = 0;
+    for case in 0..3000 {
+        let mut bytes = whole.clone();
+        match case % 3 {
+            0 => bytes.truncate(dice.below(whole.len())),
+            _ => {
+                for _ in 0..1 + dice.below(4) {
+                    let at = dice.below(bytes.len());
+                    bytes[at] ^= 1 << dice.below(8);
+                }
+            }
+        }
+        whole_again += usize::from(survive(bytes));
+    }
+    // Checksums notice what matters; bits of no meaning, such as a member's time, may change.
+    assert!(whole_again < 300, "{whole_again} damaged archives were taken for whole");
+    assert!(LARGEST.load(Ordering::Relaxed) < MOST);
+}
+
+/// Every place in a document, as the keys that lead there.
+fn places(value: &Value, here: &mut Vec<String>, all: &mut Vec<Vec<String>>) {
+    all.push(here.clone());
+    let children: Vec<(String, &Value)> = match value {
+        Value::Object(map) => map.iter().map(|(k, v)| (k.clone(), v)).collect(),
+        Value::Array(list) => list.iter().enumerate().map(|(i, v)| (i.to_string(), v)).collect(),
+        _ => Vec::new(),
+    };
+    for (key, child) in children {
+        here.push(key);
+        places(child, here, all);
+        here.pop();
+    }
+}
+
+fn at<'v>(value: &'v mut Value, path: &[String]) -> &'v mut Value {
+    path.iter().fold(value, |v, key| match v {
+        Value::Array(list) => &mut list[key.parse::<usize>().unwrap()],
+        v => &mut v[key.as_str()],
+    })
+}
+
+/// Sound archives of unsound programs: their checksums are right.
+#[test]
+fn programs_that_lie() {
+    let (program, weights) = (program(), weights());
+    let mut all = Vec::new();
+    places(&program, &mut Vec::new(), &mut all);
+    let mut of_weights = Vec::new();
+    places(&weights, &mut Vec::new(), &mut of_weights);
+    let strange = [
+        json!(-1),
+        json!(i64::MAX),
+        json!(i64::MIN),
+        json!(1u64 << 40),
+        json!(0),
+        json!(3),
+        json!(null),
+        json!([]),
+        json!({}),
+        json!("../../etc/passwd"),
+        json!("loss"),
+        json!("p_w"),
+        json!("Infinity"),
+        json!(1e300),
+        json!(true),
+        json!({"as_tensor": {"name": "loss"}}),
+        json!({"as_tensor": {"name": "linear"}}),
+        json!({"as_int": -7}),
+        json!({"as_ints": [1i64 << 40, 1i64 << 40]}),
+        json!({"as_float": "NaN"}),
+        json!({"as_expr": {"expr_str": "s0"}}),
+    ];
+    let targets = [
+        "expand.default",
+        "repeat.default",
+        "full.default",
+        "zeros.default",
+        "arange.default",
+        "as_strided.default",
+        "pad.default",
+        "conv2d.default",
+        "index_select.default",
+        "unbind.int",
+        "chunk.default",
+        "einsum.default",
+        "view.default",
+        "unfold.default",
+        "roll.default",
+        "topk.default",
+        "sort.default",
+        "upsample_bilinear2d.vec",
+        "max_pool2d.default",
+        "copy_.default",
+        "batch_norm.default",
+        "eye.default",
+        "linspace.default",
+    ];
+    let mut dice = Dice(CounterRng::new(2), 0);
+    let mut accepted = 0;
+    for case in 0..6000 {
+        let (mut program, mut weights) = (program.clone(), weights.clone());
+        for _ in 0..1 + dice.below(2) {
+            let value = strange[dice.below(strange.len())].clone();
+            match case % 4 {
+                0 => *at(&mut weights, &of_weights[dice.below(of_weights.len())]) = value,
+                1 => {
+                    let nodes = program["graph_module"]["graph"]["nodes"].as_array_mut().unwrap();
+                    let node = dice.below(nodes.len());
+                    nodes[node]["target"] = json!(format!("torch.ops.aten.{}", targets[dice.below(targets.len())]));
+                    let names = [
+                        "size",
+                        "repeats",
+                        "stride",
+                        "shape",
+                        "dim",
+                        "end",
+                        "pad",
+                        "k",
+                        "chunks",
+                        "n",
+                        "steps",
+                        "fill_value",
+                        "output_size",
+                        "kernel_size",
+                    ];
+                    for _ in 0..3 {
+                        let name = names[dice.below(names.len())];
+                        let values = [
+                            json!({"as_int": 1i64 << 40}),
+                            json!({"as_ints": [1i64 << 33, 3]}),
+                            json!({"as_int": -3}),
+                            json!({"as_ints": []}),
+                        ];
+                        let argument = json!({"name": name, "arg": values[dice.below(4)]});
+                        nodes[node]["inputs"].as_array_mut().unwrap().push(argument);
+                    }
+                }
+                2 => {
+                    let nodes = program["graph_module"]["graph"]["nodes"].as_array_mut().unwrap();
+                    let (i, j) = (dice.below(nodes.len()), dice.below(nodes.len()));
+                    nodes.swap(i, j);
+                }
+                _ => *at(&mut program, &all[dice.below(all.len())]) = value,
+            }
+            if case % 4 != 2 {
+                break;
+            }
+        }
+        accepted += usize::from(survive(archive(&program, &weights)));
+    }
+    assert!(accepted < 3000, "{accepted} broken programs were taken for sound ones");
+    assert!(LARGEST.load(Ordering::Relaxed) < MOST, "{} bytes in one piece", LARGEST.load(Ordering::Relaxed));
+}
+
+#[test]
+fn names_that_lead_elsewhere_lead_nowhere() {
+    let mut weights = weights();
+    weights["config"]["head.bias"]["path_name"] = json!("../../../../../../etc/passwd");
+    assert!(!survive(archive(&program(), &weights)));
+}
+
+#[test]
+fn a_deep_document_is_refused() {
+    let mut program = program();
+    let deep = "[".repeat(100_000) + &"]".repeat(100_000);
+    let text = program.to_string().replacen("\"torch_version\"", &format!("\"extra\":{deep},\"torch_version\""), 1);
+    program = json!({});
+    assert!(!survive(archive(&program, &weights())));
+    assert!(!survive(zip(&[("net/models/model.json", text.into_bytes()), ("net/archive_format", b"pt2".to_vec())])));
+}

@@ -1,0 +1,138 @@
+//! What becomes of a small exported model.
+
+mod common;
+
+use common::*;
+use fusionllm_graph::{Op, ValueKind};
+use fusionllm_import::{Archive, ImportError, Options, operators};
+use serde_json::json;
+
+#[test]
+fn parameters_buffers_and_constants_find_their_places() {
+    let (mut archive, imported) = import(archive(&program(), &weights())).unwrap();
+    let graph = &imported.graph;
+    let names = |values: Vec<fusionllm_graph::ValueId>| -> Vec<String> {
+        values.iter().map(|v| graph.value(*v).name.clone()).collect()
+    };
+    assert_eq!(names(graph.parameters().collect()), ["head.weight", "head.bias"]);
+    assert_eq!(names(graph.buffers().collect()), ["count"]);
+    assert_eq!(names(graph.inputs().collect()), ["x", "y"]);
+    assert_eq!(graph.state_updates.len(), 1);
+    // The product of a constant and a number was made at import; the in-place sum is one of values.
+    let operators: Vec<&str> = graph.nodes.iter().map(|n| n.op.name()).collect();
+    assert!(!operators.iter().any(|name| name.starts_with("mul")), "{operators:?}");
+    assert!(graph.nodes.iter().any(|n| matches!(n.op, Op::CrossEntropy(_)) && n.name.starts_with("head.")));
+    assert_eq!(archive.load(&imported, "head.bias").unwrap().to_f64().len(), 4);
+    assert_eq!(archive.load(&imported, "count").unwrap().to_i64().unwrap(), [7]);
+    assert_eq!(graph.metadata["targets"], json!({"input": "y", "ignore_index": -100}));
+}
+
+#[test]
+fn names_that_share_a_storage_are_one_parameter() {
+    let (mut program, mut weights) = (program(), weights());
+    weights["config"]["tied.weight"] = weights["config"]["head.weight"].clone();
+    let graph = &mut program["graph_module"]["graph"];
+    graph["tensor_values"]["p_t"] = meta(7, &[4, 5], true);
+    graph["inputs"].as_array_mut().unwrap().push(tensor("p_t"));
+    graph["nodes"][1]["inputs"][1]["arg"] = tensor("p_t");
+    let spec = json!({"parameter": {"arg": {"name": "p_t"}, "parameter_name": "tied.weight"}});
+    program["graph_module"]["signature"]["input_specs"].as_array_mut().unwrap().push(spec);
+    let (_, imported) = import(archive(&program, &weights)).unwrap();
+    assert_eq!(imported.tied["tied.weight"], "head.weight");
+    assert_eq!(imported.graph.parameters().count(), 2);
+}
+
+#[test]
+fn a_write_through_a_view_is_read_through_the_base() {
+    let mut program = program();
+    let graph = &mut program["graph_module"]["graph"];
+    // relu's first three columns are overwritten in place; then all of it is sliced anew.
+    graph["nodes"][4] =
+        node("fill_.Scalar", &[("self", tensor("slice_1")), ("value", json!({"as_float": 2.0}))], "mul");
+    let columns = [
+        ("self", tensor("relu")),
+        ("dim", json!({"as_int": 1})),
+        ("start", json!({"as_int": 1})),
+        ("end", json!({"as_int": 4})),
+    ];
+    graph["nodes"][5] = node("slice.Tensor", &columns, "add");
+    graph["tensor_values"]["mul"] = meta(7, &[2, 3], true);
+    let (_, imported) = import(archive(&program, &weights())).unwrap();
+    let cat =
+        imported.graph.nodes.iter().find(|n| matches!(n.op, Op::Cat(_))).expect("the written part beside the rest");
+    assert_eq!(cat.inputs.len(), 2);
+}
+
+#[test]
+fn a_dynamic_batch_takes_any_size() {
+    let mut program = program();
+    let values = &mut program["graph_module"]["graph"]["tensor_values"];
+    for name in ["x", "y", "linear", "relu", "slice_1", "add"] {
+        values[name]["sizes"][0] = json!({"as_expr": {"expr_str": "s0", "hint": {"as_int": 2}}});
+    }
+    let bytes = archive(&program, &weights());
+    for samples in [1, 2, 7] {
+        let mut archive = Archive::read("net.pt2", std::io::Cursor::new(bytes.clone())).unwrap();
+        let imported = archive.import(Options { samples: Some(samples), double: false }, &zeros).unwrap();
+        let x = imported.graph.inputs().next().unwrap();
+        assert_eq!(imported.graph.ty(x).shape, [samples, 5]);
+    }
+}
+
+#[test]
+fn a_fixed_batch_says_so() {
+    let mut archive = Archive::read("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
+    let error = archive.import(Options { samples: Some(3), double: false }, &zeros).unwrap_err().to_string();
+    assert!(error.contains("exported for 2 samples") && error.contains("train.micro_batch = 2"), "{error}");
+}
+
+#[test]
+fn double_precision_is_for_all_that_was_single() {
+    let mut archive = Archive::read("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
+    let imported = archive.import(Options { samples: None, double: true }, &zeros).unwrap();
+    let floats = imported.graph.values.iter().filter(|v| v.ty.dtype.is_float());
+    assert!(floats.clone().count() > 5 && floats.clone().all(|v| v.ty.dtype == fusionllm_graph::DType::F64));
+}
+
+#[test]
+fn all_missing_operators_are_named_at_once() {
+    let mut program = program();
+    let nodes = &mut program["graph_module"]["graph"]["nodes"];
+    nodes[2]["target"] = json!("torch.ops.aten.grid_sampler_2d.default");
+    nodes[5]["target"] = json!("torch.ops.aten.fft_fft.default");
+    let error = import(archive(&program, &weights())).unwrap_err();
+    let ImportError::Missing { missing, .. } = &error else { panic!("{error}") };
+    let targets: Vec<&str> = missing.iter().map(|m| m.target.as_str()).collect();
+    assert_eq!(targets, ["aten.fft_fft.default", "aten.grid_sampler_2d.default"]);
+    assert_eq!(missing[0].uses, ["add in head, net.py:7"]);
+}
+
+#[test]
+fn what_nothing_depends_on_is_not_asked_for() {
+    let mut program = program();
+    let dead = node("fft_fft.default", &[("self", tensor("relu"))], "unused");
+    program["graph_module"]["graph"]["nodes"].as_array_mut().unwrap().insert(3, dead);
+    let (_, imported) = import(archive(&program, &weights())).unwrap();
+    assert!(imported.graph.values.iter().all(|v| v.kind != ValueKind::RngKey));
+}
+
+#[test]
+fn pickled_tensors_are_refused_by_name() {
+    let mut weights = weights();
+    weights["config"]["head.bias"]["use_pickle"] = json!(true);
+    let error = import(archive(&program(), &weights)).unwrap_err().to_string();
+    assert!(
+        error.contains("model_weights_config.json") && error.contains("head.bias") && error.contains("pickled"),
+        "{error}"
+    );
+}
+
+/// `UPDATE_DOCS=1 cargo test -p fusionllm-import` writes it anew.
+#[test]
+fn the_table_of_operators_is_true() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operators.md");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(path, operators()).unwrap();
+    }
+    assert_eq!(std::fs::read_to_string(path).unwrap(), operators(), "run UPDATE_DOCS=1 cargo test -p fusionllm-import");
+}

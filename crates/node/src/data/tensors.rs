@@ -1,0 +1,167 @@
+//! Any user's samples: rows of named tensors in safetensors files, read when they are drawn.
+
+use std::borrow::Cow;
+use std::fmt;
+use std::fs::File;
+use std::io::Read;
+use std::path::PathBuf;
+
+use fusionllm_graph::{HostTensor, TensorType};
+
+use super::order::Order;
+use super::{Batch, DataError};
+use crate::config::{self, Validation};
+use crate::weights::Weights;
+
+/// Files with the same tensors, each of as many rows as its file has samples.
+pub(super) struct Tensors {
+    /// Names and types of one row.
+    rows: Vec<(String, TensorType)>,
+    train: Vec<Sample>,
+    held_out: Vec<Sample>,
+    files: Vec<Weights>,
+    order: Order,
+    digest: String,
+}
+
+/// A row of a file.
+#[derive(Clone, Copy)]
+struct Sample {
+    file: usize,
+    row: usize,
+}
+
+const HINT: &str = "every file has the same tensors: one for each of the model's inputs, with a row a sample";
+
+impl Tensors {
+    pub(super) fn open(tensors: &config::Tensors, seed: u64) -> Result<Self, DataError> {
+        let mut hasher = blake3::Hasher::new();
+        let mut files = Vec::new();
+        let mut rows = Vec::new();
+        let mut train = load(&tensors.files, &mut files, &mut rows, &mut hasher)?;
+        let held_out = match &tensors.validation {
+            Validation::Files(paths) => load(paths, &mut files, &mut rows, &mut hasher)?,
+            Validation::Fraction(fraction) => {
+                let kept = train.len() - (train.len() as f64 * fraction) as usize;
+                train.split_off(kept)
+            }
+        };
+        if train.is_empty() {
+            return Err(DataError::TooLittle {
+                message: "there are no samples to train on".into(),
+                hint: "name safetensors files with at least one row in data.files",
+            });
+        }
+        let order = Order::new(seed, train.len());
+        Ok(Self { rows, train, held_out, files, order, digest: hasher.finalize().to_hex().to_string() })
+    }
+
+    pub(super) fn digest(&self) -> &str {
+        &self.digest
+    }
+
+    pub(super) fn train_samples(&self) -> usize {
+        self.train.len()
+    }
+
+    pub(super) fn eval_samples(&self) -> usize {
+        self.held_out.len()
+    }
+
+    pub(super) fn inputs(&self, samples: usize) -> Vec<(Cow<'static, str>, TensorType)> {
+        let typed = |(name, row): &(String, TensorType)| (Cow::Owned(name.clone()), of_rows(row, samples));
+        self.rows.iter().map(typed).collect()
+    }
+
+    pub(super) fn train_batch(&self, first: u64, samples: usize) -> Result<Batch, DataError> {
+        let drawn = (first..first + samples as u64).map(|consumed| self.train[self.order.at(consumed).1]);
+        self.batch(&drawn.collect::<Vec<_>>(), samples as u64)
+    }
+
+    /// The last batch is filled up with samples that came before: what of a stranger's tensors does not count nobody knows.
+    pub(super) fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
+        let all =
+            self.held_out.iter().copied().cycle().skip(first).take(if self.held_out.is_empty() { 0 } else { samples });
+        self.batch(&all.collect::<Vec<_>>(), samples as u64)
+    }
+
+    fn batch(&self, samples: &[Sample], targets: u64) -> Result<Batch, DataError> {
+        let mut tensors = Vec::with_capacity(self.rows.len());
+        for (name, row) in &self.rows {
+            let mut bytes = Vec::with_capacity(row.bytes() * samples.len());
+            for sample in samples {
+                self.files[sample.file].append(name, sample.row * row.bytes(), row.bytes(), &mut bytes)?;
+            }
+            let tensor = HostTensor::from_bytes(of_rows(row, samples.len()), bytes)?;
+            tensors.push((Cow::Owned(name.clone()), tensor));
+        }
+        Ok(Batch { tensors, targets })
+    }
+}
+
+impl fmt::Display for Tensors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let names: Vec<&str> = self.rows.iter().map(|(name, _)| name.as_str()).collect();
+        write!(
+            f,
+            "tensors {}: {} samples to train on, {} held out",
+            names.join(", "),
+            self.train.len(),
+            self.held_out.len()
+        )
+    }
+}
+
+fn of_rows(row: &TensorType, samples: usize) -> TensorType {
+    let mut shape = vec![samples];
+    shape.extend(&row.shape);
+    TensorType::new(row.dtype, shape)
+}
+
+/// Reads the headers of `paths` and gives their samples. The first file decides which tensors there are.
+fn load(
+    paths: &[PathBuf],
+    files: &mut Vec<Weights>,
+    rows: &mut Vec<(String, TensorType)>,
+    hasher: &mut blake3::Hasher,
+) -> Result<Vec<Sample>, DataError> {
+    let mut samples = Vec::new();
+    for path in paths {
+        let malformed = |message: String| DataError::Malformed { path: path.clone(), message, hint: HINT };
+        let file = Weights::open(path)?;
+        let mut count = None;
+        let mut own = Vec::new();
+        for (name, ty) in file.tensors() {
+            let Some((n, row)) = ty.shape.split_first() else {
+                return Err(malformed(format!("`{name}` is one number, not a row a sample")));
+            };
+            if *count.get_or_insert(*n) != *n {
+                return Err(malformed(format!("`{name}` has {n} rows, another tensor {}", count.unwrap_or(0))));
+            }
+            own.push((name.to_owned(), TensorType::new(ty.dtype, row)));
+        }
+        if files.is_empty() {
+            *rows = own;
+        } else if *rows != own {
+            return Err(malformed("its tensors are not those of the first file".into()));
+        }
+        samples.extend((0..count.unwrap_or(0)).map(|row| Sample { file: files.len(), row }));
+        files.push(file);
+        digest(path, hasher)?;
+    }
+    Ok(samples)
+}
+
+/// Adds a file's content, however large it is.
+fn digest(path: &PathBuf, hasher: &mut blake3::Hasher) -> Result<(), DataError> {
+    let unreadable = |source| DataError::Unreadable { path: path.clone(), source };
+    let mut file = File::open(path).map_err(unreadable)?;
+    hasher.update(&file.metadata().map_err(unreadable)?.len().to_le_bytes());
+    let mut part = vec![0; 1 << 20];
+    loop {
+        match file.read(&mut part).map_err(unreadable)? {
+            0 => return Ok(()),
+            n => hasher.update(&part[..n]),
+        };
+    }
+}
