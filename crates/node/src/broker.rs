@@ -6,8 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-use fusionllm_graph::{Graph, HostTensor, TensorType, ValueId, ValueKind};
-use fusionllm_import::TARGETS;
+use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{
     Cluster, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
 };
@@ -25,6 +24,7 @@ use crate::checkpoint::Checkpoint;
 use crate::config::{Family, Job};
 use crate::data::Dataset;
 use crate::emulation::{Emulation, free_addresses};
+use crate::feeds::{Feeds, count_targets};
 use crate::imported;
 use crate::keeper::{Inbox, Kept, SavedTensor};
 use crate::local::{Children, Entrance, LocalPeer};
@@ -749,50 +749,6 @@ impl Conductor<'_> {
         }
         Ok(())
     }
-}
-
-/// Which of the data's tensors a model reads as what.
-struct Feeds {
-    /// The model's input by the data's name.
-    names: BTreeMap<String, String>,
-    /// The data's tensor that holds the targets, and which of its elements do not count.
-    targets: Option<(String, i64)>,
-}
-
-impl Feeds {
-    /// By name, or else, where data and model have as many and of the same types, in their order.
-    fn new(graph: &Graph, data: &Dataset, micro_batch: usize) -> Result<Self, NodeError> {
-        let given = data.inputs(micro_batch);
-        let wanted: Vec<(&str, &TensorType)> =
-            graph.inputs().map(|v| (graph.value(v).name.as_str(), graph.ty(v))).collect();
-        let fits = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.is_float() == b.dtype.is_float();
-        let named = |name: &str, ty: &TensorType| given.iter().any(|(n, t)| n == name && fits(t, ty));
-        let names: BTreeMap<String, String> = if wanted.iter().all(|(name, ty)| named(name, ty)) {
-            wanted.iter().map(|(name, _)| (name.to_string(), name.to_string())).collect()
-        } else if wanted.len() == given.len() && wanted.iter().zip(&given).all(|((_, a), (_, b))| fits(a, b)) {
-            given.iter().zip(&wanted).map(|((from, _), (to, _))| (from.to_string(), to.to_string())).collect()
-        } else {
-            let list = |all: Vec<String>| all.join(", ");
-            return Err(NodeError::Input(format!(
-                "the model takes {}, but the data have {}\n  hint: give tensors of those names and types, for micro-batches of {micro_batch} (train.micro_batch)",
-                list(wanted.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
-                list(given.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
-            )));
-        };
-        let (input, ignored) = match graph.metadata.get(TARGETS) {
-            Some(targets) => (targets["input"].as_str(), targets["ignore_index"].as_i64()),
-            None if graph.metadata.contains_key("family") => (Some("labels"), Some(crate::data::IGNORED)),
-            None => (None, None),
-        };
-        let from = |input: &str| names.iter().find(|(_, to)| *to == input).map(|(from, _)| from.clone());
-        let targets = input.and_then(from).zip(ignored);
-        Ok(Self { names, targets })
-    }
-}
-
-fn count_targets(tensor: &HostTensor, ignored: i64) -> u64 {
-    let labels = tensor.cast(fusionllm_graph::DType::I64).ok().and_then(|t| t.to_i64());
-    labels.map_or(0, |l| l.iter().filter(|l| **l != ignored).count() as u64)
 }
 
 /// Rows `first ..` of a tensor's first dimension.

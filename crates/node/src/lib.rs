@@ -12,6 +12,7 @@ mod disk;
 mod emulation;
 mod error;
 pub mod export;
+mod feeds;
 pub mod generate;
 pub mod imported;
 mod keeper;

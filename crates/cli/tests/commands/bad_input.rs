@@ -190,7 +190,7 @@ fn graphs_whose_shapes_do_not_fit() {
     "#);
     assert_snapshot!(show("nowhere"), @r"
     error: nowhere: cannot be read: No such file or directory (os error 2)
-      hint: give a graph file, a job file, a run directory, or a config.json from Hugging Face
+      hint: give a graph file, a .pt2 archive, a job file, a run directory, or a config.json from Hugging Face
     ");
 }
 

@@ -1,0 +1,84 @@
+//! Stock PyTorch models against PyTorch's own results, from the references beside the checkout.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use fusionllm_backend::open;
+use fusionllm_exec::ExecError;
+use fusionllm_exec::local::{Cluster, Training};
+use fusionllm_graph::ops::{AdamwStep, SgdStep};
+use fusionllm_graph::{HostTensor, autodiff};
+use fusionllm_import::Options;
+use fusionllm_node::check::check;
+use fusionllm_node::imported::Model;
+use fusionllm_node::weights::Weights;
+use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+
+const MODELS: [&str; 7] = ["gpt2", "llama", "opt", "bert", "hf_vit", "resnet_tiny", "mobilenet_v2"];
+
+fn zoo(name: &str) -> Option<PathBuf> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data/zoo").join(name);
+    if path.exists() {
+        return Some(path);
+    }
+    eprintln!("skipped: {} is not there", path.display());
+    None
+}
+
+/// Single precision on both sides for language models, double for the others.
+#[test]
+fn loss_and_gradients_are_pytorchs() {
+    for name in MODELS {
+        let Some(model) = zoo(&format!("{name}.pt2")) else { return };
+        let reference = zoo(&format!("{name}.safetensors")).unwrap();
+        for peers in [1, 3] {
+            let result = check(&model, &reference, "burn-cpu", peers).unwrap();
+            assert!(result.error() < 1e-3, "{name}, {peers} peers: {result:?}");
+            assert!(result.parameters > 10, "{name}: {result:?}");
+        }
+    }
+}
+
+#[test]
+fn twenty_steps_follow_pytorchs() {
+    let rate = |base| LearningRate { base, warmup: 0, cosine_until: None, min: 0.0 };
+    let adamw = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
+    let sgd = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 5e-4, nesterov: false });
+    for name in MODELS {
+        let (Some(file), Some(losses)) = (zoo(&format!("{name}.pt2")), zoo(&format!("{name}.train.json"))) else {
+            continue;
+        };
+        let losses: BTreeMap<String, Vec<f64>> = serde_json::from_slice(&std::fs::read(losses).unwrap()).unwrap();
+        let reference = Weights::open(&zoo(&format!("{name}.safetensors")).unwrap()).unwrap();
+        for (rule, optimizer, base) in [("adamw", adamw, 1e-3), ("sgd", sgd, 0.05)] {
+            for peers in [1, 3] {
+                let mut model = Model::open(&file, Options::default()).unwrap();
+                let graph = model.imported().graph.clone();
+                let mut batch = BTreeMap::from([("loss_weight".to_owned(), HostTensor::from_f32([], &[1.0]).unwrap())]);
+                for v in graph.inputs() {
+                    let input = &graph.value(v).name;
+                    let given = reference.read(&format!("input.{input}")).unwrap().unwrap();
+                    batch.insert(input.clone(), given.cast(graph.ty(v).dtype).unwrap());
+                }
+                let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+                let names: Vec<String> = (0..peers).map(|p| format!("p{p}")).collect();
+                let plan = equal_compute(&graph, &names, 1, Schedule::default()).unwrap();
+                let backends: Vec<_> = names.iter().map(|_| open("burn-cpu").unwrap()).collect();
+                let training = Training { optimizer, learning_rate: rate(base), clip: None, seed: 1 };
+                let programs = compile(&plan, &graph, &train).unwrap();
+                let mut cluster = Cluster::new(programs, &backends, training, |value| {
+                    model.initial(value).map_err(|e| ExecError::State(e.to_string()))
+                })
+                .unwrap();
+                for (step, theirs) in losses[rule].iter().enumerate() {
+                    let ours = cluster.step(std::slice::from_ref(&batch)).unwrap().loss;
+                    assert!(
+                        (ours - theirs).abs() <= 1e-3 * theirs.abs() + 1e-5,
+                        "{name} by {rule}, {peers} peers, step {step}: {ours}, PyTorch's {theirs}"
+                    );
+                }
+            }
+        }
+    }
+}
