@@ -8,8 +8,18 @@ use super::call;
 
 #[test]
 fn help() {
-    let commands =
-        [&[][..], &["train"], &["broker"], &["join"], &["generate"], &["export"], &["graph"], &["graph", "show"]];
+    let commands = [
+        &[][..],
+        &["train"],
+        &["broker"],
+        &["join"],
+        &["generate"],
+        &["export"],
+        &["graph"],
+        &["graph", "import"],
+        &["graph", "show"],
+        &["graph", "check"],
+    ];
     let mut all = String::new();
     for command in commands {
         let ran = call(Path::new("."), &[command, &["--help"]].concat());
