@@ -523,3 +523,14 @@ impl Peer {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::window;
+
+    #[test]
+    fn a_window_doubles_until_it_holds_what_there_is_to_send() {
+        assert_eq!([1.0, 14_720.0, 14_721.0, 65_536.0].map(window), [14_720.0, 14_720.0, 29_440.0, 117_760.0]);
+        assert_eq!(window(1e9), 1.25e6, "the receiver takes no more");
+    }
+}
