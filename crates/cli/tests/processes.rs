@@ -159,7 +159,7 @@ fn compressed_losses_over_processes_are_those_over_threads() {
     let names: Vec<String> = (0..peers).map(|p| format!("peer-{p}")).collect();
     let mut plan = equal_compute(&model.forward, &names, (batch / size) as u32, job.train.schedule).unwrap();
     let programs = compile(&plan, &model.forward, &model.train).unwrap();
-    plan.codecs = job.compression.choose(&programs, None).unwrap();
+    plan.codecs = job.compression.choose(&programs, None, job.train.optimizer.update_rule()).unwrap();
     assert!(!plan.codecs.is_empty());
     let training = Training {
         optimizer: job.train.optimizer.update_rule(),

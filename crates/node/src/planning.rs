@@ -29,7 +29,8 @@ impl Planned {
     pub(crate) fn compress(&mut self, job: &Job, model: &Model) -> Result<(), NodeError> {
         if job.compression.name != Compressor::None {
             let programs = compile(&self.plan, &model.forward, &model.train)?;
-            self.plan.codecs = job.compression.choose(&programs, self.cluster.as_ref())?;
+            self.plan.codecs =
+                job.compression.choose(&programs, self.cluster.as_ref(), job.train.optimizer.update_rule())?;
             self.plan.compression = job.compression;
         }
         Ok(())

@@ -8,14 +8,14 @@ use fusionllm_compress::{Codec, adatopk};
 use fusionllm_graph::{DType, TensorType};
 use serde::{Deserialize, Serialize};
 
-use crate::{Cluster, Instruction, PeerId, PlanError, Program, SharedId, Slot};
+use crate::{Cluster, Instruction, Optimizer, PeerId, PlanError, Program, SharedId, Slot, auto};
 
 /// How codecs are chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Compression {
     /// The rule.
     pub name: Compressor,
-    /// For top-k: bytes of a tensor over its bytes on the wire; with AdaTopK on the slowest link. At least 1.
+    /// For top-k: bytes of a tensor over its bytes on the wire; with AdaTopK on the slowest link, with `auto` at most. At least 1.
     pub ratio: f64,
 }
 
@@ -42,12 +42,23 @@ pub enum Compressor {
     Int4Hadamard,
     /// 4-bit floats in blocks on every link.
     Nvfp4,
+    /// On each link the mildest codec with which the link is not what a step waits for.
+    Auto,
 }
 
 impl Compressor {
     /// All of them.
-    pub const ALL: [Self; 8] =
-        [Self::None, Self::AdaTopK, Self::TopK, Self::Bf16, Self::Int8, Self::Int4, Self::Int4Hadamard, Self::Nvfp4];
+    pub const ALL: [Self; 9] = [
+        Self::None,
+        Self::AdaTopK,
+        Self::TopK,
+        Self::Bf16,
+        Self::Int8,
+        Self::Int4,
+        Self::Int4Hadamard,
+        Self::Nvfp4,
+        Self::Auto,
+    ];
 
     /// What users call it.
     pub fn name(self) -> &'static str {
@@ -60,6 +71,7 @@ impl Compressor {
             Self::Int4 => "int4",
             Self::Int4Hadamard => "int4-hadamard",
             Self::Nvfp4 => "nvfp4",
+            Self::Auto => "auto",
         }
     }
 }
@@ -99,30 +111,44 @@ pub struct LinkCodec {
 }
 
 impl Compression {
+    /// Whether the rule must know the links.
+    pub fn asks_for_links(&self) -> bool {
+        matches!(self.name, Compressor::AdaTopK | Compressor::Auto)
+    }
+
     /// The codec of every link on which `programs` send what may be compressed. `cluster` has the peers as its devices.
     ///
     /// # Errors
     ///
     /// The rule needs to know the links' rates, and there is no cluster, or no way between two peers in it.
-    pub fn choose(&self, programs: &[Program], cluster: Option<&Cluster>) -> Result<Vec<LinkCodec>, PlanError> {
+    pub fn choose(
+        &self,
+        programs: &[Program],
+        cluster: Option<&Cluster>,
+        optimizer: Optimizer,
+    ) -> Result<Vec<LinkCodec>, PlanError> {
         if !(self.ratio >= 1.0 && self.ratio.is_finite()) {
             return Err(PlanError::Plan(format!("a compression of {} is none; it must be at least 1", self.ratio)));
         }
         let traffic = Traffic::new(programs);
         let links: Vec<(PeerId, PeerId)> = traffic.links.keys().copied().collect();
-        let codecs = match (self.name, cluster) {
-            (Compressor::AdaTopK, None) => {
-                return Err(PlanError::Plan(
-                    "adatopk gives each link its own ratio, so it must know the links' rates: name a testbed, or use topk"
-                        .into(),
-                ));
-            }
-            (Compressor::AdaTopK, Some(cluster)) => {
-                let seconds = traffic.seconds(cluster)?;
-                let ratios = adatopk(self.ratio, &seconds);
+        let known = || {
+            cluster.ok_or_else(|| {
+                PlanError::Plan(format!(
+                    "the compression {} suits each link's rate, so it must know them\n  hint: describe the links in a file for --testbed, or use one codec for all, such as int8",
+                    self.name
+                ))
+            })
+        };
+        let codecs: Vec<Codec> = match self.name {
+            Compressor::AdaTopK => {
+                let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
                 ratios.into_iter().map(|r| if r > 1.0 { top_k(r) } else { Codec::None }).collect()
             }
-            (name, _) => vec![uniform(name, self.ratio); links.len()],
+            Compressor::Auto => {
+                auto::choose(programs, &traffic, known()?, optimizer, self.ratio)?.into_values().collect()
+            }
+            name => vec![uniform(name, self.ratio); links.len()],
         };
         let all = links.into_iter().zip(codecs).map(|((from, to), codec)| LinkCodec { from, to, codec });
         Ok(all.filter(|l| l.codec != Codec::None).collect())
@@ -168,7 +194,7 @@ impl Traffic {
     }
 
     /// Seconds for which each link's messages of a step occupy the slowest piece of their way, uncompressed. A shared uplink is occupied by all that takes it.
-    fn seconds(&self, cluster: &Cluster) -> Result<Vec<f64>, PlanError> {
+    pub(crate) fn seconds(&self, cluster: &Cluster) -> Result<Vec<f64>, PlanError> {
         let bytes = |elements: &[usize]| elements.iter().map(|n| 4.0 * *n as f64).sum::<f64>();
         let mut shared: BTreeMap<SharedId, f64> = BTreeMap::new();
         for ((from, to), elements) in &self.links {

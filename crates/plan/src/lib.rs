@@ -4,6 +4,7 @@
 //! anywhere else. [`compile`] turns it into one [`Program`] per peer: the list of run, send, receive, free and update steps that the
 //! executor carries out and the simulator times.
 
+mod auto;
 pub mod bound;
 mod check;
 mod cluster;

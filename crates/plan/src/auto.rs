@@ -1,0 +1,80 @@
+//! Codecs chosen link by link, by running the step on the virtual clock.
+
+use std::collections::BTreeMap;
+
+use fusionllm_compress::{Bits, Codec, IntBlocks, TopK, Values};
+
+use crate::compression::Traffic;
+use crate::{Cluster, Conditions, Optimizer, PeerId, PlanError, Program, simulate};
+
+/// How much longer than with the strongest codecs everywhere a step may take for the sake of milder ones.
+const SLACK: f64 = 1.05;
+
+/// From the mildest to the strongest. The last top-k keeps about a tenth of the entries; below that, top-k is known to hurt the training of language models.
+const LADDER: [Codec; 6] = [
+    Codec::None,
+    Codec::Bf16,
+    Codec::Int(IntBlocks { bits: Bits::Eight, rotate: false, stochastic: false }),
+    Codec::Int(IntBlocks { bits: Bits::Four, rotate: true, stochastic: false }),
+    Codec::TopK(TopK { ratio: 10.0, values: Values::Int8 }),
+    Codec::TopK(TopK { ratio: 20.0, values: Values::Int8 }),
+];
+
+/// The codec of every link: the mildest with which the link is not what the step waits for.
+///
+/// With the strongest codecs everywhere a step takes as little time as it can. Then codecs are relaxed for as long as the step stays within 5 % of that: first all links
+/// together, as neighbours in a pipeline, and links behind one uplink, are only as fast as all of them; then link by link, the fastest first. `ratio` bounds that of top-k.
+pub(crate) fn choose(
+    programs: &[Program],
+    traffic: &Traffic,
+    cluster: &Cluster,
+    optimizer: Optimizer,
+    ratio: f64,
+) -> Result<BTreeMap<(PeerId, PeerId), Codec>, PlanError> {
+    let ladder: Vec<Codec> =
+        LADDER.into_iter().filter(|c| !matches!(c, Codec::TopK(top) if top.ratio > ratio)).collect();
+    let seconds = traffic.seconds(cluster)?;
+    let mut order: Vec<((PeerId, PeerId), f64)> = traffic.links.keys().copied().zip(seconds).collect();
+    order.sort_by(|a, b| a.1.total_cmp(&b.1));
+    let mut trial = Trial { programs: programs.to_vec(), cluster, optimizer };
+    let strongest = ladder.len() - 1;
+    let mut levels: BTreeMap<(PeerId, PeerId), usize> = traffic.links.keys().map(|l| (*l, strongest)).collect();
+    let limit = SLACK * trial.step_s(&levels, &ladder)?;
+    let mut common = strongest;
+    while common > 0 {
+        let milder = levels.keys().map(|l| (*l, common - 1)).collect();
+        if trial.step_s(&milder, &ladder)? > limit {
+            break;
+        }
+        (levels, common) = (milder, common - 1);
+    }
+    for (link, _) in order {
+        while levels[&link] > 0 {
+            let mut milder = levels.clone();
+            milder.insert(link, levels[&link] - 1);
+            if trial.step_s(&milder, &ladder)? > limit {
+                break;
+            }
+            levels = milder;
+        }
+    }
+    Ok(levels.into_iter().map(|(link, level)| (link, ladder[level])).collect())
+}
+
+struct Trial<'a> {
+    programs: Vec<Program>,
+    cluster: &'a Cluster,
+    optimizer: Optimizer,
+}
+
+impl Trial<'_> {
+    /// Seconds of a step with these codecs.
+    fn step_s(&mut self, levels: &BTreeMap<(PeerId, PeerId), usize>, ladder: &[Codec]) -> Result<f64, PlanError> {
+        for p in &mut self.programs {
+            p.codecs =
+                levels.iter().filter(|((from, _), _)| *from == p.peer).map(|((_, to), l)| (*to, ladder[*l])).collect();
+        }
+        let conditions = Conditions { optimizer: self.optimizer, record: false };
+        Ok(simulate(&self.programs, self.cluster, &conditions)?.step_s)
+    }
+}

@@ -1,0 +1,90 @@
+//! Which link gets which codec.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use fusionllm_compress::Codec;
+use fusionllm_graph::models::Gpt2Config;
+use fusionllm_graph::ops::SgdStep;
+use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
+use fusionllm_plan::{
+    Cluster, Compression, Compressor, Conditions, Device, Link, Optimizer, PeerId, Plan, Program, Rates, Schedule,
+    Site, compile, equal_compute, simulate,
+};
+
+const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
+
+fn gpt2() -> (Graph, TrainGraph) {
+    let config =
+        Gpt2Config { vocab_size: 256, n_positions: 64, n_embd: 64, n_layer: 4, n_head: 4, ..Gpt2Config::default() };
+    let graph = config.build(2, 64, DType::F32).unwrap();
+    let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+    (graph, train)
+}
+
+/// Four devices of `rate` FLOP/s in a row, two at each of two sites, with 1 Gbps inside and `uplink` bytes/s out of each site.
+fn cluster(rate: f64, uplink: f64) -> Cluster {
+    let rates = Rates { matmul: rate, convolution: rate, memory: rate, overhead: 1e-6 };
+    let at = |name: &str, site| Device { site: Some(site), ..Device::new(name, rates, 1 << 30) };
+    let inside = Some(Link { latency: 2e-4, bandwidth: 1.25e8 });
+    let site =
+        |name: &str| Site { name: name.into(), inside, uplink: Some(Link { latency: 0.005, bandwidth: uplink }) };
+    let devices = vec![at("a0", 0), at("a1", 0), at("b0", 1), at("b1", 1)];
+    Cluster::new(devices, vec![site("a"), site("b")], Vec::new(), None).unwrap()
+}
+
+fn planned(graph: &Graph, train: &TrainGraph) -> (Plan, Vec<Program>) {
+    let names: Vec<String> = ["a0", "a1", "b0", "b1"].map(String::from).to_vec();
+    let plan = equal_compute(graph, &names, 4, Schedule::OneFOneB).unwrap();
+    let programs = compile(&plan, graph, train).unwrap();
+    (plan, programs)
+}
+
+fn step_s(plan: &Plan, graph: &Graph, train: &TrainGraph, cluster: &Cluster) -> f64 {
+    let programs = compile(plan, graph, train).unwrap();
+    simulate(&programs, cluster, &Conditions { optimizer: SGD, record: false }).unwrap().step_s
+}
+
+#[test]
+fn adatopk_compresses_the_slow_link_alone() {
+    let (graph, train) = gpt2();
+    let (mut plan, programs) = planned(&graph, &train);
+    let compression = Compression { name: Compressor::AdaTopK, ratio: 50.0 };
+    plan.codecs = compression.choose(&programs, Some(&cluster(1e10, 1e6)), SGD).unwrap();
+    plan.validate(&graph).unwrap();
+    // 125 times as fast as the uplink: its share of the ratio is below one.
+    assert_eq!(plan.codec(PeerId(0), PeerId(1)), Codec::None);
+    assert_eq!(plan.codec(PeerId(3), PeerId(2)), Codec::None);
+    for (from, to) in [(PeerId(1), PeerId(2)), (PeerId(2), PeerId(1))] {
+        let Codec::TopK(top) = plan.codec(from, to) else { panic!("{:?}", plan.codecs) };
+        assert!((top.ratio - 50.0).abs() < 1e-9, "as much crosses in both directions: {}", top.ratio);
+    }
+    let without = compression.choose(&programs, None, SGD).unwrap_err().to_string();
+    assert!(without.contains("--testbed"), "{without}");
+}
+
+#[test]
+fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
+    let (graph, train) = gpt2();
+    let (mut plan, programs) = planned(&graph, &train);
+    let slow = cluster(1e10, 2e5);
+    let compression = Compression { name: Compressor::Auto, ratio: 30.0 };
+    let exact = step_s(&plan, &graph, &train, &slow);
+    plan.codecs = compression.choose(&programs, Some(&slow), SGD).unwrap();
+    let chosen = step_s(&plan, &graph, &train, &slow);
+    assert!(chosen < exact / 3.0, "{chosen} s for {exact} s");
+    assert_eq!(plan.codec(PeerId(0), PeerId(1)), Codec::None, "{:?}", plan.codecs);
+    assert_ne!(plan.codec(PeerId(1), PeerId(2)), Codec::None, "{:?}", plan.codecs);
+    // The strongest of the ladder everywhere is hardly faster.
+    let top = Compression { name: Compressor::TopK, ratio: 20.0 };
+    let strongest = Plan { codecs: top.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
+    assert!(chosen <= 1.05 * step_s(&strongest, &graph, &train, &slow));
+    // Without any one of its codecs it is slower than it may be.
+    for i in 0..plan.codecs.len() {
+        let mut milder = plan.clone();
+        milder.codecs.remove(i);
+        assert!(step_s(&milder, &graph, &train, &slow) > 1.02 * chosen, "{:?}", plan.codecs[i]);
+    }
+    // A ratio that is asked for bounds that of top-k; links are left alone where devices are slower.
+    let bounded = Compression { ratio: 5.0, ..compression }.choose(&programs, Some(&slow), SGD).unwrap();
+    assert!(bounded.iter().all(|l| !matches!(l.codec, Codec::TopK(_))));
+    assert_eq!(compression.choose(&programs, Some(&cluster(1e8, 1e9)), SGD).unwrap(), []);
+}
