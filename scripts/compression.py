@@ -1,0 +1,202 @@
+#!/usr/bin/env python3
+"""Compression on slow links: step times over shaped links, and what training through the same Plans and codecs learns.
+
+    python3 scripts/compression.py headline [--peers 4] [--steps 20] [--rows op-fence/adatopk,op-fence/auto] [--out DIR]
+    python3 scripts/compression.py convergence [--peers 4] [--steps 400] [--rows ...] [--out DIR]
+
+A byte-level GPT-2 of 10 million parameters on Shakespeare's plays; two sites with 1 Gbps inside, each with one uplink of 8 Mbps
+and 20 ms that all its outgoing traffic shares; peers alternate between the sites, as they happened to join. Every row has the same
+seed and the same text.
+
+`headline` emulates the links, a process a peer, and prints a table of step times. `convergence` takes the plans that headline left in
+DIR and runs them on this machine's own links, so that many steps take little time; it prints losses at equal steps, and plots validation loss against
+steps, against the time that the steps would take over the shaped links, and against bytes (DIR/loss-*.svg).
+
+FUSIONLLM names the program, by default target/release/fusionllm.
+"""
+
+import argparse
+import json
+import os
+import pathlib
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+ROWS = ["equal-number/none", "equal-compute/none", "op-fence/none", "op-fence/topk", "op-fence/adatopk", "op-fence/bf16", "op-fence/int8",
+        "op-fence/int4", "op-fence/int4-hadamard", "op-fence/nvfp4", "op-fence/auto"]
+RATIOS = {"topk": 30, "adatopk": 30, "auto": 30}
+JOB = """
+[model]
+family = "gpt2"
+n_layer = 8
+n_embd = 320
+n_head = 5
+resid_pdrop = 0.0
+embd_pdrop = 0.0
+attn_pdrop = 0.0
+[data]
+kind = "text"
+files = [{text:?}]
+tokenizer = "bytes"
+context = 128
+[train]
+steps = 1000
+batch = 16
+micro_batch = 2
+seed = 1
+optimizer = {{ name = "adamw", lr = 1e-3, weight_decay = 0.1, betas = [0.9, 0.99], clip = 1.0, warmup = 50 }}
+"""
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["headline", "convergence"])
+    parser.add_argument("--peers", type=int, default=4)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--uplink", default="8 Mbps")
+    parser.add_argument("--tflops", type=float, default=0.03, help="what the planner takes a peer to compute")
+    parser.add_argument("--text", default=str(ROOT / "../shared/data/tinyshakespeare.txt"))
+    parser.add_argument("--out", default="compression-results")
+    a = parser.parse_args()
+    a.out = pathlib.Path(a.out).resolve()
+    a.out.mkdir(parents=True, exist_ok=True)
+    text = JOB.replace("{text:?}", json.dumps(str(pathlib.Path(a.text).resolve()))).replace("{{", "{").replace("}}", "}")
+    (a.out / "job.toml").write_text(text)
+    (headline if a.what == "headline" else convergence)(a)
+
+
+def program():
+    return os.environ.get("FUSIONLLM", str(ROOT / "target/release/fusionllm"))
+
+
+def testbed(a, shaped):
+    devices = "".join(
+        f'[[device]]\nname = "peer-{i}"\nsite = "{"ab"[i % 2]}"\ntflops = {a.tflops}\nmemory_bandwidth = "5 GB/s"\nmemory = "4 GiB"\n'
+        for i in range(a.peers))
+    uplink = f'{{ rate = "{a.uplink}", latency = "20 ms" }}' if shaped else '{ rate = "10 Gbps" }'
+    sites = "".join(f'[[site]]\nname = "{s}"\nrate = "1 Gbps"\nlatency = "0.1 ms"\nuplink = {uplink}\n' for s in "ab")
+    path = a.out / f"testbed-{a.peers}-{'shaped' if shaped else 'free'}.toml"
+    path.write_text(devices + sites)
+    return path
+
+
+def directory(a, kind, row):
+    return a.out / f"{kind}-{a.peers}-{row.replace('/', '-')}"
+
+
+def train(a, run, settings, extra):
+    subprocess.run(["rm", "-rf", str(run)], check=True)
+    command = [program(), "train", str(a.out / "job.toml"), "--run-dir", str(run), "--json", *extra]
+    for setting in settings:
+        command += ["--set", setting]
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    if done.returncode != 0:
+        print(f"{run.name}: {done.stderr.strip().splitlines()[-1:]}", file=sys.stderr)
+        return None
+    return json.loads(done.stdout)
+
+
+def codec_settings(row):
+    scheduler, name = row.split("/")
+    settings = [f"plan.scheduler={scheduler}", f"compression.name={name}"]
+    return settings + ([f"compression.ratio={RATIOS[name]}"] if name in RATIOS else [])
+
+
+def headline(a):
+    steps = str(a.steps or 20)
+    results = {}
+    rows = [(row, True) for row in a.rows.split(",")]
+    if ("op-fence/auto", True) in rows:
+        rows.append(("op-fence/auto", False))
+    for row, shaped in rows:
+        label = row if shaped else f"{row} (unshaped links)"
+        settings = codec_settings(row) + ["eval.every=0", "checkpoint.every=0"]
+        run = directory(a, "shaped" if shaped else "free", row)
+        summary = train(a, run, settings, ["--steps", steps, "--testbed", str(testbed(a, shaped))])
+        if summary is not None:
+            results[label] = summary
+            (a.out / f"headline-{a.peers}.json").write_text(json.dumps(results, indent=1))
+            print(f"{label}: {summary['median_step_s']:.2f} s", file=sys.stderr)
+    worst = max((s["median_step_s"] for s in results.values()), default=1.0)
+    print(f"{a.peers} peers, median of {steps} steps\n\n| row | step, s | predicted, s | MB a step | times the worst |\n| --- | --- | --- | --- | --- |")
+    for label, s in results.items():
+        predicted = "-" if s["predicted_step_s"] is None else f"{s['predicted_step_s']:.2f}"
+        print(f"| {label} | {s['median_step_s']:.2f} | {predicted} | {s['bytes_sent_per_step'] / 1e6:.2f} | {worst / s['median_step_s']:.2f} |")
+    bars(a.out / f"headline-{a.peers}.svg", {k: s["median_step_s"] for k, s in results.items()})
+
+
+def convergence(a):
+    steps = str(a.steps or 400)
+    curves = {}
+    for row in a.rows.split(","):
+        plan = directory(a, "shaped", row) / "plan.json"
+        shaped = directory(a, "shaped", row) / "summary.json"
+        if not plan.exists():
+            print(f"{row}: no plan in {a.out}; run headline first", file=sys.stderr)
+            continue
+        settings = ["eval.every=50", "eval.batches=10", "checkpoint.every=0"]
+        run = directory(a, "learned", row)
+        if train(a, run, settings, ["--steps", steps, "--plan", str(plan), "--peers", str(a.peers)]) is None:
+            continue
+        step_s = json.loads(shaped.read_text())["median_step_s"] if shaped.exists() else None
+        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+        bytes_sent, points = 0, []
+        for line in lines:
+            bytes_sent += line["bytes_sent"]
+            if "val_loss" in line:
+                points.append((line["step"], (step_s or 0) * line["step"], bytes_sent, line["val_loss"]))
+        curves[row] = points
+        (a.out / f"convergence-{a.peers}.json").write_text(json.dumps(curves, indent=1))
+    exact = curves.get("op-fence/none") or next(iter(curves.values()), [])
+    print("| row | validation loss at the end | against uncompressed | bytes |\n| --- | --- | --- | --- |")
+    for row, points in curves.items():
+        if points:
+            ratio = points[-1][3] / exact[-1][3] - 1
+            print(f"| {row} | {points[-1][3]:.4f} | {100 * ratio:+.2f} % | {points[-1][2] / 1e6:.0f} MB |")
+    for index, (name, unit) in enumerate([("steps", "steps"), ("time", "seconds over shaped links"), ("bytes", "bytes")]):
+        lines = {row: [(p[index], p[3]) for p in points] for row, points in curves.items()}
+        plot(a.out / f"loss-{a.peers}-{name}.svg", lines, unit)
+
+
+COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0", "#222222"]
+
+
+def bars(path, values):
+    if not values:
+        return
+    top = max(values.values())
+    parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="720" height="{26 * len(values) + 20}" font-family="sans-serif" font-size="13">']
+    for i, (label, value) in enumerate(values.items()):
+        y = 10 + 26 * i
+        parts.append(f'<text x="235" y="{y + 15}" text-anchor="end">{label}</text>')
+        parts.append(f'<rect x="245" y="{y}" width="{380 * value / top:.1f}" height="20" fill="{COLOURS[0]}"/>')
+        parts.append(f'<text x="{255 + 380 * value / top:.1f}" y="{y + 15}">{value:.2f} s</text>')
+    path.write_text("\n".join(parts + ["</svg>\n"]))
+
+
+def plot(path, lines, unit):
+    points = [p for line in lines.values() for p in line]
+    if not points:
+        return
+    right, low, high = max(p[0] for p in points) or 1, min(p[1] for p in points), max(p[1] for p in points)
+    x = lambda v: 60 + 520 * v / right
+    y = lambda v: 20 + 340 * (high - v) / ((high - low) or 1)
+    parts = ['<svg xmlns="http://www.w3.org/2000/svg" width="820" height="410" font-family="sans-serif" font-size="12">',
+             '<path d="M60 20V360H580" fill="none" stroke="#888"/>',
+             f'<text x="320" y="395" text-anchor="middle">{unit}</text>']
+    for i in range(5):
+        value, at = low + (high - low) * i / 4, right * i / 4
+        parts.append(f'<text x="52" y="{y(value) + 4:.0f}" text-anchor="end">{value:.2f}</text>')
+        parts.append(f'<text x="{x(at):.0f}" y="376" text-anchor="middle">{at:.3g}</text>')
+    for i, (row, line) in enumerate(lines.items()):
+        colour = COLOURS[i % len(COLOURS)]
+        path_data = " ".join(f"{'L' if j else 'M'}{x(p[0]):.1f} {y(p[1]):.1f}" for j, p in enumerate(line))
+        parts.append(f'<path d="{path_data}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        parts.append(f'<text x="595" y="{34 + 18 * i}" fill="{colour}">{row}</text>')
+    path.write_text("\n".join(parts + ["</svg>\n"]))
+
+
+if __name__ == "__main__":
+    main()
