@@ -72,8 +72,10 @@ def program():
 
 
 def testbed(a, shaped):
+    # The emulator grants each peer an equal share of this machine's cores.
+    slowdown = max(1.0, a.peers / (os.cpu_count() or 1))
     devices = "".join(
-        f'[[device]]\nname = "peer-{i}"\nsite = "{"ab"[i % 2]}"\ntflops = {a.tflops}\nmemory_bandwidth = "5 GB/s"\nmemory = "4 GiB"\n'
+        f'[[device]]\nname = "peer-{i}"\nsite = "{"ab"[i % 2]}"\ntflops = {a.tflops}\nmemory_bandwidth = "5 GB/s"\nmemory = "4 GiB"\nslowdown = {slowdown}\n'
         for i in range(a.peers))
     uplink = f'{{ rate = "{a.uplink}", latency = "20 ms" }}' if shaped else '{ rate = "10 Gbps" }'
     sites = "".join(f'[[site]]\nname = "{s}"\nrate = "1 Gbps"\nlatency = "0.1 ms"\nuplink = {uplink}\n' for s in "ab")
