@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use fusionllm_compress::Codec;
 use fusionllm_graph::{Graph, NodeId, TrainGraph, autodiff};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -82,8 +83,14 @@ impl SavedPlan {
             });
         object.insert("peers".into(), peers.collect());
         let links = simulation.links.iter().map(|l| {
+            // Which rule chose the largest entries is the plan's to tell; what other codecs save depends on the tensor.
+            let (codec, ratio) = match self.plan.codec(l.from, l.to) {
+                Codec::None => (Codec::None.name(), Some(1.0)),
+                Codec::TopK(top) => (self.plan.compression.name.name(), Some(top.ratio)),
+                other => (other.name(), None),
+            };
             json!({
-                "from": self.cluster.name(l.from), "to": self.cluster.name(l.to), "codec": "none", "ratio": 1.0,
+                "from": self.cluster.name(l.from), "to": self.cluster.name(l.to), "codec": codec, "ratio": ratio,
                 "predicted_bytes_per_step": l.bytes, "predicted_busy_s": l.busy_s,
                 // Between a broker and the device beside it there is no limit.
                 "predicted_bytes_per_s": self.cluster.link(l.from, l.to).map(|l| l.bandwidth).filter(|b| b.is_finite()),
