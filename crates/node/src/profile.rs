@@ -170,7 +170,7 @@ impl Samples {
             let mut took = Vec::new();
             for _ in 0..=REPEATS {
                 let gradient = fresh()?;
-                took.push(timed(backend, alone, &norm, vec![gradient], &[scalar.clone()])?);
+                took.push(timed(backend, alone, &norm, vec![gradient], std::slice::from_ref(&scalar))?);
             }
             self.add(&norm, &[ty], &[&scalar], median(took).unwrap_or(0.0));
             for rule in &rules {
