@@ -44,7 +44,7 @@ pub enum ImportError {
         /// The node's name in the exported graph.
         node: String,
         /// Where in the user's model it stands; empty if the file does not say.
-        at: String,
+        at: Box<str>,
         /// Why not.
         reason: String,
     },

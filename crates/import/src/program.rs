@@ -291,7 +291,7 @@ impl<'a> Import<'a> {
             archive: self.archive.name.clone(),
             target: short(&node.target).into(),
             node: node.outputs.iter().find_map(output_name).unwrap_or("no result").into(),
-            at: place(node),
+            at: place(node).into(),
             reason: reason.0,
         }
     }

@@ -79,7 +79,7 @@ fn replicas_hand_on_what_forward_changes() {
     let dir = dir.path();
     // A label and 3 * 32 * 32 bytes of an image; which ones does not matter.
     let images = |count: u32| -> Vec<u8> {
-        let byte = |i: u32| if i % 3073 == 0 { i / 3073 % 10 } else { i.wrapping_mul(2_654_435_761) >> 24 };
+        let byte = |i: u32| if i.is_multiple_of(3073) { i / 3073 % 10 } else { i.wrapping_mul(2_654_435_761) >> 24 };
         (0..count * 3073).map(|i| byte(i) as u8).collect()
     };
     fs::write(dir.join("train.bin"), images(32)).unwrap();
