@@ -262,7 +262,16 @@ fn an_interrupted_run_goes_on_with_other_peers_bit_for_bit() {
     let stopped_at = losses(&parts).len();
     assert!((4..300).contains(&stopped_at), "{stopped_at} steps were done");
     finished(fusionllm().args(["train", "--peers", "3", "--resume"]).arg(&parts));
-    assert_eq!(losses(&parts), losses(&whole));
+    // Who interrupts a run does not wait for the validation that was due just then.
+    let but_for_the_last = |run| {
+        let mut losses = losses(run);
+        losses[stopped_at - 1].1 = None;
+        losses
+    };
+    assert!(
+        but_for_the_last(&parts) == but_for_the_last(&whole),
+        "stopped after {stopped_at} steps, the losses differ"
+    );
     let model = |run: &Path| std::fs::read(run.join("checkpoints/step-300/model.safetensors")).unwrap();
     assert!(model(&parts) == model(&whole), "stopped after {stopped_at} steps, the models differ");
 }

@@ -346,7 +346,7 @@ fn errors_in_names() {
     ");
     assert_snapshot!(error("[model]\nfamily = \"gtp2\""), @r#"
     job.toml:2:10: `model.family` cannot be "gtp2"
-      hint: did you mean `gpt2`? it is one of gpt2, resnet
+      hint: did you mean `gpt2`? it is one of gpt2, resnet, imported
     "#);
     assert_snapshot!(error("[model]\nn_layers = 2"), @r"
     job.toml:2:1: unknown setting `n_layers` in [model]
