@@ -326,7 +326,7 @@ impl Bench {
         let hosts =
             Hosts::make(count + 1, rate).ok_or("left out: network namespaces take root, iproute2 and sch_tbf")?;
         let mut broker = hosts.on(count, &self.fusionllm);
-        broker.arg("broker").arg(job).args(["--peers", &count.to_string(), "--steps", &self.steps]);
+        broker.arg("broker").arg(job).args(["--steps", &self.steps]);
         broker.arg("--plan").arg(&planned).arg("--run-dir").arg(run);
         let mut broker = Running(broker.stderr(Stdio::piped()).stdout(Stdio::null()).spawn()?);
         let mut lines = BufReader::new(broker.0.stderr.take().ok_or("no standard error")?);
