@@ -1,8 +1,10 @@
 //! The broker's driver: gathers peers, plans, streams, and carries out what the state machine says.
 
+mod incoming;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
@@ -11,12 +13,10 @@ use fusionllm_plan::{
     Cluster, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
 };
 use fusionllm_protocol::{
-    Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Hello, Lobby, MAX_BULK, Member,
-    Participant, PassKind, Places, Position, Settings, StepRecord, TensorHeader, ToPeer, decode, encode,
+    Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Lobby, MAX_BULK, Member, Participant,
+    PassKind, Places, Position, Settings, TensorHeader, ToPeer, decode, encode,
 };
-use fusionllm_transport::{
-    Allowed, Connection, Endpoint, Lanes, Options, PeerAddr, Receiver, Secret, SecretKey, Ticket,
-};
+use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, PeerAddr, Secret, SecretKey, Ticket};
 use tokio::sync::mpsc;
 
 use crate::NodeError;
@@ -26,15 +26,16 @@ use crate::data::Dataset;
 use crate::emulation::{Emulation, free_addresses};
 use crate::feeds::{Feeds, count_targets};
 use crate::imported;
-use crate::keeper::{Inbox, Kept, SavedTensor};
+use crate::keeper::Kept;
 use crate::local::{Children, Entrance, LocalPeer};
 use crate::model::Model;
+use crate::observer::{Event, Observer};
 use crate::peer::{WINDOW, neighbours};
 use crate::planning::{Planned, place, plan_blind, plan_for};
-use crate::run_dir::Summary;
 use crate::store::{PeerFacts, Store, check};
 use crate::weights::Weights;
 use crate::wire::{self, Outbox};
+use incoming::{Incoming, accept, interrupts, receive_bulk, receive_control};
 
 /// How a run is conducted.
 pub struct BrokerOptions {
@@ -76,109 +77,6 @@ impl Peers {
             Self::Emulated { testbed, .. } => testbed.devices().len(),
         }
     }
-}
-
-/// What a person may want to see of a run.
-#[derive(Debug)]
-#[non_exhaustive]
-pub enum Event<'a> {
-    /// All that was given fits together, and the run has a directory.
-    Opened {
-        /// The directory.
-        directory: &'a Path,
-    },
-    /// Joiners can come.
-    Listening {
-        /// What they are given.
-        ticket: &'a Ticket,
-        /// How many are wanted.
-        wanted: usize,
-    },
-    /// One came.
-    Joined {
-        /// Who.
-        member: &'a Member,
-        /// How many are there.
-        present: usize,
-        /// How many are wanted.
-        wanted: usize,
-    },
-    /// One left before the run began.
-    Left {
-        /// Who.
-        name: &'a str,
-    },
-    /// Somebody was not let in.
-    TurnedAway {
-        /// Why.
-        reason: &'a str,
-    },
-    /// The plan is made; peers load their shares.
-    Planned {
-        /// The plan.
-        plan: &'a Plan,
-        /// What is to be known of it, a sentence each.
-        notes: &'a [String],
-        /// Seconds a step is to take, where the machines are known.
-        predicted_step_s: Option<f64>,
-        /// The model.
-        model: &'a Model,
-        /// What it learns from.
-        data: &'a Dataset,
-    },
-    /// All peers are ready.
-    Started,
-    /// A step is over.
-    Step {
-        /// Its record.
-        record: &'a StepRecord,
-        /// Targets (tokens, or images) a second.
-        targets_per_s: f64,
-    },
-    /// A validation is over.
-    Evaluated {
-        /// Batches trained on.
-        step: u64,
-        /// Mean loss over the held-out targets.
-        val_loss: f64,
-        /// Share of them that the largest logit hits.
-        val_accuracy: f64,
-    },
-    /// A checkpoint is whole.
-    Saved {
-        /// Of which step.
-        step: u64,
-    },
-    /// The emulated links were not what the testbed says.
-    Shortfall {
-        /// What happened to them.
-        reason: &'a str,
-    },
-    /// The user asked to stop.
-    Stopping,
-    /// All is done.
-    Finished {
-        /// What the run was.
-        summary: &'a Summary,
-    },
-}
-
-/// Is told what happens.
-pub trait Observer {
-    /// Something happened.
-    fn event(&mut self, event: Event<'_>);
-}
-
-/// What reaches the broker's loop.
-enum Incoming {
-    Hello(u64, Connection, Box<Lanes>, Hello),
-    Gone(u64),
-    Message(PeerId, FromPeer),
-    SavedAll(PeerId, u64),
-    Kept(Kept),
-    Lost(PeerId, String),
-    Child(String),
-    Interrupt,
 }
 
 struct Peer {
@@ -802,101 +700,4 @@ fn saved_types(program: &Program, optimizer: Optimizer) -> BTreeMap<(String, Opt
         }
     }
     types
-}
-
-/// Hands on that the user, or the system, wants the run to stop.
-async fn interrupts(events: mpsc::UnboundedSender<Incoming>) {
-    #[cfg(unix)]
-    let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-        Ok(signal) => signal,
-        Err(_) => return,
-    };
-    loop {
-        #[cfg(unix)]
-        tokio::select! {
-            result = tokio::signal::ctrl_c() => if result.is_err() { return },
-            _ = terminate.recv() => {}
-        }
-        #[cfg(not(unix))]
-        if tokio::signal::ctrl_c().await.is_err() {
-            return;
-        }
-        if events.send(Incoming::Interrupt).is_err() {
-            return;
-        }
-    }
-}
-
-/// Lets joiners in as they come; each gets ten seconds to say hello.
-async fn accept(endpoint: Endpoint, events: mpsc::UnboundedSender<Incoming>) {
-    let mut number = 0;
-    while let Some((connection, mut lanes)) = endpoint.accept().await {
-        number += 1;
-        let events = events.clone();
-        tokio::spawn(async move {
-            let hello =
-                tokio::time::timeout(std::time::Duration::from_secs(10), wire::next_control(&mut lanes.control)).await;
-            match hello {
-                Ok(Ok(Some(FromPeer::Hello(hello)))) => {
-                    let gone = connection.clone();
-                    let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
-                    gone.closed().await;
-                    let _ = events.send(Incoming::Gone(number));
-                }
-                _ => connection.close("say hello first"),
-            }
-        });
-    }
-}
-
-async fn receive_control(mut lane: Receiver, from: PeerId, events: mpsc::UnboundedSender<Incoming>) {
-    loop {
-        let event = match wire::next_control::<FromPeer>(&mut lane).await {
-            Ok(Some(message)) => Incoming::Message(from, message),
-            Ok(None) => Incoming::Lost(from, "it left".into()),
-            Err(e) => Incoming::Lost(from, e.to_string()),
-        };
-        let over = matches!(event, Incoming::Lost(..));
-        if events.send(event).is_err() || over {
-            return;
-        }
-    }
-}
-
-async fn receive_bulk(
-    mut lane: Receiver,
-    from: PeerId,
-    types: BTreeMap<(String, Option<String>), TensorType>,
-    keeper: Inbox,
-    events: mpsc::UnboundedSender<Incoming>,
-) {
-    let result: Result<(), NodeError> = async {
-        while let Some(frame) = lane.next().await? {
-            match decode(frame.header()).map_err(NodeError::Protocol)? {
-                BulkHeader::Saved { step, name, slot, ty } => {
-                    if types.get(&(name.clone(), slot.clone())) != Some(&ty) {
-                        return Err(NodeError::Protocol(format!(
-                            "its snapshot holds {name:?} of type {ty}, which it does not own"
-                        )));
-                    }
-                    let mut bytes = vec![0; ty.bytes()];
-                    frame.read_into(&mut bytes).await?;
-                    let tensor = HostTensor::from_bytes(ty, bytes)?;
-                    keeper.put(SavedTensor { from, step, name, slot, tensor }).await;
-                }
-                BulkHeader::SavedAll { step } => {
-                    let _ = events.send(Incoming::SavedAll(from, step));
-                }
-                other => return Err(NodeError::Protocol(format!("a peer cannot send {other:?}"))),
-            }
-        }
-        Ok(())
-    }
-    .await;
-    // That the connection is gone shows on the control lane too.
-    if let Err(e) = result
-        && !matches!(e, NodeError::Lost(_))
-    {
-        let _ = events.send(Incoming::Lost(from, e.to_string()));
-    }
 }

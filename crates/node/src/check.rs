@@ -26,7 +26,7 @@ pub struct Check {
     pub loss_reference: f64,
     /// Their distance over the reference's size.
     pub loss_rel_err: f64,
-    /// The largest of the gradients' errors, each `‖g − ref‖ / max(‖ref‖, 1e-6 · the largest ‖ref‖)`.
+    /// The largest of the gradients' errors, each `‖g − ref‖ / max(‖ref‖, 1e-6 · the largest ‖ref‖)`; NaN if a gradient here is not finite.
     pub max_grad_rel_err: f64,
     /// The parameter that has it.
     pub worst_parameter: String,
@@ -104,7 +104,7 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
         let mut model = source.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         model.initial(value).map_err(|e| ExecError::State(e.to_string()))
     })?;
-    let loss = cluster.step(&[batch])?.loss;
+    let step = cluster.step(&[batch])?;
 
     let known: BTreeMap<&str, &str> =
         model.imported().tied.iter().map(|(other, name)| (other.as_str(), name.as_str())).collect();
@@ -144,11 +144,14 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
         .max_by(|a, b| a.1.total_cmp(&b.1))
         .unwrap_or_default();
     let loss_reference = loss_reference.to_f64().first().copied().unwrap_or(f64::NAN);
+    // A step whose gradient is not finite is not applied, and leaves no momentum to compare.
+    let max_grad_rel_err = if step.grad_norm.is_finite() { worst.1 } else { f64::NAN };
+    let loss = step.loss;
     Ok(Check {
         loss,
         loss_reference,
         loss_rel_err: (loss - loss_reference).abs() / loss_reference.abs().max(f64::MIN_POSITIVE),
-        max_grad_rel_err: worst.1,
+        max_grad_rel_err,
         worst_parameter: worst.0,
         parameters: gradients.len(),
         operators: graph.nodes.len(),

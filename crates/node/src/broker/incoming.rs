@@ -1,0 +1,122 @@
+//! What reaches the broker: joiners, messages, snapshots and signals, each read by a task of its own.
+
+use std::collections::BTreeMap;
+
+use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_plan::PeerId;
+use fusionllm_protocol::{BulkHeader, FromPeer, Hello, decode};
+use fusionllm_transport::{Connection, Endpoint, Lanes, Receiver};
+use tokio::sync::mpsc;
+
+use crate::NodeError;
+use crate::keeper::{Inbox, Kept, SavedTensor};
+use crate::wire;
+
+/// What reaches the broker's loop.
+pub(super) enum Incoming {
+    Hello(u64, Connection, Box<Lanes>, Hello),
+    Gone(u64),
+    Message(PeerId, FromPeer),
+    SavedAll(PeerId, u64),
+    Kept(Kept),
+    Lost(PeerId, String),
+    Child(String),
+    Interrupt,
+}
+
+/// Hands on that the user, or the system, wants the run to stop.
+pub(super) async fn interrupts(events: mpsc::UnboundedSender<Incoming>) {
+    #[cfg(unix)]
+    let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
+        Ok(signal) => signal,
+        Err(_) => return,
+    };
+    loop {
+        #[cfg(unix)]
+        tokio::select! {
+            result = tokio::signal::ctrl_c() => if result.is_err() { return },
+            _ = terminate.recv() => {}
+        }
+        #[cfg(not(unix))]
+        if tokio::signal::ctrl_c().await.is_err() {
+            return;
+        }
+        if events.send(Incoming::Interrupt).is_err() {
+            return;
+        }
+    }
+}
+
+/// Lets joiners in as they come; each gets ten seconds to say hello.
+pub(super) async fn accept(endpoint: Endpoint, events: mpsc::UnboundedSender<Incoming>) {
+    let mut number = 0;
+    while let Some((connection, mut lanes)) = endpoint.accept().await {
+        number += 1;
+        let events = events.clone();
+        tokio::spawn(async move {
+            let hello =
+                tokio::time::timeout(std::time::Duration::from_secs(10), wire::next_control(&mut lanes.control)).await;
+            match hello {
+                Ok(Ok(Some(FromPeer::Hello(hello)))) => {
+                    let gone = connection.clone();
+                    let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
+                    gone.closed().await;
+                    let _ = events.send(Incoming::Gone(number));
+                }
+                _ => connection.close("say hello first"),
+            }
+        });
+    }
+}
+
+pub(super) async fn receive_control(mut lane: Receiver, from: PeerId, events: mpsc::UnboundedSender<Incoming>) {
+    loop {
+        let event = match wire::next_control::<FromPeer>(&mut lane).await {
+            Ok(Some(message)) => Incoming::Message(from, message),
+            Ok(None) => Incoming::Lost(from, "it left".into()),
+            Err(e) => Incoming::Lost(from, e.to_string()),
+        };
+        let over = matches!(event, Incoming::Lost(..));
+        if events.send(event).is_err() || over {
+            return;
+        }
+    }
+}
+
+pub(super) async fn receive_bulk(
+    mut lane: Receiver,
+    from: PeerId,
+    types: BTreeMap<(String, Option<String>), TensorType>,
+    keeper: Inbox,
+    events: mpsc::UnboundedSender<Incoming>,
+) {
+    let result: Result<(), NodeError> = async {
+        while let Some(frame) = lane.next().await? {
+            match decode(frame.header()).map_err(NodeError::Protocol)? {
+                BulkHeader::Saved { step, name, slot, ty } => {
+                    if types.get(&(name.clone(), slot.clone())) != Some(&ty) {
+                        return Err(NodeError::Protocol(format!(
+                            "its snapshot holds {name:?} of type {ty}, which it does not own"
+                        )));
+                    }
+                    let mut bytes = vec![0; ty.bytes()];
+                    frame.read_into(&mut bytes).await?;
+                    let tensor = HostTensor::from_bytes(ty, bytes)?;
+                    keeper.put(SavedTensor { from, step, name, slot, tensor }).await;
+                }
+                BulkHeader::SavedAll { step } => {
+                    let _ = events.send(Incoming::SavedAll(from, step));
+                }
+                other => return Err(NodeError::Protocol(format!("a peer cannot send {other:?}"))),
+            }
+        }
+        Ok(())
+    }
+    .await;
+    // That the connection is gone shows on the control lane too.
+    if let Err(e) = result
+        && !matches!(e, NodeError::Lost(_))
+    {
+        let _ = events.send(Incoming::Lost(from, e.to_string()));
+    }
+}
