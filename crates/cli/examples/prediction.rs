@@ -167,9 +167,10 @@ fn main() -> Outcome<()> {
         }
     };
     let bench = Bench { fusionllm, directory, profile, steps };
+    println!("{:42} {:^30} {:^9} {:^42}", "", "a step", "computing", "memory, at worst");
     println!(
-        "{:42} {:>10} {:>10} {:>7}   {:>10} {:>10} {:>7} {:>10}",
-        "", "predicted", "measured", "", "predicted", "measured", "", "resident"
+        "{:42} {:>10} {:>10} {:>8} {:>9}  {:>10} {:>10} {:>7} {:>10}",
+        "", "predicted", "measured", "", "", "predicted", "measured", "", "resident"
     );
     for case in CASES.iter().filter(|c| c.name.contains(&only)) {
         match bench.run(case) {
@@ -181,24 +182,25 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Step times, and the memory of the peer whose prediction is worst.
+/// Step times, the error of the busiest peer's computing, and the memory of the peer whose prediction is worst.
 fn print_row(name: &str, summary: &Value) {
     let number = |v: &Value, key: &str| v[key].as_f64().unwrap_or(f64::NAN);
+    let percent = |predicted: f64, measured: f64| 100.0 * (predicted / measured - 1.0);
     let (predicted, measured) = (number(summary, "predicted_step_s"), number(summary, "median_step_s"));
-    let peers = summary["peers"].as_array().into_iter().flatten();
-    let memory = peers.map(|p| {
+    let peers = || summary["peers"].as_array().into_iter().flatten();
+    let computing = peers().map(|p| [number(p, "predicted_compute_s"), number(p, "compute_s")]);
+    let [foreseen, computed] = computing.max_by(|a, b| a[1].total_cmp(&b[1])).unwrap_or([f64::NAN; 2]);
+    let memory = peers().map(|p| {
         [number(p, "predicted_memory_bytes"), number(p, "peak_memory_bytes"), number(p, "resident_memory_bytes")]
     });
-    let error = |[p, m, _]: &[f64; 3]| p / m - 1.0;
+    let error = |[p, m, _]: &[f64; 3]| percent(*p, *m);
     let worst = memory.max_by(|a, b| error(a).abs().total_cmp(&error(b).abs())).unwrap_or([f64::NAN; 3]);
-    let mib = |x: f64| x / f64::from(1 << 20);
+    let [held, peak, resident] = worst.map(|x| x / f64::from(1 << 20));
     println!(
-        "{name:42} {predicted:>8.3} s {measured:>8.3} s {:>+6.1}%   {:>6.1} MiB {:>6.1} MiB {:>+6.1}% {:>6.1} MiB",
-        100.0 * (predicted / measured - 1.0),
-        mib(worst[0]),
-        mib(worst[1]),
-        100.0 * error(&worst),
-        mib(worst[2])
+        "{name:42} {predicted:>8.3} s {measured:>8.3} s {:>+7.1}% {:>+8.1}%  {held:>6.1} MiB {peak:>6.1} MiB {:>+6.1}% {resident:>6.1} MiB",
+        percent(predicted, measured),
+        percent(foreseen, computed),
+        error(&worst)
     );
 }
 

@@ -211,6 +211,7 @@ impl Executor {
             run.carry_out(self, at, instruction, link)?;
             run.stats.peak_bytes = run.stats.peak_bytes.max(run.live_bytes);
         }
+        run.stats.compute_s += run.pace.settle();
         run.stats.total_s = started.elapsed().as_secs_f64();
         Ok(run.stats)
     }
@@ -244,6 +245,9 @@ impl Run<'_> {
         instruction: &Instruction,
         link: &mut dyn Link,
     ) -> Result<(), ExecError> {
+        if seen(instruction) {
+            self.stats.compute_s += self.pace.settle();
+        }
         match *instruction {
             Instruction::Receive { slot, from } => {
                 let waiting = Instant::now();
@@ -337,6 +341,7 @@ impl Run<'_> {
                         norms.push((r.parameter, scalar(e, &first(norm)?)?));
                     }
                 }
+                self.stats.compute_s += self.pace.settle();
                 let waiting = Instant::now();
                 self.verdict = Some(link.verdict(self.pass, norms)?);
                 self.stats.wait_s += waiting.elapsed().as_secs_f64();
@@ -437,6 +442,11 @@ impl Run<'_> {
     fn broken(&self) -> ExecError {
         ExecError::State("the program names what is not there; it was not validated".into())
     }
+}
+
+/// Whether others see when an instruction begins.
+fn seen(instruction: &Instruction) -> bool {
+    matches!(instruction, Instruction::Receive { .. } | Instruction::Send { .. } | Instruction::Report { .. })
 }
 
 fn first(results: Vec<Tensor>) -> Result<Tensor, ExecError> {

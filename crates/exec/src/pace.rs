@@ -4,22 +4,28 @@ use std::time::{Duration, Instant};
 use cpu_time::ThreadTime;
 
 /// Makes a thread's work take longer: a multiple of the CPU time that it took, never a guess of it.
+///
+/// What is missing adds up over many kernels and is waited out before anything that others can see. A wait after each kernel would
+/// hand the core's caches to somebody else each time, and slow down what it is to measure.
 #[derive(Debug)]
 pub(crate) struct Pace {
     slowdown: f64,
-    /// Seconds by which all work so far took too long. Sleeps end late, and other processes take the CPU: later sleeps make up for it.
-    late: f64,
+    /// Seconds that are still to be waited; less than zero if work so far took too long: sleeps end late, and other processes take the CPU.
+    owed: f64,
 }
 
 /// Seconds that later sleeps make up for at most. A machine that was away for longer is slow, and shows it.
 const MOST: f64 = 0.02;
 
+/// Seconds owed that are waited out even where nobody looks, so that a core is shared in small pieces.
+const PATIENCE: f64 = 0.005;
+
 impl Pace {
     pub(crate) fn new(slowdown: f64) -> Self {
-        Self { slowdown, late: 0.0 }
+        Self { slowdown, owed: 0.0 }
     }
 
-    /// Does the work, and waits until it has taken its time.
+    /// Does the work, and waits if much is owed.
     pub(crate) fn keep<T>(&mut self, work: impl FnOnce() -> T) -> T {
         if self.slowdown <= 1.0 {
             return work();
@@ -29,20 +35,32 @@ impl Pace {
         let result = work();
         // A system that does not tell a thread's time is taken to have let it run throughout.
         let spent = cpu.and_then(|c| c.try_elapsed()).unwrap_or_else(|_| started.elapsed()).as_secs_f64();
-        let wait = self.missing(spent, started.elapsed().as_secs_f64());
-        if wait > 0.0 {
-            let sleeping = Instant::now();
-            thread::sleep(Duration::from_secs_f64(wait));
-            self.late = sleeping.elapsed().as_secs_f64() - wait;
+        self.owe(spent, started.elapsed().as_secs_f64());
+        if self.owed > PATIENCE {
+            self.settle();
         }
         result
     }
 
-    /// Seconds to wait after work that took `spent` seconds of CPU time and `elapsed` seconds in all.
-    fn missing(&mut self, spent: f64, elapsed: f64) -> f64 {
-        let missing = self.slowdown * spent - elapsed - self.late;
-        self.late = (-missing).clamp(0.0, MOST);
-        missing.max(0.0)
+    /// Waits out what is owed. Returns the seconds that it took.
+    pub(crate) fn settle(&mut self) -> f64 {
+        if self.owed <= 0.0 {
+            return 0.0;
+        }
+        let sleeping = Instant::now();
+        thread::sleep(Duration::from_secs_f64(self.owed));
+        let slept = sleeping.elapsed().as_secs_f64();
+        self.pay(slept);
+        slept
+    }
+
+    /// Work took `spent` seconds of CPU time and `elapsed` seconds in all.
+    fn owe(&mut self, spent: f64, elapsed: f64) {
+        self.pay(elapsed - self.slowdown * spent);
+    }
+
+    fn pay(&mut self, seconds: f64) {
+        self.owed = (self.owed - seconds).max(-MOST);
     }
 }
 
@@ -53,19 +71,24 @@ mod tests {
     #[test]
     fn work_takes_a_multiple_of_its_cpu_time() {
         let mut pace = Pace::new(3.0);
-        assert_eq!(pace.missing(0.25, 0.25), 0.5);
-        assert_eq!(pace.missing(0.25, 0.5), 0.25, "what others took of the CPU is part of the wait");
-        assert_eq!(pace.missing(0.25, 0.75), 0.0);
+        pace.owe(0.25, 0.25);
+        assert_eq!(pace.owed, 0.5);
+        pace.owe(0.25, 0.5);
+        assert_eq!(pace.owed, 0.75, "what others took of the CPU is part of the wait");
+        pace.pay(0.75);
+        assert_eq!(pace.settle(), 0.0);
     }
 
     #[test]
     fn what_took_too_long_is_made_up_for() {
         let mut pace = Pace::new(2.0);
-        assert_eq!(pace.missing(0.125, 0.2578125), 0.0);
-        assert_eq!(pace.missing(0.125, 0.125), 0.125 - 0.0078125);
-        assert_eq!(pace.missing(0.125, 0.125), 0.125, "once");
-        assert_eq!(pace.missing(0.125, 9.0), 0.0);
-        assert_eq!(pace.missing(0.125, 0.125), 0.125 - MOST, "but not for everything");
+        pace.owe(0.125, 0.2578125);
+        assert_eq!(pace.owed, -0.0078125);
+        pace.owe(0.125, 0.125);
+        assert_eq!(pace.owed, 0.125 - 0.0078125);
+        pace.pay(0.125);
+        pace.owe(0.125, 9.0);
+        assert_eq!(pace.owed, -MOST, "but not for everything");
     }
 
     #[test]
@@ -73,6 +96,7 @@ mod tests {
         let mut pace = Pace::new(2.0);
         let (started, cpu) = (Instant::now(), ThreadTime::now());
         let sum = pace.keep(|| (0..2_000_000u64).fold(0u64, |a, b| std::hint::black_box(a ^ b)));
+        pace.settle();
         // The loop's own CPU time is nearly all of the thread's: sleeping takes none.
         let (took, cpu) = (started.elapsed(), cpu.elapsed());
         assert!(took.as_secs_f64() > 1.5 * cpu.as_secs_f64(), "{took:?} for {cpu:?} of CPU time ({sum})");
