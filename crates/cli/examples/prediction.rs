@@ -1,11 +1,11 @@
 //! What the planner predicts, and what happens: trains on testbeds and prints both beside each other.
 //!
 //! ```text
-//! cargo build --release && cargo run --release --example prediction -- [--profile DEVICE.toml] [--only TEXT] [--steps N]
+//! cargo build --release && cargo run --release --example prediction -- [--only TEXT] [--steps N]
 //! ```
 //!
 //! Most testbeds are emulated by the command itself. The last two are network namespaces whose links the kernel's token buckets shape; these take root, and are left
-//! out without it. Devices are cores of this machine, most of them slowed down, with the figures that `fusionllm profile` measured.
+//! out without it. Devices are cores of this machine, most of them slowed down, with the figures that `fusionllm profile` measured just before: on a machine that is shared, those of minutes ago may be a quarter off.
 #![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
 
 use std::fmt::Write as _;
@@ -144,46 +144,42 @@ struct Bench {
 
 fn main() -> Outcome<()> {
     let mut arguments = std::env::args().skip(1);
-    let (mut profile, mut only, mut steps) = (None, String::new(), "12".to_owned());
+    let (mut only, mut steps) = (String::new(), "12".to_owned());
     while let Some(argument) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{argument} takes a value"))?;
         match argument.as_str() {
-            "--profile" => profile = Some(std::fs::canonicalize(value)?),
             "--only" => only = value,
             "--steps" => steps = value,
-            other => return Err(format!("{other} is none of --profile, --only and --steps").into()),
+            other => return Err(format!("{other} is none of --only and --steps").into()),
         }
     }
     let fusionllm = std::env::current_exe()?.parent().and_then(Path::parent).unwrap().join("fusionllm");
     let directory = std::env::temp_dir().join(format!("fusionllm-prediction-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
-    let profile = match profile {
-        Some(profile) => profile,
-        None => {
-            let path = directory.join("device.toml");
-            eprintln!("measuring this machine");
-            succeed(Command::new(&fusionllm).arg("profile").arg("-o").arg(&path))?;
-            path
-        }
-    };
+    let profile = directory.join("device.toml");
     let bench = Bench { fusionllm, directory, profile, steps };
-    println!("{:42} {:^30} {:^9} {:^42}", "", "a step", "computing", "memory, at worst");
+    println!("{:42} {:^30} {:^9} {:^40} {:^7}", "", "a step", "computing", "memory, at worst", "machine");
     println!(
         "{:42} {:>10} {:>10} {:>8} {:>9}  {:>10} {:>10} {:>7} {:>10}",
         "", "predicted", "measured", "", "", "predicted", "measured", "", "resident"
     );
+    let mut before = bench.measure()?;
     for case in CASES.iter().filter(|c| c.name.contains(&only)) {
-        match bench.run(case) {
-            Ok(summary) => print_row(case.name, &summary),
+        let summary = bench.run(case);
+        let after = bench.measure()?;
+        match summary {
+            Ok(summary) => print_row(case.name, &summary, after / before - 1.0),
             Err(e) => println!("{:42} {e}", case.name),
         }
+        before = after;
     }
     std::fs::remove_dir_all(&bench.directory)?;
     Ok(())
 }
 
-/// Step times, the error of the busiest peer's computing, and the memory of the peer whose prediction is worst.
-fn print_row(name: &str, summary: &Value) {
+/// Step times, the error of the busiest peer's computing, the memory of the peer whose prediction is worst, and by how much the machine became faster or
+/// slower meanwhile.
+fn print_row(name: &str, summary: &Value, drift: f64) {
     let number = |v: &Value, key: &str| v[key].as_f64().unwrap_or(f64::NAN);
     let percent = |predicted: f64, measured: f64| 100.0 * (predicted / measured - 1.0);
     let (predicted, measured) = (number(summary, "predicted_step_s"), number(summary, "median_step_s"));
@@ -197,14 +193,23 @@ fn print_row(name: &str, summary: &Value) {
     let worst = memory.max_by(|a, b| error(a).abs().total_cmp(&error(b).abs())).unwrap_or([f64::NAN; 3]);
     let [held, peak, resident] = worst.map(|x| x / f64::from(1 << 20));
     println!(
-        "{name:42} {predicted:>8.3} s {measured:>8.3} s {:>+7.1}% {:>+8.1}%  {held:>6.1} MiB {peak:>6.1} MiB {:>+6.1}% {resident:>6.1} MiB",
+        "{name:42} {predicted:>8.3} s {measured:>8.3} s {:>+7.1}% {:>+8.1}%  {held:>6.1} MiB {peak:>6.1} MiB {:>+6.1}% {resident:>6.1} MiB {:>+6.1}%",
         percent(predicted, measured),
         percent(foreseen, computed),
-        error(&worst)
+        error(&worst),
+        100.0 * drift
     );
 }
 
 impl Bench {
+    /// Measures a core of this machine, whose neighbours may have changed its speed since the last time. Returns the rate of its products.
+    fn measure(&self) -> Outcome<f64> {
+        let mut profile = Command::new(&self.fusionllm);
+        profile.args(["profile", "--json", "--backend", "burn-cpu", "--threads", "1", "-o"]).arg(&self.profile);
+        let measured: Value = serde_json::from_slice(&succeed(&mut profile)?)?;
+        measured["devices"][0]["device"]["rates"]["matmul"].as_f64().ok_or_else(|| "the profile has no rate".into())
+    }
+
     /// The run's summary.
     fn run(&self, case: &Case) -> Outcome<Value> {
         let job = self.directory.join("job.toml");

@@ -178,6 +178,10 @@ pub(crate) struct ProfileArgs {
     /// Measure this backend alone.
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
+
+    /// Measure with so many threads alone.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) threads: Option<u16>,
 }
 
 #[derive(Debug, Subcommand)]

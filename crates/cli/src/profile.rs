@@ -24,8 +24,10 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
         return print_json(&measure(backend.as_ref(), told).map_err(|e| Failure::Running(e.to_string()))?);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let mut threads: Vec<usize> = (0..).map(|i| 1 << i).take_while(|n| *n < cores).collect();
-    threads.push(cores);
+    let threads: Vec<usize> = match args.threads {
+        Some(threads) => vec![usize::from(threads)],
+        None => (0..).map(|i| 1 << i).take_while(|n| *n < cores).chain([cores]).collect(),
+    };
     let names: Vec<&str> = match &backend {
         Some(backend) => vec![backend.name()],
         None => backend::names().to_vec(),
