@@ -7,11 +7,13 @@ use cpu_time::ProcessTime;
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
-use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Op, TensorType, TrainGraph, ValueId, ValueKind, autodiff};
-use fusionllm_plan::{Curve, Device, Optimizer, Rates, work};
+use fusionllm_graph::{
+    Cost, CounterRng, DType, Graph, HostTensor, Op, TensorType, TrainGraph, ValueId, ValueKind, autodiff,
+};
+use fusionllm_plan::{Curve, Curves, Device, Optimizer, Rates, work};
 use serde::Serialize;
 
-use crate::NodeError;
+use crate::{NodeError, memory};
 
 /// What this machine's memory is taken for where the backend does not tell.
 const MEMORY: u64 = 8 << 30;
@@ -88,12 +90,15 @@ struct Sample {
     bytes: f64,
     work: f64,
     seconds: f64,
+    /// Bytes held beside operands and results.
+    scratch: f64,
 }
 
 impl Samples {
-    fn add(&mut self, op: &Op, inputs: &[&TensorType], outputs: &[&TensorType], seconds: f64) {
-        let cost = op.cost(inputs, outputs);
-        let sample = Sample { class: cost.class, flops: cost.flops, bytes: cost.bytes, work: work(&cost), seconds };
+    fn add(&mut self, op: &Op, inputs: &[&TensorType], outputs: &[&TensorType], took: Took) {
+        let Cost { class, flops, bytes } = op.cost(inputs, outputs);
+        let work = work(&Cost { class, flops, bytes });
+        let sample = Sample { class, flops, bytes, work, seconds: took.seconds, scratch: took.scratch as f64 };
         self.operators.entry(op.name()).or_default().push(sample);
     }
 
@@ -115,7 +120,7 @@ impl Samples {
             }
         }
         let alone = backend.device().threads == Some(1);
-        let mut took: Vec<Vec<f64>> = vec![Vec::new(); graph.nodes.len()];
+        let mut took: Vec<Vec<Took>> = vec![Vec::new(); graph.nodes.len()];
         let started = Instant::now();
         for repeat in 0..=MOST_REPEATS {
             let mut left = uses.clone();
@@ -133,11 +138,9 @@ impl Samples {
                     inputs.push(held.ok_or_else(|| NodeError::State(format!("{v} was given up too early")))?);
                 }
                 let types: Vec<TensorType> = node.outputs.iter().map(|v| graph.ty(*v).clone()).collect();
-                let watch = Stopwatch::start(alone);
-                let results = backend.run(&node.op, inputs, &types)?;
-                backend.synchronize()?;
+                let (results, spent) = timed(backend, alone, &node.op, inputs, &types)?;
                 if repeat > 0 {
-                    took[n.index()].push(watch.seconds());
+                    took[n.index()].push(spent);
                 }
                 values.extend(node.outputs.iter().copied().zip(results).filter(|(v, _)| left[v.index()] > 0));
             }
@@ -146,8 +149,8 @@ impl Samples {
             }
         }
         for (node, took) in graph.nodes.iter().zip(took) {
-            if let Some(seconds) = median(took) {
-                self.add(&node.op, &graph.types(&node.inputs), &graph.types(&node.outputs), seconds);
+            if !took.is_empty() {
+                self.add(&node.op, &graph.types(&node.inputs), &graph.types(&node.outputs), typical(&took));
             }
         }
         Ok(())
@@ -170,9 +173,9 @@ impl Samples {
             let mut took = Vec::new();
             for _ in 0..=REPEATS {
                 let gradient = fresh()?;
-                took.push(timed(backend, alone, &norm, vec![gradient], std::slice::from_ref(&scalar))?);
+                took.push(timed(backend, alone, &norm, vec![gradient], std::slice::from_ref(&scalar))?.1);
             }
-            self.add(&norm, &[ty], &[&scalar], median(took).unwrap_or(0.0));
+            self.add(&norm, &[ty], &[&scalar], typical(&took));
             for rule in &rules {
                 let (op, slots) = (rule.op(), rule.slots().len());
                 let hyper = rule.hyper(&fusionllm_plan::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 });
@@ -182,10 +185,10 @@ impl Samples {
                 for _ in 0..=REPEATS {
                     let mut operands = (0..2 + slots).map(|_| fresh()).collect::<Result<Vec<_>, _>>()?;
                     operands.push(backend.upload(&hyper)?);
-                    took.push(timed(backend, alone, &op, operands, &results)?);
+                    took.push(timed(backend, alone, &op, operands, &results)?.1);
                 }
                 let inputs: Vec<&TensorType> = std::iter::repeat_n(ty, 2 + slots).chain([hyper.ty()]).collect();
-                self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), median(took).unwrap_or(0.0));
+                self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), typical(&took));
             }
         }
         Ok(())
@@ -210,8 +213,14 @@ impl Samples {
         let memory = backend.device().memory_bytes.unwrap_or(MEMORY);
         let mut device = Device::new(backend.name(), rates, memory);
         device.backend = Some(backend.name().to_owned());
-        device.operators =
-            self.operators.iter().filter_map(|(name, s)| Some(((*name).to_owned(), curve(s)?))).collect();
+        for (name, samples) in &self.operators {
+            let seconds = samples.iter().map(|s| (s.work, s.seconds.max(1e-8)));
+            device.operators.extend(curve(seconds, mean).map(|c| ((*name).to_owned(), c)));
+            if samples.iter().any(|s| s.scratch > 0.0) {
+                let scratch = samples.iter().map(|s| (s.work, s.scratch.max(1.0)));
+                device.scratch.extend(curve(scratch, most).map(|c| ((*name).to_owned(), c)));
+            }
+        }
         device
     }
 }
@@ -233,36 +242,58 @@ impl Stopwatch {
     }
 }
 
+/// What a kernel took.
+#[derive(Debug, Clone, Copy)]
+struct Took {
+    seconds: f64,
+    /// Most bytes held at once beside operands and results, as far as the program's allocator counts.
+    scratch: u64,
+}
+
+/// The median time, and the most scratch.
+fn typical(took: &[Took]) -> Took {
+    Took {
+        seconds: median(took.iter().map(|t| t.seconds).collect()).unwrap_or(0.0),
+        scratch: took.iter().map(|t| t.scratch).max().unwrap_or(0),
+    }
+}
+
 fn timed(
     backend: &dyn Backend,
     alone: bool,
     op: &Op,
     inputs: Vec<Tensor>,
     outputs: &[TensorType],
-) -> Result<f64, NodeError> {
+) -> Result<(Vec<Tensor>, Took), NodeError> {
+    let held = memory::live_bytes() + outputs.iter().map(|t| t.bytes() as u64).sum::<u64>();
+    memory::take_peak();
     let watch = Stopwatch::start(alone);
     let results = backend.run(op, inputs, outputs)?;
     backend.synchronize()?;
-    let took = watch.seconds();
-    drop(results);
-    Ok(took)
+    Ok((results, Took { seconds: watch.seconds(), scratch: memory::take_peak().saturating_sub(held) }))
 }
 
-/// Through the samples of like work, each such bunch one point at its geometric mean.
-fn curve(samples: &[Sample]) -> Option<Curve> {
+/// Through points of work and what it took. Those of like work are one bunch, and one point of the curve: what `middle` makes of the logarithms.
+fn curve(points: impl Iterator<Item = (f64, f64)>, middle: fn(&[f64]) -> f64) -> Option<Curve> {
     /// A bunch spans this factor of work: eight of them a decade.
     const SPAN: f64 = 1.333;
-    let mut logs: Vec<(f64, f64)> = samples.iter().map(|s| (s.work.max(1.0).ln(), s.seconds.max(1e-8).ln())).collect();
+    let mut logs: Vec<(f64, f64)> = points.map(|(work, took)| (work.max(1.0).ln(), took.ln())).collect();
     logs.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut points = Vec::new();
     while let Some(&(least, _)) = logs.first() {
         let end = logs.partition_point(|p| p.0 < least + SPAN.ln());
-        let n = end as f64;
-        let mean = |f: fn(&(f64, f64)) -> f64| (logs[..end].iter().map(f).sum::<f64>() / n).exp();
-        points.push((mean(|p| p.0), mean(|p| p.1)));
-        logs.drain(..end);
+        let (work, took): (Vec<f64>, Vec<f64>) = logs.drain(..end).unzip();
+        points.push((mean(&work).exp(), middle(&took).exp()));
     }
     Curve::new(points)
+}
+
+fn mean(of: &[f64]) -> f64 {
+    of.iter().sum::<f64>() / of.len() as f64
+}
+
+fn most(of: &[f64]) -> f64 {
+    of.iter().copied().fold(f64::NEG_INFINITY, f64::max)
 }
 
 fn median(mut of: Vec<f64>) -> Option<f64> {
@@ -318,7 +349,12 @@ pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
         memory: String,
         overhead: String,
         operators: BTreeMap<String, Vec<(f64, f64)>>,
+        scratch: BTreeMap<String, Vec<(f64, f64)>>,
     }
+    let points = |curves: &Curves| {
+        let short = |c: &Curve| c.points().iter().map(|(work, took)| (short(*work), short(*took))).collect();
+        curves.iter().map(|(name, c)| (name.clone(), short(c))).collect()
+    };
     let entry = |(threads, d): &(usize, Device)| Entry {
         name: format!("{}-{threads}", d.name),
         backend: d.backend.clone(),
@@ -328,17 +364,14 @@ pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
         memory_bandwidth: format!("{} GB/s", short(d.rates.memory / 1e9)),
         memory: format!("{} GiB", short(d.memory as f64 / (1u64 << 30) as f64)),
         overhead: format!("{} us", short(d.rates.overhead * 1e6)),
-        operators: d
-            .operators
-            .iter()
-            .map(|(name, c)| (name.clone(), c.points().iter().map(|(w, s)| (short(*w), short(*s))).collect()))
-            .collect(),
+        operators: points(&d.operators),
+        scratch: points(&d.scratch),
     };
     let file = File { device: devices.iter().map(entry).collect() };
     let text = toml::to_string(&file).map_err(|e| NodeError::State(format!("the profile cannot be written: {e}")))?;
     Ok(format!(
         "# Measured by `fusionllm profile`. In a testbed: profile = \"THIS FILE\".\n\
-         # Operators: [work, seconds], work in FLOPs for products and convolutions, in bytes for all others.\n\n{text}"
+         # Operators: [work, seconds]; scratch: [work, bytes beside operands and results]; work in FLOPs for products and convolutions, in bytes for all others.\n\n{text}"
     ))
 }
 
@@ -353,14 +386,14 @@ mod tests {
 
     #[test]
     fn like_samples_make_one_point() {
-        let sample =
-            |work: f64, seconds: f64| Sample { class: OpClass::Memory, flops: 0.0, bytes: work, work, seconds };
-        let samples = [sample(1e6, 4e-4), sample(1.1e6, 4e-4), sample(1e3, 1e-6), sample(0.0, 1e-6)];
-        let c = curve(&samples).unwrap();
-        assert_eq!(c.points().len(), 3);
-        assert!((c.seconds(1.0488e6) - 4e-4).abs() < 1e-6);
-        assert!((c.seconds(1e3) - 1e-6).abs() < 1e-9);
-        assert_eq!(curve(&[]), None);
+        let samples = [(1e6, 3e-4), (1.1e6, 4e-4), (1e3, 1e-6), (0.0, 1e-6)];
+        let typical = curve(samples.into_iter(), mean).unwrap();
+        assert_eq!(typical.points().len(), 3);
+        assert!((typical.at(1.0488e6) - 3.4641e-4).abs() < 1e-7, "the geometric mean");
+        assert!((typical.at(1e3) - 1e-6).abs() < 1e-9);
+        let worst = curve(samples.into_iter(), most).unwrap();
+        assert!((worst.at(1.0488e6) - 4e-4).abs() < 1e-7);
+        assert_eq!(curve([].into_iter(), mean), None);
     }
 
     #[test]
@@ -369,6 +402,7 @@ mod tests {
         let mut device = Device::new("burn-cpu", rates, 16 << 30);
         device.backend = Some("burn-cpu".into());
         device.operators.insert("mm".into(), Curve::new(vec![(1e6, 2.5e-5), (1e9, 2e-2)]).unwrap());
+        device.scratch.insert("mm".into(), Curve::new(vec![(1e6, 4096.0)]).unwrap());
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("D.toml");
         std::fs::write(&path, to_toml(&[(2, device.clone())]).unwrap()).unwrap();
@@ -377,6 +411,6 @@ mod tests {
         let (threads, read) = &back[0];
         assert_eq!((*threads, read.name.as_str(), read.memory), (2, "burn-cpu-2", device.memory));
         assert!((read.rates.matmul - rates.matmul).abs() < 1.0 && (read.rates.overhead - 2e-6).abs() < 1e-12);
-        assert_eq!(read.operators, device.operators);
+        assert_eq!((&read.operators, &read.scratch), (&device.operators, &device.scratch));
     }
 }

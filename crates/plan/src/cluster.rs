@@ -37,6 +37,9 @@ pub struct Device {
     /// Operators whose time was measured, before [`Self::slowdown`]; its rates tell that of all others.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub operators: Curves,
+    /// Bytes that operators hold beside their operands and results while they run, as measured; nothing for all others.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub scratch: Curves,
     /// The backend its peer is to use; by default the first there is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
@@ -143,7 +146,16 @@ impl Path {
 impl Device {
     /// A device on its own, with no slowdown and the default backend.
     pub fn new(name: impl Into<String>, rates: Rates, memory: u64) -> Self {
-        Self { name: name.into(), site: None, rates, memory, slowdown: 1.0, operators: Curves::new(), backend: None }
+        Self {
+            name: name.into(),
+            site: None,
+            rates,
+            memory,
+            slowdown: 1.0,
+            operators: Curves::new(),
+            scratch: Curves::new(),
+            backend: None,
+        }
     }
 }
 

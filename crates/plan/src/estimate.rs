@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use fusionllm_compress::Codec;
 use fusionllm_graph::ops::{Binary, OpClass, SquaredNorm};
 use fusionllm_graph::{Cost, DType, Graph, NodeId, Op, Phase, TensorType, TrainGraph, ValueId, ValueKind};
 
@@ -99,13 +100,48 @@ impl NodeSeconds {
     }
 }
 
+/// Bytes/s of a tensor that a codec reads or writes where nobody has measured it.
+const CODEC_RATE: f64 = 1e9;
+
+/// The two ways through a codec.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Coding {
+    /// From a tensor to bytes.
+    Encode,
+    /// And back.
+    Decode,
+}
+
+impl Coding {
+    /// The name under which a device's [`operators`](Device::operators) have it, by bytes of the tensor.
+    pub(crate) fn of(self, codec: &Codec) -> String {
+        let way = match self {
+            Self::Encode => "encode",
+            Self::Decode => "decode",
+        };
+        format!("{way}.{}", codec.name())
+    }
+}
+
 impl Device {
+    /// Seconds that the thread beside the computing one takes to encode or decode so many elements, whatever the slowdown: as measured for that codec, else
+    /// at [`CODEC_RATE`].
+    pub(crate) fn codec_seconds(&self, coding: Coding, codec: &Codec, elements: usize) -> f64 {
+        let bytes = 4.0 * elements as f64;
+        self.operators.get(&coding.of(codec)).map_or(bytes / CODEC_RATE, |curve| curve.at(bytes))
+    }
+
+    /// Bytes that an operator holds beside its operands and results.
+    pub(crate) fn scratch_bytes(&self, name: &str, cost: &Cost) -> u64 {
+        self.scratch.get(name).map_or(0, |curve| curve.at(work(cost)) as u64)
+    }
+
     /// Seconds that an operator takes: as measured where it was, else its overhead and the longer of computing and of moving its operands (the
     /// roofline of Williams, Waterman and Patterson, 2009), times the slowdown.
     pub fn seconds(&self, name: &str, cost: &Cost) -> f64 {
         self.slowdown
             * match self.operators.get(name) {
-                Some(curve) => curve.seconds(work(cost)),
+                Some(curve) => curve.at(work(cost)),
                 None => {
                     let flops = match cost.class {
                         OpClass::Convolution => self.rates.convolution,
@@ -117,7 +153,7 @@ impl Device {
     }
 }
 
-/// What a measured operator's time is a function of: FLOPs of products and convolutions, bytes of all others.
+/// What a measured operator's time and scratch are functions of: FLOPs of products and convolutions, bytes of all others.
 pub fn work(cost: &Cost) -> f64 {
     match cost.class {
         OpClass::Matmul | OpClass::Convolution => cost.flops,
@@ -284,20 +320,20 @@ impl Readers {
     }
 }
 
-/// Seconds that an operator was measured to take, by its [`work`].
+/// What an operator was measured to take, seconds or bytes, by its [`work`].
 #[derive(Debug, Clone, PartialEq, serde::Serialize, serde::Deserialize)]
 #[serde(try_from = "Vec<(f64, f64)>", into = "Vec<(f64, f64)>")]
 pub struct Curve(Vec<(f64, f64)>);
 
 impl Curve {
-    /// Through these points of work and seconds. `None` unless there is one, and all figures are finite and above zero with work ascending.
+    /// Through these points of work and what it takes. `None` unless there is one, and all figures are finite and above zero with work ascending.
     pub fn new(points: Vec<(f64, f64)>) -> Option<Self> {
         let valid = |x: f64| x > 0.0 && x.is_finite();
         let ascending = points.windows(2).all(|w| w[0].0 < w[1].0);
         (!points.is_empty() && ascending && points.iter().all(|&(w, s)| valid(w) && valid(s))).then_some(Self(points))
     }
 
-    /// The points of work and seconds.
+    /// The points of work and what it takes.
     pub fn points(&self) -> &[(f64, f64)] {
         &self.0
     }
@@ -307,8 +343,8 @@ impl Curve {
         Self(self.0.iter().map(|(work, seconds)| (*work, seconds / times)).collect())
     }
 
-    /// A power law between neighbouring points; as long as the least below them, in proportion to work above them.
-    pub fn seconds(&self, work: f64) -> f64 {
+    /// A power law between neighbouring points; the least point's below them, in proportion to work above them.
+    pub fn at(&self, work: f64) -> f64 {
         let at = self.0.partition_point(|p| p.0 < work);
         match (at.checked_sub(1).map(|i| self.0[i]), self.0.get(at)) {
             (Some((w0, s0)), Some(&(w1, s1))) => s0 * ((work / w0).ln() / (w1 / w0).ln() * (s1 / s0).ln()).exp(),
@@ -323,7 +359,7 @@ impl TryFrom<Vec<(f64, f64)>> for Curve {
     type Error = String;
 
     fn try_from(points: Vec<(f64, f64)>) -> Result<Self, String> {
-        Self::new(points).ok_or_else(|| "measured points need ascending work and seconds above zero".into())
+        Self::new(points).ok_or_else(|| "measured points need ascending work, and figures above zero".into())
     }
 }
 
@@ -344,10 +380,10 @@ mod tests {
     #[test]
     fn a_curve_goes_through_its_points() {
         let c = Curve::new(vec![(1e3, 1e-6), (1e5, 1e-5)]).unwrap();
-        assert_eq!(c.seconds(0.0), 1e-6, "never below the least");
-        assert!((c.seconds(1e3) - 1e-6).abs() < 1e-18);
-        assert!((c.seconds(1e4) - 10f64.powf(-5.5)).abs() < 1e-12, "the middle on logarithmic axes");
-        assert!((c.seconds(1e6) - 1e-4).abs() < 1e-15, "in proportion beyond");
+        assert_eq!(c.at(0.0), 1e-6, "never below the least");
+        assert!((c.at(1e3) - 1e-6).abs() < 1e-18);
+        assert!((c.at(1e4) - 10f64.powf(-5.5)).abs() < 1e-12, "the middle on logarithmic axes");
+        assert!((c.at(1e6) - 1e-4).abs() < 1e-15, "in proportion beyond");
         assert_eq!(Curve::new(vec![(2.0, 1.0), (1.0, 1.0)]), None);
         assert_eq!(Curve::new(vec![]), None);
     }

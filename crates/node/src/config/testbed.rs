@@ -279,13 +279,14 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
         overhead: section.quantity("overhead", &TIME, false)?.unwrap_or(0.0),
     };
     let mut device = Device::new(name, rates, memory as u64);
-    for (operator, points) in section.curves("operators")? {
-        let curve = Curve::new(points).ok_or_else(|| {
-            let hint =
-                "points are [work, seconds], work ascending, all above zero; measure again with `fusionllm profile`";
-            section.error("operators", format!("the points of operator `{operator}` make no curve"), hint)
-        })?;
-        device.operators.insert(operator, curve);
+    for (key, curves) in [("operators", &mut device.operators), ("scratch", &mut device.scratch)] {
+        for (operator, points) in section.curves(key)? {
+            let curve = Curve::new(points).ok_or_else(|| {
+                let hint = "points are [work, seconds or bytes], work ascending, all above zero; measure again with `fusionllm profile`";
+                section.error(key, format!("the points of operator `{operator}` make no curve"), hint)
+            })?;
+            curves.insert(operator, curve);
+        }
     }
     Ok(device)
 }
@@ -509,7 +510,7 @@ at = "lab"
         let read = |rest: &str| Testbed::parse("t.toml", &file(rest), dir.path()).map(|t| t.cluster);
         let alone = read("").unwrap();
         assert_eq!(alone.devices()[0].rates.matmul, 0.2e12);
-        assert!((alone.devices()[0].operators["mm"].seconds(1e9) - 1e-2).abs() < 1e-9);
+        assert!((alone.devices()[0].operators["mm"].at(1e9) - 1e-2).abs() < 1e-9);
         assert_eq!(read("count = 4").unwrap().devices()[3].rates.matmul, 0.05e12);
         assert_eq!(read("count = 2").unwrap().devices()[0].rates.matmul, 0.05e12, "two threads were not measured");
         assert_eq!(read("count = 4\nthreads = 4").unwrap().devices()[0].rates.matmul, 0.2e12);

@@ -13,8 +13,12 @@ const AHEAD: usize = WINDOW + 1;
 /// What happens at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A message can be read.
+    /// A message's last byte has come.
     Arrive { pass: u32, message: u32 },
+    /// A message can go out: it is encoded.
+    Encoded { pass: u32, message: u32 },
+    /// A message can be read: it is decoded.
+    Decoded { pass: u32, message: u32 },
     /// A message's last byte has left, if the flow is still the one it was when this was foreseen.
     Sent { channel: u32, version: u32 },
     /// A peer goes on.
@@ -46,6 +50,8 @@ pub(super) struct Engine<'a> {
 struct Peer {
     at: usize,
     pass: u32,
+    /// When its codec thread will have done all that it was given.
+    codec: f64,
     /// Its own clock: never before the engine's while it computes.
     time: f64,
     /// The message it waits for, or none and then for the verdict.
@@ -144,12 +150,7 @@ impl<'a> Engine<'a> {
         let mut before = self.busy();
         while let Some(Reverse((time, _, event))) = self.events.pop() {
             self.now = f64::from_bits(time);
-            match event {
-                Event::Arrive { pass, message } => self.arrive(pass, message),
-                Event::Sent { channel, version } => self.sent(channel, version),
-                Event::Go(peer) => self.go(peer),
-                Event::Feed(pass) => self.feed(pass),
-            }
+            self.handle(event);
             if self.rounds[done].reports < self.peers.len() {
                 continue;
             }
@@ -169,6 +170,20 @@ impl<'a> Engine<'a> {
         };
         let name = self.cluster.name(p.unwrap_or(PeerId::BROKER));
         Err(PlanError::Program(format!("{name} waits for ever for {what}")))
+    }
+
+    fn handle(&mut self, event: Event) {
+        match event {
+            Event::Arrive { pass, message } => {
+                let Message { to, decode, .. } = self.load.messages[message as usize];
+                self.code(to, decode, Event::Decoded { pass, message });
+            }
+            Event::Encoded { pass, message } => self.send(pass, message),
+            Event::Decoded { pass, message } => self.arrive(pass, message),
+            Event::Sent { channel, version } => self.sent(channel, version),
+            Event::Go(peer) => self.go(peer),
+            Event::Feed(pass) => self.feed(pass),
+        }
     }
 
     fn at(&mut self, time: f64, event: Event) {
@@ -238,7 +253,8 @@ impl<'a> Engine<'a> {
                     peer.at += 1;
                     peer.buffered += load.messages[message as usize].payload;
                     peer.peak = peer.peak.max(peer.held + peer.buffered);
-                    self.send(pass, message);
+                    let Message { from, encode, .. } = load.messages[message as usize];
+                    self.code(from, encode, Event::Encoded { pass, message });
                 }
                 Step::Clip => {
                     peer.waiting = Some(None);
@@ -246,6 +262,19 @@ impl<'a> Engine<'a> {
                     return;
                 }
             }
+        }
+    }
+
+    /// Lets a peer's codec thread work for so long, and then go on with `then`. What goes through no codec does not wait for it.
+    fn code(&mut self, peer: PeerId, seconds: f64, then: Event) {
+        let now = self.now;
+        match self.peers.get_mut(peer.0 as usize) {
+            Some(peer) if seconds > 0.0 => {
+                peer.codec = peer.codec.max(now) + seconds;
+                let done = peer.codec;
+                self.at(done, then);
+            }
+            _ => self.handle(then),
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use fusionllm_compress::Codec;
 use fusionllm_graph::{Op, Phase, TensorType, ValueId};
 
 use super::{Conditions, Doing, message_bytes};
-use crate::estimate::{squared_norm, sum, update};
+use crate::estimate::{Coding, squared_norm, sum, update};
 use crate::{Cluster, Device, Instruction, PeerId, PlanError, Program, Slot};
 
 /// What a peer does next.
@@ -32,6 +33,9 @@ pub(super) struct Message {
     /// On the line.
     pub(super) bytes: f64,
     pub(super) channel: u32,
+    /// Seconds of the codec threads at its two ends, if it goes through a codec.
+    pub(super) encode: f64,
+    pub(super) decode: f64,
 }
 
 /// Messages from one peer to another: they keep their order.
@@ -81,11 +85,19 @@ impl Load {
             for i in &p.instructions {
                 let Instruction::Receive { slot, from } = *i else { continue };
                 // The sender's codec decides; the broker has none.
-                let sender = programs.get(from.0 as usize).and_then(|sender| sender.payload(slot, p.peer));
-                let payload = sender.unwrap_or(ty(p, slot.value())?.bytes()) as u64;
+                let sender = programs.get(from.0 as usize);
+                let ty = ty(p, slot.value())?;
+                let payload = sender.and_then(|s| s.payload(slot, p.peer)).unwrap_or(ty.bytes()) as u64;
+                let codec = sender.map_or(Codec::None, |s| s.codec(slot, p.peer));
+                let takes = |end: PeerId, coding| match (codec, cluster.devices().get(end.0 as usize)) {
+                    (Codec::None, _) | (_, None) => 0.0,
+                    (codec, Some(device)) => device.codec_seconds(coding, &codec, ty.numel()),
+                };
+                let (encode, decode) = (takes(from, Coding::Encode), takes(p.peer, Coding::Decode));
                 let channel = roads.channel(from, p.peer)?;
                 let id = messages.len() as u32;
-                messages.push(Message { from, to: p.peer, slot, payload, bytes: message_bytes(payload), channel });
+                let (to, bytes) = (p.peer, message_bytes(payload));
+                messages.push(Message { from, to, slot, payload, bytes, channel, encode, decode });
                 if from == PeerId::BROKER {
                     inputs.push(id);
                 }
@@ -171,8 +183,8 @@ impl Roads<'_> {
 struct Writer<'a> {
     program: &'a Program,
     device: &'a Device,
-    /// By node number, less the first: seconds and phase.
-    nodes: Vec<(f64, Phase)>,
+    /// By node number, less the first: seconds, bytes of scratch, and phase.
+    nodes: Vec<(f64, u64, Phase)>,
     first_node: u32,
     memory: Memory,
     /// By micro-batch: whether its backward pass has begun.
@@ -185,11 +197,13 @@ impl<'a> Writer<'a> {
     fn new(program: &'a Program, device: &'a Device, conditions: &Conditions) -> Result<Self, PlanError> {
         let first_node = program.nodes.keys().next().map_or(0, |n| n.0);
         let last_node = program.nodes.keys().next_back().map_or(0, |n| n.0);
-        let mut nodes = vec![(0.0, Phase::Forward); (last_node - first_node) as usize + 1];
+        let mut nodes = vec![(0.0, 0, Phase::Forward); (last_node - first_node) as usize + 1];
         for (id, node) in &program.nodes {
             let types = |ids: &[ValueId]| ids.iter().map(|v| ty(program, *v)).collect::<Result<Vec<_>, _>>();
             let cost = node.op.cost(&types(&node.inputs)?, &types(&node.outputs)?);
-            nodes[(id.0 - first_node) as usize] = (device.seconds(node.op.name(), &cost), node.phase);
+            let name = node.op.name();
+            nodes[(id.0 - first_node) as usize] =
+                (device.seconds(name, &cost), device.scratch_bytes(name, &cost), node.phase);
         }
         let mut update_seconds = Vec::new();
         for r in &program.reductions {
@@ -241,7 +255,7 @@ impl<'a> Writer<'a> {
                 }
                 Instruction::Run { node, micro_batch } => {
                     let slot = node.0.checked_sub(self.first_node).and_then(|n| self.nodes.get(n as usize));
-                    let &(seconds, phase) = slot.ok_or_else(unknown)?;
+                    let &(seconds, scratch, phase) = slot.ok_or_else(unknown)?;
                     let n = program.nodes.get(&node).ok_or_else(unknown)?;
                     let turned = self.turned.get_mut(micro_batch as usize).ok_or_else(unknown)?;
                     *turned |= phase != Phase::Forward;
@@ -257,7 +271,7 @@ impl<'a> Writer<'a> {
                         _ => None,
                     });
                     let peak = self.memory.run(&n.op, &n.inputs, &n.outputs, micro_batch, frees);
-                    self.compute(doing, Some(micro_batch), seconds, peak);
+                    self.compute(doing, Some(micro_batch), seconds, peak + scratch);
                 }
                 Instruction::Free { value, micro_batch } => self.memory.free(value, micro_batch),
                 Instruction::Accumulate { reduction, part, value, micro_batch } => {
