@@ -22,11 +22,10 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def gpt2(torch):
+def block(torch, width, heads):
+    """A layer of GPT-2."""
     from torch import nn
     from torch.nn import functional as F
-
-    width, heads, layers, vocabulary, positions = 768, 12, 4, 50257, 1024
 
     class Block(nn.Module):
         def __init__(self):
@@ -42,11 +41,20 @@ def gpt2(torch):
             x = x + self.proj(y.transpose(1, 2).reshape(b, t, width))
             return x + self.down(F.gelu(self.up(self.ln_2(x)), approximate="tanh"))
 
+    return Block()
+
+
+def gpt2(torch):
+    from torch import nn
+    from torch.nn import functional as F
+
+    width, heads, layers, vocabulary, positions = 768, 12, 4, 50257, 1024
+
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
             self.wte, self.wpe = nn.Embedding(vocabulary, width), nn.Embedding(positions, width)
-            self.h = nn.Sequential(*[Block() for _ in range(layers)])
+            self.h = nn.Sequential(*[block(torch, width, heads) for _ in range(layers)])
             self.ln_f, self.head = nn.LayerNorm(width), nn.Linear(width, vocabulary, bias=False)
             self.wte.weight.data.normal_(0, 0.02)
             self.head.weight = self.wte.weight

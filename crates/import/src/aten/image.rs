@@ -148,14 +148,19 @@ fn spatial(a: &Call<'_>) -> usize {
     if a.name.contains("1d") { 1 } else { 2 }
 }
 
+/// The kernel and the stride of pooling, by default as wide.
+fn windows(a: &Call<'_>, flat: bool) -> Result<([usize; 2], [usize; 2])> {
+    let kernel = two(&a.ints("kernel_size")?, flat, 1)?;
+    Ok(match a.ints_or("stride", &[])? {
+        none if none.is_empty() => (kernel, kernel),
+        stride => (kernel, two(&stride, flat, 1)?),
+    })
+}
+
 fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, spatial(a))?;
-    let kernel = two(&a.ints("kernel_size")?, x.flat, 1)?;
-    let stride = match a.ints_or("stride", &[])? {
-        none if none.is_empty() => kernel,
-        stride => two(&stride, x.flat, 1)?,
-    };
+    let (kernel, stride) = windows(a, x.flat)?;
     let op = MaxPool2d {
         kernel,
         stride,
@@ -170,11 +175,7 @@ fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 fn avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, spatial(a))?;
-    let kernel = two(&a.ints("kernel_size")?, x.flat, 1)?;
-    let stride = match a.ints_or("stride", &[])? {
-        none if none.is_empty() => kernel,
-        stride => two(&stride, x.flat, 1)?,
-    };
+    let (kernel, stride) = windows(a, x.flat)?;
     let divisor = a.number("divisor_override")?;
     let op = AvgPool2d {
         kernel,
