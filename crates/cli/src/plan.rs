@@ -123,8 +123,8 @@ impl Told {
         if let Some(s) = saved.origin.solve_s {
             let _ = write!(out, "; planned in {}", units::seconds(s));
         }
-        if let Some(bound) = saved.origin.lower_bound_step_s {
-            let (bound, gap) = (units::seconds(bound), 100.0 * (step_s / bound - 1.0));
+        if let (Some(bound), Some(gap)) = (saved.origin.lower_bound_step_s, saved.gap(&self.simulation)) {
+            let (bound, gap) = (units::seconds(bound), 100.0 * gap);
             let _ = write!(out, "; no plan is faster than {bound}, so that this one is within {gap:.0} % of the best");
         }
         out += "\n\n";
