@@ -431,6 +431,7 @@ impl Conductor<'_> {
         let job = self.job;
         let eval_passes = self.eval_passes();
         let settings = Settings {
+            version: plan.version,
             start: store.start(),
             steps: job.train.steps,
             micro_batches: plan.micro_batches,

@@ -447,13 +447,21 @@ impl Worker {
     fn work(mut self, commands: mpsc::Receiver<ToPeer>, save: impl Fn(Snapshot, u64)) -> Result<(), NodeError> {
         while let Ok(command) = commands.recv() {
             match command {
-                ToPeer::Run { pass, train, step } => {
+                ToPeer::Run { pass, version, train, step } => {
+                    if version != self.train.version {
+                        let ours = self.train.version;
+                        return Err(NodeError::Protocol(format!(
+                            "pass {pass} is to run by version {version} of the plan, the last one sent is {ours}"
+                        )));
+                    }
                     let program = if train { &self.train } else { &self.eval };
                     self.link.train = train;
                     let stats = self.executor.run(program, pass, step, &mut self.link)?;
                     self.inbox.lock().unwrap_or_else(PoisonError::into_inner).done(pass);
                     self.link.done(pass, stats)?;
                 }
+                // All passes that it came behind are over.
+                ToPeer::Recode { version, codecs } => self.train.recode(version, codecs)?,
                 ToPeer::Snapshot { step } => save(self.executor.snapshot(&self.train), step),
                 ToPeer::Stop { reason } if reason.is_empty() => return Ok(()),
                 ToPeer::Stop { reason } => return Err(NodeError::Stopped(reason)),

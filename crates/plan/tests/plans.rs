@@ -38,6 +38,7 @@ fn the_file_is_read_as_it_was_written() {
     insta::assert_snapshot!(text.replace(&graph.digest(), "DIGEST"), @r#"
     {
       "fusionllm_plan": 2,
+      "version": 1,
       "graph": "DIGEST",
       "peers": [
         "p0",

@@ -17,6 +17,7 @@
 //!     | -- Report, Norms ----------> |
 //!     | <-- Verdict ---------------- |   once all peers' norms of the pass are there
 //!     | -- PassDone ---------------> |
+//!     | <-- Recode ----------------- |   now and then: from the next Run on by the plan's next version
 //!     | <-- Snapshot --------------- |   between two passes; training goes on
 //!     | -- Saved …, SavedAll (bulk) -> |   commit
 //!     | <-- Stop ------------------- |
@@ -31,7 +32,7 @@ mod inbox;
 mod lobby;
 mod message;
 
-pub use broker::{Action, Broker, Evaluated, Every, Participant, PassKind, Position, Settings, StepRecord};
+pub use broker::{Action, Broker, Evaluated, Every, Participant, PassKind, Position, Recoded, Settings, StepRecord};
 pub use duties::Duties;
 pub use inbox::{Inbox, Violation};
 pub use lobby::{Lobby, Member, Places};

@@ -1,12 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, Value, ValueId};
 use fusionllm_plan::{Instruction, Optimizer, PeerId, PlanError, Program, Slot, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Broker and joiner must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Largest control message, in bytes.
 pub const MAX_CONTROL: u64 = 4 << 20;
@@ -110,6 +111,8 @@ pub enum ToPeer {
     Run {
         /// Number of the pass.
         pass: u64,
+        /// Version of the plan that it runs by.
+        version: u32,
         /// Whether it trains.
         train: bool,
         /// Batches trained on before it; counter-based operators draw from it.
@@ -121,6 +124,13 @@ pub enum ToPeer {
         pass: u64,
         /// The verdict.
         verdict: Verdict,
+    },
+    /// All passes from here on run by this version of the plan, the one after that of the passes so far.
+    Recode {
+        /// The version.
+        version: u32,
+        /// The codecs of the peer's links, by receiver.
+        codecs: BTreeMap<PeerId, Codec>,
     },
     /// Take a snapshot of what you own and stream it.
     Snapshot {
