@@ -1,6 +1,7 @@
 //! The broker's driver: gathers peers, plans, streams, and carries out what the state machine says.
 
 mod incoming;
+mod regulating;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -10,11 +11,11 @@ use std::time::Instant;
 
 use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{
-    Cluster, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
+    Cluster, Compressor, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
 };
 use fusionllm_protocol::{
     Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Lobby, MAX_BULK, Member, Participant,
-    PassKind, Places, Position, Settings, TensorHeader, ToPeer, decode, encode,
+    PassKind, Places, Position, Recoded, Recoding, Regulator, Settings, TensorHeader, ToPeer, decode, encode,
 };
 use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, PeerAddr, Secret, SecretKey, Ticket};
 use tokio::sync::mpsc;
@@ -36,6 +37,7 @@ use crate::store::{PeerFacts, Store, check};
 use crate::weights::Weights;
 use crate::wire::{self, Outbox};
 use incoming::{Incoming, accept, interrupts, receive_bulk, receive_control};
+use regulating::{Regulating, sentence};
 
 /// How a run is conducted.
 pub struct BrokerOptions {
@@ -193,7 +195,7 @@ impl Conductor<'_> {
         observer.event(Event::Listening { ticket: &self.ticket, wanted: places.count() });
         let accepting = tokio::spawn(accept(self.endpoint.clone(), events.clone()));
         tokio::spawn(interrupts(events.clone()));
-        let (mut emulation, local) = self.local(peers, cluster)?;
+        let (mut emulation, local) = self.local(peers, cluster.clone())?;
         let children = Children::start(&local, Some(store.directory()), {
             let events = events.clone();
             move |reason| drop(events.send(Incoming::Child(reason)))
@@ -212,7 +214,15 @@ impl Conductor<'_> {
         let (model, data) = (&self.model, &self.data);
         observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model, data });
         let peers = self.assign(&plan, members, emulation.as_mut(), store, &events).await?;
-        let position = self.run(&plan, peers, store, observer, &mut incoming).await;
+        let regulating = match plan.compression.name == Compressor::None && plan.codecs.is_empty() {
+            true => None,
+            false => {
+                let programs = peers.iter().map(|p| p.train.clone()).collect();
+                let optimizer = self.job.train.optimizer.update_rule();
+                Some(Regulating::start(Regulator::new(&plan, programs, cluster, optimizer), events)?)
+            }
+        };
+        let position = self.run(plan, peers, regulating, store, observer, &mut incoming).await;
         if let Some(reason) = emulation.and_then(|e| e.shortfall()) {
             observer.event(Event::Shortfall { reason: &reason });
         }
@@ -336,6 +346,7 @@ impl Conductor<'_> {
                 peers: addresses,
                 seed: self.job.train.seed,
                 optimizer,
+                compression: plan.compression,
                 train,
                 eval,
                 loads: BTreeSet::new(),
@@ -422,8 +433,9 @@ impl Conductor<'_> {
 
     async fn run(
         &self,
-        plan: &Plan,
+        mut plan: Plan,
         peers: Vec<Peer>,
+        regulating: Option<Regulating>,
         store: &mut Store,
         observer: &mut dyn Observer,
         incoming: &mut mpsc::UnboundedReceiver<Incoming>,
@@ -460,6 +472,7 @@ impl Conductor<'_> {
                     }
                     broker.message(from, message, now)
                 }
+                Some(Incoming::Recoding(recoding)) => recode(recoding, &mut broker, &mut plan, store, observer)?,
                 Some(Incoming::SavedAll(from, step)) => broker.saved(from, step),
                 Some(Incoming::Kept(Kept::Committed(step))) => {
                     observer.event(Event::Saved { step });
@@ -486,7 +499,12 @@ impl Conductor<'_> {
                 Some(Incoming::Gone(_) | Incoming::Hello(..)) => Vec::new(),
                 None => return Err(NodeError::State("the broker's endpoint closed".into())),
             };
-            if let Some(position) = self.carry_out(actions, &mut broker, plan, &peers, store, observer)? {
+            for action in &actions {
+                if let (Action::Step(record), Some(regulating)) = (action, &regulating) {
+                    regulating.step(record);
+                }
+            }
+            if let Some(position) = self.carry_out(actions, &mut broker, &plan, &peers, store, observer)? {
                 // Every peer hears that it may go before the endpoint closes.
                 for peer in &peers {
                     let _ = tokio::time::timeout(std::time::Duration::from_secs(2), peer.connection.closed()).await;
@@ -522,7 +540,7 @@ impl Conductor<'_> {
                 Action::Step(record) => {
                     let targets = self.targets_per_step();
                     let targets_per_s = targets / record.step_s.max(1e-9);
-                    store.step(&record, targets_per_s, self.validated_after(record.step))?;
+                    store.step(&record, plan, targets_per_s, self.validated_after(record.step))?;
                     observer.event(Event::Step { record: &record, targets_per_s });
                 }
                 Action::Evaluated(Evaluated { step, means }) => {
@@ -648,6 +666,30 @@ impl Conductor<'_> {
         }
         Ok(())
     }
+}
+
+/// Tells peers and people of other codecs, or people of what speaks against those there are.
+fn recode(
+    recoding: Recoding,
+    broker: &mut Broker,
+    plan: &mut Plan,
+    store: &mut Store,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Action>, NodeError> {
+    let lines: Vec<String> = recoding.changes.iter().map(|change| sentence(plan, change)).collect();
+    let (mut step, mut told) = (broker.position().step + 1, Vec::new());
+    if recoding.changes_codecs() {
+        // With the last steps under way there is nothing to change any more.
+        let Some(Recoded { version, step: first, actions }) = broker.recode(&recoding.codecs) else {
+            return Ok(Vec::new());
+        };
+        (plan.version, plan.codecs) = (version, recoding.codecs);
+        store.plan(plan)?;
+        (step, told) = (first, actions);
+    }
+    observer.event(Event::Codecs { step, lines: &lines });
+    store.codecs(step, lines);
+    Ok(told)
 }
 
 /// Rows `first ..` of a tensor's first dimension.

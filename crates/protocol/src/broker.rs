@@ -73,7 +73,7 @@ pub enum PassKind {
 }
 
 /// A step that is over.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepRecord {
     /// Batches trained on, this one included.
     pub step: u64,
@@ -590,10 +590,14 @@ impl Broker {
 
 /// Whether figures from a peer are ones that people and sums can work with.
 fn plausible(report: &PassReport, peers: u32) -> bool {
-    let PassReport { compute_s, wait_s, total_s, peak_bytes: _, resident_bytes: _, codec_s, sent, received } = report;
-    let time = |s: &f64| s.is_finite() && *s >= 0.0;
-    [compute_s, wait_s, total_s, codec_s].into_iter().all(time)
-        && received.iter().all(|(from, bytes, s)| from.0 < peers && *bytes <= MAX_SENT && time(s))
+    let PassReport { compute_s, wait_s, total_s, codec_s, sent, errors, spectra, received, .. } = report;
+    let figure = |x: &f64| x.is_finite() && *x >= 0.0;
+    [compute_s, wait_s, total_s, codec_s].into_iter().all(figure)
+        && errors.iter().all(|(to, error)| to.0 < peers && figure(error))
+        && errors.is_sorted_by(|a, b| a.0 < b.0)
+        && spectra.iter().all(|(to, meant, received)| to.0 < peers && figure(meant) && figure(received))
+        && spectra.is_sorted_by(|a, b| a.0 < b.0)
+        && received.iter().all(|(from, bytes, s)| from.0 < peers && *bytes <= MAX_SENT && figure(s))
         && received.is_sorted_by(|a, b| a.0 < b.0)
         && sent.iter().all(|(to, bytes)| to.0 < peers && *bytes <= MAX_SENT)
         && sent.is_sorted_by(|a, b| a.0 < b.0)

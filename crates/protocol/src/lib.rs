@@ -31,6 +31,7 @@ mod duties;
 mod inbox;
 mod lobby;
 mod message;
+mod regulator;
 
 pub use broker::{Action, Broker, Evaluated, Every, Participant, PassKind, Position, Recoded, Settings, StepRecord};
 pub use duties::Duties;
@@ -40,3 +41,4 @@ pub use message::{
     Assignment, BulkHeader, FromPeer, Hello, MAX_BULK, MAX_CONTROL, PassReport, TensorHeader, ToPeer, VERSION, decode,
     encode,
 };
+pub use regulator::{Cause, Change, Recoding, Regulator};

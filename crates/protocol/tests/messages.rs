@@ -9,7 +9,7 @@ use common::{names, programs};
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
-use fusionllm_plan::{Holding, Instruction, Optimizer, PeerId, Slot, Verdict};
+use fusionllm_plan::{Compression, Holding, Instruction, Optimizer, PeerId, Slot, Verdict};
 use fusionllm_protocol::{
     Assignment, BulkHeader, FromPeer, Hello, PassReport, TensorHeader, ToPeer, VERSION, decode, encode,
 };
@@ -24,6 +24,7 @@ fn assignment() -> Assignment {
         peers: names(3).into_iter().map(|name| (name, vec![1, 2])).collect(),
         seed: 7,
         optimizer: Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
+        compression: Compression::default(),
         train,
         eval,
         loads: BTreeSet::from([("tied".into(), None), ("tied".into(), Some("exp_avg".into()))]),
@@ -61,6 +62,8 @@ fn messages_come_back_as_they_were() {
         resident_bytes: 10,
         codec_s: 0.1,
         sent: vec![(PeerId(1), 5)],
+        errors: vec![(PeerId(1), 0.5)],
+        spectra: vec![(PeerId(1), 3.5, 4.0)],
         received: vec![(PeerId(2), 70_000, 0.25)],
     };
     for m in [
