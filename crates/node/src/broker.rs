@@ -11,11 +11,11 @@ use std::time::Instant;
 
 use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{
-    Cluster, Compressor, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
+    Cluster, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
 };
 use fusionllm_protocol::{
     Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Lobby, MAX_BULK, Member, Participant,
-    PassKind, Places, Position, Recoded, Recoding, Regulator, Settings, TensorHeader, ToPeer, decode, encode,
+    PassKind, Places, Position, Regulator, Settings, TensorHeader, ToPeer, decode, encode,
 };
 use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, PeerAddr, Secret, SecretKey, Ticket};
 use tokio::sync::mpsc;
@@ -37,7 +37,7 @@ use crate::store::{PeerFacts, Store, check};
 use crate::weights::Weights;
 use crate::wire::{self, Outbox};
 use incoming::{Incoming, accept, interrupts, receive_bulk, receive_control};
-use regulating::{Regulating, sentence};
+use regulating::{Regulating, recode};
 
 /// How a run is conducted.
 pub struct BrokerOptions {
@@ -134,14 +134,14 @@ pub async fn conduct(
             )));
         }
     }
-    let mut planned = match (&options.peers, options.plan.take()) {
-        (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?,
+    let planned = match (&options.peers, options.plan.take()) {
+        (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?.compressed(job, &model)?,
         (Peers::Emulated { testbed, .. }, None) => plan_for(job, &model, testbed)?,
-        (_, Some(plan)) => Planned { plan, named: true, cluster: None, lower_bound_s: None, notes: Vec::new() },
+        (_, Some(plan)) => Planned { plan, named: true, cluster: None, lower_bound_s: None, notes: Vec::new() }
+            .compressed(job, &model)?,
         // Who they are shows once they are there; it does not matter to the plan.
-        (peers, None) => plan_blind(job, &model, peers.count())?,
+        (peers, None) => plan_blind(job, &model, peers.count())?.compressed(job, &model)?,
     };
-    planned.compress(job, &model)?;
     let (events, incoming) = mpsc::unbounded_channel();
     let kept = {
         let events = events.clone();
@@ -214,14 +214,9 @@ impl Conductor<'_> {
         let (model, data) = (&self.model, &self.data);
         observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model, data });
         let peers = self.assign(&plan, members, emulation.as_mut(), store, &events).await?;
-        let regulating = match plan.compression.name == Compressor::None && plan.codecs.is_empty() {
-            true => None,
-            false => {
-                let programs = peers.iter().map(|p| p.train.clone()).collect();
-                let optimizer = self.job.train.optimizer.update_rule();
-                Some(Regulating::start(Regulator::new(&plan, programs, cluster, optimizer), events)?)
-            }
-        };
+        let programs = peers.iter().map(|p| p.train.clone()).collect();
+        let regulator = Regulator::new(&plan, programs, cluster, self.job.train.optimizer.update_rule());
+        let regulating = Regulating::start(regulator, events)?;
         let position = self.run(plan, peers, regulating, store, observer, &mut incoming).await;
         if let Some(reason) = emulation.and_then(|e| e.shortfall()) {
             observer.event(Event::Shortfall { reason: &reason });
@@ -435,7 +430,7 @@ impl Conductor<'_> {
         &self,
         mut plan: Plan,
         peers: Vec<Peer>,
-        regulating: Option<Regulating>,
+        regulating: Regulating,
         store: &mut Store,
         observer: &mut dyn Observer,
         incoming: &mut mpsc::UnboundedReceiver<Incoming>,
@@ -499,11 +494,7 @@ impl Conductor<'_> {
                 Some(Incoming::Gone(_) | Incoming::Hello(..)) => Vec::new(),
                 None => return Err(NodeError::State("the broker's endpoint closed".into())),
             };
-            for action in &actions {
-                if let (Action::Step(record), Some(regulating)) = (action, &regulating) {
-                    regulating.step(record);
-                }
-            }
+            regulating.steps(&actions);
             if let Some(position) = self.carry_out(actions, &mut broker, &plan, &peers, store, observer)? {
                 // Every peer hears that it may go before the endpoint closes.
                 for peer in &peers {
@@ -666,30 +657,6 @@ impl Conductor<'_> {
         }
         Ok(())
     }
-}
-
-/// Tells peers and people of other codecs, or people of what speaks against those there are.
-fn recode(
-    recoding: Recoding,
-    broker: &mut Broker,
-    plan: &mut Plan,
-    store: &mut Store,
-    observer: &mut dyn Observer,
-) -> Result<Vec<Action>, NodeError> {
-    let lines: Vec<String> = recoding.changes.iter().map(|change| sentence(plan, change)).collect();
-    let (mut step, mut told) = (broker.position().step + 1, Vec::new());
-    if recoding.changes_codecs() {
-        // With the last steps under way there is nothing to change any more.
-        let Some(Recoded { version, step: first, actions }) = broker.recode(&recoding.codecs) else {
-            return Ok(Vec::new());
-        };
-        (plan.version, plan.codecs) = (version, recoding.codecs);
-        store.plan(plan)?;
-        (step, told) = (first, actions);
-    }
-    observer.event(Event::Codecs { step, lines: &lines });
-    store.codecs(step, lines);
-    Ok(told)
 }
 
 /// Rows `first ..` of a tensor's first dimension.

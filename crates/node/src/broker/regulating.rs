@@ -3,11 +3,13 @@
 use std::sync::mpsc;
 
 use fusionllm_plan::Plan;
-use fusionllm_protocol::{Change, Regulator, StepRecord};
+use fusionllm_protocol::{Action, Broker, Change, Recoded, Recoding, Regulator, StepRecord};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Incoming;
 use crate::NodeError;
+use crate::observer::{Event, Observer};
+use crate::store::Store;
 
 /// Hands steps to the thread, which ends with this.
 pub(super) struct Regulating {
@@ -33,15 +35,43 @@ impl Regulating {
         Ok(Self { steps })
     }
 
-    /// A step is over.
-    pub(super) fn step(&self, record: &StepRecord) {
-        // A thread that gave up has said why.
-        let _ = self.steps.send(record.clone());
+    /// Passes on the steps that are over.
+    pub(super) fn steps(&self, actions: &[Action]) {
+        for action in actions {
+            if let Action::Step(record) = action {
+                // A thread that gave up has said why.
+                let _ = self.steps.send(record.clone());
+            }
+        }
     }
 }
 
+/// Tells peers and people of other codecs, or people of what speaks against those there are.
+pub(super) fn recode(
+    recoding: Recoding,
+    broker: &mut Broker,
+    plan: &mut Plan,
+    store: &mut Store,
+    observer: &mut dyn Observer,
+) -> Result<Vec<Action>, NodeError> {
+    let lines: Vec<String> = recoding.changes.iter().map(|change| sentence(plan, change)).collect();
+    let (mut step, mut told) = (broker.position().step + 1, Vec::new());
+    if recoding.changes_codecs() {
+        // With the last steps under way there is nothing to change any more.
+        let Some(Recoded { version, step: first, actions }) = broker.recode(&recoding.codecs) else {
+            return Ok(Vec::new());
+        };
+        (plan.version, plan.codecs) = (version, recoding.codecs);
+        store.plan(plan)?;
+        (step, told) = (first, actions);
+    }
+    observer.event(Event::Codecs { step, lines: &lines });
+    store.codecs(step, lines);
+    Ok(told)
+}
+
 /// What people are told of a change.
-pub(super) fn sentence(plan: &Plan, change: &Change) -> String {
+fn sentence(plan: &Plan, change: &Change) -> String {
     let Change { from, to, before, now, cause } = change;
     let name = |p: usize| plan.peers.get(p).map_or("?", String::as_str);
     let link = format!("link {} -> {}", name(from.0 as usize), name(to.0 as usize));
