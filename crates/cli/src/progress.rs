@@ -130,6 +130,11 @@ impl Observer for Progress {
                 }
                 self.bar.set_message(format!("{present} of {wanted} peers"));
             }
+            Event::Codecs { step, lines } => {
+                for line in lines {
+                    self.say(format!("step {step}: {line}"));
+                }
+            }
             Event::Left { name } => self.say(format!("{name} left")),
             Event::TurnedAway { reason } => self.say(format!("turned a joiner away: {reason}")),
             Event::Planned { plan, notes, predicted_step_s, model, data } => {

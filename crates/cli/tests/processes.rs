@@ -210,6 +210,46 @@ fn compressed_losses_over_processes_are_those_over_threads() {
     assert!(forward["ratio"].as_f64().unwrap() > 1.5, "{forward}");
 }
 
+/// One entry in a hundred is not what was meant, and the run says so and goes over to milder codecs by itself.
+#[test]
+fn a_codec_that_is_too_strong_gives_way() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run");
+    let settings = ["name=topk", "ratio=100", "guard=true", "error_feedback=true", "spectral_watch=50"];
+    let settings = settings.map(|s| format!("--set=compression.{s}"));
+    let mut command = fusionllm();
+    command.args(["train", "--steps", "100", "--peers", "2", "--run-dir"]).arg(&path).args(TINY).args(settings);
+    let said = String::from_utf8(finished(&mut command).stderr).unwrap();
+    let text = std::fs::read_to_string(path.join("metrics.jsonl")).unwrap();
+    let steps: Vec<serde_json::Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let changes: Vec<(u64, &str)> = steps
+        .iter()
+        .flat_map(|s| {
+            s["codecs"].as_array().into_iter().flatten().map(|c| (s["step"].as_u64().unwrap(), c.as_str().unwrap()))
+        })
+        .collect();
+    let forward: Vec<_> = changes.iter().filter(|c| c.1.starts_with("link peer-0 -> peer-1: ")).collect();
+    assert!(forward[0].1.contains(": topk 100x -> topk 50x: what arrives is off by "), "{changes:?}");
+    assert!(forward[0].0 > 3 && forward.windows(2).all(|w| w[0].0 + 3 <= w[1].0), "one rung at a time: {changes:?}");
+    let (step, line) = forward[0];
+    assert!(said.contains(&format!("step {step}: {line}")), "{said}");
+    // The spectra of both directions, as long as anything is compressed there.
+    let spectra = steps[49]["spectra"].as_array().unwrap();
+    assert!(
+        spectra.iter().any(|s| s["from"] == "peer-0" && s["to"] == "peer-1" && s["before"].as_f64() >= Some(1.0)),
+        "{}",
+        steps[49]
+    );
+
+    let read = |name| -> serde_json::Value {
+        serde_json::from_str(&std::fs::read_to_string(path.join(name)).unwrap()).unwrap()
+    };
+    let (plan, summary) = (read("plan.json"), read("summary.json"));
+    assert!(plan["version"].as_u64().unwrap() > 1, "{plan}");
+    let link = &summary["links"][0];
+    assert!(link["ratio"].as_f64().unwrap() < 60.0 && link["relative_error"].as_f64().unwrap() > 0.0, "{link}");
+}
+
 /// The process of a run's joiner of this name.
 #[cfg(target_os = "linux")]
 fn joiner(broker: &Child, name: &str) -> Option<String> {

@@ -1,3 +1,5 @@
+use std::fmt;
+
 use serde::{Deserialize, Serialize};
 
 use crate::index::Indices;
@@ -97,6 +99,28 @@ impl Codec {
         }
     }
 
+    /// The next milder one: half the ratio while top-k makes a tensor more than 10 times smaller, then integers of 4 and of 8 bits, 16-bit floats, and none.
+    pub fn milder(self) -> Self {
+        match self {
+            Self::TopK(top) if top.ratio > 10.0 => Self::TopK(TopK { ratio: (top.ratio / 2.0).max(10.0), ..top }),
+            Self::TopK(_) => Self::Int(IntBlocks { bits: Bits::Four, rotate: true, stochastic: false }),
+            Self::Int(form @ IntBlocks { bits: Bits::Four, .. }) => {
+                Self::Int(IntBlocks { bits: Bits::Eight, rotate: false, ..form })
+            }
+            Self::Nvfp4 => Self::Int(IntBlocks { bits: Bits::Eight, rotate: false, stochastic: false }),
+            Self::Int(IntBlocks { bits: Bits::Eight, .. }) => Self::Bf16,
+            Self::Bf16 | Self::None => Self::None,
+        }
+    }
+
+    /// The same, rounding at random where it can, or not.
+    pub fn rounding(self, stochastic: bool) -> Self {
+        match self {
+            Self::Int(form) => Self::Int(IntBlocks { stochastic, ..form }),
+            other => other,
+        }
+    }
+
     /// Bytes of `n` encoded elements. A form that would be longer than the numbers themselves is not used.
     pub fn bytes(&self, n: usize) -> usize {
         self.coded_bytes(n).min(exact_bytes(n))
@@ -120,6 +144,15 @@ impl Codec {
             }
         };
         HEADER + body
+    }
+}
+
+impl fmt::Display for Codec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TopK(top) => write!(f, "{} {}x", self.name(), (10.0 * top.ratio).round() / 10.0),
+            other => f.write_str(other.name()),
+        }
     }
 }
 
@@ -211,6 +244,21 @@ mod tests {
             assert_eq!(Codec::named(name, 30.0).map(|c| c.name()), Some(name));
         }
         assert_eq!(Codec::named("auto", 30.0), None);
+    }
+
+    #[test]
+    fn every_way_down_ends_without_a_codec() {
+        let mut codec = Codec::named("topk", 64.0).unwrap();
+        let mut names = vec![codec.to_string()];
+        while codec != Codec::None {
+            assert!(codec.milder().ratio(1 << 20) < codec.ratio(1 << 20));
+            codec = codec.milder();
+            names.push(codec.to_string());
+        }
+        let ways = ["topk 64x", "topk 32x", "topk 16x", "topk 10x"];
+        assert_eq!(names, [&ways[..], &["int4-hadamard", "int8", "bf16", "none"]].concat());
+        assert_eq!(Codec::Nvfp4.milder().name(), "int8");
+        assert_eq!(Codec::None.milder(), Codec::None);
     }
 
     #[test]

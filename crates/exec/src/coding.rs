@@ -1,8 +1,10 @@
 //! Tensors through codecs.
 
-use fusionllm_compress::{Codec, Encoder, decode};
+use std::collections::HashMap;
+
+use fusionllm_compress::{Codec, Encoder, decode, relative_error, stable_rank};
 use fusionllm_graph::{CounterRng, DType, HostTensor, TensorType};
-use fusionllm_plan::Slot;
+use fusionllm_plan::{PeerId, Slot};
 
 use crate::ExecError;
 
@@ -33,6 +35,19 @@ pub fn coding_seed(seed: u64, step: u64, slot: Slot) -> u64 {
 pub struct Coder {
     encoder: Encoder,
     values: Vec<f32>,
+    /// What was meant, while what came of it is in `values`.
+    meant: Vec<f32>,
+    /// What codecs left out of messages whose next one makes up for it.
+    owed: HashMap<(PeerId, Slot), Vec<f32>>,
+}
+
+/// A coded tensor beside the one that was meant.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Fidelity {
+    /// |received - meant| / |meant|, in the Euclidean norm.
+    pub relative_error: f64,
+    /// The stable rank of what was meant and of what is received, if it was asked for and both have one.
+    pub stable_ranks: Option<(f64, f64)>,
 }
 
 impl Coder {
@@ -45,6 +60,52 @@ impl Coder {
         self.read(tensor)?;
         let encoded = self.encoder.encode(&coding.codec, &self.values, coding.seed, out);
         Ok(encoded.map_err(|e| ExecError::Link(e.to_string()))?.flagged)
+    }
+
+    /// [`Self::encode`] with error feedback: to the tensor is added what the codec left out of the last one in the same slot to the same peer.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::encode`]; or the last tensor had another length.
+    pub fn encode_owing(
+        &mut self,
+        tensor: &HostTensor,
+        coding: &Coding,
+        (to, slot): (PeerId, Slot),
+        out: &mut Vec<u8>,
+    ) -> Result<bool, ExecError> {
+        self.read(tensor)?;
+        let owed = self.owed.entry((to, slot)).or_default();
+        let encoded = self.encoder.encode_with_feedback(&coding.codec, &self.values, owed, coding.seed, out);
+        Ok(encoded.map_err(|e| ExecError::Link(e.to_string()))?.flagged)
+    }
+
+    /// What became of a tensor that was encoded as `coded`. What it makes up for by [`Self::encode_owing`] counts as error.
+    ///
+    /// # Errors
+    ///
+    /// These are not its bytes.
+    pub fn fidelity(&mut self, tensor: &HostTensor, coded: &[u8], ranks: bool) -> Result<Fidelity, ExecError> {
+        self.read(tensor)?;
+        std::mem::swap(&mut self.meant, &mut self.values);
+        self.values.resize(self.meant.len(), 0.0);
+        decode(coded, &mut self.values).map_err(|e| ExecError::Link(e.to_string()))?;
+        // An image's rows are its channels, all others' those of the last dimension.
+        let columns = tensor
+            .shape()
+            .iter()
+            .skip(if tensor.shape().len() > 3 { 2 } else { tensor.shape().len().max(1) - 1 })
+            .product();
+        let rank = |matrix: &[f32]| stable_rank(matrix, columns);
+        Ok(Fidelity {
+            relative_error: relative_error(&self.meant, &self.values),
+            stable_ranks: if ranks { rank(&self.meant).zip(rank(&self.values)) } else { None },
+        })
+    }
+
+    /// Owes nothing any more: codecs are others from here on.
+    pub fn forget(&mut self) {
+        self.owed.clear();
     }
 
     /// The tensor of type `ty` that coded bytes stand for.

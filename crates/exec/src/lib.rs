@@ -9,6 +9,6 @@ mod executor;
 pub mod local;
 mod pace;
 
-pub use coding::{Coder, Coding, coding_seed};
+pub use coding::{Coder, Coding, Fidelity, coding_seed};
 pub use error::ExecError;
 pub use executor::{Executor, Link, PassStats, Snapshot, SnapshotTensor, rng_key};

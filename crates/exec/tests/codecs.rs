@@ -13,7 +13,7 @@ fn programs(graph: &Graph, plan: &Plan) -> Vec<Program> {
 
 /// The plan with a codec on every link that has something to compress.
 fn compressed(graph: &Graph, plan: &Plan, name: Compressor, ratio: f64) -> Plan {
-    let compression = Compression { name, ratio };
+    let compression = Compression { name, ratio, ..Compression::default() };
     let codecs = compression.choose(&programs(graph, plan), None, adamw().optimizer).unwrap();
     Plan { compression, codecs, ..plan.clone() }
 }

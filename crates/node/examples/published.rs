@@ -13,8 +13,8 @@ use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{DType, Graph, GraphError, TrainGraph, autodiff};
 use fusionllm_node::config::Testbed;
 use fusionllm_plan::{
-    Cluster, Conditions, Optimizer, Options, PlanError, Schedule, Scheduled, Scheduler, Workload, compile, schedule,
-    simulate,
+    Cluster, Compression, Conditions, Optimizer, Options, PlanError, Schedule, Scheduled, Scheduler, Workload, compile,
+    schedule, simulate,
 };
 
 /// A model and a batch of it, cut into more or fewer micro-batches.
@@ -118,7 +118,13 @@ impl Outcome {
 fn best(case: &Case, cluster: &Cluster, scheduler: Scheduler) -> Result<Outcome, PlanError> {
     let workloads: Vec<Workload<'_>> =
         case.sizes.iter().map(|(n, forward, train)| Workload { forward, train, micro_batches: *n }).collect();
-    let options = |schedules| Options { scheduler, optimizer: case.optimizer, schedules, replicas: 8 };
+    let options = |schedules| Options {
+        scheduler,
+        optimizer: case.optimizer,
+        schedules,
+        replicas: 8,
+        compression: Compression::default(),
+    };
     if scheduler == Scheduler::OpFence {
         let made = schedule(&workloads, cluster, &options(Schedule::ALL.to_vec()))?;
         return judge(case, cluster, workloads[made.workload], made);

@@ -1,6 +1,7 @@
 //! The broker's driver: gathers peers, plans, streams, and carries out what the state machine says.
 
 mod incoming;
+mod regulating;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,7 +15,7 @@ use fusionllm_plan::{
 };
 use fusionllm_protocol::{
     Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Lobby, MAX_BULK, Member, Participant,
-    PassKind, Places, Position, Settings, TensorHeader, ToPeer, decode, encode,
+    PassKind, Places, Position, Regulator, Settings, TensorHeader, ToPeer, decode, encode,
 };
 use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, PeerAddr, Secret, SecretKey, Ticket};
 use tokio::sync::mpsc;
@@ -36,6 +37,7 @@ use crate::store::{PeerFacts, Store, check};
 use crate::weights::Weights;
 use crate::wire::{self, Outbox};
 use incoming::{Incoming, accept, interrupts, receive_bulk, receive_control};
+use regulating::{Regulating, recode};
 
 /// How a run is conducted.
 pub struct BrokerOptions {
@@ -132,14 +134,14 @@ pub async fn conduct(
             )));
         }
     }
-    let mut planned = match (&options.peers, options.plan.take()) {
-        (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?,
+    let planned = match (&options.peers, options.plan.take()) {
+        (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?.compressed(job, &model)?,
         (Peers::Emulated { testbed, .. }, None) => plan_for(job, &model, testbed)?,
-        (_, Some(plan)) => Planned { plan, named: true, cluster: None, lower_bound_s: None, notes: Vec::new() },
+        (_, Some(plan)) => Planned { plan, named: true, cluster: None, lower_bound_s: None, notes: Vec::new() }
+            .compressed(job, &model)?,
         // Who they are shows once they are there; it does not matter to the plan.
-        (peers, None) => plan_blind(job, &model, peers.count())?,
+        (peers, None) => plan_blind(job, &model, peers.count())?.compressed(job, &model)?,
     };
-    planned.compress(job, &model)?;
     let (events, incoming) = mpsc::unbounded_channel();
     let kept = {
         let events = events.clone();
@@ -193,7 +195,7 @@ impl Conductor<'_> {
         observer.event(Event::Listening { ticket: &self.ticket, wanted: places.count() });
         let accepting = tokio::spawn(accept(self.endpoint.clone(), events.clone()));
         tokio::spawn(interrupts(events.clone()));
-        let (mut emulation, local) = self.local(peers, cluster)?;
+        let (mut emulation, local) = self.local(peers, cluster.clone())?;
         let children = Children::start(&local, Some(store.directory()), {
             let events = events.clone();
             move |reason| drop(events.send(Incoming::Child(reason)))
@@ -212,7 +214,10 @@ impl Conductor<'_> {
         let (model, data) = (&self.model, &self.data);
         observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model, data });
         let peers = self.assign(&plan, members, emulation.as_mut(), store, &events).await?;
-        let position = self.run(&plan, peers, store, observer, &mut incoming).await;
+        let programs = peers.iter().map(|p| p.train.clone()).collect();
+        let regulator = Regulator::new(&plan, programs, cluster, self.job.train.optimizer.update_rule());
+        let regulating = Regulating::start(regulator, events)?;
+        let position = self.run(plan, peers, regulating, store, observer, &mut incoming).await;
         if let Some(reason) = emulation.and_then(|e| e.shortfall()) {
             observer.event(Event::Shortfall { reason: &reason });
         }
@@ -336,6 +341,7 @@ impl Conductor<'_> {
                 peers: addresses,
                 seed: self.job.train.seed,
                 optimizer,
+                compression: plan.compression,
                 train,
                 eval,
                 loads: BTreeSet::new(),
@@ -422,8 +428,9 @@ impl Conductor<'_> {
 
     async fn run(
         &self,
-        plan: &Plan,
+        mut plan: Plan,
         peers: Vec<Peer>,
+        regulating: Regulating,
         store: &mut Store,
         observer: &mut dyn Observer,
         incoming: &mut mpsc::UnboundedReceiver<Incoming>,
@@ -431,6 +438,7 @@ impl Conductor<'_> {
         let job = self.job;
         let eval_passes = self.eval_passes();
         let settings = Settings {
+            version: plan.version,
             start: store.start(),
             steps: job.train.steps,
             micro_batches: plan.micro_batches,
@@ -459,6 +467,7 @@ impl Conductor<'_> {
                     }
                     broker.message(from, message, now)
                 }
+                Some(Incoming::Recoding(recoding)) => recode(recoding, &mut broker, &mut plan, store, observer)?,
                 Some(Incoming::SavedAll(from, step)) => broker.saved(from, step),
                 Some(Incoming::Kept(Kept::Committed(step))) => {
                     observer.event(Event::Saved { step });
@@ -485,7 +494,8 @@ impl Conductor<'_> {
                 Some(Incoming::Gone(_) | Incoming::Hello(..)) => Vec::new(),
                 None => return Err(NodeError::State("the broker's endpoint closed".into())),
             };
-            if let Some(position) = self.carry_out(actions, &mut broker, plan, &peers, store, observer)? {
+            regulating.steps(&actions);
+            if let Some(position) = self.carry_out(actions, &mut broker, &plan, &peers, store, observer)? {
                 // Every peer hears that it may go before the endpoint closes.
                 for peer in &peers {
                     let _ = tokio::time::timeout(std::time::Duration::from_secs(2), peer.connection.closed()).await;
@@ -521,7 +531,7 @@ impl Conductor<'_> {
                 Action::Step(record) => {
                     let targets = self.targets_per_step();
                     let targets_per_s = targets / record.step_s.max(1e-9);
-                    store.step(&record, targets_per_s, self.validated_after(record.step))?;
+                    store.step(&record, plan, targets_per_s, self.validated_after(record.step))?;
                     observer.event(Event::Step { record: &record, targets_per_s });
                 }
                 Action::Evaluated(Evaluated { step, means }) => {

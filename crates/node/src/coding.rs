@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use fusionllm_exec::{Coder, Coding, ExecError};
+use fusionllm_exec::{Coder, Coding, ExecError, Fidelity};
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::PeerId;
 use fusionllm_protocol::{TensorHeader, ToPeer};
@@ -23,23 +23,43 @@ pub(crate) struct Codecs {
 pub(crate) struct Tally {
     /// Payload bytes sent to each peer.
     pub(crate) sent: BTreeMap<PeerId, u64>,
-    /// Seconds spent encoding and decoding.
+    /// Seconds spent encoding and decoding, and watching over it.
     pub(crate) seconds: f64,
+    /// See [`PassReport::errors`](fusionllm_protocol::PassReport).
+    pub(crate) errors: BTreeMap<PeerId, f64>,
+    /// See [`PassReport::spectra`](fusionllm_protocol::PassReport).
+    pub(crate) spectra: BTreeMap<PeerId, (f64, f64)>,
+}
+
+/// How closely a message is watched.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// Not at all.
+    Off,
+    /// Its relative error is measured.
+    Error,
+    /// The spectra too.
+    Spectrum,
 }
 
 enum Job {
-    Encode { header: TensorHeader, tensor: HostTensor, coding: Coding, to: PeerId, outbox: Outbox },
+    Encode { header: TensorHeader, tensor: HostTensor, coding: Coding, watch: Watch, to: PeerId, outbox: Outbox },
     Decode { header: TensorHeader, bytes: Vec<u8>, ty: TensorType, from: Arc<str> },
     Tally(mpsc::Sender<Tally>),
+    Recode,
 }
 
 impl Codecs {
-    /// Starts the thread. What it decodes goes to `mailbox`; `commands` is told if that fails.
-    pub(crate) fn start(mailbox: Arc<Mailbox>, commands: mpsc::Sender<ToPeer>) -> Result<Self, NodeError> {
+    /// Starts the thread. What it decodes goes to `mailbox`; `commands` is told if that fails. With `feedback`, messages make up for what codecs left out of those before.
+    pub(crate) fn start(
+        mailbox: Arc<Mailbox>,
+        commands: mpsc::Sender<ToPeer>,
+        feedback: bool,
+    ) -> Result<Self, NodeError> {
         let (jobs, queue) = mpsc::channel();
         let thread = std::thread::Builder::new().name("codec".into());
         let work = move || {
-            let mut worker = Worker { coder: Coder::default(), tally: Tally::default(), mailbox };
+            let mut worker = Worker { coder: Coder::default(), feedback, tally: Tally::default(), mailbox };
             for job in queue {
                 if let Err(reason) = worker.work(job) {
                     worker.mailbox.fail(reason.clone());
@@ -59,10 +79,11 @@ impl Codecs {
         header: TensorHeader,
         tensor: HostTensor,
         coding: Coding,
+        watch: Watch,
         to: PeerId,
         outbox: &Outbox,
     ) -> Result<(), ExecError> {
-        self.hand_over(Job::Encode { header, tensor, coding, to, outbox: outbox.clone() })
+        self.hand_over(Job::Encode { header, tensor, coding, watch, to, outbox: outbox.clone() })
     }
 
     /// Decodes what came into the mailbox.
@@ -83,6 +104,11 @@ impl Codecs {
         tally.recv().map_err(|_| gone())
     }
 
+    /// Codecs are others from here on.
+    pub(crate) fn recode(&self) -> Result<(), ExecError> {
+        self.hand_over(Job::Recode)
+    }
+
     fn hand_over(&self, job: Job) -> Result<(), ExecError> {
         self.jobs.send(job).map_err(|_| gone())
     }
@@ -92,8 +118,23 @@ fn gone() -> ExecError {
     ExecError::Link("the codecs' thread has ended".into())
 }
 
+impl Tally {
+    /// The worst of what goes to a peer stands for all of it.
+    fn note(&mut self, to: PeerId, fidelity: Fidelity) {
+        let worst = self.errors.entry(to).or_default();
+        *worst = worst.max(fidelity.relative_error.min(f64::MAX));
+        if let Some(ranks) = fidelity.stable_ranks {
+            let flattest = self.spectra.entry(to).or_insert(ranks);
+            if ranks.0 > flattest.0 {
+                *flattest = ranks;
+            }
+        }
+    }
+}
+
 struct Worker {
     coder: Coder,
+    feedback: bool,
     tally: Tally,
     mailbox: Arc<Mailbox>,
 }
@@ -102,14 +143,25 @@ impl Worker {
     fn work(&mut self, job: Job) -> Result<(), String> {
         let begun = Instant::now();
         match job {
-            Job::Encode { header, tensor, coding, to, outbox } => {
+            Job::Encode { header, tensor, coding, watch, to, outbox } => {
                 let mut bytes = Vec::new();
-                let flagged = self.coder.encode(&tensor, &coding, &mut bytes).map_err(|e| e.to_string())?;
+                let flagged = match self.feedback {
+                    true => self.coder.encode_owing(&tensor, &coding, (to, header.slot), &mut bytes),
+                    false => self.coder.encode(&tensor, &coding, &mut bytes),
+                };
+                let flagged = flagged.map_err(|e| e.to_string())?;
                 if flagged {
                     tracing::warn!(slot = ?header.slot, "a tensor holds what no codec takes, and went as it is");
                 }
                 *self.tally.sent.entry(to).or_default() += bytes.len() as u64;
+                let watched = (watch != Watch::Off && !flagged).then(|| bytes.clone());
                 outbox.frame(&TensorHeader { coded: true, ..header }, bytes).map_err(|e| e.to_string())?;
+                // It is under way: nobody waits for what is measured.
+                if let Some(bytes) = watched {
+                    let ranks = watch == Watch::Spectrum;
+                    let fidelity = self.coder.fidelity(&tensor, &bytes, ranks).map_err(|e| e.to_string())?;
+                    self.tally.note(to, fidelity);
+                }
             }
             Job::Decode { header, bytes, ty, from } => {
                 let tensor =
@@ -121,6 +173,7 @@ impl Worker {
                 let _ = answer.send(std::mem::take(&mut self.tally));
                 return Ok(());
             }
+            Job::Recode => self.coder.forget(),
         }
         self.tally.seconds += begun.elapsed().as_secs_f64();
         Ok(())

@@ -67,6 +67,13 @@ pub enum Event<'a> {
         /// Targets (tokens, or images) a second.
         targets_per_s: f64,
     },
+    /// Codecs of links change, or what speaks against them.
+    Codecs {
+        /// The first step that it holds for.
+        step: u64,
+        /// A sentence for each link.
+        lines: &'a [String],
+    },
     /// A validation is over.
     Evaluated {
         /// Batches trained on.

@@ -21,7 +21,7 @@ use fusionllm_transport::{
     Allowed, Cause, ConnectError, Connection, Endpoint, Lanes, Options, PeerAddr, Receiver, Ticket,
 };
 
-use crate::coding::Codecs;
+use crate::coding::{Codecs, Watch};
 use crate::wire::{self, Mailbox, Outbox};
 use crate::{NodeError, memory};
 
@@ -45,8 +45,8 @@ pub const WINDOW: u64 = 3;
 /// How long peers may take to find each other once they are assigned.
 const MEETING: Duration = Duration::from_secs(120);
 
-/// Smaller messages tell nothing of a link's rate: they come in a few packets at once.
-const TELLING: usize = 64 << 10;
+/// Smaller messages tell nothing of a link's rate: they come in a few packets at once, the first of which is there when the clock starts.
+const TELLING: usize = 8 << 10;
 
 /// Payload bytes of large messages and the seconds that they took to come, by sender, in the pass under way.
 type Throughput = Arc<Mutex<BTreeMap<PeerId, (u64, f64)>>>;
@@ -165,7 +165,7 @@ async fn run(
     executor.slow_down(slowdown);
     let loading = load(&mut lanes.bulk, &assignment, executor);
     let (connections, mut executor) = tokio::try_join!(meeting, loading)?;
-    let Assignment { train, eval, .. } = assignment;
+    let Assignment { train, eval, compression, .. } = assignment;
     executor.prepare(&train)?;
     executor.prepare(&eval)?;
 
@@ -173,7 +173,7 @@ async fn run(
     let inbox = Arc::new(Mutex::new(Inbox::new(&train, &eval, WINDOW)));
     let (commands, queue) = mpsc::channel();
     let throughput = Throughput::default();
-    let codecs = Codecs::start(mailbox.clone(), commands.clone())?;
+    let codecs = Codecs::start(mailbox.clone(), commands.clone(), compression.error_feedback)?;
     let mut outboxes = BTreeMap::new();
     outboxes.insert(PeerId::BROKER, Outbox::new(broker.clone()));
     let mut tasks = tokio::task::JoinSet::new();
@@ -208,7 +208,17 @@ async fn run(
                 executor,
                 train,
                 eval,
-                link: NetLink { mailbox, outboxes, control, throughput, train: true, codecs, sent: BTreeMap::new() },
+                link: NetLink {
+                    mailbox,
+                    outboxes,
+                    control,
+                    throughput,
+                    train: true,
+                    watched: (0, Watch::Off),
+                    codecs,
+                    sent: BTreeMap::new(),
+                },
+                spectral_watch: compression.spectral_watch,
                 inbox,
             };
             let save = |snapshot, step| drop(runtime.spawn(stream_snapshot(saver.clone(), snapshot, step)));
@@ -441,18 +451,32 @@ struct Worker {
     eval: Program,
     link: NetLink,
     inbox: Arc<Mutex<Inbox>>,
+    /// Steps from one measurement of spectra to the next, if there are any.
+    spectral_watch: u64,
 }
 
 impl Worker {
     fn work(mut self, commands: mpsc::Receiver<ToPeer>, save: impl Fn(Snapshot, u64)) -> Result<(), NodeError> {
         while let Ok(command) = commands.recv() {
             match command {
-                ToPeer::Run { pass, train, step } => {
+                ToPeer::Run { pass, version, train, step } => {
+                    if version != self.train.version {
+                        let ours = self.train.version;
+                        return Err(NodeError::Protocol(format!(
+                            "pass {pass} is to run by version {version} of the plan, the last one sent is {ours}"
+                        )));
+                    }
                     let program = if train { &self.train } else { &self.eval };
                     self.link.train = train;
+                    self.link.watched = self.watched(step);
                     let stats = self.executor.run(program, pass, step, &mut self.link)?;
                     self.inbox.lock().unwrap_or_else(PoisonError::into_inner).done(pass);
                     self.link.done(pass, stats)?;
+                }
+                // All passes that it came behind are over.
+                ToPeer::Recode { version, codecs } => {
+                    self.train.recode(version, codecs)?;
+                    self.link.codecs.recode()?;
                 }
                 ToPeer::Snapshot { step } => save(self.executor.snapshot(&self.train), step),
                 ToPeer::Stop { reason } if reason.is_empty() => return Ok(()),
@@ -464,6 +488,13 @@ impl Worker {
         }
         Err(NodeError::Network("the broker is gone".into()))
     }
+
+    /// The micro-batch whose messages are watched in the step after `step` ones, each in its turn, and how closely.
+    fn watched(&self, step: u64) -> (u32, Watch) {
+        let micro_batch = (step % u64::from(self.train.micro_batches)) as u32;
+        let spectra = self.spectral_watch > 0 && (step + 1).is_multiple_of(self.spectral_watch);
+        (micro_batch, if spectra { Watch::Spectrum } else { Watch::Error })
+    }
 }
 
 /// The executor's way out of this process.
@@ -474,6 +505,8 @@ struct NetLink {
     throughput: Throughput,
     /// Whether the pass under way trains.
     train: bool,
+    /// Which micro-batch's messages are watched in it, and how closely.
+    watched: (u32, Watch),
     codecs: Codecs,
     /// Bytes sent in this pass, less those that the codecs tally.
     sent: BTreeMap<PeerId, u64>,
@@ -492,8 +525,18 @@ impl NetLink {
         // A program whose allocator does not count knows its tensors at least.
         let peak_bytes = if memory::live_bytes() > 0 { memory::take_peak() } else { peak_bytes };
         let resident_bytes = memory::resident_peak();
-        let codec_s = tally.seconds;
-        let report = PassReport { compute_s, wait_s, total_s, peak_bytes, resident_bytes, codec_s, sent, received };
+        let report = PassReport {
+            compute_s,
+            wait_s,
+            total_s,
+            peak_bytes,
+            resident_bytes,
+            codec_s: tally.seconds,
+            sent,
+            errors: tally.errors.into_iter().collect(),
+            spectra: tally.spectra.into_iter().map(|(to, (meant, received))| (to, meant, received)).collect(),
+            received,
+        };
         self.mailbox.done(pass);
         self.control.control(&FromPeer::PassDone { pass, report })
     }
@@ -515,7 +558,11 @@ impl Link for NetLink {
             .ok_or_else(|| ExecError::Link(format!("there is no connection to peer {}", to.0)))?;
         let header = TensorHeader { pass, train: self.train, slot, coded: false };
         if coding.codec != Codec::None {
-            return self.codecs.send(header, tensor, coding, to, outbox);
+            let watch = match slot {
+                Slot::Value { micro_batch, .. } if micro_batch == self.watched.0 => self.watched.1,
+                _ => Watch::Off,
+            };
+            return self.codecs.send(header, tensor, coding, watch, to, outbox);
         }
         *self.sent.entry(to).or_default() += tensor.bytes().len() as u64;
         outbox.tensor(&header, tensor).map_err(link_error)

@@ -25,15 +25,15 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// Gives links the codecs that the job asks for; a job that asks for none leaves a given plan its own.
-    pub(crate) fn compress(&mut self, job: &Job, model: &Model) -> Result<(), NodeError> {
+    /// The same with the codecs that the job asks for; a job that asks for none leaves a given plan its own.
+    pub(crate) fn compressed(mut self, job: &Job, model: &Model) -> Result<Self, NodeError> {
         if job.compression.name != Compressor::None {
             let programs = compile(&self.plan, &model.forward, &model.train)?;
             self.plan.codecs =
                 job.compression.choose(&programs, self.cluster.as_ref(), job.train.optimizer.update_rule())?;
             self.plan.compression = job.compression;
         }
-        Ok(())
+        Ok(self)
     }
 
     /// How its steps will go, where the machines are known.
@@ -62,7 +62,7 @@ pub(crate) fn plan_blind(job: &Job, model: &Model, count: usize) -> Result<Plann
     Ok(Planned { plan, named: false, cluster: None, lower_bound_s: None, notes: Vec::new() })
 }
 
-/// A plan for some of a testbed's devices, by the job's scheduler.
+/// A plan for some of a testbed's devices, by the job's scheduler, with its links' codecs.
 ///
 /// # Errors
 ///
@@ -78,6 +78,7 @@ pub fn plan_for(job: &Job, model: &Model, testbed: &Cluster) -> Result<Planned, 
         optimizer: job.train.optimizer.update_rule(),
         schedules: vec![job.train.schedule],
         replicas: testbed.devices().len() as u32,
+        compression: job.compression,
     };
     let Scheduled { plan, devices, lower_bound_s, notes, .. } = schedule(&[workload], testbed, &options)?;
     let cluster = Some(testbed.select(&devices)?);

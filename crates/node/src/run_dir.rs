@@ -84,12 +84,31 @@ pub struct StepMetrics {
     /// Whether the update was left out because the loss or the gradient was not finite.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// Codecs of links that changed with this step, and what speaks against them, a sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub codecs: Vec<String>,
+    /// Spectra of what was compressed, where this step was to be looked at.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spectra: Vec<Spectrum>,
     /// Mean loss over the held-out targets, where this step was followed by a measurement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_loss: Option<f64>,
     /// Fraction of the held-out targets that the largest logit hits.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub val_accuracy: Option<f64>,
+}
+
+/// What a codec does to the spectrum of one micro-batch's tensors on a link: of the one with the largest stable rank, ‖X‖_F² / σ₁², before and after.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Spectrum {
+    /// The sending peer.
+    pub from: String,
+    /// The receiving peer.
+    pub to: String,
+    /// The stable rank of what was to be sent.
+    pub before: f64,
+    /// That of what arrives.
+    pub after: f64,
 }
 
 /// `summary.json`. A figure that is not known is `None`, written as `null`.
@@ -153,6 +172,9 @@ pub struct LinkSummary {
     pub codec: String,
     /// By how much: bytes before over bytes after.
     pub ratio: Option<f64>,
+    /// How far what arrived was from what was meant, |received - meant| / |meant|: the median over steps of the worst of one micro-batch. `None` without a codec.
+    #[serde(default)]
+    pub relative_error: Option<f64>,
     /// Bytes in a step.
     pub bytes_per_step: Option<u64>,
     /// Rate while sending.
@@ -418,6 +440,7 @@ mod tests {
               "to": "b0",
               "codec": "none",
               "ratio": 1.0,
+              "relative_error": null,
               "bytes_per_step": null,
               "measured_bytes_per_s": null
             }

@@ -17,7 +17,7 @@ use crate::data::Dataset;
 use crate::export::config_json;
 use crate::keeper::{Inbox, Keeper, Kept, Seal};
 use crate::model::Model;
-use crate::run_dir::{LinkSummary, PeerSummary, RunDir, StepMetrics, Summary};
+use crate::run_dir::{LinkSummary, PeerSummary, RunDir, Spectrum, StepMetrics, Summary};
 
 /// Where a run leaves what it did, and where it goes on from.
 pub(crate) struct Store {
@@ -27,6 +27,8 @@ pub(crate) struct Store {
     steps: Vec<Step>,
     /// The metrics of a step that a validation is to follow.
     pending: Option<StepMetrics>,
+    /// By step: what is to be said of codecs.
+    codecs: BTreeMap<u64, Vec<String>>,
     started: Instant,
 }
 
@@ -132,7 +134,15 @@ impl Store {
             _ => RunDir::create(directory, &toml)?,
         };
         let keeper = Keeper::start(Checkpoints::new(run.checkpoints()), kept)?;
-        Ok(Self { run, keeper, resumed, steps: Vec::new(), pending: None, started: Instant::now() })
+        Ok(Self {
+            run,
+            keeper,
+            resumed,
+            steps: Vec::new(),
+            pending: None,
+            codecs: BTreeMap::new(),
+            started: Instant::now(),
+        })
     }
 
     /// The run's directory.
@@ -213,9 +223,30 @@ impl Store {
         Ok(self.run.write_plan(&plan.to_json()?)?)
     }
 
-    /// A step is over; its line waits if a validation is to follow.
-    pub(crate) fn step(&mut self, record: &StepRecord, targets_per_s: f64, validated: bool) -> Result<(), NodeError> {
+    /// Something is to be said of codecs with a step that is to come.
+    pub(crate) fn codecs(&mut self, step: u64, lines: Vec<String>) {
+        self.codecs.entry(step).or_default().extend(lines);
+    }
+
+    /// A step of this plan is over; its line waits if a validation is to follow.
+    pub(crate) fn step(
+        &mut self,
+        record: &StepRecord,
+        plan: &Plan,
+        targets_per_s: f64,
+        validated: bool,
+    ) -> Result<(), NodeError> {
         self.flush()?;
+        let name = |p: usize| plan.peers.get(p).cloned().unwrap_or_default();
+        let spectra = record.peers.iter().enumerate().flat_map(|(from, report)| {
+            let spectrum = move |(to, before, after): &(PeerId, f64, f64)| Spectrum {
+                from: name(from),
+                to: name(to.0 as usize),
+                before: *before,
+                after: *after,
+            };
+            report.spectra.iter().map(spectrum)
+        });
         let metrics = StepMetrics {
             step: record.step,
             loss: finite(record.loss),
@@ -225,6 +256,8 @@ impl Store {
             lr: record.lr,
             grad_norm: finite(record.grad_norm),
             skipped: !record.applied,
+            codecs: self.codecs.remove(&record.step).unwrap_or_default(),
+            spectra: spectra.collect(),
             val_loss: None,
             val_accuracy: None,
         };
@@ -319,6 +352,13 @@ impl Store {
                     ratio: peers
                         .get(from.0 as usize)
                         .and_then(|p| finite((p.sends.get(&to)? * count) as f64 / bytes as f64)),
+                    relative_error: median(
+                        steady
+                            .iter()
+                            .filter_map(|s| s.peers.get(from.0 as usize))
+                            .flat_map(|r| r.errors.iter().filter(|e| e.0 == to).map(|e| e.1))
+                            .collect(),
+                    ),
                     bytes_per_step: Some(bytes / count),
                     measured_bytes_per_s: arrivals.get(&(from, to)).and_then(|(bytes, s)| finite(*bytes as f64 / s)),
                 })

@@ -9,8 +9,8 @@ use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, autodiff};
 use fusionllm_plan::{
-    Cluster, Conditions, Device, Line, Link, Optimizer, Options, PeerId, Place, Rates, Schedule, Scheduler, Site,
-    Workload, compile, schedule, simulate,
+    Cluster, Compression, Conditions, Device, Line, Link, Optimizer, Options, PeerId, Place, Rates, Schedule,
+    Scheduler, Site, Workload, compile, schedule, simulate,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -31,7 +31,13 @@ fn main() -> Result<(), Box<dyn Error>> {
     for devices in if sizes.is_empty() { vec![48, 1000] } else { sizes } {
         let cluster = cluster(devices)?;
         for scheduler in [Scheduler::OpFence, Scheduler::EqualCompute, Scheduler::EqualNumber] {
-            let options = Options { scheduler, optimizer, schedules: Schedule::ALL.to_vec(), replicas: 8 };
+            let options = Options {
+                scheduler,
+                optimizer,
+                schedules: Schedule::ALL.to_vec(),
+                replicas: 8,
+                compression: Compression::default(),
+            };
             let start = Instant::now();
             let made = match schedule(&workloads, &cluster, &options) {
                 Ok(made) => made,

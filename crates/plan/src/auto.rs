@@ -20,6 +20,11 @@ const LADDER: [Codec; 6] = [
     Codec::TopK(TopK { ratio: 20.0, values: Values::Int8 }),
 ];
 
+/// The codecs to choose from, `ratio` bounding that of top-k.
+pub(crate) fn ladder(ratio: f64) -> Vec<Codec> {
+    LADDER.into_iter().filter(|c| !matches!(c, Codec::TopK(top) if top.ratio > ratio)).collect()
+}
+
 /// The codec of every link: the mildest with which the link is not what the step waits for.
 ///
 /// With the strongest codecs everywhere a step takes as little time as it can. Then codecs are relaxed for as long as the step stays within 5 % of that: first all links
@@ -31,8 +36,7 @@ pub(crate) fn choose(
     optimizer: Optimizer,
     ratio: f64,
 ) -> Result<BTreeMap<(PeerId, PeerId), Codec>, PlanError> {
-    let ladder: Vec<Codec> =
-        LADDER.into_iter().filter(|c| !matches!(c, Codec::TopK(top) if top.ratio > ratio)).collect();
+    let ladder = ladder(ratio);
     let seconds = traffic.seconds(cluster)?;
     let mut order: Vec<((PeerId, PeerId), f64)> = traffic.links.keys().copied().zip(seconds).collect();
     order.sort_by(|a, b| a.1.total_cmp(&b.1));

@@ -18,7 +18,7 @@ impl Program {
     /// operator's own rule, that each value is there when it is used and given up once, that no message is sent or awaited
     /// twice, and that each gradient is summed over all micro-batches that this peer has, in order, before it is applied.
     pub fn validate(&self) -> Result<(), PlanError> {
-        let parts = [Self::check_values, Self::check_nodes, Self::check_codecs];
+        let parts = [Self::check_values, Self::check_nodes, Self::check_coded];
         parts.iter().try_for_each(|check| check(self)).map_err(PlanError::Program)?;
         let mut walk = Walk::new(self).map_err(PlanError::Program)?;
         for (at, i) in self.instructions.iter().enumerate() {
@@ -51,14 +51,18 @@ impl Program {
         Ok(())
     }
 
-    fn check_codecs(&self) -> Check {
+    fn check_coded(&self) -> Check {
         for v in &self.coded {
             let value = self.values.get(v).filter(|v| matches!(v.kind, ValueKind::Result { .. }));
             want(value.is_some_and(|v| v.ty.dtype == DType::F32), || {
                 format!("{} is to be coded, but is no f32 that an operator makes", self.name(*v))
             })?;
         }
-        for (to, codec) in &self.codecs {
+        self.check_codecs(&self.codecs)
+    }
+
+    pub(crate) fn check_codecs(&self, codecs: &BTreeMap<PeerId, Codec>) -> Check {
+        for (to, codec) in codecs {
             want(*to != self.peer && *to != PeerId::BROKER, || "a codec is for the way to another peer")?;
             let sound = !matches!(codec, Codec::TopK(top) if !(top.ratio >= 1.0 && top.ratio.is_finite()));
             want(sound, || format!("the codec for {to} has a ratio below 1"))?;

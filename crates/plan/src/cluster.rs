@@ -330,6 +330,54 @@ impl Cluster {
         Self::new(chosen, self.sites.clone(), lines, broker)
     }
 
+    /// The cluster with every link so many times as fast.
+    ///
+    /// # Errors
+    ///
+    /// `times` is not above zero.
+    pub fn faster(&self, times: f64) -> Result<Self, PlanError> {
+        let mut faster = self.clone();
+        let pieces = faster.sites.iter_mut().flat_map(|s| [&mut s.inside, &mut s.uplink]).flatten();
+        for link in pieces.chain(faster.lines.iter_mut().map(|l| &mut l.link)) {
+            link.bandwidth *= times;
+        }
+        faster.check().map_err(PlanError::Cluster)?;
+        Ok(faster)
+    }
+
+    /// The cluster in which links are so many times as fast as in this one.
+    ///
+    /// An uplink is as fast as the best of the links through it shows; if another is slower than that, something on its own way is.
+    ///
+    /// # Errors
+    ///
+    /// A factor is not above zero.
+    pub fn rescaled(&self, factors: &BTreeMap<(PeerId, PeerId), f64>) -> Result<Self, PlanError> {
+        let mut best: BTreeMap<u32, f64> = BTreeMap::new();
+        for (&(from, to), &factor) in factors {
+            for (id, _) in self.shared(from, to) {
+                let of_site = best.entry(id.site).or_insert(factor);
+                *of_site = of_site.max(factor);
+            }
+        }
+        let mut sites = self.sites.clone();
+        for (i, site) in (0..).zip(&mut sites) {
+            if let (Some(uplink), Some(factor)) = (&mut site.uplink, best.get(&i)) {
+                uplink.bandwidth *= factor;
+            }
+        }
+        let mut lines = self.lines.clone();
+        for (&(from, to), &factor) in factors {
+            let Some(path) = self.path(from, to).filter(|p| p.link().bandwidth.is_finite()) else { continue };
+            let ends = (Place::Device(from.0), Place::Device(to.0));
+            let latency = path.line.map_or(0.0, |line| line.latency);
+            let link = Link { latency, bandwidth: factor * path.link().bandwidth };
+            lines.retain(|l| (l.from, l.to) != ends);
+            lines.push(Line { from: ends.0, to: ends.1, link });
+        }
+        Self::new(self.devices.clone(), sites, lines, Some(self.broker))
+    }
+
     /// The peer whose machine and lines `peer` uses: itself, but for a broker that stands with a device.
     pub fn host(&self, peer: PeerId) -> PeerId {
         match (peer, self.broker) {
@@ -470,6 +518,19 @@ mod tests {
         assert!(c.select(&[A, A]).is_err());
         assert!(c.select(&[PeerId(7)]).is_err());
         assert!(c.select(&[]).is_err());
+    }
+
+    #[test]
+    fn links_turn_out_faster_or_slower() {
+        let c = cluster(None);
+        let now = c.rescaled(&BTreeMap::from([((A, C), 0.5), ((B, C), 0.25), ((A, B), 2.0)])).unwrap();
+        assert_eq!(now.sites()[0].uplink, Some(link(0.0625, 5e5)), "what the best link through it shows");
+        assert_eq!(now.link(A, C), Some(link(0.1875, 5e5)));
+        assert_eq!(now.link(B, C), Some(link(0.3125, 1.75e5)), "slower still by itself");
+        assert_eq!(now.link(A, B), Some(link(0.001, 2e8)));
+        assert_eq!(now.link(B, A), c.link(B, A), "nothing is known of the way back");
+        assert_eq!(c.rescaled(&BTreeMap::new()).unwrap(), c);
+        assert!(c.rescaled(&BTreeMap::from([((A, C), 0.0)])).is_err());
     }
 
     #[test]

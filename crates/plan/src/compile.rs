@@ -302,6 +302,7 @@ impl<'a> Compiler<'a> {
     fn program(&self, peer: PeerId, instructions: Vec<Instruction>, uses: &Uses) -> Program {
         let mut program = Program {
             peer,
+            version: self.plan.version,
             micro_batches: self.plan.micro_batches,
             values: BTreeMap::new(),
             nodes: BTreeMap::new(),

@@ -17,6 +17,18 @@ pub struct Compression {
     pub name: Compressor,
     /// For top-k: bytes of a tensor over its bytes on the wire; with AdaTopK on the slowest link, with `auto` at most. At least 1.
     pub ratio: f64,
+    /// Whether codecs that do harm give way to milder ones while the run goes on; else it is only told.
+    #[serde(default)]
+    pub guard: bool,
+    /// Whether what a codec left out of a tensor is added to the one of the same value and micro-batch in the next step.
+    #[serde(default)]
+    pub error_feedback: bool,
+    /// Whether integers are rounded up or down at random, so that their mean is exact.
+    #[serde(default)]
+    pub stochastic_rounding: bool,
+    /// Steps from one measurement of the spectra of what is compressed to the next; 0 for none.
+    #[serde(default)]
+    pub spectral_watch: u64,
 }
 
 /// A rule by which links get codecs.
@@ -95,7 +107,14 @@ impl FromStr for Compressor {
 
 impl Default for Compression {
     fn default() -> Self {
-        Self { name: Compressor::None, ratio: 1.0 }
+        Self {
+            name: Compressor::None,
+            ratio: 1.0,
+            guard: false,
+            error_feedback: false,
+            stochastic_rounding: false,
+            spectral_watch: 0,
+        }
     }
 }
 
@@ -114,6 +133,21 @@ impl Compression {
     /// Whether the rule must know the links.
     pub fn asks_for_links(&self) -> bool {
         matches!(self.name, Compressor::AdaTopK | Compressor::Auto)
+    }
+
+    /// How many times as fast codecs of this rule make links, as far as a cut may count on it; the most last.
+    pub(crate) fn speedups(&self) -> Vec<f64> {
+        const ELEMENTS: usize = 1 << 20;
+        match self.name {
+            Compressor::None => Vec::new(),
+            Compressor::AdaTopK => vec![self.ratio],
+            Compressor::Auto => {
+                let all = auto::ladder(self.ratio).into_iter().map(|codec| codec.ratio(ELEMENTS));
+                // Milder ones change little.
+                all.filter(|ratio| *ratio > 4.0).collect()
+            }
+            name => vec![uniform(name, self.ratio).ratio(ELEMENTS)],
+        }
     }
 
     /// The codec of every link on which `programs` send what may be compressed. `cluster` has the peers as its devices.
@@ -150,7 +184,11 @@ impl Compression {
             }
             name => vec![uniform(name, self.ratio); links.len()],
         };
-        let all = links.into_iter().zip(codecs).map(|((from, to), codec)| LinkCodec { from, to, codec });
+        let all = links.into_iter().zip(codecs).map(|((from, to), codec)| LinkCodec {
+            from,
+            to,
+            codec: codec.rounding(self.stochastic_rounding),
+        });
         Ok(all.filter(|l| l.codec != Codec::None).collect())
     }
 }

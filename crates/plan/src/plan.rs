@@ -45,6 +45,9 @@ impl Stage {
 pub struct Plan {
     /// [`FORMAT_VERSION`].
     pub fusionllm_plan: u32,
+    /// Counts the plans of a run, from 1: codecs may change while it trains.
+    #[serde(default = "first")]
+    pub version: u32,
     /// [`Graph::digest`] of the forward graph it was made for.
     pub graph: String,
     /// Names of the peers. In a file each may stand in an object that says more of it.
@@ -207,6 +210,7 @@ impl Plan {
         }
         Self {
             fusionllm_plan: FORMAT_VERSION,
+            version: first(),
             graph: graph.digest(),
             peers,
             stages,
@@ -240,6 +244,10 @@ impl Plan {
         }
         serde_json::from_str(text).map_err(|e| PlanError::File(e.to_string()))
     }
+}
+
+fn first() -> u32 {
+    1
 }
 
 fn names<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {

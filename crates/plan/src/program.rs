@@ -7,6 +7,8 @@ use fusionllm_compress::{Codec, HEADER, exact_bytes};
 use fusionllm_graph::{Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
+use crate::PlanError;
+
 /// Index of a peer in [`Plan::peers`](crate::Plan::peers); [`PeerId::BROKER`] is the machine with the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
@@ -195,6 +197,8 @@ pub struct Holding {
 pub struct Program {
     /// Whose it is.
     pub peer: PeerId,
+    /// [`Plan::version`](crate::Plan::version).
+    pub version: u32,
     /// Micro-batches a step.
     pub micro_batches: u32,
     /// The values it touches.
@@ -227,6 +231,21 @@ impl Program {
                 _ => None,
             })
             .collect()
+    }
+
+    /// Goes on by the plan's next version, which differs in the codecs of this peer's links.
+    ///
+    /// # Errors
+    ///
+    /// It is not the next version, or the codecs are none for this program, which then stays as it was.
+    pub fn recode(&mut self, version: u32, codecs: BTreeMap<PeerId, Codec>) -> Result<(), PlanError> {
+        if Some(version) != self.version.checked_add(1) {
+            let now = self.version;
+            return Err(PlanError::Program(format!("version {version} of the plan cannot follow version {now}")));
+        }
+        self.check_codecs(&codecs).map_err(PlanError::Program)?;
+        (self.version, self.codecs) = (version, codecs);
+        Ok(())
     }
 
     /// What a message goes through.

@@ -6,7 +6,10 @@ use std::str::FromStr;
 use fusionllm_graph::{Graph, TrainGraph};
 
 use crate::cut::{equal_compute, equal_number};
-use crate::{Cluster, Optimizer, PeerId, Plan, PlanError, Schedule, fence};
+use crate::{
+    Cluster, Compression, Compressor, Conditions, Optimizer, PeerId, Plan, PlanError, Schedule, compile, fence,
+    simulate,
+};
 
 /// Who cuts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
@@ -76,6 +79,8 @@ pub struct Options {
     pub schedules: Vec<Schedule>,
     /// Most peers that may hold a stage together.
     pub replicas: u32,
+    /// How links get codecs.
+    pub compression: Compression,
 }
 
 /// A plan and how it came about.
@@ -95,12 +100,58 @@ pub struct Scheduled {
     pub notes: Vec<String>,
 }
 
-/// Makes a plan for one of `workloads` (the same model and batch, cut into more or fewer micro-batches) on some of the cluster's devices.
+/// Makes a plan for one of `workloads` (the same model and batch, cut into more or fewer micro-batches) on some of the cluster's devices, with the codecs of its links.
+///
+/// Planners know no codecs, but the cluster they cut for may have links as fast as codecs make them. Cuts for links as they are and for faster ones each get the codecs
+/// that suit them on the true links, and the simulator has the last word among them.
 ///
 /// # Errors
 ///
 /// There is nothing to choose from, no device that the broker reaches, or no plan that fits: the error says what is missing where.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
+    let mut best = cut(workloads, cluster, options)?;
+    if options.compression.name == Compressor::None {
+        return Ok(best);
+    }
+    let mut least = compress(&mut best, workloads, cluster, options)?;
+    // Baselines ask nothing of links.
+    let faster = match options.scheduler {
+        Scheduler::OpFence | Scheduler::Exact => options.compression.speedups(),
+        Scheduler::EqualNumber | Scheduler::EqualCompute => Vec::new(),
+    };
+    for times in faster {
+        // What does not fit on faster links did not fit before either.
+        let Ok(mut made) = cut(workloads, &cluster.faster(times)?, options) else { continue };
+        let cost = compress(&mut made, workloads, cluster, options)?;
+        made.lower_bound_s = made.lower_bound_s.min(best.lower_bound_s);
+        best.lower_bound_s = made.lower_bound_s;
+        if cost < least {
+            (best, least) = (made, cost);
+        }
+    }
+    Ok(best)
+}
+
+/// Gives a plan its codecs; whether some device has too little memory for it, and seconds of a step.
+fn compress(
+    made: &mut Scheduled,
+    workloads: &[Workload<'_>],
+    cluster: &Cluster,
+    options: &Options,
+) -> Result<(bool, f64), PlanError> {
+    let Workload { forward, train, .. } = workloads[made.workload];
+    let cluster = cluster.select(&made.devices)?;
+    let programs = compile(&made.plan, forward, train)?;
+    made.plan.compression = options.compression;
+    made.plan.codecs = options.compression.choose(&programs, Some(&cluster), options.optimizer)?;
+    let conditions = Conditions { optimizer: options.optimizer, record: false };
+    let simulation = simulate(&compile(&made.plan, forward, train)?, &cluster, &conditions)?;
+    let misfit = simulation.peers.iter().zip(cluster.devices()).any(|(p, d)| p.peak_bytes > d.memory);
+    Ok((misfit, simulation.step_s))
+}
+
+/// A plan without codecs.
+fn cut(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
     let (Some(first), Some(&order)) = (workloads.first(), options.schedules.first()) else {
         return Err(PlanError::Plan("there is no workload, or no schedule, to choose from".into()));
     };

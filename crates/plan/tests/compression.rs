@@ -47,7 +47,7 @@ fn step_s(plan: &Plan, graph: &Graph, train: &TrainGraph, cluster: &Cluster) -> 
 fn adatopk_compresses_the_slow_link_alone() {
     let (graph, train) = gpt2();
     let (mut plan, programs) = planned(&graph, &train);
-    let compression = Compression { name: Compressor::AdaTopK, ratio: 50.0 };
+    let compression = Compression { name: Compressor::AdaTopK, ratio: 50.0, ..Compression::default() };
     plan.codecs = compression.choose(&programs, Some(&cluster(1e10, 1e6)), SGD).unwrap();
     plan.validate(&graph).unwrap();
     // 125 times as fast as the uplink: its share of the ratio is below one.
@@ -66,7 +66,7 @@ fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
     let (graph, train) = gpt2();
     let (mut plan, programs) = planned(&graph, &train);
     let slow = cluster(1e10, 2e5);
-    let compression = Compression { name: Compressor::Auto, ratio: 30.0 };
+    let compression = Compression { name: Compressor::Auto, ratio: 30.0, ..Compression::default() };
     let exact = step_s(&plan, &graph, &train, &slow);
     plan.codecs = compression.choose(&programs, Some(&slow), SGD).unwrap();
     let chosen = step_s(&plan, &graph, &train, &slow);
@@ -74,7 +74,7 @@ fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
     assert_eq!(plan.codec(PeerId(0), PeerId(1)), Codec::None, "{:?}", plan.codecs);
     assert_ne!(plan.codec(PeerId(1), PeerId(2)), Codec::None, "{:?}", plan.codecs);
     // The strongest of the ladder everywhere is hardly faster.
-    let top = Compression { name: Compressor::TopK, ratio: 20.0 };
+    let top = Compression { name: Compressor::TopK, ratio: 20.0, ..Compression::default() };
     let strongest = Plan { codecs: top.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
     assert!(chosen <= 1.05 * step_s(&strongest, &graph, &train, &slow));
     // Without any one of its codecs it is slower than it may be.

@@ -38,6 +38,7 @@ fn the_file_is_read_as_it_was_written() {
     insta::assert_snapshot!(text.replace(&graph.digest(), "DIGEST"), @r#"
     {
       "fusionllm_plan": 2,
+      "version": 1,
       "graph": "DIGEST",
       "peers": [
         "p0",
@@ -66,7 +67,11 @@ fn the_file_is_read_as_it_was_written() {
       "scheduler": "by hand",
       "compression": {
         "name": "none",
-        "ratio": 1.0
+        "ratio": 1.0,
+        "guard": false,
+        "error_feedback": false,
+        "stochastic_rounding": false,
+        "spectral_watch": 0
       }
     }
     "#);

@@ -5,8 +5,8 @@ use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_plan::{
-    Cluster, Conditions, Device, Line, Link, Optimizer, Options, Place, PlanError, Rates, Schedule, Scheduled,
-    Scheduler, Workload, compile, schedule, simulate,
+    Cluster, Compression, Compressor, Conditions, Device, Line, Link, Optimizer, Options, Place, PlanError, Rates,
+    Schedule, Scheduled, Scheduler, Workload, compile, schedule, simulate,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
@@ -46,9 +46,18 @@ fn mesh(devices: Vec<Device>, mbps: impl Fn(u32, u32) -> Option<f64>) -> Cluster
 }
 
 fn plan(scheduler: Scheduler, cluster: &Cluster, replicas: u32) -> Result<Scheduled, PlanError> {
+    compressed(scheduler, cluster, replicas, Compression::default())
+}
+
+fn compressed(
+    scheduler: Scheduler,
+    cluster: &Cluster,
+    replicas: u32,
+    compression: Compression,
+) -> Result<Scheduled, PlanError> {
     let (forward, train) = gpt2(2);
     let workload = Workload { forward: &forward, train: &train, micro_batches: 8 };
-    let options = Options { scheduler, optimizer: OPTIMIZER, schedules: Schedule::ALL.to_vec(), replicas };
+    let options = Options { scheduler, optimizer: OPTIMIZER, schedules: Schedule::ALL.to_vec(), replicas, compression };
     let made = schedule(&[workload], cluster, &options)?;
     made.plan.validate(&forward)?;
     let programs = compile(&made.plan, &forward, &train)?;
@@ -130,8 +139,13 @@ fn a_residual_network_is_shared_out() {
     let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
     let cluster = mesh((0..4).map(|i| device(&format!("d{i}"), 1.0, 1 << 30)).collect(), |_, _| Some(10_000.0));
     let workload = Workload { forward: &forward, train: &train, micro_batches: 16 };
-    let options =
-        Options { scheduler: Scheduler::OpFence, optimizer: OPTIMIZER, schedules: Schedule::ALL.to_vec(), replicas: 1 };
+    let options = Options {
+        scheduler: Scheduler::OpFence,
+        optimizer: OPTIMIZER,
+        schedules: Schedule::ALL.to_vec(),
+        replicas: 1,
+        compression: Compression::default(),
+    };
     let made = schedule(&[workload], &cluster, &options).unwrap();
     compile(&made.plan, &forward, &train).unwrap().iter().for_each(|p| p.validate().unwrap());
     assert_eq!(made.plan.stages.len(), 4);
@@ -161,4 +175,23 @@ fn what_cannot_be_planned_is_said_with_figures() {
     assert!("equal-compute".parse() == Ok(Scheduler::EqualCompute));
     let e = "fastest".parse::<Scheduler>().unwrap_err().to_string();
     assert_eq!(e, "plan: there is no scheduler \"fastest\"; use one of equal-number, equal-compute, op-fence, exact");
+}
+
+/// Over links that are too slow for whole activations one device trains alone; with codecs it is worth its while to share.
+#[test]
+fn codecs_decide_who_takes_part() {
+    let cluster = mesh((0..3).map(|i| device(&format!("d{i}"), 2.0, 1 << 30)).collect(), |_, _| Some(3.0));
+    let alone = plan(Scheduler::OpFence, &cluster, 1).unwrap();
+    assert_eq!(alone.devices.len(), 1);
+    for name in [Compressor::Auto, Compressor::Int4, Compressor::AdaTopK] {
+        let compression = Compression { name, ratio: 20.0, ..Compression::default() };
+        let made = compressed(Scheduler::OpFence, &cluster, 1, compression).unwrap();
+        assert!(made.devices.len() > 1 && !made.plan.codecs.is_empty(), "{name}: {:?}", made.plan);
+        let (together, by_itself) = (step(&made, &cluster), step(&alone, &cluster));
+        assert!(together < 0.9 * by_itself, "{name}: {together} s instead of {by_itself} s");
+        assert!(made.lower_bound_s <= together);
+        // On links of a thousandth of that, codecs are of no use.
+        let far = mesh((0..3).map(|i| device(&format!("d{i}"), 2.0, 1 << 30)).collect(), |_, _| Some(0.01));
+        assert_eq!(compressed(Scheduler::OpFence, &far, 1, compression).unwrap().devices.len(), 1, "{name}");
+    }
 }

@@ -1,7 +1,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{LearningRate, PeerId, Verdict, clip_factor, share_of_loss};
+use fusionllm_plan::{LearningRate, LinkCodec, PeerId, Verdict, clip_factor, share_of_loss};
 
 use crate::{Duties, FromPeer, PassReport, ToPeer};
 
@@ -26,6 +26,8 @@ pub struct Position {
 /// What a run is to do.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Settings {
+    /// Version of the plan it starts with.
+    pub version: u32,
     /// Where it starts.
     pub start: Position,
     /// Steps in all, those before `start` included.
@@ -71,10 +73,12 @@ pub enum PassKind {
 }
 
 /// A step that is over.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct StepRecord {
     /// Batches trained on, this one included.
     pub step: u64,
+    /// Version of the plan that it ran by.
+    pub version: u32,
     /// The batch's loss.
     pub loss: f64,
     /// Global norm of the gradient before clipping.
@@ -123,6 +127,17 @@ pub enum Action {
     Fail(String),
 }
 
+/// Other codecs for a run under way.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Recoded {
+    /// The version of the plan that has them.
+    pub version: u32,
+    /// The first step that runs by it, from 1.
+    pub step: u64,
+    /// What the driver is to do.
+    pub actions: Vec<Action>,
+}
+
 /// What comes next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Item {
@@ -133,6 +148,7 @@ enum Item {
 #[derive(Debug)]
 struct Pass {
     number: u64,
+    version: u32,
     kind: PassKind,
     weights: Vec<f64>,
     targets: u64,
@@ -181,6 +197,8 @@ const MAX_SENT: u64 = 1 << 44;
 #[derive(Debug)]
 pub struct Broker {
     settings: Settings,
+    /// Version of the plan that passes are issued by.
+    version: u32,
     peers: Vec<Participant>,
     ready: BTreeSet<PeerId>,
     /// What is issued next; `None` at the end.
@@ -214,6 +232,7 @@ impl Broker {
         let Position { step, updates } = settings.start;
         Self {
             settings,
+            version: settings.version,
             peers,
             ready: BTreeSet::new(),
             next: (step < settings.steps).then_some(Item::Pass(PassKind::Train { step })),
@@ -253,6 +272,22 @@ impl Broker {
         let unsaved = self.trained > self.settings.start.step && self.snapshot != Some(self.trained);
         self.next = (self.settings.checkpoint.is_some() && unsaved).then_some(Item::Snapshot(self.trained));
         if self.started() { self.go_on() } else { self.finish() }
+    }
+
+    /// Gives links other codecs from the next pass on that no peer has been told of: the plan's next version. Links that are not named have none.
+    /// `None` if there will be no more steps.
+    pub fn recode(&mut self, codecs: &[LinkCodec]) -> Option<Recoded> {
+        if self.over || self.stopping || self.trained >= self.settings.steps {
+            return None;
+        }
+        self.version += 1;
+        let version = self.version;
+        let tell = |peer| {
+            let codecs = codecs.iter().filter(|l| l.from == peer).map(|l| (l.to, l.codec)).collect();
+            Action::Send(peer, ToPeer::Recode { version, codecs })
+        };
+        let actions = (0..self.peers.len() as u32).map(PeerId).map(tell).collect();
+        Some(Recoded { version, step: self.trained + 1, actions })
     }
 
     /// The micro-batches' shares of a pass's loss, and how many targets count in it.
@@ -432,6 +467,7 @@ impl Broker {
                 }
                 Some(Action::Step(StepRecord {
                     step: step + 1,
+                    version: pass.version,
                     loss,
                     grad_norm,
                     lr: verdict.lr,
@@ -528,6 +564,7 @@ impl Broker {
         let number = self.issued;
         self.passes.push_back(Pass {
             number,
+            version: self.version,
             kind,
             weights: Vec::new(),
             targets: 0,
@@ -544,16 +581,23 @@ impl Broker {
             }
             PassKind::Eval { step, .. } => (false, step),
         };
-        [Action::Broadcast(ToPeer::Run { pass: number, train, step }), Action::Feed(number, kind)]
+        [
+            Action::Broadcast(ToPeer::Run { pass: number, version: self.version, train, step }),
+            Action::Feed(number, kind),
+        ]
     }
 }
 
 /// Whether figures from a peer are ones that people and sums can work with.
 fn plausible(report: &PassReport, peers: u32) -> bool {
-    let PassReport { compute_s, wait_s, total_s, peak_bytes: _, resident_bytes: _, codec_s, sent, received } = report;
-    let time = |s: &f64| s.is_finite() && *s >= 0.0;
-    [compute_s, wait_s, total_s, codec_s].into_iter().all(time)
-        && received.iter().all(|(from, bytes, s)| from.0 < peers && *bytes <= MAX_SENT && time(s))
+    let PassReport { compute_s, wait_s, total_s, codec_s, sent, errors, spectra, received, .. } = report;
+    let figure = |x: &f64| x.is_finite() && *x >= 0.0;
+    [compute_s, wait_s, total_s, codec_s].into_iter().all(figure)
+        && errors.iter().all(|(to, error)| to.0 < peers && figure(error))
+        && errors.is_sorted_by(|a, b| a.0 < b.0)
+        && spectra.iter().all(|(to, meant, received)| to.0 < peers && figure(meant) && figure(received))
+        && spectra.is_sorted_by(|a, b| a.0 < b.0)
+        && received.iter().all(|(from, bytes, s)| from.0 < peers && *bytes <= MAX_SENT && figure(s))
         && received.is_sorted_by(|a, b| a.0 < b.0)
         && sent.iter().all(|(to, bytes)| to.0 < peers && *bytes <= MAX_SENT)
         && sent.is_sorted_by(|a, b| a.0 < b.0)

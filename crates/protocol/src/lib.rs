@@ -17,6 +17,7 @@
 //!     | -- Report, Norms ----------> |
 //!     | <-- Verdict ---------------- |   once all peers' norms of the pass are there
 //!     | -- PassDone ---------------> |
+//!     | <-- Recode ----------------- |   now and then: from the next Run on by the plan's next version
 //!     | <-- Snapshot --------------- |   between two passes; training goes on
 //!     | -- Saved …, SavedAll (bulk) -> |   commit
 //!     | <-- Stop ------------------- |
@@ -30,8 +31,9 @@ mod duties;
 mod inbox;
 mod lobby;
 mod message;
+mod regulator;
 
-pub use broker::{Action, Broker, Evaluated, Every, Participant, PassKind, Position, Settings, StepRecord};
+pub use broker::{Action, Broker, Evaluated, Every, Participant, PassKind, Position, Recoded, Settings, StepRecord};
 pub use duties::Duties;
 pub use inbox::{Inbox, Violation};
 pub use lobby::{Lobby, Member, Places};
@@ -39,3 +41,4 @@ pub use message::{
     Assignment, BulkHeader, FromPeer, Hello, MAX_BULK, MAX_CONTROL, PassReport, TensorHeader, ToPeer, VERSION, decode,
     encode,
 };
+pub use regulator::{Cause, Change, Recoding, Regulator};

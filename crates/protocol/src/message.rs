@@ -1,12 +1,13 @@
 use std::collections::{BTreeMap, BTreeSet};
 
+use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, Value, ValueId};
-use fusionllm_plan::{Instruction, Optimizer, PeerId, PlanError, Program, Slot, Verdict};
+use fusionllm_plan::{Compression, Instruction, Optimizer, PeerId, PlanError, Program, Slot, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Broker and joiner must have the same.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 
 /// Largest control message, in bytes.
 pub const MAX_CONTROL: u64 = 4 << 20;
@@ -94,6 +95,10 @@ pub struct PassReport {
     pub codec_s: f64,
     /// Payload bytes sent to each peer.
     pub sent: Vec<(PeerId, u64)>,
+    /// Of what codecs made of the tensors for each peer: the largest relative error, |received - meant| / |meant| in the Euclidean norm, of one micro-batch.
+    pub errors: Vec<(PeerId, f64)>,
+    /// Where spectra were to be watched: of the tensors for each peer in one micro-batch, the largest stable rank, and that of what arrives in its place.
+    pub spectra: Vec<(PeerId, f64, f64)>,
     /// Of large messages that came from each peer: their payload bytes, and the seconds from the first byte's arrival to the last's.
     pub received: Vec<(PeerId, u64, f64)>,
 }
@@ -110,6 +115,8 @@ pub enum ToPeer {
     Run {
         /// Number of the pass.
         pass: u64,
+        /// Version of the plan that it runs by.
+        version: u32,
         /// Whether it trains.
         train: bool,
         /// Batches trained on before it; counter-based operators draw from it.
@@ -121,6 +128,13 @@ pub enum ToPeer {
         pass: u64,
         /// The verdict.
         verdict: Verdict,
+    },
+    /// All passes from here on run by this version of the plan, the one after that of the passes so far.
+    Recode {
+        /// The version.
+        version: u32,
+        /// The codecs of the peer's links, by receiver.
+        codecs: BTreeMap<PeerId, Codec>,
     },
     /// Take a snapshot of what you own and stream it.
     Snapshot {
@@ -145,6 +159,8 @@ pub struct Assignment {
     pub seed: u64,
     /// The update rule.
     pub optimizer: Optimizer,
+    /// How tensors are compressed, besides the codecs of its links.
+    pub compression: Compression,
     /// Its share of a training step.
     pub train: Program,
     /// Its share of an evaluation pass.

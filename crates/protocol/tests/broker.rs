@@ -41,6 +41,8 @@ fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
         let broken = s.broken.contains(&at.step);
         let mean: f64 = (0..micro_batches).map(|m| share(micro_batches, m) * loss(at.step, m)).sum();
         assert_eq!((record.step, record.applied), (at.step + 1, !broken));
+        let version = trace.recoded.iter().rfind(|(_, first)| *first <= record.step).map_or(1, |(version, _)| *version);
+        assert_eq!(record.version, version);
         assert_eq!(record.lr, learning_rate.at(at.updates + 1));
         assert!(record.loss == mean || (broken && record.loss.is_nan()));
         assert!(record.grad_norm == 2.0 * (s.peers as f64).sqrt() || (broken && record.grad_norm.is_infinite()));
@@ -116,6 +118,18 @@ proptest! {
     #[test]
     fn every_step_once_and_in_order(s in scenarios()) {
         check(&s, &run(&s), s.settings.steps.max(s.settings.start.step), false);
+    }
+
+    /// Peers check that each pass runs by the codecs sent last before it; the broker says from which step on.
+    #[test]
+    fn codecs_change_between_passes(mut s in scenarios(), at in prop::collection::vec(0usize..400, 1..5), interrupt in prop::option::of(0usize..400)) {
+        s.disturbances.extend(at.into_iter().map(|at| (at, Disturbance::Recode)));
+        s.disturbances.extend(interrupt.map(|at| (at, Disturbance::Interrupt)));
+        s.disturbances.sort_by_key(|(at, _)| *at);
+        let trace = run(&s);
+        let last = trace.steps.last().map_or(s.settings.start.step, |r| r.step);
+        check(&s, &trace, last, interrupt.is_some());
+        prop_assert!(trace.recoded.iter().map(|r| r.0).eq(2..2 + trace.recoded.len() as u32));
     }
 
     #[test]

@@ -3,12 +3,13 @@
 
 mod common;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use common::{names, programs};
+use fusionllm_compress::Codec;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
-use fusionllm_plan::{Holding, Instruction, Optimizer, PeerId, Slot, Verdict};
+use fusionllm_plan::{Compression, Holding, Instruction, Optimizer, PeerId, Slot, Verdict};
 use fusionllm_protocol::{
     Assignment, BulkHeader, FromPeer, Hello, PassReport, TensorHeader, ToPeer, VERSION, decode, encode,
 };
@@ -23,6 +24,7 @@ fn assignment() -> Assignment {
         peers: names(3).into_iter().map(|name| (name, vec![1, 2])).collect(),
         seed: 7,
         optimizer: Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
+        compression: Compression::default(),
         train,
         eval,
         loads: BTreeSet::from([("tied".into(), None), ("tied".into(), Some("exp_avg".into()))]),
@@ -60,6 +62,8 @@ fn messages_come_back_as_they_were() {
         resident_bytes: 10,
         codec_s: 0.1,
         sent: vec![(PeerId(1), 5)],
+        errors: vec![(PeerId(1), 0.5)],
+        spectra: vec![(PeerId(1), 3.5, 4.0)],
         received: vec![(PeerId(2), 70_000, 0.25)],
     };
     for m in [
@@ -75,7 +79,8 @@ fn messages_come_back_as_they_were() {
     }
     for m in [
         ToPeer::Refused { reason: "full".into() },
-        ToPeer::Run { pass: 4, train: true, step: 3 },
+        ToPeer::Run { pass: 4, version: 2, train: true, step: 3 },
+        ToPeer::Recode { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16)]) },
         ToPeer::Verdict { pass: 4, verdict },
         ToPeer::Snapshot { step: 9 },
         ToPeer::Stop { reason: String::new() },
@@ -102,13 +107,31 @@ fn an_assignment_comes_back_as_it_was() {
 
 /// Postcard writes a tag a variant and a variable-length integer a number; another layout is another version.
 #[test]
-fn the_layout_of_version_1() {
+fn the_layout_of_version_2() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
-    assert_eq!(bytes(&ToPeer::Run { pass: 300, train: true, step: 2 }), [1, 0xac, 2, 1, 2]);
-    assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [4, 2, b'n', b'o']);
+    assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, train: true, step: 2 }), [1, 0xac, 2, 7, 1, 2]);
+    assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [5, 2, b'n', b'o']);
     let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
     assert_eq!(encode(&TensorHeader { pass: 1, train: false, slot, coded: false }).unwrap(), [1, 0, 0, 5, 1, 0]);
-    assert_eq!(VERSION, 1);
+    assert_eq!(VERSION, 2);
+}
+
+/// A peer goes through the plan's versions one after the other.
+#[test]
+fn codecs_change_with_the_next_version_alone() {
+    let mut program = assignment().train;
+    let codecs = BTreeMap::from([(PeerId(1), Codec::Bf16)]);
+    program.recode(2, codecs.clone()).unwrap();
+    assert_eq!((program.version, &program.codecs), (2, &codecs));
+    let changed = program.clone();
+    let mut refuse = |version, to| {
+        let error = program.recode(version, BTreeMap::from([(to, Codec::Nvfp4)])).unwrap_err();
+        assert_eq!(program, changed);
+        error.to_string()
+    };
+    insta::assert_snapshot!(refuse(2, PeerId(1)), @"program: version 2 of the plan cannot follow version 2");
+    insta::assert_snapshot!(refuse(4, PeerId(1)), @"program: version 4 of the plan cannot follow version 2");
+    insta::assert_snapshot!(refuse(3, PeerId(0)), @"program: a codec is for the way to another peer");
 }
 
 fn refusal(change: impl FnOnce(&mut Assignment)) -> String {

@@ -65,7 +65,10 @@ fn the_run_directory_keeps_the_contract() {
     assert_eq!(keys(peer), expected);
     assert_eq!((&peer["name"], &peer["backend"]), (&"peer-1".into(), &"burn-cpu".into()));
     let link = &summary["links"][0];
-    assert_eq!(keys(link), ["bytes_per_step", "codec", "from", "measured_bytes_per_s", "ratio", "to"]);
+    assert_eq!(
+        keys(link),
+        ["bytes_per_step", "codec", "from", "measured_bytes_per_s", "ratio", "relative_error", "to"]
+    );
 
     let plan: Value = serde_json::from_str(&fs::read_to_string(run.join("plan.json")).unwrap()).unwrap();
     assert_eq!(plan["peers"], serde_json::json!(["peer-0", "peer-1"]));

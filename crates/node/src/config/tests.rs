@@ -78,6 +78,10 @@ fn an_empty_job_is_a_whole_one() {
     [compression]
     name = "none"
     ratio = 30.0
+    guard = false
+    error_feedback = false
+    stochastic_rounding = false
+    spectral_watch = 0
 
     [checkpoint]
     every = 200
@@ -206,6 +210,15 @@ fn defaults_follow_other_settings() {
     assert_eq!((gpt2.n_head, gpt2.vocab_size, gpt2.n_positions), (1, 50_257, 32));
     let micro_batch = |batch: usize| with(&[&format!("train.batch={batch}")]).unwrap().train.micro_batch;
     assert_eq!([1, 8, 16, 50, 64].map(micro_batch), [1, 1, 2, 5, 8]);
+}
+
+#[test]
+fn auto_is_on_its_guard_and_who_names_a_codec_is_not() {
+    let compression = |settings: &str| job(&format!("compression = {{ {settings} }}")).unwrap().compression;
+    assert!(compression("name = \"auto\"").guard && !compression("name = \"adatopk\"").guard);
+    assert!(!compression("name = \"auto\", guard = false").guard && compression("name = \"int4\", guard = true").guard);
+    let all = compression("error_feedback = true, stochastic_rounding = true, spectral_watch = 50");
+    assert_eq!((all.error_feedback, all.stochastic_rounding, all.spectral_watch), (true, true, 50));
 }
 
 #[test]

@@ -2,9 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fusionllm_plan::{Instruction, LearningRate, PeerId, Program, Verdict};
+use fusionllm_compress::{Codec, TopK, Values};
+use fusionllm_plan::{Instruction, LearningRate, LinkCodec, PeerId, Program, Verdict};
 use fusionllm_protocol::{
-    Action, Broker, Duties, Evaluated, Every, FromPeer, Participant, PassKind, PassReport, Position, Settings,
+    Action, Broker, Duties, Evaluated, Every, FromPeer, Participant, PassKind, PassReport, Position, Recoded, Settings,
     StepRecord, ToPeer,
 };
 
@@ -14,6 +15,8 @@ use super::{Dice, names, programs};
 #[derive(Debug, Clone)]
 pub(crate) enum Disturbance {
     Interrupt,
+    /// The links get other codecs.
+    Recode,
     Loss(u32),
     /// A peer sends this out of turn.
     Lie(u32, FromPeer),
@@ -32,6 +35,7 @@ pub(crate) struct Scenario {
 impl Default for Scenario {
     fn default() -> Self {
         let settings = Settings {
+            version: 1,
             start: Position::default(),
             steps: 5,
             micro_batches: 2,
@@ -57,6 +61,8 @@ pub(crate) struct Trace {
     pub(crate) steps: Vec<StepRecord>,
     pub(crate) evaluated: Vec<Evaluated>,
     pub(crate) commits: Vec<Position>,
+    /// Versions of the plan after the first, each with its first step.
+    pub(crate) recoded: Vec<(u32, u64)>,
     pub(crate) events: usize,
     pub(crate) end: Option<End>,
 }
@@ -82,7 +88,7 @@ pub(crate) fn run(scenario: &Scenario) -> Trace {
     let mut s = Simulation {
         scenario,
         broker: Broker::new(scenario.settings, participants),
-        peers: programs.iter().map(|(train, eval)| Peer::new(train, eval, scenario)).collect(),
+        peers: programs.iter().map(|(train, eval)| Peer::new(train.clone(), eval, scenario)).collect(),
         issued: 0,
         over: 0,
         saving: None,
@@ -130,6 +136,7 @@ impl Simulation<'_> {
             if let Some((_, d)) = disturbances.pop_front_if(|(at, _)| *at <= self.trace.events) {
                 let actions = match d {
                     Disturbance::Interrupt => self.broker.interrupt(),
+                    Disturbance::Recode => self.recode(),
                     Disturbance::Loss(p) => self.broker.lost(PeerId(p), "timed out"),
                     Disturbance::Lie(p, message) => self.broker.message(PeerId(p), message, self.clock),
                 };
@@ -184,6 +191,21 @@ impl Simulation<'_> {
         assert_eq!(self.broker.message(PeerId(0), FromPeer::Ready, self.clock), []);
     }
 
+    /// Every peer gets a codec for its way to the next one, unlike all it had before.
+    fn recode(&mut self) -> Vec<Action> {
+        let ratio = 2.0 + self.trace.recoded.len() as f64;
+        let peers = self.scenario.peers as u32;
+        let codec = |p| LinkCodec {
+            from: PeerId(p),
+            to: PeerId((p + 1) % peers),
+            codec: Codec::TopK(TopK { ratio, values: Values::Int8 }),
+        };
+        let codecs: Vec<LinkCodec> = (0..peers).filter(|_| peers > 1).map(codec).collect();
+        let Some(Recoded { version, step, actions }) = self.broker.recode(&codecs) else { return Vec::new() };
+        self.trace.recoded.push((version, step));
+        actions
+    }
+
     fn carry_out(&mut self, actions: Vec<Action>) {
         for action in actions {
             assert_eq!(self.trace.end, None, "{action:?} after the end");
@@ -224,7 +246,7 @@ impl Simulation<'_> {
 
 /// A peer that says what its programs make it say.
 struct Peer<'a> {
-    train: &'a Program,
+    train: Program,
     eval: &'a Program,
     scenario: &'a Scenario,
     /// From the broker, under way.
@@ -245,7 +267,7 @@ struct Peer<'a> {
 }
 
 impl<'a> Peer<'a> {
-    fn new(train: &'a Program, eval: &'a Program, scenario: &'a Scenario) -> Self {
+    fn new(train: Program, eval: &'a Program, scenario: &'a Scenario) -> Self {
         let Position { step, updates } = scenario.settings.start;
         Self {
             train,
@@ -296,7 +318,11 @@ impl<'a> Peer<'a> {
             return;
         }
         match self.commands.pop_front().unwrap() {
-            ToPeer::Run { pass, train, step } => {
+            ToPeer::Recode { version, codecs } => {
+                self.train.recode(version, codecs).unwrap();
+            }
+            ToPeer::Run { pass, version, train, step } => {
+                assert_eq!(version, self.train.version, "no pass runs by codecs that were not sent");
                 self.passes += 1;
                 assert_eq!(pass, self.passes, "every peer goes through every pass");
                 assert_eq!(step, self.trained);
@@ -313,7 +339,7 @@ impl<'a> Peer<'a> {
     }
 
     fn begin(&mut self, pass: u64, train: bool, step: u64) {
-        let program = if train { self.train } else { self.eval };
+        let program = if train { &self.train } else { self.eval };
         let broken = train && self.scenario.broken.contains(&step);
         for i in &program.instructions {
             if let Instruction::Report { report, micro_batch, .. } = *i {
