@@ -2,14 +2,12 @@
 //! accounts for.
 
 mod common;
-#[path = "../../graph/tests/common/dice.rs"]
-mod dice;
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::*;
-use dice::Dice;
+use fusionllm_graph::CounterRng;
 use serde_json::{Value, json};
 
 /// The largest piece of memory that was asked for.
@@ -56,11 +54,20 @@ fn survive(bytes: Vec<u8>) -> bool {
     met.is_ok()
 }
 
+struct Dice(CounterRng, u64);
+
+impl Dice {
+    fn below(&mut self, n: usize) -> usize {
+        self.1 += 1;
+        self.0.block(self.1, 0)[0] as usize % n.max(1)
+    }
+}
+
 #[test]
 fn flipped_bits_and_cut_files() {
     let whole = archive(&program(), &weights());
     assert!(survive(whole.clone()));
-    let mut dice = Dice::new(1);
+    let mut dice = Dice(CounterRng::new(1), 0);
     let mut whole_again = 0;
     for case in 0..3000 {
         let mut bytes = whole.clone();
@@ -158,7 +165,7 @@ fn programs_that_lie() {
         "eye.default",
         "linspace.default",
     ];
-    let mut dice = Dice::new(2);
+    let mut dice = Dice(CounterRng::new(2), 0);
     let mut accepted = 0;
     for case in 0..6000 {
         let (mut program, mut weights) = (program.clone(), weights.clone());

@@ -1,9 +1,6 @@
 //! What the executor's tests share: small models, random cuts, batches.
 #![allow(dead_code)]
 
-#[path = "../../../graph/tests/common/dice.rs"]
-mod dice;
-
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,10 +10,8 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{Cluster, Training};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_graph::{DType, Graph, HostTensor, TensorType, TrainGraph, Value, ValueKind, autodiff};
+use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, TensorType, TrainGraph, Value, ValueKind, autodiff};
 use fusionllm_plan::{LearningRate, Optimizer, Plan, Schedule, compile};
-
-pub(crate) use dice::Dice;
 
 pub(crate) fn gpt2(attention: AttentionImplementation, dropout: f64) -> Graph {
     let config = Gpt2Config {
@@ -59,6 +54,20 @@ pub(crate) fn plain_sgd(lr: f64, momentum: f64, weight_decay: f64) -> Training {
 
 pub(crate) fn train_graph(graph: &Graph) -> TrainGraph {
     autodiff::differentiate(graph, graph.outputs["loss"]).unwrap()
+}
+
+/// A small stream of numbers for choices in tests.
+pub(crate) struct Dice(CounterRng, u64);
+
+impl Dice {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(CounterRng::new(seed), 0)
+    }
+
+    pub(crate) fn below(&mut self, n: usize) -> usize {
+        self.1 += 1;
+        self.0.block(self.1, 0)[0] as usize % n
+    }
 }
 
 /// A random cut: any number of stages on `peers` peers, each node at a random stage not before its operands'.
