@@ -154,10 +154,11 @@ fn compressed_losses_over_processes_are_those_over_threads() {
 
     let overrides: Vec<String> = settings.iter().map(|s| s.trim_start_matches("--set=").to_owned()).collect();
     let job = Job::quick_start(&[overrides, vec![format!("train.steps={steps}")]].concat()).unwrap();
-    let (data, model) = (Dataset::open(&job.data, job.train.seed).unwrap(), Model::build(&job).unwrap());
-    let (batch, size) = (job.train.batch, job.train.micro_batch);
+    let (data, model) =
+        (Dataset::open(&job.data, job.train.seed).unwrap(), Model::build(&job, job.train.micro_batch.value).unwrap());
+    let (batch, size) = (job.train.batch, job.train.micro_batch.value);
     let names: Vec<String> = (0..peers).map(|p| format!("peer-{p}")).collect();
-    let mut plan = equal_compute(&model.forward, &names, (batch / size) as u32, job.train.schedule).unwrap();
+    let mut plan = equal_compute(&model.forward, &names, (batch / size) as u32, job.train.schedule.value).unwrap();
     let programs = compile(&plan, &model.forward, &model.train).unwrap();
     plan.codecs = job.compression.choose(&programs, None, job.train.optimizer.update_rule()).unwrap();
     assert!(!plan.codecs.is_empty());

@@ -49,18 +49,19 @@ impl Emulation {
         Ok(self.addrs[&(viewer, target)])
     }
 
-    /// What made links other than declared, if anything did.
-    pub(crate) fn shortfall(&self) -> Option<String> {
+    /// What made links other than declared.
+    pub(crate) fn shortfalls(&self) -> Vec<String> {
         let report = self.emulator.report();
         let (delivered, late) = (report.delivered, report.late);
         let lost = report.unsent + report.overrun.unwrap_or(0);
         // A few are late whenever the machine does something else for a moment.
-        (lost > delivered / 1000 || late > delivered / 20).then(|| {
+        let overall = (lost > delivered / 1000 || late > delivered / 20).then(|| {
             format!(
                 "this machine did not keep up with the links: of {delivered} datagrams {late} were late, by up to {:.1} ms, and {lost} were lost to its own load; step times are not those of the testbed",
                 1e3 * report.latest.as_secs_f64()
             )
-        })
+        });
+        overall.into_iter().collect()
     }
 
     /// The links that a message takes. Those that stand on one machine reach each other at once.

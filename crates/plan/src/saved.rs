@@ -61,6 +61,11 @@ impl SavedPlan {
         simulate(&self.programs()?, &self.cluster, &Conditions { optimizer: self.optimizer, record })
     }
 
+    /// By how much of the lower bound the predicted step is longer than it, if there is one. Where the simulator lets more overlap than the bound's count, 0.
+    pub fn gap(&self, simulation: &Simulation) -> Option<f64> {
+        self.origin.lower_bound_step_s.map(|bound| (simulation.step_s / bound - 1.0).max(0.0))
+    }
+
     /// The plan with what `simulation` predicts: what `fusionllm plan --json` prints, and, where it is `whole`, all that a plan file holds.
     pub fn to_value(&self, simulation: &Simulation, whole: bool) -> Result<Value, PlanError> {
         let mut object = match value(&self.plan)? {
@@ -102,6 +107,7 @@ impl SavedPlan {
         if let Value::Object(origin) = value(&self.origin)? {
             object.extend(origin);
         }
+        object.insert("gap".into(), json!(self.gap(simulation)));
         if whole {
             object.insert("cluster".into(), value(&self.cluster)?);
             object.insert("optimizer".into(), value(&self.optimizer)?);

@@ -150,7 +150,7 @@ fn what_cannot_be_planned_is_said_with_figures() {
         e.starts_with("memory: ")
             && e.contains("operator \"")
             && e.contains("alone needs")
-            && e.contains("the largest device, b, has 262144 bytes"),
+            && e.contains("the largest device, b, has 256.0 KiB"),
         "{e}"
     );
 

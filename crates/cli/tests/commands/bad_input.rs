@@ -90,6 +90,41 @@ fn testbeds() {
     assert!(train("good.toml", &["--set=plan.scheduler=fence"]).contains("`plan.scheduler` cannot be \"fence\""));
 }
 
+/// What no plan can be made of: each case says what is missing, how much of it, and where.
+#[test]
+fn what_cannot_be_planned() {
+    let device = |name: &str, memory: &str| {
+        format!("[[device]]\nname = \"{name}\"\ntflops = 0.1\nmemory_bandwidth = \"10 GB/s\"\nmemory = \"{memory}\"\n")
+    };
+    let link = |rate: &str| format!("[[link]]\nbetween = [\"a\", \"b\"]\nrate = \"{rate}\"\n");
+    let two = |memory: [&str; 2], link: String| device("a", memory[0]) + &device("b", memory[1]) + &link;
+    let dir = directory(&[
+        ("job.toml", "[model]\nn_layer = 2\nn_embd = 64\nn_head = 2\n[data]\ncontext = 32\n[train]\nbatch = 8\n"),
+        ("none.toml", "[[site]]\nname = \"home\"\n"),
+        ("apart.toml", &two(["1 GiB"; 2], String::new())),
+        ("still.toml", &two(["1 GiB"; 2], link("0 bps"))),
+        ("tiny.toml", &two(["200 KiB", "300 KiB"], link("1 Gbps"))),
+        ("small.toml", &two(["700 KiB", "900 KiB"], link("1 Gbps"))),
+        ("tight.toml", &two(["1 MiB", "1 MiB"], link("1 Gbps"))),
+    ]);
+    let plan = |testbed: &str| refused(dir.path(), &["plan", "job.toml", "--testbed", testbed]);
+    assert_snapshot!(plan("none.toml"), @r#"
+    error: none.toml: there are no devices
+      hint: describe each machine in a table [[device]] with a name and a gpu
+    "#);
+    assert_snapshot!(plan("apart.toml"), @r#"
+    error: apart.toml:7:8: no link leads from broker to b
+      hint: join their sites or the devices themselves by a [[link]], give both sites an uplink, or say where the broker stands: [broker] at = "NAME"
+    "#);
+    assert_snapshot!(plan("still.toml"), @r"
+    error: still.toml:13:8: `link.rate` is 0 bps
+      hint: it must be above zero
+    ");
+    assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512.2 KiB with what it keeps and updates, and the largest device, b, has 300.0 KiB; use a smaller micro-batch or a device with more memory"#);
+    assert_snapshot!(plan("small.toml"), @"error: memory: parameters, their gradients and the optimiser's state take 1.9 MiB, and all 2 devices together have 1.6 MiB: 380.0 KiB are missing; add devices or make the model smaller");
+    assert_snapshot!(plan("tight.toml"), @"error: memory: no cut fits the devices' memory: shared out by memory, there are missing 459.5 KiB on a, 690.4 KiB on b; use smaller micro-batches, or add devices");
+}
+
 #[test]
 fn options() {
     let dir = directory(&[("plan.json", "{}")]);

@@ -143,3 +143,27 @@ fn a_plan_that_does_not_fit_is_refused() {
     let unknown = refused(&|p| p["schedule"] = json!("fast"), &[]);
     assert!(unknown.contains("unknown variant `fast`, expected one of `gpipe`, `1f1b`, `zb-h1`"), "{unknown}");
 }
+
+/// Printed for people and for programs: how far the plan may be from the best there is.
+#[test]
+fn a_plan_says_how_far_from_the_best_it_may_be() {
+    let dir = tempfile::tempdir().unwrap();
+    let device = |name: &str| {
+        format!(
+            "[[device]]\nname = \"{name}\"\nsite = \"s\"\ntflops = 0.1\nmemory_bandwidth = \"10 GB/s\"\nmemory = \"1 GiB\"\n"
+        )
+    };
+    let site = "[[site]]\nname = \"s\"\nrate = \"1 Gbps\"\n";
+    fs::write(dir.path().join("t.toml"), device("a") + &device("b") + site).unwrap();
+    fs::write(dir.path().join("job.toml"), "").unwrap();
+    let plan = |more: &[&str]| call(dir.path(), &[&["plan", "job.toml", "--testbed", "t.toml"], more, &TINY].concat());
+    let object = plan(&["--json"]).json();
+    let figure = |name: &str| object[name].as_f64().unwrap();
+    let (step, bound, gap) = (figure("predicted_step_s"), figure("lower_bound_step_s"), figure("gap"));
+    assert!(bound > 0.0 && (gap - (step / bound - 1.0).max(0.0)).abs() < 1e-9, "{object}");
+    let text = plan(&[]).out;
+    assert!(
+        text.contains("no plan is faster than ") && text.contains(&format!("within {:.0} % of the best", 100.0 * gap)),
+        "{text}"
+    );
+}
