@@ -119,6 +119,14 @@ pub(crate) struct JoinArgs {
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown)]
     pub(crate) slowdown: f64,
 
+    /// What this machine was measured to do, by `fusionllm profile -o`; left out, it is measured briefly where the run's plan needs it.
+    #[arg(long, value_name = "DEVICE.toml")]
+    pub(crate) profile: Option<PathBuf>,
+
+    /// Memory that the run may count on, such as "8 GiB"; what is free if left out.
+    #[arg(long, value_name = "SIZE", value_parser = memory)]
+    pub(crate) memory: Option<u64>,
+
     /// Listen here, and talk to no address but those given: for peers between which links are emulated.
     #[arg(long, value_name = "ADDR", hide = true)]
     pub(crate) pinned: Option<SocketAddr>,
@@ -286,6 +294,10 @@ fn slowdown(text: &str) -> Result<f64, String> {
         Ok(x) if x >= 1.0 && x.is_finite() => Ok(x),
         _ => Err("it is a number of at least 1".into()),
     }
+}
+
+fn memory(text: &str) -> Result<u64, String> {
+    fusionllm_node::config::parse_size(text)
 }
 
 fn tokenizer(text: &str) -> Result<Tokenizer, String> {

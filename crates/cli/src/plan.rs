@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::Instant;
 
 use fusionllm_node::config::{Job, Testbed};
-use fusionllm_node::model::Model;
+use fusionllm_node::model::models;
 use fusionllm_node::planning::{Planned, plan_for};
 use fusionllm_plan::{
     Change, Conditions, Origin, PeerId, PlanError, Program, SavedPlan, Simulation, WhatIf, picture, simulate, what_if,
@@ -25,9 +25,8 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     set.extend(args.compression.as_ref().map(|name| format!("compression.name={name}")));
     let job = Job::load(&args.job, &set).map_err(|e| input(&e))?;
     let testbed = Testbed::load(&args.testbed).map_err(|e| input(&e))?.cluster;
-    let model = Model::build(&job)?;
     let started = Instant::now();
-    let Planned { plan, cluster, lower_bound_s, notes, .. } = plan_for(&job, &model, &testbed)?;
+    let Planned { plan, model, cluster, lower_bound_s, notes, .. } = plan_for(&job, models(&job)?, &testbed)?;
     let solve_s = Some(started.elapsed().as_secs_f64());
     let origin = Origin { lower_bound_step_s: lower_bound_s.filter(|b| *b > 0.0), solve_s, notes };
     let optimizer = job.train.optimizer.update_rule();
@@ -112,14 +111,8 @@ impl Told {
             plan.used().len(),
             units::seconds(*step_s)
         );
-        let schedule = serde_json::to_value(plan.schedule).unwrap_or_default();
-        let _ = write!(
-            out,
-            "{}, {} schedule, {} micro-batches",
-            plan.scheduler,
-            schedule.as_str().unwrap_or_default(),
-            plan.micro_batches
-        );
+        let _ =
+            write!(out, "{}, {} schedule, {} micro-batches", plan.scheduler, plan.schedule.name(), plan.micro_batches);
         if let Some(s) = saved.origin.solve_s {
             let _ = write!(out, "; planned in {}", units::seconds(s));
         }

@@ -137,16 +137,24 @@ impl Observer for Progress {
             }
             Event::Left { name } => self.say(format!("{name} left")),
             Event::TurnedAway { reason } => self.say(format!("turned a joiner away: {reason}")),
+            Event::Measuring => {
+                if self.bar.is_hidden() {
+                    complain("measuring machines and links");
+                }
+                self.wait_for("measuring machines and links".to_string());
+            }
             Event::Planned { plan, notes, predicted_step_s, model, data } => {
                 let parameters: usize = model.forward.parameters().map(|v| model.forward.ty(v).numel()).sum();
                 self.say(format!(
-                    "{}: {} parameters, {} operators in {} stages over {} peers ({})",
+                    "{}: {} parameters, {} operators in {} stages over {} peers ({}, {}, {} micro-batches)",
                     model.forward.name,
                     count(parameters as f64),
                     model.forward.nodes.len(),
                     plan.stages.len(),
                     plan.peers.len(),
-                    plan.scheduler
+                    plan.scheduler,
+                    plan.schedule.name(),
+                    plan.micro_batches
                 ));
                 for note in notes {
                     self.say(note);

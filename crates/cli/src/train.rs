@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::path::Path;
 
-use fusionllm_backend as backend;
+use fusionllm_backend::{self as backend, Backend};
 use fusionllm_node::checkpoint::Checkpoint;
-use fusionllm_node::config::{Job, Testbed};
+use fusionllm_node::config::{Job, Testbed, load_profile};
 use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, Peers, conduct};
-use fusionllm_plan::{Cluster, Plan};
+use fusionllm_plan::{Cluster, Device, Plan};
 
 use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
 use crate::failure::Failure;
@@ -147,11 +147,27 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     let backend = open_backend(args.backend.as_deref())?;
     let (name, device) = (backend.name(), backend.device().name);
     complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));
-    let JoinArgs { pinned, slowdown, .. } = args;
-    let options = JoinOptions { ticket, backend, name: args.name.unwrap_or_default(), pinned, slowdown };
-    runtime()?.block_on(fusionllm_node::join(options))?;
-    if json {
-        return print_json(&serde_json::json!({ "backend": name, "device": device }));
+    let profile = args.profile.as_deref().map(|path| measured(path, &*backend)).transpose()?;
+    let JoinArgs { pinned, slowdown, memory, .. } = args;
+    let name_in_run = args.name.unwrap_or_default();
+    let options = JoinOptions { ticket, backend, name: name_in_run, pinned, slowdown, profile, memory };
+    let took_part = runtime()?.block_on(fusionllm_node::join(options))?;
+    match took_part {
+        _ if json => print_json(&serde_json::json!({ "backend": name, "device": device, "took_part": took_part })),
+        true => print("the run is over\n"),
+        false => print("the run goes on, or ended, without this machine; its broker says why\n"),
     }
-    print("the run is over\n")
+}
+
+/// The profile's device that this process is: of its backend, with as many of its threads as were measured.
+fn measured(path: &Path, backend: &dyn Backend) -> Result<Device, Failure> {
+    let devices = load_profile(path).map_err(|e| Failure::Input(e.to_string()))?;
+    let (name, threads) = (backend.name(), backend.device().threads.unwrap_or(1));
+    let fitting = devices.into_iter().filter(|(n, d)| *n <= threads && d.backend.as_deref() == Some(name));
+    fitting.max_by_key(|(n, _)| *n).map(|(_, device)| device).ok_or_else(|| {
+        Failure::Input(format!(
+            "{}: it has no device of backend {name} with at most {threads} thread(s)\n  hint: measure this machine with `fusionllm profile --backend {name} -o DEVICE.toml`",
+            path.display()
+        ))
+    })
 }

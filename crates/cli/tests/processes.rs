@@ -104,6 +104,80 @@ fn a_testbed_changes_no_loss() {
     assert!(summary["median_step_s"].as_f64().unwrap() >= least, "{summary}");
 }
 
+/// Nobody says what the machines are: joiners measure themselves and the links between them, and the planner chooses what the job leaves open. A
+/// run that goes on keeps what was chosen.
+#[test]
+fn joiners_are_measured_and_planned_for() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run");
+    let profile = directory.path().join("profile.toml");
+    let device = "[[device]]\nname = \"a\"\nbackend = \"burn-cpu\"\ntflops = 0.01\nmemory_bandwidth = \"9 GB/s\"\nmemory = \"1 GiB\"\n";
+    std::fs::write(&profile, device).unwrap();
+    let mut broker = fusionllm()
+        .args(["broker", "--peers", "3", "--steps", "4", "--run-dir"])
+        .arg(&path)
+        .args(TINY)
+        .args(["--set=train.micro_batch=auto", "--set=plan.scheduler=op-fence"])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(broker.stderr.take().unwrap());
+    let ticket = loop {
+        let mut line = String::new();
+        assert!(lines.read_line(&mut line).unwrap() > 0, "the broker ended before it printed a ticket");
+        if let Some((_, ticket)) = line.split_once("fusionllm join ") {
+            break ticket.trim().to_string();
+        }
+    };
+    let mut join = |name: &str| {
+        let mut command = fusionllm();
+        command
+            .args(["join", &ticket, "--name", name, "--memory", "600 MiB"])
+            .stderr(Stdio::null())
+            .stdout(Stdio::null());
+        if name != "a" {
+            command.arg("--profile").arg(&profile);
+        }
+        command.spawn().unwrap()
+    };
+    let joiners = ["a", "b", "c"].map(&mut join);
+    let mut rest = String::new();
+    lines.read_to_string(&mut rest).unwrap();
+    assert!(broker.wait().unwrap().success(), "{rest}");
+    for mut joiner in joiners {
+        assert!(joiner.wait().unwrap().success(), "{rest}");
+    }
+    let read = |name: &str| std::fs::read_to_string(path.join(name)).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&read("summary.json")).unwrap();
+    assert_eq!(
+        (&summary["scheduler"], summary["predicted_step_s"].as_f64().unwrap() > 0.0),
+        (&"op-fence".into(), true)
+    );
+    let plan: serde_json::Value = serde_json::from_str(&read("plan.json")).unwrap();
+    let devices = plan["cluster"]["devices"].as_array().unwrap();
+    assert!(devices.iter().all(|d| d["memory"] == 600 << 20), "{plan}");
+    let profiled = |d: &serde_json::Value| d["rates"]["matmul"] == 1e10;
+    assert!(devices.iter().all(|d| profiled(d) == (d["name"] != "a")), "{plan}");
+    // Each with each other, and with the broker, there and back.
+    assert_eq!(
+        plan["cluster"]["links"].as_array().unwrap().len(),
+        devices.len() * (devices.len() - 1) + 2 * devices.len()
+    );
+    let simulated = finished(fusionllm().arg("simulate").arg(path.join("plan.json")).arg("--json"));
+    let simulated: serde_json::Value = serde_json::from_slice(&simulated.stdout).unwrap();
+    assert_eq!(simulated["predicted_step_s"], summary["predicted_step_s"]);
+
+    let chosen = |job: &str| -> Vec<String> {
+        let lines = job.lines().filter(|l| l.starts_with("micro_batch =") || l.starts_with("schedule ="));
+        lines.map(str::to_owned).collect()
+    };
+    let first = chosen(&read("job.toml"));
+    assert!(first.len() == 2 && !first.iter().any(|l| l.contains("auto")), "{first:?}");
+    finished(fusionllm().args(["train", "--peers", "1", "--steps", "6", "--resume"]).arg(&path));
+    assert_eq!(chosen(&read("job.toml")), first);
+    assert_eq!(losses(&path).len(), 6);
+}
+
 /// A run whose training has begun.
 #[cfg(unix)]
 struct UnderWay {
@@ -154,10 +228,11 @@ fn compressed_losses_over_processes_are_those_over_threads() {
 
     let overrides: Vec<String> = settings.iter().map(|s| s.trim_start_matches("--set=").to_owned()).collect();
     let job = Job::quick_start(&[overrides, vec![format!("train.steps={steps}")]].concat()).unwrap();
-    let (data, model) = (Dataset::open(&job.data, job.train.seed).unwrap(), Model::build(&job).unwrap());
-    let (batch, size) = (job.train.batch, job.train.micro_batch);
+    let (data, model) =
+        (Dataset::open(&job.data, job.train.seed).unwrap(), Model::build(&job, job.train.micro_batch.value).unwrap());
+    let (batch, size) = (job.train.batch, job.train.micro_batch.value);
     let names: Vec<String> = (0..peers).map(|p| format!("peer-{p}")).collect();
-    let mut plan = equal_compute(&model.forward, &names, (batch / size) as u32, job.train.schedule).unwrap();
+    let mut plan = equal_compute(&model.forward, &names, (batch / size) as u32, job.train.schedule.value).unwrap();
     let programs = compile(&plan, &model.forward, &model.train).unwrap();
     plan.codecs = job.compression.choose(&programs, None, job.train.optimizer.update_rule()).unwrap();
     assert!(!plan.codecs.is_empty());

@@ -1,5 +1,6 @@
 //! The broker's driver: gathers peers, plans, streams, and carries out what the state machine says.
 
+mod door;
 mod incoming;
 mod regulating;
 
@@ -14,28 +15,29 @@ use fusionllm_plan::{
     Cluster, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
 };
 use fusionllm_protocol::{
-    Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, Lobby, MAX_BULK, Member, Participant,
-    PassKind, Places, Position, Regulator, Settings, TensorHeader, ToPeer, decode, encode,
+    Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, MAX_BULK, Participant, PassKind,
+    Places, Position, Regulator, Settings, TensorHeader, decode, encode,
 };
-use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, Options, PeerAddr, Secret, SecretKey, Ticket};
+use fusionllm_transport::{Connection, Endpoint, Options, PeerAddr, Secret, SecretKey, Ticket};
 use tokio::sync::mpsc;
 
 use crate::NodeError;
 use crate::checkpoint::Checkpoint;
-use crate::config::{Family, Job};
+use crate::config::{Choice, Family, Job, Network, Scheduler};
 use crate::data::Dataset;
-use crate::emulation::{Emulation, free_addresses};
+use crate::emulation::Emulation;
 use crate::feeds::{Feeds, count_targets};
 use crate::imported;
 use crate::keeper::Kept;
-use crate::local::{Children, Entrance, LocalPeer};
-use crate::model::Model;
+use crate::local::{Children, LocalPeer};
+use crate::model::{Model, models};
 use crate::observer::{Event, Observer};
 use crate::peer::{WINDOW, neighbours};
 use crate::planning::{Planned, place, plan_blind, plan_for};
 use crate::store::{PeerFacts, Store, check};
 use crate::weights::Weights;
 use crate::wire::{self, Outbox};
+use door::{Door, Guest, take};
 use incoming::{Incoming, accept, interrupts, receive_bulk, receive_control};
 use regulating::{Regulating, recode};
 
@@ -93,132 +95,183 @@ struct Peer {
 }
 
 /// Conducts a run from the first joiner to the last step.
-pub async fn conduct(
-    job: &Job,
-    mut options: BrokerOptions,
-    observer: &mut dyn Observer,
-) -> Result<Position, NodeError> {
+pub async fn conduct(job: &Job, options: BrokerOptions, observer: &mut dyn Observer) -> Result<Position, NodeError> {
+    let BrokerOptions { peers, listen, plan, directory, resume } = options;
+    let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
+    // What was left to a planner is by now what it chose for the run, or for the plan that is given.
+    if job.train.micro_batch.open {
+        let of_run = resume.as_ref().map(|c| Network::at(c.path())).transpose();
+        let of_run = of_run.map_err(|e| NodeError::Input(e.to_string()))?.map(|n| n.micro_batch);
+        let of_plan = plan.as_ref().and_then(|p| job.train.batch.checked_div(p.micro_batches as usize));
+        let divides = |size: &usize| *size > 0 && job.train.batch.is_multiple_of(*size);
+        if let Some(size) = of_plan.or(of_run).filter(divides) {
+            job.train.micro_batch = Choice::made(size);
+        }
+    }
     // Whatever the user got wrong shows before anybody is kept waiting, and before anything is written.
     let data = Dataset::open(&job.data, job.train.seed).map_err(|e| NodeError::Input(e.to_string()))?;
-    let model = Model::build(job)?;
-    if let Some(checkpoint) = &options.resume {
-        check(checkpoint, job, &data, &model)?;
+    let mut models = models(&job)?;
+    let model = &models[0];
+    if let Some(checkpoint) = &resume {
+        check(checkpoint, &job, &data, model)?;
     }
-    let feeds = Feeds::new(&model.forward, &data, job.train.micro_batch)?;
+    let feeds = Feeds::new(&model.forward, &data, model.micro_batch)?;
     let source = match &job.model.family {
         Family::Imported { file } => {
-            let options = fusionllm_import::Options { samples: Some(job.train.micro_batch), double: false };
+            let options = fusionllm_import::Options { samples: Some(model.micro_batch), double: false };
             Some(Mutex::new(imported::Model::open(file, options)?))
         }
         _ => None,
     };
     let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
     if let Some(weights) = &weights
-        && options.resume.is_none()
+        && resume.is_none()
     {
         let parameters = model.forward.parameters().map(|v| model.forward.value(v));
         weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))?;
     }
-    options.plan = options.plan.map(Plan::without_idle);
-    if let Some(plan) = &options.plan {
-        plan.validate(&model.forward)?;
-        let count = options.peers.count();
-        if plan.peers.len() != count && !matches!(options.peers, Peers::Emulated { .. }) {
-            return Err(NodeError::Input(format!("the plan is for {} peers, not {count}", plan.peers.len())));
+    let given = match plan {
+        Some(plan) => {
+            plan.validate(&model.forward)?;
+            let count = peers.count();
+            if plan.peers.len() != count && !matches!(peers, Peers::Emulated { .. }) {
+                return Err(NodeError::Input(format!("the plan is for {} peers, not {count}", plan.peers.len())));
+            }
+            if plan.micro_batches != job.micro_batches() {
+                return Err(NodeError::Input(format!(
+                    "the plan is for {} micro-batches a step, the job has {}; plan anew",
+                    plan.micro_batches,
+                    job.micro_batches()
+                )));
+            }
+            Some(Planned::new(&job, models.swap_remove(0), plan))
         }
-        if plan.micro_batches != job.micro_batches() {
-            return Err(NodeError::Input(format!(
-                "the plan is for {} micro-batches a step, the job has {}; plan anew",
-                plan.micro_batches,
-                job.micro_batches()
-            )));
-        }
-    }
-    let planned = match (&options.peers, options.plan.take()) {
-        (Peers::Emulated { testbed, .. }, Some(plan)) => place(plan, testbed)?.compressed(job, &model)?,
-        (Peers::Emulated { testbed, .. }, None) => plan_for(job, &model, testbed)?,
-        (_, Some(plan)) => Planned { plan, named: true, cluster: None, lower_bound_s: None, notes: Vec::new() }
-            .compressed(job, &model)?,
-        // Who they are shows once they are there; it does not matter to the plan.
-        (peers, None) => plan_blind(job, &model, peers.count())?.compressed(job, &model)?,
+        None => None,
     };
+    let course = match (&peers, given) {
+        (Peers::Joiners(count), given) if must_measure(&job, given.is_some(), *count) => {
+            Course::Measure { count: *count, models, given }
+        }
+        (Peers::Emulated { testbed, .. }, Some(given)) => Course::Start(place(given, testbed)?.complete()?),
+        (Peers::Emulated { testbed, .. }, None) => Course::Start(plan_for(&job, models, testbed)?.complete()?),
+        (_, Some(given)) => Course::Start(given.complete()?),
+        // Who they are shows once they are there; it does not matter to the plan.
+        (peers, None) => Course::Start(plan_blind(&job, models.swap_remove(0), peers.count())?.complete()?),
+    };
+    if let Course::Start(planned) = &course {
+        job = planned.job.clone();
+    }
     let (events, incoming) = mpsc::unbounded_channel();
     let kept = {
         let events = events.clone();
         move |kept| drop(events.send(Incoming::Kept(kept)))
     };
-    let predicted = planned.predict(job, &model)?;
-    let mut store = Store::open(options.directory.as_deref(), options.resume.take(), job, kept)?;
+    let mut store = Store::open(directory.as_deref(), resume, &job, kept)?;
     observer.event(Event::Opened { directory: store.directory() });
     let secret_key = SecretKey::generate();
-    let pinned = planned.cluster.is_some();
-    let endpoint = Endpoint::bind(Options { secret_key, listen: options.listen, pinned, ..Options::new() }).await?;
+    let pinned = matches!(peers, Peers::Emulated { .. });
+    let endpoint = Endpoint::bind(Options { secret_key, listen, pinned, ..Options::new() }).await?;
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
-    let run = Conductor { job, data, model, feeds, source, weights, endpoint: endpoint.clone(), ticket, predicted };
-    let result = run.conduct(&options.peers, planned, &mut store, (events, incoming), observer).await;
+    let run = Preparation { job, data, feeds, source, weights, door: Door { endpoint: endpoint.clone(), ticket } };
+    let result = run.conduct(&peers, course, &mut store, (events, incoming), observer).await;
     let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
     endpoint.close(&reason).await;
     result
 }
 
-/// Peers to start on this machine, each with its way in.
-type LocalPeers = Vec<(LocalPeer, Entrance)>;
-
-struct Conductor<'a> {
-    job: &'a Job,
-    data: Dataset,
-    model: Model,
-    feeds: Feeds,
-    /// Where the weights of a model from elsewhere are.
-    source: Option<Mutex<imported::Model>>,
-    weights: Option<Weights>,
-    endpoint: Endpoint,
-    ticket: Ticket,
-    predicted: Option<Simulation>,
+/// How a run comes to its plan.
+enum Course {
+    /// It has it.
+    Start(Planned),
+    /// Joiners measure their machines and links first: for the planner, which takes one of the models, or to suit the codecs of a given plan.
+    Measure { count: usize, models: Vec<Model>, given: Option<Planned> },
 }
 
-impl Conductor<'_> {
+/// Whether the plan, or its codecs, are made for machines of which joiners alone can tell. Those that are left to the default are spared it if there is nothing to share out.
+fn must_measure(job: &Job, given: bool, count: usize) -> bool {
+    let planner = match job.plan.scheduler {
+        Some(Scheduler::EqualNumber | Scheduler::EqualCompute) => false,
+        Some(Scheduler::OpFence | Scheduler::Exact) => true,
+        None => count > 1 || job.train.micro_batch.open,
+    };
+    job.compression.asks_for_links() || (planner && !given)
+}
+
+/// What a run has before its plan.
+struct Preparation {
+    job: Job,
+    data: Dataset,
+    feeds: Feeds,
+    source: Option<Mutex<imported::Model>>,
+    weights: Option<Weights>,
+    door: Door,
+}
+
+impl Preparation {
     async fn conduct(
         self,
         peers: &Peers,
-        planned: Planned,
+        course: Course,
         store: &mut Store,
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<Position, NodeError> {
-        let Planned { mut plan, named, cluster, notes, .. } = planned;
-        store.ticket(&self.ticket)?;
-        let places = match named {
-            true => Places::Named(plan.peers.clone()),
-            false => Places::Any(plan.peers.len()),
+        let Self { job, data, feeds, source, weights, door } = self;
+        store.ticket(&door.ticket)?;
+        let (known, cluster) = match &course {
+            Course::Start(planned) => (Some(planned), planned.cluster.clone()),
+            Course::Measure { given, .. } => (given.as_ref(), None),
         };
-        observer.event(Event::Listening { ticket: &self.ticket, wanted: places.count() });
-        let accepting = tokio::spawn(accept(self.endpoint.clone(), events.clone()));
+        let places = match (known, &course) {
+            (Some(planned), _) if planned.named => Places::Named(planned.plan.peers.clone()),
+            (_, Course::Start(planned)) => Places::Any(planned.plan.peers.len()),
+            (_, Course::Measure { count, .. }) => Places::Any(*count),
+        };
+        observer.event(Event::Listening { ticket: &door.ticket, wanted: places.count() });
+        let accepting = tokio::spawn(accept(door.endpoint.clone(), events.clone()));
         tokio::spawn(interrupts(events.clone()));
-        let (mut emulation, local) = self.local(peers, cluster.clone())?;
+        let (mut emulation, local) = door.local(peers, cluster)?;
         let children = Children::start(&local, Some(store.directory()), {
             let events = events.clone();
             move |reason| drop(events.send(Incoming::Child(reason)))
         })?;
-        let members = self.gather(places, &mut incoming, observer).await?;
+        let mut guests = door.gather(places, &mut incoming, observer).await?;
         accepting.abort();
         store.ticket_used()?;
-        let keys: BTreeSet<_> = members.iter().map(|(_, c, _)| c.peer()).collect();
-        self.endpoint.allow(Allowed::Only(keys));
 
-        if !named {
-            plan.peers = members.iter().map(|(m, _, _)| m.name.clone()).collect();
+        let mut planned = match course {
+            Course::Start(planned) => {
+                door.close(&guests);
+                planned
+            }
+            Course::Measure { models, given, .. } => {
+                observer.event(Event::Measuring);
+                let (measured, cluster, notes) = door.survey(guests, &mut incoming).await?;
+                guests = measured;
+                let mut planned = match given {
+                    Some(given) => place(given, &cluster)?,
+                    None => plan_for(&job, models, &cluster)?,
+                };
+                planned.notes.extend(notes);
+                planned.complete()?
+            }
+        };
+        if planned.named {
+            guests = take(&planned.plan, guests);
+        } else {
+            planned.plan.peers = guests.iter().map(|(m, _, _)| m.name.clone()).collect();
         }
-        store.plan(&plan)?;
-        let predicted_step_s = self.predicted.as_ref().map(|p| p.step_s);
-        let (model, data) = (&self.model, &self.data);
-        observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model, data });
-        let peers = self.assign(&plan, members, emulation.as_mut(), store, &events).await?;
+        store.plan(&planned)?;
+        let Planned { job, model, plan, notes, predicted, cluster, .. } = planned;
+        let predicted_step_s = predicted.as_ref().map(|p| p.step_s);
+        observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model: &model, data: &data });
+        let run = Conductor { job, data, model, feeds, source, weights, predicted };
+        let peers = run.assign(&plan, guests, emulation.as_mut(), store, &events).await?;
         let programs = peers.iter().map(|p| p.train.clone()).collect();
-        let regulator = Regulator::new(&plan, programs, cluster, self.job.train.optimizer.update_rule());
+        let regulator = Regulator::new(&plan, programs, cluster, run.job.train.optimizer.update_rule());
         let regulating = Regulating::start(regulator, events)?;
-        let position = self.run(plan, peers, regulating, store, observer, &mut incoming).await;
-        if let Some(reason) = emulation.and_then(|e| e.shortfall()) {
+        let position = run.run(plan, peers, regulating, store, observer, &mut incoming).await;
+        for reason in emulation.map(|e| e.shortfalls()).unwrap_or_default() {
             observer.event(Event::Shortfall { reason: &reason });
         }
         match &position {
@@ -227,94 +280,25 @@ impl Conductor<'_> {
         }
         position
     }
+}
 
-    /// The peers to start here, each with its way in, and what emulates the links between them if that is wanted.
-    fn local(&self, peers: &Peers, cluster: Option<Cluster>) -> Result<(Option<Emulation>, LocalPeers), NodeError> {
-        let entrance = |pinned: Option<SocketAddr>, broker: PeerAddr| Entrance {
-            ticket: Ticket { addr: broker, secret: self.ticket.secret.clone() },
-            pinned,
-        };
-        match (peers, cluster) {
-            (Peers::Emulated { backend, .. }, Some(cluster)) => {
-                let devices = cluster.devices().to_vec();
-                let PeerAddr { key, addrs } = self.endpoint.addr();
-                let broker =
-                    addrs.first().copied().ok_or_else(|| NodeError::State("the broker has no address".into()))?;
-                let addresses = free_addresses(devices.len())?;
-                let mut emulation = Emulation::start(cluster, broker, addresses.clone())?;
-                let mut local = Vec::with_capacity(devices.len());
-                for ((i, device), pinned) in (0..).zip(devices).zip(addresses) {
-                    let broker = emulation.address(PeerId(i), PeerId::BROKER)?;
-                    let peer = LocalPeer {
-                        name: device.name,
-                        backend: device.backend.unwrap_or_else(|| backend.clone()),
-                        threads: 1,
-                        slowdown: device.slowdown,
-                    };
-                    local.push((peer, entrance(Some(pinned), PeerAddr { key, addrs: vec![broker] })));
-                }
-                Ok((Some(emulation), local))
-            }
-            (Peers::Local(local), _) => {
-                Ok((None, local.iter().map(|p| (p.clone(), entrance(None, self.ticket.addr.clone()))).collect()))
-            }
-            _ => Ok((None, Vec::new())),
-        }
-    }
+struct Conductor {
+    job: Job,
+    data: Dataset,
+    model: Model,
+    feeds: Feeds,
+    /// Where the weights of a model from elsewhere are.
+    source: Option<Mutex<imported::Model>>,
+    weights: Option<Weights>,
+    predicted: Option<Simulation>,
+}
 
-    /// Waits until all peers are there.
-    async fn gather(
-        &self,
-        places: Places,
-        incoming: &mut mpsc::UnboundedReceiver<Incoming>,
-        observer: &mut dyn Observer,
-    ) -> Result<Vec<(Member, Connection, Lanes)>, NodeError> {
-        let wanted = places.count();
-        let mut lobby = Lobby::new(places, *self.ticket.secret.as_bytes());
-        let mut connections: BTreeMap<u64, (Connection, Lanes)> = BTreeMap::new();
-        loop {
-            match incoming.recv().await {
-                Some(Incoming::Hello(number, connection, lanes, hello)) => match lobby.join(number, hello) {
-                    Ok(member) => {
-                        let member = member.clone();
-                        connections.insert(number, (connection, *lanes));
-                        observer.event(Event::Joined { member: &member, present: lobby.members().len(), wanted });
-                    }
-                    Err(reason) => {
-                        observer.event(Event::TurnedAway { reason: &reason });
-                        tokio::spawn(async move {
-                            if wire::send_control(&connection, &ToPeer::Refused { reason }).await.is_ok() {
-                                let _ = connection.finish().await;
-                            }
-                        });
-                    }
-                },
-                Some(Incoming::Gone(number)) => {
-                    connections.remove(&number);
-                    if let Some(member) = lobby.leave(number) {
-                        observer.event(Event::Left { name: &member.name });
-                    }
-                }
-                Some(Incoming::Interrupt) => {
-                    return Err(NodeError::Stopped("interrupted before all peers had joined".into()));
-                }
-                Some(Incoming::Child(reason)) => return Err(NodeError::Run(reason)),
-                Some(_) | None => return Err(NodeError::State("the broker's endpoint closed".into())),
-            }
-            if let Some(members) = lobby.complete() {
-                return Ok(members
-                    .into_iter()
-                    .filter_map(|m| connections.remove(&m.connection).map(|(c, l)| (m, c, l)))
-                    .collect());
-            }
-        }
-    }
-
+impl Conductor {
     /// Compiles the plan and streams every peer its share.
     async fn assign(
         &self,
         plan: &Plan,
-        members: Vec<(Member, Connection, Lanes)>,
+        members: Vec<Guest>,
         mut emulation: Option<&mut Emulation>,
         store: &Store,
         events: &mpsc::UnboundedSender<Incoming>,
@@ -435,7 +419,7 @@ impl Conductor<'_> {
         observer: &mut dyn Observer,
         incoming: &mut mpsc::UnboundedReceiver<Incoming>,
     ) -> Result<Position, NodeError> {
-        let job = self.job;
+        let job = &self.job;
         let eval_passes = self.eval_passes();
         let settings = Settings {
             version: plan.version,
@@ -544,7 +528,7 @@ impl Conductor<'_> {
                     store.begin_checkpoint(step, &self.model, self.job.train.optimizer.update_rule());
                 }
                 Action::Commit(position) => {
-                    store.commit(position, self.job, &self.data, &self.model)?;
+                    store.commit(position, &self.job, &self.data, &self.model)?;
                 }
                 Action::Finish(position) => {
                     let predicted = self.predicted.as_ref();
@@ -605,7 +589,7 @@ impl Conductor<'_> {
         plan: &Plan,
         peers: &[Peer],
     ) -> Result<(), NodeError> {
-        let (batch_size, size) = (self.job.train.batch, self.job.train.micro_batch);
+        let (batch_size, size) = (self.job.train.batch, self.model.micro_batch);
         let (batch, program) = match kind {
             PassKind::Train { step } => (self.data.train_batch(step * batch_size as u64, batch_size), 0),
             PassKind::Eval { index, .. } => (self.data.eval_batch(index as usize * batch_size, batch_size), 1),

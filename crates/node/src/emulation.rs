@@ -6,7 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use fusionllm_plan::{Cluster, Link, PeerId, Place, SharedId};
-use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec};
+use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec, LinkStats};
 
 use crate::NodeError;
 
@@ -49,18 +49,19 @@ impl Emulation {
         Ok(self.addrs[&(viewer, target)])
     }
 
-    /// What made links other than declared, if anything did.
-    pub(crate) fn shortfall(&self) -> Option<String> {
+    /// What made links other than declared.
+    pub(crate) fn shortfalls(&self) -> Vec<String> {
         let report = self.emulator.report();
         let (delivered, late) = (report.delivered, report.late);
         let lost = report.unsent + report.overrun.unwrap_or(0);
         // A few are late whenever the machine does something else for a moment.
-        (lost > delivered / 1000 || late > delivered / 20).then(|| {
+        let overall = (lost > delivered / 1000 || late > delivered / 20).then(|| {
             format!(
                 "this machine did not keep up with the links: of {delivered} datagrams {late} were late, by up to {:.1} ms, and {lost} were lost to its own load; step times are not those of the testbed",
                 1e3 * report.latest.as_secs_f64()
             )
-        })
+        });
+        overall.into_iter().chain(report.links.iter().filter_map(too_fast)).collect()
     }
 
     /// The links that a message takes. Those that stand on one machine reach each other at once.
@@ -78,10 +79,17 @@ impl Emulation {
     }
 
     fn link(&mut self, piece: Piece, link: Link) -> LinkId {
-        let emulator = &self.emulator;
+        let (emulator, cluster) = (&self.emulator, &self.cluster);
         *self.links.entry(piece).or_insert_with(|| {
             let rate = link.bandwidth.is_finite().then_some(link.bandwidth as u64);
-            emulator.add_link(LinkSpec::new(format!("{piece:?}"), rate, Duration::from_secs_f64(link.latency)))
+            let name = match piece {
+                Piece::Line(from, to) => format!("the link from {:?} to {:?}", cluster.name(from), cluster.name(to)),
+                Piece::Uplink(SharedId { site, outward }) => {
+                    let site = cluster.sites().get(site as usize).map_or("?", |s| &s.name);
+                    format!("the uplink of {site:?}, {}", if outward { "outward" } else { "inward" })
+                }
+            };
+            emulator.add_link(LinkSpec::new(name, rate, Duration::from_secs_f64(link.latency)))
         })
     }
 
@@ -101,6 +109,20 @@ impl Emulation {
             }
         }
     }
+}
+
+/// What to say of a link that was declared faster than this machine could carry what peers had for it.
+fn too_fast(link: &LinkStats) -> Option<String> {
+    let (asked, got) = (link.rate? as f64, link.pressed_rate()?);
+    let mbps = |rate: f64| format!("{:.0} Mbps", rate * 8e-6);
+    (got < 0.9 * asked).then(|| {
+        format!(
+            "{} is declared faster than this machine can emulate: {} of {} while peers had more to send",
+            link.name,
+            mbps(got),
+            mbps(asked)
+        )
+    })
 }
 
 fn failed(e: io::Error) -> NodeError {
@@ -160,6 +182,21 @@ mod tests {
         let there = e.address(PeerId::BROKER, C).unwrap();
         assert_eq!(e.address(PeerId::BROKER, C).unwrap(), there, "joined once");
         assert_ne!(e.address(C, PeerId::BROKER).unwrap(), there);
+    }
+
+    #[test]
+    fn a_link_that_is_too_fast_is_named_with_what_it_got() {
+        let link = LinkStats {
+            name: "the link from \"a\" to \"c\"".into(),
+            rate: Some(1_250_000_000),
+            pressed_bytes: 100_000_000,
+            pressed: Duration::from_millis(400),
+            ..LinkStats::default()
+        };
+        insta::assert_snapshot!(too_fast(&link).unwrap(), @r#"the link from "a" to "c" is declared faster than this machine can emulate: 2000 Mbps of 10000 Mbps while peers had more to send"#);
+        assert_eq!(too_fast(&LinkStats { rate: Some(250_000_000), ..link.clone() }), None, "it got what was asked");
+        assert_eq!(too_fast(&LinkStats { pressed_bytes: 1000, ..link.clone() }), None, "nobody had more for it");
+        assert_eq!(too_fast(&LinkStats { rate: None, ..link }), None);
     }
 
     #[test]

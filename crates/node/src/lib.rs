@@ -22,10 +22,12 @@ pub mod model;
 mod observer;
 mod peer;
 pub mod planning;
+mod probe;
 pub mod profile;
 pub mod run_dir;
 mod saved;
 mod store;
+mod survey;
 pub mod weights;
 mod wire;
 

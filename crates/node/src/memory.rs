@@ -23,17 +23,20 @@ pub(crate) fn take_peak() -> u64 {
 }
 
 /// Most bytes that the system ever kept in memory for this process; 0 where it does not tell.
-#[cfg(target_os = "linux")]
 pub(crate) fn resident_peak() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|l| l.strip_prefix("VmHWM:"));
-    let kib = line.and_then(|l| l.trim().strip_suffix(" kB")?.parse::<u64>().ok());
-    kib.unwrap_or(0) * 1024
+    figure("/proc/self/status", "VmHWM:").unwrap_or(0)
 }
 
-#[cfg(not(target_os = "linux"))]
-pub(crate) fn resident_peak() -> u64 {
-    0
+/// Bytes that the system could give to a process now; `None` where it does not tell.
+pub(crate) fn available() -> Option<u64> {
+    figure("/proc/meminfo", "MemAvailable:")
+}
+
+/// A figure of one of Linux's tables, in bytes; other systems have no such files.
+fn figure(table: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(table).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
 }
 
 fn grow(bytes: usize) {
@@ -122,5 +125,6 @@ mod tests {
     fn the_system_tells_what_is_resident() {
         let held = vec![1u8; 32 << 20];
         assert!(resident_peak() > held.len() as u64);
+        assert!(available().is_some_and(|b| b > 1 << 20));
     }
 }

@@ -9,6 +9,8 @@ use crate::data::IMAGE_SIZE;
 /// A model's graphs at the micro-batch's size.
 #[derive(Debug)]
 pub struct Model {
+    /// Samples at once.
+    pub micro_batch: usize,
     /// What plans are made for.
     pub forward: Graph,
     /// With its backward operators.
@@ -18,19 +20,36 @@ pub struct Model {
 }
 
 impl Model {
-    /// The graphs of a job.
-    pub fn build(job: &Job) -> Result<Self, NodeError> {
-        Self::from_forward(forward(job, job.train.micro_batch)?)
-    }
-
-    /// The graphs of any forward graph with an output `loss`.
-    pub fn from_forward(forward: Graph) -> Result<Self, NodeError> {
+    /// The graphs of a job for so many samples at once.
+    pub fn build(job: &Job, micro_batch: usize) -> Result<Self, NodeError> {
+        let forward = forward(job, micro_batch)?;
         let Some(&loss) = forward.outputs.get("loss") else {
             return Err(NodeError::Input(format!("graph {:?} has no output named \"loss\"", forward.name)));
         };
         let train = autodiff::differentiate(&forward, loss)?;
         let eval = forward.evaluation()?;
-        Ok(Self { forward, train, eval })
+        Ok(Self { micro_batch, forward, train, eval })
+    }
+}
+
+/// A job's model at each size of micro-batch that a planner may choose, the usual one first. Sizes that the model cannot have, as where it was exported with one
+/// size of batch, are left out.
+///
+/// # Errors
+///
+/// There is none that it can have.
+pub fn models(job: &Job) -> Result<Vec<Model>, NodeError> {
+    let mut models = Vec::new();
+    let mut refusal = None;
+    for size in job.train.sizes() {
+        match Model::build(job, size) {
+            Ok(model) => models.push(model),
+            Err(e) => drop(refusal.get_or_insert(e)),
+        }
+    }
+    match refusal {
+        Some(e) if models.is_empty() => Err(e),
+        _ => Ok(models),
     }
 }
 

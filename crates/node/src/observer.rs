@@ -45,6 +45,8 @@ pub enum Event<'a> {
         /// Why.
         reason: &'a str,
     },
+    /// All joiners are there; they measure their machines and the links between them.
+    Measuring,
     /// The plan is made; peers load their shares.
     Planned {
         /// The plan.

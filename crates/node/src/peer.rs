@@ -13,7 +13,7 @@ use fusionllm_backend::Backend;
 use fusionllm_compress::Codec;
 use fusionllm_exec::{Coding, ExecError, Executor, Link, PassStats, Snapshot};
 use fusionllm_graph::{HostTensor, ValueId, ValueKind};
-use fusionllm_plan::{Instruction, PeerId, Program, Slot, Verdict};
+use fusionllm_plan::{Device, Instruction, PeerId, Program, Slot, Verdict};
 use fusionllm_protocol::{
     Assignment, BulkHeader, FromPeer, Hello, Inbox, MAX_BULK, PassReport, TensorHeader, ToPeer, VERSION, decode, encode,
 };
@@ -22,6 +22,7 @@ use fusionllm_transport::{
 };
 
 use crate::coding::{Codecs, Watch};
+use crate::survey::Surveyed;
 use crate::wire::{self, Mailbox, Outbox};
 use crate::{NodeError, memory};
 
@@ -37,6 +38,10 @@ pub struct JoinOptions {
     pub pinned: Option<SocketAddr>,
     /// How many times slower than this machine to be, at least 1. If more, the backend gets one thread.
     pub slowdown: f64,
+    /// What was measured of this machine; `None` to measure it briefly where the broker asks.
+    pub profile: Option<Device>,
+    /// Bytes of memory that the run may count on; `None` for what is free.
+    pub memory: Option<u64>,
 }
 
 /// How many passes may be under way; the broker issues no more.
@@ -51,25 +56,19 @@ const TELLING: usize = 8 << 10;
 /// Payload bytes of large messages and the seconds that they took to come, by sender, in the pass under way.
 type Throughput = Arc<Mutex<BTreeMap<PeerId, (u64, f64)>>>;
 
-/// Takes part in a run until the broker ends it.
-pub async fn join(options: JoinOptions) -> Result<(), NodeError> {
-    let JoinOptions { ticket, backend, name, pinned, slowdown } = options;
-    let allowed = Allowed::Only(BTreeSet::new());
+/// Takes part in a run until the broker ends it. Whether it had a share in it: a plan may leave machines out.
+pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
+    let (allowed, pinned) = (Allowed::Only(BTreeSet::new()), options.pinned);
     let endpoint =
         Endpoint::bind(Options { allowed, listen: pinned, pinned: pinned.is_some(), ..Options::new() }).await?;
-    let result = take_part(&endpoint, &ticket, backend, name, slowdown).await;
+    let result = take_part(&endpoint, options).await;
     let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
     endpoint.close(&reason).await;
     result
 }
 
-async fn take_part(
-    endpoint: &Endpoint,
-    ticket: &Ticket,
-    backend: Arc<dyn Backend>,
-    name: String,
-    slowdown: f64,
-) -> Result<(), NodeError> {
+async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, NodeError> {
+    let JoinOptions { ticket, backend, name, slowdown, profile, memory, .. } = options;
     let (broker, mut lanes) =
         endpoint.connect(&ticket.addr).await.map_err(|e| NodeError::Network(format!("the broker: {e}")))?;
     let hello = Hello {
@@ -81,14 +80,21 @@ async fn take_part(
         addr: encode(&endpoint.addr()).map_err(NodeError::Protocol)?,
     };
     wire::send_control(&broker, &FromPeer::Hello(hello)).await?;
-    let assignment = match assignment(&mut lanes).await? {
-        Some(assignment) => assignment,
-        None => return Ok(()),
+    let surveyed = Surveyed {
+        endpoint,
+        broker: &ticket.addr,
+        backend: backend.clone(),
+        slowdown,
+        profile,
+        memory,
+        peers: Vec::new(),
+        answering: None,
     };
+    let Some(assignment) = assignment(&broker, &mut lanes, surveyed).await? else { return Ok(false) };
     tracing::info!(peer = assignment.peer.0, nodes = assignment.train.nodes.len(), "assigned");
     let failing = broker.clone();
     match run(endpoint, broker, lanes, assignment, backend, slowdown).await {
-        Ok(()) => Ok(()),
+        Ok(()) => Ok(true),
         Err(e) => {
             let message = match &e {
                 NodeError::LostPeer { peer, reason, .. } => FromPeer::Lost { peer: *peer, reason: reason.clone() },
@@ -103,28 +109,44 @@ async fn take_part(
     }
 }
 
-/// Waits for the assignment; `None` if the run was called off in good order before it began.
-async fn assignment(lanes: &mut Lanes) -> Result<Option<Assignment>, NodeError> {
-    tokio::select! {
-        message = wire::next_control::<ToPeer>(&mut lanes.control) => match message? {
-            Some(ToPeer::Refused { reason }) => Err(NodeError::Refused(reason)),
-            Some(ToPeer::Stop { reason }) if reason.is_empty() => Ok(None),
-            Some(ToPeer::Stop { reason }) => Err(NodeError::Stopped(reason)),
-            other => Err(NodeError::Protocol(format!("the broker said {other:?} before an assignment"))),
-        },
-        frame = lanes.bulk.next() => {
-            let Some(frame) = frame? else {
-                return Err(NodeError::Protocol("the broker closed its bulk lane".into()));
-            };
-            match decode(frame.header()).map_err(NodeError::Protocol)? {
-                BulkHeader::Assign => {
-                    let bytes = frame.read(MAX_BULK).await?;
-                    Ok(Some(decode(&bytes).map_err(|e| NodeError::Protocol(format!("the assignment: {e}")))?))
+/// Waits for the assignment, and answers for its machine until then; `None` if the run was called off in good order before it began, or goes on without this peer.
+async fn assignment(
+    broker: &Connection,
+    lanes: &mut Lanes,
+    mut surveyed: Surveyed<'_>,
+) -> Result<Option<Assignment>, NodeError> {
+    loop {
+        tokio::select! {
+            message = wire::next_control::<ToPeer>(&mut lanes.control) => match message? {
+                Some(ToPeer::Refused { reason }) => return Err(NodeError::Refused(reason)),
+                Some(ToPeer::Stop { reason }) if reason.is_empty() => return Ok(None),
+                Some(ToPeer::Stop { reason }) => return Err(NodeError::Stopped(reason)),
+                Some(message) => {
+                    let answer = surveyed.answer(message).await?;
+                    wire::send_control(broker, &answer).await?;
                 }
-                other => Err(NodeError::Protocol(format!("the broker sent {other:?} before an assignment"))),
+                None => return Err(NodeError::Protocol("the broker closed its control lane".into())),
+            },
+            frame = lanes.bulk.next() => {
+                let Some(frame) = frame? else {
+                    return Err(NodeError::Protocol("the broker closed its bulk lane".into()));
+                };
+                return match decode(frame.header()).map_err(NodeError::Protocol)? {
+                    BulkHeader::Assign => {
+                        let bytes = frame.read(MAX_BULK).await?;
+                        Ok(Some(decode(&bytes).map_err(|e| NodeError::Protocol(format!("the assignment: {e}")))?))
+                    }
+                    other => Err(NodeError::Protocol(format!("the broker sent {other:?} before an assignment"))),
+                };
             }
         }
     }
+}
+
+/// What kernels compute with: all threads of the process, or one where pacing counts its time.
+pub(crate) fn threads(slowdown: f64) -> Result<rayon::ThreadPool, NodeError> {
+    let threads = rayon::ThreadPoolBuilder::new().num_threads(usize::from(slowdown > 1.0)).build();
+    threads.map_err(|e| NodeError::State(format!("cannot start threads: {e}")))
 }
 
 /// The peers that a peer's programs exchange tensors with.
@@ -198,8 +220,7 @@ async fn run(
     let runtime = tokio::runtime::Handle::current();
     // Kernels share their work among these threads. That the Program runs on one of them saves a hand-over at every kernel, and where there is
     // but one, its CPU time is the kernels'.
-    let threads = rayon::ThreadPoolBuilder::new().num_threads(usize::from(slowdown > 1.0)).build();
-    let threads = threads.map_err(|e| NodeError::State(format!("cannot start threads: {e}")))?;
+    let threads = threads(slowdown)?;
     let worker = std::thread::Builder::new().name("compute".into()).spawn({
         let mailbox = mailbox.clone();
         let saver = broker.clone();
@@ -484,6 +505,9 @@ impl Worker {
                 ToPeer::Refused { reason } => return Err(NodeError::Refused(reason)),
                 // Went to the mailbox.
                 ToPeer::Verdict { .. } => {}
+                ToPeer::Measure { .. } | ToPeer::Probe { .. } | ToPeer::Settle => {
+                    return Err(NodeError::Protocol("the broker asked for measurements in the middle of a run".into()));
+                }
             }
         }
         Err(NodeError::Network("the broker is gone".into()))

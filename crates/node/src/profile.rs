@@ -18,9 +18,16 @@ use crate::{NodeError, memory};
 /// What this machine's memory is taken for where the backend does not tell.
 const MEMORY: u64 = 8 << 30;
 
-/// Each step is run until this is spent, and at least so often; what came first does not count.
-const PATIENCE: Duration = Duration::from_millis(700);
-const REPEATS: usize = 3;
+/// How long operators are measured.
+#[derive(Clone, Copy)]
+struct Pace {
+    /// Each step is run until this is spent, and at least so often; what came first does not count.
+    patience: Duration,
+    repeats: usize,
+}
+
+const THOROUGH: Pace = Pace { patience: Duration::from_millis(700), repeats: 3 };
+const BRIEF: Pace = Pace { patience: Duration::from_millis(150), repeats: 1 };
 const MOST_REPEATS: usize = 40;
 
 /// Measures with as many threads as this process has. `told` hears of each network before it is run.
@@ -29,14 +36,37 @@ const MOST_REPEATS: usize = 40;
 ///
 /// The backend fails.
 pub fn measure(backend: &dyn Backend, mut told: impl FnMut(&str)) -> Result<Device, NodeError> {
+    measure_on(backend, &networks()?, THOROUGH, &mut told)
+}
+
+/// In about a second, on a few small networks: what a machine that joins a run says of itself.
+///
+/// # Errors
+///
+/// The backend fails.
+pub(crate) fn measure_briefly(backend: &dyn Backend) -> Result<Device, NodeError> {
+    let few = [
+        gpt2((64, 2, 64, 1, 256), AttentionImplementation::Sdpa)?,
+        gpt2((256, 4, 64, 2, 512), AttentionImplementation::Sdpa)?,
+        resnet(18, 16, 2)?,
+    ];
+    measure_on(backend, &few, BRIEF, &mut |_| {})
+}
+
+fn measure_on(
+    backend: &dyn Backend,
+    graphs: &[Graph],
+    pace: Pace,
+    told: &mut dyn FnMut(&str),
+) -> Result<Device, NodeError> {
     let mut samples = Samples::default();
-    for graph in networks()? {
+    for graph in graphs {
         told(&graph.name);
         let loss = graph.outputs.get("loss").copied();
         let loss = loss.ok_or_else(|| NodeError::State(format!("{:?} has no loss", graph.name)))?;
-        let train = autodiff::differentiate(&graph, loss)?;
-        samples.step(backend, &train)?;
-        samples.updates(backend, &train.graph)?;
+        let train = autodiff::differentiate(graph, loss)?;
+        samples.step(backend, &train, pace)?;
+        samples.updates(backend, &train.graph, pace)?;
     }
     Ok(samples.device(backend))
 }
@@ -51,29 +81,41 @@ fn networks() -> Result<Vec<Graph>, NodeError> {
         (512, 8, 128, 2, 256),
         (768, 12, 128, 2, 8192),
     ];
-    for (n_embd, n_head, context, batch, vocab_size) in sizes {
-        let implementations = match n_embd {
+    for size in sizes {
+        let implementations = match size.0 {
             128 => &[AttentionImplementation::Sdpa, AttentionImplementation::Eager][..],
             _ => &[AttentionImplementation::Sdpa][..],
         };
-        for &attn_implementation in implementations {
-            let config = Gpt2Config {
-                vocab_size,
-                n_positions: context,
-                n_embd,
-                n_head,
-                n_layer: 2,
-                attn_implementation,
-                ..Gpt2Config::default()
-            };
-            graphs.push(config.build(batch, context, DType::F32)?);
+        for attention in implementations {
+            graphs.push(gpt2(size, *attention)?);
         }
     }
     for (depth, width, batch) in [(18, 16, 2), (18, 32, 4), (18, 64, 4), (50, 32, 4)] {
-        let config = ResNetConfig { depth, width, num_classes: 10, stem: ResNetStem::Cifar };
-        graphs.push(config.build(batch, 32, DType::F32)?);
+        graphs.push(resnet(depth, width, batch)?);
     }
     Ok(graphs)
+}
+
+/// Two layers of a GPT-2: width, heads, context, samples, vocabulary.
+fn gpt2(
+    (n_embd, n_head, context, batch, vocab_size): (usize, usize, usize, usize, usize),
+    attn_implementation: AttentionImplementation,
+) -> Result<Graph, NodeError> {
+    let config = Gpt2Config {
+        vocab_size,
+        n_positions: context,
+        n_embd,
+        n_head,
+        n_layer: 2,
+        attn_implementation,
+        ..Gpt2Config::default()
+    };
+    Ok(config.build(batch, context, DType::F32)?)
+}
+
+fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, NodeError> {
+    let config = ResNetConfig { depth, width, num_classes: 10, stem: ResNetStem::Cifar };
+    Ok(config.build(batch, 32, DType::F32)?)
 }
 
 /// How long operators took.
@@ -103,7 +145,7 @@ impl Samples {
     }
 
     /// Runs forward and backward over one micro-batch, again and again; operands are given up at their last use, as peers do.
-    fn step(&mut self, backend: &dyn Backend, train: &TrainGraph) -> Result<(), NodeError> {
+    fn step(&mut self, backend: &dyn Backend, train: &TrainGraph, pace: Pace) -> Result<(), NodeError> {
         let graph = &train.graph;
         let parts = train.gradients.iter().flat_map(|g| g.contributions.iter().copied());
         let live = graph.ancestors(parts.chain([train.loss]));
@@ -144,7 +186,7 @@ impl Samples {
                 }
                 values.extend(node.outputs.iter().copied().zip(results).filter(|(v, _)| left[v.index()] > 0));
             }
-            if repeat >= REPEATS && started.elapsed() > PATIENCE {
+            if repeat >= pace.repeats && started.elapsed() > pace.patience {
                 break;
             }
         }
@@ -157,7 +199,7 @@ impl Samples {
     }
 
     /// What happens to parameters once a step: each kind of parameter, by each rule.
-    fn updates(&mut self, backend: &dyn Backend, graph: &Graph) -> Result<(), NodeError> {
+    fn updates(&mut self, backend: &dyn Backend, graph: &Graph, pace: Pace) -> Result<(), NodeError> {
         let rules = [
             Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
             Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 5e-4, nesterov: false }),
@@ -171,7 +213,7 @@ impl Samples {
             let scalar = TensorType::new(DType::F64, []);
             let norm = Op::from(SquaredNorm);
             let mut took = Vec::new();
-            for _ in 0..=REPEATS {
+            for _ in 0..=pace.repeats {
                 let gradient = fresh()?;
                 took.push(timed(backend, alone, &norm, vec![gradient], std::slice::from_ref(&scalar))?.1);
             }
@@ -182,7 +224,7 @@ impl Samples {
                 let hyper = HostTensor::from_f64([hyper.len()], &hyper)?;
                 let results = vec![ty.clone(); 1 + slots];
                 let mut took = Vec::new();
-                for _ in 0..=REPEATS {
+                for _ in 0..=pace.repeats {
                     let mut operands = (0..2 + slots).map(|_| fresh()).collect::<Result<Vec<_>, _>>()?;
                     operands.push(backend.upload(&hyper)?);
                     took.push(timed(backend, alone, &op, operands, &results)?.1);

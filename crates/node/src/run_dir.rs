@@ -130,6 +130,12 @@ pub struct Summary {
     pub training_overhead_ratio: Option<f64>,
     /// What made the plan.
     pub scheduler: String,
+    /// The order of forward and backward work.
+    #[serde(default)]
+    pub schedule: String,
+    /// Micro-batches a step.
+    #[serde(default)]
+    pub micro_batches: u32,
     /// What was done to tensors on links.
     pub compression: String,
     /// In the plan's order.

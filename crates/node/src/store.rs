@@ -17,6 +17,7 @@ use crate::data::Dataset;
 use crate::export::config_json;
 use crate::keeper::{Inbox, Keeper, Kept, Seal};
 use crate::model::Model;
+use crate::planning::Planned;
 use crate::run_dir::{LinkSummary, PeerSummary, RunDir, Spectrum, StepMetrics, Summary};
 
 /// Where a run leaves what it did, and where it goes on from.
@@ -219,7 +220,14 @@ impl Store {
         }
     }
 
-    pub(crate) fn plan(&self, plan: &Plan) -> Result<(), NodeError> {
+    /// The plan, and the job with what was chosen for it.
+    pub(crate) fn plan(&self, planned: &Planned) -> Result<(), NodeError> {
+        self.run.write_job(&planned.job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?)?;
+        Ok(self.run.write_plan(&planned.to_json()?)?)
+    }
+
+    /// The plan with codecs that it did not begin with.
+    pub(crate) fn replan(&self, plan: &Plan) -> Result<(), NodeError> {
         Ok(self.run.write_plan(&plan.to_json()?)?)
     }
 
@@ -323,6 +331,8 @@ impl Store {
             bytes_sent_per_step: Some(links.values().sum::<u64>() / count),
             training_overhead_ratio: finite(in_steps / self.started.elapsed().as_secs_f64()),
             scheduler: plan.scheduler.clone(),
+            schedule: plan.schedule.name().into(),
+            micro_batches: plan.micro_batches,
             compression: plan.compression.name.to_string(),
             peers: peers
                 .iter()

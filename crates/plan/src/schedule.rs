@@ -25,6 +25,15 @@ impl Schedule {
     /// All of them.
     pub const ALL: [Self; 3] = [Self::GPipe, Self::OneFOneB, Self::ZeroBubble];
 
+    /// What users call it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::GPipe => "gpipe",
+            Self::OneFOneB => "1f1b",
+            Self::ZeroBubble => "zb-h1",
+        }
+    }
+
     /// The kinds of passes a training step has, in the order in which a micro-batch goes through them.
     pub fn kinds(self) -> &'static [TaskKind] {
         match self {

@@ -311,6 +311,7 @@ impl Broker {
         }
         let outcome = match message {
             FromPeer::Hello(_) => Err("said hello twice"),
+            FromPeer::Machine(_) | FromPeer::Links(_) | FromPeer::Settled => Err("was not asked to measure anything"),
             FromPeer::Ready => self.peer_ready(from, now),
             FromPeer::Report { pass, report, micro_batch, value } => {
                 self.report(from, pass, (report, micro_batch), value)

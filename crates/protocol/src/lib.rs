@@ -1,6 +1,7 @@
 //! Messages, and the broker's and peers' state machines, without I/O.
 //!
-//! Nothing here knows a socket, a file or a clock: events and the time come in as arguments, actions go out. [`Lobby`] gathers the peers of a run, [`Broker`] conducts it, [`Inbox`] checks
+//! Nothing here knows a socket, a file or a clock: events and the time come in as arguments, actions go out. [`Lobby`] gathers the peers of a run, [`Survey`] has them measure what nobody
+//! knows, [`Broker`] conducts it, [`Inbox`] checks
 //! what a peer is sent before it is allocated. Nobody is trusted: the broker knows what each peer owes it ([`Duties`]), a peer checks its
 //! [`Assignment`].
 //!
@@ -9,6 +10,8 @@
 //! ```text
 //!   joiner                         broker
 //!     | -- Hello (secret, name) ---> |   Lobby: until all are there; peers are then numbered by name
+//!     | <-- Measure, Probe, Settle - |   Survey, where the machines are not known: one measurement after the other,
+//!     | -- Machine, Links, Settled - |     over connections of their own (Probe)
 //!     | <-- Assignment (bulk) ------ |   Programs, who the others are, what to draw and what is loaded
 //!     | <-- Load (bulk) ------------ |   loaded parameters and optimiser state, each peer its share
 //!     | -- Ready ------------------> |
@@ -32,13 +35,15 @@ mod inbox;
 mod lobby;
 mod message;
 mod regulator;
+mod survey;
 
 pub use broker::{Action, Broker, Evaluated, Every, Participant, PassKind, Position, Recoded, Settings, StepRecord};
 pub use duties::Duties;
 pub use inbox::{Inbox, Violation};
 pub use lobby::{Lobby, Member, Places};
 pub use message::{
-    Assignment, BulkHeader, FromPeer, Hello, MAX_BULK, MAX_CONTROL, PassReport, TensorHeader, ToPeer, VERSION, decode,
-    encode,
+    Assignment, BulkHeader, FromPeer, Hello, MAX_BULK, MAX_CONTROL, MAX_PROBE, Machine, PassReport, Probe,
+    TensorHeader, ToPeer, VERSION, decode, encode,
 };
 pub use regulator::{Cause, Change, Recoding, Regulator};
+pub use survey::Survey;

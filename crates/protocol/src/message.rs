@@ -2,7 +2,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, Value, ValueId};
-use fusionllm_plan::{Compression, Instruction, Optimizer, PeerId, PlanError, Program, Slot, Verdict};
+use fusionllm_plan::{
+    Compression, Curves, Instruction, Link, Optimizer, PeerId, PlanError, Program, Rates, Slot, Verdict,
+};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -14,6 +16,9 @@ pub const MAX_CONTROL: u64 = 4 << 20;
 
 /// Largest assignment, in bytes.
 pub const MAX_BULK: u64 = 1 << 28;
+
+/// Largest frame of a measurement, in bytes.
+pub const MAX_PROBE: u64 = 4 << 20;
 
 /// What a joiner says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -37,6 +42,12 @@ pub struct Hello {
 pub enum FromPeer {
     /// First of all.
     Hello(Hello),
+    /// The answer to [`ToPeer::Measure`].
+    Machine(Machine),
+    /// The answer to [`ToPeer::Probe`]: the link that leads there and the one that leads back, or `None` if the two cannot reach each other.
+    Links(Option<(Link, Link)>),
+    /// The answer to [`ToPeer::Settle`].
+    Settled,
     /// All is loaded, and the other peers are connected.
     Ready,
     /// A scalar of a pass.
@@ -78,6 +89,32 @@ pub enum FromPeer {
     },
 }
 
+/// How fast a peer's machine computes, as it says itself.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// What it attains.
+    pub rates: Rates,
+    /// Bytes of memory for parameters, activations and all else a peer holds.
+    pub memory: u64,
+    /// Operators take this many times as long as the rates say; at least 1.
+    pub slowdown: f64,
+    /// Operators whose time was measured.
+    pub operators: Curves,
+}
+
+/// What stands in the headers of frames on the bulk lane between two machines, of which the one that connected measures and the other answers.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum Probe {
+    /// To be sent back.
+    Echo,
+    /// The payload is of no use but to be timed; the answer is [`Self::Took`].
+    Load,
+    /// Seconds from the header's arrival to the payload's end.
+    Took(f64),
+    /// Send so many bytes of [`Self::Load`], at most [`MAX_PROBE`].
+    Give(u64),
+}
+
 /// What a pass took on one peer.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PassReport {
@@ -111,6 +148,20 @@ pub enum ToPeer {
         /// Why.
         reason: String,
     },
+    /// Say how fast you are. Links are to be measured next: let the others connect.
+    Measure {
+        /// All peers' names and addresses, by number.
+        peers: Vec<(String, Vec<u8>)>,
+    },
+    /// Connect to another peer, or to the broker once more, and measure the link there and the one back.
+    Probe {
+        /// Whom to connect to.
+        with: PeerId,
+        /// Seconds of sending in one direction that are enough.
+        patience_s: f64,
+    },
+    /// All is measured: let nobody connect any more.
+    Settle,
     /// Run the training program, or the evaluation program.
     Run {
         /// Number of the pass.

@@ -124,7 +124,7 @@ impl Emulator {
         for (socket, peer, links, exit) in [(b_for_a, a, there, second), (a_for_b, b, back, first)] {
             let route = state.network.add_route(links);
             state.exits.push(exit);
-            state.ports.push(Port { socket, peer, route });
+            state.ports.push(Port { socket, peer, route, pressed: None });
         }
         Ok(addrs)
     }
@@ -214,6 +214,8 @@ struct Port {
     peer: SocketAddr,
     /// The way of what it sends here.
     route: RouteId,
+    /// Since when there is more to read than was read, if there is.
+    pressed: Option<Duration>,
 }
 
 /// The emulator's thread.
@@ -290,21 +292,32 @@ impl Forwarder {
 impl State {
     /// Whether there may be more.
     fn read(&mut self, port: usize, shared: &Shared, buffer: &mut [u8]) -> bool {
-        let Some(port) = self.ports.get(port) else {
+        let Some(port) = self.ports.get_mut(port) else {
             return false;
         };
+        let mut bytes = 0;
+        let mut more = true;
         for _ in 0..BATCH {
             match port.socket.recv_from(buffer) {
                 Ok((length, from)) if from == port.peer => {
+                    bytes += length as u64 + HEADERS;
                     self.network.send(shared.now(), port.route, buffer[..length].to_vec());
                 }
                 Ok(_) => self.report.strangers += 1,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    more = false;
+                    break;
+                }
                 // Some systems report here that an earlier datagram found nobody.
                 Err(_) => {}
             }
         }
-        true
+        let now = shared.now();
+        if let Some(since) = port.pressed {
+            self.network.pressed(since, now, port.route, bytes);
+        }
+        port.pressed = more.then_some(now);
+        more
     }
 
     fn write(&mut self, delivery: &Delivery, shared: &Shared) {

@@ -62,7 +62,7 @@ pub(super) fn recode(
             return Ok(Vec::new());
         };
         (plan.version, plan.codecs) = (version, recoding.codecs);
-        store.plan(plan)?;
+        store.replan(plan)?;
         (step, told) = (first, actions);
     }
     observer.event(Event::Codecs { step, lines: &lines });

@@ -22,9 +22,11 @@ pub use model::{Family, Model};
 pub use network::Network;
 pub use reader::JobError;
 pub use sections::{
-    Checkpointing, Cifar10, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Tensors, Text, Train, Validation,
+    Checkpointing, Choice, Cifar10, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Tensors, Text, Train,
+    Validation,
 };
 
+pub use quantity::parse_size;
 pub use testbed::{Testbed, load_profile};
 
 use files::Files;
@@ -116,7 +118,7 @@ impl Job {
 
     /// Micro-batches a step.
     pub fn micro_batches(&self) -> u32 {
-        (self.train.batch / self.train.micro_batch) as u32
+        (self.train.batch / self.train.micro_batch.value) as u32
     }
 
     /// What holds between sections.

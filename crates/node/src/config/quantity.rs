@@ -49,6 +49,18 @@ pub(super) const SIZE: Quantity = Quantity {
     example: "\"16 GiB\"",
 };
 
+/// Bytes, as people write them: `8 GiB`.
+///
+/// # Errors
+///
+/// What is wrong with the text.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    match SIZE.parse(text)? {
+        bytes if bytes >= 1.0 && bytes.is_finite() => Ok(bytes as u64),
+        _ => Err(format!("\"{text}\" is no size above zero")),
+    }
+}
+
 impl Quantity {
     /// The number in the SI unit, or what is wrong with the text.
     fn parse(&self, text: &str) -> Result<f64, String> {

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_plan::{Compression, Compressor, LearningRate, Schedule};
-use serde::Serialize;
+use serde::{Serialize, Serializer};
 
 use super::files::Files;
 use super::reader::{JobError, Section};
@@ -69,6 +69,31 @@ pub struct Cifar10 {
     pub augment: bool,
 }
 
+/// A setting that may be left to the planner, by the word `auto`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice<T> {
+    /// What it is; while it is open, what it is where nobody knows the machines.
+    pub value: T,
+    /// Whether the planner may take another.
+    pub open: bool,
+}
+
+impl<T> Choice<T> {
+    /// No longer open.
+    pub fn made(value: T) -> Self {
+        Self { value, open: false }
+    }
+}
+
+impl<T: Serialize> Serialize for Choice<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.open {
+            true => serializer.serialize_str("auto"),
+            false => self.value.serialize(serializer),
+        }
+    }
+}
+
 /// `[train]`: how long, in which portions and by which rule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Train {
@@ -77,12 +102,12 @@ pub struct Train {
     /// Samples a step. Default 16.
     pub batch: usize,
     /// Samples that pass through the peers together; they divide `batch`. By default the largest divisor up to
-    /// an eighth of the batch.
-    pub micro_batch: usize,
+    /// an eighth of the batch: batch norm's statistics and dropout depend on it, so it is left to the planner only where the job says so.
+    pub micro_batch: Choice<usize>,
     /// Decides initial parameters, the order of the data and dropout. Default 1.
     pub seed: u64,
-    /// The order of forward and backward work. Default `1f1b`.
-    pub schedule: Schedule,
+    /// The order of forward and backward work, which changes no result. Default `auto`: the planner's choice, or `1f1b` where nobody knows the machines.
+    pub schedule: Choice<Schedule>,
     /// How gradients change parameters.
     pub optimizer: Optimizer,
 }
@@ -294,22 +319,28 @@ fn context(section: &Section<'_>) -> Result<usize, JobError> {
 
 impl Train {
     pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
-        let schedules = [("1f1b", Schedule::OneFOneB), ("gpipe", Schedule::GPipe), ("zb-h1", Schedule::ZeroBubble)];
+        let auto = [("auto", None)].into_iter();
+        let schedules: Vec<_> = auto.chain(Schedule::ALL.map(|s| (s.name(), Some(s)))).collect();
+        let schedule = section.choice("schedule", &schedules)?.flatten();
         let steps = section.count("steps", 1)?.unwrap_or(1000);
         let batch = section.size("batch", 1)?.unwrap_or(16);
         let divisor = |n: &usize| batch % n == 0;
         let default = (1..=(batch / 8).max(1)).rev().find(divisor).unwrap_or(1);
+        let micro_batch = match section.is("micro_batch", "auto") {
+            true => section.text("micro_batch")?.map(|_| Choice { value: default, open: true }),
+            false => section.size("micro_batch", 1)?.map(Choice::made),
+        };
         let train = Self {
             steps,
             batch,
-            micro_batch: section.size("micro_batch", 1)?.unwrap_or(default),
+            micro_batch: micro_batch.unwrap_or(Choice::made(default)),
             seed: section.count("seed", 0)?.unwrap_or(1),
-            schedule: section.choice("schedule", &schedules)?.unwrap_or_default(),
+            schedule: Choice { value: schedule.unwrap_or_default(), open: schedule.is_none() },
             optimizer: Optimizer::read(&section.section("optimizer")?, steps)?,
         };
         section.finish()?;
-        if batch % train.micro_batch != 0 {
-            let micro = train.micro_batch;
+        let micro = train.micro_batch.value;
+        if batch % micro != 0 {
             let nearest = (1..=micro.min(batch)).rev().find(divisor).unwrap_or(1);
             return Err(section.error(
                 "micro_batch",
@@ -318,6 +349,26 @@ impl Train {
             ));
         }
         Ok(train)
+    }
+
+    /// The sizes of micro-batches to choose from, the usual one first: those that make of a batch 1 to 128 micro-batches, each time about twice as many.
+    pub(crate) fn sizes(&self) -> Vec<usize> {
+        let Choice { value, open } = self.micro_batch;
+        let mut counts: Vec<usize> = Vec::new();
+        for n in (1..=self.batch.min(128)).filter(|n| open && self.batch.is_multiple_of(*n)) {
+            if counts.last().is_none_or(|last| n >= 2 * last) {
+                counts.push(n);
+            }
+        }
+        let others = counts.into_iter().map(|n| self.batch / n).filter(|size| *size != value);
+        [value].into_iter().chain(others).collect()
+    }
+
+    /// The schedules to choose from, the usual one first.
+    pub(crate) fn schedules(&self) -> Vec<Schedule> {
+        let Choice { value, open } = self.schedule;
+        let others = Schedule::ALL.into_iter().filter(|s| open && *s != value);
+        [value].into_iter().chain(others).collect()
     }
 }
 

@@ -59,7 +59,7 @@ fn an_empty_job_is_a_whole_one() {
     batch = 16
     micro_batch = 2
     seed = 1
-    schedule = "1f1b"
+    schedule = "auto"
 
     [train.optimizer]
     name = "adamw"
@@ -208,7 +208,7 @@ fn defaults_follow_other_settings() {
     let job = job("model = { n_embd = 100 }\ndata = { context = 32, tokenizer = \"gpt2\" }").unwrap();
     let Family::Gpt2(gpt2) = &job.model.family else { panic!("not gpt2") };
     assert_eq!((gpt2.n_head, gpt2.vocab_size, gpt2.n_positions), (1, 50_257, 32));
-    let micro_batch = |batch: usize| with(&[&format!("train.batch={batch}")]).unwrap().train.micro_batch;
+    let micro_batch = |batch: usize| with(&[&format!("train.batch={batch}")]).unwrap().train.micro_batch.value;
     assert_eq!([1, 8, 16, 50, 64].map(micro_batch), [1, 1, 2, 5, 8]);
 }
 
@@ -236,7 +236,7 @@ fn overrides_stand_before_the_file() {
     ])
     .unwrap();
     assert_eq!((job.train.batch, job.train.steps), (32, 1000));
-    assert_eq!(job.train.schedule, fusionllm_plan::Schedule::GPipe);
+    assert_eq!(job.train.schedule, Choice::made(fusionllm_plan::Schedule::GPipe));
     assert_eq!(job.compression.name, Compressor::Int8);
     let optimizer = job.train.optimizer;
     assert_eq!((optimizer.lr, optimizer.decay), (0.5, Decay::Cosine));

@@ -48,6 +48,20 @@ pub struct LinkStats {
     pub busy: Duration,
     /// Most bytes that ever waited at once.
     pub most_queued: u64,
+    /// Bytes per second that were asked for.
+    pub rate: Option<u64>,
+    /// Bytes that came while more of them waited outside than whoever feeds the network could take in.
+    pub pressed_bytes: u64,
+    /// Time for which they did.
+    pub pressed: Duration,
+}
+
+impl LinkStats {
+    /// Bytes per second that came to the link while more waited outside; `None` until as many have come that it tells anything.
+    pub fn pressed_rate(&self) -> Option<f64> {
+        const TELLING: u64 = 1 << 20;
+        (self.pressed_bytes >= TELLING).then(|| self.pressed_bytes as f64 / self.pressed.as_secs_f64().max(1e-9))
+    }
 }
 
 /// A link of a [`Network`].
@@ -119,6 +133,18 @@ impl Network {
         self.advance(now);
         self.sent += 1;
         self.enter(UnderWay { due: now, order: self.sent, hop: 0, crossing: Crossing::default(), route, datagram });
+    }
+
+    /// Says that in `since ..= now` more than the `bytes` sent on this route waited to be, so that its links could not be busier than this let them be.
+    pub fn pressed(&mut self, since: Duration, now: Duration, route: RouteId, bytes: u64) {
+        for link in &self.routes[route.0] {
+            let link = &mut self.links[link.0];
+            // Routes that share a link may press on it at once.
+            let since = since.max(link.pressed_until);
+            link.stats.pressed += now.saturating_sub(since);
+            link.stats.pressed_bytes += bytes;
+            link.pressed_until = now;
+        }
     }
 
     /// When a datagram next comes off a link. Nothing can be delivered before.
@@ -247,13 +273,15 @@ struct Link {
     loss: f64,
     cut: bool,
     cuts: u64,
+    pressed_until: Duration,
     stats: LinkStats,
 }
 
 impl Link {
     fn new(spec: LinkSpec) -> Self {
-        let stats = LinkStats { name: spec.name.clone(), ..LinkStats::default() };
-        Self { spec, free: Duration::ZERO, remainder: 0, loss: 0.0, cut: false, cuts: 0, stats }
+        let stats = LinkStats { name: spec.name.clone(), rate: spec.rate, ..LinkStats::default() };
+        let zero = Duration::ZERO;
+        Self { spec, free: zero, remainder: 0, loss: 0.0, cut: false, cuts: 0, pressed_until: zero, stats }
     }
 
     /// `None`: the datagram is lost, which is counted.
@@ -478,6 +506,22 @@ mod tests {
         assert_eq!(arrivals(&mut network, ms(100)), [(route, ms(26))]);
         let stats = &network.stats(ms(100))[0];
         assert_eq!((stats.datagrams, stats.cut_off), (3, 3));
+    }
+
+    /// 2 MB in the 2 s in which either of two routes, or both, had more to send than was taken in.
+    #[test]
+    fn a_link_that_gets_less_than_it_could_carry_shows() {
+        let mut network = Network::new(1);
+        let shared = network.add_link(link(80 * MBPS, ms(0)));
+        let own = network.add_link(link(8 * MBPS, ms(0)));
+        let (a, b) = (network.add_route(vec![shared]), network.add_route(vec![own, shared]));
+        network.pressed(ms(0), ms(1000), a, 500_000);
+        assert_eq!(network.stats(ms(1000))[0].pressed_rate(), None, "too little to tell");
+        network.pressed(ms(500), ms(1500), b, 1_000_000);
+        network.pressed(ms(1500), ms(2000), a, 500_000);
+        let stats = network.stats(ms(2000));
+        assert_eq!((stats[0].pressed_rate(), stats[0].rate), (Some(1e6), Some(10_000_000)));
+        assert_eq!((stats[1].pressed, stats[1].pressed_bytes), (ms(1000), 1_000_000));
     }
 
     #[test]

@@ -1,0 +1,154 @@
+//! Measures a link and the one back: one of two machines connects and asks, the other answers.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fusionllm_plan::Link;
+use fusionllm_protocol::{MAX_PROBE, Probe, decode, encode};
+use fusionllm_transport::{Allowed, Connection, Endpoint, Lane, Lanes, PeerAddr, PeerKey};
+use tokio::task::JoinSet;
+
+use crate::NodeError;
+
+/// Round trips of which the shortest counts.
+const ECHOES: usize = 8;
+
+/// Bytes of the first load; each further one is twice as large.
+const FIRST: u64 = 16 << 10;
+
+/// A link that takes longer than this for all of it is none to train over.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Lets some peers connect, and answers what they ask. Ends when dropped: then nobody is let in any more.
+pub(crate) struct Answering {
+    endpoint: Endpoint,
+    _task: JoinSet<()>,
+}
+
+impl Answering {
+    /// Answers these.
+    pub(crate) fn start(endpoint: &Endpoint, keys: BTreeSet<PeerKey>) -> Self {
+        endpoint.allow(Allowed::Only(keys));
+        let mut task = JoinSet::new();
+        let accepting = endpoint.clone();
+        task.spawn(async move {
+            let mut peers = JoinSet::new();
+            while let Some((connection, lanes)) = accepting.accept().await {
+                // Whoever breaks the rules, or goes, has measured nothing.
+                peers.spawn(async move { drop(answer(&connection, lanes).await) });
+            }
+        });
+        Self { endpoint: endpoint.clone(), _task: task }
+    }
+}
+
+impl Drop for Answering {
+    fn drop(&mut self) {
+        self.endpoint.allow(Allowed::Only(BTreeSet::new()));
+    }
+}
+
+async fn answer(connection: &Connection, mut lanes: Lanes) -> Result<(), NodeError> {
+    while let Some((asked, took)) = receive(&mut lanes).await? {
+        match asked {
+            Probe::Echo => send(connection, Probe::Echo, 0).await?,
+            Probe::Load => send(connection, Probe::Took(took), 0).await?,
+            Probe::Give(bytes) if bytes <= MAX_PROBE => send(connection, Probe::Load, bytes).await?,
+            Probe::Give(_) | Probe::Took(_) => return Err(NodeError::Protocol(format!("a peer asked for {asked:?}"))),
+        }
+    }
+    Ok(())
+}
+
+/// Measures the link to a peer that is [`Answering`], and the one back. `patience` seconds of sending in one direction are enough.
+///
+/// The latency is half of the shortest round trip, in both directions; the rate is that of the last of loads that grow until sending one takes so long.
+pub(crate) async fn probe(endpoint: &Endpoint, to: &PeerAddr, patience: f64) -> Result<(Link, Link), NodeError> {
+    let (connection, mut lanes) = endpoint.connect(to).await.map_err(|e| NodeError::Network(e.to_string()))?;
+    let measured = tokio::time::timeout(LONGEST, measure(&connection, &mut lanes, patience)).await;
+    connection.close("");
+    measured.unwrap_or_else(|_| Err(NodeError::Network(format!("a link took longer than {LONGEST:?} to be measured"))))
+}
+
+async fn measure(connection: &Connection, lanes: &mut Lanes, patience: f64) -> Result<(Link, Link), NodeError> {
+    let mut shortest = f64::INFINITY;
+    for _ in 0..ECHOES {
+        let sent = Instant::now();
+        send(connection, Probe::Echo, 0).await?;
+        expect(lanes).await?;
+        shortest = shortest.min(sent.elapsed().as_secs_f64());
+    }
+    let mut links = [Link { latency: shortest / 2.0, bandwidth: 0.0 }; 2];
+    for (link, forth) in links.iter_mut().zip([true, false]) {
+        let mut bytes = FIRST;
+        loop {
+            match forth {
+                true => send(connection, Probe::Load, bytes).await?,
+                false => send(connection, Probe::Give(bytes), 0).await?,
+            }
+            let took = match expect(lanes).await? {
+                (Probe::Took(took), _) if forth => took,
+                (Probe::Load, took) if !forth => took,
+                (other, _) => return Err(NodeError::Protocol(format!("a peer answered a measurement with {other:?}"))),
+            };
+            // Whatever comes in one piece took no time that a clock shows.
+            link.bandwidth = bytes as f64 / took.max(1e-6);
+            if took >= patience || bytes >= MAX_PROBE {
+                break;
+            }
+            bytes *= 2;
+        }
+    }
+    Ok(links.into())
+}
+
+async fn send(connection: &Connection, probe: Probe, bytes: u64) -> Result<(), NodeError> {
+    let header = encode(&probe).map_err(NodeError::Protocol)?;
+    let payload = Bytes::from(vec![0; bytes as usize]);
+    Ok(connection.send(Lane::Bulk, &header, &[payload]).await?)
+}
+
+/// What comes next, and the seconds that its payload took to come; `None` if nothing more will.
+async fn receive(lanes: &mut Lanes) -> Result<Option<(Probe, f64)>, NodeError> {
+    let Some(frame) = lanes.bulk.next().await? else { return Ok(None) };
+    let begun = Instant::now();
+    let probe = decode(frame.header()).map_err(NodeError::Protocol)?;
+    frame.read(MAX_PROBE).await?;
+    Ok(Some((probe, begun.elapsed().as_secs_f64())))
+}
+
+async fn expect(lanes: &mut Lanes) -> Result<(Probe, f64), NodeError> {
+    receive(lanes).await?.ok_or_else(|| NodeError::Protocol("a peer left in the middle of a measurement".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use fusionllm_transport::Options;
+    use fusionllm_transport::emulator::{Emulator, LinkSpec};
+
+    use super::*;
+
+    const MBPS: u64 = 125_000;
+
+    /// There at 8 Mbps, back at 80 Mbps, 5 ms each way.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_slow_link_is_told_from_a_fast_one() {
+        let bind = || Endpoint::bind(Options { pinned: true, ..Options::new() });
+        let (a, b) = (bind().await.unwrap(), bind().await.unwrap());
+        let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap();
+        let link = |rate| emulator.add_link(LinkSpec::new("line", Some(rate * MBPS), Duration::from_millis(5)));
+        let (there, back) = (vec![link(8)], vec![link(80)]);
+        let (b_for_a, _) = emulator.join(a.addr().addrs[0], b.addr().addrs[0], there, back).unwrap();
+        let answering = Answering::start(&b, BTreeSet::from([a.key()]));
+        let to = PeerAddr { key: b.key(), addrs: vec![b_for_a] };
+        let (there, back) = probe(&a, &to, 0.1).await.unwrap();
+        // No link is faster than it is; how much slower it looks is the machine's business.
+        assert!(there.latency >= 5e-3 && there.latency == back.latency, "{there:?}");
+        assert!(there.bandwidth < 1.5e6 && back.bandwidth > 2.0 * there.bandwidth, "{there:?} {back:?}");
+        drop(answering);
+        assert!(probe(&a, &to, 0.1).await.is_err(), "nobody is let in any more");
+    }
+}

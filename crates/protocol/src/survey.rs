@@ -1,0 +1,283 @@
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use fusionllm_plan::{Cluster, Device, Line, Link, PeerId, Place, PlanError};
+
+use crate::{FromPeer, Machine, Member, ToPeer};
+
+/// Seconds of sending in one direction that tell a link's rate, and those that all rounds may take together in the worst of cases.
+const PATIENCE_S: f64 = 0.3;
+const IN_ALL_S: f64 = 60.0;
+
+/// What no machine has: more operations or bytes a second, more bytes, a longer way, more operators measured.
+const MOST_RATE: f64 = 1e18;
+const MOST_MEMORY: u64 = 1 << 50;
+const MOST_LATENCY_S: f64 = 60.0;
+const MOST_OPERATORS: usize = 1024;
+
+/// Has the peers of a run measure how fast they are, and how fast the links are that join them to each other and to the broker.
+///
+/// First every peer measures itself. Then come the links, in the rounds of a tournament, so that no machine has a part in two measurements at once: an access line that
+/// several links share disturbs none of them, and what it costs to share it stays unknown.
+#[derive(Debug)]
+pub struct Survey {
+    members: Vec<Member>,
+    rounds: VecDeque<Vec<(PeerId, ToPeer)>>,
+    /// What each of those asked last was asked for.
+    asked: BTreeMap<PeerId, ToPeer>,
+    machines: BTreeMap<PeerId, Machine>,
+    lines: Vec<Line>,
+    apart: BTreeSet<(PeerId, PeerId)>,
+}
+
+impl Survey {
+    /// Of these peers, numbered as they stand here.
+    pub fn new(members: Vec<Member>) -> Self {
+        let peers: Vec<(String, Vec<u8>)> = members.iter().map(|m| (m.name.clone(), m.addr.clone())).collect();
+        let all = |message: &ToPeer| (0..peers.len() as u32).map(|p| (PeerId(p), message.clone())).collect::<Vec<_>>();
+        let tournament = tournament(peers.len() as u32);
+        let patience_s = PATIENCE_S.min(IN_ALL_S / 2.0 / tournament.len() as f64);
+        let probes = tournament
+            .into_iter()
+            .map(|round| round.into_iter().map(|(from, with)| (from, ToPeer::Probe { with, patience_s })).collect());
+        let first = all(&ToPeer::Measure { peers: peers.clone() });
+        let rounds = [first].into_iter().chain(probes).chain([all(&ToPeer::Settle)]).collect();
+        Self {
+            members,
+            rounds,
+            asked: BTreeMap::new(),
+            machines: BTreeMap::new(),
+            lines: Vec::new(),
+            apart: BTreeSet::new(),
+        }
+    }
+
+    /// Whom to ask what next, once all have answered what they were asked before; nobody, once all is known.
+    pub fn ask(&mut self) -> Vec<(PeerId, ToPeer)> {
+        if !self.asked.is_empty() {
+            return Vec::new();
+        }
+        let round = self.rounds.pop_front().unwrap_or_default();
+        self.asked = round.iter().cloned().collect();
+        round
+    }
+
+    /// Takes an answer, or says how it breaks the rules.
+    pub fn answer(&mut self, from: PeerId, message: FromPeer) -> Result<(), String> {
+        match (self.asked.remove(&from), message) {
+            (Some(ToPeer::Measure { .. }), FromPeer::Machine(machine)) => {
+                check_machine(&machine)?;
+                self.machines.insert(from, machine);
+            }
+            (Some(ToPeer::Probe { with, .. }), FromPeer::Links(Some((there, back)))) => {
+                let place = |p: PeerId| if p == PeerId::BROKER { Place::Broker } else { Place::Device(p.0) };
+                for (from, to, link) in [(from, with, there), (with, from, back)] {
+                    check_link(&link)?;
+                    self.lines.push(Line { from: place(from), to: place(to), link });
+                }
+            }
+            (Some(ToPeer::Probe { with, .. }), FromPeer::Links(None)) => {
+                self.apart.insert((from, with));
+            }
+            (Some(ToPeer::Settle), FromPeer::Settled) => {}
+            _ => return Err("it answered what it was not asked".into()),
+        }
+        Ok(())
+    }
+
+    /// The machines and what joins them, device `i` being peer `i`, and a sentence for each two that cannot reach each other.
+    ///
+    /// # Errors
+    ///
+    /// Not all is known yet.
+    pub fn finish(self) -> Result<(Cluster, Vec<String>), PlanError> {
+        if self.machines.len() != self.members.len() || !self.rounds.is_empty() || !self.asked.is_empty() {
+            return Err(PlanError::Cluster("not all of its machines have been measured".into()));
+        }
+        let name = |p: PeerId| self.members.get(p.0 as usize).map_or("the broker", |m| m.name.as_str());
+        let notes = self.apart.iter().map(|(a, b)| {
+            format!(
+                "{} and {} cannot reach each other; is there a firewall that keeps UDP between them?",
+                name(*a),
+                name(*b)
+            )
+        });
+        let notes = notes.collect();
+        let devices = self.members.iter().zip(self.machines.into_values()).map(|(member, machine)| Device {
+            slowdown: machine.slowdown,
+            operators: machine.operators,
+            backend: Some(member.backend.clone()),
+            ..Device::new(member.name.clone(), machine.rates, machine.memory)
+        });
+        let cluster = Cluster::new(devices.collect(), Vec::new(), self.lines, Some(Place::Broker))?;
+        Ok((cluster, notes))
+    }
+}
+
+/// Every two of `peers` and the broker once, in rounds in which nobody stands twice (the circle method: one stays, the others move on by one place a round). The
+/// first of two is the one to connect; the broker never is.
+fn tournament(peers: u32) -> Vec<Vec<(PeerId, PeerId)>> {
+    // The broker stays. The circle has an odd number of seats, one of them empty if there are not as many peers.
+    let seats = peers + 1 - peers % 2;
+    (0..seats)
+        .map(|round| {
+            let at = |place: u32| PeerId((round + place) % seats);
+            let stays = (PeerId::BROKER, at(0));
+            let pairs = (1..=seats / 2).map(|i| (at(i), at(seats - i)));
+            let known = |p: PeerId| p == PeerId::BROKER || p.0 < peers;
+            let both = [stays].into_iter().chain(pairs).filter(|(a, b)| known(*a) && known(*b));
+            both.map(|(a, b)| if a < b { (a, b) } else { (b, a) }).collect()
+        })
+        .collect()
+}
+
+fn positive(x: f64, most: f64) -> bool {
+    x > 0.0 && x <= most
+}
+
+fn check_machine(machine: &Machine) -> Result<(), String> {
+    let Machine { rates, memory, slowdown, operators } = machine;
+    let figures = [rates.matmul, rates.convolution, rates.memory].into_iter().all(|r| positive(r, MOST_RATE))
+        && (0.0..=MOST_LATENCY_S).contains(&rates.overhead)
+        && (1..=MOST_MEMORY).contains(memory)
+        && (1.0..=MOST_RATE).contains(slowdown);
+    match figures && operators.len() <= MOST_OPERATORS {
+        true => Ok(()),
+        false => Err("it says of its machine what can be true of none".into()),
+    }
+}
+
+fn check_link(link: &Link) -> Result<(), String> {
+    match positive(link.bandwidth, MOST_RATE) && (0.0..=MOST_LATENCY_S).contains(&link.latency) {
+        true => Ok(()),
+        false => Err("it says of a link what can be true of none".into()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fusionllm_plan::{Curves, Rates};
+
+    use super::*;
+
+    fn members(count: u64) -> Vec<Member> {
+        let member = |i| Member {
+            connection: i,
+            name: format!("p{i}"),
+            backend: "b".into(),
+            device: "d".into(),
+            addr: vec![i as u8],
+        };
+        (0..count).map(member).collect()
+    }
+
+    fn machine() -> Machine {
+        let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
+        Machine { rates, memory: 1 << 30, slowdown: 1.0, operators: Curves::new() }
+    }
+
+    fn link(bandwidth: f64) -> Link {
+        Link { latency: 0.01, bandwidth }
+    }
+
+    #[test]
+    fn every_two_meet_once_and_nobody_is_in_two_places() {
+        for peers in 1..=9u32 {
+            let rounds = tournament(peers);
+            let mut met = BTreeSet::new();
+            for round in &rounds {
+                let mut busy = BTreeSet::new();
+                for (a, b) in round {
+                    assert!(busy.insert(*a) && busy.insert(*b), "{peers}: {round:?}");
+                    assert!(a < b && met.insert((*a, *b)), "{peers}: {round:?}");
+                }
+            }
+            assert_eq!(met.len() as u32, peers * (peers + 1) / 2, "{peers}");
+            assert!(rounds.len() as u32 <= peers + 1);
+        }
+    }
+
+    /// Links are as fast as the sum of their ends' numbers says, but for those between 0 and 2, which a firewall keeps apart.
+    #[test]
+    fn what_was_measured_becomes_a_cluster() {
+        let mut survey = Survey::new(members(3));
+        let mut rounds = 0;
+        loop {
+            let asks = survey.ask();
+            if asks.is_empty() {
+                break;
+            }
+            rounds += 1;
+            assert!(survey.ask().is_empty(), "not before all have answered");
+            for (p, message) in asks {
+                let answer = match message {
+                    ToPeer::Measure { peers } => {
+                        assert_eq!(peers[2], ("p2".into(), vec![2]));
+                        FromPeer::Machine(Machine { memory: 1000 + u64::from(p.0), ..machine() })
+                    }
+                    ToPeer::Probe { with, patience_s } => {
+                        assert_eq!(patience_s, PATIENCE_S);
+                        let rate = f64::from(p.0) + if with == PeerId::BROKER { 100.0 } else { f64::from(with.0) };
+                        let apart = (p, with) == (PeerId(0), PeerId(2));
+                        FromPeer::Links((!apart).then(|| (link(rate), link(10.0 * rate))))
+                    }
+                    ToPeer::Settle => FromPeer::Settled,
+                    other => panic!("{other:?}"),
+                };
+                survey.answer(p, answer).unwrap();
+            }
+        }
+        assert_eq!(rounds, 1 + 3 + 1);
+        let (cluster, notes) = survey.finish().unwrap();
+        assert_eq!(cluster.devices()[2].memory, 1002);
+        let rate = |a, b| cluster.link(PeerId(a), PeerId(b)).map(|l| l.bandwidth);
+        assert_eq!((rate(1, 2), rate(2, 1), rate(0, 2)), (Some(3.0), Some(30.0), None));
+        assert_eq!(cluster.link(PeerId(1), PeerId::BROKER), Some(link(101.0)));
+        assert_eq!(cluster.link(PeerId::BROKER, PeerId(1)), Some(link(1010.0)));
+        let [note] = &notes[..] else { panic!("{notes:?}") };
+        assert!(note.starts_with("p0 and p2 cannot reach each other"), "{note}");
+    }
+
+    #[test]
+    fn figures_that_no_machine_has_are_refused() {
+        let refused = |answer: &dyn Fn(&mut Machine)| {
+            let mut survey = Survey::new(members(1));
+            survey.ask();
+            let mut m = machine();
+            answer(&mut m);
+            survey.answer(PeerId(0), FromPeer::Machine(m)).unwrap_err()
+        };
+        let changes: [&dyn Fn(&mut Machine); 6] = [
+            &|m| m.rates.matmul = f64::NAN,
+            &|m| m.rates.memory = 0.0,
+            &|m| m.rates.overhead = -1.0,
+            &|m| m.memory = 0,
+            &|m| m.memory = u64::MAX,
+            &|m| m.slowdown = 0.5,
+        ];
+        for change in changes {
+            assert!(refused(change).contains("can be true of none"));
+        }
+        let mut survey = Survey::new(members(1));
+        survey.ask();
+        assert!(survey.answer(PeerId(0), FromPeer::Settled).unwrap_err().contains("not asked"));
+        survey.ask();
+        for bad in [link(0.0), link(f64::INFINITY), Link { latency: f64::NAN, bandwidth: 1.0 }] {
+            let mut survey = Survey::new(members(1));
+            survey.ask();
+            survey.answer(PeerId(0), FromPeer::Machine(machine())).unwrap();
+            assert_eq!(survey.ask().len(), 1);
+            assert!(survey.answer(PeerId(0), FromPeer::Links(Some((bad, link(1.0))))).is_err());
+        }
+        assert!(Survey::new(members(1)).finish().is_err());
+    }
+
+    #[test]
+    fn many_peers_are_measured_more_briefly() {
+        let patience = |count| match Survey::new(members(count)).rounds[1][0].1 {
+            ToPeer::Probe { patience_s, .. } => patience_s,
+            _ => 0.0,
+        };
+        assert_eq!(patience(20), PATIENCE_S);
+        assert!((patience(1000) * 2.0 * 1001.0 - IN_ALL_S).abs() < 1e-6);
+    }
+}
