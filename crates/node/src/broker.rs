@@ -152,11 +152,13 @@ pub async fn conduct(job: &Job, options: BrokerOptions, observer: &mut dyn Obser
         (Peers::Joiners(count), given) if must_measure(&job, given.is_some(), *count) => {
             Course::Measure { count: *count, models, given }
         }
-        (Peers::Emulated { testbed, .. }, Some(given)) => Course::Start(place(given, testbed)?.complete()?),
-        (Peers::Emulated { testbed, .. }, None) => Course::Start(plan_for(&job, models, testbed)?.complete()?),
-        (_, Some(given)) => Course::Start(given.complete()?),
+        (Peers::Emulated { testbed, .. }, Some(given)) => {
+            Course::Start(place(given, testbed)?.compressed()?.predicted()?)
+        }
+        (Peers::Emulated { testbed, .. }, None) => Course::Start(plan_for(&job, models, testbed)?.predicted()?),
+        (_, Some(given)) => Course::Start(given.compressed()?),
         // Who they are shows once they are there; it does not matter to the plan.
-        (peers, None) => Course::Start(plan_blind(&job, models.swap_remove(0), peers.count())?.complete()?),
+        (peers, None) => Course::Start(plan_blind(&job, models.swap_remove(0), peers.count())?.compressed()?),
     };
     if let Course::Start(planned) = &course {
         job = planned.job.clone();
@@ -249,11 +251,11 @@ impl Preparation {
                 let (measured, cluster, notes) = door.survey(guests, &mut incoming).await?;
                 guests = measured;
                 let mut planned = match given {
-                    Some(given) => place(given, &cluster)?,
+                    Some(given) => place(given, &cluster)?.compressed()?,
                     None => plan_for(&job, models, &cluster)?,
                 };
                 planned.notes.extend(notes);
-                planned.complete()?
+                planned.predicted()?
             }
         };
         if planned.named {
@@ -261,8 +263,9 @@ impl Preparation {
         } else {
             planned.plan.peers = guests.iter().map(|(m, _, _)| m.name.clone()).collect();
         }
-        store.plan(&planned)?;
-        let Planned { job, model, plan, notes, predicted, cluster, .. } = planned;
+        store.job(&planned.job)?;
+        store.plan(&planned.to_json()?)?;
+        let Planned { job, model, plan, cluster, notes, predicted, .. } = planned;
         let predicted_step_s = predicted.as_ref().map(|p| p.step_s);
         observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model: &model, data: &data });
         let run = Conductor { job, data, model, feeds, source, weights, predicted };

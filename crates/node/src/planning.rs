@@ -26,7 +26,7 @@ pub struct Planned {
     pub lower_bound_s: Option<f64>,
     /// What people should know of it.
     pub notes: Vec<String>,
-    /// How its steps will go, where the machines are known; not before [`Self::complete`].
+    /// How its steps will go, where the machines are known; not before [`Self::predicted`].
     pub(crate) predicted: Option<Simulation>,
 }
 
@@ -39,18 +39,24 @@ impl Planned {
         Self { job, model, plan, named: true, cluster: None, lower_bound_s: None, notes: Vec::new(), predicted: None }
     }
 
-    /// Gives links the codecs that the job asks for (one that asks for none leaves a given plan its own), and predicts a step.
-    pub(crate) fn complete(mut self) -> Result<Self, NodeError> {
-        let (compression, optimizer) = (self.job.compression, self.job.train.optimizer.update_rule());
-        let compile = |plan: &Plan| compile(plan, &self.model.forward, &self.model.train);
+    /// The same with the codecs that the job asks for; a job that asks for none leaves a given plan its own.
+    pub(crate) fn compressed(mut self) -> Result<Self, NodeError> {
+        let compression = self.job.compression;
         if compression.name != Compressor::None {
-            let cluster = self.cluster.as_ref();
-            self.plan.codecs = compression.choose(&compile(&self.plan)?, cluster, optimizer)?;
+            let programs = compile(&self.plan, &self.model.forward, &self.model.train)?;
+            let optimizer = self.job.train.optimizer.update_rule();
+            self.plan.codecs = compression.choose(&programs, self.cluster.as_ref(), optimizer)?;
             self.plan.compression = compression;
         }
+        Ok(self)
+    }
+
+    /// The same with its prediction, where the machines are known.
+    pub(crate) fn predicted(mut self) -> Result<Self, NodeError> {
         if let Some(cluster) = &self.cluster {
-            let conditions = Conditions { optimizer, record: false };
-            self.predicted = Some(simulate(&compile(&self.plan)?, cluster, &conditions)?);
+            let programs = compile(&self.plan, &self.model.forward, &self.model.train)?;
+            let conditions = Conditions { optimizer: self.job.train.optimizer.update_rule(), record: false };
+            self.predicted = Some(simulate(&programs, cluster, &conditions)?);
         }
         Ok(self)
     }

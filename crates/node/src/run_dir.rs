@@ -427,6 +427,8 @@ mod tests {
           "bytes_sent_per_step": null,
           "training_overhead_ratio": null,
           "scheduler": "",
+          "schedule": "",
+          "micro_batches": 0,
           "compression": "",
           "peers": [
             {

@@ -17,7 +17,6 @@ use crate::data::Dataset;
 use crate::export::config_json;
 use crate::keeper::{Inbox, Keeper, Kept, Seal};
 use crate::model::Model;
-use crate::planning::Planned;
 use crate::run_dir::{LinkSummary, PeerSummary, RunDir, Spectrum, StepMetrics, Summary};
 
 /// Where a run leaves what it did, and where it goes on from.
@@ -220,15 +219,14 @@ impl Store {
         }
     }
 
-    /// The plan, and the job with what was chosen for it.
-    pub(crate) fn plan(&self, planned: &Planned) -> Result<(), NodeError> {
-        self.run.write_job(&planned.job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?)?;
-        Ok(self.run.write_plan(&planned.to_json()?)?)
+    /// The job, with what was chosen for it.
+    pub(crate) fn job(&self, job: &Job) -> Result<(), NodeError> {
+        Ok(self.run.write_job(&job.to_toml().map_err(|e| NodeError::Input(e.to_string()))?)?)
     }
 
-    /// The plan with codecs that it did not begin with.
-    pub(crate) fn replan(&self, plan: &Plan) -> Result<(), NodeError> {
-        Ok(self.run.write_plan(&plan.to_json()?)?)
+    /// The text of the plan's file.
+    pub(crate) fn plan(&self, json: &str) -> Result<(), NodeError> {
+        Ok(self.run.write_plan(json)?)
     }
 
     /// Something is to be said of codecs with a step that is to come.

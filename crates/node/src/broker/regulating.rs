@@ -62,7 +62,7 @@ pub(super) fn recode(
             return Ok(Vec::new());
         };
         (plan.version, plan.codecs) = (version, recoding.codecs);
-        store.replan(plan)?;
+        store.plan(&plan.to_json()?)?;
         (step, told) = (first, actions);
     }
     observer.event(Event::Codecs { step, lines: &lines });

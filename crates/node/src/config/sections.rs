@@ -321,7 +321,6 @@ impl Train {
     pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
         let auto = [("auto", None)].into_iter();
         let schedules: Vec<_> = auto.chain(Schedule::ALL.map(|s| (s.name(), Some(s)))).collect();
-        let schedule = section.choice("schedule", &schedules)?.flatten();
         let steps = section.count("steps", 1)?.unwrap_or(1000);
         let batch = section.size("batch", 1)?.unwrap_or(16);
         let divisor = |n: &usize| batch % n == 0;
@@ -330,11 +329,13 @@ impl Train {
             true => section.text("micro_batch")?.map(|_| Choice { value: default, open: true }),
             false => section.size("micro_batch", 1)?.map(Choice::made),
         };
+        let seed = section.count("seed", 0)?.unwrap_or(1);
+        let schedule = section.choice("schedule", &schedules)?.flatten();
         let train = Self {
             steps,
             batch,
             micro_batch: micro_batch.unwrap_or(Choice::made(default)),
-            seed: section.count("seed", 0)?.unwrap_or(1),
+            seed,
             schedule: Choice { value: schedule.unwrap_or_default(), open: schedule.is_none() },
             optimizer: Optimizer::read(&section.section("optimizer")?, steps)?,
         };

@@ -221,6 +221,19 @@ fn auto_is_on_its_guard_and_who_names_a_codec_is_not() {
     assert_eq!((all.error_feedback, all.stochastic_rounding, all.spectral_watch), (true, true, 50));
 }
 
+/// What is left open is written as such, and has a value all the same.
+#[test]
+fn auto_leaves_a_choice_to_the_planner() {
+    let job = with(&["train.batch=96", "train.micro_batch=auto"]).unwrap();
+    assert_eq!(job.train.micro_batch, Choice { value: 12, open: true });
+    assert_eq!(job.train.sizes(), [12, 96, 48, 24, 6, 3, 1]);
+    assert!(job.train.schedule.open && job.train.schedules().len() == 3);
+    assert_eq!(Job::parse("q", &job.to_toml().unwrap(), Path::new("/x"), &[]).unwrap(), job);
+    let made = with(&["train.batch=96", "train.schedule=zb-h1"]).unwrap().train;
+    assert_eq!((made.sizes(), made.schedules()), (vec![12], vec![fusionllm_plan::Schedule::ZeroBubble]));
+    assert!(with(&["train.micro_batch=few"]).unwrap_err().to_string().contains("`train.micro_batch`"));
+}
+
 #[test]
 fn overrides_stand_before_the_file() {
     let job = with(&[
