@@ -3,6 +3,7 @@
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
 fn ip(args: &str) -> bool {
     Command::new("ip").args(args.split_whitespace()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
@@ -17,7 +18,10 @@ struct Hosts {
 impl Hosts {
     /// `None` where this user may not make any.
     fn make(count: usize) -> Option<Self> {
-        let hosts = Self { tag: format!("fl{}", std::process::id() % 100_000), count };
+        // Tests run beside each other.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let tag = format!("fl{}{}", std::process::id() % 100_000, MADE.fetch_add(1, Relaxed));
+        let hosts = Self { tag, count };
         let switch = hosts.name("s");
         if !ip(&format!("netns add {switch}")) {
             return None;

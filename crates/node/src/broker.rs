@@ -259,7 +259,7 @@ impl Preparation {
             }
         };
         if planned.named {
-            guests = take(&planned.plan, guests);
+            guests = take(&planned.plan, guests).await;
         } else {
             planned.plan.peers = guests.iter().map(|(m, _, _)| m.name.clone()).collect();
         }

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::time::Duration;
 
 use fusionllm_plan::{Cluster, PeerId, Plan};
 use fusionllm_protocol::{FromPeer, Lobby, Member, Places, Survey, ToPeer};
@@ -89,11 +90,7 @@ impl Door {
                     }
                     Err(reason) => {
                         observer.event(Event::TurnedAway { reason: &reason });
-                        tokio::spawn(async move {
-                            if wire::send_control(&connection, &ToPeer::Refused { reason }).await.is_ok() {
-                                let _ = connection.finish().await;
-                            }
-                        });
+                        tokio::spawn(part(connection, *lanes, ToPeer::Refused { reason }));
                     }
                 },
                 Some(Incoming::Gone(number)) => {
@@ -189,18 +186,21 @@ async fn ask(peer: PeerId, mut guest: Guest, message: ToPeer) -> (PeerId, Guest,
     (peer, guest, answer)
 }
 
-/// Those who hold a share of a plan, in its order. The others are told that they may go.
-pub(super) fn take(plan: &Plan, guests: Vec<Guest>) -> Vec<Guest> {
+/// Those who hold a share of a plan, in its order. The others are told that they may go, and have gone once this returns.
+pub(super) async fn take(plan: &Plan, guests: Vec<Guest>) -> Vec<Guest> {
     let place = |guest: &Guest| plan.peers.iter().position(|name| *name == guest.0.name);
     let (mut taken, left): (Vec<Guest>, Vec<Guest>) = guests.into_iter().partition(|g| place(g).is_some());
     taken.sort_by_key(place);
-    for (_, connection, lanes) in left {
-        tokio::spawn(async move {
-            let _lanes = lanes;
-            if wire::send_control(&connection, &ToPeer::Stop { reason: String::new() }).await.is_ok() {
-                let _ = connection.finish().await;
-            }
-        });
-    }
+    let leaving =
+        left.into_iter().map(|(_, connection, lanes)| part(connection, lanes, ToPeer::Stop { reason: String::new() }));
+    leaving.collect::<JoinSet<()>>().join_all().await;
     taken
+}
+
+/// Tells a joiner that it may go, and why. Once it has read that it leaves; whoever does not is left after a moment.
+async fn part(connection: Connection, lanes: Lanes, message: ToPeer) {
+    if wire::send_control(&connection, &message).await.is_ok() {
+        let _ = tokio::time::timeout(Duration::from_secs(2), connection.closed()).await;
+    }
+    drop(lanes);
 }
