@@ -173,7 +173,11 @@ fn joiners_are_measured_and_planned_for() {
     };
     let first = chosen(&read("job.toml"));
     assert!(first.len() == 2 && !first.iter().any(|l| l.contains("auto")), "{first:?}");
-    finished(fusionllm().args(["train", "--peers", "1", "--steps", "6", "--resume"]).arg(&path));
+    finished(
+        fusionllm()
+            .args(["train", "--peers", "1", "--set=plan.scheduler=equal-compute", "--steps", "6", "--resume"])
+            .arg(&path),
+    );
     assert_eq!(chosen(&read("job.toml")), first);
     assert_eq!(losses(&path).len(), 6);
 }
