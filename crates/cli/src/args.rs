@@ -190,6 +190,10 @@ pub(crate) struct ProfileArgs {
     /// Measure with so many threads alone.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
+
+    /// Rest between operators as a device with this slowdown does, whose caches cool meanwhile; the figures are those of the work alone.
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown)]
+    pub(crate) slowdown: f64,
 }
 
 #[derive(Debug, Subcommand)]

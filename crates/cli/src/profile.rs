@@ -21,7 +21,9 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     let backend = args.backend.as_deref().map(|name| open_backend(Some(name))).transpose()?;
     if let (Some(backend), true) = (&backend, std::env::var_os(HERE).is_some()) {
         let told = |name: &str| complain(format_args!("    {name}"));
-        return print_json(&measure(backend.as_ref(), told).map_err(|e| Failure::Running(e.to_string()))?);
+        return print_json(
+            &measure(backend.as_ref(), args.slowdown, told).map_err(|e| Failure::Running(e.to_string()))?,
+        );
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads: Vec<usize> = match args.threads {
@@ -36,7 +38,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     for name in names {
         for &n in &threads {
             complain(format_args!("measuring {name} with {n} thread(s)"));
-            devices.push((n, child(name, n)?));
+            devices.push((n, child(name, n, args.slowdown)?));
         }
     }
     if let Some(path) = &args.output {
@@ -67,11 +69,11 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     print(&format!("{table}{next}"))
 }
 
-fn child(backend: &str, threads: usize) -> Result<Device, Failure> {
+fn child(backend: &str, threads: usize, slowdown: f64) -> Result<Device, Failure> {
     let failed = |reason: String| Failure::Running(format!("{backend} with {threads} thread(s): {reason}"));
     let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
     let output = Command::new(program)
-        .args(["profile", "--json", "--backend", backend])
+        .args(["profile", "--json", "--backend", backend, "--slowdown", &slowdown.to_string()])
         .env("RAYON_NUM_THREADS", threads.to_string())
         .env(HERE, "1")
         .stdin(Stdio::null())

@@ -12,3 +12,4 @@ mod pace;
 pub use coding::{Coder, Coding, Fidelity, coding_seed};
 pub use error::ExecError;
 pub use executor::{Executor, Link, PassStats, Snapshot, SnapshotTensor, rng_key};
+pub use pace::Pace;

@@ -8,7 +8,7 @@ use cpu_time::ThreadTime;
 /// What is missing adds up over many kernels and is waited out before anything that others can see. A wait after each kernel would
 /// hand the core's caches to somebody else each time, and slow down what it is to measure.
 #[derive(Debug)]
-pub(crate) struct Pace {
+pub struct Pace {
     slowdown: f64,
     /// Seconds that are still to be waited; less than zero if work so far took too long: sleeps end late, and other processes take the CPU.
     owed: f64,
@@ -18,15 +18,17 @@ pub(crate) struct Pace {
 const MOST: f64 = 0.02;
 
 /// Seconds owed that are waited out even where nobody looks, so that a core is shared in small pieces.
-const PATIENCE: f64 = 0.005;
+const PATIENCE: f64 = 0.05;
 
 impl Pace {
-    pub(crate) fn new(slowdown: f64) -> Self {
+    /// Work is to take `slowdown` times its CPU time; not more than it takes if that is 1 or less.
+    #[must_use]
+    pub fn new(slowdown: f64) -> Self {
         Self { slowdown, owed: 0.0 }
     }
 
     /// Does the work, and waits if much is owed.
-    pub(crate) fn keep<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    pub fn keep<T>(&mut self, work: impl FnOnce() -> T) -> T {
         if self.slowdown <= 1.0 {
             return work();
         }
@@ -43,7 +45,7 @@ impl Pace {
     }
 
     /// Waits out what is owed. Returns the seconds that it took.
-    pub(crate) fn settle(&mut self) -> f64 {
+    pub fn settle(&mut self) -> f64 {
         if self.owed <= 0.0 {
             return 0.0;
         }

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use cpu_time::ProcessTime;
 use fusionllm_backend::{Backend, Tensor};
+use fusionllm_exec::Pace;
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
@@ -20,23 +21,27 @@ const MEMORY: u64 = 8 << 30;
 
 /// How long operators are measured.
 #[derive(Clone, Copy)]
-struct Pace {
+struct Effort {
     /// Each step is run until this is spent, and at least so often; what came first does not count.
     patience: Duration,
     repeats: usize,
 }
 
-const THOROUGH: Pace = Pace { patience: Duration::from_millis(700), repeats: 3 };
-const BRIEF: Pace = Pace { patience: Duration::from_millis(150), repeats: 1 };
+const THOROUGH: Effort = Effort { patience: Duration::from_millis(700), repeats: 3 };
+const BRIEF: Effort = Effort { patience: Duration::from_millis(150), repeats: 1 };
 const MOST_REPEATS: usize = 40;
 
-/// Measures with as many threads as this process has. `told` hears of each network before it is run.
+/// Measures on threads like a peer's. `told` hears of each network before it is run.
+///
+/// With a `slowdown` above 1 it rests between operators as a peer does that is slowed down so much, and finds its caches as cold; the figures
+/// are still those of the work alone.
 ///
 /// # Errors
 ///
 /// The backend fails.
-pub fn measure(backend: &dyn Backend, mut told: impl FnMut(&str)) -> Result<Device, NodeError> {
-    measure_on(backend, &networks()?, THOROUGH, &mut told)
+pub fn measure(backend: &dyn Backend, slowdown: f64, told: impl FnMut(&str) + Send) -> Result<Device, NodeError> {
+    let effort = Effort { patience: THOROUGH.patience.mul_f64(slowdown.max(1.0)), ..THOROUGH };
+    measure_on(backend, &networks()?, effort, slowdown, told)
 }
 
 /// In about a second, on a few small networks: what a machine that joins a run says of itself.
@@ -44,31 +49,35 @@ pub fn measure(backend: &dyn Backend, mut told: impl FnMut(&str)) -> Result<Devi
 /// # Errors
 ///
 /// The backend fails.
-pub(crate) fn measure_briefly(backend: &dyn Backend) -> Result<Device, NodeError> {
+pub(crate) fn measure_briefly(backend: &dyn Backend, slowdown: f64) -> Result<Device, NodeError> {
     let few = [
         gpt2((64, 2, 64, 1, 256), AttentionImplementation::Sdpa)?,
         gpt2((256, 4, 64, 2, 512), AttentionImplementation::Sdpa)?,
         resnet(18, 16, 2)?,
     ];
-    measure_on(backend, &few, BRIEF, &mut |_| {})
+    measure_on(backend, &few, BRIEF, slowdown, |_| {})
 }
 
 fn measure_on(
     backend: &dyn Backend,
     graphs: &[Graph],
-    pace: Pace,
-    told: &mut dyn FnMut(&str),
+    effort: Effort,
+    slowdown: f64,
+    mut told: impl FnMut(&str) + Send,
 ) -> Result<Device, NodeError> {
-    let mut samples = Samples::default();
-    for graph in graphs {
-        told(&graph.name);
-        let loss = graph.outputs.get("loss").copied();
-        let loss = loss.ok_or_else(|| NodeError::State(format!("{:?} has no loss", graph.name)))?;
-        let train = autodiff::differentiate(graph, loss)?;
-        samples.step(backend, &train, pace)?;
-        samples.updates(backend, &train.graph, pace)?;
-    }
-    Ok(samples.device(backend))
+    // From a thread of their own, kernels do not have to be handed over to one.
+    crate::peer::threads(slowdown)?.install(|| {
+        let (mut samples, mut pace) = (Samples::default(), Pace::new(slowdown));
+        for graph in graphs {
+            told(&graph.name);
+            let loss = graph.outputs.get("loss").copied();
+            let loss = loss.ok_or_else(|| NodeError::State(format!("{:?} has no loss", graph.name)))?;
+            let train = autodiff::differentiate(graph, loss)?;
+            samples.step(backend, &train, effort, &mut pace)?;
+            samples.updates(backend, &train.graph, effort, &mut pace)?;
+        }
+        Ok(samples.device(backend))
+    })
 }
 
 /// GPT-2 and residual networks from small to as large as a step of a fraction of a second allows.
@@ -145,7 +154,13 @@ impl Samples {
     }
 
     /// Runs forward and backward over one micro-batch, again and again; operands are given up at their last use, as peers do.
-    fn step(&mut self, backend: &dyn Backend, train: &TrainGraph, pace: Pace) -> Result<(), NodeError> {
+    fn step(
+        &mut self,
+        backend: &dyn Backend,
+        train: &TrainGraph,
+        effort: Effort,
+        pace: &mut Pace,
+    ) -> Result<(), NodeError> {
         let graph = &train.graph;
         let parts = train.gradients.iter().flat_map(|g| g.contributions.iter().copied());
         let live = graph.ancestors(parts.chain([train.loss]));
@@ -180,13 +195,13 @@ impl Samples {
                     inputs.push(held.ok_or_else(|| NodeError::State(format!("{v} was given up too early")))?);
                 }
                 let types: Vec<TensorType> = node.outputs.iter().map(|v| graph.ty(*v).clone()).collect();
-                let (results, spent) = timed(backend, alone, &node.op, inputs, &types)?;
+                let (results, spent) = pace.keep(|| timed(backend, alone, &node.op, inputs, &types))?;
                 if repeat > 0 {
                     took[n.index()].push(spent);
                 }
                 values.extend(node.outputs.iter().copied().zip(results).filter(|(v, _)| left[v.index()] > 0));
             }
-            if repeat >= pace.repeats && started.elapsed() > pace.patience {
+            if repeat >= effort.repeats && started.elapsed() > effort.patience {
                 break;
             }
         }
@@ -199,7 +214,13 @@ impl Samples {
     }
 
     /// What happens to parameters once a step: each kind of parameter, by each rule.
-    fn updates(&mut self, backend: &dyn Backend, graph: &Graph, pace: Pace) -> Result<(), NodeError> {
+    fn updates(
+        &mut self,
+        backend: &dyn Backend,
+        graph: &Graph,
+        effort: Effort,
+        pace: &mut Pace,
+    ) -> Result<(), NodeError> {
         let rules = [
             Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
             Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 5e-4, nesterov: false }),
@@ -213,9 +234,9 @@ impl Samples {
             let scalar = TensorType::new(DType::F64, []);
             let norm = Op::from(SquaredNorm);
             let mut took = Vec::new();
-            for _ in 0..=pace.repeats {
+            for _ in 0..=effort.repeats {
                 let gradient = fresh()?;
-                took.push(timed(backend, alone, &norm, vec![gradient], std::slice::from_ref(&scalar))?.1);
+                took.push(pace.keep(|| timed(backend, alone, &norm, vec![gradient], std::slice::from_ref(&scalar)))?.1);
             }
             self.add(&norm, &[ty], &[&scalar], typical(&took));
             for rule in &rules {
@@ -224,10 +245,10 @@ impl Samples {
                 let hyper = HostTensor::from_f64([hyper.len()], &hyper)?;
                 let results = vec![ty.clone(); 1 + slots];
                 let mut took = Vec::new();
-                for _ in 0..=pace.repeats {
+                for _ in 0..=effort.repeats {
                     let mut operands = (0..2 + slots).map(|_| fresh()).collect::<Result<Vec<_>, _>>()?;
                     operands.push(backend.upload(&hyper)?);
-                    took.push(timed(backend, alone, &op, operands, &results)?.1);
+                    took.push(pace.keep(|| timed(backend, alone, &op, operands, &results))?.1);
                 }
                 let inputs: Vec<&TensorType> = std::iter::repeat_n(ty, 2 + slots).chain([hyper.ty()]).collect();
                 self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), typical(&took));
