@@ -202,10 +202,13 @@ fn print_row(name: &str, summary: &Value, drift: f64) {
 }
 
 impl Bench {
-    /// Measures a core of this machine, whose neighbours may have changed its speed since the last time. Returns the rate of its products.
+    /// Measures a core of this machine, whose neighbours may have changed its speed since the last time, with rests as in most of the cases.
+    /// Returns the rate of its products.
     fn measure(&self) -> Outcome<f64> {
         let mut profile = Command::new(&self.fusionllm);
-        profile.args(["profile", "--json", "--backend", "burn-cpu", "--threads", "1", "-o"]).arg(&self.profile);
+        profile
+            .args(["profile", "--json", "--backend", "burn-cpu", "--threads", "1", "--slowdown", "4", "-o"])
+            .arg(&self.profile);
         let measured: Value = serde_json::from_slice(&succeed(&mut profile)?)?;
         measured["devices"][0]["device"]["rates"]["matmul"].as_f64().ok_or_else(|| "the profile has no rate".into())
     }

@@ -40,8 +40,7 @@ const MOST_REPEATS: usize = 40;
 ///
 /// The backend fails.
 pub fn measure(backend: &dyn Backend, slowdown: f64, told: impl FnMut(&str) + Send) -> Result<Device, NodeError> {
-    let effort = Effort { patience: THOROUGH.patience.mul_f64(slowdown.max(1.0)), ..THOROUGH };
-    measure_on(backend, &networks()?, effort, slowdown, told)
+    measure_on(backend, &networks()?, THOROUGH, slowdown, told)
 }
 
 /// In about a second, on a few small networks: what a machine that joins a run says of itself.
@@ -278,7 +277,7 @@ impl Samples {
         device.backend = Some(backend.name().to_owned());
         for (name, samples) in &self.operators {
             let seconds = samples.iter().map(|s| (s.work, s.seconds.max(1e-8)));
-            device.operators.extend(curve(seconds, mean).map(|c| ((*name).to_owned(), c)));
+            device.operators.extend(curve(seconds, mean_of_powers).map(|c| ((*name).to_owned(), c)));
             if samples.iter().any(|s| s.scratch > 0.0) {
                 let scratch = samples.iter().map(|s| (s.work, s.scratch.max(1.0)));
                 device.scratch.extend(curve(scratch, most).map(|c| ((*name).to_owned(), c)));
@@ -313,12 +312,15 @@ struct Took {
     scratch: u64,
 }
 
-/// The median time, and the most scratch.
+/// The mean time without the longest, which may be anything's, and the most scratch. What is predicted are sums, and the median is below the
+/// mean where caches are cold now and then.
 fn typical(took: &[Took]) -> Took {
-    Took {
-        seconds: median(took.iter().map(|t| t.seconds).collect()).unwrap_or(0.0),
-        scratch: took.iter().map(|t| t.scratch).max().unwrap_or(0),
+    let mut seconds: Vec<f64> = took.iter().map(|t| t.seconds).collect();
+    seconds.sort_by(f64::total_cmp);
+    if seconds.len() > 3 {
+        seconds.pop();
     }
+    Took { seconds: mean(&seconds), scratch: took.iter().map(|t| t.scratch).max().unwrap_or(0) }
 }
 
 fn timed(
@@ -353,6 +355,11 @@ fn curve(points: impl Iterator<Item = (f64, f64)>, middle: fn(&[f64]) -> f64) ->
 
 fn mean(of: &[f64]) -> f64 {
     of.iter().sum::<f64>() / of.len() as f64
+}
+
+/// The logarithm of the mean, of logarithms: times are to be added up.
+fn mean_of_powers(of: &[f64]) -> f64 {
+    mean(&of.iter().map(|x| x.exp()).collect::<Vec<_>>()).ln()
 }
 
 fn most(of: &[f64]) -> f64 {
