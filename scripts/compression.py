@@ -8,7 +8,8 @@ A byte-level GPT-2 of 10 million parameters on Shakespeare's plays; two sites wi
 and 20 ms that all its outgoing traffic shares; peers alternate between the sites, as they happened to join. Every row has the same
 seed and the same text.
 
-`headline` emulates the links, a process a peer, and prints a table of step times. `convergence` takes the plans that headline left in
+`headline` emulates the links, a process a peer, and prints a table of step times, with the rows that earlier calls left in DIR: the slow baselines,
+at 40 s a step and more, can so be given fewer steps. `convergence` takes the plans that headline left in
 DIR and runs them on this machine's own links, so that many steps take little time; it prints losses at equal steps, and plots validation loss against
 steps, against the time that the steps would take over the shaped links, and against bytes (DIR/loss-*.svg).
 
@@ -56,7 +57,6 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--uplink", default="8 Mbps")
-    parser.add_argument("--tflops", type=float, default=0.03, help="what the planner takes a peer to compute")
     parser.add_argument("--text", default=str(ROOT / "../shared/data/tinyshakespeare.txt"))
     parser.add_argument("--out", default="compression-results")
     a = parser.parse_args()
@@ -71,11 +71,20 @@ def program():
     return os.environ.get("FUSIONLLM", str(ROOT / "target/release/fusionllm"))
 
 
+def profile(a, slowdown):
+    """What a core of this machine computes, measured once in DIR."""
+    path = a.out / "device.toml"
+    if not path.exists():
+        command = [program(), "profile", "--backend", "burn-cpu", "--threads", "1", "--slowdown", str(slowdown), "-o", str(path)]
+        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return path
+
+
 def testbed(a, shaped):
-    # The emulator grants each peer an equal share of this machine's cores.
-    slowdown = max(1.0, a.peers / (os.cpu_count() or 1))
+    # An equal share each of half of this machine's cores: the emulated network and the codecs need the other half.
+    slowdown = max(1.0, 2 * a.peers / (os.cpu_count() or 1))
     devices = "".join(
-        f'[[device]]\nname = "peer-{i}"\nsite = "{"ab"[i % 2]}"\ntflops = {a.tflops}\nmemory_bandwidth = "5 GB/s"\nmemory = "4 GiB"\nslowdown = {slowdown}\n'
+        f'[[device]]\nname = "peer-{i}"\nsite = "{"ab"[i % 2]}"\nprofile = "{profile(a, slowdown)}"\nthreads = 1\nmemory = "4 GiB"\nslowdown = {slowdown}\n'
         for i in range(a.peers))
     uplink = f'{{ rate = "{a.uplink}", latency = "20 ms" }}' if shaped else '{ rate = "10 Gbps" }'
     sites = "".join(f'[[site]]\nname = "{s}"\nrate = "1 Gbps"\nlatency = "0.1 ms"\nuplink = {uplink}\n' for s in "ab")
@@ -108,7 +117,8 @@ def codec_settings(row):
 
 def headline(a):
     steps = str(a.steps or 20)
-    results = {}
+    kept = a.out / f"headline-{a.peers}.json"
+    results = json.loads(kept.read_text()) if kept.exists() else {}
     rows = [(row, True) for row in a.rows.split(",")]
     if ("op-fence/auto", True) in rows:
         rows.append(("op-fence/auto", False))
@@ -119,10 +129,10 @@ def headline(a):
         summary = train(a, run, settings, ["--steps", steps, "--testbed", str(testbed(a, shaped))])
         if summary is not None:
             results[label] = summary
-            (a.out / f"headline-{a.peers}.json").write_text(json.dumps(results, indent=1))
+            kept.write_text(json.dumps(results, indent=1))
             print(f"{label}: {summary['median_step_s']:.2f} s", file=sys.stderr)
     worst = max((s["median_step_s"] for s in results.values()), default=1.0)
-    print(f"{a.peers} peers, median of {steps} steps\n\n| row | step, s | predicted, s | MB a step | times the worst |\n| --- | --- | --- | --- | --- |")
+    print(f"{a.peers} peers, medians\n\n| row | step, s | predicted, s | MB a step | times the worst |\n| --- | --- | --- | --- | --- |")
     for label, s in results.items():
         predicted = "-" if s["predicted_step_s"] is None else f"{s['predicted_step_s']:.2f}"
         print(f"| {label} | {s['median_step_s']:.2f} | {predicted} | {s['bytes_sent_per_step'] / 1e6:.2f} | {worst / s['median_step_s']:.2f} |")

@@ -18,7 +18,7 @@ pub struct Pace {
 const MOST: f64 = 0.02;
 
 /// Seconds owed that are waited out even where nobody looks, so that a core is shared in small pieces.
-const PATIENCE: f64 = 0.05;
+const PATIENCE: f64 = 0.015;
 
 impl Pace {
     /// Work is to take `slowdown` times its CPU time; not more than it takes if that is 1 or less.

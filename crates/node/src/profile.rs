@@ -277,10 +277,10 @@ impl Samples {
         device.backend = Some(backend.name().to_owned());
         for (name, samples) in &self.operators {
             let seconds = samples.iter().map(|s| (s.work, s.seconds.max(1e-8)));
-            device.operators.extend(curve(seconds, mean_of_powers).map(|c| ((*name).to_owned(), c)));
+            device.operators.extend(curve(seconds).map(|c| ((*name).to_owned(), c)));
             if samples.iter().any(|s| s.scratch > 0.0) {
-                let scratch = samples.iter().map(|s| (s.work, s.scratch.max(1.0)));
-                device.scratch.extend(curve(scratch, most).map(|c| ((*name).to_owned(), c)));
+                let scratch = samples.iter().map(|s| (s.bytes, s.scratch.max(1.0)));
+                device.scratch.extend(curve(scratch).map(|c| ((*name).to_owned(), c)));
             }
         }
         device
@@ -338,32 +338,23 @@ fn timed(
     Ok((results, Took { seconds: watch.seconds(), scratch: memory::take_peak().saturating_sub(held) }))
 }
 
-/// Through points of work and what it took. Those of like work are one bunch, and one point of the curve: what `middle` makes of the logarithms.
-fn curve(points: impl Iterator<Item = (f64, f64)>, middle: fn(&[f64]) -> f64) -> Option<Curve> {
+/// Through points of work and what it took. Those of like work are one bunch, and one point of the curve: their mean, as what is read off it is added up.
+fn curve(points: impl Iterator<Item = (f64, f64)>) -> Option<Curve> {
     /// A bunch spans this factor of work: eight of them a decade.
     const SPAN: f64 = 1.333;
-    let mut logs: Vec<(f64, f64)> = points.map(|(work, took)| (work.max(1.0).ln(), took.ln())).collect();
-    logs.sort_by(|a, b| a.0.total_cmp(&b.0));
+    let mut left: Vec<(f64, f64)> = points.map(|(work, took)| (work.max(1.0), took)).collect();
+    left.sort_by(|a, b| a.0.total_cmp(&b.0));
     let mut points = Vec::new();
-    while let Some(&(least, _)) = logs.first() {
-        let end = logs.partition_point(|p| p.0 < least + SPAN.ln());
-        let (work, took): (Vec<f64>, Vec<f64>) = logs.drain(..end).unzip();
-        points.push((mean(&work).exp(), middle(&took).exp()));
+    while let Some(&(least, _)) = left.first() {
+        let end = left.partition_point(|p| p.0 < least * SPAN);
+        let (work, took): (Vec<f64>, Vec<f64>) = left.drain(..end).unzip();
+        points.push((mean(&work), mean(&took)));
     }
     Curve::new(points)
 }
 
 fn mean(of: &[f64]) -> f64 {
     of.iter().sum::<f64>() / of.len() as f64
-}
-
-/// The logarithm of the mean, of logarithms: times are to be added up.
-fn mean_of_powers(of: &[f64]) -> f64 {
-    mean(&of.iter().map(|x| x.exp()).collect::<Vec<_>>()).ln()
-}
-
-fn most(of: &[f64]) -> f64 {
-    of.iter().copied().fold(f64::NEG_INFINITY, f64::max)
 }
 
 fn median(mut of: Vec<f64>) -> Option<f64> {
@@ -441,7 +432,7 @@ pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
     let text = toml::to_string(&file).map_err(|e| NodeError::State(format!("the profile cannot be written: {e}")))?;
     Ok(format!(
         "# Measured by `fusionllm profile`. In a testbed: profile = \"THIS FILE\".\n\
-         # Operators: [work, seconds]; scratch: [work, bytes beside operands and results]; work in FLOPs for products and convolutions, in bytes for all others.\n\n{text}"
+         # Operators: [work, seconds], work in FLOPs for products and convolutions, in bytes for all others; scratch: [bytes, bytes beside operands and results].\n\n{text}"
     ))
 }
 
@@ -457,13 +448,11 @@ mod tests {
     #[test]
     fn like_samples_make_one_point() {
         let samples = [(1e6, 3e-4), (1.1e6, 4e-4), (1e3, 1e-6), (0.0, 1e-6)];
-        let typical = curve(samples.into_iter(), mean).unwrap();
-        assert_eq!(typical.points().len(), 3);
-        assert!((typical.at(1.0488e6) - 3.4641e-4).abs() < 1e-7, "the geometric mean");
-        assert!((typical.at(1e3) - 1e-6).abs() < 1e-9);
-        let worst = curve(samples.into_iter(), most).unwrap();
-        assert!((worst.at(1.0488e6) - 4e-4).abs() < 1e-7);
-        assert_eq!(curve([].into_iter(), mean), None);
+        let curve = super::curve(samples.into_iter()).unwrap();
+        assert_eq!(curve.points().len(), 3);
+        assert!((curve.at(1.05e6) - 3.5e-4).abs() < 1e-9, "the mean");
+        assert!((curve.at(1e3) - 1e-6).abs() < 1e-9);
+        assert_eq!(super::curve([].into_iter()), None);
     }
 
     #[test]

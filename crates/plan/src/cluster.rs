@@ -37,7 +37,7 @@ pub struct Device {
     /// Operators whose time was measured, before [`Self::slowdown`]; its rates tell that of all others.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub operators: Curves,
-    /// Bytes that operators hold beside their operands and results while they run, as measured; nothing for all others.
+    /// Bytes that operators hold beside their operands and results while they run, over the bytes of these, as measured; nothing for all others.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub scratch: Curves,
     /// The backend its peer is to use; by default the first there is.

@@ -133,7 +133,7 @@ impl Device {
 
     /// Bytes that an operator holds beside its operands and results.
     pub(crate) fn scratch_bytes(&self, name: &str, cost: &Cost) -> u64 {
-        self.scratch.get(name).map_or(0, |curve| curve.at(work(cost)) as u64)
+        self.scratch.get(name).map_or(0, |curve| curve.at(cost.bytes) as u64)
     }
 
     /// Seconds that an operator takes: as measured where it was, else its overhead and the longer of computing and of moving its operands (the
@@ -153,7 +153,7 @@ impl Device {
     }
 }
 
-/// What a measured operator's time and scratch are functions of: FLOPs of products and convolutions, bytes of all others.
+/// What a measured operator's time is a function of: FLOPs of products and convolutions, bytes of all others.
 pub fn work(cost: &Cost) -> f64 {
     match cost.class {
         OpClass::Matmul | OpClass::Convolution => cost.flops,
