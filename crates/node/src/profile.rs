@@ -5,13 +5,14 @@ use std::time::{Duration, Instant};
 
 use cpu_time::ProcessTime;
 use fusionllm_backend::{Backend, Tensor};
-use fusionllm_exec::Pace;
+use fusionllm_compress::Codec;
+use fusionllm_exec::{self as exec, Coder, Pace};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, Op, TensorType, TrainGraph, ValueId, ValueKind, autodiff,
 };
-use fusionllm_plan::{Curve, Curves, Device, Optimizer, Rates, work};
+use fusionllm_plan::{Coding, Curve, Curves, Device, Optimizer, Rates, work};
 use serde::Serialize;
 
 use crate::{NodeError, memory};
@@ -75,7 +76,9 @@ fn measure_on(
             samples.step(backend, &train, effort, &mut pace)?;
             samples.updates(backend, &train.graph, effort, &mut pace)?;
         }
-        Ok(samples.device(backend))
+        let mut device = samples.device(backend);
+        device.operators.extend(codecs(effort.repeats)?);
+        Ok(device)
     })
 }
 
@@ -124,6 +127,38 @@ fn gpt2(
 fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, NodeError> {
     let config = ResNetConfig { depth, width, num_classes: 10, stem: ResNetStem::Cifar };
     Ok(config.build(batch, 32, DType::F32)?)
+}
+
+/// Times to encode and decode tensors, by their bytes, under the names that plans look for. Top-k's is measured at one ratio: its time is in the selection, which
+/// reads all of the tensor.
+fn codecs(repeats: usize) -> Result<Curves, NodeError> {
+    const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
+    const RATIO: f64 = 30.0;
+    let (mut coder, mut coded) = (Coder::default(), Vec::new());
+    let mut curves = Curves::new();
+    for codec in NAMES.iter().filter_map(|name| Codec::named(name, RATIO)) {
+        let mut points = [Vec::new(), Vec::new()];
+        for elements in [1 << 13, 1 << 16, 1 << 19] {
+            let tensor = noise(&TensorType::new(DType::F32, [elements]), 1.0)?;
+            let mut took = [Vec::new(), Vec::new()];
+            for _ in 0..=repeats {
+                let watch = Stopwatch::start(true);
+                coder.encode(&tensor, &exec::Coding { codec, seed: 1 }, &mut coded)?;
+                took[0].push(watch.seconds());
+                let watch = Stopwatch::start(true);
+                coder.decode(&coded, tensor.ty().clone())?;
+                took[1].push(watch.seconds());
+            }
+            for (points, took) in points.iter_mut().zip(took) {
+                // The first time fills buffers and caches.
+                points.push((4.0 * elements as f64, mean(&took[1..]).max(1e-8)));
+            }
+        }
+        for (way, points) in [Coding::Encode, Coding::Decode].into_iter().zip(points) {
+            curves.extend(Curve::new(points).map(|curve| (way.of(&codec), curve)));
+        }
+    }
+    Ok(curves)
 }
 
 /// How long operators took.

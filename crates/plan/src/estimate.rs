@@ -105,7 +105,7 @@ const CODEC_RATE: f64 = 1e9;
 
 /// The two ways through a codec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Coding {
+pub enum Coding {
     /// From a tensor to bytes.
     Encode,
     /// And back.
@@ -114,7 +114,7 @@ pub(crate) enum Coding {
 
 impl Coding {
     /// The name under which a device's [`operators`](Device::operators) have it, by bytes of the tensor.
-    pub(crate) fn of(self, codec: &Codec) -> String {
+    pub fn of(self, codec: &Codec) -> String {
         let way = match self {
             Self::Encode => "encode",
             Self::Decode => "decode",
