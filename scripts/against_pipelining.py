@@ -73,7 +73,7 @@ def main():
     parser.add_argument("--warm-up", type=int, default=3, help="steps of a run before these")
     parser.add_argument("--rounds", type=int, default=3, help="how often each row has its turn")
     parser.add_argument("--rows", default=",".join(ROWS), help="SCHEDULER/CODEC of FusionLLM, separated by commas")
-    parser.add_argument("--tflops", type=float, default=0.03, help="what the planner takes a core to compute")
+    parser.add_argument("--tflops", type=float, default=0.05, help="what the planner takes a core to compute")
     parser.add_argument("--out", type=pathlib.Path, default="against-pipelining.json")
     parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()

@@ -150,7 +150,7 @@ def convergence(a):
             continue
         settings = ["eval.every=50", "eval.batches=10", "checkpoint.every=0"]
         run = directory(a, "learned", row)
-        if train(a, run, settings, ["--steps", steps, "--plan", str(plan), "--peers", str(a.peers)]) is None:
+        if train(a, run, settings, ["--steps", steps, "--plan", str(plan)]) is None:
             continue
         step_s = json.loads(shaped.read_text())["median_step_s"] if shaped.exists() else None
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]

@@ -288,6 +288,16 @@ impl RunDir {
         write_atomic(&self.path.join(PLAN), json.as_bytes())
     }
 
+    /// Reads what [`Self::write_plan`] wrote.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be read.
+    pub fn read_plan(&self) -> Result<String, DiskError> {
+        let path = self.path.join(PLAN);
+        fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))
+    }
+
     /// Writes the ticket, readable by this user alone where the system has such rights: whoever has it may join.
     ///
     /// # Errors

@@ -229,6 +229,11 @@ impl Store {
         Ok(self.run.write_plan(json)?)
     }
 
+    /// What [`Self::plan`] wrote last.
+    pub(crate) fn plan_text(&self) -> Result<String, NodeError> {
+        Ok(self.run.read_plan()?)
+    }
+
     /// Something is to be said of codecs with a step that is to come.
     pub(crate) fn codecs(&mut self, step: u64, lines: Vec<String>) {
         self.codecs.entry(step).or_default().extend(lines);

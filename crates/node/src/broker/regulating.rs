@@ -2,7 +2,7 @@
 
 use std::sync::mpsc;
 
-use fusionllm_plan::Plan;
+use fusionllm_plan::{Plan, PlanError, SavedPlan};
 use fusionllm_protocol::{Action, Broker, Change, Recoded, Recoding, Regulator, StepRecord};
 use tokio::sync::mpsc::UnboundedSender;
 
@@ -62,7 +62,7 @@ pub(super) fn recode(
             return Ok(Vec::new());
         };
         (plan.version, plan.codecs) = (version, recoding.codecs);
-        store.plan(&plan.to_json()?)?;
+        store.plan(&rewritten(&store.plan_text()?, plan)?)?;
         (step, told) = (first, actions);
     }
     observer.event(Event::Codecs { step, lines: &lines });
@@ -71,6 +71,15 @@ pub(super) fn recode(
 }
 
 /// What people are told of a change.
+/// The plan's file with other codecs, and what is predicted with them if it says what for.
+fn rewritten(text: &str, plan: &Plan) -> Result<String, PlanError> {
+    let Ok(saved) = SavedPlan::from_json(text) else {
+        return plan.to_json();
+    };
+    let saved = SavedPlan { plan: plan.clone(), ..saved };
+    saved.to_json(&saved.simulate(false)?)
+}
+
 fn sentence(plan: &Plan, change: &Change) -> String {
     let Change { from, to, before, now, cause } = change;
     let name = |p: usize| plan.peers.get(p).map_or("?", String::as_str);
