@@ -15,7 +15,7 @@ use crate::{Cluster, Instruction, Optimizer, PeerId, PlanError, Program, SharedI
 pub struct Compression {
     /// The rule.
     pub name: Compressor,
-    /// For top-k: bytes of a tensor over its bytes on the wire; with AdaTopK on the slowest link, with `auto` at most. At least 1.
+    /// Bytes of a tensor over its bytes on the wire: for top-k; with AdaTopK on the slowest link, with `auto` at most. At least 1.
     pub ratio: f64,
     /// Whether codecs that do harm give way to milder ones while the run goes on; else it is only told.
     #[serde(default)]
