@@ -5,6 +5,7 @@ use std::str::FromStr;
 
 use fusionllm_graph::{Graph, TrainGraph};
 
+use crate::auto;
 use crate::cut::{equal_compute, equal_number};
 use crate::{
     Cluster, Compression, Compressor, Conditions, Optimizer, PeerId, Plan, PlanError, Schedule, compile, fence,
@@ -119,13 +120,15 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options
         Scheduler::OpFence | Scheduler::Exact => options.compression.speedups(),
         Scheduler::EqualNumber | Scheduler::EqualCompute => Vec::new(),
     };
+    // As link by link, a step may take a little longer for the sake of milder codecs, and fewer things that must go as predicted.
+    let margin = if options.compression.name == Compressor::Auto { auto::SLACK } else { 1.0 };
     for times in faster {
         // What does not fit on faster links did not fit before either.
         let Ok(mut made) = cut(workloads, &cluster.faster(times)?, options) else { continue };
         let cost = compress(&mut made, workloads, cluster, options)?;
         made.lower_bound_s = made.lower_bound_s.min(best.lower_bound_s);
         best.lower_bound_s = made.lower_bound_s;
-        if cost < least {
+        if (cost.0, margin * cost.1) < least {
             (best, least) = (made, cost);
         }
     }
