@@ -36,6 +36,27 @@ const GPT2_LONG: &[&str] = &[
     "train.micro_batch=1",
     "train.optimizer.warmup=0",
 ];
+/// Equal cuts, so that all devices take part and what crosses the shared uplinks matters: OP-Fence would stay in one home.
+const GPT2_EVERYWHERE: &[&str] = &[
+    "model.n_layer=4",
+    "model.n_embd=192",
+    "model.n_head=4",
+    "data.context=128",
+    "train.batch=16",
+    "train.micro_batch=2",
+    "train.optimizer.warmup=0",
+    "plan.scheduler=equal-compute",
+];
+const GPT2_LONG_EVERYWHERE: &[&str] = &[
+    "model.n_layer=8",
+    "model.n_embd=128",
+    "model.n_head=4",
+    "data.context=128",
+    "train.batch=16",
+    "train.micro_batch=1",
+    "train.optimizer.warmup=0",
+    "plan.scheduler=equal-compute",
+];
 const RESNET: &[&str] = &["train.batch=16", "train.micro_batch=4"];
 
 /// What one trains on.
@@ -88,7 +109,7 @@ const CASES: &[Case] = &[
     Case {
         name: "4 peers in 2 homes, 20 Mbps 10 ms shared",
         resnet: false,
-        settings: GPT2,
+        settings: GPT2_EVERYWHERE,
         devices: &[4.0; 4],
         network: Network::Homes(20.0, 10.0),
         replicas: false,
@@ -96,7 +117,7 @@ const CASES: &[Case] = &[
     Case {
         name: "8 peers in 4 homes, 50 Mbps 50 ms shared",
         resnet: false,
-        settings: GPT2_LONG,
+        settings: GPT2_LONG_EVERYWHERE,
         devices: &[8.0; 8],
         network: Network::Homes(50.0, 50.0),
         replicas: false,
@@ -158,10 +179,10 @@ fn main() -> Outcome<()> {
     std::fs::create_dir_all(&directory)?;
     let profile = directory.join("device.toml");
     let bench = Bench { fusionllm, directory, profile, steps };
-    println!("{:42} {:^30} {:^9} {:^40} {:^7}", "", "a step", "computing", "memory, at worst", "machine");
+    println!("{:42} {:5} {:^30} {:^9} {:^40} {:^7}", "", "peers", "a step", "computing", "memory, at worst", "machine");
     println!(
-        "{:42} {:>10} {:>10} {:>8} {:>9}  {:>10} {:>10} {:>7} {:>10}",
-        "", "predicted", "measured", "", "", "predicted", "measured", "", "resident"
+        "{:42} {:5} {:>10} {:>10} {:>8} {:>9}  {:>10} {:>10} {:>7} {:>10}",
+        "", "", "predicted", "measured", "", "", "predicted", "measured", "", "resident"
     );
     let mut before = bench.measure()?;
     for case in CASES.iter().filter(|c| c.name.contains(&only)) {
@@ -177,13 +198,15 @@ fn main() -> Outcome<()> {
     Ok(())
 }
 
-/// Step times, the error of the busiest peer's computing, the memory of the peer whose prediction is worst, and by how much the machine became faster or
+/// How many peers hold operators, step times, the error of the busiest peer's computing, the memory of the peer whose prediction is worst, and by how much the machine became faster or
 /// slower meanwhile.
 fn print_row(name: &str, summary: &Value, drift: f64) {
     let number = |v: &Value, key: &str| v[key].as_f64().unwrap_or(f64::NAN);
     let percent = |predicted: f64, measured: f64| 100.0 * (predicted / measured - 1.0);
     let (predicted, measured) = (number(summary, "predicted_step_s"), number(summary, "median_step_s"));
-    let peers = || summary["peers"].as_array().into_iter().flatten();
+    // Who holds no operator has joined, and that is all.
+    let peers = || summary["peers"].as_array().into_iter().flatten().filter(|p| p["operators"] != 0);
+    let taking_part = peers().count();
     let computing = peers().map(|p| [number(p, "predicted_compute_s"), number(p, "compute_s")]);
     let [foreseen, computed] = computing.max_by(|a, b| a[1].total_cmp(&b[1])).unwrap_or([f64::NAN; 2]);
     let memory = peers().map(|p| {
@@ -193,7 +216,7 @@ fn print_row(name: &str, summary: &Value, drift: f64) {
     let worst = memory.max_by(|a, b| error(a).abs().total_cmp(&error(b).abs())).unwrap_or([f64::NAN; 3]);
     let [held, peak, resident] = worst.map(|x| x / f64::from(1 << 20));
     println!(
-        "{name:42} {predicted:>8.3} s {measured:>8.3} s {:>+7.1}% {:>+8.1}%  {held:>6.1} MiB {peak:>6.1} MiB {:>+6.1}% {resident:>6.1} MiB {:>+6.1}%",
+        "{name:42} {taking_part:>5} {predicted:>8.3} s {measured:>8.3} s {:>+7.1}% {:>+8.1}%  {held:>6.1} MiB {peak:>6.1} MiB {:>+6.1}% {resident:>6.1} MiB {:>+6.1}%",
         percent(predicted, measured),
         percent(foreseen, computed),
         error(&worst),
@@ -263,7 +286,8 @@ impl Bench {
                 let section = table.entry(section).or_insert_with(|| toml::Value::Table(toml::Table::new()));
                 (table, rest) = (section.as_table_mut().unwrap(), key);
             }
-            table.insert(rest.to_owned(), value.parse::<i64>()?.into());
+            let value = value.parse::<i64>().map_or_else(|_| value.into(), toml::Value::from);
+            table.insert(rest.to_owned(), value);
         }
         Ok(document.to_string())
     }

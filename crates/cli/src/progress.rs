@@ -187,6 +187,8 @@ impl Observer for Progress {
                 self.history.validation = Some((step, val_loss, val_accuracy));
                 self.say(format!("step {step}: validation loss {val_loss:.4}{}", accuracy(val_accuracy)));
             }
+            // Over a slow link the last one takes longer than a step, and nothing else moves meanwhile.
+            Event::Saving { step } if step >= self.steps => self.wait_for("fetching the trained model".to_owned()),
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
             Event::Shortfall { reason } => self.say(format!("note: {reason}")),
             Event::Stopping => self.say("saving and stopping; Ctrl-C again to stop at once"),

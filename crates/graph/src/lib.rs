@@ -42,5 +42,5 @@ pub use graph::{
 };
 pub use init::Init;
 pub use ops::{Cost, Op};
-pub use rng::CounterRng;
+pub use rng::{CounterRng, Dice};
 pub use tensor::{DType, HostTensor, Shape, TensorType};

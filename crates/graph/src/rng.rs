@@ -60,6 +60,51 @@ impl CounterRng {
     }
 }
 
+/// Choices one after the other, the same for the same seed: what tests and examples draw their random cases from.
+#[derive(Debug)]
+pub struct Dice(CounterRng, u64);
+
+impl Dice {
+    /// The choices of a seed.
+    pub fn new(seed: u64) -> Self {
+        Self(CounterRng::new(seed), 0)
+    }
+
+    fn next(&mut self) -> u32 {
+        self.1 += 1;
+        self.0.block(self.1, 0)[0]
+    }
+
+    /// A number below `n`, which is not 0.
+    pub fn below(&mut self, n: usize) -> usize {
+        self.next() as usize % n
+    }
+
+    /// Yes once in `n` times.
+    pub fn one_in(&mut self, n: usize) -> bool {
+        self.below(n) == 0
+    }
+
+    /// One of them; there is at least one.
+    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
+        from[self.below(from.len())]
+    }
+
+    /// From `low` to `high`, both included.
+    pub fn between(&mut self, low: usize, high: usize) -> usize {
+        (low + (self.unit() * (high - low + 1) as f64) as usize).min(high)
+    }
+
+    /// From `low` to `high`, evenly on a logarithmic scale.
+    pub fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
+        low * (high / low).powf(self.unit())
+    }
+
+    fn unit(&mut self) -> f64 {
+        f64::from(self.next()) / f64::from(u32::MAX)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

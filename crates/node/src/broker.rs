@@ -529,6 +529,7 @@ impl Conductor {
                 }
                 Action::BeginCheckpoint(step) => {
                     store.begin_checkpoint(step, &self.model, self.job.train.optimizer.update_rule());
+                    observer.event(Event::Saving { step });
                 }
                 Action::Commit(position) => {
                     store.commit(position, &self.job, &self.data, &self.model)?;

@@ -85,6 +85,11 @@ pub enum Event<'a> {
         /// Share of them that the largest logit hits.
         val_accuracy: f64,
     },
+    /// Peers begin to send a checkpoint.
+    Saving {
+        /// Of which step.
+        step: u64,
+    },
     /// A checkpoint is whole.
     Saved {
         /// Of which step.

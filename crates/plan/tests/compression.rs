@@ -73,6 +73,7 @@ fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
     assert!(chosen < exact / 3.0, "{chosen} s for {exact} s");
     assert_eq!(plan.codec(PeerId(0), PeerId(1)), Codec::None, "{:?}", plan.codecs);
     assert_ne!(plan.codec(PeerId(1), PeerId(2)), Codec::None, "{:?}", plan.codecs);
+    assert!(plan.codecs.iter().all(|l| !matches!(l.codec, Codec::TopK(_))), "{:?}", plan.codecs);
     // The strongest of the ladder everywhere is hardly faster.
     let top = Compression { name: Compressor::Int4Hadamard, ..Compression::default() };
     let strongest = Plan { codecs: top.choose(&programs, None, SGD).unwrap(), ..plan.clone() };

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use fusionllm_backend::{Backend, open};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{Cluster, Training};
+pub(crate) use fusionllm_graph::Dice;
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, TensorType, TrainGraph, Value, ValueKind, autodiff};
@@ -54,20 +55,6 @@ pub(crate) fn plain_sgd(lr: f64, momentum: f64, weight_decay: f64) -> Training {
 
 pub(crate) fn train_graph(graph: &Graph) -> TrainGraph {
     autodiff::differentiate(graph, graph.outputs["loss"]).unwrap()
-}
-
-/// A small stream of numbers for choices in tests.
-pub(crate) struct Dice(CounterRng, u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(CounterRng::new(seed), 0)
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.1 += 1;
-        self.0.block(self.1, 0)[0] as usize % n
-    }
 }
 
 /// A random cut: any number of stages on `peers` peers, each node at a random stage not before its operands'.

@@ -1,72 +1,47 @@
 //! Random planning problems in the published ranges: rates from 8 Mbps to 10 Gbps, devices ten times apart, every other one tight in memory.
 
-use fusionllm_graph::CounterRng;
+use fusionllm_graph::Dice;
 use fusionllm_plan::fence::{Chain, Input, Machines, Message, Problem, Route, Seconds, Tie, Unit};
-
-/// A stream of numbers.
-pub(crate) struct Draw(CounterRng, u64);
-
-impl Draw {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(CounterRng::new(seed), 0)
-    }
-
-    /// From 0 to 1.
-    fn unit(&mut self) -> f64 {
-        self.1 += 1;
-        f64::from(self.0.block(self.1, 0)[0]) / f64::from(u32::MAX)
-    }
-
-    /// Evenly on a logarithmic scale.
-    fn log(&mut self, low: f64, high: f64) -> f64 {
-        low * (high / low).powf(self.unit())
-    }
-
-    /// From `low` to `high`, both included.
-    fn whole(&mut self, low: usize, high: usize) -> usize {
-        (low + (self.unit() * (high - low + 1) as f64) as usize).min(high)
-    }
-}
 
 /// Problem number `seed`, of up to so many units and positions for cuts.
 pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
-    let mut d = Draw::new(seed);
+    let mut d = Dice::new(seed);
     // The best plan is harder to find where the ends share a parameter, so such problems are smaller.
-    let tied = d.whole(0, 3) == 0;
-    let units = d.whole(2, if tied { most_units.min(6) } else { most_units });
-    let atoms = d.whole(units.max(4), if tied { most_cuts.min(20) } else { most_cuts }) + 1;
+    let tied = d.between(0, 3) == 0;
+    let units = d.between(2, if tied { most_units.min(6) } else { most_units });
+    let atoms = d.between(units.max(4), if tied { most_cuts.min(20) } else { most_cuts }) + 1;
     let prefix = |values: &[f64]| {
         let mut sum = 0.0;
         std::iter::once(0.0).chain(values.iter().map(|v| (sum += v, sum).1)).collect::<Vec<f64>>()
     };
 
     // Work in seconds of a device of speed 1; the whole step between a tenth and ten times that of the transfers.
-    let work: Vec<f64> = (0..atoms).map(|_| d.log(0.2, 5.0)).collect();
-    let scale = d.log(0.03, 3.0) / work.iter().sum::<f64>();
+    let work: Vec<f64> = (0..atoms).map(|_| d.log_uniform(0.2, 5.0)).collect();
+    let scale = d.log_uniform(0.03, 3.0) / work.iter().sum::<f64>();
     let forward: Vec<f64> = work.iter().map(|w| w * scale).collect();
     let backward: Vec<f64> = forward.iter().map(|f| f * 2.0).collect();
-    let parameters: Vec<f64> = (0..atoms).map(|_| d.log(1e6, 4e7)).collect();
+    let parameters: Vec<f64> = (0..atoms).map(|_| d.log_uniform(1e6, 4e7)).collect();
     let update: Vec<f64> = parameters.iter().map(|p| p * 7.0 / 3e10).collect();
-    let typical = d.log(1e5, 1e7);
+    let typical = d.log_uniform(1e5, 1e7);
     let mut messages = Vec::new();
     let mut across = vec![0.0; atoms + 1];
     for a in 1..atoms as u32 {
-        let bytes = typical * d.log(0.25, 4.0);
+        let bytes = typical * d.log_uniform(0.25, 4.0);
         across[a as usize] = bytes;
         messages.push(Message { maker: a - 1, users: vec![a], bytes });
         messages.push(Message { maker: a, users: vec![a - 1], bytes });
     }
     // Residual values, which skip atoms.
-    for _ in 0..d.whole(0, atoms / 4) {
-        let from = d.whole(0, atoms - 2) as u32;
-        let to = (from + d.whole(1, 4) as u32).min(atoms as u32 - 1);
-        let bytes = typical * d.log(0.1, 1.0);
+    for _ in 0..d.between(0, atoms / 4) {
+        let from = d.between(0, atoms - 2) as u32;
+        let to = (from + d.between(1, 4) as u32).min(atoms as u32 - 1);
+        let bytes = typical * d.log_uniform(0.1, 1.0);
         messages.push(Message { maker: from, users: vec![to], bytes });
         messages.push(Message { maker: to, users: vec![from], bytes });
     }
-    let kept: Vec<f64> = (0..atoms).map(|_| typical * d.log(1.0, 6.0)).collect();
+    let kept: Vec<f64> = (0..atoms).map(|_| typical * d.log_uniform(1.0, 6.0)).collect();
     let ties = if tied {
-        vec![Tie { atoms: vec![(0, 1), (atoms as u32 - 1, 1)], bytes: d.log(1e6, 1e8) }]
+        vec![Tie { atoms: vec![(0, 1), (atoms as u32 - 1, 1)], bytes: d.log_uniform(1e6, 1e8) }]
     } else {
         Vec::new()
     };
@@ -75,17 +50,17 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
         state[*a as usize] += 2.0 * ties[0].bytes;
     }
 
-    let speeds: Vec<f64> = (0..units).map(|_| d.log(0.3, 3.0)).collect();
+    let speeds: Vec<f64> = (0..units).map(|_| d.log_uniform(0.3, 3.0)).collect();
     let seconds = speeds.iter().map(|s| {
         let at = |v: &[f64]| prefix(&v.iter().map(|x| x / s).collect::<Vec<_>>());
         Seconds { forward: at(&forward), backward: at(&backward), weight: at(&forward), update: at(&update) }
     });
-    let micro_batches = 1 << d.whole(1, 5);
-    let tight = d.whole(0, 1) == 0;
+    let micro_batches = 1 << d.between(1, 5);
+    let tight = d.between(0, 1) == 0;
     let need = state.iter().sum::<f64>() + kept.iter().sum::<f64>() * (micro_batches as f64).min(units as f64 / 2.0);
     let units: Vec<Unit> = (0..units as u32)
         .map(|u| {
-            let memory = if tight { need / units as f64 * d.log(0.8, 4.0) } else { need * 100.0 };
+            let memory = if tight { need / units as f64 * d.log_uniform(0.8, 4.0) } else { need * 100.0 };
             Unit { members: vec![u], class: u, memory, inside: Route::NONE }
         })
         .collect();
@@ -95,7 +70,9 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
             // Links are drawn below the diagonal and alike both ways, the broker's among them.
             let route = match a.cmp(&b) {
                 std::cmp::Ordering::Equal => Route::NONE,
-                std::cmp::Ordering::Greater => Route { latency: d.log(1e-4, 0.1), per_byte: 8.0 / d.log(8e6, 1e10) },
+                std::cmp::Ordering::Greater => {
+                    Route { latency: d.log_uniform(1e-4, 0.1), per_byte: 8.0 / d.log_uniform(8e6, 1e10) }
+                }
                 std::cmp::Ordering::Less => Route::NONE,
             };
             routes.push(route);

@@ -3,33 +3,10 @@
 
 pub(crate) mod machine;
 
+pub(crate) use fusionllm_graph::Dice;
 use fusionllm_graph::ops::{BatchNorm, Compare, Triangle, Unary};
-use fusionllm_graph::{
-    Builder, CounterRng, DType, Graph, GraphError, HostTensor, Init, TensorType, TrainGraph, ValueId, autodiff,
-};
+use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, TensorType, TrainGraph, ValueId, autodiff};
 use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
-
-/// A small stream of numbers for choices.
-pub(crate) struct Dice(CounterRng, u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(CounterRng::new(seed), 0)
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.1 += 1;
-        self.0.block(self.1, 0)[0] as usize % n
-    }
-
-    fn one_in(&mut self, n: usize) -> bool {
-        self.below(n) == 0
-    }
-
-    fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
-    }
-}
 
 const ROWS: usize = 4;
 const WIDTH: usize = 6;

@@ -3,22 +3,9 @@
 
 pub(crate) mod simulation;
 
-use fusionllm_graph::{Builder, CounterRng, DType, Init, autodiff};
+pub(crate) use fusionllm_graph::Dice;
+use fusionllm_graph::{Builder, DType, Init, autodiff};
 use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
-
-/// A small stream of numbers for choices.
-pub(crate) struct Dice(CounterRng, u64);
-
-impl Dice {
-    pub(crate) fn new(seed: u64) -> Self {
-        Self(CounterRng::new(seed), 0)
-    }
-
-    pub(crate) fn below(&mut self, n: usize) -> usize {
-        self.1 += 1;
-        self.0.block(self.1, 0)[0] as usize % n
-    }
-}
 
 /// Programs of a step and of an evaluation for peers that hold a layer each, the first and the last the same one.
 pub(crate) fn programs(peers: usize, micro_batches: u32) -> Vec<(Program, Program)> {
