@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Most testbeds are emulated by the command itself. The last two are network namespaces whose links the kernel's token buckets shape; these take root, and are left
-//! out without it. Devices are cores of this machine, most of them slowed down, with the figures that `fusionllm profile` measured just before: on a machine that is shared, those of minutes ago may be a quarter off.
+//! out without it. Devices are cores of this machine, most of them slowed down, with the figures that `fusionllm profile` measured just before: on a machine that is shared, those of minutes ago may be a quarter off. The first five
+//! steps are slower, as processes take their memory from the system: the median of many does not see them. It all takes a quarter of an hour.
 #![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
 
 use std::fmt::Write as _;
@@ -36,27 +37,6 @@ const GPT2_LONG: &[&str] = &[
     "train.micro_batch=1",
     "train.optimizer.warmup=0",
 ];
-/// Equal cuts, so that all devices take part and what crosses the shared uplinks matters: OP-Fence would stay in one home.
-const GPT2_EVERYWHERE: &[&str] = &[
-    "model.n_layer=4",
-    "model.n_embd=192",
-    "model.n_head=4",
-    "data.context=128",
-    "train.batch=16",
-    "train.micro_batch=2",
-    "train.optimizer.warmup=0",
-    "plan.scheduler=equal-compute",
-];
-const GPT2_LONG_EVERYWHERE: &[&str] = &[
-    "model.n_layer=8",
-    "model.n_embd=128",
-    "model.n_head=4",
-    "data.context=128",
-    "train.batch=16",
-    "train.micro_batch=1",
-    "train.optimizer.warmup=0",
-    "plan.scheduler=equal-compute",
-];
 const RESNET: &[&str] = &["train.batch=16", "train.micro_batch=4"];
 
 /// What one trains on.
@@ -68,8 +48,18 @@ struct Case {
     devices: &'static [f64],
     /// What joins them.
     network: Network,
-    /// Whether the second half of the devices are replicas of the first.
-    replicas: bool,
+    how: How,
+}
+
+/// How the graph is cut.
+#[derive(PartialEq)]
+enum How {
+    /// For the shortest step.
+    Best,
+    /// Evenly, where the shortest step would leave devices out, and with them the links that are to be tried.
+    Everywhere,
+    /// Over the first half of the devices; the second half are their replicas.
+    Replicas,
 }
 
 enum Network {
@@ -88,7 +78,7 @@ const CASES: &[Case] = &[
         settings: GPT2,
         devices: &[2.0, 2.0],
         network: Network::Mesh(8.0, 20.0),
-        replicas: false,
+        how: How::Everywhere,
     },
     Case {
         name: "2 peers, 1 Gbps 0 ms",
@@ -96,7 +86,7 @@ const CASES: &[Case] = &[
         settings: GPT2,
         devices: &[3.0, 3.0],
         network: Network::Mesh(1000.0, 0.0),
-        replicas: false,
+        how: How::Best,
     },
     Case {
         name: "4 uneven peers, 100 Mbps 5 ms",
@@ -104,23 +94,23 @@ const CASES: &[Case] = &[
         settings: GPT2_LONG,
         devices: &[3.0, 6.0, 4.0, 8.0],
         network: Network::Mesh(100.0, 5.0),
-        replicas: false,
+        how: How::Best,
     },
     Case {
         name: "4 peers in 2 homes, 20 Mbps 10 ms shared",
         resnet: false,
-        settings: GPT2_EVERYWHERE,
+        settings: GPT2,
         devices: &[4.0; 4],
         network: Network::Homes(20.0, 10.0),
-        replicas: false,
+        how: How::Everywhere,
     },
     Case {
         name: "8 peers in 4 homes, 50 Mbps 50 ms shared",
         resnet: false,
-        settings: GPT2_LONG_EVERYWHERE,
+        settings: GPT2_LONG,
         devices: &[8.0; 8],
         network: Network::Homes(50.0, 50.0),
-        replicas: false,
+        how: How::Everywhere,
     },
     Case {
         name: "2 x 2 replicas, 50 Mbps 5 ms",
@@ -128,7 +118,7 @@ const CASES: &[Case] = &[
         settings: GPT2,
         devices: &[4.0; 4],
         network: Network::Mesh(50.0, 5.0),
-        replicas: true,
+        how: How::Replicas,
     },
     Case {
         name: "ResNet, 3 uneven peers, 100 Mbps 2 ms",
@@ -136,7 +126,7 @@ const CASES: &[Case] = &[
         settings: RESNET,
         devices: &[3.0, 4.0, 6.0],
         network: Network::Mesh(100.0, 2.0),
-        replicas: false,
+        how: How::Best,
     },
     Case {
         name: "kernel: 2 peers, 20 Mbps",
@@ -144,7 +134,7 @@ const CASES: &[Case] = &[
         settings: GPT2,
         devices: &[3.0, 3.0],
         network: Network::Kernel(20.0),
-        replicas: false,
+        how: How::Everywhere,
     },
     Case {
         name: "kernel: 3 uneven peers, 100 Mbps",
@@ -152,7 +142,7 @@ const CASES: &[Case] = &[
         settings: GPT2_LONG,
         devices: &[3.0, 6.0, 4.0],
         network: Network::Kernel(100.0),
-        replicas: false,
+        how: How::Best,
     },
 ];
 
@@ -165,7 +155,7 @@ struct Bench {
 
 fn main() -> Outcome<()> {
     let mut arguments = std::env::args().skip(1);
-    let (mut only, mut steps) = (String::new(), "12".to_owned());
+    let (mut only, mut steps) = (String::new(), "16".to_owned());
     while let Some(argument) = arguments.next() {
         let value = arguments.next().ok_or_else(|| format!("{argument} takes a value"))?;
         match argument.as_str() {
@@ -247,7 +237,7 @@ impl Bench {
             Network::Kernel(rate) => self.run_in_namespaces(case, rate, &job, &testbed, &run),
             _ => {
                 let mut command = self.train(&job, &testbed, &run, &self.steps);
-                if case.replicas {
+                if case.how == How::Replicas {
                     command.arg("--plan").arg(self.replicated(case, &job)?);
                 }
                 let out = succeed(&mut command)?;
@@ -276,6 +266,9 @@ impl Bench {
                 "model = { family = \"resnet\", depth = 18 }\ndata = { kind = \"cifar10\", train = \"train.bin\" }\n";
         } else {
             text += "model = { family = \"gpt2\" }\ndata = { kind = \"text\" }\n";
+        }
+        if case.how == How::Everywhere {
+            text += "plan = { scheduler = \"equal-compute\" }\n";
         }
         text += "eval = { every = 0 }\ncheckpoint = { every = 1000000 }\n";
         let mut document: toml::Table = text.parse()?;

@@ -17,8 +17,9 @@ pub struct Pace {
 /// Seconds that later sleeps make up for at most. A machine that was away for longer is slow, and shows it.
 const MOST: f64 = 0.02;
 
-/// Seconds owed that are waited out even where nobody looks, so that a core is shared in small pieces.
-const PATIENCE: f64 = 0.015;
+/// Seconds of work after which what they owe is waited out even where nobody looks, so that a core is shared in small pieces. The same for every slowdown:
+/// each wait leaves the caches cold, and that should cost a device that is slowed down more no more of its work.
+const BURST: f64 = 0.01;
 
 impl Pace {
     /// Work is to take `slowdown` times its CPU time; not more than it takes if that is 1 or less.
@@ -38,7 +39,7 @@ impl Pace {
         // A system that does not tell a thread's time is taken to have let it run throughout.
         let spent = cpu.and_then(|c| c.try_elapsed()).unwrap_or_else(|_| started.elapsed()).as_secs_f64();
         self.owe(spent, started.elapsed().as_secs_f64());
-        if self.owed > PATIENCE {
+        if self.owed > BURST * (self.slowdown - 1.0) {
             self.settle();
         }
         result

@@ -16,6 +16,7 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::debug;
 
+use crate::congestion::BurstsConfig;
 use crate::connection::{CODE_REFUSED, Cause, Connection, Lanes, Lost, Registry, Shared, cause};
 use crate::frame::{ALPN, PRELUDE, Violation, parse_prelude, prelude};
 use crate::key::{PeerAddr, PeerKey, SecretKey};
@@ -177,7 +178,7 @@ impl Endpoint {
         let idle_timeout = IdleTimeout::try_from(options.idle_timeout)
             .map_err(|_| failed("the idle timeout is too long".to_owned()))?;
         let lanes = VarInt::from_u32(Lane::COUNT as u32);
-        // The windows stay at their defaults: larger ones have broken connections ("too many gaps
+        // The receiver's windows stay at their defaults: larger ones have broken connections ("too many gaps
         // in stream buffer").
         let transport = QuicTransportConfig::builder()
             .keep_alive_interval(options.keep_alive)
@@ -185,6 +186,7 @@ impl Endpoint {
             .max_concurrent_uni_streams(lanes)
             .max_concurrent_bidi_streams(VarInt::from_u32(0))
             .datagram_receive_buffer_size(None)
+            .congestion_controller_factory(Arc::new(BurstsConfig))
             .build();
         let mut builder = iroh::Endpoint::builder(presets::Minimal)
             .secret_key(options.secret_key.0.clone())

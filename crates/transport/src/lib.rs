@@ -58,6 +58,7 @@
 //! # }
 //! ```
 
+mod congestion;
 mod connection;
 pub mod emulator;
 mod endpoint;

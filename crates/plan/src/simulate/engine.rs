@@ -81,8 +81,6 @@ struct Channel {
     queue: VecDeque<(u32, u32, f64)>,
     /// Bytes of the queue.
     queued: f64,
-    /// Bytes that the sender's congestion control lets be under way at once: see [`window`].
-    window: f64,
     flow: Option<Flow>,
     version: u32,
     busy: f64,
@@ -93,6 +91,8 @@ struct Flow {
     /// Bytes left when it last changed its rate.
     left: f64,
     rate: f64,
+    /// Most that its rate can be: what congestion control lets out, whatever the way could carry.
+    pace: f64,
     since: f64,
     start: f64,
 }
@@ -323,7 +323,6 @@ impl<'a> Engine<'a> {
         let c = &mut self.channels[channel as usize];
         c.queue.push_back((pass, message, self.now));
         c.queued += bytes;
-        c.window = window(c.queued).max(c.window);
         if c.flow.is_none() {
             self.start(channel);
         }
@@ -335,7 +334,8 @@ impl<'a> Engine<'a> {
         let Some(&(_, message, _)) = c.queue.front() else { return };
         let load = self.load;
         let m = &load.messages[message as usize];
-        c.flow = Some(Flow { left: m.bytes, rate: f64::INFINITY, since: self.now, start: self.now });
+        let pace = pace(c.queued, load.channels[channel as usize].round_trip);
+        c.flow = Some(Flow { left: m.bytes, rate: f64::INFINITY, pace, since: self.now, start: self.now });
         // The first byte brings the message's length, and its reader makes room for all of it.
         if let Some(reader) = self.peers.get_mut(m.to.0 as usize) {
             reader.buffered += m.payload;
@@ -369,10 +369,8 @@ impl<'a> Engine<'a> {
                 let r = &self.resources[r as usize];
                 r.bandwidth / r.active.len() as f64
             });
-            // QUIC sends a quarter faster than the window a round trip, so that acknowledgements do not hold it up (RFC 9002, section 7.7).
-            let paced = 1.25 * self.channels[c as usize].window / load.channels[c as usize].round_trip;
-            let rate = shares.fold(paced, f64::min);
             let Some(flow) = &mut self.channels[c as usize].flow else { continue };
+            let rate = shares.fold(flow.pace, f64::min);
             if rate == flow.rate && c != channel {
                 continue;
             }
@@ -520,12 +518,13 @@ impl<'a> Engine<'a> {
     }
 }
 
-/// The congestion window of a connection that has had so many bytes to send at once: it begins with ten packets and doubles as long as it holds
-/// them up (RFC 9002, section 7.3), until the receiver's window does.
-fn window(bytes: f64) -> f64 {
-    const FIRST: f64 = 14_720.0;
+/// The rate at which a connection lets out so many bytes that nothing else holds up. It sends a quarter faster than a window in a round trip, or in 10 ms if that is
+/// shorter (see `congestion.rs` of `fusionllm_transport`); the window grows as long as it holds tensors up (RFC 9002, section 7.3), until the receiver's does.
+fn pace(bytes: f64, round_trip: f64) -> f64 {
+    const FIRST: f64 = 131_072.0;
     const MOST: f64 = 1_250_000.0;
-    (FIRST * (bytes / FIRST).log2().ceil().max(0.0).exp2()).min(MOST)
+    let spread = if bytes < MOST { round_trip.min(0.01) } else { round_trip };
+    1.25 * bytes.clamp(FIRST, MOST) / spread
 }
 
 impl Peer {
@@ -555,11 +554,12 @@ impl Peer {
 
 #[cfg(test)]
 mod tests {
-    use super::window;
+    use super::pace;
 
     #[test]
-    fn a_window_doubles_until_it_holds_what_there_is_to_send() {
-        assert_eq!([1.0, 14_720.0, 14_721.0, 65_536.0].map(window), [14_720.0, 14_720.0, 29_440.0, 117_760.0]);
-        assert_eq!(window(1e9), 1.25e6, "the receiver takes no more");
+    fn the_window_goes_at_once_and_the_receivers_once_a_round_trip() {
+        assert_eq!([0.001, 0.01, 0.2].map(|rtt| pace(65_536.0, rtt)), [163_840_000.0, 16_384_000.0, 16_384_000.0]);
+        assert_eq!(pace(200_000.0, 0.2), 25_000_000.0, "it grew");
+        assert_eq!(pace(1e9, 0.2), 7_812_500.0, "the receiver takes no more");
     }
 }
