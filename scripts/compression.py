@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 """Compression on slow links: step times over shaped links, and what training through the same Plans and codecs learns.
 
-    python3 scripts/compression.py headline [--peers 4] [--steps 20] [--rows op-fence/adatopk,op-fence/auto] [--out DIR]
-    python3 scripts/compression.py convergence [--peers 4] [--steps 400] [--rows ...] [--out DIR]
+    python3 scripts/compression.py headline [--peers 4] [--steps 20] [--rows op-fence/adatopk,op-fence/topk@10] [--out DIR]
+    python3 scripts/compression.py convergence [--peers 4] [--steps 400] [--rows ...] [--out DIR] [--model resnet]
 
-A byte-level GPT-2 of 10 million parameters on Shakespeare's plays; two sites with 1 Gbps inside, each with one uplink of 8 Mbps
+A byte-level GPT-2 of 10 million parameters on Shakespeare's plays, or with --model resnet a ResNet-18 of width 16 on 10,000 images of CIFAR-10; two sites with 1 Gbps inside, each with one uplink of 8 Mbps
 and 20 ms that all its outgoing traffic shares; peers alternate between the sites, as they happened to join. Every row has the same
 seed and the same text.
 
 `headline` emulates the links, a process a peer, and prints a table of step times, with the rows that earlier calls left in DIR: the slow baselines,
 at 40 s a step and more, can so be given fewer steps. `convergence` takes the plans that headline left in
-DIR and runs them on this machine's own links, so that many steps take little time; it prints losses at equal steps, and plots validation loss against
-steps, against the time that the steps would take over the shaped links, and against bytes (DIR/loss-*.svg).
+DIR (or makes them) and runs them on this machine's own links, so that many steps take little time; it prints losses at equal steps, again with the rows
+of earlier calls, and plots validation loss against steps, against the time that the steps would take over the shaped links, and against bytes (DIR/loss-*.svg).
 
 FUSIONLLM names the program, by default target/release/fusionllm.
 """
@@ -27,7 +27,25 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 ROWS = ["equal-number/none", "equal-compute/none", "op-fence/none", "op-fence/topk", "op-fence/adatopk", "op-fence/bf16", "op-fence/int8",
         "op-fence/int4", "op-fence/int4-hadamard", "op-fence/nvfp4", "op-fence/auto"]
 RATIOS = {"topk": 30, "adatopk": 30, "auto": 30}
-JOB = """
+RESNET = """
+[model]
+family = "resnet"
+depth = 18
+stem = "cifar"
+num_classes = 10
+width = 16
+[data]
+kind = "cifar10"
+train = ["{data}/cifar10-train-10k.bin"]
+test = ["{data}/cifar10-test-2k.bin"]
+[train]
+steps = 1000
+batch = 64
+micro_batch = 8
+seed = 1
+optimizer = {{ name = "sgd", lr = 0.1, momentum = 0.9, weight_decay = 5e-4, warmup = 50 }}
+"""
+GPT2 = """
 [model]
 family = "gpt2"
 n_layer = 8
@@ -38,7 +56,7 @@ embd_pdrop = 0.0
 attn_pdrop = 0.0
 [data]
 kind = "text"
-files = [{text:?}]
+files = ["{data}/tinyshakespeare.txt"]
 tokenizer = "bytes"
 context = 128
 [train]
@@ -57,13 +75,14 @@ def main():
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rows", default=",".join(ROWS))
     parser.add_argument("--uplink", default="8 Mbps")
-    parser.add_argument("--text", default=str(ROOT / "../shared/data/tinyshakespeare.txt"))
+    parser.add_argument("--model", choices=["gpt2", "resnet"], default="gpt2")
+    parser.add_argument("--data", default=str(ROOT / "../shared/data"), help="where the text and the images are")
     parser.add_argument("--out", default="compression-results")
     a = parser.parse_args()
-    a.out = pathlib.Path(a.out).resolve()
+    a.out = pathlib.Path(a.out).resolve() / a.model
     a.out.mkdir(parents=True, exist_ok=True)
-    text = JOB.replace("{text:?}", json.dumps(str(pathlib.Path(a.text).resolve()))).replace("{{", "{").replace("}}", "}")
-    (a.out / "job.toml").write_text(text)
+    job = {"gpt2": GPT2, "resnet": RESNET}[a.model].format(data=pathlib.Path(a.data).resolve())
+    (a.out / "job.toml").write_text(job)
     (headline if a.what == "headline" else convergence)(a)
 
 
@@ -94,7 +113,7 @@ def testbed(a, shaped):
 
 
 def directory(a, kind, row):
-    return a.out / f"{kind}-{a.peers}-{row.replace('/', '-')}"
+    return a.out / f"{kind}-{a.peers}-{row.replace('/', '-').replace('@', '-')}"
 
 
 def train(a, run, settings, extra):
@@ -110,9 +129,11 @@ def train(a, run, settings, extra):
 
 
 def codec_settings(row):
-    scheduler, name = row.split("/")
-    settings = [f"plan.scheduler={scheduler}", f"compression.name={name}"]
-    return settings + ([f"compression.ratio={RATIOS[name]}"] if name in RATIOS else [])
+    """Of scheduler/codec or scheduler/codec@ratio."""
+    scheduler, codec = row.split("/")
+    name, _, ratio = codec.partition("@")
+    ratio = ratio or RATIOS.get(name)
+    return [f"plan.scheduler={scheduler}", f"compression.name={name}"] + ([f"compression.ratio={ratio}"] if ratio else [])
 
 
 def headline(a):
@@ -132,22 +153,33 @@ def headline(a):
             kept.write_text(json.dumps(results, indent=1))
             print(f"{label}: {summary['median_step_s']:.2f} s", file=sys.stderr)
     worst = max((s["median_step_s"] for s in results.values()), default=1.0)
-    print(f"{a.peers} peers, medians\n\n| row | step, s | predicted, s | MB a step | times the worst |\n| --- | --- | --- | --- | --- |")
+    print(f"{a.peers} peers, medians\n\n| row | step, s | predicted, s | MB a step | codecs of the step | times the worst |\n| --- | --- | --- | --- | --- | --- |")
     for label, s in results.items():
         predicted = "-" if s["predicted_step_s"] is None else f"{s['predicted_step_s']:.2f}"
-        print(f"| {label} | {s['median_step_s']:.2f} | {predicted} | {s['bytes_sent_per_step'] / 1e6:.2f} | {worst / s['median_step_s']:.2f} |")
+        codecs = max(p.get("codec_s") or 0 for p in s["peers"]) / s["median_step_s"]
+        print(f"| {label} | {s['median_step_s']:.2f} | {predicted} | {s['bytes_sent_per_step'] / 1e6:.2f} | {100 * codecs:.1f} % "
+              f"| {worst / s['median_step_s']:.2f} |")
     bars(a.out / f"headline-{a.peers}.svg", {k: s["median_step_s"] for k, s in results.items()})
+
+
+def plan_of(a, row):
+    path = directory(a, "planned", row).with_suffix(".json")
+    command = [program(), "plan", str(a.out / "job.toml"), "--testbed", str(testbed(a, True)), "-o", str(path)]
+    for setting in codec_settings(row):
+        command += ["--set", setting]
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    return path
 
 
 def convergence(a):
     steps = str(a.steps or 400)
-    curves = {}
+    kept = a.out / f"convergence-{a.peers}.json"
+    curves = json.loads(kept.read_text()) if kept.exists() else {}
     for row in a.rows.split(","):
         plan = directory(a, "shaped", row) / "plan.json"
         shaped = directory(a, "shaped", row) / "summary.json"
         if not plan.exists():
-            print(f"{row}: no plan in {a.out}; run headline first", file=sys.stderr)
-            continue
+            plan = plan_of(a, row)
         settings = ["eval.every=50", "eval.batches=10", "checkpoint.every=0"]
         run = directory(a, "learned", row)
         if train(a, run, settings, ["--steps", steps, "--plan", str(plan)]) is None:
@@ -160,13 +192,14 @@ def convergence(a):
             if "val_loss" in line:
                 points.append((line["step"], (step_s or 0) * line["step"], bytes_sent, line["val_loss"]))
         curves[row] = points
-        (a.out / f"convergence-{a.peers}.json").write_text(json.dumps(curves, indent=1))
+        kept.write_text(json.dumps(curves, indent=1))
     exact = curves.get("op-fence/none") or next(iter(curves.values()), [])
-    print("| row | validation loss at the end | against uncompressed | bytes |\n| --- | --- | --- | --- |")
+    print("| row | steps | validation loss | against uncompressed | MB |\n| --- | --- | --- | --- | --- |")
     for row, points in curves.items():
-        if points:
-            ratio = points[-1][3] / exact[-1][3] - 1
-            print(f"| {row} | {points[-1][3]:.4f} | {100 * ratio:+.2f} % | {points[-1][2] / 1e6:.0f} MB |")
+        # At the last step that both have come to.
+        at = min(points[-1][0], exact[-1][0])
+        mine, uncompressed = (next(p for p in line if p[0] == at) for line in (points, exact))
+        print(f"| {row} | {at} | {mine[3]:.4f} | {100 * (mine[3] / uncompressed[3] - 1):+.2f} % | {mine[2] / 1e6:.0f} |")
     for index, (name, unit) in enumerate([("steps", "steps"), ("time", "seconds over shaped links"), ("bytes", "bytes")]):
         lines = {row: [(p[index], p[3]) for p in points] for row, points in curves.items()}
         plot(a.out / f"loss-{a.peers}-{name}.svg", lines, unit)

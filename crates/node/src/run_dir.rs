@@ -158,6 +158,9 @@ pub struct PeerSummary {
     /// What the planner predicted, in seconds.
     #[serde(default)]
     pub predicted_compute_s: Option<f64>,
+    /// Seconds of encoding and decoding in a step, beside the computing: the median.
+    #[serde(default)]
+    pub codec_s: Option<f64>,
     /// Most bytes allocated at once while training: tensors, buffers of what comes and goes, and all else.
     pub peak_memory_bytes: Option<u64>,
     /// Most bytes that the system kept in memory for its process.
@@ -447,6 +450,7 @@ mod tests {
               "operators": 37,
               "compute_s": null,
               "predicted_compute_s": null,
+              "codec_s": null,
               "peak_memory_bytes": null,
               "resident_memory_bytes": null,
               "predicted_memory_bytes": null

@@ -346,6 +346,7 @@ impl Store {
                     operators: p.operators as u64,
                     compute_s: median(steady.iter().filter_map(|s| s.peers.get(i)).map(|r| r.compute_s).collect()),
                     predicted_compute_s: p.predicted.map(|l| l.compute_s),
+                    codec_s: median(steady.iter().filter_map(|s| s.peers.get(i)).map(|r| r.codec_s).collect()),
                     peak_memory_bytes: self.steps.iter().filter_map(|s| s.peers.get(i)).map(|r| r.peak_bytes).max(),
                     resident_memory_bytes: self
                         .steps

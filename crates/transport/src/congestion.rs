@@ -2,8 +2,8 @@
 //!
 //! A training step sends a tensor, computes, and sends the next. Two habits of QUIC, meant for streams that never end, slow that down on long ways. A window grows no
 //! further than what there is to send, and it is spread over a round trip: with 200 ms there and back, a tensor of 64 KB that fits a 50 Mbps line 20 times over would
-//! take an extra 65 ms. So connections begin with a window that the queue before a home line takes at once, and spread it over no more than [`SPREAD`]. What is lost
-//! narrows it as ever.
+//! take an extra 65 ms. So connections begin with a window that the queue before a home line takes at once, and spread it over no more than [`SPREAD`]. Where that
+//! loses packets, the window narrows as ever, and is spread over the round trip from then on: a tensor waits long for the last of its packets to be sent again.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -26,7 +26,7 @@ impl ControllerFactory for BurstsConfig {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let mut cubic = CubicConfig::default();
         cubic.initial_window(INITIAL_WINDOW);
-        Box::new(Bursts { cubic: Cubic::new(Arc::new(cubic), now, current_mtu), round_trip: None })
+        Box::new(Bursts { cubic: Cubic::new(Arc::new(cubic), now, current_mtu), round_trip: None, lossy: false })
     }
 }
 
@@ -35,6 +35,8 @@ struct Bursts {
     cubic: Cubic,
     /// As last estimated.
     round_trip: Option<Duration>,
+    /// Whether packets were lost, other than by mistake.
+    lossy: bool,
 }
 
 impl Controller for Bursts {
@@ -52,10 +54,12 @@ impl Controller for Bursts {
         lost_bytes: u64,
         largest_lost: u64,
     ) {
+        self.lossy = true;
         self.cubic.on_congestion_event(now, sent, persistent, is_ecn, lost_bytes, largest_lost);
     }
 
     fn on_spurious_congestion_event(&mut self) {
+        self.lossy = false;
         self.cubic.on_spurious_congestion_event();
     }
 
@@ -69,7 +73,7 @@ impl Controller for Bursts {
 
     fn metrics(&self) -> ControllerMetrics {
         let mut metrics = self.cubic.metrics();
-        metrics.pacing_rate = self.round_trip.map(|rtt| pace(self.window(), rtt));
+        metrics.pacing_rate = self.round_trip.filter(|_| !self.lossy).map(|rtt| pace(self.window(), rtt));
         metrics
     }
 

@@ -56,6 +56,7 @@ fn the_run_directory_keeps_the_contract() {
     let peer = &summary["peers"][1];
     let expected = [
         "backend",
+        "codec_s",
         "compute_s",
         "name",
         "operators",
