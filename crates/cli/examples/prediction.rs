@@ -12,9 +12,13 @@
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
+use hosts::{Hosts, Running};
 use serde_json::{Value, json};
+
+#[path = "../tests/support/hosts.rs"]
+mod hosts;
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -350,8 +354,9 @@ impl Bench {
         let predicted: Value = serde_json::from_slice(&succeed(
             plan.arg("plan").arg(job).arg("--testbed").arg(testbed).arg("-o").arg(&planned).arg("--json"),
         )?)?;
-        let hosts =
-            Hosts::make(count + 1, rate).ok_or("left out: network namespaces take root, iproute2 and sch_tbf")?;
+        let hosts = Hosts::make(count + 1)
+            .filter(|hosts| (0..=count).all(|host| hosts.limit_from(host, rate) && hosts.limit_to(host, rate)))
+            .ok_or("left out: network namespaces take root, iproute2 and sch_tbf")?;
         let mut broker = hosts.on(count, &self.fusionllm);
         broker.arg("broker").arg(job).args(["--steps", &self.steps]);
         broker.arg("--plan").arg(&planned).arg("--run-dir").arg(run);
@@ -403,75 +408,4 @@ fn succeed(command: &mut Command) -> Outcome<Vec<u8>> {
         true => Ok(output.stdout),
         false => Err(String::from_utf8_lossy(&output.stderr).into_owned().into()),
     }
-}
-
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Hosts on one bridge, each with a token bucket of this many Mbps in either direction; gone when dropped.
-struct Hosts {
-    tag: String,
-    count: usize,
-}
-
-impl Hosts {
-    /// `None` where this user may not make any.
-    fn make(count: usize, rate: f64) -> Option<Self> {
-        let hosts = Self { tag: format!("fp{}", std::process::id() % 100_000), count };
-        let switch = hosts.name("s");
-        // As the emulator's: a queue of 100 ms.
-        let shape = format!("root tbf rate {rate}mbit burst 16kb latency 100ms");
-        let made = ip(&format!("netns add {switch}"))
-            && ip(&format!("-n {switch} link add br0 type bridge"))
-            && ip(&format!("-n {switch} link set br0 up"))
-            && (0..count).all(|i| {
-                let host = hosts.name(&i.to_string());
-                ip(&format!("netns add {host}"))
-                    && ip(&format!("-n {host} link set lo up"))
-                    && ip(&format!("-n {host} link add eth0 type veth peer name p{i} netns {switch}"))
-                    && ip(&format!("-n {host} addr add 10.78.0.{}/24 dev eth0", i + 1))
-                    && ip(&format!("-n {host} link set eth0 up"))
-                    && ip(&format!("-n {switch} link set p{i} master br0"))
-                    && ip(&format!("-n {switch} link set p{i} up"))
-                    && tc(&format!("-n {host} qdisc add dev eth0 {shape}"))
-                    && tc(&format!("-n {switch} qdisc add dev p{i} {shape}"))
-            });
-        made.then_some(hosts)
-    }
-
-    fn name(&self, host: &str) -> String {
-        format!("{}-{host}", self.tag)
-    }
-
-    fn on(&self, host: usize, program: &Path) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name(&host.to_string())]).arg(program).stdin(Stdio::null());
-        command
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for host in (0..self.count).map(|i| i.to_string()).chain(["s".to_owned()]) {
-            ip(&format!("netns del {}", self.name(&host)));
-        }
-    }
-}
-
-fn ip(arguments: &str) -> bool {
-    run_quietly("ip", arguments)
-}
-
-fn tc(arguments: &str) -> bool {
-    run_quietly("tc", arguments)
-}
-
-fn run_quietly(program: &str, arguments: &str) -> bool {
-    Command::new(program).args(arguments.split_whitespace()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
 }

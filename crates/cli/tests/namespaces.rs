@@ -2,74 +2,14 @@
 #![cfg(target_os = "linux")]
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, Command, Stdio};
-use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+use std::process::Stdio;
 
-fn ip(args: &str) -> bool {
-    Command::new("ip").args(args.split_whitespace()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
-}
+use hosts::{Hosts, Running};
 
-/// Hosts on one bridge; gone when dropped.
-struct Hosts {
-    tag: String,
-    count: usize,
-}
+#[path = "support/hosts.rs"]
+mod hosts;
 
-impl Hosts {
-    /// `None` where this user may not make any.
-    fn make(count: usize) -> Option<Self> {
-        // Tests run beside each other.
-        static MADE: AtomicU32 = AtomicU32::new(0);
-        let tag = format!("fl{}{}", std::process::id() % 100_000, MADE.fetch_add(1, Relaxed));
-        let hosts = Self { tag, count };
-        let switch = hosts.name("s");
-        if !ip(&format!("netns add {switch}")) {
-            return None;
-        }
-        let made = ip(&format!("-n {switch} link add br0 type bridge"))
-            && ip(&format!("-n {switch} link set br0 up"))
-            && (0..count).all(|i| {
-                let host = hosts.name(&i.to_string());
-                ip(&format!("netns add {host}"))
-                    && ip(&format!("-n {host} link set lo up"))
-                    && ip(&format!("-n {host} link add eth0 type veth peer name p{i} netns {switch}"))
-                    && ip(&format!("-n {host} addr add 10.77.0.{}/24 dev eth0", i + 1))
-                    && ip(&format!("-n {host} link set eth0 up"))
-                    && ip(&format!("-n {switch} link set p{i} master br0"))
-                    && ip(&format!("-n {switch} link set p{i} up"))
-            });
-        made.then_some(hosts)
-    }
-
-    fn name(&self, host: &str) -> String {
-        format!("{}-{host}", self.tag)
-    }
-
-    fn on(&self, host: usize) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.name(&host.to_string()), env!("CARGO_BIN_EXE_fusionllm")]);
-        command.stdin(Stdio::null());
-        command
-    }
-}
-
-impl Drop for Hosts {
-    fn drop(&mut self) {
-        for i in 0..self.count {
-            ip(&format!("netns del {}", self.name(&i.to_string())));
-        }
-        ip(&format!("netns del {}", self.name("s")));
-    }
-}
-
-struct Running(Child);
-
-impl Drop for Running {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
+const FUSIONLLM: &str = env!("CARGO_BIN_EXE_fusionllm");
 
 /// A broker on the first host, a joiner on each of the others; the run's directory once it is over.
 fn run(hosts: &Hosts, directory: &std::path::Path, settings: &[&str]) -> std::path::PathBuf {
@@ -77,7 +17,7 @@ fn run(hosts: &Hosts, directory: &std::path::Path, settings: &[&str]) -> std::pa
     let peers = (hosts.count - 1).to_string();
     let mut broker = Running(
         hosts
-            .on(0)
+            .on(0, FUSIONLLM)
             .args(["broker", "--peers", &peers, "--steps", "5", "--run-dir"])
             .arg(&run)
             .args(["--set=model.n_layer=2", "--set=model.n_embd=16", "--set=model.n_head=2", "--set=data.context=16"])
@@ -97,7 +37,9 @@ fn run(hosts: &Hosts, directory: &std::path::Path, settings: &[&str]) -> std::pa
         }
     };
     let joiners: Vec<Running> = (1..hosts.count)
-        .map(|i| Running(hosts.on(i).args(["join", &ticket, "--name", &format!("host-{i}")]).spawn().unwrap()))
+        .map(|i| {
+            Running(hosts.on(i, FUSIONLLM).args(["join", &ticket, "--name", &format!("host-{i}")]).spawn().unwrap())
+        })
         .collect();
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
@@ -135,9 +77,7 @@ fn a_slow_uplink_is_found_by_measuring() {
         eprintln!("skipped: making network namespaces takes root and iproute2");
         return;
     };
-    let bucket = ["netns", "exec", &hosts.name("2"), "tc", "qdisc", "add", "dev", "eth0", "root"];
-    let rate = ["tbf", "rate", "8mbit", "burst", "16kb", "latency", "100ms"];
-    if !Command::new("ip").args(bucket).args(rate).stderr(Stdio::null()).status().is_ok_and(|s| s.success()) {
+    if !hosts.limit_from(2, 8.0) {
         eprintln!("skipped: the kernel has no token buckets");
         return;
     }

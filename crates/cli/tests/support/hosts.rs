@@ -1,0 +1,88 @@
+//! Hosts of their own on this machine: network namespaces joined by a bridge. They take root and iproute2.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
+
+/// Hosts on one bridge; gone when dropped.
+pub(crate) struct Hosts {
+    tag: String,
+    pub(crate) count: usize,
+}
+
+impl Hosts {
+    /// `None` where this user may not make any.
+    pub(crate) fn make(count: usize) -> Option<Self> {
+        // Tests run beside each other.
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        let tag = format!("fl{}{}", std::process::id() % 100_000, MADE.fetch_add(1, Relaxed));
+        let hosts = Self { tag, count };
+        let switch = hosts.name("s");
+        let made = ip(&format!("netns add {switch}"))
+            && ip(&format!("-n {switch} link add br0 type bridge"))
+            && ip(&format!("-n {switch} link set br0 up"))
+            && (0..count).all(|i| {
+                let host = hosts.name(&i.to_string());
+                ip(&format!("netns add {host}"))
+                    && ip(&format!("-n {host} link set lo up"))
+                    && ip(&format!("-n {host} link add eth0 type veth peer name p{i} netns {switch}"))
+                    && ip(&format!("-n {host} addr add 10.77.0.{}/24 dev eth0", i + 1))
+                    && ip(&format!("-n {host} link set eth0 up"))
+                    && ip(&format!("-n {switch} link set p{i} master br0"))
+                    && ip(&format!("-n {switch} link set p{i} up"))
+            });
+        made.then_some(hosts)
+    }
+
+    /// Sends what leaves a host through a token bucket of the kernel's, of so many Mbps, with a queue of 100 ms as the emulator's. False if it has none.
+    pub(crate) fn limit_from(&self, host: usize, rate: f64) -> bool {
+        shape(&self.name(&host.to_string()), "eth0", rate)
+    }
+
+    /// The same for what comes to a host.
+    #[allow(dead_code, reason = "not all that include this need it")]
+    pub(crate) fn limit_to(&self, host: usize, rate: f64) -> bool {
+        shape(&self.name("s"), &format!("p{host}"), rate)
+    }
+
+    /// A command to run on a host.
+    pub(crate) fn on(&self, host: usize, program: impl AsRef<Path>) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.name(&host.to_string())]).arg(program.as_ref()).stdin(Stdio::null());
+        command
+    }
+
+    fn name(&self, host: &str) -> String {
+        format!("{}-{host}", self.tag)
+    }
+}
+
+impl Drop for Hosts {
+    fn drop(&mut self) {
+        for host in (0..self.count).map(|i| i.to_string()).chain(["s".to_owned()]) {
+            ip(&format!("netns del {}", self.name(&host)));
+        }
+    }
+}
+
+fn shape(namespace: &str, device: &str, rate: f64) -> bool {
+    quietly("tc", &format!("-n {namespace} qdisc add dev {device} root tbf rate {rate}mbit burst 16kb latency 100ms"))
+}
+
+fn ip(arguments: &str) -> bool {
+    quietly("ip", arguments)
+}
+
+fn quietly(program: &str, arguments: &str) -> bool {
+    Command::new(program).args(arguments.split_whitespace()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
+}
+
+/// A process that ends with its owner.
+pub(crate) struct Running(pub(crate) Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
