@@ -9,7 +9,7 @@ the kernel shapes (HTB) where a host sends. They are listed as they happened to 
 8 layers of width 256, embeddings not tied, no dropout, float32; batch 16 x 128 in 8 micro-batches; AdamW without clipping; one thread a host.
 
 PyTorch: Schedule1F1B over gloo, two layers a host in the order of the list, and as somebody would list the hosts who knows the sites.
-FusionLLM: broker on the first host, a joiner on each, the plan made beforehand from a testbed file with those rates, by the scheduler and
+FusionLLM: broker on the first host, a joiner on each that the plan uses, the plan made beforehand from a testbed file with those rates, by the scheduler and
 the codec that the row names; equal-layers stands for PyTorch's cut in the order of the list. Both draw windows from the same text. A step's
 time is that from its predecessor's end to its own.
 
@@ -294,8 +294,10 @@ def run_fusionllm(program, scratch, hosts, plan, steps):
     with Processes(scratch) as processes:
         processes.start(hosts[0], program, "broker", scratch / "job.toml", "--plan", plan, "--run-dir", run, "--steps", steps)
         processes.run_until(lambda: ticket.exists() and ticket.read_text().endswith("\n"))
-        for i, host in enumerate(hosts):
-            processes.start(host, program, "join", ticket.read_text().strip(), "--name", f"peer-{i}")
+        # Hosts that the plan leaves out are turned away.
+        for name in (peer["name"] for peer in json.loads(plan.read_text())["peers"]):
+            host = hosts[int(name.removeprefix("peer-"))]
+            processes.start(host, program, "join", ticket.read_text().strip(), "--name", name)
         processes.finish()
     return read(run / "metrics.jsonl")
 
