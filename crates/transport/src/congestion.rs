@@ -2,7 +2,7 @@
 //!
 //! A training step sends a tensor, computes, and sends the next. Two habits of QUIC, meant for streams that never end, slow that down on long ways. A window grows no
 //! further than what there is to send, and it is spread over a round trip: with 200 ms there and back, a tensor of 64 KB that fits a 50 Mbps line 20 times over would
-//! take an extra 65 ms. So connections begin with a window that the queue before a home line takes at once, and spread it over no more than [`SPREAD`]. Where that
+//! take some 130 ms more. So connections begin with a window that the queue before a home line takes at once, and spread it over no more than [`SPREAD`]. Where that
 //! loses packets, the window narrows as ever, and is spread over the round trip from then on: a tensor waits long for the last of its packets to be sent again.
 
 use std::any::Any;
