@@ -26,7 +26,10 @@ use std::time::{Duration, Instant};
 
 use mio::net::UdpSocket;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
+use noq_udp::{Transmit, UdpSocketState};
 use tracing::error;
+
+use crate::batch::{Bunch, Reader};
 
 pub use network::{Delivery, HEADERS, LinkId, LinkSpec, LinkStats, Network, RouteId};
 
@@ -124,7 +127,8 @@ impl Emulator {
         for (socket, peer, links, exit) in [(b_for_a, a, there, second), (a_for_b, b, back, first)] {
             let route = state.network.add_route(links);
             state.exits.push(exit);
-            state.ports.push(Port { socket, peer, route, pressed: None });
+            let batches = UdpSocketState::new((&socket).into())?;
+            state.ports.push(Port { socket, peer, route, pressed: None, state: batches, leaving: Bunch::default() });
         }
         Ok(addrs)
     }
@@ -216,6 +220,9 @@ struct Port {
     route: RouteId,
     /// Since when there is more to read than was read, if there is.
     pressed: Option<Duration>,
+    state: UdpSocketState,
+    /// What goes to the peer next.
+    leaving: Bunch,
 }
 
 /// The emulator's thread.
@@ -230,13 +237,14 @@ struct Forwarder {
 const BATCH: usize = 32;
 /// The event queue waits in steps of this; what is shorter is slept through.
 const STEP: Duration = Duration::from_millis(1);
-/// Longest sleep in which nothing is read.
-const NAP: Duration = Duration::from_micros(100);
+/// Longest sleep in which nothing is read. What is due within the next is delivered before it, so that datagrams are as often early as late and come in bunches, as they do from
+/// real network cards: to wake for each would take time from those that compute on this machine.
+const NAP: Duration = Duration::from_micros(250);
 
 impl Forwarder {
     fn run(mut self) {
         let mut events = Events::with_capacity(256);
-        let mut buffer = vec![0; 1 << 16];
+        let mut reader = Reader::new();
         let mut due = None;
         loop {
             let gap = due.map(|due: Duration| due.saturating_sub(self.shared.now()));
@@ -266,24 +274,28 @@ impl Forwarder {
             {
                 thread::sleep(gap.min(NAP));
             }
-            due = self.pass(&mut buffer);
+            due = self.pass(&mut reader);
         }
     }
 
     /// Reads what has come and sends what is due. Yields when the next is due.
-    fn pass(&mut self, buffer: &mut [u8]) -> Option<Duration> {
+    fn pass(&mut self, reader: &mut Reader) -> Option<Duration> {
         let mut state = self.shared.lock();
         let state = &mut *state;
         for _ in 0..self.readable.len() {
             let Some(port) = self.readable.pop_front() else {
                 break;
             };
-            if state.read(port, &self.shared, buffer) {
+            if state.read(port, &self.shared, reader) {
                 self.readable.push_back(port);
             }
         }
-        while let Some(delivery) = state.network.deliver(self.shared.now()) {
-            state.write(&delivery, &self.shared);
+        let mut leaving = Vec::new();
+        while let Some(delivery) = state.network.deliver(self.shared.now() + NAP) {
+            leaving.extend(state.write(&delivery, &self.shared));
+        }
+        for exit in leaving {
+            state.ports[exit].flush(&mut state.report);
         }
         state.network.next_due()
     }
@@ -291,25 +303,27 @@ impl Forwarder {
 
 impl State {
     /// Whether there may be more.
-    fn read(&mut self, port: usize, shared: &Shared, buffer: &mut [u8]) -> bool {
+    fn read(&mut self, port: usize, shared: &Shared, reader: &mut Reader) -> bool {
         let Some(port) = self.ports.get_mut(port) else {
             return false;
         };
-        let mut bytes = 0;
+        let (mut bytes, mut count) = (0, 0);
         let mut more = true;
-        for _ in 0..BATCH {
-            match port.socket.recv_from(buffer) {
-                Ok((length, from)) if from == port.peer => {
-                    bytes += length as u64 + HEADERS;
-                    self.network.send(shared.now(), port.route, buffer[..length].to_vec());
-                }
-                Ok(_) => self.report.strangers += 1,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                    more = false;
-                    break;
-                }
+        while more && count < BATCH {
+            if let Err(error) = reader.fetch(&port.state, (&port.socket).into()) {
+                more = error.kind() != io::ErrorKind::WouldBlock;
                 // Some systems report here that an earlier datagram found nobody.
-                Err(_) => {}
+                count += 1;
+            }
+            let now = shared.now();
+            while let Some((from, datagram)) = reader.next() {
+                count += 1;
+                if from != port.peer {
+                    self.report.strangers += 1;
+                    continue;
+                }
+                bytes += datagram.len() as u64 + HEADERS;
+                self.network.send(now, port.route, datagram.to_vec());
             }
         }
         let now = shared.now();
@@ -320,18 +334,35 @@ impl State {
         more
     }
 
-    fn write(&mut self, delivery: &Delivery, shared: &Shared) {
-        let exit = self.exits.get(delivery.route.index());
-        let Some(port) = exit.and_then(|exit| self.ports.get(*exit)) else {
-            return;
-        };
-        match port.socket.send_to(&delivery.datagram, port.peer) {
-            Ok(_) => self.report.delivered += 1,
-            Err(_) => self.report.unsent += 1,
+    /// Yields the port that is to be flushed, if it was not to be before.
+    fn write(&mut self, delivery: &Delivery, shared: &Shared) -> Option<usize> {
+        let exit = *self.exits.get(delivery.route.index())?;
+        let port = self.ports.get_mut(exit)?;
+        if !port.leaving.takes(delivery.datagram.len(), port.state.max_gso_segments().get()) {
+            port.flush(&mut self.report);
         }
+        port.leaving.add(&delivery.datagram);
         let lateness = shared.now().saturating_sub(delivery.due);
         self.report.late += u64::from(lateness > LATE);
         self.report.latest = self.report.latest.max(lateness);
+        (port.leaving.count == 1).then_some(exit)
+    }
+}
+
+impl Port {
+    /// Hands over what goes to the peer.
+    fn flush(&mut self, report: &mut Report) {
+        let Bunch { bytes, segment, count } = &self.leaving;
+        if *count == 0 {
+            return;
+        }
+        let (destination, segment_size) = (self.peer, Some(*segment));
+        let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size, src_ip: None };
+        match self.state.try_send((&self.socket).into(), &transmit) {
+            Ok(()) => report.delivered += *count as u64,
+            Err(_) => report.unsent += *count as u64,
+        }
+        self.leaving.clear();
     }
 }
 

@@ -58,6 +58,7 @@
 //! # }
 //! ```
 
+mod batch;
 mod congestion;
 mod connection;
 pub mod emulator;

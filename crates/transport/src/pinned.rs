@@ -6,6 +6,7 @@
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
@@ -13,22 +14,26 @@ use iroh::TransportAddr;
 use iroh::endpoint::transports::{CustomEndpoint, CustomSender, CustomTransport, RecvInfo, Transmit};
 use iroh_base::CustomAddr;
 use n0_watcher::Watchable;
-use noq_udp::RecvMeta;
-use tokio::io::ReadBuf;
+use noq_udp::{RecvMeta, UdpSocketState};
+use tokio::io::Interest;
 use tokio::net::UdpSocket;
+
+use crate::batch::Reader;
 
 /// A bound socket, to be given to iroh's builder.
 #[derive(Debug, Clone)]
 pub(crate) struct Pinned {
     socket: Arc<UdpSocket>,
+    state: Arc<UdpSocketState>,
     local: Watchable<Vec<CustomAddr>>,
-    /// Never touched, so that no memory stands behind it. Over its own sockets iroh sets this much aside to receive into, 64 packets in each of 32 buffers, and next to nothing
-    /// over this one: emulated peers would hold less than real ones, of which they are to tell.
-    _buffers: Arc<Vec<u8>>,
 }
 
-/// What iroh sets aside for its own sockets, in bytes.
-const BUFFERS: usize = 32 * 64 * 1500;
+/// What receives from it.
+#[derive(Debug)]
+struct Receiving {
+    pinned: Pinned,
+    reader: Reader,
+}
 
 impl Pinned {
     pub(crate) fn bind(listen: SocketAddr) -> io::Result<Self> {
@@ -36,9 +41,10 @@ impl Pinned {
         socket.set_nonblocking(true)?;
         // As iroh does with its own sockets. The system may grant less.
         let _ = socket2::SockRef::from(&socket).set_recv_buffer_size(4 << 20);
+        let state = Arc::new(UdpSocketState::new((&socket).into())?);
         let socket = UdpSocket::from_std(socket)?;
         let local = Watchable::new(vec![to_custom(socket.local_addr()?)]);
-        Ok(Self { socket: Arc::new(socket), local, _buffers: Arc::new(Vec::with_capacity(BUFFERS)) })
+        Ok(Self { socket: Arc::new(socket), state, local })
     }
 
     pub(crate) fn local_addr(&self) -> io::Result<SocketAddr> {
@@ -53,17 +59,17 @@ impl Pinned {
 
 impl CustomTransport for Pinned {
     fn bind(&self) -> io::Result<Box<dyn CustomEndpoint>> {
-        Ok(Box::new(self.clone()))
+        Ok(Box::new(Receiving { pinned: self.clone(), reader: Reader::new() }))
     }
 }
 
-impl CustomEndpoint for Pinned {
+impl CustomEndpoint for Receiving {
     fn watch_local_addrs(&self) -> n0_watcher::Direct<Vec<CustomAddr>> {
-        self.local.watch()
+        self.pinned.local.watch()
     }
 
     fn create_sender(&self) -> Arc<dyn CustomSender> {
-        Arc::new(self.clone())
+        Arc::new(self.pinned.clone())
     }
 
     fn poll_recv(
@@ -73,28 +79,30 @@ impl CustomEndpoint for Pinned {
         metas: &mut [RecvMeta],
         infos: &mut [RecvInfo],
     ) -> Poll<io::Result<usize>> {
-        let mut count = 0;
-        for ((buf, meta), info) in bufs.iter_mut().zip(metas).zip(infos) {
-            let received = if count == 0 {
-                let mut buf = ReadBuf::new(buf);
-                let from = ready!(self.socket.poll_recv_from(cx, &mut buf));
-                from.map(|from| (buf.filled().len(), from))
-            } else {
-                self.socket.try_recv_from(buf)
-            };
-            match received {
-                Ok((length, from)) => {
-                    *info = RecvInfo::new(to_custom(from), None);
-                    *meta = RecvMeta::default();
-                    (meta.len, meta.stride) = (length, length);
-                    count += 1;
-                }
-                Err(error) if count == 0 => return Poll::Ready(Err(error)),
-                // An error after the first datagram comes again at the next call.
-                Err(_) => break,
+        let Self { pinned: Pinned { socket, state, .. }, reader } = self;
+        while reader.is_empty() {
+            ready!(socket.poll_recv_ready(cx))?;
+            match socket.try_io(Interest::READABLE, || reader.fetch(state, socket.as_ref().into())) {
+                Err(error) if error.kind() != io::ErrorKind::WouldBlock => return Poll::Ready(Err(error)),
+                _ => {}
             }
         }
+        let mut count = 0;
+        for ((buf, meta), info) in bufs.iter_mut().zip(metas).zip(infos) {
+            let Some((from, datagram)) = reader.next() else { break };
+            // One that is longer than any that was agreed on is damaged anyway.
+            let length = datagram.len().min(buf.len());
+            buf[..length].copy_from_slice(&datagram[..length]);
+            *info = RecvInfo::new(to_custom(from), None);
+            *meta = RecvMeta::default();
+            (meta.len, meta.stride) = (length, length);
+            count += 1;
+        }
         Poll::Ready(Ok(count))
+    }
+
+    fn max_transmit_segments(&self) -> NonZeroUsize {
+        self.pinned.state.max_gso_segments()
     }
 }
 
@@ -110,17 +118,16 @@ impl CustomSender for Pinned {
         _: Option<&CustomAddr>,
         transmit: &Transmit<'_>,
     ) -> Poll<io::Result<()>> {
-        let to = from_custom(to)?;
-        let segment = transmit.segment_size.unwrap_or(transmit.contents.len()).max(1);
-        for datagram in transmit.contents.chunks(segment) {
-            match self.socket.try_send_to(datagram, to) {
-                Ok(_) => {}
-                // A full socket loses the datagram, as a full queue on the way would.
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) => return Poll::Ready(Err(error)),
-            }
+        let Transmit { contents, segment_size, .. } = *transmit;
+        let transmit =
+            noq_udp::Transmit { destination: from_custom(to)?, ecn: None, contents, segment_size, src_ip: None };
+        let sent =
+            self.socket.try_io(Interest::WRITABLE, || self.state.try_send(self.socket.as_ref().into(), &transmit));
+        match sent {
+            // A full socket loses datagrams, as a full queue on the way would.
+            Err(error) if error.kind() != io::ErrorKind::WouldBlock => Poll::Ready(Err(error)),
+            _ => Poll::Ready(Ok(())),
         }
-        Poll::Ready(Ok(()))
     }
 }
 
