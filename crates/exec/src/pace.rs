@@ -17,9 +17,9 @@ pub struct Pace {
 /// Seconds that later sleeps make up for at most. A machine that was away for longer is slow, and shows it.
 const MOST: f64 = 0.02;
 
-/// Seconds of work after which what they owe is waited out even where nobody looks, so that a core is shared in small pieces. The same for every slowdown:
-/// each wait leaves the caches cold, and that should cost a device that is slowed down more no more of its work.
-const BURST: f64 = 0.01;
+/// Seconds of work after which what they owe is waited out even where nobody looks. Each wait leaves the caches cold: work that is measured without anybody looking is to find them
+/// as cold as a small stage does, which waits before each tensor that it sends.
+const BURST: f64 = 0.002;
 
 impl Pace {
     /// Work is to take `slowdown` times its CPU time; not more than it takes if that is 1 or less.
