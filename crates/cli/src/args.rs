@@ -179,6 +179,10 @@ pub(crate) struct SimulateArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
+    /// Measure this job's own operators too: its predictions are closer than those made from operators in general.
+    #[arg(value_name = "JOB.toml")]
+    pub(crate) job: Option<PathBuf>,
+
     /// Write what was measured, for `profile = "DEVICE.toml"` in testbeds.
     #[arg(short, long, value_name = "DEVICE.toml")]
     pub(crate) output: Option<PathBuf>,

@@ -3,6 +3,8 @@
 use std::process::{Command, Stdio};
 
 use fusionllm_backend as backend;
+use fusionllm_node::config::Job;
+use fusionllm_node::model::models;
 use fusionllm_node::profile::{measure, to_toml};
 use fusionllm_plan::Device;
 
@@ -18,11 +20,19 @@ const HERE: &str = "FUSIONLLM_PROFILE_HERE";
 
 /// Measures every backend, alone and with more and more threads.
 pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
+    let (batch, models) = match &args.job {
+        Some(path) => {
+            let job = Job::load(path, &[]).map_err(|e| Failure::Input(e.to_string()))?;
+            (job.train.batch, models(&job)?)
+        }
+        None => (0, Vec::new()),
+    };
     let backend = args.backend.as_deref().map(|name| open_backend(Some(name))).transpose()?;
     if let (Some(backend), true) = (&backend, std::env::var_os(HERE).is_some()) {
         let told = |name: &str| complain(format_args!("    {name}"));
         return print_json(
-            &measure(backend.as_ref(), args.slowdown, told).map_err(|e| Failure::Running(e.to_string()))?,
+            &measure(backend.as_ref(), args.slowdown, batch, &models, told)
+                .map_err(|e| Failure::Running(e.to_string()))?,
         );
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -38,7 +48,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     for name in names {
         for &n in &threads {
             complain(format_args!("measuring {name} with {n} thread(s)"));
-            devices.push((n, child(name, n, args.slowdown)?));
+            devices.push((n, child(name, n, args)?));
         }
     }
     if let Some(path) = &args.output {
@@ -69,11 +79,12 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     print(&format!("{table}{next}"))
 }
 
-fn child(backend: &str, threads: usize, slowdown: f64) -> Result<Device, Failure> {
+fn child(backend: &str, threads: usize, args: &ProfileArgs) -> Result<Device, Failure> {
     let failed = |reason: String| Failure::Running(format!("{backend} with {threads} thread(s): {reason}"));
     let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
     let output = Command::new(program)
-        .args(["profile", "--json", "--backend", backend, "--slowdown", &slowdown.to_string()])
+        .args(["profile", "--json", "--backend", backend, "--slowdown", &args.slowdown.to_string()])
+        .args(&args.job)
         .env("RAYON_NUM_THREADS", threads.to_string())
         .env(HERE, "1")
         .stdin(Stdio::null())

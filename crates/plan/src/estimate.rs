@@ -1,6 +1,7 @@
 //! What a graph's operators ask of the devices that run them and of the links between these.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt::Write as _;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::{Binary, OpClass, SquaredNorm};
@@ -29,7 +30,7 @@ pub struct Work {
 }
 
 /// One operator.
-#[derive(Debug, Clone, Copy, PartialEq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct OperatorWork {
     /// The forward node that it is placed with.
     pub home: NodeId,
@@ -37,6 +38,8 @@ pub struct OperatorWork {
     pub phase: Phase,
     /// Its ATen name.
     pub name: &'static str,
+    /// Its [`kind`].
+    pub kind: String,
     /// Its work.
     pub cost: Cost,
 }
@@ -131,9 +134,23 @@ impl Device {
         self.operators.get(&coding.of(codec)).map_or(bytes / CODEC_RATE, |curve| curve.at(bytes))
     }
 
-    /// Bytes that an operator holds beside its operands and results.
-    pub(crate) fn scratch_bytes(&self, name: &str, cost: &Cost) -> u64 {
-        self.scratch.get(name).map_or(0, |curve| curve.at(cost.bytes) as u64)
+    /// Bytes that an operator holds beside its operands and results: as measured for its [`kind`], else for its name.
+    pub(crate) fn scratch_bytes(&self, kind: &str, name: &str, cost: &Cost) -> u64 {
+        let of = if self.operators.contains_key(kind) { kind } else { name };
+        self.scratch.get(of).map_or(0, |curve| curve.at(cost.bytes) as u64)
+    }
+
+    /// Whether operators of some [`kind`] were measured.
+    pub(crate) fn knows_kinds(&self) -> bool {
+        self.operators.keys().any(|k| k.contains(RESULTS))
+    }
+
+    /// Seconds that an operator takes: as measured for its [`kind`], else as [`Self::seconds`].
+    pub fn seconds_of(&self, kind: &str, name: &str, cost: &Cost) -> f64 {
+        match self.operators.contains_key(kind) {
+            true => self.seconds(kind, cost),
+            false => self.seconds(name, cost),
+        }
     }
 
     /// Seconds that an operator takes: as measured where it was, else its overhead and the longer of computing and of moving its operands (the
@@ -151,6 +168,46 @@ impl Device {
                 }
             }
     }
+}
+
+/// What stands before the results in a [`kind`], and in no operator's name.
+const RESULTS: &str = " -> ";
+
+/// An operator with the types of its operands and results, by which a model's own operators are measured. An operand that is a view of a tensor is read in another
+/// order than one that is a tensor, as a transposed matrix is; `view` has the name of the operator that made it one.
+pub fn kind<'v>(
+    op: &Op,
+    inputs: &[&TensorType],
+    outputs: &[&TensorType],
+    view: impl Fn(usize) -> Option<&'v str>,
+) -> String {
+    let mut kind = op.name().to_owned();
+    for (i, ty) in inputs.iter().enumerate() {
+        // Writing to a string cannot fail.
+        let _ = write!(kind, " {ty}");
+        if let Some(name) = view(i) {
+            kind.extend(["<", name]);
+        }
+    }
+    for (i, ty) in outputs.iter().enumerate() {
+        let _ = write!(kind, "{}{ty}", if i == 0 { RESULTS } else { " " });
+    }
+    kind
+}
+
+/// The [`kind`] of a node.
+pub fn kind_of(graph: &Graph, node: NodeId) -> String {
+    let n = graph.node(node);
+    let view = |i: usize| {
+        let made = graph.node(graph.producer(n.inputs[i])?);
+        is_view(&made.op, &graph.types(&made.inputs), &graph.types(&made.outputs)).then(|| made.op.name())
+    };
+    kind(&n.op, &graph.types(&n.inputs), &graph.types(&n.outputs), view)
+}
+
+/// Whether an operator's results are its operands, addressed otherwise.
+pub fn is_view(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> bool {
+    op.cost(inputs, outputs).class == OpClass::View
 }
 
 /// What a measured operator's time is a function of: FLOPs of products and convolutions, bytes of all others.
@@ -178,10 +235,11 @@ impl Work {
             let node = graph.node(id);
             let home = homes[id.index()];
             let cost = node.op.cost(&graph.types(&node.inputs), &graph.types(&node.outputs));
-            operators.push(OperatorWork { home, phase: node.phase, name: node.op.name(), cost });
+            let (name, kind) = (node.op.name(), kind_of(graph, id));
+            operators.push(OperatorWork { home, phase: node.phase, name, kind, cost });
             for part in node.outputs.iter().filter(|v| accumulated.contains(v)) {
                 let (name, cost) = sum(graph.ty(*part));
-                operators.push(OperatorWork { home, phase: Phase::WeightGrad, name, cost });
+                operators.push(OperatorWork { home, phase: Phase::WeightGrad, name, kind: name.to_owned(), cost });
             }
         }
 
@@ -232,7 +290,7 @@ impl Work {
     pub fn seconds(&self, device: &Device) -> Vec<NodeSeconds> {
         let mut nodes = vec![NodeSeconds::default(); self.nodes];
         for o in &self.operators {
-            let seconds = device.seconds(o.name, &o.cost);
+            let seconds = device.seconds_of(&o.kind, o.name, &o.cost);
             let node = &mut nodes[o.home.index()];
             match o.phase {
                 Phase::Forward => node.forward += seconds,
@@ -369,7 +427,7 @@ impl From<Curve> for Vec<(f64, f64)> {
     }
 }
 
-/// Measured operators of a device, by ATen name.
+/// Measured operators of a device, by ATen name, and by [`kind`] those of a model that it was measured for.
 pub type Curves = BTreeMap<String, Curve>;
 
 #[cfg(test)]
@@ -398,5 +456,32 @@ mod tests {
         assert_eq!(device.seconds("conv", &cost(OpClass::Convolution, 400.0, 10.0)), 2.0 * (1.0 + 8.0));
         device.operators.insert("mm".into(), Curve::new(vec![(400.0, 7.0)]).unwrap());
         assert_eq!(device.seconds("mm", &cost(OpClass::Matmul, 400.0, 80.0)), 14.0);
+    }
+
+    #[test]
+    fn an_operator_is_known_by_its_types_and_by_what_is_a_view() {
+        use fusionllm_graph::ops::{Matmul, Permute};
+
+        let of = |shape: &[usize]| TensorType::new(DType::F32, shape.to_vec());
+        let (a, b, c) = (of(&[8, 4]), of(&[4, 2]), of(&[8, 2]));
+        let op = Op::from(Matmul);
+        let view = |i: usize| (i == 1).then_some("permute");
+        let plain = kind(&op, &[&a, &b], &[&c], |_| None);
+        let turned = kind(&op, &[&a, &b], &[&c], view);
+        assert_eq!(turned, "matmul f32[8, 4] f32[4, 2]<permute -> f32[8, 2]");
+        let swap = Op::from(Permute { dims: vec![1, 0] });
+        assert!(is_view(&swap, &[&of(&[2, 4])], &[&b]) && !is_view(&op, &[&a, &b], &[&c]));
+
+        let rates = Rates { matmul: 100.0, convolution: 50.0, memory: 10.0, overhead: 1.0 };
+        let mut device = Device { slowdown: 2.0, ..Device::new("a", rates, 1) };
+        let cost = op.cost(&[&a, &b], &[&c]);
+        for (name, seconds) in [("matmul", 7.0), (&turned, 3.0)] {
+            device.operators.insert(name.into(), Curve::new(vec![(cost.flops, seconds)]).unwrap());
+            device.scratch.insert("matmul".into(), Curve::new(vec![(cost.bytes, 64.0)]).unwrap());
+        }
+        assert_eq!([&turned, &plain].map(|k| device.seconds_of(k, "matmul", &cost)), [6.0, 14.0]);
+        let scratch = [&turned, &plain].map(|k| device.scratch_bytes(k, "matmul", &cost));
+        assert_eq!(scratch, [0, 64], "one that was measured has the scratch that was measured");
+        assert!(device.knows_kinds());
     }
 }

@@ -33,7 +33,9 @@ pub use compile::{compile, compile_forward};
 pub use compression::{Compression, Compressor, LinkCodec, Traffic};
 pub use cut::{equal_compute, equal_number};
 pub use error::PlanError;
-pub use estimate::{Coding, Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, Work, work};
+pub use estimate::{
+    Coding, Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, Work, is_view, kind, kind_of, work,
+};
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
 pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};

@@ -3,10 +3,11 @@
 use std::collections::{BTreeMap, HashMap};
 
 use fusionllm_compress::Codec;
+use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{Op, Phase, TensorType, ValueId};
 
 use super::{Conditions, Doing, message_bytes};
-use crate::estimate::{Coding, squared_norm, sum, update};
+use crate::estimate::{Coding, kind, squared_norm, sum, update};
 use crate::{Cluster, Device, Instruction, PeerId, PlanError, Program, Slot};
 
 /// What a peer does next.
@@ -198,12 +199,21 @@ impl<'a> Writer<'a> {
         let first_node = program.nodes.keys().next().map_or(0, |n| n.0);
         let last_node = program.nodes.keys().next_back().map_or(0, |n| n.0);
         let mut nodes = vec![(0.0, 0, Phase::Forward); (last_node - first_node) as usize + 1];
+        let kinds = device.knows_kinds();
+        let mut views: HashMap<ValueId, &str> = HashMap::new();
         for (id, node) in &program.nodes {
             let types = |ids: &[ValueId]| ids.iter().map(|v| ty(program, *v)).collect::<Result<Vec<_>, _>>();
-            let cost = node.op.cost(&types(&node.inputs)?, &types(&node.outputs)?);
-            let name = node.op.name();
-            nodes[(id.0 - first_node) as usize] =
-                (device.seconds(name, &cost), device.scratch_bytes(name, &cost), node.phase);
+            let (inputs, outputs) = (types(&node.inputs)?, types(&node.outputs)?);
+            let (name, cost) = (node.op.name(), node.op.cost(&inputs, &outputs));
+            let kind = match kinds {
+                true => kind(&node.op, &inputs, &outputs, |i| views.get(&node.inputs[i]).copied()),
+                false => String::new(),
+            };
+            if kinds && cost.class == OpClass::View {
+                views.extend(node.outputs.iter().map(|v| (*v, name)));
+            }
+            let (seconds, scratch) = (device.seconds_of(&kind, name, &cost), device.scratch_bytes(&kind, name, &cost));
+            nodes[(id.0 - first_node) as usize] = (seconds, scratch, node.phase);
         }
         let mut update_seconds = Vec::new();
         for r in &program.reductions {
