@@ -5,14 +5,15 @@
 //! ```
 //!
 //! Most testbeds are emulated by the command itself. The last two are network namespaces whose links the kernel's token buckets shape; these take root, and are left
-//! out without it. Devices are cores of this machine, most of them slowed down, with the figures that `fusionllm profile` measured just before: on a machine that is shared, those of minutes ago may be a quarter off. The first five
-//! steps are slower, as processes take their memory from the system: the median of many does not see them. It all takes a quarter of an hour.
+//! out without it. Devices are cores of this machine, slowed down, with the figures that `fusionllm profile JOB.toml` measured just before, of all of them at once as they train: on a
+//! machine that is shared, those of minutes ago may be a quarter off. The first five steps are slower, as processes take their memory from the system: the median of
+//! many does not see them. It all takes a quarter of an hour.
 #![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
 
 use std::fmt::Write as _;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use hosts::{Hosts, Running};
 use serde_json::{Value, json};
@@ -153,7 +154,6 @@ const CASES: &[Case] = &[
 struct Bench {
     fusionllm: PathBuf,
     directory: PathBuf,
-    profile: PathBuf,
     steps: String,
 }
 
@@ -171,22 +171,22 @@ fn main() -> Outcome<()> {
     let fusionllm = std::env::current_exe()?.parent().and_then(Path::parent).unwrap().join("fusionllm");
     let directory = std::env::temp_dir().join(format!("fusionllm-prediction-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
-    let profile = directory.join("device.toml");
-    let bench = Bench { fusionllm, directory, profile, steps };
+    let bench = Bench { fusionllm, directory, steps };
     println!("{:42} {:5} {:^30} {:^9} {:^40} {:^7}", "", "peers", "a step", "computing", "memory, at worst", "machine");
     println!(
         "{:42} {:5} {:>10} {:>10} {:>8} {:>9}  {:>10} {:>10} {:>7} {:>10}",
         "", "", "predicted", "measured", "", "", "predicted", "measured", "", "resident"
     );
-    let mut before = bench.measure()?;
     for case in CASES.iter().filter(|c| c.name.contains(&only)) {
-        let summary = bench.run(case);
-        let after = bench.measure()?;
+        let job = bench.directory.join("job.toml");
+        std::fs::write(&job, bench.job(case)?)?;
+        let before = bench.measure(case, &job)?;
+        let summary = bench.run(case, &job);
+        let after = bench.measure(case, &job)?;
         match summary {
             Ok(summary) => print_row(case.name, &summary, after / before - 1.0),
             Err(e) => println!("{:42} {e}", case.name),
         }
-        before = after;
     }
     std::fs::remove_dir_all(&bench.directory)?;
     Ok(())
@@ -219,30 +219,38 @@ fn print_row(name: &str, summary: &Value, drift: f64) {
 }
 
 impl Bench {
-    /// Measures a core of this machine, whose neighbours may have changed its speed since the last time, with rests as in most of the cases.
-    /// Returns the rate of its products.
-    fn measure(&self) -> Outcome<f64> {
-        let mut profile = Command::new(&self.fusionllm);
-        profile
-            .args(["profile", "--json", "--backend", "burn-cpu", "--threads", "1", "--slowdown", "4", "-o"])
-            .arg(&self.profile);
-        let measured: Value = serde_json::from_slice(&succeed(&mut profile)?)?;
-        measured["devices"][0]["device"]["rates"]["matmul"].as_f64().ok_or_else(|| "the profile has no rate".into())
+    /// Measures all devices of a testbed at once, with their rests. Returns the rate of their products.
+    fn measure(&self, case: &Case, job: &Path) -> Outcome<f64> {
+        let profiles = case.devices.iter().enumerate().map(|(i, slowdown)| {
+            let mut profile = Command::new(&self.fusionllm);
+            profile.arg("profile").arg(job).args(["--json", "--backend", "burn-cpu", "--threads", "1"]);
+            profile.args(["--slowdown", &slowdown.to_string(), "-o"]).arg(self.profile(i));
+            profile.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+        });
+        let mut rate = 0.0;
+        for profile in profiles.collect::<Result<Vec<_>, _>>()? {
+            let measured: Value = serde_json::from_slice(&said(profile.wait_with_output()?)?)?;
+            let measured = &measured["devices"][0]["device"]["rates"]["matmul"];
+            rate += measured.as_f64().ok_or("the profile has no rate")?;
+        }
+        Ok(rate)
+    }
+
+    fn profile(&self, device: usize) -> PathBuf {
+        self.directory.join(format!("device-{device}.toml"))
     }
 
     /// The run's summary.
-    fn run(&self, case: &Case) -> Outcome<Value> {
-        let job = self.directory.join("job.toml");
-        std::fs::write(&job, self.job(case)?)?;
+    fn run(&self, case: &Case, job: &Path) -> Outcome<Value> {
         let testbed = self.testbed("testbed.toml", case, case.devices)?;
         let run = self.directory.join("run");
         let _ = std::fs::remove_dir_all(&run);
         match case.network {
-            Network::Kernel(rate) => self.run_in_namespaces(case, rate, &job, &testbed, &run),
+            Network::Kernel(rate) => self.run_in_namespaces(case, rate, job, &testbed, &run),
             _ => {
-                let mut command = self.train(&job, &testbed, &run, &self.steps);
+                let mut command = self.train(job, &testbed, &run, &self.steps);
                 if case.how == How::Replicas {
-                    command.arg("--plan").arg(self.replicated(case, &job)?);
+                    command.arg("--plan").arg(self.replicated(case, job)?);
                 }
                 let out = succeed(&mut command)?;
                 Ok(serde_json::from_slice(&out)?)
@@ -300,7 +308,7 @@ impl Bench {
             writeln!(
                 text,
                 "[[device]]\nname = \"peer-{i}\"\nsite = \"{site}\"\nprofile = {:?}\nthreads = 1\nslowdown = {slowdown}",
-                self.profile
+                self.profile(i)
             )?;
         }
         match case.network {
@@ -403,7 +411,10 @@ impl Bench {
 
 /// What the command printed, if it succeeded.
 fn succeed(command: &mut Command) -> Outcome<Vec<u8>> {
-    let output = command.stdin(Stdio::null()).output()?;
+    said(command.stdin(Stdio::null()).output()?)
+}
+
+fn said(output: Output) -> Outcome<Vec<u8>> {
     match output.status.success() {
         true => Ok(output.stdout),
         false => Err(String::from_utf8_lossy(&output.stderr).into_owned().into()),
