@@ -179,7 +179,7 @@ pub(crate) struct SimulateArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct ProfileArgs {
-    /// Measure this job's own operators too: its predictions are closer than those made from operators in general.
+    /// Measure this job's own operators, which makes its predictions closer, and those of other jobs only briefly.
     #[arg(value_name = "JOB.toml")]
     pub(crate) job: Option<PathBuf>,
 
