@@ -291,7 +291,9 @@ impl Forwarder {
             }
         }
         let mut leaving = Vec::new();
-        while let Some(delivery) = state.network.deliver(self.shared.now() + NAP) {
+        loop {
+            let now = self.shared.now();
+            let Some(delivery) = state.network.deliver_early(now, now + NAP) else { break };
             leaving.extend(state.write(&delivery, &self.shared));
         }
         for exit in leaving {

@@ -159,6 +159,20 @@ impl Network {
         self.arrived.pop_front()
     }
 
+    /// As [`Self::deliver`], and then what is on its last link and comes off it by `soon`. What has further to go stays where it is: it would come to a link that others share before those who are
+    /// ahead of it.
+    pub fn deliver_early(&mut self, now: Duration, soon: Duration) -> Option<Delivery> {
+        self.advance(now);
+        while self.arrived.is_empty() {
+            let Reverse(next) = self.under_way.peek()?;
+            if next.due > soon || next.hop + 1 < self.routes[next.route.0].len() {
+                return None;
+            }
+            self.hop();
+        }
+        self.arrived.pop_front()
+    }
+
     /// Cuts a link: all that is on it and all that comes to it is lost.
     pub fn cut(&mut self, now: Duration, link: LinkId) {
         self.advance(now);
@@ -191,14 +205,17 @@ impl Network {
     /// waits for a slow link must not reserve its place on a shared one.
     fn advance(&mut self, now: Duration) {
         while self.under_way.peek().is_some_and(|Reverse(next)| next.due <= now) {
-            let Some(Reverse(mut datagram)) = self.under_way.pop() else {
-                return;
-            };
-            let link = self.routes[datagram.route.0][datagram.hop];
-            if self.links[link.0].leave(&datagram.crossing) {
-                datagram.hop += 1;
-                self.enter(datagram);
-            }
+            self.hop();
+        }
+    }
+
+    /// Lets what comes off a link next enter the one behind it.
+    fn hop(&mut self) {
+        let Some(Reverse(mut datagram)) = self.under_way.pop() else { return };
+        let link = self.routes[datagram.route.0][datagram.hop];
+        if self.links[link.0].leave(&datagram.crossing) {
+            datagram.hop += 1;
+            self.enter(datagram);
         }
     }
 
@@ -489,6 +506,22 @@ mod tests {
         let out = arrivals(&mut network, ms(500));
         let hop = Duration::from_micros(100);
         assert_eq!(out, [(short, ms(1) + hop), (long, ms(80) + hop), (long, ms(160) + hop)]);
+    }
+
+    #[test]
+    fn what_is_early_overtakes_nobody_on_a_shared_link() {
+        let mut network = Network::new(1);
+        let [first, shared] = [ms(2), ms(0)].map(|latency| network.add_link(link(8 * MBPS, latency)));
+        let far = network.add_route(vec![first, shared]);
+        let near = network.add_route(vec![shared]);
+        // A millisecond each on a link.
+        network.send(ms(0), far, datagram(1000));
+        assert_eq!(network.deliver_early(ms(1), ms(9)), None, "it has a link before it");
+        network.send(ms(1), near, datagram(1000));
+        let early = std::iter::from_fn(|| network.deliver_early(ms(1), ms(9)));
+        assert_eq!(early.map(|d| (d.route, d.due)).collect::<Vec<_>>(), [(near, ms(2))]);
+        assert_eq!(network.deliver_early(ms(2), ms(9)), None, "it is still on the first");
+        assert_eq!(network.deliver_early(ms(3), ms(4)).map(|d| d.due), Some(ms(4)), "the last link of two");
     }
 
     #[test]
