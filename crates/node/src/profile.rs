@@ -254,8 +254,9 @@ impl Samples {
             chosen[n.index()] = *seen <= LIKE;
         }
         // A view is not something that others could be given in its place.
-        for id in graph.node_ids().rev().filter(|n| chosen[n.index()]).collect::<Vec<_>>() {
-            for maker in graph.node(id).inputs.iter().filter_map(|v| graph.producer(*v)) {
+        for id in graph.node_ids().rev() {
+            let read = if chosen[id.index()] { &graph.node(id).inputs[..] } else { &[] };
+            for maker in read.iter().filter_map(|v| graph.producer(*v)) {
                 let made = graph.node(maker);
                 chosen[maker.index()] |= is_view(&made.op, &graph.types(&made.inputs), &graph.types(&made.outputs));
             }
@@ -274,11 +275,10 @@ impl Samples {
         for (kind, (cost, took)) in of_kind {
             let seconds = mean(&took.iter().map(|t| t.seconds).collect::<Vec<_>>());
             let scratch = took.iter().map(|t| t.scratch).max().unwrap_or(0);
-            self.kinds.extend(curve(std::iter::once((work(&cost), seconds.max(1e-8)))).map(|c| (kind.to_owned(), c)));
-            if scratch > 0 {
-                let scratch = curve(std::iter::once((cost.bytes, scratch as f64)));
-                self.scratch.extend(scratch.map(|c| (kind.to_owned(), c)));
-            }
+            let point = |at: f64, figure| Some((kind.to_owned(), Curve::new(vec![(at.max(1.0), figure)])?));
+            self.kinds.extend(point(work(&cost), seconds.max(1e-8)));
+            // There is no curve through nothing.
+            self.scratch.extend(point(cost.bytes, scratch as f64));
         }
         Ok(())
     }
@@ -574,7 +574,8 @@ pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
     let text = toml::to_string(&file).map_err(|e| NodeError::State(format!("the profile cannot be written: {e}")))?;
     Ok(format!(
         "# Measured by `fusionllm profile`. In a testbed: profile = \"THIS FILE\".\n\
-         # Operators: [work, seconds], work in FLOPs for products and convolutions, in bytes for all others; scratch: [bytes, bytes beside operands and results].\n\n{text}"
+         # Operators: [work, seconds], work in FLOPs for products and convolutions, in bytes for all others; scratch: [bytes, bytes beside operands and results].\n\
+         # With types: those of the job that was measured; OPERAND<OPERATOR is what that operator made a view of.\n\n{text}"
     ))
 }
 
