@@ -31,8 +31,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     if let (Some(backend), true) = (&backend, std::env::var_os(HERE).is_some()) {
         let told = |name: &str| complain(format_args!("    {name}"));
         return print_json(
-            &measure(backend.as_ref(), args.slowdown, batch, &models, told)
-                .map_err(|e| Failure::Running(e.to_string()))?,
+            &measure(backend, args.slowdown, batch, &models, told).map_err(|e| Failure::Running(e.to_string()))?,
         );
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);

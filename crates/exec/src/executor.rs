@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_graph::ops::{Binary, SquaredNorm};
-use fusionllm_graph::{CounterRng, DType, HostTensor, Op, TensorType, ValueId, ValueKind};
+use fusionllm_graph::{CounterRng, DType, HostTensor, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
 
 use crate::pace::Pace;
@@ -23,12 +23,17 @@ pub trait Link {
 
     /// Tells the broker the squared norms of the owned gradients, in graph order, and waits for its verdict.
     fn verdict(&mut self, pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError>;
+
+    /// Learns that instruction `at` was carried out.
+    fn carried_out(&mut self, _at: usize) -> Result<(), ExecError> {
+        Ok(())
+    }
 }
 
 /// What a pass took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PassStats {
-    /// Seconds in kernels, what [`Executor::slow_down`] adds to them included.
+    /// Seconds of all but waiting, what [`Executor::slow_down`] adds to them included.
     pub compute_s: f64,
     /// Seconds waiting for messages and for the verdict.
     pub wait_s: f64,
@@ -86,8 +91,8 @@ impl Executor {
         Self { backend, optimizer, seed, slowdown: 1.0, state: BTreeMap::new(), slots: BTreeMap::new() }
     }
 
-    /// Stands for a machine on which kernels take `slowdown` times as long, at least 1: after each, what is missing to so many times the
-    /// CPU time that it took on the calling thread is waited out. So the backend must compute on that thread alone.
+    /// Stands for a machine on which all work takes `slowdown` times as long, at least 1: what is missing to so many times the
+    /// CPU time that instructions took on the calling thread is waited out. So the backend must compute on that thread alone.
     pub fn slow_down(&mut self, slowdown: f64) {
         self.slowdown = slowdown;
     }
@@ -208,11 +213,17 @@ impl Executor {
         };
         run.live_bytes = self.state.values().chain(self.slots.values().flatten()).map(bytes).sum();
         for (at, instruction) in program.instructions.iter().enumerate() {
+            if seen(instruction) {
+                run.pace.settle();
+            }
             run.carry_out(self, at, instruction, link)?;
             run.stats.peak_bytes = run.stats.peak_bytes.max(run.live_bytes);
+            run.pace.keep();
+            link.carried_out(at)?;
         }
-        run.stats.compute_s += run.pace.settle();
+        run.pace.settle();
         run.stats.total_s = started.elapsed().as_secs_f64();
+        run.stats.compute_s = run.stats.total_s - run.stats.wait_s;
         Ok(run.stats)
     }
 }
@@ -245,14 +256,9 @@ impl Run<'_> {
         instruction: &Instruction,
         link: &mut dyn Link,
     ) -> Result<(), ExecError> {
-        if seen(instruction) {
-            self.stats.compute_s += self.pace.settle();
-        }
         match *instruction {
             Instruction::Receive { slot, from } => {
-                let waiting = Instant::now();
-                let host = link.receive(self.pass, slot, from)?;
-                self.stats.wait_s += waiting.elapsed().as_secs_f64();
+                let host = self.wait(|pass| link.receive(pass, slot, from))?;
                 let tensor = e.backend.upload(&host)?;
                 match slot {
                     Slot::Value { value, micro_batch } => self.put(value, micro_batch, tensor),
@@ -275,7 +281,7 @@ impl Run<'_> {
                     inputs.push(self.operand(e, *v, micro_batch, last)?);
                 }
                 let types: Vec<TensorType> = node.outputs.iter().map(|v| self.program.values[v].ty.clone()).collect();
-                let results = self.kernel(e, &node.op, inputs, &types)?;
+                let results = e.backend.run(&node.op, inputs, &types)?;
                 for (v, tensor) in node.outputs.iter().zip(results) {
                     self.put(*v, micro_batch, tensor);
                 }
@@ -309,7 +315,7 @@ impl Run<'_> {
                         self.live_bytes += bytes(&value);
                         value
                     }
-                    Some(sum) => self.add(e, sum, value)?,
+                    Some(sum) => Self::add(e, sum, value)?,
                 };
                 self.parts.insert((reduction, part), sum);
             }
@@ -328,7 +334,7 @@ impl Run<'_> {
                 for part in 1..count as u32 {
                     let next = self.parts.remove(&(reduction, part)).ok_or_else(|| self.broken())?;
                     self.live_bytes = self.live_bytes.saturating_sub(bytes(&next));
-                    sum = self.add(e, sum, next)?;
+                    sum = Self::add(e, sum, next)?;
                 }
                 self.gradients.insert(reduction, sum);
             }
@@ -337,14 +343,12 @@ impl Run<'_> {
                 for (i, r) in self.program.reductions.iter().enumerate() {
                     if let Some(gradient) = self.gradients.get(&(i as u32)).cloned() {
                         let ty = TensorType::new(DType::F64, []);
-                        let norm = self.kernel(e, &SquaredNorm.into(), vec![gradient], &[ty])?;
+                        let norm = e.backend.run(&SquaredNorm.into(), vec![gradient], &[ty])?;
                         norms.push((r.parameter, scalar(e, &first(norm)?)?));
                     }
                 }
-                self.stats.compute_s += self.pace.settle();
-                let waiting = Instant::now();
-                self.verdict = Some(link.verdict(self.pass, norms)?);
-                self.stats.wait_s += waiting.elapsed().as_secs_f64();
+                self.pace.settle();
+                self.verdict = Some(self.wait(|pass| link.verdict(pass, norms))?);
             }
             Instruction::Update { reduction } => self.update(e, reduction)?,
         }
@@ -369,30 +373,25 @@ impl Run<'_> {
         let mut operands = vec![held, gradient];
         operands.extend(slots);
         operands.push(hyper);
-        let mut results = self.kernel(e, &e.optimizer.op(), operands, &types)?.into_iter();
+        let mut results = e.backend.run(&e.optimizer.op(), operands, &types)?.into_iter();
         let updated = results.next().ok_or_else(|| self.broken())?;
         e.state.insert(name.clone(), updated);
         e.slots.insert(name, results.collect());
         Ok(())
     }
 
-    fn kernel(
-        &mut self,
-        e: &Executor,
-        op: &Op,
-        inputs: Vec<Tensor>,
-        outputs: &[TensorType],
-    ) -> Result<Vec<Tensor>, ExecError> {
-        let started = Instant::now();
-        let results = self.pace.keep(|| e.backend.run(op, inputs, outputs))?;
-        self.stats.compute_s += started.elapsed().as_secs_f64();
-        Ok(results)
+    /// Waits for what others do, which is no work.
+    fn wait<T>(&mut self, for_them: impl FnOnce(u64) -> Result<T, ExecError>) -> Result<T, ExecError> {
+        let waiting = Instant::now();
+        let result = for_them(self.pass)?;
+        self.stats.wait_s += waiting.elapsed().as_secs_f64();
+        self.pace.resume();
+        Ok(result)
     }
 
-    fn add(&mut self, e: &Executor, a: Tensor, b: Tensor) -> Result<Tensor, ExecError> {
+    fn add(e: &Executor, a: Tensor, b: Tensor) -> Result<Tensor, ExecError> {
         let ty = a.ty().clone();
-        let sum = self.kernel(e, &Binary::Add.into(), vec![a, b], &[ty])?;
-        first(sum)
+        first(e.backend.run(&Binary::Add.into(), vec![a, b], &[ty])?)
     }
 
     fn put(&mut self, value: ValueId, micro_batch: u32, tensor: Tensor) {

@@ -5,13 +5,15 @@ use cpu_time::ThreadTime;
 
 /// Makes a thread's work take longer: a multiple of the CPU time that it took, never a guess of it.
 ///
-/// What is missing adds up over many kernels and is waited out before anything that others can see. A wait after each kernel would
+/// What is missing adds up over many instructions and is waited out before anything that others can see. A wait after each would
 /// hand the core's caches to somebody else each time, and slow down what it is to measure.
 #[derive(Debug)]
 pub struct Pace {
     slowdown: f64,
     /// Seconds that are still to be waited; less than zero if work so far took too long: sleeps end late, and other processes take the CPU.
     owed: f64,
+    /// Since when work counts; the thread's own time where the system tells it.
+    since: (Instant, Option<ThreadTime>),
 }
 
 /// Seconds that later sleeps make up for at most. A machine that was away for longer is slow, and shows it.
@@ -22,39 +24,46 @@ const MOST: f64 = 0.02;
 const BURST: f64 = 0.002;
 
 impl Pace {
-    /// Work is to take `slowdown` times its CPU time; not more than it takes if that is 1 or less.
+    /// Work from now on is to take `slowdown` times its CPU time; not more than it takes if that is 1 or less.
     #[must_use]
     pub fn new(slowdown: f64) -> Self {
-        Self { slowdown, owed: 0.0 }
+        Self { slowdown, owed: 0.0, since: now() }
     }
 
-    /// Does the work, and waits if much is owed.
-    pub fn keep<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    /// Lets only work from now on count: until now the thread waited for others.
+    pub fn resume(&mut self) {
+        self.since = now();
+    }
+
+    /// Lets the work until now count, and waits if much is owed.
+    pub fn keep(&mut self) {
         if self.slowdown <= 1.0 {
-            return work();
+            return;
         }
-        let started = Instant::now();
-        let cpu = ThreadTime::try_now();
-        let result = work();
+        let (started, cpu) = self.since;
+        self.resume();
+        let elapsed = self.since.0 - started;
         // A system that does not tell a thread's time is taken to have let it run throughout.
-        let spent = cpu.and_then(|c| c.try_elapsed()).unwrap_or_else(|_| started.elapsed()).as_secs_f64();
-        self.owe(spent, started.elapsed().as_secs_f64());
+        let spent = cpu.and_then(|c| c.try_elapsed().ok()).unwrap_or(elapsed);
+        self.owe(spent.as_secs_f64(), elapsed.as_secs_f64());
         if self.owed > BURST * (self.slowdown - 1.0) {
-            self.settle();
+            self.rest();
         }
-        result
     }
 
-    /// Waits out what is owed. Returns the seconds that it took.
-    pub fn settle(&mut self) -> f64 {
-        if self.owed <= 0.0 {
-            return 0.0;
+    /// Lets the work until now count, and waits out what is owed.
+    pub fn settle(&mut self) {
+        self.keep();
+        if self.owed > 0.0 {
+            self.rest();
         }
+    }
+
+    fn rest(&mut self) {
         let sleeping = Instant::now();
         thread::sleep(Duration::from_secs_f64(self.owed));
-        let slept = sleeping.elapsed().as_secs_f64();
-        self.pay(slept);
-        slept
+        self.pay(sleeping.elapsed().as_secs_f64());
+        self.resume();
     }
 
     /// Work took `spent` seconds of CPU time and `elapsed` seconds in all.
@@ -65,6 +74,10 @@ impl Pace {
     fn pay(&mut self, seconds: f64) {
         self.owed = (self.owed - seconds).max(-MOST);
     }
+}
+
+fn now() -> (Instant, Option<ThreadTime>) {
+    (Instant::now(), ThreadTime::try_now().ok())
 }
 
 #[cfg(test)]
@@ -79,7 +92,7 @@ mod tests {
         pace.owe(0.25, 0.5);
         assert_eq!(pace.owed, 0.75, "what others took of the CPU is part of the wait");
         pace.pay(0.75);
-        assert_eq!(pace.settle(), 0.0);
+        assert_eq!(pace.owed, 0.0);
     }
 
     #[test]
@@ -98,7 +111,7 @@ mod tests {
     fn a_loop_takes_at_least_its_multiple() {
         let mut pace = Pace::new(2.0);
         let (started, cpu) = (Instant::now(), ThreadTime::now());
-        let sum = pace.keep(|| (0..2_000_000u64).fold(0u64, |a, b| std::hint::black_box(a ^ b)));
+        let sum = (0..2_000_000u64).fold(0u64, |a, b| std::hint::black_box(a ^ b));
         pace.settle();
         // The loop's own CPU time is nearly all of the thread's: sleeping takes none.
         let (took, cpu) = (started.elapsed(), cpu.elapsed());

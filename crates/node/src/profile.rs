@@ -1,18 +1,22 @@
 //! Measures how fast a backend computes: the operators of small training steps, each where it stands in its step.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cpu_time::ProcessTime;
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_compress::Codec;
-use fusionllm_exec::{self as exec, Coder, Pace};
+use fusionllm_exec::{self as exec, Coder, ExecError, Executor, Link, Pace};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, NodeId, Op, Phase, TensorType, TrainGraph, ValueId, ValueKind, autodiff,
 };
-use fusionllm_plan::{Coding, Curve, Curves, Device, Optimizer, Rates, is_view, kind_of, work};
+use fusionllm_plan::{
+    Coding, Curve, Curves, Device, Holding, Instruction, Optimizer, PeerId, Program, Rates, Slot, Verdict, is_view,
+    kind_of, work,
+};
 use serde::Serialize;
 
 use crate::model::Model;
@@ -51,7 +55,7 @@ const WAITING: usize = 64 << 20;
 ///
 /// The backend fails.
 pub fn measure(
-    backend: &dyn Backend,
+    backend: &Arc<dyn Backend>,
     slowdown: f64,
     batch: usize,
     models: &[Model],
@@ -66,12 +70,12 @@ pub fn measure(
 /// # Errors
 ///
 /// The backend fails.
-pub(crate) fn measure_briefly(backend: &dyn Backend, slowdown: f64) -> Result<Device, NodeError> {
+pub(crate) fn measure_briefly(backend: &Arc<dyn Backend>, slowdown: f64) -> Result<Device, NodeError> {
     measure_on(backend, (few_networks()?, BRIEF), (&[], 0), slowdown, |_| {})
 }
 
 fn measure_on(
-    backend: &dyn Backend,
+    backend: &Arc<dyn Backend>,
     (graphs, effort): (Vec<Graph>, Effort),
     (models, batch): (&[Model], usize),
     slowdown: f64,
@@ -79,21 +83,21 @@ fn measure_on(
 ) -> Result<Device, NodeError> {
     // From a thread of their own, kernels do not have to be handed over to one.
     crate::peer::threads(slowdown)?.install(|| {
-        let (mut samples, mut pace) = (Samples::default(), Pace::new(slowdown));
+        let mut samples = Samples::default();
         for graph in &graphs {
             told(&graph.name);
             let loss = graph.outputs.get("loss").copied();
             let loss = loss.ok_or_else(|| NodeError::State(format!("{:?} has no loss", graph.name)))?;
             let train = autodiff::differentiate(graph, loss)?;
-            samples.step(backend, &train, effort, &mut pace)?;
-            samples.updates(backend, &train.graph, effort, &mut pace)?;
+            samples.step(backend, &train, effort, slowdown)?;
+            samples.updates(backend.as_ref(), &train.graph, effort, slowdown)?;
         }
         for model in models {
             told(&format!("{} in micro-batches of {}", model.forward.name, model.micro_batch));
-            samples.model(backend, &model.train, batch / model.micro_batch, OWN, &mut pace)?;
-            samples.updates(backend, &model.train.graph, THOROUGH, &mut pace)?;
+            samples.model(backend, &model.train, batch / model.micro_batch, OWN, slowdown)?;
+            samples.updates(backend.as_ref(), &model.train.graph, THOROUGH, slowdown)?;
         }
-        let mut device = samples.device(backend);
+        let mut device = samples.device(backend.as_ref());
         device.operators.extend(codecs(effort.repeats)?);
         Ok(device)
     })
@@ -218,13 +222,13 @@ impl Samples {
     /// Runs forward and backward over one micro-batch, again and again.
     fn step(
         &mut self,
-        backend: &dyn Backend,
+        backend: &Arc<dyn Backend>,
         train: &TrainGraph,
         effort: Effort,
-        pace: &mut Pace,
+        slowdown: f64,
     ) -> Result<(), NodeError> {
         let graph = &train.graph;
-        for (id, took) in run(backend, graph, &live(train), 1, effort, pace)? {
+        for (id, took) in run(backend, graph, &live(train), 1, effort, slowdown)? {
             let node = graph.node(id);
             self.add(&node.op, &graph.types(&node.inputs), &graph.types(&node.outputs), took);
         }
@@ -235,11 +239,11 @@ impl Samples {
     /// backward as make [`WAITING`] bytes.
     fn model(
         &mut self,
-        backend: &dyn Backend,
+        backend: &Arc<dyn Backend>,
         train: &TrainGraph,
         micro_batches: usize,
         effort: Effort,
-        pace: &mut Pace,
+        slowdown: f64,
     ) -> Result<(), NodeError> {
         let graph = &train.graph;
         let mut chosen = live(train);
@@ -267,7 +271,7 @@ impl Samples {
         let kept: usize = made.filter(|v| read.contains(v)).map(|v| graph.ty(*v).bytes()).sum();
         let micro_batches = WAITING.div_ceil(kept.max(1)).clamp(1, micro_batches);
         let mut of_kind: BTreeMap<&str, (Cost, Vec<Took>)> = BTreeMap::new();
-        for (id, took) in run(backend, graph, &chosen, micro_batches, effort, pace)? {
+        for (id, took) in run(backend, graph, &chosen, micro_batches, effort, slowdown)? {
             let node = graph.node(id);
             let cost = node.op.cost(&graph.types(&node.inputs), &graph.types(&node.outputs));
             of_kind.entry(&kinds[id.index()]).or_insert((cost, Vec::new())).1.push(took);
@@ -289,7 +293,7 @@ impl Samples {
         backend: &dyn Backend,
         graph: &Graph,
         effort: Effort,
-        pace: &mut Pace,
+        slowdown: f64,
     ) -> Result<(), NodeError> {
         let rules = [
             Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
@@ -299,6 +303,18 @@ impl Samples {
         types.sort_by_key(|t| t.numel());
         types.dedup();
         let alone = backend.device().threads == Some(1);
+        let mut pace = Pace::new(slowdown);
+        let mut timed = |op: &Op, operands: Vec<Tensor>, results: &[TensorType]| {
+            let held = memory::live_bytes() + results.iter().map(|t| t.bytes() as u64).sum::<u64>();
+            memory::take_peak();
+            pace.resume();
+            let watch = Stopwatch::start(alone);
+            let results = backend.run(op, operands, results)?;
+            backend.synchronize()?;
+            let took = Took { seconds: watch.seconds(), scratch: memory::take_peak().saturating_sub(held) };
+            pace.keep();
+            Ok::<_, NodeError>(took)
+        };
         for ty in types {
             let fresh = || Ok::<Tensor, NodeError>(backend.upload(&noise(ty, 0.05)?)?);
             let scalar = TensorType::new(DType::F64, []);
@@ -306,7 +322,7 @@ impl Samples {
             let mut took = Vec::new();
             for _ in 0..=effort.repeats {
                 let gradient = fresh()?;
-                took.push(pace.keep(|| timed(backend, alone, &norm, vec![gradient], std::slice::from_ref(&scalar)))?.1);
+                took.push(timed(&norm, vec![gradient], std::slice::from_ref(&scalar))?);
             }
             self.add(&norm, &[ty], &[&scalar], typical(&took, alone));
             for rule in &rules {
@@ -318,7 +334,7 @@ impl Samples {
                 for _ in 0..=effort.repeats {
                     let mut operands = (0..2 + slots).map(|_| fresh()).collect::<Result<Vec<_>, _>>()?;
                     operands.push(backend.upload(&hyper)?);
-                    took.push(pace.keep(|| timed(backend, alone, &op, operands, &results))?.1);
+                    took.push(timed(&op, operands, &results)?);
                 }
                 let inputs: Vec<&TensorType> = std::iter::repeat_n(ty, 2 + slots).chain([hyper.ty()]).collect();
                 self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), typical(&took, alone));
@@ -366,66 +382,151 @@ fn live(train: &TrainGraph) -> Vec<bool> {
     train.graph.ancestors(parts.chain([train.loss]))
 }
 
-/// Runs the `chosen` nodes, again and again: forward for so many micro-batches, then backward, as peers do, in whose memory they wait meanwhile. Operands are given up at their
-/// last use; what nodes read that are not chosen make is made up. Yields what each typically takes.
+/// Runs the `chosen` nodes, again and again: forward for so many micro-batches, then backward, as peers do, in whose memory they wait meanwhile. What nodes read that are
+/// not chosen make is made up. Yields what each typically takes.
 fn run(
-    backend: &dyn Backend,
+    backend: &Arc<dyn Backend>,
     graph: &Graph,
     chosen: &[bool],
     micro_batches: usize,
     effort: Effort,
-    pace: &mut Pace,
+    slowdown: f64,
 ) -> Result<Vec<(NodeId, Took)>, NodeError> {
-    let nodes: Vec<NodeId> = graph.node_ids().filter(|n| chosen[n.index()]).collect();
-    let mut uses = vec![0usize; graph.values.len()];
-    for n in &nodes {
-        for v in &graph.node(*n).inputs {
-            uses[v.index()] += 1;
-        }
+    let program = program(graph, chosen, micro_batches as u32);
+    // What is neither drawn from nor run needs no seed and no rule.
+    let sgd = Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false });
+    let mut executor = Executor::new(backend.clone(), sgd, 1);
+    for held in &program.holdings {
+        executor.load(&graph.value(held.value).name, &content(graph, held.value)?)?;
     }
-    let mut sources = HashMap::new();
-    for v in (0..graph.values.len() as u32).map(ValueId).filter(|v| uses[v.index()] > 0) {
-        if graph.producer(v).is_none_or(|n| !chosen[n.index()]) {
-            sources.insert(v, backend.upload(&content(graph, v)?)?);
-        }
-    }
+    executor.prepare(&program)?;
     let alone = backend.device().threads == Some(1);
-    let mut took: Vec<Vec<Took>> = vec![Vec::new(); graph.nodes.len()];
-    let (forward, backward) = nodes.split_at(nodes.partition_point(|n| graph.node(*n).phase == Phase::Forward));
+    let mut bench = Bench::new(&program, backend.as_ref(), alone);
     let started = Instant::now();
     for repeat in 0..effort.warm_up + MOST_REPEATS {
-        let warm = repeat >= effort.warm_up;
-        let mut left = vec![uses.clone(); micro_batches];
-        let mut values: Vec<HashMap<ValueId, Tensor>> = vec![HashMap::new(); micro_batches];
-        for half in [forward, backward] {
-            for (left, values) in left.iter_mut().zip(&mut values) {
-                for n in half {
-                    let node = graph.node(*n);
-                    let mut inputs = Vec::with_capacity(node.inputs.len());
-                    for v in &node.inputs {
-                        left[v.index()] -= 1;
-                        let held = match (sources.get(v), left[v.index()]) {
-                            (Some(source), _) => Some(source.clone()),
-                            (None, 0) => values.remove(v),
-                            (None, _) => values.get(v).cloned(),
-                        };
-                        inputs.push(held.ok_or_else(|| NodeError::State(format!("{v} was given up too early")))?);
-                    }
-                    let types: Vec<TensorType> = node.outputs.iter().map(|v| graph.ty(*v).clone()).collect();
-                    let work = || timed(backend, alone, &node.op, inputs, &types);
-                    let (results, spent) = if warm { pace.keep(work)? } else { work()? };
-                    if warm {
-                        took[n.index()].push(spent);
-                    }
-                    values.extend(node.outputs.iter().copied().zip(results).filter(|(v, _)| left[v.index()] > 0));
-                }
-            }
+        if repeat == effort.warm_up {
+            bench.took.clear();
+            executor.slow_down(slowdown);
         }
-        if repeat >= effort.warm_up + effort.repeats - 1 && started.elapsed() > effort.patience {
+        executor.run(&program, 0, 0, &mut bench)?;
+        if repeat + 1 >= effort.warm_up + effort.repeats && started.elapsed() > effort.patience {
             break;
         }
     }
-    Ok(nodes.into_iter().map(|n| (n, typical(&took[n.index()], alone))).collect())
+    Ok(bench.took.into_iter().map(|(node, took)| (node, typical(&took, alone))).collect())
+}
+
+/// What a peer with the `chosen` nodes would be given, were all that they do not make themselves constant.
+fn program(graph: &Graph, chosen: &[bool], micro_batches: u32) -> Program {
+    let nodes: Vec<NodeId> = graph.node_ids().filter(|n| chosen[n.index()]).collect();
+    let mut uses = vec![0usize; graph.values.len()];
+    let (mut values, mut holdings) = (BTreeMap::new(), Vec::new());
+    for n in &nodes {
+        let node = graph.node(*n);
+        for v in &node.inputs {
+            uses[v.index()] += 1;
+        }
+        values.extend(node.inputs.iter().chain(&node.outputs).map(|v| (*v, graph.value(*v).clone())));
+    }
+    for (v, value) in &mut values {
+        let made = graph.producer(*v).is_some_and(|n| chosen[n.index()]);
+        if !made && value.kind != ValueKind::RngKey {
+            value.kind = ValueKind::Constant;
+            holdings.push(Holding { value: *v, owner: false });
+        }
+    }
+    let mut instructions = Vec::new();
+    let mut left = vec![uses; micro_batches as usize];
+    let (forward, backward) = nodes.split_at(nodes.partition_point(|n| graph.node(*n).phase == Phase::Forward));
+    for half in [forward, backward] {
+        for (micro_batch, left) in (0..).zip(&mut left) {
+            for n in half {
+                instructions.push(Instruction::Run { node: *n, micro_batch });
+                let node = graph.node(*n);
+                for v in &node.inputs {
+                    left[v.index()] -= 1;
+                }
+                let touched: BTreeSet<ValueId> = node.inputs.iter().chain(&node.outputs).copied().collect();
+                let done = touched.into_iter().filter(|v| left[v.index()] == 0);
+                let done = done.filter(|v| matches!(values[v].kind, ValueKind::Result { .. }));
+                instructions.extend(done.map(|value| Instruction::Free { value, micro_batch }));
+            }
+        }
+    }
+    Program {
+        peer: PeerId(0),
+        version: 0,
+        micro_batches,
+        nodes: nodes.iter().map(|n| (*n, graph.node(*n).clone())).collect(),
+        values,
+        holdings,
+        reductions: Vec::new(),
+        reports: Vec::new(),
+        instructions,
+        coded: BTreeSet::new(),
+        codecs: BTreeMap::new(),
+    }
+}
+
+/// Times the instructions of a program that has no peers.
+struct Bench<'a> {
+    program: &'a Program,
+    backend: &'a dyn Backend,
+    alone: bool,
+    took: BTreeMap<NodeId, Vec<Took>>,
+    /// What ran last.
+    ran: Option<NodeId>,
+    /// From the last instruction on.
+    watch: Stopwatch,
+    held: u64,
+}
+
+impl<'a> Bench<'a> {
+    fn new(program: &'a Program, backend: &'a dyn Backend, alone: bool) -> Self {
+        let (watch, held) = (Stopwatch::start(alone), memory::live_bytes());
+        Self { program, backend, alone, took: BTreeMap::new(), ran: None, watch, held }
+    }
+}
+
+const NO_PEERS: &str = "a program that is measured has no peers";
+
+impl Link for Bench<'_> {
+    fn receive(&mut self, _pass: u64, _slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
+        Err(ExecError::Link(NO_PEERS.into()))
+    }
+
+    fn send(&mut self, _: u64, _: Slot, _: PeerId, _: HostTensor, _: exec::Coding) -> Result<(), ExecError> {
+        Err(ExecError::Link(NO_PEERS.into()))
+    }
+
+    fn report(&mut self, _pass: u64, _report: u32, _micro_batch: u32, _value: f64) -> Result<(), ExecError> {
+        Err(ExecError::Link(NO_PEERS.into()))
+    }
+
+    fn verdict(&mut self, _pass: u64, _squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
+        Err(ExecError::Link(NO_PEERS.into()))
+    }
+
+    fn carried_out(&mut self, at: usize) -> Result<(), ExecError> {
+        self.backend.synchronize()?;
+        let (seconds, peak) = (self.watch.seconds(), memory::take_peak());
+        match self.program.instructions[at] {
+            Instruction::Run { node, .. } => {
+                let made = self.program.nodes[&node].outputs.iter().map(|v| self.program.values[v].ty.bytes() as u64);
+                let scratch = peak.saturating_sub(self.held + made.sum::<u64>());
+                self.took.entry(node).or_default().push(Took { seconds, scratch });
+                self.ran = Some(node);
+            }
+            // What is given up is a part of the work that needed it last.
+            _ => {
+                if let Some(took) = self.ran.and_then(|n| self.took.get_mut(&n)?.last_mut()) {
+                    took.seconds += seconds;
+                }
+            }
+        }
+        (self.watch, self.held) = (Stopwatch::start(self.alone), memory::live_bytes());
+        Ok(())
+    }
 }
 
 /// Time that this process computes. With one thread it is counted in time of the processor, which other processes do not lengthen.
@@ -462,21 +563,6 @@ fn typical(took: &[Took], alone: bool) -> Took {
         seconds.pop();
     }
     Took { seconds: mean(&seconds), scratch: took.iter().map(|t| t.scratch).max().unwrap_or(0) }
-}
-
-fn timed(
-    backend: &dyn Backend,
-    alone: bool,
-    op: &Op,
-    inputs: Vec<Tensor>,
-    outputs: &[TensorType],
-) -> Result<(Vec<Tensor>, Took), NodeError> {
-    let held = memory::live_bytes() + outputs.iter().map(|t| t.bytes() as u64).sum::<u64>();
-    memory::take_peak();
-    let watch = Stopwatch::start(alone);
-    let results = backend.run(op, inputs, outputs)?;
-    backend.synchronize()?;
-    Ok((results, Took { seconds: watch.seconds(), scratch: memory::take_peak().saturating_sub(held) }))
 }
 
 /// Through points of work and what it took. Those of like work are one bunch, and one point of the curve: their mean, as what is read off it is added up.
@@ -605,7 +691,7 @@ mod tests {
         let backend = fusionllm_backend::open("burn-cpu").unwrap();
         let effort = Effort { warm_up: 0, patience: Duration::ZERO, repeats: 1 };
         let mut samples = Samples::default();
-        samples.model(backend.as_ref(), &train, 4, effort, &mut Pace::new(1.0)).unwrap();
+        samples.model(&backend, &train, 4, effort, 1.0).unwrap();
         for node in train.graph.node_ids().filter(|n| live(&train)[n.index()]) {
             assert!(samples.kinds.contains_key(&kind_of(&train.graph, node)), "{}", kind_of(&train.graph, node));
         }

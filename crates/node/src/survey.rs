@@ -69,7 +69,7 @@ impl Surveyed<'_> {
             Some(device) => device.clone(),
             None => {
                 let (backend, slowdown) = (self.backend.clone(), self.slowdown);
-                let measured = tokio::task::spawn_blocking(move || profile::measure_briefly(&*backend, slowdown));
+                let measured = tokio::task::spawn_blocking(move || profile::measure_briefly(&backend, slowdown));
                 measured.await.map_err(|e| NodeError::State(e.to_string()))??
             }
         };

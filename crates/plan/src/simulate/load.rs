@@ -325,7 +325,7 @@ impl<'a> Writer<'a> {
 
     /// The time it takes to bring a tensor from the device to where the network takes it, or back.
     fn copy(&mut self, slot: Slot, bytes: u64) {
-        let seconds = 2.0 * bytes as f64 / self.device.rates.memory;
+        let seconds = self.device.slowdown * 2.0 * bytes as f64 / self.device.rates.memory;
         let (doing, micro_batch) = match slot {
             Slot::Value { micro_batch, .. } if self.turned.get(micro_batch as usize) == Some(&true) => {
                 (Doing::Backward, Some(micro_batch))
