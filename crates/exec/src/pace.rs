@@ -23,6 +23,9 @@ const MOST: f64 = 0.02;
 /// as cold as a small stage does, which waits before each tensor that it sends.
 const BURST: f64 = 0.002;
 
+/// To ask for a thread's time takes as long as a small kernel.
+const LITTLE: Duration = Duration::from_micros(100);
+
 impl Pace {
     /// Work from now on is to take `slowdown` times its CPU time; not more than it takes if that is 1 or less.
     #[must_use]
@@ -35,11 +38,14 @@ impl Pace {
         self.since = now();
     }
 
-    /// Lets the work until now count, and waits if much is owed.
+    /// Lets the work until now count, and waits if much is owed. To be called often: a little work waits for more before it counts.
     pub fn keep(&mut self) {
-        if self.slowdown <= 1.0 {
-            return;
+        if self.slowdown > 1.0 && self.since.0.elapsed() > LITTLE {
+            self.count();
         }
+    }
+
+    fn count(&mut self) {
         let (started, cpu) = self.since;
         self.resume();
         let elapsed = self.since.0 - started;
@@ -53,7 +59,9 @@ impl Pace {
 
     /// Lets the work until now count, and waits out what is owed.
     pub fn settle(&mut self) {
-        self.keep();
+        if self.slowdown > 1.0 {
+            self.count();
+        }
         if self.owed > 0.0 {
             self.rest();
         }

@@ -14,8 +14,8 @@ use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, NodeId, Op, Phase, TensorType, TrainGraph, ValueId, ValueKind, autodiff,
 };
 use fusionllm_plan::{
-    Coding, Curve, Curves, Device, Holding, Instruction, Optimizer, PeerId, Program, Rates, Slot, Verdict, is_view,
-    kind_of, work,
+    Coding, Copying, Curve, Curves, Device, Holding, Instruction, Optimizer, PeerId, Program, Rates, Slot, Verdict,
+    is_view, kind_of, work,
 };
 use serde::Serialize;
 
@@ -38,7 +38,7 @@ struct Effort {
 const THOROUGH: Effort = Effort { warm_up: 1, patience: Duration::from_millis(700), repeats: 3 };
 const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150), repeats: 1 };
 /// For a model's own step, whose micro-batches take up much more.
-const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_millis(700), repeats: 2 };
+const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(3), repeats: 4 };
 const MOST_REPEATS: usize = 40;
 /// So many of a model's operators of one kind are measured.
 const LIKE: usize = 4;
@@ -99,6 +99,7 @@ fn measure_on(
         }
         let mut device = samples.device(backend.as_ref());
         device.operators.extend(codecs(effort.repeats)?);
+        device.operators.extend(copies(backend.as_ref(), effort.repeats)?);
         Ok(device)
     })
 }
@@ -188,6 +189,36 @@ fn codecs(repeats: usize) -> Result<Curves, NodeError> {
         }
     }
     Ok(curves)
+}
+
+/// Times to bring tensors from the device to the host and back, by their bytes.
+fn copies(backend: &dyn Backend, repeats: usize) -> Result<Curves, NodeError> {
+    let alone = backend.device().threads == Some(1);
+    let mut points = [Vec::new(), Vec::new()];
+    for elements in [1 << 8, 1 << 12, 1 << 15, 1 << 18] {
+        let ty = TensorType::new(DType::F32, [elements]);
+        let tensor = noise(&ty, 1.0)?;
+        // Each is another tensor, as in a run: the first time fills no caches for the next.
+        let uploads = (0..=repeats.max(8)).map(|_| {
+            let watch = Stopwatch::start(alone);
+            let there = backend.upload(&tensor)?;
+            backend.synchronize()?;
+            Ok((there, watch.seconds()))
+        });
+        let (there, up): (Vec<_>, Vec<_>) = uploads.collect::<Result<Vec<_>, NodeError>>()?.into_iter().unzip();
+        let downloads = there.iter().map(|there| {
+            let watch = Stopwatch::start(alone);
+            let _host = backend.download(there)?;
+            Ok(watch.seconds())
+        });
+        let down = downloads.collect::<Result<Vec<_>, NodeError>>()?;
+        for (points, mut took) in points.iter_mut().zip([down, up]) {
+            took.sort_by(f64::total_cmp);
+            points.push((ty.bytes() as f64, mean(middle(&took)).max(1e-8)));
+        }
+    }
+    let named = [Copying::Download, Copying::Upload].into_iter().zip(points);
+    Ok(named.filter_map(|(way, points)| Some((way.name().to_owned(), Curve::new(points)?))).collect())
 }
 
 /// How long operators took.
@@ -309,7 +340,7 @@ impl Samples {
             memory::take_peak();
             pace.resume();
             let watch = Stopwatch::start(alone);
-            let results = backend.run(op, operands, results)?;
+            backend.run(op, operands, results)?;
             backend.synchronize()?;
             let took = Took { seconds: watch.seconds(), scratch: memory::take_peak().saturating_sub(held) };
             pace.keep();
@@ -324,7 +355,7 @@ impl Samples {
                 let gradient = fresh()?;
                 took.push(timed(&norm, vec![gradient], std::slice::from_ref(&scalar))?);
             }
-            self.add(&norm, &[ty], &[&scalar], typical(&took, alone));
+            self.add(&norm, &[ty], &[&scalar], typical(&took));
             for rule in &rules {
                 let (op, slots) = (rule.op(), rule.slots().len());
                 let hyper = rule.hyper(&fusionllm_plan::Verdict { apply: true, update: 9, lr: 1e-3, factor: 1.0 });
@@ -337,7 +368,7 @@ impl Samples {
                     took.push(timed(&op, operands, &results)?);
                 }
                 let inputs: Vec<&TensorType> = std::iter::repeat_n(ty, 2 + slots).chain([hyper.ty()]).collect();
-                self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), typical(&took, alone));
+                self.add(&op, &inputs, &results.iter().collect::<Vec<_>>(), typical(&took));
             }
         }
         Ok(())
@@ -405,15 +436,16 @@ fn run(
     let started = Instant::now();
     for repeat in 0..effort.warm_up + MOST_REPEATS {
         if repeat == effort.warm_up {
-            bench.took.clear();
+            bench.passes.clear();
             executor.slow_down(slowdown);
         }
+        bench.begin();
         executor.run(&program, 0, 0, &mut bench)?;
         if repeat + 1 >= effort.warm_up + effort.repeats && started.elapsed() > effort.patience {
             break;
         }
     }
-    Ok(bench.took.into_iter().map(|(node, took)| (node, typical(&took, alone))).collect())
+    Ok(bench.took())
 }
 
 /// What a peer with the `chosen` nodes would be given, were all that they do not make themselves constant.
@@ -473,9 +505,10 @@ struct Bench<'a> {
     program: &'a Program,
     backend: &'a dyn Backend,
     alone: bool,
-    took: BTreeMap<NodeId, Vec<Took>>,
-    /// What ran last.
-    ran: Option<NodeId>,
+    /// Seconds of each instruction, pass by pass.
+    passes: Vec<Vec<f64>>,
+    /// By instruction: most bytes held beside operands and results.
+    scratch: Vec<u64>,
     /// From the last instruction on.
     watch: Stopwatch,
     held: u64,
@@ -483,9 +516,51 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     fn new(program: &'a Program, backend: &'a dyn Backend, alone: bool) -> Self {
-        let (watch, held) = (Stopwatch::start(alone), memory::live_bytes());
-        Self { program, backend, alone, took: BTreeMap::new(), ran: None, watch, held }
+        let scratch = vec![0; program.instructions.len()];
+        Self { program, backend, alone, passes: Vec::new(), scratch, watch: Stopwatch::start(alone), held: 0 }
     }
+
+    /// A pass begins.
+    fn begin(&mut self) {
+        self.passes.push(Vec::with_capacity(self.program.instructions.len()));
+        self.restart();
+    }
+
+    fn restart(&mut self) {
+        memory::take_peak();
+        (self.watch, self.held) = (Stopwatch::start(self.alone), memory::live_bytes());
+    }
+
+    /// What each node takes, by the passes that are neither fast nor slow: in some the process takes memory from the system once more, or another has the processor's caches. Within a
+    /// pass the mean counts, as what is predicted are sums.
+    fn took(self) -> Vec<(NodeId, Took)> {
+        let total = |pass: &Vec<f64>| pass.iter().sum::<f64>();
+        let mut passes = self.passes;
+        passes.sort_by(|a, b| total(a).total_cmp(&total(b)));
+        let passes = middle(&passes);
+        let mut nodes: BTreeMap<NodeId, (usize, Took)> = BTreeMap::new();
+        let mut ran = None;
+        for (at, (instruction, scratch)) in self.program.instructions.iter().zip(self.scratch).enumerate() {
+            if let Instruction::Run { node, .. } = *instruction {
+                let (times, took) = nodes.entry(node).or_insert((0, Took { seconds: 0.0, scratch: 0 }));
+                *times += passes.len();
+                took.scratch = took.scratch.max(scratch);
+                ran = Some(node);
+            }
+            // To give up tensors is a part of the work that needed them last.
+            if let Some((_, took)) = ran.and_then(|n| nodes.get_mut(&n)) {
+                took.seconds += passes.iter().map(|p| p[at]).sum::<f64>();
+            }
+        }
+        let mean = |(times, took): (usize, Took)| Took { seconds: took.seconds / times as f64, ..took };
+        nodes.into_iter().map(|(n, of)| (n, mean(of))).collect()
+    }
+}
+
+/// The middle half, one at least.
+fn middle<T>(sorted: &[T]) -> &[T] {
+    let end = sorted.len().div_ceil(4).min(sorted.len().saturating_sub(1) / 2);
+    &sorted[end..sorted.len() - end]
 }
 
 const NO_PEERS: &str = "a program that is measured has no peers";
@@ -510,21 +585,12 @@ impl Link for Bench<'_> {
     fn carried_out(&mut self, at: usize) -> Result<(), ExecError> {
         self.backend.synchronize()?;
         let (seconds, peak) = (self.watch.seconds(), memory::take_peak());
-        match self.program.instructions[at] {
-            Instruction::Run { node, .. } => {
-                let made = self.program.nodes[&node].outputs.iter().map(|v| self.program.values[v].ty.bytes() as u64);
-                let scratch = peak.saturating_sub(self.held + made.sum::<u64>());
-                self.took.entry(node).or_default().push(Took { seconds, scratch });
-                self.ran = Some(node);
-            }
-            // What is given up is a part of the work that needed it last.
-            _ => {
-                if let Some(took) = self.ran.and_then(|n| self.took.get_mut(&n)?.last_mut()) {
-                    took.seconds += seconds;
-                }
-            }
+        if let Instruction::Run { node, .. } = self.program.instructions[at] {
+            let made = self.program.nodes[&node].outputs.iter().map(|v| self.program.values[v].ty.bytes() as u64);
+            self.scratch[at] = self.scratch[at].max(peak.saturating_sub(self.held + made.sum::<u64>()));
         }
-        (self.watch, self.held) = (Stopwatch::start(self.alone), memory::live_bytes());
+        self.passes.last_mut().into_iter().for_each(|pass| pass.push(seconds));
+        self.restart();
         Ok(())
     }
 }
@@ -554,15 +620,11 @@ struct Took {
     scratch: u64,
 }
 
-/// The mean time and the most scratch. What is predicted are sums, and the median is below the mean where caches are cold now and then. Where others' work counts too, as it does
-/// unless a kernel was `alone` on its thread, the longest may be anything's and is left out.
-fn typical(took: &[Took], alone: bool) -> Took {
+/// The mean of the middle half of times, and the most scratch.
+fn typical(took: &[Took]) -> Took {
     let mut seconds: Vec<f64> = took.iter().map(|t| t.seconds).collect();
     seconds.sort_by(f64::total_cmp);
-    if seconds.len() > 3 && !alone {
-        seconds.pop();
-    }
-    Took { seconds: mean(&seconds), scratch: took.iter().map(|t| t.scratch).max().unwrap_or(0) }
+    Took { seconds: mean(middle(&seconds)), scratch: took.iter().map(|t| t.scratch).max().unwrap_or(0) }
 }
 
 /// Through points of work and what it took. Those of like work are one bunch, and one point of the curve: their mean, as what is read off it is added up.

@@ -126,12 +126,38 @@ impl Coding {
     }
 }
 
+/// The two ways between a device and what the network sends and gets.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Copying {
+    /// From the device.
+    Download,
+    /// To it.
+    Upload,
+}
+
+impl Copying {
+    /// The name under which a device's [`operators`](Device::operators) have it, by bytes of the tensor.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Download => "download",
+            Self::Upload => "upload",
+        }
+    }
+}
+
 impl Device {
     /// Seconds that the thread beside the computing one takes to encode or decode so many elements, whatever the slowdown: as measured for that codec, else
     /// at [`CODEC_RATE`].
     pub(crate) fn codec_seconds(&self, coding: Coding, codec: &Codec, elements: usize) -> f64 {
         let bytes = 4.0 * elements as f64;
         self.operators.get(&coding.of(codec)).map_or(bytes / CODEC_RATE, |curve| curve.at(bytes))
+    }
+
+    /// Seconds that the computing thread takes to bring a tensor from the device to where the network takes it, or back: as measured, else as long as reading and
+    /// writing it.
+    pub(crate) fn copy_seconds(&self, copying: Copying, bytes: f64) -> f64 {
+        let read_and_write = 2.0 * bytes / self.rates.memory;
+        self.slowdown * self.operators.get(copying.name()).map_or(read_and_write, |curve| curve.at(bytes))
     }
 
     /// Bytes that an operator holds beside its operands and results: as measured for its [`kind`], else for its name.

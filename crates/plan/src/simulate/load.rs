@@ -7,7 +7,7 @@ use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{Op, Phase, TensorType, ValueId};
 
 use super::{Conditions, Doing, message_bytes};
-use crate::estimate::{Coding, kind, squared_norm, sum, update};
+use crate::estimate::{Coding, Copying, kind, squared_norm, sum, update};
 use crate::{Cluster, Device, Instruction, PeerId, PlanError, Program, Slot};
 
 /// What a peer does next.
@@ -250,11 +250,11 @@ impl<'a> Writer<'a> {
                         Slot::Part { .. } => self.memory.add(bytes),
                         Slot::Parameter { .. } | Slot::Buffer { .. } => {}
                     }
-                    self.copy(slot, bytes);
+                    self.copy(Copying::Upload, slot, bytes);
                 }
                 Instruction::Send { slot, to } => {
                     let bytes = ty(program, slot.value())?.bytes() as u64;
-                    self.copy(slot, bytes);
+                    self.copy(Copying::Download, slot, bytes);
                     if let Slot::Part { .. } = slot {
                         self.memory.remove(bytes);
                     }
@@ -323,9 +323,8 @@ impl<'a> Writer<'a> {
         Ok(self.out)
     }
 
-    /// The time it takes to bring a tensor from the device to where the network takes it, or back.
-    fn copy(&mut self, slot: Slot, bytes: u64) {
-        let seconds = self.device.slowdown * 2.0 * bytes as f64 / self.device.rates.memory;
+    fn copy(&mut self, copying: Copying, slot: Slot, bytes: u64) {
+        let seconds = self.device.copy_seconds(copying, bytes as f64);
         let (doing, micro_batch) = match slot {
             Slot::Value { micro_batch, .. } if self.turned.get(micro_batch as usize) == Some(&true) => {
                 (Doing::Backward, Some(micro_batch))
