@@ -3,6 +3,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use fusionllm_backend::{Backend, Tensor};
+use fusionllm_compress::Codec;
 use fusionllm_graph::ops::{Binary, SquaredNorm};
 use fusionllm_graph::{CounterRng, DType, HostTensor, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
@@ -207,6 +208,7 @@ impl Executor {
             parts: HashMap::new(),
             gradients: HashMap::new(),
             verdict: None,
+            masks: HashMap::new(),
             stats: PassStats::default(),
             live_bytes: 0,
             pace: Pace::new(self.slowdown),
@@ -243,6 +245,8 @@ struct Run<'a> {
     /// Whole gradients, by reduction.
     gradients: HashMap<u32, Tensor>,
     verdict: Option<Verdict>,
+    /// For [`Program::masks`], by value and micro-batch: who sent it, and a bit for each of its numbers that is not zero.
+    masks: HashMap<(ValueId, u32), (PeerId, Vec<u8>)>,
     stats: PassStats,
     live_bytes: u64,
     pace: Pace,
@@ -259,6 +263,14 @@ impl Run<'_> {
         match *instruction {
             Instruction::Receive { slot, from } => {
                 let host = self.wait(|pass| link.receive(pass, slot, from))?;
+                if let Slot::Value { value, micro_batch } = slot
+                    && self.program.masks.values().any(|of| of.contains(&value))
+                {
+                    let (numbers, _) = host.bytes().as_chunks::<4>();
+                    let bit = |bits: u8, x: &[u8; 4]| bits << 1 | u8::from(f32::from_le_bytes(*x) != 0.0);
+                    let mask = numbers.chunks(8).map(|eight| eight.iter().rev().fold(0, bit)).collect();
+                    self.masks.insert((value, micro_batch), (from, mask));
+                }
                 let tensor = e.backend.upload(&host)?;
                 match slot {
                     Slot::Value { value, micro_batch } => self.put(value, micro_batch, tensor),
@@ -300,7 +312,11 @@ impl Run<'_> {
                     }
                 };
                 let coding = Coding { codec: self.program.codec(slot, to), seed: coding_seed(e.seed, self.step, slot) };
-                link.send(self.pass, slot, to, e.backend.download(&tensor)?, coding)?;
+                let mut host = e.backend.download(&tensor)?;
+                if let Codec::TopK(_) = coding.codec {
+                    host = self.masked(host, slot, to)?;
+                }
+                link.send(self.pass, slot, to, host, coding)?;
             }
             Instruction::Free { value, micro_batch } => {
                 if let Some(tensor) = self.values.remove(&(value, micro_batch)) {
@@ -387,6 +403,27 @@ impl Run<'_> {
         self.stats.wait_s += waiting.elapsed().as_secs_f64();
         self.pace.resume();
         Ok(result)
+    }
+
+    /// A gradient without the entries that `to` left out of the values that it is a gradient of.
+    fn masked(&self, gradient: HostTensor, slot: Slot, to: PeerId) -> Result<HostTensor, ExecError> {
+        let (Slot::Value { micro_batch, .. }, Some(of)) = (slot, self.program.masks.get(&slot.value())) else {
+            return Ok(gradient);
+        };
+        let came = of.iter().filter_map(|v| self.masks.get(&(*v, micro_batch)));
+        let masks: Vec<&Vec<u8>> = came.filter(|(from, _)| *from == to).map(|(_, mask)| mask).collect();
+        if masks.is_empty() {
+            return Ok(gradient);
+        }
+        let ty = gradient.ty().clone();
+        let mut data = gradient.into_bytes();
+        for (i, number) in data.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            let kept = |mask: &&Vec<u8>| mask.get(i / 8).is_some_and(|bits| bits >> (i % 8) & 1 == 1);
+            if !masks.iter().any(kept) {
+                *number = [0; 4];
+            }
+        }
+        Ok(HostTensor::from_bytes(ty, data)?)
     }
 
     fn add(e: &Executor, a: Tensor, b: Tensor) -> Result<Tensor, ExecError> {

@@ -3,9 +3,12 @@
 mod common;
 
 use common::*;
+use std::collections::BTreeMap;
+
+use fusionllm_exec::{Coding, ExecError, Executor, Link};
 use fusionllm_graph::models::AttentionImplementation::Sdpa;
-use fusionllm_graph::{DType, Graph};
-use fusionllm_plan::{Compression, Compressor, Instruction, PeerId, Plan, Program, Slot, compile};
+use fusionllm_graph::{DType, Graph, HostTensor, ValueId};
+use fusionllm_plan::{Compression, Compressor, Instruction, PeerId, Plan, Program, Slot, Verdict, compile};
 
 fn programs(graph: &Graph, plan: &Plan) -> Vec<Program> {
     compile(plan, graph, &train_graph(graph)).unwrap()
@@ -101,4 +104,66 @@ fn payloads_follow_from_the_program() {
         }
     }
     assert!(smaller > 0);
+}
+
+/// All the others, of whose activations every third number is left out.
+struct Others<'a> {
+    program: &'a Program,
+    inputs: Vec<BTreeMap<String, HostTensor>>,
+    sent: Vec<(ValueId, HostTensor)>,
+}
+
+impl Link for Others<'_> {
+    fn receive(&mut self, _: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError> {
+        let value = &self.program.values[&slot.value()];
+        if let (PeerId::BROKER, Slot::Value { micro_batch, .. }) = (from, slot) {
+            return Ok(self.inputs[micro_batch as usize][&value.name].clone());
+        }
+        let numbers: Vec<f32> =
+            (0..value.ty.numel()).map(|i| if i % 3 == 0 { 0.0 } else { 0.1 + (i % 7) as f32 }).collect();
+        Ok(HostTensor::from_f32(value.ty.shape.clone(), &numbers)?)
+    }
+
+    fn send(&mut self, _: u64, slot: Slot, _: PeerId, tensor: HostTensor, _: Coding) -> Result<(), ExecError> {
+        self.sent.push((slot.value(), tensor));
+        Ok(())
+    }
+
+    fn report(&mut self, _: u64, _: u32, _: u32, _: f64) -> Result<(), ExecError> {
+        Ok(())
+    }
+
+    fn verdict(&mut self, _: u64, _: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
+        Ok(Verdict { apply: false, update: 1, lr: 0.0, factor: 1.0 })
+    }
+}
+
+/// What was left out of an activation is left out of its gradient where masks are shared, and only there.
+#[test]
+fn gradients_have_the_masks_of_what_they_are_gradients_of() {
+    let graph = gpt2(Sdpa, 0.0);
+    let plan = random_plan(&graph, 2, 2, &mut Dice::new(3));
+    let mut plan = compressed(&graph, &plan, Compressor::TopK, 2.0);
+    for shared in [false, true] {
+        plan.compression.shared_masks = shared;
+        let mut masked = 0;
+        for program in programs(&graph, &plan) {
+            program.validate().unwrap();
+            let mut executor = Executor::new(backends("burn-cpu", 1).remove(0), adamw().optimizer, 1);
+            for held in &program.holdings {
+                let value = &program.values[&held.value];
+                executor.load(&value.name, &initial(1)(value).unwrap()).unwrap();
+            }
+            executor.prepare(&program).unwrap();
+            let mut others = Others { program: &program, inputs: batch(&graph, 2, 0), sent: Vec::new() };
+            executor.run(&program, 0, 0, &mut others).unwrap();
+            for (value, tensor) in others.sent {
+                let numbers = tensor.to_f64();
+                let left_out = numbers.iter().step_by(3).all(|x| *x == 0.0) && numbers.iter().any(|x| *x != 0.0);
+                assert_eq!(left_out, program.masks.contains_key(&value), "{}", program.values[&value].name);
+                masked += usize::from(left_out);
+            }
+        }
+        assert_eq!(masked > 0, shared);
+    }
 }

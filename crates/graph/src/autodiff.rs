@@ -1,6 +1,8 @@
 //! Reverse-mode differentiation as a transformation of the graph (as in JAX or XLA): the result is the same graph with backward nodes
 //! behind the forward ones, each a plain node that can be placed, costed and scheduled like any other.
 
+use std::collections::BTreeMap;
+
 use crate::ops::{Backward, Binary};
 use crate::{Builder, Graph, GraphError, ParameterGradient, Phase, TensorType, TrainGraph, ValueId, ValueKind};
 
@@ -23,6 +25,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
     let loss_weight = b.input("loss_weight", ty.dtype, [])?;
     // Contributions to the gradient of each value, from its last user to its first.
     let mut grads: Vec<Vec<ValueId>> = vec![Vec::new(); graph.values.len()];
+    let mut gradient_of: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
     grads[loss.index()].push(loss_weight);
 
     for id in graph.node_ids().rev().filter(|n| live[n.index()]) {
@@ -34,7 +37,9 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
         let mut incoming = Vec::with_capacity(node.outputs.len());
         for v in &node.outputs {
             b.tag(Phase::InputGrad, Some(id));
-            incoming.push(accumulate(&mut b, &grads[v.index()], graph.ty(*v))?);
+            incoming.push(accumulate(&mut b, &grads[v.index()], graph.ty(*v), |sum| {
+                gradient_of.entry(sum).or_default().push(*v);
+            })?);
         }
         b.tag(Phase::InputGrad, Some(id));
         let outgoing = b.scope(format!("{}.grad", node.name), |b| {
@@ -50,6 +55,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
         for ((v, grad), wanted) in node.inputs.iter().zip(outgoing).zip(wanted) {
             if let Some(grad) = grad.filter(|_| wanted) {
                 grads[v.index()].push(grad);
+                gradient_of.entry(grad).or_default().push(*v);
             }
         }
     }
@@ -61,7 +67,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
         .collect();
     let mut graph = b.finish()?;
     tag_weight_gradients(&mut graph, forward, &wants);
-    Ok(TrainGraph { graph, loss, loss_weight, gradients })
+    Ok(TrainGraph { graph, loss, loss_weight, gradients, gradient_of })
 }
 
 /// Per value, whether it is a parameter or a float computed from one.
@@ -77,8 +83,13 @@ fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     depends
 }
 
-/// The sum of contributions as a chain of additions; each sits where the user it came from sits.
-fn accumulate(b: &mut Builder, contributions: &[ValueId], ty: &TensorType) -> Result<Option<ValueId>, GraphError> {
+/// The sum of contributions as a chain of additions; each sits where the user it came from sits. `told` hears of each.
+fn accumulate(
+    b: &mut Builder,
+    contributions: &[ValueId],
+    ty: &TensorType,
+    mut told: impl FnMut(ValueId),
+) -> Result<Option<ValueId>, GraphError> {
     let Some((&first, rest)) = contributions.split_first() else {
         return Ok(None);
     };
@@ -89,6 +100,7 @@ fn accumulate(b: &mut Builder, contributions: &[ValueId], ty: &TensorType) -> Re
             b.tag(Phase::InputGrad, b.graph().node(user).origin);
         }
         sum = b.op(Binary::Add, &[sum, c])?;
+        told(sum);
     }
     // A loss of shape [1] gets its weight in that shape.
     b.reshape(sum, ty.shape.clone()).map(Some)

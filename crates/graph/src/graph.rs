@@ -148,6 +148,8 @@ pub struct TrainGraph {
     pub loss_weight: ValueId,
     /// Per trained parameter that the loss depends on, in graph order.
     pub gradients: Vec<ParameterGradient>,
+    /// Of each value that is a gradient of other values, or an addend of one: these, each of its shape.
+    pub gradient_of: BTreeMap<ValueId, Vec<ValueId>>,
 }
 
 /// What adds up to a parameter's gradient.

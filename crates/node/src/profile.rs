@@ -496,6 +496,7 @@ fn program(graph: &Graph, chosen: &[bool], micro_batches: u32) -> Program {
         reports: Vec::new(),
         instructions,
         coded: BTreeSet::new(),
+        masks: BTreeMap::new(),
         codecs: BTreeMap::new(),
     }
 }

@@ -58,6 +58,12 @@ impl Program {
                 format!("{} is to be coded, but is no f32 that an operator makes", self.name(*v))
             })?;
         }
+        for (gradient, of) in &self.masks {
+            let numel = |v: ValueId| self.values.get(&v).filter(|_| self.coded.contains(&v)).map(|v| v.ty.numel());
+            want(numel(*gradient).is_some() && of.iter().all(|v| numel(*v) == numel(*gradient)), || {
+                format!("{} is to have the mask of what is no coded tensor of its size", self.name(*gradient))
+            })?;
+        }
         self.check_codecs(&self.codecs)
     }
 

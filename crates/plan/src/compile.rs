@@ -25,7 +25,11 @@ pub fn compile(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Vec<P
     let placement = Placement::of_training(plan, forward, train)?;
     let mut compiler = Compiler::new(plan, &train.graph, live, placement, vec![("loss".into(), train.loss)])?;
     compiler.reduce(train)?;
-    compiler.run()
+    let mut programs = compiler.run()?;
+    if plan.compression.shared_masks {
+        programs.iter_mut().for_each(|p| p.masks = masks(p, train));
+    }
+    Ok(programs)
 }
 
 /// The Programs of a forward pass over an evaluation graph that reports some of its outputs, one per peer of the plan.
@@ -311,6 +315,7 @@ impl<'a> Compiler<'a> {
             reports: self.reports.iter().map(|(name, _)| name.clone()).collect(),
             instructions,
             coded: BTreeSet::new(),
+            masks: BTreeMap::new(),
             codecs: BTreeMap::new(),
         };
         let mut touched = BTreeSet::new();
@@ -373,6 +378,30 @@ impl<'a> Compiler<'a> {
         program.values = touched.into_iter().map(|v| (v, self.graph.value(v).clone())).collect();
         program
     }
+}
+
+/// See [`Program::masks`].
+fn masks(program: &Program, train: &TrainGraph) -> BTreeMap<ValueId, BTreeSet<ValueId>> {
+    let mut received = BTreeSet::new();
+    let mut sent = BTreeSet::new();
+    for i in &program.instructions {
+        match *i {
+            Instruction::Receive { slot, .. } if program.may_be_coded(slot) => received.insert(slot.value()),
+            Instruction::Send { slot, .. } if program.may_be_coded(slot) => sent.insert(slot.value()),
+            _ => false,
+        };
+    }
+    let graph = &train.graph;
+    // A reshaped tensor was not received, but what it is a view of.
+    let came = |mut v: ValueId| {
+        while !received.contains(&v) {
+            let node = graph.node(graph.producer(v)?);
+            v = *node.inputs.first().filter(|_| matches!(node.op, Op::Reshape(_)))?;
+        }
+        Some(v)
+    };
+    let of = |g: &ValueId| train.gradient_of.get(g).into_iter().flatten().filter_map(|v| came(*v)).collect();
+    sent.iter().map(|g| (*g, of(g))).filter(|(_, of): &(_, BTreeSet<_>)| !of.is_empty()).collect()
 }
 
 /// By node, whether it is run again where it is needed instead of sent.

@@ -23,6 +23,9 @@ pub struct Compression {
     /// Whether what a codec left out of a tensor is added to the one of the same value and micro-batch in the next step.
     #[serde(default)]
     pub error_feedback: bool,
+    /// Whether what top-k left out of an activation is left out of its gradient too, which then is that of what was received; else the gradient has its own largest entries.
+    #[serde(default)]
+    pub shared_masks: bool,
     /// Whether integers are rounded up or down at random, so that their mean is exact.
     #[serde(default)]
     pub stochastic_rounding: bool,
@@ -112,6 +115,7 @@ impl Default for Compression {
             ratio: 1.0,
             guard: false,
             error_feedback: false,
+            shared_masks: false,
             stochastic_rounding: false,
             spectral_watch: 0,
         }

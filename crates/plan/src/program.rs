@@ -215,6 +215,9 @@ pub struct Program {
     pub instructions: Vec<Instruction>,
     /// The values sent or received that may go through a codec: activations and their gradients, in training.
     pub coded: BTreeSet<ValueId>,
+    /// Of gradients that are sent: the values received that they are gradients of, where what was left out of these is to be left out of the gradient. Each has as
+    /// many elements, in the same order.
+    pub masks: BTreeMap<ValueId, BTreeSet<ValueId>>,
     /// The codecs of its links, by receiver. They may change while it trains; whoever receives needs no codec to read what comes.
     pub codecs: BTreeMap<PeerId, Codec>,
 }

@@ -70,6 +70,7 @@ fn the_file_is_read_as_it_was_written() {
         "ratio": 1.0,
         "guard": false,
         "error_feedback": false,
+        "shared_masks": false,
         "stochastic_rounding": false,
         "spectral_watch": 0
       }

@@ -107,13 +107,13 @@ fn an_assignment_comes_back_as_it_was() {
 
 /// Postcard writes a tag a variant and a variable-length integer a number; another layout is another version.
 #[test]
-fn the_layout_of_version_3() {
+fn the_layout_of_version_4() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, train: true, step: 2 }), [4, 0xac, 2, 7, 1, 2]);
     assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [8, 2, b'n', b'o']);
     let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
     assert_eq!(encode(&TensorHeader { pass: 1, train: false, slot, coded: false }).unwrap(), [1, 0, 0, 5, 1, 0]);
-    assert_eq!(VERSION, 3);
+    assert_eq!(VERSION, 4);
 }
 
 /// A peer goes through the plan's versions one after the other.

@@ -80,6 +80,7 @@ fn an_empty_job_is_a_whole_one() {
     ratio = 30.0
     guard = false
     error_feedback = false
+    shared_masks = false
     stochastic_rounding = false
     spectral_watch = 0
 
@@ -219,6 +220,9 @@ fn auto_is_on_its_guard_and_who_names_a_codec_is_not() {
     assert!(!compression("name = \"auto\", guard = false").guard && compression("name = \"int4\", guard = true").guard);
     let all = compression("error_feedback = true, stochastic_rounding = true, spectral_watch = 50");
     assert_eq!((all.error_feedback, all.stochastic_rounding, all.spectral_watch), (true, true, 50));
+    assert!(compression("name = \"topk\", shared_masks = true").shared_masks);
+    let both = job("compression = { shared_masks = true, error_feedback = true }").unwrap_err().to_string();
+    assert!(both.contains("set one of shared_masks and error_feedback"), "{both}");
 }
 
 /// What is left open is written as such, and has a value all the same.
