@@ -219,7 +219,7 @@ fn print_row(name: &str, summary: &Value, drift: f64) {
 }
 
 impl Bench {
-    /// Measures all devices of a testbed at once, with their rests. Returns the rate of their products.
+    /// Measures all devices of a testbed at once, with their rests. Returns how many times a second they would run each of the job's kinds of operators.
     fn measure(&self, case: &Case, job: &Path) -> Outcome<f64> {
         let profiles = case.devices.iter().enumerate().map(|(i, slowdown)| {
             let mut profile = Command::new(&self.fusionllm);
@@ -227,13 +227,14 @@ impl Bench {
             profile.args(["--slowdown", &slowdown.to_string(), "-o"]).arg(self.profile(i));
             profile.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
         });
-        let mut rate = 0.0;
+        let mut seconds = 0.0;
         for profile in profiles.collect::<Result<Vec<_>, _>>()? {
             let measured: Value = serde_json::from_slice(&said(profile.wait_with_output()?)?)?;
-            let measured = &measured["devices"][0]["device"]["rates"]["matmul"];
-            rate += measured.as_f64().ok_or("the profile has no rate")?;
+            let operators = measured["devices"][0]["device"]["operators"].as_object().ok_or("the profile is empty")?;
+            let own = operators.iter().filter(|(kind, _)| kind.contains(" -> "));
+            seconds += own.filter_map(|(_, curve)| curve[0][1].as_f64()).sum::<f64>();
         }
-        Ok(rate)
+        Ok(1.0 / seconds)
     }
 
     fn profile(&self, device: usize) -> PathBuf {
