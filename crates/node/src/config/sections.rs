@@ -445,7 +445,7 @@ impl Planning {
 
 /// `[compression]`: what is done to activations and their gradients on the way from peer to peer. By default nothing; `ratio`, bytes before over bytes after, is for `adatopk` (on the
 /// slowest link), `topk` and (at most) `auto`, by default 30. `guard`: whether a codec that does harm gives way to a milder one, by default with `auto` alone. `error_feedback`, `stochastic_rounding` and, for
-/// top-k without error feedback, `shared_masks`, by default off. `spectral_watch`: steps from one look at the spectra to the next, by default 0, never.
+/// `adatopk` and `topk` without error feedback, `shared_masks`, by default off. `spectral_watch`: steps from one look at the spectra to the next, by default 0, never.
 pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError> {
     let name = section.choice("name", &Compressor::ALL.map(|c| (c.name(), c)))?.unwrap_or_default();
     let compression = Compression {
@@ -457,6 +457,10 @@ pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError
         stochastic_rounding: section.flag("stochastic_rounding")?.unwrap_or(false),
         spectral_watch: section.count("spectral_watch", 0)?.unwrap_or(0),
     };
+    if compression.shared_masks && !matches!(name, Compressor::TopK | Compressor::AdaTopK) {
+        let reason = format!("`{name}` leaves nothing out that a mask could share");
+        return Err(section.error("shared_masks", reason, "leave it out, or name topk or adatopk"));
+    }
     if compression.shared_masks && compression.error_feedback {
         let reason = "error feedback sends later what a shared mask leaves out for good";
         return Err(section.error("shared_masks", reason, "set one of shared_masks and error_feedback"));

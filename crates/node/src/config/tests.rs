@@ -221,8 +221,11 @@ fn auto_is_on_its_guard_and_who_names_a_codec_is_not() {
     let all = compression("error_feedback = true, stochastic_rounding = true, spectral_watch = 50");
     assert_eq!((all.error_feedback, all.stochastic_rounding, all.spectral_watch), (true, true, 50));
     assert!(compression("name = \"topk\", shared_masks = true").shared_masks);
-    let both = job("compression = { shared_masks = true, error_feedback = true }").unwrap_err().to_string();
+    let refused = |settings: &str| job(&format!("compression = {{ {settings} }}")).unwrap_err().to_string();
+    let both = refused("name = \"adatopk\", shared_masks = true, error_feedback = true");
     assert!(both.contains("set one of shared_masks and error_feedback"), "{both}");
+    let dense = refused("name = \"int8\", shared_masks = true");
+    assert!(dense.contains("`int8` leaves nothing out") && dense.contains("name topk or adatopk"), "{dense}");
 }
 
 /// What is left open is written as such, and has a value all the same.
