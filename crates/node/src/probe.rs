@@ -133,21 +133,21 @@ mod tests {
 
     const MBPS: u64 = 125_000;
 
-    /// There at 8 Mbps, back at 80 Mbps, 5 ms each way.
+    /// There at 1 Mbps, back at 80 Mbps, 5 ms each way.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_slow_link_is_told_from_a_fast_one() {
         let bind = || Endpoint::bind(Options { pinned: true, ..Options::new() });
         let (a, b) = (bind().await.unwrap(), bind().await.unwrap());
         let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap();
         let link = |rate| emulator.add_link(LinkSpec::new("line", Some(rate * MBPS), Duration::from_millis(5)));
-        let (there, back) = (vec![link(8)], vec![link(80)]);
+        let (there, back) = (vec![link(1)], vec![link(80)]);
         let (b_for_a, _) = emulator.join(a.addr().addrs[0], b.addr().addrs[0], there, back).unwrap();
         let answering = Answering::start(&b, BTreeSet::from([a.key()]));
         let to = PeerAddr { key: b.key(), addrs: vec![b_for_a] };
         let (there, back) = probe(&a, &to, 0.1).await.unwrap();
-        // No link is faster than it is; how much slower it looks is the machine's business.
-        assert!(there.latency >= 5e-3 && there.latency == back.latency, "{there:?}");
-        assert!(there.bandwidth < 1.5e6 && back.bandwidth > 2.0 * there.bandwidth, "{there:?} {back:?}");
+        // No link is faster than it is, but for what the emulator delivers ahead of time; how much slower it looks is the machine's business.
+        assert!(there.latency >= 4.5e-3 && there.latency == back.latency, "{there:?}");
+        assert!(there.bandwidth < 0.2e6 && back.bandwidth > 2.0 * there.bandwidth, "{there:?} {back:?}");
         drop(answering);
         assert!(probe(&a, &to, 0.1).await.is_err(), "nobody is let in any more");
     }
