@@ -96,6 +96,12 @@ pub(crate) fn order(
 ) -> Vec<Vec<Task>> {
     let n = micro_batches as usize;
     let mut lanes = lanes(stages, peers, micro_batches);
+    // Where phases do not overlap, passes of a kind that no stage waits for come after the peer's others of that kind: those have others waiting, and need not wait for slow links themselves.
+    let phased = schedule == Schedule::GPipe || kinds.len() == 1;
+    let awaited =
+        |kind: TaskKind, stage: usize| stages.iter().any(|s| s.waits[kind as usize].contains(&(kind, stage as u32)));
+    let awaited: Vec<Vec<bool>> =
+        kinds.iter().map(|k| (0..stages.len()).map(|s| !phased || awaited(*k, s)).collect()).collect();
     // In which round a task was done, by kind, stage and micro-batch.
     let mut done_in = vec![vec![vec![usize::MAX; n]; stages.len()]; kinds.len()];
     let mut orders = vec![Vec::new(); peers];
@@ -117,7 +123,7 @@ pub(crate) fn order(
                     let at = lane.done[k];
                     let m = *lane.micro_batches.get(at)?;
                     let own = match kind {
-                        TaskKind::Forward if last == 0 || schedule == Schedule::GPipe => true,
+                        TaskKind::Forward if phased => true,
                         TaskKind::Forward => {
                             lane.done[0] - lane.done[1] < lane.room && lane.done[0] - lane.done[last] < lane.kept
                         }
@@ -128,7 +134,9 @@ pub(crate) fn order(
                     let over = |kind: TaskKind, stage: usize, m: u32| done_in[kind as usize][stage][m as usize] < round;
                     let chain = kind != TaskKind::Forward || !stage.chained || m == 0 || over(kind, lane.stage, m - 1);
                     let others = stage.waits[k].iter().all(|&(kind, s)| over(kind, s as usize, m));
-                    (own && chain && others).then_some(m)
+                    let turn = awaited[k][lane.stage]
+                        || lanes.iter().all(|l| !awaited[k][l.stage] || l.done[k] == l.micro_batches.len());
+                    (own && chain && others && turn).then_some(m)
                 };
                 // Of several, the earlier micro-batch first, then the later stage: it is nearer to its backward pass.
                 let next = preference.iter().filter(|k| kinds.contains(k)).find_map(|&kind| {
@@ -220,6 +228,15 @@ mod tests {
         let orders = orders(Schedule::GPipe, &chain(&[&[0], &[1]]), 2, 3);
         assert_eq!(orders[0], "F0 F1 F2 B0 B1 B2");
         assert_eq!(orders[1], "F0 F1 F2 B0 B1 B2");
+    }
+
+    /// The first peer also has the last stage: it hands on all that it has before it waits for what comes back to it.
+    #[test]
+    fn gpipe_lets_nobody_wait_for_what_nobody_waits_for() {
+        let order = order(Schedule::GPipe, Schedule::GPipe.kinds(), &chain(&[&[0], &[1], &[0]]), 2, 3);
+        let stages = |kind| Vec::from_iter(order[0].iter().filter(|t| t.kind == kind).map(|t| t.stage));
+        assert_eq!(stages(Forward), [0, 0, 0, 2, 2, 2]);
+        assert_eq!(stages(Backward), [2, 2, 2, 0, 0, 0]);
     }
 
     /// No stage keeps more than three micro-batches; the last ones of 1F1B, which keep fewer, let weights wait until then.

@@ -37,7 +37,7 @@ struct Effort {
 const THOROUGH: Effort = Effort { warm_up: 1, patience: Duration::from_millis(700), repeats: 3 };
 const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150), repeats: 1 };
 /// For a model's own step, whose micro-batches take up much more.
-const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 3 };
+const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 5 };
 const MOST_REPEATS: usize = 40;
 /// So many of a model's operators of one kind are measured.
 const LIKE: usize = 4;
