@@ -97,7 +97,7 @@ pub(crate) fn order(
     let n = micro_batches as usize;
     let mut lanes = lanes(stages, peers, micro_batches);
     // Where phases do not overlap, passes of a kind that no stage waits for come after the peer's others of that kind: those have others waiting, and need not wait for slow links themselves.
-    let phased = schedule == Schedule::GPipe || kinds.len() == 1;
+    let phased = schedule == Schedule::GPipe;
     let awaited =
         |kind: TaskKind, stage: usize| stages.iter().any(|s| s.waits[kind as usize].contains(&(kind, stage as u32)));
     let awaited: Vec<Vec<bool>> =
@@ -123,11 +123,11 @@ pub(crate) fn order(
                     let at = lane.done[k];
                     let m = *lane.micro_batches.get(at)?;
                     let own = match kind {
-                        TaskKind::Forward if phased => true,
+                        TaskKind::Forward if last == 0 || phased => true,
                         TaskKind::Forward => {
                             lane.done[0] - lane.done[1] < lane.room && lane.done[0] - lane.done[last] < lane.kept
                         }
-                        TaskKind::Backward if schedule == Schedule::GPipe => lane.done[0] == lane.micro_batches.len(),
+                        TaskKind::Backward if phased => lane.done[0] == lane.micro_batches.len(),
                         TaskKind::Backward | TaskKind::Weight => lane.done[k - 1] > at,
                     };
                     let stage = &stages[lane.stage];
