@@ -134,9 +134,15 @@ fn failed(e: io::Error) -> NodeError {
 /// Addresses that nobody listens at, for processes that are about to. Between this and their start somebody else may take one;
 /// that process then says so and ends.
 pub(crate) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, NodeError> {
-    let sockets = (0..count).map(|_| UdpSocket::bind((Ipv4Addr::LOCALHOST, 0)));
+    let sockets = (0..count).map(|_| UdpSocket::bind((own_loopback(), 0)));
     let addresses = sockets.collect::<io::Result<Vec<_>>>().and_then(|s| s.iter().map(UdpSocket::local_addr).collect());
     addresses.map_err(failed)
+}
+
+/// Where the system has more than one loopback address, one that no other process is given ports of, nor the emulator.
+fn own_loopback() -> Ipv4Addr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    if cfg!(target_os = "linux") { Ipv4Addr::new(127, 128 | a, b, c) } else { Ipv4Addr::LOCALHOST }
 }
 
 #[cfg(test)]
