@@ -91,10 +91,10 @@ def program():
 
 
 def profile(a, slowdown):
-    """What a core of this machine computes, measured once in DIR."""
+    """What a core of this machine computes of the job, measured once in DIR."""
     path = a.out / "device.toml"
     if not path.exists():
-        command = [program(), "profile", "--backend", "burn-cpu", "--threads", "1", "--slowdown", str(slowdown), "-o", str(path)]
+        command = [program(), "profile", str(a.out / "job.toml"), "--backend", "burn-cpu", "--threads", "1", "--slowdown", str(slowdown), "-o", str(path)]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     return path
 

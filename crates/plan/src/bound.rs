@@ -12,8 +12,8 @@ const MOST_STEPS: usize = 200_000_000;
 /// Seconds that no plan of the problem undercuts, as [`Problem::evaluate`] counts: whatever units it uses, in whatever order, with whatever cuts, under any of
 /// `schedules`, and with up to `copies` units joined for a stage. The problem's own units have one member each.
 ///
-/// A plan's step is a pipeline and `n - 1` periods. For every period that could be, the pipeline is bounded by the shortest walk through the chain whose stages
-/// and lines keep that period, where a walk may come to a unit again (the relaxation of Christofides et al., 1981, for routes). The period is bounded by the work
+/// A plan's step is a pipeline and `n - 1` periods, or `n - copies` where so many take turns. For every period that could be, the pipeline is bounded by the shortest walk through
+/// the chain whose stages and lines keep that period, where a walk may come to a unit again (the relaxation of Christofides et al., 1981, for routes). The period is bounded by the work
 /// over the fastest so many units and, under 1F1B, by the pipeline over its number of stages.
 pub fn lower_bound(problem: &Problem, schedules: &[Schedule], copies: usize) -> f64 {
     let bounds = schedules.iter().map(|s| Bound::new(problem, *s, copies.max(1)).least());
@@ -79,7 +79,7 @@ impl<'a> Bound<'a> {
     fn by_count(&self) -> f64 {
         let (problem, machines) = (self.problem, &self.problem.machines);
         let (units, atoms) = (machines.units.len(), problem.chain.atoms);
-        let more = f64::from(problem.micro_batches) - 1.0;
+        let more = self.more();
         let classes = by_class(problem, &vec![1.0; units]);
         let seconds = |u: usize, a: usize| {
             problem.compute(u, a, a + 1).iter().sum::<f64>() - problem.delayed(self.schedule, u, a, a + 1)
@@ -116,7 +116,7 @@ impl<'a> Bound<'a> {
 
     fn by_walks(&self, ratio: f64) -> f64 {
         let problem = self.problem;
-        let more = f64::from(problem.micro_batches) - 1.0;
+        let more = self.more();
         let counted = self.layers > 1 || self.most == 1;
         let slowest = (0..problem.machines.units.len())
             .map(|u| problem.compute(u, 0, problem.chain.atoms).iter().sum::<f64>())
@@ -139,6 +139,11 @@ impl<'a> Bound<'a> {
             }
             shorter = longer;
         }
+    }
+
+    /// Periods that follow the first micro-batch, at least: all members of a unit may be at their first at once.
+    fn more(&self) -> f64 {
+        (f64::from(self.problem.micro_batches) - self.copies).max(0.0)
     }
 
     fn round_trip(&self, pipe: f64, ahead: usize) -> f64 {

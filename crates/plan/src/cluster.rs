@@ -330,21 +330,6 @@ impl Cluster {
         Self::new(chosen, self.sites.clone(), lines, broker)
     }
 
-    /// The cluster with every link so many times as fast.
-    ///
-    /// # Errors
-    ///
-    /// `times` is not above zero.
-    pub fn faster(&self, times: f64) -> Result<Self, PlanError> {
-        let mut faster = self.clone();
-        let pieces = faster.sites.iter_mut().flat_map(|s| [&mut s.inside, &mut s.uplink]).flatten();
-        for link in pieces.chain(faster.lines.iter_mut().map(|l| &mut l.link)) {
-            link.bandwidth *= times;
-        }
-        faster.check().map_err(PlanError::Cluster)?;
-        Ok(faster)
-    }
-
     /// The cluster in which links are so many times as fast as in this one.
     ///
     /// An uplink is as fast as the best of the links through it shows; if another is slower than that, something on its own way is.

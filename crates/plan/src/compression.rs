@@ -139,8 +139,8 @@ impl Compression {
         matches!(self.name, Compressor::AdaTopK | Compressor::Auto)
     }
 
-    /// How many times as fast codecs of this rule make links, as far as a cut may count on it; the most last.
-    pub(crate) fn speedups(&self) -> Vec<f64> {
+    /// How many times smaller codecs of this rule make messages, as far as a cut may count on it; the most last.
+    pub(crate) fn ratios(&self) -> Vec<f64> {
         const ELEMENTS: usize = 1 << 20;
         match self.name {
             Compressor::None => Vec::new(),

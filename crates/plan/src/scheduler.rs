@@ -103,28 +103,28 @@ pub struct Scheduled {
 
 /// Makes a plan for one of `workloads` (the same model and batch, cut into more or fewer micro-batches) on some of the cluster's devices, with the codecs of its links.
 ///
-/// Planners know no codecs, but the cluster they cut for may have links as fast as codecs make them. Cuts for links as they are and for faster ones each get the codecs
-/// that suit them on the true links, and the simulator has the last word among them.
+/// Planners know no codecs, but the messages they cut between may be as small as codecs make them. Cuts for messages as they are and for smaller ones each get the codecs
+/// that suit them, and the simulator has the last word among them.
 ///
 /// # Errors
 ///
 /// There is nothing to choose from, no device that the broker reaches, or no plan that fits: the error says what is missing where.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
-    let mut best = cut(workloads, cluster, options)?;
+    let mut best = cut(workloads, cluster, options, 1.0)?;
     if options.compression.name == Compressor::None {
         return Ok(best);
     }
     let mut least = compress(&mut best, workloads, cluster, options)?;
     // Baselines ask nothing of links.
-    let faster = match options.scheduler {
-        Scheduler::OpFence | Scheduler::Exact => options.compression.speedups(),
+    let ratios = match options.scheduler {
+        Scheduler::OpFence | Scheduler::Exact => options.compression.ratios(),
         Scheduler::EqualNumber | Scheduler::EqualCompute => Vec::new(),
     };
     // As link by link, a step may take a little longer for the sake of milder codecs, and fewer things that must go as predicted.
     let margin = if options.compression.name == Compressor::Auto { auto::SLACK } else { 1.0 };
-    for times in faster {
-        // What does not fit on faster links did not fit before either.
-        let Ok(mut made) = cut(workloads, &cluster.faster(times)?, options) else { continue };
+    for ratio in ratios {
+        // What does not fit with smaller messages did not fit before either.
+        let Ok(mut made) = cut(workloads, cluster, options, ratio) else { continue };
         let cost = compress(&mut made, workloads, cluster, options)?;
         made.lower_bound_s = made.lower_bound_s.min(best.lower_bound_s);
         best.lower_bound_s = made.lower_bound_s;
@@ -153,8 +153,8 @@ fn compress(
     Ok((misfit, simulation.step_s))
 }
 
-/// A plan without codecs.
-fn cut(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
+/// A plan made as if codecs made messages smaller by `ratio`.
+fn cut(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options, ratio: f64) -> Result<Scheduled, PlanError> {
     let (Some(first), Some(&order)) = (workloads.first(), options.schedules.first()) else {
         return Err(PlanError::Plan("there is no workload, or no schedule, to choose from".into()));
     };
@@ -162,7 +162,7 @@ fn cut(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Resu
     let plan = match options.scheduler {
         Scheduler::EqualNumber => equal_number(first.forward, &names, first.micro_batches, order)?,
         Scheduler::EqualCompute => equal_compute(first.forward, &names, first.micro_batches, order)?,
-        Scheduler::OpFence | Scheduler::Exact => return fence::plan(workloads, cluster, options),
+        Scheduler::OpFence | Scheduler::Exact => return fence::plan(workloads, cluster, options, ratio),
     };
     let devices = (0..names.len() as u32).map(PeerId).collect();
     let bound = fence::bound(workloads, cluster, options)?;

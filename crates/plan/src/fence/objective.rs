@@ -176,9 +176,10 @@ impl Problem {
                 load.after += self.finish(unit(s), lo, hi);
                 memory += self.memory(unit(s), lo, hi, under_way(schedule, self.micro_batches, ahead[t]));
             }
+            let turns = self.turns(copies(s));
             let copies = copies(s) as f64;
-            load.forward /= copies;
-            load.backward /= copies;
+            load.forward *= turns;
+            load.backward *= turns;
             limits.station(Bottleneck::Unit(segments[s].unit), load);
             excess += (memory - machines.units[unit(s)].memory).max(0.0) * copies;
             // Replicas that hand on buffers go forward one after the other.
@@ -240,6 +241,12 @@ impl Problem {
         let step = pipe + limits.forward + limits.rest + self.reductions(segments);
         let step = if reachable && step.is_finite() { step } else { f64::INFINITY };
         Score { step, excess, bottleneck: limits.who }
+    }
+
+    /// What share of the micro-batches after the first a member of a unit with so many takes after its own first.
+    fn turns(&self, copies: usize) -> f64 {
+        let rounds = (self.micro_batches as usize).div_ceil(copies);
+        (rounds - 1) as f64 / (f64::from(self.micro_batches) - 1.0).max(1.0)
     }
 
     /// Seconds in which gradients of parameters with several holders come together and new values go back.

@@ -28,6 +28,8 @@ struct Ground<'a> {
     devices: Vec<u32>,
     /// How much of its memory a device may be counted on for.
     share: f64,
+    /// How many times smaller codecs are taken to make messages between stages.
+    ratio: f64,
     /// By workload: the graph's candidates, on single devices.
     cases: Vec<(Candidates, Problem)>,
 }
@@ -45,9 +47,14 @@ struct Choice {
     members: Vec<Vec<u32>>,
 }
 
-/// See [`crate::schedule`]; for [`Scheduler::OpFence`] and [`Scheduler::Exact`].
-pub(crate) fn plan(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
-    let mut ground = Ground::new(workloads, cluster, options)?;
+/// See [`crate::schedule`]; for [`Scheduler::OpFence`] and [`Scheduler::Exact`]. Codecs are taken to make messages between stages smaller by `ratio`.
+pub(crate) fn plan(
+    workloads: &[Workload<'_>],
+    cluster: &Cluster,
+    options: &Options,
+    ratio: f64,
+) -> Result<Scheduled, PlanError> {
+    let mut ground = Ground::new(workloads, cluster, options, ratio)?;
     let bound = ground.bound(options);
     let mut best: Option<(f64, Scheduled)> = None;
     for _ in 0..SPARING {
@@ -81,11 +88,11 @@ pub(crate) fn plan(workloads: &[Workload<'_>], cluster: &Cluster, options: &Opti
 
 /// See [`Scheduled::lower_bound_s`].
 pub(crate) fn bound(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<f64, PlanError> {
-    Ok(Ground::new(workloads, cluster, options)?.bound(options))
+    Ok(Ground::new(workloads, cluster, options, 1.0)?.bound(options))
 }
 
 impl<'a> Ground<'a> {
-    fn new(workloads: &[Workload<'a>], cluster: &'a Cluster, options: &Options) -> Result<Self, PlanError> {
+    fn new(workloads: &[Workload<'a>], cluster: &'a Cluster, options: &Options, ratio: f64) -> Result<Self, PlanError> {
         let Some(first) = workloads.first() else {
             return Err(PlanError::Plan("there is no workload to plan for".into()));
         };
@@ -108,10 +115,12 @@ impl<'a> Ground<'a> {
             class,
             devices,
             share: 1.0,
+            ratio,
             cases: Vec::with_capacity(workloads.len()),
         };
         for w in workloads {
-            let candidates = Candidates::new(w.forward, w.train, &options.optimizer, &kinds);
+            let mut candidates = Candidates::new(w.forward, w.train, &options.optimizer, &kinds);
+            candidates.chain.messages.iter_mut().for_each(|m| m.bytes /= ratio);
             if candidates.chain.atoms == 0 {
                 return Err(PlanError::Plan("the graph has no operators".into()));
             }
@@ -143,9 +152,14 @@ impl<'a> Ground<'a> {
                 break;
             }
             left = left.saturating_sub(runs);
-            let made = self.scheduled(&choice, workload, bound, options);
-            let programs = compile(&made.plan, workload.forward, workload.train)?;
+            let mut made = self.scheduled(&choice, workload, bound, options);
             let cluster = self.cluster.select(&made.devices)?;
+            let mut programs = compile(&made.plan, workload.forward, workload.train)?;
+            if self.ratio > 1.0 {
+                made.plan.compression = options.compression;
+                made.plan.codecs = options.compression.choose(&programs, Some(&cluster), options.optimizer)?;
+                programs = compile(&made.plan, workload.forward, workload.train)?;
+            }
             let conditions = Conditions { optimizer: options.optimizer, record: false };
             let simulation = simulate(&programs, &cluster, &conditions)?;
             let rooms = simulation.peers.iter().zip(cluster.devices());
