@@ -8,8 +8,8 @@ use fusionllm_graph::{Graph, TrainGraph};
 use crate::auto;
 use crate::cut::{equal_compute, equal_number};
 use crate::{
-    Cluster, Compression, Compressor, Conditions, Optimizer, PeerId, Plan, PlanError, Schedule, compile, fence,
-    simulate,
+    Cluster, Compression, Compressor, Conditions, Optimizer, PeerId, Plan, PlanError, Program, Schedule, compile,
+    fence, simulate,
 };
 
 /// Who cuts.
@@ -142,15 +142,25 @@ fn compress(
     cluster: &Cluster,
     options: &Options,
 ) -> Result<(bool, f64), PlanError> {
-    let Workload { forward, train, .. } = workloads[made.workload];
     let cluster = cluster.select(&made.devices)?;
-    let programs = compile(&made.plan, forward, train)?;
-    made.plan.compression = options.compression;
-    made.plan.codecs = options.compression.choose(&programs, Some(&cluster), options.optimizer)?;
+    let programs = coded(&mut made.plan, workloads[made.workload], &cluster, options)?;
     let conditions = Conditions { optimizer: options.optimizer, record: false };
-    let simulation = simulate(&compile(&made.plan, forward, train)?, &cluster, &conditions)?;
+    let simulation = simulate(&programs, &cluster, &conditions)?;
     let misfit = simulation.peers.iter().zip(cluster.devices()).any(|(p, d)| p.peak_bytes > d.memory);
     Ok((misfit, simulation.step_s))
+}
+
+/// The programs of a plan that is given the codecs which suit it on `cluster`, whose devices are its peers.
+pub(crate) fn coded(
+    plan: &mut Plan,
+    workload: Workload<'_>,
+    cluster: &Cluster,
+    options: &Options,
+) -> Result<Vec<Program>, PlanError> {
+    let Workload { forward, train, .. } = workload;
+    plan.compression = options.compression;
+    plan.codecs = options.compression.choose(&compile(plan, forward, train)?, Some(cluster), options.optimizer)?;
+    compile(plan, forward, train)
 }
 
 /// A plan made as if codecs made messages smaller by `ratio`.

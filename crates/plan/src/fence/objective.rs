@@ -2,7 +2,8 @@
 //!
 //! For `n` micro-batches over stages that compute `C` and wait `R` for what their neighbours send, a step takes
 //! `Σ (C + R) + (n - 1) · max(period)` (the pipeline formula of Huang et al., 2019, with links as stations of their own), then what follows
-//! the last backward pass. A period is what one more micro-batch costs at the station that limits: a machine's passes, a line's or a shared uplink's
+//! the last backward pass. Of machines that take turns at a stage, each adds its own share of the micro-batches less one. A period is what one more micro-batch costs at the
+//! station that limits: a machine's passes, a line's or a shared uplink's
 //! transfers, or, where 1F1B lets no more micro-batches go ahead of a stage than there are machines from there on, the round trip to the end and back divided by that
 //! number. Under the zero-bubble schedule a round trip leaves out gradients of weights, which wait for gaps.
 

@@ -11,6 +11,7 @@ use super::{FEW, Found, op_fence, search};
 
 use crate::bound::lower_bound;
 use crate::exact::{MAX_CUTS, MAX_UNITS, exact};
+use crate::scheduler::coded;
 use crate::{Cluster, Conditions, Options, PeerId, Plan, PlanError, Scheduled, Scheduler, Workload, compile, simulate};
 
 /// Most positions for cuts in the first search.
@@ -154,12 +155,10 @@ impl<'a> Ground<'a> {
             left = left.saturating_sub(runs);
             let mut made = self.scheduled(&choice, workload, bound, options);
             let cluster = self.cluster.select(&made.devices)?;
-            let mut programs = compile(&made.plan, workload.forward, workload.train)?;
-            if self.ratio > 1.0 {
-                made.plan.compression = options.compression;
-                made.plan.codecs = options.compression.choose(&programs, Some(&cluster), options.optimizer)?;
-                programs = compile(&made.plan, workload.forward, workload.train)?;
-            }
+            let programs = match self.ratio > 1.0 {
+                true => coded(&mut made.plan, workload, &cluster, options)?,
+                false => compile(&made.plan, workload.forward, workload.train)?,
+            };
             let conditions = Conditions { optimizer: options.optimizer, record: false };
             let simulation = simulate(&programs, &cluster, &conditions)?;
             let rooms = simulation.peers.iter().zip(cluster.devices());
