@@ -73,7 +73,7 @@ def main():
     parser.add_argument("what", choices=["headline", "convergence"])
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--rows", default=",".join(ROWS))
+    parser.add_argument("--rows", default=",".join(ROWS), help="of these, with commas; top-k's ratio after an @, as in op-fence/topk@10")
     parser.add_argument("--uplink", default="8 Mbps")
     parser.add_argument("--model", choices=["gpt2", "resnet"], default="gpt2")
     parser.add_argument("--data", default=str(ROOT / "../shared/data"), help="where the text and the images are")
@@ -130,7 +130,9 @@ def train(a, run, settings, extra):
 
 def codec_settings(row):
     """Of scheduler/codec or scheduler/codec@ratio."""
-    scheduler, codec = row.split("/")
+    scheduler, slash, codec = row.partition("/")
+    if not slash:
+        sys.exit(f"there is no row {row!r}; rows are a scheduler and a codec, as in {ROWS[4]}")
     name, _, ratio = codec.partition("@")
     ratio = ratio or RATIOS.get(name)
     return [f"plan.scheduler={scheduler}", f"compression.name={name}"] + ([f"compression.ratio={ratio}"] if ratio else [])

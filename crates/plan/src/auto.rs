@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 
 use fusionllm_compress::{Bits, Codec, IntBlocks};
 
-use crate::compression::Traffic;
+use crate::compression::{LARGE, Traffic};
 use crate::{Cluster, Conditions, Optimizer, PeerId, PlanError, Program, simulate};
 
 /// How much longer than with the strongest codecs everywhere a step may take for the sake of milder ones.
-pub(crate) const SLACK: f64 = 1.05;
+pub(crate) const SLACK: f64 = 1.02;
 
 /// From the mildest to the strongest. No top-k: a GPT-2 of 10 million parameters whose activations crossed three links at 10x was at a validation loss of 3.36
 /// when without codecs it was at 2.45 (150 steps, `scripts/compression.py convergence`). Who wants it names it.
@@ -19,15 +19,9 @@ const LADDER: [Codec; 4] = [
     Codec::Int(IntBlocks { bits: Bits::Four, rotate: true, stochastic: false }),
 ];
 
-/// The codecs to choose from: those that make a large tensor at most `ratio` times smaller.
-pub(crate) fn ladder(ratio: f64) -> Vec<Codec> {
-    const ELEMENTS: usize = 1 << 20;
-    LADDER.into_iter().filter(|c| c.ratio(ELEMENTS) <= ratio).collect()
-}
-
 /// The codec of every link: the mildest with which the link is not what the step waits for.
 ///
-/// With the strongest codecs everywhere a step takes as little time as it can. Then codecs are relaxed for as long as the step stays within 5 % of that: first all links
+/// With the strongest codecs everywhere a step takes as little time as it can. Then codecs are relaxed for as long as the step stays within [`SLACK`] of that: first all links
 /// together, as neighbours in a pipeline, and links behind one uplink, are only as fast as all of them; then link by link, the fastest first.
 pub(crate) fn choose(
     programs: &[Program],
@@ -36,7 +30,7 @@ pub(crate) fn choose(
     optimizer: Optimizer,
     ratio: f64,
 ) -> Result<BTreeMap<(PeerId, PeerId), Codec>, PlanError> {
-    let ladder = ladder(ratio);
+    let ladder: Vec<Codec> = LADDER.into_iter().filter(|c| c.ratio(LARGE) <= ratio).collect();
     let seconds = traffic.seconds(cluster)?;
     let mut order: Vec<((PeerId, PeerId), f64)> = traffic.links.keys().copied().zip(seconds).collect();
     order.sort_by(|a, b| a.1.total_cmp(&b.1));

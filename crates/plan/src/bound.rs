@@ -12,8 +12,8 @@ const MOST_STEPS: usize = 200_000_000;
 /// Seconds that no plan of the problem undercuts, as [`Problem::evaluate`] counts: whatever units it uses, in whatever order, with whatever cuts, under any of
 /// `schedules`, and with up to `copies` units joined for a stage. The problem's own units have one member each.
 ///
-/// A plan's step is a pipeline and `n - 1` periods, or `n - copies` where so many take turns. For every period that could be, the pipeline is bounded by the shortest walk through
-/// the chain whose stages and lines keep that period, where a walk may come to a unit again (the relaxation of Christofides et al., 1981, for routes). The period is bounded by the work
+/// A plan's step is a pipeline and `n - 1` periods, or `n - copies` where so many take turns; and as the pipeline holds each member's first micro-batch, it is never much less
+/// than `n` periods. For every period that could be, the pipeline is bounded by the shortest walk through the chain whose stages and lines keep that period, where a walk may come to a unit again (the relaxation of Christofides et al., 1981, for routes). The period is bounded by the work
 /// over the fastest so many units and, under 1F1B, by the pipeline over its number of stages.
 pub fn lower_bound(problem: &Problem, schedules: &[Schedule], copies: usize) -> f64 {
     let bounds = schedules.iter().map(|s| Bound::new(problem, *s, copies.max(1)).least());
@@ -25,6 +25,8 @@ struct Bound<'a> {
     problem: &'a Problem,
     schedule: Schedule,
     copies: f64,
+    /// The most of an atom's seconds that nothing waits for.
+    delayed: f64,
     /// Layers of the table: numbers of stages kept apart.
     layers: usize,
     /// Most stages; one unit may hold two.
@@ -51,9 +53,12 @@ impl<'a> Bound<'a> {
             chain.state[chain.atoms] - chain.ties.iter().map(|t| t.bytes * (t.atoms.len() - 1) as f64).sum::<f64>();
         let memories: Vec<f64> = problem.machines.units.iter().map(|u| u.memory).collect();
         let (speed, memory) = (largest(weights), largest(memories));
+        let delayed = |u: usize, a: usize| problem.delayed(schedule, u, a, a + 1) / seconds(u, a, a + 1).max(1e-300);
+        let delays = classes.iter().flat_map(|&(u, _)| (0..chain.atoms).map(move |a| delayed(u, a)));
         Self {
             schedule,
             copies: copies as f64,
+            delayed: delays.fold(0.0, f64::max).min(1.0),
             layers: if units <= COUNTED && copies == 1 { most } else { 1 },
             most,
             across: (0..=chain.atoms).map(|cut| problem.neighbours(cut)).collect(),
@@ -79,7 +84,6 @@ impl<'a> Bound<'a> {
     fn by_count(&self) -> f64 {
         let (problem, machines) = (self.problem, &self.problem.machines);
         let (units, atoms) = (machines.units.len(), problem.chain.atoms);
-        let more = self.more();
         let classes = by_class(problem, &vec![1.0; units]);
         let seconds = |u: usize, a: usize| {
             problem.compute(u, a, a + 1).iter().sum::<f64>() - problem.delayed(self.schedule, u, a, a + 1)
@@ -109,14 +113,15 @@ impl<'a> Bound<'a> {
         let closing = self.most - units;
         let steps = (0..self.most.min(atoms)).filter(|s| self.room[*s]).map(|s| {
             let pipe = compute + forest.iter().take(s.saturating_sub(closing)).sum::<f64>();
-            pipe + more * self.work[s].max(self.round_trip(pipe, s + 1))
+            // So many stages may have several times as many units.
+            let work = self.work[((s + 1) * self.copies as usize).min(self.most) - 1];
+            self.step(pipe, work.max(self.round_trip(pipe, s + 1)))
         });
         steps.fold(f64::INFINITY, f64::min)
     }
 
     fn by_walks(&self, ratio: f64) -> f64 {
         let problem = self.problem;
-        let more = self.more();
         let counted = self.layers > 1 || self.most == 1;
         let slowest = (0..problem.machines.units.len())
             .map(|u| problem.compute(u, 0, problem.chain.atoms).iter().sum::<f64>())
@@ -131,19 +136,25 @@ impl<'a> Bound<'a> {
                 let stages = if counted { layer + 1 } else { self.most };
                 if pipe.is_finite() && (!counted || self.room[layer]) {
                     let round_trip = self.round_trip(pipe, stages);
-                    least = least.min(pipe + more * shorter.max(self.work[stages - 1]).max(round_trip));
+                    least = least.min(self.step(pipe, shorter.max(self.work[stages - 1]).max(round_trip)));
                 }
             }
-            if longer.is_infinite() || more * longer >= least {
+            if longer.is_infinite() || self.step(0.0, longer) >= least {
                 return least;
             }
             shorter = longer;
         }
     }
 
-    /// Periods that follow the first micro-batch, at least: all members of a unit may be at their first at once.
-    fn more(&self) -> f64 {
-        (f64::from(self.problem.micro_batches) - self.copies).max(0.0)
+    /// Seconds of a step at least, of a pipeline and the period of its busiest station.
+    ///
+    /// Of `c` machines that take turns, each busy for `c` periods with a micro-batch, one takes `n / c` of them or more. Its first is part of the pipeline: `n - c` periods are left
+    /// beside that. Without the pipeline's other parts it is all `n`, less what of the first nothing waits for; or `n - 1` for what is no machine.
+    fn step(&self, pipe: f64, period: f64) -> f64 {
+        let n = f64::from(self.problem.micro_batches);
+        let alone = (n - self.copies).max(0.0) * period;
+        let whole = (n - (self.delayed * self.copies).max(1.0)) * period;
+        (pipe + alone).max(whole)
     }
 
     fn round_trip(&self, pipe: f64, ahead: usize) -> f64 {

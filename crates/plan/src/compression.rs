@@ -139,18 +139,23 @@ impl Compression {
         matches!(self.name, Compressor::AdaTopK | Compressor::Auto)
     }
 
-    /// How many times smaller codecs of this rule make messages, as far as a cut may count on it; the most last.
-    pub(crate) fn ratios(&self) -> Vec<f64> {
-        const ELEMENTS: usize = 1 << 20;
+    /// The rule that cuts between smaller messages are made by: where codecs are chosen for a cut, the strongest of them. `None` if no message is smaller.
+    pub(crate) fn for_cuts(&self) -> Option<Self> {
         match self.name {
-            Compressor::None => Vec::new(),
-            Compressor::AdaTopK => vec![self.ratio],
+            Compressor::None => None,
             Compressor::Auto => {
-                let all = auto::ladder(self.ratio).into_iter().map(|codec| codec.ratio(ELEMENTS));
-                // Milder ones change little.
-                all.filter(|ratio| *ratio > 4.0).collect()
+                let strongest = Self { name: Compressor::Int4Hadamard, ..*self };
+                (strongest.shrinks() <= self.ratio).then_some(strongest)
             }
-            name => vec![uniform(name, self.ratio).ratio(ELEMENTS)],
+            _ => Some(*self),
+        }
+    }
+
+    /// How many times smaller the rule makes large messages on the slowest link.
+    pub(crate) fn shrinks(&self) -> f64 {
+        match self.name {
+            Compressor::AdaTopK => self.ratio,
+            name => uniform(name, self.ratio).ratio(LARGE),
         }
     }
 
@@ -196,6 +201,9 @@ impl Compression {
         Ok(all.filter(|l| l.codec != Codec::None).collect())
     }
 }
+
+/// Elements of a message beside which a codec's own bytes are few.
+pub(crate) const LARGE: usize = 1 << 20;
 
 fn top_k(ratio: f64) -> Codec {
     Codec::named("topk", ratio).unwrap_or_default()

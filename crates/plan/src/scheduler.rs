@@ -110,28 +110,27 @@ pub struct Scheduled {
 ///
 /// There is nothing to choose from, no device that the broker reaches, or no plan that fits: the error says what is missing where.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<Scheduled, PlanError> {
-    let mut best = cut(workloads, cluster, options, 1.0)?;
+    let mut best = cut(workloads, cluster, options, None)?;
     if options.compression.name == Compressor::None {
         return Ok(best);
     }
-    let mut least = compress(&mut best, workloads, cluster, options)?;
+    let (unfit, step_s) = compress(&mut best, workloads, cluster, options)?;
     // Baselines ask nothing of links.
-    let ratios = match options.scheduler {
-        Scheduler::OpFence | Scheduler::Exact => options.compression.ratios(),
-        Scheduler::EqualNumber | Scheduler::EqualCompute => Vec::new(),
+    let rule = match options.scheduler {
+        Scheduler::OpFence | Scheduler::Exact => options.compression.for_cuts(),
+        Scheduler::EqualNumber | Scheduler::EqualCompute => None,
     };
+    let Some(rule) = rule else { return Ok(best) };
+    // What does not fit with smaller messages did not fit before either.
+    let Ok(mut other) = cut(workloads, cluster, options, Some(rule)) else { return Ok(best) };
+    let (other_unfit, other_step_s) = compress(&mut other, workloads, cluster, options)?;
+    let bound = best.lower_bound_s.min(other.lower_bound_s);
     // As link by link, a step may take a little longer for the sake of milder codecs, and fewer things that must go as predicted.
     let margin = if options.compression.name == Compressor::Auto { auto::SLACK } else { 1.0 };
-    for ratio in ratios {
-        // What does not fit with smaller messages did not fit before either.
-        let Ok(mut made) = cut(workloads, cluster, options, ratio) else { continue };
-        let cost = compress(&mut made, workloads, cluster, options)?;
-        made.lower_bound_s = made.lower_bound_s.min(best.lower_bound_s);
-        best.lower_bound_s = made.lower_bound_s;
-        if (cost.0, margin * cost.1) < least {
-            (best, least) = (made, cost);
-        }
+    if (other_unfit, margin * other_step_s) < (unfit, step_s) {
+        best = other;
     }
+    best.lower_bound_s = bound;
     Ok(best)
 }
 
@@ -143,7 +142,7 @@ fn compress(
     options: &Options,
 ) -> Result<(bool, f64), PlanError> {
     let cluster = cluster.select(&made.devices)?;
-    let programs = coded(&mut made.plan, workloads[made.workload], &cluster, options)?;
+    let programs = coded(&mut made.plan, workloads[made.workload], &cluster, options.compression, options.optimizer)?;
     let conditions = Conditions { optimizer: options.optimizer, record: false };
     let simulation = simulate(&programs, &cluster, &conditions)?;
     let misfit = simulation.peers.iter().zip(cluster.devices()).any(|(p, d)| p.peak_bytes > d.memory);
@@ -155,16 +154,22 @@ pub(crate) fn coded(
     plan: &mut Plan,
     workload: Workload<'_>,
     cluster: &Cluster,
-    options: &Options,
+    rule: Compression,
+    optimizer: Optimizer,
 ) -> Result<Vec<Program>, PlanError> {
     let Workload { forward, train, .. } = workload;
-    plan.compression = options.compression;
-    plan.codecs = options.compression.choose(&compile(plan, forward, train)?, Some(cluster), options.optimizer)?;
+    plan.compression = rule;
+    plan.codecs = rule.choose(&compile(plan, forward, train)?, Some(cluster), optimizer)?;
     compile(plan, forward, train)
 }
 
-/// A plan made as if codecs made messages smaller by `ratio`.
-fn cut(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options, ratio: f64) -> Result<Scheduled, PlanError> {
+/// A plan made for messages that are as small as a rule of compression makes them.
+fn cut(
+    workloads: &[Workload<'_>],
+    cluster: &Cluster,
+    options: &Options,
+    rule: Option<Compression>,
+) -> Result<Scheduled, PlanError> {
     let (Some(first), Some(&order)) = (workloads.first(), options.schedules.first()) else {
         return Err(PlanError::Plan("there is no workload, or no schedule, to choose from".into()));
     };
@@ -172,7 +177,7 @@ fn cut(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options, ratio: 
     let plan = match options.scheduler {
         Scheduler::EqualNumber => equal_number(first.forward, &names, first.micro_batches, order)?,
         Scheduler::EqualCompute => equal_compute(first.forward, &names, first.micro_batches, order)?,
-        Scheduler::OpFence | Scheduler::Exact => return fence::plan(workloads, cluster, options, ratio),
+        Scheduler::OpFence | Scheduler::Exact => return fence::plan(workloads, cluster, options, rule),
     };
     let devices = (0..names.len() as u32).map(PeerId).collect();
     let bound = fence::bound(workloads, cluster, options)?;

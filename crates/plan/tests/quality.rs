@@ -5,7 +5,7 @@
 use fusionllm_plan::Schedule;
 use fusionllm_plan::bound::lower_bound;
 use fusionllm_plan::exact::exact;
-use fusionllm_plan::fence::{Problem, Segment, equal_compute, equal_number, op_fence};
+use fusionllm_plan::fence::{Machines, Problem, Route, Segment, Unit, equal_compute, equal_number, op_fence};
 
 #[path = "common/cases.rs"]
 mod cases;
@@ -41,6 +41,61 @@ fn op_fence_is_near_the_best_and_never_behind_a_baseline() {
     assert!(ratios[ratios.len() / 2] <= 1.05, "{ratios:?}");
     assert!(ratios[ratios.len() - 1] <= 1.15, "{ratios:?}");
     assert!(bounds[bounds.len() / 2] >= 0.7, "{bounds:?}");
+}
+
+/// Neighbours of a problem's units joined, as the planner joins devices: as slow, as small and as far away as the worst of them.
+fn joined(problem: &Problem, copies: usize) -> Machines {
+    let machines = &problem.machines;
+    let whole = |u: usize| problem.compute(u, 0, problem.chain.atoms).iter().sum::<f64>();
+    let all: Vec<usize> = (0..machines.units.len()).collect();
+    let broker = [machines.broker()];
+    let mut groups: Vec<&[usize]> = all.chunks(copies).collect();
+    let worst = |a: &[usize], b: &[usize]| {
+        let pairs = a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y))).filter(|(x, y)| x != y);
+        pairs
+            .map(|(x, y)| machines.route(x, y))
+            .fold(Route::NONE, |w, r| Route { latency: w.latency.max(r.latency), per_byte: w.per_byte.max(r.per_byte) })
+    };
+    let units = groups.iter().map(|group| {
+        let slowest = group.iter().copied().max_by(|a, b| whole(*a).total_cmp(&whole(*b))).unwrap();
+        Unit {
+            members: group.iter().map(|u| *u as u32).collect(),
+            class: machines.units[slowest].class,
+            memory: group.iter().map(|u| machines.units[*u].memory).fold(f64::INFINITY, f64::min),
+            inside: worst(group, group),
+        }
+    });
+    let units = units.collect();
+    groups.push(&broker);
+    let way = |(a, b): (&[usize], &[usize])| if a == b { Route::NONE } else { worst(a, b) };
+    let pairs = groups.iter().flat_map(|a| groups.iter().map(move |b| (*a, *b)));
+    Machines { units, routes: pairs.map(way).collect(), shared: Vec::new(), uplinks: 0 }
+}
+
+#[test]
+fn the_bound_holds_for_units_that_take_turns() {
+    let mut bounds = Vec::new();
+    for (seed, copies) in (0..60).zip([2, 3, 6].into_iter().cycle()) {
+        let problem = cases::case(seed, 6, 20);
+        let replicated = problem.on(joined(&problem, copies));
+        let bound = lower_bound(&problem, &Schedule::ALL, copies);
+        let mut best = f64::INFINITY;
+        for (problem, schedule) in [&problem, &replicated].into_iter().flat_map(|p| Schedule::ALL.map(|s| (p, s))) {
+            let Some(found) = op_fence(problem, &[schedule], &[]) else { continue };
+            let step = found.score.step;
+            assert!(
+                bound <= step * (1.0 + 1e-9),
+                "seed {seed}, {schedule:?}: the bound {bound} is above the step {step}"
+            );
+            best = best.min(step);
+        }
+        if best.is_finite() {
+            bounds.push(bound / best);
+        }
+    }
+    bounds.sort_by(f64::total_cmp);
+    assert!(bounds.len() > 40, "most have plans");
+    assert!(bounds[bounds.len() / 2] >= 0.45, "{bounds:?}");
 }
 
 /// All plans of a tiny problem, one by one.

@@ -12,7 +12,10 @@ use super::{FEW, Found, op_fence, search};
 use crate::bound::lower_bound;
 use crate::exact::{MAX_CUTS, MAX_UNITS, exact};
 use crate::scheduler::coded;
-use crate::{Cluster, Conditions, Options, PeerId, Plan, PlanError, Scheduled, Scheduler, Workload, compile, simulate};
+use crate::{
+    Cluster, Compression, Conditions, Options, PeerId, Plan, PlanError, Scheduled, Scheduler, Workload, compile,
+    simulate,
+};
 
 /// Most positions for cuts in the first search.
 const MOST_CUTS: usize = 159;
@@ -29,8 +32,8 @@ struct Ground<'a> {
     devices: Vec<u32>,
     /// How much of its memory a device may be counted on for.
     share: f64,
-    /// How many times smaller codecs are taken to make messages between stages.
-    ratio: f64,
+    /// By which messages between stages are taken to get codecs.
+    rule: Option<Compression>,
     /// By workload: the graph's candidates, on single devices.
     cases: Vec<(Candidates, Problem)>,
 }
@@ -48,14 +51,14 @@ struct Choice {
     members: Vec<Vec<u32>>,
 }
 
-/// See [`crate::schedule`]; for [`Scheduler::OpFence`] and [`Scheduler::Exact`]. Codecs are taken to make messages between stages smaller by `ratio`.
+/// See [`crate::schedule`]; for [`Scheduler::OpFence`] and [`Scheduler::Exact`]. Messages between stages are taken to be as small as `rule` makes them.
 pub(crate) fn plan(
     workloads: &[Workload<'_>],
     cluster: &Cluster,
     options: &Options,
-    ratio: f64,
+    rule: Option<Compression>,
 ) -> Result<Scheduled, PlanError> {
-    let mut ground = Ground::new(workloads, cluster, options, ratio)?;
+    let mut ground = Ground::new(workloads, cluster, options, rule)?;
     let bound = ground.bound(options);
     let mut best: Option<(f64, Scheduled)> = None;
     for _ in 0..SPARING {
@@ -89,11 +92,16 @@ pub(crate) fn plan(
 
 /// See [`Scheduled::lower_bound_s`].
 pub(crate) fn bound(workloads: &[Workload<'_>], cluster: &Cluster, options: &Options) -> Result<f64, PlanError> {
-    Ok(Ground::new(workloads, cluster, options, 1.0)?.bound(options))
+    Ok(Ground::new(workloads, cluster, options, None)?.bound(options))
 }
 
 impl<'a> Ground<'a> {
-    fn new(workloads: &[Workload<'a>], cluster: &'a Cluster, options: &Options, ratio: f64) -> Result<Self, PlanError> {
+    fn new(
+        workloads: &[Workload<'a>],
+        cluster: &'a Cluster,
+        options: &Options,
+        rule: Option<Compression>,
+    ) -> Result<Self, PlanError> {
         let Some(first) = workloads.first() else {
             return Err(PlanError::Plan("there is no workload to plan for".into()));
         };
@@ -116,12 +124,15 @@ impl<'a> Ground<'a> {
             class,
             devices,
             share: 1.0,
-            ratio,
+            rule,
             cases: Vec::with_capacity(workloads.len()),
         };
         for w in workloads {
             let mut candidates = Candidates::new(w.forward, w.train, &options.optimizer, &kinds);
-            candidates.chain.messages.iter_mut().for_each(|m| m.bytes /= ratio);
+            if let Some(rule) = rule {
+                let ratio = rule.shrinks();
+                candidates.chain.messages.iter_mut().for_each(|m| m.bytes /= ratio);
+            }
             if candidates.chain.atoms == 0 {
                 return Err(PlanError::Plan("the graph has no operators".into()));
             }
@@ -155,9 +166,9 @@ impl<'a> Ground<'a> {
             left = left.saturating_sub(runs);
             let mut made = self.scheduled(&choice, workload, bound, options);
             let cluster = self.cluster.select(&made.devices)?;
-            let programs = match self.ratio > 1.0 {
-                true => coded(&mut made.plan, workload, &cluster, options)?,
-                false => compile(&made.plan, workload.forward, workload.train)?,
+            let programs = match self.rule {
+                Some(rule) => coded(&mut made.plan, workload, &cluster, rule, options.optimizer)?,
+                None => compile(&made.plan, workload.forward, workload.train)?,
             };
             let conditions = Conditions { optimizer: options.optimizer, record: false };
             let simulation = simulate(&programs, &cluster, &conditions)?;

@@ -367,10 +367,12 @@ impl<'a> Engine<'a> {
         for c in touched {
             let shares = load.channels[c as usize].resources.iter().map(|&r| {
                 let r = &self.resources[r as usize];
-                r.bandwidth / r.active.len() as f64
+                let waiting = r.active.iter().map(|&c| self.channels[c as usize].queued).sum();
+                carried(r.bandwidth, r.active.len(), waiting) / r.active.len() as f64
             });
+            let share = shares.fold(f64::INFINITY, f64::min);
             let Some(flow) = &mut self.channels[c as usize].flow else { continue };
-            let rate = shares.fold(flow.pace, f64::min);
+            let rate = share.min(flow.pace);
             if rate == flow.rate && c != channel {
                 continue;
             }
@@ -525,6 +527,17 @@ fn pace(bytes: f64, round_trip: f64) -> f64 {
     const MOST: f64 = 1_250_000.0;
     let spread = if bytes < MOST { round_trip.min(0.01) } else { round_trip };
     1.25 * bytes.clamp(FIRST, MOST) / spread
+}
+
+/// Bytes a second that a line carries for several connections which have so many bytes for it. More than a router's usual queue of 100 ms overflows it; what is lost is sent again, and
+/// connections that have lost something hold back while others do too. The share that is used was measured with connections in lockstep, behind 8 Mbps and 20 ms.
+fn carried(bandwidth: f64, connections: usize, waiting: f64) -> f64 {
+    const QUEUE_S: f64 = 0.1;
+    const LEAST_QUEUE: f64 = 65_536.0;
+    if connections < 2 || waiting <= (QUEUE_S * bandwidth).max(LEAST_QUEUE) {
+        return bandwidth;
+    }
+    bandwidth * (0.7 + 0.3 / connections as f64)
 }
 
 impl Peer {
