@@ -37,8 +37,19 @@ impl Indices {
     pub(crate) fn write(&self, indices: &[u32], out: &mut [u8]) {
         let (lower, upper) = out.split_at_mut(self.lengths().0);
         let Some(low) = self.low else {
+            let (words, rest) = upper.as_chunks_mut::<8>();
+            let (mut word, mut at) = (0u64, 0);
             for &i in indices {
-                upper[i as usize / 8] |= 1 << (i % 8);
+                let next = i as usize / 64;
+                if next != at {
+                    words[at] = word.to_le_bytes();
+                    (word, at) = (0, next);
+                }
+                word |= 1 << (i % 64);
+            }
+            match words.get_mut(at) {
+                Some(last) => *last = word.to_le_bytes(),
+                None => rest.copy_from_slice(&word.to_le_bytes()[..rest.len()]),
             }
             return;
         };

@@ -20,7 +20,8 @@ pub(crate) struct Selector {
     /// Entries that may be among the largest; their ends hold rubbish.
     indices: Vec<u32>,
     values: Vec<f32>,
-    ties: Vec<u32>,
+    /// Magnitudes among which the threshold is; their end holds rubbish.
+    near: Vec<u32>,
 }
 
 const COPIES: usize = 4;
@@ -29,69 +30,55 @@ impl Selector {
     /// The `k` entries of largest magnitude, of equal ones those that come first: their indices, ascending, and values. `values` are finite, at most
     /// u32::MAX of them, and `k` is at most their number.
     ///
-    /// A sample tells about where the threshold lies; what is certainly below it is passed over by comparing whole vectors, and the rest is settled by a histogram and a selection within one of its bins.
+    /// A sample tells about where the threshold lies; what is certainly below it is passed over by comparing whole vectors, and of the rest what is not certainly above it is selected from.
     #[inline(always)]
     pub(crate) fn largest(&mut self, values: &[f32], k: usize) -> (&[u32], &[f32]) {
-        let least = self.guess(values, k);
+        let (least, most) = self.guess(values, k);
         let mut count = self.gather(values, least);
         if count < k {
             count = self.gather(values, 0);
         }
         if count > k {
-            self.narrow(count, k);
+            self.narrow(count, k, most);
         }
         (&self.indices[..k], &self.values[..k])
     }
 
-    /// A magnitude that probably a few more than `k` entries reach.
+    /// A magnitude that probably a few more than `k` entries reach, and one that a few less do.
     #[inline(always)]
-    fn guess(&mut self, values: &[f32], k: usize) -> u32 {
+    fn guess(&mut self, values: &[f32], k: usize) -> (u32, u32) {
         let (chunks, _) = values.as_chunks::<CHUNK>();
         let sampled = chunks.len().div_ceil(STRIDE) * CHUNK;
         let expected = k as f64 * sampled as f64 / values.len().max(1) as f64;
         // Neighbours resemble each other, so the margin is more than independent draws would need.
-        let wanted = expected * 1.05 + 8.0 * expected.sqrt() + 8.0;
-        if wanted >= sampled as f64 {
-            return 0;
+        let margin = 0.05 * expected + 8.0 * expected.sqrt() + 8.0;
+        if expected + margin >= sampled as f64 {
+            return (0, u32::MAX);
         }
-        self.clear_bins();
-        for chunk in chunks.iter().step_by(STRIDE) {
-            self.count(chunk);
-        }
-        (self.find(wanted as usize).0 as u32) << SHIFT
-    }
-
-    #[inline(always)]
-    fn clear_bins(&mut self) {
         self.bins.clear();
         self.bins.resize(BINS, [0; COPIES]);
-    }
-
-    #[inline(always)]
-    fn count(&mut self, values: &[f32]) {
-        let (groups, rest) = values.as_chunks::<COPIES>();
-        for group in groups {
-            for (copy, x) in group.iter().enumerate() {
-                self.bins[bin(*x)][copy] += 1;
+        for chunk in chunks.iter().step_by(STRIDE) {
+            for group in chunk.as_chunks::<COPIES>().0 {
+                for (copy, x) in group.iter().enumerate() {
+                    self.bins[(magnitude(*x) >> SHIFT) as usize][copy] += 1;
+                }
             }
         }
-        for x in rest {
-            self.bins[bin(*x)][0] += 1;
-        }
+        let most = if margin < expected { self.find((expected - margin) as usize) + 1 } else { BINS };
+        ((self.find((expected + margin) as usize) as u32) << SHIFT, (most as u32) << SHIFT)
     }
 
-    /// The bin of the `k`-th largest of what was counted, and how many lie above that bin.
+    /// The bin of the `k`-th largest of what was sampled.
     #[inline(always)]
-    fn find(&self, k: usize) -> (usize, usize) {
+    fn find(&self, k: usize) -> usize {
         let mut above = 0;
         for (b, counts) in self.bins.iter().enumerate().rev() {
-            let count = counts.iter().sum::<u32>() as usize;
-            if above + count >= k {
-                return (b, above);
+            above += counts.iter().sum::<u32>() as usize;
+            if above >= k {
+                return b;
             }
-            above += count;
         }
-        (0, above)
+        0
     }
 
     /// Collects all entries of at least this magnitude; returns their number.
@@ -133,35 +120,54 @@ impl Selector {
         }
     }
 
-    /// Moves the `k` largest of the first `count` candidates to the front, in their order.
+    /// Moves the `k` largest of the first `count` candidates to the front, in their order; the last of them is probably below `most`.
     #[inline(always)]
-    fn narrow(&mut self, count: usize, k: usize) {
-        self.clear_bins();
-        let candidates = std::mem::take(&mut self.values);
-        self.count(&candidates[..count]);
-        self.values = candidates;
-        let (boundary, above) = self.find(k);
-        self.ties.clear();
-        self.ties.extend(self.values[..count].iter().filter(|x| bin(**x) == boundary).map(|x| magnitude(*x)));
-        // The (k - above)-th largest of the bin, counted from the smallest.
-        let rank = self.ties.len() - (k - above);
-        let (_, threshold, larger) = self.ties.select_nth_unstable(rank);
-        let threshold = *threshold;
-        let larger = above + larger.iter().filter(|m| **m > threshold).count();
-        let mut equal = k - larger;
-        let mut kept = 0;
-        for i in 0..count {
-            let (index, x) = (self.indices[i], self.values[i]);
-            let tie = magnitude(x) == threshold && equal > 0;
-            equal -= usize::from(tie);
-            self.indices[kept] = index;
-            self.values[kept] = x;
-            kept += usize::from(magnitude(x) > threshold || tie);
+    fn narrow(&mut self, count: usize, k: usize, most: u32) {
+        let mut near = self.collect(count, most);
+        if count - near >= k {
+            near = self.collect(count, u32::MAX);
+        }
+        // All but the smallest `count - k`.
+        let threshold = *self.near[..near].select_nth_unstable(count - k).1;
+        let kept = self.keep(count, |m| m >= threshold);
+        if kept > k {
+            // Of those that are just the threshold the last are too many.
+            let equal = self.values[..kept].iter().filter(|x| magnitude(**x) == threshold).count();
+            let mut left = k + equal - kept;
+            self.keep(kept, |m| {
+                let keeps = m > threshold || left > 0;
+                left -= usize::from(m == threshold && left > 0);
+                keeps
+            });
         }
     }
-}
 
-#[inline(always)]
-fn bin(x: f32) -> usize {
-    (magnitude(x) >> SHIFT) as usize
+    /// Moves those of the first `count` candidates to the front, in their order, whose magnitude is to be kept; returns their number.
+    #[inline(always)]
+    fn keep(&mut self, count: usize, mut keeps: impl FnMut(u32) -> bool) -> usize {
+        let (indices, values) = (&mut self.indices[..count], &mut self.values[..count]);
+        let mut kept = 0;
+        for i in 0..count {
+            let (index, x) = (indices[i], values[i]);
+            indices[kept] = index;
+            values[kept] = x;
+            kept += usize::from(keeps(magnitude(x)));
+        }
+        kept
+    }
+
+    /// Puts candidates' magnitudes below `most` where the threshold is selected from; returns their number.
+    #[inline(always)]
+    fn collect(&mut self, count: usize, most: u32) -> usize {
+        if self.near.len() < count {
+            self.near.resize(2 * count, 0);
+        }
+        let near = &mut self.near[..count];
+        let mut below = 0;
+        for x in &self.values[..count] {
+            near[below] = magnitude(*x);
+            below += usize::from(magnitude(*x) < most);
+        }
+        below
+    }
 }
