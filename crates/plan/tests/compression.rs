@@ -77,12 +77,13 @@ fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
     // The strongest of the ladder everywhere is hardly faster.
     let top = Compression { name: Compressor::Int4Hadamard, ..Compression::default() };
     let strongest = Plan { codecs: top.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
-    assert!(chosen <= 1.05 * step_s(&strongest, &graph, &train, &slow));
+    let most = 1.005 * step_s(&strongest, &graph, &train, &slow);
+    assert!(chosen <= most);
     // Without any one of its codecs it is slower than it may be.
     for i in 0..plan.codecs.len() {
         let mut milder = plan.clone();
         milder.codecs.remove(i);
-        assert!(step_s(&milder, &graph, &train, &slow) > 1.02 * chosen, "{:?}", plan.codecs[i]);
+        assert!(step_s(&milder, &graph, &train, &slow) > most, "{:?}", plan.codecs[i]);
     }
     // A ratio that is asked for is the most; links are left alone where devices are slower.
     let bounded = Compression { ratio: 5.0, ..compression }.choose(&programs, Some(&slow), SGD).unwrap();
