@@ -530,7 +530,7 @@ fn pace(bytes: f64, round_trip: f64) -> f64 {
 }
 
 /// Bytes a second that a line carries for several connections which have so many bytes for it. More than a router's usual queue of 100 ms overflows it; what is lost is sent again, and
-/// connections that have lost something hold back while others do too. The share that is used was measured with connections in lockstep, behind 8 Mbps and 20 ms.
+/// connections that have lost something hold back while others do too. The share that is used follows `cargo run --release -p fusionllm-transport --example uplink`.
 fn carried(bandwidth: f64, connections: usize, waiting: f64) -> f64 {
     const QUEUE_S: f64 = 0.1;
     const LEAST_QUEUE: f64 = 65_536.0;
