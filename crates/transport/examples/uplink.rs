@@ -25,7 +25,7 @@ const PACKET: u64 = 1_452;
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let bytes = std::env::args().nth(1).unwrap_or_else(|| "65536".into());
-    let bytes = bytes.parse().map_err(|_| format!("{bytes:?} is no number of bytes"))?;
+    let bytes = bytes.parse::<u32>().map_err(|_| format!("{bytes:?} is no number of bytes below 4 GiB"))?.into();
     println!("messages of {bytes} bytes\npairs  a message  at best  datagrams lost");
     for pairs in [1, 2, 4, 8] {
         let (took, lost) = exchange(pairs, bytes).await?;

@@ -2,9 +2,9 @@
 //!
 //! What runs here are the very [`Program`]s that peers run. A peer computes one instruction after the other for as long as its device takes; sends never
 //! block, receives wait. Messages from one machine to another go one after the other, both directions at once; those that share an uplink, or
-//! a line as a broker and the device beside it do, share its bandwidth evenly, and less of it where they have more for it than its queue takes. Norms and verdicts overtake tensors, as they do on the wire. The broker
-//! streams the inputs of up to three passes ahead. No update is made before the verdict, so that steps overlap by what the verdict leaves open: a
-//! peer begins the next step as soon as its own updates are made.
+//! a line as a broker and the device beside it do, share its bandwidth evenly, and less of it where they have more for it than its queue takes.
+//! Norms and verdicts overtake tensors, as they do on the wire. The broker streams the inputs of up to three passes ahead. No update is made
+//! before the verdict, so that steps overlap by what the verdict leaves open: a peer begins the next step as soon as its own updates are made.
 
 mod engine;
 mod load;
