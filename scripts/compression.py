@@ -90,21 +90,26 @@ def program():
     return os.environ.get("FUSIONLLM", str(ROOT / "target/release/fusionllm"))
 
 
-def profile(a, slowdown):
-    """What a core of this machine computes of the job, measured once in DIR."""
-    path = a.out / "device.toml"
-    if not path.exists():
-        command = [program(), "profile", str(a.out / "job.toml"), "--backend", "burn-cpu", "--threads", "1", "--slowdown", str(slowdown), "-o", str(path)]
-        subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-    return path
+def profiles(a, slowdown):
+    """What each peer computes of the job while all do, as in training; measured once in DIR."""
+    paths = [a.out / f"device-{a.peers}-{i}.toml" for i in range(a.peers)]
+    if not all(path.exists() for path in paths):
+        command = [program(), "profile", str(a.out / "job.toml"), "--backend", "burn-cpu", "--threads", "1", "--slowdown", str(slowdown)]
+        print(f"measuring {a.peers} devices", file=sys.stderr)
+        running = [subprocess.Popen([*command, "-o", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for path in paths]
+        for child in running:
+            _, said = child.communicate()
+            if child.returncode != 0:
+                sys.exit(said)
+    return paths
 
 
 def testbed(a, shaped):
     # An equal share each of half of this machine's cores: the emulated network and the codecs need the other half.
     slowdown = max(1.0, 2 * a.peers / (os.cpu_count() or 1))
     devices = "".join(
-        f'[[device]]\nname = "peer-{i}"\nsite = "{"ab"[i % 2]}"\nprofile = "{profile(a, slowdown)}"\nthreads = 1\nmemory = "4 GiB"\nslowdown = {slowdown}\n'
-        for i in range(a.peers))
+        f'[[device]]\nname = "peer-{i}"\nsite = "{"ab"[i % 2]}"\nprofile = "{path}"\nthreads = 1\nmemory = "4 GiB"\nslowdown = {slowdown}\n'
+        for i, path in enumerate(profiles(a, slowdown)))
     uplink = f'{{ rate = "{a.uplink}", latency = "20 ms" }}' if shaped else '{ rate = "10 Gbps" }'
     sites = "".join(f'[[site]]\nname = "{s}"\nrate = "1 Gbps"\nlatency = "0.1 ms"\nuplink = {uplink}\n' for s in "ab")
     path = a.out / f"testbed-{a.peers}-{'shaped' if shaped else 'free'}.toml"

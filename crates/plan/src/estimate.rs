@@ -145,7 +145,15 @@ impl Copying {
     }
 }
 
+/// The name under which a device's [`operators`](Device::operators) have the processor's time to send bytes or to get them, by bytes on the wire, over the threads that compute.
+pub const TRAFFIC: &str = "traffic";
+
 impl Device {
+    /// Seconds that sending or getting bytes takes from computing on the same processor, all of whose cores are taken to compute: as measured, else none.
+    pub(crate) fn traffic_seconds(&self, bytes: f64) -> f64 {
+        self.slowdown * self.operators.get(TRAFFIC).map_or(0.0, |curve| curve.at(bytes))
+    }
+
     /// Seconds that the thread beside the computing one takes to encode or decode so many elements, whatever the slowdown: as measured for that codec, else
     /// at [`CODEC_RATE`].
     pub(crate) fn codec_seconds(&self, coding: Coding, codec: &Codec, elements: usize) -> f64 {
@@ -423,7 +431,7 @@ impl Curve {
     }
 
     /// That of a device which is so many times as fast.
-    pub(crate) fn faster(&self, times: f64) -> Self {
+    pub fn faster(&self, times: f64) -> Self {
         Self(self.0.iter().map(|(work, seconds)| (*work, seconds / times)).collect())
     }
 

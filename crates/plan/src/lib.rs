@@ -34,8 +34,8 @@ pub use compression::{Compression, Compressor, LinkCodec, Traffic};
 pub use cut::{equal_compute, equal_number};
 pub use error::PlanError;
 pub use estimate::{
-    Coding, Copying, Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, Work, is_view, kind, kind_of,
-    work,
+    Coding, Copying, Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, TRAFFIC, Work, is_view, kind,
+    kind_of, work,
 };
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
 pub use placement::Placement;

@@ -6,8 +6,8 @@ use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_plan::{
-    Cluster, Compression, Compressor, Conditions, Device, Link, Optimizer, PeerId, Plan, Program, Rates, Schedule,
-    Site, compile, equal_compute, simulate,
+    Cluster, Compression, Compressor, Conditions, Curve, Device, Link, Optimizer, PeerId, Plan, Program, Rates,
+    Schedule, Site, TRAFFIC, compile, equal_compute, simulate,
 };
 
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
@@ -77,7 +77,7 @@ fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
     // The strongest of the ladder everywhere is hardly faster.
     let top = Compression { name: Compressor::Int4Hadamard, ..Compression::default() };
     let strongest = Plan { codecs: top.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
-    let most = 1.01 * step_s(&strongest, &graph, &train, &slow);
+    let most = 1.005 * step_s(&strongest, &graph, &train, &slow);
     assert!(chosen <= most);
     // Without any one of its codecs it is slower than it may be.
     for i in 0..plan.codecs.len() {
@@ -88,5 +88,24 @@ fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
     // A ratio that is asked for is the most; links are left alone where devices are slower.
     let bounded = Compression { ratio: 5.0, ..compression }.choose(&programs, Some(&slow), SGD).unwrap();
     assert!(!bounded.is_empty() && bounded.iter().all(|l| l.codec.ratio(1 << 20) <= 5.0), "{bounded:?}");
-    assert_eq!(compression.choose(&programs, Some(&cluster(1e8, 1e9)), SGD).unwrap(), []);
+    assert_eq!(compression.choose(&programs, Some(&cluster(1e7, 1e9)), SGD).unwrap(), []);
+}
+
+#[test]
+fn fast_links_get_codecs_where_bytes_keep_processors_busy() {
+    let (graph, train) = gpt2();
+    let (mut plan, programs) = planned(&graph, &train);
+    let free = cluster(1e7, 1e9);
+    let traffic = Curve::new(vec![(1.0, 1e-5), (1e6, 10.0)]).unwrap();
+    let busy = |d: &Device| Device { operators: [(TRAFFIC.to_owned(), traffic.clone())].into(), ..d.clone() };
+    let busy =
+        Cluster::new(free.devices().iter().map(busy).collect(), free.sites().to_vec(), Vec::new(), None).unwrap();
+    let auto = Compression { name: Compressor::Auto, ratio: 30.0, ..Compression::default() };
+    for (cluster, coded) in [(&free, false), (&busy, true)] {
+        plan.codecs = auto.choose(&programs, Some(cluster), SGD).unwrap();
+        assert_eq!(plan.codec(PeerId(0), PeerId(1)) != Codec::None, coded, "{:?}", plan.codecs);
+        let int4 = Compression { name: Compressor::Int4Hadamard, ..Compression::default() };
+        let strongest = Plan { codecs: int4.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
+        assert!(step_s(&plan, &graph, &train, cluster) <= 1.005 * step_s(&strongest, &graph, &train, cluster));
+    }
 }

@@ -10,8 +10,8 @@ use common::*;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, models::Gpt2Config};
 use fusionllm_plan::{
-    Cluster, Conditions, Device, Doing, Instruction, Line, Link, Optimizer, PeerId, Place, Program, Rates, Schedule,
-    Site, Slot, equal_compute, message_bytes, simulate,
+    Cluster, Conditions, Curve, Device, Doing, Instruction, Line, Link, Optimizer, PeerId, Place, Program, Rates,
+    Schedule, Site, Slot, TRAFFIC, equal_compute, message_bytes, simulate,
 };
 use proptest::prelude::*;
 
@@ -237,6 +237,33 @@ fn a_peer_alone_computes_all_the_time() {
     let trained: usize = programs[0].owned().map(|(_, r)| programs[0].values[&r.parameter].ty.bytes()).sum();
     let least = (state + 3 * trained) as u64;
     assert!(s.peers[0].peak_bytes > least, "parameters, two moments and gradients at the least");
+}
+
+#[test]
+fn bytes_take_processors_from_computing() {
+    let graph = gpt2(2);
+    let plan = equal_compute(&graph, &names(2), 4, Schedule::OneFOneB).unwrap();
+    let [programs, _] = programs(&graph, &plan);
+    let computing = |a_byte: Option<f64>| {
+        let traffic = a_byte.map(|s| (TRAFFIC.to_owned(), Curve::new(vec![(1.0, s), (1e6, 1e6 * s)]).unwrap()));
+        let at = |i: u32| Device {
+            site: Some(0),
+            slowdown: 3.0,
+            operators: traffic.clone().into_iter().collect(),
+            ..device(format!("p{i}"), 1e-6)
+        };
+        let site = Site { name: "s".into(), inside: Some(Link { latency: 0.0, bandwidth: 1e9 }), uplink: None };
+        let cluster = Cluster::new(vec![at(0), at(1)], vec![site], Vec::new(), None).unwrap();
+        simulate(&programs, &cluster, &conditions()).unwrap()
+    };
+    let (free, costly) = (computing(None), computing(Some(2e-9)));
+    for (i, (without, with)) in free.peers.iter().zip(&costly.peers).enumerate() {
+        let here = PeerId(i as u32);
+        let touched = costly.links.iter().filter(|l| l.from == here || l.to == here);
+        let bytes: f64 = touched.map(|l| message_bytes(l.bytes) + f64::from(l.messages - 1) * message_bytes(0)).sum();
+        assert!(bytes > 4096.0);
+        close(with.compute_s - without.compute_s, 3.0 * 2e-9 * bytes);
+    }
 }
 
 #[test]

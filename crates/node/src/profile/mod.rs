@@ -1,6 +1,7 @@
 //! Measures how fast a backend computes: the operators of small training steps, each where it stands in its step.
 
 mod bench;
+mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
@@ -15,7 +16,7 @@ use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, NodeId, Op, Phase, TensorType, TrainGraph, ValueId, autodiff,
 };
-use fusionllm_plan::{Coding, Copying, Curve, Curves, Device, Optimizer, Rates, is_view, kind_of, work};
+use fusionllm_plan::{Coding, Copying, Curve, Curves, Device, Optimizer, Rates, TRAFFIC, is_view, kind_of, work};
 use serde::Serialize;
 
 use crate::model::Model;
@@ -99,6 +100,10 @@ fn measure_on(
         let mut device = samples.device(backend.as_ref());
         device.operators.extend(codecs(effort.repeats)?);
         device.operators.extend(copies(backend.as_ref(), effort.repeats)?);
+        if let Some(threads) = backend.device().threads {
+            let cost = traffic::cost()?.map(|curve| curve.faster(threads as f64));
+            device.operators.extend(cost.map(|curve| (TRAFFIC.to_owned(), curve)));
+        }
         Ok(device)
     })
 }

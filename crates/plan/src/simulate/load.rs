@@ -112,7 +112,7 @@ impl Load {
         let (mut to_broker, mut from_broker) = (Vec::new(), Vec::new());
         let mut steps = Vec::with_capacity(programs.len());
         for (p, device) in programs.iter().zip(cluster.devices()) {
-            steps.push(Writer::new(p, device, conditions)?.steps(&index)?);
+            steps.push(Writer::new(p, device, conditions)?.steps(&index, &messages)?);
             // A parameter's number and its norm.
             to_broker.push(control(p.peer, PeerId::BROKER, 10 * p.owned().count() as u64)?);
             from_broker.push(control(PeerId::BROKER, p.peer, 32)?);
@@ -235,7 +235,7 @@ impl<'a> Writer<'a> {
         })
     }
 
-    fn steps(mut self, index: &HashMap<(PeerId, Slot), u32>) -> Result<Vec<Step>, PlanError> {
+    fn steps(mut self, index: &HashMap<(PeerId, Slot), u32>, messages: &[Message]) -> Result<Vec<Step>, PlanError> {
         let program = self.program;
         let unknown = || PlanError::Program(format!("{} was not validated", program.peer));
         let parameter = |r: u32| program.reductions.get(r as usize).ok_or_else(unknown);
@@ -250,11 +250,13 @@ impl<'a> Writer<'a> {
                         Slot::Part { .. } => self.memory.add(bytes),
                         Slot::Parameter { .. } | Slot::Buffer { .. } => {}
                     }
-                    self.copy(Copying::Upload, slot, bytes);
+                    let seconds = self.device.copy_seconds(Copying::Upload, bytes as f64);
+                    let beside = self.device.traffic_seconds(messages[message as usize].bytes);
+                    self.exchange(slot, seconds + beside, bytes);
                 }
                 Instruction::Send { slot, to } => {
                     let bytes = ty(program, slot.value())?.bytes() as u64;
-                    self.copy(Copying::Download, slot, bytes);
+                    self.exchange(slot, self.device.copy_seconds(Copying::Download, bytes as f64), bytes);
                     if let Slot::Part { .. } = slot {
                         self.memory.remove(bytes);
                     }
@@ -262,6 +264,10 @@ impl<'a> Writer<'a> {
                         PlanError::Program(format!("{} sends {to} what it does not wait for", program.peer))
                     })?;
                     self.out.push(Step::Send { message });
+                    let beside = self.device.traffic_seconds(messages[message as usize].bytes);
+                    if beside > 0.0 {
+                        self.exchange(slot, beside, 0);
+                    }
                 }
                 Instruction::Run { node, micro_batch } => {
                     let slot = node.0.checked_sub(self.first_node).and_then(|n| self.nodes.get(n as usize));
@@ -323,8 +329,8 @@ impl<'a> Writer<'a> {
         Ok(self.out)
     }
 
-    fn copy(&mut self, copying: Copying, slot: Slot, bytes: u64) {
-        let seconds = self.device.copy_seconds(copying, bytes as f64);
+    /// Computing on behalf of a message, or lost to it, with so many bytes of it at hand.
+    fn exchange(&mut self, slot: Slot, seconds: f64, bytes: u64) {
         let (doing, micro_batch) = match slot {
             Slot::Value { micro_batch, .. } if self.turned.get(micro_batch as usize) == Some(&true) => {
                 (Doing::Backward, Some(micro_batch))

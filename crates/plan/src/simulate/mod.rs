@@ -56,7 +56,7 @@ pub struct Simulation {
 /// A peer in one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PeerLoad {
-    /// Seconds in operators.
+    /// Seconds of computing: operators, copies of what is sent and received, and what the network takes from them ([`TRAFFIC`](crate::TRAFFIC)).
     pub compute_s: f64,
     /// Of them, forward.
     pub forward_s: f64,

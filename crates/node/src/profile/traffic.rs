@@ -1,0 +1,64 @@
+//! What the network takes from the processor.
+
+use std::fmt::Display;
+use std::time::Duration;
+
+use bytes::Bytes;
+use fusionllm_plan::Curve;
+use fusionllm_transport::{Endpoint, Lane, Options};
+
+use super::bench::Stopwatch;
+use super::median;
+use crate::NodeError;
+
+/// Of a message.
+const BYTES: u64 = 1 << 20;
+/// Messages that are timed. As many come before, while the connection finds out how fast it may be.
+const MESSAGES: usize = 16;
+
+/// Seconds of a processor to encrypt and send, or to get and decrypt, so many bytes: half of what a connection takes that has both ends here.
+pub(super) fn cost() -> Result<Option<Curve>, NodeError> {
+    let failed = |e: &dyn Display| NodeError::Network(format!("this machine cannot be connected to itself: {e}"));
+    // All on this thread.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| failed(&e))?;
+    let took = runtime.block_on(async {
+        let options = || Options { pinned: true, connect_timeout: Duration::from_secs(2), ..Options::new() };
+        let bind = async || Endpoint::bind(options()).await.map_err(|e| failed(&e));
+        let (one, other) = (bind().await?, bind().await?);
+        let to = other.addr();
+        let (calling, called) = tokio::join!(one.connect(&to), other.accept());
+        let ((from, _lanes), Some((_to, mut lanes))) = (calling.map_err(|e| failed(&e))?, called) else {
+            return Err(failed(&"the connection is closed"));
+        };
+        let payload = [Bytes::from(vec![0; BYTES as usize])];
+        let mut took = Vec::new();
+        for _ in 0..2 * MESSAGES {
+            let watch = Stopwatch::start(true);
+            let sent = async { from.send(Lane::Tensors, b"", &payload).await.map_err(|e| failed(&e)) };
+            let got = async {
+                let frame = lanes.tensors.next().await.map_err(|e| failed(&e))?;
+                frame.ok_or_else(|| failed(&"the connection is closed"))?.read(BYTES).await.map_err(|e| failed(&e))
+            };
+            tokio::try_join!(sent, got)?;
+            took.push(watch.seconds());
+        }
+        tokio::join!(one.close(""), other.close(""));
+        Ok(took)
+    })?;
+    let message = median(took[MESSAGES..].to_vec()).unwrap_or(0.0) / 2.0;
+    Ok(Curve::new(vec![(1.0, message / BYTES as f64), (BYTES as f64, message)]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_cost_in_proportion() {
+        let curve = cost().unwrap().unwrap();
+        let message = curve.at(BYTES as f64);
+        for part in [1.0, 64.0, 1e4, BYTES as f64, 1e9] {
+            assert!((curve.at(part) / message / (part / BYTES as f64) - 1.0).abs() < 1e-9);
+        }
+    }
+}
