@@ -158,8 +158,9 @@ impl<'a> Bound<'a> {
     }
 
     fn round_trip(&self, pipe: f64, ahead: usize) -> f64 {
-        let free = self.schedule == Schedule::GPipe || ahead >= self.problem.micro_batches as usize;
-        if free { 0.0 } else { pipe / ahead as f64 / self.copies }
+        let machines = ahead * self.copies as usize;
+        let fly = under_way(self.schedule, self.problem.micro_batches, machines);
+        if fly < self.problem.micro_batches as usize { pipe / fly as f64 } else { 0.0 }
     }
 
     /// By layer: the shortest walk whose stations take no longer than `period`.

@@ -256,8 +256,14 @@ impl<'a> Search<'a> {
         if self.schedule == Schedule::GPipe {
             return ToCome { pipe, after, forward: load(forward), rest: load(backward), round_trip: 0.0 };
         }
-        let round_trip = if stages < self.problem.micro_batches { self.more / f64::from(stages) } else { 0.0 };
+        let round_trip = self.round_trip(1.0, stages);
         ToCome { pipe, after, forward: 0.0, rest: load(forward + backward), round_trip }
+    }
+
+    /// What a round trip of `pipe` seconds from a stage with so many from it to the last adds for all micro-batches but one.
+    fn round_trip(&self, pipe: f64, stages: u32) -> f64 {
+        let fly = under_way(self.schedule, self.problem.micro_batches, stages as usize);
+        if fly < self.problem.micro_batches as usize { self.more * pipe / fly as f64 } else { 0.0 }
     }
 
     /// What a plan with this end takes at least.
@@ -299,9 +305,7 @@ impl<'a> Search<'a> {
                 new.rest = new.rest.max(self.more * (forward + backward) + after);
             }
         }
-        if !gpipe && count < self.problem.micro_batches {
-            new.rest = new.rest.max(self.more * (new.pipe + stage.delayed) / f64::from(count));
-        }
+        new.rest = new.rest.max(self.round_trip(new.pipe + stage.delayed, count));
         if complete {
             new.pipe += stage.delayed;
         }

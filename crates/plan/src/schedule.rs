@@ -19,11 +19,14 @@ pub enum Schedule {
     /// micro-batches as the first stage does with 1F1B (ZB-H1 of Qi et al., 2023).
     #[serde(rename = "zb-h1")]
     ZeroBubble,
+    /// As ZB-H1 with about twice as many micro-batches under way (ZB-H2 of the same): they fill the time that tensors spend on slow links, and take memory for it.
+    #[serde(rename = "zb-h2")]
+    DeepZeroBubble,
 }
 
 impl Schedule {
     /// All of them.
-    pub const ALL: [Self; 3] = [Self::GPipe, Self::OneFOneB, Self::ZeroBubble];
+    pub const ALL: [Self; 4] = [Self::GPipe, Self::OneFOneB, Self::ZeroBubble, Self::DeepZeroBubble];
 
     /// What users call it.
     pub fn name(self) -> &'static str {
@@ -31,6 +34,7 @@ impl Schedule {
             Self::GPipe => "gpipe",
             Self::OneFOneB => "1f1b",
             Self::ZeroBubble => "zb-h1",
+            Self::DeepZeroBubble => "zb-h2",
         }
     }
 
@@ -38,7 +42,29 @@ impl Schedule {
     pub fn kinds(self) -> &'static [TaskKind] {
         match self {
             Self::GPipe | Self::OneFOneB => &[TaskKind::Forward, TaskKind::Backward],
-            Self::ZeroBubble => &[TaskKind::Forward, TaskKind::Backward, TaskKind::Weight],
+            Self::ZeroBubble | Self::DeepZeroBubble => &[TaskKind::Forward, TaskKind::Backward, TaskKind::Weight],
+        }
+    }
+
+    /// Whether gradients of weights wait for gaps.
+    pub(crate) fn delays_weights(self) -> bool {
+        self.kinds().contains(&TaskKind::Weight)
+    }
+
+    /// How many micro-batches may be between forward and backward at a stage from which on so many peers can be at work on one.
+    pub(crate) fn room(self, peers: usize) -> usize {
+        match self {
+            Self::GPipe => usize::MAX,
+            Self::OneFOneB | Self::ZeroBubble => peers,
+            Self::DeepZeroBubble => 2 * peers - 1,
+        }
+    }
+
+    /// How many passes long tensors are taken to be on their way from peer to peer. Where that is some time, there are gaps in which weights belong, not at the end.
+    fn way(self) -> usize {
+        match self {
+            Self::GPipe | Self::OneFOneB | Self::ZeroBubble => 0,
+            Self::DeepZeroBubble => 1,
         }
     }
 }
@@ -51,12 +77,19 @@ pub(crate) struct Task {
     pub(crate) micro_batch: u32,
 }
 
+impl StageTasks {
+    /// Who has a micro-batch of the stage.
+    fn peer(&self, micro_batch: u32) -> Option<u32> {
+        self.peers.get(micro_batch as usize % self.peers.len().max(1)).copied()
+    }
+}
+
 /// What a pass computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TaskKind {
     /// Activations.
     Forward,
-    /// Gradients; with [`Schedule::ZeroBubble`] only those that other operators wait for.
+    /// Gradients; under zero-bubble schedules only those that other operators wait for.
     Backward,
     /// The other gradients: those of weights.
     Weight,
@@ -95,7 +128,7 @@ pub(crate) fn order(
     micro_batches: u32,
 ) -> Vec<Vec<Task>> {
     let n = micro_batches as usize;
-    let mut lanes = lanes(stages, peers, micro_batches);
+    let mut lanes = lanes(schedule, stages, peers, micro_batches);
     // Where phases do not overlap, passes of a kind that no stage waits for come after the peer's others of that kind: those have others waiting, and need not wait for slow links themselves.
     let phased = schedule == Schedule::GPipe;
     let awaited =
@@ -108,10 +141,13 @@ pub(crate) fn order(
     let mut left = stages.len() * n * kinds.len();
     let last = kinds.len() - 1;
     // What is nearer to the end of a step goes first; but where weights, which nobody waits for, fill the gaps, forward passes are what all others wait for.
-    let preference = match schedule {
-        Schedule::ZeroBubble => [TaskKind::Forward, TaskKind::Backward, TaskKind::Weight],
-        _ => [TaskKind::Backward, TaskKind::Forward, TaskKind::Weight],
+    let preference = match schedule.delays_weights() {
+        true => [TaskKind::Forward, TaskKind::Backward, TaskKind::Weight],
+        false => [TaskKind::Backward, TaskKind::Forward, TaskKind::Weight],
     };
+    // Rounds that a tensor spends between peers, and in which nobody may have anything to do.
+    let way = schedule.way();
+    let mut idle_rounds = 0;
     for round in 0.. {
         let before = left;
         for (order, lanes) in orders.iter_mut().zip(&mut lanes) {
@@ -131,7 +167,10 @@ pub(crate) fn order(
                         TaskKind::Backward | TaskKind::Weight => lane.done[k - 1] > at,
                     };
                     let stage = &stages[lane.stage];
-                    let over = |kind: TaskKind, stage: usize, m: u32| done_in[kind as usize][stage][m as usize] < round;
+                    let over = |kind: TaskKind, stage: usize, m: u32| {
+                        let far = stages[stage].peer(m) != stages[lane.stage].peer(m);
+                        done_in[kind as usize][stage][m as usize].saturating_add(if far { way } else { 0 }) < round
+                    };
                     let chain = kind != TaskKind::Forward || !stage.chained || m == 0 || over(kind, lane.stage, m - 1);
                     let others = stage.waits[k].iter().all(|&(kind, s)| over(kind, s as usize, m));
                     let turn = awaited[k][lane.stage]
@@ -155,8 +194,9 @@ pub(crate) fn order(
             }
         }
         // Of the earliest micro-batch that is not over, the earliest stage's forward pass, the last stage's backward pass or any weight pass is always ready.
-        debug_assert!(left < before || left == 0, "the schedule stalled");
-        if left == 0 || left == before {
+        idle_rounds = if left < before { 0 } else { idle_rounds + 1 };
+        debug_assert!(idle_rounds <= way || left == 0, "the schedule stalled");
+        if left == 0 || idle_rounds > way {
             break;
         }
     }
@@ -164,7 +204,7 @@ pub(crate) fn order(
 }
 
 /// What each peer has of each stage.
-fn lanes(stages: &[StageTasks], peers: usize, micro_batches: u32) -> Vec<Vec<Lane>> {
+fn lanes(schedule: Schedule, stages: &[StageTasks], peers: usize, micro_batches: u32) -> Vec<Vec<Lane>> {
     let mut lanes: Vec<Vec<Lane>> = (0..peers).map(|_| Vec::new()).collect();
     let replicas: Vec<BTreeSet<u32>> = stages.iter().map(|s| s.peers.iter().copied().collect()).collect();
     let all: usize = replicas.iter().map(BTreeSet::len).sum();
@@ -176,7 +216,8 @@ fn lanes(stages: &[StageTasks], peers: usize, micro_batches: u32) -> Vec<Vec<Lan
             let turns = tasks.peers.iter().filter(|p| **p == peer).count();
             let mine = (0..micro_batches).filter(|m| tasks.peers[*m as usize % tasks.peers.len()] == peer);
             // Its share of as many micro-batches as keep all those peers at work.
-            let [room, kept] = [ahead, all].map(|peers| (peers * turns).div_ceil(tasks.peers.len()));
+            let share = |peers| schedule.room(peers).saturating_mul(turns).div_ceil(tasks.peers.len());
+            let [room, kept] = [ahead, all].map(share);
             lanes[peer as usize].push(Lane { stage, micro_batches: mine.collect(), done: [0; 3], room, kept });
         }
     }
@@ -248,6 +289,14 @@ mod tests {
         assert_eq!(orders[2], "F0 B0 F1 B1 F2 B2 W0 F3 B3 W1 F4 B4 W2 W3 W4");
     }
 
+    /// Five under way where ZB-H1 has three.
+    #[test]
+    fn more_micro_batches_hide_slow_links() {
+        let orders = orders(Schedule::DeepZeroBubble, &chain(&[&[0], &[1], &[2]]), 3, 6);
+        assert_eq!(orders[0], "F0 F1 F2 F3 F4 B0 W0 F5 B1 B2 W1 W2 B3 B4 W3 W4 B5 W5");
+        assert_eq!(orders[2], "F0 B0 F1 B1 F2 B2 F3 B3 F4 B4 W0 F5 B5 W1 W2 W3 W4 W5");
+    }
+
     #[test]
     fn several_stages_and_replicas_finish() {
         let layouts: [&[&[u32]]; 4] = [
@@ -274,7 +323,7 @@ mod tests {
     fn room_follows_what_is_ahead() {
         let stages = chain(&[&[0, 1], &[2, 3], &[4, 5]]);
         let rooms = |stages: &[StageTasks], peers| -> Vec<usize> {
-            lanes(stages, peers, 8).iter().map(|l| l[0].room).collect()
+            lanes(Schedule::OneFOneB, stages, peers, 8).iter().map(|l| l[0].room).collect()
         };
         assert_eq!(rooms(&stages, 6), [3, 3, 2, 2, 1, 1]);
         assert_eq!(rooms(&chain(&[&[0], &[1, 2, 3, 4]]), 5), [5, 1, 1, 1, 1]);

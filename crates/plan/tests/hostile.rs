@@ -12,7 +12,7 @@ use proptest::prelude::*;
 fn some_programs(seed: u64) -> Vec<Program> {
     let mut dice = Dice::new(seed);
     let graph = random_graph(6, &mut dice);
-    let mut plan = random_plan(&graph, 3, 2, Schedule::ALL[seed as usize % 3], &mut dice);
+    let mut plan = random_plan(&graph, 3, 2, Schedule::ALL[seed as usize % Schedule::ALL.len()], &mut dice);
     if seed >= 3 {
         replicate(&mut plan, &mut dice);
     }

@@ -115,11 +115,12 @@ fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) 
     assert!(added.values().all(|c| *c == 1), "{added:?}");
 }
 
-/// A stage has no more micro-batches under way than there are stages from it to the last, or than there are stages where weight gradients wait.
+/// A stage has no more micro-batches under way than there are stages from it to the last, or than there are stages where weight gradients wait; with ZB-H2 twice as many less one.
 fn check_memory(plan: &fusionllm_plan::Plan, held: &[usize]) {
     for (peer, held) in held.iter().enumerate() {
         let of = |(s, stage): (usize, &fusionllm_plan::Stage)| match stage.peers == [peer as u32] {
             true if plan.schedule == Schedule::ZeroBubble => plan.stages.len(),
+            true if plan.schedule == Schedule::DeepZeroBubble => 2 * plan.stages.len() - 1,
             true => plan.stages.len() - s,
             false => 0,
         };

@@ -35,11 +35,11 @@ fn devices(count: usize) -> Cluster {
     Cluster::new((0..count).map(device).collect(), vec![site], vec![], None).unwrap()
 }
 
-fn step(plan: &Plan, graph: &Graph) -> Simulation {
+fn step(plan: &Plan, graph: &Graph, cluster: &Cluster) -> Simulation {
     let programs = compile(plan, graph, &train_graph(graph)).unwrap();
     let sgd = SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false };
     let conditions = Conditions { optimizer: Optimizer::Sgd(sgd), record: false };
-    simulate(&programs, &devices(plan.peers.len()), &conditions).unwrap()
+    simulate(&programs, cluster, &conditions).unwrap()
 }
 
 /// Seconds of one matrix product.
@@ -53,9 +53,9 @@ fn a_pipeline_waits_less_where_weights_can_wait() {
     let (f, b, w) = (4.0, 4.0, 4.0);
     let others = (DEPTH - 1) as f64;
     for micro_batches in [4, 8, 16] {
-        let [gpipe, one_f_one_b, zero_bubble] = Schedule::ALL.map(|schedule| {
+        let [gpipe, one_f_one_b, zero_bubble, deep] = Schedule::ALL.map(|schedule| {
             let plan = plan_by(&graph, micro_batches, schedule, |name| name[..1].parse().unwrap());
-            step(&plan, &graph)
+            step(&plan, &graph, &devices(DEPTH))
         });
         let working = f64::from(micro_batches) * (f + b + w);
         // The first layer needs no gradient of the input, and what is sent early is there early: up to a pass less.
@@ -65,10 +65,33 @@ fn a_pipeline_waits_less_where_weights_can_wait() {
             let products = simulation.step_s / PRODUCT;
             assert!((working + idle - b..working + idle + 1.0).contains(&products), "{micro_batches}: {products}");
         }
+        // Nothing is left of it with ZB-H2, but for the wait until the last gradients of weights are known to be finite.
+        assert!(deep.step_s <= zero_bubble.step_s * 1.001, "{} {}", deep.step_s, zero_bubble.step_s);
         // What GPipe keeps for all micro-batches and 1F1B does not is what there is to lose.
         let peak = |s: &Simulation| s.peers.iter().map(|p| p.peak_bytes).max().unwrap() as f64;
         assert!(peak(&zero_bubble) < 1.1 * peak(&one_f_one_b));
         let lost = (peak(&zero_bubble) - peak(&one_f_one_b)) / (peak(&gpipe) - peak(&one_f_one_b));
         assert!(micro_batches < 16 || lost < 0.2, "{lost}");
     }
+}
+
+/// With p stages, messages that take as long as a pass have ZB-H1, which lets p micro-batches go ahead, wait for what comes back. ZB-H2 lets 2p - 1.
+#[test]
+fn more_micro_batches_under_way_hide_slow_links() {
+    let graph = layers();
+    let near = devices(DEPTH);
+    let apart = Link { latency: 4.0 * PRODUCT, bandwidth: 1e18 };
+    let site = Site { inside: Some(apart), ..near.sites()[0].clone() };
+    let far = Cluster::new(near.devices().to_vec(), vec![site], vec![], None).unwrap();
+    let [here, there] = [&near, &far].map(|cluster| {
+        [Schedule::ZeroBubble, Schedule::DeepZeroBubble]
+            .map(|schedule| step(&plan_by(&graph, 24, schedule, |name| name[..1].parse().unwrap()), &graph, cluster))
+    });
+    let longer = [0, 1].map(|s| (there[s].step_s - here[s].step_s) / PRODUCT);
+    // Every p micro-batches or so the first peer waits for the ways there and back, less what it has to do meanwhile.
+    assert!(longer[0] > 100.0, "{longer:?}");
+    // The way there at the beginning and the way back at the end are all that nothing hides.
+    assert!(longer[1] < 2.0 * 3.0 * 4.0 * 2.0, "{longer:?}");
+    let peak = |s: &Simulation| s.peers.iter().map(|p| p.peak_bytes).max().unwrap() as f64;
+    assert!(peak(&there[1]) > peak(&there[0]), "for memory");
 }

@@ -141,7 +141,7 @@ fn a_plan_that_does_not_fit_is_refused() {
     assert_snapshot!(refused(&|p| p["stages"][1]["peers"] = json!([0, 1, 0, 1, 0]), &[]), @"error: plan: stage 1 deals 4 micro-batches to 5 peers; use more micro-batches");
     assert_snapshot!(refused(&|p| p["stages"][0]["nodes"][0] = json!(1), &[]), @"error: plan: node #1 stands in two stages");
     let unknown = refused(&|p| p["schedule"] = json!("fast"), &[]);
-    assert!(unknown.contains("unknown variant `fast`, expected one of `gpipe`, `1f1b`, `zb-h1`"), "{unknown}");
+    assert!(unknown.contains("unknown variant `fast`, expected one of `gpipe`, `1f1b`, `zb-h1`, `zb-h2`"), "{unknown}");
 }
 
 /// Printed for people and for programs: how far the plan may be from the best there is.

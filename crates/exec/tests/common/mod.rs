@@ -83,7 +83,7 @@ pub(crate) fn random_plan(graph: &Graph, peers: usize, micro_batches: u32, dice:
     for s in 1..stages {
         peer_of_stage.swap(s, dice.below(s + 1));
     }
-    let schedule = Schedule::ALL[dice.below(3)];
+    let schedule = Schedule::ALL[dice.below(Schedule::ALL.len())];
     let names = (0..peers).map(|p| format!("p{p}")).collect();
     Plan::from_stages(graph, &stage_of, &peer_of_stage, names, micro_batches, schedule, "random")
 }

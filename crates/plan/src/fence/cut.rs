@@ -210,8 +210,8 @@ impl<'a> Cutter<'a> {
 
     /// The period that a round trip of `pipe` seconds from a stage with `ahead` machines to the last allows.
     fn round_trip(&self, pipe: f64, ahead: usize) -> f64 {
-        let free = self.schedule == Schedule::GPipe || ahead >= self.problem.micro_batches as usize;
-        if free { 0.0 } else { pipe / ahead as f64 }
+        let fly = under_way(self.schedule, self.problem.micro_batches, ahead);
+        if fly < self.problem.micro_batches as usize { pipe / fly as f64 } else { 0.0 }
     }
 
     /// The plan with the shortest pipeline whose stations take no longer than `period` per micro-batch, and that pipeline's seconds.

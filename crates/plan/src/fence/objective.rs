@@ -4,8 +4,8 @@
 //! `Σ (C + R) + (n - 1) · max(period)` (the pipeline formula of Huang et al., 2019, with links as stations of their own), then what follows
 //! the last backward pass. Of machines that take turns at a stage, each adds its own share of the micro-batches less one. A period is what one more micro-batch costs at the
 //! station that limits: a machine's passes, a line's or a shared uplink's
-//! transfers, or, where 1F1B lets no more micro-batches go ahead of a stage than there are machines from there on, the round trip to the end and back divided by that
-//! number. Under the zero-bubble schedule a round trip leaves out gradients of weights, which wait for gaps.
+//! transfers, or, where a schedule lets only so many micro-batches go ahead of a stage (1F1B as many as there are machines from there on), the round trip to the end and back divided by that
+//! number. Under zero-bubble schedules a round trip leaves out gradients of weights, which wait for gaps.
 
 use super::problem::Problem;
 use crate::Schedule;
@@ -63,10 +63,7 @@ impl Score {
 
 /// Micro-batches between forward and backward at a stage with `ahead` machines from it to the last, its own included.
 pub(crate) fn under_way(schedule: Schedule, micro_batches: u32, ahead: usize) -> usize {
-    match schedule {
-        Schedule::GPipe => micro_batches as usize,
-        _ => ahead.min(micro_batches as usize),
-    }
+    schedule.room(ahead).min(micro_batches as usize)
 }
 
 /// Seconds per micro-batch at a station, forward and backward, and what it adds after the last.
@@ -160,8 +157,9 @@ impl Problem {
             let delayed = self.delayed(schedule, unit(s), lo, hi);
             pipe += forward + backward - delayed + wait[s][0] + wait[s][1];
             ahead[s] = ahead[s + 1] + copies(s);
-            if !gpipe && ahead[s] < self.micro_batches as usize {
-                let load = Load { forward: (pipe + delayed) / ahead[s] as f64, ..Load::default() };
+            let fly = under_way(schedule, self.micro_batches, ahead[s]);
+            if fly < self.micro_batches as usize {
+                let load = Load { forward: (pipe + delayed) / fly as f64, ..Load::default() };
                 limits.station(Bottleneck::RoundTrip(s as u32), load);
             }
             // A unit's stages count together, at the first of them.

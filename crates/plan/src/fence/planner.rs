@@ -38,6 +38,9 @@ struct Ground<'a> {
     cases: Vec<(Candidates, Problem)>,
 }
 
+/// Workloads and numbers of replicas that are looked at closely.
+const CLOSELY: usize = 2;
+
 /// Operators times micro-batches that may be simulated to choose among the plans that look best.
 const SIMULATED_RUNS: usize = 600_000;
 
@@ -45,6 +48,7 @@ const SIMULATED_RUNS: usize = 600_000;
 const SPARING: usize = 3;
 
 /// A plan over a workload's atoms, and the devices of each unit.
+#[derive(PartialEq)]
 struct Choice {
     workload: usize,
     found: Found,
@@ -230,7 +234,7 @@ impl<'a> Ground<'a> {
         }
     }
 
-    /// The best plans found, the best first: of the best workload and number of replicas under each schedule, then of others that come near.
+    /// The best plans found, the best first: of the workloads and numbers of replicas that come near the best, under each schedule.
     fn op_fence(&self, options: &Options) -> Result<Vec<Choice>, PlanError> {
         let mut tried: Vec<(Found, usize, usize)> = Vec::new();
         for (w, (_, single)) in self.cases.iter().enumerate() {
@@ -243,33 +247,37 @@ impl<'a> Ground<'a> {
             }
         }
         tried.sort_by(|a, b| a.0.score.step.total_cmp(&b.0.score.step));
-        // What looked best is looked at more closely; if nothing fitted, single devices are.
-        let (w, copies) = tried.first().map_or((0, 1), |(_, w, copies)| (*w, *copies));
-        let problem = self.joined(w, copies);
-        let cuts = coarse_cuts(&problem);
-        let mut best = tried.first().map(|t| t.0.clone());
-        if problem.machines.units.len() <= FEW {
-            let coarse = problem.restrict(&cuts);
-            let known: Vec<Vec<Segment>> = best.iter().map(|f| f.segments.clone()).collect();
-            best = op_fence(&coarse, &options.schedules, &known).or(best);
+        let shortest = tried.first().map_or(f64::INFINITY, |t| t.0.score.step);
+        tried.retain(|t| t.0.score.step < 1.5 * shortest);
+        let mut tried: Vec<_> = tried.into_iter().map(|(found, w, copies)| (vec![found], w, copies)).collect();
+        // If nothing fitted, single devices are looked at more closely.
+        if tried.is_empty() {
+            tried.push((Vec::new(), 0, 1));
         }
-        let Some(best) = best else { return Err(self.misfit(options)) };
-        let best = refined(&problem, best, &cuts);
-        let choice = |workload: usize, found: Found, problem: &Problem| {
-            let members = problem.machines.units.iter().map(|u| u.members.clone()).collect();
-            Choice { workload, found, members }
-        };
-        let mut choices = vec![choice(w, best.clone(), &problem)];
-        for &schedule in options.schedules.iter().filter(|s| **s != best.schedule) {
-            let score = problem.evaluate(&best.segments, schedule);
-            if score.feasible() && score.step < 1.3 * best.score.step {
-                choices.push(choice(w, Found { schedule, score, ..best.clone() }, &problem));
-            }
-        }
-        for (found, w, copies) in tried.into_iter().skip(1).filter(|t| t.0.score.step < 1.5 * best.score.step) {
+        let mut choices: Vec<Choice> = Vec::new();
+        for (i, (mut best, w, copies)) in tried.into_iter().enumerate() {
             let problem = self.joined(w, copies);
             let cuts = coarse_cuts(&problem);
-            choices.push(choice(w, refined(&problem, found, &cuts), &problem));
+            // What looked best is, under each schedule.
+            if i < CLOSELY && problem.machines.units.len() <= FEW {
+                let coarse = problem.restrict(&cuts);
+                let known: Vec<Vec<Segment>> = best.iter().map(|f| f.segments.clone()).collect();
+                best.extend(options.schedules.iter().filter_map(|s| op_fence(&coarse, &[*s], &known)));
+            }
+            for found in best.into_iter().map(|found| refined(&problem, found, &cuts)) {
+                for &schedule in &options.schedules {
+                    let score = problem.evaluate(&found.segments, schedule);
+                    let found = Found { schedule, score, ..found.clone() };
+                    let members = problem.machines.units.iter().map(|u| u.members.clone()).collect();
+                    let choice = Choice { workload: w, found, members };
+                    if score.feasible() && !choices.contains(&choice) {
+                        choices.push(choice);
+                    }
+                }
+            }
+        }
+        if choices.is_empty() {
+            return Err(self.misfit(options));
         }
         choices.sort_by(|a, b| a.found.score.step.total_cmp(&b.found.score.step));
         Ok(choices)

@@ -268,7 +268,7 @@ impl Problem {
 
     /// The part of a unit's backward pass of atoms `lo..hi` that nothing waits for under `schedule`.
     pub(crate) fn delayed(&self, schedule: Schedule, unit: usize, lo: usize, hi: usize) -> f64 {
-        if schedule != Schedule::ZeroBubble {
+        if !schedule.delays_weights() {
             return 0.0;
         }
         let s = &self.chain.seconds[self.machines.units[unit].class as usize];
