@@ -22,7 +22,7 @@ const PROCESS: u64 = 5_600_000;
 const STEPS: std::ops::RangeInclusive<usize> = 3..=8;
 
 /// Two steps are taken to be alike whose times differ by no more than this share.
-const ALIKE: f64 = 1e-3;
+pub(crate) const ALIKE: f64 = 1e-3;
 
 /// What a simulation needs to know besides Programs and cluster.
 #[derive(Debug, Clone, Copy)]
