@@ -13,7 +13,7 @@ use fusionllm_protocol::{PassReport, Recoding, Regulator, StepRecord};
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
 
 /// Bytes/s of each site's uplink.
-const UPLINK: f64 = 6e6;
+const UPLINK: f64 = 8e6;
 
 /// A run over two peers at each of two sites, and where it stands.
 struct Run {
@@ -45,7 +45,7 @@ impl Run {
         let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
         let rates = Rates { matmul: 5e8, convolution: 5e8, memory: 5e8, overhead: 1e-6 };
         let at = |name: &str, site| Device { site: Some(site), ..Device::new(name, rates, 1 << 30) };
-        let inside = Some(Link { latency: 2e-4, bandwidth: 2.5e8 });
+        let inside = Some(Link { latency: 2e-4, bandwidth: 5e8 });
         let uplink = Some(Link { latency: 0.005, bandwidth: UPLINK });
         let site = |name: &str| Site { name: name.into(), inside, uplink };
         let devices = vec![at("a0", 0), at("a1", 0), at("b0", 1), at("b1", 1)];
@@ -110,8 +110,8 @@ fn codecs_follow_the_links() {
     run.go(30, WELL);
     assert_eq!(run.plan.codecs, first, "as it was");
     insta::assert_snapshot!(run.lines.join("\n"), @r"
-    35: a1 -> b0: int8 -> int4-hadamard: its rate fell from 48.0 to 24.0 Mbps
-    64: a1 -> b0: int4-hadamard -> int8: its rate rose from 24.0 to 48.0 Mbps
+    35: a1 -> b0: int8 -> int4-hadamard: its rate fell from 64.0 to 32.0 Mbps
+    64: a1 -> b0: int4-hadamard -> int8: its rate rose from 32.0 to 64.0 Mbps
     ");
     run.go(200, Told { factor: 1.2, ..WELL });
     assert_eq!(run.lines.len(), 2, "a fifth is no reason");
@@ -146,7 +146,7 @@ fn a_codec_that_does_harm_gives_way_and_stays_away() {
     run.go(30, Told { factor: 0.25, ..WELL });
     insta::assert_snapshot!(run.lines.join("\n"), @r"
     40: a1 -> b0: int8 -> bf16: what arrives is off by 90 % of its norm
-    265: a1 -> b0: bf16 -> int4-hadamard: its rate fell from 24.0 to 12.0 Mbps
+    265: a1 -> b0: bf16 -> int4-hadamard: its rate fell from 32.0 to 16.0 Mbps
     ");
 }
 
