@@ -150,7 +150,7 @@ pub(crate) fn order(
     let mut idle_rounds = 0;
     for round in 0.. {
         let before = left;
-        for (order, lanes) in orders.iter_mut().zip(&mut lanes) {
+        for (peer, (order, lanes)) in (0..).zip(orders.iter_mut().zip(&mut lanes)) {
             // One task of each of its stages: a peer with a short first stage and the last, both a part of its share, is to keep pace with the others.
             let mut idle = vec![true; lanes.len()];
             loop {
@@ -168,7 +168,7 @@ pub(crate) fn order(
                     };
                     let stage = &stages[lane.stage];
                     let over = |kind: TaskKind, stage: usize, m: u32| {
-                        let far = stages[stage].peer(m) != stages[lane.stage].peer(m);
+                        let far = stages[stage].peer(m) != Some(peer);
                         done_in[kind as usize][stage][m as usize].saturating_add(if far { way } else { 0 }) < round
                     };
                     let chain = kind != TaskKind::Forward || !stage.chained || m == 0 || over(kind, lane.stage, m - 1);

@@ -236,20 +236,23 @@ impl<'a> Ground<'a> {
 
     /// The best plans found, the best first: of the workloads and numbers of replicas that come near the best, under each schedule.
     fn op_fence(&self, options: &Options) -> Result<Vec<Choice>, PlanError> {
-        let mut tried: Vec<(Found, usize, usize)> = Vec::new();
+        let mut tried: Vec<(Vec<Found>, usize, usize)> = Vec::new();
         for (w, (_, single)) in self.cases.iter().enumerate() {
             let most = self.most_copies(single, options);
             for copies in [1, 2, 4, 8, 16, 32].into_iter().filter(|c| *c <= most) {
                 let problem = self.joined(w, copies);
                 let coarse = problem.restrict(&coarse_cuts(&problem));
                 let known = [super::equal_number(&coarse), super::equal_compute(&coarse)];
-                tried.extend(search(&coarse, &options.schedules, &known, false).map(|found| (found, w, copies)));
+                // For many devices, one search for all schedules is what there is time for.
+                let apart = if self.devices.len() <= FEW { 1 } else { options.schedules.len() };
+                let found = options.schedules.chunks(apart).filter_map(|s| search(&coarse, s, &known, false));
+                tried.push((found.collect(), w, copies));
             }
         }
-        tried.sort_by(|a, b| a.0.score.step.total_cmp(&b.0.score.step));
-        let shortest = tried.first().map_or(f64::INFINITY, |t| t.0.score.step);
-        tried.retain(|t| t.0.score.step < 1.5 * shortest);
-        let mut tried: Vec<_> = tried.into_iter().map(|(found, w, copies)| (vec![found], w, copies)).collect();
+        let least = |found: &[Found]| found.iter().map(|f| f.score.step).fold(f64::INFINITY, f64::min);
+        tried.sort_by(|a, b| least(&a.0).total_cmp(&least(&b.0)));
+        let shortest = tried.first().map_or(f64::INFINITY, |t| least(&t.0));
+        tried.retain(|t| least(&t.0) < 1.5 * shortest);
         // If nothing fitted, single devices are looked at more closely.
         if tried.is_empty() {
             tried.push((Vec::new(), 0, 1));
