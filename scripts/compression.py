@@ -75,7 +75,7 @@ def main():
     parser.add_argument("--peers", type=int, default=4)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--rounds", type=int, default=1, help="of headline: how often each row runs")
-    parser.add_argument("--rows", default=",".join(ROWS), help="of these, with commas; top-k's ratio after an @, as in op-fence/topk@10")
+    parser.add_argument("--rows", default=",".join(ROWS), help="of these, with commas; top-k's ratio after an @, and + shared masks, as in op-fence/topk@10+shared")
     parser.add_argument("--uplink", default="8 Mbps")
     parser.add_argument("--model", choices=["gpt2", "resnet"], default="gpt2")
     parser.add_argument("--data", default=str(ROOT / "../shared/data"), help="where the text and the images are")
@@ -136,13 +136,17 @@ def train(a, run, settings, extra):
 
 
 def codec_settings(row):
-    """Of scheduler/codec or scheduler/codec@ratio."""
+    """Of scheduler/codec or scheduler/codec@ratio, either with +shared for masks that a gradient has from its activation."""
     scheduler, slash, codec = row.partition("/")
     if not slash:
         sys.exit(f"there is no row {row!r}; rows are a scheduler and a codec, as in {ROWS[4]}")
+    codec, _, masks = codec.partition("+")
+    if masks not in ("", "shared"):
+        sys.exit(f"there is no row {row!r}; after a + can stand shared alone")
     name, _, ratio = codec.partition("@")
     ratio = ratio or RATIOS.get(name)
-    return [f"plan.scheduler={scheduler}", f"compression.name={name}"] + ([f"compression.ratio={ratio}"] if ratio else [])
+    settings = [f"plan.scheduler={scheduler}", f"compression.name={name}"] + ([f"compression.ratio={ratio}"] if ratio else [])
+    return settings + (["compression.shared_masks=true"] if masks else [])
 
 
 def headline(a):
