@@ -17,6 +17,7 @@ mod estimate;
 pub mod exact;
 pub mod fence;
 mod optimizer;
+mod pass;
 pub mod picture;
 mod placement;
 mod plan;
@@ -38,6 +39,7 @@ pub use estimate::{
     kind_of, work,
 };
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
+pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
 pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot};

@@ -4,11 +4,11 @@ use std::cmp::Reverse;
 use std::collections::{BinaryHeap, VecDeque};
 
 use super::load::{Load, Message, ResourceKey, Step};
-use super::{ALIKE, Doing, LinkLoad, PROCESS, PeerLoad, STEPS, SharedLoad, Simulation, Span, Transfer, WINDOW};
-use crate::{Cluster, PeerId, PlanError, Slot};
+use super::{ALIKE, Doing, LinkLoad, PROCESS, PeerLoad, STEPS, SharedLoad, Simulation, Span, Transfer};
+use crate::{Cluster, PASSES_IN_FLIGHT, PeerId, PlanError, Slot};
 
 /// Passes of which messages may be under way at once: that which peers end, and those whose inputs are ahead.
-const AHEAD: usize = WINDOW + 1;
+const AHEAD: usize = PASSES_IN_FLIGHT + 1;
 
 /// What happens at a moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -139,7 +139,7 @@ impl<'a> Engine<'a> {
     }
 
     pub(super) fn run(mut self) -> Result<Simulation, PlanError> {
-        for pass in 0..WINDOW as u32 {
+        for pass in 0..PASSES_IN_FLIGHT as u32 {
             self.at(0.0, Event::Feed(pass));
         }
         for p in 0..self.peers.len() as u32 {
@@ -306,7 +306,7 @@ impl<'a> Engine<'a> {
         round.reported_at = round.reported_at.max(now + self.load.to_broker[p as usize]);
         let (all, at) = (round.reports == self.peers.len(), round.reported_at);
         if all {
-            self.at(at, Event::Feed(pass + WINDOW as u32));
+            self.at(at, Event::Feed(pass + PASSES_IN_FLIGHT as u32));
         }
         (pass as usize) < *STEPS.end()
     }

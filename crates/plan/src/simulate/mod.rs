@@ -11,9 +11,6 @@ mod load;
 
 use crate::{Cluster, Optimizer, PeerId, PlanError, Program, SharedId, Slot};
 
-/// Passes whose inputs the broker sends ahead.
-const WINDOW: usize = 3;
-
 /// Bytes that a peer's process takes besides tensors: 3.1 MB that iroh sets aside to receive packets into, and what runtime, connections and Programs of
 /// the testbeds of `--example prediction` took.
 const PROCESS: u64 = 5_600_000;
