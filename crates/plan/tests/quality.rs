@@ -1,5 +1,5 @@
 //! OP-Fence against the best plans there are and against the baselines, and the lower bound against both, on random small problems. The same over hundreds of
-//! problems: `cargo run --release -p fusionllm-plan --example quality`.
+//! problems: `cargo bench -p fusionllm-plan --bench search_quality`.
 #![allow(clippy::unwrap_used)]
 
 use fusionllm_plan::Schedule;

@@ -530,7 +530,7 @@ fn pace(bytes: f64, round_trip: f64) -> f64 {
 }
 
 /// Bytes a second that a line carries for several connections which have so many bytes for it. More than a router's usual queue of 100 ms overflows it; what is lost is sent again, and
-/// connections that have lost something hold back while others do too. Two connections then use 0.85 of the line, many 0.7: between what `--example uplink` of `fusionllm_transport` shows of
+/// connections that have lost something hold back while others do too. Two connections then use 0.85 of the line, many 0.7: between what the bench `shared_uplink` of `fusionllm_transport` shows of
 /// connections in lockstep (0.9 and 0.6) and what training runs did that filled uplinks all the time (0.87 with two, 0.8 with four).
 fn carried(bandwidth: f64, connections: usize, waiting: f64) -> f64 {
     const QUEUE_S: f64 = 0.1;

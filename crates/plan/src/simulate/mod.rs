@@ -12,7 +12,7 @@ mod load;
 use crate::{Cluster, Optimizer, PeerId, PlanError, Program, SharedId, Slot};
 
 /// Bytes that a peer's process takes besides tensors: 3.1 MB that iroh sets aside to receive packets into, and what runtime, connections and Programs of
-/// the testbeds of `--example prediction` took.
+/// the testbeds of the bench `prediction` took.
 const PROCESS: u64 = 5_600_000;
 
 /// Fewest and most steps that are run to find how long one takes once they follow each other.

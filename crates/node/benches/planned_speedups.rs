@@ -1,9 +1,12 @@
-//! Step times and speed-ups over both baselines for the published models (ResNet-101, GPT-2 small and XL) on testbeds in the published ranges, without
-//! compression. Everything is simulated, on testbeds of our own making.
+//! Simulated speed-ups of OP-Fence over both baselines, for ResNet-101, GPT-2 small and GPT-2 XL, without codecs.
 //!
-//! `cargo run --release -p fusionllm-node --example published [TESTBED.toml ...]`; without arguments, all in `examples/testbeds`.
+//! ```console
+//! $ cargo bench -p fusionllm-node --bench planned_speedups [-- TESTBED.toml ...]
+//! ```
 //!
-//! A baseline is given the schedule and the size of micro-batch that suit it best, and may take more memory than there is (marked `*`).
+//! The default testbeds are those in `examples/testbeds`. We wrote them ourselves, so no figure here was measured.
+//! Each baseline runs with the schedule and the micro-batch size that are fastest for it. A `*` marks a baseline that
+//! needs more memory than some device has.
 
 use std::error::Error;
 use std::path::{Path, PathBuf};
@@ -17,7 +20,7 @@ use fusionllm_plan::{
     schedule, simulate,
 };
 
-/// A model and a batch of it, cut into more or fewer micro-batches.
+/// A model, and one batch of it in micro-batches of several sizes.
 struct Case {
     name: &'static str,
     optimizer: Optimizer,
@@ -25,7 +28,8 @@ struct Case {
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let mut testbeds: Vec<PathBuf> = std::env::args_os().skip(1).map(PathBuf::from).collect();
+    let mut testbeds: Vec<PathBuf> =
+        std::env::args_os().skip(1).filter(|a| a != "--bench").map(PathBuf::from).collect();
     if testbeds.is_empty() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/testbeds");
         testbeds = ["two-clusters", "mixed-homes", "48-gpus", "wan-regions"]

@@ -1,9 +1,10 @@
-//! How much of a home's line do connections use that share it?
+//! Shared uplink: the share of an uplink's bandwidth that several connections reach together.
 //!
-//! Between two homes with 8 Mbps and 20 ms each, 1, 2, 4 and 8 pairs of peers send each other a message in turn, all at once, as replicas or stages of a pipeline do:
+//! Two homes have an emulated uplink of 8 Mbps and 20 ms each. 1, 2, 4 and 8 pairs of peers send messages to and fro
+//! at the same time, as stages of a pipeline and replicas do.
 //!
-//! ```text
-//! cargo run --release -p fusionllm-transport --example uplink -- [BYTES]
+//! ```console
+//! $ cargo bench -p fusionllm-transport --bench shared_uplink [-- BYTES]
 //! ```
 
 use std::error::Error;
@@ -19,12 +20,12 @@ type Failure = Box<dyn Error + Send + Sync>;
 const RATE: u64 = 1_000_000;
 const LATENCY: Duration = Duration::from_millis(20);
 const MESSAGES: usize = 20;
-/// What QUIC makes of a datagram that fills a packet.
+/// Bytes of QUIC's largest datagram.
 const PACKET: u64 = 1_452;
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
-    let bytes = std::env::args().nth(1).unwrap_or_else(|| "65536".into());
+    let bytes = std::env::args().skip(1).find(|a| a != "--bench").unwrap_or_else(|| "65536".into());
     let bytes = bytes.parse::<u32>().map_err(|_| format!("{bytes:?} is no number of bytes below 4 GiB"))?.into();
     println!("messages of {bytes} bytes\npairs  a message  at best  datagrams lost");
     for pairs in [1, 2, 4, 8] {
@@ -35,14 +36,14 @@ async fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A message's time when none is lost and lines are never idle that have something to send.
+/// The seconds of one message on an uplink that loses no packet and is never idle.
 fn at_best(pairs: u64, bytes: u64) -> Duration {
     let sending = Duration::from_secs_f64(bytes as f64 * (1.0 + HEADERS as f64 / PACKET as f64) / RATE as f64);
     // Half of the pairs send in one direction, the others in the other.
     (sending * pairs as u32 / 2).max(sending + 2 * LATENCY)
 }
 
-/// How long so many pairs take for all their messages, and how many datagrams found a full queue.
+/// The time in which all pairs send all their messages, and the number of datagrams that a full queue dropped.
 async fn exchange(pairs: u64, bytes: u64) -> Result<(Duration, u64), Failure> {
     let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 0)?;
     let link = |name| emulator.add_link(LinkSpec::new(name, Some(RATE), LATENCY));
@@ -61,7 +62,7 @@ async fn exchange(pairs: u64, bytes: u64) -> Result<(Duration, u64), Failure> {
     let talks = ends.into_iter().map(|(one, other, calling, called)| {
         tokio::spawn(async move {
             let talked = tokio::try_join!(talk(calling, true, bytes), talk(called, false, bytes)).map(|_| ());
-            // Until both are done neither may go.
+            // An endpoint must stay open until both sides are done.
             drop((one, other));
             talked
         })

@@ -1,6 +1,10 @@
-//! How long planning takes: GPT-2 XL on clusters of 48 and of 1,000 devices, and what the plans are worth on the simulator's clock.
+//! Planning speed: seconds to plan GPT-2 XL on clusters of 48 and of 1,000 devices, with each scheduler.
 //!
-//! `cargo run --release -p fusionllm-plan --example scale [DEVICES]`
+//! It also prints the simulated step time of each plan.
+//!
+//! ```console
+//! $ cargo bench -p fusionllm-plan --bench planning_speed [-- DEVICES ...]
+//! ```
 
 use std::error::Error;
 use std::time::Instant;
@@ -75,7 +79,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Sites of eight devices of four makes; every third site is a home behind 20 Mbps to 200 Mbps, the others are joined by 1 Gbps to 10 Gbps.
+/// Sites of eight devices, of four makes of GPU.
+///
+/// Every third site is a home with an uplink of 20 Mbps to 200 Mbps. Links of 1 Gbps to 10 Gbps join the other sites.
 fn cluster(devices: usize) -> Result<Cluster, Box<dyn Error>> {
     const GIB: u64 = 1 << 30;
     let makes = [(60e12, 800e9, 24), (30e12, 600e9, 12), (15e12, 400e9, 16), (90e12, 1500e9, 40)];

@@ -1,7 +1,7 @@
 //! What the planner predicts, and what happens: trains on testbeds and prints both beside each other.
 //!
-//! ```text
-//! cargo build --release && cargo run --release --example prediction -- [--only TEXT] [--steps N]
+//! ```console
+//! $ cargo bench -p fusionllm-cli --bench prediction [-- --only TEXT --steps N]
 //! ```
 //!
 //! Most testbeds are emulated by the command itself. The last two are network namespaces whose links the kernel's token buckets shape; these take root, and are left
@@ -161,6 +161,9 @@ fn main() -> Outcome<()> {
     let mut arguments = std::env::args().skip(1);
     let (mut only, mut steps) = (String::new(), "16".to_owned());
     while let Some(argument) = arguments.next() {
+        if argument == "--bench" {
+            continue; // cargo passes it
+        }
         let value = arguments.next().ok_or_else(|| format!("{argument} takes a value"))?;
         match argument.as_str() {
             "--only" => only = value,
@@ -168,7 +171,7 @@ fn main() -> Outcome<()> {
             other => return Err(format!("{other} is none of --only and --steps").into()),
         }
     }
-    let fusionllm = std::env::current_exe()?.parent().and_then(Path::parent).unwrap().join("fusionllm");
+    let fusionllm = PathBuf::from(env!("CARGO_BIN_EXE_fusionllm"));
     let directory = std::env::temp_dir().join(format!("fusionllm-prediction-{}", std::process::id()));
     std::fs::create_dir_all(&directory)?;
     let bench = Bench { fusionllm, directory, steps };
