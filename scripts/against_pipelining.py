@@ -1,19 +1,32 @@
 #!/usr/bin/env python3
-"""Times the same pipeline here and in PyTorch's torch.distributed.pipelining over the same slow links, in turn, and prints the ratios.
+"""Times one training step over slow links, here and with PyTorch's torch.distributed.pipelining, in one run.
 
     pip install torch && cargo build --release
-    python3 scripts/against_pipelining.py [--steps 12] [--rounds 3] [--rows op-fence/none,op-fence/auto] [--out RESULT.json]
+    sudo python3 scripts/against_pipelining.py [--rounds 2] [--steps 6] [--rows ROW,ROW] [--out RESULT.json]
 
-Four hosts, each a network namespace, in two sites: 1 Gbps between hosts of one site, 8 Mbps between each two hosts of different sites, which
-the kernel shapes (HTB) where a host sends. They are listed as they happened to join, alternating between the sites. A byte-level GPT-2 of
-8 layers of width 256, embeddings not tied, no dropout, float32; batch 16 x 128 in 8 micro-batches; AdamW without clipping; one thread a host.
+Hosts: eight network namespaces in two sites. The kernel shapes the links (HTB): 1 Gbps inside a site, 8 Mbps between
+two hosts of different sites. The hosts joined alternately: a, b, a, b, and so on. All hosts share this machine's cores,
+one thread each. A host that a row leaves out therefore costs that row no compute.
 
-PyTorch: Schedule1F1B over gloo, two layers a host in the order of the list, and as somebody would list the hosts who knows the sites.
-FusionLLM: broker on the first host, a joiner on each that the plan uses, the plan made beforehand from a testbed file with those rates, by the scheduler and
-the codec that the row names; equal-layers stands for PyTorch's cut in the order of the list. Both draw windows from the same text. A step's
-time is that from its predecessor's end to its own.
+Model: a byte-level GPT-2 with 8 layers of width 256, embeddings not tied, no dropout, float32. A batch is 16 x 128
+tokens in 8 micro-batches. The optimizer is AdamW without clipping. Both sides draw their windows from the same text.
 
-It takes root, iproute2 and sch_htb. FUSIONLLM names the program, by default target/release/fusionllm.
+Rows:
+
+    pytorch/joined      PyTorch on all hosts, in the order in which they joined, as many layers each
+    pytorch/sorted      PyTorch on all hosts, sorted by site by hand
+    pytorch/one-site    PyTorch on the four hosts of one site
+    fusionllm/limited   FusionLLM; every host offers so little memory (--memory) that the model needs all of them
+    fusionllm/free      FusionLLM; it may leave hosts out
+
+A PyTorch row may end in /SCHEDULE@MICRO-BATCHES, as in pytorch/one-site/gpipe@4 (1f1b@8 by default). A FusionLLM row
+may end in /CODEC, as in fusionllm/free/auto (none by default). PyTorch runs with gloo, AdamW with fused=True, and
+gradients set to None. FusionLLM's broker measures hosts and links itself (`broker --peers`, `join`). Its schedule is
+1F1B too.
+
+Rows run in turn, all of them in every round. A step's time runs from the end of the step before it to its own end.
+
+It needs root, iproute2 and sch_htb. FUSIONLLM names the program, by default target/release/fusionllm.
 """
 
 import argparse
@@ -22,7 +35,7 @@ import importlib.util
 import json
 import os
 import pathlib
-import re
+import resource
 import shutil
 import signal
 import statistics
@@ -31,15 +44,21 @@ import sys
 import tempfile
 import time
 
-from against_pytorch import ROOT, block
+from against_pytorch import block
+from common import ROOT, machine, program, refuse, spread
 
-SITES = "abab"
-WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT, BATCH, MICRO_BATCHES = 256, 4, 8, 256, 128, 16, 8
+SITES = "abababab"
+WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT, BATCH, MICRO_BATCH = 256, 4, 8, 256, 128, 16, 2
 INSIDE, BETWEEN = 1000, 8  # Mbps
 ADAMW = {"lr": 1e-3, "weight_decay": 0.1, "betas": [0.9, 0.99]}
-# In which order hosts hold PyTorch's stages. The first row is what ratios are to.
-PYTORCH = {"PyTorch 1F1B": range(len(SITES)), "PyTorch 1F1B, hosts sorted": sorted(range(len(SITES)), key=SITES.__getitem__)}
-ROWS = ["equal-layers/none", "op-fence/none", "op-fence/int8", "op-fence/auto"]
+# The hosts of PyTorch's stages, in order.
+PLACEMENTS = {
+    "joined": list(range(len(SITES))),
+    "sorted": sorted(range(len(SITES)), key=SITES.__getitem__),
+    "one-site": [host for host, site in enumerate(SITES) if site == SITES[0]],
+}
+ROWS = ["pytorch/joined", "pytorch/sorted", "pytorch/one-site",
+        "fusionllm/limited", "fusionllm/limited/auto", "fusionllm/free", "fusionllm/free/auto"]
 JOB = f"""
 [model]
 family = "gpt2"
@@ -57,9 +76,14 @@ tokenizer = "bytes"
 context = {CONTEXT}
 [train]
 batch = {BATCH}
-micro_batch = {BATCH // MICRO_BATCHES}
+micro_batch = {MICRO_BATCH}
 schedule = "1f1b"
-optimizer = {{ name = "adamw", lr = {ADAMW["lr"]}, weight_decay = {ADAMW["weight_decay"]}, betas = {ADAMW["betas"]}, clip = 0.0 }}
+[train.optimizer]
+name = "adamw"
+lr = {ADAMW["lr"]}
+weight_decay = {ADAMW["weight_decay"]}
+betas = {ADAMW["betas"]}
+clip = 0.0
 [eval]
 every = 0
 [checkpoint]
@@ -69,88 +93,117 @@ every = 0
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=12, help="steps of a run that count")
-    parser.add_argument("--warm-up", type=int, default=3, help="steps of a run before these")
-    parser.add_argument("--rounds", type=int, default=3, help="how often each row has its turn")
-    parser.add_argument("--rows", default=",".join(ROWS), help="SCHEDULER/CODEC of FusionLLM, separated by commas")
-    parser.add_argument("--tflops", type=float, default=0.05, help="what the planner takes a core to compute")
+    parser.add_argument("--steps", type=int, default=6, help="measured steps of a run")
+    parser.add_argument("--warm-up", type=int, default=2, help="steps of a run before the measured ones")
+    parser.add_argument("--rounds", type=int, default=2, help="runs of each row")
+    parser.add_argument("--rows", default=",".join(ROWS), help="the rows to run, separated by commas")
+    parser.add_argument("--memory", type=int, default=70, help="MiB that a host offers in the rows fusionllm/limited")
     parser.add_argument("--out", type=pathlib.Path, default="against-pipelining.json")
-    parser.add_argument("--rank", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--stage", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.rank is not None:
-        return pipeline(args.rank, args.steps)
-    program = pathlib.Path(os.environ.get("FUSIONLLM", ROOT / "target/release/fusionllm")).absolute()
-    for there, complaint in [
-        (os.geteuid() == 0, "network namespaces take root"),
+    if args.stage is not None:
+        return pipeline(json.loads(args.stage))
+    for holds, complaint in [
+        (os.geteuid() == 0, "network namespaces need root"),
         (shutil.which("ip") and shutil.which("tc"), "there is no ip or tc: install iproute2"),
         (importlib.util.find_spec("torch"), "there is no PyTorch: pip install torch"),
-        (program.is_file(), f"there is no {program}: cargo build --release, or name the program in FUSIONLLM"),
-        (args.steps > 0 and args.rounds > 0 and args.warm_up >= 0, "--steps and --rounds are at least 1, --warm-up at least 0"),
+        (args.steps > 0 and args.rounds > 0 and args.warm_up >= 0, "--steps and --rounds are at least 1"),
     ]:
-        if not there:
+        if not holds:
             refuse(complaint)
-    # So that namespaces go whichever way this ends.
+    # The namespaces must go however this ends.
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+    rows = [Row(name, args.memory) for name in args.rows.split(",")]
     with tempfile.TemporaryDirectory() as scratch, network() as hosts:
-        compare(args, program, pathlib.Path(scratch), hosts)
+        compare(args, rows, pathlib.Path(scratch), hosts)
 
 
-def refuse(complaint):
-    print(complaint, file=sys.stderr)
-    sys.exit(2)
+class Row:
+    """One line of the table."""
+
+    def __init__(self, name, memory):
+        side, placement, detail = (name.split("/") + ["", ""])[:3]
+        self.name = name
+        self.memory = memory if placement == "limited" else None
+        self.runs = []
+        if side == "pytorch" and placement in PLACEMENTS:
+            schedule, _, count = (detail or f"1f1b@{BATCH // MICRO_BATCH}").partition("@")
+            self.stages = PLACEMENTS[placement]
+            self.schedule, self.micro_batches = schedule, int(count or BATCH // MICRO_BATCH)
+            self.title = f"PyTorch, {placement}, {schedule} of {self.micro_batches}"
+        elif side == "fusionllm" and placement in ("limited", "free"):
+            self.stages, self.codec = None, detail or "none"
+            limit = f"{memory} MiB a host" if self.memory else "free to choose"
+            self.title = f"FusionLLM, {limit}, codec {self.codec}"
+        else:
+            refuse(f"there is no row {name!r}; --help lists the rows")
+
+    def run(self, scratch, hosts, steps):
+        runner = run_fusionllm if self.stages is None else run_pytorch
+        return runner(self, scratch, hosts, steps)
 
 
-def compare(args, program, scratch, hosts):
-    prepare(scratch, args.tflops)
-    rows = {name: {"runs": []} for name in PYTORCH}
-    for name in args.rows.split(","):
-        rows[name] = {"runs": [], "predicted_step_s": plan(program, scratch, name)}
-    result = {"steps": args.steps, "warm_up": args.warm_up, "sites": SITES, "mbps": [INSIDE, BETWEEN], "rows": rows}
-    for turn in range(args.rounds):
-        for name, row in rows.items():
-            count = args.warm_up + args.steps
-            if name in PYTORCH:
-                steps = run_pytorch(scratch, [hosts[i] for i in PYTORCH[name]], count)
-            else:
-                steps = run_fusionllm(program, scratch, hosts, plan_file(scratch, name), count)
-            row["runs"].append(steps)
-            args.out.write_text(json.dumps(result, indent=1))
-            print(f"round {turn + 1}, {name}: {median(steps[args.warm_up:]):.2f} s", file=sys.stderr)
-    print(f"{args.rounds} runs of each in turn, the median of {args.steps} steps after {args.warm_up}; ratio: PyTorch's of the same round over the row's\n")
-    print("| row | step, s | ratio | predicted, s | loss |\n| --- | --- | --- | --- | --- |")
-    medians = {name: [median(run[args.warm_up:]) for run in row["runs"]] for name, row in rows.items()}
-    theirs = next(iter(medians.values()))
-    for (name, row), ours in zip(rows.items(), medians.values()):
-        ratio = spread([a / b for a, b in zip(theirs, ours)])
-        predicted = f"{row['predicted_step_s']:.2f}" if "predicted_step_s" in row else "-"
-        print(f"| {name} | {spread(ours)} | {ratio} | {predicted} | {row['runs'][-1][0]['loss']:.2f} to {row['runs'][-1][-1]['loss']:.2f} |")
-
-
-def median(steps):
-    return statistics.median(s["step_s"] for s in steps)
-
-
-def spread(figures):
-    return f"{statistics.median(figures):.2f} ({min(figures):.2f} to {max(figures):.2f})"
-
-
-def prepare(scratch, tflops):
-    """The text, the job and the testbed, in which hosts share this machine's cores."""
-    sources = sorted((ROOT / "crates").glob("*/src/*.rs"))
+def compare(args, rows, scratch, hosts):
+    sources = sorted((ROOT / "crates").glob("*/src/**/*.rs"))
     (scratch / "text").write_bytes(b"".join(path.read_bytes() for path in sources))
     (scratch / "job.toml").write_text(JOB)
-    slowdown = max(1.0, len(SITES) / len(os.sched_getaffinity(0)))
-    devices = "".join(
-        f'[[device]]\nname = "peer-{i}"\nsite = "{site}"\ntflops = {tflops}\nmemory_bandwidth = "5 GB/s"\nmemory = "4 GiB"\nslowdown = {slowdown}\n'
-        for i, site in enumerate(SITES))
-    sites = "".join(f'[[site]]\nname = "{site}"\nrate = "{INSIDE} Mbps"\n' for site in sorted(set(SITES)))
-    (scratch / "testbed.toml").write_text(f'{devices}{sites}[[link]]\nbetween = ["a", "b"]\nrate = "{BETWEEN} Mbps"\n')
+    if any(row.memory for row in rows):
+        every_host_is_necessary(scratch, args.memory)
+    for turn in range(args.rounds):
+        for row in rows:
+            run = row.run(scratch, hosts, args.warm_up + args.steps)
+            run["median_s"] = statistics.median(run["step_s"][args.warm_up:])
+            row.runs.append(run)
+            args.out.write_text(json.dumps({row.name: row.runs for row in rows}, indent=1))
+            print(f"round {turn + 1}, {row.title}: {run['median_s']:.2f} s on {names(run['hosts'])}", file=sys.stderr)
+    print(f"{machine()}; {len(SITES)} hosts, {INSIDE} Mbps inside a site, {BETWEEN} Mbps between two sites")
+    print(f"{args.rounds} rounds of {args.steps} measured steps after {args.warm_up}; median of the rounds (range)\n")
+    print("| row | hosts used | step, s | times as fast | predicted, s | resident at most, MiB | loss |\n"
+          "| --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        ratios = [first["median_s"] / run["median_s"] for first, run in zip(rows[0].runs, row.runs)]
+        used = " / ".join(dict.fromkeys(names(run["hosts"]) for run in row.runs))
+        predicted = [f"{run['predicted_s']:.2f}" for run in row.runs if run.get("predicted_s")]
+        resident = max(run["resident_bytes"] for run in row.runs) / 2**20
+        losses = f"{row.runs[-1]['loss'][0]:.2f} to {row.runs[-1]['loss'][-1]:.2f}"
+        print(f"| {row.title} | {used} | {spread([run['median_s'] for run in row.runs])} | {spread(ratios, 1)} "
+              f"| {', '.join(predicted) or '-'} | {resident:.0f} | {losses} |")
+
+
+def names(hosts):
+    """Such as `4 of 8 (a1 a2 a3 a4)`: site and number in the site."""
+    label = lambda host: f"{SITES[host]}{SITES[:host + 1].count(SITES[host])}"
+    return f"{len(hosts)} of {len(SITES)} ({' '.join(label(host) for host in hosts)})"
+
+
+def every_host_is_necessary(scratch, memory):
+    """Ends the script where so much memory a host leaves room for a plan without some host."""
+    def fits(hosts):
+        devices = "".join(
+            f'[[device]]\nname = "peer-{i}"\nsite = "{SITES[i]}"\nmemory = "{memory} MiB"\n'
+            'tflops = 0.05\nmemory_bandwidth = "5 GB/s"\n' for i in hosts)
+        sites = "".join(f'[[site]]\nname = "{site}"\nrate = "{INSIDE} Mbps"\n' for site in sorted(set(SITES)))
+        testbed = scratch / "testbed.toml"
+        testbed.write_text(f'{devices}{sites}[[link]]\nbetween = ["a", "b"]\nrate = "{BETWEEN} Mbps"\n')
+        command = [program(), "plan", scratch / "job.toml", "--testbed", testbed, "--json"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode and "memory" not in done.stderr:
+            refuse(done.stderr.strip())
+        return not done.returncode
+
+    hosts = range(len(SITES))
+    if not fits(hosts):
+        refuse(f"the model does not fit into {memory} MiB on each of {len(SITES)} hosts\n  hint: a larger --memory")
+    # Hosts of one site are alike.
+    for spare in (SITES.index("a"), SITES.index("b")):
+        if fits([host for host in hosts if host != spare]):
+            refuse(f"with {memory} MiB a host the model fits on seven hosts\n  hint: a smaller --memory")
 
 
 @contextlib.contextmanager
 def network():
-    """Hosts on one bridge, by their namespaces' names; gone at the end."""
+    """The namespaces of the hosts, joined by a bridge. They are deleted at the end."""
     made = []
 
     def ip(arguments):
@@ -181,7 +234,7 @@ def network():
 
 
 def shape(host, index):
-    """A class of its own for what goes to each other host, with a queue of 100 ms."""
+    """Gives each receiving host a class of its own, with a queue of 100 ms."""
     tool(f"tc -n {host} qdisc add dev eth0 root handle 1: htb")
     for to, site in enumerate(SITES):
         if to == index:
@@ -189,7 +242,8 @@ def shape(host, index):
         rate = INSIDE if site == SITES[index] else BETWEEN
         tool(f"tc -n {host} class add dev eth0 parent 1: classid 1:{to + 1} htb rate {rate}mbit quantum 15000")
         tool(f"tc -n {host} qdisc add dev eth0 parent 1:{to + 1} bfifo limit {rate * 12500}")
-        tool(f"tc -n {host} filter add dev eth0 parent 1: protocol ip u32 match ip dst {address(to)}/32 flowid 1:{to + 1}")
+        tool(f"tc -n {host} filter add dev eth0 parent 1: protocol ip u32 "
+             f"match ip dst {address(to)}/32 flowid 1:{to + 1}")
 
 
 def address(index):
@@ -199,11 +253,11 @@ def address(index):
 def tool(command):
     done = subprocess.run(command.split(), stderr=subprocess.PIPE, text=True)
     if done.returncode:
-        refuse(f"`{command}`: {done.stderr.strip()}\n  hint: network namespaces take root, iproute2 and sch_htb")
+        refuse(f"`{command}`: {done.stderr.strip()}\n  hint: network namespaces need root, iproute2 and sch_htb")
 
 
 class Processes:
-    """What runs on the hosts for one row; killed at the end."""
+    """The processes of one run, on their hosts. They are killed at the end."""
 
     def __init__(self, scratch):
         self.scratch = scratch
@@ -219,104 +273,78 @@ class Processes:
             process.kill()
             process.wait()
 
-    def start(self, host, *command, stdout=subprocess.DEVNULL):
+    def start(self, host, *command, output=None):
         one = {name: "1" for name in ("RAYON_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-        with self.log.open("ab") as log:
-            # In a session of its own, so that Ctrl-C comes here alone.
+        with self.log.open("ab") as log, open(output or os.devnull, "wb") as out:
+            # In a session of its own, so that Ctrl-C reaches this script alone.
             self.all.append(subprocess.Popen(
-                ["ip", "netns", "exec", host, *map(str, command)], stdin=subprocess.DEVNULL, stdout=stdout, stderr=log,
+                ["ip", "netns", "exec", host, *map(str, command)], stdin=subprocess.DEVNULL, stdout=out, stderr=log,
                 cwd=self.scratch, env=os.environ | one | {"GLOO_SOCKET_IFNAME": "eth0"}, start_new_session=True))
 
     def run_until(self, done):
-        """Waits for `done`; the first process that fails ends it all."""
+        """Waits for `done`. The first process that fails ends the script."""
         while not done():
             for process in self.all:
                 if process.poll():
-                    sys.exit(f"{' '.join(process.args[4:7])} ended with status {process.returncode}:\n{self.log.read_text()[-4000:]}")
+                    refuse(f"{' '.join(process.args[4:7])} ended with status {process.returncode}:\n"
+                           f"{self.log.read_text()[-4000:]}")
             time.sleep(0.1)
 
-    def finish(self):
-        self.run_until(lambda: all(process.poll() == 0 for process in self.all))
+
+def run_pytorch(row, scratch, hosts, steps):
+    outputs = [scratch / f"stage-{i}.jsonl" for i in range(len(row.stages))]
+    with Processes(scratch) as processes:
+        for index, host in enumerate(row.stages):
+            stage = {"index": index, "count": len(row.stages), "first": address(row.stages[0]), "steps": steps,
+                     "schedule": row.schedule, "micro_batches": row.micro_batches}
+            script = pathlib.Path(__file__).resolve()
+            processes.start(hosts[host], sys.executable, script, "--stage", json.dumps(stage), output=outputs[index])
+        processes.run_until(lambda: all(process.poll() == 0 for process in processes.all))
+    lines = [json.loads(line) for line in outputs[-1].read_text().splitlines()[:-1]]
+    resident = max(json.loads(path.read_text().splitlines()[-1])["resident_bytes"] for path in outputs)
+    return figures(lines, row.stages, resident)
 
 
-def run_pytorch(scratch, hosts, steps):
-    lines = scratch / "pytorch.jsonl"
-    with Processes(scratch) as processes, lines.open("wb") as output:
-        for rank, host in enumerate(hosts):
-            stdout = output if rank + 1 == len(hosts) else subprocess.DEVNULL
-            processes.start(host, sys.executable, pathlib.Path(__file__).resolve(), "--rank", rank, "--steps", steps, stdout=stdout)
-        processes.finish()
-    return read(lines)
-
-
-def plan_file(scratch, name):
-    return scratch / f"{name.replace('/', '-')}.json"
-
-
-def plan(program, scratch, name):
-    """Makes the row's plan: the seconds that a step is predicted to take."""
-    scheduler, codec = name.split("/")
-    by_layers = scheduler == "equal-layers"
-    path = plan_file(scratch, name)
-    predicted = answer(program, "plan", scratch / "job.toml", "--testbed", scratch / "testbed.toml", "-o", path,
-                       "--scheduler", "equal-number" if by_layers else scheduler, "--compression", codec)
-    if by_layers:
-        cut_by_layers(path)
-        predicted = answer(program, "simulate", path)
-    return predicted["predicted_step_s"]
-
-
-def cut_by_layers(path):
-    """Gives each stage of a plan as many whole layers, the first what stands before them and the last what follows."""
-    plan = json.loads(path.read_text())
-    stages = [[] for _ in plan["stages"]]
-    layer = 0
-    for index, node in enumerate(plan["model"]["nodes"]):
-        if named := re.search(r"\.h\.(\d+)\.", node["name"]):
-            layer = int(named[1])
-        stages[layer * len(stages) // LAYERS].append(index)
-    for stage, nodes in zip(plan["stages"], stages):
-        stage["nodes"] = nodes
-    path.write_text(json.dumps(plan))
-
-
-def answer(*command):
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True)
-    if done.returncode:
-        refuse(f"{' '.join(map(str, command))}:\n{done.stderr.strip()}")
-    return json.loads(done.stdout)
-
-
-def run_fusionllm(program, scratch, hosts, plan, steps):
+def run_fusionllm(row, scratch, hosts, steps):
     run = scratch / "run"
     shutil.rmtree(run, ignore_errors=True)
     ticket = run / "ticket"
     with Processes(scratch) as processes:
-        processes.start(hosts[0], program, "broker", scratch / "job.toml", "--plan", plan, "--run-dir", run, "--steps", steps)
+        processes.start(hosts[0], program(), "broker", scratch / "job.toml", "--peers", len(hosts), "--run-dir", run,
+                        "--steps", steps, "--set", f"compression.name={row.codec}")
         processes.run_until(lambda: ticket.exists() and ticket.read_text().endswith("\n"))
-        # Hosts that the plan leaves out are turned away.
-        for name in (peer["name"] for peer in json.loads(plan.read_text())["peers"]):
-            host = hosts[int(name.removeprefix("peer-"))]
-            processes.start(host, program, "join", ticket.read_text().strip(), "--name", name)
-        processes.finish()
-    return read(run / "metrics.jsonl")
+        memory = ["--memory", f"{row.memory} MiB"] if row.memory else []
+        for index, host in enumerate(hosts):
+            processes.start(host, program(), "join", ticket.read_text().strip(), "--name", f"peer-{index}", *memory)
+        processes.run_until(lambda: processes.all[0].poll() == 0)
+    summary = json.loads((run / "summary.json").read_text())
+    used = [peer for peer in summary["peers"] if peer["operators"]]
+    if row.memory and len(used) < len(hosts):
+        refuse(f"{row.title}: {len(hosts) - len(used)} hosts were left out\n  hint: a smaller --memory")
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    indices = [int(peer["name"].removeprefix("peer-")) for peer in used]
+    resident = max(peer["resident_memory_bytes"] or 0 for peer in used)
+    return figures(lines, indices, resident) | {"predicted_s": summary["predicted_step_s"]}
 
 
-def read(path):
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    return [{"step_s": line["step_s"], "loss": line["loss"]} for line in lines]
+def figures(lines, hosts, resident):
+    return {"hosts": hosts, "resident_bytes": resident,
+            "step_s": [line["step_s"] for line in lines], "loss": [line["loss"] for line in lines]}
 
 
-def pipeline(rank, steps):
-    """PyTorch's side of one host. The last prints a line for each step."""
+def pipeline(stage):
+    """One stage of PyTorch's pipeline.
+
+    The last stage prints a line for each step. Each stage prints its memory at the end.
+    """
     import torch
     import torch.distributed as dist
     from torch import nn
-    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+    from torch.distributed import pipelining
     from torch.nn import functional as F
 
-    count = len(SITES)
-    first, last = rank == 0, rank + 1 == count
+    index, count = stage["index"], stage["count"]
+    first, last = index == 0, index + 1 == count
 
     class Stage(nn.Module):
         def __init__(self):
@@ -334,31 +362,33 @@ def pipeline(rank, steps):
             return self.head(self.ln_f(x)) if last else x
 
     torch.set_num_threads(1)
-    torch.manual_seed(rank)
-    dist.init_process_group("gloo", init_method=f"tcp://{address(0)}:29500", rank=rank, world_size=count)
+    torch.manual_seed(index)
+    dist.init_process_group("gloo", init_method=f"tcp://{stage['first']}:29500", rank=index, world_size=count)
     model = Stage()
     for part in model.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             part.weight.data.normal_(0, 0.02)
-    optimizer = torch.optim.AdamW(model.parameters(), **ADAMW)
-    schedule = Schedule1F1B(
-        PipelineStage(model, rank, count, torch.device("cpu")), MICRO_BATCHES,
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True, **ADAMW)
+    kind = {"1f1b": pipelining.Schedule1F1B, "gpipe": pipelining.ScheduleGPipe}[stage["schedule"]]
+    schedule = kind(
+        pipelining.PipelineStage(model, index, count, torch.device("cpu")), stage["micro_batches"],
         loss_fn=lambda logits, labels: F.cross_entropy(logits.flatten(0, 1), labels.flatten()))
     text = torch.frombuffer(bytearray(pathlib.Path("text").read_bytes()), dtype=torch.uint8).long()
     draw = torch.Generator().manual_seed(1)  # the same on all hosts, so that no batch crosses a link
     ended = time.perf_counter()
-    for _ in range(steps):
+    for _ in range(stage["steps"]):
         starts = torch.randint(len(text) - CONTEXT - 1, (BATCH,), generator=draw).tolist()
         windows = torch.stack([text[s:s + CONTEXT + 1] for s in starts])
         losses = []
-        optimizer.zero_grad()
-        schedule.step(
-            *([windows[:, :-1]] if first else []), target=windows[:, 1:] if last else None, losses=losses if last else None, return_outputs=False)
+        optimizer.zero_grad(set_to_none=True)
+        schedule.step(*([windows[:, :-1]] if first else []), target=windows[:, 1:] if last else None,
+                      losses=losses if last else None, return_outputs=False)
         optimizer.step()
         took, ended = time.perf_counter() - ended, time.perf_counter()
         if last:
             print(json.dumps({"step_s": took, "loss": torch.stack(losses).mean().item()}), flush=True)
     dist.destroy_process_group()
+    print(json.dumps({"resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}), flush=True)
 
 
 if __name__ == "__main__":

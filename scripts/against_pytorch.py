@@ -1,13 +1,21 @@
 #!/usr/bin/env python3
-"""Times the same training step here and in PyTorch eager, step by step in turn, and prints the ratio.
+"""Times the same training step here and in PyTorch eager, and prints the ratios and both memory figures.
 
     pip install torch
-    python3 scripts/against_pytorch.py [gpt2|resnet50] [--steps 10] [--threads 2]
+    python3 scripts/against_pytorch.py [gpt2|gpt2-narrow|resnet50] [--steps 10] [--threads 2]
 
-GPT-2 small's width, heads and vocabulary at 4 layers, batch 4 x 256, no dropout, tanh GELU, tied embeddings, float32, AdamW; or
-ResNet-50 on 4 images of 224 x 224. Both sides run in processes of their own with as many threads, and take turns, so that what else
-the machine does falls on both. Peak memory is each process's resident high-water mark; the second figure leaves out what was
-resident before there was a model (an interpreter and libtorch on PyTorch's side).
+Models, all float32, trained with AdamW:
+
+    gpt2         GPT-2 small's width, heads and vocabulary at 4 layers, batch 4 x 256, no dropout, tied embeddings
+    gpt2-narrow  8 layers of width 256 with 4 heads and a byte vocabulary, batch 2 x 128, no dropout, tied embeddings
+    resnet50     ResNet-50 on 4 images of 224 x 224
+
+PyTorch has a row for each of its flags: AdamW with fused=True, and for the CNN channels_last. Its gradients are set to
+None before the forward pass, which is its fastest way to clear them.
+
+Each row runs in a process of its own, with the same number of threads. The rows take turns step by step, so that a
+change of the machine's speed affects all of them. Peak memory is the process's largest resident set. The second
+memory figure leaves out what was resident before the model existed: the interpreter and libtorch on PyTorch's side.
 """
 
 import argparse
@@ -19,11 +27,18 @@ import subprocess
 import sys
 import time
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from common import ROOT, machine, spread
+
+# Variants of PyTorch's step for each model: flags joined by a plus.
+VARIANTS = {
+    "gpt2": ["default", "fused"],
+    "gpt2-narrow": ["default", "fused"],
+    "resnet50": ["default", "fused", "channels_last", "channels_last+fused"],
+}
 
 
 def block(torch, width, heads):
-    """A layer of GPT-2."""
+    """A layer of GPT-2, with tanh GELU."""
     from torch import nn
     from torch.nn import functional as F
 
@@ -44,11 +59,9 @@ def block(torch, width, heads):
     return Block()
 
 
-def gpt2(torch):
+def gpt2(torch, width=768, heads=12, layers=4, vocabulary=50257, positions=1024, batch=(4, 256)):
     from torch import nn
     from torch.nn import functional as F
-
-    width, heads, layers, vocabulary, positions = 768, 12, 4, 50257, 1024
 
     class Model(nn.Module):
         def __init__(self):
@@ -63,8 +76,12 @@ def gpt2(torch):
             x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
             return F.cross_entropy(self.head(self.ln_f(self.h(x))).flatten(0, 1), labels.flatten())
 
-    draw = lambda: torch.randint(0, vocabulary, (4, 256))
+    draw = lambda: torch.randint(0, vocabulary, batch)
     return Model(), (draw(), draw())
+
+
+def gpt2_narrow(torch):
+    return gpt2(torch, width=256, heads=4, layers=8, vocabulary=256, positions=128, batch=(2, 128))
 
 
 def resnet50(torch):
@@ -76,10 +93,10 @@ def resnet50(torch):
             super().__init__()
             conv = lambda i, o, k, s: [nn.Conv2d(i, o, k, s, k // 2, bias=False), nn.BatchNorm2d(o)]
             relu = lambda: nn.ReLU(inplace=True)
-            self.main = nn.Sequential(
-                *conv(inside, width, 1, 1), relu(), *conv(width, width, 3, stride), relu(), *conv(width, 4 * width, 1, 1)
-            )
-            self.short = nn.Sequential(*conv(inside, 4 * width, 1, stride)) if stride > 1 or inside != 4 * width else None
+            first, second = conv(inside, width, 1, 1), conv(width, width, 3, stride)
+            self.main = nn.Sequential(*first, relu(), *second, relu(), *conv(width, 4 * width, 1, 1))
+            changes = stride > 1 or inside != 4 * width
+            self.short = nn.Sequential(*conv(inside, 4 * width, 1, stride)) if changes else None
 
         def forward(self, x):
             return F.relu(self.main(x) + (x if self.short is None else self.short(x)))
@@ -87,7 +104,8 @@ def resnet50(torch):
     class Model(nn.Module):
         def __init__(self):
             super().__init__()
-            layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True), nn.MaxPool2d(3, 2, 1)]
+            layers = [nn.Conv2d(3, 64, 7, 2, 3, bias=False), nn.BatchNorm2d(64), nn.ReLU(inplace=True)]
+            layers.append(nn.MaxPool2d(3, 2, 1))
             inside = 64
             for width, blocks in zip((64, 128, 256, 512), (3, 4, 6, 3)):
                 for i in range(blocks):
@@ -107,20 +125,23 @@ def memory(key):
             return int(line.split()[1]) * 1024
 
 
-def serve(model, threads):
-    """One step for every line on standard input, as the benchmark's --serve does."""
+def serve(model, variant, threads):
+    """Runs a step for every line on standard input, as the benchmark `step` does with --serve."""
     import torch
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     before = memory("VmRSS")
-    model, batch = {"gpt2": gpt2, "resnet50": resnet50}[model](torch)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    model, batch = {"gpt2": gpt2, "gpt2-narrow": gpt2_narrow, "resnet50": resnet50}[model](torch)
+    if "channels_last" in variant:
+        model = model.to(memory_format=torch.channels_last)
+        batch = tuple(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in batch)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused="fused" in variant)
     print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "before_bytes": before}), flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()
+        optimizer.zero_grad(set_to_none=True)
         loss = model(*batch)
-        optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         took = time.perf_counter() - started
@@ -128,8 +149,12 @@ def serve(model, threads):
 
 
 class Side:
-    def __init__(self, command, environment):
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
+    """One row: a process that runs a step whenever it is asked to."""
+
+    def __init__(self, name, command, environment):
+        self.name = name
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
         self.hello = self.answer()
         self.steps = []
 
@@ -144,9 +169,6 @@ class Side:
         self.process.stdin.flush()
         self.steps.append(self.answer())
 
-    def median(self):
-        return statistics.median(s["step_s"] for s in self.steps)
-
     def peak(self):
         return self.steps[-1]["peak_bytes"]
 
@@ -157,38 +179,43 @@ class Side:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", nargs="?", choices=["gpt2", "resnet50"], default="gpt2")
+    parser.add_argument("model", nargs="?", choices=VARIANTS, default="gpt2")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--serve", metavar="VARIANT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        return serve(args.model, args.threads)
+        return serve(args.model, args.serve.split("+"), args.threads)
 
-    cargo = ["cargo", "bench", "-q", "--workspace", "--features", "candle", "--bench", "step"]
+    cargo = ["cargo", "bench", "-q", "-p", "fusionllm-exec", "--bench", "step"]
     subprocess.run([*cargo, "--no-run"], cwd=ROOT, check=True)
     threads = str(args.threads)
     environment = os.environ | {"RAYON_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    ours = Side([*cargo, "--", args.model, "--serve"], environment)
-    theirs = Side([sys.executable, __file__, args.model, "--threads", threads, "--serve"], environment)
-    if ours.hello["parameters"] != theirs.hello["parameters"]:
-        sys.exit(f"not the same model: {ours.hello['parameters']} and {theirs.hello['parameters']} parameters")
-    for side in (ours, theirs):
+    ours = Side("FusionLLM", [*cargo, "--", args.model, "--serve"], environment)
+    script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--threads", threads, "--serve"]
+    theirs = [Side(f"PyTorch, {variant}", [*script, variant], environment) for variant in VARIANTS[args.model]]
+    for side in theirs:
+        if ours.hello["parameters"] != side.hello["parameters"]:
+            sys.exit(f"not the same model: {ours.hello['parameters']} and {side.hello['parameters']} parameters")
+    sides = [ours, *theirs]
+    for side in sides:
         side.step()  # fills caches and pools
         side.steps.clear()
     for _ in range(args.steps):
-        ours.step()
-        theirs.step()
-    ratios = sorted(a["step_s"] / b["step_s"] for a, b in zip(ours.steps, theirs.steps))
-    mib = lambda b: f"{b / 2**20:8.0f} MiB"
-    print(f"{args.model}, {ours.hello['parameters'] / 1e6:.1f} M parameters, {threads} threads, {args.steps} steps of each in turn")
-    print(f"              {'FusionLLM':>12} {'PyTorch':>12}   ratio")
-    print(f"median step   {ours.median() * 1e3:9.0f} ms {theirs.median() * 1e3:9.0f} ms   {statistics.median(ratios):.2f} ({ratios[0]:.2f} to {ratios[-1]:.2f})")
-    print(f"peak resident {mib(ours.peak())} {mib(theirs.peak())}   {ours.peak() / theirs.peak():.2f}")
-    added = [s.peak() - s.hello["before_bytes"] for s in (ours, theirs)]
-    print(f"  of the step {mib(added[0])} {mib(added[1])}   {added[0] / added[1]:.2f}")
-    ours.close()
-    theirs.close()
+        for side in sides:
+            side.step()
+    print(f"{machine()}; {args.threads} threads")
+    print(f"{args.model}, {ours.hello['parameters'] / 1e6:.1f} M parameters, {args.steps} steps of each row in turn; "
+          "ours / theirs: medians of the turns' ratios (range)\n")
+    print("| row | step, s | ours / theirs | peak resident, MiB | of these by the model, MiB |")
+    print("| --- | --- | --- | --- | --- |")
+    for side in sides:
+        ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours.steps, side.steps)]
+        added = side.peak() - side.hello["before_bytes"]
+        median = statistics.median(s["step_s"] for s in side.steps)
+        print(f"| {side.name} | {median:.3f} | {spread(ratios)} | {side.peak() / 2**20:.0f} | {added / 2**20:.0f} |")
+    for side in sides:
+        side.close()
 
 
 if __name__ == "__main__":
