@@ -1,0 +1,242 @@
+//! Prediction: what the planner predicts of a training run, beside what the run measures.
+//!
+//! It trains on the testbeds of `testbeds.rs` and prints step time, computing and memory with the errors of their
+//! predictions. With repeats it prints the distribution of the errors over all runs, not the best run.
+//!
+//! ```console
+//! $ cargo bench -p fusionllm-cli --bench prediction [-- --only TEXT --repeats N --steps N --results FILE]
+//! ```
+//!
+//! `--only` takes the testbeds whose names contain the text. `--results` appends each run to a file, and the table then
+//! covers all runs in the file: a long measurement can be made in pieces. One run of each testbed takes eight minutes.
+//!
+//! Devices are cores of this machine, slowed down. `fusionllm profile JOB.toml` measures all devices of a testbed at
+//! once before each run, because a shared machine's speed varies. Most links are emulated by the command itself. The
+//! last testbed uses network namespaces, whose links the kernel shapes. It needs root, and is left out without it.
+#![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+
+use hosts::{Hosts, Running};
+use serde_json::{Value, json};
+use table::Run;
+use testbeds::{Cut, Network, TESTBEDS, Testbed};
+
+#[path = "../../tests/support/hosts.rs"]
+mod hosts;
+mod table;
+mod testbeds;
+
+type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+
+struct Options {
+    only: String,
+    repeats: usize,
+    steps: String,
+    results: Option<PathBuf>,
+}
+
+struct Bench {
+    fusionllm: PathBuf,
+    directory: PathBuf,
+    steps: String,
+}
+
+fn main() -> Outcome<()> {
+    let options = options()?;
+    let directory = std::env::temp_dir().join(format!("fusionllm-prediction-{}", std::process::id()));
+    std::fs::create_dir_all(&directory)?;
+    let fusionllm = PathBuf::from(env!("CARGO_BIN_EXE_fusionllm"));
+    let bench = Bench { fusionllm, directory, steps: options.steps };
+    let mut runs = match &options.results {
+        Some(file) if file.exists() => read_results(file)?,
+        _ => Vec::new(),
+    };
+    for _ in 0..options.repeats {
+        for testbed in TESTBEDS.iter().filter(|t| t.name.contains(&options.only)) {
+            let run = match bench.run(testbed) {
+                Ok(summary) => Run::new(testbed.name, &summary),
+                Err(e) => {
+                    println!("{}: {e}", testbed.name);
+                    continue;
+                }
+            };
+            println!("{}", run.line());
+            if let Some(file) = &options.results {
+                let mut file = std::fs::OpenOptions::new().create(true).append(true).open(file)?;
+                writeln!(file, "{}", serde_json::to_string(&run)?)?;
+            }
+            runs.push(run);
+        }
+    }
+    std::fs::remove_dir_all(&bench.directory)?;
+    table::print(&runs);
+    Ok(())
+}
+
+fn options() -> Outcome<Options> {
+    let mut options = Options { only: String::new(), repeats: 1, steps: "14".to_owned(), results: None };
+    let mut arguments = std::env::args().skip(1).filter(|a| a != "--bench");
+    while let Some(argument) = arguments.next() {
+        let value = arguments.next().ok_or_else(|| format!("{argument} takes a value"))?;
+        match argument.as_str() {
+            "--only" => options.only = value,
+            "--repeats" => options.repeats = value.parse()?,
+            "--steps" => options.steps = value,
+            "--results" => options.results = Some(value.into()),
+            other => return Err(format!("{other} is not one of --only, --repeats, --steps and --results").into()),
+        }
+    }
+    Ok(options)
+}
+
+fn read_results(file: &Path) -> Outcome<Vec<Run>> {
+    Ok(std::fs::read_to_string(file)?.lines().map(serde_json::from_str).collect::<Result<_, _>>()?)
+}
+
+impl Bench {
+    /// Profiles the devices and trains: the run's summary.
+    fn run(&self, testbed: &Testbed) -> Outcome<Value> {
+        let job = self.write("job.toml", &testbed.job())?;
+        if matches!(testbed.model, testbeds::Model::Resnet { .. }) {
+            self.write_images()?;
+        }
+        self.measure(testbed, &job)?;
+        let file = self.write("testbed.toml", &testbed.file(testbed.devices.len(), |i| self.profile(i)))?;
+        let run = self.directory.join("run");
+        let _ = std::fs::remove_dir_all(&run);
+        if let Network::Kernel { rate } = testbed.network {
+            return self.run_in_namespaces(testbed, rate, &job, &file, &run);
+        }
+        let mut command = self.train(&job, &file, &run, &self.steps);
+        if testbed.cut == Cut::Replicas {
+            command.arg("--plan").arg(self.replicated(testbed, &job)?);
+        }
+        Ok(serde_json::from_slice(&succeed(&mut command)?)?)
+    }
+
+    fn write(&self, name: &str, text: &str) -> Outcome<PathBuf> {
+        let path = self.directory.join(name);
+        std::fs::write(&path, text)?;
+        Ok(path)
+    }
+
+    /// 64 images of noise, each with its label. The content of images does not change the time they take.
+    fn write_images(&self) -> Outcome<()> {
+        let byte = |i: u32| if i % 3073 == 0 { (i / 3073 % 10) as u8 } else { (i * 7 % 251) as u8 };
+        let images: Vec<u8> = (0..64 * 3073).map(byte).collect();
+        Ok(std::fs::write(self.directory.join("train.bin"), images)?)
+    }
+
+    /// Measures all devices of a testbed at once, because they share caches and cores when they train.
+    fn measure(&self, testbed: &Testbed, job: &Path) -> Outcome<()> {
+        let profiles = testbed.devices.iter().enumerate().map(|(i, slowdown)| {
+            let mut profile = Command::new(&self.fusionllm);
+            profile.arg("profile").arg(job).args(["--backend", fusionllm_backend::names()[0], "--threads", "1"]);
+            profile.args(["--slowdown", &slowdown.to_string(), "-o"]).arg(self.profile(i));
+            profile.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+        });
+        for profile in profiles.collect::<Result<Vec<_>, _>>()? {
+            stdout_of(profile.wait_with_output()?)?;
+        }
+        Ok(())
+    }
+
+    fn profile(&self, device: usize) -> PathBuf {
+        self.directory.join(format!("device-{device}.toml"))
+    }
+
+    fn train(&self, job: &Path, testbed: &Path, run: &Path, steps: &str) -> Command {
+        let mut command = Command::new(&self.fusionllm);
+        command.arg("train").arg(job).arg("--testbed").arg(testbed).arg("--run-dir").arg(run);
+        command.args(["--steps", steps, "--json"]);
+        command
+    }
+
+    /// A plan for the first half of the devices, with a device of the second half as the replica of each.
+    fn replicated(&self, testbed: &Testbed, job: &Path) -> Outcome<PathBuf> {
+        let half = testbed.devices.len() / 2;
+        let file = self.write("half.toml", &testbed.file(half, |i| self.profile(i)))?;
+        let path = self.directory.join("replicas.json");
+        let mut command = Command::new(&self.fusionllm);
+        command.arg("plan").arg(job).arg("--testbed").arg(&file).args(["--scheduler", "equal-compute", "-o"]);
+        succeed(command.arg(&path))?;
+        let mut plan: Value = serde_json::from_slice(&std::fs::read(&path)?)?;
+        let names: Vec<String> = (0..testbed.devices.len()).map(|i| format!("peer-{i}")).collect();
+        plan["peers"] = json!(names);
+        for stage in plan["stages"].as_array_mut().ok_or("a plan without stages")? {
+            let first = stage["peers"][0].as_u64().ok_or("a stage without peers")?;
+            stage["peers"] = json!([first, first + half as u64]);
+        }
+        std::fs::write(&path, plan.to_string())?;
+        Ok(path)
+    }
+
+    /// Trains with broker and joiners in namespaces, whose links the kernel shapes.
+    fn run_in_namespaces(&self, testbed: &Testbed, rate: f64, job: &Path, file: &Path, run: &Path) -> Outcome<Value> {
+        let count = testbed.devices.len();
+        let planned = self.directory.join("planned.json");
+        let mut plan = Command::new(&self.fusionllm);
+        let predicted: Value = serde_json::from_slice(&succeed(
+            plan.arg("plan").arg(job).arg("--testbed").arg(file).arg("-o").arg(&planned).arg("--json"),
+        )?)?;
+        let hosts = Hosts::make(count + 1)
+            .filter(|hosts| (0..=count).all(|host| hosts.limit_from(host, rate) && hosts.limit_to(host, rate)))
+            .ok_or("left out, because network namespaces need root, iproute2 and sch_tbf")?;
+        let mut broker = hosts.on(count, &self.fusionllm);
+        broker.arg("broker").arg(job).args(["--steps", &self.steps]);
+        broker.arg("--plan").arg(&planned).arg("--run-dir").arg(run);
+        let mut broker = Running(broker.stderr(Stdio::piped()).stdout(Stdio::null()).spawn()?);
+        let mut lines = BufReader::new(broker.0.stderr.take().ok_or("no standard error")?);
+        let mut heard = String::new();
+        let ticket = loop {
+            let mut line = String::new();
+            if lines.read_line(&mut line)? == 0 {
+                return Err(format!("the broker ended: {heard}").into());
+            }
+            if let Some((_, ticket)) = line.split_once("fusionllm join ") {
+                break ticket.trim().to_owned();
+            }
+            heard += &line;
+        };
+        let joiners = (0..count).map(|i| {
+            let mut join = hosts.on(i, &self.fusionllm);
+            join.arg("join").arg(&ticket).args(["--name", &format!("peer-{i}")]);
+            join.args(["--slowdown", &testbed.devices[i].to_string()]).env("RAYON_NUM_THREADS", "1");
+            join.stdout(Stdio::null()).stderr(Stdio::null()).spawn().map(Running)
+        });
+        let joiners: Vec<Running> = joiners.collect::<Result<_, _>>()?;
+        lines.read_to_string(&mut heard)?;
+        if !broker.0.wait()?.success() {
+            return Err(heard.into());
+        }
+        drop(joiners);
+        let mut summary: Value = serde_json::from_slice(&std::fs::read(run.join("summary.json"))?)?;
+        summary["predicted_step_s"] = predicted["predicted_step_s"].clone();
+        for (peer, plan) in summary["peers"]
+            .as_array_mut()
+            .into_iter()
+            .flatten()
+            .zip(predicted["peers"].as_array().into_iter().flatten())
+        {
+            for figure in ["predicted_compute_s", "predicted_memory_bytes"] {
+                peer[figure] = plan[figure].clone();
+            }
+        }
+        Ok(summary)
+    }
+}
+
+/// The standard output of a command that must succeed.
+fn succeed(command: &mut Command) -> Outcome<Vec<u8>> {
+    stdout_of(command.stdin(Stdio::null()).output()?)
+}
+
+fn stdout_of(output: Output) -> Outcome<Vec<u8>> {
+    match output.status.success() {
+        true => Ok(output.stdout),
+        false => Err(String::from_utf8_lossy(&output.stderr).into_owned().into()),
+    }
+}
