@@ -215,7 +215,7 @@ impl UnderWay {
 /// Codecs draw from what a message is, not from where it is encoded: processes and threads get the same bits.
 #[test]
 fn compressed_losses_over_processes_are_those_over_threads() {
-    use fusionllm_exec::local::{Cluster, Training};
+    use fusionllm_exec::local::{LocalRun, Training};
     use fusionllm_graph::{HostTensor, TensorType, ValueKind};
     use fusionllm_node::{config::Job, data::Dataset, model::Model};
     use fusionllm_plan::{compile, equal_compute};
@@ -248,7 +248,7 @@ fn compressed_losses_over_processes_are_those_over_threads() {
     };
     let backends: Vec<_> = (0..peers).map(|_| fusionllm_backend::open("burn-cpu").unwrap()).collect();
     let programs = compile(&plan, &model.forward, &model.train).unwrap();
-    let mut cluster = Cluster::new(programs, &backends, training, |value| {
+    let mut cluster = LocalRun::new(programs, &backends, training, |value| {
         Ok(match &value.kind {
             ValueKind::Parameter(init) | ValueKind::Buffer(init) => {
                 init.draw(job.train.seed, &value.name, &value.ty)?

@@ -15,7 +15,7 @@ use std::time::Instant;
 
 use fusionllm_backend::open;
 use fusionllm_exec::ExecError;
-use fusionllm_exec::local::{Cluster, StepResult, Training};
+use fusionllm_exec::local::{LocalRun, StepResult, Training};
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, ValueKind, autodiff};
@@ -108,7 +108,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let batch = batch(&graph, classes, options.micro_batches)?;
     let before = memory("VmRSS");
-    let mut cluster = Cluster::new(compile(&plan, &graph, &train)?, &backends, training, |value| match &value.kind {
+    let mut cluster = LocalRun::new(compile(&plan, &graph, &train)?, &backends, training, |value| match &value.kind {
         ValueKind::Parameter(init) | ValueKind::Buffer(init) => Ok(init.draw(1, &value.name, &value.ty)?),
         _ => Err(ExecError::State(format!("{:?} has no initial value", value.name))),
     })?;

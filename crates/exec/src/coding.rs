@@ -10,7 +10,7 @@ use crate::ExecError;
 
 /// How a message is to be encoded.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Coding {
+pub struct EncodeOptions {
     /// The codec; with [`Codec::None`] the tensor's own bytes are sent, whatever its type.
     pub codec: Codec,
     /// What random signs and rounding are drawn from.
@@ -18,7 +18,7 @@ pub struct Coding {
 }
 
 /// The seed of a message's random choices: a function of what it is, so that every way of running a plan gives the same bits.
-pub fn coding_seed(seed: u64, step: u64, slot: Slot) -> u64 {
+pub fn message_seed(seed: u64, step: u64, slot: Slot) -> u64 {
     let micro_batch = match slot {
         Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. } => micro_batch,
         Slot::Part { part, .. } => part,
@@ -56,10 +56,15 @@ impl Coder {
     /// # Errors
     ///
     /// It is not of f32, or has more elements than the wire form can count.
-    pub fn encode(&mut self, tensor: &HostTensor, coding: &Coding, out: &mut Vec<u8>) -> Result<bool, ExecError> {
+    pub fn encode(
+        &mut self,
+        tensor: &HostTensor,
+        coding: &EncodeOptions,
+        out: &mut Vec<u8>,
+    ) -> Result<bool, ExecError> {
         self.read(tensor)?;
         let encoded = self.encoder.encode(&coding.codec, &self.values, coding.seed, out);
-        Ok(encoded.map_err(|e| ExecError::Link(e.to_string()))?.flagged)
+        Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.flagged)
     }
 
     /// [`Self::encode`] with error feedback: to the tensor is added what the codec left out of the last one in the same slot to the same peer.
@@ -67,20 +72,20 @@ impl Coder {
     /// # Errors
     ///
     /// As [`Self::encode`]; or the last tensor had another length.
-    pub fn encode_owing(
+    pub fn encode_with_feedback(
         &mut self,
         tensor: &HostTensor,
-        coding: &Coding,
+        coding: &EncodeOptions,
         (to, slot): (PeerId, Slot),
         out: &mut Vec<u8>,
     ) -> Result<bool, ExecError> {
         self.read(tensor)?;
         let owed = self.owed.entry((to, slot)).or_default();
         let encoded = self.encoder.encode_with_feedback(&coding.codec, &self.values, owed, coding.seed, out);
-        Ok(encoded.map_err(|e| ExecError::Link(e.to_string()))?.flagged)
+        Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.flagged)
     }
 
-    /// What became of a tensor that was encoded as `coded`. What it makes up for by [`Self::encode_owing`] counts as error.
+    /// What became of a tensor that was encoded as `coded`. What it makes up for by [`Self::encode_with_feedback`] counts as error.
     ///
     /// # Errors
     ///
@@ -89,7 +94,7 @@ impl Coder {
         self.read(tensor)?;
         std::mem::swap(&mut self.meant, &mut self.values);
         self.values.resize(self.meant.len(), 0.0);
-        decode(coded, &mut self.values).map_err(|e| ExecError::Link(e.to_string()))?;
+        decode(coded, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
         // An image's rows are its channels, all others' those of the last dimension.
         let columns = tensor
             .shape()
@@ -104,7 +109,7 @@ impl Coder {
     }
 
     /// Owes nothing any more: codecs are others from here on.
-    pub fn forget(&mut self) {
+    pub fn clear_feedback(&mut self) {
         self.owed.clear();
     }
 
@@ -115,10 +120,10 @@ impl Coder {
     /// The type is not of f32, or the bytes are not the coded form of so many elements.
     pub fn decode(&mut self, bytes: &[u8], ty: TensorType) -> Result<HostTensor, ExecError> {
         if ty.dtype != DType::F32 {
-            return Err(ExecError::Link(format!("a tensor of type {ty} came coded; only f32 is")));
+            return Err(ExecError::Communication(format!("a tensor of type {ty} came coded; only f32 is")));
         }
         self.values.resize(ty.numel(), 0.0);
-        decode(bytes, &mut self.values).map_err(|e| ExecError::Link(e.to_string()))?;
+        decode(bytes, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
         let mut data = vec![0; ty.bytes()];
         for (bytes, x) in data.as_chunks_mut::<4>().0.iter_mut().zip(&self.values) {
             *bytes = x.to_le_bytes();
@@ -128,7 +133,10 @@ impl Coder {
 
     fn read(&mut self, tensor: &HostTensor) -> Result<(), ExecError> {
         if tensor.dtype() != DType::F32 {
-            return Err(ExecError::Link(format!("a tensor of type {} cannot be coded; only f32 is", tensor.ty())));
+            return Err(ExecError::Communication(format!(
+                "a tensor of type {} cannot be coded; only f32 is",
+                tensor.ty()
+            )));
         }
         let (numbers, _) = tensor.bytes().as_chunks::<4>();
         self.values.clear();

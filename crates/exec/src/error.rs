@@ -19,5 +19,5 @@ pub enum ExecError {
     State(String),
     /// The world outside is gone.
     #[error("{0}")]
-    Link(String),
+    Communication(String),
 }

@@ -9,15 +9,22 @@ use fusionllm_graph::{CounterRng, DType, HostTensor, TensorType, ValueId, ValueK
 use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
 
 use crate::pace::Pace;
-use crate::{Coding, ExecError, coding_seed};
+use crate::{EncodeOptions, ExecError, message_seed};
 
 /// The world outside a peer. One pass is one run of a Program; passes are numbered so that no message is taken for another's.
-pub trait Link {
+pub trait Communicator {
     /// Waits for a message.
     fn receive(&mut self, pass: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError>;
 
     /// Hands over a message; never waits for the network, nor for the codec.
-    fn send(&mut self, pass: u64, slot: Slot, to: PeerId, tensor: HostTensor, coding: Coding) -> Result<(), ExecError>;
+    fn send(
+        &mut self,
+        pass: u64,
+        slot: Slot,
+        to: PeerId,
+        tensor: HostTensor,
+        coding: EncodeOptions,
+    ) -> Result<(), ExecError>;
 
     /// Tells the broker a scalar.
     fn report(&mut self, pass: u64, report: u32, micro_batch: u32, value: f64) -> Result<(), ExecError>;
@@ -26,7 +33,7 @@ pub trait Link {
     fn verdict(&mut self, pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError>;
 
     /// Learns that instruction `at` was carried out.
-    fn carried_out(&mut self, _at: usize) -> Result<(), ExecError> {
+    fn instruction_done(&mut self, _at: usize) -> Result<(), ExecError> {
         Ok(())
     }
 }
@@ -34,7 +41,7 @@ pub trait Link {
 /// What a pass took.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PassStats {
-    /// Seconds of all but waiting, what [`Executor::slow_down`] adds to them included.
+    /// Seconds of all but waiting, what [`Executor::set_slowdown`] adds to them included.
     pub compute_s: f64,
     /// Seconds waiting for messages and for the verdict.
     pub wait_s: f64,
@@ -94,7 +101,7 @@ impl Executor {
 
     /// Stands for a machine on which all work takes `slowdown` times as long, at least 1: what is missing to so many times the
     /// CPU time that instructions took on the calling thread is waited out. So the backend must compute on that thread alone.
-    pub fn slow_down(&mut self, slowdown: f64) {
+    pub fn set_slowdown(&mut self, slowdown: f64) {
         self.slowdown = slowdown;
     }
 
@@ -197,7 +204,7 @@ impl Executor {
         program: &Program,
         pass: u64,
         step: u64,
-        link: &mut dyn Link,
+        link: &mut dyn Communicator,
     ) -> Result<PassStats, ExecError> {
         let started = Instant::now();
         let mut run = Run {
@@ -221,7 +228,7 @@ impl Executor {
             run.carry_out(self, at, instruction, link)?;
             run.stats.peak_bytes = run.stats.peak_bytes.max(run.live_bytes);
             run.pace.keep();
-            link.carried_out(at)?;
+            link.instruction_done(at)?;
         }
         run.pace.settle();
         run.stats.total_s = started.elapsed().as_secs_f64();
@@ -258,7 +265,7 @@ impl Run<'_> {
         e: &mut Executor,
         at: usize,
         instruction: &Instruction,
-        link: &mut dyn Link,
+        link: &mut dyn Communicator,
     ) -> Result<(), ExecError> {
         match *instruction {
             Instruction::Receive { slot, from } => {
@@ -311,7 +318,8 @@ impl Run<'_> {
                         e.state.get(self.name(v)?).cloned().ok_or_else(|| self.broken())?
                     }
                 };
-                let coding = Coding { codec: self.program.codec(slot, to), seed: coding_seed(e.seed, self.step, slot) };
+                let coding =
+                    EncodeOptions { codec: self.program.codec(slot, to), seed: message_seed(e.seed, self.step, slot) };
                 let mut host = e.backend.download(&tensor)?;
                 if let Codec::TopK(_) = coding.codec {
                     host = self.masked(host, slot, to)?;

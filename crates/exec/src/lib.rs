@@ -1,7 +1,7 @@
 //! Runs a Program on a backend.
 //!
 //! An [`Executor`] keeps a peer's parameters, buffers and optimiser state, and carries out Programs instruction by instruction. What lies outside the peer it reaches
-//! through a [`Link`] alone. [`local`] runs all the peers of a plan in this process.
+//! through a [`Communicator`] alone. [`local`] runs all the peers of a plan in this process.
 
 mod coding;
 mod error;
@@ -9,7 +9,7 @@ mod executor;
 pub mod local;
 mod pace;
 
-pub use coding::{Coder, Coding, Fidelity, coding_seed};
+pub use coding::{Coder, EncodeOptions, Fidelity, message_seed};
 pub use error::ExecError;
-pub use executor::{Executor, Link, PassStats, Snapshot, SnapshotTensor, rng_key};
+pub use executor::{Communicator, Executor, PassStats, Snapshot, SnapshotTensor, rng_key};
 pub use pace::Pace;

@@ -10,7 +10,7 @@ use fusionllm_plan::{
     Instruction, LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor, share_of_loss,
 };
 
-use crate::{Coder, Coding, ExecError, Executor, Link, PassStats};
+use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, PassStats};
 
 /// How a cluster trains.
 #[derive(Debug, Clone, Copy)]
@@ -37,14 +37,14 @@ pub struct StepResult {
 }
 
 /// The peers.
-pub struct Cluster {
+pub struct LocalRun {
     executors: Vec<Executor>,
     programs: Vec<Program>,
     training: Training,
     updates: u64,
 }
 
-impl Cluster {
+impl LocalRun {
     /// One peer per program, each on its backend, with what it keeps taken from `initial`.
     pub fn new(
         programs: Vec<Program>,
@@ -96,7 +96,7 @@ impl Cluster {
                     let board = &board;
                     scope.spawn(move || {
                         let mut link =
-                            BoardLink { board, peer: program.peer, coder: Coder::default(), coded: Vec::new() };
+                            BoardCommunicator { board, peer: program.peer, coder: Coder::default(), coded: Vec::new() };
                         let result = executor.run(program, 0, step, &mut link);
                         if let Err(e) = &result {
                             let mut b = board.lock();
@@ -114,7 +114,7 @@ impl Cluster {
                 .collect();
             let (ok, errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
             let mut errors: Vec<ExecError> = errors.into_iter().filter_map(Result::err).collect();
-            errors.sort_by_key(|e| matches!(e, ExecError::Link(_)));
+            errors.sort_by_key(|e| matches!(e, ExecError::Communication(_)));
             match errors.into_iter().next() {
                 Some(e) => Err(e),
                 None => Ok(ok.into_iter().filter_map(Result::ok).collect::<Vec<_>>()),
@@ -199,21 +199,21 @@ impl Board {
                 return Ok(value);
             }
             if let Some(reason) = &state.failed {
-                return Err(ExecError::Link(format!("another peer failed: {reason}")));
+                return Err(ExecError::Communication(format!("another peer failed: {reason}")));
             }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 }
 
-struct BoardLink<'a> {
+struct BoardCommunicator<'a> {
     board: &'a Board,
     peer: PeerId,
     coder: Coder,
     coded: Vec<u8>,
 }
 
-impl Link for BoardLink<'_> {
+impl Communicator for BoardCommunicator<'_> {
     fn receive(&mut self, _pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
         let peer = self.peer;
         self.board.wait(|b| b.mail.remove(&(peer, slot)))
@@ -225,7 +225,7 @@ impl Link for BoardLink<'_> {
         slot: Slot,
         to: PeerId,
         mut tensor: HostTensor,
-        coding: Coding,
+        coding: EncodeOptions,
     ) -> Result<(), ExecError> {
         if coding.codec != Codec::None {
             self.coder.encode(&tensor, &coding, &mut self.coded)?;

@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use std::collections::BTreeMap;
 
-use fusionllm_exec::{Coding, ExecError, Executor, Link};
+use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor};
 use fusionllm_graph::models::AttentionImplementation::Sdpa;
 use fusionllm_graph::{DType, Graph, HostTensor, ValueId};
 use fusionllm_plan::{Compression, Compressor, Instruction, PeerId, Plan, Program, Slot, Verdict, compile};
@@ -113,7 +113,7 @@ struct Others<'a> {
     sent: Vec<(ValueId, HostTensor)>,
 }
 
-impl Link for Others<'_> {
+impl Communicator for Others<'_> {
     fn receive(&mut self, _: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError> {
         let value = &self.program.values[&slot.value()];
         if let (PeerId::BROKER, Slot::Value { micro_batch, .. }) = (from, slot) {
@@ -124,7 +124,7 @@ impl Link for Others<'_> {
         Ok(HostTensor::from_f32(value.ty.shape.clone(), &numbers)?)
     }
 
-    fn send(&mut self, _: u64, slot: Slot, _: PeerId, tensor: HostTensor, _: Coding) -> Result<(), ExecError> {
+    fn send(&mut self, _: u64, slot: Slot, _: PeerId, tensor: HostTensor, _: EncodeOptions) -> Result<(), ExecError> {
         self.sent.push((slot.value(), tensor));
         Ok(())
     }

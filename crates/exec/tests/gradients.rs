@@ -7,7 +7,7 @@ mod plans;
 
 use std::collections::BTreeMap;
 
-use fusionllm_exec::local::{Cluster, StepResult};
+use fusionllm_exec::local::{LocalRun, StepResult};
 use fusionllm_graph::{CounterRng, Graph, HostTensor, ValueKind};
 use fusionllm_plan::{Plan, Schedule};
 use plans::{Dice, one_peer, random_graph, random_plan, replicate};
@@ -21,7 +21,7 @@ fn gradients(graph: &Graph, plan: &Plan) -> (StepResult, BTreeMap<String, HostTe
         ValueKind::Constant => Ok(graph.constants[&value.name].clone()),
         _ => common::initial(training.seed)(value),
     };
-    let mut cluster = Cluster::new(programs, &backends, training, initial).unwrap();
+    let mut cluster = LocalRun::new(programs, &backends, training, initial).unwrap();
     let step = cluster.step(&inputs(graph, plan.micro_batches)).unwrap();
     let train = plans::train_graph(graph);
     let name = |v| graph.value(v).name.clone();

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use common::*;
 use fusionllm_exec::ExecError;
-use fusionllm_exec::local::{Cluster, Training};
+use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType};
 use fusionllm_plan::{Plan, compile, equal_compute};
@@ -46,10 +46,10 @@ impl Reference {
         equal_compute(&self.graph, &names, 1, Default::default()).unwrap()
     }
 
-    fn cluster(&self, peers: usize, training: Training) -> Cluster {
+    fn cluster(&self, peers: usize, training: Training) -> LocalRun {
         let weights = SafeTensors::deserialize(&self.weights).unwrap();
         let programs = compile(&self.plan(peers), &self.graph, &train_graph(&self.graph)).unwrap();
-        Cluster::new(programs, &backends("burn-cpu", peers), training, |v| -> Result<_, ExecError> {
+        LocalRun::new(programs, &backends("burn-cpu", peers), training, |v| -> Result<_, ExecError> {
             Ok(tensor(&weights, &v.name))
         })
         .unwrap()

@@ -15,10 +15,11 @@ use fusionllm_plan::{
     Cluster, Instruction, Optimizer, PeerId, Plan, Program, Simulation, Slot, compile, compile_forward,
 };
 use fusionllm_protocol::{
-    Action, Assignment, Broker, BulkHeader, Duties, Evaluated, Every, FromPeer, MAX_BULK, Participant, PassKind,
-    Places, Position, Regulator, Settings, TensorHeader, decode, encode,
+    Action, Assignment, Broker, BulkHeader, EvalRecord, EvalSchedule, ExpectedPeers, ExpectedReports, FromPeer,
+    MAX_ASSIGNMENT_BYTES, Participant, PassKind, Regulator, RunSettings, TensorHeader, TrainingProgress, decode,
+    encode,
 };
-use fusionllm_transport::{Connection, Endpoint, Options, PeerAddr, Secret, SecretKey, Ticket};
+use fusionllm_transport::{Connection, Endpoint, EndpointOptions, PeerAddr, Secret, SecretKey, Ticket};
 use tokio::sync::mpsc;
 
 use crate::NodeError;
@@ -89,13 +90,17 @@ struct Peer {
     outbox: Outbox,
     /// Inputs it reads: the value, the micro-batch, and the name, for training and for evaluation.
     feeds: [Vec<(ValueId, u32, String)>; 2],
-    duties: Duties,
+    duties: ExpectedReports,
     train: Program,
     backend: String,
 }
 
 /// Conducts a run from the first joiner to the last step.
-pub async fn conduct(job: &Job, options: BrokerOptions, observer: &mut dyn Observer) -> Result<Position, NodeError> {
+pub async fn conduct(
+    job: &Job,
+    options: BrokerOptions,
+    observer: &mut dyn Observer,
+) -> Result<TrainingProgress, NodeError> {
     let BrokerOptions { peers, listen, plan, directory, resume } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     // What was left to a planner is by now what it chose for the run, or for the plan that is given.
@@ -172,7 +177,7 @@ pub async fn conduct(job: &Job, options: BrokerOptions, observer: &mut dyn Obser
     observer.event(Event::Opened { directory: store.directory() });
     let secret_key = SecretKey::generate();
     let pinned = matches!(peers, Peers::Emulated { .. });
-    let endpoint = Endpoint::bind(Options { secret_key, listen, pinned, ..Options::new() }).await?;
+    let endpoint = Endpoint::bind(EndpointOptions { secret_key, listen, pinned, ..EndpointOptions::new() }).await?;
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
     let run = Preparation { job, data, feeds, source, weights, door: Door { endpoint: endpoint.clone(), ticket } };
     let result = run.conduct(&peers, course, &mut store, (events, incoming), observer).await;
@@ -217,7 +222,7 @@ impl Preparation {
         store: &mut Store,
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
-    ) -> Result<Position, NodeError> {
+    ) -> Result<TrainingProgress, NodeError> {
         let Self { job, data, feeds, source, weights, door } = self;
         store.ticket(&door.ticket)?;
         let (known, cluster) = match &course {
@@ -225,9 +230,9 @@ impl Preparation {
             Course::Measure { given, .. } => (given.as_ref(), None),
         };
         let places = match (known, &course) {
-            (Some(planned), _) if planned.named => Places::Named(planned.plan.peers.clone()),
-            (_, Course::Start(planned)) => Places::Any(planned.plan.peers.len()),
-            (_, Course::Measure { count, .. }) => Places::Any(*count),
+            (Some(planned), _) if planned.named => ExpectedPeers::Named(planned.plan.peers.clone()),
+            (_, Course::Start(planned)) => ExpectedPeers::Any(planned.plan.peers.len()),
+            (_, Course::Measure { count, .. }) => ExpectedPeers::Any(*count),
         };
         observer.event(Event::Listening { ticket: &door.ticket, wanted: places.count() });
         let accepting = tokio::spawn(accept(door.endpoint.clone(), events.clone()));
@@ -335,7 +340,7 @@ impl Conductor {
             };
             assignment.loads = self.loads(&assignment, store);
             let bytes = encode(&assignment).map_err(NodeError::Protocol)?;
-            if bytes.len() as u64 > MAX_BULK {
+            if bytes.len() as u64 > MAX_ASSIGNMENT_BYTES {
                 return Err(NodeError::Input(format!(
                     "the program of {:?} is too long to send; use fewer micro-batches",
                     member.name
@@ -362,7 +367,7 @@ impl Conductor {
                 connection,
                 outbox,
                 feeds: [feeds(&assignment.train), feeds(&assignment.eval)],
-                duties: Duties::new(&assignment.train, &assignment.eval),
+                duties: ExpectedReports::new(&assignment.train, &assignment.eval),
                 train: assignment.train,
                 backend: member.backend,
             });
@@ -421,15 +426,15 @@ impl Conductor {
         store: &mut Store,
         observer: &mut dyn Observer,
         incoming: &mut mpsc::UnboundedReceiver<Incoming>,
-    ) -> Result<Position, NodeError> {
+    ) -> Result<TrainingProgress, NodeError> {
         let job = &self.job;
         let eval_passes = self.eval_passes();
-        let settings = Settings {
+        let settings = RunSettings {
             version: plan.version,
             start: store.start(),
             steps: job.train.steps,
             micro_batches: plan.micro_batches,
-            eval: (eval_passes > 0).then_some(Every { steps: job.eval.every, passes: eval_passes }),
+            eval: (eval_passes > 0).then_some(EvalSchedule { steps: job.eval.every, passes: eval_passes }),
             checkpoint: Some(job.checkpoint.every),
             learning_rate: job.train.optimizer.learning_rate(),
             clip: (job.train.optimizer.clip > 0.0).then_some(job.train.optimizer.clip),
@@ -454,7 +459,7 @@ impl Conductor {
                     }
                     broker.message(from, message, now)
                 }
-                Some(Incoming::Recoding(recoding)) => recode(recoding, &mut broker, &mut plan, store, observer)?,
+                Some(Incoming::CodecUpdate(recoding)) => recode(recoding, &mut broker, &mut plan, store, observer)?,
                 Some(Incoming::SavedAll(from, step)) => broker.saved(from, step),
                 Some(Incoming::Kept(Kept::Committed(step))) => {
                     observer.event(Event::Saved { step });
@@ -501,7 +506,7 @@ impl Conductor {
         peers: &[Peer],
         store: &mut Store,
         observer: &mut dyn Observer,
-    ) -> Result<Option<Position>, NodeError> {
+    ) -> Result<Option<TrainingProgress>, NodeError> {
         for action in actions {
             match action {
                 Action::Send(to, message) => {
@@ -521,7 +526,7 @@ impl Conductor {
                     store.step(&record, plan, targets_per_s, self.validated_after(record.step))?;
                     observer.event(Event::Step { record: &record, targets_per_s });
                 }
-                Action::Evaluated(Evaluated { step, means }) => {
+                Action::Evaluated(EvalRecord { step, means }) => {
                     let val_loss = means.first().copied().unwrap_or(f64::NAN);
                     let val_accuracy = means.get(1).copied().unwrap_or(f64::NAN);
                     store.evaluated(step, val_loss, val_accuracy)?;

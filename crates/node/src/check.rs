@@ -6,7 +6,7 @@ use std::sync::Mutex;
 
 use fusionllm_backend::open;
 use fusionllm_exec::ExecError;
-use fusionllm_exec::local::{Cluster, Training};
+use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, autodiff};
 use fusionllm_import::Options;
@@ -100,7 +100,7 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
         seed: 1,
     };
     let source = Mutex::new(&mut model);
-    let mut cluster = Cluster::new(programs, &backends, training, |value| {
+    let mut cluster = LocalRun::new(programs, &backends, training, |value| {
         let mut model = source.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
         model.initial(value).map_err(|e| ExecError::State(e.to_string()))
     })?;

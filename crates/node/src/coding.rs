@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use fusionllm_exec::{Coder, Coding, ExecError, Fidelity};
+use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity};
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::PeerId;
 use fusionllm_protocol::{TensorHeader, ToPeer};
@@ -43,7 +43,7 @@ pub(crate) enum Watch {
 }
 
 enum Job {
-    Encode { header: TensorHeader, tensor: HostTensor, coding: Coding, watch: Watch, to: PeerId, outbox: Outbox },
+    Encode { header: TensorHeader, tensor: HostTensor, coding: EncodeOptions, watch: Watch, to: PeerId, outbox: Outbox },
     Decode { header: TensorHeader, bytes: Vec<u8>, ty: TensorType, from: Arc<str> },
     Tally(mpsc::Sender<Tally>),
     Recode,
@@ -78,7 +78,7 @@ impl Codecs {
         &self,
         header: TensorHeader,
         tensor: HostTensor,
-        coding: Coding,
+        coding: EncodeOptions,
         watch: Watch,
         to: PeerId,
         outbox: &Outbox,
@@ -115,7 +115,7 @@ impl Codecs {
 }
 
 fn gone() -> ExecError {
-    ExecError::Link("the codecs' thread has ended".into())
+    ExecError::Communication("the codecs' thread has ended".into())
 }
 
 impl Tally {
@@ -146,7 +146,7 @@ impl Worker {
             Job::Encode { header, tensor, coding, watch, to, outbox } => {
                 let mut bytes = Vec::new();
                 let flagged = match self.feedback {
-                    true => self.coder.encode_owing(&tensor, &coding, (to, header.slot), &mut bytes),
+                    true => self.coder.encode_with_feedback(&tensor, &coding, (to, header.slot), &mut bytes),
                     false => self.coder.encode(&tensor, &coding, &mut bytes),
                 };
                 let flagged = flagged.map_err(|e| e.to_string())?;
@@ -173,7 +173,7 @@ impl Worker {
                 let _ = answer.send(std::mem::take(&mut self.tally));
                 return Ok(());
             }
-            Job::Recode => self.coder.forget(),
+            Job::Recode => self.coder.clear_feedback(),
         }
         self.tally.seconds += begun.elapsed().as_secs_f64();
         Ok(())

@@ -2,7 +2,7 @@ use fusionllm_backend::BackendError;
 use fusionllm_exec::ExecError;
 use fusionllm_graph::GraphError;
 use fusionllm_plan::{PeerId, PlanError};
-use fusionllm_transport::{BindError, Cause, ReceiveError, SendError};
+use fusionllm_transport::{BindError, DisconnectReason, ReceiveError, SendError};
 
 use crate::DiskError;
 use crate::checkpoint::CheckpointError;
@@ -33,7 +33,7 @@ pub enum NodeError {
     },
     /// A connection is gone.
     #[error("{0}")]
-    Lost(Cause),
+    Lost(DisconnectReason),
     /// A connection could not be made.
     #[error("{0}")]
     Network(String),
@@ -87,7 +87,7 @@ impl From<WeightsError> for NodeError {
 impl From<SendError> for NodeError {
     fn from(e: SendError) -> Self {
         match e {
-            SendError::Lost(lost) => Self::Lost(lost.cause),
+            SendError::Lost(lost) => Self::Lost(lost.reason),
             e => Self::Protocol(e.to_string()),
         }
     }
@@ -96,7 +96,7 @@ impl From<SendError> for NodeError {
 impl From<ReceiveError> for NodeError {
     fn from(e: ReceiveError) -> Self {
         match e {
-            ReceiveError::Lost(lost) => Self::Lost(lost.cause),
+            ReceiveError::Lost(lost) => Self::Lost(lost.reason),
             e => Self::Protocol(e.to_string()),
         }
     }

@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fusionllm_backend::Backend;
 use fusionllm_compress::Codec;
-use fusionllm_exec::{Coding, ExecError, Executor, Link, PassStats, Snapshot};
+use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Snapshot};
 use fusionllm_graph::{HostTensor, ValueId, ValueKind};
 use fusionllm_plan::{Device, Instruction, PeerId, Program, Slot, Verdict};
 use fusionllm_protocol::{
-    Assignment, BulkHeader, FromPeer, Hello, Inbox, MAX_BULK, PassReport, TensorHeader, ToPeer, VERSION, decode, encode,
+    Assignment, BulkHeader, FromPeer, Hello, Inbox, MAX_ASSIGNMENT_BYTES, PassReport, TensorHeader, ToPeer, VERSION,
+    decode, encode,
 };
 use fusionllm_transport::{
-    Allowed, Cause, ConnectError, Connection, Endpoint, Lanes, Options, PeerAddr, Receiver, Ticket,
+    Allowed, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, Lanes, PeerAddr, Receiver, Ticket,
 };
 
 use crate::coding::{Codecs, Watch};
@@ -60,7 +61,8 @@ type Throughput = Arc<Mutex<BTreeMap<PeerId, (u64, f64)>>>;
 pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
     let (allowed, pinned) = (Allowed::Only(BTreeSet::new()), options.pinned);
     let endpoint =
-        Endpoint::bind(Options { allowed, listen: pinned, pinned: pinned.is_some(), ..Options::new() }).await?;
+        Endpoint::bind(EndpointOptions { allowed, listen: pinned, pinned: pinned.is_some(), ..EndpointOptions::new() })
+            .await?;
     let result = take_part(&endpoint, options).await;
     let reason = result.as_ref().err().map(NodeError::to_string).unwrap_or_default();
     endpoint.close(&reason).await;
@@ -97,7 +99,7 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, No
         Ok(()) => Ok(true),
         Err(e) => {
             let message = match &e {
-                NodeError::LostPeer { peer, reason, .. } => FromPeer::Lost { peer: *peer, reason: reason.clone() },
+                NodeError::LostPeer { peer, reason, .. } => FromPeer::PeerLost { peer: *peer, reason: reason.clone() },
                 e => FromPeer::Failed { reason: e.to_string() },
             };
             // The broker may be what is gone.
@@ -133,7 +135,7 @@ async fn assignment(
                 };
                 return match decode(frame.header()).map_err(NodeError::Protocol)? {
                     BulkHeader::Assign => {
-                        let bytes = frame.read(MAX_BULK).await?;
+                        let bytes = frame.read(MAX_ASSIGNMENT_BYTES).await?;
                         Ok(Some(decode(&bytes).map_err(|e| NodeError::Protocol(format!("the assignment: {e}")))?))
                     }
                     other => Err(NodeError::Protocol(format!("the broker sent {other:?} before an assignment"))),
@@ -184,7 +186,7 @@ async fn run(
     let name_of = |p: PeerId| addresses[p.0 as usize].0.clone();
     let meeting = meet(endpoint, peer, &addresses, &wanted);
     let mut executor = Executor::new(backend, assignment.optimizer, assignment.seed);
-    executor.slow_down(slowdown);
+    executor.set_slowdown(slowdown);
     let loading = load(&mut lanes.bulk, &assignment, executor);
     let (connections, mut executor) = tokio::try_join!(meeting, loading)?;
     let Assignment { train, eval, compression, .. } = assignment;
@@ -401,7 +403,7 @@ async fn receive_tensors(mut lane: Receiver, from: PeerId, name: String, arrival
     let reason = match result {
         // A peer that was told to stop before this one was leaves in good order.
         Ok(()) => return,
-        Err(NodeError::Lost(Cause::ClosedByPeer(reason))) if reason.is_empty() => return,
+        Err(NodeError::Lost(DisconnectReason::ClosedByPeer(reason))) if reason.is_empty() => return,
         Err(NodeError::Lost(cause)) => {
             mailbox.lose(from, cause.to_string());
             format!("lost {name}: {cause}")
@@ -495,7 +497,7 @@ impl Worker {
                     self.link.done(pass, stats)?;
                 }
                 // All passes that it came behind are over.
-                ToPeer::Recode { version, codecs } => {
+                ToPeer::SetCodecs { version, codecs } => {
                     self.train.recode(version, codecs)?;
                     self.link.codecs.recode()?;
                 }
@@ -505,7 +507,7 @@ impl Worker {
                 ToPeer::Refused { reason } => return Err(NodeError::Refused(reason)),
                 // Went to the mailbox.
                 ToPeer::Verdict { .. } => {}
-                ToPeer::Measure { .. } | ToPeer::Probe { .. } | ToPeer::Settle => {
+                ToPeer::Measure { .. } | ToPeer::Probe { .. } | ToPeer::StopProbing => {
                     return Err(NodeError::Protocol("the broker asked for measurements in the middle of a run".into()));
                 }
             }
@@ -567,19 +569,28 @@ impl NetLink {
 }
 
 fn link_error(e: NodeError) -> ExecError {
-    ExecError::Link(e.to_string())
+    ExecError::Communication(e.to_string())
 }
 
-impl Link for NetLink {
+impl Communicator for NetLink {
     fn receive(&mut self, pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
-        self.mailbox.take(&TensorHeader { pass, train: self.train, slot, coded: false }).map_err(ExecError::Link)
+        self.mailbox
+            .take(&TensorHeader { pass, train: self.train, slot, coded: false })
+            .map_err(ExecError::Communication)
     }
 
-    fn send(&mut self, pass: u64, slot: Slot, to: PeerId, tensor: HostTensor, coding: Coding) -> Result<(), ExecError> {
+    fn send(
+        &mut self,
+        pass: u64,
+        slot: Slot,
+        to: PeerId,
+        tensor: HostTensor,
+        coding: EncodeOptions,
+    ) -> Result<(), ExecError> {
         let outbox = self
             .outboxes
             .get(&to)
-            .ok_or_else(|| ExecError::Link(format!("there is no connection to peer {}", to.0)))?;
+            .ok_or_else(|| ExecError::Communication(format!("there is no connection to peer {}", to.0)))?;
         let header = TensorHeader { pass, train: self.train, slot, coded: false };
         if coding.codec != Codec::None {
             let watch = match slot {
@@ -598,6 +609,6 @@ impl Link for NetLink {
 
     fn verdict(&mut self, pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
         self.control.control(&FromPeer::Norms { pass, squared_norms }).map_err(link_error)?;
-        self.mailbox.verdict(pass).map_err(ExecError::Link)
+        self.mailbox.verdict(pass).map_err(ExecError::Communication)
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fusionllm_plan::Link;
-use fusionllm_protocol::{MAX_PROBE, Probe, decode, encode};
+use fusionllm_protocol::{MAX_PROBE_BYTES, Probe, decode, encode};
 use fusionllm_transport::{Allowed, Connection, Endpoint, Lane, Lanes, PeerAddr, PeerKey};
 use tokio::task::JoinSet;
 
@@ -53,9 +53,11 @@ async fn answer(connection: &Connection, mut lanes: Lanes) -> Result<(), NodeErr
     while let Some((asked, took)) = receive(&mut lanes).await? {
         match asked {
             Probe::Echo => send(connection, Probe::Echo, 0).await?,
-            Probe::Load => send(connection, Probe::Took(took), 0).await?,
-            Probe::Give(bytes) if bytes <= MAX_PROBE => send(connection, Probe::Load, bytes).await?,
-            Probe::Give(_) | Probe::Took(_) => return Err(NodeError::Protocol(format!("a peer asked for {asked:?}"))),
+            Probe::Load => send(connection, Probe::Elapsed(took), 0).await?,
+            Probe::Request(bytes) if bytes <= MAX_PROBE_BYTES => send(connection, Probe::Load, bytes).await?,
+            Probe::Request(_) | Probe::Elapsed(_) => {
+                return Err(NodeError::Protocol(format!("a peer asked for {asked:?}")));
+            }
         }
     }
     Ok(())
@@ -85,16 +87,16 @@ async fn measure(connection: &Connection, lanes: &mut Lanes, patience: f64) -> R
         loop {
             match forth {
                 true => send(connection, Probe::Load, bytes).await?,
-                false => send(connection, Probe::Give(bytes), 0).await?,
+                false => send(connection, Probe::Request(bytes), 0).await?,
             }
             let took = match expect(lanes).await? {
-                (Probe::Took(took), _) if forth => took,
+                (Probe::Elapsed(took), _) if forth => took,
                 (Probe::Load, took) if !forth => took,
                 (other, _) => return Err(NodeError::Protocol(format!("a peer answered a measurement with {other:?}"))),
             };
             // Whatever comes in one piece took no time that a clock shows.
             link.bandwidth = bytes as f64 / took.max(1e-6);
-            if took >= patience || bytes >= MAX_PROBE {
+            if took >= patience || bytes >= MAX_PROBE_BYTES {
                 break;
             }
             bytes *= 2;
@@ -114,7 +116,7 @@ async fn receive(lanes: &mut Lanes) -> Result<Option<(Probe, f64)>, NodeError> {
     let Some(frame) = lanes.bulk.next().await? else { return Ok(None) };
     let begun = Instant::now();
     let probe = decode(frame.header()).map_err(NodeError::Protocol)?;
-    frame.read(MAX_PROBE).await?;
+    frame.read(MAX_PROBE_BYTES).await?;
     Ok(Some((probe, begun.elapsed().as_secs_f64())))
 }
 
@@ -126,7 +128,7 @@ async fn expect(lanes: &mut Lanes) -> Result<(Probe, f64), NodeError> {
 mod tests {
     use std::net::Ipv4Addr;
 
-    use fusionllm_transport::Options;
+    use fusionllm_transport::EndpointOptions;
     use fusionllm_transport::emulator::{Emulator, LinkSpec};
 
     use super::*;
@@ -136,7 +138,7 @@ mod tests {
     /// There at 1 Mbps, back at 80 Mbps, 5 ms each way.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn a_slow_link_is_told_from_a_fast_one() {
-        let bind = || Endpoint::bind(Options { pinned: true, ..Options::new() });
+        let bind = || Endpoint::bind(EndpointOptions { pinned: true, ..EndpointOptions::new() });
         let (a, b) = (bind().await.unwrap(), bind().await.unwrap());
         let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap();
         let link = |rate| emulator.add_link(LinkSpec::new("line", Some(rate * MBPS), Duration::from_millis(5)));

@@ -7,7 +7,7 @@ use std::time::Instant;
 use fusionllm_compress::Codec;
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::{Optimizer, PeerId, PeerLoad, Plan};
-use fusionllm_protocol::{PassReport, Position, StepRecord};
+use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
 use fusionllm_transport::Ticket;
 
 use crate::NodeError;
@@ -165,9 +165,9 @@ impl Store {
     }
 
     /// Where this run starts.
-    pub(crate) fn start(&self) -> Position {
+    pub(crate) fn start(&self) -> TrainingProgress {
         let state = self.resumed.as_ref().map(Checkpoint::state);
-        state.map_or_else(Position::default, |s| Position { step: s.step, updates: s.updates })
+        state.map_or_else(TrainingProgress::default, |s| TrainingProgress { step: s.step, updates: s.updates })
     }
 
     /// A tensor to go on from.
@@ -190,7 +190,13 @@ impl Store {
     }
 
     /// All came.
-    pub(crate) fn commit(&self, position: Position, job: &Job, data: &Dataset, model: &Model) -> Result<(), NodeError> {
+    pub(crate) fn commit(
+        &self,
+        position: TrainingProgress,
+        job: &Job,
+        data: &Dataset,
+        model: &Model,
+    ) -> Result<(), NodeError> {
         let mut extra = Vec::new();
         if let (Family::Gpt2(config), Data::Text(text)) = (&job.model.family, &job.data) {
             // So that `transformers` loads a checkpoint as it stands.
@@ -298,7 +304,7 @@ impl Store {
         plan: &Plan,
         peers: &[PeerFacts],
         predicted_step_s: Option<f64>,
-        position: Position,
+        position: TrainingProgress,
     ) -> Result<Summary, NodeError> {
         self.flush()?;
         // The first steps warm caches and allocators.

@@ -56,9 +56,9 @@ impl Surveyed<'_> {
                 }
                 Ok(FromPeer::Links(links.ok()))
             }
-            ToPeer::Settle => {
+            ToPeer::StopProbing => {
                 self.answering = None;
-                Ok(FromPeer::Settled)
+                Ok(FromPeer::ProbingStopped)
             }
             other => Err(NodeError::Protocol(format!("the broker said {other:?} before an assignment"))),
         }

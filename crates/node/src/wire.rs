@@ -6,7 +6,7 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use bytes::Bytes;
 use fusionllm_graph::HostTensor;
 use fusionllm_plan::{PeerId, Verdict};
-use fusionllm_protocol::{BulkHeader, MAX_CONTROL, TensorHeader, decode, encode};
+use fusionllm_protocol::{BulkHeader, MAX_CONTROL_BYTES, TensorHeader, decode, encode};
 use fusionllm_transport::{Connection, Lane, Receiver};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -25,7 +25,7 @@ pub(crate) async fn next_control<T: DeserializeOwned>(lane: &mut Receiver) -> Re
     match lane.next().await? {
         None => Ok(None),
         Some(frame) => {
-            let bytes = frame.read(MAX_CONTROL).await?;
+            let bytes = frame.read(MAX_CONTROL_BYTES).await?;
             decode(&bytes).map(Some).map_err(|e| NodeError::Protocol(format!("a control message: {e}")))
         }
     }

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use fusionllm_backend::open;
 use fusionllm_exec::ExecError;
-use fusionllm_exec::local::{Cluster, Training};
+use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{HostTensor, autodiff};
 use fusionllm_import::Options;
@@ -67,7 +67,7 @@ fn twenty_steps_follow_pytorchs() {
                 let backends: Vec<_> = names.iter().map(|_| open("burn-cpu").unwrap()).collect();
                 let training = Training { optimizer, learning_rate: rate(base), clip: None, seed: 1 };
                 let programs = compile(&plan, &graph, &train).unwrap();
-                let mut cluster = Cluster::new(programs, &backends, training, |value| {
+                let mut cluster = LocalRun::new(programs, &backends, training, |value| {
                     model.initial(value).map_err(|e| ExecError::State(e.to_string()))
                 })
                 .unwrap();

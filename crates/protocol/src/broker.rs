@@ -3,11 +3,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{LearningRate, LinkCodec, PeerId, Verdict, clip_factor, share_of_loss};
 
-use crate::{Duties, FromPeer, PassReport, ToPeer};
+use crate::{ExpectedReports, FromPeer, PassReport, ToPeer};
 
 /// How often something happens between training steps.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Every {
+pub struct EvalSchedule {
     /// After every so many steps, and after the last.
     pub steps: u64,
     /// So many passes each time.
@@ -16,7 +16,7 @@ pub struct Every {
 
 /// Where a run stands.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Position {
+pub struct TrainingProgress {
     /// Batches trained on.
     pub step: u64,
     /// Updates applied: as many, less the steps whose gradients were not finite.
@@ -25,17 +25,17 @@ pub struct Position {
 
 /// What a run is to do.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Settings {
+pub struct RunSettings {
     /// Version of the plan it starts with.
     pub version: u32,
     /// Where it starts.
-    pub start: Position,
+    pub start: TrainingProgress,
     /// Steps in all, those before `start` included.
     pub steps: u64,
     /// Micro-batches a pass.
     pub micro_batches: u32,
     /// Validation, if any.
-    pub eval: Option<Every>,
+    pub eval: Option<EvalSchedule>,
     /// Steps between checkpoints, if any; one is taken at the end in any case where this is set.
     pub checkpoint: Option<u64>,
     /// The rate of each update.
@@ -52,7 +52,7 @@ pub struct Participant {
     /// For people.
     pub name: String,
     /// What it owes.
-    pub duties: Duties,
+    pub duties: ExpectedReports,
 }
 
 /// What a pass is for.
@@ -97,7 +97,7 @@ pub struct StepRecord {
 
 /// A validation that is over.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Evaluated {
+pub struct EvalRecord {
     /// Batches trained on.
     pub step: u64,
     /// Sums over all targets of each report, by the program's order of reports: the loss as a mean over targets, others as sums divided by the targets.
@@ -116,20 +116,20 @@ pub enum Action {
     /// A step is over.
     Step(StepRecord),
     /// A validation is over.
-    Evaluated(Evaluated),
+    Evaluated(EvalRecord),
     /// Expect snapshots of this step.
     BeginCheckpoint(u64),
     /// All peers' snapshots came: make the checkpoint whole, and tell [`Broker::committed`].
-    Commit(Position),
+    Commit(TrainingProgress),
     /// All is done.
-    Finish(Position),
+    Finish(TrainingProgress),
     /// The run cannot go on, for this reason.
     Fail(String),
 }
 
 /// Other codecs for a run under way.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Recoded {
+pub struct AppliedCodecs {
     /// The version of the plan that has them.
     pub version: u32,
     /// The first step that runs by it, from 1.
@@ -196,7 +196,7 @@ const MAX_SENT: u64 = 1 << 44;
 /// Peers are not trusted: whatever one sends that is not its turn or its business ends the run with an error that names it.
 #[derive(Debug)]
 pub struct Broker {
-    settings: Settings,
+    settings: RunSettings,
     /// Version of the plan that passes are issued by.
     version: u32,
     peers: Vec<Participant>,
@@ -210,7 +210,7 @@ pub struct Broker {
     trained: u64,
     /// Updates decided.
     updates: u64,
-    position: Position,
+    position: TrainingProgress,
     saving: Option<Saving>,
     /// The step of the last snapshot that was asked for.
     snapshot: Option<u64>,
@@ -228,8 +228,8 @@ type Outcome = Result<Vec<Action>, &'static str>;
 
 impl Broker {
     /// A broker of these peers, in the order of their numbers.
-    pub fn new(settings: Settings, peers: Vec<Participant>) -> Self {
-        let Position { step, updates } = settings.start;
+    pub fn new(settings: RunSettings, peers: Vec<Participant>) -> Self {
+        let TrainingProgress { step, updates } = settings.start;
         Self {
             settings,
             version: settings.version,
@@ -253,7 +253,7 @@ impl Broker {
     }
 
     /// Where the run stands: after the last step that all peers ended.
-    pub fn position(&self) -> Position {
+    pub fn position(&self) -> TrainingProgress {
         self.position
     }
 
@@ -276,7 +276,7 @@ impl Broker {
 
     /// Gives links other codecs from the next pass on that no peer has been told of: the plan's next version. Links that are not named have none.
     /// `None` if there will be no more steps.
-    pub fn recode(&mut self, codecs: &[LinkCodec]) -> Option<Recoded> {
+    pub fn set_codecs(&mut self, codecs: &[LinkCodec]) -> Option<AppliedCodecs> {
         if self.over || self.stopping || self.trained >= self.settings.steps {
             return None;
         }
@@ -284,10 +284,10 @@ impl Broker {
         let version = self.version;
         let tell = |peer| {
             let codecs = codecs.iter().filter(|l| l.from == peer).map(|l| (l.to, l.codec)).collect();
-            Action::Send(peer, ToPeer::Recode { version, codecs })
+            Action::Send(peer, ToPeer::SetCodecs { version, codecs })
         };
         let actions = (0..self.peers.len() as u32).map(PeerId).map(tell).collect();
-        Some(Recoded { version, step: self.trained + 1, actions })
+        Some(AppliedCodecs { version, step: self.trained + 1, actions })
     }
 
     /// The micro-batches' shares of a pass's loss, and how many targets count in it.
@@ -311,17 +311,19 @@ impl Broker {
         }
         let outcome = match message {
             FromPeer::Hello(_) => Err("said hello twice"),
-            FromPeer::Machine(_) | FromPeer::Links(_) | FromPeer::Settled => Err("was not asked to measure anything"),
+            FromPeer::Machine(_) | FromPeer::Links(_) | FromPeer::ProbingStopped => {
+                Err("was not asked to measure anything")
+            }
             FromPeer::Ready => self.peer_ready(from, now),
             FromPeer::Report { pass, report, micro_batch, value } => {
                 self.report(from, pass, (report, micro_batch), value)
             }
             FromPeer::Norms { pass, squared_norms } => self.norms(from, pass, squared_norms),
             FromPeer::PassDone { pass, report } => self.pass_done(from, pass, report, now),
-            FromPeer::Lost { peer, .. } if peer == from || peer.0 as usize >= self.peers.len() => {
+            FromPeer::PeerLost { peer, .. } if peer == from || peer.0 as usize >= self.peers.len() => {
                 Err("reported the loss of a peer that is none")
             }
-            FromPeer::Lost { peer, reason } => {
+            FromPeer::PeerLost { peer, reason } => {
                 let reason = format!("{} (seen by {:?})", plain(&reason), self.name(from));
                 Ok(self.lost(peer, &reason))
             }
@@ -377,7 +379,7 @@ impl Broker {
     }
 
     /// The pass that a peer is in, if it is this one, and what it owes there. Each goes through the passes one after another.
-    fn current(&mut self, from: PeerId, number: u64) -> Result<(&mut Pass, &Duties), &'static str> {
+    fn current(&mut self, from: PeerId, number: u64) -> Result<(&mut Pass, &ExpectedReports), &'static str> {
         let pass = self.passes.iter_mut().find(|p| !p.done.contains_key(&from)).filter(|p| p.number == number);
         pass.zip(self.peers.get(from.0 as usize).map(|p| &p.duties)).ok_or("spoke of a pass that it is not in")
     }
@@ -394,7 +396,7 @@ impl Broker {
     }
 
     fn norms(&mut self, from: PeerId, number: u64, squared_norms: Vec<(ValueId, f64)>) -> Outcome {
-        let Settings { micro_batches, clip, learning_rate, .. } = self.settings;
+        let RunSettings { micro_batches, clip, learning_rate, .. } = self.settings;
         let (peers, update) = (self.peers.len(), self.updates + 1);
         let (pass, duties) = self.current(from, number)?;
         if !pass.trains() || !pass.voted.insert(from) {
@@ -462,7 +464,8 @@ impl Broker {
             PassKind::Train { step } => {
                 let Judged { verdict, loss, grad_norm } = pass.judged?;
                 self.skipped = if verdict.apply { 0 } else { self.skipped + 1 };
-                self.position = Position { step: step + 1, updates: self.position.updates + u64::from(verdict.apply) };
+                self.position =
+                    TrainingProgress { step: step + 1, updates: self.position.updates + u64::from(verdict.apply) };
                 if let Some(saving) = self.saving.as_mut().filter(|s| s.step == self.position.step) {
                     saving.updates = Some(self.position.updates);
                 }
@@ -495,7 +498,7 @@ impl Broker {
                 }
                 let targets = std::mem::take(&mut self.eval_targets) as f64;
                 let means = std::mem::take(&mut self.eval_sums).into_values().map(|s| s / targets).collect();
-                Some(Action::Evaluated(Evaluated { step, means }))
+                Some(Action::Evaluated(EvalRecord { step, means }))
             }
         }
     }
@@ -505,7 +508,7 @@ impl Broker {
         let saving = self.saving.as_mut().filter(|s| s.waiting.is_empty() && !s.committing)?;
         let updates = saving.updates?;
         saving.committing = true;
-        Some(Action::Commit(Position { step: saving.step, updates }))
+        Some(Action::Commit(TrainingProgress { step: saving.step, updates }))
     }
 
     /// What follows in an undisturbed run: after each step its validation, then its checkpoint.

@@ -8,14 +8,14 @@ const MAX_ADDR: usize = 4096;
 
 /// Who is wanted.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Places {
+pub enum ExpectedPeers {
     /// So many peers, whatever they are called.
     Any(usize),
     /// Peers of these names, in the order in which they are numbered.
     Named(Vec<String>),
 }
 
-impl Places {
+impl ExpectedPeers {
     /// How many are wanted.
     pub fn count(&self) -> usize {
         match self {
@@ -28,7 +28,7 @@ impl Places {
 /// Gathers the peers of a run.
 #[derive(Debug)]
 pub struct Lobby {
-    places: Places,
+    places: ExpectedPeers,
     secret: [u8; 16],
     members: Vec<Member>,
     /// How many were ever let in, for names.
@@ -52,7 +52,7 @@ pub struct Member {
 
 impl Lobby {
     /// A lobby that waits for peers who know the secret.
-    pub fn new(places: Places, secret: [u8; 16]) -> Self {
+    pub fn new(places: ExpectedPeers, secret: [u8; 16]) -> Self {
         Self { places, secret, members: Vec::new(), count: 0 }
     }
 
@@ -86,23 +86,23 @@ impl Lobby {
         let free = |name: &String| !self.members.iter().any(|m| m.name == *name);
         let mut name = hello.name;
         match &self.places {
-            Places::Any(_) => {
+            ExpectedPeers::Any(_) => {
                 while name.is_empty() || !free(&name) {
                     name = format!("peer-{}", self.count);
                     self.count += 1;
                 }
             }
-            Places::Named(names) if name.is_empty() => {
+            ExpectedPeers::Named(names) if name.is_empty() => {
                 name = names.iter().find(|n| free(n)).cloned().unwrap_or_default();
             }
-            Places::Named(names) if !names.contains(&name) => {
+            ExpectedPeers::Named(names) if !names.contains(&name) => {
                 let left: Vec<&str> = names.iter().filter(|n| free(n)).map(String::as_str).collect();
                 return Err(format!(
                     "the run's plan has no peer {name:?}; join as one of those it waits for with --name: {}",
                     left.join(", ")
                 ));
             }
-            Places::Named(_) => {}
+            ExpectedPeers::Named(_) => {}
         }
         self.members.push(Member { connection, name, backend: hello.backend, device: hello.device, addr: hello.addr });
         Ok(&self.members[self.members.len() - 1])
@@ -124,8 +124,8 @@ impl Lobby {
     pub fn complete(&self) -> Option<Vec<Member>> {
         let mut members = self.members.clone();
         match &self.places {
-            Places::Any(_) => members.sort_by_cached_key(|m| (natural_key(&m.name), m.name.clone())),
-            Places::Named(names) => members.sort_by_key(|m| names.iter().position(|n| *n == m.name)),
+            ExpectedPeers::Any(_) => members.sort_by_cached_key(|m| (natural_key(&m.name), m.name.clone())),
+            ExpectedPeers::Named(names) => members.sort_by_key(|m| names.iter().position(|n| *n == m.name)),
         }
         (members.len() == self.places.count()).then_some(members)
     }
@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn only_holders_of_the_secret_get_in() {
-        let mut lobby = Lobby::new(Places::Any(1), [7; 16]);
+        let mut lobby = Lobby::new(ExpectedPeers::Any(1), [7; 16]);
         assert!(lobby.join(1, Hello { secret: [8; 16], ..hello("a") }).unwrap_err().contains("secret"));
         assert!(lobby.join(1, Hello { version: 99, ..hello("a") }).unwrap_err().contains("version 99"));
         assert_eq!(lobby.join(1, hello("a")).unwrap().name, "a");
@@ -179,7 +179,7 @@ mod tests {
     #[test]
     fn no_two_names_are_equal_in_order() {
         for names in [["p01", "p1", "p001"], ["p1", "p001", "p01"]] {
-            let mut lobby = Lobby::new(Places::Any(3), [7; 16]);
+            let mut lobby = Lobby::new(ExpectedPeers::Any(3), [7; 16]);
             for (i, name) in names.iter().enumerate() {
                 lobby.join(i as u64, hello(name)).unwrap();
             }
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn a_plan_names_its_peers() {
-        let mut lobby = Lobby::new(Places::Named(vec!["lab-1".into(), "home".into(), "lab-0".into()]), [7; 16]);
+        let mut lobby = Lobby::new(ExpectedPeers::Named(vec!["lab-1".into(), "home".into(), "lab-0".into()]), [7; 16]);
         let refused = lobby.join(1, hello("attic")).unwrap_err();
         assert_eq!(
             refused,
@@ -207,7 +207,7 @@ mod tests {
 
     #[test]
     fn what_a_joiner_says_of_itself_is_bounded() {
-        let mut lobby = Lobby::new(Places::Any(1), [7; 16]);
+        let mut lobby = Lobby::new(ExpectedPeers::Any(1), [7; 16]);
         let mut refusal = |h: Hello| lobby.join(1, h).unwrap_err();
         assert!(refusal(hello(&"n".repeat(65))).contains("name"));
         assert!(refusal(Hello { device: "\u{1b}[2J".into(), ..hello("a") }).contains("device"));
@@ -217,7 +217,7 @@ mod tests {
 
     #[test]
     fn peers_are_numbered_by_name_not_by_arrival() {
-        let mut lobby = Lobby::new(Places::Any(4), [7; 16]);
+        let mut lobby = Lobby::new(ExpectedPeers::Any(4), [7; 16]);
         for (i, name) in ["p10", "p2", "", "p1"].iter().enumerate() {
             lobby.join(i as u64, hello(name)).unwrap();
         }

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 pub const VERSION: u32 = 4;
 
 /// Largest control message, in bytes.
-pub const MAX_CONTROL: u64 = 4 << 20;
+pub const MAX_CONTROL_BYTES: u64 = 4 << 20;
 
 /// Largest assignment, in bytes.
-pub const MAX_BULK: u64 = 1 << 28;
+pub const MAX_ASSIGNMENT_BYTES: u64 = 1 << 28;
 
 /// Largest frame of a measurement, in bytes.
-pub const MAX_PROBE: u64 = 4 << 20;
+pub const MAX_PROBE_BYTES: u64 = 4 << 20;
 
 /// What a joiner says first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,8 +46,8 @@ pub enum FromPeer {
     Machine(Machine),
     /// The answer to [`ToPeer::Probe`]: the link that leads there and the one that leads back, or `None` if the two cannot reach each other.
     Links(Option<(Link, Link)>),
-    /// The answer to [`ToPeer::Settle`].
-    Settled,
+    /// The answer to [`ToPeer::StopProbing`].
+    ProbingStopped,
     /// All is loaded, and the other peers are connected.
     Ready,
     /// A scalar of a pass.
@@ -76,7 +76,7 @@ pub enum FromPeer {
         report: PassReport,
     },
     /// Another peer's connection to it is gone.
-    Lost {
+    PeerLost {
         /// Whose.
         peer: PeerId,
         /// Why.
@@ -107,12 +107,12 @@ pub struct Machine {
 pub enum Probe {
     /// To be sent back.
     Echo,
-    /// The payload is of no use but to be timed; the answer is [`Self::Took`].
+    /// The payload is of no use but to be timed; the answer is [`Self::Elapsed`].
     Load,
     /// Seconds from the header's arrival to the payload's end.
-    Took(f64),
-    /// Send so many bytes of [`Self::Load`], at most [`MAX_PROBE`].
-    Give(u64),
+    Elapsed(f64),
+    /// Send so many bytes of [`Self::Load`], at most [`MAX_PROBE_BYTES`].
+    Request(u64),
 }
 
 /// What a pass took on one peer.
@@ -161,7 +161,7 @@ pub enum ToPeer {
         patience_s: f64,
     },
     /// All is measured: let nobody connect any more.
-    Settle,
+    StopProbing,
     /// Run the training program, or the evaluation program.
     Run {
         /// Number of the pass.
@@ -181,7 +181,7 @@ pub enum ToPeer {
         verdict: Verdict,
     },
     /// All passes from here on run by this version of the plan, the one after that of the passes so far.
-    Recode {
+    SetCodecs {
         /// The version.
         version: u32,
         /// The codecs of the peer's links, by receiver.

@@ -40,7 +40,7 @@ impl Survey {
             .into_iter()
             .map(|round| round.into_iter().map(|(from, with)| (from, ToPeer::Probe { with, patience_s })).collect());
         let first = all(&ToPeer::Measure { peers: peers.clone() });
-        let rounds = [first].into_iter().chain(probes).chain([all(&ToPeer::Settle)]).collect();
+        let rounds = [first].into_iter().chain(probes).chain([all(&ToPeer::StopProbing)]).collect();
         Self {
             members,
             rounds,
@@ -78,7 +78,7 @@ impl Survey {
             (Some(ToPeer::Probe { with, .. }), FromPeer::Links(None)) => {
                 self.apart.insert((from, with));
             }
-            (Some(ToPeer::Settle), FromPeer::Settled) => {}
+            (Some(ToPeer::StopProbing), FromPeer::ProbingStopped) => {}
             _ => return Err("it answered what it was not asked".into()),
         }
         Ok(())
@@ -220,7 +220,7 @@ mod tests {
                         let apart = (p, with) == (PeerId(0), PeerId(2));
                         FromPeer::Links((!apart).then(|| (link(rate), link(10.0 * rate))))
                     }
-                    ToPeer::Settle => FromPeer::Settled,
+                    ToPeer::StopProbing => FromPeer::ProbingStopped,
                     other => panic!("{other:?}"),
                 };
                 survey.answer(p, answer).unwrap();
@@ -259,7 +259,7 @@ mod tests {
         }
         let mut survey = Survey::new(members(1));
         survey.ask();
-        assert!(survey.answer(PeerId(0), FromPeer::Settled).unwrap_err().contains("not asked"));
+        assert!(survey.answer(PeerId(0), FromPeer::ProbingStopped).unwrap_err().contains("not asked"));
         survey.ask();
         for bad in [link(0.0), link(f64::INFINITY), Link { latency: f64::NAN, bandwidth: 1.0 }] {
             let mut survey = Survey::new(members(1));

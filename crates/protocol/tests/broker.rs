@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use common::simulation::{Disturbance, End, Scenario, TARGETS, Trace, loss, run, share};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{LearningRate, PeerId};
-use fusionllm_protocol::{Every, FromPeer, Hello, PassReport, Position, Settings, VERSION};
+use fusionllm_protocol::{EvalSchedule, FromPeer, Hello, PassReport, RunSettings, TrainingProgress, VERSION};
 use proptest::prelude::*;
 
 fn scenarios() -> impl Strategy<Value = Scenario> {
@@ -16,11 +16,11 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
     let every = (prop::option::of((0u64..4, 1u64..4)), prop::option::of(0u64..4));
     (settings, every, 1usize..5, prop::collection::btree_set(0u64..16, 0..6), any::<u64>()).prop_map(
         |((step, skipped, steps, micro_batches, window), (eval, checkpoint), peers, broken, seed)| {
-            let settings = Settings {
-                start: Position { step, updates: step.saturating_sub(skipped) },
+            let settings = RunSettings {
+                start: TrainingProgress { step, updates: step.saturating_sub(skipped) },
                 steps,
                 micro_batches,
-                eval: eval.map(|(steps, passes)| Every { steps, passes }),
+                eval: eval.map(|(steps, passes)| EvalSchedule { steps, passes }),
                 checkpoint,
                 window,
                 ..Scenario::default().settings
@@ -32,7 +32,7 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
 
 /// What must come of the steps up to `last`, whether or not the run was to go on.
 fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
-    let Settings { start, steps, micro_batches, eval, checkpoint, learning_rate, .. } = s.settings;
+    let RunSettings { start, steps, micro_batches, eval, checkpoint, learning_rate, .. } = s.settings;
     let mut at = start;
     let mut commits = Vec::new();
     let mut evaluated = Vec::new();
@@ -49,7 +49,7 @@ fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
         assert!(record.step_s > 0.0);
         assert_eq!(record.peers.len(), s.peers);
         assert_eq!(record.bytes_sent, if s.peers > 1 { 8 * s.peers as u64 } else { 0 });
-        at = Position { step: at.step + 1, updates: at.updates + u64::from(!broken) };
+        at = TrainingProgress { step: at.step + 1, updates: at.updates + u64::from(!broken) };
         let due = |every: u64| at.step == steps || (every > 0 && at.step.is_multiple_of(every));
         if eval.is_some_and(|e| due(e.steps)) {
             evaluated.push(at.step);
@@ -90,7 +90,7 @@ fn lies() -> impl Strategy<Value = FromPeer> {
             device: String::new(),
             addr: Vec::new(),
         })),
-        small.clone().prop_map(|p| FromPeer::Lost { peer: PeerId(p), reason: "so it seems".into() }),
+        small.clone().prop_map(|p| FromPeer::PeerLost { peer: PeerId(p), reason: "so it seems".into() }),
         (pass.clone(), small.clone(), small, number).prop_map(|(pass, report, micro_batch, value)| FromPeer::Report {
             pass,
             report,
@@ -123,7 +123,7 @@ proptest! {
     /// Peers check that each pass runs by the codecs sent last before it; the broker says from which step on.
     #[test]
     fn codecs_change_between_passes(mut s in scenarios(), at in prop::collection::vec(0usize..400, 1..5), interrupt in prop::option::of(0usize..400)) {
-        s.disturbances.extend(at.into_iter().map(|at| (at, Disturbance::Recode)));
+        s.disturbances.extend(at.into_iter().map(|at| (at, Disturbance::SetCodecs)));
         s.disturbances.extend(interrupt.map(|at| (at, Disturbance::Interrupt)));
         s.disturbances.sort_by_key(|(at, _)| *at);
         let trace = run(&s);
@@ -173,7 +173,7 @@ proptest! {
 #[test]
 fn interrupted_while_peers_still_load_a_run_ends_where_it_starts() {
     let mut s = Scenario::default();
-    s.settings.start = Position { step: 3, updates: 2 };
+    s.settings.start = TrainingProgress { step: 3, updates: 2 };
     s.disturbances.push((0, Disturbance::Interrupt));
     let trace = run(&s);
     assert_eq!(trace.end, Some(End::Finished(s.settings.start)));
@@ -197,7 +197,7 @@ fn skipped_steps_do_not_count_for_the_learning_rate() {
     let trace = run(&s);
     let rates: Vec<(f64, bool)> = trace.steps.iter().map(|r| (r.lr, r.applied)).collect();
     assert_eq!(rates, [(0.25, true), (0.5, false), (0.5, false), (0.5, true), (0.75, true)]);
-    assert_eq!(trace.end, Some(End::Finished(Position { step: 5, updates: 3 })));
+    assert_eq!(trace.end, Some(End::Finished(TrainingProgress { step: 5, updates: 3 })));
 }
 
 /// Each lie at a moment when the run waits for this peer.
@@ -226,7 +226,7 @@ fn what_is_said_of_liars() {
         end(1, done(vec![(PeerId(1), 0)])),
         end(1, done(vec![(PeerId(0), u64::MAX)])),
         end(1, slow),
-        end(1, FromPeer::Lost { peer: PeerId(0), reason: String::new() }),
+        end(1, FromPeer::PeerLost { peer: PeerId(0), reason: String::new() }),
         end(1, FromPeer::Failed { reason: "no\nmemory".into() }),
     ];
     insta::assert_snapshot!(lines.join("\n"), @r#"

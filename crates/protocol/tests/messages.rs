@@ -72,7 +72,7 @@ fn messages_come_back_as_they_were() {
         FromPeer::Report { pass: 1, report: 0, micro_batch: 2, value: f64::INFINITY },
         FromPeer::Norms { pass: u64::MAX, squared_norms: vec![(ValueId(4), 0.25)] },
         FromPeer::PassDone { pass: 2, report },
-        FromPeer::Lost { peer: PeerId::BROKER, reason: "gone".into() },
+        FromPeer::PeerLost { peer: PeerId::BROKER, reason: "gone".into() },
         FromPeer::Failed { reason: "no memory".into() },
     ] {
         round_trip(m);
@@ -80,7 +80,7 @@ fn messages_come_back_as_they_were() {
     for m in [
         ToPeer::Refused { reason: "full".into() },
         ToPeer::Run { pass: 4, version: 2, train: true, step: 3 },
-        ToPeer::Recode { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16)]) },
+        ToPeer::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16)]) },
         ToPeer::Verdict { pass: 4, verdict },
         ToPeer::Snapshot { step: 9 },
         ToPeer::Stop { reason: String::new() },

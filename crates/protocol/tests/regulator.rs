@@ -8,7 +8,7 @@ use fusionllm_plan::{
     Cluster, Compression, Compressor, Device, Link, Optimizer, PeerId, Plan, Program, Rates, Schedule, Site, compile,
     equal_compute,
 };
-use fusionllm_protocol::{PassReport, Recoding, Regulator, StepRecord};
+use fusionllm_protocol::{CodecUpdate, PassReport, Regulator, StepRecord};
 
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
 
@@ -77,10 +77,10 @@ impl Run {
                 peers,
                 ..StepRecord::default()
             };
-            if let Some(Recoding { codecs, changes }) = self.regulator.step(&record).unwrap() {
+            if let Some(CodecUpdate { codecs, changes }) = self.regulator.step(&record).unwrap() {
                 self.lines.extend(changes.iter().map(|c| {
                     let (from, to) = (&self.plan.peers[c.from.0 as usize], &self.plan.peers[c.to.0 as usize]);
-                    format!("{}: {from} -> {to}: {} -> {}: {}", self.step, c.before, c.now, c.cause)
+                    format!("{}: {from} -> {to}: {} -> {}: {}", self.step, c.before, c.now, c.reason)
                 }));
                 if self.plan.codecs == codecs {
                     continue;

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fusionllm_transport::emulator::{Emulator, HEADERS, LinkSpec};
-use fusionllm_transport::{Connection, Endpoint, Lane, Lanes, Options};
+use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
@@ -49,7 +49,7 @@ async fn exchange(pairs: u64, bytes: u64) -> Result<(Duration, u64), Failure> {
     let link = |name| emulator.add_link(LinkSpec::new(name, Some(RATE), LATENCY));
     // Out of one home, into the other.
     let (there, back) = ([link("a, out"), link("b, in")], [link("b, out"), link("a, in")]);
-    let options = || Options { pinned: true, ..Options::new() };
+    let options = || EndpointOptions { pinned: true, ..EndpointOptions::new() };
     let mut ends = Vec::new();
     for _ in 0..pairs {
         let (one, other) = (Endpoint::bind(options()).await?, Endpoint::bind(options()).await?);

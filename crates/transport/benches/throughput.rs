@@ -11,7 +11,7 @@ use bytes::Bytes;
 use divan::Bencher;
 use divan::counter::BytesCount;
 use fusionllm_transport::emulator::{Emulator, LinkSpec};
-use fusionllm_transport::{Connection, Endpoint, Lane, Lanes, Options};
+use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes};
 use tokio::runtime::Runtime;
 
 fn main() {
@@ -70,7 +70,7 @@ fn send_16_mib_over_an_emulated_link(bencher: Bencher<'_, '_>) {
     let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap();
     let link = emulator.add_link(LinkSpec::new("free", None, Duration::ZERO));
     let (ends, to, mut lanes) = runtime.block_on(async {
-        let options = || Options { pinned: true, ..Options::new() };
+        let options = || EndpointOptions { pinned: true, ..EndpointOptions::new() };
         let caller = Endpoint::bind(options()).await.unwrap();
         let callee = Endpoint::bind(options()).await.unwrap();
         let [from, mut addr] = [caller.addr(), callee.addr()];
@@ -97,7 +97,7 @@ fn send_16_mib_over_an_emulated_link(bencher: Bencher<'_, '_>) {
 }
 
 async fn pair(pinned: bool) -> ([Endpoint; 2], Connection, Lanes, Connection, Lanes) {
-    let options = || Options { listen: Some(([127, 0, 0, 1], 0).into()), pinned, ..Options::new() };
+    let options = || EndpointOptions { listen: Some(([127, 0, 0, 1], 0).into()), pinned, ..EndpointOptions::new() };
     let caller = Endpoint::bind(options()).await.unwrap();
     let callee = Endpoint::bind(options()).await.unwrap();
     let addr = callee.addr();

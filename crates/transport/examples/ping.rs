@@ -10,7 +10,7 @@
 use std::error::Error;
 use std::time::Instant;
 
-use fusionllm_transport::{Endpoint, Lane, Options, Secret, Ticket};
+use fusionllm_transport::{Endpoint, EndpointOptions, Lane, Secret, Ticket};
 
 #[tokio::main(flavor = "current_thread")]
 async fn main() -> Result<(), Box<dyn Error>> {
@@ -21,7 +21,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 }
 
 async fn listen() -> Result<(), Box<dyn Error>> {
-    let endpoint = Endpoint::bind(Options::new()).await?;
+    let endpoint = Endpoint::bind(EndpointOptions::new()).await?;
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
     println!("listening; on the other machine: ping {ticket}");
     answer(endpoint, ticket.secret).await
@@ -45,7 +45,7 @@ async fn answer(endpoint: Endpoint, secret: Secret) -> Result<(), Box<dyn Error>
 }
 
 async fn ping(ticket: Ticket) -> Result<(), Box<dyn Error>> {
-    let endpoint = Endpoint::bind(Options::new()).await?;
+    let endpoint = Endpoint::bind(EndpointOptions::new()).await?;
     let (connection, mut lanes) = endpoint.connect(&ticket.addr).await?;
     connection.send(Lane::Control, ticket.secret.as_bytes(), &[]).await?;
 
@@ -64,7 +64,7 @@ async fn ping(ticket: Ticket) -> Result<(), Box<dyn Error>> {
 
 #[tokio::test]
 async fn pings_itself() {
-    let endpoint = Endpoint::bind(Options::new()).await.unwrap();
+    let endpoint = Endpoint::bind(EndpointOptions::new()).await.unwrap();
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
     let (answered, pinged) = tokio::join!(answer(endpoint, ticket.secret.clone()), ping(ticket));
     answered.unwrap();

@@ -51,17 +51,17 @@ pub struct Stats {
 
 /// A connection is gone: whose it was, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("lost peer {peer}: {cause}")]
+#[error("lost peer {peer}: {reason}")]
 pub struct Lost {
     /// The peer at the other end.
     pub peer: PeerKey,
     /// What ended the connection.
-    pub cause: Cause,
+    pub reason: DisconnectReason,
 }
 
 /// What ended a connection.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Cause {
+pub enum DisconnectReason {
     /// Nothing was heard from the peer for the idle timeout: it died or is cut off.
     TimedOut,
     /// The peer closed it, for the reason it gave (which may be empty).
@@ -80,7 +80,7 @@ pub enum Cause {
     Failed(String),
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for DisconnectReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::TimedOut => f.write_str("it stopped answering"),
@@ -140,9 +140,9 @@ impl Connection {
     }
 
     /// Closes the connection at once. What the peer has not read yet may be lost; the peer sees
-    /// [`Cause::ClosedByPeer`] with the first few hundred bytes of `reason`.
+    /// [`DisconnectReason::ClosedByPeer`] with the first few hundred bytes of `reason`.
     pub fn close(&self, reason: &str) {
-        self.shared.close(Cause::ClosedHere(reason.to_owned()), CODE_CLOSED, reason);
+        self.shared.close(DisconnectReason::ClosedHere(reason.to_owned()), CODE_CLOSED, reason);
     }
 
     /// Resolves when the connection is gone, with the reason.
@@ -189,7 +189,7 @@ pub(crate) struct Shared {
     pub(crate) sent: [Counters; Lane::COUNT],
     pub(crate) received: [Counters; Lane::COUNT],
     /// QUIC only remembers that this side closed it; this is why.
-    closed_here: OnceLock<Cause>,
+    closed_here: OnceLock<DisconnectReason>,
 }
 
 impl Shared {
@@ -203,9 +203,9 @@ impl Shared {
         })
     }
 
-    pub(crate) fn close(&self, cause: Cause, code: VarInt, reason: &str) {
+    pub(crate) fn close(&self, why: DisconnectReason, code: VarInt, reason: &str) {
         // The first to close wins, here as in QUIC.
-        if self.quic.close_reason().is_none() && self.closed_here.set(cause).is_ok() {
+        if self.quic.close_reason().is_none() && self.closed_here.set(why).is_ok() {
             let end = reason.floor_char_boundary(MAX_REASON);
             self.quic.close(code, &reason.as_bytes()[..end]);
         }
@@ -214,36 +214,36 @@ impl Shared {
     /// Closes the connection of a peer that broke the wire format.
     pub(crate) fn violated(&self, violation: Violation) -> Lost {
         let reason = violation.to_string();
-        self.close(Cause::Violation(violation), CODE_VIOLATION, &reason);
+        self.close(DisconnectReason::Violation(violation), CODE_VIOLATION, &reason);
         self.lost(ConnectionError::LocallyClosed)
     }
 
     pub(crate) fn lost(&self, error: ConnectionError) -> Lost {
-        let cause = match error {
+        let reason = match error {
             ConnectionError::LocallyClosed => {
                 let closed_here = self.closed_here.get().cloned();
-                closed_here.unwrap_or_else(|| Cause::ClosedHere(String::new()))
+                closed_here.unwrap_or_else(|| DisconnectReason::ClosedHere(String::new()))
             }
-            error => cause(error),
+            error => disconnect_reason(error),
         };
-        Lost { peer: self.peer, cause }
+        Lost { peer: self.peer, reason }
     }
 }
 
-pub(crate) fn cause(error: ConnectionError) -> Cause {
+pub(crate) fn disconnect_reason(error: ConnectionError) -> DisconnectReason {
     match error {
-        ConnectionError::TimedOut => Cause::TimedOut,
-        ConnectionError::Reset => Cause::Reset,
-        ConnectionError::LocallyClosed => Cause::ClosedHere(String::new()),
+        ConnectionError::TimedOut => DisconnectReason::TimedOut,
+        ConnectionError::Reset => DisconnectReason::Reset,
+        ConnectionError::LocallyClosed => DisconnectReason::ClosedHere(String::new()),
         ConnectionError::ApplicationClosed(close) => {
             let reason = printable(&close.reason);
             match close.error_code {
-                CODE_REFUSED => Cause::Refused,
-                CODE_VIOLATION => Cause::ViolationHere(reason),
-                _ => Cause::ClosedByPeer(reason),
+                CODE_REFUSED => DisconnectReason::Refused,
+                CODE_VIOLATION => DisconnectReason::ViolationHere(reason),
+                _ => DisconnectReason::ClosedByPeer(reason),
             }
         }
-        other => Cause::Failed(other.to_string()),
+        other => DisconnectReason::Failed(other.to_string()),
     }
 }
 
@@ -270,7 +270,7 @@ impl Registry {
     pub(crate) fn close(&self, reason: &str) {
         let connections = self.0.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
         for shared in connections.iter().filter_map(std::sync::Weak::upgrade) {
-            shared.close(Cause::ClosedHere(reason.to_owned()), CODE_CLOSED, reason);
+            shared.close(DisconnectReason::ClosedHere(reason.to_owned()), CODE_CLOSED, reason);
         }
     }
 }
@@ -287,16 +287,16 @@ mod tests {
     }
 
     #[test]
-    fn every_cause_reads_as_a_sentence() {
+    fn every_reason_reads_as_a_sentence() {
         let peer = PeerKey::from_bytes([0; 32]);
-        let lost = |cause| Lost { peer, cause }.to_string();
-        assert_eq!(lost(Cause::TimedOut), "lost peer aaaaaaaaaa: it stopped answering");
+        let lost = |reason| Lost { peer, reason }.to_string();
+        assert_eq!(lost(DisconnectReason::TimedOut), "lost peer aaaaaaaaaa: it stopped answering");
         assert_eq!(
-            lost(Cause::ClosedByPeer("disk full".into())),
+            lost(DisconnectReason::ClosedByPeer("disk full".into())),
             "lost peer aaaaaaaaaa: it closed the connection: disk full"
         );
         assert_eq!(
-            lost(Cause::Violation(Violation::Truncated(Lane::Bulk))),
+            lost(DisconnectReason::Violation(Violation::Truncated(Lane::Bulk))),
             "lost peer aaaaaaaaaa: it broke the wire format: \
              the bulk lane ends in the middle of a frame"
         );

@@ -12,7 +12,7 @@
 //! A datagram takes its pair's links one after the other; each sends at its rate what waits in its
 //! bounded queue and delays it by its latency ([`Network`] is this part, free of sockets and
 //! clocks). A link may belong to several pairs, as a home's uplink does. The peers must be
-//! [pinned](crate::Options::pinned), or they would find each other past the emulator.
+//! [pinned](crate::EndpointOptions::pinned), or they would find each other past the emulator.
 
 mod network;
 

@@ -17,15 +17,15 @@ use tokio::task::{AbortHandle, JoinSet};
 use tracing::debug;
 
 use crate::congestion::BurstsConfig;
-use crate::connection::{CODE_REFUSED, Cause, Connection, Lanes, Lost, Registry, Shared, cause};
+use crate::connection::{CODE_REFUSED, Connection, DisconnectReason, Lanes, Lost, Registry, Shared, disconnect_reason};
 use crate::frame::{ALPN, PRELUDE, Violation, parse_prelude, prelude};
 use crate::key::{PeerAddr, PeerKey, SecretKey};
 use crate::lane::{Lane, Receiver, Sender};
 use crate::pinned::Pinned;
 
-/// How an [`Endpoint`] behaves. [`Options::new`] gives what a real run wants.
+/// How an [`Endpoint`] behaves. [`EndpointOptions::new`] gives what a real run wants.
 #[derive(Debug, Clone)]
-pub struct Options {
+pub struct EndpointOptions {
     /// Who this endpoint is.
     pub secret_key: SecretKey,
     /// The UDP address to listen on; port 0 picks a free one. `None`: a free port on every
@@ -48,7 +48,7 @@ pub struct Options {
     pub pinned: bool,
 }
 
-impl Options {
+impl EndpointOptions {
     /// A fresh identity, listening everywhere, letting anyone in; a killed peer is noticed
     /// within 4.25 s.
     pub fn new() -> Self {
@@ -64,7 +64,7 @@ impl Options {
     }
 }
 
-impl Default for Options {
+impl Default for EndpointOptions {
     fn default() -> Self {
         Self::new()
     }
@@ -164,7 +164,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// [`BindError`] if the address to listen on is taken or is not this machine's.
-    pub async fn bind(options: Options) -> Result<Self, BindError> {
+    pub async fn bind(options: EndpointOptions) -> Result<Self, BindError> {
         let listen = match (options.listen, options.pinned) {
             (Some(listen), _) => Some(listen),
             (None, true) => Some((Ipv4Addr::LOCALHOST, 0).into()),
@@ -212,9 +212,12 @@ impl Endpoint {
         let allowed = Arc::new(RwLock::new(options.allowed));
         let connections = Arc::new(Registry::default());
         let (sender, accepted) = mpsc::channel(ACCEPT_QUEUE);
-        let door =
-            Door { allowed: allowed.clone(), connections: connections.clone(), timeout: options.connect_timeout };
-        let accepting = tokio::spawn(door.keep(quic.clone(), sender)).abort_handle();
+        let queue = AcceptQueue {
+            allowed: allowed.clone(),
+            connections: connections.clone(),
+            timeout: options.connect_timeout,
+        };
+        let accepting = tokio::spawn(queue.keep(quic.clone(), sender)).abort_handle();
         Ok(Self(Arc::new(Inner {
             quic,
             key: options.secret_key.public(),
@@ -273,8 +276,8 @@ impl Endpoint {
             let addr = EndpointAddr::from_parts(id, addrs);
             let quic = self.0.quic.connect(addr, ALPN).await;
             let quic = quic.map_err(|error| self.refusal(to, error))?;
-            open(quic, &self.0.connections).await.map_err(|lost| match lost.cause {
-                Cause::Refused => ConnectError::Refused(to.key),
+            open(quic, &self.0.connections).await.map_err(|lost| match lost.reason {
+                DisconnectReason::Refused => ConnectError::Refused(to.key),
                 _ => ConnectError::Lost(lost),
             })
         };
@@ -320,10 +323,12 @@ impl Endpoint {
                 ConnectError::Version(to.key)
             }
             ConnectionError::LocallyClosed => ConnectError::Closed(to.key),
-            error @ (ConnectionError::ApplicationClosed(_) | ConnectionError::Reset) => match cause(error) {
-                Cause::Refused => ConnectError::Refused(to.key),
-                cause => ConnectError::Lost(Lost { peer: to.key, cause }),
-            },
+            error @ (ConnectionError::ApplicationClosed(_) | ConnectionError::Reset) => {
+                match disconnect_reason(error) {
+                    DisconnectReason::Refused => ConnectError::Refused(to.key),
+                    reason => ConnectError::Lost(Lost { peer: to.key, reason }),
+                }
+            }
             _ => ConnectError::Handshake(to.clone(), text),
         }
     }
@@ -343,23 +348,23 @@ const ACCEPT_QUEUE: usize = 16;
 const MAX_OPENING: usize = 64;
 
 /// Lets peers in, several at once, so that a slow or silent one does not keep others out.
-struct Door {
+struct AcceptQueue {
     allowed: Arc<RwLock<Allowed>>,
     connections: Arc<Registry>,
     timeout: Duration,
 }
 
-impl Door {
+impl AcceptQueue {
     async fn keep(self, quic: iroh::Endpoint, accepted: mpsc::Sender<(Connection, Lanes)>) {
-        let door = Arc::new(self);
+        let queue = Arc::new(self);
         let mut opening = JoinSet::new();
         loop {
             tokio::select! {
                 incoming = quic.accept(), if opening.len() < MAX_OPENING => {
                     let Some(incoming) = incoming else { return };
-                    let (door, accepted) = (door.clone(), accepted.clone());
+                    let (queue, accepted) = (queue.clone(), accepted.clone());
                     opening.spawn(async move {
-                        match tokio::time::timeout(door.timeout, door.let_in(incoming)).await {
+                        match tokio::time::timeout(queue.timeout, queue.let_in(incoming)).await {
                             // It fails only when nobody will ever ask for the connection.
                             Ok(Ok(connection)) => { let _ = accepted.send(connection).await; }
                             Ok(Err(why)) => debug!(why, "did not let a peer in"),

@@ -37,10 +37,10 @@
 //! Breaking the format closes the connection, and both sides learn how.
 //!
 //! ```
-//! use fusionllm_transport::{Endpoint, Lane, Options};
+//! use fusionllm_transport::{Endpoint, Lane, EndpointOptions};
 //! # #[tokio::main(flavor = "current_thread")]
 //! # async fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let local = || Options { listen: Some(([127, 0, 0, 1], 0).into()), ..Options::new() };
+//! let local = || EndpointOptions { listen: Some(([127, 0, 0, 1], 0).into()), ..EndpointOptions::new() };
 //! let (server, client) = (Endpoint::bind(local()).await?, Endpoint::bind(local()).await?);
 //! let server_addr = server.addr();
 //! let (connecting, accepting) = tokio::join!(client.connect(&server_addr), server.accept());
@@ -69,8 +69,8 @@ mod lane;
 mod pinned;
 mod ticket;
 
-pub use connection::{Cause, Connection, Lanes, Lost, Stats};
-pub use endpoint::{Allowed, BindError, ConnectError, Endpoint, Options};
+pub use connection::{Connection, DisconnectReason, Lanes, Lost, Stats};
+pub use endpoint::{Allowed, BindError, ConnectError, Endpoint, EndpointOptions};
 pub use frame::{ALPN, MAX_HEADER, VERSION, Violation};
 pub use key::{InvalidPeerKey, PeerAddr, PeerKey, SecretKey};
 pub use lane::{Frame, Lane, LaneStats, ReceiveError, Receiver, SendError};

@@ -7,12 +7,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fusionllm_transport::{
-    Allowed, Cause, ConnectError, Connection, Endpoint, Lane, Lanes, MAX_HEADER, Options, PeerAddr, PeerKey,
-    ReceiveError, SecretKey, SendError,
+    Allowed, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, MAX_HEADER, PeerAddr,
+    PeerKey, ReceiveError, SecretKey, SendError,
 };
 
-fn local() -> Options {
-    Options { listen: Some(([127, 0, 0, 1], 0).into()), ..Options::new() }
+fn local() -> EndpointOptions {
+    EndpointOptions { listen: Some(([127, 0, 0, 1], 0).into()), ..EndpointOptions::new() }
 }
 
 /// An endpoint that calls and one that is called, and their connection.
@@ -25,7 +25,7 @@ struct Pair {
     from_caller: Lanes,
 }
 
-async fn pair_with(options: impl Fn() -> Options) -> Pair {
+async fn pair_with(options: impl Fn() -> EndpointOptions) -> Pair {
     let caller = Endpoint::bind(options()).await.unwrap();
     let callee = Endpoint::bind(options()).await.unwrap();
     let addr = callee.addr();
@@ -220,13 +220,13 @@ async fn closing_tells_the_peer_who_and_why() {
 
     let lost = pair.to_caller.closed().await;
     assert_eq!(lost.peer, pair.caller.key());
-    assert_eq!(lost.cause, Cause::ClosedByPeer("disk full".into()));
+    assert_eq!(lost.reason, DisconnectReason::ClosedByPeer("disk full".into()));
     assert_eq!(pair.from_caller.bulk.next().await.unwrap_err(), lost.clone().into());
     let error = pair.to_caller.send(Lane::Control, b"", &[]).await.unwrap_err();
     assert_eq!(error, lost.into());
 
     let lost = pair.to_callee.closed().await;
-    assert_eq!(lost.cause, Cause::ClosedHere("disk full".into()));
+    assert_eq!(lost.reason, DisconnectReason::ClosedHere("disk full".into()));
     assert_eq!(pair.to_callee.lost(), Some(lost));
 }
 
@@ -240,8 +240,8 @@ async fn closing_an_endpoint_gives_the_reason_to_every_peer_and_ends_accepting()
 
     pair.callee.close("run finished").await;
     for connection in [&pair.to_callee, &from_other] {
-        let cause = connection.closed().await.cause;
-        assert_eq!(cause, Cause::ClosedByPeer("run finished".into()));
+        let reason = connection.closed().await.reason;
+        assert_eq!(reason, DisconnectReason::ClosedByPeer("run finished".into()));
     }
     assert!(pair.callee.accept().await.is_none());
     let error = pair.callee.connect(&pair.caller.addr()).await.unwrap_err();
@@ -253,7 +253,7 @@ async fn keys_not_allowed_are_refused_until_they_are() {
     let caller = Endpoint::bind(local()).await.unwrap();
     let stranger = SecretKey::generate().public();
     let allowed = Allowed::Only(BTreeSet::from([stranger]));
-    let callee = Endpoint::bind(Options { allowed, ..local() }).await.unwrap();
+    let callee = Endpoint::bind(EndpointOptions { allowed, ..local() }).await.unwrap();
     let addr = callee.addr();
 
     let error = caller.connect(&addr).await.unwrap_err();
@@ -268,8 +268,11 @@ async fn keys_not_allowed_are_refused_until_they_are() {
 
 #[tokio::test]
 async fn a_peer_that_falls_silent_is_noticed() {
-    let quick =
-        || Options { keep_alive: Duration::from_millis(100), idle_timeout: Duration::from_millis(400), ..local() };
+    let quick = || EndpointOptions {
+        keep_alive: Duration::from_millis(100),
+        idle_timeout: Duration::from_millis(400),
+        ..local()
+    };
     let watcher = Endpoint::bind(quick()).await.unwrap();
     let addr = watcher.addr();
     // A runtime of its own, so that the peer can die with everything it runs, as in a kill.
@@ -284,7 +287,7 @@ async fn a_peer_that_falls_silent_is_noticed() {
     doomed.shutdown_background();
 
     let lost = to_doomed.closed().await;
-    assert_eq!(lost.cause, Cause::TimedOut);
+    assert_eq!(lost.reason, DisconnectReason::TimedOut);
     assert_eq!(lost.peer, doomed_side.0.key());
     assert_eq!(lanes.tensors.next().await.unwrap_err(), lost.into());
 }
@@ -292,7 +295,7 @@ async fn a_peer_that_falls_silent_is_noticed() {
 #[test]
 fn a_killed_peer_is_noticed_within_five_seconds_by_default() {
     // The idle timer starts anew at the first poke after the last word from the peer.
-    let Options { keep_alive, idle_timeout, .. } = Options::new();
+    let EndpointOptions { keep_alive, idle_timeout, .. } = EndpointOptions::new();
     assert!(keep_alive + idle_timeout < Duration::from_secs(5));
     assert!(3 * keep_alive < idle_timeout, "two lost pokes must not end a connection");
 }
@@ -321,7 +324,7 @@ async fn impossible_peers_are_named() {
     assert!(matches!(error, ConnectError::Handshake(..)), "{error}");
 
     let within = Duration::from_millis(200);
-    let hasty = Endpoint::bind(Options { connect_timeout: within, ..local() }).await.unwrap();
+    let hasty = Endpoint::bind(EndpointOptions { connect_timeout: within, ..local() }).await.unwrap();
     let silent = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let addr = PeerAddr { key: nobody.key, addrs: vec![silent.local_addr().unwrap()] };
     let error = hasty.connect(&addr).await.unwrap_err();
@@ -333,7 +336,7 @@ async fn an_address_in_use_is_named() {
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
     for pinned in [false, true] {
-        let options = Options { listen: Some(listen), pinned, ..Options::new() };
+        let options = EndpointOptions { listen: Some(listen), pinned, ..EndpointOptions::new() };
         let error = Endpoint::bind(options).await.unwrap_err().to_string();
         assert!(error.contains(&listen.to_string()) && error.contains("in use"), "{error}");
     }
@@ -341,8 +344,8 @@ async fn an_address_in_use_is_named() {
 
 #[tokio::test]
 async fn listening_everywhere_names_addresses_that_work() {
-    let caller = Endpoint::bind(Options::new()).await.unwrap();
-    let callee = Endpoint::bind(Options::new()).await.unwrap();
+    let caller = Endpoint::bind(EndpointOptions::new()).await.unwrap();
+    let callee = Endpoint::bind(EndpointOptions::new()).await.unwrap();
     let addr = callee.addr();
     assert!(!addr.addrs.is_empty());
     assert!(addr.addrs.iter().all(|a| !a.ip().is_unspecified() && a.port() != 0), "{addr}");
@@ -353,7 +356,7 @@ async fn listening_everywhere_names_addresses_that_work() {
 
 #[tokio::test]
 async fn pinned_endpoints_talk_to_each_other_and_to_others() {
-    let pinned = || Options { pinned: true, ..Options::new() };
+    let pinned = || EndpointOptions { pinned: true, ..EndpointOptions::new() };
     let mut pair = pair_with(pinned).await;
     let payload = pattern(2_000_000);
     let receiving = async {

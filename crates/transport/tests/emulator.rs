@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec, Report};
-use fusionllm_transport::{Cause, Connection, Endpoint, Lane, Lanes, Options, PeerAddr};
+use fusionllm_transport::{Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, PeerAddr};
 
 const MBPS: u64 = 1_000_000 / 8;
 
@@ -20,8 +20,8 @@ fn emulator() -> Emulator {
     Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap()
 }
 
-async fn endpoint(options: Options) -> (Endpoint, SocketAddr) {
-    let endpoint = Endpoint::bind(Options { pinned: true, ..options }).await.unwrap();
+async fn endpoint(options: EndpointOptions) -> (Endpoint, SocketAddr) {
+    let endpoint = Endpoint::bind(EndpointOptions { pinned: true, ..options }).await.unwrap();
     let addr = endpoint.addr().addrs[0];
     (endpoint, addr)
 }
@@ -38,10 +38,10 @@ struct Line {
 
 impl Line {
     async fn new(rate: u64, latency: Duration) -> Self {
-        Self::with(rate, latency, Options::new).await
+        Self::with(rate, latency, EndpointOptions::new).await
     }
 
-    async fn with(rate: u64, latency: Duration, options: impl Fn() -> Options) -> Self {
+    async fn with(rate: u64, latency: Duration, options: impl Fn() -> EndpointOptions) -> Self {
         let emulator = emulator();
         let links = ["a to b", "b to a"].map(|name| emulator.add_link(LinkSpec::new(name, Some(rate), latency)));
         let (a, a_addr) = endpoint(options()).await;
@@ -113,7 +113,7 @@ async fn peers_do_not_find_a_way_past_the_link() {
 
 #[tokio::test]
 async fn a_cut_link_loses_the_peer_and_a_healed_one_brings_it_back() {
-    let quick = || Options { keep_alive: ms(50), idle_timeout: ms(300), ..Options::new() };
+    let quick = || EndpointOptions { keep_alive: ms(50), idle_timeout: ms(300), ..EndpointOptions::new() };
     let mut line = Line::with(80 * MBPS, ms(1), quick).await;
     line.emulator.cut(line.links[0]);
     // A short cut is survived: QUIC sends again what was lost.
@@ -125,7 +125,7 @@ async fn a_cut_link_loses_the_peer_and_a_healed_one_brings_it_back() {
 
     line.emulator.cut(line.links[0]);
     line.emulator.cut(line.links[1]);
-    assert_eq!(line.to_b.closed().await.cause, Cause::TimedOut);
+    assert_eq!(line.to_b.closed().await.reason, DisconnectReason::TimedOut);
     assert!(line.emulator.report().links[0].cut_off > 0);
 }
 
@@ -146,11 +146,11 @@ async fn pairs_share_their_sites_uplink() {
     let rate = 16 * MBPS;
     let uplink = emulator.add_link(LinkSpec::new("home", Some(rate), ms(2)));
     let free = emulator.add_link(LinkSpec::new("lab", None, ms(2)));
-    let (lab, lab_addr) = endpoint(Options::new()).await;
+    let (lab, lab_addr) = endpoint(EndpointOptions::new()).await;
     let length = 200_000;
     let mut transfers = Vec::new();
     for _ in 0..2 {
-        let (home, home_addr) = endpoint(Options::new()).await;
+        let (home, home_addr) = endpoint(EndpointOptions::new()).await;
         let (lab_for_home, _) = emulator.join(home_addr, lab_addr, vec![uplink, free], vec![free]).unwrap();
         let lab_for_home = PeerAddr { key: lab.key(), addrs: vec![lab_for_home] };
         let (calling, called) = tokio::join!(home.connect(&lab_for_home), lab.accept());

@@ -3,13 +3,14 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fusionllm_transport::{
-    ALPN, Cause, ConnectError, Connection, Endpoint, Lane, Lanes, Options, PeerAddr, PeerKey, ReceiveError, Violation,
+    ALPN, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, PeerAddr, PeerKey,
+    ReceiveError, Violation,
 };
 use iroh::endpoint::{Connection as QuicConnection, ConnectionError, SendStream, presets};
 use iroh::{EndpointAddr, TransportAddr};
 
-fn local() -> Options {
-    Options { listen: Some(([127, 0, 0, 1], 0).into()), ..Options::new() }
+fn local() -> EndpointOptions {
+    EndpointOptions { listen: Some(([127, 0, 0, 1], 0).into()), ..EndpointOptions::new() }
 }
 
 async fn raw(alpn: &[u8]) -> iroh::Endpoint {
@@ -93,7 +94,7 @@ async fn an_oversized_header_cuts_the_peer_off() {
     streams[1].write_all(&prefix).await.unwrap();
 
     let ReceiveError::Lost(lost) = lanes.tensors.next().await.unwrap_err() else { panic!() };
-    assert_eq!(lost.cause, Cause::Violation(Violation::HeaderTooLong(announced)));
+    assert_eq!(lost.reason, DisconnectReason::Violation(Violation::HeaderTooLong(announced)));
     assert_eq!(lost.peer, PeerKey::from_bytes(*hostile.id().as_bytes()));
     assert_eq!(connection.closed().await, lost);
     assert!(complaint(&quic).await.contains("65537"));
@@ -116,7 +117,7 @@ async fn a_stream_that_ends_in_a_frame_cuts_the_peer_off() {
         };
         let ReceiveError::Lost(lost) = error.await.unwrap_err() else { panic!() };
         let truncated = Violation::Truncated(Lane::Control);
-        assert_eq!(lost.cause, Cause::Violation(truncated), "{length}");
+        assert_eq!(lost.reason, DisconnectReason::Violation(truncated), "{length}");
         assert!(complaint(&quic).await.contains("in the middle of a frame"));
     }
 }
@@ -143,7 +144,7 @@ async fn a_reset_lane_is_a_broken_one() {
     let (_quic, mut streams, _connection, mut lanes) = behave(&hostile, &victim).await;
     streams[1].reset(7u32.into()).unwrap();
     let ReceiveError::Lost(lost) = lanes.tensors.next().await.unwrap_err() else { panic!() };
-    assert_eq!(lost.cause, Cause::Violation(Violation::Truncated(Lane::Tensors)));
+    assert_eq!(lost.reason, DisconnectReason::Violation(Violation::Truncated(Lane::Tensors)));
 }
 
 #[tokio::test]

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, open};
 use fusionllm_exec::ExecError;
-use fusionllm_exec::local::{Cluster, Training};
+use fusionllm_exec::local::{LocalRun, Training};
 pub(crate) use fusionllm_graph::Dice;
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
@@ -116,9 +116,9 @@ pub(crate) fn initial(seed: u64) -> impl Fn(&Value) -> Result<HostTensor, ExecEr
     }
 }
 
-pub(crate) fn cluster(graph: &Graph, plan: &Plan, backends: &[Arc<dyn Backend>], training: Training) -> Cluster {
+pub(crate) fn cluster(graph: &Graph, plan: &Plan, backends: &[Arc<dyn Backend>], training: Training) -> LocalRun {
     let programs = compile(plan, graph, &train_graph(graph)).unwrap();
-    Cluster::new(programs, backends, training, initial(training.seed)).unwrap()
+    LocalRun::new(programs, backends, training, initial(training.seed)).unwrap()
 }
 
 pub(crate) fn backends(name: &str, count: usize) -> Vec<Arc<dyn Backend>> {
@@ -167,7 +167,7 @@ pub(crate) fn batch(graph: &Graph, micro_batches: u32, step: u64) -> Vec<BTreeMa
     parts
 }
 
-pub(crate) fn losses(graph: &Graph, cluster: &mut Cluster, micro_batches: u32, steps: u64) -> Vec<f64> {
+pub(crate) fn losses(graph: &Graph, cluster: &mut LocalRun, micro_batches: u32, steps: u64) -> Vec<f64> {
     (0..steps).map(|s| cluster.step(&batch(graph, micro_batches, s)).unwrap().loss).collect()
 }
 

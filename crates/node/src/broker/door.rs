@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::time::Duration;
 
 use fusionllm_plan::{Cluster, PeerId, Plan};
-use fusionllm_protocol::{FromPeer, Lobby, Member, Places, Survey, ToPeer};
+use fusionllm_protocol::{ExpectedPeers, FromPeer, Lobby, Member, Survey, ToPeer};
 use fusionllm_transport::{Allowed, Connection, Endpoint, Lanes, PeerAddr, Ticket};
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
@@ -73,7 +73,7 @@ impl Door {
     /// Waits until all peers are there.
     pub(super) async fn gather(
         &self,
-        places: Places,
+        places: ExpectedPeers,
         incoming: &mut mpsc::UnboundedReceiver<Incoming>,
         observer: &mut dyn Observer,
     ) -> Result<Vec<Guest>, NodeError> {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::PeerId;
-use fusionllm_protocol::{BulkHeader, FromPeer, Hello, Recoding, decode};
+use fusionllm_protocol::{BulkHeader, CodecUpdate, FromPeer, Hello, decode};
 use fusionllm_transport::{Connection, Endpoint, Lanes, Receiver};
 use tokio::sync::mpsc;
 
@@ -19,7 +19,7 @@ pub(super) enum Incoming {
     Message(PeerId, FromPeer),
     SavedAll(PeerId, u64),
     Kept(Kept),
-    Recoding(Recoding),
+    CodecUpdate(CodecUpdate),
     Lost(PeerId, String),
     Child(String),
     Interrupt,

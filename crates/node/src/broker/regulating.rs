@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use fusionllm_plan::{Plan, PlanError, SavedPlan};
-use fusionllm_protocol::{Action, Broker, Change, Recoded, Recoding, Regulator, StepRecord};
+use fusionllm_protocol::{Action, AppliedCodecs, Broker, CodecChange, CodecUpdate, Regulator, StepRecord};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Incoming;
@@ -25,7 +25,7 @@ impl Regulating {
                 match regulator.step(&record) {
                     Ok(None) => {}
                     // The run may be over.
-                    Ok(Some(recoding)) => drop(events.send(Incoming::Recoding(recoding))),
+                    Ok(Some(recoding)) => drop(events.send(Incoming::CodecUpdate(recoding))),
                     Err(e) => return tracing::warn!("codecs stay as they are: {e}"),
                 }
             }
@@ -48,7 +48,7 @@ impl Regulating {
 
 /// Tells peers and people of other codecs, or people of what speaks against those there are.
 pub(super) fn recode(
-    recoding: Recoding,
+    recoding: CodecUpdate,
     broker: &mut Broker,
     plan: &mut Plan,
     store: &mut Store,
@@ -58,7 +58,7 @@ pub(super) fn recode(
     let (mut step, mut told) = (broker.position().step + 1, Vec::new());
     if recoding.changes_codecs() {
         // With the last steps under way there is nothing to change any more.
-        let Some(Recoded { version, step: first, actions }) = broker.recode(&recoding.codecs) else {
+        let Some(AppliedCodecs { version, step: first, actions }) = broker.set_codecs(&recoding.codecs) else {
             return Ok(Vec::new());
         };
         (plan.version, plan.codecs) = (version, recoding.codecs);
@@ -80,12 +80,12 @@ fn rewritten(text: &str, plan: &Plan) -> Result<String, PlanError> {
     saved.to_json(&saved.simulate(false)?)
 }
 
-fn sentence(plan: &Plan, change: &Change) -> String {
-    let Change { from, to, before, now, cause } = change;
+fn sentence(plan: &Plan, change: &CodecChange) -> String {
+    let CodecChange { from, to, before, now, reason } = change;
     let name = |p: usize| plan.peers.get(p).map_or("?", String::as_str);
     let link = format!("link {} -> {}", name(from.0 as usize), name(to.0 as usize));
     match before == now {
-        true => format!("{link} ({now}): {cause}"),
-        false => format!("{link}: {before} -> {now}: {cause}"),
+        true => format!("{link} ({now}): {reason}"),
+        false => format!("{link}: {before} -> {now}: {reason}"),
     }
 }

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use cpu_time::ProcessTime;
 use fusionllm_backend::Backend;
-use fusionllm_exec::{Coding, ExecError, Executor, Link};
+use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, HostTensor, NodeId, Phase, ValueId, ValueKind};
 use fusionllm_plan::{Holding, Instruction, Optimizer, PeerId, Program, Slot, Verdict};
@@ -38,7 +38,7 @@ pub(super) fn run(
     for repeat in 0..effort.warm_up + MOST_REPEATS {
         if repeat == effort.warm_up {
             bench.passes.clear();
-            executor.slow_down(slowdown);
+            executor.set_slowdown(slowdown);
         }
         bench.begin();
         executor.run(&program, 0, 0, &mut bench)?;
@@ -167,24 +167,24 @@ pub(super) fn middle<T>(sorted: &[T]) -> &[T] {
 
 const NO_PEERS: &str = "a program that is measured has no peers";
 
-impl Link for Bench<'_> {
+impl Communicator for Bench<'_> {
     fn receive(&mut self, _pass: u64, _slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
-        Err(ExecError::Link(NO_PEERS.into()))
+        Err(ExecError::Communication(NO_PEERS.into()))
     }
 
-    fn send(&mut self, _: u64, _: Slot, _: PeerId, _: HostTensor, _: Coding) -> Result<(), ExecError> {
-        Err(ExecError::Link(NO_PEERS.into()))
+    fn send(&mut self, _: u64, _: Slot, _: PeerId, _: HostTensor, _: EncodeOptions) -> Result<(), ExecError> {
+        Err(ExecError::Communication(NO_PEERS.into()))
     }
 
     fn report(&mut self, _pass: u64, _report: u32, _micro_batch: u32, _value: f64) -> Result<(), ExecError> {
-        Err(ExecError::Link(NO_PEERS.into()))
+        Err(ExecError::Communication(NO_PEERS.into()))
     }
 
     fn verdict(&mut self, _pass: u64, _squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
-        Err(ExecError::Link(NO_PEERS.into()))
+        Err(ExecError::Communication(NO_PEERS.into()))
     }
 
-    fn carried_out(&mut self, at: usize) -> Result<(), ExecError> {
+    fn instruction_done(&mut self, at: usize) -> Result<(), ExecError> {
         self.backend.synchronize()?;
         let (seconds, peak) = (self.watch.seconds(), memory::take_peak());
         if let Instruction::Run { node, .. } = self.program.instructions[at] {

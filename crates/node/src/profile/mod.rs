@@ -179,7 +179,7 @@ fn codecs(repeats: usize) -> Result<Curves, NodeError> {
             let mut took = [Vec::new(), Vec::new()];
             for _ in 0..=repeats {
                 let watch = Stopwatch::start(true);
-                coder.encode(&tensor, &exec::Coding { codec, seed: 1 }, &mut coded)?;
+                coder.encode(&tensor, &exec::EncodeOptions { codec, seed: 1 }, &mut coded)?;
                 took[0].push(watch.seconds());
                 let watch = Stopwatch::start(true);
                 coder.decode(&coded, tensor.ty().clone())?;

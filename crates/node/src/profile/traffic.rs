@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fusionllm_plan::Curve;
-use fusionllm_transport::{Endpoint, Lane, Options};
+use fusionllm_transport::{Endpoint, EndpointOptions, Lane};
 
 use super::bench::Stopwatch;
 use super::median;
@@ -22,7 +22,8 @@ pub(super) fn cost() -> Result<Option<Curve>, NodeError> {
     // All on this thread.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| failed(&e))?;
     let took = runtime.block_on(async {
-        let options = || Options { pinned: true, connect_timeout: Duration::from_secs(2), ..Options::new() };
+        let options =
+            || EndpointOptions { pinned: true, connect_timeout: Duration::from_secs(2), ..EndpointOptions::new() };
         let bind = async || Endpoint::bind(options()).await.map_err(|e| failed(&e));
         let (one, other) = (bind().await?, bind().await?);
         let to = other.addr();

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, VecDeque};
 use fusionllm_compress::Codec;
 use fusionllm_plan::PeerId;
 
-use super::{Cause, Link};
+use super::{CodecChangeReason, Link};
 use crate::StepRecord;
 
 /// The largest relative error that is let pass. At this a quarter of a tensor's energy is lost, or as much noise as that is added. Quantisers are far below (on normal numbers
@@ -41,13 +41,17 @@ pub(super) struct Guard {
 
 impl Guard {
     /// The links whose codecs do harm. A loss that suffers does not say from which: all are.
-    pub(super) fn step(&mut self, record: &StepRecord, codecs: &BTreeMap<Link, Codec>) -> BTreeMap<Link, Cause> {
+    pub(super) fn step(
+        &mut self,
+        record: &StepRecord,
+        codecs: &BTreeMap<Link, Codec>,
+    ) -> BTreeMap<Link, CodecChangeReason> {
         let lossy: Vec<Link> = codecs.iter().filter(|(_, c)| **c != Codec::None).map(|(link, _)| *link).collect();
         if !record.applied {
-            return lossy.into_iter().map(|link| (link, Cause::NotFinite)).collect();
+            return lossy.into_iter().map(|link| (link, CodecChangeReason::NotFinite)).collect();
         }
         if let Some((least, now)) = self.rise(record.loss) {
-            return lossy.into_iter().map(|link| (link, Cause::Loss { least, now })).collect();
+            return lossy.into_iter().map(|link| (link, CodecChangeReason::Loss { least, now })).collect();
         }
         let mut harmful = BTreeMap::new();
         for (from, report) in (0..).map(PeerId).zip(&record.peers) {
@@ -55,7 +59,7 @@ impl Guard {
                 let above = self.above.entry((from, *to)).or_default();
                 *above = if *error > WORST { *above + 1 } else { 0 };
                 if *above == IN_A_ROW {
-                    harmful.insert((from, *to), Cause::Error(*error));
+                    harmful.insert((from, *to), CodecChangeReason::Error(*error));
                 }
             }
         }

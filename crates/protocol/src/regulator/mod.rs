@@ -36,14 +36,14 @@ pub struct Regulator {
 
 /// Codecs for the plan's next version, or the same as before with something to be said of them.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Recoding {
+pub struct CodecUpdate {
     /// Of all links.
     pub codecs: Vec<LinkCodec>,
     /// What changes, by link.
-    pub changes: Vec<Change>,
+    pub changes: Vec<CodecChange>,
 }
 
-impl Recoding {
+impl CodecUpdate {
     /// Whether any codec is to change.
     pub fn changes_codecs(&self) -> bool {
         self.changes.iter().any(|c| c.before != c.now)
@@ -52,7 +52,7 @@ impl Recoding {
 
 /// What happens to a link's codec, and why.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Change {
+pub struct CodecChange {
     /// The sending peer.
     pub from: PeerId,
     /// The receiving peer.
@@ -62,12 +62,12 @@ pub struct Change {
     /// The codec from now on; the same if this is but a warning.
     pub now: Codec,
     /// Why.
-    pub cause: Cause,
+    pub reason: CodecChangeReason,
 }
 
 /// Why a link's codec changes.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Cause {
+pub enum CodecChangeReason {
     /// The link has another rate, in bytes/s.
     Rate {
         /// When its codec was chosen.
@@ -90,7 +90,7 @@ pub enum Cause {
     NotFinite,
 }
 
-impl fmt::Display for Cause {
+impl fmt::Display for CodecChangeReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mbps = |bytes_per_s: f64| 8e-6 * bytes_per_s;
         match *self {
@@ -128,11 +128,11 @@ impl Regulator {
     /// # Errors
     ///
     /// Codecs cannot be chosen; see [`Compression::choose`].
-    pub fn step(&mut self, record: &StepRecord) -> Result<Option<Recoding>, PlanError> {
+    pub fn step(&mut self, record: &StepRecord) -> Result<Option<CodecUpdate>, PlanError> {
         if record.version != self.version {
             return Ok(None);
         }
-        let mut causes = BTreeMap::new();
+        let mut reasons = BTreeMap::new();
         let mut next = self.codecs.clone();
         if let Some(cluster) = &self.cluster
             && let Some(rates) = self.rates.step(record)
@@ -140,7 +140,7 @@ impl Regulator {
             for (link, (before, now)) in rates {
                 *self.factors.entry(link).or_insert(1.0) *= now / before;
                 if rates::differ(before, now) {
-                    causes.insert(link, Cause::Rate { before, now });
+                    reasons.insert(link, CodecChangeReason::Rate { before, now });
                 }
             }
             let cluster = cluster.rescaled(&self.factors)?;
@@ -149,22 +149,22 @@ impl Regulator {
             next.extend(chosen.into_iter().map(|l| ((l.from, l.to), l.codec)));
         }
         let mut changes = Vec::new();
-        for (link, cause) in self.guard.step(record, &self.codecs) {
+        for (link, reason) in self.guard.step(record, &self.codecs) {
             let before = self.codecs[&link];
             if self.compression.guard {
                 self.guard.hold(link, before.milder(), record.step);
                 next.insert(link, before.milder());
-                causes.insert(link, cause);
-            } else if cause != Cause::NotFinite {
-                changes.push(Change { from: link.0, to: link.1, before, now: before, cause });
+                reasons.insert(link, reason);
+            } else if reason != CodecChangeReason::NotFinite {
+                changes.push(CodecChange { from: link.0, to: link.1, before, now: before, reason });
             }
         }
         for (&(from, to), now) in &mut next {
             let before = self.codecs[&(from, to)];
             *now = self.guard.limit((from, to), *now, record.step);
             if *now != before {
-                let cause = causes.get(&(from, to)).copied().unwrap_or(Cause::OtherRates);
-                changes.push(Change { from, to, before, now: *now, cause });
+                let reason = reasons.get(&(from, to)).copied().unwrap_or(CodecChangeReason::OtherRates);
+                changes.push(CodecChange { from, to, before, now: *now, reason });
             }
         }
         if changes.is_empty() {
@@ -178,6 +178,6 @@ impl Regulator {
         }
         let codecs = self.codecs.iter().filter(|(_, c)| **c != Codec::None);
         let codecs = codecs.map(|(&(from, to), &codec)| LinkCodec { from, to, codec }).collect();
-        Ok(Some(Recoding { codecs, changes }))
+        Ok(Some(CodecUpdate { codecs, changes }))
     }
 }

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use fusionllm_compress::{Codec, TopK, Values};
 use fusionllm_plan::{Instruction, LearningRate, LinkCodec, PeerId, Program, Verdict};
 use fusionllm_protocol::{
-    Action, Broker, Duties, Evaluated, Every, FromPeer, Participant, PassKind, PassReport, Position, Recoded, Settings,
-    StepRecord, ToPeer,
+    Action, AppliedCodecs, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, Participant, PassKind,
+    PassReport, RunSettings, StepRecord, ToPeer, TrainingProgress,
 };
 
 use super::{Dice, names, programs};
@@ -16,7 +16,7 @@ use super::{Dice, names, programs};
 pub(crate) enum Disturbance {
     Interrupt,
     /// The links get other codecs.
-    Recode,
+    SetCodecs,
     Loss(u32),
     /// A peer sends this out of turn.
     Lie(u32, FromPeer),
@@ -25,7 +25,7 @@ pub(crate) enum Disturbance {
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
     pub(crate) peers: usize,
-    pub(crate) settings: Settings,
+    pub(crate) settings: RunSettings,
     /// Steps (batches trained on before them) whose numbers are not finite.
     pub(crate) broken: BTreeSet<u64>,
     pub(crate) disturbances: Vec<(usize, Disturbance)>,
@@ -34,12 +34,12 @@ pub(crate) struct Scenario {
 
 impl Default for Scenario {
     fn default() -> Self {
-        let settings = Settings {
+        let settings = RunSettings {
             version: 1,
-            start: Position::default(),
+            start: TrainingProgress::default(),
             steps: 5,
             micro_batches: 2,
-            eval: Some(Every { steps: 2, passes: 2 }),
+            eval: Some(EvalSchedule { steps: 2, passes: 2 }),
             checkpoint: Some(2),
             learning_rate: LearningRate { base: 1.0, warmup: 3, cosine_until: Some(9), min: 0.1 },
             clip: Some(1.0),
@@ -51,7 +51,7 @@ impl Default for Scenario {
 
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum End {
-    Finished(Position),
+    Finished(TrainingProgress),
     Failed(String),
 }
 
@@ -59,8 +59,8 @@ pub(crate) enum End {
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     pub(crate) steps: Vec<StepRecord>,
-    pub(crate) evaluated: Vec<Evaluated>,
-    pub(crate) commits: Vec<Position>,
+    pub(crate) evaluated: Vec<EvalRecord>,
+    pub(crate) commits: Vec<TrainingProgress>,
     /// Versions of the plan after the first, each with its first step.
     pub(crate) recoded: Vec<(u32, u64)>,
     pub(crate) events: usize,
@@ -83,7 +83,7 @@ pub(crate) fn run(scenario: &Scenario) -> Trace {
     let participants = names(scenario.peers)
         .into_iter()
         .zip(&programs)
-        .map(|(name, (train, eval))| Participant { name, duties: Duties::new(train, eval) })
+        .map(|(name, (train, eval))| Participant { name, duties: ExpectedReports::new(train, eval) })
         .collect();
     let mut s = Simulation {
         scenario,
@@ -136,7 +136,7 @@ impl Simulation<'_> {
             if let Some((_, d)) = disturbances.pop_front_if(|(at, _)| *at <= self.trace.events) {
                 let actions = match d {
                     Disturbance::Interrupt => self.broker.interrupt(),
-                    Disturbance::Recode => self.recode(),
+                    Disturbance::SetCodecs => self.set_codecs(),
                     Disturbance::Loss(p) => self.broker.lost(PeerId(p), "timed out"),
                     Disturbance::Lie(p, message) => self.broker.message(PeerId(p), message, self.clock),
                 };
@@ -192,7 +192,7 @@ impl Simulation<'_> {
     }
 
     /// Every peer gets a codec for its way to the next one, unlike all it had before.
-    fn recode(&mut self) -> Vec<Action> {
+    fn set_codecs(&mut self) -> Vec<Action> {
         let ratio = 2.0 + self.trace.recoded.len() as f64;
         let peers = self.scenario.peers as u32;
         let codec = |p| LinkCodec {
@@ -201,7 +201,7 @@ impl Simulation<'_> {
             codec: Codec::TopK(TopK { ratio, values: Values::Int8 }),
         };
         let codecs: Vec<LinkCodec> = (0..peers).filter(|_| peers > 1).map(codec).collect();
-        let Some(Recoded { version, step, actions }) = self.broker.recode(&codecs) else { return Vec::new() };
+        let Some(AppliedCodecs { version, step, actions }) = self.broker.set_codecs(&codecs) else { return Vec::new() };
         self.trace.recoded.push((version, step));
         actions
     }
@@ -268,7 +268,7 @@ struct Peer<'a> {
 
 impl<'a> Peer<'a> {
     fn new(train: Program, eval: &'a Program, scenario: &'a Scenario) -> Self {
-        let Position { step, updates } = scenario.settings.start;
+        let TrainingProgress { step, updates } = scenario.settings.start;
         Self {
             train,
             eval,
@@ -318,7 +318,7 @@ impl<'a> Peer<'a> {
             return;
         }
         match self.commands.pop_front().unwrap() {
-            ToPeer::Recode { version, codecs } => {
+            ToPeer::SetCodecs { version, codecs } => {
                 self.train.recode(version, codecs).unwrap();
             }
             ToPeer::Run { pass, version, train, step } => {

@@ -5,7 +5,7 @@ use fusionllm_plan::{Instruction, Program};
 
 /// What a peer owes the broker in each pass, by its Programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Duties {
+pub struct ExpectedReports {
     /// The scalars it reports in a training step, each with its micro-batch.
     train: BTreeSet<(u32, u32)>,
     /// The same, of an evaluation.
@@ -14,7 +14,7 @@ pub struct Duties {
     norms: BTreeSet<ValueId>,
 }
 
-impl Duties {
+impl ExpectedReports {
     /// The duties of a peer with these programs.
     pub fn new(train: &Program, eval: &Program) -> Self {
         let reports = |p: &Program| {
