@@ -7,9 +7,12 @@ use crate::program::INLINED;
 pub fn operators() -> String {
     let mut out = String::from(
         "# Operators that imported models may use\n\n\
-         This page is generated from the importer's own table (`crates/import/src/aten`); a test holds it against that. An operator stands with the\n\
-         overloads that are known, as `torch.export` writes them: composite ones as exported, and those that `run_decompositions()` leaves. The form in\n\
-         place (`add_` for `add`) is known with each.\n",
+         This page is generated from the importer's own table in `crates/import/src/aten`. A test compares the\n\
+         two, and `UPDATE_DOCS=1 cargo test -p fusionllm-import` writes this page again.\n\n\
+         Each row names an operator and its supported overloads. Both forms of an export work: composite\n\
+         operators as `torch.export` writes them, and the operators that `run_decompositions()` leaves. An `aten`\n\
+         operator also works in place, as `add_` does for `add`. An import that meets another operator fails and\n\
+         names all that are missing.\n",
     );
     let mut count = 0;
     let libraries = aten::ATEN.iter().map(|(title, entries)| (format!("{title} (`aten`)"), "aten", *entries));
@@ -25,8 +28,10 @@ pub fn operators() -> String {
                 writeln!(out, "| `{library}.{name}` | {} |", if overloads.is_empty() { "–".into() } else { overloads });
         }
     }
-    let _ = write!(out, "\n## Graphs in graphs\n\nThese are replaced by what they hold: ");
-    let names: Vec<String> = INLINED.iter().map(|n| format!("`higher_order.{n}`")).collect();
-    let _ = writeln!(out, "{}.\n\n{count} operators in all.", names.join(", "));
+    let _ = write!(out, "\n## Graphs in graphs\n\nThe importer replaces each of these by the graph inside it:\n\n");
+    for name in INLINED {
+        let _ = writeln!(out, "- `higher_order.{name}`");
+    }
+    let _ = writeln!(out, "\n{count} operators in all.");
     out
 }
