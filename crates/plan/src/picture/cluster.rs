@@ -282,7 +282,8 @@ fn device(
     let what = match &stages[..] {
         [] => "left out".to_owned(),
         [s] => format!("stage {s}"),
-        [first, .., last] => format!("stages {first}–{last}"),
+        [first, .., last] if last - first + 1 == stages.len() => format!("stages {first}–{last}"),
+        several => format!("stages {}", several.iter().map(usize::to_string).collect::<Vec<_>>().join(", ")),
     };
     svg.text([x + card.width - 12.0, y + 21.0], 11.5, Anchor::End, &fill("#2563eb"), &what);
     let line = match operators {
