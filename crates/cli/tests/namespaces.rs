@@ -1,13 +1,19 @@
-//! Broker and joiners on hosts of their own: network namespaces with their own addresses, joined by a bridge. It takes root.
-#![cfg(target_os = "linux")]
+//! Broker and joiners on hosts of their own: network namespaces with their own addresses, joined by a bridge.
+//! Making them takes root and iproute2.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::Stdio;
 
 use hosts::{Hosts, Running};
+use requirements::Missing;
 
 #[path = "support/hosts.rs"]
 mod hosts;
+#[path = "support/requirements.rs"]
+mod requirements;
+
+requirements::main!(a_broker_and_joiners_on_three_hosts_train, a_slow_uplink_is_found_by_measuring);
 
 const FUSIONLLM: &str = env!("CARGO_BIN_EXE_fusionllm");
 
@@ -54,12 +60,16 @@ fn read(run: &std::path::Path, file: &str) -> serde_json::Value {
     serde_json::from_str(&std::fs::read_to_string(run.join(file)).unwrap()).unwrap()
 }
 
-#[test]
-fn a_broker_and_joiners_on_three_hosts_train() {
-    let Some(hosts) = Hosts::make(3) else {
-        eprintln!("skipped: making network namespaces takes root and iproute2");
-        return;
-    };
+/// Three hosts, where this user may make any.
+fn hosts() -> Result<Hosts, Missing> {
+    Hosts::make(3).ok_or_else(|| Missing {
+        requirement: "root",
+        reason: "making network namespaces takes Linux, root and iproute2".into(),
+    })
+}
+
+fn a_broker_and_joiners_on_three_hosts_train() -> Result<(), Missing> {
+    let hosts = hosts()?;
     let directory = tempfile::tempdir().unwrap();
     let run = run(&hosts, directory.path(), &[]);
     let summary = read(&run, "summary.json");
@@ -68,18 +78,15 @@ fn a_broker_and_joiners_on_three_hosts_train() {
     assert_eq!(peers, ["host-1", "host-2"]);
     let link = &summary["links"].as_array().unwrap()[0];
     assert!(link["bytes_per_step"].as_u64().unwrap() > 0, "{link}");
+    Ok(())
 }
 
-/// What leaves the second host goes through a bucket of the kernel's: measuring tells it from all others, and AdaTopK compresses it alone, without any testbed file.
-#[test]
-fn a_slow_uplink_is_found_by_measuring() {
-    let Some(hosts) = Hosts::make(3) else {
-        eprintln!("skipped: making network namespaces takes root and iproute2");
-        return;
-    };
+/// The kernel slows down all that leaves the second host. The run measures this without a testbed file, and AdaTopK
+/// compresses that link alone.
+fn a_slow_uplink_is_found_by_measuring() -> Result<(), Missing> {
+    let hosts = hosts()?;
     if !hosts.limit_from(2, 8.0) {
-        eprintln!("skipped: the kernel has no token buckets");
-        return;
+        return Err(Missing { requirement: "root", reason: "the kernel has no token buckets (sch_tbf)".into() });
     }
     let directory = tempfile::tempdir().unwrap();
     let run = run(&hosts, directory.path(), &["--set=compression.name=adatopk"]);
@@ -101,4 +108,5 @@ fn a_slow_uplink_is_found_by_measuring() {
         of.next().unwrap()
     };
     assert_eq!((codec("host-1"), codec("host-2")), ("none".into(), "adatopk".into()));
+    Ok(())
 }

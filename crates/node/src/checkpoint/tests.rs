@@ -1,6 +1,3 @@
-use std::io::Write;
-use std::process::Command;
-
 use fusionllm_graph::DType;
 use insta::assert_snapshot;
 use tempfile::TempDir;
@@ -270,65 +267,4 @@ fn another_model_is_noticed() {
     DIR/checkpoints/step-5: the checkpoint is of another model: the job has no `steps`
       hint: the settings in [model] and the optimizer's name must be those of the run that wrote it
     ");
-}
-
-/// A file system of 1 MiB in memory; unmounted when dropped.
-struct SmallDisk(TempDir);
-
-impl SmallDisk {
-    fn mount() -> Option<Self> {
-        let dir = tempfile::tempdir().unwrap();
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).output();
-        mount.is_ok_and(|out| out.status.success()).then_some(Self(dir))
-    }
-
-    /// Leaves not one byte.
-    fn fill(&self) {
-        let mut file = fs::File::create(self.0.path().join("filler")).unwrap();
-        let mut size = 1 << 20;
-        while size > 0 {
-            if file.write_all(&vec![0; size]).is_err() {
-                size /= 2;
-            }
-        }
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).output();
-    }
-}
-
-#[test]
-fn a_full_disk_harms_no_earlier_checkpoint() {
-    // The disk is full within a tensor, or after all of them, of the next checkpoint or of one of the same step. Each
-    // has a disk of its own: the system may take its time to free what was removed.
-    for (step, tensors) in
-        [(6, vec![(Part::Model, "large", floats(&[1 << 18], 0.0))]), (6, tensors(0.0).into()), (5, tensors(0.0).into())]
-    {
-        let Some(disk) = SmallDisk::mount() else {
-            eprintln!("skipped: mounting a small disk takes root");
-            return;
-        };
-        let path = save(&disk.0, 5);
-        let of = |part| {
-            let of_part = tensors.iter().filter(|(p, ..)| *p == part);
-            of_part.map(|(_, name, tensor)| (name.to_string(), tensor.ty().clone())).collect::<Vec<_>>()
-        };
-        let checkpoints = Checkpoints::new(disk.0.path().join("checkpoints"));
-        let mut writer = checkpoints.begin(step, &of(Part::Model), &of(Part::Optimizer)).unwrap();
-        let mut put = tensors.iter().try_for_each(|(part, name, tensor)| writer.put(*part, name, tensor));
-        if put.is_ok() {
-            disk.fill();
-            put = writer.commit(state(step)).map(|_| ());
-        } else {
-            drop(writer);
-        }
-        let message = hide(&disk.0, &put.unwrap_err());
-        assert!(message.contains("cannot be written: No space left on device"), "{message}");
-        assert!(message.contains("what was saved before is unharmed"), "{message}");
-        assert_eq!(names(&disk.0), ["step-5"]);
-        assert_whole(&path, 5);
-    }
 }

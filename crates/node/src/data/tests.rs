@@ -271,39 +271,11 @@ fn errors_in_images() {
     ");
 }
 
-/// The shared data, or why a test is skipped.
-fn shared(name: &str) -> Option<PathBuf> {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../../shared/data").join(name);
-    if !path.is_file() {
-        eprintln!("skipped: {} is not there", path.display());
-        return None;
-    }
-    Some(path)
-}
-
-/// On real images, the constants bring each colour to mean 0 and deviation 1, which also says that the layout is
-/// read right.
-#[test]
-fn real_images_are_normalised() {
-    let Some(path) = shared("cifar10-train-10k.bin") else { return };
-    let config = Cifar10 { train: vec![path], test: vec![], augment: false };
-    let data = Dataset::open(&Data::Cifar10(config), 1).unwrap();
-    assert_eq!(data.train_samples(), 10_000);
-    let values = pixels(&data.train_batch(0, 2000).unwrap());
-    for colour in 0..3 {
-        let of_colour: Vec<f64> =
-            values.chunks(1024).skip(colour).step_by(3).flatten().map(|v| f64::from(*v)).collect();
-        let mean = of_colour.iter().sum::<f64>() / of_colour.len() as f64;
-        let variance = of_colour.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / of_colour.len() as f64;
-        assert!(mean.abs() < 0.05 && (variance.sqrt() - 1.0).abs() < 0.05, "{colour}: {mean} {variance}");
-    }
-}
-
-/// GPT-2's encoding makes 301,966 tokens of the first nine tenths of this text and 36,059 of the rest, as nanoGPT's
-/// notes have it; here the mark for a start of text is added, and tokens rather than letters are divided.
+/// nanoGPT's notes count 301,966 GPT-2 tokens in the first nine tenths of this text and 36,059 in the rest. Here the
+/// marks of a text's start are left out, and tokens are divided, not letters.
 #[test]
 fn real_text_has_the_known_number_of_tokens() {
-    let Some(path) = shared("tinyshakespeare.txt") else { return };
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/tinyshakespeare.txt");
     let config =
         Text { files: vec![path], tokenizer: Tokenizer::Gpt2, context: 256, validation: Validation::Fraction(0.1) };
     let Source::Text(corpus) = open(config, 1).source else { panic!("not text") };

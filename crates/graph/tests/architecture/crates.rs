@@ -1,9 +1,9 @@
-//! The table of crates in `ARCHITECTURE.md` says who may import whom; this holds it against the manifests.
-#![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
-
+//! The table of crates in `ARCHITECTURE.md` says which crate imports which. These tests compare it with the manifests.
 use std::collections::{BTreeMap, BTreeSet};
 
 use cargo_metadata::{CargoOpt, DependencyKind, MetadataCommand};
+
+use super::root;
 
 const PREFIX: &str = "fusionllm-";
 
@@ -26,7 +26,7 @@ fn table(document: &str) -> Imports {
         .collect()
 }
 
-/// What each of the workspace's crates imports of the others, tests and benchmarks aside.
+/// Which crates of the workspace each of them depends on. Dependencies of tests and benchmarks do not count.
 fn manifests() -> Imports {
     let metadata = MetadataCommand::new()
         .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
@@ -48,8 +48,7 @@ fn manifests() -> Imports {
 
 #[test]
 fn the_crate_table_is_true() {
-    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../ARCHITECTURE.md");
-    let table = table(&std::fs::read_to_string(path).unwrap());
+    let table = table(&std::fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap());
     let manifests = manifests();
     assert!(table.keys().eq(manifests.keys()), "the table has {:?}, crates/ {:?}", table.keys(), manifests.keys());
     for (name, imports) in &manifests {
@@ -57,7 +56,7 @@ fn the_crate_table_is_true() {
     }
 }
 
-/// A row that a person forgot, or wrote in another shape, must not pass unseen.
+/// A missing row or a row in another shape must not pass.
 #[test]
 fn the_table_is_read_as_people_read_it() {
     let document = "| word | meaning |\n| --- | --- |\n| node | x |\n\ntext\n\n\

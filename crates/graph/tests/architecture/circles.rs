@@ -1,0 +1,222 @@
+//! Modules of a crate do not import each other in a circle: each can be read with the modules below it alone.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::fs;
+
+use super::source::Modules;
+use super::{files, root};
+
+/// Two modules that may import each other because they are one idea.
+struct OneIdea {
+    /// The crate and the folder in its `src`, such as `plan/fence`.
+    folder: &'static str,
+    modules: [&'static str; 2],
+    why: &'static str,
+}
+
+const ONE_IDEA: [OneIdea; 26] = [
+    OneIdea { folder: "backend/host", modules: ["conv", "depthwise"], why: "not yet taken apart" },
+    OneIdea { folder: "compress", modules: ["block", "codec"], why: "not yet taken apart" },
+    OneIdea { folder: "graph", modules: ["builder", "error"], why: "not yet taken apart" },
+    OneIdea { folder: "graph", modules: ["builder", "init"], why: "not yet taken apart" },
+    OneIdea { folder: "graph", modules: ["builder", "ops"], why: "not yet taken apart" },
+    OneIdea { folder: "graph", modules: ["builder", "tensor"], why: "not yet taken apart" },
+    OneIdea { folder: "graph", modules: ["error", "graph"], why: "not yet taken apart" },
+    OneIdea { folder: "node", modules: ["config", "data"], why: "not yet taken apart" },
+    OneIdea { folder: "node", modules: ["config", "export"], why: "not yet taken apart" },
+    OneIdea { folder: "node", modules: ["config", "saved"], why: "not yet taken apart" },
+    OneIdea { folder: "node", modules: ["export", "imported"], why: "not yet taken apart" },
+    OneIdea { folder: "node", modules: ["peer", "survey"], why: "not yet taken apart" },
+    OneIdea { folder: "node", modules: ["survey", "profile"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["auto", "cluster"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["auto", "compression"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["auto", "placement"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["auto", "plan"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["auto", "simulate"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["bound", "exact"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["bound", "fence"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["bound", "scheduler"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["cluster", "compile"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["cluster", "estimate"], why: "not yet taken apart" },
+    OneIdea { folder: "plan", modules: ["compile", "emit"], why: "not yet taken apart" },
+    OneIdea { folder: "transport", modules: ["connection", "frame"], why: "not yet taken apart" },
+    OneIdea { folder: "transport", modules: ["connection", "lane"], why: "not yet taken apart" },
+];
+
+/// A folder's direct children: which imports which, and the places that do so.
+type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
+
+/// The imports between the direct children of each folder of a crate, by the folder's path from `crates`. Imports
+/// between a folder's `mod.rs` and its children do not count.
+fn imports(crate_name: &str, modules: &Modules) -> BTreeMap<String, Imports> {
+    let mut folders: BTreeMap<String, Imports> = BTreeMap::new();
+    for (from, module) in modules.iter() {
+        for (to, path) in modules.uses(from, module) {
+            let common = from.iter().zip(&to).take_while(|(a, b)| a == b).count();
+            let (Some(importer), Some(imported)) = (from.get(common), to.get(common)) else { continue };
+            let folder = [&[crate_name.to_owned()], &from[..common]].concat().join("/");
+            let places = folders.entry(folder).or_default().entry(importer.clone()).or_default();
+            let place = format!("{} uses {}", module.file, path.join("::"));
+            places.entry(imported.clone()).or_default().insert(place);
+        }
+    }
+    folders
+}
+
+/// The imports with each allowed pair as one module, named after both.
+fn merged(imports: &Imports, allowed: &[[&str; 2]]) -> Imports {
+    let mut groups: Vec<BTreeSet<&str>> = Vec::new();
+    for pair in allowed {
+        let (touched, mut others): (Vec<_>, Vec<_>) =
+            groups.into_iter().partition(|group| pair.iter().any(|name| group.contains(name)));
+        others.push(touched.into_iter().flatten().chain(*pair).collect());
+        groups = others;
+    }
+    let group = |name: &str| match groups.iter().find(|group| group.contains(name)) {
+        Some(group) => group.iter().copied().collect::<Vec<_>>().join("+"),
+        None => name.to_owned(),
+    };
+    let mut merged = Imports::new();
+    for (from, targets) in imports {
+        for (to, places) in targets.iter().filter(|(to, _)| group(to) != group(from)) {
+            let targets = merged.entry(group(from)).or_default();
+            targets.entry(group(to)).or_default().extend(places.iter().cloned());
+        }
+    }
+    merged
+}
+
+/// The shortest chain of imports from one module to another or back to itself, without its end.
+fn chain(imports: &Imports, start: &str, end: &str) -> Option<Vec<String>> {
+    let mut importer: BTreeMap<&str, &str> = BTreeMap::new();
+    let mut open = VecDeque::from([start]);
+    while let Some(at) = open.pop_front() {
+        for to in imports.get(at).into_iter().flat_map(BTreeMap::keys) {
+            if to == end {
+                let steps = std::iter::successors(Some(at), |module| importer.get(module).copied());
+                let mut chain: Vec<String> = steps.map(String::from).collect();
+                chain.reverse();
+                return Some(chain);
+            }
+            if to != start && !importer.contains_key(to.as_str()) {
+                importer.insert(to, at);
+                open.push_back(to);
+            }
+        }
+    }
+    None
+}
+
+/// The shortest circle through each module that is in none reported before, with the imports that close it.
+fn circles(folder: &str, imports: &Imports) -> Vec<String> {
+    /// Places shown for each import.
+    const MAX_PLACES: usize = 6;
+    let mut found: Vec<Vec<String>> = imports.keys().filter_map(|module| chain(imports, module, module)).collect();
+    found.sort_by_key(Vec::len);
+    let mut seen = BTreeSet::new();
+    found.retain(|circle| {
+        let fresh = !circle.iter().any(|module| seen.contains(module));
+        seen.extend(circle.iter().cloned());
+        fresh
+    });
+    let report = |circle: Vec<String>| {
+        let mut lines = format!("{folder}: {} -> {}\n", circle.join(" -> "), circle[0]);
+        for (from, to) in circle.iter().zip(circle.iter().cycle().skip(1)) {
+            let places = &imports[from][to];
+            let shown: Vec<&str> = places.iter().map(String::as_str).take(MAX_PLACES).collect();
+            let more = places.len().saturating_sub(MAX_PLACES);
+            let more = if more == 0 { String::new() } else { format!("; and {more} more") };
+            lines += &format!("    {from} imports {to}: {}{more}\n", shown.join("; "));
+        }
+        lines
+    };
+    found.into_iter().map(report).collect()
+}
+
+/// The circles of a crate, and those of `allowed` that none of its circles needs.
+fn check<'a>(
+    crate_name: &str,
+    files: &BTreeMap<String, String>,
+    allowed: &'a [OneIdea],
+) -> (Vec<String>, Vec<&'a OneIdea>) {
+    let (mut found, mut needless) = (Vec::new(), Vec::new());
+    let folders = imports(crate_name, &Modules::read(files));
+    let of_crate = |pair: &&OneIdea| pair.folder.split('/').next() == Some(crate_name);
+    for pair in allowed.iter().filter(of_crate) {
+        let [a, b] = pair.modules;
+        let imports = folders.get(pair.folder);
+        if !imports.is_some_and(|imports| chain(imports, a, b).is_some() && chain(imports, b, a).is_some()) {
+            needless.push(pair);
+        }
+    }
+    for (folder, imports) in &folders {
+        let pairs = allowed.iter().filter(|pair| pair.folder == folder).map(|pair| pair.modules);
+        found.extend(circles(folder, &merged(imports, &pairs.collect::<Vec<_>>())));
+    }
+    (found, needless)
+}
+
+#[test]
+fn no_modules_import_each_other_in_a_circle() {
+    let (mut found, mut needless) = (Vec::new(), Vec::new());
+    for entry in fs::read_dir(root().join("crates")).unwrap().map(Result::unwrap) {
+        let sources = files(&entry.path().join("src"), "rs");
+        let (more, unneeded) = check(entry.file_name().to_str().unwrap(), &sources, &ONE_IDEA);
+        found.extend(more);
+        needless.extend(unneeded.iter().map(|pair| format!("{}: {:?}, {}", pair.folder, pair.modules, pair.why)));
+    }
+    assert!(found.is_empty(), "modules import each other in a circle:\n{}", found.concat());
+    assert!(needless.is_empty(), "take these pairs off the list, no circle needs them:\n{}", needless.join("\n"));
+}
+
+/// A crate with these files.
+fn made_up(files: &[(&str, &str)]) -> BTreeMap<String, String> {
+    files.iter().map(|(path, text)| ((*path).to_owned(), (*text).to_owned())).collect()
+}
+
+#[test]
+fn a_circle_is_found_with_what_closes_it() {
+    // `a` takes `Cost` from the root, which only passes it on; `c` takes what `b` defines by a path in code.
+    let files = made_up(&[
+        ("lib.rs", "mod a;\nmod b;\nmod c;\npub use b::{self, Cost as Price};\npub use c::*;"),
+        ("a.rs", "use crate::Price;\npub struct Size;"),
+        ("b.rs", "use crate::helper;\npub struct Cost;"),
+        ("c.rs", "pub fn helper() -> crate::a::Size { todo!() }"),
+    ]);
+    let (found, _) = check("x", &files, &[]);
+    let expected = "x: a -> b -> c -> a\n    a imports b: a.rs uses crate::Price\n    \
+        b imports c: b.rs uses crate::helper\n    c imports a: c.rs uses crate::a::Size\n";
+    assert_eq!(found, [expected]);
+
+    // Two of the three as one idea do not hide the third.
+    let pair = |folder, modules| OneIdea { folder, modules, why: "a test" };
+    let allowed = [pair("x", ["a", "b"])];
+    assert!(check("x", &files, &allowed).0[0].starts_with("x: a+b -> c -> a+b\n"));
+    let allowed = [pair("x", ["a", "b"]), pair("x", ["b", "c"]), pair("x/a", ["d", "e"])];
+    let (found, needless) = check("x", &files, &allowed);
+    assert!(found.is_empty(), "{found:?}");
+    assert_eq!(needless.iter().map(|pair| pair.folder).collect::<Vec<_>>(), ["x/a"]);
+}
+
+#[test]
+fn folders_are_checked_and_tests_are_not() {
+    let files = made_up(&[
+        ("main.rs", "mod a;\nmod b;"),
+        ("a/mod.rs", "mod one;\nmod two { pub fn f() { super::one::g() } }\nuse one::g;"),
+        ("a/one.rs", "use super::two::f; // crate::b::B\npub fn g() {}"),
+        ("b.rs", "use crate::a::A;\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}"),
+    ]);
+    let (found, _) = check("x", &files, &[]);
+    assert_eq!(found.len(), 1, "{found:?}");
+    assert!(
+        found[0].starts_with("x/a: one -> two -> one\n    one imports two: a/one.rs uses super::two::f\n"),
+        "{found:?}"
+    );
+
+    let for_tests = (
+        "a/mod.rs",
+        "#[cfg(test)]\nuse crate::b::{B, C};\n#[cfg(test)]\n#[derive(Debug)]\nstruct T(crate::b::B);\npub struct A;",
+    );
+    let files = made_up(&[("main.rs", "mod a;\nmod b;"), for_tests, ("b.rs", "use crate::a::A;\npub struct B;")]);
+    assert!(check("x", &files, &[]).0.is_empty());
+}

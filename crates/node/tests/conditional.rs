@@ -1,0 +1,131 @@
+//! Tests that need a small disk of their own or the images of CIFAR-10.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::fs;
+use std::io::Write;
+use std::path::Path;
+use std::process::Command;
+
+use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_node::checkpoint::{Checkpoint, Checkpoints, Part, State};
+use fusionllm_node::config::{Cifar10, Data};
+use fusionllm_node::data::Dataset;
+use requirements::Missing;
+use tempfile::TempDir;
+
+#[path = "../../cli/tests/support/requirements.rs"]
+mod requirements;
+
+requirements::main!(a_full_disk_harms_no_earlier_checkpoint, real_images_are_normalised);
+
+/// A file system of 1 MiB in memory. Dropping it unmounts it.
+struct SmallDisk(TempDir);
+
+impl SmallDisk {
+    fn mount() -> Result<Self, Missing> {
+        let dir = tempfile::tempdir().unwrap();
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).output();
+        match mount.is_ok_and(|out| out.status.success()) {
+            true => Ok(Self(dir)),
+            false => Err(Missing { requirement: "root", reason: "mounting a small disk takes Linux and root".into() }),
+        }
+    }
+
+    fn checkpoints(&self) -> Checkpoints {
+        Checkpoints::new(self.0.path().join("checkpoints"))
+    }
+
+    /// Leaves not one free byte.
+    fn fill(&self) {
+        let mut file = fs::File::create(self.0.path().join("filler")).unwrap();
+        let mut size = 1 << 20;
+        while size > 0 {
+            if file.write_all(&vec![0; size]).is_err() {
+                size /= 2;
+            }
+        }
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg(self.0.path()).output();
+    }
+}
+
+type Tensors = Vec<(Part, &'static str, HostTensor)>;
+
+fn floats(shape: &[usize]) -> HostTensor {
+    let values: Vec<f32> = (0..shape.iter().product::<usize>()).map(|i| i as f32).collect();
+    HostTensor::from_f32(shape, &values).unwrap()
+}
+
+fn few() -> Tensors {
+    vec![(Part::Model, "weight", floats(&[3, 5])), (Part::Optimizer, "weight.exp_avg", floats(&[3, 5]))]
+}
+
+fn state(step: u64) -> State {
+    State { step, updates: step, ..State::default() }
+}
+
+/// Writes a checkpoint, on a disk that is filled up after the last tensor if `fill`.
+fn save(disk: &SmallDisk, step: u64, tensors: &Tensors, fill: bool) -> Result<(), String> {
+    let types = |part| -> Vec<(String, TensorType)> {
+        let of_part = tensors.iter().filter(|(p, ..)| *p == part);
+        of_part.map(|(_, name, tensor)| ((*name).to_owned(), tensor.ty().clone())).collect()
+    };
+    let mut writer = disk.checkpoints().begin(step, &types(Part::Model), &types(Part::Optimizer)).unwrap();
+    for (part, name, tensor) in tensors {
+        writer.put(*part, name, tensor).map_err(|e| e.to_string())?;
+    }
+    if fill {
+        disk.fill();
+    }
+    writer.commit(state(step)).map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// The disk fills up within a tensor or after the last one, of the next checkpoint or of one of the same step. Each
+/// case has its own disk, because the system may take time to free what was removed.
+fn a_full_disk_harms_no_earlier_checkpoint() -> Result<(), Missing> {
+    let large = vec![(Part::Model, "large", floats(&[1 << 18]))];
+    for (step, tensors) in [(6, large), (6, few()), (5, few())] {
+        let disk = SmallDisk::mount()?;
+        save(&disk, 5, &few(), false).unwrap();
+        let message = save(&disk, step, &tensors, true).unwrap_err();
+        assert!(message.contains("cannot be written: No space left on device"), "{message}");
+        assert!(message.contains("what was saved before is unharmed"), "{message}");
+
+        let kept: Vec<u64> = disk.checkpoints().list().unwrap().into_iter().map(|(step, _)| step).collect();
+        assert_eq!(kept, [5]);
+        let files = fs::read_dir(disk.0.path().join("checkpoints")).unwrap();
+        assert_eq!(files.count(), 1, "no half checkpoint stays");
+        let checkpoint = Checkpoint::open(&disk.0.path().join("checkpoints/step-5")).unwrap();
+        assert_eq!(*checkpoint.state(), state(5));
+        for (part, name, tensor) in few() {
+            assert_eq!(checkpoint.read(part, name).unwrap(), tensor, "{name}");
+        }
+    }
+    Ok(())
+}
+
+/// The constants bring each colour of real images to mean 0 and deviation 1. So the layout is read right, too.
+fn real_images_are_normalised() -> Result<(), Missing> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/cifar-10-batches-bin/data_batch_1.bin");
+    if !path.is_file() {
+        let reason = "CIFAR-10 is not in examples/data: examples/cifar10.sh fetches it";
+        return Err(Missing { requirement: "cifar10", reason: reason.into() });
+    }
+    let config = Cifar10 { train: vec![path], test: vec![], augment: false };
+    let data = Dataset::open(&Data::Cifar10(config), 1).unwrap();
+    assert_eq!(data.train_samples(), 10_000);
+    let (name, pixels) = data.train_batch(0, 2000).unwrap().tensors.swap_remove(0);
+    assert_eq!((name.as_ref(), pixels.shape()), ("pixel_values", &[2000, 3, 32, 32][..]));
+    let values = pixels.to_f64();
+    for colour in 0..3 {
+        let of_colour: Vec<f64> = values.chunks(1024).skip(colour).step_by(3).flatten().copied().collect();
+        let mean = of_colour.iter().sum::<f64>() / of_colour.len() as f64;
+        let variance = of_colour.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / of_colour.len() as f64;
+        assert!(mean.abs() < 0.05 && (variance.sqrt() - 1.0).abs() < 0.05, "{colour}: {mean} {variance}");
+    }
+    Ok(())
+}
