@@ -42,7 +42,7 @@ impl Emulation {
         if !self.addrs.contains_key(&(viewer, target)) {
             let (there, back) = (self.way(viewer, target)?, self.way(target, viewer)?);
             let (a, b) = (self.listens(viewer)?, self.listens(target)?);
-            let (b_for_a, a_for_b) = self.emulator.join(a, b, there, back).map_err(failed)?;
+            let (b_for_a, a_for_b) = self.emulator.connect_peers(a, b, there, back).map_err(failed)?;
             self.addrs.insert((viewer, target), b_for_a);
             self.addrs.insert((target, viewer), a_for_b);
         }
@@ -53,12 +53,12 @@ impl Emulation {
     pub(crate) fn shortfalls(&self) -> Vec<String> {
         let report = self.emulator.report();
         let (delivered, late) = (report.delivered, report.late);
-        let lost = report.unsent + report.overrun.unwrap_or(0);
+        let lost = report.unsent + report.socket_drops.unwrap_or(0);
         // A few are late whenever the machine does something else for a moment.
         let overall = (lost > delivered / 1000 || late > delivered / 20).then(|| {
             format!(
                 "this machine did not keep up with the links: of {delivered} datagrams {late} were late, by up to {:.1} ms, and {lost} were lost to its own load; step times are not those of the testbed",
-                1e3 * report.latest.as_secs_f64()
+                1e3 * report.max_lateness.as_secs_f64()
             )
         });
         overall.into_iter().chain(report.links.iter().filter_map(too_fast)).collect()
@@ -113,7 +113,7 @@ impl Emulation {
 
 /// What to say of a link that was declared faster than this machine could carry what peers had for it.
 fn too_fast(link: &LinkStats) -> Option<String> {
-    let (asked, got) = (link.rate? as f64, link.pressed_rate()?);
+    let (asked, got) = (link.rate? as f64, link.backlog_rate()?);
     let mbps = |rate: f64| format!("{:.0} Mbps", rate * 8e-6);
     (got < 0.9 * asked).then(|| {
         format!(
@@ -195,13 +195,13 @@ mod tests {
         let link = LinkStats {
             name: "the link from \"a\" to \"c\"".into(),
             rate: Some(1_250_000_000),
-            pressed_bytes: 100_000_000,
-            pressed: Duration::from_millis(400),
+            backlog_bytes: 100_000_000,
+            backlog: Duration::from_millis(400),
             ..LinkStats::default()
         };
         insta::assert_snapshot!(too_fast(&link).unwrap(), @r#"the link from "a" to "c" is declared faster than this machine can emulate: 2000 Mbps of 10000 Mbps while peers had more to send"#);
         assert_eq!(too_fast(&LinkStats { rate: Some(250_000_000), ..link.clone() }), None, "it got what was asked");
-        assert_eq!(too_fast(&LinkStats { pressed_bytes: 1000, ..link.clone() }), None, "nobody had more for it");
+        assert_eq!(too_fast(&LinkStats { backlog_bytes: 1000, ..link.clone() }), None, "nobody had more for it");
         assert_eq!(too_fast(&LinkStats { rate: None, ..link }), None);
     }
 

@@ -87,7 +87,7 @@ impl From<WeightsError> for NodeError {
 impl From<SendError> for NodeError {
     fn from(e: SendError) -> Self {
         match e {
-            SendError::Lost(lost) => Self::Lost(lost.reason),
+            SendError::Disconnected(gone) => Self::Lost(gone.reason),
             e => Self::Protocol(e.to_string()),
         }
     }
@@ -96,7 +96,7 @@ impl From<SendError> for NodeError {
 impl From<ReceiveError> for NodeError {
     fn from(e: ReceiveError) -> Self {
         match e {
-            ReceiveError::Lost(lost) => Self::Lost(lost.reason),
+            ReceiveError::Disconnected(gone) => Self::Lost(gone.reason),
             e => Self::Protocol(e.to_string()),
         }
     }

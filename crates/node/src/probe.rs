@@ -143,7 +143,7 @@ mod tests {
         let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap();
         let link = |rate| emulator.add_link(LinkSpec::new("line", Some(rate * MBPS), Duration::from_millis(5)));
         let (there, back) = (vec![link(1)], vec![link(80)]);
-        let (b_for_a, _) = emulator.join(a.addr().addrs[0], b.addr().addrs[0], there, back).unwrap();
+        let (b_for_a, _) = emulator.connect_peers(a.addr().addrs[0], b.addr().addrs[0], there, back).unwrap();
         let answering = Answering::start(&b, BTreeSet::from([a.key()]));
         let to = PeerAddr { key: b.key(), addrs: vec![b_for_a] };
         let (there, back) = probe(&a, &to, 0.1).await.unwrap();

@@ -12,7 +12,7 @@ use std::net::Ipv4Addr;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use fusionllm_transport::emulator::{Emulator, HEADERS, LinkSpec};
+use fusionllm_transport::emulator::{Emulator, HEADER_BYTES, LinkSpec};
 use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes};
 
 type Failure = Box<dyn Error + Send + Sync>;
@@ -38,7 +38,7 @@ async fn main() -> Result<(), Failure> {
 
 /// The seconds of one message on an uplink that loses no packet and is never idle.
 fn at_best(pairs: u64, bytes: u64) -> Duration {
-    let sending = Duration::from_secs_f64(bytes as f64 * (1.0 + HEADERS as f64 / PACKET as f64) / RATE as f64);
+    let sending = Duration::from_secs_f64(bytes as f64 * (1.0 + HEADER_BYTES as f64 / PACKET as f64) / RATE as f64);
     // Half of the pairs send in one direction, the others in the other.
     (sending * pairs as u32 / 2).max(sending + 2 * LATENCY)
 }
@@ -54,7 +54,7 @@ async fn exchange(pairs: u64, bytes: u64) -> Result<(Duration, u64), Failure> {
     for _ in 0..pairs {
         let (one, other) = (Endpoint::bind(options()).await?, Endpoint::bind(options()).await?);
         let [from, mut to] = [one.addr(), other.addr()];
-        to.addrs = vec![emulator.join(from.addrs[0], to.addrs[0], there.to_vec(), back.to_vec())?.0];
+        to.addrs = vec![emulator.connect_peers(from.addrs[0], to.addrs[0], there.to_vec(), back.to_vec())?.0];
         let (calling, called) = tokio::join!(one.connect(&to), other.accept());
         ends.push((one, other, calling?, called.ok_or("the endpoint is closed")?));
     }

@@ -1,4 +1,4 @@
-//! Two endpoints on loopback: bulk throughput and the round trip of a small frame.
+//! Two endpoints on loopback: throughput of large frames and round-trip time of a small frame.
 //!
 //! `cargo bench -p fusionllm-transport`
 
@@ -62,7 +62,7 @@ fn round_trip_1_kib(bencher: Bencher<'_, '_>, pinned: bool) {
     });
 }
 
-/// The emulator's own speed: a link that only forwards.
+/// The emulator's own speed: an unlimited link.
 #[divan::bench(sample_count = 10, sample_size = 1)]
 fn send_16_mib_over_an_emulated_link(bencher: Bencher<'_, '_>) {
     const LENGTH: usize = 16 << 20;
@@ -74,7 +74,7 @@ fn send_16_mib_over_an_emulated_link(bencher: Bencher<'_, '_>) {
         let caller = Endpoint::bind(options()).await.unwrap();
         let callee = Endpoint::bind(options()).await.unwrap();
         let [from, mut addr] = [caller.addr(), callee.addr()];
-        let joined = emulator.join(from.addrs[0], addr.addrs[0], vec![link], vec![link]);
+        let joined = emulator.connect_peers(from.addrs[0], addr.addrs[0], vec![link], vec![link]);
         addr.addrs = vec![joined.unwrap().0];
         let (calling, called) = tokio::join!(caller.connect(&addr), callee.accept());
         let (to, from) = calling.unwrap();

@@ -1,10 +1,10 @@
-//! How far away is the other machine?
+//! Measures the round-trip time to another machine.
 //!
 //! ```text
 //! one$ cargo run -p fusionllm-transport --example ping
 //! listening; on the other machine: ping aeaa…
 //! two$ cargo run -p fusionllm-transport --example ping -- aeaa…
-//! ten round trips, the quickest in 412 µs
+//! fastest of ten round trips: 412 µs
 //! ```
 
 use std::error::Error;
@@ -33,8 +33,8 @@ async fn answer(endpoint: Endpoint, secret: Secret) -> Result<(), Box<dyn Error>
     let hello = lanes.control.next().await?.ok_or("no hello")?;
     let shown = hello.header().first_chunk::<16>().copied().map(Secret::from_bytes);
     if shown != Some(secret) {
-        connection.close("that is not this ticket's secret");
-        return Err(format!("{} came without the ticket's secret", connection.peer()).into());
+        connection.close("the ticket's secret is wrong");
+        return Err(format!("{} sent a wrong secret", connection.peer()).into());
     }
     while let Some(frame) = lanes.control.next().await? {
         let header = frame.header().clone();
@@ -49,21 +49,21 @@ async fn ping(ticket: Ticket) -> Result<(), Box<dyn Error>> {
     let (connection, mut lanes) = endpoint.connect(&ticket.addr).await?;
     connection.send(Lane::Control, ticket.secret.as_bytes(), &[]).await?;
 
-    let mut quickest = None;
+    let mut fastest = None;
     for i in 0..10u8 {
         let start = Instant::now();
         connection.send(Lane::Control, &[i], &[]).await?;
         lanes.control.next().await?.ok_or("no answer")?;
-        quickest = quickest.into_iter().chain([start.elapsed()]).min();
+        fastest = fastest.into_iter().chain([start.elapsed()]).min();
     }
-    println!("ten round trips, the quickest in {:.0?}", quickest.unwrap_or_default());
+    println!("fastest of ten round trips: {:.0?}", fastest.unwrap_or_default());
     connection.finish().await?;
     endpoint.close("done").await;
     Ok(())
 }
 
 #[tokio::test]
-async fn pings_itself() {
+async fn a_machine_pings_itself() {
     let endpoint = Endpoint::bind(EndpointOptions::new()).await.unwrap();
     let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
     let (answered, pinged) = tokio::join!(answer(endpoint, ticket.secret.clone()), ping(ticket));

@@ -1,4 +1,4 @@
-//! Many datagrams a system call: what iroh does over its own sockets, for ours.
+//! Many datagrams per system call, for our own sockets. Iroh does the same for its sockets.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
@@ -7,28 +7,29 @@ use std::ops::Range;
 
 use noq_udp::{BATCH_SIZE, RecvMeta, UdpSockRef, UdpSocketState};
 
-/// Room for datagrams that the system hands over in one piece: as much as iroh gives it.
-const CHUNK: usize = 64 * 1500;
+/// Bytes for the datagrams that the system returns as one piece. Iroh uses the same size.
+const PIECE_BYTES: usize = 64 * 1500;
 
-/// Datagrams that were fetched and not yet looked at.
+/// Reads batches of datagrams and yields them one at a time.
 #[derive(Debug)]
-pub(crate) struct Reader {
+pub(crate) struct BatchReader {
     buffers: Vec<u8>,
+    /// Datagrams that were read but not yielded: the sender, and the bytes' place in `buffers`.
     waiting: VecDeque<(SocketAddr, Range<usize>)>,
 }
 
-impl Reader {
+impl BatchReader {
     pub(crate) fn new() -> Self {
-        Self { buffers: vec![0; BATCH_SIZE * CHUNK], waiting: VecDeque::new() }
+        Self { buffers: vec![0; BATCH_SIZE * PIECE_BYTES], waiting: VecDeque::new() }
     }
 
-    /// Fetches what has come to a socket. What waits here must have been taken before.
+    /// Reads the datagrams that have arrived at a socket. Call it only when [`Self::is_empty`].
     pub(crate) fn fetch(&mut self, state: &UdpSocketState, socket: UdpSockRef<'_>) -> io::Result<()> {
         let mut metas = [RecvMeta::default(); BATCH_SIZE];
-        let mut buffers: Vec<IoSliceMut<'_>> = self.buffers.chunks_mut(CHUNK).map(IoSliceMut::new).collect();
+        let mut buffers: Vec<IoSliceMut<'_>> = self.buffers.chunks_mut(PIECE_BYTES).map(IoSliceMut::new).collect();
         let count = state.recv(socket, &mut buffers, &mut metas)?;
         for (i, meta) in metas.iter().take(count).enumerate() {
-            let (start, end) = (i * CHUNK, i * CHUNK + meta.len);
+            let (start, end) = (i * PIECE_BYTES, i * PIECE_BYTES + meta.len);
             let each = (start..end).step_by(meta.stride.max(1));
             self.waiting.extend(each.map(|at| (meta.addr, at..end.min(at + meta.stride))));
         }
@@ -39,29 +40,30 @@ impl Reader {
         self.waiting.is_empty()
     }
 
-    /// The next datagram, and whose it is.
+    /// The next datagram and its sender.
     pub(crate) fn next(&mut self) -> Option<(SocketAddr, &[u8])> {
         let (from, range) = self.waiting.pop_front()?;
         Some((from, self.buffers.get(range)?))
     }
 }
 
-/// Datagrams to one address that go out together: all of a size, but for the last, which may be shorter.
+/// Datagrams that one system call sends to one address. All have the same size; only the last may be shorter.
 #[derive(Debug, Default)]
-pub(crate) struct Bunch {
+pub(crate) struct SendBatch {
     pub(crate) bytes: Vec<u8>,
+    /// The size of all datagrams but the last.
     pub(crate) segment: usize,
     pub(crate) count: usize,
 }
 
-impl Bunch {
-    /// Whether a datagram of this size can go with those that are here, of at most `most`.
-    pub(crate) fn takes(&self, length: usize, most: usize) -> bool {
-        /// No message that the system takes is larger.
-        const LARGEST: usize = 65_000;
-        let whole = self.bytes.len() == self.count * self.segment;
-        self.count == 0
-            || (whole && length <= self.segment && self.count < most && self.bytes.len() + length <= LARGEST)
+impl SendBatch {
+    /// Whether a datagram of this length can join the batch, which may have at most `max_count` datagrams.
+    pub(crate) fn accepts(&self, length: usize, max_count: usize) -> bool {
+        /// Most bytes that the system sends at once.
+        const MAX_BATCH_BYTES: usize = 65_000;
+        let equal_sizes = self.bytes.len() == self.count * self.segment;
+        let fits = self.count < max_count && self.bytes.len() + length <= MAX_BATCH_BYTES;
+        self.count == 0 || (equal_sizes && length <= self.segment && fits)
     }
 
     pub(crate) fn add(&mut self, datagram: &[u8]) {
@@ -83,24 +85,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn datagrams_that_went_together_come_as_they_were() {
+    fn a_batch_arrives_as_its_datagrams() {
         let [a, b] = [(); 2].map(|()| std::net::UdpSocket::bind("127.0.0.1:0").unwrap());
         let [state_a, state_b] = [&a, &b].map(|s| UdpSocketState::new(s.into()).unwrap());
-        let mut bunch = Bunch::default();
+        let mut batch = SendBatch::default();
         let sent: Vec<Vec<u8>> = (0..9u8).map(|i| vec![i; if i == 8 { 70 } else { 1200 }]).collect();
         for datagram in &sent {
-            assert!(bunch.takes(datagram.len(), 64));
-            bunch.add(datagram);
+            assert!(batch.accepts(datagram.len(), 64));
+            batch.add(datagram);
         }
-        assert!(!bunch.takes(70, 64), "a shorter one is the last");
-        // Where the system takes one at a time, they go so.
-        let segment = if state_a.max_gso_segments().get() > 1 { bunch.bytes.len() } else { 1200 };
-        for contents in bunch.bytes.chunks(segment) {
-            let (destination, segment_size) = (b.local_addr().unwrap(), Some(bunch.segment));
+        assert!(!batch.accepts(70, 64), "a shorter datagram is the last");
+        // Some systems send one datagram at a time.
+        let segment = if state_a.max_gso_segments().get() > 1 { batch.bytes.len() } else { 1200 };
+        for contents in batch.bytes.chunks(segment) {
+            let (destination, segment_size) = (b.local_addr().unwrap(), Some(batch.segment));
             let transmit = noq_udp::Transmit { destination, ecn: None, contents, segment_size, src_ip: None };
             state_a.try_send((&a).into(), &transmit).unwrap();
         }
-        let (mut reader, mut got) = (Reader::new(), Vec::new());
+        let (mut reader, mut got) = (BatchReader::new(), Vec::new());
         while got.len() < sent.len() {
             reader.fetch(&state_b, (&b).into()).unwrap();
             while let Some((from, datagram)) = reader.next() {
@@ -109,10 +111,10 @@ mod tests {
             }
         }
         assert_eq!(got, sent);
-        bunch.clear();
-        assert!(bunch.takes(1, 1));
-        bunch.add(&[0]);
-        assert!(!bunch.takes(2, 64), "a longer one does not fit");
-        assert!(!bunch.takes(1, 1), "as many as the system takes");
+        batch.clear();
+        assert!(batch.accepts(1, 1));
+        batch.add(&[0]);
+        assert!(!batch.accepts(2, 64), "a longer datagram does not fit");
+        assert!(!batch.accepts(1, 1), "the batch is full");
     }
 }

@@ -1,9 +1,16 @@
-//! How fast a connection sends: CUBIC's window, let out in bursts.
+//! How fast a connection sends: CUBIC's window, sent in bursts.
 //!
-//! A training step sends a tensor, computes, and sends the next. Two habits of QUIC, meant for streams that never end, slow that down on long ways. A window grows no
-//! further than what there is to send, and it is spread over a round trip: with 200 ms there and back, a tensor of 64 KB that fits a 50 Mbps line 20 times over would
-//! take some 130 ms more. So connections begin with a window that the queue before a home line takes at once, and spread it over no more than [`SPREAD`]. Where that
-//! loses packets, the window narrows as ever, and is spread over the round trip from then on: a tensor waits long for the last of its packets to be sent again.
+//! A training step sends a tensor, computes, and sends the next tensor. QUIC's defaults suit streams that never
+//! pause, and two of them slow such steps down on links of high latency. First, the window only grows while there is
+//! enough to send. Second, the sender spreads a window over a whole round trip. A tensor of 64 KB fits 20 times into
+//! one round trip of 200 ms at 50 Mbps, and would still take some 130 ms longer.
+//!
+//! So a connection starts with a window that the queue of a home router absorbs, and spreads a window over at most
+//! [`MAX_BURST`]. After a packet loss the window shrinks as usual, and is spread over the round trip again. A tensor
+//! waits long for the retransmission of its last packets, so losses cost more than spreading.
+//!
+//! The simulator of `fusionllm-plan` predicts transfers with the same constants. It cannot import this crate; a test
+//! in `fusionllm-node` compares them.
 
 use std::any::Any;
 use std::sync::Arc;
@@ -12,34 +19,42 @@ use std::time::{Duration, Instant};
 use iroh::endpoint::{Controller, ControllerFactory, ControllerMetrics, RttEstimator};
 use noq_proto::congestion::{Cubic, CubicConfig};
 
-/// Bytes that may be under way before a connection knows more of its path.
-const INITIAL_WINDOW: u64 = 128 << 10;
+/// Bytes that a new connection may have in flight before it has measured the path.
+pub const INITIAL_WINDOW_BYTES: u64 = 128 << 10;
 
-/// A window is spread over a round trip, or this if that is shorter.
-const SPREAD: Duration = Duration::from_millis(10);
+/// Bytes that a receiver buffers per lane, so the most that one lane can have in flight.
+pub const RECEIVE_WINDOW_BYTES: u32 = 1_250_000;
 
-/// Makes [`Bursts`].
+/// A window is spread over one round trip, but at most over this time.
+pub const MAX_BURST: Duration = Duration::from_millis(10);
+
+/// Sending rate over window per spreading time. More than 1, so that late acknowledgements do not stall the sender
+/// (RFC 9002, section 7.7).
+pub const PACING_GAIN: f64 = 1.25;
+
+/// Makes one [`BurstController`] per connection.
 #[derive(Debug)]
-pub(crate) struct BurstsConfig;
+pub(crate) struct BurstControllerFactory;
 
-impl ControllerFactory for BurstsConfig {
+impl ControllerFactory for BurstControllerFactory {
     fn build(self: Arc<Self>, now: Instant, current_mtu: u16) -> Box<dyn Controller> {
         let mut cubic = CubicConfig::default();
-        cubic.initial_window(INITIAL_WINDOW);
-        Box::new(Bursts { cubic: Cubic::new(Arc::new(cubic), now, current_mtu), round_trip: None, lossy: false })
+        cubic.initial_window(INITIAL_WINDOW_BYTES);
+        let cubic = Cubic::new(Arc::new(cubic), now, current_mtu);
+        Box::new(BurstController { cubic, round_trip: None, lossy: false })
     }
 }
 
 #[derive(Debug, Clone)]
-struct Bursts {
+struct BurstController {
     cubic: Cubic,
-    /// As last estimated.
+    /// The latest estimate.
     round_trip: Option<Duration>,
-    /// Whether packets were lost, other than by mistake.
+    /// Whether packets were lost. A loss that proves spurious is taken back.
     lossy: bool,
 }
 
-impl Controller for Bursts {
+impl Controller for BurstController {
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, number: u64, app_limited: bool, rtt: &RttEstimator) {
         self.round_trip = Some(rtt.get());
         self.cubic.on_ack(now, sent, bytes, number, app_limited, rtt);
@@ -73,7 +88,7 @@ impl Controller for Bursts {
 
     fn metrics(&self) -> ControllerMetrics {
         let mut metrics = self.cubic.metrics();
-        metrics.pacing_rate = self.round_trip.filter(|_| !self.lossy).map(|rtt| pace(self.window(), rtt));
+        metrics.pacing_rate = self.round_trip.filter(|_| !self.lossy).map(|rtt| burst_rate(self.window(), rtt));
         metrics
     }
 
@@ -90,9 +105,9 @@ impl Controller for Bursts {
     }
 }
 
-/// Bytes a second: a quarter more than the window asks for, so that acknowledgements do not hold it up (RFC 9002, section 7.7).
-fn pace(window: u64, round_trip: Duration) -> u64 {
-    (1.25 * window as f64 / round_trip.min(SPREAD).as_secs_f64().max(1e-6)) as u64
+/// The sending rate of a lossless connection, in bytes per second.
+fn burst_rate(window: u64, round_trip: Duration) -> u64 {
+    (PACING_GAIN * window as f64 / round_trip.min(MAX_BURST).as_secs_f64().max(1e-6)) as u64
 }
 
 #[cfg(test)]
@@ -100,21 +115,21 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_window_is_spread_over_a_round_trip_unless_that_is_long() {
-        assert_eq!(pace(100_000, Duration::from_millis(5)), 25_000_000);
-        assert_eq!(pace(100_000, Duration::from_millis(10)), 12_500_000);
-        assert_eq!(pace(100_000, Duration::from_millis(300)), 12_500_000);
-        assert_eq!(pace(100_000, Duration::ZERO), 125_000_000_000);
+    fn a_window_is_spread_over_a_round_trip_of_at_most_ten_milliseconds() {
+        assert_eq!(burst_rate(100_000, Duration::from_millis(5)), 25_000_000);
+        assert_eq!(burst_rate(100_000, Duration::from_millis(10)), 12_500_000);
+        assert_eq!(burst_rate(100_000, Duration::from_millis(300)), 12_500_000);
+        assert_eq!(burst_rate(100_000, Duration::ZERO), 125_000_000_000);
     }
 
     #[test]
-    fn losses_narrow_the_window() {
+    fn losses_shrink_the_window() {
         let now = Instant::now();
-        let mut bursts = Arc::new(BurstsConfig).build(now, 1_452);
-        assert_eq!(bursts.window(), INITIAL_WINDOW);
-        assert_eq!(bursts.metrics().pacing_rate, None, "not before a round trip is known");
+        let mut controller = Arc::new(BurstControllerFactory).build(now, 1_452);
+        assert_eq!(controller.window(), INITIAL_WINDOW_BYTES);
+        assert_eq!(controller.metrics().pacing_rate, None, "no round trip is known yet");
         let sent = now + Duration::from_millis(1);
-        bursts.on_congestion_event(sent, sent, false, false, 1_452, 7);
-        assert_eq!(bursts.window(), INITIAL_WINDOW * 7 / 10);
+        controller.on_congestion_event(sent, sent, false, false, 1_452, 7);
+        assert_eq!(controller.window(), INITIAL_WINDOW_BYTES * 7 / 10);
     }
 }

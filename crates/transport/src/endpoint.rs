@@ -1,4 +1,4 @@
-//! This machine's end of all its connections.
+//! One UDP port and one identity, and all connections over them.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -16,41 +16,43 @@ use tokio::sync::mpsc;
 use tokio::task::{AbortHandle, JoinSet};
 use tracing::debug;
 
-use crate::congestion::BurstsConfig;
-use crate::connection::{CODE_REFUSED, Connection, DisconnectReason, Lanes, Lost, Registry, Shared, disconnect_reason};
-use crate::frame::{ALPN, PRELUDE, Violation, parse_prelude, prelude};
+use crate::congestion::{BurstControllerFactory, RECEIVE_WINDOW_BYTES};
+use crate::connection::{Connection, Lanes};
+use crate::frame::{ALPN, FormatError, PRELUDE_BYTES, parse_prelude, prelude};
 use crate::key::{PeerAddr, PeerKey, SecretKey};
-use crate::lane::{Lane, Receiver, Sender};
+use crate::lane::Lane;
 use crate::pinned::Pinned;
+use crate::shared::{CODE_REFUSED, DisconnectReason, Disconnected, OpenConnections, Shared, disconnect_reason};
+use crate::stream::{Receiver, Sender};
 
-/// How an [`Endpoint`] behaves. [`EndpointOptions::new`] gives what a real run wants.
+/// How an [`Endpoint`] behaves. [`EndpointOptions::new`] fits a real run.
 #[derive(Debug, Clone)]
 pub struct EndpointOptions {
-    /// Who this endpoint is.
+    /// The endpoint's identity.
     pub secret_key: SecretKey,
-    /// The UDP address to listen on; port 0 picks a free one. `None`: a free port on every
-    /// interface, IPv4 and IPv6.
+    /// The UDP address to listen on; port 0 picks a free one. `None`: a free port on every interface, IPv4 and
+    /// IPv6.
     pub listen: Option<SocketAddr>,
-    /// Whom to let in. [`Endpoint::allow`] changes it later.
+    /// The keys whose connections are accepted. [`Endpoint::allow`] changes them later.
     pub allowed: Allowed,
-    /// A quiet connection is poked this often.
+    /// Interval of the packets that keep a quiet connection open.
     pub keep_alive: Duration,
-    /// A peer from which nothing came for this long is lost. Seen from its last sign of life, it
-    /// may take `keep_alive` longer, and three retransmission timeouts on a path so slow that
-    /// these are longer than this. The shorter of both sides' holds.
+    /// A peer that is silent for this long is lost. The shorter value of both sides applies.
+    ///
+    /// Detection can take `keep_alive` longer. On a path so slow that three retransmission timeouts exceed this
+    /// value, it takes those three timeouts.
     pub idle_timeout: Duration,
-    /// How long [`Endpoint::connect`] and an arriving peer may take to come to an open connection.
+    /// Limit for [`Endpoint::connect`], and for an arriving peer's handshake.
     pub connect_timeout: Duration,
-    /// Talk only to the addresses given to [`Endpoint::connect`], or that a peer connects from,
-    /// and never look for a better path. For links that are emulated: otherwise peers on one
-    /// machine would find each other past the emulator. Listens on 127.0.0.1 where `listen` is
-    /// `None`.
+    /// Use only the addresses given to [`Endpoint::connect`], or from which a peer connects, and never look for a
+    /// better path. Listens on 127.0.0.1 if `listen` is `None`.
+    ///
+    /// Emulated links need this. Otherwise peers on one machine would find each other and bypass the emulator.
     pub pinned: bool,
 }
 
 impl EndpointOptions {
-    /// A fresh identity, listening everywhere, letting anyone in; a killed peer is noticed
-    /// within 4.25 s.
+    /// A new identity that listens on all interfaces and accepts any key. It notices a killed peer within 4.25 s.
     pub fn new() -> Self {
         Self {
             secret_key: SecretKey::generate(),
@@ -70,12 +72,12 @@ impl Default for EndpointOptions {
     }
 }
 
-/// Whose connections are accepted. The others are closed before a byte of theirs is looked at.
+/// The keys whose connections an endpoint accepts. Others are closed before any of their bytes is read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Allowed {
-    /// Anyone's: what they send must prove them welcome.
+    /// Any key. The caller must authenticate the peer by its messages.
     Any,
-    /// Those of these keys.
+    /// These keys.
     Only(BTreeSet<PeerKey>),
 }
 
@@ -96,57 +98,64 @@ pub struct BindError {
     reason: String,
 }
 
-/// A connection could not be made.
+/// A connection could not be opened.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConnectError {
-    /// The key is no Ed25519 public key.
+    /// The key is not an Ed25519 public key.
     #[error("cannot connect to {0}: that is not a valid public key")]
     InvalidKey(PeerKey),
     /// The peer's address list is empty, or the peer is this endpoint itself.
     #[error("cannot connect to {0}: {1}")]
-    NoWay(PeerAddr, &'static str),
-    /// Nobody answered in time.
+    Unreachable(PeerAddr, &'static str),
+    /// No answer came in time.
     #[error("cannot connect to {addr}: no answer within {after:?}")]
     NoAnswer {
-        /// Whom, and where all it was tried.
+        /// The peer and all addresses that were tried.
         addr: PeerAddr,
         /// The time spent.
         after: Duration,
     },
-    /// The peer does not (or not yet) let this endpoint's key in.
-    #[error("cannot connect to {0}: it does not let this peer's key in")]
+    /// The peer does not accept this endpoint's key, or not yet.
+    #[error("cannot connect to {0}: it does not accept this peer's key")]
     Refused(PeerKey),
     /// The peer runs an incompatible version.
-    #[error(
-        "cannot connect to {0}: it does not speak {alpn}; use the same version of fusionllm \
-         on both machines",
-        alpn = ALPN.escape_ascii()
-    )]
+    #[error("cannot connect to {0}: it does not speak {alpn}", alpn = ALPN.escape_ascii())]
     Version(PeerKey),
-    /// The connection broke while it was being made.
+    /// The connection broke during its handshake.
     #[error("cannot connect: {0}")]
-    Lost(Lost),
+    Disconnected(Disconnected),
     /// This endpoint is closed.
     #[error("cannot connect to {0}: this endpoint is closed")]
     Closed(PeerKey),
-    /// QUIC's handshake failed, for example because someone else answers at the address.
+    /// QUIC's handshake failed, for example because another peer has the address.
     #[error("cannot connect to {0}: {1}")]
     Handshake(PeerAddr, String),
 }
 
-/// This machine's end of all its connections: one UDP port and one identity. Clones are handles to
-/// the same endpoint. Call [`Endpoint::close`] before the last one is dropped, or the peers only
-/// notice when they time out.
+impl ConnectError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Version(_) => Some("use the same version of fusionllm on both machines"),
+            Self::NoAnswer { .. } => Some("check that it still runs and that no firewall blocks UDP"),
+            _ => None,
+        }
+    }
+}
+
+/// One UDP port and one identity, with all connections over them. Clones are handles to the same endpoint.
+///
+/// Call [`Endpoint::close`] before dropping the last handle. Otherwise peers notice only after their idle timeout.
 #[derive(Clone)]
 pub struct Endpoint(Arc<Inner>);
 
 struct Inner {
     quic: iroh::Endpoint,
     key: PeerKey,
-    /// The only address, if no others are to be looked for.
+    /// The listening address, if the endpoint is pinned.
     pinned: Option<SocketAddr>,
     allowed: Arc<RwLock<Allowed>>,
-    connections: Arc<Registry>,
+    connections: Arc<OpenConnections>,
     accepted: tokio::sync::Mutex<mpsc::Receiver<(Connection, Lanes)>>,
     accepting: AbortHandle,
     connect_timeout: Duration,
@@ -159,11 +168,11 @@ impl Drop for Inner {
 }
 
 impl Endpoint {
-    /// Opens an endpoint on the current Tokio runtime. It uses no relay, no discovery service and
-    /// no name server, and asks no router for anything.
+    /// Opens an endpoint on the current Tokio runtime. It uses no relay, no discovery service, no name server and no
+    /// port mapping.
     ///
     /// # Errors
-    /// [`BindError`] if the address to listen on is taken or is not this machine's.
+    /// [`BindError`] if the listening address is in use or does not belong to this machine.
     pub async fn bind(options: EndpointOptions) -> Result<Self, BindError> {
         let listen = match (options.listen, options.pinned) {
             (Some(listen), _) => Some(listen),
@@ -178,15 +187,15 @@ impl Endpoint {
         let idle_timeout = IdleTimeout::try_from(options.idle_timeout)
             .map_err(|_| failed("the idle timeout is too long".to_owned()))?;
         let lanes = VarInt::from_u32(Lane::COUNT as u32);
-        // The receiver's windows stay at their defaults: larger ones have broken connections ("too many gaps
-        // in stream buffer").
+        // Larger receive windows broke connections ("too many gaps in stream buffer").
         let transport = QuicTransportConfig::builder()
             .keep_alive_interval(options.keep_alive)
             .max_idle_timeout(Some(idle_timeout))
             .max_concurrent_uni_streams(lanes)
             .max_concurrent_bidi_streams(VarInt::from_u32(0))
             .datagram_receive_buffer_size(None)
-            .congestion_controller_factory(Arc::new(BurstsConfig))
+            .stream_receive_window(VarInt::from_u32(RECEIVE_WINDOW_BYTES))
+            .congestion_controller_factory(Arc::new(BurstControllerFactory))
             .build();
         let mut builder = iroh::Endpoint::builder(presets::Minimal)
             .secret_key(options.secret_key.0.clone())
@@ -210,14 +219,14 @@ impl Endpoint {
         let quic = builder.bind().await.map_err(|e| failed(format!("{e:#}")))?;
 
         let allowed = Arc::new(RwLock::new(options.allowed));
-        let connections = Arc::new(Registry::default());
-        let (sender, accepted) = mpsc::channel(ACCEPT_QUEUE);
+        let connections = Arc::new(OpenConnections::default());
+        let (sender, accepted) = mpsc::channel(MAX_ACCEPTED);
         let queue = AcceptQueue {
             allowed: allowed.clone(),
             connections: connections.clone(),
             timeout: options.connect_timeout,
         };
-        let accepting = tokio::spawn(queue.keep(quic.clone(), sender)).abort_handle();
+        let accepting = tokio::spawn(queue.run(quic.clone(), sender)).abort_handle();
         Ok(Self(Arc::new(Inner {
             quic,
             key: options.secret_key.public(),
@@ -230,19 +239,21 @@ impl Endpoint {
         })))
     }
 
-    /// Who this endpoint is.
+    /// The endpoint's identity.
     pub fn key(&self) -> PeerKey {
         self.0.key
     }
 
-    /// Where peers may find this endpoint now: where it listens on every interface, the addresses
-    /// of all of this machine's interfaces (loopback only if there is no other), sorted.
+    /// The addresses at which peers can reach this endpoint, sorted.
+    ///
+    /// If it listens on all interfaces, these are the interfaces' present addresses. Loopback is included only if
+    /// there is no other.
     pub fn addr(&self) -> PeerAddr {
         let addrs = match self.0.pinned {
             Some(addr) => vec![addr],
             None => {
                 let mut addrs: Vec<SocketAddr> = self.0.quic.addr().ip_addrs().copied().collect();
-                // A link-local address means nothing without the interface that it belongs to.
+                // A link-local address is useless without its interface.
                 addrs.retain(|addr| !matches!(addr, SocketAddr::V6(a) if a.ip().is_unicast_link_local()));
                 addrs.sort_unstable();
                 addrs
@@ -251,21 +262,20 @@ impl Endpoint {
         PeerAddr { key: self.key(), addrs }
     }
 
-    /// Replaces the list of those who are let in. Open connections stay.
+    /// Replaces the accepted keys. Open connections stay open.
     pub fn allow(&self, allowed: Allowed) {
         *self.0.allowed.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = allowed;
     }
 
-    /// Connects to a peer, and returns once it has let this endpoint in. Several connections to one
-    /// peer are independent of each other.
+    /// Connects to a peer and returns once the peer has accepted. Connections to the same peer are independent.
     ///
     /// # Errors
-    /// See [`ConnectError`]. A peer that has not been told of this one yet says
-    /// [`ConnectError::Refused`].
+    /// See [`ConnectError`]. [`ConnectError::Refused`] can be temporary: the peer may not have learnt this
+    /// endpoint's key yet.
     pub async fn connect(&self, to: &PeerAddr) -> Result<(Connection, Lanes), ConnectError> {
         let id = iroh::PublicKey::from_bytes(to.key.as_bytes()).map_err(|_| ConnectError::InvalidKey(to.key))?;
         if to.addrs.is_empty() {
-            return Err(ConnectError::NoWay(to.clone(), "it has no address"));
+            return Err(ConnectError::Unreachable(to.clone(), "it has no address"));
         }
         let pinned = self.0.pinned.is_some();
         let addrs = to.addrs.iter().map(|addr| match pinned {
@@ -276,9 +286,9 @@ impl Endpoint {
             let addr = EndpointAddr::from_parts(id, addrs);
             let quic = self.0.quic.connect(addr, ALPN).await;
             let quic = quic.map_err(|error| self.refusal(to, error))?;
-            open(quic, &self.0.connections).await.map_err(|lost| match lost.reason {
+            open(quic, &self.0.connections).await.map_err(|gone| match gone.reason {
                 DisconnectReason::Refused => ConnectError::Refused(to.key),
-                _ => ConnectError::Lost(lost),
+                _ => ConnectError::Disconnected(gone),
             })
         };
         let after = self.0.connect_timeout;
@@ -288,14 +298,14 @@ impl Endpoint {
         }
     }
 
-    /// The next connection that a peer made and that was let in. `None` once the endpoint is closed.
-    /// Dropping the future loses no connection.
+    /// The next connection that a peer opened with an accepted key. `None` once the endpoint is closed. Dropping
+    /// the future loses no connection.
     pub async fn accept(&self) -> Option<(Connection, Lanes)> {
         self.0.accepted.lock().await.recv().await
     }
 
-    /// Closes all connections, telling the peers `reason`, and stops listening. Returns once the
-    /// peers have heard or, if some do not answer, after a few seconds.
+    /// Closes all connections with `reason` and stops listening. Returns once the peers have acknowledged, or after
+    /// a few seconds.
     pub async fn close(&self, reason: &str) {
         self.0.connections.close(reason);
         self.0.quic.close().await;
@@ -307,7 +317,7 @@ impl Endpoint {
             QuicConnectError::Connect { source, .. } => {
                 return match source {
                     ConnectWithOptsError::SelfConnect { .. } => {
-                        ConnectError::NoWay(to.clone(), "that is this very peer")
+                        ConnectError::Unreachable(to.clone(), "that is this peer itself")
                     }
                     ConnectWithOptsError::EndpointClosed { .. } => ConnectError::Closed(to.key),
                     _ => ConnectError::Handshake(to.clone(), text),
@@ -326,7 +336,7 @@ impl Endpoint {
             error @ (ConnectionError::ApplicationClosed(_) | ConnectionError::Reset) => {
                 match disconnect_reason(error) {
                     DisconnectReason::Refused => ConnectError::Refused(to.key),
-                    reason => ConnectError::Lost(Lost { peer: to.key, reason }),
+                    reason => ConnectError::Disconnected(Disconnected { peer: to.key, reason }),
                 }
             }
             _ => ConnectError::Handshake(to.clone(), text),
@@ -342,59 +352,62 @@ impl fmt::Debug for Endpoint {
 
 /// TLS alert 120 (RFC 7301) as a QUIC error code (RFC 9001, section 4.8).
 const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
-/// Connections that wait for [`Endpoint::accept`].
-const ACCEPT_QUEUE: usize = 16;
-/// Peers in the middle of connecting; further ones wait.
-const MAX_OPENING: usize = 64;
+/// Most connections that wait for [`Endpoint::accept`].
+const MAX_ACCEPTED: usize = 16;
+/// Most handshakes at once; further peers wait.
+const MAX_HANDSHAKES: usize = 64;
 
-/// Lets peers in, several at once, so that a slow or silent one does not keep others out.
+/// Completes the handshakes of arriving peers, several at once, so that a slow peer does not block others.
 struct AcceptQueue {
     allowed: Arc<RwLock<Allowed>>,
-    connections: Arc<Registry>,
+    connections: Arc<OpenConnections>,
     timeout: Duration,
 }
 
 impl AcceptQueue {
-    async fn keep(self, quic: iroh::Endpoint, accepted: mpsc::Sender<(Connection, Lanes)>) {
+    async fn run(self, quic: iroh::Endpoint, accepted: mpsc::Sender<(Connection, Lanes)>) {
         let queue = Arc::new(self);
-        let mut opening = JoinSet::new();
+        let mut handshakes = JoinSet::new();
         loop {
             tokio::select! {
-                incoming = quic.accept(), if opening.len() < MAX_OPENING => {
+                incoming = quic.accept(), if handshakes.len() < MAX_HANDSHAKES => {
                     let Some(incoming) = incoming else { return };
                     let (queue, accepted) = (queue.clone(), accepted.clone());
-                    opening.spawn(async move {
-                        match tokio::time::timeout(queue.timeout, queue.let_in(incoming)).await {
-                            // It fails only when nobody will ever ask for the connection.
+                    handshakes.spawn(async move {
+                        match tokio::time::timeout(queue.timeout, queue.accept(incoming)).await {
+                            // Sending fails only when the endpoint is gone.
                             Ok(Ok(connection)) => { let _ = accepted.send(connection).await; }
-                            Ok(Err(why)) => debug!(why, "did not let a peer in"),
+                            Ok(Err(why)) => debug!(why, "refused a peer"),
                             Err(_) => debug!("a peer began to connect and fell silent"),
                         }
                     });
                 }
-                Some(_) = opening.join_next() => {}
+                Some(_) = handshakes.join_next() => {}
             }
         }
     }
 
-    async fn let_in(&self, incoming: iroh::endpoint::Incoming) -> Result<(Connection, Lanes), String> {
+    async fn accept(&self, incoming: iroh::endpoint::Incoming) -> Result<(Connection, Lanes), String> {
         let quic = incoming.await.map_err(|error| format!("{error:#}"))?;
         let peer = PeerKey::from_bytes(*quic.remote_id().as_bytes());
-        let welcome = {
+        let allowed = {
             let allowed = self.allowed.read().unwrap_or_else(|poisoned| poisoned.into_inner());
             allowed.includes(&peer)
         };
-        if !welcome {
+        if !allowed {
             quic.close(CODE_REFUSED, b"key not allowed");
             return Err(format!("{peer} is not among the allowed keys"));
         }
-        open(quic, &self.connections).await.map_err(|lost| lost.to_string())
+        open(quic, &self.connections).await.map_err(|gone| gone.to_string())
     }
 }
 
-/// Opens this side's lanes and waits for the other's. Both sides do the same, so that neither has a
-/// connection before the other let it in.
-async fn open(quic: iroh::endpoint::Connection, connections: &Registry) -> Result<(Connection, Lanes), Lost> {
+/// Opens this side's lanes and waits for the peer's. Both sides do the same, so neither has a connection before the
+/// other has accepted it.
+async fn open(
+    quic: iroh::endpoint::Connection,
+    connections: &OpenConnections,
+) -> Result<(Connection, Lanes), Disconnected> {
     let shared = Shared::new(quic);
     connections.add(&shared);
     let [control, tensors, bulk] = Lane::ALL;
@@ -415,29 +428,29 @@ async fn open(quic: iroh::endpoint::Connection, connections: &Registry) -> Resul
             some_missing => some_missing,
         };
         let stream = shared.quic.accept_uni().await;
-        let mut stream = stream.map_err(|error| shared.lost(error))?;
-        let mut bytes = [0; PRELUDE];
+        let mut stream = stream.map_err(|error| shared.disconnected(error))?;
+        let mut bytes = [0; PRELUDE_BYTES];
         match stream.read_exact(&mut bytes).await {
             Ok(()) => {}
             Err(ReadExactError::ReadError(ReadError::ConnectionLost(error))) => {
-                return Err(shared.lost(error));
+                return Err(shared.disconnected(error));
             }
-            Err(_) => return Err(shared.violated(Violation::NoPrelude)),
+            Err(_) => return Err(shared.close_broken(FormatError::NoPrelude)),
         }
-        let lane = parse_prelude(bytes).map_err(|violation| shared.violated(violation))?;
+        let lane = parse_prelude(bytes).map_err(|error| shared.close_broken(error))?;
         if streams[lane as usize].replace(stream).is_some() {
-            return Err(shared.violated(Violation::LaneTwice(lane)));
+            return Err(shared.close_broken(FormatError::DuplicateLane(lane)));
         }
     }
 }
 
-async fn open_lane(shared: &Shared, lane: Lane) -> Result<Sender, Lost> {
+async fn open_lane(shared: &Shared, lane: Lane) -> Result<Sender, Disconnected> {
     let stream = shared.quic.open_uni().await;
-    let mut stream = stream.map_err(|error| shared.lost(error))?;
-    // Neither can fail on a fresh stream but by the connection, which the next use of it reports.
+    let mut stream = stream.map_err(|error| shared.disconnected(error))?;
+    // On a new stream, both calls fail only if the connection is lost. The next use of it reports that.
     let _ = stream.set_priority(lane.priority());
     match stream.write_all(&prelude(lane)).await {
-        Err(WriteError::ConnectionLost(error)) => Err(shared.lost(error)),
+        Err(WriteError::ConnectionLost(error)) => Err(shared.disconnected(error)),
         _ => Ok(Sender::new(lane, stream)),
     }
 }

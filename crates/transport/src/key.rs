@@ -1,4 +1,4 @@
-//! Who a peer is and where it can be reached.
+//! Identities and addresses of peers.
 
 use std::fmt;
 use std::net::SocketAddr;
@@ -7,17 +7,16 @@ use std::str::FromStr;
 use data_encoding::BASE32_NOPAD;
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de::Error as _};
 
-/// A peer's identity: an Ed25519 public key, which QUIC's handshake proves the peer to hold.
+/// A peer's identity: an Ed25519 public key. QUIC's handshake proves that the peer has the private half.
 ///
-/// `Display` and `Debug` show the first ten characters, enough to tell the peers of a run apart in
-/// a message. [`PeerKey::full`] and `FromStr` are each other's inverse. Serialises as the full text
-/// in formats for people and as 32 bytes in binary ones.
+/// `Display` and `Debug` show the first ten characters, enough to tell a run's peers apart. [`PeerKey::full`] and
+/// `FromStr` are inverses. Serialises as the full text in human-readable formats and as 32 bytes in binary ones.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PeerKey([u8; 32]);
 
 impl PeerKey {
-    /// Takes the 32 bytes as they are. Bytes that are no point of the curve are found out when
-    /// [`Endpoint::connect`](crate::Endpoint::connect) is asked for that peer.
+    /// Takes the 32 bytes unchecked. Bytes that are not a point of the curve fail in
+    /// [`Endpoint::connect`](crate::Endpoint::connect).
     pub const fn from_bytes(bytes: [u8; 32]) -> Self {
         Self(bytes)
     }
@@ -45,7 +44,7 @@ impl fmt::Debug for PeerKey {
     }
 }
 
-/// The text is not a peer's public key.
+/// A text is not a peer's public key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("not a peer key: expected 52 characters of base32 (a-z, 2-7), got {0:?}")]
 pub struct InvalidPeerKey(String);
@@ -98,12 +97,12 @@ impl SecretKey {
         Self(iroh::SecretKey::from_bytes(&bytes))
     }
 
-    /// The Ed25519 seed, for keeping an identity over a restart.
+    /// The Ed25519 seed, with which an identity survives a restart.
     pub fn to_bytes(&self) -> [u8; 32] {
         self.0.to_bytes()
     }
 
-    /// The identity that others see.
+    /// The public half.
     pub fn public(&self) -> PeerKey {
         PeerKey(*self.0.public().as_bytes())
     }
@@ -115,12 +114,12 @@ impl fmt::Debug for SecretKey {
     }
 }
 
-/// All that is needed to connect to a peer. The addresses are tried together; the fastest wins.
+/// A peer's key and addresses. A connection tries all addresses at once; the fastest wins.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerAddr {
-    /// Who must answer there; anyone else is refused.
+    /// The key that the peer must prove.
     pub key: PeerKey,
-    /// Where it listens for UDP.
+    /// The UDP addresses on which it listens.
     pub addrs: Vec<SocketAddr>,
 }
 
@@ -142,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn full_text_and_both_serial_forms_come_back() {
+    fn the_full_text_and_both_serial_forms_round_trip() {
         let key = SecretKey::from_bytes([7; 32]).public();
         assert_eq!(key.full().parse(), Ok(key));
         assert_eq!(key.full().to_ascii_uppercase().parse(), Ok(key));
@@ -154,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_is_refused() {
+    fn other_texts_are_not_keys() {
         for text in ["", "abc", &"a".repeat(51), &"1".repeat(52), &"ä".repeat(26)] {
             assert!(text.parse::<PeerKey>().is_err(), "{text}");
         }

@@ -1,15 +1,14 @@
-//! QUIC between public keys, and the frames on it.
+//! QUIC between public keys, and frames over it.
 //!
-//! An [`Endpoint`] is one UDP port and one identity. A [`Connection`] leads to one peer, whose key
-//! QUIC's handshake has proved, and carries *frames* both ways on three *lanes* ([`Lane`]): a frame
-//! keeps its place in its lane and does not wait for other lanes. What headers and payloads mean is
-//! the callers' business; nothing here looks into them. A [`Ticket`] is what a person copies to the
-//! machine that is to join, and the [`emulator`] puts slow links between peers on one machine.
+//! An [`Endpoint`] is one UDP port and one identity. A [`Connection`] leads to one peer, whose key QUIC's handshake
+//! has proved. It carries *frames* in both directions on three *lanes* ([`Lane`]). A frame keeps its place in its
+//! lane and never waits for other lanes. This crate does not interpret headers and payloads. A [`Ticket`] is the line
+//! of text with which a machine joins a run. The [`emulator`] puts slow links between peers on one machine.
 //!
 //! # On the wire
 //!
-//! Both sides name `fusionllm/1` as QUIC's application protocol (RFC 9001, section 8.1). Each then
-//! opens one unidirectional stream a lane and keeps it. A stream is a prelude and frames:
+//! Both sides name `fusionllm/1` as QUIC's application protocol (RFC 9001, section 8.1). Then each side opens one
+//! unidirectional stream per lane and keeps it. A stream is a prelude and frames:
 //!
 //! ```text
 //!   0     1     2     3     4     5
@@ -25,16 +24,15 @@
 //!   65536
 //! ```
 //!
-//! Numbers are little-endian. A stream ends only between frames. Connections are closed with the
-//! application codes 0 (in good order, with a reason), 1 (the key is not allowed) and 2 (the other
-//! side broke the format, with what it did).
+//! Numbers are little-endian. A stream ends only between frames. A connection is closed with an application code:
+//! 0 for a regular end, with a reason; 1 for a key that is not allowed; 2 if the other side broke the format, with
+//! the mistake.
 //!
 //! # What a hostile peer can do
 //!
-//! Before its key is on the list of those [`Allowed`], no byte of its streams is looked at. After
-//! that, a frame's header costs at most 64 KiB, and its payload nothing until the caller has seen
-//! the header and the length and says how much is allowed; QUIC itself holds back 1.25 MB a lane.
-//! Breaking the format closes the connection, and both sides learn how.
+//! Before a peer's key is [`Allowed`], no byte of its streams is read. After that, a frame's header costs at most
+//! 64 KiB. A payload costs nothing until the caller has seen its header and length and allows it. QUIC buffers at
+//! most 1.25 MB per lane. A peer that breaks the format is disconnected, and both sides learn the mistake.
 //!
 //! ```
 //! use fusionllm_transport::{Endpoint, Lane, EndpointOptions};
@@ -47,10 +45,10 @@
 //! let (to_server, _) = connecting?;
 //! let (_to_client, mut lanes) = accepting.ok_or("closed")?;
 //!
-//! to_server.send(Lane::Tensors, b"what it is", &["its".into(), "bytes".into()]).await?;
+//! to_server.send(Lane::Tensors, b"a header", &["a pay".into(), "load".into()]).await?;
 //! let frame = lanes.tensors.next().await?.ok_or("finished")?;
-//! assert_eq!(frame.header(), &b"what it is"[..]);
-//! assert_eq!(frame.read(100).await?, "itsbytes");
+//! assert_eq!(frame.header(), &b"a header"[..]);
+//! assert_eq!(frame.read(100).await?, "a payload");
 //!
 //! client.close("all done").await;
 //! server.close("all done").await;
@@ -59,7 +57,7 @@
 //! ```
 
 mod batch;
-mod congestion;
+pub mod congestion;
 mod connection;
 pub mod emulator;
 mod endpoint;
@@ -67,11 +65,15 @@ mod frame;
 mod key;
 mod lane;
 mod pinned;
+mod shared;
+mod stream;
 mod ticket;
 
-pub use connection::{Connection, DisconnectReason, Lanes, Lost, Stats};
+pub use connection::{Connection, ConnectionStats, Lanes};
 pub use endpoint::{Allowed, BindError, ConnectError, Endpoint, EndpointOptions};
-pub use frame::{ALPN, MAX_HEADER, VERSION, Violation};
+pub use frame::{ALPN, FormatError, MAX_HEADER_BYTES, WIRE_VERSION};
 pub use key::{InvalidPeerKey, PeerAddr, PeerKey, SecretKey};
-pub use lane::{Frame, Lane, LaneStats, ReceiveError, Receiver, SendError};
+pub use lane::{Lane, LaneStats};
+pub use shared::{DisconnectReason, Disconnected};
+pub use stream::{Frame, ReceiveError, Receiver, SendError};
 pub use ticket::{Secret, Ticket, TicketError};

@@ -1,8 +1,7 @@
-//! A plain UDP socket as iroh's only way out.
+//! A plain UDP socket as iroh's only transport.
 //!
-//! Over its own sockets iroh tells each peer all of the other's addresses and moves the connection
-//! to the quickest path it finds: past any forwarder in between. What it cannot do is find another
-//! path on a transport that it does not know, which is what this is.
+//! On its own sockets, iroh exchanges all addresses between two peers and moves the connection to the fastest path,
+//! which bypasses an emulated link. On a custom transport iroh looks for no other path.
 
 use std::io::{self, IoSliceMut};
 use std::net::{IpAddr, SocketAddr};
@@ -18,9 +17,9 @@ use noq_udp::{RecvMeta, UdpSocketState};
 use tokio::io::Interest;
 use tokio::net::UdpSocket;
 
-use crate::batch::Reader;
+use crate::batch::BatchReader;
 
-/// A bound socket, to be given to iroh's builder.
+/// A bound socket for iroh's builder.
 #[derive(Debug, Clone)]
 pub(crate) struct Pinned {
     socket: Arc<UdpSocket>,
@@ -28,18 +27,18 @@ pub(crate) struct Pinned {
     local: Watchable<Vec<CustomAddr>>,
 }
 
-/// What receives from it.
+/// The receiving half that iroh polls.
 #[derive(Debug)]
-struct Receiving {
+struct PinnedReceiver {
     pinned: Pinned,
-    reader: Reader,
+    reader: BatchReader,
 }
 
 impl Pinned {
     pub(crate) fn bind(listen: SocketAddr) -> io::Result<Self> {
         let socket = std::net::UdpSocket::bind(listen)?;
         socket.set_nonblocking(true)?;
-        // As iroh does with its own sockets. The system may grant less.
+        // The same size as iroh's own sockets. The system may grant less.
         let _ = socket2::SockRef::from(&socket).set_recv_buffer_size(4 << 20);
         let state = Arc::new(UdpSocketState::new((&socket).into())?);
         let socket = UdpSocket::from_std(socket)?;
@@ -51,7 +50,7 @@ impl Pinned {
         self.socket.local_addr()
     }
 
-    /// How iroh knows the peer at `addr` on this transport.
+    /// The address of the peer at `addr` in iroh's terms.
     pub(crate) fn address(addr: SocketAddr) -> TransportAddr {
         TransportAddr::Custom(to_custom(addr))
     }
@@ -59,11 +58,11 @@ impl Pinned {
 
 impl CustomTransport for Pinned {
     fn bind(&self) -> io::Result<Box<dyn CustomEndpoint>> {
-        Ok(Box::new(Receiving { pinned: self.clone(), reader: Reader::new() }))
+        Ok(Box::new(PinnedReceiver { pinned: self.clone(), reader: BatchReader::new() }))
     }
 }
 
-impl CustomEndpoint for Receiving {
+impl CustomEndpoint for PinnedReceiver {
     fn watch_local_addrs(&self) -> n0_watcher::Direct<Vec<CustomAddr>> {
         self.pinned.local.watch()
     }
@@ -90,7 +89,7 @@ impl CustomEndpoint for Receiving {
         let mut count = 0;
         for ((buf, meta), info) in bufs.iter_mut().zip(metas).zip(infos) {
             let Some((from, datagram)) = reader.next() else { break };
-            // One that is longer than any that was agreed on is damaged anyway.
+            // A datagram longer than the agreed size is damaged anyway.
             let length = datagram.len().min(buf.len());
             buf[..length].copy_from_slice(&datagram[..length]);
             *info = RecvInfo::new(to_custom(from), None);
@@ -108,7 +107,7 @@ impl CustomEndpoint for Receiving {
 
 impl CustomSender for Pinned {
     fn is_valid_send_addr(&self, addr: &CustomAddr) -> bool {
-        addr.id() == TRANSPORT
+        addr.id() == TRANSPORT_ID
     }
 
     fn poll_send(
@@ -124,15 +123,15 @@ impl CustomSender for Pinned {
         let sent =
             self.socket.try_io(Interest::WRITABLE, || self.state.try_send(self.socket.as_ref().into(), &transmit));
         match sent {
-            // A full socket loses datagrams, as a full queue on the way would.
+            // A full socket drops datagrams, as a full router queue does.
             Err(error) if error.kind() != io::ErrorKind::WouldBlock => Poll::Ready(Err(error)),
             _ => Poll::Ready(Ok(())),
         }
     }
 }
 
-/// Ours among iroh's custom transports: "FLLM".
-const TRANSPORT: u64 = 0x464c_4c4d;
+/// Our identifier among iroh's custom transports: "FLLM".
+const TRANSPORT_ID: u64 = 0x464c_4c4d;
 
 fn to_custom(addr: SocketAddr) -> CustomAddr {
     let mut data = match addr.ip() {
@@ -140,11 +139,11 @@ fn to_custom(addr: SocketAddr) -> CustomAddr {
         IpAddr::V6(ip) => ip.octets().to_vec(),
     };
     data.extend_from_slice(&addr.port().to_le_bytes());
-    CustomAddr::from_parts(TRANSPORT, &data)
+    CustomAddr::from_parts(TRANSPORT_ID, &data)
 }
 
 fn from_custom(addr: &CustomAddr) -> io::Result<SocketAddr> {
-    let foreign = || io::Error::new(io::ErrorKind::InvalidInput, format!("{addr} is no UDP address"));
+    let foreign = || io::Error::new(io::ErrorKind::InvalidInput, format!("{addr} is not a UDP address"));
     let (ip, port) = addr.data().split_last_chunk::<2>().ok_or_else(foreign)?;
     let ip: IpAddr = match ip.len() {
         4 => <[u8; 4]>::try_from(ip).map_err(|_| foreign())?.into(),
@@ -158,13 +157,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back() {
+    fn addresses_round_trip() {
         for addr in ["127.0.0.1:9", "[::1]:65535"] {
             let addr: SocketAddr = addr.parse().unwrap();
             assert_eq!(from_custom(&to_custom(addr)).unwrap(), addr);
         }
         for foreign in [&b""[..], b"x", b"12345", &[0; 40]] {
-            assert!(from_custom(&CustomAddr::from_parts(TRANSPORT, foreign)).is_err());
+            assert!(from_custom(&CustomAddr::from_parts(TRANSPORT_ID, foreign)).is_err());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The line of text that lets a machine join a run.
+//! The line of text with which a machine joins a run.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -8,37 +8,37 @@ use data_encoding::BASE32_NOPAD;
 
 use crate::key::{PeerAddr, PeerKey};
 
-/// Where the broker is, and the secret that shows that one was invited.
+/// The broker's key and addresses, and the secret that proves an invitation.
 ///
 /// ```text
 ///  offset  bytes
 ///   0      1      version, now 1
 ///   1      2      length of the body, little-endian
-///   3      1      check of bytes 0..3, so that a typo here is not taken for a cut
+///   3      1      check of bytes 0..3, to tell a typo here from a missing end
 ///   4      32     the broker's public key
 ///   36     16     secret
 ///   52     1      number of addresses, 0..=32
 ///   53     7|19   each address: 4 | 6, the IP's 4 | 16 bytes, port little-endian
-///   end-4  4      check of all before it
+///   end-4  4      check of all bytes before
 /// ```
 ///
-/// as lower-case base32 (RFC 4648, no padding). A check is the first bytes of BLAKE3.
+/// The text is these bytes in lower-case base32 (RFC 4648, no padding). A check is the first bytes of BLAKE3.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ticket {
-    /// The broker.
+    /// The broker's key and addresses.
     pub addr: PeerAddr,
-    /// What the broker asks for before it listens to anything else.
+    /// The broker accepts no other message from a peer before it has seen this.
     pub secret: Secret,
 }
 
-/// Sixteen bytes that only the invited know. Compared in constant time and never printed.
+/// Sixteen bytes that only invited machines know. Compared in constant time and never printed.
 #[derive(Clone)]
 pub struct Secret([u8; 16]);
 
 impl Secret {
     /// A new secret from the operating system's randomness.
     pub fn generate() -> Self {
-        // A fresh Ed25519 seed is 32 uniformly random bytes, and no key is ever made of this one.
+        // An Ed25519 seed is 32 uniformly random bytes. No key is made from this one.
         let seed = iroh::SecretKey::generate().to_bytes();
         let mut secret = [0; 16];
         secret.copy_from_slice(&seed[..16]);
@@ -50,7 +50,7 @@ impl Secret {
         Self(bytes)
     }
 
-    /// The bytes to show to the broker.
+    /// The bytes that a joiner sends to the broker.
     pub const fn as_bytes(&self) -> &[u8; 16] {
         &self.0
     }
@@ -58,7 +58,7 @@ impl Secret {
 
 impl PartialEq for Secret {
     fn eq(&self, other: &Self) -> bool {
-        // Comparing `blake3::Hash`es takes the same time wherever they first differ.
+        // `blake3::Hash` compares in constant time.
         blake3::hash(&self.0) == blake3::hash(&other.0)
     }
 }
@@ -71,55 +71,68 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// Why a text is not a ticket.
+/// A text is not a ticket.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TicketError {
-    /// Nothing but white space.
-    #[error("the ticket is empty: give the line that the broker printed")]
+    /// The text has only white space.
+    #[error("the ticket is empty")]
     Empty,
+    /// The text does not look like a ticket at all.
+    #[error("this is not a ticket: a ticket is one line of about 120 letters and digits")]
+    NotATicket,
     /// A character that no ticket contains.
-    #[error("the ticket has {character:?} at character {position}: only a-z and 2-7 occur in one")]
+    #[error("the ticket has {character:?} at position {position}, but a ticket has only the characters a-z and 2-7")]
     Character {
         /// The first such character.
         character: char,
         /// Counted from 1.
         position: usize,
     },
-    /// Made by an incompatible version of this program.
-    #[error(
-        "the ticket is of version {0}, this program reads version {VERSION}: \
-         use the same version of fusionllm on both machines"
-    )]
+    /// An incompatible version of this program made the ticket.
+    #[error("the ticket has version {0}, but this program reads version {VERSION}")]
     Version(u8),
     /// The end is missing.
-    #[error("the ticket is cut short: {got} of {expected} characters; copy the whole line")]
+    #[error("the ticket is cut short: it has {got} of {expected} characters")]
     Truncated {
         /// Characters given.
         got: usize,
-        /// Characters that its beginning announces; 0 if even that is missing.
+        /// Characters that the ticket's head announces.
         expected: usize,
     },
-    /// There is something after the end.
-    #[error("the ticket is too long: {got} characters instead of {expected}; copy one line only")]
+    /// More text follows the ticket.
+    #[error("the ticket is too long: it has {got} characters instead of {expected}")]
     TooLong {
         /// Characters given.
         got: usize,
-        /// Characters that its beginning announces.
+        /// Characters that the ticket's head announces.
         expected: usize,
     },
-    /// The checks do not agree with the rest.
-    #[error("the ticket has a typo: its checksum does not match; copy it again")]
+    /// A check does not match.
+    #[error("the ticket has a typo: its checksum does not match")]
     Typo,
 }
 
+impl TicketError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Version(_) => "use the same version of fusionllm on both machines",
+            Self::TooLong { .. } => "copy one line only",
+            _ => "copy the whole line after `fusionllm join` that the broker printed",
+        }
+    }
+}
+
 const VERSION: u8 = 1;
-const HEAD: usize = 4;
-const CHECK: usize = 4;
-/// A ticket names a machine's few interfaces; more would not fit a line.
+const HEAD_BYTES: usize = 4;
+const CHECK_BYTES: usize = 4;
+/// Most addresses in a ticket, so that it stays short. A machine has few interfaces.
 const MAX_ADDRS: usize = 32;
+/// Length of a ticket without addresses. A shorter text is hardly a ticket.
+const MIN_CHARS: usize = 92;
 
 impl fmt::Display for Ticket {
-    /// Only the first 32 addresses fit.
+    /// Writes at most the first 32 addresses.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut body = Vec::with_capacity(128);
         body.extend_from_slice(self.addr.key.as_bytes());
@@ -144,7 +157,7 @@ impl fmt::Display for Ticket {
         let mut bytes = vec![VERSION, length[0], length[1]];
         bytes.push(check::<1>(&bytes)[0]);
         bytes.append(&mut body);
-        let end = check::<CHECK>(&bytes);
+        let end = check::<CHECK_BYTES>(&bytes);
         bytes.extend_from_slice(&end);
         f.write_str(&BASE32_NOPAD.encode(&bytes).to_ascii_lowercase())
     }
@@ -153,25 +166,26 @@ impl fmt::Display for Ticket {
 impl FromStr for Ticket {
     type Err = TicketError;
 
-    /// White space around the ticket and upper case are forgiven.
+    /// Accepts white space around the ticket, and upper case.
     fn from_str(text: &str) -> Result<Self, TicketError> {
         let text = text.trim();
         if text.is_empty() {
             return Err(TicketError::Empty);
         }
-        let stranger = |c: char| !matches!(c.to_ascii_lowercase(), 'a'..='z' | '2'..='7');
-        if let Some((i, character)) = text.chars().enumerate().find(|(_, c)| stranger(*c)) {
+        // Checked first: a path or a word is no damaged ticket.
+        let head = decode_prefix(text, HEAD_BYTES).filter(|head| head[3..] == check::<1>(&head[..3]));
+        if head.is_none() && text.len() < MIN_CHARS {
+            return Err(TicketError::NotATicket);
+        }
+        let invalid = |c: char| !matches!(c.to_ascii_lowercase(), 'a'..='z' | '2'..='7');
+        if let Some((i, character)) = text.chars().enumerate().find(|(_, c)| invalid(*c)) {
             return Err(TicketError::Character { character, position: i + 1 });
         }
-
-        let head = decode_prefix(text, HEAD).ok_or(TicketError::Truncated { got: text.len(), expected: 0 })?;
-        if head[3..] != check::<1>(&head[..3]) {
-            return Err(TicketError::Typo);
-        }
+        let head = head.ok_or(TicketError::Typo)?;
         if head[0] != VERSION {
             return Err(TicketError::Version(head[0]));
         }
-        let length = HEAD + usize::from(u16::from_le_bytes([head[1], head[2]])) + CHECK;
+        let length = HEAD_BYTES + usize::from(u16::from_le_bytes([head[1], head[2]])) + CHECK_BYTES;
         let (got, expected) = (text.len(), BASE32_NOPAD.encode_len(length));
         if got < expected {
             return Err(TicketError::Truncated { got, expected });
@@ -181,12 +195,12 @@ impl FromStr for Ticket {
         }
 
         let bytes = BASE32_NOPAD.decode(text.to_ascii_uppercase().as_bytes()).map_err(|_| TicketError::Typo)?;
-        let (rest, end) = bytes.split_at(length - CHECK);
-        if *end != check::<CHECK>(rest) {
+        let (rest, end) = bytes.split_at(length - CHECK_BYTES);
+        if *end != check::<CHECK_BYTES>(rest) {
             return Err(TicketError::Typo);
         }
-        // The checks hold, so only a broken writer gets past here to a `None`.
-        Body(&rest[HEAD..]).ticket().ok_or(TicketError::Typo)
+        // The checks match, so `None` means that the writer was faulty.
+        Body(&rest[HEAD_BYTES..]).ticket().ok_or(TicketError::Typo)
     }
 }
 
@@ -196,7 +210,7 @@ fn check<const N: usize>(bytes: &[u8]) -> [u8; N] {
     check
 }
 
-/// The first `length` bytes, of which the last may take part of a character.
+/// The first `length` bytes; `None` if the text is too short or is not base32.
 fn decode_prefix(text: &str, length: usize) -> Option<Vec<u8>> {
     let block = BASE32_NOPAD.encode_len(length).div_ceil(8) * 8;
     let text = text.get(..block)?.to_ascii_uppercase();
@@ -252,7 +266,8 @@ mod tests {
     }
 
     #[test]
-    fn is_one_short_line_and_comes_back() {
+    fn a_ticket_is_one_short_line_and_round_trips() {
+        assert_eq!(ticket(vec![]).to_string().len(), MIN_CHARS);
         for ticket in [sample(), ticket(vec![])] {
             let text = ticket.to_string();
             assert!(text.len() < 150, "{text}");
@@ -263,10 +278,12 @@ mod tests {
     }
 
     #[test]
-    fn names_what_is_wrong() {
+    fn errors_name_the_problem() {
         let text = sample().to_string();
         assert_eq!(" \n".parse::<Ticket>(), Err(TicketError::Empty));
-        assert_eq!("abc0".parse::<Ticket>(), Err(TicketError::Character { character: '0', position: 4 }));
+        let mut damaged = text.clone();
+        damaged.replace_range(49..50, "0");
+        assert_eq!(damaged.parse::<Ticket>(), Err(TicketError::Character { character: '0', position: 50 }));
         assert_eq!(
             format!("{text}aaaaaaaa").parse::<Ticket>(),
             Err(TicketError::TooLong { got: text.len() + 8, expected: text.len() })
@@ -279,12 +296,26 @@ mod tests {
         assert_eq!(newer.parse::<Ticket>(), Err(TicketError::Version(2)));
     }
 
+    /// "abc" was once "cut short: 3 of 0 characters".
     #[test]
-    fn every_cut_is_called_a_cut() {
+    fn other_texts_are_not_tickets() {
+        for text in ["abc", "abc0", "peer-1", "runs/ticket.txt", "https://example.org/", "aaaaaaaaaaaaaaaaaaaaaaaa"] {
+            let error = text.parse::<Ticket>().unwrap_err();
+            assert_eq!(error, TicketError::NotATicket, "{text}");
+            assert!(error.to_string().starts_with("this is not a ticket: "), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_cut_ticket_is_reported_as_cut() {
         let text = sample().to_string();
         for length in 1..text.len() {
             let error = text[..length].parse::<Ticket>().unwrap_err();
-            assert!(matches!(error, TicketError::Truncated { .. }), "{length}: {error}");
+            // Without its first 8 characters a ticket cannot be recognised.
+            match length < 8 {
+                true => assert_eq!(error, TicketError::NotATicket, "{length}"),
+                false => assert_eq!(error, TicketError::Truncated { got: length, expected: text.len() }),
+            }
         }
     }
 
@@ -298,10 +329,10 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_address_list_comes_back(
+        fn any_address_list_round_trips(
             addrs in proptest::collection::vec(any::<SocketAddr>(), 0..=MAX_ADDRS),
         ) {
-            // Flow labels and zones mean nothing on another machine and are left out.
+            // A ticket has no flow labels and zones, which are useless on another machine.
             let addrs = addrs.iter().map(|a| SocketAddr::new(a.ip(), a.port())).collect();
             let ticket = ticket(addrs);
             prop_assert_eq!(ticket.to_string().parse::<Ticket>().unwrap(), ticket);

@@ -7,15 +7,15 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use fusionllm_transport::{
-    Allowed, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, MAX_HEADER, PeerAddr,
-    PeerKey, ReceiveError, SecretKey, SendError,
+    Allowed, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, MAX_HEADER_BYTES,
+    PeerAddr, PeerKey, ReceiveError, SecretKey, SendError,
 };
 
 fn local() -> EndpointOptions {
     EndpointOptions { listen: Some(([127, 0, 0, 1], 0).into()), ..EndpointOptions::new() }
 }
 
-/// An endpoint that calls and one that is called, and their connection.
+/// Two endpoints and their connection, as each side sees it.
 struct Pair {
     caller: Endpoint,
     callee: Endpoint,
@@ -39,7 +39,7 @@ async fn pair() -> Pair {
     pair_with(local).await
 }
 
-/// Bytes in which any slice betrays where it came from.
+/// Bytes in which every slice differs from its neighbours.
 fn pattern(length: usize) -> Bytes {
     (0..length).map(|i| (i ^ (i >> 8) ^ (i >> 16)) as u8).collect::<Vec<u8>>().into()
 }
@@ -73,20 +73,20 @@ async fn frames_pass_on_every_lane_in_both_directions() {
     assert_eq!(sent.sent, received.received);
     assert_eq!(sent.received, received.sent);
     let control = sent.sent[Lane::Control as usize];
-    assert_eq!((control.frames, control.payload), (2, 11));
-    assert_eq!(control.framed, 2 * 12 + "control".len() as u64 + 11);
-    assert!(sent.udp_sent > control.framed && sent.udp_received > control.framed);
+    assert_eq!((control.frames, control.payload_bytes), (2, 11));
+    assert_eq!(control.total_bytes, 2 * 12 + "control".len() as u64 + 11);
+    assert!(sent.udp_sent > control.total_bytes && sent.udp_received > control.total_bytes);
     assert!(sent.rtt > Duration::ZERO);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn fifty_megabytes_arrive_intact_beside_other_lanes() {
+async fn fifty_megabytes_arrive_intact_while_other_lanes_are_used() {
     let mut pair = pair().await;
     let payload = pattern(50_000_000);
     let sending = tokio::spawn({
         let (to_callee, payload) = (pair.to_callee.clone(), payload.clone());
         async move {
-            // Unequal slices, so that their borders fall anywhere in packets and chunks.
+            // Unequal slices, so that their borders fall anywhere within packets and chunks.
             let (a, rest) = (payload.slice(..1), payload.slice(1..));
             let (b, c) = (rest.slice(..7_654_321), rest.slice(7_654_321..));
             to_callee.send(Lane::Tensors, b"big", &[a, b, c]).await
@@ -95,7 +95,7 @@ async fn fifty_megabytes_arrive_intact_beside_other_lanes() {
     let frame = pair.from_caller.tensors.next().await.unwrap().unwrap();
     assert_eq!(frame.payload_len(), 50_000_000);
 
-    // Nobody reads the big payload yet, so its lane is stuck, and only its lane.
+    // Nobody reads the big payload yet, so its lane is stuck. Other lanes are not.
     pair.to_callee.send(Lane::Control, b"quick", &[]).await.unwrap();
     let quick = pair.from_caller.control.next().await.unwrap().unwrap();
     assert_eq!(quick.header(), &b"quick"[..]);
@@ -105,7 +105,7 @@ async fn fifty_megabytes_arrive_intact_beside_other_lanes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_of_many_tasks_stay_whole_and_each_tasks_stay_in_order() {
+async fn frames_of_many_tasks_stay_whole_and_in_order() {
     let mut pair = pair().await;
     let tasks: Vec<_> = (0..8u8)
         .map(|task| {
@@ -134,7 +134,7 @@ async fn frames_of_many_tasks_stay_whole_and_each_tasks_stay_in_order() {
 }
 
 #[tokio::test]
-async fn a_payload_not_wanted_is_discarded_and_the_lane_goes_on() {
+async fn a_lane_continues_after_a_skipped_payload() {
     let mut pair = pair().await;
     let to_callee = pair.to_callee.clone();
     let sending = tokio::spawn(async move {
@@ -154,28 +154,28 @@ async fn a_payload_not_wanted_is_discarded_and_the_lane_goes_on() {
     sending.await.unwrap();
 
     let received = pair.to_caller.stats().received[Lane::Bulk as usize];
-    assert_eq!((received.frames, received.payload), (4, 3_000_109));
+    assert_eq!((received.frames, received.payload_bytes), (4, 3_000_109));
 }
 
 #[tokio::test]
-async fn a_header_too_long_is_refused_before_it_is_sent() {
+async fn a_header_that_is_too_long_is_not_sent() {
     let mut pair = pair().await;
-    let error = pair.to_callee.send(Lane::Control, &[0; MAX_HEADER + 1], &[]).await.unwrap_err();
-    assert_eq!(error, SendError::HeaderTooLong(MAX_HEADER + 1));
-    pair.to_callee.send(Lane::Control, &[7; MAX_HEADER], &[]).await.unwrap();
+    let error = pair.to_callee.send(Lane::Control, &[0; MAX_HEADER_BYTES + 1], &[]).await.unwrap_err();
+    assert_eq!(error, SendError::HeaderTooLong(MAX_HEADER_BYTES + 1));
+    pair.to_callee.send(Lane::Control, &[7; MAX_HEADER_BYTES], &[]).await.unwrap();
     let frame = pair.from_caller.control.next().await.unwrap().unwrap();
-    assert_eq!(frame.header(), &[7; MAX_HEADER][..]);
+    assert_eq!(frame.header(), &[7; MAX_HEADER_BYTES][..]);
 }
 
-/// A task that gives up a send half-way (a `select!` that goes the other way) used to be able to
-/// leave half a frame on the lane, and the next frame would have been read as its rest.
+/// A task that dropped a send halfway, as `select!` does, once left half a frame on the lane. The peer then read the
+/// next frame as the rest.
 #[tokio::test]
-async fn a_send_given_up_half_way_does_not_tear_the_lane() {
+async fn a_send_dropped_halfway_leaves_the_lane_readable() {
     let mut pair = pair().await;
-    // More than the peer's window takes, so the send cannot be over; polled once, it has begun.
+    // The payload exceeds the peer's window, so the send has begun after one poll and cannot be complete.
     let payload = pattern(4_000_000);
     {
-        let send = pair.to_callee.send(Lane::Tensors, b"torn", std::slice::from_ref(&payload));
+        let send = pair.to_callee.send(Lane::Tensors, b"dropped", std::slice::from_ref(&payload));
         tokio::pin!(send);
         tokio::select! {
             biased;
@@ -188,7 +188,7 @@ async fn a_send_given_up_half_way_does_not_tear_the_lane() {
         async move { to_callee.send(Lane::Tensors, b"next", &[]).await }
     });
     let frame = pair.from_caller.tensors.next().await.unwrap().unwrap();
-    assert_eq!(frame.header(), &b"torn"[..]);
+    assert_eq!(frame.header(), &b"dropped"[..]);
     assert!(frame.read(4_000_000).await.unwrap() == payload);
     let frame = pair.from_caller.tensors.next().await.unwrap().unwrap();
     assert_eq!(frame.header(), &b"next"[..]);
@@ -196,7 +196,7 @@ async fn a_send_given_up_half_way_does_not_tear_the_lane() {
 }
 
 #[tokio::test]
-async fn finishing_delivers_all_and_ends_the_lanes() {
+async fn finishing_delivers_everything_and_ends_the_lanes() {
     let mut pair = pair().await;
     pair.to_callee.send(Lane::Bulk, b"last", &[pattern(1000)]).await.unwrap();
     pair.to_callee.finish().await.unwrap();
@@ -207,31 +207,31 @@ async fn finishing_delivers_all_and_ends_the_lanes() {
     assert_eq!(frame.read(1000).await.unwrap(), pattern(1000));
     assert!(pair.from_caller.bulk.next().await.unwrap().is_none());
     assert!(pair.from_caller.control.next().await.unwrap().is_none());
-    // The other direction is as before.
+    // The other direction stays open.
     pair.to_caller.send(Lane::Control, b"still here", &[]).await.unwrap();
     assert!(pair.from_callee.control.next().await.unwrap().is_some());
 }
 
 #[tokio::test]
-async fn closing_tells_the_peer_who_and_why() {
+async fn the_peer_gets_the_reason_for_closing() {
     let mut pair = pair().await;
-    assert_eq!(pair.to_callee.lost(), None);
+    assert_eq!(pair.to_callee.disconnected(), None);
     pair.to_callee.close("disk full");
 
-    let lost = pair.to_caller.closed().await;
-    assert_eq!(lost.peer, pair.caller.key());
-    assert_eq!(lost.reason, DisconnectReason::ClosedByPeer("disk full".into()));
-    assert_eq!(pair.from_caller.bulk.next().await.unwrap_err(), lost.clone().into());
+    let gone = pair.to_caller.closed().await;
+    assert_eq!(gone.peer, pair.caller.key());
+    assert_eq!(gone.reason, DisconnectReason::ClosedByPeer("disk full".into()));
+    assert_eq!(pair.from_caller.bulk.next().await.unwrap_err(), gone.clone().into());
     let error = pair.to_caller.send(Lane::Control, b"", &[]).await.unwrap_err();
-    assert_eq!(error, lost.into());
+    assert_eq!(error, gone.into());
 
-    let lost = pair.to_callee.closed().await;
-    assert_eq!(lost.reason, DisconnectReason::ClosedHere("disk full".into()));
-    assert_eq!(pair.to_callee.lost(), Some(lost));
+    let gone = pair.to_callee.closed().await;
+    assert_eq!(gone.reason, DisconnectReason::ClosedHere("disk full".into()));
+    assert_eq!(pair.to_callee.disconnected(), Some(gone));
 }
 
 #[tokio::test]
-async fn closing_an_endpoint_gives_the_reason_to_every_peer_and_ends_accepting() {
+async fn every_peer_gets_the_reason_for_closing_an_endpoint() {
     let pair = pair().await;
     let other = Endpoint::bind(local()).await.unwrap();
     let callee_addr = pair.callee.addr();
@@ -249,7 +249,7 @@ async fn closing_an_endpoint_gives_the_reason_to_every_peer_and_ends_accepting()
 }
 
 #[tokio::test]
-async fn keys_not_allowed_are_refused_until_they_are() {
+async fn a_key_is_refused_until_it_is_allowed() {
     let caller = Endpoint::bind(local()).await.unwrap();
     let stranger = SecretKey::generate().public();
     let allowed = Allowed::Only(BTreeSet::from([stranger]));
@@ -262,12 +262,12 @@ async fn keys_not_allowed_are_refused_until_they_are() {
     callee.allow(Allowed::Only(BTreeSet::from([stranger, caller.key()])));
     let (connecting, accepted) = tokio::join!(caller.connect(&addr), callee.accept());
     connecting.unwrap();
-    // The first one accepted is the second attempt: the first attempt never came up here.
+    // The accepted connection is the second attempt. The first never reached the queue.
     assert_eq!(accepted.unwrap().0.peer(), caller.key());
 }
 
 #[tokio::test]
-async fn a_peer_that_falls_silent_is_noticed() {
+async fn a_silent_peer_times_out() {
     let quick = || EndpointOptions {
         keep_alive: Duration::from_millis(100),
         idle_timeout: Duration::from_millis(400),
@@ -275,7 +275,7 @@ async fn a_peer_that_falls_silent_is_noticed() {
     };
     let watcher = Endpoint::bind(quick()).await.unwrap();
     let addr = watcher.addr();
-    // A runtime of its own, so that the peer can die with everything it runs, as in a kill.
+    // A runtime of its own can die with everything in it, like a killed process.
     let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let connecting = doomed.spawn(async move {
         let endpoint = Endpoint::bind(quick()).await.unwrap();
@@ -286,38 +286,38 @@ async fn a_peer_that_falls_silent_is_noticed() {
     let doomed_side = connecting.await.unwrap();
     doomed.shutdown_background();
 
-    let lost = to_doomed.closed().await;
-    assert_eq!(lost.reason, DisconnectReason::TimedOut);
-    assert_eq!(lost.peer, doomed_side.0.key());
-    assert_eq!(lanes.tensors.next().await.unwrap_err(), lost.into());
+    let gone = to_doomed.closed().await;
+    assert_eq!(gone.reason, DisconnectReason::TimedOut);
+    assert_eq!(gone.peer, doomed_side.0.key());
+    assert_eq!(lanes.tensors.next().await.unwrap_err(), gone.into());
 }
 
 #[test]
-fn a_killed_peer_is_noticed_within_five_seconds_by_default() {
-    // The idle timer starts anew at the first poke after the last word from the peer.
+fn a_killed_peer_times_out_within_five_seconds_by_default() {
+    // The idle timer restarts at the first keep-alive packet after the peer's last packet.
     let EndpointOptions { keep_alive, idle_timeout, .. } = EndpointOptions::new();
     assert!(keep_alive + idle_timeout < Duration::from_secs(5));
-    assert!(3 * keep_alive < idle_timeout, "two lost pokes must not end a connection");
+    assert!(3 * keep_alive < idle_timeout, "two lost keep-alive packets must not end a connection");
 }
 
 #[tokio::test]
-async fn impossible_peers_are_named() {
+async fn errors_name_the_peer_that_cannot_be_reached() {
     let endpoint = Endpoint::bind(local()).await.unwrap();
     let nobody = PeerAddr { key: SecretKey::generate().public(), addrs: vec![] };
     let error = endpoint.connect(&nobody).await.unwrap_err();
     assert!(error.to_string().contains("has no address"), "{error}");
 
     let error = endpoint.connect(&endpoint.addr()).await.unwrap_err();
-    assert!(error.to_string().contains("this very peer"), "{error}");
+    assert!(error.to_string().contains("this peer itself"), "{error}");
 
-    // y = 2 is on no point of the curve.
+    // No point of the curve has y = 2.
     let mut bytes = [0; 32];
     bytes[0] = 2;
     let invalid = PeerAddr { key: PeerKey::from_bytes(bytes), addrs: endpoint.addr().addrs };
     let error = endpoint.connect(&invalid).await.unwrap_err();
     assert_eq!(error, ConnectError::InvalidKey(invalid.key));
 
-    // Somebody else lives at the address.
+    // Another peer has the address.
     let other = Endpoint::bind(local()).await.unwrap();
     let mistaken = PeerAddr { key: nobody.key, addrs: other.addr().addrs };
     let error = endpoint.connect(&mistaken).await.unwrap_err();
@@ -332,7 +332,7 @@ async fn impossible_peers_are_named() {
 }
 
 #[tokio::test]
-async fn an_address_in_use_is_named() {
+async fn errors_name_an_address_in_use() {
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap();
     for pinned in [false, true] {
@@ -343,7 +343,7 @@ async fn an_address_in_use_is_named() {
 }
 
 #[tokio::test]
-async fn listening_everywhere_names_addresses_that_work() {
+async fn an_endpoint_on_all_interfaces_reports_usable_addresses() {
     let caller = Endpoint::bind(EndpointOptions::new()).await.unwrap();
     let callee = Endpoint::bind(EndpointOptions::new()).await.unwrap();
     let addr = callee.addr();
@@ -355,7 +355,7 @@ async fn listening_everywhere_names_addresses_that_work() {
 }
 
 #[tokio::test]
-async fn pinned_endpoints_talk_to_each_other_and_to_others() {
+async fn pinned_endpoints_connect_to_pinned_and_other_endpoints() {
     let pinned = || EndpointOptions { pinned: true, ..EndpointOptions::new() };
     let mut pair = pair_with(pinned).await;
     let payload = pattern(2_000_000);

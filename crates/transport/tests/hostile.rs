@@ -1,10 +1,10 @@
-//! A peer that passed QUIC's handshake and sends what it likes.
+//! A hostile peer that has passed QUIC's handshake.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fusionllm_transport::{
-    ALPN, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, PeerAddr, PeerKey,
-    ReceiveError, Violation,
+    ALPN, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, FormatError, Lane, Lanes, PeerAddr,
+    PeerKey, ReceiveError,
 };
 use iroh::endpoint::{Connection as QuicConnection, ConnectionError, SendStream, presets};
 use iroh::{EndpointAddr, TransportAddr};
@@ -36,7 +36,7 @@ async fn stream(connection: &QuicConnection, bytes: &[u8]) -> SendStream {
     stream
 }
 
-/// What the victim tells a peer that it cuts off for breaking the format.
+/// The reason with which the victim closes the connection of a peer that broke the format.
 async fn complaint(connection: &QuicConnection) -> String {
     match connection.closed().await {
         ConnectionError::ApplicationClosed(close) => {
@@ -47,8 +47,11 @@ async fn complaint(connection: &QuicConnection) -> String {
     }
 }
 
-/// Opens a connection as a good peer would and returns the three streams to write badly on.
-async fn behave(hostile: &iroh::Endpoint, victim: &Endpoint) -> (QuicConnection, [SendStream; 3], Connection, Lanes) {
+/// Opens a valid connection and returns its three streams, on which the caller breaks the format.
+async fn open_valid(
+    hostile: &iroh::Endpoint,
+    victim: &Endpoint,
+) -> (QuicConnection, [SendStream; 3], Connection, Lanes) {
     let quic = call(hostile, victim).await;
     let streams = [
         stream(&quic, b"FLLM\x01\x00").await,
@@ -60,10 +63,10 @@ async fn behave(hostile: &iroh::Endpoint, victim: &Endpoint) -> (QuicConnection,
 }
 
 #[tokio::test]
-async fn bad_preludes_are_answered_with_what_is_wrong() {
+async fn the_reason_names_what_is_wrong_with_a_prelude() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let hostile = raw(ALPN).await;
-    for (bytes, said) in [
+    for (bytes, expected) in [
         (&b"GET / HTTP/1.1"[..], "\"FLLM\""),
         (b"FLLM\x00\x00", "wire version 0"),
         (b"FLLM\x02\x00", "wire version 2"),
@@ -72,12 +75,12 @@ async fn bad_preludes_are_answered_with_what_is_wrong() {
         let quic = call(&hostile, &victim).await;
         let _stream = stream(&quic, bytes).await;
         let complaint = complaint(&quic).await;
-        assert!(complaint.contains(said), "{complaint}");
+        assert!(complaint.contains(expected), "{complaint}");
     }
 
     let quic = call(&hostile, &victim).await;
     stream(&quic, b"FLL").await.finish().unwrap();
-    assert!(complaint(&quic).await.contains("before it says which lane"));
+    assert!(complaint(&quic).await.contains("before it names its lane"));
 
     let quic = call(&hostile, &victim).await;
     let _streams = [stream(&quic, b"FLLM\x01\x01").await, stream(&quic, b"FLLM\x01\x01").await];
@@ -85,28 +88,28 @@ async fn bad_preludes_are_answered_with_what_is_wrong() {
 }
 
 #[tokio::test]
-async fn an_oversized_header_cuts_the_peer_off() {
+async fn an_oversized_header_disconnects_the_peer() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let hostile = raw(ALPN).await;
-    let (quic, mut streams, connection, mut lanes) = behave(&hostile, &victim).await;
+    let (quic, mut streams, connection, mut lanes) = open_valid(&hostile, &victim).await;
     let announced = 65_537u32;
     let prefix = [&announced.to_le_bytes()[..], &0u64.to_le_bytes()].concat();
     streams[1].write_all(&prefix).await.unwrap();
 
-    let ReceiveError::Lost(lost) = lanes.tensors.next().await.unwrap_err() else { panic!() };
-    assert_eq!(lost.reason, DisconnectReason::Violation(Violation::HeaderTooLong(announced)));
-    assert_eq!(lost.peer, PeerKey::from_bytes(*hostile.id().as_bytes()));
-    assert_eq!(connection.closed().await, lost);
+    let ReceiveError::Disconnected(gone) = lanes.tensors.next().await.unwrap_err() else { panic!() };
+    assert_eq!(gone.reason, DisconnectReason::PeerBrokeFormat(FormatError::HeaderTooLong(announced)));
+    assert_eq!(gone.peer, PeerKey::from_bytes(*hostile.id().as_bytes()));
+    assert_eq!(connection.closed().await, gone);
     assert!(complaint(&quic).await.contains("65537"));
 }
 
 #[tokio::test]
-async fn a_stream_that_ends_in_a_frame_cuts_the_peer_off() {
+async fn a_stream_that_ends_within_a_frame_disconnects_the_peer() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let hostile = raw(ALPN).await;
     let frame = [&3u32.to_le_bytes()[..], &10u64.to_le_bytes(), b"abc", b"12345"].concat();
     for length in [1, 11, 12, 14, 15, 20] {
-        let (quic, mut streams, _connection, mut lanes) = behave(&hostile, &victim).await;
+        let (quic, mut streams, _connection, mut lanes) = open_valid(&hostile, &victim).await;
         streams[0].write_all(&frame[..length]).await.unwrap();
         streams[0].finish().unwrap();
         let error = async {
@@ -115,9 +118,9 @@ async fn a_stream_that_ends_in_a_frame_cuts_the_peer_off() {
                 Some(frame) => frame.read(10).await.map(drop),
             }
         };
-        let ReceiveError::Lost(lost) = error.await.unwrap_err() else { panic!() };
-        let truncated = Violation::Truncated(Lane::Control);
-        assert_eq!(lost.reason, DisconnectReason::Violation(truncated), "{length}");
+        let ReceiveError::Disconnected(gone) = error.await.unwrap_err() else { panic!() };
+        let truncated = FormatError::Truncated(Lane::Control);
+        assert_eq!(gone.reason, DisconnectReason::PeerBrokeFormat(truncated), "{length}");
         assert!(complaint(&quic).await.contains("in the middle of a frame"));
     }
 }
@@ -126,29 +129,29 @@ async fn a_stream_that_ends_in_a_frame_cuts_the_peer_off() {
 async fn an_absurd_payload_length_costs_nothing() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let hostile = raw(ALPN).await;
-    let (_quic, mut streams, _connection, mut lanes) = behave(&hostile, &victim).await;
+    let (_quic, mut streams, _connection, mut lanes) = open_valid(&hostile, &victim).await;
     let frame = [&1u32.to_le_bytes()[..], &u64::MAX.to_le_bytes(), b"h", &[0; 100]].concat();
     streams[2].write_all(&frame).await.unwrap();
 
     let frame = lanes.bulk.next().await.unwrap().unwrap();
     assert_eq!(frame.payload_len(), u64::MAX);
-    // Even a caller that allows anything gets an error and not an abort.
+    // Even a caller that allows any length gets an error instead of an abort.
     let error = frame.read(u64::MAX).await.unwrap_err();
     assert_eq!(error, ReceiveError::NoMemory(u64::MAX));
 }
 
 #[tokio::test]
-async fn a_reset_lane_is_a_broken_one() {
+async fn a_reset_lane_is_truncated() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let hostile = raw(ALPN).await;
-    let (_quic, mut streams, _connection, mut lanes) = behave(&hostile, &victim).await;
+    let (_quic, mut streams, _connection, mut lanes) = open_valid(&hostile, &victim).await;
     streams[1].reset(7u32.into()).unwrap();
-    let ReceiveError::Lost(lost) = lanes.tensors.next().await.unwrap_err() else { panic!() };
-    assert_eq!(lost.reason, DisconnectReason::Violation(Violation::Truncated(Lane::Tensors)));
+    let ReceiveError::Disconnected(gone) = lanes.tensors.next().await.unwrap_err() else { panic!() };
+    assert_eq!(gone.reason, DisconnectReason::PeerBrokeFormat(FormatError::Truncated(Lane::Tensors)));
 }
 
 #[tokio::test]
-async fn a_peer_of_another_protocol_version_is_named_as_such() {
+async fn the_error_names_a_peer_of_another_version() {
     let caller = Endpoint::bind(local()).await.unwrap();
     let newer = raw(b"fusionllm/2").await;
     let serving = newer.clone();

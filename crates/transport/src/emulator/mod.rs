@@ -1,7 +1,7 @@
-//! Slow links on one machine: a forwarder of UDP datagrams between peers that do not know of it.
+//! Slow links on one machine: a forwarder of UDP datagrams between peers that do not notice it.
 //!
-//! For each pair of peers the emulator has two sockets. One stands for the second peer as the first
-//! sees it, the other for the first as the second sees it:
+//! The emulator opens two sockets for each pair of peers. The first peer sees one socket as the second peer, and the
+//! second peer sees the other socket as the first:
 //!
 //! ```text
 //!            ┌─ "b, as a sees it" ─▶ links from a to b ─▶ "a, as b sees it" ─┐
@@ -9,11 +9,11 @@
 //!            └─ "b, as a sees it" ◀─ links from b to a ◀─ "a, as b sees it" ─┘
 //! ```
 //!
-//! A datagram takes its pair's links one after the other; each sends at its rate what waits in its
-//! bounded queue and delays it by its latency ([`Network`] is this part, free of sockets and
-//! clocks). A link may belong to several pairs, as a home's uplink does. The peers must be
-//! [pinned](crate::EndpointOptions::pinned), or they would find each other past the emulator.
+//! A datagram crosses its pair's links one after another. Each link sends its bounded queue at its rate and adds its
+//! latency. [`Network`] is this part, without sockets and clocks. Pairs may share a link, as a home's uplink is
+//! shared. The peers must be [pinned](crate::EndpointOptions::pinned), or they would bypass the emulator.
 
+mod link;
 mod network;
 
 use std::collections::VecDeque;
@@ -29,12 +29,12 @@ use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use noq_udp::{Transmit, UdpSocketState};
 use tracing::error;
 
-use crate::batch::{Bunch, Reader};
+use crate::batch::{BatchReader, SendBatch};
 
-pub use network::{Delivery, HEADERS, LinkId, LinkSpec, LinkStats, Network, RouteId};
+pub use link::{HEADER_BYTES, LinkSpec, LinkStats};
+pub use network::{Delivery, LinkId, Network, RouteId};
 
-/// A running emulator. It has a thread of its own, which ends when this is dropped. The links given
-/// to its methods must be its own.
+/// A running emulator. Dropping it ends its thread. Its methods take only links of the same emulator.
 #[derive(Debug)]
 pub struct Emulator {
     shared: Arc<Shared>,
@@ -43,43 +43,42 @@ pub struct Emulator {
     thread: Option<thread::JoinHandle<()>>,
 }
 
-/// What an emulator has done, and whether it did it on time.
+/// An emulator's counters, and whether it was on time.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Report {
-    /// What every link has carried, in the order in which they were added.
+pub struct EmulatorReport {
+    /// The counters of every link, in the order of [`Emulator::add_link`].
     pub links: Vec<LinkStats>,
     /// Datagrams handed to the peers.
     pub delivered: u64,
-    /// Those handed over more than [`LATE`] after they were due.
+    /// Datagrams delivered more than [`LATE_AFTER`] after they were due.
     pub late: u64,
-    /// The longest delay of any beyond its due time.
-    pub latest: Duration,
+    /// The longest delay of a datagram beyond its due time.
+    pub max_lateness: Duration,
     /// Datagrams that the system refused to send.
     pub unsent: u64,
-    /// Datagrams that the system threw away because the emulator or a peer did not fetch them in
-    /// time. `None` where the system does not tell (other than Linux).
-    pub overrun: Option<u64>,
-    /// Datagrams from elsewhere than the peer that a socket is for; they are ignored.
-    pub strangers: u64,
+    /// Datagrams that the system dropped because the emulator or a peer read too slowly. `None` where the system does
+    /// not report them (other than Linux).
+    pub socket_drops: Option<u64>,
+    /// Datagrams from other senders than the socket's peer. They are ignored.
+    pub foreign: u64,
 }
 
-/// A datagram later than this counts as late.
-pub const LATE: Duration = Duration::from_millis(1);
+/// Datagrams delivered later than this after their due time count as late.
+pub const LATE_AFTER: Duration = Duration::from_millis(1);
 
-impl Report {
-    /// Whether the links were as slow as they should be and not slower: nothing lost to this
-    /// machine's own load, and at most one datagram in a hundred late.
+impl EmulatorReport {
+    /// Whether this machine was fast enough for the links: it dropped nothing, and at most 1 % was late.
     pub fn kept_up(&self) -> bool {
-        self.unsent == 0 && self.overrun.unwrap_or(0) == 0 && self.late <= self.delivered / 100
+        self.unsent == 0 && self.socket_drops.unwrap_or(0) == 0 && self.late <= self.delivered / 100
     }
 }
 
 impl Emulator {
-    /// Starts an emulator whose sockets are on `bind`, usually 127.0.0.1. `seed` decides which
-    /// datagrams lossy links lose.
+    /// Starts an emulator whose sockets use the address `bind`, usually 127.0.0.1. `seed` decides which datagrams
+    /// lossy links drop.
     ///
     /// # Errors
-    /// Those of the system, if it has no thread or no event queue to give.
+    /// The system cannot start a thread or create an event queue.
     pub fn start(bind: IpAddr, seed: u64) -> io::Result<Self> {
         let poll = Poll::new()?;
         let registry = poll.registry().try_clone()?;
@@ -88,10 +87,10 @@ impl Emulator {
                 network: Network::new(seed),
                 ports: Vec::new(),
                 exits: Vec::new(),
-                report: Report::default(),
+                report: EmulatorReport::default(),
             }),
             stop: AtomicBool::new(false),
-            waker: Waker::new(poll.registry(), WAKE)?,
+            waker: Waker::new(poll.registry(), WAKE_TOKEN)?,
             start: Instant::now(),
         });
         let forwarder = Forwarder { shared: shared.clone(), poll, readable: VecDeque::new() };
@@ -104,12 +103,12 @@ impl Emulator {
         self.shared.lock().network.add_link(spec)
     }
 
-    /// Joins the peers that listen at `a` and `b` over the links that lead from `a` to `b` and those
-    /// that lead back. Yields the address at which `a` finds `b`, and that at which `b` finds `a`.
+    /// Connects the peers that listen at `a` and `b`: datagrams from `a` to `b` cross `there`, the others `back`.
+    /// Returns the address at which `a` reaches `b`, and the address at which `b` reaches `a`.
     ///
     /// # Errors
-    /// Those of the system, as when there are too many open files: two are needed for each pair.
-    pub fn join(
+    /// The system cannot open two more sockets, for example at its limit of open files.
+    pub fn connect_peers(
         &self,
         a: SocketAddr,
         b: SocketAddr,
@@ -118,7 +117,7 @@ impl Emulator {
     ) -> io::Result<(SocketAddr, SocketAddr)> {
         let (mut b_for_a, mut a_for_b) = (self.socket()?, self.socket()?);
         let addrs = (b_for_a.local_addr()?, a_for_b.local_addr()?);
-        // Locked until the ports are in place, for datagrams may come as soon as they are known.
+        // The lock is held until the ports exist: datagrams may arrive as soon as the sockets are registered.
         let mut state = self.shared.lock();
         let (first, second) = (state.ports.len(), state.ports.len() + 1);
         let registry = &self.registry;
@@ -127,43 +126,44 @@ impl Emulator {
         for (socket, peer, links, exit) in [(b_for_a, a, there, second), (a_for_b, b, back, first)] {
             let route = state.network.add_route(links);
             state.exits.push(exit);
-            let batches = UdpSocketState::new((&socket).into())?;
-            state.ports.push(Port { socket, peer, route, pressed: None, state: batches, leaving: Bunch::default() });
+            let batching = UdpSocketState::new((&socket).into())?;
+            let outgoing = SendBatch::default();
+            state.ports.push(Port { socket, peer, route, backlog_since: None, batching, outgoing });
         }
         Ok(addrs)
     }
 
-    /// Cuts a link: all that is on it and all that comes to it is lost.
+    /// Cuts a link. Datagrams on it are lost, and so are all that enter it.
     pub fn cut(&self, link: LinkId) {
         self.shared.lock().network.cut(self.shared.now(), link);
     }
 
-    /// Mends a cut link.
+    /// Mends a cut link. Its queue is empty.
     pub fn heal(&self, link: LinkId) {
         self.shared.lock().network.heal(self.shared.now(), link);
     }
 
-    /// Lets a link lose each datagram with this probability, from 0 to 1.
+    /// Sets the probability, from 0 to 1, with which a link drops each datagram.
     pub fn set_loss(&self, link: LinkId, probability: f64) {
         let now = self.shared.now();
         self.shared.lock().network.set_loss(now, link, probability);
     }
 
-    /// What has happened so far.
-    pub fn report(&self) -> Report {
+    /// The counters so far.
+    pub fn report(&self) -> EmulatorReport {
         let mut state = self.shared.lock();
         let addrs = state.ports.iter().flat_map(|port| {
             let own = port.socket.local_addr().ok();
             own.into_iter().chain([port.peer])
         });
-        let overrun = overrun(&addrs.collect::<Vec<_>>());
-        Report { links: state.network.stats(self.shared.now()), overrun, ..state.report.clone() }
+        let socket_drops = socket_drops(&addrs.collect::<Vec<_>>());
+        EmulatorReport { links: state.network.stats(self.shared.now()), socket_drops, ..state.report.clone() }
     }
 
     fn socket(&self) -> io::Result<UdpSocket> {
         let socket = UdpSocket::bind(SocketAddr::new(self.bind, 0))?;
-        // The system may grant less; the usual 200 KiB overflow in the pause of a busy machine.
-        let _ = socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER);
+        // The system may grant less. The usual 200 KiB overflow while a busy machine runs something else.
+        let _ = socket2::SockRef::from(&socket).set_recv_buffer_size(RECEIVE_BUFFER_BYTES);
         Ok(socket)
     }
 }
@@ -171,7 +171,7 @@ impl Emulator {
 impl Drop for Emulator {
     fn drop(&mut self) {
         self.shared.stop.store(true, Relaxed);
-        // Without a wake-up the thread would not be joined, so it is left to the process's end.
+        // A thread that cannot be woken is not joined. It ends with the process.
         if self.shared.waker.wake().is_ok()
             && let Some(thread) = self.thread.take()
         {
@@ -180,8 +180,8 @@ impl Drop for Emulator {
     }
 }
 
-const WAKE: Token = Token(usize::MAX);
-const RECEIVE_BUFFER: usize = 4 << 20;
+const WAKE_TOKEN: Token = Token(usize::MAX);
+const RECEIVE_BUFFER_BYTES: usize = 4 << 20;
 
 #[derive(Debug)]
 struct Shared {
@@ -205,52 +205,54 @@ impl Shared {
 struct State {
     network: Network,
     ports: Vec<Port>,
-    /// The port through which what took a route leaves, in the order in which routes were added.
+    /// The port at the end of each route, in the order of the routes.
     exits: Vec<usize>,
-    report: Report,
+    report: EmulatorReport,
 }
 
-/// One peer as one other sees it.
+/// One peer as another peer sees it.
 #[derive(Debug)]
 struct Port {
     socket: UdpSocket,
-    /// The other, alone in using this socket.
+    /// The only peer that uses this socket.
     peer: SocketAddr,
-    /// The way of what it sends here.
+    /// The route of this peer's datagrams.
     route: RouteId,
-    /// Since when there is more to read than was read, if there is.
-    pressed: Option<Duration>,
-    state: UdpSocketState,
-    /// What goes to the peer next.
-    leaving: Bunch,
+    /// Since when the socket has had more datagrams than were read; `None` if it has none.
+    backlog_since: Option<Duration>,
+    batching: UdpSocketState,
+    /// Datagrams to this peer that the next flush sends.
+    outgoing: SendBatch,
 }
 
 /// The emulator's thread.
 struct Forwarder {
     shared: Arc<Shared>,
     poll: Poll,
-    /// Ports that may have more to read. They are told of once, when something comes.
+    /// Ports that may have more to read. The system announces them only when something arrives.
     readable: VecDeque<usize>,
 }
 
-/// Datagrams read from one port before others get their turn.
-const BATCH: usize = 32;
-/// The event queue waits in steps of this; what is shorter is slept through.
-const STEP: Duration = Duration::from_millis(1);
-/// Longest sleep in which nothing is read. What is due within the next is delivered before it, so that datagrams are as often early as late and come in bunches, as they do from
-/// real network cards: to wake for each would take time from those that compute on this machine.
-const NAP: Duration = Duration::from_micros(250);
+/// Most datagrams read from one port before the next port.
+const MAX_READS_PER_PORT: usize = 32;
+/// The resolution of the event queue's timeout. The thread sleeps through shorter waits.
+const POLL_STEP: Duration = Duration::from_millis(1);
+/// Longest sleep between reads. Datagrams due within the next sleep are delivered before it.
+///
+/// So datagrams are early as often as late, and they arrive in batches, as from real network cards. Waking for each
+/// datagram would take processor time from the peers on this machine.
+const MAX_SLEEP: Duration = Duration::from_micros(250);
 
 impl Forwarder {
     fn run(mut self) {
         let mut events = Events::with_capacity(256);
-        let mut reader = Reader::new();
+        let mut reader = BatchReader::new();
         let mut due = None;
         loop {
             let gap = due.map(|due: Duration| due.saturating_sub(self.shared.now()));
             let timeout = match gap {
                 _ if !self.readable.is_empty() => Some(Duration::ZERO),
-                Some(gap) if gap < STEP => Some(Duration::ZERO),
+                Some(gap) if gap < POLL_STEP => Some(Duration::ZERO),
                 Some(gap) => Some(Duration::from_millis(gap.as_millis() as u64)),
                 None => None,
             };
@@ -265,21 +267,21 @@ impl Forwarder {
             if self.shared.stop.load(Relaxed) {
                 return;
             }
-            let ports = events.iter().map(|event| event.token()).filter(|token| *token != WAKE);
+            let ports = events.iter().map(|event| event.token()).filter(|token| *token != WAKE_TOKEN);
             self.readable.extend(ports.map(|Token(port)| port));
             if let Some(gap) = gap
                 && self.readable.is_empty()
                 && gap > Duration::ZERO
-                && gap < STEP
+                && gap < POLL_STEP
             {
-                thread::sleep(gap.min(NAP));
+                thread::sleep(gap.min(MAX_SLEEP));
             }
-            due = self.pass(&mut reader);
+            due = self.forward(&mut reader);
         }
     }
 
-    /// Reads what has come and sends what is due. Yields when the next is due.
-    fn pass(&mut self, reader: &mut Reader) -> Option<Duration> {
+    /// Reads arrived datagrams and sends due ones. Returns when the next is due.
+    fn forward(&mut self, reader: &mut BatchReader) -> Option<Duration> {
         let mut state = self.shared.lock();
         let state = &mut *state;
         for _ in 0..self.readable.len() {
@@ -290,13 +292,13 @@ impl Forwarder {
                 self.readable.push_back(port);
             }
         }
-        let mut leaving = Vec::new();
+        let mut exits = Vec::new();
         loop {
             let now = self.shared.now();
-            let Some(delivery) = state.network.deliver_early(now, now + NAP) else { break };
-            leaving.extend(state.write(&delivery, &self.shared));
+            let Some(delivery) = state.network.deliver_early(now, now + MAX_SLEEP) else { break };
+            exits.extend(state.write(&delivery, &self.shared));
         }
-        for exit in leaving {
+        for exit in exits {
             state.ports[exit].flush(&mut state.report);
         }
         state.network.next_due()
@@ -304,86 +306,86 @@ impl Forwarder {
 }
 
 impl State {
-    /// Whether there may be more.
-    fn read(&mut self, port: usize, shared: &Shared, reader: &mut Reader) -> bool {
+    /// Reads from a port. Returns whether more datagrams may be waiting there.
+    fn read(&mut self, port: usize, shared: &Shared, reader: &mut BatchReader) -> bool {
         let Some(port) = self.ports.get_mut(port) else {
             return false;
         };
         let (mut bytes, mut count) = (0, 0);
         let mut more = true;
-        while more && count < BATCH {
-            if let Err(error) = reader.fetch(&port.state, (&port.socket).into()) {
+        while more && count < MAX_READS_PER_PORT {
+            if let Err(error) = reader.fetch(&port.batching, (&port.socket).into()) {
                 more = error.kind() != io::ErrorKind::WouldBlock;
-                // Some systems report here that an earlier datagram found nobody.
+                // Some systems report here that nobody received an earlier datagram.
                 count += 1;
             }
             let now = shared.now();
             while let Some((from, datagram)) = reader.next() {
                 count += 1;
                 if from != port.peer {
-                    self.report.strangers += 1;
+                    self.report.foreign += 1;
                     continue;
                 }
-                bytes += datagram.len() as u64 + HEADERS;
+                bytes += datagram.len() as u64 + HEADER_BYTES;
                 self.network.send(now, port.route, datagram.to_vec());
             }
         }
         let now = shared.now();
-        if let Some(since) = port.pressed {
-            self.network.pressed(since, now, port.route, bytes);
+        if let Some(since) = port.backlog_since {
+            self.network.add_backlog(since, now, port.route, bytes);
         }
-        port.pressed = more.then_some(now);
+        port.backlog_since = more.then_some(now);
         more
     }
 
-    /// Yields the port that is to be flushed, if it was not to be before.
+    /// Adds a delivery to its port's batch. Returns the port if its batch was empty: the caller flushes it once.
     fn write(&mut self, delivery: &Delivery, shared: &Shared) -> Option<usize> {
         let exit = *self.exits.get(delivery.route.index())?;
         let port = self.ports.get_mut(exit)?;
-        if !port.leaving.takes(delivery.datagram.len(), port.state.max_gso_segments().get()) {
+        if !port.outgoing.accepts(delivery.datagram.len(), port.batching.max_gso_segments().get()) {
             port.flush(&mut self.report);
         }
-        port.leaving.add(&delivery.datagram);
+        port.outgoing.add(&delivery.datagram);
         let lateness = shared.now().saturating_sub(delivery.due);
-        self.report.late += u64::from(lateness > LATE);
-        self.report.latest = self.report.latest.max(lateness);
-        (port.leaving.count == 1).then_some(exit)
+        self.report.late += u64::from(lateness > LATE_AFTER);
+        self.report.max_lateness = self.report.max_lateness.max(lateness);
+        (port.outgoing.count == 1).then_some(exit)
     }
 }
 
 impl Port {
-    /// Hands over what goes to the peer.
-    fn flush(&mut self, report: &mut Report) {
-        let Bunch { bytes, segment, count } = &self.leaving;
+    /// Sends the batch to the peer.
+    fn flush(&mut self, report: &mut EmulatorReport) {
+        let SendBatch { bytes, segment, count } = &self.outgoing;
         if *count == 0 {
             return;
         }
         let (destination, segment_size) = (self.peer, Some(*segment));
         let transmit = Transmit { destination, ecn: None, contents: bytes, segment_size, src_ip: None };
-        match self.state.try_send((&self.socket).into(), &transmit) {
+        match self.batching.try_send((&self.socket).into(), &transmit) {
             Ok(()) => report.delivered += *count as u64,
             Err(_) => report.unsent += *count as u64,
         }
-        self.leaving.clear();
+        self.outgoing.clear();
     }
 }
 
-/// How many datagrams the system has thrown away at these addresses since they were opened.
+/// Datagrams that the system has dropped at these addresses since they were opened.
 #[cfg(target_os = "linux")]
-fn overrun(addrs: &[SocketAddr]) -> Option<u64> {
+fn socket_drops(addrs: &[SocketAddr]) -> Option<u64> {
     let v4 = std::fs::read_to_string("/proc/self/net/udp").ok()?;
-    // Missing where IPv6 is switched off.
+    // The file is missing where IPv6 is disabled.
     let v6 = std::fs::read_to_string("/proc/self/net/udp6").unwrap_or_default();
     Some(linux_drops(v4.lines().chain(v6.lines()), addrs))
 }
 
 #[cfg(not(target_os = "linux"))]
-fn overrun(_: &[SocketAddr]) -> Option<u64> {
+fn socket_drops(_: &[SocketAddr]) -> Option<u64> {
     None
 }
 
-/// Sums the last column ("drops") of `/proc/net/udp` over the sockets of these ports. Addresses are
-/// not compared: a port that two sockets share is counted in full.
+/// Sums the last column ("drops") of `/proc/net/udp` over the sockets of these ports. Addresses are not compared: if
+/// two sockets share a port, both count.
 #[cfg(target_os = "linux")]
 fn linux_drops<'a>(lines: impl Iterator<Item = &'a str>, addrs: &[SocketAddr]) -> u64 {
     let ports: std::collections::BTreeSet<u16> = addrs.iter().map(SocketAddr::port).collect();
@@ -413,14 +415,14 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_nobody_reads_shows_up_as_overrun() {
+    fn a_socket_that_nobody_reads_drops_datagrams() {
         let full = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
         let addr = full.local_addr().unwrap();
         let sender = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
-        let before = overrun(&[addr]).unwrap();
+        let before = socket_drops(&[addr]).unwrap();
         for _ in 0..20_000 {
             sender.send_to(&[0; 1400], addr).unwrap();
         }
-        assert!(overrun(&[addr]).unwrap() > before);
+        assert!(socket_drops(&[addr]).unwrap() > before);
     }
 }

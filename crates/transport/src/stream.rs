@@ -1,0 +1,333 @@
+//! The sending and the receiving end of a lane: frames on a QUIC stream.
+
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use iroh::endpoint::{ReadError, RecvStream, SendStream, StoppedError, WriteError};
+use tokio::sync::OwnedMutexGuard;
+
+use crate::frame::{FormatError, MAX_HEADER_BYTES, PREFIX_BYTES, Prefix};
+use crate::lane::Lane;
+use crate::shared::{Disconnected, Shared};
+
+/// A frame could not be sent.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum SendError {
+    /// The connection has ended.
+    #[error(transparent)]
+    Disconnected(#[from] Disconnected),
+    /// The header has this many bytes, more than [`MAX_HEADER_BYTES`].
+    #[error("a frame's header has {0} bytes, but at most {MAX_HEADER_BYTES} are allowed")]
+    HeaderTooLong(usize),
+    /// The peer dropped the lane's [`Receiver`].
+    #[error("the peer no longer reads the {0} lane")]
+    Unread(Lane),
+    /// [`Connection::finish`](crate::Connection::finish) was called before.
+    #[error("the {0} lane is already finished")]
+    Finished(Lane),
+}
+
+/// A frame could not be received.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ReceiveError {
+    /// The connection has ended. This side closed it if the peer broke the wire format.
+    #[error(transparent)]
+    Disconnected(#[from] Disconnected),
+    /// The payload is larger than the caller allows. It is skipped; the lane continues with the next frame.
+    #[error("a payload on the {lane} lane has {announced} bytes, but at most {allowed} are allowed")]
+    TooLong {
+        /// The frame's lane.
+        lane: Lane,
+        /// Its length in bytes.
+        announced: u64,
+        /// The caller's limit in bytes.
+        allowed: u64,
+    },
+    /// The payload's length differs from the caller's buffer. It is skipped.
+    #[error("a payload on the {lane} lane has {announced} bytes instead of {expected}")]
+    Length {
+        /// The frame's lane.
+        lane: Lane,
+        /// Its length in bytes.
+        announced: u64,
+        /// The buffer's length in bytes.
+        expected: u64,
+    },
+    /// There is no memory for a payload of this many bytes. It is skipped.
+    #[error("there is no memory for a payload of {0} bytes")]
+    NoMemory(u64),
+}
+
+/// The sending end of a lane.
+pub(crate) struct Sender {
+    lane: Lane,
+    stream: Arc<tokio::sync::Mutex<SendStream>>,
+}
+
+impl Sender {
+    pub(crate) fn new(lane: Lane, stream: SendStream) -> Self {
+        Self { lane, stream: Arc::new(tokio::sync::Mutex::new(stream)) }
+    }
+
+    pub(crate) async fn send(&self, shared: &Shared, header: &[u8], payload: &[Bytes]) -> Result<(), SendError> {
+        if header.len() > MAX_HEADER_BYTES {
+            return Err(SendError::HeaderTooLong(header.len()));
+        }
+        let length = payload.iter().map(|slice| slice.len() as u64).sum();
+        let prefix = Prefix { header: header.len(), payload: length }.encode();
+        let mut rest = VecDeque::with_capacity(1 + payload.len());
+        rest.push_back([&prefix, header].concat().into());
+        rest.extend(payload.iter().filter(|slice| !slice.is_empty()).cloned());
+
+        // Tokio's mutex is granted in the order of arrival, so waiting senders are served fairly.
+        let stream = Arc::clone(&self.stream).lock_owned().await;
+        let mut write = FrameWrite { stream: Some(stream), rest, begun: false };
+        let counters = &shared.sent[self.lane as usize];
+        counters.add_frame(prefix.len() + header.len());
+        counters.add_payload(length);
+        write.run().await.map_err(|error| self.error(shared, error))
+    }
+
+    pub(crate) async fn finish(&self) {
+        // The only possible error is that the stream was finished before.
+        let _ = self.stream.lock().await.finish();
+    }
+
+    /// Waits until the peer's QUIC has received everything that was sent before `finish`.
+    pub(crate) async fn wait_delivered(&self, shared: &Shared) -> Result<(), SendError> {
+        let stopped = self.stream.lock().await.stopped();
+        match stopped.await {
+            Ok(None) => Ok(()),
+            Ok(Some(_)) => Err(self.error(shared, WriteError::Stopped(0u32.into()))),
+            Err(StoppedError::ConnectionLost(error)) => Err(shared.disconnected(error).into()),
+            Err(StoppedError::ZeroRttRejected) => Err(SendError::Finished(self.lane)),
+        }
+    }
+
+    fn error(&self, shared: &Shared, error: WriteError) -> SendError {
+        match error {
+            WriteError::ConnectionLost(error) => shared.disconnected(error).into(),
+            WriteError::Stopped(_) => SendError::Unread(self.lane),
+            WriteError::ClosedStream | WriteError::ZeroRttRejected => SendError::Finished(self.lane),
+        }
+    }
+}
+
+/// Most bytes handed to QUIC at once, so that other lanes can send in between.
+const MAX_CHUNK_BYTES: usize = 256 * 1024;
+
+/// The exclusive right to write one frame on a lane.
+struct FrameWrite {
+    stream: Option<OwnedMutexGuard<SendStream>>,
+    rest: VecDeque<Bytes>,
+    begun: bool,
+}
+
+impl FrameWrite {
+    async fn run(&mut self) -> Result<(), WriteError> {
+        let Some(stream) = &mut self.stream else {
+            return Ok(());
+        };
+        while let Some(front) = self.rest.front_mut() {
+            let mut chunk = [front.slice(..front.len().min(MAX_CHUNK_BYTES))];
+            let written = stream.write_many_chunks(&mut &mut chunk[..]).await;
+            match written {
+                // No more of this frame can be written, here or in the background.
+                Err(error) => {
+                    self.rest.clear();
+                    return Err(error);
+                }
+                Ok(length) => {
+                    self.begun = true;
+                    let _ = front.split_to(length);
+                    if front.is_empty() {
+                        self.rest.pop_front();
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for FrameWrite {
+    /// Completes a frame that was sent in part. Otherwise the peer would read the next frame as the rest of this one.
+    fn drop(&mut self) {
+        let unfinished = self.begun && !self.rest.is_empty();
+        let (true, Some(stream)) = (unfinished, self.stream.take()) else {
+            return;
+        };
+        let mut write = Self { stream: Some(stream), rest: std::mem::take(&mut self.rest), begun: false };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => {
+                // The next use of the connection reports the error, if there is one.
+                runtime.spawn(async move { write.run().await.ok() });
+            }
+            Err(_) => {
+                // Without a runtime the connection is dead too.
+                if let Some(stream) = &mut write.stream {
+                    let _ = stream.reset(0u32.into());
+                }
+            }
+        }
+    }
+}
+
+/// The receiving end of a lane.
+pub struct Receiver {
+    lane: Lane,
+    stream: RecvStream,
+    shared: Arc<Shared>,
+    /// Bytes of the next frame's prefix and header that have arrived.
+    head: Vec<u8>,
+    /// Bytes of the current frame's payload that are still to be read.
+    unread: u64,
+}
+
+impl Receiver {
+    pub(crate) fn new(lane: Lane, stream: RecvStream, shared: Arc<Shared>) -> Self {
+        Self { lane, stream, shared, head: Vec::new(), unread: 0 }
+    }
+
+    /// Waits for the next frame's header. `None`: the peer finished the lane.
+    ///
+    /// The payload is neither read nor allocated until the caller asks for it. The unread rest of the previous
+    /// payload is skipped. Dropping the future loses nothing.
+    ///
+    /// # Errors
+    /// Only [`ReceiveError::Disconnected`]. A peer that breaks the wire format is disconnected.
+    pub async fn next(&mut self) -> Result<Option<Frame<'_>>, ReceiveError> {
+        while self.unread > 0 {
+            self.read_chunk().await?;
+        }
+        let mut wanted = PREFIX_BYTES;
+        let (prefix, header) = loop {
+            if let Some((start, header)) = self.head.split_first_chunk::<PREFIX_BYTES>() {
+                let prefix = Prefix::parse(*start).map_err(|e| self.shared.close_broken(e))?;
+                wanted = PREFIX_BYTES + prefix.header;
+                if header.len() == prefix.header {
+                    break (prefix, Bytes::copy_from_slice(header));
+                }
+            }
+            let missing = wanted - self.head.len();
+            match self.stream.read_chunk(missing).await {
+                Ok(Some(bytes)) => self.head.extend_from_slice(&bytes),
+                Ok(None) if self.head.is_empty() => return Ok(None),
+                Ok(None) => return Err(self.truncated()),
+                Err(error) => return Err(self.error(error)),
+            }
+        };
+        self.head.clear();
+        self.unread = prefix.payload;
+        self.shared.received[self.lane as usize].add_frame(PREFIX_BYTES + prefix.header);
+        Ok(Some(Frame { header, receiver: self }))
+    }
+
+    /// Reads the part of the payload that has arrived.
+    async fn read_chunk(&mut self) -> Result<Bytes, ReceiveError> {
+        let at_most = usize::try_from(self.unread).unwrap_or(usize::MAX);
+        match self.stream.read_chunk(at_most).await {
+            Ok(Some(bytes)) => {
+                self.count_read(bytes.len());
+                Ok(bytes)
+            }
+            Ok(None) => Err(self.truncated()),
+            Err(error) => Err(self.error(error)),
+        }
+    }
+
+    fn count_read(&mut self, length: usize) {
+        self.unread -= length as u64;
+        self.shared.received[self.lane as usize].add_payload(length as u64);
+    }
+
+    fn truncated(&self) -> ReceiveError {
+        self.shared.close_broken(FormatError::Truncated(self.lane)).into()
+    }
+
+    fn error(&self, error: ReadError) -> ReceiveError {
+        match error {
+            ReadError::ConnectionLost(error) => self.shared.disconnected(error).into(),
+            // A sender of ours resets a lane only when it dies in the middle of a frame.
+            ReadError::Reset(_) | ReadError::ClosedStream | ReadError::ZeroRttRejected => self.truncated(),
+        }
+    }
+}
+
+impl fmt::Debug for Receiver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Receiver({} from {})", self.lane, self.shared.peer)
+    }
+}
+
+/// A frame whose header has arrived and whose payload is unread. Dropping it skips the payload.
+pub struct Frame<'a> {
+    header: Bytes,
+    receiver: &'a mut Receiver,
+}
+
+impl Frame<'_> {
+    /// The header, at most [`MAX_HEADER_BYTES`] bytes.
+    pub fn header(&self) -> &Bytes {
+        &self.header
+    }
+
+    /// The payload's length in bytes, as the peer announces it. It may be any number.
+    pub fn payload_len(&self) -> u64 {
+        self.receiver.unread
+    }
+
+    /// Reads the payload if it has at most `allowed` bytes, and allocates exactly its length.
+    ///
+    /// # Errors
+    /// [`ReceiveError::TooLong`] and [`ReceiveError::NoMemory`] before anything is read or
+    /// allocated; [`ReceiveError::Disconnected`].
+    pub async fn read(self, allowed: u64) -> Result<Bytes, ReceiveError> {
+        let (lane, announced) = (self.receiver.lane, self.receiver.unread);
+        let length = match usize::try_from(announced) {
+            Ok(length) if announced <= allowed => length,
+            _ => {
+                return Err(ReceiveError::TooLong { lane, announced, allowed });
+            }
+        };
+        let mut payload = Vec::new();
+        payload.try_reserve_exact(length).map_err(|_| ReceiveError::NoMemory(announced))?;
+        while self.receiver.unread > 0 {
+            payload.extend_from_slice(&self.receiver.read_chunk().await?);
+        }
+        Ok(payload.into())
+    }
+
+    /// Reads the payload into `buffer`, which must have exactly its length.
+    ///
+    /// # Errors
+    /// [`ReceiveError::Length`] before anything is read; [`ReceiveError::Disconnected`].
+    pub async fn read_into(self, buffer: &mut [u8]) -> Result<(), ReceiveError> {
+        let (lane, announced) = (self.receiver.lane, self.receiver.unread);
+        let expected = buffer.len() as u64;
+        if announced != expected {
+            return Err(ReceiveError::Length { lane, announced, expected });
+        }
+        let mut filled = 0;
+        while filled < buffer.len() {
+            match self.receiver.stream.read(&mut buffer[filled..]).await {
+                Ok(Some(length)) => {
+                    filled += length;
+                    self.receiver.count_read(length);
+                }
+                Ok(None) => return Err(self.receiver.truncated()),
+                Err(error) => return Err(self.receiver.error(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl fmt::Debug for Frame<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (header, payload) = (self.header.len(), self.receiver.unread);
+        write!(f, "Frame({header} + {payload} bytes, {})", self.receiver.lane)
+    }
+}
