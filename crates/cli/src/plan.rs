@@ -8,7 +8,8 @@ use fusionllm_node::config::{Job, Testbed};
 use fusionllm_node::model::models;
 use fusionllm_node::planning::{Planned, plan_for};
 use fusionllm_plan::{
-    Change, Conditions, Origin, PeerId, PlanError, Program, SavedPlan, Simulation, WhatIf, picture, simulate, what_if,
+    Change, Origin, PeerId, PlanDetail, PlanError, Program, SavedPlan, SimulateOptions, Simulation, WhatIf, picture,
+    simulate, what_if,
 };
 
 use crate::args::{PlanArgs, SimulateArgs};
@@ -26,12 +27,13 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let job = Job::load(&args.job, &set).map_err(|e| input(&e))?;
     let testbed = Testbed::load(&args.testbed).map_err(|e| input(&e))?.cluster;
     let started = Instant::now();
-    let Planned { plan, model, cluster, lower_bound_s, notes, .. } = plan_for(&job, models(&job)?, &testbed)?;
+    let Planned { plan, model, cluster, lower_bound_s, notes, programs, predicted, .. } =
+        plan_for(&job, models(&job)?, &testbed)?;
     let solve_s = Some(started.elapsed().as_secs_f64());
     let origin = Origin { lower_bound_step_s: lower_bound_s.filter(|b| *b > 0.0), solve_s, notes };
     let optimizer = job.train.optimizer.update_rule();
     let saved = SavedPlan { plan, cluster: cluster.unwrap_or(testbed), graph: model.forward, optimizer, origin };
-    let told = Told::new(&saved, false)?;
+    let told = Told::new(&saved, programs, predicted, false)?;
     if let Some(path) = &args.output {
         write(path, &saved.to_json(&told.simulation).map_err(|e| Failure::Running(e.to_string()))?)?;
     }
@@ -52,7 +54,8 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
     let text = std::fs::read_to_string(&args.plan)
         .map_err(|e| Failure::Input(format!("{path}: the file cannot be read: {e}\n  hint: {hint}")))?;
     let saved = SavedPlan::from_json(&text).map_err(|e| Failure::Input(format!("{path}: {e}\n  hint: {hint}")))?;
-    let told = Told::new(&saved, args.svg.is_some() || args.trace.is_some())?;
+    let programs = saved.programs().map_err(|e| Failure::Input(e.to_string()))?;
+    let told = Told::new(&saved, programs, None, args.svg.is_some() || args.trace.is_some())?;
     if let Some(path) = &args.svg {
         write(path, &picture::timeline(&saved.cluster, &told.simulation))?;
     }
@@ -73,12 +76,19 @@ struct Told {
 }
 
 impl Told {
-    fn new(saved: &SavedPlan, record: bool) -> Result<Self, Failure> {
+    fn new(
+        saved: &SavedPlan,
+        programs: Vec<Program>,
+        predicted: Option<Simulation>,
+        record: bool,
+    ) -> Result<Self, Failure> {
         let input = |e: PlanError| Failure::Input(e.to_string());
-        let programs: Vec<Program> = saved.programs().map_err(input)?;
-        let conditions = Conditions { optimizer: saved.optimizer, record };
-        let simulation = simulate(&programs, &saved.cluster, &conditions).map_err(input)?;
-        let what_if = what_if(&programs, &saved.cluster, &conditions, &simulation).map_err(input)?;
+        let options = SimulateOptions { optimizer: saved.optimizer, record };
+        let simulation = match predicted {
+            Some(simulation) => simulation,
+            None => simulate(&programs, &saved.cluster, &options).map_err(input)?,
+        };
+        let what_if = what_if(&programs, &saved.cluster, &options, &simulation).map_err(input)?;
         Ok(Self { simulation, what_if })
     }
 
@@ -87,7 +97,7 @@ impl Told {
             return print(&self.text(saved));
         }
         let failed = |e: PlanError| Failure::Running(e.to_string());
-        let mut object = saved.to_value(&self.simulation, false).map_err(failed)?;
+        let mut object = saved.to_value(&self.simulation, PlanDetail::Summary).map_err(failed)?;
         if let Some(object) = object.as_object_mut() {
             let lines: Vec<String> = sentences(saved, &self.what_if);
             let changes = self.what_if.iter().zip(lines).map(
@@ -118,7 +128,10 @@ impl Told {
         }
         if let (Some(bound), Some(gap)) = (saved.origin.lower_bound_step_s, saved.gap(&self.simulation)) {
             let (bound, gap) = (units::seconds(bound), 100.0 * gap);
-            let _ = write!(out, "; no plan is faster than {bound}, so that this one is within {gap:.0} % of the best");
+            let _ = write!(
+                out,
+                "; by the cost formula, every plan takes at least {bound}; the simulation is {gap:.0} % above that"
+            );
         }
         out += "\n\n";
 

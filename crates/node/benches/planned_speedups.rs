@@ -16,8 +16,8 @@ use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{DType, Graph, GraphError, TrainGraph, autodiff};
 use fusionllm_node::config::Testbed;
 use fusionllm_plan::{
-    Cluster, Compression, Conditions, Optimizer, Options, PlanError, Schedule, Scheduled, Scheduler, Workload, compile,
-    schedule, simulate,
+    Cluster, Compression, Optimizer, PlanError, PlanOptions, Schedule, Scheduled, Scheduler, SimulateOptions, Workload,
+    compile, schedule, simulate,
 };
 
 /// A model, and one batch of it in micro-batches of several sizes.
@@ -122,7 +122,7 @@ impl Outcome {
 fn best(case: &Case, cluster: &Cluster, scheduler: Scheduler) -> Result<Outcome, PlanError> {
     let workloads: Vec<Workload<'_>> =
         case.sizes.iter().map(|(n, forward, train)| Workload { forward, train, micro_batches: *n }).collect();
-    let options = |schedules| Options {
+    let options = |schedules| PlanOptions {
         scheduler,
         optimizer: case.optimizer,
         schedules,
@@ -149,7 +149,7 @@ fn best(case: &Case, cluster: &Cluster, scheduler: Scheduler) -> Result<Outcome,
 fn judge(case: &Case, cluster: &Cluster, workload: Workload<'_>, made: Scheduled) -> Result<Outcome, PlanError> {
     let programs = compile(&made.plan, workload.forward, workload.train)?;
     let used = cluster.select(&made.devices)?;
-    let simulation = simulate(&programs, &used, &Conditions { optimizer: case.optimizer, record: false })?;
+    let simulation = simulate(&programs, &used, &SimulateOptions::new(case.optimizer))?;
     let fits = simulation.peers.iter().zip(used.devices()).all(|(p, d)| p.peak_bytes <= d.memory);
     Ok(Outcome { made, step_s: simulation.step_s, fits })
 }

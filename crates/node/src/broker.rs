@@ -157,13 +157,11 @@ pub async fn conduct(
         (Peers::Joiners(count), given) if must_measure(&job, given.is_some(), *count) => {
             Course::Measure { count: *count, models, given }
         }
-        (Peers::Emulated { testbed, .. }, Some(given)) => {
-            Course::Start(place(given, testbed)?.compressed()?.predicted()?)
-        }
-        (Peers::Emulated { testbed, .. }, None) => Course::Start(plan_for(&job, models, testbed)?.predicted()?),
-        (_, Some(given)) => Course::Start(given.compressed()?),
+        (Peers::Emulated { testbed, .. }, Some(given)) => Course::Start(place(given, testbed)?.prepared()?),
+        (Peers::Emulated { testbed, .. }, None) => Course::Start(plan_for(&job, models, testbed)?),
+        (_, Some(given)) => Course::Start(given.prepared()?),
         // Who they are shows once they are there; it does not matter to the plan.
-        (peers, None) => Course::Start(plan_blind(&job, models.swap_remove(0), peers.count())?.compressed()?),
+        (peers, None) => Course::Start(plan_blind(&job, models.swap_remove(0), peers.count())?.prepared()?),
     };
     if let Course::Start(planned) = &course {
         job = planned.job.clone();
@@ -201,7 +199,7 @@ fn must_measure(job: &Job, given: bool, count: usize) -> bool {
         Some(Scheduler::OpFence | Scheduler::Exact) => true,
         None => count > 1 || job.train.micro_batch.open,
     };
-    job.compression.asks_for_links() || (planner && !given)
+    job.compression.needs_links() || (planner && !given)
 }
 
 /// What a run has before its plan.
@@ -256,11 +254,11 @@ impl Preparation {
                 let (measured, cluster, notes) = door.survey(guests, &mut incoming).await?;
                 guests = measured;
                 let mut planned = match given {
-                    Some(given) => place(given, &cluster)?.compressed()?,
+                    Some(given) => place(given, &cluster)?.prepared()?,
                     None => plan_for(&job, models, &cluster)?,
                 };
                 planned.notes.extend(notes);
-                planned.predicted()?
+                planned
             }
         };
         if planned.named {

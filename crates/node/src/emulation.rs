@@ -5,7 +5,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
-use fusionllm_plan::{Cluster, Link, PeerId, Place, SharedId};
+use fusionllm_plan::{Cluster, Link, PeerId, Place, UplinkId};
 use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec, LinkStats};
 
 use crate::NodeError;
@@ -26,7 +26,7 @@ pub(crate) struct Emulation {
 enum Piece {
     /// From one machine to another.
     Line(PeerId, PeerId),
-    Uplink(SharedId),
+    Uplink(UplinkId),
 }
 
 impl Emulation {
@@ -66,15 +66,15 @@ impl Emulation {
 
     /// The links that a message takes. Those that stand on one machine reach each other at once.
     fn way(&mut self, from: PeerId, to: PeerId) -> Result<Vec<LinkId>, NodeError> {
-        let path = self.cluster.path(from, to).ok_or_else(|| {
+        let route = self.cluster.route(from, to).ok_or_else(|| {
             let (from, to) = (self.cluster.name(from), self.cluster.name(to));
             NodeError::Input(format!(
                 "the testbed has no link from {from:?} to {to:?}, which the plan needs\n  hint: add a [[link]] between them, or uplinks to their sites"
             ))
         })?;
-        let line = path.line.map(|link| (Piece::Line(self.machine(from), self.machine(to)), link));
-        let uplink = |u: (SharedId, Link)| (Piece::Uplink(u.0), u.1);
-        let pieces = [path.up.map(uplink), line, path.down.map(uplink)];
+        let direct = route.direct.map(|link| (Piece::Line(self.machine(from), self.machine(to)), link));
+        let uplink = |u: (UplinkId, Link)| (Piece::Uplink(u.0), u.1);
+        let pieces = [route.up.map(uplink), direct, route.down.map(uplink)];
         Ok(pieces.into_iter().flatten().map(|(piece, link)| self.link(piece, link)).collect())
     }
 
@@ -84,7 +84,7 @@ impl Emulation {
             let rate = link.bandwidth.is_finite().then_some(link.bandwidth as u64);
             let name = match piece {
                 Piece::Line(from, to) => format!("the link from {:?} to {:?}", cluster.name(from), cluster.name(to)),
-                Piece::Uplink(SharedId { site, outward }) => {
+                Piece::Uplink(UplinkId { site, outward }) => {
                     let site = cluster.sites().get(site as usize).map_or("?", |s| &s.name);
                     format!("the uplink of {site:?}, {}", if outward { "outward" } else { "inward" })
                 }
@@ -147,7 +147,7 @@ fn own_loopback() -> Ipv4Addr {
 
 #[cfg(test)]
 mod tests {
-    use fusionllm_plan::{Device, Line, Rates, Site};
+    use fusionllm_plan::{Device, DirectLink, Rates, Site};
 
     use super::*;
 
@@ -161,7 +161,7 @@ mod tests {
         let link = |bandwidth| Link { latency: 0.0, bandwidth };
         let device = |name: &str, site| Device { site, ..Device::new(name, rates, 1 << 30) };
         let home = Site { name: "home".into(), inside: Some(link(1e8)), uplink: Some(link(1e6)) };
-        let line = |from, to| Line { from, to, link: link(1e7) };
+        let line = |from, to| DirectLink { from, to, link: link(1e7) };
         let lines = vec![line(Place::Site(0), Place::Device(2)), line(Place::Device(2), Place::Site(0))];
         let devices = vec![device("a", Some(0)), device("b", Some(0)), device("c", None)];
         let cluster = Cluster::new(devices, vec![home], lines, None).unwrap();

@@ -498,7 +498,7 @@ impl Worker {
                 }
                 // All passes that it came behind are over.
                 ToPeer::SetCodecs { version, codecs } => {
-                    self.train.recode(version, codecs)?;
+                    self.train.set_codecs(version, codecs)?;
                     self.link.codecs.recode()?;
                 }
                 ToPeer::Snapshot { step } => save(self.executor.snapshot(&self.train), step),

@@ -1,12 +1,12 @@
 //! From a job, and what is known of the machines, to a plan.
 
 use fusionllm_plan::{
-    Cluster, Compressor, Conditions, Options, Origin, Plan, SavedPlan, Scheduled, Simulation, Workload, compile,
-    equal_compute, equal_number, schedule, simulate,
+    Cluster, Origin, Plan, PlanError, PlanOptions, Prepared, Program, SavedPlan, Scheduled, Simulation, Workload,
+    prepare, schedule, schedule_unknown,
 };
 
 use crate::NodeError;
-use crate::config::{Choice, Job, Scheduler};
+use crate::config::{Choice, Job};
 use crate::model::Model;
 
 /// A plan, and what it is for.
@@ -22,12 +22,14 @@ pub struct Planned {
     pub named: bool,
     /// The machines that run it, where they are known: device `i` is peer `i`.
     pub cluster: Option<Cluster>,
-    /// Seconds that no plan's step undercuts, where they were reckoned.
+    /// The least that the scheduler's cost formula gives any plan, where it was computed.
     pub lower_bound_s: Option<f64>,
     /// What people should know of it.
     pub notes: Vec<String>,
-    /// How its steps will go, where the machines are known; not before [`Self::predicted`].
-    pub(crate) predicted: Option<Simulation>,
+    /// The training Programs, one per peer; empty before [`Self::prepared`].
+    pub programs: Vec<Program>,
+    /// The predicted step, where the machines are known; not before [`Self::prepared`].
+    pub predicted: Option<Simulation>,
 }
 
 impl Planned {
@@ -36,29 +38,33 @@ impl Planned {
         let mut job = job.clone();
         job.train.micro_batch = Choice::made(model.micro_batch);
         job.train.schedule = Choice::made(plan.schedule);
-        Self { job, model, plan, named: true, cluster: None, lower_bound_s: None, notes: Vec::new(), predicted: None }
+        Self {
+            job,
+            model,
+            plan,
+            named: true,
+            cluster: None,
+            lower_bound_s: None,
+            notes: Vec::new(),
+            programs: Vec::new(),
+            predicted: None,
+        }
     }
 
-    /// The same with the codecs that the job asks for; a job that asks for none leaves a given plan its own.
-    pub(crate) fn compressed(mut self) -> Result<Self, NodeError> {
-        let compression = self.job.compression;
-        if compression.name != Compressor::None {
-            let programs = compile(&self.plan, &self.model.forward, &self.model.train)?;
-            let optimizer = self.job.train.optimizer.update_rule();
-            self.plan.codecs = compression.choose(&programs, self.cluster.as_ref(), optimizer)?;
-            self.plan.compression = compression;
-        }
-        Ok(self)
-    }
-
-    /// The same with its prediction, where the machines are known.
-    pub(crate) fn predicted(mut self) -> Result<Self, NodeError> {
-        if let Some(cluster) = &self.cluster {
-            let programs = compile(&self.plan, &self.model.forward, &self.model.train)?;
-            let conditions = Conditions { optimizer: self.job.train.optimizer.update_rule(), record: false };
-            self.predicted = Some(simulate(&programs, cluster, &conditions)?);
-        }
-        Ok(self)
+    /// The same with its codecs, its Programs, and, where the machines are known, its prediction. A job that asks for no
+    /// compression keeps a given plan's codecs.
+    pub(crate) fn prepared(self) -> Result<Self, NodeError> {
+        let train = &self.job.train;
+        let workload = Workload {
+            forward: &self.model.forward,
+            train: &self.model.train,
+            micro_batches: (train.batch / self.model.micro_batch) as u32,
+        };
+        let optimizer = train.optimizer.update_rule();
+        let prepared =
+            prepare(self.plan, workload, self.cluster.as_ref(), self.job.compression, optimizer).map_err(hinted)?;
+        let Prepared { plan, programs, simulation } = prepared;
+        Ok(Self { plan, programs, predicted: simulation, ..self })
     }
 
     /// The plan file's text: with the machines and all that its prediction was made from, where they are known.
@@ -77,20 +83,21 @@ impl Planned {
     }
 }
 
+/// An error that the user can act on.
+fn hinted(e: PlanError) -> NodeError {
+    match e.hint() {
+        Some(hint) => NodeError::Input(format!("{e}\n  hint: {hint}")),
+        None => e.into(),
+    }
+}
+
 /// A plan for so many peers of which nothing is known.
 pub(crate) fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planned, NodeError> {
     let names: Vec<String> = (0..count).map(|i| format!("peer-{i}")).collect();
-    let (micro_batches, order) = ((job.train.batch / model.micro_batch) as u32, job.train.schedule.value);
-    let plan = match job.plan.scheduler {
-        None | Some(Scheduler::EqualCompute) => equal_compute(&model.forward, &names, micro_batches, order)?,
-        Some(Scheduler::EqualNumber) => equal_number(&model.forward, &names, micro_batches, order)?,
-        Some(scheduler) => {
-            return Err(NodeError::Input(format!(
-                "the scheduler {} must know the devices and their links\n  hint: describe them in a file for --testbed, or use equal-compute",
-                scheduler.name()
-            )));
-        }
-    };
+    let Model { micro_batch, forward, train, .. } = &model;
+    let workload = Workload { forward, train, micro_batches: (job.train.batch / micro_batch) as u32 };
+    let scheduler = job.plan.scheduler.map(|s| s.name().parse()).transpose()?;
+    let plan = schedule_unknown(workload, &names, scheduler, job.train.schedule.value).map_err(hinted)?;
     Ok(Planned { named: false, ..Planned::new(job, model, plan) })
 }
 
@@ -108,17 +115,24 @@ pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<
     for Model { micro_batch, forward, train, .. } in &models {
         workloads.push(Workload { forward, train, micro_batches: (job.train.batch / micro_batch) as u32 });
     }
-    let options = Options {
+    let options = PlanOptions {
         scheduler,
         optimizer: job.train.optimizer.update_rule(),
         schedules: job.train.schedules(),
         replicas: testbed.devices().len() as u32,
         compression: job.compression,
     };
-    let Scheduled { plan, devices, workload, lower_bound_s, notes, .. } = schedule(&workloads, testbed, &options)?;
-    let cluster = Some(testbed.select(&devices)?);
+    let Scheduled { plan, cluster, workload, programs, simulation, lower_bound_s, notes, .. } =
+        schedule(&workloads, testbed, &options)?;
     let made = Planned::new(job, models.swap_remove(workload), plan);
-    Ok(Planned { cluster, lower_bound_s: Some(lower_bound_s).filter(|b| *b > 0.0), notes, ..made })
+    Ok(Planned {
+        cluster: Some(cluster),
+        lower_bound_s: Some(lower_bound_s).filter(|b| *b > 0.0),
+        notes,
+        programs,
+        predicted: Some(simulation),
+        ..made
+    })
 }
 
 /// The testbed's devices that a given plan names, in its order.

@@ -75,6 +75,6 @@ impl Surveyed<'_> {
         };
         let processor = self.backend.device().threads.is_some();
         let memory = self.memory.or_else(|| memory::available().filter(|_| processor)).unwrap_or(device.memory);
-        Ok(Machine { rates: device.rates, memory, slowdown: self.slowdown, operators: device.operators })
+        Ok(Machine { rates: device.rates, memory, slowdown: self.slowdown, operators: device.measured })
     }
 }

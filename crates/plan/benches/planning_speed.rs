@@ -13,8 +13,8 @@ use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, autodiff};
 use fusionllm_plan::{
-    Cluster, Compression, Conditions, Device, Line, Link, Optimizer, Options, PeerId, Place, Rates, Schedule,
-    Scheduler, Site, Workload, compile, schedule, simulate,
+    Cluster, Compression, Device, DirectLink, Link, Optimizer, PeerId, Place, PlanOptions, Rates, Schedule, Scheduler,
+    SimulateOptions, Site, Workload, compile, schedule, simulate,
 };
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -35,7 +35,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     for devices in if sizes.is_empty() { vec![48, 1000] } else { sizes } {
         let cluster = cluster(devices)?;
         for scheduler in [Scheduler::OpFence, Scheduler::EqualCompute, Scheduler::EqualNumber] {
-            let options = Options {
+            let options = PlanOptions {
                 scheduler,
                 optimizer,
                 schedules: Schedule::ALL.to_vec(),
@@ -53,7 +53,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let planned = start.elapsed().as_secs_f64();
             let programs = compile(&made.plan, &graph, &train)?;
             let used = cluster.select(&made.devices)?;
-            let conditions = Conditions { optimizer, record: false };
+            let conditions = SimulateOptions::new(optimizer);
             let start = Instant::now();
             let simulation = simulate(&programs, &used, &conditions)?;
             println!(
@@ -102,7 +102,7 @@ fn cluster(devices: usize) -> Result<Cluster, Box<dyn Error>> {
         for b in (0..sites).filter(|b| *b != a) {
             let rate = mbps(1000.0 * (1 + (a + b) % 10) as f64);
             let link = Link { latency: 0.005 + 0.001 * ((a * b) % 40) as f64, bandwidth: rate };
-            lines.push(Line { from: Place::Site(a as u32), to: Place::Site(b as u32), link });
+            lines.push(DirectLink { from: Place::Site(a as u32), to: Place::Site(b as u32), link });
         }
     }
     Ok(Cluster::new(devices.collect(), (0..sites).map(site).collect(), lines, Some(Place::Device(PeerId(0).0)))?)

@@ -13,9 +13,7 @@
 use std::time::Instant;
 
 use fusionllm_plan::Schedule;
-use fusionllm_plan::bound::lower_bound;
-use fusionllm_plan::exact::exact;
-use fusionllm_plan::fence::{equal_compute, equal_number, op_fence};
+use fusionllm_plan::search::{equal_compute, equal_number, exact, lower_bound, op_fence};
 
 #[path = "../tests/common/cases.rs"]
 mod cases;
@@ -101,6 +99,6 @@ fn main() {
     println!("seconds: OP-Fence {fence_s:.1}, exact {exact_s:.1}, bound {bound_s:.1}");
 }
 
-fn show(segments: &[fusionllm_plan::fence::Segment]) -> String {
+fn show(segments: &[fusionllm_plan::search::Segment]) -> String {
     segments.iter().map(|s| format!("{}:{}..{}", s.unit, s.lo, s.hi)).collect::<Vec<_>>().join(" ")
 }

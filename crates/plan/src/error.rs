@@ -10,10 +10,35 @@ pub enum PlanError {
     /// A plan file cannot be read.
     #[error("plan file: {0}")]
     File(String),
-    /// Devices or links that make no cluster, or not one that can carry out the plan.
+    /// The devices or links form no valid cluster, or the cluster cannot carry out the plan.
     #[error("cluster: {0}")]
     Cluster(String),
-    /// A program breaks its own rules, so that a peer refuses to run it.
+    /// A program breaks its own rules. A peer refuses to run it.
     #[error("program: {0}")]
     Program(String),
+    /// A rule of compression needs the rates of the links, and nothing is known of them.
+    #[error("the compression {compression} chooses codecs by each link's rate, but no link is known")]
+    UnknownLinks {
+        /// The rule's name.
+        compression: &'static str,
+    },
+    /// A scheduler needs the devices and links, and nothing is known of them.
+    #[error("the scheduler {scheduler} needs the devices and their links, but none are known")]
+    UnknownDevices {
+        /// The scheduler's name.
+        scheduler: &'static str,
+    },
+}
+
+impl PlanError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::UnknownLinks { .. } => {
+                Some("describe the links in a file for --testbed, or use one codec for all links, such as int8")
+            }
+            Self::UnknownDevices { .. } => Some("describe them in a file for --testbed, or use equal-compute"),
+            _ => None,
+        }
+    }
 }

@@ -1,52 +1,44 @@
-//! Plans and Programs: who runs which operators, and in which order.
+//! Plans and Programs: which peer runs which operators, and in which order.
 //!
-//! A [`Plan`] is plain data: the stages of a graph, the peer of each, the number of micro-batches and the schedule. Nothing about placement is decided
-//! anywhere else. [`compile`] turns it into one [`Program`] per peer: the list of run, send, receive, free and update steps that the
-//! executor carries out and the simulator times.
+//! A [`Plan`] is plain data: the stages of a graph, the peers of each, the number of micro-batches, and the schedule. Nothing
+//! else decides where an operator runs. [`compile`] makes one [`Program`] per peer from it: a list of run, send, receive, free
+//! and update instructions. The executor runs Programs, and [`simulate`] predicts their time.
 
-mod auto;
-pub mod bound;
-mod check;
-mod cluster;
+mod codecs;
 mod compile;
-mod compression;
-mod cut;
-mod emit;
+mod cost;
 mod error;
-mod estimate;
-pub mod exact;
-pub mod fence;
+mod graph_facts;
 mod optimizer;
-mod pass;
 pub mod picture;
-mod placement;
 mod plan;
-mod print;
 mod program;
 mod saved;
 mod schedule;
 mod scheduler;
+pub mod search;
 mod simulate;
-mod what_if;
 
-pub use cluster::{Cluster, Device, Line, Link, Path, Place, Rates, SharedId, Site};
-pub use compile::{compile, compile_forward};
-pub use compression::{Compression, Compressor, LinkCodec, Traffic};
-pub use cut::{equal_compute, equal_number};
+pub use codecs::{Compression, Compressor, LinkCodec, SLACK, Traffic};
+pub use compile::{Placement, compile, compile_forward};
+pub use cost::{
+    Cluster, CodecStep, CopyDirection, Curve, Curves, Device, DirectLink, Flow, HeldTensor, Link, Measured,
+    NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates, Route, Site, UplinkId, Work, congestion,
+    is_view, message_bytes, node_signature, signature, work_units,
+};
 pub use error::PlanError;
-pub use estimate::{
-    Coding, Copying, Curve, Curves, Flow, Kept, NodeSeconds, OperatorWork, ParameterWork, TRAFFIC, Work, is_view, kind,
-    kind_of, work,
-};
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
-pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
-pub use placement::Placement;
 pub use plan::{FORMAT_VERSION, Plan, Stage};
-pub use program::{GradientPart, Holding, Instruction, PeerId, Program, Reduction, Slot};
-pub use saved::{Origin, SavedPlan};
-pub use schedule::{Schedule, TaskKind};
-pub use scheduler::{Options, Scheduled, Scheduler, Workload, schedule};
-pub use simulate::{
-    Conditions, Doing, LinkLoad, PeerLoad, SharedLoad, Simulation, Span, Transfer, message_bytes, simulate,
+pub use program::{
+    GradientPart, Holding, Instruction, PASSES_IN_FLIGHT, PassKind, PeerId, PerPass, Program, Reduction, Slot,
 };
-pub use what_if::{Change, WhatIf, what_if};
+pub use saved::{Origin, PlanDetail, SavedPlan};
+pub use schedule::{Schedule, TaskKind};
+pub use scheduler::{
+    PlanOptions, Prepared, Scheduled, Scheduler, Workload, equal_compute, equal_number, prepare, schedule,
+    schedule_unknown,
+};
+pub use simulate::{
+    Activity, Change, LinkLoad, PROCESS_BYTES, PeerLoad, SimulateOptions, Simulation, Span, Transfer, UplinkLoad,
+    WhatIf, simulate, what_if,
+};

@@ -4,7 +4,10 @@ use fusionllm_compress::Codec;
 use fusionllm_graph::{Graph, NodeId};
 use serde::{Deserialize, Serialize};
 
-use crate::{Compression, LinkCodec, PeerId, PlanError, Schedule};
+use crate::codecs::{Compression, LinkCodec};
+use crate::error::PlanError;
+use crate::program::PeerId;
+use crate::schedule::Schedule;
 
 /// Version of the plan file.
 pub const FORMAT_VERSION: u32 = 2;

@@ -7,7 +7,13 @@ use fusionllm_graph::{Graph, NodeId, TrainGraph, autodiff};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::{Cluster, Conditions, Optimizer, Plan, PlanError, Program, Simulation, compile, simulate};
+use crate::compile::compile;
+use crate::cost::Cluster;
+use crate::error::PlanError;
+use crate::optimizer::Optimizer;
+use crate::plan::Plan;
+use crate::program::Program;
+use crate::simulate::{SimulateOptions, Simulation, simulate};
 
 /// A Plan, the devices and links it is for, and its graph without constants' contents.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,6 +28,15 @@ pub struct SavedPlan {
     pub optimizer: Optimizer,
     /// How it came about.
     pub origin: Origin,
+}
+
+/// How much of a plan is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PlanDetail {
+    /// The plan and its prediction.
+    Summary,
+    /// Also the cluster, the optimizer and the graph: all that a plan file holds.
+    Complete,
 }
 
 /// What is known of a plan besides what a simulation tells.
@@ -58,7 +73,7 @@ impl SavedPlan {
     ///
     /// As [`Self::programs`] and [`simulate`].
     pub fn simulate(&self, record: bool) -> Result<Simulation, PlanError> {
-        simulate(&self.programs()?, &self.cluster, &Conditions { optimizer: self.optimizer, record })
+        simulate(&self.programs()?, &self.cluster, &SimulateOptions { optimizer: self.optimizer, record })
     }
 
     /// By how much of the lower bound the predicted step is longer than it, if there is one. Where the simulator lets more overlap than the bound's count, 0.
@@ -67,7 +82,7 @@ impl SavedPlan {
     }
 
     /// The plan with what `simulation` predicts: what `fusionllm plan --json` prints, and, where it is `whole`, all that a plan file holds.
-    pub fn to_value(&self, simulation: &Simulation, whole: bool) -> Result<Value, PlanError> {
+    pub fn to_value(&self, simulation: &Simulation, detail: PlanDetail) -> Result<Value, PlanError> {
         let mut object = match value(&self.plan)? {
             Value::Object(object) => object,
             _ => Map::new(),
@@ -108,7 +123,7 @@ impl SavedPlan {
             object.extend(origin);
         }
         object.insert("gap".into(), json!(self.gap(simulation)));
-        if whole {
+        if detail == PlanDetail::Complete {
             object.insert("cluster".into(), value(&self.cluster)?);
             object.insert("optimizer".into(), value(&self.optimizer)?);
             object.insert("model".into(), value(&self.graph)?);
@@ -118,7 +133,8 @@ impl SavedPlan {
 
     /// The plan file's text: one line for each of its parts, and for each peer and link.
     pub fn to_json(&self, simulation: &Simulation) -> Result<String, PlanError> {
-        let parts: BTreeMap<String, Value> = serde_json::from_value(self.to_value(simulation, true)?).map_err(file)?;
+        let parts: BTreeMap<String, Value> =
+            serde_json::from_value(self.to_value(simulation, PlanDetail::Complete)?).map_err(file)?;
         let line = |(name, part): (&String, &Value)| match part {
             Value::Array(items) if items.iter().any(Value::is_object) => {
                 let items: Vec<String> = items.iter().map(|i| format!("  {i}")).collect();

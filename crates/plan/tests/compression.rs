@@ -6,8 +6,8 @@ use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_plan::{
-    Cluster, Compression, Compressor, Conditions, Curve, Device, Link, Optimizer, PeerId, Plan, Program, Rates,
-    Schedule, Site, TRAFFIC, compile, equal_compute, simulate,
+    Cluster, Compression, Compressor, Curve, Device, Link, Measured, Optimizer, PeerId, Plan, Program, Rates, Schedule,
+    SimulateOptions, Site, compile, equal_compute, simulate,
 };
 
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
@@ -40,7 +40,7 @@ fn planned(graph: &Graph, train: &TrainGraph) -> (Plan, Vec<Program>) {
 
 fn step_s(plan: &Plan, graph: &Graph, train: &TrainGraph, cluster: &Cluster) -> f64 {
     let programs = compile(plan, graph, train).unwrap();
-    simulate(&programs, cluster, &Conditions { optimizer: SGD, record: false }).unwrap().step_s
+    simulate(&programs, cluster, &SimulateOptions::new(SGD)).unwrap().step_s
 }
 
 #[test]
@@ -97,7 +97,8 @@ fn fast_links_get_codecs_where_bytes_keep_processors_busy() {
     let (mut plan, programs) = planned(&graph, &train);
     let free = cluster(1e7, 1e9);
     let traffic = Curve::new(vec![(1.0, 1e-5), (1e6, 10.0)]).unwrap();
-    let busy = |d: &Device| Device { operators: [(TRAFFIC.to_owned(), traffic.clone())].into(), ..d.clone() };
+    let measured = Measured { traffic: Some(traffic), ..Measured::default() };
+    let busy = |d: &Device| Device { measured: measured.clone(), ..d.clone() };
     let busy =
         Cluster::new(free.devices().iter().map(busy).collect(), free.sites().to_vec(), Vec::new(), None).unwrap();
     let auto = Compression { name: Compressor::Auto, ratio: 30.0, ..Compression::default() };

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use fusionllm_plan::Schedule;
-use fusionllm_plan::bound::lower_bound;
-use fusionllm_plan::exact::exact;
-use fusionllm_plan::fence::{Machines, Problem, Route, Segment, Unit, equal_compute, equal_number, op_fence};
+use fusionllm_plan::search::{
+    LinkCost, Machines, Problem, Segment, Unit, equal_compute, equal_number, exact, lower_bound, op_fence,
+};
 
 #[path = "common/cases.rs"]
 mod cases;
@@ -52,9 +52,10 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
     let mut groups: Vec<&[usize]> = all.chunks(copies).collect();
     let worst = |a: &[usize], b: &[usize]| {
         let pairs = a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y))).filter(|(x, y)| x != y);
-        pairs
-            .map(|(x, y)| machines.route(x, y))
-            .fold(Route::NONE, |w, r| Route { latency: w.latency.max(r.latency), per_byte: w.per_byte.max(r.per_byte) })
+        pairs.map(|(x, y)| machines.link(x, y)).fold(LinkCost::NONE, |w, r| LinkCost {
+            latency: w.latency.max(r.latency),
+            per_byte: w.per_byte.max(r.per_byte),
+        })
     };
     let units = groups.iter().map(|group| {
         let slowest = group.iter().copied().max_by(|a, b| whole(*a).total_cmp(&whole(*b))).unwrap();
@@ -67,9 +68,9 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
     });
     let units = units.collect();
     groups.push(&broker);
-    let way = |(a, b): (&[usize], &[usize])| if a == b { Route::NONE } else { worst(a, b) };
+    let link = |(a, b): (&[usize], &[usize])| if a == b { LinkCost::NONE } else { worst(a, b) };
     let pairs = groups.iter().flat_map(|a| groups.iter().map(move |b| (*a, *b)));
-    Machines { units, routes: pairs.map(way).collect(), shared: Vec::new(), uplinks: 0 }
+    Machines { units, links: pairs.map(link).collect(), uplinks: Vec::new(), uplink_count: 0 }
 }
 
 #[test]

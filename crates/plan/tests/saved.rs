@@ -8,7 +8,7 @@ use common::*;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, models::Gpt2Config};
 use fusionllm_plan::{
-    Cluster, Conditions, Device, Link, Optimizer, Origin, Plan, Rates, SavedPlan, Schedule, Site, equal_compute,
+    Cluster, Device, Link, Optimizer, Origin, Plan, Rates, SavedPlan, Schedule, SimulateOptions, Site, equal_compute,
     picture, what_if,
 };
 
@@ -78,7 +78,7 @@ fn a_file_that_lacks_something_is_refused() {
 fn what_would_help_helps() {
     let saved = saved();
     let programs = saved.programs().unwrap();
-    let conditions = Conditions { optimizer: saved.optimizer, record: false };
+    let conditions = SimulateOptions::new(saved.optimizer);
     let simulation = saved.simulate(false).unwrap();
     let found = what_if(&programs, &saved.cluster, &conditions, &simulation).unwrap();
     assert!(matches!(found[0].change, fusionllm_plan::Change::Uplink { .. }), "the slow uplinks come first: {found:?}");

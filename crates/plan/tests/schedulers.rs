@@ -5,8 +5,8 @@ use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_plan::{
-    Cluster, Compression, Compressor, Conditions, Device, Line, Link, Optimizer, Options, Place, PlanError, Rates,
-    Schedule, Scheduled, Scheduler, Workload, compile, schedule, simulate,
+    Cluster, Compression, Compressor, Device, DirectLink, Link, Optimizer, Place, PlanError, PlanOptions, Rates,
+    Schedule, Scheduled, Scheduler, SimulateOptions, Workload, compile, schedule, simulate,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
@@ -40,7 +40,7 @@ fn mesh(devices: Vec<Device>, mbps: impl Fn(u32, u32) -> Option<f64>) -> Cluster
     let pairs = (0..n).flat_map(|a| (0..n).filter(move |b| *b != a).map(move |b| (a, b)));
     let lines = pairs.filter_map(|(from, to)| {
         let link = Link { latency: 0.001, bandwidth: mbps(from.min(to), from.max(to))? * 1e6 / 8.0 };
-        Some(Line { from: Place::Device(from), to: Place::Device(to), link })
+        Some(DirectLink { from: Place::Device(from), to: Place::Device(to), link })
     });
     Cluster::new(devices, Vec::new(), lines.collect(), None).unwrap()
 }
@@ -57,7 +57,8 @@ fn compressed(
 ) -> Result<Scheduled, PlanError> {
     let (forward, train) = gpt2(2);
     let workload = Workload { forward: &forward, train: &train, micro_batches: 8 };
-    let options = Options { scheduler, optimizer: OPTIMIZER, schedules: Schedule::ALL.to_vec(), replicas, compression };
+    let options =
+        PlanOptions { scheduler, optimizer: OPTIMIZER, schedules: Schedule::ALL.to_vec(), replicas, compression };
     let made = schedule(&[workload], cluster, &options)?;
     made.plan.validate(&forward)?;
     let programs = compile(&made.plan, &forward, &train)?;
@@ -69,7 +70,7 @@ fn step(made: &Scheduled, cluster: &Cluster) -> f64 {
     let (forward, train) = gpt2(2);
     let programs = compile(&made.plan, &forward, &train).unwrap();
     let used = cluster.select(&made.devices).unwrap();
-    simulate(&programs, &used, &Conditions { optimizer: OPTIMIZER, record: false }).unwrap().step_s
+    simulate(&programs, &used, &SimulateOptions::new(OPTIMIZER)).unwrap().step_s
 }
 
 #[test]
@@ -138,10 +139,7 @@ fn exact_is_at_least_as_good() {
     assert!(step(&fence, &cluster) <= step(&exact, &cluster) * 1.15);
     let nine = mesh((0..9).map(|i| device(&format!("d{i}"), 1.0, 1 << 30)).collect(), |_, _| Some(1.0));
     let e = plan(Scheduler::Exact, &nine, 1).unwrap_err().to_string();
-    assert_eq!(
-        e,
-        "plan: the exact scheduler takes up to 8 devices, here are 9; use op-fence, which says how far from the best it may be"
-    );
+    assert_eq!(e, "plan: the exact scheduler takes up to 8 devices, but there are 9; use op-fence");
 }
 
 #[test]
@@ -151,7 +149,7 @@ fn a_residual_network_is_shared_out() {
     let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
     let cluster = mesh((0..4).map(|i| device(&format!("d{i}"), 1.0, 1 << 30)).collect(), |_, _| Some(10_000.0));
     let workload = Workload { forward: &forward, train: &train, micro_batches: 16 };
-    let options = Options {
+    let options = PlanOptions {
         scheduler: Scheduler::OpFence,
         optimizer: OPTIMIZER,
         schedules: Schedule::ALL.to_vec(),

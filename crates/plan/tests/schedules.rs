@@ -8,7 +8,7 @@ use common::*;
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{Builder, DType, Graph, Init};
 use fusionllm_plan::{
-    Cluster, Conditions, Device, Link, Optimizer, Plan, Rates, Schedule, Simulation, Site, compile, simulate,
+    Cluster, Device, Link, Optimizer, Plan, Rates, Schedule, SimulateOptions, Simulation, Site, compile, simulate,
 };
 
 const DEPTH: usize = 4;
@@ -38,7 +38,7 @@ fn devices(count: usize) -> Cluster {
 fn step(plan: &Plan, graph: &Graph, cluster: &Cluster) -> Simulation {
     let programs = compile(plan, graph, &train_graph(graph)).unwrap();
     let sgd = SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false };
-    let conditions = Conditions { optimizer: Optimizer::Sgd(sgd), record: false };
+    let conditions = SimulateOptions::new(Optimizer::Sgd(sgd));
     simulate(&programs, cluster, &conditions).unwrap()
 }
 

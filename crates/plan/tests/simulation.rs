@@ -10,15 +10,15 @@ use common::*;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, models::Gpt2Config};
 use fusionllm_plan::{
-    Cluster, Conditions, Curve, Device, Doing, Instruction, Line, Link, Optimizer, PeerId, Place, Program, Rates,
-    Schedule, Site, Slot, TRAFFIC, equal_compute, message_bytes, simulate,
+    Activity, Cluster, Curve, Device, DirectLink, Instruction, Link, Measured, Optimizer, PeerId, Place, Program,
+    Rates, Schedule, SimulateOptions, Site, Slot, equal_compute, message_bytes, simulate,
 };
 use proptest::prelude::*;
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
 
-fn conditions() -> Conditions {
-    Conditions { optimizer: OPTIMIZER, record: true }
+fn conditions() -> SimulateOptions {
+    SimulateOptions { optimizer: OPTIMIZER, record: true }
 }
 
 /// A device on which every operator takes `seconds`.
@@ -34,7 +34,7 @@ fn lines(seconds: &[f64], dice: &mut Dice) -> Cluster {
     for &from in &ends {
         for &to in ends.iter().filter(|to| **to != from) {
             let link = Link { latency: dice.below(5) as f64 * 0.5, bandwidth: 10.0 + dice.below(1000) as f64 };
-            all.push(Line { from, to, link });
+            all.push(DirectLink { from, to, link });
         }
     }
     Cluster::new(devices, Vec::new(), all, Some(Place::Broker)).unwrap()
@@ -198,14 +198,14 @@ fn an_uplink_is_shared_evenly() {
     let slow = Link { latency: 0.0, bandwidth: 1000.0 };
     let site = |name: &str, uplink| Site { name: name.into(), inside: None, uplink };
     let at = |i: u32| Device { site: Some(i), ..device(format!("p{i}"), 1e-6) };
-    let step = |sites: Vec<Site>, lines: Vec<Line>| {
+    let step = |sites: Vec<Site>, lines: Vec<DirectLink>| {
         let cluster = Cluster::new(vec![at(0), at(1)], sites, lines, Some(Place::Device(1))).unwrap();
         simulate(&programs, &cluster, &conditions()).unwrap()
     };
     let both = |link| {
         vec![
-            Line { from: Place::Site(0), to: Place::Site(1), link },
-            Line { from: Place::Site(1), to: Place::Site(0), link },
+            DirectLink { from: Place::Site(0), to: Place::Site(1), link },
+            DirectLink { from: Place::Site(1), to: Place::Site(0), link },
         ]
     };
     // Whether the line or one of the uplinks is slow is the same to two devices that use it alone.
@@ -213,7 +213,7 @@ fn an_uplink_is_shared_evenly() {
     let fast = Link { latency: 0.0, bandwidth: 1e12 };
     let up = step(vec![site("a", Some(slow)), site("b", Some(fast))], both(fast));
     close(line.step_s, up.step_s);
-    let used: u64 = up.shared.iter().filter(|s| s.id.site == 0).map(|s| s.bytes).sum();
+    let used: u64 = up.uplinks.iter().filter(|s| s.id.site == 0).map(|s| s.bytes).sum();
     let crossing = up.links.iter().filter(|l| (l.from, l.to) != (PeerId::BROKER, PeerId(1)));
     assert_eq!(used, crossing.map(|l| l.bytes).sum::<u64>());
 }
@@ -232,7 +232,7 @@ fn a_peer_alone_computes_all_the_time() {
     let s = simulate(&programs, &cluster, &conditions()).unwrap();
     assert_eq!(s.links.iter().map(|l| l.busy_s).sum::<f64>(), 0.0, "its inputs come from its own machine");
     assert!((s.step_s - s.peers[0].compute_s).abs() < 1e-9, "and it never waits");
-    assert!(s.spans.iter().all(|s| !matches!(s.doing, Doing::Wait)));
+    assert!(s.spans.iter().all(|s| !matches!(s.activity, Activity::Wait)));
     let state: usize = programs[0].holdings.iter().map(|h| programs[0].values[&h.value].ty.bytes()).sum();
     let trained: usize = programs[0].owned().map(|(_, r)| programs[0].values[&r.parameter].ty.bytes()).sum();
     let least = (state + 3 * trained) as u64;
@@ -245,11 +245,11 @@ fn bytes_take_processors_from_computing() {
     let plan = equal_compute(&graph, &names(2), 4, Schedule::OneFOneB).unwrap();
     let [programs, _] = programs(&graph, &plan);
     let computing = |a_byte: Option<f64>| {
-        let traffic = a_byte.map(|s| (TRAFFIC.to_owned(), Curve::new(vec![(1.0, s), (1e6, 1e6 * s)]).unwrap()));
+        let traffic = a_byte.map(|s| Curve::new(vec![(1.0, s), (1e6, 1e6 * s)]).unwrap());
         let at = |i: u32| Device {
             site: Some(0),
             slowdown: 3.0,
-            operators: traffic.clone().into_iter().collect(),
+            measured: Measured { traffic: traffic.clone(), ..Measured::default() },
             ..device(format!("p{i}"), 1e-6)
         };
         let site = Site { name: "s".into(), inside: Some(Link { latency: 0.0, bandwidth: 1e9 }), uplink: None };
@@ -288,7 +288,7 @@ fn a_thousand_peers_step() {
     let site = Site { name: "s".into(), inside: Some(Link { latency: 1e-3, bandwidth: 1e6 }), uplink: None };
     let devices = (0..1000).map(|i| Device { site: Some(0), ..device(format!("p{i}"), 1e-3) }).collect();
     let cluster = Cluster::new(devices, vec![site], Vec::new(), None).unwrap();
-    let s = simulate(&programs, &cluster, &Conditions { record: false, ..conditions() }).unwrap();
+    let s = simulate(&programs, &cluster, &SimulateOptions { record: false, ..conditions() }).unwrap();
     assert_eq!(s.peers.len(), 1000);
     assert!(s.step_s > s.peers.iter().map(|p| p.compute_s).fold(0.0, f64::max));
 }

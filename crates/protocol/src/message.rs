@@ -3,7 +3,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, Value, ValueId};
 use fusionllm_plan::{
-    Compression, Curves, Instruction, Link, Optimizer, PeerId, PlanError, Program, Rates, Slot, Verdict,
+    Compression, Instruction, Link, Measured, Optimizer, PeerId, PlanError, Program, Rates, Slot, Verdict,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -99,7 +99,7 @@ pub struct Machine {
     /// Operators take this many times as long as the rates say; at least 1.
     pub slowdown: f64,
     /// Operators whose time was measured.
-    pub operators: Curves,
+    pub operators: Measured,
 }
 
 /// What stands in the headers of frames on the bulk lane between two machines, of which the one that connected measures and the other answers.

@@ -1,6 +1,6 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fusionllm_plan::{Cluster, Device, Line, Link, PeerId, Place, PlanError};
+use fusionllm_plan::{Cluster, Device, DirectLink, Link, PeerId, Place, PlanError};
 
 use crate::{FromPeer, Machine, Member, ToPeer};
 
@@ -25,7 +25,7 @@ pub struct Survey {
     /// What each of those asked last was asked for.
     asked: BTreeMap<PeerId, ToPeer>,
     machines: BTreeMap<PeerId, Machine>,
-    lines: Vec<Line>,
+    lines: Vec<DirectLink>,
     apart: BTreeSet<(PeerId, PeerId)>,
 }
 
@@ -72,7 +72,7 @@ impl Survey {
                 let place = |p: PeerId| if p == PeerId::BROKER { Place::Broker } else { Place::Device(p.0) };
                 for (from, to, link) in [(from, with, there), (with, from, back)] {
                     check_link(&link)?;
-                    self.lines.push(Line { from: place(from), to: place(to), link });
+                    self.lines.push(DirectLink { from: place(from), to: place(to), link });
                 }
             }
             (Some(ToPeer::Probe { with, .. }), FromPeer::Links(None)) => {
@@ -104,7 +104,7 @@ impl Survey {
         let notes = notes.collect();
         let devices = self.members.iter().zip(self.machines.into_values()).map(|(member, machine)| Device {
             slowdown: machine.slowdown,
-            operators: machine.operators,
+            measured: machine.operators,
             backend: Some(member.backend.clone()),
             ..Device::new(member.name.clone(), machine.rates, machine.memory)
         });
@@ -155,7 +155,7 @@ fn check_link(link: &Link) -> Result<(), String> {
 
 #[cfg(test)]
 mod tests {
-    use fusionllm_plan::{Curves, Rates};
+    use fusionllm_plan::{Measured, Rates};
 
     use super::*;
 
@@ -172,7 +172,7 @@ mod tests {
 
     fn machine() -> Machine {
         let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
-        Machine { rates, memory: 1 << 30, slowdown: 1.0, operators: Curves::new() }
+        Machine { rates, memory: 1 << 30, slowdown: 1.0, operators: Measured::default() }
     }
 
     fn link(bandwidth: f64) -> Link {

@@ -121,11 +121,11 @@ fn the_layout_of_version_4() {
 fn codecs_change_with_the_next_version_alone() {
     let mut program = assignment().train;
     let codecs = BTreeMap::from([(PeerId(1), Codec::Bf16)]);
-    program.recode(2, codecs.clone()).unwrap();
+    program.set_codecs(2, codecs.clone()).unwrap();
     assert_eq!((program.version, &program.codecs), (2, &codecs));
     let changed = program.clone();
     let mut refuse = |version, to| {
-        let error = program.recode(version, BTreeMap::from([(to, Codec::Nvfp4)])).unwrap_err();
+        let error = program.set_codecs(version, BTreeMap::from([(to, Codec::Nvfp4)])).unwrap_err();
         assert_eq!(program, changed);
         error.to_string()
     };

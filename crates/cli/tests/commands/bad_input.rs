@@ -84,7 +84,7 @@ fn testbeds() {
     assert!(odd.contains("odd.toml: backend \"burn-gpu\" of device \"a\""), "{odd}");
     // What cannot be done is not left undone in silence.
     assert_snapshot!(refused(dir.path(), &[&["train", "--set=plan.scheduler=op-fence"], &TINY[..]].concat()), @r"
-    error: the scheduler op-fence must know the devices and their links
+    error: the scheduler op-fence needs the devices and their links, but none are known
       hint: describe them in a file for --testbed, or use equal-compute
     ");
     assert!(train("good.toml", &["--set=plan.scheduler=fence"]).contains("`plan.scheduler` cannot be \"fence\""));

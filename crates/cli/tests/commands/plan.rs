@@ -163,7 +163,7 @@ fn a_plan_says_how_far_from_the_best_it_may_be() {
     assert!(bound > 0.0 && (gap - (step / bound - 1.0).max(0.0)).abs() < 1e-9, "{object}");
     let text = plan(&[]).out;
     assert!(
-        text.contains("no plan is faster than ") && text.contains(&format!("within {:.0} % of the best", 100.0 * gap)),
+        text.contains("every plan takes at least ") && text.contains(&format!("is {:.0} % above that", 100.0 * gap)),
         "{text}"
     );
 }

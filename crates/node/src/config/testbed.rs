@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use fusionllm_plan::{Cluster, Curve, Device, Line, Link, PeerId, Place, Rates, Site};
+use fusionllm_plan::{Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
 
 use super::gpus::{GPUS, PRODUCTS};
 use super::quantity::{RATE, SIZE, TIME};
@@ -89,7 +89,7 @@ impl Testbed {
             None => lines.keys().any(|(a, b)| [*a, *b].contains(&Place::Broker)).then_some(Place::Broker),
         };
         broker.finish()?;
-        let lines = lines.into_iter().map(|((from, to), link)| Line { from, to, link }).collect();
+        let lines = lines.into_iter().map(|((from, to), link)| DirectLink { from, to, link }).collect();
         let cluster = Cluster::new(machines, sites, lines, broker_at)
             .map_err(|e| JobError::new(name, e.to_string(), "correct the testbed"))?;
         connected(&cluster, &devices)?;
@@ -279,7 +279,8 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
         overhead: section.quantity("overhead", &TIME, false)?.unwrap_or(0.0),
     };
     let mut device = Device::new(name, rates, memory as u64);
-    for (key, curves) in [("operators", &mut device.operators), ("scratch", &mut device.scratch)] {
+    let mut curves = |key: &'static str| -> Result<Curves, JobError> {
+        let mut curves = Curves::new();
         for (operator, points) in section.curves(key)? {
             let curve = Curve::new(points).ok_or_else(|| {
                 let hint = "points are [work, seconds or bytes], work ascending, all above zero; measure again with `fusionllm profile`";
@@ -287,7 +288,10 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
             })?;
             curves.insert(operator, curve);
         }
-    }
+        Ok(curves)
+    };
+    device.measured = curves("operators")?.into();
+    device.scratch = curves("scratch")?.into();
     Ok(device)
 }
 
@@ -348,7 +352,7 @@ fn connected(cluster: &Cluster, sections: &[Section<'_>]) -> Result<(), JobError
         for i in first..first + count {
             let peer = PeerId(i as u32);
             for (from, to) in [(PeerId::BROKER, peer), (peer, PeerId::BROKER)] {
-                if cluster.path(from, to).is_none() {
+                if cluster.route(from, to).is_none() {
                     let message = format!("no link leads from {} to {}", cluster.name(from), cluster.name(to));
                     let hint = "join their sites or the devices themselves by a [[link]], give both sites an uplink, or say where the broker stands: [broker] at = \"NAME\"";
                     return Err(section.error("name", message, hint));
@@ -510,7 +514,7 @@ at = "lab"
         let read = |rest: &str| Testbed::parse("t.toml", &file(rest), dir.path()).map(|t| t.cluster);
         let alone = read("").unwrap();
         assert_eq!(alone.devices()[0].rates.matmul, 0.2e12);
-        assert!((alone.devices()[0].operators["mm"].at(1e9) - 1e-2).abs() < 1e-9);
+        assert!((alone.devices()[0].measured.operators.by_name["mm"].at(1e9) - 1e-2).abs() < 1e-9);
         assert_eq!(read("count = 4").unwrap().devices()[3].rates.matmul, 0.05e12);
         assert_eq!(read("count = 2").unwrap().devices()[0].rates.matmul, 0.05e12, "two threads were not measured");
         assert_eq!(read("count = 4\nthreads = 4").unwrap().devices()[0].rates.matmul, 0.2e12);

@@ -16,7 +16,9 @@ use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, NodeId, Op, Phase, TensorType, TrainGraph, ValueId, autodiff,
 };
-use fusionllm_plan::{Coding, Copying, Curve, Curves, Device, Optimizer, Rates, TRAFFIC, is_view, kind_of, work};
+use fusionllm_plan::{
+    CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Rates, is_view, node_signature, work_units,
+};
 use serde::Serialize;
 
 use crate::model::Model;
@@ -98,13 +100,13 @@ fn measure_on(
             samples.updates(backend.as_ref(), &model.train.graph, THOROUGH, slowdown)?;
         }
         let mut device = samples.device(backend.as_ref());
-        device.operators.extend(codecs(effort.repeats)?);
-        device.operators.extend(copies(backend.as_ref(), effort.repeats)?);
+        codecs(effort.repeats, &mut device.measured)?;
+        copies(backend.as_ref(), effort.repeats, &mut device.measured)?;
         // A machine that cannot be connected to itself may still train with others.
         if let Some(threads) = backend.device().threads
             && let Ok(Some(curve)) = traffic::cost()
         {
-            device.operators.insert(TRAFFIC.to_owned(), curve.faster(threads as f64));
+            device.measured.traffic = Some(curve.faster(threads as f64));
         }
         Ok(device)
     })
@@ -167,11 +169,10 @@ fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, NodeError> 
 
 /// Times to encode and decode tensors, by their bytes, under the names that plans look for. Top-k's is measured at one ratio: its time is in the selection, which
 /// reads all of the tensor.
-fn codecs(repeats: usize) -> Result<Curves, NodeError> {
+fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
     const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
     const RATIO: f64 = 30.0;
     let (mut coder, mut coded) = (Coder::default(), Vec::new());
-    let mut curves = Curves::new();
     for codec in NAMES.iter().filter_map(|name| Codec::named(name, RATIO)) {
         let mut points = [Vec::new(), Vec::new()];
         for elements in [1 << 13, 1 << 16, 1 << 19] {
@@ -190,15 +191,15 @@ fn codecs(repeats: usize) -> Result<Curves, NodeError> {
                 points.push((4.0 * elements as f64, mean(&took[1..]).max(1e-8)));
             }
         }
-        for (way, points) in [Coding::Encode, Coding::Decode].into_iter().zip(points) {
-            curves.extend(Curve::new(points).map(|curve| (way.of(&codec), curve)));
+        for (step, points) in [CodecStep::Encode, CodecStep::Decode].into_iter().zip(points) {
+            measured.codecs_mut(step).extend(Curve::new(points).map(|curve| (codec.name().to_owned(), curve)));
         }
     }
-    Ok(curves)
+    Ok(())
 }
 
 /// Times to bring tensors from the device to the host and back, by their bytes.
-fn copies(backend: &dyn Backend, repeats: usize) -> Result<Curves, NodeError> {
+fn copies(backend: &dyn Backend, repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
     let alone = backend.device().threads == Some(1);
     let mut points = [Vec::new(), Vec::new()];
     for elements in [1 << 8, 1 << 12, 1 << 15, 1 << 18] {
@@ -223,8 +224,10 @@ fn copies(backend: &dyn Backend, repeats: usize) -> Result<Curves, NodeError> {
             points.push((ty.bytes() as f64, mean(middle(&took)).max(1e-8)));
         }
     }
-    let named = [Copying::Download, Copying::Upload].into_iter().zip(points);
-    Ok(named.filter_map(|(way, points)| Some((way.name().to_owned(), Curve::new(points)?))).collect())
+    for (direction, points) in [CopyDirection::Download, CopyDirection::Upload].into_iter().zip(points) {
+        *measured.copies_mut(direction) = Curve::new(points);
+    }
+    Ok(())
 }
 
 /// How long operators took.
@@ -251,7 +254,7 @@ struct Sample {
 impl Samples {
     fn add(&mut self, op: &Op, inputs: &[&TensorType], outputs: &[&TensorType], took: Took) {
         let Cost { class, flops, bytes } = op.cost(inputs, outputs);
-        let work = work(&Cost { class, flops, bytes });
+        let work = work_units(&Cost { class, flops, bytes });
         let sample = Sample { class, flops, bytes, work, seconds: took.seconds, scratch: took.scratch as f64 };
         self.operators.entry(op.name()).or_default().push(sample);
     }
@@ -284,7 +287,7 @@ impl Samples {
     ) -> Result<(), NodeError> {
         let graph = &train.graph;
         let mut chosen = live(train);
-        let kinds: Vec<String> = graph.node_ids().map(|n| kind_of(graph, n)).collect();
+        let kinds: Vec<String> = graph.node_ids().map(|n| node_signature(graph, n)).collect();
         let mut seen: HashMap<&str, usize> = HashMap::new();
         // Backward of the first layers comes last; it is to find what their forward made.
         let (forward, backward): (Vec<NodeId>, Vec<NodeId>) =
@@ -317,7 +320,7 @@ impl Samples {
             let seconds = mean(&took.iter().map(|t| t.seconds).collect::<Vec<_>>());
             let scratch = took.iter().map(|t| t.scratch).max().unwrap_or(0);
             let point = |at: f64, figure| Some((kind.to_owned(), Curve::new(vec![(at.max(1.0), figure)])?));
-            self.kinds.extend(point(work(&cost), seconds.max(1e-8)));
+            self.kinds.extend(point(work_units(&cost), seconds.max(1e-8)));
             // There is no curve through nothing.
             self.scratch.extend(point(cost.bytes, scratch as f64));
         }
@@ -401,14 +404,14 @@ impl Samples {
         device.backend = Some(backend.name().to_owned());
         for (name, samples) in &self.operators {
             let seconds = samples.iter().map(|s| (s.work, s.seconds.max(1e-8)));
-            device.operators.extend(curve(seconds).map(|c| ((*name).to_owned(), c)));
+            device.measured.operators.by_name.extend(curve(seconds).map(|c| ((*name).to_owned(), c)));
             if samples.iter().any(|s| s.scratch > 0.0) {
                 let scratch = samples.iter().map(|s| (s.bytes, s.scratch.max(1.0)));
-                device.scratch.extend(curve(scratch).map(|c| ((*name).to_owned(), c)));
+                device.scratch.by_name.extend(curve(scratch).map(|c| ((*name).to_owned(), c)));
             }
         }
-        device.operators.extend(self.kinds.clone());
-        device.scratch.extend(self.scratch.clone());
+        device.measured.operators.by_signature.extend(self.kinds.clone());
+        device.scratch.by_signature.extend(self.scratch.clone());
         device
     }
 }
@@ -485,8 +488,8 @@ pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
         memory_bandwidth: format!("{} GB/s", short(d.rates.memory / 1e9)),
         memory: format!("{} GiB", short(d.memory as f64 / (1u64 << 30) as f64)),
         overhead: format!("{} us", short(d.rates.overhead * 1e6)),
-        operators: points(&d.operators),
-        scratch: points(&d.scratch),
+        operators: points(&d.measured.clone().into()),
+        scratch: points(&d.scratch.clone().into()),
     };
     let file = File { device: devices.iter().map(entry).collect() };
     let text = toml::to_string(&file).map_err(|e| NodeError::State(format!("the profile cannot be written: {e}")))?;
@@ -525,7 +528,11 @@ mod tests {
         let mut samples = Samples::default();
         samples.model(&backend, &train, 4, effort, 1.0).unwrap();
         for node in train.graph.node_ids().filter(|n| live(&train)[n.index()]) {
-            assert!(samples.kinds.contains_key(&kind_of(&train.graph, node)), "{}", kind_of(&train.graph, node));
+            assert!(
+                samples.kinds.contains_key(&node_signature(&train.graph, node)),
+                "{}",
+                node_signature(&train.graph, node)
+            );
         }
         assert!(samples.kinds.len() < train.graph.nodes.len(), "layers are alike");
     }
@@ -535,8 +542,8 @@ mod tests {
         let rates = Rates { matmul: 5.123e10, convolution: 2e10, memory: 9e9, overhead: 2e-6 };
         let mut device = Device::new("burn-cpu", rates, 16 << 30);
         device.backend = Some("burn-cpu".into());
-        device.operators.insert("mm".into(), Curve::new(vec![(1e6, 2.5e-5), (1e9, 2e-2)]).unwrap());
-        device.scratch.insert("mm".into(), Curve::new(vec![(1e6, 4096.0)]).unwrap());
+        device.measured.operators.by_name.insert("mm".into(), Curve::new(vec![(1e6, 2.5e-5), (1e9, 2e-2)]).unwrap());
+        device.scratch.by_name.insert("mm".into(), Curve::new(vec![(1e6, 4096.0)]).unwrap());
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("D.toml");
         std::fs::write(&path, to_toml(&[(2, device.clone())]).unwrap()).unwrap();
@@ -545,6 +552,6 @@ mod tests {
         let (threads, read) = &back[0];
         assert_eq!((*threads, read.name.as_str(), read.memory), (2, "burn-cpu-2", device.memory));
         assert!((read.rates.matmul - rates.matmul).abs() < 1.0 && (read.rates.overhead - 2e-6).abs() < 1e-12);
-        assert_eq!((&read.operators, &read.scratch), (&device.operators, &device.scratch));
+        assert_eq!((&read.measured, &read.scratch), (&device.measured, &device.scratch));
     }
 }

@@ -2,7 +2,10 @@ use std::collections::BTreeMap;
 
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
 use super::{bytes, rate, seconds};
-use crate::{Cluster, PeerId, Plan, Simulation};
+use crate::cost::{Cluster, Link};
+use crate::plan::Plan;
+use crate::program::PeerId;
+use crate::simulate::Simulation;
 
 const WIDTH: f64 = 1280.0;
 const MARGIN: f64 = 28.0;
@@ -99,7 +102,7 @@ fn groups(cluster: &Cluster, first_stage: &[usize]) -> Vec<Group> {
         .map(|((site, _), mut devices)| {
             devices.sort_by_key(|p| (first_stage[p.0 as usize], *p));
             let site = site.and_then(|s| cluster.sites().get(s as usize));
-            let describe = |what: &str, l: crate::Link| format!("{what} {}, {}", rate(l.bandwidth), seconds(l.latency));
+            let describe = |what: &str, l: Link| format!("{what} {}, {}", rate(l.bandwidth), seconds(l.latency));
             let inside = site.and_then(|s| s.inside).filter(|_| devices.len() > 1).map(|l| describe("inside", l));
             let uplink = site.and_then(|s| s.uplink).map(|l| describe("uplink", l));
             let subtitle = inside.into_iter().chain(uplink).collect::<Vec<_>>().join(" · ");

@@ -1,6 +1,8 @@
 use super::seconds;
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
-use crate::{Cluster, Doing, PeerId, Simulation, Slot, Span};
+use crate::cost::Cluster;
+use crate::program::{PeerId, Slot};
+use crate::simulate::{Activity, Simulation, Span};
 
 const WIDTH: f64 = 1280.0;
 const LEFT: f64 = 130.0;
@@ -11,25 +13,25 @@ const SEND: &str = "#0d9488";
 /// More messages than this are drawn as the time they take, without an arrow each.
 const ARROWS: usize = 600;
 
-fn color(doing: Doing) -> &'static str {
-    match doing {
-        Doing::Forward => "#3b82f6",
-        Doing::Backward => "#f59e0b",
-        Doing::WeightGrad => "#fcd34d",
-        Doing::Update => "#8b5cf6",
-        Doing::Wait => "#eef0f3",
-        Doing::Verdict => "#d8dce3",
+fn color(activity: Activity) -> &'static str {
+    match activity {
+        Activity::Forward => "#3b82f6",
+        Activity::Backward => "#f59e0b",
+        Activity::WeightGrad => "#fcd34d",
+        Activity::Update => "#8b5cf6",
+        Activity::Wait => "#eef0f3",
+        Activity::Verdict => "#d8dce3",
     }
 }
 
-fn word(doing: Doing) -> &'static str {
-    match doing {
-        Doing::Forward => "forward",
-        Doing::Backward => "backward",
-        Doing::WeightGrad => "weight gradients",
-        Doing::Update => "update",
-        Doing::Wait => "wait",
-        Doing::Verdict => "verdict",
+fn word(activity: Activity) -> &'static str {
+    match activity {
+        Activity::Forward => "forward",
+        Activity::Backward => "backward",
+        Activity::WeightGrad => "weight gradients",
+        Activity::Update => "update",
+        Activity::Wait => "wait",
+        Activity::Verdict => "verdict",
     }
 }
 
@@ -109,8 +111,15 @@ pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
 
 fn legend(svg: &mut Svg, simulation: &Simulation) {
     let mut x = WIDTH - RIGHT;
-    let all = [Doing::Verdict, Doing::Wait, Doing::Update, Doing::WeightGrad, Doing::Backward, Doing::Forward];
-    let there = all.into_iter().filter(|d| simulation.spans.iter().any(|s| s.doing == *d));
+    let all = [
+        Activity::Verdict,
+        Activity::Wait,
+        Activity::Update,
+        Activity::WeightGrad,
+        Activity::Backward,
+        Activity::Forward,
+    ];
+    let there = all.into_iter().filter(|d| simulation.spans.iter().any(|s| s.activity == *d));
     let entries = [(SEND, "send")].into_iter().chain(there.map(|d| (color(d), word(d))));
     for (color, word) in entries {
         x -= 7.6 * word.chars().count() as f64 + 30.0;
@@ -135,15 +144,15 @@ fn axis(svg: &mut Svg, end: f64, x: &impl Fn(f64) -> f64, bottom: f64) {
 fn draw(svg: &mut Svg, span: &Span, [x, y, w, h]: [f64; 4], tall: bool) {
     let title = match span.micro_batch {
         _ if !tall => String::new(),
-        Some(m) => format!("{} of micro-batch {m}, {}", word(span.doing), seconds(span.end - span.start)),
-        None => format!("{}, {}", word(span.doing), seconds(span.end - span.start)),
+        Some(m) => format!("{} of micro-batch {m}, {}", word(span.activity), seconds(span.end - span.start)),
+        None => format!("{}, {}", word(span.activity), seconds(span.end - span.start)),
     };
-    let works = !matches!(span.doing, Doing::Wait | Doing::Verdict);
+    let works = span.activity.computes();
     // A hair between neighbours.
     let inner = if w > 3.0 && works { w - 0.8 } else { w };
-    svg.rect([x, y, inner, h], if tall && w > 6.0 && works { 2.5 } else { 0.0 }, &fill(color(span.doing)), &title);
+    svg.rect([x, y, inner, h], if tall && w > 6.0 && works { 2.5 } else { 0.0 }, &fill(color(span.activity)), &title);
     if let (true, true, Some(m)) = (works && tall, w > 15.0, span.micro_batch) {
-        let dark = span.doing == Doing::WeightGrad;
+        let dark = span.activity == Activity::WeightGrad;
         let style = format!("{} font-weight=\"600\"", fill(if dark { "#78350f" } else { "#ffffff" }));
         svg.text([x + w / 2.0, y + h / 2.0 + 4.0], 11.0, Anchor::Middle, &style, &m.to_string());
     }
@@ -156,7 +165,7 @@ fn merged(spans: &[Span], hair: f64) -> Vec<Span> {
         match out.last_mut() {
             Some(last) if last.peer == s.peer && (last.end - last.start < hair || s.end - s.start < hair) => {
                 if s.end - s.start > last.end - last.start {
-                    (last.doing, last.micro_batch) = (s.doing, s.micro_batch);
+                    (last.activity, last.micro_batch) = (s.activity, s.micro_batch);
                 }
                 last.end = s.end;
             }

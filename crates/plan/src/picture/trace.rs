@@ -1,6 +1,8 @@
 use serde_json::{Value, json};
 
-use crate::{Cluster, Doing, PeerId, Simulation, Slot};
+use crate::cost::Cluster;
+use crate::program::{PeerId, Slot};
+use crate::simulate::{Activity, Simulation};
 
 /// One step of a simulation that was recorded, as a trace in the [format] that Chrome and Perfetto open: a process a peer, with what it computes in one
 /// thread and what it sends to whom in others. Times in microseconds.
@@ -24,13 +26,13 @@ pub fn trace(cluster: &Cluster, simulation: &Simulation) -> String {
         }
     }
     for s in &simulation.spans {
-        let (what, category) = match s.doing {
-            Doing::Forward => ("forward", "compute"),
-            Doing::Backward => ("backward", "compute"),
-            Doing::WeightGrad => ("weight gradients", "compute"),
-            Doing::Update => ("update", "compute"),
-            Doing::Wait => ("wait", "wait"),
-            Doing::Verdict => ("wait for the verdict", "wait"),
+        let (what, category) = match s.activity {
+            Activity::Forward => ("forward", "compute"),
+            Activity::Backward => ("backward", "compute"),
+            Activity::WeightGrad => ("weight gradients", "compute"),
+            Activity::Update => ("update", "compute"),
+            Activity::Wait => ("wait", "wait"),
+            Activity::Verdict => ("wait for the verdict", "wait"),
         };
         let title = s.micro_batch.map_or(what.to_owned(), |m| format!("{what} {m}"));
         events.push(json!({

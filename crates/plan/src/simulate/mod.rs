@@ -1,65 +1,84 @@
 //! Programs on a virtual clock.
 //!
-//! What runs here are the very [`Program`]s that peers run. A peer computes one instruction after the other for as long as its device takes; sends never
-//! block, receives wait. Messages from one machine to another go one after the other, both directions at once; those that share an uplink, or
-//! a line as a broker and the device beside it do, share its bandwidth evenly, and less of it where they have more for it than its queue takes.
-//! Norms and verdicts overtake tensors, as they do on the wire. The broker streams the inputs of up to three passes ahead. No update is made
-//! before the verdict, so that steps overlap by what the verdict leaves open: a peer begins the next step as soon as its own updates are made.
+//! The simulator runs the same [`Program`]s as peers do. A peer computes one instruction after the other, each for as long
+//! as its device takes. A send never blocks; a receive waits. Messages from one machine to another go one after the other,
+//! and both directions at once. Channels that share a link or an uplink divide its bandwidth evenly. They get less of it
+//! when more bytes wait than its queue holds. Norms and verdicts overtake tensors, as on the wire. The broker sends the
+//! inputs of up to [`PASSES_IN_FLIGHT`](crate::PASSES_IN_FLIGHT) passes ahead. No update is applied before the verdict. A
+//! peer begins its next step as soon as its own updates are applied, so steps overlap.
 
 mod engine;
 mod load;
+mod memory;
+mod messages;
+mod network;
+mod steps;
+mod what_if;
 
-use crate::{Cluster, Optimizer, PeerId, PlanError, Program, SharedId, Slot};
+pub use what_if::{Change, WhatIf, what_if};
 
-/// Bytes that a peer's process takes besides tensors: 3.1 MB that iroh sets aside to receive packets into, and what runtime, connections and Programs of
-/// the testbeds of the bench `prediction` took.
-const PROCESS: u64 = 5_600_000;
+use crate::cost::{Cluster, UplinkId};
+use crate::error::PlanError;
+use crate::optimizer::Optimizer;
+use crate::program::{PeerId, Program, Slot};
 
-/// Fewest and most steps that are run to find how long one takes once they follow each other.
+/// Bytes that a peer's process holds besides tensors. 3.1 MB of them are iroh's receive buffers. The rest was measured on
+/// the testbeds of the bench `prediction`: runtime, connections and Programs.
+pub const PROCESS_BYTES: u64 = 5_600_000;
+
+/// Fewest and most steps that are simulated to find the time of a steady step.
 const STEPS: std::ops::RangeInclusive<usize> = 3..=8;
 
-/// Two steps are taken to be alike whose times differ by no more than this share.
-pub(crate) const ALIKE: f64 = 1e-3;
+/// Steps are steady once two in a row differ by at most this share. Plans whose steps differ by less are equally fast.
+pub(crate) const STEADY_TOLERANCE: f64 = 1e-3;
 
-/// What a simulation needs to know besides Programs and cluster.
+/// What a simulation needs beside Programs and cluster.
 #[derive(Debug, Clone, Copy)]
-pub struct Conditions {
+pub struct SimulateOptions {
     /// How parameters are updated.
     pub optimizer: Optimizer,
-    /// Whether spans and transfers are kept.
+    /// Whether [`Simulation::spans`] and [`Simulation::transfers`] are recorded.
     pub record: bool,
 }
 
-/// How a training step goes once steps follow each other.
+impl SimulateOptions {
+    /// Options that record nothing.
+    pub fn new(optimizer: Optimizer) -> Self {
+        Self { optimizer, record: false }
+    }
+}
+
+/// A steady training step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Simulation {
     /// Seconds from step to step.
     pub step_s: f64,
-    /// Seconds that the simple formula gives: the sum over peers of computing and sending one micro-batch, and for each further micro-batch the slowest
-    /// of these times; what precedes and follows the pipeline not included.
+    /// Seconds by the simple pipeline formula: the sum over peers of the time to compute and send one micro-batch, plus the
+    /// slowest of these times for each further micro-batch. The broker's inputs are left out.
     pub closed_form_s: f64,
     /// By peer.
     pub peers: Vec<PeerLoad>,
-    /// Every pair of machines of which one sends to the other, by sender and receiver.
+    /// The links that carry tensors, by sender and receiver.
     pub links: Vec<LinkLoad>,
-    /// Shared uplinks that carry anything.
-    pub shared: Vec<SharedLoad>,
-    /// What peers do in one step, by peer and time, if it was to be recorded. Its times begin with the step's first span.
+    /// The uplinks that carry tensors.
+    pub uplinks: Vec<UplinkLoad>,
+    /// What peers do in one step, by peer and time, if recorded. Times start at the step's first span.
     pub spans: Vec<Span>,
-    /// Messages of one step, by sender, receiver and time, if they were to be recorded. Times as in [`Self::spans`].
+    /// The messages of one step, by sender, receiver and time, if recorded. Times start as in [`Self::spans`].
     pub transfers: Vec<Transfer>,
 }
 
 /// A peer in one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PeerLoad {
-    /// Seconds of computing: operators, copies of what is sent and received, and what the network takes from them ([`TRAFFIC`](crate::TRAFFIC)).
+    /// Seconds of computing: operators, copies of tensors that are sent and received, and the processor time of the network.
     pub compute_s: f64,
-    /// Of them, forward.
+    /// The seconds of them in forward.
     pub forward_s: f64,
     /// Seconds waiting for messages and for the verdict.
     pub wait_s: f64,
-    /// Most bytes held at once: parameters, optimiser state, sums of gradients, activations, messages that come, wait to be read or leave, and the process itself.
+    /// Most bytes held at once: parameters, optimizer state, sums of gradients, activations, buffered messages, and
+    /// [`PROCESS_BYTES`].
     pub peak_bytes: u64,
 }
 
@@ -70,50 +89,57 @@ pub struct LinkLoad {
     pub from: PeerId,
     /// The receiver.
     pub to: PeerId,
-    /// Bytes of tensors, before framing.
+    /// Bytes of tensors, without framing.
     pub bytes: u64,
-    /// Messages.
+    /// Number of messages.
     pub messages: u32,
-    /// Seconds in which it carried something.
+    /// Seconds in which it carried anything.
     pub busy_s: f64,
 }
 
-/// One direction of a shared uplink in one step.
+/// One direction of a site's uplink in one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct SharedLoad {
-    /// Which.
-    pub id: SharedId,
-    /// Bytes of tensors, before framing.
+pub struct UplinkLoad {
+    /// The site and the direction.
+    pub id: UplinkId,
+    /// Bytes of tensors, without framing.
     pub bytes: u64,
-    /// Seconds in which it carried something.
+    /// Seconds in which it carried anything.
     pub busy_s: f64,
 }
 
 /// What a peer does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Doing {
-    /// Forward operators.
+pub enum Activity {
+    /// Runs forward operators.
     Forward,
-    /// Backward operators.
+    /// Runs backward operators.
     Backward,
-    /// Backward operators that make gradients of parameters alone, put off by the schedule.
+    /// Runs only weight gradients that the schedule delayed.
     WeightGrad,
-    /// Sums of gradients, their norms, and the optimiser.
+    /// Sums gradients, computes their norms, or runs the optimizer.
     Update,
-    /// Waiting for a message.
+    /// Waits for a message.
     Wait,
-    /// Waiting for the verdict.
+    /// Waits for the verdict.
     Verdict,
+}
+
+impl Activity {
+    /// Whether the peer's device is busy.
+    pub fn computes(self) -> bool {
+        !matches!(self, Self::Wait | Self::Verdict)
+    }
 }
 
 /// A time in which a peer did one thing.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Span {
-    /// Who.
+    /// The peer.
     pub peer: PeerId,
-    /// What.
-    pub doing: Doing,
-    /// The micro-batch it worked on or waited for, if one.
+    /// What it did.
+    pub activity: Activity,
+    /// The micro-batch that it worked on or waited for, if one.
     pub micro_batch: Option<u32>,
     /// Seconds.
     pub start: f64,
@@ -121,7 +147,7 @@ pub struct Span {
     pub end: f64,
 }
 
-/// A message on its way.
+/// A message on a link. All times are in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Transfer {
     /// The sender.
@@ -138,26 +164,20 @@ pub struct Transfer {
     pub start: f64,
     /// When its last byte had left.
     pub end: f64,
-    /// When it could be read.
+    /// When its last byte arrived.
     pub arrived: f64,
 }
 
-/// Runs the Programs of a training step, device `i` of the cluster as peer `i`, until steps follow each other evenly.
+/// Simulates the Programs of training steps until steps are steady. Device `i` of the cluster runs peer `i`.
 ///
 /// # Errors
 ///
-/// The cluster has another number of devices, a message finds no way, or the Programs wait for what nobody sends.
-pub fn simulate(programs: &[Program], cluster: &Cluster, conditions: &Conditions) -> Result<Simulation, PlanError> {
+/// The number of devices differs from that of peers, no link leads from a sender to its receiver, or a Program waits for a
+/// message that no other sends.
+pub fn simulate(programs: &[Program], cluster: &Cluster, options: &SimulateOptions) -> Result<Simulation, PlanError> {
     if programs.len() != cluster.devices().len() {
         return Err(PlanError::Cluster(format!("{} devices for {} peers", cluster.devices().len(), programs.len())));
     }
-    let load = load::Load::new(programs, cluster, conditions)?;
-    engine::Engine::new(&load, cluster, conditions.record).run()
-}
-
-/// Bytes on the line for a tensor's bytes: QUIC's datagrams carry 1,416 of them in 1,480 with the headers of IP, UDP, QUIC and the stream, and every
-/// message has a header of its own.
-pub fn message_bytes(payload: u64) -> f64 {
-    const HEADER: f64 = 40.0;
-    (payload as f64 + HEADER) * (1480.0 / 1416.0)
+    let load = load::Load::new(programs, cluster, options)?;
+    engine::Engine::new(&load, cluster, options.record).run()
 }

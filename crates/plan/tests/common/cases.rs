@@ -1,7 +1,7 @@
 //! Random planning problems in the published ranges: rates from 8 Mbps to 10 Gbps, devices ten times apart, every other one tight in memory.
 
 use fusionllm_graph::Dice;
-use fusionllm_plan::fence::{Chain, Input, Machines, Message, Problem, Route, Seconds, Tie, Unit};
+use fusionllm_plan::search::{Chain, Input, LinkCost, Machines, Message, Problem, Seconds, Tie, TieUser, Unit};
 
 /// Problem number `seed`, of up to so many units and positions for cuts.
 pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
@@ -41,13 +41,16 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
     }
     let kept: Vec<f64> = (0..atoms).map(|_| typical * d.log_uniform(1.0, 6.0)).collect();
     let ties = if tied {
-        vec![Tie { atoms: vec![(0, 1), (atoms as u32 - 1, 1)], bytes: d.log_uniform(1e6, 1e8) }]
+        vec![Tie {
+            users: [0, atoms as u32 - 1].map(|atom| TieUser { atom, parts: 1 }).to_vec(),
+            bytes: d.log_uniform(1e6, 1e8),
+        }]
     } else {
         Vec::new()
     };
     let mut state: Vec<f64> = parameters.iter().map(|p| p * 4.0).collect();
-    for (a, _) in ties.iter().flat_map(|t| &t.atoms) {
-        state[*a as usize] += 2.0 * ties[0].bytes;
+    for user in ties.iter().flat_map(|t| &t.users) {
+        state[user.atom as usize] += 2.0 * ties[0].bytes;
     }
 
     let speeds: Vec<f64> = (0..units).map(|_| d.log_uniform(0.3, 3.0)).collect();
@@ -61,27 +64,27 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
     let units: Vec<Unit> = (0..units as u32)
         .map(|u| {
             let memory = if tight { need / units as f64 * d.log_uniform(0.8, 4.0) } else { need * 100.0 };
-            Unit { members: vec![u], class: u, memory, inside: Route::NONE }
+            Unit { members: vec![u], class: u, memory, inside: LinkCost::NONE }
         })
         .collect();
-    let mut routes = Vec::new();
+    let mut links = Vec::new();
     for a in 0..=units.len() {
         for b in 0..=units.len() {
             // Links are drawn below the diagonal and alike both ways, the broker's among them.
-            let route = match a.cmp(&b) {
-                std::cmp::Ordering::Equal => Route::NONE,
+            let link = match a.cmp(&b) {
+                std::cmp::Ordering::Equal => LinkCost::NONE,
                 std::cmp::Ordering::Greater => {
-                    Route { latency: d.log_uniform(1e-4, 0.1), per_byte: 8.0 / d.log_uniform(8e6, 1e10) }
+                    LinkCost { latency: d.log_uniform(1e-4, 0.1), per_byte: 8.0 / d.log_uniform(8e6, 1e10) }
                 }
-                std::cmp::Ordering::Less => Route::NONE,
+                std::cmp::Ordering::Less => LinkCost::NONE,
             };
-            routes.push(route);
+            links.push(link);
         }
     }
     let width = units.len() + 1;
     for a in 0..width {
         for b in a + 1..width {
-            routes[a * width + b] = routes[b * width + a];
+            links[a * width + b] = links[b * width + a];
         }
     }
     let chain = Chain {
@@ -100,6 +103,6 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
             Input { atoms: vec![atoms as u32 - 1], bytes: 8.0 },
         ],
     };
-    let machines = Machines { units, routes, shared: Vec::new(), uplinks: 0 };
+    let machines = Machines { units, links, uplinks: Vec::new(), uplink_count: 0 };
     Problem::new(chain, machines, micro_batches)
 }

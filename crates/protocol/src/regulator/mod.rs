@@ -115,7 +115,7 @@ impl Regulator {
             optimizer,
             version: plan.version,
             codecs: links.map(|(from, to)| ((from, to), plan.codec(from, to))).collect(),
-            cluster: cluster.filter(|_| plan.compression.asks_for_links()),
+            cluster: cluster.filter(|_| plan.compression.needs_links()),
             factors: BTreeMap::new(),
             rates: Rates::default(),
             guard: Guard::default(),

@@ -319,7 +319,7 @@ impl<'a> Peer<'a> {
         }
         match self.commands.pop_front().unwrap() {
             ToPeer::SetCodecs { version, codecs } => {
-                self.train.recode(version, codecs).unwrap();
+                self.train.set_codecs(version, codecs).unwrap();
             }
             ToPeer::Run { pass, version, train, step } => {
                 assert_eq!(version, self.train.version, "no pass runs by codecs that were not sent");

@@ -1,0 +1,59 @@
+//! What the codecs of links apply to.
+
+use std::collections::BTreeMap;
+
+use fusionllm_graph::{DType, TensorType};
+
+use crate::cost::{Cluster, UplinkId};
+use crate::error::PlanError;
+use crate::program::{Instruction, PeerId, Program, Slot};
+
+/// Whether a message may go through a codec: activations and their gradients, never inputs, parameters, their gradients or integers.
+pub(crate) fn codable(slot: Slot, other_end: PeerId, ty: &TensorType, varies: bool) -> bool {
+    matches!(slot, Slot::Value { .. }) && other_end != PeerId::BROKER && ty.dtype == DType::F32 && varies
+}
+
+/// What may be compressed of one step's messages, by link.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Traffic {
+    /// The numbers of elements of each message.
+    pub links: BTreeMap<(PeerId, PeerId), Vec<usize>>,
+}
+
+impl Traffic {
+    /// That of all peers' programs.
+    pub fn new(programs: &[Program]) -> Self {
+        let mut links: BTreeMap<(PeerId, PeerId), Vec<usize>> = BTreeMap::new();
+        for p in programs {
+            for i in &p.instructions {
+                if let Instruction::Send { slot, to } = *i
+                    && p.coded.contains(&slot.value())
+                    && let Some(v) = p.values.get(&slot.value())
+                {
+                    links.entry((p.peer, to)).or_default().push(v.ty.numel());
+                }
+            }
+        }
+        Self { links }
+    }
+
+    /// Seconds for which each link's messages of a step occupy the slowest piece of their way, uncompressed. A shared uplink is occupied by all that takes it.
+    pub(super) fn seconds(&self, cluster: &Cluster) -> Result<Vec<f64>, PlanError> {
+        let bytes = |elements: &[usize]| elements.iter().map(|n| 4.0 * *n as f64).sum::<f64>();
+        let mut shared: BTreeMap<UplinkId, f64> = BTreeMap::new();
+        for ((from, to), elements) in &self.links {
+            for (id, _) in cluster.uplinks(*from, *to) {
+                *shared.entry(id).or_default() += bytes(elements);
+            }
+        }
+        let times = self.links.iter().map(|((from, to), elements)| {
+            let Some(link) = cluster.link(*from, *to) else {
+                let (from, to) = (cluster.name(*from), cluster.name(*to));
+                return Err(PlanError::Cluster(format!("no link leads from {from} to {to}")));
+            };
+            let uplinks = cluster.uplinks(*from, *to).map(|(id, l)| shared[&id] / l.bandwidth);
+            Ok(uplinks.fold(bytes(elements) / link.bandwidth, f64::max))
+        });
+        times.collect()
+    }
+}

@@ -1,0 +1,110 @@
+//! The Program of each peer, from its instructions.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fusionllm_graph::{ValueId, ValueKind};
+
+use super::compiler::Compiler;
+use super::emit::{Emitter, insert_frees};
+use super::uses::Uses;
+use crate::codecs::codable;
+use crate::program::{Holding, Instruction, PeerId, Program};
+
+/// Writes the Program of every peer.
+pub(super) fn programs(c: &Compiler<'_>) -> Vec<Program> {
+    let passes = c.passes();
+    let orders = c.order(&passes);
+    let uses = c.uses();
+    let used = c.plan.used();
+    let programs = orders.iter().enumerate().map(|(p, tasks)| {
+        let peer = PeerId(p as u32);
+        let mut emitter = Emitter::new(c, peer, &uses);
+        for task in tasks {
+            if let Some(pass) = passes.get(&(task.kind, task.stage)) {
+                emitter.pass(pass, task.micro_batch);
+            }
+        }
+        if used.contains(&peer) {
+            emitter.finish_pass(c.kind);
+        }
+        let instructions = insert_frees(c.graph, emitter.out);
+        program(c, peer, instructions, &uses)
+    });
+    programs.collect()
+}
+
+fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses: &Uses) -> Program {
+    let mut program = Program {
+        peer,
+        version: c.plan.version,
+        micro_batches: c.plan.micro_batches,
+        values: BTreeMap::new(),
+        nodes: BTreeMap::new(),
+        holdings: Vec::new(),
+        reductions: Vec::new(),
+        reports: c.reports.iter().map(|(name, _)| name.clone()).collect(),
+        instructions,
+        coded: BTreeSet::new(),
+        masks: BTreeMap::new(),
+        codecs: BTreeMap::new(),
+    };
+    let mut touched = BTreeSet::new();
+    for i in &program.instructions {
+        match *i {
+            Instruction::Run { node, .. } => {
+                program.nodes.entry(node).or_insert_with(|| {
+                    let n = c.graph.node(node);
+                    touched.extend(n.inputs.iter().chain(&n.outputs).copied());
+                    n.clone()
+                });
+            }
+            Instruction::Receive { slot, from: other } | Instruction::Send { slot, to: other } => {
+                let v = slot.value();
+                touched.insert(v);
+                let varies = c.graph.producer(v).is_some_and(|n| c.varies[n.index()]);
+                if c.kind.trains() && codable(slot, other, c.graph.ty(v), varies) {
+                    program.coded.insert(v);
+                }
+            }
+            _ => {}
+        }
+    }
+    for (i, value) in c.graph.values.iter().enumerate() {
+        let v = ValueId(i as u32);
+        let owner = match value.kind {
+            ValueKind::Parameter(_) | ValueKind::Buffer(_) => match &c.holders[&v][..] {
+                list if list.contains(&peer) => list[0] == peer,
+                _ => continue,
+            },
+            // Saved nowhere, so nobody's own.
+            ValueKind::Constant if uses.reads(v, peer) => false,
+            _ => continue,
+        };
+        touched.insert(v);
+        program.holdings.push(Holding { value: v, owner });
+    }
+    // Instructions name only reductions this peer has a part in, and are renumbered to those.
+    let mut index = vec![u32::MAX; c.reductions.len()];
+    for (i, r) in c.reductions.iter().enumerate() {
+        if r.owner == peer || r.parts.iter().any(|p| p.peer == peer) {
+            index[i] = program.reductions.len() as u32;
+            touched.insert(r.parameter);
+            touched.extend(r.parts.iter().map(|p| p.value));
+            program.reductions.push(r.clone());
+        }
+    }
+    for i in &mut program.instructions {
+        if let Instruction::Accumulate { reduction, .. }
+        | Instruction::Reduce { reduction }
+        | Instruction::Update { reduction } = i
+        {
+            *reduction = index[*reduction as usize];
+        }
+    }
+    if !program.coded.is_empty() {
+        let ours = c.plan.codecs.iter().filter(|l| l.from == peer);
+        program.codecs = ours.map(|l| (l.to, l.codec)).collect();
+    }
+    program.values = touched.into_iter().map(|v| (v, c.graph.value(v).clone())).collect();
+    program
+}

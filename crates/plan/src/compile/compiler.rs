@@ -1,0 +1,311 @@
+//! One graph of a plan on its way to Programs.
+
+use std::collections::{BTreeMap, BTreeSet, HashSet};
+
+use fusionllm_graph::{Graph, NodeId, Phase, StateUpdate, TrainGraph, ValueId};
+
+use super::placement::Placement;
+use super::tasks::{StageTasks, Task, order};
+use super::uses::Uses;
+use crate::error::PlanError;
+use crate::graph_facts::{cheap, varies};
+use crate::plan::{Plan, Stage};
+use crate::program::{GradientPart, PassKind, PeerId, Reduction};
+use crate::schedule::TaskKind;
+
+/// Most runs of operators (nodes times micro-batches) in one step.
+const MAX_RUNS: u64 = 1 << 26;
+
+/// What one stage does in one kind of pass with each micro-batch.
+#[derive(Default)]
+pub(super) struct Pass {
+    /// In the graph's order.
+    pub(super) nodes: Vec<NodeId>,
+    /// Buffers that get their new content, by the node after which nothing reads the old one any more.
+    pub(super) updates: BTreeMap<NodeId, Vec<StateUpdate>>,
+}
+
+pub(super) struct Compiler<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) graph: &'a Graph,
+    /// By node: whether anything that counts depends on it.
+    live: Vec<bool>,
+    /// By node.
+    stage_of: Vec<u32>,
+    /// By node: made from constants alone, or a view; run again where it is needed instead of sent.
+    pub(super) cheap: Vec<bool>,
+    /// By node: a gradient that nothing outside its stage's weight passes waits for, where the schedule has such passes.
+    delayed: Vec<bool>,
+    /// The peers that keep each parameter and buffer; the owner first.
+    pub(super) holders: BTreeMap<ValueId, Vec<PeerId>>,
+    /// The buffers that change, with the stage in which they do.
+    pub(super) changing: BTreeMap<ValueId, u32>,
+    /// After how many micro-batches the same peers' turn is again, in all stages.
+    period: u32,
+    /// Whether gradients are reduced and applied.
+    pub(super) kind: PassKind,
+    pub(super) reductions: Vec<Reduction>,
+    pub(super) reports: Vec<(String, ValueId)>,
+    /// By node: an activation or an activation's gradient, which may be sent less exactly than it was computed.
+    pub(super) varies: Vec<bool>,
+}
+
+impl<'a> Compiler<'a> {
+    pub(super) fn new(
+        plan: &'a Plan,
+        graph: &'a Graph,
+        live: Vec<bool>,
+        Placement { stage_of }: Placement,
+        reports: Vec<(String, ValueId)>,
+    ) -> Result<Self, PlanError> {
+        let runs = live.iter().filter(|l| **l).count() as u64 * u64::from(plan.micro_batches);
+        if runs > MAX_RUNS {
+            return Err(PlanError::Plan(format!(
+                "{} micro-batches of this graph are {runs} runs of operators a step, of which {MAX_RUNS} are possible",
+                plan.micro_batches
+            )));
+        }
+        if let Some((name, _)) = reports.iter().find(|(_, v)| graph.producer(*v).is_none()) {
+            return Err(PlanError::Plan(format!("no operator computes {name:?}")));
+        }
+        let cheap = cheap(graph);
+        let holders = holders(plan, graph, &stage_of);
+        let changing = graph.state_updates.iter().filter_map(|u| {
+            let maker = graph.producer(u.value).filter(|m| live[m.index()])?;
+            Some((u.buffer, stage_of[maker.index()]))
+        });
+        let c = Self {
+            plan,
+            graph,
+            cheap,
+            delayed: vec![false; graph.nodes.len()],
+            holders,
+            changing: changing.collect(),
+            period: period(plan),
+            kind: PassKind::Eval,
+            reductions: Vec::new(),
+            reports,
+            varies: varies(graph),
+            live,
+            stage_of,
+        };
+        c.check_state()?;
+        Ok(c)
+    }
+
+    /// A buffer that forward changes is read by forward nodes of one stage alone: elsewhere, or later, there is no telling which micro-batch's content is found.
+    fn check_state(&self) -> Result<(), PlanError> {
+        let readers = self.graph.consumers();
+        for u in &self.graph.state_updates {
+            let name = &self.graph.value(u.buffer).name;
+            let Some(maker) = self.graph.producer(u.value) else {
+                return Err(PlanError::Plan(format!("no operator computes the new content of buffer {name:?}")));
+            };
+            let stage = self.stage_of[maker.index()];
+            for &id in &readers[u.buffer.index()] {
+                if self.graph.node(id).phase != Phase::Forward {
+                    return Err(PlanError::Plan(format!(
+                        "{:?} needs the content of buffer {name:?} once more for its gradient, but forward has changed it by then",
+                        self.graph.node(id).name
+                    )));
+                }
+                if self.stage_of[id.index()] != stage {
+                    return Err(PlanError::Plan(format!(
+                        "buffer {name:?} changes in forward, so all that reads and writes it must sit in one stage"
+                    )));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The stage that a node sits in.
+    pub(super) fn stage(&self, node: NodeId) -> &'a Stage {
+        &self.plan.stages[self.stage_of[node.index()] as usize]
+    }
+
+    /// Settles where the parts of each gradient are summed and added: use by use, and for each use turn by turn. Who takes the turns decides nothing about the sum.
+    pub(super) fn reduce(&mut self, train: &TrainGraph) -> Result<(), PlanError> {
+        self.kind = PassKind::Train;
+        if self.plan.schedule.kinds().contains(&TaskKind::Weight) {
+            self.delay();
+        }
+        for g in &train.gradients {
+            let mut parts = Vec::with_capacity(g.contributions.len());
+            for &value in &g.contributions {
+                let Some(maker) = self.graph.producer(value) else {
+                    return Err(PlanError::Plan(format!(
+                        "parameter {:?} is itself a term of the loss, so that no operator makes its gradient; scale it by one",
+                        self.graph.value(g.parameter).name
+                    )));
+                };
+                let peers = &self.stage(maker).peers;
+                parts.extend((0..).zip(peers).map(|(turn, peer)| {
+                    let micro_batches = (self.plan.micro_batches - turn).div_ceil(peers.len() as u32);
+                    GradientPart { peer: PeerId(*peer), value, micro_batches }
+                }));
+            }
+            let owner = self.holders[&g.parameter][0];
+            self.reductions.push(Reduction { parameter: g.parameter, owner, parts });
+        }
+        Ok(())
+    }
+
+    /// Finds the gradients that can wait for a weight pass: nothing but such gradients of the same stage reads them.
+    fn delay(&mut self) {
+        let readers = self.graph.consumers();
+        for id in self.graph.node_ids().rev().filter(|n| self.live[n.index()]) {
+            let node = self.graph.node(id);
+            let mut users = node.outputs.iter().flat_map(|v| &readers[v.index()]).filter(|u| self.live[u.index()]);
+            self.delayed[id.index()] = node.phase == Phase::WeightGrad
+                && users.all(|u| self.delayed[u.index()] && self.stage_of[u.index()] == self.stage_of[id.index()]);
+        }
+    }
+
+    /// Live nodes and state updates per kind of pass and stage.
+    pub(super) fn passes(&self) -> BTreeMap<(TaskKind, u32), Pass> {
+        let mut passes: BTreeMap<(TaskKind, u32), Pass> = BTreeMap::new();
+        for id in self.graph.node_ids().filter(|n| self.live[n.index()]) {
+            passes.entry((self.task_kind(id), self.stage_of[id.index()])).or_default().nodes.push(id);
+        }
+        let readers = self.graph.consumers();
+        for u in &self.graph.state_updates {
+            if let Some(maker) = self.graph.producer(u.value).filter(|m| self.live[m.index()]) {
+                let pass = passes.entry((self.task_kind(maker), self.stage_of[maker.index()])).or_default();
+                let readers = readers[u.buffer.index()].iter().copied().filter(|r| self.live[r.index()]);
+                let last = readers.fold(maker, NodeId::max);
+                pass.updates.entry(last).or_default().push(*u);
+            }
+        }
+        passes
+    }
+
+    fn task_kind(&self, id: NodeId) -> TaskKind {
+        match self.graph.node(id).phase {
+            Phase::Forward => TaskKind::Forward,
+            _ if self.delayed[id.index()] => TaskKind::Weight,
+            _ => TaskKind::Backward,
+        }
+    }
+
+    pub(super) fn order(&self, passes: &BTreeMap<(TaskKind, u32), Pass>) -> Vec<Vec<Task>> {
+        let stage = |s: &Stage| StageTasks { peers: s.peers.clone(), ..StageTasks::default() };
+        let mut stages: Vec<StageTasks> = self.plan.stages.iter().map(stage).collect();
+        for ((kind, stage), pass) in passes {
+            let operands = pass.nodes.iter().flat_map(|n| &self.graph.node(*n).inputs);
+            let makers = operands.filter_map(|v| self.graph.producer(*v));
+            let waits: BTreeSet<_> = makers.map(|p| (self.task_kind(p), self.stage_of[p.index()])).collect();
+            let tasks = &mut stages[*stage as usize];
+            tasks.waits[*kind as usize] = waits.into_iter().filter(|(_, s)| s != stage).collect();
+            tasks.chained |= !pass.updates.is_empty();
+        }
+        let Plan { schedule, micro_batches, ref peers, .. } = *self.plan;
+        let kinds = if self.kind.trains() { schedule.kinds() } else { &[TaskKind::Forward] };
+        order(schedule, kinds, &stages, peers.len(), micro_batches)
+    }
+
+    pub(super) fn uses(&self) -> Uses {
+        let readers = (0..self.period).map(|m| self.readers(m)).collect();
+        let mut uses = Uses { readers, parts: BTreeMap::new(), reports: BTreeMap::new() };
+        for (r, reduction) in (0..).zip(&self.reductions) {
+            for (part, p) in (0..).zip(&reduction.parts) {
+                uses.parts.entry(p.value).or_default().push((r, part));
+            }
+        }
+        for (r, (_, v)) in (0..).zip(&self.reports) {
+            uses.reports.entry(*v).or_default().push(r);
+        }
+        uses
+    }
+
+    /// Who waits for each value of a micro-batch.
+    fn readers(&self, micro_batch: u32) -> BTreeMap<ValueId, BTreeSet<PeerId>> {
+        let mut readers: BTreeMap<ValueId, BTreeSet<PeerId>> = BTreeMap::new();
+        let mut pending: Vec<(ValueId, PeerId)> = Vec::new();
+        for id in self.graph.node_ids().filter(|n| self.live[n.index()]) {
+            let peer = self.stage(id).peer(micro_batch);
+            pending.extend(self.graph.node(id).inputs.iter().map(|v| (*v, peer)));
+        }
+        let mut again = HashSet::new();
+        while let Some((v, peer)) = pending.pop() {
+            match self.graph.producer(v) {
+                Some(n) if self.stage(n).peer(micro_batch) == peer => {}
+                Some(n) if self.cheap[n.index()] => {
+                    if again.insert((n, peer)) {
+                        pending.extend(self.graph.node(n).inputs.iter().map(|v| (*v, peer)));
+                    }
+                }
+                _ => {
+                    readers.entry(v).or_default().insert(peer);
+                }
+            }
+        }
+        readers
+    }
+}
+
+/// The least common multiple of the stages' numbers of turns, or the number of micro-batches where that is less.
+fn period(plan: &Plan) -> u32 {
+    let gcd = |mut a: u64, mut b: u64| {
+        while b > 0 {
+            (a, b) = (b, a % b);
+        }
+        a
+    };
+    let mut period = 1u64;
+    for stage in &plan.stages {
+        let turns = stage.peers.len() as u64;
+        period = period / gcd(period, turns) * turns;
+        if period >= u64::from(plan.micro_batches) {
+            return plan.micro_batches;
+        }
+    }
+    period as u32
+}
+
+/// The peers that keep each parameter and buffer, the owner first. Nodes that are not live count too: the evaluation form may run them.
+///
+/// Of the replicas that could own a parameter, the one that owns least so far does: so they share the updates, the optimiser's state, and the
+/// traffic of gradients and new values.
+fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Vec<PeerId>> {
+    let mut stages: BTreeMap<ValueId, BTreeSet<u32>> =
+        graph.parameters().chain(graph.buffers()).map(|v| (v, BTreeSet::new())).collect();
+    for (node, stage) in graph.nodes.iter().zip(stage_of) {
+        for v in &node.inputs {
+            if let Some(readers) = stages.get_mut(v) {
+                readers.insert(*stage);
+            }
+        }
+    }
+    for u in &graph.state_updates {
+        if let (Some(readers), Some(maker)) = (stages.get_mut(&u.buffer), graph.producer(u.value)) {
+            readers.insert(stage_of[maker.index()]);
+        }
+    }
+    let mut owned: BTreeMap<PeerId, u64> = BTreeMap::new();
+    stages
+        .into_iter()
+        .map(|(v, mut stages)| {
+            // The reader of the earliest stage owns it: its next value is needed there first. What nobody reads stays with the first stage.
+            if stages.is_empty() {
+                stages.insert(0);
+            }
+            let mut peers: Vec<PeerId> = Vec::new();
+            for stage in stages {
+                let mut replicas = plan.stages[stage as usize].replicas();
+                if peers.is_empty()
+                    && let Some(least) = (0..replicas.len()).min_by_key(|i| owned.get(&replicas[*i]).copied())
+                {
+                    replicas[..=least].rotate_right(1);
+                    *owned.entry(replicas[0]).or_default() += graph.ty(v).bytes() as u64;
+                }
+                for peer in replicas {
+                    if !peers.contains(&peer) {
+                        peers.push(peer);
+                    }
+                }
+            }
+            (v, peers)
+        })
+        .collect()
+}

@@ -1,0 +1,175 @@
+//! The instructions of one peer.
+
+use std::collections::HashSet;
+
+use fusionllm_graph::{Graph, NodeId, StateUpdate, ValueId, ValueKind};
+
+use super::compiler::{Compiler, Pass};
+use super::uses::Uses;
+use crate::plan::Stage;
+use crate::program::{Instruction, PassKind, PeerId, Slot};
+
+/// Writes one peer's instructions.
+pub(super) struct Emitter<'a> {
+    c: &'a Compiler<'a>,
+    peer: PeerId,
+    uses: &'a Uses,
+    /// Values at hand, per micro-batch; of buffers that change, those that are as the micro-batch is to find them.
+    present: HashSet<(ValueId, u32)>,
+    pub(super) out: Vec<Instruction>,
+}
+
+impl<'a> Emitter<'a> {
+    pub(super) fn new(c: &'a Compiler<'a>, peer: PeerId, uses: &'a Uses) -> Self {
+        Self { c, peer, uses, present: HashSet::new(), out: Vec::new() }
+    }
+
+    pub(super) fn pass(&mut self, pass: &Pass, micro_batch: u32) {
+        for n in &pass.nodes {
+            self.run(*n, micro_batch);
+            for u in pass.updates.get(n).into_iter().flatten() {
+                self.update(*u, micro_batch);
+            }
+        }
+    }
+
+    /// Runs a node of this peer's own and passes on what others wait for.
+    fn run(&mut self, node: NodeId, micro_batch: u32) {
+        self.apply(node, micro_batch);
+        let turns = self.c.stage(node).peers.len();
+        for &value in &self.c.graph.node(node).outputs {
+            for to in self.uses.readers(value, micro_batch) {
+                self.out.push(Instruction::Send { slot: Slot::Value { value, micro_batch }, to });
+            }
+            for (reduction, part) in self.uses.parts(value, micro_batch, turns) {
+                self.out.push(Instruction::Accumulate { reduction, part, value, micro_batch });
+                let r = &self.c.reductions[reduction as usize];
+                // On its way while the rest of the step still runs.
+                if r.owner != self.peer && micro_batch as usize + turns >= self.c.plan.micro_batches as usize {
+                    self.out.push(Instruction::Send { slot: Slot::Part { parameter: r.parameter, part }, to: r.owner });
+                }
+            }
+            for &report in self.uses.reports.get(&value).into_iter().flatten() {
+                self.out.push(Instruction::Report { report, value, micro_batch });
+            }
+        }
+    }
+
+    fn apply(&mut self, node: NodeId, micro_batch: u32) {
+        let n = self.c.graph.node(node);
+        for v in &n.inputs {
+            self.ensure(*v, micro_batch);
+        }
+        self.out.push(Instruction::Run { node, micro_batch });
+        self.present.extend(n.outputs.iter().map(|v| (*v, micro_batch)));
+    }
+
+    /// Makes a value available: by receiving it, or by running a cheap node again.
+    fn ensure(&mut self, v: ValueId, micro_batch: u32) {
+        if self.present.contains(&(v, micro_batch)) {
+            return;
+        }
+        match self.c.graph.producer(v) {
+            Some(n) => match self.c.stage(n).peer(micro_batch) {
+                home if home != self.peer && self.c.cheap[n.index()] => self.apply(n, micro_batch),
+                home => self.receive(v, micro_batch, home),
+            },
+            None if self.c.graph.value(v).kind == ValueKind::Input => self.receive(v, micro_batch, PeerId::BROKER),
+            None => self.ensure_state(v, micro_batch),
+        }
+    }
+
+    fn receive(&mut self, value: ValueId, micro_batch: u32, from: PeerId) {
+        self.present.insert((value, micro_batch));
+        self.out.push(Instruction::Receive { slot: Slot::Value { value, micro_batch }, from });
+    }
+
+    /// Receives a changing buffer from the peer that ran the micro-batch before, if another one did.
+    fn ensure_state(&mut self, buffer: ValueId, micro_batch: u32) {
+        let (Some(stage), Some(before)) = (self.changes_in(buffer), micro_batch.checked_sub(1)) else { return };
+        let from = stage.peer(before);
+        if from != self.peer && self.present.insert((buffer, micro_batch)) {
+            self.out.push(Instruction::Receive { slot: Slot::Buffer { buffer, micro_batch: before }, from });
+        }
+    }
+
+    /// Changes a buffer, and hands its content on to the peer that runs the next micro-batch.
+    fn update(&mut self, StateUpdate { buffer, value }: StateUpdate, micro_batch: u32) {
+        self.ensure_state(buffer, micro_batch);
+        self.out.push(Instruction::UpdateState { buffer, value, micro_batch });
+        let Some(stage) = self.changes_in(buffer) else { return };
+        let readers = match micro_batch + 1 {
+            next if next < self.c.plan.micro_batches => vec![stage.peer(next)],
+            _ => self.c.holders[&buffer].clone(),
+        };
+        for to in readers.into_iter().filter(|p| *p != self.peer) {
+            self.out.push(Instruction::Send { slot: Slot::Buffer { buffer, micro_batch }, to });
+        }
+    }
+
+    fn changes_in(&self, buffer: ValueId) -> Option<&'a Stage> {
+        self.c.changing.get(&buffer).map(|s| &self.c.plan.stages[*s as usize])
+    }
+
+    /// What follows the last micro-batch: all copies of a buffer become the same; in training gradients come together at their owners, are clipped and
+    /// applied, and new values go to the other holders.
+    pub(super) fn finish_pass(&mut self, kind: PassKind) {
+        let (c, peer, out) = (self.c, self.peer, &mut self.out);
+        let last = c.plan.micro_batches - 1;
+        for (&buffer, &stage) in &c.changing {
+            let from = c.plan.stages[stage as usize].peer(last);
+            if from != peer && c.holders[&buffer].contains(&peer) {
+                out.push(Instruction::Receive { slot: Slot::Buffer { buffer, micro_batch: last }, from });
+            }
+        }
+        if !kind.trains() {
+            return;
+        }
+        let owned = || (0..).zip(&c.reductions).filter(|(_, r)| r.owner == peer);
+        for (reduction, r) in owned() {
+            for (part, p) in (0..).zip(&r.parts).filter(|(_, p)| p.peer != peer) {
+                out.push(Instruction::Receive { slot: Slot::Part { parameter: r.parameter, part }, from: p.peer });
+            }
+            out.push(Instruction::Reduce { reduction });
+        }
+        out.push(Instruction::Clip);
+        for (reduction, r) in owned() {
+            out.push(Instruction::Update { reduction });
+            for &to in &c.holders[&r.parameter][1..] {
+                out.push(Instruction::Send { slot: Slot::Parameter { parameter: r.parameter }, to });
+            }
+        }
+        for r in c.reductions.iter().filter(|r| c.holders[&r.parameter][1..].contains(&peer)) {
+            out.push(Instruction::Receive { slot: Slot::Parameter { parameter: r.parameter }, from: r.owner });
+        }
+    }
+}
+
+/// Puts an [`Instruction::Free`] behind the last use of every value of every micro-batch.
+pub(super) fn insert_frees(graph: &Graph, instructions: Vec<Instruction>) -> Vec<Instruction> {
+    let transient = |v: ValueId| matches!(graph.value(v).kind, ValueKind::Result { .. } | ValueKind::Input);
+    let mut gone: HashSet<(ValueId, u32)> = HashSet::new();
+    let mut reversed = Vec::with_capacity(instructions.len() * 2);
+    for i in instructions.into_iter().rev() {
+        let mut touch = |value: ValueId, micro_batch: u32| {
+            if transient(value) && gone.insert((value, micro_batch)) {
+                reversed.push(Instruction::Free { value, micro_batch });
+            }
+        };
+        match i {
+            Instruction::Run { node, micro_batch } => {
+                let n = graph.node(node);
+                n.inputs.iter().chain(&n.outputs).for_each(|v| touch(*v, micro_batch));
+            }
+            Instruction::Receive { slot: Slot::Value { value, micro_batch }, .. }
+            | Instruction::Send { slot: Slot::Value { value, micro_batch }, .. }
+            | Instruction::Accumulate { value, micro_batch, .. }
+            | Instruction::UpdateState { value, micro_batch, .. }
+            | Instruction::Report { value, micro_batch, .. } => touch(value, micro_batch),
+            _ => {}
+        }
+        reversed.push(i);
+    }
+    reversed.reverse();
+    reversed
+}

@@ -1,0 +1,84 @@
+//! From Plans to Programs: what each peer runs, keeps, sends and receives, and in which order.
+
+mod assemble;
+mod compiler;
+mod emit;
+mod placement;
+mod tasks;
+mod uses;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fusionllm_graph::{Graph, Op, TrainGraph, ValueId};
+
+use assemble::programs;
+use compiler::Compiler;
+pub use placement::Placement;
+
+use crate::error::PlanError;
+use crate::plan::Plan;
+use crate::program::{Instruction, Program};
+
+/// The Programs of a training step, one per peer of the plan.
+pub fn compile(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Vec<Program>, PlanError> {
+    plan.validate(forward)?;
+    let targets = train
+        .gradients
+        .iter()
+        .flat_map(|g| g.contributions.iter().copied())
+        .chain(train.graph.state_updates.iter().map(|u| u.value))
+        .chain([train.loss]);
+    let live = train.graph.ancestors(targets);
+    let placement = Placement::of_training(plan, forward, train)?;
+    let mut compiler = Compiler::new(plan, &train.graph, live, placement, vec![("loss".into(), train.loss)])?;
+    compiler.reduce(train)?;
+    let mut programs = programs(&compiler);
+    if plan.compression.shared_masks {
+        programs.iter_mut().for_each(|p| p.masks = masks(p, train));
+    }
+    Ok(programs)
+}
+
+/// The Programs of a forward pass over an evaluation graph that reports some of its outputs, one per peer of the plan.
+pub fn compile_forward(
+    plan: &Plan,
+    forward: &Graph,
+    eval: &Graph,
+    reports: &[&str],
+) -> Result<Vec<Program>, PlanError> {
+    plan.validate(forward)?;
+    let reports = reports
+        .iter()
+        .map(|name| match eval.outputs.get(*name) {
+            Some(v) => Ok((name.to_string(), *v)),
+            None => Err(PlanError::Plan(format!("the graph has no output {name:?}"))),
+        })
+        .collect::<Result<Vec<_>, _>>()?;
+    let live = eval.ancestors(reports.iter().map(|(_, v)| *v));
+    let placement = Placement::of_evaluation(plan, forward, eval)?;
+    Ok(programs(&Compiler::new(plan, eval, live, placement, reports)?))
+}
+
+/// See [`Program::masks`].
+fn masks(program: &Program, train: &TrainGraph) -> BTreeMap<ValueId, BTreeSet<ValueId>> {
+    let mut received = BTreeSet::new();
+    let mut sent = BTreeSet::new();
+    for i in &program.instructions {
+        match *i {
+            Instruction::Receive { slot, .. } if program.may_be_coded(slot) => received.insert(slot.value()),
+            Instruction::Send { slot, .. } if program.may_be_coded(slot) => sent.insert(slot.value()),
+            _ => false,
+        };
+    }
+    let graph = &train.graph;
+    // A reshaped tensor was not received, but what it is a view of.
+    let came = |mut v: ValueId| {
+        while !received.contains(&v) {
+            let node = graph.node(graph.producer(v)?);
+            v = *node.inputs.first().filter(|_| matches!(node.op, Op::Reshape(_)))?;
+        }
+        Some(v)
+    };
+    let of = |g: &ValueId| train.gradient_of.get(g).into_iter().flatten().filter_map(|v| came(*v)).collect();
+    sent.iter().map(|g| (*g, of(g))).filter(|(_, of): &(_, BTreeSet<_>)| !of.is_empty()).collect()
+}

@@ -1,0 +1,45 @@
+use fusionllm_graph::{Graph, NodeId, TrainGraph};
+
+use crate::error::PlanError;
+use crate::plan::Plan;
+
+/// The stage of every node of a graph derived from the planned one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Placement {
+    /// By node.
+    pub stage_of: Vec<u32>,
+}
+
+impl Placement {
+    /// Places the nodes of a training graph: forward nodes as planned, backward ones where their forward node is.
+    ///
+    /// Additions of gradients from several users belong to one of them, but may be waited for by an earlier stage than another's: they sit at the earliest
+    /// stage among their user's and their operands', so that gradients never travel towards later stages.
+    pub fn of_training(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Self, PlanError> {
+        let mut stage_of = plan.stage_of(forward)?;
+        let graph = &train.graph;
+        if !graph.nodes.starts_with(&forward.nodes) {
+            return Err(PlanError::Plan("the training graph was made from another graph".into()));
+        }
+        for id in graph.node_ids().skip(forward.nodes.len()) {
+            let home = stage_of_origin(&stage_of[..forward.nodes.len()], graph, id)?;
+            let gradients = graph.node(id).inputs.iter().filter_map(|v| graph.producer(*v));
+            let earliest = gradients.filter(|p| p.index() >= forward.nodes.len()).map(|p| stage_of[p.index()]).min();
+            stage_of.push(earliest.map_or(home, |e| e.min(home)));
+        }
+        Ok(Self { stage_of })
+    }
+
+    /// Places the nodes of an evaluation graph, each where the forward node is that it stands for.
+    pub fn of_evaluation(plan: &Plan, forward: &Graph, eval: &Graph) -> Result<Self, PlanError> {
+        let planned = plan.stage_of(forward)?;
+        let stage_of = eval.node_ids().map(|id| stage_of_origin(&planned, eval, id)).collect::<Result<_, _>>()?;
+        Ok(Self { stage_of })
+    }
+}
+
+fn stage_of_origin(planned: &[u32], graph: &Graph, id: NodeId) -> Result<u32, PlanError> {
+    let node = graph.node(id);
+    let stage = node.origin.and_then(|o| planned.get(o.index()));
+    stage.copied().ok_or_else(|| PlanError::Plan(format!("{:?} stems from no planned node", node.name)))
+}

@@ -1,0 +1,19 @@
+//! What a model's work costs on a cluster: devices, links, measured operators, and the bytes and operators of a step.
+
+mod cluster;
+pub mod congestion;
+mod curve;
+mod device;
+mod measured;
+mod operators;
+mod work;
+
+pub use cluster::{Cluster, DirectLink, Link, Place, Route, Site, UplinkId};
+pub use congestion::message_bytes;
+pub use curve::{Curve, Curves};
+pub(crate) use device::classes;
+pub use device::{Device, Rates};
+pub use measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
+pub use operators::{is_view, node_signature, signature, work_units};
+pub(crate) use operators::{squared_norm, sum, update};
+pub use work::{Flow, HeldTensor, NodeSeconds, OperatorWork, ParameterWork, Work};

@@ -1,0 +1,241 @@
+//! The operators and tensors of a training step, wherever they are placed.
+
+use std::collections::BTreeSet;
+
+use fusionllm_graph::{Cost, Graph, NodeId, Phase, TrainGraph, ValueId, ValueKind};
+
+use super::device::Device;
+use super::operators::{node_signature, squared_norm, sum, update};
+use crate::graph_facts::cheap;
+use crate::optimizer::Optimizer;
+
+/// What a training step asks, per operator and per value, wherever they are placed. All of one micro-batch but for [`Self::parameters`].
+#[derive(Debug, Clone, PartialEq)]
+pub struct Work {
+    /// Forward nodes of the graph.
+    pub nodes: usize,
+    /// Every operator that a step runs, in the training graph's order.
+    pub operators: Vec<OperatorWork>,
+    /// The values that one forward node's operators make and another's read.
+    pub flows: Vec<Flow>,
+    /// The values that forward makes, or gets from the broker, and backward reads.
+    pub kept: Vec<HeldTensor>,
+    /// What the broker sends to the operators that read it.
+    pub inputs: Vec<HeldTensor>,
+    /// The trained parameters, in graph order.
+    pub parameters: Vec<ParameterWork>,
+    /// Bytes of parameters that are not trained, of buffers and of constants, with their readers.
+    pub state: Vec<HeldTensor>,
+}
+
+/// One operator.
+#[derive(Debug, Clone, PartialEq)]
+pub struct OperatorWork {
+    /// The forward node that it is placed with.
+    pub home: NodeId,
+    /// Which part of the step.
+    pub phase: Phase,
+    /// Its ATen name.
+    pub name: &'static str,
+    /// Its [`signature`](crate::signature).
+    pub signature: String,
+    /// Its work.
+    pub cost: Cost,
+}
+
+/// A value that crosses wherever its ends are placed on different peers: once to each peer that reads it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Flow {
+    /// The value, in the training graph.
+    pub value: ValueId,
+    /// Its size.
+    pub bytes: u64,
+    /// The forward node with which its maker is placed.
+    pub from: NodeId,
+    /// Those with which its readers are, ascending.
+    pub to: Vec<NodeId>,
+    /// Whether it is a gradient, which runs from later stages to earlier ones.
+    pub backward: bool,
+}
+
+/// A tensor that every peer holds on which one of its readers is placed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldTensor {
+    /// The value.
+    pub value: ValueId,
+    /// Its size.
+    pub bytes: u64,
+    /// The forward nodes with which its readers are placed, ascending.
+    pub readers: Vec<NodeId>,
+}
+
+/// What training a parameter asks once a step, whatever the number of micro-batches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ParameterWork {
+    /// The parameter.
+    pub parameter: ValueId,
+    /// Its size. Its gradient has it too, and each tensor of [`Optimizer::slots`].
+    pub bytes: u64,
+    /// The forward nodes that read it, ascending; every peer with one of them holds it, that of the earliest owns it.
+    pub readers: Vec<NodeId>,
+    /// With which forward node each part of its gradient is made. Each part is summed in an accumulator of its own, and sent to the owner from elsewhere.
+    pub parts: Vec<NodeId>,
+    /// The operators of its update at the owner: the norm of its gradient and the optimiser's step.
+    pub update: [(&'static str, Cost); 2],
+}
+
+/// Seconds of one micro-batch that a forward node's operators take on a device.
+#[derive(Debug, Clone, Copy, Default, PartialEq)]
+pub struct NodeSeconds {
+    /// Forward.
+    pub forward: f64,
+    /// Backward, what carries the gradient on.
+    pub input_grad: f64,
+    /// Backward, what makes gradients of parameters, sums over micro-batches included.
+    pub weight_grad: f64,
+}
+
+impl NodeSeconds {
+    /// Both parts of backward.
+    pub fn backward(&self) -> f64 {
+        self.input_grad + self.weight_grad
+    }
+}
+
+impl Work {
+    /// That of one training step of `train`, which was made from `forward`.
+    pub fn new(forward: &Graph, train: &TrainGraph, optimizer: &Optimizer) -> Self {
+        let graph = &train.graph;
+        let contributions = || train.gradients.iter().flat_map(|g| g.contributions.iter().copied());
+        let live =
+            graph.ancestors(contributions().chain(graph.state_updates.iter().map(|u| u.value)).chain([train.loss]));
+        let homes = homes(graph, forward.nodes.len());
+        let cheap = cheap(graph);
+        let readers = Readers::new(graph, &live, &homes, &cheap);
+
+        let mut operators: Vec<OperatorWork> = Vec::new();
+        let accumulated: BTreeSet<ValueId> = contributions().collect();
+        for id in graph.node_ids().filter(|n| live[n.index()]) {
+            let node = graph.node(id);
+            let home = homes[id.index()];
+            let cost = node.op.cost(&graph.types(&node.inputs), &graph.types(&node.outputs));
+            let (name, signature) = (node.op.name(), node_signature(graph, id));
+            operators.push(OperatorWork { home, phase: node.phase, name, signature, cost });
+            for part in node.outputs.iter().filter(|v| accumulated.contains(v)) {
+                let (name, cost) = sum(graph.ty(*part));
+                operators.push(OperatorWork { home, phase: Phase::WeightGrad, name, signature: name.to_owned(), cost });
+            }
+        }
+
+        let trained: BTreeSet<ValueId> = train.gradients.iter().map(|g| g.parameter).collect();
+        let mut flows = Vec::new();
+        let (mut kept, mut inputs, mut state) = (Vec::new(), Vec::new(), Vec::new());
+        for v in (0..graph.values.len() as u32).map(ValueId) {
+            let bytes = graph.ty(v).bytes() as u64;
+            let [ahead, back] = [&readers.forward[v.index()], &readers.backward[v.index()]];
+            let both = || ahead.union(back).copied().collect::<Vec<_>>();
+            let maker = graph.producer(v);
+            match (&graph.value(v).kind, maker) {
+                (ValueKind::Result { .. }, Some(maker)) => {
+                    let from = homes[maker.index()];
+                    let backward = graph.node(maker).phase != Phase::Forward;
+                    let to: Vec<NodeId> = both().into_iter().filter(|n| *n != from).collect();
+                    if !to.is_empty() && live[maker.index()] && !cheap[maker.index()] {
+                        flows.push(Flow { value: v, bytes, from, to, backward });
+                    }
+                    if !backward && !back.is_empty() {
+                        kept.push(HeldTensor { value: v, bytes, readers: back.iter().copied().collect() });
+                    }
+                }
+                (ValueKind::Input, _) => {
+                    inputs.push(HeldTensor { value: v, bytes, readers: both() });
+                    if !back.is_empty() {
+                        kept.push(HeldTensor { value: v, bytes, readers: back.iter().copied().collect() });
+                    }
+                }
+                (ValueKind::Parameter(_) | ValueKind::Buffer(_) | ValueKind::Constant, _) if !trained.contains(&v) => {
+                    state.push(HeldTensor { value: v, bytes, readers: both() });
+                }
+                _ => {}
+            }
+        }
+        let parameters = train.gradients.iter().map(|g| ParameterWork {
+            parameter: g.parameter,
+            bytes: graph.ty(g.parameter).bytes() as u64,
+            readers: readers.of(g.parameter),
+            parts: g.contributions.iter().filter_map(|v| Some(homes[graph.producer(*v)?.index()])).collect(),
+            update: [squared_norm(graph.ty(g.parameter)), update(optimizer, graph.ty(g.parameter))],
+        });
+        let parameters = parameters.collect();
+        Self { nodes: forward.nodes.len(), operators, flows, kept, inputs, parameters, state }
+    }
+
+    /// Seconds that each forward node and its backward operators take on `device`, by node.
+    pub fn seconds(&self, device: &Device) -> Vec<NodeSeconds> {
+        let mut nodes = vec![NodeSeconds::default(); self.nodes];
+        for o in &self.operators {
+            let seconds = device.seconds_of(&o.signature, o.name, &o.cost);
+            let node = &mut nodes[o.home.index()];
+            match o.phase {
+                Phase::Forward => node.forward += seconds,
+                Phase::InputGrad => node.input_grad += seconds,
+                Phase::WeightGrad => node.weight_grad += seconds,
+            }
+        }
+        nodes
+    }
+}
+
+/// By node of the training graph: the forward node it is placed with, were each a stage of its own. As [`crate::Placement`] has it, an addition of
+/// gradients sits with the earliest of its operands.
+fn homes(graph: &Graph, forward: usize) -> Vec<NodeId> {
+    let mut homes: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
+    for id in graph.node_ids() {
+        let node = graph.node(id);
+        if id.index() < forward {
+            homes.push(id);
+            continue;
+        }
+        let made = node.inputs.iter().filter_map(|v| graph.producer(*v));
+        let earliest = made.filter(|p| p.index() >= forward).map(|p| homes[p.index()]).min();
+        let origin = node.origin.unwrap_or(NodeId(0));
+        homes.push(earliest.map_or(origin, |e| e.min(origin)));
+    }
+    homes
+}
+
+/// By value: the forward nodes with which those who need it are placed.
+struct Readers {
+    forward: Vec<BTreeSet<NodeId>>,
+    backward: Vec<BTreeSet<NodeId>>,
+}
+
+impl Readers {
+    /// Whoever reads what a cheap node makes reads what that is made of, since it runs the node itself.
+    fn new(graph: &Graph, live: &[bool], homes: &[NodeId], cheap: &[bool]) -> Self {
+        let mut readers = Self {
+            forward: vec![BTreeSet::new(); graph.values.len()],
+            backward: vec![BTreeSet::new(); graph.values.len()],
+        };
+        for id in graph.node_ids().rev().filter(|n| live[n.index()]) {
+            let node = graph.node(id);
+            let home = homes[id.index()];
+            for v in &node.inputs {
+                let side = if node.phase == Phase::Forward { &mut readers.forward } else { &mut readers.backward };
+                side[v.index()].insert(home);
+                if cheap[id.index()] {
+                    for side in [&mut readers.forward, &mut readers.backward] {
+                        let through: Vec<NodeId> =
+                            node.outputs.iter().flat_map(|o| side[o.index()].iter().copied()).collect();
+                        side[v.index()].extend(through);
+                    }
+                }
+            }
+        }
+        readers
+    }
+
+    fn of(&self, v: ValueId) -> Vec<NodeId> {
+        self.forward[v.index()].union(&self.backward[v.index()]).copied().collect()
+    }
+}

@@ -1,0 +1,40 @@
+//! Facts about a graph's nodes that several modules need.
+
+use fusionllm_graph::{Graph, Op, Phase, ValueKind};
+
+/// By node: whether a peer computes it again where it is needed, so that it is never sent. True for nodes that depend on
+/// constants alone, and for reshapes, permutations and expansions.
+pub(crate) fn cheap(graph: &Graph) -> Vec<bool> {
+    let mut constant = vec![false; graph.nodes.len()];
+    let mut cheap = vec![false; graph.nodes.len()];
+    for (n, node) in graph.nodes.iter().enumerate() {
+        constant[n] = node.inputs.iter().all(|v| match graph.producer(*v) {
+            Some(p) => constant[p.index()],
+            None => graph.value(*v).kind == ValueKind::Constant,
+        });
+        // A view of a parameter is sent: its reader keeps no copy of the parameter.
+        let of_state =
+            node.inputs.iter().any(|v| matches!(graph.value(*v).kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)));
+        cheap[n] = constant[n] || (shares_storage(&node.op) && !of_state);
+    }
+    cheap
+}
+
+/// Whether the operator's result shares its operand's storage: a reshape, a permutation or an expansion.
+pub(crate) fn shares_storage(op: &Op) -> bool {
+    matches!(op, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_))
+}
+
+/// By node: whether it computes an activation or an activation's gradient. False for gradients of parameters, and for
+/// nodes that depend on parameters alone.
+pub(crate) fn varies(graph: &Graph) -> Vec<bool> {
+    let mut varies = vec![false; graph.nodes.len()];
+    for (n, node) in graph.nodes.iter().enumerate() {
+        varies[n] = node.phase != Phase::WeightGrad
+            && node.inputs.iter().any(|v| match graph.producer(*v) {
+                Some(p) => varies[p.index()],
+                None => graph.value(*v).kind == ValueKind::Input,
+            });
+    }
+    varies
+}

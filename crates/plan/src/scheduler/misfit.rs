@@ -1,0 +1,74 @@
+//! Why no plan fits the devices' memory.
+
+use fusionllm_graph::Graph;
+
+use super::atoms::ModelChain;
+use crate::cost::Cluster;
+use crate::error::PlanError;
+use crate::program::PeerId;
+use crate::schedule::Schedule;
+use crate::search::{MAX_CUTS, Problem, Segment, equal_memory};
+
+/// Names what is missing where: for one operator, for the parameters, or for a plan shared out by memory.
+pub(super) fn misfit(
+    forward: &Graph,
+    cluster: &Cluster,
+    model: &ModelChain,
+    problem: &Problem,
+    schedule: Schedule,
+) -> PlanError {
+    let units = &problem.machines.units;
+    let name = |u: usize| cluster.name(PeerId(units[u].members[0]));
+    let largest = (0..units.len()).max_by(|a, b| units[*a].memory.total_cmp(&units[*b].memory)).unwrap_or(0);
+    let atoms = problem.chain.atoms;
+    let (need, at) = (0..atoms)
+        .map(|a| (problem.memory(largest, a, a + 1, 1), a))
+        .max_by(|a, b| a.0.total_cmp(&b.0))
+        .unwrap_or((0.0, 0));
+    let have = units[largest].memory;
+    if need > have {
+        let node = model.atom_of.iter().rposition(|a| *a as usize == at).unwrap_or(0);
+        return PlanError::Memory(format!(
+            "operator {:?} alone needs {} with what it keeps and updates, and the largest device, {}, has {}; use a smaller micro-batch or a device with more memory",
+            forward.nodes[node].name,
+            size(need),
+            name(largest),
+            size(have)
+        ));
+    }
+    let total: f64 = units.iter().map(|u| u.memory).sum();
+    let state = problem.state_bytes();
+    if state > total {
+        return PlanError::Memory(format!(
+            "parameters, their gradients and the optimiser's state take {}, and all {} devices together have {}: {} are missing; add devices or make the model smaller",
+            size(state),
+            units.len(),
+            size(total),
+            size(state - total)
+        ));
+    }
+    // A plan shared out by memory shows where memory is missing.
+    let coarse = problem.restrict(&problem.cuts(MAX_CUTS));
+    let plan = equal_memory(&coarse);
+    let missing: Vec<String> = (0..plan.len())
+        .filter_map(|s| {
+            let Segment { unit, lo, hi } = plan[s];
+            let in_flight = coarse.in_flight(schedule, plan.len() - s);
+            let needed = coarse.memory(unit as usize, lo as usize, hi as usize, in_flight);
+            let missing = needed - units[unit as usize].memory;
+            (missing > 0.0).then(|| format!("{} on {}", size(missing), name(unit as usize)))
+        })
+        .collect();
+    let missing = if missing.is_empty() { "some device".into() } else { missing.join(", ") };
+    PlanError::Memory(format!(
+        "no cut fits the devices' memory: shared out by memory, there are missing {missing}; use smaller micro-batches, or add devices"
+    ))
+}
+
+fn size(bytes: f64) -> String {
+    match bytes {
+        b if b >= 1024.0 * 1024.0 * 1024.0 => format!("{:.1} GiB", b / 1024.0 / 1024.0 / 1024.0),
+        b if b >= 1024.0 * 1024.0 => format!("{:.1} MiB", b / 1024.0 / 1024.0),
+        b => format!("{:.1} KiB", b / 1024.0),
+    }
+}

@@ -1,0 +1,107 @@
+//! Every way to make a plan: for known machines, for unknown ones, and from a given plan.
+
+mod atoms;
+mod baselines;
+mod misfit;
+mod options;
+mod prepare;
+mod scheduled;
+mod space;
+mod units;
+
+pub use baselines::{equal_compute, equal_number};
+pub use options::{PlanOptions, Scheduler, Workload};
+pub use prepare::{Prepared, prepare};
+pub use scheduled::Scheduled;
+
+use space::SearchSpace;
+
+use crate::codecs::{Compression, Compressor, SLACK};
+use crate::cost::Cluster;
+use crate::error::PlanError;
+use crate::plan::Plan;
+use crate::program::PeerId;
+use crate::schedule::Schedule;
+
+/// Makes a plan for one of `workloads`, on some of the cluster's devices, with the codecs of its links. The workloads are
+/// the same model and batch, cut into more or fewer micro-batches.
+///
+/// The search does not know codecs, but it knows how small they can make messages. So the model is cut twice: for messages
+/// without a codec, and for small ones. Both cuts get the codecs that suit them, and the shorter simulated step wins.
+///
+/// # Errors
+///
+/// There is no workload or no schedule, the broker reaches no device, or no plan fits. The error names what is missing.
+pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOptions) -> Result<Scheduled, PlanError> {
+    let mut best = cut(workloads, cluster, options, None)?;
+    if options.compression.name == Compressor::None {
+        return Ok(best);
+    }
+    best.compress(workloads[best.workload], options)?;
+    // The baselines ignore links.
+    let rule = options.compression.for_planning().filter(|_| options.scheduler.needs_cluster());
+    let Some(rule) = rule else { return Ok(best) };
+    // If no plan fits with smaller messages, none fitted before either.
+    let Ok(mut other) = cut(workloads, cluster, options, Some(rule)) else { return Ok(best) };
+    other.compress(workloads[other.workload], options)?;
+    let bound = best.lower_bound_s.min(other.lower_bound_s);
+    // With `auto`, a step may be a little longer for the sake of less lossy codecs.
+    let margin = if options.compression.name == Compressor::Auto { SLACK } else { 1.0 };
+    if other.key(margin) < best.key(1.0) {
+        best = other;
+    }
+    best.lower_bound_s = bound;
+    Ok(best)
+}
+
+/// Makes a plan for peers of which nothing but their names is known. `scheduler` is one of the baselines; `None` for
+/// [`Scheduler::EqualCompute`].
+///
+/// # Errors
+///
+/// There is no peer, or the scheduler needs the devices.
+pub fn schedule_unknown(
+    workload: Workload<'_>,
+    peers: &[String],
+    scheduler: Option<Scheduler>,
+    schedule: Schedule,
+) -> Result<Plan, PlanError> {
+    let Workload { forward, micro_batches, .. } = workload;
+    match scheduler.unwrap_or(Scheduler::EqualCompute) {
+        Scheduler::EqualNumber => equal_number(forward, peers, micro_batches, schedule),
+        Scheduler::EqualCompute => equal_compute(forward, peers, micro_batches, schedule),
+        other => Err(PlanError::UnknownDevices { scheduler: other.name() }),
+    }
+}
+
+/// Makes a plan for messages that are as small as `rule` makes them.
+fn cut(
+    workloads: &[Workload<'_>],
+    cluster: &Cluster,
+    options: &PlanOptions,
+    rule: Option<Compression>,
+) -> Result<Scheduled, PlanError> {
+    let (Some(&first), Some(&schedule)) = (workloads.first(), options.schedules.first()) else {
+        return Err(PlanError::Plan("there is no workload, or no schedule, to choose from".into()));
+    };
+    if options.scheduler.needs_cluster() {
+        return SearchSpace::new(workloads, cluster, options, rule)?.plan(options);
+    }
+    let names: Vec<String> = cluster.devices().iter().map(|d| d.name.clone()).collect();
+    let plan = schedule_unknown(first, &names, Some(options.scheduler), schedule)?;
+    let lower_bound_s = SearchSpace::new(workloads, cluster, options, None)?.bound(options);
+    let Prepared { plan, programs, simulation } =
+        prepare(plan, first, Some(cluster), Compression::default(), options.optimizer)?;
+    let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
+    Ok(Scheduled {
+        plan,
+        devices: (0..names.len() as u32).map(PeerId).collect(),
+        cluster: cluster.clone(),
+        workload: 0,
+        programs,
+        simulation,
+        estimate_s: None,
+        lower_bound_s,
+        notes: Vec::new(),
+    })
+}

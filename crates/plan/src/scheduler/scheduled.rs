@@ -1,0 +1,51 @@
+use super::options::{PlanOptions, Workload};
+use super::prepare::{Prepared, prepare};
+use crate::cost::Cluster;
+use crate::error::PlanError;
+use crate::plan::Plan;
+use crate::program::{PeerId, Program};
+use crate::simulate::Simulation;
+
+/// A plan for known machines, ready to run.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Scheduled {
+    /// The plan. Its peers are the devices it uses, in the cluster's order.
+    pub plan: Plan,
+    /// By peer of the plan: its device in the cluster that was planned for.
+    pub devices: Vec<PeerId>,
+    /// The cluster of these devices. Device `i` runs peer `i`.
+    pub cluster: Cluster,
+    /// Index of the workload that the plan is for.
+    pub workload: usize,
+    /// The training Programs of the plan, one per peer.
+    pub programs: Vec<Program>,
+    /// The predicted step.
+    pub simulation: Simulation,
+    /// Seconds of a step by [`Problem::evaluate`](crate::search::Problem::evaluate). `None` from the baselines.
+    pub estimate_s: Option<f64>,
+    /// The least that [`Problem::evaluate`](crate::search::Problem::evaluate) gives any plan, for any workload, schedule and
+    /// number of replicas. It does not bound the simulated step. See [`crate::search::lower_bound`].
+    pub lower_bound_s: f64,
+    /// Sentences for the user, such as which devices were left out and why.
+    pub notes: Vec<String>,
+}
+
+impl Scheduled {
+    /// Gives the plan's links the codecs that a rule chooses.
+    pub(super) fn compress(&mut self, workload: Workload<'_>, options: &PlanOptions) -> Result<(), PlanError> {
+        let plan = self.plan.clone();
+        let Prepared { plan, programs, simulation } =
+            prepare(plan, workload, Some(&self.cluster), options.compression, options.optimizer)?;
+        (self.plan, self.programs) = (plan, programs);
+        if let Some(simulation) = simulation {
+            self.simulation = simulation;
+        }
+        Ok(())
+    }
+
+    /// Plans are compared by whether some device lacks memory, then by the seconds of a step.
+    pub(super) fn key(&self, step_factor: f64) -> (bool, f64) {
+        let mut devices = self.simulation.peers.iter().zip(self.cluster.devices());
+        (devices.any(|(p, d)| p.peak_bytes > d.memory), step_factor * self.simulation.step_s)
+    }
+}

@@ -1,0 +1,407 @@
+//! The search over workloads, schedules and numbers of replicas.
+
+use super::atoms::ModelChain;
+use super::misfit::misfit;
+use super::options::{PlanOptions, Scheduler, Workload};
+use super::prepare::{Prepared, prepare};
+use super::scheduled::Scheduled;
+use super::units::DeviceLinks;
+use crate::codecs::Compression;
+use crate::cost::{Cluster, classes};
+use crate::error::PlanError;
+use crate::plan::Plan;
+use crate::program::PeerId;
+use crate::search::{
+    MAX_CUTS, MAX_THOROUGH_UNITS, MAX_UNITS, Problem, ScoredPlan, SearchDepth, Segment, equal_compute, equal_number,
+    exact, lower_bound, op_fence, polish, search, typical_message_bytes,
+};
+use crate::simulate::STEADY_TOLERANCE;
+
+/// Most positions for cuts in the first search.
+const MAX_COARSE_CUTS: usize = 159;
+
+/// How many pairs of workload and number of replicas are searched thoroughly.
+const THOROUGH_PAIRS: usize = 2;
+
+/// Most operators times micro-batches that are simulated to choose among the best plans.
+const MAX_SIMULATED_RUNS: usize = 600_000;
+
+/// How often the search is repeated with less memory, if a simulated plan needs more than estimated.
+const MAX_MEMORY_ATTEMPTS: usize = 3;
+
+/// Each attempt plans for this share of the memory that would have fitted exactly.
+const MEMORY_MARGIN: f64 = 0.98;
+
+/// How many changed plans the last refinement may try.
+const REFINE_TRIES: usize = 3_000;
+
+/// Numbers of devices that may share a stage.
+const COPIES: [usize; 6] = [1, 2, 4, 8, 16, 32];
+
+/// Pairs whose estimate is at most this many times the best are refined and simulated.
+const MAX_ESTIMATE_RATIO: f64 = 1.5;
+
+/// Workloads on a cluster, ready to be planned.
+pub(super) struct SearchSpace<'a> {
+    cluster: &'a Cluster,
+    links: DeviceLinks<'a>,
+    /// By device.
+    class: Vec<u32>,
+    /// The devices that a plan can use.
+    devices: Vec<u32>,
+    /// The share of each device's memory that plans may use.
+    memory_share: f64,
+    /// The rule by which messages between stages are assumed to be compressed.
+    rule: Option<Compression>,
+    /// By workload.
+    cases: Vec<Case<'a>>,
+}
+
+/// A workload's model as a chain, on single devices.
+struct Case<'a> {
+    workload: Workload<'a>,
+    model: ModelChain,
+    problem: Problem,
+}
+
+/// A plan over a workload's atoms, and the devices of each unit.
+#[derive(PartialEq)]
+struct Choice {
+    workload: usize,
+    plan: ScoredPlan,
+    members: Vec<Vec<u32>>,
+}
+
+/// The plans that a first search found for a workload and a number of replicas.
+struct Trial {
+    plans: Vec<ScoredPlan>,
+    workload: usize,
+    copies: usize,
+}
+
+impl Trial {
+    /// The shortest estimated step.
+    fn step(&self) -> f64 {
+        self.plans.iter().map(|p| p.score.step).fold(f64::INFINITY, f64::min)
+    }
+}
+
+/// A plan that was simulated.
+struct Judged {
+    /// The least quotient of a device's memory and what it needs. Below 1, some device lacks memory.
+    headroom: f64,
+    scheduled: Scheduled,
+}
+
+impl Judged {
+    /// Of two plans that fit, the faster one is better. An equally fast plan never replaces an earlier one.
+    fn better(&self, other: &Self) -> bool {
+        match self.headroom >= 1.0 && other.headroom >= 1.0 {
+            true => self.scheduled.simulation.step_s < (1.0 - STEADY_TOLERANCE) * other.scheduled.simulation.step_s,
+            false => self.headroom > other.headroom,
+        }
+    }
+}
+
+impl<'a> SearchSpace<'a> {
+    pub(super) fn new(
+        workloads: &[Workload<'a>],
+        cluster: &'a Cluster,
+        options: &PlanOptions,
+        rule: Option<Compression>,
+    ) -> Result<Self, PlanError> {
+        if workloads.is_empty() {
+            return Err(PlanError::Plan("there is no workload to plan for".into()));
+        }
+        let links = DeviceLinks::new(cluster);
+        let (class, kinds) = classes(cluster.devices());
+        let unreachable = links.out_of_reach();
+        let devices: Vec<u32> =
+            (0..cluster.devices().len() as u32).filter(|d| unreachable.iter().all(|(u, _)| u.0 != *d)).collect();
+        if devices.is_empty() {
+            let (d, reason) = unreachable[0];
+            return Err(PlanError::Cluster(format!(
+                "no device can take part; {}: {reason}. Give a link between it and the broker's place",
+                cluster.name(d)
+            )));
+        }
+        let mut space = Self { cluster, links, class, devices, memory_share: 1.0, rule, cases: Vec::new() };
+        for &workload in workloads {
+            let mut model = ModelChain::new(workload.forward, workload.train, &options.optimizer, &kinds);
+            if let Some(rule) = rule {
+                let ratio = rule.message_ratio();
+                model.chain.messages.iter_mut().for_each(|m| m.bytes /= ratio);
+            }
+            if model.chain.atoms == 0 {
+                return Err(PlanError::Plan("the graph has no operators".into()));
+            }
+            let machines = {
+                let seconds = model_seconds(&model, &space.class);
+                let groups = space.links.groups(&space.devices, 1, 1.0, &seconds);
+                space.links.machines(&groups, &space.class, &seconds)
+            };
+            let problem = Problem::new(model.chain.clone(), machines, workload.micro_batches);
+            space.cases.push(Case { workload, model, problem });
+        }
+        Ok(space)
+    }
+
+    /// Makes a plan by [`Scheduler::OpFence`] or [`Scheduler::Exact`].
+    pub(super) fn plan(mut self, options: &PlanOptions) -> Result<Scheduled, PlanError> {
+        let bound = self.bound(options);
+        let mut best: Option<Judged> = None;
+        for _ in 0..MAX_MEMORY_ATTEMPTS {
+            let choices = match options.scheduler {
+                Scheduler::Exact => self.exact(options).map(|c| vec![c]),
+                _ => self.op_fence(options),
+            };
+            let choices = match (choices, &best) {
+                (Ok(choices), _) => choices,
+                (Err(e), None) => return Err(e),
+                (Err(_), Some(_)) => break,
+            };
+            let judged = self.judge(choices, bound, options)?;
+            let headroom = judged.headroom;
+            if headroom >= 1.0 {
+                return Ok(judged.scheduled);
+            }
+            if best.as_ref().is_none_or(|b| headroom > b.headroom) {
+                best = Some(judged);
+            }
+            self.memory_share *= MEMORY_MARGIN * headroom;
+            let units = self.cases.iter_mut().flat_map(|c| &mut c.problem.machines.units);
+            units.for_each(|u| u.memory *= MEMORY_MARGIN * headroom);
+        }
+        let Some(Judged { headroom, mut scheduled }) = best else { return Err(self.misfit(options)) };
+        scheduled.notes.push(format!("some device is expected to need {:.0} % of its memory", 100.0 / headroom));
+        Ok(scheduled)
+    }
+
+    /// See [`Scheduled::lower_bound_s`].
+    pub(super) fn bound(&self, options: &PlanOptions) -> f64 {
+        let bounds = self
+            .cases
+            .iter()
+            .map(|c| lower_bound(&c.problem, &options.schedules, self.max_copies(&c.problem, options)));
+        bounds.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Simulates plans and returns the best. Plans that fit the simulated memory come first, then faster ones.
+    fn judge(&self, choices: Vec<Choice>, bound: f64, options: &PlanOptions) -> Result<Judged, PlanError> {
+        let mut best: Option<Judged> = None;
+        let mut left = MAX_SIMULATED_RUNS;
+        for choice in choices {
+            let workload = self.cases[choice.workload].workload;
+            let runs = workload.train.graph.nodes.len() * workload.micro_batches as usize;
+            if best.is_some() && runs > left {
+                break;
+            }
+            left = left.saturating_sub(runs);
+            let judged = self.simulated(&choice, bound, options)?;
+            if best.as_ref().is_none_or(|b| judged.better(b)) {
+                best = Some(judged);
+            }
+        }
+        best.ok_or_else(|| self.misfit(options))
+    }
+
+    fn simulated(&self, choice: &Choice, bound: f64, options: &PlanOptions) -> Result<Judged, PlanError> {
+        let workload = self.cases[choice.workload].workload;
+        let used = self.used(choice);
+        let devices: Vec<PeerId> = used.iter().copied().map(PeerId).collect();
+        let cluster = self.cluster.select(&devices)?;
+        let plan = self.whole_plan(choice, &used, options);
+        let rule = self.rule.unwrap_or_default();
+        let Prepared { plan, programs, simulation } = prepare(plan, workload, Some(&cluster), rule, options.optimizer)?;
+        let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
+        let needs = simulation.peers.iter().zip(cluster.devices());
+        let headroom = needs.map(|(p, d)| d.memory as f64 / p.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min);
+        let scheduled = Scheduled {
+            plan,
+            devices,
+            cluster,
+            workload: choice.workload,
+            programs,
+            simulation,
+            estimate_s: Some(choice.plan.score.step),
+            lower_bound_s: bound,
+            notes: self.notes(&used),
+        };
+        Ok(Judged { headroom, scheduled })
+    }
+
+    /// The devices that a plan uses, ascending.
+    fn used(&self, choice: &Choice) -> Vec<u32> {
+        let members = |g: &Segment| choice.members[g.unit as usize].clone();
+        let mut used: Vec<u32> = choice.plan.segments.iter().flat_map(members).collect();
+        used.sort_unstable();
+        used.dedup();
+        used
+    }
+
+    fn whole_plan(&self, choice: &Choice, used: &[u32], options: &PlanOptions) -> Plan {
+        let Case { workload, model, .. } = &self.cases[choice.workload];
+        let segments = &choice.plan.segments;
+        let names: Vec<String> = used.iter().map(|d| self.cluster.devices()[*d as usize].name.clone()).collect();
+        let stage_of: Vec<u32> =
+            model.atom_of.iter().map(|a| segments.partition_point(|g| g.hi <= *a) as u32).collect();
+        let mut plan = Plan::from_stages(
+            workload.forward,
+            &stage_of,
+            &vec![0; segments.len()],
+            names,
+            workload.micro_batches,
+            choice.plan.schedule,
+            options.scheduler.name(),
+        );
+        for (stage, segment) in plan.stages.iter_mut().zip(segments) {
+            let peers = choice.members[segment.unit as usize].iter().filter_map(|d| used.binary_search(d).ok());
+            stage.peers = peers.map(|p| p as u32).collect();
+        }
+        plan
+    }
+
+    /// Which devices a plan leaves out, and why.
+    fn notes(&self, used: &[u32]) -> Vec<String> {
+        let unreachable = self.links.out_of_reach().into_iter();
+        let mut notes: Vec<String> =
+            unreachable.map(|(d, reason)| format!("{} is left out: {reason}", self.cluster.name(d))).collect();
+        let idle = self.devices.iter().filter(|d| !used.contains(d)).map(|d| self.cluster.name(PeerId(*d)));
+        let idle: Vec<&str> = idle.collect();
+        if !idle.is_empty() {
+            notes.push(format!("left out, since a step takes no less time with them: {}", idle.join(", ")));
+        }
+        notes
+    }
+
+    /// The best plans found, the best first. They cover the workloads and numbers of replicas that come near the best, under
+    /// each schedule.
+    fn op_fence(&self, options: &PlanOptions) -> Result<Vec<Choice>, PlanError> {
+        let mut choices: Vec<Choice> = Vec::new();
+        for (i, trial) in self.trials(options).into_iter().enumerate() {
+            let Trial { plans: mut best, workload, copies } = trial;
+            let problem = self.problem(workload, copies);
+            let cuts = coarse_cuts(&problem);
+            if i < THOROUGH_PAIRS && problem.machines.units.len() <= MAX_THOROUGH_UNITS {
+                let coarse = problem.restrict(&cuts);
+                let known: Vec<Vec<Segment>> = best.iter().map(|f| f.segments.clone()).collect();
+                best.extend(options.schedules.iter().filter_map(|s| op_fence(&coarse, &[*s], &known)));
+            }
+            for plan in best.into_iter().map(|plan| refined(&problem, plan, &cuts)) {
+                for &schedule in &options.schedules {
+                    let plan = problem.scored(plan.segments.clone(), schedule);
+                    let feasible = plan.score.feasible();
+                    let members = problem.machines.units.iter().map(|u| u.members.clone()).collect();
+                    let choice = Choice { workload, plan, members };
+                    if feasible && !choices.contains(&choice) {
+                        choices.push(choice);
+                    }
+                }
+            }
+        }
+        if choices.is_empty() {
+            return Err(self.misfit(options));
+        }
+        choices.sort_by(|a, b| a.plan.score.step.total_cmp(&b.plan.score.step));
+        Ok(choices)
+    }
+
+    /// The first search: for each workload and number of replicas, the best coarse plans. The best come first.
+    fn trials(&self, options: &PlanOptions) -> Vec<Trial> {
+        let mut trials: Vec<Trial> = Vec::new();
+        for (w, case) in self.cases.iter().enumerate() {
+            let most = self.max_copies(&case.problem, options);
+            for copies in COPIES.into_iter().filter(|c| *c <= most) {
+                let problem = self.problem(w, copies);
+                let coarse = problem.restrict(&coarse_cuts(&problem));
+                let known = [equal_number(&coarse), equal_compute(&coarse)];
+                // With many devices, one search covers all schedules. One for each would take too long.
+                let together = if self.devices.len() <= MAX_THOROUGH_UNITS { 1 } else { options.schedules.len() };
+                let schedules = options.schedules.chunks(together);
+                let plans = schedules.filter_map(|s| search(&coarse, s, &known, SearchDepth::Quick)).collect();
+                trials.push(Trial { plans, workload: w, copies });
+            }
+        }
+        trials.sort_by(|a, b| a.step().total_cmp(&b.step()));
+        let shortest = trials.first().map_or(f64::INFINITY, Trial::step);
+        trials.retain(|t| t.step() < MAX_ESTIMATE_RATIO * shortest);
+        // If nothing fits, single devices are searched thoroughly.
+        if trials.is_empty() {
+            trials.push(Trial { plans: Vec::new(), workload: 0, copies: 1 });
+        }
+        trials
+    }
+
+    /// A workload's problem, with devices joined in groups of `copies`.
+    fn problem(&self, workload: usize, copies: usize) -> Problem {
+        let Case { model, problem, .. } = &self.cases[workload];
+        if copies == 1 {
+            return problem.clone();
+        }
+        let seconds = model_seconds(model, &self.class);
+        let groups = self.links.groups(&self.devices, copies, typical_message_bytes(problem), &seconds);
+        let mut machines = self.links.machines(&groups, &self.class, &seconds);
+        machines.units.iter_mut().for_each(|u| u.memory *= self.memory_share);
+        problem.on(machines)
+    }
+
+    /// Most devices that may share a stage.
+    fn max_copies(&self, problem: &Problem, options: &PlanOptions) -> usize {
+        let most = (options.replicas as usize).min(problem.micro_batches as usize);
+        most.min(self.devices.len()).max(1)
+    }
+
+    fn exact(&self, options: &PlanOptions) -> Result<Choice, PlanError> {
+        if self.devices.len() > MAX_UNITS {
+            return Err(PlanError::Plan(format!(
+                "the exact scheduler takes up to {MAX_UNITS} devices, but there are {}; use op-fence",
+                self.devices.len()
+            )));
+        }
+        let mut best: Option<(usize, ScoredPlan)> = None;
+        for (w, Case { problem, .. }) in self.cases.iter().enumerate() {
+            let cuts = problem.cuts(MAX_CUTS);
+            let coarse = problem.restrict(&cuts);
+            let known = op_fence(&coarse, &options.schedules, &[]);
+            let below = known.as_ref().map(|f| f.score.step);
+            let Some(plan) = exact(&coarse, &options.schedules, below).or(known) else { continue };
+            if best.as_ref().is_none_or(|(_, b)| plan.score.better(&b.score)) {
+                best = Some((w, ScoredPlan { segments: spread(&plan.segments, &cuts), ..plan }));
+            }
+        }
+        let Some((workload, plan)) = best else { return Err(self.misfit(options)) };
+        let units = &self.cases[workload].problem.machines.units;
+        Ok(Choice { workload, plan, members: units.iter().map(|u| u.members.clone()).collect() })
+    }
+
+    /// Why no plan fits.
+    fn misfit(&self, options: &PlanOptions) -> PlanError {
+        let Case { workload, model, problem } = &self.cases[0];
+        misfit(workload.forward, self.cluster, model, problem, options.schedules[0])
+    }
+}
+
+/// By device: seconds for one micro-batch of the whole model.
+fn model_seconds<'m>(model: &'m ModelChain, class: &'m [u32]) -> impl Fn(u32) -> f64 + 'm {
+    |d| {
+        let s = &model.chain.seconds[class[d as usize] as usize];
+        s.forward.last().copied().unwrap_or(0.0) + s.backward.last().copied().unwrap_or(0.0)
+    }
+}
+
+/// A plan over the positions `cuts`, as a plan over all positions.
+fn spread(segments: &[Segment], cuts: &[usize]) -> Vec<Segment> {
+    let at = |i: u32| cuts[i as usize] as u32;
+    segments.iter().map(|g| Segment { unit: g.unit, lo: at(g.lo), hi: at(g.hi) }).collect()
+}
+
+/// A plan over the positions `cuts`, refined over all positions.
+fn refined(problem: &Problem, plan: ScoredPlan, cuts: &[usize]) -> ScoredPlan {
+    let plan = problem.scored(spread(&plan.segments, cuts), plan.schedule);
+    polish(problem, plan, &mut { REFINE_TRIES })
+}
+
+/// Positions for cuts in the first search.
+fn coarse_cuts(problem: &Problem) -> Vec<usize> {
+    problem.cuts(MAX_COARSE_CUTS.min(4 * problem.machines.units.len().max(10)))
+}

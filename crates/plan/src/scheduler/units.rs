@@ -1,0 +1,151 @@
+//! From a cluster to units: single devices, or devices joined as replicas of each other.
+
+use crate::cost::Cluster;
+use crate::program::PeerId;
+use crate::search::{LinkCost, Machines, Unit, UplinkShare, communities};
+
+/// Most units among which a plan is looked for.
+const MAX_UNITS: usize = 96;
+
+/// No way at all.
+const NO_LINK: LinkCost = LinkCost { latency: f64::INFINITY, per_byte: f64::INFINITY };
+
+/// The ways between all devices of a cluster, and to and from its broker.
+pub(super) struct DeviceLinks<'a> {
+    cluster: &'a Cluster,
+    /// From `a` to `b` at `a * (devices + 1) + b`.
+    costs: Vec<LinkCost>,
+}
+
+impl<'a> DeviceLinks<'a> {
+    pub(super) fn new(cluster: &'a Cluster) -> Self {
+        let width = cluster.devices().len() + 1;
+        let mut costs = vec![LinkCost::NONE; width * width];
+        for a in 0..width {
+            for b in (0..width).filter(|b| *b != a) {
+                let link = cluster.link(peer(width, a), peer(width, b));
+                costs[a * width + b] = match link {
+                    Some(link) => LinkCost { latency: link.latency, per_byte: 1.0 / link.bandwidth },
+                    None => NO_LINK,
+                };
+            }
+        }
+        Self { cluster, costs }
+    }
+
+    fn cost(&self, a: usize, b: usize) -> LinkCost {
+        self.costs[a * (self.cluster.devices().len() + 1) + b]
+    }
+
+    /// The devices that no plan can use, with the reason.
+    pub(super) fn out_of_reach(&self) -> Vec<(PeerId, &'static str)> {
+        let devices = self.cluster.devices().len();
+        let one_way = |a, b| self.cost(a, b) == NO_LINK;
+        let reason = |d: usize| match (one_way(devices, d), one_way(d, devices)) {
+            (true, _) => Some("nothing leads to it from the broker"),
+            (_, true) => Some("nothing leads from it to the broker"),
+            _ => None,
+        };
+        (0..devices).filter_map(|d| Some((PeerId(d as u32), reason(d)?))).collect()
+    }
+
+    /// Seconds for `bytes` there and back.
+    fn seconds(&self, a: u32, b: u32, bytes: f64) -> f64 {
+        let (a, b) = (a as usize, b as usize);
+        (self.cost(a, b).seconds(bytes) + self.cost(b, a).seconds(bytes)).min(f64::MAX / 1e12)
+    }
+
+    /// Devices in groups of `copies` that are near to each other (by the time that `bytes` take between them) and alike in speed (`whole` is the
+    /// time of a device for the whole model); what is left over in smaller ones. Of too many groups, the fastest.
+    pub(super) fn groups(
+        &self,
+        devices: &[u32],
+        copies: usize,
+        bytes: f64,
+        whole: impl Fn(u32) -> f64,
+    ) -> Vec<Vec<u32>> {
+        let mut groups: Vec<Vec<u32>> = if copies == 1 {
+            devices.iter().map(|d| vec![*d]).collect()
+        } else {
+            let label = communities(devices.len(), |a, b| 1.0 / self.seconds(devices[a], devices[b], bytes).max(1e-12));
+            let count = label.iter().max().map_or(0, |m| m + 1);
+            let chunks = (0..count).flat_map(|c| {
+                let mut members: Vec<u32> = (0..devices.len()).filter(|i| label[*i] == c).map(|i| devices[i]).collect();
+                // Sites first: a group within one shares no uplink.
+                let site = |d: u32| self.cluster.devices()[d as usize].site;
+                members.sort_by(|a, b| site(*a).cmp(&site(*b)).then(whole(*a).total_cmp(&whole(*b))).then(a.cmp(b)));
+                members.chunks(copies).map(<[u32]>::to_vec).collect::<Vec<_>>()
+            });
+            chunks.collect()
+        };
+        let speed = |g: &Vec<u32>| g.len() as f64 / g.iter().map(|d| whole(*d)).fold(0.0, f64::max);
+        if groups.len() > MAX_UNITS {
+            groups.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(a.cmp(b)));
+            groups.truncate(MAX_UNITS);
+        }
+        groups.sort();
+        groups
+    }
+
+    /// Groups as units. `class` is by device.
+    pub(super) fn machines(&self, groups: &[Vec<u32>], class: &[u32], whole: impl Fn(u32) -> f64) -> Machines {
+        let devices = self.cluster.devices().len();
+        let broker = vec![devices as u32];
+        let worst = |a: &[u32], b: &[u32]| {
+            let pairs = a.iter().flat_map(|x| b.iter().map(|y| (*x as usize, *y as usize)));
+            pairs.filter(|(x, y)| x != y).map(|(x, y)| self.cost(x, y)).fold(LinkCost::NONE, |worst, r| LinkCost {
+                latency: worst.latency.max(r.latency),
+                per_byte: worst.per_byte.max(r.per_byte),
+            })
+        };
+        let unit = |members: &Vec<u32>| {
+            let slowest = members.iter().copied().max_by(|a, b| whole(*a).total_cmp(&whole(*b))).unwrap_or(0);
+            let memory = members.iter().map(|d| self.cluster.devices()[*d as usize].memory).min().unwrap_or(0);
+            Unit {
+                members: members.clone(),
+                class: class[slowest as usize],
+                memory: memory as f64,
+                inside: worst(members, members),
+            }
+        };
+        let all: Vec<&Vec<u32>> = groups.iter().chain([&broker]).collect();
+        let shared = self.cluster.sites().iter().any(|s| s.uplink.is_some());
+        let (mut links, mut uplinks) = (Vec::with_capacity(all.len() * all.len()), Vec::new());
+        for (i, a) in all.iter().enumerate() {
+            for (j, b) in all.iter().enumerate() {
+                links.push(if i == j { LinkCost::NONE } else { worst(a, b) });
+                if shared {
+                    uplinks.push(if i == j { Vec::new() } else { self.uplinks(a, b) });
+                }
+            }
+        }
+        Machines {
+            units: groups.iter().map(unit).collect(),
+            links,
+            uplinks,
+            uplink_count: if shared { 2 * self.cluster.sites().len() } else { 0 },
+        }
+    }
+
+    /// The uplinks between two groups with seconds per byte, averaged over their pairs. A site's outward one has twice its index, its inward one that and one.
+    fn uplinks(&self, a: &[u32], b: &[u32]) -> Vec<UplinkShare> {
+        let width = self.cluster.devices().len() + 1;
+        let mut shares: Vec<UplinkShare> = Vec::new();
+        let pairs = (a.len() * b.len()) as f64;
+        for (x, y) in a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y))) {
+            for (id, link) in self.cluster.uplinks(peer(width, x as usize), peer(width, y as usize)) {
+                let (uplink, per_byte) = (2 * id.site + u32::from(!id.outward), 1.0 / link.bandwidth / pairs);
+                match shares.iter_mut().find(|s| s.uplink == uplink) {
+                    Some(share) => share.per_byte += per_byte,
+                    None => shares.push(UplinkShare { uplink, per_byte }),
+                }
+            }
+        }
+        shares
+    }
+}
+
+/// The last place is the broker's.
+fn peer(width: usize, place: usize) -> PeerId {
+    if place + 1 == width { PeerId::BROKER } else { PeerId(place as u32) }
+}

@@ -1,0 +1,193 @@
+//! What one more stage adds to a plan's end.
+
+use super::super::problem::Problem;
+use super::super::round_trip::RoundTrip;
+use super::state::{LastStage, LastTraffic, State};
+use crate::schedule::Schedule;
+
+/// Seconds per micro-batch at a machine or a link, and once per step after the last micro-batch.
+pub(super) struct StationLoad {
+    pub(super) forward: f64,
+    pub(super) backward: f64,
+    pub(super) after: f64,
+}
+
+/// Seconds per micro-batch of a shared uplink.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct UplinkLoad {
+    pub(super) forward: f64,
+    pub(super) backward: f64,
+}
+
+/// One more stage before a state. It adds the same to all ends with that state.
+pub(super) struct Stage {
+    pub(super) hi: u32,
+    /// What it adds to the pipeline.
+    pub(super) pipeline: f64,
+    /// See [`Problem::delayed`].
+    pub(super) delayed: f64,
+    /// Seconds of reductions.
+    pub(super) reductions: f64,
+    pub(super) stations: Vec<StationLoad>,
+    /// By shared uplink.
+    pub(super) uplinks: Vec<UplinkLoad>,
+    traffic: Traffic,
+}
+
+/// Bytes per micro-batch between the stage and each unit.
+struct Traffic {
+    /// Activations to the unit.
+    down: Vec<f64>,
+    /// Gradients from the unit.
+    up: Vec<f64>,
+}
+
+/// Whether the stage's unit also holds the last stage.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum UnitUse {
+    First,
+    Again,
+}
+
+impl Stage {
+    /// A stage of `unit` from atom `lo` to the state's. `count` is the number of stages from it on. `None` if it exceeds the
+    /// unit's memory or if a link is missing.
+    pub(super) fn new(
+        problem: &Problem,
+        schedule: Schedule,
+        state: &State,
+        unit: u32,
+        lo: u32,
+        count: u32,
+        unit_use: UnitUse,
+    ) -> Option<Self> {
+        let (u, a, b) = (unit as usize, lo as usize, state.lo as usize);
+        let trip = problem.round_trip(schedule);
+        let last = state.last.as_ref().filter(|_| unit_use == UnitUse::Again);
+        let [forward, backward] = problem.compute(u, a, b);
+        let delayed = problem.delayed(schedule, u, a, b);
+        let machine = machine(problem, trip, unit, a..b, count, last)?;
+        let mut stage = Self {
+            hi: state.lo,
+            pipeline: forward + backward - delayed,
+            delayed,
+            reductions: 0.0,
+            stations: vec![machine],
+            uplinks: vec![UplinkLoad::default(); problem.machines.uplink_count],
+            traffic: Traffic::new(problem, state, unit, lo),
+        };
+        stage.add_links(problem, u, last);
+        stage.add_inputs(problem, u, lo..state.lo, last);
+        stage.reductions = owned_reductions(problem, state, unit, lo);
+        let finite = |s: &StationLoad| (s.forward + s.backward + s.after).is_finite();
+        let reachable = (stage.pipeline + stage.reductions).is_finite() && stage.stations.iter().all(finite);
+        reachable.then_some(stage)
+    }
+
+    fn add_links(&mut self, problem: &Problem, u: usize, last: Option<&LastStage>) {
+        let machines = &problem.machines;
+        let (mut there, mut back) = (0.0_f64, 0.0_f64);
+        for v in 0..machines.units.len() {
+            let (down, up) = (self.traffic.down[v], self.traffic.up[v]);
+            there = there.max(machines.link(u, v).seconds(down));
+            back = back.max(machines.link(v, u).seconds(up));
+            for share in machines.uplinks(u, v) {
+                self.uplinks[share.uplink as usize].forward += down * share.per_byte;
+            }
+            for share in machines.uplinks(v, u) {
+                self.uplinks[share.uplink as usize].backward += up * share.per_byte;
+            }
+            // The links of a unit that comes again also carry the last stage's traffic.
+            let LastTraffic { received, sent } = last.map_or(LastTraffic::default(), |l| l.traffic[v]);
+            let (received, sent) = (f64::from_bits(received), f64::from_bits(sent));
+            let load = |forward, backward| StationLoad { forward, backward, after: 0.0 };
+            self.stations.push(load(problem.busy(u, v, down), problem.busy(u, v, sent)));
+            self.stations.push(load(problem.busy(v, u, received), problem.busy(v, u, up)));
+        }
+        self.pipeline += there + back;
+    }
+
+    fn add_inputs(&mut self, problem: &Problem, u: usize, atoms: std::ops::Range<u32>, last: Option<&LastStage>) {
+        let read = |atoms: std::ops::Range<u32>| -> f64 {
+            let inputs = problem.chain.inputs.iter().filter(|i| i.is_read_by(atoms.clone()));
+            inputs.map(|i| i.bytes).sum()
+        };
+        let here = read(atoms);
+        let all = here + last.map_or(0.0, |l| read(l.lo..problem.chain.atoms as u32));
+        let broker = problem.machines.broker();
+        self.stations.push(StationLoad { forward: problem.busy(broker, u, all), backward: 0.0, after: 0.0 });
+        for share in problem.machines.uplinks(broker, u) {
+            self.uplinks[share.uplink as usize].forward += here * share.per_byte;
+        }
+    }
+
+    /// The last stage as the state before this stage has it, with its traffic to and from this stage. This stage itself, if
+    /// it is the last.
+    pub(super) fn last(&self, state: &State, unit: u32, lo: u32) -> LastStage {
+        let Some(last) = &state.last else {
+            return LastStage { unit, lo, traffic: vec![LastTraffic::default(); self.traffic.down.len()] };
+        };
+        let mut last = last.clone();
+        if unit != last.unit {
+            let (received, sent) = (self.traffic.down[last.unit as usize], self.traffic.up[last.unit as usize]);
+            last.traffic[unit as usize] = LastTraffic { received: received.to_bits(), sent: sent.to_bits() };
+        }
+        last
+    }
+}
+
+/// The load of the stage's machine, with that of the last stage if the unit holds it too. `None` if it exceeds the memory.
+fn machine(
+    problem: &Problem,
+    trip: RoundTrip,
+    unit: u32,
+    atoms: std::ops::Range<usize>,
+    count: u32,
+    last: Option<&LastStage>,
+) -> Option<StationLoad> {
+    let u = unit as usize;
+    let [mut forward, mut backward] = problem.compute(u, atoms.start, atoms.end);
+    let mut memory = problem.memory(u, atoms.start, atoms.end, trip.in_flight(count as usize));
+    let mut after = problem.finish(u, atoms.start, atoms.end);
+    if let Some(last) = last {
+        let (lo, hi) = (last.lo as usize, problem.chain.atoms);
+        let [f, b] = problem.compute(u, lo, hi);
+        (forward, backward) = (forward + f, backward + b);
+        memory += problem.memory(u, lo, hi, trip.in_flight(1));
+        after += problem.finish(u, lo, hi);
+    }
+    (memory <= problem.machines.units[u].memory).then_some(StationLoad { forward, backward, after })
+}
+
+/// Seconds to reduce the gradients of the ties that the stage's unit owns.
+fn owned_reductions(problem: &Problem, state: &State, unit: u32, lo: u32) -> f64 {
+    let ties = problem.chain.ties.iter().enumerate();
+    let owned = ties.filter(|(_, tie)| (lo..state.lo).contains(&tie.owner_atom()));
+    owned.map(|(t, _)| state.reduction_seconds(problem, t, unit)).sum()
+}
+
+impl Traffic {
+    fn new(problem: &Problem, state: &State, unit: u32, lo: u32) -> Self {
+        let units = problem.machines.units.len();
+        let here = lo..state.lo;
+        let mut traffic = Self { down: vec![0.0; units], up: vec![0.0; units] };
+        for (&m, &behind) in problem.crossing[state.lo as usize].iter().zip(&state.open) {
+            let message = &problem.chain.messages[m as usize];
+            let activation = message.maker < state.lo;
+            let here = match activation {
+                true => here.contains(&message.maker),
+                false => message.users.iter().any(|x| here.contains(x)),
+            };
+            if !here {
+                continue;
+            }
+            let bytes = if activation { &mut traffic.down } else { &mut traffic.up };
+            for (v, bytes) in bytes.iter_mut().enumerate() {
+                if behind >> v & 1 == 1 && v != unit as usize {
+                    *bytes += message.bytes;
+                }
+            }
+        }
+        traffic
+    }
+}

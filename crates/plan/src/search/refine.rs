@@ -1,0 +1,225 @@
+//! Small changes to a plan, kept where they make it better.
+
+use super::cut::{Effort, cut, cut_like};
+use super::problem::Problem;
+use super::score::{ScoredPlan, Segment};
+use crate::schedule::Schedule;
+
+/// Changes the order of units, each change followed by the best cut, until none helps or `cuts` have been made. For few units.
+pub(crate) fn reorder(
+    problem: &Problem,
+    order: &[u32],
+    schedules: &[Schedule],
+    found: ScoredPlan,
+    cuts: &mut usize,
+) -> ScoredPlan {
+    let mut best = found;
+    // What the plan uses first and in its order; what it leaves out at the end, from where it may come back in.
+    let mut order = with_rest(&best, order);
+    let n = order.len();
+    loop {
+        let mut gained = false;
+        let moves = (0..n).flat_map(|from| (0..n).map(move |to| (from, to, false)));
+        let swaps = (0..n).flat_map(|a| (a + 2..n).map(move |b| (a, b, true)));
+        for (from, to, swap) in moves.chain(swaps) {
+            if from == to || (!swap && from == to + 1) {
+                continue;
+            }
+            let Some(left) = cuts.checked_sub(1) else {
+                return best;
+            };
+            *cuts = left;
+            let mut other = order.clone();
+            if swap {
+                other.swap(from, to);
+            } else {
+                let unit = other.remove(from);
+                other.insert(to, unit);
+            }
+            if let Some(new) = cut_like(problem, &other, &best).map(|f| with_best_schedule(problem, f, schedules))
+                && new.score.step < best.score.step * (1.0 - 1e-9)
+            {
+                (best, order, gained) = (new, other, true);
+            }
+        }
+        if !gained {
+            return best;
+        }
+    }
+}
+
+/// The plan under the schedule that suits it best.
+pub(crate) fn with_best_schedule(problem: &Problem, mut found: ScoredPlan, schedules: &[Schedule]) -> ScoredPlan {
+    for &schedule in schedules {
+        let score = problem.evaluate(&found.segments, schedule);
+        if score.better(&found.score) {
+            (found.score, found.schedule) = (score, schedule);
+        }
+    }
+    found
+}
+
+fn with_rest(found: &ScoredPlan, order: &[u32]) -> Vec<u32> {
+    let mut all: Vec<u32> = Vec::with_capacity(order.len());
+    for u in found.segments.iter().map(|g| &g.unit).chain(order) {
+        if !all.contains(u) {
+            all.push(*u);
+        }
+    }
+    all
+}
+
+/// Shifts cuts, exchanges units, drops stages and brings in unused units, until nothing helps or `tries` have been made.
+pub(crate) fn polish(problem: &Problem, found: ScoredPlan, tries: &mut usize) -> ScoredPlan {
+    let mut state = Polish { problem, best: found, tries };
+    state.shift();
+    while state.exchange() {}
+    state.best
+}
+
+struct Polish<'a> {
+    problem: &'a Problem,
+    best: ScoredPlan,
+    tries: &'a mut usize,
+}
+
+impl Polish<'_> {
+    /// Keeps the change if it helps.
+    fn offer(&mut self, segments: Vec<Segment>) -> bool {
+        let Some(left) = self.tries.checked_sub(1) else {
+            return false;
+        };
+        *self.tries = left;
+        if segments.is_empty() || segments.iter().any(|g| g.lo >= g.hi) {
+            return false;
+        }
+        let score = self.problem.evaluate(&segments, self.best.schedule);
+        let (old, new) = (self.best.score.key(), score.key());
+        // Sums of the same numbers in another order differ in the last bits.
+        let helps = new.0 < old.0 || (new.0 == old.0 && new.1 < old.1 * (1.0 - 1e-9));
+        if helps {
+            self.best = ScoredPlan { segments, schedule: self.best.schedule, score };
+        }
+        helps
+    }
+
+    /// Shifts every cut as far as it helps.
+    fn shift(&mut self) -> bool {
+        let mut ever = false;
+        loop {
+            let mut gained = false;
+            for s in 1..self.best.segments.len() {
+                for by in [1_i64, -1, 2, -2, 4, -4, 8, -8, 16, -16, 32, -32] {
+                    let mut segments = self.best.segments.clone();
+                    let at = i64::from(segments[s].lo) + by;
+                    if at <= i64::from(segments[s - 1].lo) || at >= i64::from(segments[s].hi) {
+                        continue;
+                    }
+                    (segments[s - 1].hi, segments[s].lo) = (at as u32, at as u32);
+                    gained |= self.offer(segments);
+                }
+            }
+            if !gained || *self.tries == 0 {
+                return ever || gained;
+            }
+            ever = true;
+        }
+    }
+
+    /// One round of changes of units; whether any helped.
+    fn exchange(&mut self) -> bool {
+        let mut gained = false;
+        let units = self.problem.machines.units.len() as u32;
+        let unused =
+            |p: &Self| -> Vec<u32> { (0..units).filter(|u| p.best.segments.iter().all(|g| g.unit != *u)).collect() };
+        let mut s = 0;
+        while s < self.best.segments.len() && *self.tries > 0 {
+            // Without this stage, whose atoms go to a neighbour or to both.
+            for way in 0..3 {
+                let old = &self.best.segments;
+                if old.len() < 2 || s >= old.len() {
+                    break;
+                }
+                let Segment { lo, hi, .. } = old[s];
+                let mut segments = old.clone();
+                segments.remove(s);
+                let middle = match way {
+                    0 => lo,
+                    1 => hi,
+                    _ => (lo + hi) / 2,
+                };
+                let middle = if s == 0 {
+                    lo
+                } else if s == segments.len() {
+                    hi
+                } else {
+                    middle
+                };
+                if s > 0 {
+                    segments[s - 1].hi = middle;
+                }
+                if s < segments.len() {
+                    segments[s].lo = middle;
+                }
+                if self.offer(segments) {
+                    gained = true;
+                    self.shift();
+                }
+            }
+            for t in s + 1..self.best.segments.len() {
+                let mut segments = self.best.segments.clone();
+                (segments[s].unit, segments[t].unit) = (segments[t].unit, segments[s].unit);
+                if self.offer(segments) {
+                    gained = true;
+                    self.shift();
+                }
+            }
+            for u in unused(self) {
+                if s >= self.best.segments.len() {
+                    break;
+                }
+                let mut segments = self.best.segments.clone();
+                segments[s].unit = u;
+                let mut helped = self.offer(segments);
+                // In this stage's first or second half.
+                for second in [false, true] {
+                    if s >= self.best.segments.len() || self.best.segments.iter().any(|g| g.unit == u) {
+                        break;
+                    }
+                    let mut segments = self.best.segments.clone();
+                    let Segment { unit, lo, hi } = segments[s];
+                    let middle = (lo + hi) / 2;
+                    let (first, last) = if second { (unit, u) } else { (u, unit) };
+                    segments[s] = Segment { unit: first, lo, hi: middle };
+                    segments.insert(s + 1, Segment { unit: last, lo: middle, hi });
+                    helped |= self.offer(segments);
+                }
+                if helped {
+                    gained = true;
+                    self.shift();
+                }
+            }
+            s += 1;
+        }
+        gained
+    }
+}
+
+/// The best cuts of some orders, each under the schedule that suits it, the best first.
+pub(crate) fn best_of(
+    problem: &Problem,
+    orders: &[Vec<u32>],
+    schedules: &[Schedule],
+    effort: Effort,
+    keep: usize,
+) -> Vec<(usize, ScoredPlan)> {
+    let mut found: Vec<(usize, ScoredPlan)> = Vec::new();
+    for (i, order) in orders.iter().enumerate() {
+        let cuts = schedules.iter().filter_map(|s| cut(problem, order, *s, effort));
+        found.extend(cuts.min_by(|a, b| a.score.step.total_cmp(&b.score.step)).map(|f| (i, f)));
+    }
+    found.sort_by(|a, b| a.1.score.step.total_cmp(&b.1.score.step));
+    found.dedup_by(|a, b| a.1.segments == b.1.segments);
+    found.truncate(keep);
+    found
+}

@@ -1,0 +1,44 @@
+//! The messages of a training step.
+
+use std::collections::HashMap;
+
+use fusionllm_graph::{TensorType, ValueId};
+
+use crate::error::PlanError;
+use crate::program::{PeerId, Program, Slot};
+
+/// A message of every training step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Message {
+    pub(super) from: PeerId,
+    pub(super) to: PeerId,
+    pub(super) slot: Slot,
+    /// Bytes of the tensor as it is sent.
+    pub(super) payload: u64,
+    /// Bytes on the wire.
+    pub(super) bytes: f64,
+    pub(super) channel: u32,
+    /// Seconds of the sender's codec thread.
+    pub(super) encode: f64,
+    /// Seconds of the receiver's codec thread.
+    pub(super) decode: f64,
+}
+
+/// The messages of a step. A sender finds the message it sends by receiver and slot.
+pub(super) struct Messages {
+    pub(super) all: Vec<Message>,
+    pub(super) index: HashMap<(PeerId, Slot), u32>,
+}
+
+impl Messages {
+    pub(super) fn find(&self, to: PeerId, slot: Slot) -> Option<(u32, &Message)> {
+        let id = *self.index.get(&(to, slot))?;
+        Some((id, &self.all[id as usize]))
+    }
+}
+
+/// The type of a value that a Program names.
+pub(super) fn value_type(p: &Program, v: ValueId) -> Result<&TensorType, PlanError> {
+    let value = p.values.get(&v).ok_or_else(|| PlanError::Program(format!("{} does not know value {v}", p.peer)))?;
+    Ok(&value.ty)
+}

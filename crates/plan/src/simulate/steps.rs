@@ -1,0 +1,261 @@
+//! One peer's instructions as steps that take time.
+
+use std::collections::HashMap;
+
+use fusionllm_graph::ops::OpClass;
+use fusionllm_graph::{NodeId, Phase, ValueId};
+
+use super::memory::Memory;
+use super::messages::{Messages, value_type};
+use super::{Activity, SimulateOptions};
+use crate::cost::{CopyDirection, Device, signature, squared_norm, sum, update};
+use crate::error::PlanError;
+use crate::program::{Instruction, PeerId, Program, Slot};
+
+/// One step of a peer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Step {
+    /// Computes, and holds at most `peak` bytes meanwhile.
+    Compute { activity: Activity, micro_batch: Option<u32>, seconds: f64, peak: u64 },
+    /// Waits for a message.
+    Receive { message: u32 },
+    /// Hands over a message.
+    Send { message: u32 },
+    /// Sends norms and waits for the verdict.
+    Clip,
+}
+
+/// What a node costs on the peer's device.
+#[derive(Debug, Clone, Copy)]
+struct NodeCost {
+    seconds: f64,
+    scratch: u64,
+    phase: Phase,
+}
+
+/// Seconds of a parameter's update.
+#[derive(Debug, Clone, Copy)]
+struct UpdateCost {
+    norm: f64,
+    optimizer: f64,
+}
+
+pub(super) struct Writer<'a> {
+    program: &'a Program,
+    device: &'a Device,
+    messages: &'a Messages,
+    /// By node number, less the first.
+    nodes: Vec<NodeCost>,
+    first_node: u32,
+    memory: Memory,
+    /// By micro-batch: whether its backward pass has begun.
+    backward_begun: Vec<bool>,
+    /// By reduction.
+    updates: Vec<UpdateCost>,
+    out: Vec<Step>,
+}
+
+impl<'a> Writer<'a> {
+    pub(super) fn new(
+        program: &'a Program,
+        device: &'a Device,
+        options: &SimulateOptions,
+        messages: &'a Messages,
+    ) -> Result<Self, PlanError> {
+        let mut updates = Vec::new();
+        for r in &program.reductions {
+            let ty = value_type(program, r.parameter)?;
+            let (norm, cost) = squared_norm(ty);
+            let norm = device.seconds(norm, &cost);
+            let (step, cost) = update(&options.optimizer, ty);
+            updates.push(UpdateCost { norm, optimizer: device.seconds(step, &cost) });
+        }
+        Ok(Self {
+            program,
+            device,
+            messages,
+            nodes: node_costs(program, device)?,
+            first_node: program.nodes.keys().next().map_or(0, |n| n.0),
+            memory: Memory::new(program, options)?,
+            backward_begun: vec![false; program.micro_batches as usize],
+            updates,
+            out: Vec::new(),
+        })
+    }
+
+    pub(super) fn steps(mut self) -> Result<Vec<Step>, PlanError> {
+        let program = self.program;
+        for (at, i) in program.instructions.iter().enumerate() {
+            match *i {
+                Instruction::Receive { slot, .. } => self.receive(slot)?,
+                Instruction::Send { slot, to } => self.send(slot, to)?,
+                Instruction::Run { node, micro_batch } => self.run(at, node, micro_batch)?,
+                Instruction::Free { value, micro_batch } => self.memory.free(value, micro_batch),
+                Instruction::Accumulate { reduction, part, value, micro_batch } => {
+                    let bytes = self.parameter_bytes(reduction)?;
+                    let first = self.memory.accumulate(reduction, part, bytes);
+                    // The first term is moved, not added.
+                    let next = program.instructions.get(at + 1);
+                    let moved = first && next == Some(&Instruction::Free { value, micro_batch });
+                    let held = self.memory.live() - if moved { bytes } else { 0 };
+                    let seconds = if first { 0.0 } else { self.sum_seconds(reduction)? };
+                    self.compute(Activity::WeightGrad, Some(micro_batch), seconds, held);
+                }
+                Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
+                Instruction::Reduce { reduction } => {
+                    let bytes = self.parameter_bytes(reduction)?;
+                    let more = program.reductions[reduction as usize].parts.len().saturating_sub(1);
+                    let peak = self.memory.live();
+                    self.memory.remove(more as u64 * bytes);
+                    self.compute(Activity::Update, None, more as f64 * self.sum_seconds(reduction)?, peak);
+                }
+                Instruction::Clip => {
+                    let owned: Vec<u32> = program.owned().map(|(i, _)| i).collect();
+                    let seconds = owned.iter().map(|&i| self.updates[i as usize].norm).sum();
+                    self.compute(Activity::Update, None, seconds, self.memory.live());
+                    self.out.push(Step::Clip);
+                }
+                Instruction::Update { reduction } => {
+                    let bytes = self.parameter_bytes(reduction)?;
+                    let peak = self.memory.live();
+                    self.memory.remove(bytes);
+                    self.compute(Activity::Update, None, self.updates[reduction as usize].optimizer, peak);
+                }
+            }
+        }
+        Ok(self.out)
+    }
+
+    fn not_validated(&self) -> PlanError {
+        PlanError::Program(format!("{} was not validated", self.program.peer))
+    }
+
+    /// The parameter of a reduction.
+    fn parameter(&self, reduction: u32) -> Result<ValueId, PlanError> {
+        let r = self.program.reductions.get(reduction as usize);
+        r.map(|r| r.parameter).ok_or_else(|| self.not_validated())
+    }
+
+    fn parameter_bytes(&self, reduction: u32) -> Result<u64, PlanError> {
+        Ok(value_type(self.program, self.parameter(reduction)?)?.bytes() as u64)
+    }
+
+    /// Seconds to add a term to a parameter's gradient.
+    fn sum_seconds(&self, reduction: u32) -> Result<f64, PlanError> {
+        let (name, cost) = sum(value_type(self.program, self.parameter(reduction)?)?);
+        Ok(self.device.seconds(name, &cost))
+    }
+
+    fn receive(&mut self, slot: Slot) -> Result<(), PlanError> {
+        let found = self.messages.find(self.program.peer, slot).map(|(id, m)| (id, m.bytes));
+        let (message, wire_bytes) = found.ok_or_else(|| self.not_validated())?;
+        self.out.push(Step::Receive { message });
+        let bytes = value_type(self.program, slot.value())?.bytes() as u64;
+        match slot {
+            Slot::Value { value, micro_batch } => self.memory.put(value, micro_batch),
+            Slot::Part { .. } => self.memory.add(bytes),
+            Slot::Parameter { .. } | Slot::Buffer { .. } => {}
+        }
+        let copy = self.device.copy_seconds(CopyDirection::Upload, bytes as f64);
+        self.exchange(slot, copy + self.device.traffic_seconds(wire_bytes), bytes);
+        Ok(())
+    }
+
+    fn send(&mut self, slot: Slot, to: PeerId) -> Result<(), PlanError> {
+        let bytes = value_type(self.program, slot.value())?.bytes() as u64;
+        self.exchange(slot, self.device.copy_seconds(CopyDirection::Download, bytes as f64), bytes);
+        if let Slot::Part { .. } = slot {
+            self.memory.remove(bytes);
+        }
+        let (message, wire_bytes) = self.messages.find(to, slot).map(|(id, m)| (id, m.bytes)).ok_or_else(|| {
+            PlanError::Program(format!("{} sends {to} a message that {to} does not expect", self.program.peer))
+        })?;
+        self.out.push(Step::Send { message });
+        let traffic = self.device.traffic_seconds(wire_bytes);
+        if traffic > 0.0 {
+            self.exchange(slot, traffic, 0);
+        }
+        Ok(())
+    }
+
+    fn run(&mut self, at: usize, node: NodeId, micro_batch: u32) -> Result<(), PlanError> {
+        let program = self.program;
+        let cost = node.0.checked_sub(self.first_node).and_then(|n| self.nodes.get(n as usize)).copied();
+        let NodeCost { seconds, scratch, phase } = cost.ok_or_else(|| self.not_validated())?;
+        let n = program.nodes.get(&node).ok_or_else(|| self.not_validated())?;
+        let begun = self.backward_begun.get(micro_batch as usize).ok_or_else(|| self.not_validated())?;
+        let begun = *begun || phase != Phase::Forward;
+        self.backward_begun[micro_batch as usize] = begun;
+        let activity = match phase {
+            // A forward node that backward runs again.
+            Phase::Forward if begun => Activity::Backward,
+            Phase::Forward => Activity::Forward,
+            Phase::InputGrad => Activity::Backward,
+            Phase::WeightGrad => Activity::WeightGrad,
+        };
+        let frees = program.instructions[at + 1..].iter().map_while(|i| match *i {
+            Instruction::Free { value, micro_batch: m } if m == micro_batch => Some(value),
+            _ => None,
+        });
+        let peak = self.memory.run(n, micro_batch, frees);
+        self.compute(activity, Some(micro_batch), seconds, peak + scratch);
+        Ok(())
+    }
+
+    /// Computes for a message, or loses computing time to it. `bytes` of it are held meanwhile.
+    fn exchange(&mut self, slot: Slot, seconds: f64, bytes: u64) {
+        let (activity, micro_batch) = match slot {
+            Slot::Value { micro_batch, .. } if self.backward_begun.get(micro_batch as usize) == Some(&true) => {
+                (Activity::Backward, Some(micro_batch))
+            }
+            Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. } => {
+                (Activity::Forward, Some(micro_batch))
+            }
+            Slot::Part { .. } | Slot::Parameter { .. } => (Activity::Update, None),
+        };
+        self.compute(activity, micro_batch, seconds, self.memory.live() + bytes);
+    }
+
+    /// Adds a step, or extends the last one if that is the same activity.
+    fn compute(&mut self, activity: Activity, micro_batch: Option<u32>, seconds: f64, held: u64) {
+        let backward = |a: Activity| matches!(a, Activity::Backward | Activity::WeightGrad);
+        if let Some(Step::Compute { activity: last, micro_batch: m, seconds: sum, peak }) = self.out.last_mut()
+            && *m == micro_batch
+            && (*last == activity || (backward(*last) && backward(activity)))
+        {
+            // Only a step without any other work counts as delayed weight gradients.
+            *last = if *last == activity { activity } else { Activity::Backward };
+            *sum += seconds;
+            *peak = held.max(*peak);
+        } else {
+            self.out.push(Step::Compute { activity, micro_batch, seconds, peak: held });
+        }
+    }
+}
+
+/// By node number, less the first.
+fn node_costs(program: &Program, device: &Device) -> Result<Vec<NodeCost>, PlanError> {
+    let first = program.nodes.keys().next().map_or(0, |n| n.0);
+    let last = program.nodes.keys().next_back().map_or(0, |n| n.0);
+    let mut costs = vec![NodeCost { seconds: 0.0, scratch: 0, phase: Phase::Forward }; (last - first) as usize + 1];
+    let by_signature = device.knows_signatures();
+    let mut views: HashMap<ValueId, &str> = HashMap::new();
+    for (id, node) in &program.nodes {
+        let types = |ids: &[ValueId]| ids.iter().map(|v| value_type(program, *v)).collect::<Result<Vec<_>, _>>();
+        let (inputs, outputs) = (types(&node.inputs)?, types(&node.outputs)?);
+        let (name, cost) = (node.op.name(), node.op.cost(&inputs, &outputs));
+        let signature = match by_signature {
+            true => signature(&node.op, &inputs, &outputs, |i| views.get(&node.inputs[i]).copied()),
+            false => String::new(),
+        };
+        if by_signature && cost.class == OpClass::View {
+            views.extend(node.outputs.iter().map(|v| (*v, name)));
+        }
+        costs[(id.0 - first) as usize] = NodeCost {
+            seconds: device.seconds_of(&signature, name, &cost),
+            scratch: device.scratch_bytes(&signature, name, &cost),
+            phase: node.phase,
+        };
+    }
+    Ok(costs)
+}
