@@ -2,8 +2,8 @@
 
 use fusionllm_graph::{Graph, Op, Phase, ValueKind};
 
-/// By node: whether a peer computes it again where it is needed, so that it is never sent. True for nodes that depend on
-/// constants alone, and for reshapes, permutations and expansions.
+/// By node: whether a peer computes it again where it is needed, so that it is never sent. True for nodes that depend
+/// on constants alone, and for reshapes, permutations and expansions.
 pub(crate) fn cheap(graph: &Graph) -> Vec<bool> {
     let mut constant = vec![false; graph.nodes.len()];
     let mut cheap = vec![false; graph.nodes.len()];

@@ -1,8 +1,8 @@
 //! Plans and Programs: which peer runs which operators, and in which order.
 //!
-//! A [`Plan`] is plain data: the stages of a graph, the peers of each, the number of micro-batches, and the schedule. Nothing
-//! else decides where an operator runs. [`compile`] makes one [`Program`] per peer from it: a list of run, send, receive, free
-//! and update instructions. The executor runs Programs, and [`simulate`] predicts their time.
+//! A [`Plan`] is plain data: the stages of a graph, the peers of each, the number of micro-batches, and the schedule.
+//! Nothing else decides where an operator runs. [`compile`] makes one [`Program`] per peer from it: a list of run,
+//! send, receive, free and update instructions. The executor runs Programs, and [`simulate`] predicts their time.
 
 mod codecs;
 mod compile;

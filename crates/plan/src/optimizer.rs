@@ -1,10 +1,10 @@
-//! What an update of the parameters needs to know: the rule, the learning rate of each step, and the verdict on its gradients.
+//! The update of parameters: its rule, its learning rate, and the verdict on a step's gradients.
 
 use fusionllm_graph::Op;
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use serde::{Deserialize, Serialize};
 
-/// The rule by which owners update their parameters. PyTorch's semantics; see the operators.
+/// The rule by which owners update their parameters, with PyTorch's semantics.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {
     /// See [`AdamwStep`].
@@ -14,7 +14,7 @@ pub enum Optimizer {
 }
 
 impl Optimizer {
-    /// Names of the tensors kept beside each parameter, as PyTorch names them; each starts at zero.
+    /// Names of the tensors kept beside each parameter, as in PyTorch. Each starts at zero.
     pub fn slots(&self) -> &'static [&'static str] {
         match self {
             Self::Adamw(_) => &["exp_avg", "exp_avg_sq"],
@@ -22,7 +22,7 @@ impl Optimizer {
         }
     }
 
-    /// The operator: (parameter, gradient, slots…, hyper) to (parameter, slots…).
+    /// The operator, from (parameter, gradient, slots…, hyper) to (parameter, slots…).
     pub fn op(&self) -> Op {
         match *self {
             Self::Adamw(op) => op.into(),
@@ -30,7 +30,7 @@ impl Optimizer {
         }
     }
 
-    /// The operator's last operand for this verdict.
+    /// The operator's `hyper` operand for a verdict.
     pub fn hyper(&self, v: &Verdict) -> Vec<f64> {
         match self {
             Self::Adamw(op) => {
@@ -47,16 +47,16 @@ impl Optimizer {
 pub struct LearningRate {
     /// The highest rate.
     pub base: f64,
-    /// Updates until it is reached.
+    /// Updates until the highest rate is reached.
     pub warmup: u64,
-    /// Whether it falls to `min` along a half cosine, reached at this many updates.
+    /// The update at which a half cosine reaches `min`. `None` for a constant rate.
     pub cosine_until: Option<u64>,
-    /// Where it ends.
+    /// The final rate of the cosine.
     pub min: f64,
 }
 
 impl LearningRate {
-    /// The rate of update `update`, counted from 1.
+    /// The rate of an update, counted from 1.
     pub fn at(&self, update: u64) -> f64 {
         if update <= self.warmup {
             return self.base * update as f64 / self.warmup as f64;
@@ -73,20 +73,21 @@ impl LearningRate {
     }
 }
 
-/// What the broker answers to the squared norms of a step's gradients.
+/// The broker's answer to the squared norms of a step's gradients.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Verdict {
-    /// Whether the step is applied: not if the loss or a gradient is not finite.
+    /// Whether the step is applied. False if the loss or a gradient is not finite.
     pub apply: bool,
-    /// Which update it is, counted from 1.
+    /// The number of the update, from 1.
     pub update: u64,
     /// Its learning rate.
     pub lr: f64,
-    /// Factor of every gradient.
+    /// The factor of every gradient.
     pub factor: f64,
 }
 
-/// The global norm of gradients from their squared norms, given in graph order, and the factor that clips it (PyTorch's `clip_grad_norm_`).
+/// The global norm of gradients, and the factor that clips it, as in PyTorch's `clip_grad_norm_`. The squared norms
+/// are in graph order.
 pub fn clip_factor(squared_norms: &[f64], clip: Option<f64>) -> (f64, f64) {
     let norm = squared_norms.iter().sum::<f64>().sqrt();
     let factor = match clip {
@@ -96,7 +97,8 @@ pub fn clip_factor(squared_norms: &[f64], clip: Option<f64>) -> (f64, f64) {
     (norm, factor)
 }
 
-/// What a micro-batch adds to its batch's loss: its own mean by its share of the targets. Without any, its mean is 0 / 0 and it adds nothing.
+/// What a micro-batch adds to its batch's loss: its mean, weighted by its share of the targets. A micro-batch without
+/// targets has the mean 0 / 0 and adds nothing.
 pub fn share_of_loss(weight: f64, mean: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * mean }
 }

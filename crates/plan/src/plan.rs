@@ -12,26 +12,30 @@ use crate::schedule::Schedule;
 /// Version of the plan file.
 pub const FORMAT_VERSION: u32 = 2;
 
-/// Some of a graph's forward nodes and the peers that run them. Their backward operators sit with them.
+/// A stage: some of a graph's forward nodes, and the peers that run them. Their backward operators belong to the same
+/// stage.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Stage {
-    /// Indices of the peers that take turns, replicas of each other: micro-batch `m` runs on the one at `m % peers.len()`. A peer may take several turns.
+    /// The peers that take turns, by index. They are replicas of each other: micro-batch `m` runs on peer `m %
+    /// peers.len()` of this list. A peer may take several turns.
     ///
-    /// A gradient is summed over the micro-batches of each turn, and these sums are added in the order of turns. So the number of turns decides the last digits of
-    /// a sum, and who takes them does not: one peer that takes all turns gets the same bits as its replicas, for the memory of a sum per turn.
+    /// A gradient is summed over the micro-batches of each turn. The sums are then added in the order of turns. So
+    /// the number of turns decides the last digits of a gradient, but the peers do not. One peer that takes all turns
+    /// gets the same bits as several replicas, but needs memory for a sum per turn.
     pub peers: Vec<u32>,
     /// The nodes, ascending.
     pub nodes: Vec<NodeId>,
 }
 
 impl Stage {
-    /// Who runs a micro-batch. The plan must be [valid](Plan::validate): a stage without peers gives the broker.
+    /// The peer that runs a micro-batch. A stage without peers, which no [valid](Plan::validate) plan has, returns
+    /// the broker.
     pub fn peer(&self, micro_batch: u32) -> PeerId {
         let turn = (micro_batch as usize).checked_rem(self.peers.len());
         turn.map_or(PeerId::BROKER, |t| PeerId(self.peers[t]))
     }
 
-    /// Its peers, each once, in the plan's order.
+    /// The peers, each once, in the plan's order.
     pub fn replicas(&self) -> Vec<PeerId> {
         let mut replicas: Vec<PeerId> = Vec::with_capacity(self.peers.len());
         for &p in &self.peers {
@@ -43,37 +47,38 @@ impl Stage {
     }
 }
 
-/// Which peer runs what, and how a step goes. Forward edges run to the same or a later stage; a peer may hold several.
+/// Which peer runs what, and how a step goes. A forward edge leads to the same stage or a later one. A peer may hold
+/// several stages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// [`FORMAT_VERSION`].
     pub fusionllm_plan: u32,
-    /// Counts the plans of a run, from 1: codecs may change while it trains.
+    /// The number of this plan in its run, from 1. Each change of codecs makes a new plan.
     #[serde(default = "first")]
     pub version: u32,
-    /// [`Graph::digest`] of the forward graph it was made for.
+    /// [`Graph::digest`] of the forward graph that the plan is for.
     pub graph: String,
-    /// Names of the peers. In a file each may stand in an object that says more of it.
+    /// Names of the peers. In a file, each may be an object with more about the peer.
     #[serde(deserialize_with = "names")]
     pub peers: Vec<String>,
     /// Stages in pipeline order.
     pub stages: Vec<Stage>,
-    /// Micro-batches a step.
+    /// Micro-batches per step.
     pub micro_batches: u32,
-    /// The order of their forward and backward passes.
+    /// The order of forward and backward passes.
     pub schedule: Schedule,
-    /// Who cut it.
+    /// The scheduler that made the plan.
     pub scheduler: String,
     /// How the codecs were chosen.
     #[serde(default)]
     pub compression: Compression,
-    /// The codecs of directed links, by their ends; what a link without one carries goes as it is.
+    /// The codecs of directed links, sorted by sender and receiver. A link without one sends tensors exactly.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub codecs: Vec<LinkCodec>,
 }
 
 impl Plan {
-    /// Checks that it can be carried out for `graph`.
+    /// Checks that the plan can be carried out for `graph`.
     pub fn validate(&self, graph: &Graph) -> Result<(), PlanError> {
         let fail = |m: String| Err(PlanError::Plan(m));
         let digest = graph.digest();
@@ -114,16 +119,16 @@ impl Plan {
         Ok(())
     }
 
-    /// The peers that hold a stage. The others are left out: they have nothing to do, and a run does without them.
+    /// The peers that hold a stage. A run does without the others.
     pub fn used(&self) -> BTreeSet<PeerId> {
         self.stages.iter().flat_map(|s| s.peers.iter().map(|p| PeerId(*p))).collect()
     }
 
-    /// The same plan without the peers that are left out. Those that stay are numbered anew.
+    /// The same plan without idle peers. The remaining peers are renumbered.
     pub fn without_idle(mut self) -> Self {
         let used = self.used();
         let names: Option<Vec<String>> = used.iter().map(|p| self.peers.get(p.0 as usize).cloned()).collect();
-        // A stage of a peer that is not there is found out when the plan is checked.
+        // `validate` reports a stage whose peer does not exist.
         let Some(names) = names else { return self };
         let number = |p: PeerId| used.range(..p).count() as u32;
         for p in self.stages.iter_mut().flat_map(|s| &mut s.peers) {
@@ -137,7 +142,7 @@ impl Plan {
         self
     }
 
-    /// Codecs stand once for a link, in the order of their ends, with ratios that mean something.
+    /// Links have at most one codec each, are sorted, and have valid ratios.
     fn check_codecs(&self) -> Result<(), PlanError> {
         let fail = |l: &LinkCodec, m: &str| Err(PlanError::Plan(format!("the codec from {} to {} {m}", l.from, l.to)));
         let peers = self.peers.len() as u32;
@@ -194,7 +199,7 @@ impl Plan {
             .collect()
     }
 
-    /// A plan from the stage of every node and the peer of every stage, each alone in its stage.
+    /// A plan with one peer per stage, from the stage of every node and the peer of every stage.
     pub fn from_stages(
         graph: &Graph,
         stage_of: &[u32],
@@ -230,9 +235,9 @@ impl Plan {
         serde_json::to_string_pretty(self).map_err(|e| PlanError::File(e.to_string()))
     }
 
-    /// Reads a plan file; [`Self::validate`] it against the graph before use.
+    /// Reads a plan file. Call [`Self::validate`] with the graph before use.
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
-        // Alone first: another version may hold anything else.
+        // The version is read alone first: other fields may differ between versions.
         #[derive(Deserialize)]
         struct Version {
             fusionllm_plan: u32,

@@ -1,4 +1,4 @@
-//! The plan file: a Plan with all that its prediction was made from, so that it can be simulated anywhere.
+//! The plan file: a Plan with everything needed to simulate it.
 
 use std::collections::BTreeMap;
 
@@ -15,18 +15,18 @@ use crate::plan::Plan;
 use crate::program::Program;
 use crate::simulate::{SimulateOptions, Simulation, simulate};
 
-/// A Plan, the devices and links it is for, and its graph without constants' contents.
+/// A Plan, its cluster, and its graph without the contents of constants.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SavedPlan {
     /// The plan.
     pub plan: Plan,
-    /// Device `i` is the plan's peer `i`.
+    /// The cluster. Device `i` runs peer `i`.
     pub cluster: Cluster,
     /// The forward graph.
     pub graph: Graph,
     /// How parameters are updated.
     pub optimizer: Optimizer,
-    /// How it came about.
+    /// How the plan was made.
     pub origin: Origin,
 }
 
@@ -39,20 +39,21 @@ pub enum PlanDetail {
     Complete,
 }
 
-/// What is known of a plan besides what a simulation tells.
+/// How a plan was made.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Origin {
-    /// Seconds below which no plan for this job and cluster can come, if they were reckoned.
+    /// The least step by the scheduler's cost formula, over all plans for this job and cluster, if computed. The
+    /// simulated step may be below it: see [`crate::search::lower_bound`].
     pub lower_bound_step_s: Option<f64>,
     /// Seconds that planning took.
     pub solve_s: Option<f64>,
-    /// What the scheduler has to say, such as which devices it left out.
+    /// Sentences of the scheduler, such as which devices it left out.
     #[serde(default)]
     pub notes: Vec<String>,
 }
 
 impl SavedPlan {
-    /// Its Programs.
+    /// The plan's training Programs.
     ///
     /// # Errors
     ///
@@ -62,12 +63,12 @@ impl SavedPlan {
         let loss = self.graph.outputs.get("loss").copied();
         let loss = loss.ok_or_else(|| PlanError::Plan("the graph has no output named \"loss\"".into()))?;
         let train: TrainGraph = autodiff::differentiate(&self.graph, loss).map_err(fail)?;
-        // The plan's digest is that of the graph with its constants.
+        // The plan's digest covers the contents of constants, which the file leaves out.
         let plan = Plan { graph: self.graph.digest(), ..self.plan.clone() };
         compile(&plan, &self.graph, &train)
     }
 
-    /// Runs it on the virtual clock.
+    /// Simulates a step.
     ///
     /// # Errors
     ///
@@ -76,12 +77,13 @@ impl SavedPlan {
         simulate(&self.programs()?, &self.cluster, &SimulateOptions { optimizer: self.optimizer, record })
     }
 
-    /// By how much of the lower bound the predicted step is longer than it, if there is one. Where the simulator lets more overlap than the bound's count, 0.
+    /// How much the predicted step exceeds the lower bound, as a share of the bound. 0 if the step is below it, since
+    /// the simulator overlaps more work than the cost formula.
     pub fn gap(&self, simulation: &Simulation) -> Option<f64> {
         self.origin.lower_bound_step_s.map(|bound| (simulation.step_s / bound - 1.0).max(0.0))
     }
 
-    /// The plan with what `simulation` predicts: what `fusionllm plan --json` prints, and, where it is `whole`, all that a plan file holds.
+    /// The plan with its prediction, as `fusionllm plan --json` prints it.
     pub fn to_value(&self, simulation: &Simulation, detail: PlanDetail) -> Result<Value, PlanError> {
         let mut object = match value(&self.plan)? {
             Value::Object(object) => object,
@@ -103,7 +105,7 @@ impl SavedPlan {
             });
         object.insert("peers".into(), peers.collect());
         let links = simulation.links.iter().map(|l| {
-            // Which rule chose the largest entries is the plan's to tell; what other codecs save depends on the tensor.
+            // Top-k is reported under the rule's name. What other codecs save depends on the tensor.
             let (codec, ratio) = match self.plan.codec(l.from, l.to) {
                 Codec::None => (Codec::None.name(), Some(1.0)),
                 Codec::TopK(top) => (self.plan.compression.name.name(), Some(top.ratio)),
@@ -112,7 +114,7 @@ impl SavedPlan {
             json!({
                 "from": self.cluster.name(l.from), "to": self.cluster.name(l.to), "codec": codec, "ratio": ratio,
                 "predicted_bytes_per_step": l.bytes, "predicted_busy_s": l.busy_s,
-                // Between a broker and the device beside it there is no limit.
+                // The link between the broker and the device beside it has no limit.
                 "predicted_bytes_per_s": self.cluster.link(l.from, l.to).map(|l| l.bandwidth).filter(|b| b.is_finite()),
             })
         });
@@ -131,7 +133,7 @@ impl SavedPlan {
         Ok(Value::Object(object))
     }
 
-    /// The plan file's text: one line for each of its parts, and for each peer and link.
+    /// The plan file's text: one line for each part, and for each peer and link.
     pub fn to_json(&self, simulation: &Simulation) -> Result<String, PlanError> {
         let parts: BTreeMap<String, Value> =
             serde_json::from_value(self.to_value(simulation, PlanDetail::Complete)?).map_err(file)?;
@@ -149,7 +151,7 @@ impl SavedPlan {
     ///
     /// # Errors
     ///
-    /// It is none, is of another version, holds a plan alone, or its parts do not fit each other.
+    /// It is not a plan file, has another version, holds a plan alone, or its parts do not match.
     pub fn from_json(text: &str) -> Result<Self, PlanError> {
         #[derive(Deserialize)]
         struct Rest {

@@ -6,13 +6,14 @@ pub enum Schedule {
     /// All forward passes, then all backward passes (Huang et al., 2019).
     #[serde(rename = "gpipe")]
     GPipe,
-    /// Each backward pass runs as soon as it can. A stage starts no more micro-batches than keep the later stages busy
-    /// (Narayanan et al., 2019).
+    /// Each backward pass runs as soon as it can. A stage starts no more micro-batches than keep the later stages
+    /// busy (Narayanan et al., 2019).
     #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
     /// As 1F1B, but backward computes only the gradients that other stages wait for. A peer computes weight gradients
-    /// when it would be idle, or when it keeps as many micro-batches as 1F1B's first stage (ZB-H1 of Qi et al., 2023).
+    /// when it would be idle, or when it keeps as many micro-batches as 1F1B's first stage (ZB-H1 of Qi et al.,
+    /// 2023).
     #[serde(rename = "zb-h1")]
     ZeroBubble,
     /// As ZB-H1, with about twice as many micro-batches in flight (ZB-H2 of the same paper). They fill the time that
@@ -48,8 +49,8 @@ impl Schedule {
         self.kinds().contains(&TaskKind::Weight)
     }
 
-    /// How many micro-batches a stage may have between their forward and backward passes. `peers` is the number of peers
-    /// from this stage to the last.
+    /// How many micro-batches a stage may have between their forward and backward passes. `peers` is the number of
+    /// peers from this stage to the last.
     pub(crate) fn in_flight_limit(self, peers: usize) -> usize {
         match self {
             Self::GPipe => usize::MAX,
@@ -58,8 +59,8 @@ impl Schedule {
         }
     }
 
-    /// The time that a tensor is assumed to spend on a link, in passes. With a delay above zero, tasks are ordered so that
-    /// weight gradients fill the gaps that links leave.
+    /// The time that a tensor is assumed to spend on a link, in passes. With a delay above zero, tasks are ordered so
+    /// that weight gradients fill the gaps that links leave.
     pub(crate) fn link_delay(self) -> usize {
         match self {
             Self::GPipe | Self::OneFOneB | Self::ZeroBubble => 0,

@@ -20,12 +20,13 @@ pub const SLACK: f64 = 1.005;
 type LinkEnds = (PeerId, PeerId);
 
 impl Compression {
-    /// Chooses the codec of every link on which `programs` send tensors that may be compressed. Device `i` of `cluster` runs
-    /// peer `i`. Links without a codec are left out.
+    /// Chooses the codec of every link on which `programs` send tensors that may be compressed. Device `i` of
+    /// `cluster` runs peer `i`. Links without a codec are left out.
     ///
     /// # Errors
     ///
-    /// The ratio is below 1. Or the rule needs the links' rates, and there is no cluster or no route between two peers.
+    /// The ratio is below 1. Or the rule needs the links' rates, and there is no cluster or no route between two
+    /// peers.
     pub fn choose(
         &self,
         programs: &[Program],
@@ -64,10 +65,10 @@ pub(crate) fn assign(programs: &mut [Program], codecs: &[LinkCodec]) {
 
 /// Chooses for each link the least lossy codec that keeps the link from slowing the step. Never top-k.
 ///
-/// With the strongest codec on every link, a step is as short as it can be. Codecs are then relaxed for as long as the step
-/// stays within [`SLACK`] of that. First all links are relaxed together: neighbours in a pipeline, and links behind one
-/// uplink, are only as fast as all of them. Then each link is relaxed a level at a time, the fastest link first. A fast link
-/// gets a codec too, where encoding takes less of the processor than sending the bytes it saves.
+/// With the strongest codec on every link, a step is as short as it can be. Codecs are then relaxed for as long as
+/// the step stays within [`SLACK`] of that. First all links are relaxed together: neighbours in a pipeline, and links
+/// behind one uplink, are only as fast as all of them. Then each link is relaxed a level at a time, the fastest link
+/// first. A fast link gets a codec too, where encoding takes less of the processor than sending the bytes it saves.
 fn auto(
     programs: &[Program],
     traffic: &Traffic,
@@ -112,9 +113,9 @@ fn auto(
 /// The codecs that `auto` chooses from, the least lossy first: from [`Compressor::STRONGEST_AUTO`], each next
 /// [`milder`](Codec::milder) one. Codecs above `ratio` are left out.
 ///
-/// Top-k is not among them. At 10x on three links, a GPT-2 with 10 million parameters reached a validation loss of 3.36;
-/// without codecs it reached 2.45 (150 steps, `scripts/compression.py convergence`). Shared masks reduce the harm, but four
-/// bits do less harm still.
+/// Top-k is not among them. At 10x on three links, a GPT-2 with 10 million parameters reached a validation loss of
+/// 3.36; without codecs it reached 2.45 (150 steps, `scripts/compression.py convergence`). Shared masks reduce the
+/// harm, but four bits do less harm still.
 fn ladder(ratio: f64) -> Vec<Codec> {
     let strongest = Compressor::STRONGEST_AUTO.uniform(1.0);
     let all = successors(Some(strongest), |c| (*c != Codec::None).then(|| c.milder()));

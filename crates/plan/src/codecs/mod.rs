@@ -1,4 +1,5 @@
-//! The codecs of links: the rule in a job file, the traffic that codecs apply to, and the choice of codecs by that rule.
+//! The codecs of links: the rule in a job file, the traffic that codecs apply to, and the choice of codecs by that
+//! rule.
 
 mod choice;
 mod rule;

@@ -1,4 +1,4 @@
-//! What is done to the tensors that cross from one peer to another.
+//! The rule by which links get codecs.
 
 use std::fmt;
 use std::str::FromStr;
@@ -9,26 +9,28 @@ use serde::{Deserialize, Serialize};
 use crate::error::PlanError;
 use crate::program::PeerId;
 
-/// How codecs are chosen.
+/// How tensors are compressed between peers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Compression {
     /// The rule.
     pub name: Compressor,
-    /// Bytes of a tensor over its bytes on the wire: for top-k; with AdaTopK on the slowest link, with `auto` at most. At least 1.
+    /// Bytes of a tensor divided by its bytes on the wire; at least 1. For top-k it is the ratio of every link. For
+    /// AdaTopK it is the ratio of the slowest link. For `auto` it is the highest ratio.
     pub ratio: f64,
-    /// Whether codecs that do harm give way to milder ones while the run goes on; else it is only told.
+    /// Whether a codec that does harm is replaced by a less lossy one during the run. If not, the run only warns.
     #[serde(default)]
     pub guard: bool,
-    /// Whether what a codec left out of a tensor is added to the one of the same value and micro-batch in the next step.
+    /// Whether a codec's error is added to the same value and micro-batch in the next step.
     #[serde(default)]
     pub error_feedback: bool,
-    /// Whether what top-k left out of an activation is left out of its gradient too, which then is that of what was received; else the gradient has its own largest entries.
+    /// Whether the gradient of an activation keeps the entries that top-k kept of the activation. If not, it keeps
+    /// its own largest entries.
     #[serde(default)]
     pub shared_masks: bool,
     /// Whether integers are rounded up or down at random, so that their mean is exact.
     #[serde(default)]
     pub stochastic_rounding: bool,
-    /// Steps from one measurement of the spectra of what is compressed to the next; 0 for none.
+    /// Steps from one measurement of compressed tensors' spectra to the next; 0 for none.
     #[serde(default)]
     pub spectral_watch: u64,
 }
@@ -40,10 +42,11 @@ pub enum Compressor {
     /// Nothing is compressed.
     #[default]
     None,
-    /// The largest entries, fewest on the slowest link, by the published rule ([`adatopk`]).
+    /// The largest entries, fewest on the slowest link, by the published rule
+    /// ([`adatopk`](fusionllm_compress::adatopk)).
     #[serde(rename = "adatopk")]
     AdaTopK,
-    /// The largest entries, as many on every link.
+    /// The largest entries, the same share on every link.
     #[serde(rename = "topk")]
     TopK,
     /// 16-bit floats on every link.
@@ -52,16 +55,16 @@ pub enum Compressor {
     Int8,
     /// 4-bit integers in blocks on every link.
     Int4,
-    /// The same behind a Hadamard rotation.
+    /// 4-bit integers in blocks, after a Hadamard rotation, on every link.
     Int4Hadamard,
     /// 4-bit floats in blocks on every link.
     Nvfp4,
-    /// On each link the mildest codec with which the link is not what a step waits for.
+    /// On each link, the least lossy codec that keeps the link from slowing the step; never top-k.
     Auto,
 }
 
 impl Compressor {
-    /// All of them.
+    /// Every rule.
     pub const ALL: [Self; 9] = [
         Self::None,
         Self::AdaTopK,
@@ -82,7 +85,7 @@ impl Compressor {
         Codec::named(self.name(), ratio).unwrap_or_default()
     }
 
-    /// What users call it.
+    /// The name in job files.
     pub fn name(self) -> &'static str {
         match self {
             Self::None => "none",
@@ -136,17 +139,18 @@ pub struct LinkCodec {
     pub from: PeerId,
     /// The receiving peer.
     pub to: PeerId,
-    /// What activations, and gradients of activations, go through.
+    /// The codec of activations and their gradients.
     pub codec: Codec,
 }
 
 impl Compression {
-    /// Whether the rule must know the links.
+    /// Whether the rule needs to know the links.
     pub fn needs_links(&self) -> bool {
         matches!(self.name, Compressor::AdaTopK | Compressor::Auto)
     }
 
-    /// The rule that cuts between smaller messages are made by: where codecs are chosen for a cut, the strongest of them. `None` if no message is smaller.
+    /// The rule by which messages are assumed to be compressed while a model is cut. For `auto`, it is the strongest.
+    /// `None` if no message gets smaller.
     pub(crate) fn for_planning(&self) -> Option<Self> {
         match self.name {
             Compressor::None => None,
@@ -158,7 +162,7 @@ impl Compression {
         }
     }
 
-    /// How many times smaller the rule makes large messages on the slowest link.
+    /// How many times smaller large messages become on the slowest link.
     pub(crate) fn message_ratio(&self) -> f64 {
         match self.name {
             Compressor::AdaTopK => self.ratio,
@@ -167,5 +171,5 @@ impl Compression {
     }
 }
 
-/// Elements of a message beside which a codec's own bytes are few.
+/// Elements of a large message. A codec's own header is negligible beside them.
 pub(super) const LARGE: usize = 1 << 20;

@@ -1,4 +1,4 @@
-//! What the codecs of links apply to.
+//! The messages that codecs apply to.
 
 use std::collections::BTreeMap;
 
@@ -8,20 +8,21 @@ use crate::cost::{Cluster, UplinkId};
 use crate::error::PlanError;
 use crate::program::{Instruction, PeerId, Program, Slot};
 
-/// Whether a message may go through a codec: activations and their gradients, never inputs, parameters, their gradients or integers.
+/// Whether a codec may apply to a message. True for activations and their gradients; false for inputs, parameters,
+/// their gradients and integers.
 pub(crate) fn codable(slot: Slot, other_end: PeerId, ty: &TensorType, varies: bool) -> bool {
     matches!(slot, Slot::Value { .. }) && other_end != PeerId::BROKER && ty.dtype == DType::F32 && varies
 }
 
-/// What may be compressed of one step's messages, by link.
+/// The messages of one step that may be compressed, by link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traffic {
-    /// The numbers of elements of each message.
+    /// By sender and receiver: the number of elements of each message.
     pub links: BTreeMap<(PeerId, PeerId), Vec<usize>>,
 }
 
 impl Traffic {
-    /// That of all peers' programs.
+    /// The traffic of all peers' programs.
     pub fn new(programs: &[Program]) -> Self {
         let mut links: BTreeMap<(PeerId, PeerId), Vec<usize>> = BTreeMap::new();
         for p in programs {
@@ -37,7 +38,8 @@ impl Traffic {
         Self { links }
     }
 
-    /// Seconds for which each link's messages of a step occupy the slowest piece of their way, uncompressed. A shared uplink is occupied by all that takes it.
+    /// By link: seconds for which a step's messages keep the slowest part of the route busy, without compression. A
+    /// shared uplink is busy with the messages of all links that use it.
     pub(super) fn seconds(&self, cluster: &Cluster) -> Result<Vec<f64>, PlanError> {
         let bytes = |elements: &[usize]| elements.iter().map(|n| 4.0 * *n as f64).sum::<f64>();
         let mut shared: BTreeMap<UplinkId, f64> = BTreeMap::new();

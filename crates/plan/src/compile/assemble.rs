@@ -76,14 +76,14 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
                 list if list.contains(&peer) => list[0] == peer,
                 _ => continue,
             },
-            // Saved nowhere, so nobody's own.
+            // Constants are not saved, so no peer owns them.
             ValueKind::Constant if uses.reads(v, peer) => false,
             _ => continue,
         };
         touched.insert(v);
         program.holdings.push(Holding { value: v, owner });
     }
-    // Instructions name only reductions this peer has a part in, and are renumbered to those.
+    // A Program lists only the reductions that the peer has a part in. Its instructions are renumbered to match.
     let mut index = vec![u32::MAX; c.reductions.len()];
     for (i, r) in c.reductions.iter().enumerate() {
         if r.owner == peer || r.parts.iter().any(|p| p.peer == peer) {

@@ -1,4 +1,4 @@
-//! One graph of a plan on its way to Programs.
+//! Where the nodes and tensors of a graph are placed, and when they are needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -16,37 +16,37 @@ use crate::schedule::TaskKind;
 /// Most runs of operators (nodes times micro-batches) in one step.
 const MAX_RUNS: u64 = 1 << 26;
 
-/// What one stage does in one kind of pass with each micro-batch.
+/// What one stage does in one kind of task with each micro-batch.
 #[derive(Default)]
 pub(super) struct Pass {
-    /// In the graph's order.
+    /// In graph order.
     pub(super) nodes: Vec<NodeId>,
-    /// Buffers that get their new content, by the node after which nothing reads the old one any more.
+    /// The buffers that change, by the last node that reads the old content.
     pub(super) updates: BTreeMap<NodeId, Vec<StateUpdate>>,
 }
 
 pub(super) struct Compiler<'a> {
     pub(super) plan: &'a Plan,
     pub(super) graph: &'a Graph,
-    /// By node: whether anything that counts depends on it.
+    /// By node: whether a report, a gradient or a buffer depends on it.
     live: Vec<bool>,
     /// By node.
     stage_of: Vec<u32>,
-    /// By node: made from constants alone, or a view; run again where it is needed instead of sent.
+    /// See [`cheap`].
     pub(super) cheap: Vec<bool>,
-    /// By node: a gradient that nothing outside its stage's weight passes waits for, where the schedule has such passes.
+    /// By node: whether it is a weight gradient that no other task waits for. Always false if the schedule has no
+    /// weight tasks.
     delayed: Vec<bool>,
-    /// The peers that keep each parameter and buffer; the owner first.
+    /// The peers that keep each parameter and buffer, the owner first.
     pub(super) holders: BTreeMap<ValueId, Vec<PeerId>>,
-    /// The buffers that change, with the stage in which they do.
+    /// The buffers that change, and the stage that changes them.
     pub(super) changing: BTreeMap<ValueId, u32>,
-    /// After how many micro-batches the same peers' turn is again, in all stages.
+    /// The number of micro-batches after which the turns of all stages repeat.
     period: u32,
-    /// Whether gradients are reduced and applied.
     pub(super) kind: PassKind,
     pub(super) reductions: Vec<Reduction>,
     pub(super) reports: Vec<(String, ValueId)>,
-    /// By node: an activation or an activation's gradient, which may be sent less exactly than it was computed.
+    /// See [`varies`].
     pub(super) varies: Vec<bool>,
 }
 
@@ -93,7 +93,8 @@ impl<'a> Compiler<'a> {
         Ok(c)
     }
 
-    /// A buffer that forward changes is read by forward nodes of one stage alone: elsewhere, or later, there is no telling which micro-batch's content is found.
+    /// Checks that only forward nodes of one stage read a buffer that forward changes. Nodes elsewhere, or later,
+    /// could find any micro-batch's content.
     fn check_state(&self) -> Result<(), PlanError> {
         let readers = self.graph.consumers();
         for u in &self.graph.state_updates {
@@ -119,12 +120,13 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// The stage that a node sits in.
+    /// The stage of a node.
     pub(super) fn stage(&self, node: NodeId) -> &'a Stage {
         &self.plan.stages[self.stage_of[node.index()] as usize]
     }
 
-    /// Settles where the parts of each gradient are summed and added: use by use, and for each use turn by turn. Who takes the turns decides nothing about the sum.
+    /// Decides where the parts of each gradient are summed and added. There is one part for each use and each turn,
+    /// whichever peer takes the turn.
     pub(super) fn reduce(&mut self, train: &TrainGraph) -> Result<(), PlanError> {
         self.kind = PassKind::Train;
         if self.plan.schedule.kinds().contains(&TaskKind::Weight) {
@@ -151,7 +153,7 @@ impl<'a> Compiler<'a> {
         Ok(())
     }
 
-    /// Finds the gradients that can wait for a weight pass: nothing but such gradients of the same stage reads them.
+    /// Finds the gradients that can wait for a weight task: only such gradients of the same stage read them.
     fn delay(&mut self) {
         let readers = self.graph.consumers();
         for id in self.graph.node_ids().rev().filter(|n| self.live[n.index()]) {
@@ -162,7 +164,7 @@ impl<'a> Compiler<'a> {
         }
     }
 
-    /// Live nodes and state updates per kind of pass and stage.
+    /// Live nodes and buffer updates, by kind of task and stage.
     pub(super) fn passes(&self) -> BTreeMap<(TaskKind, u32), Pass> {
         let mut passes: BTreeMap<(TaskKind, u32), Pass> = BTreeMap::new();
         for id in self.graph.node_ids().filter(|n| self.live[n.index()]) {
@@ -218,7 +220,7 @@ impl<'a> Compiler<'a> {
         uses
     }
 
-    /// Who waits for each value of a micro-batch.
+    /// The peers that need each value of a micro-batch.
     fn readers(&self, micro_batch: u32) -> BTreeMap<ValueId, BTreeSet<PeerId>> {
         let mut readers: BTreeMap<ValueId, BTreeSet<PeerId>> = BTreeMap::new();
         let mut pending: Vec<(ValueId, PeerId)> = Vec::new();
@@ -244,7 +246,7 @@ impl<'a> Compiler<'a> {
     }
 }
 
-/// The least common multiple of the stages' numbers of turns, or the number of micro-batches where that is less.
+/// The least common multiple of the stages' numbers of turns, but at most the number of micro-batches.
 fn period(plan: &Plan) -> u32 {
     let gcd = |mut a: u64, mut b: u64| {
         while b > 0 {
@@ -263,10 +265,11 @@ fn period(plan: &Plan) -> u32 {
     period as u32
 }
 
-/// The peers that keep each parameter and buffer, the owner first. Nodes that are not live count too: the evaluation form may run them.
+/// The peers that keep each parameter and buffer, the owner first. Nodes that are not live count too, since an
+/// evaluation may run them.
 ///
-/// Of the replicas that could own a parameter, the one that owns least so far does: so they share the updates, the optimiser's state, and the
-/// traffic of gradients and new values.
+/// If several replicas could own a parameter, the one that owns the fewest bytes so far owns it. This spreads
+/// updates, optimizer state and traffic.
 fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Vec<PeerId>> {
     let mut stages: BTreeMap<ValueId, BTreeSet<u32>> =
         graph.parameters().chain(graph.buffers()).map(|v| (v, BTreeSet::new())).collect();
@@ -286,7 +289,8 @@ fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Ve
     stages
         .into_iter()
         .map(|(v, mut stages)| {
-            // The reader of the earliest stage owns it: its next value is needed there first. What nobody reads stays with the first stage.
+            // The earliest stage owns a parameter: it needs the new value first. The first stage owns what no node
+            // reads.
             if stages.is_empty() {
                 stages.insert(0);
             }

@@ -14,7 +14,8 @@ pub(super) struct Emitter<'a> {
     c: &'a Compiler<'a>,
     peer: PeerId,
     uses: &'a Uses,
-    /// Values at hand, per micro-batch; of buffers that change, those that are as the micro-batch is to find them.
+    /// Values at hand, by micro-batch. A changing buffer is at hand once it has the content that the micro-batch must
+    /// find.
     present: HashSet<(ValueId, u32)>,
     pub(super) out: Vec<Instruction>,
 }
@@ -33,7 +34,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Runs a node of this peer's own and passes on what others wait for.
+    /// Runs one of this peer's own nodes, and sends its results to the peers that need them.
     fn run(&mut self, node: NodeId, micro_batch: u32) {
         self.apply(node, micro_batch);
         let turns = self.c.stage(node).peers.len();
@@ -44,7 +45,7 @@ impl<'a> Emitter<'a> {
             for (reduction, part) in self.uses.parts(value, micro_batch, turns) {
                 self.out.push(Instruction::Accumulate { reduction, part, value, micro_batch });
                 let r = &self.c.reductions[reduction as usize];
-                // On its way while the rest of the step still runs.
+                // The part is sent while the rest of the step still runs.
                 if r.owner != self.peer && micro_batch as usize + turns >= self.c.plan.micro_batches as usize {
                     self.out.push(Instruction::Send { slot: Slot::Part { parameter: r.parameter, part }, to: r.owner });
                 }
@@ -64,7 +65,7 @@ impl<'a> Emitter<'a> {
         self.present.extend(n.outputs.iter().map(|v| (*v, micro_batch)));
     }
 
-    /// Makes a value available: by receiving it, or by running a cheap node again.
+    /// Makes a value available, by receiving it or by running a cheap node again.
     fn ensure(&mut self, v: ValueId, micro_batch: u32) {
         if self.present.contains(&(v, micro_batch)) {
             return;
@@ -84,7 +85,7 @@ impl<'a> Emitter<'a> {
         self.out.push(Instruction::Receive { slot: Slot::Value { value, micro_batch }, from });
     }
 
-    /// Receives a changing buffer from the peer that ran the micro-batch before, if another one did.
+    /// Receives a changing buffer, if another peer ran the previous micro-batch.
     fn ensure_state(&mut self, buffer: ValueId, micro_batch: u32) {
         let (Some(stage), Some(before)) = (self.changes_in(buffer), micro_batch.checked_sub(1)) else { return };
         let from = stage.peer(before);
@@ -93,7 +94,7 @@ impl<'a> Emitter<'a> {
         }
     }
 
-    /// Changes a buffer, and hands its content on to the peer that runs the next micro-batch.
+    /// Changes a buffer, and sends its content to the peer that runs the next micro-batch.
     fn update(&mut self, StateUpdate { buffer, value }: StateUpdate, micro_batch: u32) {
         self.ensure_state(buffer, micro_batch);
         self.out.push(Instruction::UpdateState { buffer, value, micro_batch });
@@ -111,8 +112,8 @@ impl<'a> Emitter<'a> {
         self.c.changing.get(&buffer).map(|s| &self.c.plan.stages[*s as usize])
     }
 
-    /// What follows the last micro-batch: all copies of a buffer become the same; in training gradients come together at their owners, are clipped and
-    /// applied, and new values go to the other holders.
+    /// What follows the last micro-batch. All copies of a buffer get the same content. In training, owners reduce
+    /// gradients, clip and apply them, and send the new values to the other holders.
     pub(super) fn finish_pass(&mut self, kind: PassKind) {
         let (c, peer, out) = (self.c, self.peer, &mut self.out);
         let last = c.plan.micro_batches - 1;
@@ -145,7 +146,7 @@ impl<'a> Emitter<'a> {
     }
 }
 
-/// Puts an [`Instruction::Free`] behind the last use of every value of every micro-batch.
+/// Puts an [`Instruction::Free`] behind the last use of each value of each micro-batch.
 pub(super) fn insert_frees(graph: &Graph, instructions: Vec<Instruction>) -> Vec<Instruction> {
     let transient = |v: ValueId| matches!(graph.value(v).kind, ValueKind::Result { .. } | ValueKind::Input);
     let mut gone: HashSet<(ValueId, u32)> = HashSet::new();

@@ -19,7 +19,7 @@ use crate::error::PlanError;
 use crate::plan::Plan;
 use crate::program::{Instruction, Program};
 
-/// The Programs of a training step, one per peer of the plan.
+/// Compiles the Programs of a training step, one per peer of the plan.
 pub fn compile(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Vec<Program>, PlanError> {
     plan.validate(forward)?;
     let targets = train
@@ -39,7 +39,8 @@ pub fn compile(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Vec<P
     Ok(programs)
 }
 
-/// The Programs of a forward pass over an evaluation graph that reports some of its outputs, one per peer of the plan.
+/// Compiles the Programs of a forward pass over an evaluation graph, one per peer of the plan. The Programs report
+/// the named outputs.
 pub fn compile_forward(
     plan: &Plan,
     forward: &Graph,
@@ -71,7 +72,7 @@ fn masks(program: &Program, train: &TrainGraph) -> BTreeMap<ValueId, BTreeSet<Va
         };
     }
     let graph = &train.graph;
-    // A reshaped tensor was not received, but what it is a view of.
+    // If the value was reshaped, the received one is what it is a view of.
     let came = |mut v: ValueId| {
         while !received.contains(&v) {
             let node = graph.node(graph.producer(v)?);

@@ -3,18 +3,19 @@ use fusionllm_graph::{Graph, NodeId, TrainGraph};
 use crate::error::PlanError;
 use crate::plan::Plan;
 
-/// The stage of every node of a graph derived from the planned one.
+/// The stage of every node of a graph that was derived from the planned one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Placement {
-    /// By node.
+    /// The stage, by node.
     pub stage_of: Vec<u32>,
 }
 
 impl Placement {
-    /// Places the nodes of a training graph: forward nodes as planned, backward ones where their forward node is.
+    /// Places the nodes of a training graph. Forward nodes stay as planned. A backward node goes with its forward
+    /// node.
     ///
-    /// Additions of gradients from several users belong to one of them, but may be waited for by an earlier stage than another's: they sit at the earliest
-    /// stage among their user's and their operands', so that gradients never travel towards later stages.
+    /// A sum of several users' gradients may be needed by an earlier stage than its own user's. It goes to the
+    /// earliest stage among its user's and its operands'. So gradients never travel to later stages.
     pub fn of_training(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Self, PlanError> {
         let mut stage_of = plan.stage_of(forward)?;
         let graph = &train.graph;
@@ -30,7 +31,7 @@ impl Placement {
         Ok(Self { stage_of })
     }
 
-    /// Places the nodes of an evaluation graph, each where the forward node is that it stands for.
+    /// Places the nodes of an evaluation graph, each with the forward node that it stands for.
     pub fn of_evaluation(plan: &Plan, forward: &Graph, eval: &Graph) -> Result<Self, PlanError> {
         let planned = plan.stage_of(forward)?;
         let stage_of = eval.node_ids().map(|id| stage_of_origin(&planned, eval, id)).collect::<Result<_, _>>()?;

@@ -44,8 +44,9 @@ struct Share {
 
 /// Orders the tasks of `kinds`, for each peer.
 ///
-/// All peers are simulated in lock-step rounds. In each round, a peer runs one task for each of its stages. A task waits
-/// only for tasks of earlier rounds, so the order cannot deadlock. A peer takes the micro-batches of a stage in order.
+/// All peers are simulated in lock-step rounds. In each round, a peer runs one task for each of its stages. A task
+/// waits only for tasks of earlier rounds, so the order cannot deadlock. A peer takes the micro-batches of a stage in
+/// order.
 pub(super) fn order(
     schedule: Schedule,
     kinds: &[TaskKind],
@@ -284,8 +285,8 @@ mod tests {
         }
     }
 
-    /// Each of two parallel pipelines is as deep as one alone, so no peer keeps more micro-batches. A single peer before
-    /// four replicas feeds them all.
+    /// Each of two parallel pipelines is as deep as one alone, so no peer keeps more micro-batches. A single peer
+    /// before four replicas feeds them all.
     #[test]
     fn the_in_flight_limit_counts_the_peers_ahead() {
         let stages = chain(&[&[0, 1], &[2, 3], &[4, 5]]);

@@ -1,4 +1,4 @@
-//! What there is to train on: devices, sites and the links between them.
+//! The machines to train on: devices, sites and the links between them.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -8,21 +8,21 @@ use super::device::{Device, Rates};
 use crate::error::PlanError;
 use crate::program::PeerId;
 
-/// Devices, the sites they stand in, the links that join them, and where the broker stands.
+/// Devices, their sites, the links that join them, and the broker's place.
 ///
-/// Device `i` is `PeerId(i)`. What a message passes on its way: the uplink of the site it leaves, the sender's own line to the receiver, the
-/// uplink of the site it enters; see [`Self::route`].
+/// Device `i` is `PeerId(i)`. A message takes a [`Route`]: the uplink of the sender's site, the direct link, and the
+/// uplink of the receiver's site.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Parts", into = "Parts")]
 pub struct Cluster {
     devices: Vec<Device>,
     sites: Vec<Site>,
-    /// By ends, no two the same.
+    /// Sorted by ends; no two have the same.
     direct: Vec<DirectLink>,
     broker: Place,
 }
 
-/// One direction of a connection: a message of M bytes takes `latency + M / bandwidth`.
+/// One direction of a connection. A message of `M` bytes takes `latency + M / bandwidth`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Link {
     /// Seconds.
@@ -32,21 +32,21 @@ pub struct Link {
 }
 
 impl Link {
-    /// Seconds that `bytes` take on it alone.
+    /// Seconds that `bytes` take if nothing else uses the link.
     pub fn seconds(&self, bytes: f64) -> f64 {
         self.latency + bytes / self.bandwidth
     }
 }
 
-/// Devices at one place.
+/// Devices in one place.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Site {
     /// Its name.
     pub name: String,
-    /// What joins each two of its devices, each direction of each two for itself.
+    /// The link between any two of its devices, in each direction. Each pair has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<Link>,
-    /// What all messages that leave it share, and, in the other direction, all that enter it.
+    /// The link that all messages share that leave the site. In the other direction, all that enter it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<Link>,
 }
@@ -59,35 +59,35 @@ pub enum Place {
     Device(u32),
     /// Every machine of a site, by index.
     Site(u32),
-    /// The broker, where it runs on a machine of its own.
+    /// The broker, if it runs on a machine of its own.
     Broker,
 }
 
-/// A directed link between two places. Between sites, each pair of their devices has one of its own.
+/// A declared link from one place to another. Between two sites, each pair of their devices has its own.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DirectLink {
-    /// Where messages enter.
+    /// The sender's side.
     pub from: Place,
-    /// Where they come out.
+    /// The receiver's side.
     pub to: Place,
-    /// How fast they do.
+    /// Its latency and bandwidth.
     #[serde(flatten)]
     pub link: Link,
 }
 
-/// An uplink that several pairs of devices share; each direction is one.
+/// One direction of a site's uplink, which several pairs of devices share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct UplinkId {
     /// Index of the site.
     pub site: u32,
-    /// Whether messages leave the site or enter it.
+    /// Whether messages leave the site. Otherwise they enter it.
     pub outward: bool,
 }
 
-/// What a message passes from one machine to another.
+/// All links that a message crosses from one machine to another.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Route {
-    /// The sender's own line to the receiver; `None` where the uplinks alone limit.
+    /// The direct link; `None` if only the uplinks limit.
     pub direct: Option<Link>,
     /// The uplink of the sender's site.
     pub up: Option<(UplinkId, Link)>,
@@ -96,7 +96,8 @@ pub struct Route {
 }
 
 impl Route {
-    /// All of it as one link: latencies add up, the slowest piece limits. On the same machine the bandwidth is infinite.
+    /// The route as one link: latencies add up, and the least bandwidth limits. On one machine the bandwidth is
+    /// infinite.
     pub fn link(&self) -> Link {
         let pieces = [self.direct, self.up.map(|u| u.1), self.down.map(|d| d.1)];
         let free = Link { latency: 0.0, bandwidth: f64::INFINITY };
@@ -108,12 +109,13 @@ impl Route {
 }
 
 impl Cluster {
-    /// A cluster of these. The broker stands at `broker`, by default on the first device's machine.
+    /// A cluster of these parts. The broker stands at `broker`, by default on the first device's machine.
     ///
     /// # Errors
     ///
-    /// There is no device, a name is used twice, an index leads nowhere, two lines have the same ends, or a figure is out of range:
-    /// bandwidths and rates are above zero, latencies at least zero, slowdowns at least one.
+    /// There is no device, a name is used twice, an index does not exist, two direct links have the same ends, or a
+    /// figure is out of range. Bandwidths and rates must be above zero, latencies at least zero, slowdowns at least
+    /// one.
     pub fn new(
         devices: Vec<Device>,
         sites: Vec<Site>,
@@ -186,20 +188,23 @@ impl Cluster {
         &self.sites
     }
 
-    /// The links given between places, by their ends.
+    /// The declared links, sorted by their ends.
     pub fn direct_links(&self) -> &[DirectLink] {
         &self.direct
     }
 
-    /// Where the broker stands: on a device's machine, or on one of its own, in a site or in none ([`Place::Broker`]).
+    /// The broker's place: on a device's machine, or on its own machine, in a site or outside all sites
+    /// ([`Place::Broker`]).
     pub fn broker(&self) -> Place {
         self.broker
     }
 
-    /// What messages pass from one machine to another. `None` if no link leads there, or if there is no such device.
+    /// The links that messages cross from one machine to another. `None` if no link leads there or a device does not
+    /// exist.
     ///
-    /// The line is the one given for the most particular ends: device to device, device to site, site to device, site to site, and within a
-    /// site its [`Site::inside`]. Between two sites with uplinks no line is needed. The broker's messages take the lines of the device it stands with.
+    /// The most specific direct link counts: device to device, device to site, site to device, then site to site.
+    /// Within a site it is [`Site::inside`]. Two sites with uplinks need no direct link. A broker on a device's
+    /// machine uses that device's links.
     pub fn route(&self, from: PeerId, to: PeerId) -> Option<Route> {
         let (a, b) = (self.place(from)?, self.place(to)?);
         if a == b {
@@ -221,12 +226,12 @@ impl Cluster {
         (direct.is_some() || (up.is_some() && down.is_some())).then_some(Route { direct, up, down })
     }
 
-    /// The whole way as one link: latencies add up, the slowest piece limits. `None` if there is no way. On the same machine the bandwidth is infinite.
+    /// The route as one link, see [`Route::link`]. `None` if there is no route.
     pub fn link(&self, from: PeerId, to: PeerId) -> Option<Link> {
         self.route(from, to).map(|p| p.link())
     }
 
-    /// The shared uplinks that a message takes, in its order.
+    /// The shared uplinks that a message crosses, in order.
     pub fn uplinks(&self, from: PeerId, to: PeerId) -> impl Iterator<Item = (UplinkId, Link)> {
         self.route(from, to).into_iter().flat_map(|p| [p.up, p.down]).flatten()
     }
@@ -244,12 +249,12 @@ impl Cluster {
         (0..).zip(&self.devices).find(|(_, d)| d.name == name).map(|(i, _)| PeerId(i))
     }
 
-    /// The cluster that some of the devices make, in the order given: device `i` of it is `devices[i]`. Sites stay. A broker that stands with
-    /// a device left out stays with it: that device's links then are the broker's alone.
+    /// The cluster of some devices, in the given order: device `i` is `devices[i]`. All sites stay. If the broker's
+    /// device is left out, the broker keeps its place and its links.
     ///
     /// # Errors
     ///
-    /// There is no such device, it is named twice, or none is named.
+    /// A device does not exist, is named twice, or none is named.
     pub fn select(&self, devices: &[PeerId]) -> Result<Self, PlanError> {
         let fail = |m: String| Err(PlanError::Cluster(m));
         let mut index = vec![None; self.devices.len()];
@@ -263,7 +268,7 @@ impl Cluster {
                 _ => return fail(format!("{p} is not there, or named twice")),
             }
         }
-        // A machine left out where the broker stands is the broker's alone from now on.
+        // If the broker's device is left out, its machine becomes the broker's own.
         let moved = |p: Place| match p {
             Place::Device(d) if index[d as usize].is_none() && p == self.broker => Some(Place::Broker),
             Place::Device(d) => index[d as usize].map(Place::Device),
@@ -281,9 +286,9 @@ impl Cluster {
         Self::new(chosen, self.sites.clone(), direct, broker)
     }
 
-    /// The cluster in which links are so many times as fast as in this one.
+    /// The cluster with the bandwidth of each link multiplied by a factor.
     ///
-    /// An uplink is as fast as the best of the links through it shows; if another is slower than that, something on its own way is.
+    /// An uplink gets the largest factor of the links through it. A link with a smaller factor is slower by itself.
     ///
     /// # Errors
     ///
@@ -314,7 +319,7 @@ impl Cluster {
         Self::new(self.devices.clone(), sites, direct, Some(self.broker))
     }
 
-    /// The peer whose machine and lines `peer` uses: itself, but for a broker that stands with a device.
+    /// The peer whose machine and links `peer` uses. That is itself, except for a broker on a device's machine.
     pub fn host(&self, peer: PeerId) -> PeerId {
         match (peer, self.broker) {
             (PeerId::BROKER, Place::Device(d)) => PeerId(d),
@@ -367,7 +372,7 @@ fn check_link(link: &Link, name: impl Fn() -> String) -> Result<(), String> {
     Ok(())
 }
 
-/// The written form.
+/// The serialised form.
 #[derive(Serialize, Deserialize)]
 struct Parts {
     devices: Vec<Device>,
@@ -404,7 +409,7 @@ mod tests {
         Link { latency, bandwidth }
     }
 
-    /// Devices a and b at home, behind an uplink; c in a laboratory.
+    /// Devices a and b are at home, behind an uplink; c is in a laboratory.
     fn cluster(broker: Option<Place>) -> Cluster {
         let rates = Rates { matmul: 1e12, convolution: 1e12, memory: 1e11, overhead: 1e-6 };
         let at = |name: &str, site| Device { site: Some(site), ..Device::new(name, rates, 1 << 30) };

@@ -26,8 +26,8 @@ const REMAINING_SHARE: f64 = 0.3;
 
 /// Bytes on the wire for a tensor of `payload` bytes.
 ///
-/// Of 1,480 bytes of a QUIC datagram, 1,416 are payload. The rest are headers of IP, UDP, QUIC and the stream. Each message
-/// has a header of its own.
+/// Of 1,480 bytes of a QUIC datagram, 1,416 are payload. The rest are headers of IP, UDP, QUIC and the stream. Each
+/// message has a header of its own.
 pub fn message_bytes(payload: u64) -> f64 {
     const HEADER: f64 = 40.0;
     (payload as f64 + HEADER) * (1480.0 / 1416.0)
@@ -35,8 +35,8 @@ pub fn message_bytes(payload: u64) -> f64 {
 
 /// The rate at which a connection sends `bytes` when no link limits it, in bytes/s.
 ///
-/// It sends a quarter faster than one window per round trip, or per 10 ms if that is shorter. The window grows for as long
-/// as it delays tensors (RFC 9002, section 7.3), up to the receiver's.
+/// It sends a quarter faster than one window per round trip, or per 10 ms if that is shorter. The window grows for as
+/// long as it delays tensors (RFC 9002, section 7.3), up to the receiver's.
 pub(crate) fn send_rate(bytes: f64, round_trip_s: f64) -> f64 {
     let spread = if bytes < MAX_WINDOW as f64 { round_trip_s.min(MAX_SPREAD_S) } else { round_trip_s };
     SEND_FACTOR * bytes.clamp(INITIAL_WINDOW as f64, MAX_WINDOW as f64) / spread
@@ -44,9 +44,10 @@ pub(crate) fn send_rate(bytes: f64, round_trip_s: f64) -> f64 {
 
 /// The bytes/s that a link carries for `connections` with `waiting` bytes to send.
 ///
-/// When more bytes wait than a router queues, packets are lost. Lost bytes are sent again, and connections with losses slow
-/// down. Two connections then use 0.85 of the link, many use 0.7. Connections in lock-step (the bench `shared_uplink` of
-/// `fusionllm_transport`) used 0.9 and 0.6. Training runs that kept uplinks full used 0.87 with two, 0.8 with four.
+/// When more bytes wait than a router queues, packets are lost. Lost bytes are sent again, and connections with
+/// losses slow down. Two connections then use 0.85 of the link, many use 0.7. Connections in lock-step (the bench
+/// `shared_uplink` of `fusionllm_transport`) used 0.9 and 0.6. Training runs that kept uplinks full used 0.87 with
+/// two, 0.8 with four.
 pub(crate) fn shared_bandwidth(bandwidth: f64, connections: usize, waiting: f64) -> f64 {
     if connections < 2 || waiting <= (QUEUE_S * bandwidth).max(MIN_QUEUE) {
         return bandwidth;

@@ -27,8 +27,8 @@ pub struct Device {
     /// Measured times before [`Self::slowdown`]. [`Self::rates`] gives the time of everything else.
     #[serde(rename = "operators", default, skip_serializing_if = "Measured::is_empty")]
     pub measured: Measured,
-    /// Measured bytes that operators hold beside their operands and results, by the bytes of these. Operators without a
-    /// curve hold none.
+    /// Measured bytes that operators hold beside their operands and results, by the bytes of these. Operators without
+    /// a curve hold none.
     #[serde(default, skip_serializing_if = "OperatorCurves::is_empty")]
     pub scratch: OperatorCurves,
     /// The backend of its peer; `None` for the default.
@@ -72,8 +72,8 @@ impl Device {
         }
     }
 
-    /// Seconds of an operator: as measured for its name, else by the roofline (Williams, Waterman and Patterson, 2009):
-    /// the overhead plus the longer of computing and of moving its operands. Multiplied by the slowdown.
+    /// Seconds of an operator: as measured for its name, else by the roofline (Williams, Waterman and Patterson,
+    /// 2009): the overhead plus the longer of computing and of moving its operands. Multiplied by the slowdown.
     pub fn seconds(&self, name: &str, cost: &Cost) -> f64 {
         match self.measured.operators.by_name.get(name) {
             Some(curve) => self.measured_seconds(curve, cost),
@@ -91,21 +91,21 @@ impl Device {
         self.slowdown * curve.at(work_units(cost))
     }
 
-    /// Seconds of computing that are lost to sending or receiving `bytes` on the same processor. Zero if not measured. All
-    /// cores are assumed to compute.
+    /// Seconds of computing that are lost to sending or receiving `bytes` on the same processor. Zero if not
+    /// measured. All cores are assumed to compute.
     pub(crate) fn traffic_seconds(&self, bytes: f64) -> f64 {
         self.slowdown * self.measured.traffic.as_ref().map_or(0.0, |curve| curve.at(bytes))
     }
 
-    /// Seconds of the codec thread for `elements` f32 elements, whatever the slowdown: as measured for that codec, else at
-    /// [`CODEC_RATE`].
+    /// Seconds of the codec thread for `elements` f32 elements, whatever the slowdown: as measured for that codec,
+    /// else at [`CODEC_RATE`].
     pub(crate) fn codec_seconds(&self, step: CodecStep, codec: &Codec, elements: usize) -> f64 {
         let bytes = 4.0 * elements as f64;
         self.measured.codecs(step).get(codec.name()).map_or(bytes / CODEC_RATE, |curve| curve.at(bytes))
     }
 
-    /// Seconds of the computing thread for a copy between the device and the network's buffers: as measured, else the time
-    /// to read and write the bytes.
+    /// Seconds of the computing thread for a copy between the device and the network's buffers: as measured, else the
+    /// time to read and write the bytes.
     pub(crate) fn copy_seconds(&self, direction: CopyDirection, bytes: f64) -> f64 {
         let read_and_write = 2.0 * bytes / self.rates.memory;
         self.slowdown * self.measured.copies(direction).map_or(read_and_write, |curve| curve.at(bytes))

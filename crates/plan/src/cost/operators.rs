@@ -10,8 +10,8 @@ pub(super) const RESULTS: &str = " -> ";
 
 /// An operator with the types of its operands and results. A model's own operators are measured by signature.
 ///
-/// An operand that is a view, such as a transposed matrix, is read in another order than a tensor. `view` returns the name
-/// of the operator that made operand `i` a view.
+/// An operand that is a view, such as a transposed matrix, is read in another order than a tensor. `view` returns the
+/// name of the operator that made operand `i` a view.
 pub fn signature<'v>(
     op: &Op,
     inputs: &[&TensorType],

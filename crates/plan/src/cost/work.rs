@@ -9,31 +9,32 @@ use super::operators::{node_signature, squared_norm, sum, update};
 use crate::graph_facts::cheap;
 use crate::optimizer::Optimizer;
 
-/// What a training step asks, per operator and per value, wherever they are placed. All of one micro-batch but for [`Self::parameters`].
+/// The operators and values of a training step, wherever they are placed. All figures are for one micro-batch, except
+/// those of [`Self::parameters`].
 #[derive(Debug, Clone, PartialEq)]
 pub struct Work {
-    /// Forward nodes of the graph.
+    /// The number of forward nodes.
     pub nodes: usize,
-    /// Every operator that a step runs, in the training graph's order.
+    /// Every operator of a step, in the training graph's order.
     pub operators: Vec<OperatorWork>,
-    /// The values that one forward node's operators make and another's read.
+    /// Values that one forward node's operators compute and another's read.
     pub flows: Vec<Flow>,
-    /// The values that forward makes, or gets from the broker, and backward reads.
+    /// Values that backward reads, and that forward computes or the broker sends.
     pub kept: Vec<HeldTensor>,
-    /// What the broker sends to the operators that read it.
+    /// Values that the broker sends, with their readers.
     pub inputs: Vec<HeldTensor>,
     /// The trained parameters, in graph order.
     pub parameters: Vec<ParameterWork>,
-    /// Bytes of parameters that are not trained, of buffers and of constants, with their readers.
+    /// Parameters that are not trained, buffers and constants.
     pub state: Vec<HeldTensor>,
 }
 
 /// One operator.
 #[derive(Debug, Clone, PartialEq)]
 pub struct OperatorWork {
-    /// The forward node that it is placed with.
+    /// The forward node with which it is placed.
     pub home: NodeId,
-    /// Which part of the step.
+    /// The part of the step.
     pub phase: Phase,
     /// Its ATen name.
     pub name: &'static str,
@@ -43,7 +44,7 @@ pub struct OperatorWork {
     pub cost: Cost,
 }
 
-/// A value that crosses wherever its ends are placed on different peers: once to each peer that reads it.
+/// A value that is sent if its maker and a reader are on different peers: once to each peer that reads it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Flow {
     /// The value, in the training graph.
@@ -52,13 +53,13 @@ pub struct Flow {
     pub bytes: u64,
     /// The forward node with which its maker is placed.
     pub from: NodeId,
-    /// Those with which its readers are, ascending.
+    /// The forward nodes with which its readers are placed, ascending.
     pub to: Vec<NodeId>,
-    /// Whether it is a gradient, which runs from later stages to earlier ones.
+    /// Whether it is a gradient, which goes from later stages to earlier ones.
     pub backward: bool,
 }
 
-/// A tensor that every peer holds on which one of its readers is placed.
+/// A tensor that each peer holds with one of its readers.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HeldTensor {
     /// The value.
@@ -69,29 +70,31 @@ pub struct HeldTensor {
     pub readers: Vec<NodeId>,
 }
 
-/// What training a parameter asks once a step, whatever the number of micro-batches.
+/// A parameter's work, once per step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterWork {
     /// The parameter.
     pub parameter: ValueId,
-    /// Its size. Its gradient has it too, and each tensor of [`Optimizer::slots`].
+    /// Its size. Its gradient and each tensor of [`Optimizer::slots`] have the same size.
     pub bytes: u64,
-    /// The forward nodes that read it, ascending; every peer with one of them holds it, that of the earliest owns it.
+    /// The forward nodes that read it, ascending. Every peer with one of them holds the parameter. The earliest
+    /// reader's peer owns it.
     pub readers: Vec<NodeId>,
-    /// With which forward node each part of its gradient is made. Each part is summed in an accumulator of its own, and sent to the owner from elsewhere.
+    /// By part of its gradient: the forward node with which it is computed. Each part is summed in its own
+    /// accumulator, and sent to the owner.
     pub parts: Vec<NodeId>,
-    /// The operators of its update at the owner: the norm of its gradient and the optimiser's step.
+    /// The operators of its update at the owner: the gradient's norm and the optimizer's step.
     pub update: [(&'static str, Cost); 2],
 }
 
-/// Seconds of one micro-batch that a forward node's operators take on a device.
+/// Seconds of one micro-batch for a forward node and its backward operators.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct NodeSeconds {
     /// Forward.
     pub forward: f64,
-    /// Backward, what carries the gradient on.
+    /// Backward operators that carry the gradient on.
     pub input_grad: f64,
-    /// Backward, what makes gradients of parameters, sums over micro-batches included.
+    /// Backward operators that compute gradients of parameters, including sums over micro-batches.
     pub weight_grad: f64,
 }
 
@@ -103,7 +106,7 @@ impl NodeSeconds {
 }
 
 impl Work {
-    /// That of one training step of `train`, which was made from `forward`.
+    /// The work of one training step of `train`, which was derived from `forward`.
     pub fn new(forward: &Graph, train: &TrainGraph, optimizer: &Optimizer) -> Self {
         let graph = &train.graph;
         let contributions = || train.gradients.iter().flat_map(|g| g.contributions.iter().copied());
@@ -170,7 +173,7 @@ impl Work {
         Self { nodes: forward.nodes.len(), operators, flows, kept, inputs, parameters, state }
     }
 
-    /// Seconds that each forward node and its backward operators take on `device`, by node.
+    /// By forward node: seconds on `device`.
     pub fn seconds(&self, device: &Device) -> Vec<NodeSeconds> {
         let mut nodes = vec![NodeSeconds::default(); self.nodes];
         for o in &self.operators {
@@ -186,8 +189,8 @@ impl Work {
     }
 }
 
-/// By node of the training graph: the forward node it is placed with, were each a stage of its own. As [`crate::Placement`] has it, an addition of
-/// gradients sits with the earliest of its operands.
+/// By node of the training graph: the forward node with which it is placed, if each were a stage of its own. As in
+/// [`crate::Placement`], a sum of gradients goes with the earliest of its operands.
 fn homes(graph: &Graph, forward: usize) -> Vec<NodeId> {
     let mut homes: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     for id in graph.node_ids() {
@@ -204,14 +207,14 @@ fn homes(graph: &Graph, forward: usize) -> Vec<NodeId> {
     homes
 }
 
-/// By value: the forward nodes with which those who need it are placed.
+/// By value: the forward nodes with which its readers are placed.
 struct Readers {
     forward: Vec<BTreeSet<NodeId>>,
     backward: Vec<BTreeSet<NodeId>>,
 }
 
 impl Readers {
-    /// Whoever reads what a cheap node makes reads what that is made of, since it runs the node itself.
+    /// A reader of a cheap node's result runs the node itself. So it also reads the node's operands.
     fn new(graph: &Graph, live: &[bool], homes: &[NodeId], cheap: &[bool]) -> Self {
         let mut readers = Self {
             forward: vec![BTreeSet::new(); graph.values.len()],

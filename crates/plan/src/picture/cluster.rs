@@ -11,17 +11,17 @@ const WIDTH: f64 = 1280.0;
 const MARGIN: f64 = 28.0;
 const TOP: f64 = 92.0;
 
-/// Devices in the size in which they are drawn.
+/// The size in which devices are drawn.
 struct Card {
     width: f64,
     height: f64,
     gap: f64,
-    /// Most that stand above each other in a group.
+    /// Most devices in a column of a group.
     column: usize,
     detailed: bool,
 }
 
-/// Machines that stand together: a site, or a device on its own.
+/// Machines that are drawn together: a site, or a device on its own.
 struct Group {
     title: String,
     subtitle: String,
@@ -30,7 +30,8 @@ struct Group {
     place: [f64; 4],
 }
 
-/// A cluster with a plan's cut, as SVG: sites and devices in pipeline order, what each device runs and holds, and every link with what it carries.
+/// Draws a cluster and a plan as SVG: sites and devices in pipeline order, what each device runs and holds, and what
+/// each link carries.
 pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> String {
     let card = match cluster.devices().len() {
         0..=60 => Card { width: 188.0, height: 78.0, gap: 26.0, column: 6, detailed: true },
@@ -71,7 +72,7 @@ pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> Strin
     for (&p, &spot) in &spots {
         device(&mut svg, p, spot, &card, cluster, plan, simulation);
     }
-    // Above all else.
+    // Labels are drawn above all else.
     for ([x, y], text, color) in labels {
         let width = 6.2 * text.chars().count() as f64 + 12.0;
         svg.rect([x - width / 2.0, y - 9.0, width, 18.0], 9.0, &format!("fill=\"#ffffff\" stroke=\"{color}\""), "");
@@ -113,7 +114,7 @@ fn groups(cluster: &Cluster, first_stage: &[usize]) -> Vec<Group> {
     groups
 }
 
-/// From left to right, and on below; yields where it ends.
+/// Places groups from left to right, then in further rows; returns the bottom.
 fn lay_out(groups: &mut [Group], card: &Card) -> f64 {
     let between = if card.detailed { 84.0 } else { 24.0 };
     let (mut x, mut y, mut lowest) = (MARGIN, TOP, TOP);
@@ -138,7 +139,7 @@ fn head(card: &Card) -> f64 {
     if card.detailed { 50.0 } else { 32.0 }
 }
 
-/// The middle of every device of a group.
+/// The centre of every device of a group.
 fn spots(group: &Group, card: &Card) -> Vec<(PeerId, [f64; 2])> {
     let [x, y, width, _] = group.place;
     let columns = group.devices.len().div_ceil(card.column);
@@ -152,7 +153,7 @@ fn spots(group: &Group, card: &Card) -> Vec<(PeerId, [f64; 2])> {
     group.devices.iter().enumerate().map(spot).collect()
 }
 
-/// Green where there is room, red where a link is busy all the time.
+/// Green for an idle link, red for one that is always busy.
 fn heat(share: f64) -> &'static str {
     match share {
         s if s < 0.25 => "#10b981",
@@ -164,7 +165,7 @@ fn heat(share: f64) -> &'static str {
 
 type Label = ([f64; 2], String, &'static str);
 
-/// What goes between two machines, both directions as one line; yields the busiest lines' labels.
+/// Draws what two machines send each other as one line; returns the labels of the busiest lines.
 fn links(
     svg: &mut Svg,
     cluster: &Cluster,
@@ -172,7 +173,7 @@ fn links(
     spots: &BTreeMap<PeerId, [f64; 2]>,
     card: &Card,
 ) -> Vec<Label> {
-    // Bytes of both directions, and the busy time of the busier.
+    // Bytes of both directions, and the busy time of the busier one.
     let mut pairs: BTreeMap<(PeerId, PeerId), (u64, f64)> = BTreeMap::new();
     for l in &simulation.links {
         let (a, b) = (cluster.host(l.from), cluster.host(l.to));
@@ -188,7 +189,7 @@ fn links(
         let share = busy / simulation.step_s;
         let color = heat(share);
         let width = 1.2 + 4.0 * (carried as f64 / most).sqrt();
-        // Lines leave cards at the side that faces the other.
+        // A line leaves a card at the side that faces the other card.
         let (half_w, half_h) = (card.width / 2.0, card.height / 2.0);
         let level = (x1 - x2).abs() < card.width;
         let near = level && (y1 - y2).abs() < 1.5 * (card.height + card.gap);
@@ -197,7 +198,7 @@ fn links(
             let (start, end) = ([x1, y1 + s * half_h], [x2, y2 - s * half_h]);
             (start, end, [start, end])
         } else if level {
-            // Around what stands between.
+            // Around the cards between them.
             let out = half_w + 18.0 + 0.06 * (y1 - y2).abs();
             let (start, end) = ([x1 + half_w, y1], [x2 + half_w, y2]);
             (start, end, [[x1 + out, y1], [x2 + out, y2]])
@@ -205,7 +206,7 @@ fn links(
             let s = (x2 - x1).signum();
             let (start, end) = ([x1 + s * half_w, y1], [x2 - s * half_w, y2]);
             let reach = s * ((end[0] - start[0]).abs() / 2.0).max(24.0);
-            // Below what stands between.
+            // Below the cards between them.
             let sag = if (end[0] - start[0]).abs() > 1.5 * card.width { 0.9 * card.height } else { 0.0 };
             (start, end, [[start[0] + reach, start[1] + sag], [end[0] - reach, end[1] + sag]])
         };
@@ -227,7 +228,7 @@ fn links(
             "fill=\"none\" stroke=\"{color}\" stroke-width=\"{width:.1}\" stroke-linecap=\"round\" opacity=\"0.85\""
         );
         svg.path(&d, &style, &title);
-        // On the line, where no card is in the way.
+        // The label is on the line, where no card covers it.
         let at = |t: f64| {
             let u = 1.0 - t;
             [0, 1].map(|i: usize| {

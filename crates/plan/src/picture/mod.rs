@@ -9,7 +9,7 @@ pub use cluster::cluster;
 pub use timeline::timeline;
 pub use trace::trace;
 
-/// Seconds as people read them.
+/// Seconds with a readable unit.
 fn seconds(s: f64) -> String {
     match s {
         s if s < 1e-3 => format!("{} µs", three_digits(1e6 * s)),
@@ -19,7 +19,7 @@ fn seconds(s: f64) -> String {
     }
 }
 
-/// Bytes/s as the bits per second that links are sold by.
+/// Bytes/s as bits per second with a readable unit.
 fn rate(bytes_per_s: f64) -> String {
     let bits = 8.0 * bytes_per_s;
     match bits {

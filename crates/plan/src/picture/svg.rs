@@ -1,8 +1,7 @@
-//! SVG, written piece by piece.
+//! A writer of SVG.
 
 use std::fmt::Write as _;
 
-/// Ink and paper.
 pub(super) const INK: &str = "#1f2937";
 pub(super) const FAINT: &str = "#6b7280";
 pub(super) const RULE: &str = "#e5e7eb";
@@ -13,7 +12,7 @@ pub(super) struct Svg {
     body: String,
 }
 
-/// Where a text stands to its point.
+/// Where a text is relative to its point.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Anchor {
     Start,
@@ -26,7 +25,7 @@ impl Svg {
         Self { width, height, body: String::new() }
     }
 
-    /// A rectangle with rounded corners, and what it says when pointed at.
+    /// A rectangle with rounded corners. `title` is its tooltip.
     pub(super) fn rect(&mut self, [x, y, w, h]: [f64; 4], radius: f64, style: &str, title: &str) {
         let _ = write!(self.body, "<rect x=\"{x:.2}\" y=\"{y:.2}\" width=\"{w:.2}\" height=\"{h:.2}\"");
         if radius > 0.0 {
@@ -84,7 +83,7 @@ fn escape(text: &str) -> String {
             '<' => out += "&lt;",
             '>' => out += "&gt;",
             '"' => out += "&quot;",
-            // XML knows no other control characters.
+            // XML forbids other control characters.
             c if c.is_control() => out.push(' '),
             c => out.push(c),
         }

@@ -10,7 +10,7 @@ const RIGHT: f64 = 84.0;
 const TOP: f64 = 104.0;
 const SEND: &str = "#0d9488";
 
-/// More messages than this are drawn as the time they take, without an arrow each.
+/// Up to this many messages, each gets an arrow.
 const ARROWS: usize = 600;
 
 fn color(activity: Activity) -> &'static str {
@@ -35,7 +35,7 @@ fn word(activity: Activity) -> &'static str {
     }
 }
 
-/// One step of a simulation that was recorded, as SVG: a row for every peer with what it does, and below it, when it sends.
+/// Draws one recorded step as SVG. Each peer has a row with its activity, and below it the messages that it sends.
 pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
     let peers = simulation.peers.len();
     let (row, gap) = match peers {
@@ -148,7 +148,7 @@ fn draw(svg: &mut Svg, span: &Span, [x, y, w, h]: [f64; 4], tall: bool) {
         None => format!("{}, {}", word(span.activity), seconds(span.end - span.start)),
     };
     let works = span.activity.computes();
-    // A hair between neighbours.
+    // A small gap between neighbours.
     let inner = if w > 3.0 && works { w - 0.8 } else { w };
     svg.rect([x, y, inner, h], if tall && w > 6.0 && works { 2.5 } else { 0.0 }, &fill(color(span.activity)), &title);
     if let (true, true, Some(m)) = (works && tall, w > 15.0, span.micro_batch) {
@@ -158,7 +158,7 @@ fn draw(svg: &mut Svg, span: &Span, [x, y, w, h]: [f64; 4], tall: bool) {
     }
 }
 
-/// Spans shorter than a hair go with their neighbours of the same peer.
+/// Merges spans shorter than `hair` with their neighbours of the same peer.
 fn merged(spans: &[Span], hair: f64) -> Vec<Span> {
     let mut out: Vec<Span> = Vec::new();
     for s in spans {
@@ -175,7 +175,7 @@ fn merged(spans: &[Span], hair: f64) -> Vec<Span> {
     out
 }
 
-/// As much of a name as fits beside a row.
+/// A name, shortened to fit beside a row.
 fn short(name: &str) -> String {
     const MOST: usize = 14;
     match name.chars().count() {

@@ -4,8 +4,8 @@ use crate::cost::Cluster;
 use crate::program::{PeerId, Slot};
 use crate::simulate::{Activity, Simulation};
 
-/// One step of a simulation that was recorded, as a trace in the [format] that Chrome and Perfetto open: a process a peer, with what it computes in one
-/// thread and what it sends to whom in others. Times in microseconds.
+/// One recorded step as a trace in the [format] that Chrome and Perfetto open. Each peer is a process. One of its
+/// threads computes; for each receiver, another thread sends. Times are in microseconds.
 ///
 /// [format]: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
 pub fn trace(cluster: &Cluster, simulation: &Simulation) -> String {
@@ -13,7 +13,7 @@ pub fn trace(cluster: &Cluster, simulation: &Simulation) -> String {
     let mut events: Vec<Value> = Vec::new();
     // The broker comes last.
     let process = |p: PeerId| if p == PeerId::BROKER { simulation.peers.len() as u32 } else { p.0 };
-    // By sender and receiver: a thread.
+    // By sender and receiver: the thread.
     let mut threads: std::collections::BTreeMap<(PeerId, PeerId), u32> = std::collections::BTreeMap::new();
     let name = |events: &mut Vec<Value>, kind: &str, pid: u32, tid: u32, name: &str| {
         events.push(json!({ "ph": "M", "name": kind, "pid": pid, "tid": tid, "args": { "name": name } }));
@@ -57,7 +57,7 @@ pub fn trace(cluster: &Cluster, simulation: &Simulation) -> String {
             "ts": t.start * MICRO, "dur": (t.end - t.start) * MICRO,
             "args": { "value": value.to_string(), "bytes": t.bytes, "queued_us": (t.start - t.sent) * MICRO },
         }));
-        // An arrow from the sender to what the receiver does when it comes.
+        // An arrow from the sender to the receiver's activity on arrival.
         let arrow = json!({ "cat": "send", "name": "message", "id": id });
         for (phase, pid, tid, at) in [("s", process(t.from), tid, t.end), ("f", process(t.to), 0, t.arrived)] {
             let mut event = arrow.clone();

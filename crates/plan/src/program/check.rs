@@ -1,4 +1,4 @@
-//! What a Program that came over the network must hold to before it is run.
+//! Validation of a Program that came over the network.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -15,9 +15,11 @@ fn want<R: Into<String>>(condition: bool, reason: impl FnOnce() -> R) -> Check {
 }
 
 impl Program {
-    /// Checks all that running it relies on, so that a program from a stranger can be trusted afterwards: every reference, every type by the
-    /// operator's own rule, that each value is there when it is used and given up once, that no message is sent or awaited
-    /// twice, and that each gradient is summed over all micro-batches that this peer has, in order, before it is applied.
+    /// Checks everything that running the Program relies on, so that a program from a stranger can be trusted.
+    ///
+    /// It checks every reference, and every type by the operator's own rule. Each value exists when it is used and is
+    /// freed once. No message is sent or expected twice. Each gradient is summed over all of this peer's
+    /// micro-batches, in order, before it is applied.
     pub fn validate(&self) -> Result<(), PlanError> {
         let parts = [Self::check_values, Self::check_nodes, Self::check_coded];
         parts.iter().try_for_each(|check| check(self)).map_err(PlanError::Program)?;
@@ -95,18 +97,18 @@ impl Program {
     }
 }
 
-/// How far a part of a gradient is.
+/// The state of a gradient's part.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
-    /// Summed here over so many micro-batches, the next of which can be `next` at the earliest.
+    /// Summed here over `added` micro-batches. The next is `next` or later.
     Sum { added: u32, next: u32 },
-    /// Came from the peer that sums it.
+    /// Received from the peer that sums it.
     Received,
     /// Sent to the owner, or added to the gradient.
     Taken,
 }
 
-/// How far an owned gradient is.
+/// The state of an owned gradient.
 #[derive(Clone, Copy, PartialEq)]
 enum Gradient {
     Open,
@@ -117,7 +119,7 @@ enum Gradient {
 /// The state of an executor, without the numbers.
 struct Walk<'a> {
     program: &'a Program,
-    /// What stays here, and whether this peer owns it.
+    /// The values that stay here, and whether this peer owns them.
     held: BTreeMap<ValueId, bool>,
     /// Index of each parameter's reduction.
     reductions: BTreeMap<ValueId, u32>,
@@ -215,7 +217,7 @@ impl<'a> Walk<'a> {
                 self.advance(reduction, Gradient::Open, Gradient::Reduced)?;
                 (0..self.parts[reduction as usize].len() as u32).try_for_each(|part| self.take(reduction, part))
             }
-            // That it stands there once is known.
+            // `seen` already refuses a second one.
             Instruction::Clip => Ok(()),
             Instruction::Update { reduction } => {
                 want(self.seen.contains(&Instruction::Clip), || "there is no verdict yet")?;
@@ -276,7 +278,7 @@ impl<'a> Walk<'a> {
         }
     }
 
-    /// What must be settled once all is done.
+    /// What must be done at the end.
     fn end(&self) -> Check {
         if let Some((v, m)) = self.present.iter().min() {
             return Err(format!("{} of micro-batch {m} is never given up", self.program.name(*v)));
@@ -320,7 +322,7 @@ impl<'a> Walk<'a> {
         r.zip(state).ok_or_else(|| "there is no such part".into())
     }
 
-    /// Uses up a part, which must be whole.
+    /// Uses up a part, which must be complete.
     fn take(&mut self, reduction: u32, part: u32) -> Check {
         let me = self.program.peer;
         let (r, state) = self.part(reduction, part)?;

@@ -30,7 +30,7 @@ impl fmt::Display for Program {
 }
 
 impl Program {
-    /// One instruction with the names of what it works on, behind its micro-batch where it belongs to one.
+    /// An instruction with the names of its values. Its micro-batch, if any, comes first.
     pub(crate) fn show(&self, i: &Instruction) -> String {
         let slot = |slot: Slot| match slot {
             Slot::Value { value, .. } => self.name(value),

@@ -15,7 +15,7 @@ pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
 
 use crate::error::PlanError;
 
-/// Index of a peer in [`Plan::peers`](crate::Plan::peers); [`PeerId::BROKER`] is the machine with the data.
+/// Index of a peer in [`Plan::peers`](crate::Plan::peers), or [`PeerId::BROKER`], the machine with the data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct PeerId(pub u32);
@@ -34,7 +34,7 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// What one message between peers carries.
+/// What a message between peers carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Slot {
     /// A value of one micro-batch: an input, an activation or a gradient.
@@ -56,7 +56,8 @@ pub enum Slot {
         /// The parameter.
         parameter: ValueId,
     },
-    /// What a micro-batch left in a buffer that forward changes: for the peer that runs the next one, or, after the last, for all others that keep it.
+    /// The content of a buffer after a micro-batch. It goes to the peer that runs the next micro-batch. After the
+    /// last one, it goes to all other peers that keep the buffer.
     Buffer {
         /// The buffer.
         buffer: ValueId,
@@ -77,31 +78,31 @@ impl Slot {
     }
 }
 
-/// One thing to do.
+/// One instruction of a Program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Instruction {
     /// Waits for a message.
     Receive {
         /// What it carries.
         slot: Slot,
-        /// Who sends it.
+        /// The sender.
         from: PeerId,
     },
     /// Runs a node.
     Run {
         /// The node.
         node: NodeId,
-        /// On which micro-batch's values.
+        /// The micro-batch whose values it reads.
         micro_batch: u32,
     },
-    /// Hands a message to the network and goes on.
+    /// Hands a message to the network and continues.
     Send {
         /// What it carries.
         slot: Slot,
-        /// Who gets it.
+        /// The receiver.
         to: PeerId,
     },
-    /// Gives up a value; nothing reads it any more.
+    /// Frees a value that nothing reads any more.
     Free {
         /// The value.
         value: ValueId,
@@ -114,12 +115,12 @@ pub enum Instruction {
         reduction: u32,
         /// Index in [`Reduction::parts`].
         part: u32,
-        /// What is added.
+        /// The value that is added.
         value: ValueId,
         /// The micro-batch.
         micro_batch: u32,
     },
-    /// Leaves a value in a buffer.
+    /// Writes a value to a buffer.
     UpdateState {
         /// The buffer.
         buffer: ValueId,
@@ -128,7 +129,7 @@ pub enum Instruction {
         /// The micro-batch.
         micro_batch: u32,
     },
-    /// Tells the broker a scalar.
+    /// Sends a scalar to the broker.
     Report {
         /// Index in [`Program::reports`].
         report: u32,
@@ -137,14 +138,15 @@ pub enum Instruction {
         /// The micro-batch.
         micro_batch: u32,
     },
-    /// Adds a parameter's parts in order into its gradient.
+    /// Adds a parameter's parts, in order, into its gradient.
     Reduce {
         /// Index in [`Program::reductions`].
         reduction: u32,
     },
-    /// Sends the squared norms of the owned gradients to the broker and waits for its verdict: the factor that clips, or that the step is not applied.
+    /// Sends the squared norms of the owned gradients to the broker and waits for its verdict. The verdict is the
+    /// factor that clips, or says that the step is not applied.
     Clip,
-    /// Applies the optimiser to an owned parameter.
+    /// Applies the optimizer to an owned parameter.
     Update {
         /// Index in [`Program::reductions`].
         reduction: u32,
@@ -152,7 +154,7 @@ pub enum Instruction {
 }
 
 impl Instruction {
-    /// The micro-batch it works on, if on one alone.
+    /// The micro-batch that it belongs to, if any.
     pub fn micro_batch(&self) -> Option<u32> {
         match *self {
             Self::Receive { slot: Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. }, .. }
@@ -167,69 +169,71 @@ impl Instruction {
     }
 }
 
-/// A part of a parameter's gradient: one use's, summed over the micro-batches of one turn of its stage (see [`Stage::peers`](crate::Stage::peers)).
+/// One use's part of a parameter's gradient, summed over the micro-batches of one turn. See
+/// [`Stage::peers`](crate::Stage::peers).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GradientPart {
-    /// Who sums it.
+    /// The peer that sums it.
     pub peer: PeerId,
     /// The value that is summed.
     pub value: ValueId,
-    /// Over how many micro-batches.
+    /// The number of micro-batches.
     pub micro_batches: u32,
 }
 
-/// How a parameter's gradient comes together.
+/// How the parts of a parameter's gradient are added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reduction {
     /// The parameter.
     pub parameter: ValueId,
-    /// Who adds the parts and applies the update.
+    /// The peer that adds the parts and applies the update.
     pub owner: PeerId,
-    /// Its parts, in the order in which they are added.
+    /// The parts, in the order in which they are added.
     pub parts: Vec<GradientPart>,
 }
 
-/// A tensor that stays on a peer from step to step.
+/// A tensor that a peer keeps from step to step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Holding {
     /// The parameter, buffer or constant.
     pub value: ValueId,
-    /// Whether this peer's copy is the one that is updated and saved.
+    /// Whether this peer's copy is updated and saved.
     pub owner: bool,
 }
 
-/// A peer's share of a graph, and what it does with it in one step.
+/// A peer's share of a graph, and what it does in one pass.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Program {
-    /// Whose it is.
+    /// The peer.
     pub peer: PeerId,
     /// [`Plan::version`](crate::Plan::version).
     pub version: u32,
-    /// Micro-batches a step.
+    /// Micro-batches per pass.
     pub micro_batches: u32,
-    /// The values it touches.
+    /// The values that it uses.
     pub values: BTreeMap<ValueId, Value>,
     /// The nodes it runs.
     pub nodes: BTreeMap<NodeId, Node>,
-    /// What it keeps.
+    /// The tensors that it keeps.
     pub holdings: Vec<Holding>,
-    /// The gradients it has a part in, in graph order.
+    /// The gradients that it has a part in, in graph order.
     pub reductions: Vec<Reduction>,
     /// Names of the scalars it reports.
     pub reports: Vec<String>,
-    /// What it does.
+    /// The instructions, in order.
     pub instructions: Vec<Instruction>,
-    /// The values sent or received that may go through a codec: activations and their gradients, in training.
+    /// The values, sent or received, that a codec may apply to: activations and their gradients, in training.
     pub coded: BTreeSet<ValueId>,
-    /// Of gradients that are sent: the values received that they are gradients of, where what was left out of these is to be left out of the gradient. Each has as
-    /// many elements, in the same order.
+    /// By gradient that is sent: the received values that it is a gradient of. The entries that are missing from
+    /// these are removed from the gradient too. All have the same number of elements, in the same order.
     pub masks: BTreeMap<ValueId, BTreeSet<ValueId>>,
-    /// The codecs of its links, by receiver. They may change while it trains; whoever receives needs no codec to read what comes.
+    /// The codecs of its links, by receiver. They may change during a run. A receiver needs no codec to read a
+    /// message.
     pub codecs: BTreeMap<PeerId, Codec>,
 }
 
 impl Program {
-    /// The messages it waits for in one step, with their senders and types: what a peer may be sent.
+    /// The messages that it waits for in one pass, with their senders and types. A peer accepts no others.
     pub fn incoming(&self) -> BTreeMap<Slot, (PeerId, TensorType)> {
         self.instructions
             .iter()
@@ -242,11 +246,11 @@ impl Program {
             .collect()
     }
 
-    /// Goes on by the plan's next version, which differs in the codecs of this peer's links.
+    /// Switches to the plan's next version, which differs in the codecs of this peer's links.
     ///
     /// # Errors
     ///
-    /// It is not the next version, or the codecs are none for this program, which then stays as it was.
+    /// It is not the next version, or the codecs do not fit this program. The program then stays as it was.
     pub fn set_codecs(&mut self, version: u32, codecs: BTreeMap<PeerId, Codec>) -> Result<(), PlanError> {
         if Some(version) != self.version.checked_add(1) {
             let now = self.version;
@@ -257,25 +261,25 @@ impl Program {
         Ok(())
     }
 
-    /// What a message goes through.
+    /// The codec of a message.
     pub fn codec(&self, slot: Slot, to: PeerId) -> Codec {
         let codec = self.codecs.get(&to).filter(|_| self.may_be_coded(slot));
         codec.copied().unwrap_or_default()
     }
 
-    /// Whether a message may come, or go, coded.
+    /// Whether a codec may apply to a message.
     pub fn may_be_coded(&self, slot: Slot) -> bool {
         matches!(slot, Slot::Value { value, .. } if self.coded.contains(&value))
     }
 
-    /// The least and most payload bytes of a message in coded form; `None` if it may not come so.
+    /// The least and most payload bytes of an encoded message. `None` if no codec may apply to it.
     pub fn coded_bytes(&self, slot: Slot) -> Option<(u64, u64)> {
         let value = self.values.get(&slot.value()).filter(|_| self.may_be_coded(slot))?;
         Some((HEADER as u64, exact_bytes(value.ty.numel()) as u64))
     }
 
-    /// The payload bytes of a message that this program sends; one that no codec can hold is longer, up to the most of [`Self::coded_bytes`]. `None` if it
-    /// knows no such value.
+    /// The payload bytes of a message that this program sends. A tensor that the codec cannot encode is longer, up to
+    /// the most of [`Self::coded_bytes`]. `None` if the program does not have the value.
     pub fn payload(&self, slot: Slot, to: PeerId) -> Option<usize> {
         let ty = &self.values.get(&slot.value())?.ty;
         Some(match self.codec(slot, to) {
@@ -284,7 +288,7 @@ impl Program {
         })
     }
 
-    /// The reductions whose parameter this peer updates, in graph order, with their indices.
+    /// The reductions whose parameter this peer owns, with their indices, in graph order.
     pub fn owned(&self) -> impl Iterator<Item = (u32, &Reduction)> {
         (0..).zip(&self.reductions).filter(|(_, r)| r.owner == self.peer)
     }

@@ -35,8 +35,8 @@ struct Saved {
 }
 
 impl ModelChain {
-    /// A cut may fall between any two nodes, in the order in which they run. The exception is a buffer that forward changes:
-    /// all nodes that read or compute it stay together.
+    /// A cut may fall between any two nodes, in the order in which they run. The exception is a buffer that forward
+    /// changes: all nodes that read or compute it stay together.
     pub(super) fn new(forward: &Graph, train: &TrainGraph, optimizer: &Optimizer, classes: &[&Device]) -> Self {
         let atom_of = atoms(forward);
         let atoms = atom_of.iter().max().map_or(0, |a| *a as usize + 1);
@@ -104,8 +104,8 @@ impl Builder<'_> {
         let mut ties = Vec::new();
         for p in &self.work.parameters {
             let size = p.bytes as f64;
-            // Every holder has the value, and a sum for each part that it makes. The owner also has the optimizer state and
-            // space for the others' parts.
+            // Every holder has the value, and a sum for each part that it makes. The owner also has the optimizer
+            // state and space for the others' parts.
             let mut parts: BTreeMap<u32, u32> = p.readers.iter().map(|n| (self.atom(*n), 0)).collect();
             for part in &p.parts {
                 *parts.entry(self.atom(*part)).or_default() += 1;
@@ -180,7 +180,8 @@ impl Builder<'_> {
     }
 }
 
-/// By forward node, its atom: nodes in the order in which they run, but what depends on parameters and constants alone right before its first reader.
+/// By forward node: its atom. Nodes come in the order in which they run. A node that depends only on parameters and
+/// constants comes right before its first reader.
 fn atoms(graph: &Graph) -> Vec<u32> {
     let mut early = vec![true; graph.nodes.len()];
     for (n, node) in graph.nodes.iter().enumerate() {
@@ -192,7 +193,7 @@ fn atoms(graph: &Graph) -> Vec<u32> {
     }
     let mut position = vec![u32::MAX; graph.nodes.len()];
     let mut count = 0;
-    // Early nodes come when they are asked for, or at the end.
+    // Early nodes come when they are needed, or at the end.
     for wanted in [false, true] {
         for id in graph.node_ids().filter(|n| early[n.index()] == wanted) {
             let mut stack = vec![id];
@@ -211,7 +212,7 @@ fn atoms(graph: &Graph) -> Vec<u32> {
             }
         }
     }
-    // What reads or makes a changing buffer's content is one atom, with all between.
+    // All nodes that read or compute a changing buffer's content form one atom, with all nodes between them.
     let readers = graph.consumers();
     let mut joined = vec![false; count as usize + 1];
     for u in &graph.state_updates {

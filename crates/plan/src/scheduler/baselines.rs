@@ -1,4 +1,4 @@
-//! Cuts that look at the graph alone: what others do, and what plans are measured against.
+//! Cuts that ignore devices and links: the baselines that plans are compared with.
 
 use fusionllm_graph::Graph;
 
@@ -6,7 +6,8 @@ use crate::error::PlanError;
 use crate::plan::Plan;
 use crate::schedule::Schedule;
 
-/// Cuts a graph into as many stages as there are peers, in the order given, each with the same share of the floating-point operations as nearly as node boundaries allow.
+/// Cuts a graph into one stage per peer, in the given order. Each stage has the same share of the floating-point
+/// operations, as nearly as node boundaries allow.
 pub fn equal_compute(
     graph: &Graph,
     peers: &[String],
@@ -18,14 +19,16 @@ pub fn equal_compute(
         .iter()
         .map(|n| {
             let cost = n.op.cost(&graph.types(&n.inputs), &graph.types(&n.outputs));
-            // Memory-bound operators take time too: about a byte in that of ten operations on today's processors.
+            // Memory-bound operators take time too: a byte takes about as long as ten operations on today's
+            // processors.
             cost.flops + 10.0 * cost.bytes
         })
         .collect();
     equal_shares(graph, &weights, peers, micro_batches, schedule, "equal-compute")
 }
 
-/// Cuts a graph into as many stages as there are peers, in the order given, each with the same number of operators as nearly as can be.
+/// Cuts a graph into one stage per peer, in the given order. Each stage has the same number of operators, as nearly
+/// as possible.
 pub fn equal_number(
     graph: &Graph,
     peers: &[String],
@@ -65,8 +68,8 @@ fn equal_shares(
     Ok(Plan::from_stages(graph, &stage_of, &peer_of_stage, peers.to_vec(), micro_batches, schedule, scheduler))
 }
 
-/// First and last node, ascending, of what must not be cut: what reads or makes a buffer's content stays in one stage, and all between goes with it so that
-/// edges still run forward.
+/// First and last nodes of ranges that must not be cut, ascending. All nodes that read or compute a buffer's content
+/// stay in one stage. The nodes between them stay too, so that edges still lead forward.
 fn together(graph: &Graph) -> Vec<(usize, usize)> {
     let readers = graph.consumers();
     let mut together: Vec<(usize, usize)> = graph

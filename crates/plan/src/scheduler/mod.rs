@@ -23,15 +23,17 @@ use crate::plan::Plan;
 use crate::program::PeerId;
 use crate::schedule::Schedule;
 
-/// Makes a plan for one of `workloads`, on some of the cluster's devices, with the codecs of its links. The workloads are
-/// the same model and batch, cut into more or fewer micro-batches.
+/// Makes a plan for one of `workloads`, on some of the cluster's devices, with the codecs of its links. The workloads
+/// are the same model and batch, cut into more or fewer micro-batches.
 ///
-/// The search does not know codecs, but it knows how small they can make messages. So the model is cut twice: for messages
-/// without a codec, and for small ones. Both cuts get the codecs that suit them, and the shorter simulated step wins.
+/// The search does not know codecs, but it knows how small they can make messages. So the model is cut twice: for
+/// messages without a codec, and for small ones. Both cuts get the codecs that suit them, and the shorter simulated
+/// step wins.
 ///
 /// # Errors
 ///
-/// There is no workload or no schedule, the broker reaches no device, or no plan fits. The error names what is missing.
+/// There is no workload or no schedule, the broker reaches no device, or no plan fits. The error names what is
+/// missing.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOptions) -> Result<Scheduled, PlanError> {
     let mut best = cut(workloads, cluster, options, None)?;
     if options.compression.name == Compressor::None {

@@ -21,13 +21,14 @@ pub struct Prepared {
     pub simulation: Option<Simulation>,
 }
 
-/// Prepares a plan to run: chooses its codecs by `compression`, compiles it, and simulates a step on `cluster` if that is
-/// known. Device `i` of the cluster runs peer `i`. Without compression, the plan keeps the codecs that it has.
+/// Prepares a plan to run: chooses its codecs by `compression`, compiles it, and simulates a step on `cluster` if
+/// that is known. Device `i` of the cluster runs peer `i`. Without compression, the plan keeps the codecs that it
+/// has.
 ///
 /// # Errors
 ///
-/// The plan does not fit the workload, or the cluster cannot carry it out. Or the compression needs the links' rates, and
-/// the cluster is unknown.
+/// The plan does not fit the workload, or the cluster cannot carry it out. Or the compression needs the links' rates,
+/// and the cluster is unknown.
 pub fn prepare(
     mut plan: Plan,
     workload: Workload<'_>,

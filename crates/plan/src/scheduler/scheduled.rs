@@ -23,8 +23,8 @@ pub struct Scheduled {
     pub simulation: Simulation,
     /// Seconds of a step by [`Problem::evaluate`](crate::search::Problem::evaluate). `None` from the baselines.
     pub estimate_s: Option<f64>,
-    /// The least that [`Problem::evaluate`](crate::search::Problem::evaluate) gives any plan, for any workload, schedule and
-    /// number of replicas. It does not bound the simulated step. See [`crate::search::lower_bound`].
+    /// The least that [`Problem::evaluate`](crate::search::Problem::evaluate) gives any plan, for any workload,
+    /// schedule and number of replicas. It does not bound the simulated step. See [`crate::search::lower_bound`].
     pub lower_bound_s: f64,
     /// Sentences for the user, such as which devices were left out and why.
     pub notes: Vec<String>,

@@ -274,8 +274,8 @@ impl<'a> SearchSpace<'a> {
         notes
     }
 
-    /// The best plans found, the best first. They cover the workloads and numbers of replicas that come near the best, under
-    /// each schedule.
+    /// The best plans found, the best first. They cover the workloads and numbers of replicas that come near the
+    /// best, under each schedule.
     fn op_fence(&self, options: &PlanOptions) -> Result<Vec<Choice>, PlanError> {
         let mut choices: Vec<Choice> = Vec::new();
         for (i, trial) in self.trials(options).into_iter().enumerate() {

@@ -1,16 +1,16 @@
-//! From a cluster to units: single devices, or devices joined as replicas of each other.
+//! From a cluster to units: single devices, or devices joined as replicas.
 
 use crate::cost::Cluster;
 use crate::program::PeerId;
 use crate::search::{LinkCost, Machines, Unit, UplinkShare, communities};
 
-/// Most units among which a plan is looked for.
+/// Most units among which a plan is searched.
 const MAX_UNITS: usize = 96;
 
-/// No way at all.
+/// The cost if no link leads there.
 const NO_LINK: LinkCost = LinkCost { latency: f64::INFINITY, per_byte: f64::INFINITY };
 
-/// The ways between all devices of a cluster, and to and from its broker.
+/// The costs of links between all devices of a cluster and its broker.
 pub(super) struct DeviceLinks<'a> {
     cluster: &'a Cluster,
     /// From `a` to `b` at `a * (devices + 1) + b`.
@@ -55,8 +55,9 @@ impl<'a> DeviceLinks<'a> {
         (self.cost(a, b).seconds(bytes) + self.cost(b, a).seconds(bytes)).min(f64::MAX / 1e12)
     }
 
-    /// Devices in groups of `copies` that are near to each other (by the time that `bytes` take between them) and alike in speed (`whole` is the
-    /// time of a device for the whole model); what is left over in smaller ones. Of too many groups, the fastest.
+    /// Groups of `copies` devices that are near each other and equally fast. Nearness is the time that `bytes` take
+    /// between them. `whole` is a device's time for the whole model. Remaining devices form smaller groups. If there
+    /// are too many groups, the fastest are kept.
     pub(super) fn groups(
         &self,
         devices: &[u32],
@@ -71,7 +72,7 @@ impl<'a> DeviceLinks<'a> {
             let count = label.iter().max().map_or(0, |m| m + 1);
             let chunks = (0..count).flat_map(|c| {
                 let mut members: Vec<u32> = (0..devices.len()).filter(|i| label[*i] == c).map(|i| devices[i]).collect();
-                // Sites first: a group within one shares no uplink.
+                // Sorted by site first: a group within one site shares no uplink.
                 let site = |d: u32| self.cluster.devices()[d as usize].site;
                 members.sort_by(|a, b| site(*a).cmp(&site(*b)).then(whole(*a).total_cmp(&whole(*b))).then(a.cmp(b)));
                 members.chunks(copies).map(<[u32]>::to_vec).collect::<Vec<_>>()
@@ -127,7 +128,8 @@ impl<'a> DeviceLinks<'a> {
         }
     }
 
-    /// The uplinks between two groups with seconds per byte, averaged over their pairs. A site's outward one has twice its index, its inward one that and one.
+    /// The uplinks between two groups, with their seconds per byte averaged over pairs of devices. A site's outward
+    /// uplink has twice the site's index as its number, the inward one that plus one.
     fn uplinks(&self, a: &[u32], b: &[u32]) -> Vec<UplinkShare> {
         let width = self.cluster.devices().len() + 1;
         let mut shares: Vec<UplinkShare> = Vec::new();
@@ -145,7 +147,7 @@ impl<'a> DeviceLinks<'a> {
     }
 }
 
-/// The last place is the broker's.
+/// The peer at a place in the table of links. The last place is the broker's.
 fn peer(width: usize, place: usize) -> PeerId {
     if place + 1 == width { PeerId::BROKER } else { PeerId(place as u32) }
 }

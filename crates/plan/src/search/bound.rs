@@ -1,21 +1,28 @@
-//! A time below which no plan's step can fall, so that every plan can say how far from the best it may be.
+//! A lower bound on [`Problem::evaluate`] over all plans.
 
 use super::problem::Problem;
 use super::round_trip::RoundTrip;
 use crate::schedule::Schedule;
 
-/// Units up to which the number of stages is kept apart.
+/// Up to this many units, the table has a layer for each number of stages.
 const MAX_LAYERED_UNITS: usize = 16;
 
-/// Steps of the walk beyond which the bound is made without it.
+/// Most table steps of a walk. With more, only the bound by count is computed.
 const MAX_WALK_STEPS: usize = 200_000_000;
 
-/// Seconds that no plan of the problem undercuts, as [`Problem::evaluate`] counts: whatever units it uses, in whatever order, with whatever cuts, under any of
-/// `schedules`, and with up to `copies` units joined for a stage. The problem's own units have one member each.
+/// Seconds below which [`Problem::evaluate`] gives no plan of the problem: with any units in any order, with any
+/// cuts, under any of `schedules`, and with up to `copies` units joined for a stage. The problem's units have one
+/// member each.
 ///
-/// A plan's step is a pipeline and `n - 1` periods, or `n - copies` where so many take turns; and as the pipeline holds each member's first micro-batch, it is never much less
-/// than `n` periods. For every period that could be, the pipeline is bounded by the shortest walk through the chain whose stages and lines keep that period, where a walk may come to a unit again (the relaxation of Christofides et al., 1981, for routes). The period is bounded by the work
-/// over the fastest so many units and, under 1F1B, by the pipeline over its number of stages.
+/// It bounds the closed form alone. The simulator overlaps more work, so a simulated step can be shorter.
+///
+/// A step is a pipeline and `n - 1` periods, or `n - copies` if so many units take turns. The pipeline holds each
+/// member's first micro-batch, so a step is never much less than `n` periods.
+///
+/// For every possible period, the pipeline is bounded by the shortest walk through the chain whose stages and links
+/// keep that period. A walk may return to a unit: this is the relaxation of Christofides et al. (1981) for routes.
+/// The period is bounded by the work divided by the speed of the fastest units. Under 1F1B, it is also bounded by the
+/// pipeline divided by its number of stages.
 pub fn lower_bound(problem: &Problem, schedules: &[Schedule], copies: usize) -> f64 {
     let bounds = schedules.iter().map(|s| Bound::new(problem, *s, copies.max(1)).least());
     let least = bounds.fold(f64::INFINITY, f64::min);
@@ -27,17 +34,17 @@ struct Bound<'a> {
     schedule: Schedule,
     round_trip: RoundTrip,
     copies: f64,
-    /// The most of an atom's seconds that nothing waits for.
+    /// The largest share of an atom's seconds that nothing waits for.
     delayed: f64,
-    /// Layers of the table: numbers of stages kept apart.
+    /// Layers of the table: one for each number of stages, or one for all.
     layers: usize,
-    /// Most stages; one unit may hold two.
+    /// Most stages of a plan. One unit may hold two.
     max_stages: usize,
     /// See [`Problem::neighbours`].
     neighbours: Vec<[f64; 2]>,
-    /// By number of stages less one: seconds that its busiest unit takes per micro-batch at least.
+    /// By number of stages less one: the least seconds per micro-batch of the busiest unit.
     work: Vec<f64>,
-    /// By number of stages less one: whether so many units may hold the parameters.
+    /// By number of stages less one: whether so many units can hold the parameters.
     fits: Vec<bool>,
 }
 
@@ -45,7 +52,8 @@ impl<'a> Bound<'a> {
     fn new(problem: &'a Problem, schedule: Schedule, copies: usize) -> Self {
         let (chain, units) = (&problem.chain, problem.machines.units.len());
         let max_stages = units + usize::from(!chain.ties.is_empty());
-        // Weighing units' loads by any weights bounds the largest load from below; by speed, the bound is exact if units differ in speed alone.
+        // Any weights bound the largest load from below. Weights by speed give the exact bound if units differ only
+        // in speed.
         let seconds = |u: usize, lo: usize, hi: usize| problem.compute(u, lo, hi).iter().sum::<f64>();
         let weights: Vec<f64> = (0..units).map(|u| 1.0 / seconds(u, 0, chain.atoms).max(1e-300)).collect();
         let classes = by_class(problem, &weights);
@@ -70,7 +78,7 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// The larger of the bound by counting stages and, where that is not too much work, the bound by walks.
+    /// The larger of the bound by count and the bound by walks. The latter is left out if it takes too much work.
     fn least(&self) -> f64 {
         let steps = self.layers * self.problem.machines.units.len() * self.problem.chain.atoms.pow(2);
         let by_count = self.by_count();
@@ -81,8 +89,9 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// With so many stages, the pipeline computes everything once and takes so many ways less one, no two of which join the same units: together they
-    /// are no shorter than a forest of the shortest ways (Kruskal, 1956).
+    /// The bound for each number of stages. The pipeline computes everything once and crosses one link fewer than it
+    /// has stages. No two of these links join the same units. So together they take at least as long as a forest of
+    /// the cheapest links (Kruskal, 1956).
     fn by_count(&self) -> f64 {
         let (problem, machines) = (self.problem, &self.problem.machines);
         let (units, atoms) = (machines.units.len(), problem.chain.atoms);
@@ -112,7 +121,7 @@ impl<'a> Bound<'a> {
                 forest.push(wait);
             }
         }
-        // A unit that comes again closes a circle.
+        // A unit that holds two stages closes a circle.
         let closing = self.max_stages - units;
         let steps = (0..self.max_stages.min(atoms)).filter(|s| self.fits[*s]).map(|s| {
             let pipe = compute + forest.iter().take(s.saturating_sub(closing)).sum::<f64>();
@@ -129,7 +138,8 @@ impl<'a> Bound<'a> {
         let slowest = (0..problem.machines.units.len())
             .map(|u| problem.compute(u, 0, problem.chain.atoms).iter().sum::<f64>())
             .fold(0.0, f64::max);
-        // Periods between two of a series: no shorter than the one, and the pipeline no shorter than the other allows.
+        // A period between two of a series is at least the shorter one. The pipeline is at least what the longer one
+        // allows.
         let mut shorter = *self.work.last().unwrap_or(&0.0);
         let mut least = f64::INFINITY;
         let mut table = Vec::new();
@@ -149,10 +159,12 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// Seconds of a step at least, of a pipeline and the period of its busiest station.
+    /// The least seconds of a step with this pipeline and this period of the busiest station.
     ///
-    /// Of `c` machines that take turns, each busy for `c` periods with a micro-batch, one takes `n / c` of them or more. Its first is part of the pipeline: `n - c` periods are left
-    /// beside that. Without the pipeline's other parts it is all `n`, less what of the first nothing waits for; or `n - 1` for what is no machine.
+    /// Of `c` machines that take turns, each is busy for `c` periods with a micro-batch. One of them takes at least
+    /// `n / c` micro-batches. Its first is part of the pipeline, so `n - c` periods come on top. Without the rest of
+    /// the pipeline it is all `n`, less the part of the first that nothing waits for. For a station that is no
+    /// machine it is `n - 1`.
     fn step(&self, pipe: f64, period: f64) -> f64 {
         let n = f64::from(self.problem.micro_batches);
         let alone = (n - self.copies).max(0.0) * period;
@@ -196,7 +208,8 @@ impl<'a> Bound<'a> {
                     if layered && self.round_trip_period(least, layer + 1) > period {
                         least = f64::INFINITY;
                     }
-                    // Without layers, a position's entry becomes the way on from a cut there once all units' stages from it are known.
+                    // Without layers, the entry becomes the best continuation from this cut once all units' stages
+                    // from it are known.
                     table[(layer * units + u) * width + lo] = least;
                     if lo == 0 {
                         pipes[layer] = pipes[layer].min(least);
@@ -213,7 +226,7 @@ impl<'a> Bound<'a> {
         pipes
     }
 
-    /// By unit and cut: the shortest way on behind a stage that ends there, with exactly `layer` stages to follow.
+    /// By unit and cut: the shortest continuation of a stage that ends there, with exactly `layer` stages to follow.
     fn onward(&self, table: &[f64], layer: usize, period: f64) -> Vec<f64> {
         let (units, atoms) = (self.problem.machines.units.len(), self.problem.chain.atoms);
         let width = atoms + 1;
@@ -232,7 +245,8 @@ impl<'a> Bound<'a> {
         onward
     }
 
-    /// The shortest way from unit `u` over a cut to any other, whose ways on are given.
+    /// The shortest continuation from unit `u` over a cut to any other unit. `stages` has the continuations of the
+    /// units behind the cut.
     fn enter(&self, u: usize, cut: usize, period: f64, stages: &[f64]) -> f64 {
         let (problem, machines) = (self.problem, &self.problem.machines);
         let [down, up] = self.neighbours[cut];
@@ -265,7 +279,7 @@ fn by_class(problem: &Problem, weights: &[f64]) -> Vec<(usize, f64)> {
     classes
 }
 
-/// By number less one: the sum of so many of the largest.
+/// By number less one: the sum of that many largest values.
 fn largest(mut values: Vec<f64>) -> Vec<f64> {
     values.sort_by(|a, b| b.total_cmp(a));
     let mut sum = 0.0;

@@ -1,9 +1,11 @@
-//! Louvain community detection (Blondel et al., 2008) on a complete weighted graph, such as that of the bandwidths between machines.
+//! Louvain community detection (Blondel et al., 2008) on a complete weighted graph.
 
-/// The community of every one of `n` nodes, numbered by first appearance. `weight(a, b)` must be symmetric, finite and at least zero; `weight(a, a)` is not asked for.
+/// The community of each of `n` nodes, numbered by first appearance. `weight(a, b)` must be symmetric, finite and at
+/// least zero; `weight(a, a)` is never called.
 ///
-/// Nodes move to the neighbouring community with the largest gain in modularity until none gains, then communities become nodes, and so on until
-/// nothing moves. Nodes are visited in order and ties go to the lower community, so that the result is a function of the weights.
+/// Each node moves to the neighbouring community with the largest gain in modularity, until no move gains.
+/// Communities then become nodes, and so on until nothing moves. Nodes are visited in order, and ties go to the lower
+/// community. So the result is a function of the weights.
 pub fn communities(n: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<usize> {
     let mut label: Vec<usize> = (0..n).collect();
     let mut weights = vec![0.0; n * n];
@@ -21,7 +23,7 @@ pub fn communities(n: usize, weight: impl Fn(usize, usize) -> f64) -> Vec<usize>
             return label;
         }
         label.iter_mut().for_each(|l| *l = moved[*l]);
-        // What lies inside a community becomes a loop at its node, counted from both ends.
+        // The edges inside a community become a loop at its node, counted from both ends.
         let mut merged = vec![0.0; count * count];
         for a in 0..size {
             for b in 0..size {
@@ -39,7 +41,7 @@ fn level(n: usize, weights: &[f64]) -> Vec<usize> {
     let mut community: Vec<usize> = (0..n).collect();
     let mut inside = degree.clone();
     let mut links = vec![0.0; n];
-    // Every move gains, so this ends; the limit guards against gains of rounding.
+    // Every move gains, so this ends. The limit guards against gains by rounding.
     for _ in 0..100 {
         let mut moved = false;
         for a in 0..n {
@@ -110,7 +112,7 @@ mod tests {
         let weight = |a: usize, b: usize| f64::from(edges.contains(&(a.min(b), a.max(b))) as u8);
         let label = communities(34, weight);
         let q = modularity(34, weight, &label);
-        // The best partition known has four communities and a modularity of 0.4198 (Brandes et al., 2008).
+        // The best known partition has four communities and a modularity of 0.4198 (Brandes et al., 2008).
         assert!((0.41..0.4199).contains(&q), "{q}");
         assert_eq!(label.iter().max(), Some(&3));
         assert_ne!(label[0], label[33], "the instructor and the president");

@@ -1,4 +1,5 @@
-//! The best cut for units in a given order, by dynamic programming from the end of the chain. Any unit may be left out.
+//! The best cut for units in a given order, by dynamic programming from the end of the chain. Any unit may be left
+//! out.
 
 use super::problem::Problem;
 use super::round_trip::RoundTrip;
@@ -51,8 +52,8 @@ pub(super) fn cut_like(problem: &Problem, order: &[u32], plan: &ScoredPlan) -> O
     best
 }
 
-/// Where the last stage may begin if the first stage's unit holds it too; `None` if it does not. Such plans are tried where
-/// the ends of the chain share a parameter.
+/// Where the last stage may begin if the first stage's unit holds it too; `None` if it does not. Such plans are tried
+/// where the ends of the chain share a parameter.
 fn tails(problem: &Problem) -> Vec<Option<usize>> {
     let mut tails = vec![None];
     let last = problem.chain.ties.iter().filter_map(|t| t.users.last()).map(|u| u.atom as usize).max();
@@ -127,8 +128,8 @@ impl<'a> Cutter<'a> {
             Effort::Coarse => 0.8,
             Effort::Fine => 0.95,
         };
-        // A long period allows many long stages, which take time to search. With many units, long periods are tried only
-        // if short ones allow no plan.
+        // A long period allows many long stages, which take time to search. With many units, long periods are tried
+        // only if short ones allow no plan.
         let (mut period, mut near) = (f64::INFINITY, f64::INFINITY);
         if self.layers == 1 && self.order.len() > 1 {
             period = 4.0 * self.even_period();
@@ -238,8 +239,8 @@ impl<'a> Cutter<'a> {
         self.tail.unwrap_or(self.problem.chain.atoms)
     }
 
-    /// The plan with the shortest pipeline whose stations take no longer than `period` per micro-batch, and the seconds of
-    /// that pipeline.
+    /// The plan with the shortest pipeline whose stations take no longer than `period` per micro-batch, and the
+    /// seconds of that pipeline.
     fn cut(&self, period: f64, table: &mut Vec<Label>) -> Option<(Vec<Segment>, f64)> {
         let (units, atoms) = (self.order.len(), self.problem.chain.atoms);
         table.clear();

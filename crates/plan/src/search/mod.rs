@@ -1,10 +1,10 @@
 //! The search for plans, on plain numbers.
 //!
-//! The model is a [`Chain`] of atoms, the cluster is [`Machines`]. [`op_fence`] groups machines by community detection on the
-//! graph of throughputs. It orders the groups, and the machines in them, so that the pipeline takes the cheapest links. It
-//! cuts the chain for each order by dynamic programming, which may leave machines out. It refines the best plans by local
-//! search. [`exact`] finds the best plan of a small problem, and [`lower_bound`] limits the cost of all plans. All of them
-//! compare plans by [`Problem::evaluate`].
+//! The model is a [`Chain`] of atoms, the cluster is [`Machines`]. [`op_fence`] groups machines by community
+//! detection on the graph of throughputs. It orders the groups, and the machines in them, so that the pipeline takes
+//! the cheapest links. It cuts the chain for each order by dynamic programming, which may leave machines out. It
+//! refines the best plans by local search. [`exact`] finds the best plan of a small problem, and [`lower_bound`]
+//! limits the cost of all plans. All of them compare plans by [`Problem::evaluate`].
 
 mod bound;
 mod communities;

@@ -1,9 +1,9 @@
-//! Orders in which a pipeline may pass through machines: cluster by cluster, over the cheapest ways.
+//! Orders in which a pipeline may pass through machines: group by group, over the cheapest links.
 
 use super::communities::communities;
 use super::problem::{MAX_THOROUGH_UNITS, Problem};
 
-/// Orders worth cutting for, the most promising first. Each names some of the units, each once.
+/// Orders to cut, the most promising first. Each names some of the units, each once.
 pub(super) fn orders(problem: &Problem) -> Vec<Vec<u32>> {
     let n = problem.machines.units.len();
     let bytes = typical_message_bytes(problem);
@@ -22,10 +22,10 @@ pub(super) fn orders(problem: &Problem) -> Vec<Vec<u32>> {
     let whole = join(&groups, seconds);
     add(whole.concat());
     add(whole.iter().rev().flat_map(|g| g.iter().rev().copied()).collect());
-    // Neighbouring clusters without the rest: what lies behind slow links may only slow the others down.
+    // Neighbouring groups without the others: machines behind slow links may only slow the step.
     for first in 0..whole.len() {
         for last in first..whole.len() {
-            // Of many clusters, the path's beginnings and ends alone.
+            // With many groups, only the beginnings and ends of the path.
             let some = whole.len() <= 3 || first == 0 || last + 1 == whole.len();
             if some && last - first + 1 < whole.len() {
                 add(whole[first..=last].concat());
@@ -54,14 +54,14 @@ pub(super) fn orders(problem: &Problem) -> Vec<Vec<u32>> {
     orders
 }
 
-/// Bytes of a message of middling size.
+/// The median size of the messages at a cut, in bytes.
 pub(crate) fn typical_message_bytes(problem: &Problem) -> f64 {
     let mut sizes: Vec<f64> = problem.across.iter().map(|[down, _]| *down).filter(|b| *b > 0.0).collect();
     sizes.sort_by(f64::total_cmp);
     sizes.get(sizes.len() / 2).copied().unwrap_or(1.0)
 }
 
-/// Units by community of the graph of throughputs, each community's along a short path.
+/// Units by community of the graph of throughputs, each community in the order of a short path.
 pub(super) fn grouped(n: usize, seconds: impl Fn(usize, usize) -> f64) -> Vec<Vec<u32>> {
     let label = communities(n, |a, b| 1.0 / seconds(a, b).max(1e-12));
     let count = label.iter().max().map_or(0, |m| m + 1);
@@ -74,7 +74,7 @@ pub(super) fn grouped(n: usize, seconds: impl Fn(usize, usize) -> f64) -> Vec<Ve
         .collect()
 }
 
-/// Clusters along a short path over them, each turned so that neighbours' ends meet.
+/// Groups in the order of a short path over them, each ordered so that neighbours' ends meet.
 fn join(groups: &[Vec<u32>], seconds: impl Fn(usize, usize) -> f64) -> Vec<Vec<u32>> {
     let nearest = |a: &[u32], b: &[u32]| {
         a.iter().flat_map(|x| b.iter().map(|y| seconds(*x as usize, *y as usize))).fold(f64::INFINITY, f64::min)
@@ -84,7 +84,7 @@ fn join(groups: &[Vec<u32>], seconds: impl Fn(usize, usize) -> f64) -> Vec<Vec<u
     for (i, &g) in path.iter().enumerate() {
         let mut group = groups[g].clone();
         if let Some(end) = joined.last().and_then(|before| before.last()).copied() {
-            // The member nearest to where the path comes from stands first.
+            // The member nearest to the previous group comes first.
             let way = |u: &u32| seconds(end as usize, *u as usize);
             let entry = (0..group.len()).min_by(|a, b| way(&group[*a]).total_cmp(&way(&group[*b]))).unwrap_or(0);
             let first = group[entry];
@@ -110,8 +110,8 @@ fn join(groups: &[Vec<u32>], seconds: impl Fn(usize, usize) -> f64) -> Vec<Vec<u
     joined
 }
 
-/// A path through all of `n` places that is short: exact for up to nine (Held and Karp, 1962), else the best of nearest-neighbour paths, improved by turning
-/// stretches round until none gains.
+/// A short path through all of `n` places. It is exact for up to nine (Held and Karp, 1962). For more, it is the best
+/// of several nearest-neighbour paths, improved by reversing parts (2-opt).
 fn shortest_path(n: usize, seconds: impl Fn(usize, usize) -> f64) -> Vec<usize> {
     if n <= 1 {
         return (0..n).collect();
@@ -168,7 +168,7 @@ fn near_path(n: usize, d: &[f64]) -> Vec<usize> {
         path
     });
     let mut path = paths.min_by(|a, b| length(a).total_cmp(&length(b))).unwrap_or_default();
-    // Turning path[i..=j] round changes its two ends alone; `d` is the same both ways.
+    // Reversing path[i..=j] changes only the edges at its two ends, since `d` is symmetric.
     let edge = |a: Option<&usize>, b: Option<&usize>| a.zip(b).map_or(0.0, |(a, b)| d[a * n + b]);
     for _ in 0..20 {
         let mut gained = false;
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn a_line_of_machines_is_walked_from_end_to_end() {
         for n in [2, 7, 9, 10, 40] {
-            // Machine i stands at place[i] on a line, so the shortest path has n - 1 unit steps.
+            // Machine i is at place[i] on a line, so the shortest path has n - 1 unit steps.
             let place: Vec<usize> = (0..n).map(|i| i * 7 % n).collect();
             if n % 7 == 0 {
                 continue;

@@ -1,4 +1,4 @@
-//! What a planner needs to know of a model and of machines, as plain numbers.
+//! A model and machines as plain numbers.
 
 use std::collections::BTreeSet;
 use std::ops::Range;
@@ -6,71 +6,74 @@ use std::ops::Range;
 use super::round_trip::RoundTrip;
 use crate::schedule::Schedule;
 
-/// Most units of which whole orders are searched.
+/// Up to this many units, OP-Fence also changes the order of units.
 pub(crate) const MAX_THOROUGH_UNITS: usize = 12;
 
-/// A model as a line of atoms that may be cut between any two: seconds, bytes, and what crosses where. Figures are of one micro-batch; those "by cut" have
-/// one entry per position between atoms, both ends included, and sums over atoms are given as prefix sums of that length.
+/// A model as a chain of atoms, which may be cut between any two.
+///
+/// All figures are for one micro-batch. A figure "by cut" has one entry for each position between atoms, both ends
+/// included. Prefix sums over atoms have the same length.
 #[derive(Debug, Clone, Default)]
 pub struct Chain {
-    /// How many atoms.
+    /// The number of atoms.
     pub atoms: usize,
-    /// Seconds by class of machine.
+    /// By class of machine.
     pub seconds: Vec<Seconds>,
-    /// Bytes that stay from step to step: parameters, their gradients, the optimiser's state, buffers. Prefix sums.
+    /// Bytes that stay from step to step: parameters, their gradients, optimizer state, buffers. Prefix sums.
     pub state: Vec<f64>,
     /// Bytes of parameters alone. Prefix sums.
     pub parameters: Vec<f64>,
-    /// Bytes that an atom keeps from forward to backward. Prefix sums.
+    /// Bytes that an atom saves from forward to backward. Prefix sums.
     pub kept: Vec<f64>,
-    /// Bytes from before a cut that atoms after it keep from forward to backward, by cut.
+    /// By cut: bytes from before the cut that atoms after it save from forward to backward.
     pub kept_across: Vec<f64>,
-    /// Bytes that an atom needs besides while it runs, by atom.
+    /// By atom: further bytes that it needs while it runs.
     pub working: Vec<f64>,
-    /// Bytes of buffers that forward changes, and that replicas of a stage hand on from micro-batch to micro-batch. Prefix sums.
+    /// Bytes of buffers that forward changes. Replicas of a stage hand them on from micro-batch to micro-batch.
+    /// Prefix sums.
     pub handed_on: Vec<f64>,
-    /// Values that other atoms need than the one that makes them.
+    /// Values that one atom computes and others need.
     pub messages: Vec<Message>,
     /// Parameters that several atoms read.
     pub ties: Vec<Tie>,
-    /// What comes from the broker.
+    /// Values that the broker sends.
     pub inputs: Vec<Input>,
 }
 
-/// Seconds on one class of machine, as prefix sums over atoms.
+/// Seconds on one class of machine. Prefix sums over atoms.
 #[derive(Debug, Clone, Default)]
 pub struct Seconds {
     /// Forward pass of one micro-batch.
     pub forward: Vec<f64>,
     /// Backward pass of one micro-batch.
     pub backward: Vec<f64>,
-    /// The part of it that makes gradients of parameters, which nothing waits for.
+    /// The part of the backward pass that computes weight gradients, which nothing waits for.
     pub weight: Vec<f64>,
-    /// Reducing, measuring and applying the gradients of a step.
+    /// Reduction, norm and update, once per step.
     pub update: Vec<f64>,
 }
 
-/// A value that crosses cuts: an activation runs to later atoms, a gradient to earlier ones.
+/// A value that crosses cuts: an activation goes to later atoms, a gradient to earlier ones.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Message {
-    /// The atom that makes it.
+    /// The atom that computes it.
     pub maker: u32,
-    /// The atoms that need it, ascending; all after the maker, or all before it.
+    /// The atoms that need it, ascending: all after the maker, or all before it.
     pub users: Vec<u32>,
     /// Its size.
     pub bytes: f64,
 }
 
 impl Message {
-    /// The first and the last atom that make or use it.
+    /// The first and the last atom that compute or use it.
     pub fn span(&self) -> (u32, u32) {
         let (first, last) = (self.users.first(), self.users.last());
         (*first.unwrap_or(&self.maker).min(&self.maker), *last.unwrap_or(&self.maker).max(&self.maker))
     }
 }
 
-/// A parameter that several atoms read. The machine of the first of them owns it: it receives the other machines' parts of
-/// the gradient and sends them the new value.
+/// A parameter that several atoms read. The machine of the first of them owns it: it receives the other machines'
+/// parts of the gradient and sends them the new value.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tie {
     /// The atoms that read it, ascending.
@@ -117,14 +120,14 @@ impl Input {
     }
 }
 
-/// Devices that hold a stage together, each taking every so manieth micro-batch; mostly one.
+/// A device, or several that share a stage and take turns at its micro-batches.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unit {
     /// The devices.
     pub members: Vec<u32>,
     /// The slowest member's class, an index in [`Chain::seconds`].
     pub class: u32,
-    /// The smallest member's bytes.
+    /// The smallest member's memory, in bytes.
     pub memory: f64,
     /// The slowest link among the members.
     pub inside: LinkCost,
@@ -193,27 +196,27 @@ impl Machines {
     }
 }
 
-/// A model, machines, and the number of micro-batches: what is to be planned.
+/// A planning problem: a model, machines, and the number of micro-batches.
 #[derive(Debug, Clone)]
 pub struct Problem {
     /// The model.
     pub chain: Chain,
     /// The machines.
     pub machines: Machines,
-    /// Micro-batches a step.
+    /// Micro-batches per step.
     pub micro_batches: u32,
     /// By cut: the messages that cross it.
     pub(crate) crossing: Vec<Vec<u32>>,
-    /// By cut: bytes of activations and of gradients that cross it.
+    /// By cut: bytes of activations, and of gradients, that cross it.
     pub(crate) across: Vec<[f64; 2]>,
-    /// Bytes of inputs by atom that reads them. Prefix sums.
+    /// By atom: bytes of inputs that it reads. Prefix sums.
     pub(crate) read: Vec<f64>,
-    /// Sparse table of the largest [`Chain::working`]: entry `[l][i]` covers `2^l` atoms from `i`.
+    /// Sparse table of the largest [`Chain::working`]. Entry `[l][i]` covers `2^l` atoms from `i`.
     working: Vec<Vec<f64>>,
 }
 
 impl Problem {
-    /// A problem of these.
+    /// A problem of these parts.
     pub fn new(chain: Chain, machines: Machines, micro_batches: u32) -> Self {
         let mut crossing = vec![Vec::new(); chain.atoms + 1];
         let mut across = vec![[0.0; 2]; chain.atoms + 1];
@@ -239,7 +242,7 @@ impl Problem {
         Self { crossing, across, read: prefix_sums(&by_atom), working, chain, machines, micro_batches }
     }
 
-    /// The same with cuts at these positions alone (ascending, both ends among them).
+    /// The same problem with cuts only at these positions. They ascend and include both ends.
     pub fn restrict(&self, cuts: &[usize]) -> Self {
         let c = &self.chain;
         let atom = |a: u32| cuts.partition_point(|p| *p <= a as usize) as u32 - 1;
@@ -250,7 +253,7 @@ impl Problem {
             let users: Vec<u32> = distinct(&m.users).into_iter().filter(|u| *u != maker).collect();
             (!users.is_empty()).then_some(Message { maker, users, bytes: m.bytes })
         });
-        // What two uses inside one atom count twice is no tie any more.
+        // A tie whose users fall into one atom is no tie any more, and its memory counts once.
         let mut state = at(&c.state);
         let mut ties = Vec::new();
         for tie in &c.ties {
@@ -294,7 +297,8 @@ impl Problem {
         Self::new(chain, self.machines.clone(), self.micro_batches)
     }
 
-    /// At most `most` positions for cuts besides the ends, evenly spread over time and memory, each where the least crosses.
+    /// At most `most` positions for cuts, and both ends. They are spread evenly over time and memory, each where the
+    /// fewest bytes cross.
     pub(crate) fn cuts(&self, most: usize) -> Vec<usize> {
         let atoms = self.chain.atoms;
         if atoms <= most + 1 {
@@ -322,7 +326,7 @@ impl Problem {
                 at += 1;
             }
             let crossing = |cut: &usize| self.across[*cut].iter().sum::<f64>();
-            // Of several alike the last, which leaves the next a choice.
+            // Of equal positions the last is taken. It leaves the next one a choice.
             cuts.extend((first..at).rev().min_by(|a, b| crossing(a).total_cmp(&crossing(b))));
         }
         cuts.push(atoms);
@@ -355,7 +359,7 @@ impl Problem {
         s.weight[hi] - s.weight[lo]
     }
 
-    /// Seconds of a unit for applying a step to atoms `lo..hi`, and for the verdict to come from the broker.
+    /// Seconds of a unit to apply a step to atoms `lo..hi`, including the wait for the verdict.
     pub(crate) fn finish(&self, unit: usize, lo: usize, hi: usize) -> f64 {
         let s = &self.chain.seconds[self.machines.units[unit].class as usize];
         let broker = self.machines.broker();
@@ -363,7 +367,8 @@ impl Problem {
         s.update[hi] - s.update[lo] + verdict
     }
 
-    /// Peak bytes of a member of a unit that holds atoms `lo..hi`, all its members having `in_flight` micro-batches between their forward and backward passes.
+    /// Peak bytes of each member of a unit with atoms `lo..hi`. `in_flight` is the unit's number of micro-batches
+    /// between forward and backward.
     pub fn memory(&self, unit: usize, lo: usize, hi: usize, in_flight: usize) -> f64 {
         let (c, copies) = (&self.chain, self.machines.units[unit].copies());
         let mut state = c.state[hi] - c.state[lo];
@@ -371,7 +376,7 @@ impl Problem {
             let inside = tie.users.iter().filter(|u| (lo..hi).contains(&(u.atom as usize))).count();
             state -= tie.bytes * inside.saturating_sub(1) as f64;
         }
-        // The owner gathers every replica's sums.
+        // The owner collects every replica's sums.
         state += (copies - 1) as f64 * (c.parameters[hi] - c.parameters[lo]);
         let kept = c.kept[hi] - c.kept[lo] + c.kept_across[lo];
         state + kept * in_flight.div_ceil(copies) as f64 + self.most_working(lo, hi)
@@ -383,7 +388,8 @@ impl Problem {
         chain.state[chain.atoms] - chain.ties.iter().map(|t| t.bytes * (t.users.len() - 1) as f64).sum::<f64>()
     }
 
-    /// Bytes of activations and of gradients that pass between the stages on both sides of a cut, however short they are.
+    /// Bytes of activations, and of gradients, that pass between the two stages beside a cut, even if each is one
+    /// atom long.
     pub(crate) fn neighbours(&self, cut: usize) -> [f64; 2] {
         let (mut bytes, cut) = ([0.0; 2], cut as u32);
         for m in self.crossing[cut as usize].iter().map(|m| &self.chain.messages[*m as usize]) {
@@ -413,7 +419,8 @@ impl Problem {
         (rounds - 1) as f64 / (f64::from(self.micro_batches) - 1.0).max(1.0)
     }
 
-    /// Seconds that a line between two units is taken per micro-batch by `bytes` of each, averaged over the members' lines.
+    /// Seconds per micro-batch for which `bytes` keep the link between two units busy, averaged over the members'
+    /// links.
     pub(crate) fn busy(&self, from: usize, to: usize, bytes: f64) -> f64 {
         let units = &self.machines.units;
         self.machines.link(from, to).busy(bytes) / least_common_multiple(copies(units, from), copies(units, to))
@@ -421,7 +428,7 @@ impl Problem {
 }
 
 impl Unit {
-    /// How many members take turns.
+    /// The number of members.
     pub fn copies(&self) -> usize {
         self.members.len().max(1)
     }
@@ -439,7 +446,7 @@ fn least_common_multiple(a: usize, b: usize) -> f64 {
     (a / x * b) as f64
 }
 
-/// Sums of all before each position.
+/// By position: the sum of all values before it.
 pub(crate) fn prefix_sums(values: &[f64]) -> Vec<f64> {
     let mut sum = 0.0;
     let mut sums = Vec::with_capacity(values.len() + 1);

@@ -1,11 +1,12 @@
-//! Small changes to a plan, kept where they make it better.
+//! Local search: small changes to a plan, kept if they make it better.
 
 use super::cut::{Effort, cut, cut_like};
 use super::problem::Problem;
 use super::score::{ScoredPlan, Segment};
 use crate::schedule::Schedule;
 
-/// Changes the order of units, each change followed by the best cut, until none helps or `cuts` have been made. For few units.
+/// Changes the order of units, and cuts anew after each change, until nothing helps or `cuts` have been made. For few
+/// units.
 pub(crate) fn reorder(
     problem: &Problem,
     order: &[u32],
@@ -14,7 +15,8 @@ pub(crate) fn reorder(
     cuts: &mut usize,
 ) -> ScoredPlan {
     let mut best = found;
-    // What the plan uses first and in its order; what it leaves out at the end, from where it may come back in.
+    // First the units that the plan uses, in its order. Then the units that it leaves out, so that a change may bring
+    // them back.
     let mut order = with_rest(&best, order);
     let n = order.len();
     loop {
@@ -48,7 +50,7 @@ pub(crate) fn reorder(
     }
 }
 
-/// The plan under the schedule that suits it best.
+/// The plan under the best of `schedules`.
 pub(crate) fn with_best_schedule(problem: &Problem, mut found: ScoredPlan, schedules: &[Schedule]) -> ScoredPlan {
     for &schedule in schedules {
         let score = problem.evaluate(&found.segments, schedule);
@@ -69,7 +71,8 @@ fn with_rest(found: &ScoredPlan, order: &[u32]) -> Vec<u32> {
     all
 }
 
-/// Shifts cuts, exchanges units, drops stages and brings in unused units, until nothing helps or `tries` have been made.
+/// Shifts cuts, exchanges units, drops stages and adds unused units, until nothing helps or `tries` plans have been
+/// tried.
 pub(crate) fn polish(problem: &Problem, found: ScoredPlan, tries: &mut usize) -> ScoredPlan {
     let mut state = Polish { problem, best: found, tries };
     state.shift();
@@ -95,7 +98,7 @@ impl Polish<'_> {
         }
         let score = self.problem.evaluate(&segments, self.best.schedule);
         let (old, new) = (self.best.score.key(), score.key());
-        // Sums of the same numbers in another order differ in the last bits.
+        // The same numbers summed in another order differ in the last bits.
         let helps = new.0 < old.0 || (new.0 == old.0 && new.1 < old.1 * (1.0 - 1e-9));
         if helps {
             self.best = ScoredPlan { segments, schedule: self.best.schedule, score };
@@ -126,7 +129,7 @@ impl Polish<'_> {
         }
     }
 
-    /// One round of changes of units; whether any helped.
+    /// One round of changes of units; returns whether any helped.
     fn exchange(&mut self) -> bool {
         let mut gained = false;
         let units = self.problem.machines.units.len() as u32;
@@ -134,7 +137,7 @@ impl Polish<'_> {
             |p: &Self| -> Vec<u32> { (0..units).filter(|u| p.best.segments.iter().all(|g| g.unit != *u)).collect() };
         let mut s = 0;
         while s < self.best.segments.len() && *self.tries > 0 {
-            // Without this stage, whose atoms go to a neighbour or to both.
+            // Drops this stage. Its atoms go to a neighbour or to both.
             for way in 0..3 {
                 let old = &self.best.segments;
                 if old.len() < 2 || s >= old.len() {
@@ -181,7 +184,7 @@ impl Polish<'_> {
                 let mut segments = self.best.segments.clone();
                 segments[s].unit = u;
                 let mut helped = self.offer(segments);
-                // In this stage's first or second half.
+                // Takes this stage's first or second half.
                 for second in [false, true] {
                     if s >= self.best.segments.len() || self.best.segments.iter().any(|g| g.unit == u) {
                         break;
@@ -205,7 +208,7 @@ impl Polish<'_> {
     }
 }
 
-/// The best cuts of some orders, each under the schedule that suits it, the best first.
+/// The best cuts of some orders, each under its best schedule, the best first. With the index of the order.
 pub(crate) fn best_of(
     problem: &Problem,
     orders: &[Vec<u32>],

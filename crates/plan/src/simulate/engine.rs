@@ -241,8 +241,8 @@ impl<'a> Engine<'a> {
         peer.at += usize::from(waiting == Waiting::Verdict);
     }
 
-    /// Keeps a peer's codec thread busy for `seconds`, then raises `then`. A message without a codec does not wait for the
-    /// thread.
+    /// Keeps a peer's codec thread busy for `seconds`, then raises `then`. A message without a codec does not wait
+    /// for the thread.
     fn run_codec(&mut self, peer: PeerId, seconds: f64, then: Event) {
         let now = self.now;
         match self.peers.get_mut(peer.0 as usize) {

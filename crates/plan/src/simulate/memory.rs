@@ -10,13 +10,13 @@ use crate::error::PlanError;
 use crate::graph_facts::shares_storage;
 use crate::program::Program;
 
-/// Bytes at hand while a Program runs. Reshaped, permuted and expanded tensors share what they are made of.
+/// Bytes held while a Program runs. A reshaped, permuted or expanded tensor shares the bytes of its operand.
 pub(super) struct Memory {
     live: u64,
-    /// By value number, less the first: bytes, and the value whose bytes these are.
+    /// By value number, less the first: its bytes, and the value whose bytes it shares.
     values: Vec<(u64, u32)>,
     first: u32,
-    /// By value and micro-batch: how many of the values at hand share its bytes.
+    /// By value and micro-batch: how many of the values held share its bytes.
     shares: Vec<u16>,
     micro_batches: usize,
     /// Sums that have begun, by reduction and part.
@@ -55,7 +55,7 @@ impl Memory {
             micro_batches,
             sums: HashSet::new(),
         };
-        // What stays from step to step is never freed through a view of it.
+        // Tensors that stay from step to step are never freed through a view.
         for h in &program.holdings {
             let root = (h.value.0 - first) as usize;
             memory.shares[root * micro_batches..(root + 1) * micro_batches].fill(1);
@@ -63,7 +63,7 @@ impl Memory {
         Ok(memory)
     }
 
-    /// Bytes at hand.
+    /// Bytes held now.
     pub(super) fn live(&self) -> u64 {
         self.live
     }
@@ -93,7 +93,8 @@ impl Memory {
         }
     }
 
-    /// Puts an operator's results; yields the bytes held while it runs. One that memory limits writes over an operand of the same size that is given up.
+    /// Adds an operator's results, and returns the bytes held while it runs. An elementwise operator overwrites an
+    /// operand of the same size if that is freed afterwards.
     pub(super) fn run(&mut self, node: &Node, micro_batch: u32, frees: impl Iterator<Item = ValueId>) -> u64 {
         let Node { op, inputs, outputs, .. } = node;
         let before = self.live;
@@ -110,7 +111,7 @@ impl Memory {
         if in_place { before } else { self.live }
     }
 
-    /// Whether this is the sum's first term.
+    /// Adds a term to a sum; returns whether it is the first.
     pub(super) fn accumulate(&mut self, reduction: u32, part: u32, bytes: u64) -> bool {
         let first = self.sums.insert((reduction, part));
         self.live += if first { bytes } else { 0 };
@@ -126,7 +127,7 @@ impl Memory {
     }
 }
 
-/// Whether backends run it in the place of an operand.
+/// Whether backends run the operator in place.
 fn elementwise(op: &Op) -> bool {
     matches!(
         op,

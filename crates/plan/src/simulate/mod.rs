@@ -1,11 +1,11 @@
 //! Programs on a virtual clock.
 //!
-//! The simulator runs the same [`Program`]s as peers do. A peer computes one instruction after the other, each for as long
-//! as its device takes. A send never blocks; a receive waits. Messages from one machine to another go one after the other,
-//! and both directions at once. Channels that share a link or an uplink divide its bandwidth evenly. They get less of it
-//! when more bytes wait than its queue holds. Norms and verdicts overtake tensors, as on the wire. The broker sends the
-//! inputs of up to [`PASSES_IN_FLIGHT`](crate::PASSES_IN_FLIGHT) passes ahead. No update is applied before the verdict. A
-//! peer begins its next step as soon as its own updates are applied, so steps overlap.
+//! The simulator runs the same [`Program`]s as peers do. A peer computes one instruction after the other, each for as
+//! long as its device takes. A send never blocks; a receive waits. Messages from one machine to another go one after
+//! the other, and both directions at once. Channels that share a link or an uplink divide its bandwidth evenly. They
+//! get less of it when more bytes wait than its queue holds. Norms and verdicts overtake tensors, as on the wire. The
+//! broker sends the inputs of up to [`PASSES_IN_FLIGHT`](crate::PASSES_IN_FLIGHT) passes ahead. No update is applied
+//! before the verdict. A peer begins its next step as soon as its own updates are applied, so steps overlap.
 
 mod engine;
 mod load;
@@ -22,14 +22,15 @@ use crate::error::PlanError;
 use crate::optimizer::Optimizer;
 use crate::program::{PeerId, Program, Slot};
 
-/// Bytes that a peer's process holds besides tensors. 3.1 MB of them are iroh's receive buffers. The rest was measured on
-/// the testbeds of the bench `prediction`: runtime, connections and Programs.
+/// Bytes that a peer's process holds besides tensors. 3.1 MB of them are iroh's receive buffers. The rest was
+/// measured on the testbeds of the bench `prediction`: runtime, connections and Programs.
 pub const PROCESS_BYTES: u64 = 5_600_000;
 
 /// Fewest and most steps that are simulated to find the time of a steady step.
 const STEPS: std::ops::RangeInclusive<usize> = 3..=8;
 
-/// Steps are steady once two in a row differ by at most this share. Plans whose steps differ by less are equally fast.
+/// Steps are steady once two in a row differ by at most this share. Plans whose steps differ by less are equally
+/// fast.
 pub(crate) const STEADY_TOLERANCE: f64 = 1e-3;
 
 /// What a simulation needs beside Programs and cluster.
@@ -53,8 +54,8 @@ impl SimulateOptions {
 pub struct Simulation {
     /// Seconds from step to step.
     pub step_s: f64,
-    /// Seconds by the simple pipeline formula: the sum over peers of the time to compute and send one micro-batch, plus the
-    /// slowest of these times for each further micro-batch. The broker's inputs are left out.
+    /// Seconds by the simple pipeline formula: the sum over peers of the time to compute and send one micro-batch,
+    /// plus the slowest of these times for each further micro-batch. The broker's inputs are left out.
     pub closed_form_s: f64,
     /// By peer.
     pub peers: Vec<PeerLoad>,
@@ -71,7 +72,8 @@ pub struct Simulation {
 /// A peer in one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PeerLoad {
-    /// Seconds of computing: operators, copies of tensors that are sent and received, and the processor time of the network.
+    /// Seconds of computing: operators, copies of tensors that are sent and received, and the processor time of the
+    /// network.
     pub compute_s: f64,
     /// The seconds of them in forward.
     pub forward_s: f64,
@@ -172,8 +174,8 @@ pub struct Transfer {
 ///
 /// # Errors
 ///
-/// The number of devices differs from that of peers, no link leads from a sender to its receiver, or a Program waits for a
-/// message that no other sends.
+/// The number of devices differs from that of peers, no link leads from a sender to its receiver, or a Program waits
+/// for a message that no other sends.
 pub fn simulate(programs: &[Program], cluster: &Cluster, options: &SimulateOptions) -> Result<Simulation, PlanError> {
     if programs.len() != cluster.devices().len() {
         return Err(PlanError::Cluster(format!("{} devices for {} peers", cluster.devices().len(), programs.len())));

@@ -64,11 +64,11 @@ const MAX_LINKS: usize = 3;
 const MAX_UPLINKS: usize = 2;
 const MAX_DEVICES: usize = 2;
 
-/// The changes that would make the step faster, the largest speed-up first. The first one names the bottleneck. Empty if no
-/// single change helps.
+/// The changes that would make the step faster, the largest speed-up first. The first one names the bottleneck. Empty
+/// if no single change helps.
 ///
-/// Each change is simulated: the busiest links at the next common rate or with a tenth of their latency, and the busiest
-/// devices twice as fast.
+/// Each change is simulated: the busiest links at the next common rate or with a tenth of their latency, and the
+/// busiest devices twice as fast.
 ///
 /// # Errors
 ///

@@ -19,26 +19,27 @@ pub const MAX_UNITS: usize = 8;
 /// Most positions for cuts, between atoms, of a problem that [`exact`] solves.
 pub const MAX_CUTS: usize = 40;
 
-/// The best of all plans: every subset of units, in every order, with every cut, under each of `schedules`. If the model has
-/// tied parameters, also the plans in which one unit holds the first stage and the last.
+/// The best of all plans: every subset of units, in every order, with every cut, under each of `schedules`. If the
+/// model has tied parameters, also the plans in which one unit holds the first stage and the last.
 ///
-/// `below` is the cost of a known plan; only better plans are searched. `None` if no plan is better or none fits, or if the
-/// problem is not [small](is_small).
+/// `below` is the cost of a known plan; only better plans are searched. `None` if no plan is better or none fits, or
+/// if the problem is not [small](is_small).
 ///
-/// Dynamic programming from the end of the chain over (units used, first unit, position). Of each state it keeps the costs
-/// that no other cost beats in every respect.
+/// Dynamic programming from the end of the chain over (units used, first unit, position). Of each state it keeps the
+/// costs that no other cost beats in every respect.
 pub fn exact(problem: &Problem, schedules: &[Schedule], below: Option<f64>) -> Option<ScoredPlan> {
     if is_small(problem) { beam_search(problem, schedules, below, usize::MAX) } else { None }
 }
 
-/// Whether [`exact`] solves the problem: at most [`MAX_UNITS`] units of one member each, and at most [`MAX_CUTS`] cuts.
+/// Whether [`exact`] solves the problem: at most [`MAX_UNITS`] units of one member each, and at most [`MAX_CUTS`]
+/// cuts.
 pub fn is_small(problem: &Problem) -> bool {
     let units = &problem.machines.units;
     units.len() <= MAX_UNITS && problem.chain.atoms <= MAX_CUTS + 1 && units.iter().all(|u| u.copies() == 1)
 }
 
-/// As [`exact`], but extends only the `width` ends with the lowest bounds, per position and number of stages. It is fast, but
-/// may miss the best plan. Units have one member each, and there are at most 32.
+/// As [`exact`], but extends only the `width` ends with the lowest bounds, per position and number of stages. It is
+/// fast, but may miss the best plan. Units have one member each, and there are at most 32.
 pub(super) fn beam_search(
     problem: &Problem,
     schedules: &[Schedule],
@@ -60,7 +61,8 @@ struct Label {
     pipeline: f64,
     /// Seconds of reductions.
     reductions: f64,
-    /// Seconds that the limiting station takes for all micro-batches but the first: in the forward phase (GPipe alone).
+    /// Seconds that the limiting station takes for all micro-batches but the first: in the forward phase (GPipe
+    /// alone).
     forward: f64,
     /// The same, for the rest.
     rest: f64,

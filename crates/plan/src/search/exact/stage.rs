@@ -50,8 +50,8 @@ pub(super) enum UnitUse {
 }
 
 impl Stage {
-    /// A stage of `unit` from atom `lo` to the state's. `count` is the number of stages from it on. `None` if it exceeds the
-    /// unit's memory or if a link is missing.
+    /// A stage of `unit` from atom `lo` to the state's. `count` is the number of stages from it on. `None` if it
+    /// exceeds the unit's memory or if a link is missing.
     pub(super) fn new(
         problem: &Problem,
         schedule: Schedule,
@@ -121,8 +121,8 @@ impl Stage {
         }
     }
 
-    /// The last stage as the state before this stage has it, with its traffic to and from this stage. This stage itself, if
-    /// it is the last.
+    /// The last stage as the state before this stage has it, with its traffic to and from this stage. This stage
+    /// itself, if it is the last.
     pub(super) fn last(&self, state: &State, unit: u32, lo: u32) -> LastStage {
         let Some(last) = &state.last else {
             return LastStage { unit, lo, traffic: vec![LastTraffic::default(); self.traffic.down.len()] };
@@ -136,7 +136,8 @@ impl Stage {
     }
 }
 
-/// The load of the stage's machine, with that of the last stage if the unit holds it too. `None` if it exceeds the memory.
+/// The load of the stage's machine, with that of the last stage if the unit holds it too. `None` if it exceeds the
+/// memory.
 fn machine(
     problem: &Problem,
     trip: RoundTrip,

@@ -11,8 +11,8 @@ pub(super) struct State {
     pub(super) used: u32,
     /// The first stage's unit.
     pub(super) first: u32,
-    /// By message that crosses `lo`: the units behind it that make or use it, as a bit set. Then, by tie that is open at
-    /// `lo` and by unit, what [`parts`] counts.
+    /// By message that crosses `lo`: the units behind it that make or use it, as a bit set. Then, by tie that is open
+    /// at `lo` and by unit, what [`parts`] counts.
     pub(super) open: Vec<u32>,
     /// The last stage, if its unit may come again as the first.
     pub(super) last: Option<LastStage>,
@@ -62,8 +62,8 @@ impl State {
         let mut open = Vec::new();
         for &m in &problem.crossing[lo as usize] {
             let message = &chain.messages[m as usize];
-            // Of a gradient, only its maker counts; of an activation, only its users. No message is made behind the cut and
-            // also used there.
+            // Of a gradient, only its maker counts; of an activation, only its users. No message is made behind the
+            // cut and also used there.
             let gradient = message.maker >= lo;
             let made_here = here.contains(&message.maker);
             let used_here = message.users.iter().any(|u| here.contains(u));
@@ -91,7 +91,8 @@ impl State {
         self.open[messages + before * problem.machines.units.len() + unit as usize]
     }
 
-    /// How many parts of a tie's gradient a unit makes behind this state's cut; `None` if it does not hold the parameter.
+    /// How many parts of a tie's gradient a unit makes behind this state's cut; `None` if it does not hold the
+    /// parameter.
     pub(super) fn tie_parts(&self, problem: &Problem, tie: usize, unit: u32) -> Option<u32> {
         let held = self.held(problem, tie, unit);
         (held > 0).then_some(held & (READER - 1))
