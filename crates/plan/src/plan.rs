@@ -84,7 +84,7 @@ impl Plan {
         let digest = graph.digest();
         if self.graph != digest {
             return fail(format!(
-                "it was made for another model or micro-batch size (graph {}, this one is {digest}); plan anew",
+                "it is for another model or micro-batch size (its graph is {}, this graph is {digest}); make a new plan",
                 self.graph
             ));
         }
@@ -95,7 +95,7 @@ impl Plan {
             let odd = |c: char| c.is_control() || c == '/' || c == '\\';
             if name.is_empty() || name.len() > 64 || name.contains(odd) || self.peers[..i].contains(name) {
                 return fail(format!(
-                    "each peer needs a name of its own, of at most 64 bytes and without slashes, and peer {i} is called {name:?}"
+                    "the name {name:?} of peer {i} is not valid; names are unique, have at most 64 bytes and no slashes"
                 ));
             }
         }
@@ -148,10 +148,10 @@ impl Plan {
         let peers = self.peers.len() as u32;
         for (i, l) in self.codecs.iter().enumerate() {
             if l.from.0 >= peers || l.to.0 >= peers || l.from == l.to {
-                return fail(l, "is for no link of this plan");
+                return fail(l, "is not for a link of this plan");
             }
             if i > 0 && (self.codecs[i - 1].from, self.codecs[i - 1].to) >= (l.from, l.to) {
-                return fail(l, "stands out of order, or twice");
+                return fail(l, "is out of order, or repeated");
             }
             if matches!(l.codec, Codec::TopK(top) if !(top.ratio >= 1.0 && top.ratio.is_finite())) {
                 return fail(l, "has a ratio below 1");
@@ -172,13 +172,13 @@ impl Plan {
         for (s, stage) in self.stages.iter().enumerate() {
             let fail = |m: String| Err(PlanError::Plan(format!("stage {s} {m}")));
             if let Some(p) = stage.peers.iter().find(|p| **p as usize >= self.peers.len()) {
-                return fail(format!("names peer {p}, of {}", self.peers.len()));
+                return fail(format!("names peer {p}, but there are {} peers", self.peers.len()));
             }
             match stage.peers.len() {
                 0 => return fail("has no peer".into()),
                 n if n > self.micro_batches as usize => {
                     return fail(format!(
-                        "deals {} micro-batches to {n} peers; use more micro-batches",
+                        "has {} micro-batches for {n} turns; use more micro-batches",
                         self.micro_batches
                     ));
                 }
@@ -187,15 +187,15 @@ impl Plan {
             for n in &stage.nodes {
                 match stage_of.get_mut(n.index()) {
                     Some(slot @ None) => *slot = Some(s as u32),
-                    Some(Some(_)) => return Err(PlanError::Plan(format!("node {n} stands in two stages"))),
-                    None => return Err(PlanError::Plan(format!("stage {s} names node {n}, which is not there"))),
+                    Some(Some(_)) => return Err(PlanError::Plan(format!("node {n} is in two stages"))),
+                    None => return Err(PlanError::Plan(format!("stage {s} names node {n}, which does not exist"))),
                 }
             }
         }
         stage_of
             .into_iter()
             .enumerate()
-            .map(|(n, s)| s.ok_or_else(|| PlanError::Plan(format!("{:?} stands in no stage", graph.nodes[n].name))))
+            .map(|(n, s)| s.ok_or_else(|| PlanError::Plan(format!("{:?} is in no stage", graph.nodes[n].name))))
             .collect()
     }
 
@@ -246,7 +246,7 @@ impl Plan {
             serde_json::from_str(text).map_err(|e| PlanError::File(format!("not a FusionLLM plan: {e}")))?;
         if version.fusionllm_plan != FORMAT_VERSION {
             return Err(PlanError::File(format!(
-                "it has version {}, this program reads version {FORMAT_VERSION}; plan anew",
+                "it has version {}, but this program reads version {FORMAT_VERSION}; make a new plan",
                 version.fusionllm_plan
             )));
         }

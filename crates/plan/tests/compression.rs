@@ -1,4 +1,4 @@
-//! Which link gets which codec.
+//! The codec of each link, by rule.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use fusionllm_compress::Codec;
@@ -20,7 +20,8 @@ fn gpt2() -> (Graph, TrainGraph) {
     (graph, train)
 }
 
-/// Four devices of `rate` FLOP/s in a row, two at each of two sites, with 1 Gbps inside and `uplink` bytes/s out of each site.
+/// Four devices of `rate` FLOP/s, two at each of two sites. Links inside a site have 1 Gbps; uplinks have `uplink`
+/// bytes/s.
 fn cluster(rate: f64, uplink: f64) -> Cluster {
     let rates = Rates { matmul: rate, convolution: rate, memory: rate, overhead: 1e-6 };
     let at = |name: &str, site| Device { site: Some(site), ..Device::new(name, rates, 1 << 30) };
@@ -44,13 +45,13 @@ fn step_s(plan: &Plan, graph: &Graph, train: &TrainGraph, cluster: &Cluster) -> 
 }
 
 #[test]
-fn adatopk_compresses_the_slow_link_alone() {
+fn adatopk_compresses_only_the_slow_link() {
     let (graph, train) = gpt2();
     let (mut plan, programs) = planned(&graph, &train);
     let compression = Compression { name: Compressor::AdaTopK, ratio: 50.0, ..Compression::default() };
     plan.codecs = compression.choose(&programs, Some(&cluster(1e10, 1e6)), SGD).unwrap();
     plan.validate(&graph).unwrap();
-    // 125 times as fast as the uplink: its share of the ratio is below one.
+    // The link is 125 times as fast as the uplink, so its share of the ratio is below one.
     assert_eq!(plan.codec(PeerId(0), PeerId(1)), Codec::None);
     assert_eq!(plan.codec(PeerId(3), PeerId(2)), Codec::None);
     for (from, to) in [(PeerId(1), PeerId(2)), (PeerId(2), PeerId(1))] {
@@ -62,7 +63,7 @@ fn adatopk_compresses_the_slow_link_alone() {
 }
 
 #[test]
-fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
+fn auto_takes_the_least_lossy_codecs_that_do_not_slow_the_step() {
     let (graph, train) = gpt2();
     let (mut plan, programs) = planned(&graph, &train);
     let slow = cluster(1e10, 2e5);
@@ -74,25 +75,25 @@ fn auto_takes_the_mildest_codecs_that_keep_links_out_of_the_way() {
     assert_eq!(plan.codec(PeerId(0), PeerId(1)), Codec::None, "{:?}", plan.codecs);
     assert_ne!(plan.codec(PeerId(1), PeerId(2)), Codec::None, "{:?}", plan.codecs);
     assert!(plan.codecs.iter().all(|l| !matches!(l.codec, Codec::TopK(_))), "{:?}", plan.codecs);
-    // The strongest of the ladder everywhere is hardly faster.
+    // The strongest codec on every link is hardly faster.
     let top = Compression { name: Compressor::Int4Hadamard, ..Compression::default() };
     let strongest = Plan { codecs: top.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
     let most = 1.005 * step_s(&strongest, &graph, &train, &slow);
     assert!(chosen <= most);
-    // Without any one of its codecs it is slower than it may be.
+    // The step is too slow if any link loses its codec.
     for i in 0..plan.codecs.len() {
         let mut milder = plan.clone();
         milder.codecs.remove(i);
         assert!(step_s(&milder, &graph, &train, &slow) > most, "{:?}", plan.codecs[i]);
     }
-    // A ratio that is asked for is the most; links are left alone where devices are slower.
+    // The ratio of a rule limits `auto`. Links that do not slow the step keep their tensors exact.
     let bounded = Compression { ratio: 5.0, ..compression }.choose(&programs, Some(&slow), SGD).unwrap();
     assert!(!bounded.is_empty() && bounded.iter().all(|l| l.codec.ratio(1 << 20) <= 5.0), "{bounded:?}");
     assert_eq!(compression.choose(&programs, Some(&cluster(1e7, 1e9)), SGD).unwrap(), []);
 }
 
 #[test]
-fn fast_links_get_codecs_where_bytes_keep_processors_busy() {
+fn fast_links_get_codecs_if_sending_keeps_processors_busy() {
     let (graph, train) = gpt2();
     let (mut plan, programs) = planned(&graph, &train);
     let free = cluster(1e7, 1e9);

@@ -1,4 +1,4 @@
-//! Programs from strangers: whatever is changed in one, it is refused, or it can be carried out as it stands.
+//! Programs from strangers. A program with any change is refused, or it can be carried out as it is.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ fn some_programs(seed: u64) -> Vec<Program> {
     programs(&graph, &plan).concat()
 }
 
-/// Carries out a program alone, as the executor would, and says whether anything it names was missing.
+/// Runs a program alone, as the executor would; returns whether everything it names exists.
 fn can_run(p: &Program) -> bool {
     use std::collections::BTreeSet;
     let mut values: BTreeSet<(ValueId, u32)> = BTreeSet::new();
@@ -75,7 +75,7 @@ fn can_run(p: &Program) -> bool {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Bytes changed on the way: not decoded, or refused, or still sound; and never a panic.
+    /// Changed bytes are not decoded, are refused, or still make a valid program. They never cause a panic.
     #[test]
     fn damaged_bytes(seed in 0u64..6, which in any::<prop::sample::Index>(), changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let programs = some_programs(seed);
@@ -90,7 +90,7 @@ proptest! {
         }
     }
 
-    /// One instruction replaced by another of the same program, or moved.
+    /// One instruction is replaced by another of the same program, or moved.
     #[test]
     fn shuffled_instructions(seed in 0u64..6, which in any::<prop::sample::Index>(), at in any::<prop::sample::Index>(), other in any::<prop::sample::Index>(), swap in any::<bool>()) {
         let programs = some_programs(seed);
@@ -108,9 +108,10 @@ proptest! {
     }
 }
 
-/// Nothing that a program relies on can be left out; only what others rely on can.
+/// A program is invalid without any instruction that it relies on. Instructions that only other programs rely on may
+/// be missing.
 #[test]
-fn every_instruction_is_needed_and_none_stands_twice() {
+fn every_instruction_is_needed_once() {
     for program in (1..=4).flat_map(some_programs) {
         assert!(can_run(&program));
         for at in 0..program.instructions.len() {
@@ -155,30 +156,30 @@ fn value<'a>(p: &'a mut Program, name: &str) -> &'a mut fusionllm_graph::Value {
 }
 
 #[test]
-fn refusals_name_the_place() {
-    insta::assert_snapshot!(refusal(|p| p.peer = PeerId::BROKER), @"program: it is the broker's, who runs none");
-    insta::assert_snapshot!(refusal(|p| p.micro_batches = 1), @"program: instruction 4, `[1] receive x from broker`: there are fewer micro-batches");
+fn refusals_name_the_instruction() {
+    insta::assert_snapshot!(refusal(|p| p.peer = PeerId::BROKER), @"program: it is for the broker, which runs no program");
+    insta::assert_snapshot!(refusal(|p| p.micro_batches = 1), @"program: instruction 4, `[1] receive x from broker`: its micro-batch does not exist");
     insta::assert_snapshot!(refusal(|p| value(p, "x").name = "w".into()), @r#"program: two values are named "w""#);
     insta::assert_snapshot!(refusal(|p| value(p, "x").ty.shape = vec![usize::MAX, 3]), @r#"program: value "x" of type f32[18446744073709551615, 3] is larger than any memory"#);
     insta::assert_snapshot!(refusal(|p| value(p, "x").ty.shape = vec![2, 4]), @r#"program: node #0 "first.linear" (linear): the operand's last size is 4, the weight's is 3"#);
     insta::assert_snapshot!(refusal(|p| value(p, "first.linear").kind = ValueKind::Input), @r#"program: node #0 "first.linear" (linear): %2 does not name it as its producer"#);
-    insta::assert_snapshot!(refusal(|p| p.holdings.clear()), @"program: it is not clear who owns w");
-    insta::assert_snapshot!(refusal(|p| p.holdings[0].owner = false), @"program: it is not clear who owns w");
+    insta::assert_snapshot!(refusal(|p| p.holdings.clear()), @"program: the owner of w is not consistent");
+    insta::assert_snapshot!(refusal(|p| p.holdings[0].owner = false), @"program: the owner of w is not consistent");
     insta::assert_snapshot!(refusal(|p| p.reductions[0].parts.clear()), @"program: the gradient parts of w do not fit it");
-    insta::assert_snapshot!(refusal(|p| p.nodes.clear()), @"program: instruction 1, `[0] run #0`: the node is not there");
-    insta::assert_snapshot!(refusal(|p| p.values.clear()), @r#"program: node #0 "first.linear" (linear) names a value that is not there"#);
+    insta::assert_snapshot!(refusal(|p| p.nodes.clear()), @"program: instruction 1, `[0] run #0`: the node does not exist");
+    insta::assert_snapshot!(refusal(|p| p.values.clear()), @r#"program: node #0 "first.linear" (linear) names a value that does not exist"#);
     insta::assert_snapshot!(refusal(|p| p.instructions.truncate(0)), @"program: the gradient of w is not applied");
     insta::assert_snapshot!(refusal(|p| p.instructions.truncate(p.instructions.len() - 2)), @"program: the gradient of w is not applied");
     insta::assert_snapshot!(refusal(|p| value(p, "w").ty = TensorType::new(DType::I64, [3, 3])), @r#"program: parameter "w" is i64[3, 3], but only floats are trained"#);
     insta::assert_snapshot!(refusal(|p| {
         let clip = p.instructions.iter().position(|i| *i == Instruction::Clip).unwrap();
         p.instructions.swap(clip, clip - 1);
-    }), @"program: instruction 26, `reduce w`: the verdict is there already");
+    }), @"program: instruction 26, `reduce w`: it comes after the verdict");
     insta::assert_snapshot!(refusal(|p| {
         for i in &mut p.instructions {
             if let Instruction::Receive { from, slot: Slot::Part { .. } } = i {
                 *from = PeerId(7);
             }
         }
-    }), @"program: instruction 24, `receive part 0 of w from peer 7`: this peer does not wait for it");
+    }), @"program: instruction 24, `receive part 0 of w from peer 7`: it is not for this peer");
 }

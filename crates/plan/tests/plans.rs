@@ -1,4 +1,4 @@
-//! Plan files, and what is said of plans that cannot be carried out.
+//! Plan files, and the errors for plans that cannot be carried out.
 
 #![allow(clippy::unwrap_used)]
 
@@ -80,9 +80,9 @@ fn the_file_is_read_as_it_was_written() {
 }
 
 #[test]
-fn another_version_is_refused_whatever_else_it_holds() {
+fn another_version_is_refused_whatever_its_fields() {
     let error = |text: &str| Plan::from_json(text).unwrap_err().to_string();
-    insta::assert_snapshot!(error(r#"{"fusionllm_plan": 0, "cuts": [3]}"#), @"plan file: it has version 0, this program reads version 2; plan anew");
+    insta::assert_snapshot!(error(r#"{"fusionllm_plan": 0, "cuts": [3]}"#), @"plan file: it has version 0, but this program reads version 2; make a new plan");
     insta::assert_snapshot!(error(r#"{"fusionllm_plan": 2, "graph": "g"}"#), @"plan file: missing field `peers` at line 1 column 35");
     insta::assert_snapshot!(error("[train]\nsteps = 3"), @"plan file: not a FusionLLM plan: expected ident at line 1 column 4");
 }
@@ -90,21 +90,21 @@ fn another_version_is_refused_whatever_else_it_holds() {
 #[test]
 fn a_plan_that_does_not_fit_says_why() {
     let graph = chain();
-    insta::assert_snapshot!(refusal(&graph, |p| p.graph = "0123".into()), @"plan: it was made for another model or micro-batch size (graph 0123, this one is DIGEST); plan anew");
+    insta::assert_snapshot!(refusal(&graph, |p| p.graph = "0123".into()), @"plan: it is for another model or micro-batch size (its graph is 0123, this graph is DIGEST); make a new plan");
     insta::assert_snapshot!(refusal(&graph, |p| p.micro_batches = 0), @"plan: it needs at least one stage and one micro-batch");
-    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers[0] = 2), @"plan: stage 1 names peer 2, of 2");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers[0] = 2), @"plan: stage 1 names peer 2, but there are 2 peers");
     insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers.clear()), @"plan: stage 1 has no peer");
-    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers = vec![0, 1, 0, 1, 0]), @"plan: stage 1 deals 4 micro-batches to 5 peers; use more micro-batches");
-    insta::assert_snapshot!(refusal(&graph, |p| p.peers[1] = "p0".into()), @r#"plan: each peer needs a name of its own, of at most 64 bytes and without slashes, and peer 1 is called "p0""#);
-    insta::assert_snapshot!(refusal(&graph, |p| p.peers[0] = "../x".into()), @r#"plan: each peer needs a name of its own, of at most 64 bytes and without slashes, and peer 0 is called "../x""#);
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].peers = vec![0, 1, 0, 1, 0]), @"plan: stage 1 has 4 micro-batches for 5 turns; use more micro-batches");
+    insta::assert_snapshot!(refusal(&graph, |p| p.peers[1] = "p0".into()), @r#"plan: the name "p0" of peer 1 is not valid; names are unique, have at most 64 bytes and no slashes"#);
+    insta::assert_snapshot!(refusal(&graph, |p| p.peers[0] = "../x".into()), @r#"plan: the name "../x" of peer 0 is not valid; names are unique, have at most 64 bytes and no slashes"#);
     insta::assert_snapshot!(refusal(&graph, |p| p.stages.swap(0, 1)), @r#"plan: "second.sum" (stage 0) needs "first.linear" of the later stage 1"#);
-    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.clear()), @r#"plan: "second.sum" stands in no stage"#);
-    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(0))), @"plan: node #0 stands in two stages");
-    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(9))), @"plan: stage 1 names node #9, which is not there");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.clear()), @r#"plan: "second.sum" is in no stage"#);
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(0))), @"plan: node #0 is in two stages");
+    insta::assert_snapshot!(refusal(&graph, |p| p.stages[1].nodes.push(NodeId(9))), @"plan: stage 1 names node #9, which does not exist");
 }
 
 #[test]
-fn peers_that_are_left_out_go() {
+fn idle_peers_are_removed() {
     let graph = chain();
     let mut plan = Plan { peers: names(5), ..cut(&graph) };
     plan.stages[0].peers = vec![3, 1, 3];
@@ -114,7 +114,7 @@ fn peers_that_are_left_out_go() {
     assert_eq!((&used.stages[0].peers, &used.stages[1].peers), (&vec![1, 0, 1], &vec![2]));
     assert_eq!(used.stages[0].nodes, plan.stages[0].nodes);
     assert_eq!(used.clone().without_idle(), used);
-    // What was wrong stays wrong.
+    // An invalid plan stays invalid.
     plan.stages[1].peers = vec![5];
     assert_eq!(plan.clone().without_idle(), plan);
 }
@@ -126,19 +126,19 @@ fn compiled(graph: &Graph) -> String {
 }
 
 #[test]
-fn what_cannot_be_compiled_says_why() {
+fn compile_errors_say_why() {
     let graph = chain();
     let eval = graph.evaluation().unwrap();
     let plan = cut(&graph);
     insta::assert_snapshot!(compile_forward(&plan, &graph, &eval, &["lost"]).unwrap_err(), @r#"plan: the graph has no output "lost""#);
     let huge = Plan { micro_batches: u32::MAX, ..plan.clone() };
-    insta::assert_snapshot!(compile(&huge, &graph, &train_graph(&graph)).unwrap_err(), @"plan: 4294967295 micro-batches of this graph are 25769803770 runs of operators a step, of which 67108864 are possible");
+    insta::assert_snapshot!(compile(&huge, &graph, &train_graph(&graph)).unwrap_err(), @"plan: 4294967295 micro-batches of this graph run 25769803770 operators per step, but at most 67108864 are possible");
     let mut other = train_graph(&graph);
     other.graph.nodes[0].name = "another".into();
-    insta::assert_snapshot!(compile(&plan, &graph, &other).unwrap_err(), @"plan: the training graph was made from another graph");
+    insta::assert_snapshot!(compile(&plan, &graph, &other).unwrap_err(), @"plan: the training graph is for another graph");
 }
 
-/// A graph over one buffer, which `f` reads and changes.
+/// A graph with one buffer, which `f` reads and changes.
 fn stateful(f: impl FnOnce(&mut Builder, ValueId, ValueId) -> ValueId) -> Graph {
     let mut b = Builder::new("stateful");
     let x = b.input("x", DType::F32, [3]).unwrap();
@@ -151,19 +151,19 @@ fn stateful(f: impl FnOnce(&mut Builder, ValueId, ValueId) -> ValueId) -> Graph 
     b.finish().unwrap()
 }
 
-/// The gradient would have been computed from the buffer's content after it changed, or after a later micro-batch.
+/// Regression: the gradient was computed from the buffer's content after it changed, or after a later micro-batch.
 #[test]
-fn no_gradient_needs_a_buffer_that_changed() {
+fn a_gradient_that_needs_a_changed_buffer_is_refused() {
     let graph = stateful(|b, y, buffer| {
         b.update_buffer(buffer, y).unwrap();
         b.scope("scale", |b| b.mul(y, buffer)).unwrap()
     });
-    insta::assert_snapshot!(compiled(&graph), @r#"plan: "scale.mul.grad.mul" needs the content of buffer "seen" once more for its gradient, but forward has changed it by then"#);
+    insta::assert_snapshot!(compiled(&graph), @r#"plan: "scale.mul.grad.mul" needs the old content of buffer "seen" for its gradient, but forward changes it"#);
 }
 
-/// Such an update was left out without a word.
+/// Regression: such an update was left out without an error.
 #[test]
-fn a_buffer_gets_what_an_operator_computes() {
+fn a_buffer_without_a_computed_content_is_refused() {
     let graph = stateful(|b, y, buffer| {
         let x = b.graph().find("x").unwrap();
         b.update_buffer(buffer, x).unwrap();
@@ -186,8 +186,8 @@ fn a_buffer_that_changes_stays_in_one_stage() {
         b.scope("later", |b| b.add(y, buffer)).unwrap()
     });
     let split = plan_by(&graph, 2, Schedule::GPipe, |name| u32::from(!name.starts_with("first")));
-    insta::assert_snapshot!(compile(&split, &graph, &train_graph(&graph)).unwrap_err(), @r#"plan: buffer "seen" changes in forward, so all that reads and writes it must sit in one stage"#);
-    // A cut by shares keeps it together.
+    insta::assert_snapshot!(compile(&split, &graph, &train_graph(&graph)).unwrap_err(), @r#"plan: forward changes buffer "seen", so all nodes that read or write it must be in one stage"#);
+    // A cut by equal shares keeps the buffer's nodes together.
     let shares = fusionllm_plan::equal_compute(&graph, &names(4), 2, Schedule::GPipe).unwrap();
     assert_eq!(compile(&shares, &graph, &train_graph(&graph)).map(|p| p.len()), Ok(4));
 }
@@ -199,5 +199,5 @@ fn a_parameter_that_is_the_loss_is_refused() {
     let w = b.parameter("w", DType::F32, [], Init::Constant(0.5)).unwrap();
     let loss = b.add(x, w).unwrap();
     b.output("loss", loss).unwrap();
-    insta::assert_snapshot!(compiled(&b.finish().unwrap()), @r#"plan: parameter "w" is itself a term of the loss, so that no operator makes its gradient; scale it by one"#);
+    insta::assert_snapshot!(compiled(&b.finish().unwrap()), @r#"plan: parameter "w" is itself a term of the loss, so no operator computes its gradient; multiply it by one"#);
 }

@@ -1,4 +1,5 @@
-//! Programs of random graphs under random cuts: sound, complete, without deadlock, and the same computation however it is cut.
+//! Programs of random graphs under random cuts: valid, complete, without deadlock, and the same computation under
+//! every cut.
 
 #![allow(clippy::unwrap_used)]
 
@@ -39,7 +40,7 @@ proptest! {
         }
     }
 
-    /// Stages with several peers, as many as each likes: the same computation, but for the order in which gradients are added.
+    /// Stages with several peers each compute the same, except for the order in which gradients are added.
     #[test]
     fn replicas_share_the_work_of_one(
         size in 0usize..14, peers in 2usize..=7, micro_batches in 1u32..=6, schedule in schedules(), seed in any::<u64>(),
@@ -59,7 +60,7 @@ proptest! {
         }
     }
 
-    /// Whatever the weights of nodes, equal shares make a plan that can be carried out.
+    /// Equal shares of any weights make a valid plan.
     #[test]
     fn equal_shares_can_be_carried_out(size in 0usize..14, peers in 1usize..=7, seed in any::<u64>()) {
         let graph = random_graph(size, &mut Dice::new(seed));
@@ -68,7 +69,7 @@ proptest! {
     }
 }
 
-/// Who runs and keeps what, over all programs of a pass, of which `whole` is the one peer's.
+/// Checks what runs and stays where, over all programs of a pass. `whole` is the program of a single peer.
 fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) {
     let mut runs: BTreeMap<(NodeId, u32), usize> = BTreeMap::new();
     let mut added: BTreeMap<(ValueId, u32, u32), usize> = BTreeMap::new();
@@ -85,7 +86,7 @@ fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) 
                 Instruction::Update { reduction } => {
                     *updates.entry(p.reductions[reduction as usize].parameter).or_default() += 1;
                 }
-                // Made of constants alone, a mask is made where it is needed.
+                // A mask made of constants is computed where it is needed.
                 Instruction::Send { slot: Slot::Value { value, .. }, .. } => {
                     let ValueKind::Result { node, .. } = p.values[&value].kind else {
                         unreachable!("{value} is no result")
@@ -103,7 +104,7 @@ fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) 
         programs.iter().flat_map(|p| p.nodes.iter().map(|(id, n)| (*id, n))).collect();
     for ((node, m), count) in runs {
         let n = nodes[&node];
-        // Dropout, batch normalisation and everything that costs something runs once.
+        // Dropout, batch normalisation and every expensive operator run once.
         let dear =
             matches!(n.op, Op::Linear(_) | Op::Matmul(_) | Op::Dropout(_) | Op::BatchNorm(_) | Op::CrossEntropy(_));
         assert!(count == 1 || !dear, "{} runs {count} times on micro-batch {m}", n.name);
@@ -115,7 +116,8 @@ fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) 
     assert!(added.values().all(|c| *c == 1), "{added:?}");
 }
 
-/// A stage has no more micro-batches under way than there are stages from it to the last, or than there are stages where weight gradients wait; with ZB-H2 twice as many less one.
+/// A stage has at most as many micro-batches in flight as there are stages from it to the last. If weight gradients
+/// wait, it has at most as many as there are stages. With ZB-H2 it has twice as many, less one.
 fn check_memory(plan: &fusionllm_plan::Plan, held: &[usize]) {
     for (peer, held) in held.iter().enumerate() {
         let of = |(s, stage): (usize, &fusionllm_plan::Stage)| match stage.peers == [peer as u32] {
@@ -129,7 +131,7 @@ fn check_memory(plan: &fusionllm_plan::Plan, held: &[usize]) {
     }
 }
 
-/// Three layers with one weight, on three peers; a fourth takes part in nothing.
+/// Three layers with one shared weight, on three peers. A fourth peer is idle.
 fn tied() -> fusionllm_graph::Graph {
     use fusionllm_graph::{Builder, DType, Init};
     let mut b = Builder::new("tied");
@@ -167,7 +169,7 @@ fn sent(name: &str, to: u32) -> (String, PeerId) {
     (name.to_string(), PeerId(to))
 }
 
-/// The earliest holder of a tied parameter adds all parts, updates it, and passes the new value on.
+/// The earliest holder of a tied parameter adds all parts, updates it, and sends the new value.
 #[test]
 fn a_tied_parameter_has_one_owner() {
     let graph = tied();
@@ -225,7 +227,7 @@ fn the_printed_program_of_the_middle_of_three_peers() {
     "#);
 }
 
-/// What skips a stage goes straight to its reader; of an operator's several results each reader gets its own alone.
+/// A value that skips a stage goes straight to its reader. A reader of one of several results gets only that one.
 #[test]
 fn values_go_from_maker_to_reader() {
     use fusionllm_graph::{Builder, DType, Init};
@@ -252,7 +254,7 @@ fn values_go_from_maker_to_reader() {
     machine::run(&train);
 }
 
-/// Running statistics change once a micro-batch, in their order, where they are kept; an evaluation changes nothing.
+/// Running statistics change once per micro-batch, in order, where they are kept. An evaluation changes nothing.
 #[test]
 fn buffers_change_in_the_order_of_micro_batches() {
     let mut dice = Dice::new(0);
@@ -275,7 +277,8 @@ fn buffers_change_in_the_order_of_micro_batches() {
     assert!(eval.iter().all(|p| !p.instructions.iter().any(changes)));
 }
 
-/// A view that sat on another peer than its reader was run again there, where the parameter it views was not kept.
+/// Regression: a view on another peer than its reader was run again by the reader, which does not keep the viewed
+/// parameter.
 #[test]
 fn a_view_of_a_parameter_is_sent() {
     use fusionllm_graph::{Builder, DType, Init};
@@ -293,12 +296,13 @@ fn a_view_of_a_parameter_is_sent() {
         assert_eq!(p.validate(), Ok(()));
     }
     assert!(sends(&train[0]).contains(&sent("a.permute", 1)));
-    // It crosses exactly, and so does its gradient on the way back.
+    // It is sent exactly, and so is its gradient.
     assert!(train.iter().all(|p| p.coded.is_empty()));
     machine::run(&train);
 }
 
-/// A loss of one element in one dimension gets its weight in that shape; the view that makes it belonged to no stage.
+/// Regression: the weight of a loss with one element in one dimension has that shape, and the view that makes it
+/// belonged to no stage.
 #[test]
 fn a_loss_may_have_a_dimension() {
     use fusionllm_graph::{Builder, DType, Init};

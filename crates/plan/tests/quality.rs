@@ -1,5 +1,5 @@
-//! OP-Fence against the best plans there are and against the baselines, and the lower bound against both, on random small problems. The same over hundreds of
-//! problems: `cargo bench -p fusionllm-plan --bench search_quality`.
+//! OP-Fence against the best plans and the baselines, and the lower bound against both, on random small problems. For
+//! hundreds of problems: `cargo bench -p fusionllm-plan --bench search_quality`.
 #![allow(clippy::unwrap_used)]
 
 use fusionllm_plan::Schedule;
@@ -43,7 +43,8 @@ fn op_fence_is_near_the_best_and_never_behind_a_baseline() {
     assert!(bounds[bounds.len() / 2] >= 0.7, "{bounds:?}");
 }
 
-/// Neighbours of a problem's units joined, as the planner joins devices: as slow, as small and as far away as the worst of them.
+/// Joins neighbouring units, as the scheduler joins devices. Each group is as slow, small and distant as its worst
+/// member.
 fn joined(problem: &Problem, copies: usize) -> Machines {
     let machines = &problem.machines;
     let whole = |u: usize| problem.compute(u, 0, problem.chain.atoms).iter().sum::<f64>();
@@ -74,7 +75,7 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
 }
 
 #[test]
-fn the_bound_holds_for_units_that_take_turns() {
+fn the_bound_holds_for_replicas() {
     let mut bounds = Vec::new();
     for (seed, copies) in (0..60).zip([2, 3, 6].into_iter().cycle()) {
         let problem = cases::case(seed, 6, 20);
@@ -99,9 +100,9 @@ fn the_bound_holds_for_units_that_take_turns() {
     assert!(bounds[bounds.len() / 2] >= 0.45, "{bounds:?}");
 }
 
-/// All plans of a tiny problem, one by one.
+/// Tries all plans of a tiny problem.
 #[test]
-fn exact_is_what_trying_everything_finds() {
+fn exact_finds_the_best_of_all_plans() {
     let mut tied = 0;
     for seed in 0..40 {
         let problem = cases::case(seed, 3, 5);
@@ -123,7 +124,7 @@ fn exact_is_what_trying_everything_finds() {
     assert!(tied > 3, "in some of them the ends share a parameter");
 }
 
-/// Every way to go on from an atom; the first unit may come again at the very end if the ends share a parameter.
+/// Every way to complete a plan. The first unit may come again at the very end if the ends share a parameter.
 fn plans(problem: &Problem, begun: &mut Vec<Segment>, lo: usize, all: &mut Vec<Vec<Segment>>) {
     let atoms = problem.chain.atoms;
     if lo == atoms {

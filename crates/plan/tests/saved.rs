@@ -1,4 +1,4 @@
-//! Plan files hold all that simulating them takes.
+//! Plan files contain everything needed to simulate them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -43,7 +43,7 @@ fn saved() -> SavedPlan {
 }
 
 #[test]
-fn a_plan_file_simulates_as_what_it_was_made_from() {
+fn a_plan_file_simulates_like_its_plan() {
     let saved = saved();
     let simulation = saved.simulate(true).unwrap();
     let text = saved.to_json(&simulation).unwrap();
@@ -75,7 +75,7 @@ fn a_file_that_lacks_something_is_refused() {
 }
 
 #[test]
-fn what_would_help_helps() {
+fn a_what_if_change_makes_the_step_faster() {
     let saved = saved();
     let programs = saved.programs().unwrap();
     let conditions = SimulateOptions::new(saved.optimizer);
@@ -88,7 +88,7 @@ fn what_would_help_helps() {
     }
 }
 
-/// Every element closes, and names are data.
+/// Every element is closed, and names are escaped.
 #[test]
 fn pictures_are_well_formed() {
     let saved = saved();

@@ -1,4 +1,4 @@
-//! Planning real graphs on clusters: what is left out, what is joined, what is refused.
+//! Plans of real graphs on clusters: which devices are left out or joined, and which inputs are refused.
 #![allow(clippy::unwrap_used)]
 
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
@@ -28,13 +28,13 @@ fn gpt2(samples: usize) -> (Graph, TrainGraph) {
     (graph, train)
 }
 
-/// A device of so many GFLOP/s.
+/// A device with this many GFLOP/s.
 fn device(name: &str, gflops: f64, memory: u64) -> Device {
     let rates = Rates { matmul: gflops * 1e9, convolution: gflops * 1e9, memory: 1e10, overhead: 1e-6 };
     Device::new(name, rates, memory)
 }
 
-/// All devices joined by lines of this many Mbps and 1 ms, but for those between `without` and any other.
+/// Links of 1 ms between all pairs of devices for which `mbps` returns a rate.
 fn mesh(devices: Vec<Device>, mbps: impl Fn(u32, u32) -> Option<f64>) -> Cluster {
     let n = devices.len() as u32;
     let pairs = (0..n).flat_map(|a| (0..n).filter(move |b| *b != a).map(move |b| (a, b)));
@@ -101,7 +101,7 @@ fn faster_devices_get_more() {
 }
 
 #[test]
-fn many_alike_devices_become_replicas() {
+fn equal_devices_become_replicas() {
     let devices: Vec<Device> = (0..8).map(|i| device(&format!("d{i}"), 20.0, 1 << 30)).collect();
     let cluster = mesh(devices, |_, _| Some(10_000.0));
     let made = plan(Scheduler::OpFence, &cluster, 4).unwrap();
@@ -111,9 +111,9 @@ fn many_alike_devices_become_replicas() {
     assert!(step(&made, &cluster) < step(&single, &cluster));
 }
 
-/// Where links cost next to nothing, replicas are counted as they run: in as many rounds as each has micro-batches.
+/// With nearly free links, the estimate for replicas is close to the simulated step.
 #[test]
-fn replicas_are_counted_as_they_run() {
+fn the_estimate_for_replicas_matches_the_simulation() {
     let devices = (0..4).map(|i| device(&format!("d{i}"), 0.5, 1 << 30)).collect();
     let cluster = mesh(devices, |_, _| Some(10_000.0));
     let made = plan(Scheduler::OpFence, &cluster, 4).unwrap();
@@ -130,7 +130,8 @@ fn exact_is_at_least_as_good() {
     let cluster = mesh(devices, |a, b| Some(if (a, b) == (0, 1) { 20.0 } else { 400.0 }));
     let exact = plan(Scheduler::Exact, &cluster, 1).unwrap();
     let fence = plan(Scheduler::OpFence, &cluster, 1).unwrap();
-    // By the count in which it is the best; of plans alike by that count OP-Fence takes the one with the shorter simulated step.
+    // Exact is the best by the cost formula. Of equally good plans, OP-Fence takes the one with the shorter simulated
+    // step.
     assert!(exact.lower_bound_s <= exact.estimate_s.unwrap());
     assert!(
         exact.estimate_s.unwrap() <= fence.estimate_s.unwrap() * 1.02,
@@ -143,7 +144,7 @@ fn exact_is_at_least_as_good() {
 }
 
 #[test]
-fn a_residual_network_is_shared_out() {
+fn a_residual_network_is_cut_into_stages() {
     let config = ResNetConfig { depth: 18, num_classes: 10, width: 8, ..ResNetConfig::default() };
     let forward = config.build(4, 32, DType::F32).unwrap();
     let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
@@ -162,7 +163,7 @@ fn a_residual_network_is_shared_out() {
 }
 
 #[test]
-fn what_cannot_be_planned_is_said_with_figures() {
+fn errors_say_what_is_missing_with_figures() {
     let lonely = mesh(vec![device("a", 1.0, 1 << 30), device("b", 1.0, 1 << 30)], |_, _| None);
     let made = plan(Scheduler::OpFence, &lonely, 1).unwrap();
     assert_eq!(made.plan.peers, ["a"], "the broker stands with a");
@@ -187,9 +188,9 @@ fn what_cannot_be_planned_is_said_with_figures() {
     assert_eq!(e, "plan: there is no scheduler \"fastest\"; use one of equal-number, equal-compute, op-fence, exact");
 }
 
-/// Over links that are too slow for whole activations one device trains alone; with codecs it is worth its while to share.
+/// Over links too slow for exact activations, one device trains alone. With codecs, sharing is faster.
 #[test]
-fn codecs_decide_who_takes_part() {
+fn codecs_decide_which_devices_take_part() {
     let cluster = mesh((0..3).map(|i| device(&format!("d{i}"), 2.0, 1 << 30)).collect(), |_, _| Some(3.0));
     let alone = plan(Scheduler::OpFence, &cluster, 1).unwrap();
     assert_eq!(alone.devices.len(), 1);
@@ -199,11 +200,11 @@ fn codecs_decide_who_takes_part() {
         assert!(made.devices.len() > 1 && !made.plan.codecs.is_empty(), "{name}: {:?}", made.plan);
         let (together, by_itself) = (step(&made, &cluster), step(&alone, &cluster));
         assert!(together < 0.9 * by_itself, "{name}: {together} s instead of {by_itself} s");
-        // Gradients of the tied embedding are not coded, so that it is worth a way back not to send them.
+        // Gradients of the tied embedding are never compressed. So the plan avoids sending them.
         let ends = [made.plan.stages.first(), made.plan.stages.last()].map(|s| &s.unwrap().peers);
         assert_eq!(ends[0], ends[1], "{name}: {:?}", made.plan.stages);
         assert!(made.lower_bound_s <= together);
-        // On links of a thousandth of that, codecs are of no use.
+        // On links with a thousandth of that rate, codecs do not help.
         let far = mesh((0..3).map(|i| device(&format!("d{i}"), 2.0, 1 << 30)).collect(), |_, _| Some(0.01));
         assert_eq!(compressed(Scheduler::OpFence, &far, 1, compression).unwrap().devices.len(), 1, "{name}");
     }

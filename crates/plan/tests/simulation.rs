@@ -1,4 +1,4 @@
-//! The simulator against a plain second opinion, and against what can be reckoned by hand.
+//! The simulator against a second, simpler simulator, and against figures computed by hand.
 
 #![allow(clippy::unwrap_used)]
 
@@ -17,7 +17,7 @@ use proptest::prelude::*;
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
 
-fn conditions() -> SimulateOptions {
+fn options() -> SimulateOptions {
     SimulateOptions { optimizer: OPTIMIZER, record: true }
 }
 
@@ -26,7 +26,7 @@ fn device(name: String, seconds: f64) -> Device {
     Device::new(name, Rates { matmul: 1e30, convolution: 1e30, memory: 1e30, overhead: seconds }, 1 << 30)
 }
 
-/// Devices and a broker apart, each two joined by a line of their own in each direction.
+/// Devices and a broker, with a link between any two in each direction.
 fn lines(seconds: &[f64], dice: &mut Dice) -> Cluster {
     let devices = (0..).zip(seconds).map(|(i, s): (u32, _)| device(format!("p{i}"), *s)).collect();
     let ends: Vec<Place> = (0..seconds.len() as u32).map(Place::Device).chain([Place::Broker]).collect();
@@ -40,7 +40,7 @@ fn lines(seconds: &[f64], dice: &mut Dice) -> Cluster {
     Cluster::new(devices, Vec::new(), all, Some(Place::Broker)).unwrap()
 }
 
-/// A plain second opinion, for clusters as [`lines`] makes them: each peer has a clock, and goes as far as it gets.
+/// A simpler simulator for the clusters of [`lines`]. Each peer has its own clock and runs as far as it can.
 struct Peers<'a> {
     programs: &'a [Program],
     cluster: &'a Cluster,
@@ -58,7 +58,7 @@ impl Peers<'_> {
         self.mail.insert((to, slot), *free + link.latency);
     }
 
-    /// Seconds of a small message to the broker, or from it.
+    /// Seconds of a small message to or from the broker.
     fn control(&self, from: PeerId, to: PeerId, bytes: u64) -> f64 {
         self.cluster.link(from, to).unwrap().seconds(message_bytes(bytes))
     }
@@ -67,7 +67,7 @@ impl Peers<'_> {
         self.control(p.peer, PeerId::BROKER, 10 * p.owned().count() as u64)
     }
 
-    /// Carries out one stretch of each peer's instructions.
+    /// Runs a part of each peer's instructions.
     fn run(&mut self, stretch: &[&[Instruction]]) {
         let mut at = vec![0; stretch.len()];
         while (0..at.len()).any(|i| at[i] < stretch[i].len()) {
@@ -80,7 +80,7 @@ impl Peers<'_> {
                     at[i] += 1;
                 }
             }
-            assert_ne!(at, before, "all wait");
+            assert_ne!(at, before, "all peers wait");
         }
     }
 
@@ -99,7 +99,7 @@ impl Peers<'_> {
                 0
             }
             Instruction::Run { .. } | Instruction::Update { .. } => 1,
-            // The first term of a sum is moved there.
+            // The first term of a sum is moved.
             Instruction::Accumulate { micro_batch, .. } => usize::from(micro_batch > 0),
             Instruction::Reduce { reduction } => p.reductions[reduction as usize].parts.len() - 1,
             Instruction::Clip => p.owned().count(),
@@ -109,14 +109,14 @@ impl Peers<'_> {
         true
     }
 
-    /// When all were through each of eight steps.
+    /// When all peers had finished each of eight steps.
     fn ends(mut self) -> Vec<f64> {
         let clip = |p: &Program| p.instructions.iter().position(|i| *i == Instruction::Clip).map_or(0, |i| i + 1);
         let first: Vec<&[Instruction]> = self.programs.iter().map(|p| &p.instructions[..clip(p)]).collect();
         let second: Vec<&[Instruction]> = self.programs.iter().map(|p| &p.instructions[clip(p)..]).collect();
         let (mut ends, mut reported) = (Vec::new(), vec![0.0f64; 3]);
         for pass in 0..8 {
-            // Inputs go out as soon as all have reported the pass three before.
+            // Inputs are sent once all peers have reported the pass three before.
             let mut inputs = Vec::new();
             for p in self.programs {
                 for (slot, (from, ty)) in p.incoming() {
@@ -133,7 +133,7 @@ impl Peers<'_> {
             let voters = self.programs.iter().filter(|p| !p.instructions.is_empty());
             let norms = voters.map(|p| self.clock[p.peer.0 as usize] + self.norms(p));
             let judged = norms.fold(0.0, f64::max);
-            // Peers that are left out do nothing.
+            // Idle peers do nothing.
             for i in (0..self.programs.len()).filter(|i| !self.programs[*i].instructions.is_empty()) {
                 self.clock[i] = judged + self.control(PeerId::BROKER, PeerId(i as u32), 32);
             }
@@ -151,7 +151,7 @@ fn second_opinion(programs: &[Program], cluster: &Cluster, seconds: &[f64]) -> f
     let peers = Peers { programs, cluster, seconds, clock, free: BTreeMap::new(), mail: BTreeMap::new() };
     let ends = peers.ends();
     let took = |k: usize| ends[k] - ends[k - 1];
-    // The first of two alike, as the simulator has it.
+    // The first of two equal steps, as in the simulator.
     let steady = (2..7).find(|&k| (took(k) - took(k - 1)).abs() <= 1e-3 * took(k));
     took(steady.unwrap_or(7))
 }
@@ -170,10 +170,10 @@ proptest! {
         let [programs, _] = programs(&graph, &plan);
         let seconds: Vec<f64> = (0..peers).map(|_| 0.25 * (1 + dice.below(8)) as f64).collect();
         let cluster = lines(&seconds, &mut dice);
-        let simulation = simulate(&programs, &cluster, &conditions()).unwrap();
+        let simulation = simulate(&programs, &cluster, &options()).unwrap();
         let expected = second_opinion(&programs, &cluster, &seconds);
         prop_assert!((simulation.step_s - expected).abs() < 1e-6 * expected, "{} is not {expected}", simulation.step_s);
-        prop_assert_eq!(&simulation, &simulate(&programs, &cluster, &conditions()).unwrap());
+        prop_assert_eq!(&simulation, &simulate(&programs, &cluster, &options()).unwrap());
         for (p, load) in (0..).map(PeerId).zip(&simulation.peers) {
             let spent: f64 = simulation.spans.iter().filter(|s| s.peer == p).map(|s| s.end - s.start).sum();
             prop_assert!((load.compute_s + load.wait_s - spent).abs() < 1e-6 * expected, "a peer computes or waits");
@@ -189,7 +189,7 @@ fn gpt2(layers: usize) -> fusionllm_graph::Graph {
     config.build(1, 16, DType::F32).unwrap()
 }
 
-/// One sends two messages over an uplink that another uses too.
+/// One device sends two messages over an uplink that another uses too.
 #[test]
 fn an_uplink_is_shared_evenly() {
     let graph = gpt2(2);
@@ -200,7 +200,7 @@ fn an_uplink_is_shared_evenly() {
     let at = |i: u32| Device { site: Some(i), ..device(format!("p{i}"), 1e-6) };
     let step = |sites: Vec<Site>, lines: Vec<DirectLink>| {
         let cluster = Cluster::new(vec![at(0), at(1)], sites, lines, Some(Place::Device(1))).unwrap();
-        simulate(&programs, &cluster, &conditions()).unwrap()
+        simulate(&programs, &cluster, &options()).unwrap()
     };
     let both = |link| {
         vec![
@@ -208,7 +208,7 @@ fn an_uplink_is_shared_evenly() {
             DirectLink { from: Place::Site(1), to: Place::Site(0), link },
         ]
     };
-    // Whether the line or one of the uplinks is slow is the same to two devices that use it alone.
+    // For two devices alone, a slow link and a slow uplink are the same.
     let line = step(vec![site("a", None), site("b", None)], both(slow));
     let fast = Link { latency: 0.0, bandwidth: 1e12 };
     let up = step(vec![site("a", Some(slow)), site("b", Some(fast))], both(fast));
@@ -222,14 +222,14 @@ fn close(a: f64, b: f64) {
     assert!((a - b).abs() < 1e-6 * a, "{a} is not {b}");
 }
 
-/// What a peer holds at most is what the Program says, found by going through it by hand.
+/// A peer alone never waits, and holds at least its state.
 #[test]
 fn a_peer_alone_computes_all_the_time() {
     let graph = gpt2(1);
     let plan = one_peer(&graph, 3);
     let [programs, _] = programs(&graph, &plan);
     let cluster = Cluster::new(vec![device("p0".into(), 0.5)], Vec::new(), Vec::new(), None).unwrap();
-    let s = simulate(&programs, &cluster, &conditions()).unwrap();
+    let s = simulate(&programs, &cluster, &options()).unwrap();
     assert_eq!(s.links.iter().map(|l| l.busy_s).sum::<f64>(), 0.0, "its inputs come from its own machine");
     assert!((s.step_s - s.peers[0].compute_s).abs() < 1e-9, "and it never waits");
     assert!(s.spans.iter().all(|s| !matches!(s.activity, Activity::Wait)));
@@ -240,7 +240,7 @@ fn a_peer_alone_computes_all_the_time() {
 }
 
 #[test]
-fn bytes_take_processors_from_computing() {
+fn traffic_takes_processor_time_from_computing() {
     let graph = gpt2(2);
     let plan = equal_compute(&graph, &names(2), 4, Schedule::OneFOneB).unwrap();
     let [programs, _] = programs(&graph, &plan);
@@ -254,7 +254,7 @@ fn bytes_take_processors_from_computing() {
         };
         let site = Site { name: "s".into(), inside: Some(Link { latency: 0.0, bandwidth: 1e9 }), uplink: None };
         let cluster = Cluster::new(vec![at(0), at(1)], vec![site], Vec::new(), None).unwrap();
-        simulate(&programs, &cluster, &conditions()).unwrap()
+        simulate(&programs, &cluster, &options()).unwrap()
     };
     let (free, costly) = (computing(None), computing(Some(2e-9)));
     for (i, (without, with)) in free.peers.iter().zip(&costly.peers).enumerate() {
@@ -267,19 +267,19 @@ fn bytes_take_processors_from_computing() {
 }
 
 #[test]
-fn a_plan_without_a_way_is_refused() {
+fn a_plan_without_a_link_is_refused() {
     let graph = gpt2(1);
     let plan = equal_compute(&graph, &names(2), 1, Schedule::GPipe).unwrap();
     let [programs, _] = programs(&graph, &plan);
     let devices = vec![device("p0".into(), 0.5), device("p1".into(), 0.5)];
     let cluster = Cluster::new(devices, Vec::new(), Vec::new(), None).unwrap();
-    let e = simulate(&programs, &cluster, &conditions()).unwrap_err().to_string();
+    let e = simulate(&programs, &cluster, &options()).unwrap_err().to_string();
     assert_eq!(e, "cluster: no link leads from p1 to p0");
     let cluster = cluster.select(&[PeerId(0)]).unwrap();
-    assert_eq!(simulate(&programs, &cluster, &conditions()).unwrap_err().to_string(), "cluster: 1 devices for 2 peers");
+    assert_eq!(simulate(&programs, &cluster, &options()).unwrap_err().to_string(), "cluster: 1 devices for 2 peers");
 }
 
-/// The scale that planning asks for, in the published system's order of size.
+/// Simulates 1000 peers, about the size of the published system.
 #[test]
 fn a_thousand_peers_step() {
     let graph = gpt2(80);
@@ -288,7 +288,7 @@ fn a_thousand_peers_step() {
     let site = Site { name: "s".into(), inside: Some(Link { latency: 1e-3, bandwidth: 1e6 }), uplink: None };
     let devices = (0..1000).map(|i| Device { site: Some(0), ..device(format!("p{i}"), 1e-3) }).collect();
     let cluster = Cluster::new(devices, vec![site], Vec::new(), None).unwrap();
-    let s = simulate(&programs, &cluster, &SimulateOptions { record: false, ..conditions() }).unwrap();
+    let s = simulate(&programs, &cluster, &SimulateOptions { record: false, ..options() }).unwrap();
     assert_eq!(s.peers.len(), 1000);
     assert!(s.step_s > s.peers.iter().map(|p| p.compute_s).fold(0.0, f64::max));
 }

@@ -148,7 +148,7 @@ fn an_assignment_that_does_not_fit_says_why() {
     insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("other".into(), None)])), @r#"program: "other" is to be loaded, but nothing needs it"#);
     insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("tied".into(), Some("momentum_buffer".into()))])), @r#"program: "tied" is to be loaded, but nothing needs it"#);
     insta::assert_snapshot!(refusal(|a| a.train.instructions.clear()), @"program: the gradient of tied is not applied");
-    insta::assert_snapshot!(refusal(|a| a.eval.instructions.retain(|i| !matches!(i, Instruction::Free { .. }))), @"program: x of micro-batch 0 is never given up");
+    insta::assert_snapshot!(refusal(|a| a.eval.instructions.retain(|i| !matches!(i, Instruction::Free { .. }))), @"program: x of micro-batch 0 is never freed");
     insta::assert_snapshot!(refusal(|a| {
         // Training and evaluation each keep a tensor of this name, of other types.
         let ty = TensorType::new(DType::F32, [9]);

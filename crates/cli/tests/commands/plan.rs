@@ -134,12 +134,12 @@ fn a_plan_that_does_not_fit_is_refused() {
         digests.iter().fold(error.clone(), |e, d| e.replace(d, "DIGEST"))
     };
     let nothing = |_: &mut Value| {};
-    assert_snapshot!(refused(&nothing, &["--set=model.n_layer=3"]), @"error: plan: it was made for another model or micro-batch size (graph DIGEST, this one is DIGEST); plan anew");
+    assert_snapshot!(refused(&nothing, &["--set=model.n_layer=3"]), @"error: plan: it is for another model or micro-batch size (its graph is DIGEST, this graph is DIGEST); make a new plan");
     assert_snapshot!(refused(&nothing, &["--set=train.batch=8"]), @"error: the plan is for 4 micro-batches a step, the job has 8; plan anew");
     assert!(refused(&nothing, &["--peers", "2"]).contains("'--plan <P.json>' cannot be used with '--peers <N>'"));
     assert_snapshot!(refused(&|p| p["stages"][1]["peers"] = json!([5]), &[]), @"error: plan: stage 1 names peer 5, of 2");
-    assert_snapshot!(refused(&|p| p["stages"][1]["peers"] = json!([0, 1, 0, 1, 0]), &[]), @"error: plan: stage 1 deals 4 micro-batches to 5 peers; use more micro-batches");
-    assert_snapshot!(refused(&|p| p["stages"][0]["nodes"][0] = json!(1), &[]), @"error: plan: node #1 stands in two stages");
+    assert_snapshot!(refused(&|p| p["stages"][1]["peers"] = json!([0, 1, 0, 1, 0]), &[]), @"error: plan: stage 1 has 4 micro-batches for 5 turns; use more micro-batches");
+    assert_snapshot!(refused(&|p| p["stages"][0]["nodes"][0] = json!(1), &[]), @"error: plan: node #1 is in two stages");
     let unknown = refused(&|p| p["schedule"] = json!("fast"), &[]);
     assert!(unknown.contains("unknown variant `fast`, expected one of `gpipe`, `1f1b`, `zb-h1`, `zb-h2`"), "{unknown}");
 }

@@ -61,7 +61,7 @@ impl<'a> Compiler<'a> {
         let runs = live.iter().filter(|l| **l).count() as u64 * u64::from(plan.micro_batches);
         if runs > MAX_RUNS {
             return Err(PlanError::Plan(format!(
-                "{} micro-batches of this graph are {runs} runs of operators a step, of which {MAX_RUNS} are possible",
+                "{} micro-batches of this graph run {runs} operators per step, but at most {MAX_RUNS} are possible",
                 plan.micro_batches
             )));
         }
@@ -106,13 +106,13 @@ impl<'a> Compiler<'a> {
             for &id in &readers[u.buffer.index()] {
                 if self.graph.node(id).phase != Phase::Forward {
                     return Err(PlanError::Plan(format!(
-                        "{:?} needs the content of buffer {name:?} once more for its gradient, but forward has changed it by then",
+                        "{:?} needs the old content of buffer {name:?} for its gradient, but forward changes it",
                         self.graph.node(id).name
                     )));
                 }
                 if self.stage_of[id.index()] != stage {
                     return Err(PlanError::Plan(format!(
-                        "buffer {name:?} changes in forward, so all that reads and writes it must sit in one stage"
+                        "forward changes buffer {name:?}, so all nodes that read or write it must be in one stage"
                     )));
                 }
             }
@@ -137,7 +137,7 @@ impl<'a> Compiler<'a> {
             for &value in &g.contributions {
                 let Some(maker) = self.graph.producer(value) else {
                     return Err(PlanError::Plan(format!(
-                        "parameter {:?} is itself a term of the loss, so that no operator makes its gradient; scale it by one",
+                        "parameter {:?} is itself a term of the loss, so no operator computes its gradient; multiply it by one",
                         self.graph.value(g.parameter).name
                     )));
                 };

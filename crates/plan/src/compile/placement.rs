@@ -20,7 +20,7 @@ impl Placement {
         let mut stage_of = plan.stage_of(forward)?;
         let graph = &train.graph;
         if !graph.nodes.starts_with(&forward.nodes) {
-            return Err(PlanError::Plan("the training graph was made from another graph".into()));
+            return Err(PlanError::Plan("the training graph is for another graph".into()));
         }
         for id in graph.node_ids().skip(forward.nodes.len()) {
             let home = stage_of_origin(&stage_of[..forward.nodes.len()], graph, id)?;
@@ -42,5 +42,5 @@ impl Placement {
 fn stage_of_origin(planned: &[u32], graph: &Graph, id: NodeId) -> Result<u32, PlanError> {
     let node = graph.node(id);
     let stage = node.origin.and_then(|o| planned.get(o.index()));
-    stage.copied().ok_or_else(|| PlanError::Plan(format!("{:?} stems from no planned node", node.name)))
+    stage.copied().ok_or_else(|| PlanError::Plan(format!("{:?} comes from no planned node", node.name)))
 }

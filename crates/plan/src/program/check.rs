@@ -32,7 +32,7 @@ impl Program {
     }
 
     fn check_values(&self) -> Check {
-        want(self.peer != PeerId::BROKER, || "it is the broker's, who runs none")?;
+        want(self.peer != PeerId::BROKER, || "it is for the broker, which runs no program")?;
         want(self.micro_batches > 0, || "it has no micro-batches")?;
         let mut names = BTreeSet::new();
         for value in self.values.values() {
@@ -43,7 +43,7 @@ impl Program {
             })?;
             match value.kind {
                 ValueKind::RngKey => want(*ty == TensorType::new(DType::I64, []), || {
-                    format!("random key {name:?} must be an i64 scalar, is {ty}")
+                    format!("random key {name:?} is {ty}, but must be an i64 scalar")
                 })?,
                 ValueKind::Parameter(_) => {
                     want(ty.dtype.is_float(), || format!("parameter {name:?} is {ty}, but only floats are trained"))?;
@@ -58,13 +58,13 @@ impl Program {
         for v in &self.coded {
             let value = self.values.get(v).filter(|v| matches!(v.kind, ValueKind::Result { .. }));
             want(value.is_some_and(|v| v.ty.dtype == DType::F32), || {
-                format!("{} is to be coded, but is no f32 that an operator makes", self.name(*v))
+                format!("{} has a codec, but is not an f32 result of an operator", self.name(*v))
             })?;
         }
         for (gradient, of) in &self.masks {
             let numel = |v: ValueId| self.values.get(&v).filter(|_| self.coded.contains(&v)).map(|v| v.ty.numel());
             want(numel(*gradient).is_some() && of.iter().all(|v| numel(*v) == numel(*gradient)), || {
-                format!("{} is to have the mask of what is no coded tensor of its size", self.name(*gradient))
+                format!("{} shares a mask, but not with tensors of its size that have a codec", self.name(*gradient))
             })?;
         }
         self.check_codecs(&self.codecs)
@@ -72,7 +72,7 @@ impl Program {
 
     pub(crate) fn check_codecs(&self, codecs: &BTreeMap<PeerId, Codec>) -> Check {
         for (to, codec) in codecs {
-            want(*to != self.peer && *to != PeerId::BROKER, || "a codec is for the way to another peer")?;
+            want(*to != self.peer && *to != PeerId::BROKER, || "a codec must be for a link to another peer")?;
             let sound = !matches!(codec, Codec::TopK(top) if !(top.ratio >= 1.0 && top.ratio.is_finite()));
             want(sound, || format!("the codec for {to} has a ratio below 1"))?;
         }
@@ -84,10 +84,10 @@ impl Program {
         for (id, node) in &self.nodes {
             let at = || format!("node {id} {:?} ({})", node.name, node.op.name());
             let (Some(inputs), Some(outputs)) = (types(&node.inputs), types(&node.outputs)) else {
-                return Err(format!("{} names a value that is not there", at()));
+                return Err(format!("{} names a value that does not exist", at()));
             };
             let made = node.op.infer(&inputs).map_err(|e| format!("{}: {e}", at()))?;
-            want(made.iter().eq(outputs), || format!("{}: its results' types are not what the operator makes", at()))?;
+            want(made.iter().eq(outputs), || format!("{}: its results do not have the operator's result types", at()))?;
             for (index, v) in (0..).zip(&node.outputs) {
                 let here = ValueKind::Result { node: *id, index };
                 want(self.values[v].kind == here, || format!("{}: {v} does not name it as its producer", at()))?;
@@ -154,7 +154,7 @@ impl<'a> Walk<'a> {
             want(fits, || format!("the gradient parts of {} do not fit it", program.name(r.parameter)))?;
             let owner = held.get(&r.parameter) == Some(&true);
             want(owner == (r.owner == program.peer), || {
-                format!("it is not clear who owns {}", program.name(r.parameter))
+                format!("the owner of {} is not consistent", program.name(r.parameter))
             })?;
         }
         Ok(Self {
@@ -170,22 +170,22 @@ impl<'a> Walk<'a> {
     }
 
     fn step(&mut self, i: &Instruction) -> Check {
-        want(self.seen.insert(*i), || "it stands there twice")?;
+        want(self.seen.insert(*i), || "it is repeated")?;
         if let Some(m) = i.micro_batch() {
-            want(m < self.program.micro_batches, || "there are fewer micro-batches")?;
+            want(m < self.program.micro_batches, || "its micro-batch does not exist")?;
         }
         match *i {
             Instruction::Receive { slot, from } => self.receive(slot, from),
             Instruction::Send { slot, to } => self.send(slot, to),
             Instruction::Run { node, micro_batch } => {
-                let node = self.program.nodes.get(&node).ok_or("the node is not there")?;
+                let node = self.program.nodes.get(&node).ok_or("the node does not exist")?;
                 for v in &node.inputs {
                     self.available(*v, micro_batch)?;
                 }
                 node.outputs.iter().try_for_each(|v| self.put(*v, micro_batch))
             }
             Instruction::Free { value, micro_batch } => {
-                want(self.present.remove(&(value, micro_batch)), || "the value is not there")
+                want(self.present.remove(&(value, micro_batch)), || "the value is not present")
             }
             Instruction::Accumulate { reduction, part, value, micro_batch } => {
                 self.available(value, micro_batch)?;
@@ -198,7 +198,7 @@ impl<'a> Walk<'a> {
                         *state = Part::Sum { added: added + 1, next: micro_batch + 1 };
                         Ok(())
                     }
-                    _ => Err("micro-batches are added once, in their order".into()),
+                    _ => Err("micro-batches must be added once, in order".into()),
                 }
             }
             Instruction::UpdateState { buffer, value, micro_batch } => {
@@ -209,39 +209,39 @@ impl<'a> Walk<'a> {
             }
             Instruction::Report { report, value, micro_batch } => {
                 self.available(value, micro_batch)?;
-                want(self.value(value)?.ty.numel() == 1, || "it is no scalar")?;
+                want(self.value(value)?.ty.numel() == 1, || "it is not a scalar")?;
                 want((report as usize) < self.program.reports.len(), || "there is no such report")
             }
             Instruction::Reduce { reduction } => {
-                want(!self.seen.contains(&Instruction::Clip), || "the verdict is there already")?;
+                want(!self.seen.contains(&Instruction::Clip), || "it comes after the verdict")?;
                 self.advance(reduction, Gradient::Open, Gradient::Reduced)?;
                 (0..self.parts[reduction as usize].len() as u32).try_for_each(|part| self.take(reduction, part))
             }
             // `seen` already refuses a second one.
             Instruction::Clip => Ok(()),
             Instruction::Update { reduction } => {
-                want(self.seen.contains(&Instruction::Clip), || "there is no verdict yet")?;
+                want(self.seen.contains(&Instruction::Clip), || "it comes before the verdict")?;
                 self.advance(reduction, Gradient::Reduced, Gradient::Applied)
             }
         }
     }
 
     fn receive(&mut self, slot: Slot, from: PeerId) -> Check {
-        want(from != self.program.peer, || "it comes from this very peer")?;
-        want(self.awaited.insert(slot), || "it is awaited twice")?;
+        want(from != self.program.peer, || "it comes from this peer itself")?;
+        want(self.awaited.insert(slot), || "it is received twice")?;
         match slot {
             Slot::Value { value, micro_batch } => {
                 match self.value(value)?.kind {
-                    ValueKind::Input => want(from == PeerId::BROKER, || "inputs come from the broker")?,
-                    ValueKind::Result { .. } => want(from != PeerId::BROKER, || "results come from peers")?,
-                    _ => return Err("it does not change from micro-batch to micro-batch".into()),
+                    ValueKind::Input => want(from == PeerId::BROKER, || "an input must come from the broker")?,
+                    ValueKind::Result { .. } => want(from != PeerId::BROKER, || "a result must come from a peer")?,
+                    _ => return Err("it does not differ between micro-batches".into()),
                 }
                 self.put(value, micro_batch)
             }
             Slot::Part { parameter, part } => {
                 let me = self.program.peer;
                 let (r, state) = self.part(self.reduction(parameter)?, part)?;
-                want(r.owner == me && r.parts[part as usize].peer == from, || "this peer does not wait for it")?;
+                want(r.owner == me && r.parts[part as usize].peer == from, || "it is not for this peer")?;
                 *state = Part::Received;
                 Ok(())
             }
@@ -252,36 +252,36 @@ impl<'a> Walk<'a> {
             }
             Slot::Buffer { buffer, .. } => want(
                 self.keeps_buffer(buffer)? && from != PeerId::BROKER,
-                || "this peer keeps no such buffer, or not from peers",
+                || "this peer does not keep the buffer, or a peer does not send it",
             ),
         }
     }
 
     fn send(&mut self, slot: Slot, to: PeerId) -> Check {
-        want(to != self.program.peer && to != PeerId::BROKER, || "it is for other peers")?;
+        want(to != self.program.peer && to != PeerId::BROKER, || "it must go to another peer")?;
         match slot {
             Slot::Value { value, micro_batch } => {
-                want(self.present.contains(&(value, micro_batch)), || "the value is not there")
+                want(self.present.contains(&(value, micro_batch)), || "the value is not present")
             }
             Slot::Part { parameter, part } => {
                 let reduction = self.reduction(parameter)?;
                 let (r, _) = self.part(reduction, part)?;
                 let ours = r.parts[part as usize].peer == self.program.peer;
-                want(ours && r.owner == to, || "it is not this peer's part, or not for that one")?;
+                want(ours && r.owner == to, || "the part is not this peer's, or the receiver does not own it")?;
                 self.take(reduction, part)
             }
             Slot::Parameter { parameter } => {
                 let reduction = self.reduction(parameter)?;
                 want(self.gradients[reduction as usize] == Gradient::Applied, || "it is not updated yet")
             }
-            Slot::Buffer { buffer, .. } => want(self.keeps_buffer(buffer)?, || "this peer keeps no such buffer"),
+            Slot::Buffer { buffer, .. } => want(self.keeps_buffer(buffer)?, || "this peer does not keep the buffer"),
         }
     }
 
     /// What must be done at the end.
     fn end(&self) -> Check {
         if let Some((v, m)) = self.present.iter().min() {
-            return Err(format!("{} of micro-batch {m} is never given up", self.program.name(*v)));
+            return Err(format!("{} of micro-batch {m} is never freed", self.program.name(*v)));
         }
         for ((r, parts), gradient) in self.program.reductions.iter().zip(&self.parts).zip(&self.gradients) {
             let mut ours = r.parts.iter().zip(parts).filter(|(p, _)| p.peer == self.program.peer);
@@ -293,14 +293,14 @@ impl<'a> Walk<'a> {
     }
 
     fn value(&self, v: ValueId) -> Result<&'a Value, String> {
-        self.program.values.get(&v).ok_or_else(|| format!("{v} is not there"))
+        self.program.values.get(&v).ok_or_else(|| format!("{v} does not exist"))
     }
 
     fn available(&self, v: ValueId, micro_batch: u32) -> Check {
         let there = self.present.contains(&(v, micro_batch))
             || self.held.contains_key(&v)
             || self.value(v)?.kind == ValueKind::RngKey;
-        want(there, || format!("{} is not there", self.program.name(v)))
+        want(there, || format!("{} is not present", self.program.name(v)))
     }
 
     fn keeps_buffer(&self, v: ValueId) -> Result<bool, String> {
@@ -309,7 +309,7 @@ impl<'a> Walk<'a> {
 
     fn put(&mut self, v: ValueId, micro_batch: u32) -> Check {
         let program = self.program;
-        want(self.present.insert((v, micro_batch)), || format!("{} is there already", program.name(v)))
+        want(self.present.insert((v, micro_batch)), || format!("{} is present already", program.name(v)))
     }
 
     fn reduction(&self, parameter: ValueId) -> Result<u32, String> {
@@ -332,7 +332,7 @@ impl<'a> Walk<'a> {
             Part::Received => peer != me,
             Part::Taken => false,
         };
-        want(whole, || format!("part {part} is not whole"))?;
+        want(whole, || format!("part {part} is not complete"))?;
         *state = Part::Taken;
         Ok(())
     }
@@ -341,7 +341,7 @@ impl<'a> Walk<'a> {
         let r = self.program.reductions.get(reduction as usize);
         want(r.is_some_and(|r| r.owner == self.program.peer), || "this peer does not own it")?;
         let state = &mut self.gradients[reduction as usize];
-        want(*state == from, || "its gradient is not at that point")?;
+        want(*state == from, || "its gradient is in another state")?;
         *state = to;
         Ok(())
     }

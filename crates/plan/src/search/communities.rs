@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn the_karate_club_falls_apart_as_known() {
+    fn the_karate_club_splits_as_published() {
         let edges: Vec<(usize, usize)> = CLUB
             .split_whitespace()
             .map(|e| e.split_once('-').unwrap())
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_to_group() {
+    fn nothing_is_grouped_without_weights() {
         assert!(communities(0, |_, _| 1.0).is_empty());
         assert_eq!(communities(1, |_, _| 1.0), [0]);
         assert_eq!(communities(3, |_, _| 0.0), [0, 1, 2]);

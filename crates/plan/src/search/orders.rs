@@ -85,8 +85,9 @@ fn join(groups: &[Vec<u32>], seconds: impl Fn(usize, usize) -> f64) -> Vec<Vec<u
         let mut group = groups[g].clone();
         if let Some(end) = joined.last().and_then(|before| before.last()).copied() {
             // The member nearest to the previous group comes first.
-            let way = |u: &u32| seconds(end as usize, *u as usize);
-            let entry = (0..group.len()).min_by(|a, b| way(&group[*a]).total_cmp(&way(&group[*b]))).unwrap_or(0);
+            let distance = |u: &u32| seconds(end as usize, *u as usize);
+            let entry =
+                (0..group.len()).min_by(|a, b| distance(&group[*a]).total_cmp(&distance(&group[*b]))).unwrap_or(0);
             let first = group[entry];
             if 2 * entry >= group.len() {
                 group.reverse();
@@ -97,8 +98,8 @@ fn join(groups: &[Vec<u32>], seconds: impl Fn(usize, usize) -> f64) -> Vec<Vec<u
         if let Some(next) = path.get(i + 1).map(|n| &groups[*n]) {
             let from = usize::from(i > 0 && group.len() > 1);
             let exit = (from..group.len()).min_by(|a, b| {
-                let way = |u: u32| nearest(&[u], next);
-                way(group[*a]).total_cmp(&way(group[*b])).then(b.cmp(a))
+                let distance = |u: u32| nearest(&[u], next);
+                distance(group[*a]).total_cmp(&distance(group[*b])).then(b.cmp(a))
             });
             if let Some(exit) = exit {
                 let last = group.remove(exit);
@@ -195,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_of_machines_is_walked_from_end_to_end() {
+    fn machines_on_a_line_are_visited_from_end_to_end() {
         for n in [2, 7, 9, 10, 40] {
             // Machine i is at place[i] on a line, so the shortest path has n - 1 unit steps.
             let place: Vec<usize> = (0..n).map(|i| i * 7 % n).collect();

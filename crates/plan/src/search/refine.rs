@@ -137,38 +137,7 @@ impl Polish<'_> {
             |p: &Self| -> Vec<u32> { (0..units).filter(|u| p.best.segments.iter().all(|g| g.unit != *u)).collect() };
         let mut s = 0;
         while s < self.best.segments.len() && *self.tries > 0 {
-            // Drops this stage. Its atoms go to a neighbour or to both.
-            for way in 0..3 {
-                let old = &self.best.segments;
-                if old.len() < 2 || s >= old.len() {
-                    break;
-                }
-                let Segment { lo, hi, .. } = old[s];
-                let mut segments = old.clone();
-                segments.remove(s);
-                let middle = match way {
-                    0 => lo,
-                    1 => hi,
-                    _ => (lo + hi) / 2,
-                };
-                let middle = if s == 0 {
-                    lo
-                } else if s == segments.len() {
-                    hi
-                } else {
-                    middle
-                };
-                if s > 0 {
-                    segments[s - 1].hi = middle;
-                }
-                if s < segments.len() {
-                    segments[s].lo = middle;
-                }
-                if self.offer(segments) {
-                    gained = true;
-                    self.shift();
-                }
-            }
+            gained |= self.drop_stage(s);
             for t in s + 1..self.best.segments.len() {
                 let mut segments = self.best.segments.clone();
                 (segments[s].unit, segments[t].unit) = (segments[t].unit, segments[s].unit);
@@ -178,34 +147,88 @@ impl Polish<'_> {
                 }
             }
             for u in unused(self) {
-                if s >= self.best.segments.len() {
-                    break;
-                }
-                let mut segments = self.best.segments.clone();
-                segments[s].unit = u;
-                let mut helped = self.offer(segments);
-                // Takes this stage's first or second half.
-                for second in [false, true] {
-                    if s >= self.best.segments.len() || self.best.segments.iter().any(|g| g.unit == u) {
-                        break;
-                    }
-                    let mut segments = self.best.segments.clone();
-                    let Segment { unit, lo, hi } = segments[s];
-                    let middle = (lo + hi) / 2;
-                    let (first, last) = if second { (unit, u) } else { (u, unit) };
-                    segments[s] = Segment { unit: first, lo, hi: middle };
-                    segments.insert(s + 1, Segment { unit: last, lo: middle, hi });
-                    helped |= self.offer(segments);
-                }
-                if helped {
-                    gained = true;
-                    self.shift();
-                }
+                gained |= self.use_unit(s, u);
             }
             s += 1;
         }
         gained
     }
+
+    /// Drops a stage. Its atoms go to a neighbour, or to both; returns whether it helped.
+    fn drop_stage(&mut self, s: usize) -> bool {
+        let mut gained = false;
+        for heir in [Heir::Next, Heir::Previous, Heir::Both] {
+            let old = &self.best.segments;
+            if old.len() < 2 || s >= old.len() {
+                break;
+            }
+            let Segment { lo, hi, .. } = old[s];
+            let mut segments = old.clone();
+            segments.remove(s);
+            let middle = match heir {
+                _ if s == 0 => lo,
+                _ if s == segments.len() => hi,
+                Heir::Next => lo,
+                Heir::Previous => hi,
+                Heir::Both => (lo + hi) / 2,
+            };
+            if s > 0 {
+                segments[s - 1].hi = middle;
+            }
+            if s < segments.len() {
+                segments[s].lo = middle;
+            }
+            if self.offer(segments) {
+                gained = true;
+                self.shift();
+            }
+        }
+        gained
+    }
+
+    /// Gives an unused unit a stage, or half of it; returns whether it helped.
+    fn use_unit(&mut self, s: usize, unused: u32) -> bool {
+        if s >= self.best.segments.len() {
+            return false;
+        }
+        let mut segments = self.best.segments.clone();
+        segments[s].unit = unused;
+        let mut helped = self.offer(segments);
+        for half in [Half::First, Half::Second] {
+            if s >= self.best.segments.len() || self.best.segments.iter().any(|g| g.unit == unused) {
+                break;
+            }
+            let mut segments = self.best.segments.clone();
+            let Segment { unit, lo, hi } = segments[s];
+            let middle = (lo + hi) / 2;
+            let (first, last) = match half {
+                Half::First => (unused, unit),
+                Half::Second => (unit, unused),
+            };
+            segments[s] = Segment { unit: first, lo, hi: middle };
+            segments.insert(s + 1, Segment { unit: last, lo: middle, hi });
+            helped |= self.offer(segments);
+        }
+        if helped {
+            self.shift();
+        }
+        helped
+    }
+}
+
+/// The stage that takes a dropped stage's atoms.
+#[derive(Clone, Copy)]
+enum Heir {
+    Next,
+    Previous,
+    Both,
+}
+
+/// The half of a stage that an unused unit takes.
+#[derive(Clone, Copy)]
+enum Half {
+    First,
+    Second,
 }
 
 /// The best cuts of some orders, each under its best schedule, the best first. With the index of the order.

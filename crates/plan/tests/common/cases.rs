@@ -1,12 +1,13 @@
-//! Random planning problems in the published ranges: rates from 8 Mbps to 10 Gbps, devices ten times apart, every other one tight in memory.
+//! Random planning problems in the published ranges: links from 8 Mbps to 10 Gbps, devices whose speeds differ up to
+//! tenfold. Every other problem is tight in memory.
 
 use fusionllm_graph::Dice;
 use fusionllm_plan::search::{Chain, Input, LinkCost, Machines, Message, Problem, Seconds, Tie, TieUser, Unit};
 
-/// Problem number `seed`, of up to so many units and positions for cuts.
+/// Problem number `seed`, with at most this many units and positions for cuts.
 pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
     let mut d = Dice::new(seed);
-    // The best plan is harder to find where the ends share a parameter, so such problems are smaller.
+    // Problems whose ends share a parameter are harder to solve exactly, so they are smaller.
     let tied = d.between(0, 3) == 0;
     let units = d.between(2, if tied { most_units.min(6) } else { most_units });
     let atoms = d.between(units.max(4), if tied { most_cuts.min(20) } else { most_cuts }) + 1;
@@ -15,7 +16,7 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
         std::iter::once(0.0).chain(values.iter().map(|v| (sum += v, sum).1)).collect::<Vec<f64>>()
     };
 
-    // Work in seconds of a device of speed 1; the whole step between a tenth and ten times that of the transfers.
+    // Work in seconds of a device of speed 1. The work of a step is between a tenth and ten times its transfers.
     let work: Vec<f64> = (0..atoms).map(|_| d.log_uniform(0.2, 5.0)).collect();
     let scale = d.log_uniform(0.03, 3.0) / work.iter().sum::<f64>();
     let forward: Vec<f64> = work.iter().map(|w| w * scale).collect();
@@ -31,7 +32,7 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
         messages.push(Message { maker: a - 1, users: vec![a], bytes });
         messages.push(Message { maker: a, users: vec![a - 1], bytes });
     }
-    // Residual values, which skip atoms.
+    // Residual values that skip atoms.
     for _ in 0..d.between(0, atoms / 4) {
         let from = d.between(0, atoms - 2) as u32;
         let to = (from + d.between(1, 4) as u32).min(atoms as u32 - 1);
@@ -70,7 +71,7 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
     let mut links = Vec::new();
     for a in 0..=units.len() {
         for b in 0..=units.len() {
-            // Links are drawn below the diagonal and alike both ways, the broker's among them.
+            // Links are drawn below the diagonal and are equal in both directions. The broker's are among them.
             let link = match a.cmp(&b) {
                 std::cmp::Ordering::Equal => LinkCost::NONE,
                 std::cmp::Ordering::Greater => {

@@ -1,4 +1,4 @@
-//! Peers that carry out Programs on symbols instead of tensors: a value is a hash of how it came about.
+//! Peers that run Programs on symbols instead of tensors. A symbol is a hash of the computation that made it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,7 +14,7 @@ fn symbol(parts: impl Hash) -> Symbol {
     h.finish()
 }
 
-/// What a pass left behind, by name: independent of the cut.
+/// The outcome of a pass, by name. It does not depend on the cut.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
     /// By report and micro-batch.
@@ -33,17 +33,19 @@ struct Peer<'a> {
     parts: HashMap<(u32, u32), Symbol>,
     gradients: HashMap<u32, Symbol>,
     judged: bool,
-    /// Most micro-batches whose values were at hand at once.
+    /// The most micro-batches whose values were held at once.
     most_held: usize,
 }
 
-/// Runs all Programs to their end with mailboxes of any size, and checks on the way that each message has one sender and one reader, and that everybody gets to the end.
-/// Returns the outcome and, by peer, the most micro-batches it held values of at once.
+/// Runs all Programs to their end, with unlimited mailboxes. Checks that each message has one sender and one reader,
+/// and that every peer finishes. Returns the outcome, and by peer the most micro-batches whose values it held at
+/// once.
 pub(crate) fn run(programs: &[Program]) -> (Outcome, Vec<usize>) {
     run_adding(programs, |a, b| symbol((a, b)))
 }
 
-/// The same, where the order in which gradients are added shows in no outcome: replicas add micro-batches in another one.
+/// As [`run`], but the outcome does not depend on the order in which gradients are added. Replicas add micro-batches
+/// in another order.
 pub(crate) fn run_in_any_order(programs: &[Program]) -> (Outcome, Vec<usize>) {
     run_adding(programs, |a, b| a.unwrap_or_default().wrapping_add(b))
 }
@@ -53,7 +55,7 @@ fn run_adding(programs: &[Program], add: fn(Option<Symbol>, Symbol) -> Symbol) -
     let mut peers: Vec<Peer> = programs.iter().map(|p| machine.start(p)).collect();
     loop {
         let mut moved = false;
-        // A verdict comes once all who take part wait for it.
+        // The verdict comes once all peers with instructions wait for it.
         let waits = |p: &Peer| p.program.instructions.get(p.at) == Some(&Instruction::Clip);
         if peers.iter().all(|p| p.program.instructions.is_empty() || waits(p)) {
             peers.iter_mut().for_each(|p| p.judged = true);
@@ -74,7 +76,7 @@ fn run_adding(programs: &[Program], add: fn(Option<Symbol>, Symbol) -> Symbol) -
         assert!(p.parts.is_empty() && p.gradients.is_empty());
     }
     assert!(machine.mail.is_empty(), "never read: {:?}", machine.mail.keys());
-    // The owner's copy is the one that counts, and all others are the same.
+    // The owner's copy counts, and all others are equal to it.
     for p in &peers {
         for h in &p.program.holdings {
             let value = &p.program.values[&h.value];
@@ -123,7 +125,7 @@ impl Machine {
         self.mail.insert((from, to, slot), s);
     }
 
-    /// Carries out a peer's next instruction if it can.
+    /// Runs a peer's next instruction, if possible.
     fn step(&mut self, p: &mut Peer) -> bool {
         let program = p.program;
         let Some(instruction) = program.instructions.get(p.at) else { return false };

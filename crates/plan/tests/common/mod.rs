@@ -1,4 +1,4 @@
-//! What the plan's tests share: random graphs, random cuts, and a machine that carries out Programs on symbols.
+//! Shared by the tests: random graphs, random cuts, and a machine that runs Programs on symbols.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod machine;
@@ -12,8 +12,9 @@ const ROWS: usize = 4;
 const WIDTH: usize = 6;
 const NORMAL: Init = Init::Normal { std: 0.1 };
 
-/// A network of `size` blocks, each over values of any earlier blocks: values used by many, tied parameters, values that skip, operators of several results, masks
-/// made of constants, views of parameters, state that changes, dropout, and what the loss does not depend on.
+/// A network of `size` blocks, each over values of any earlier blocks. It has values with many readers, tied
+/// parameters, skipping values, operators with several results, masks made of constants, views of parameters,
+/// changing buffers, dropout, and nodes that the loss does not depend on.
 pub(crate) fn random_graph(size: usize, dice: &mut Dice) -> Graph {
     let mut b = Builder::new("random");
     build(&mut b, size, dice).unwrap();
@@ -24,7 +25,7 @@ fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError
     let x = b.input("x", DType::F32, [ROWS, WIDTH])?;
     let labels = b.input("labels", DType::I64, [ROWS])?;
     let table = b.constant("table", HostTensor::zeros(TensorType::new(DType::F32, [ROWS, WIDTH])))?;
-    // All of [ROWS, WIDTH]; and results of splits, of [ROWS, WIDTH / 2].
+    // All have the shape [ROWS, WIDTH]. `halves` are results of splits, of [ROWS, WIDTH / 2].
     let mut values = vec![x];
     let mut halves: Vec<ValueId> = Vec::new();
     let mut weights: Vec<ValueId> = Vec::new();
@@ -81,7 +82,7 @@ fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError
                 }
                 10 => b.dropout(v, 0.5),
                 11 => {
-                    // A view of a parameter, by a node that may sit anywhere before its reader.
+                    // A view of a parameter. Its node may be placed anywhere before its reader.
                     let w = weight(b, dice, "weight")?;
                     let w = b.transpose(w)?;
                     b.matmul(v, w)
@@ -91,7 +92,7 @@ fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError
                     b.add(v, t)
                 }
                 _ => {
-                    // One gradient for two parameters, one of which is used twice in one operator.
+                    // One gradient for two parameters. One operator uses one of them twice.
                     let p = b.parameter("p", DType::F32, [ROWS, WIDTH], NORMAL)?;
                     let q = b.parameter("q", DType::F32, [ROWS, WIDTH], NORMAL)?;
                     let twice = b.add(p, p)?;
@@ -125,7 +126,8 @@ pub(crate) fn names(peers: usize) -> Vec<String> {
     (0..peers).map(|p| format!("p{p}")).collect()
 }
 
-/// A cut into any number of stages, each node at a stage not before its operands', on any peers: a peer may have many stages, or none.
+/// Cuts into any number of stages, on any peers. A node's stage is not before its operands'. A peer may have many
+/// stages, or none.
 pub(crate) fn random_plan(
     graph: &Graph,
     peers: usize,
@@ -141,7 +143,7 @@ pub(crate) fn random_plan(
         let near = cuts.iter().filter(|c| **c <= id.index()).count() as u32;
         let operands = graph.node(id).inputs.iter().filter_map(|v| graph.producer(*v));
         let earliest = operands.map(|p| stage_of[p.index()]).max().unwrap_or(0);
-        // Now and then out of line: a branch that runs elsewhere than its neighbours.
+        // Sometimes a branch runs elsewhere than its neighbours.
         let stray = if dice.one_in(5) { dice.below(stages) as u32 } else { near };
         stage_of.push(stray.max(earliest));
     }
@@ -149,7 +151,7 @@ pub(crate) fn random_plan(
     Plan::from_stages(graph, &stage_of, &peer_of_stage, names(peers), micro_batches, schedule, "random")
 }
 
-/// Gives stages of a plan more peers: any of the plan's, some of them more than one turn.
+/// Gives stages more peers: any of the plan's, some with several turns.
 pub(crate) fn replicate(plan: &mut Plan, dice: &mut Dice) {
     for stage in &mut plan.stages {
         if dice.one_in(2) {
@@ -159,7 +161,7 @@ pub(crate) fn replicate(plan: &mut Plan, dice: &mut Dice) {
     }
 }
 
-/// Cut by hand: the stage of each node by its name, and a peer a stage.
+/// A plan from the stage of each node, by the node's name. Each stage has its own peer.
 pub(crate) fn plan_by(graph: &Graph, micro_batches: u32, schedule: Schedule, stage: impl Fn(&str) -> u32) -> Plan {
     let stage_of: Vec<u32> = graph.nodes.iter().map(|n| stage(&n.name)).collect();
     let stages = stage_of.iter().max().unwrap() + 1;
@@ -171,7 +173,7 @@ pub(crate) fn one_peer(graph: &Graph, micro_batches: u32) -> Plan {
     plan_by(graph, micro_batches, Schedule::GPipe, |_| 0)
 }
 
-/// The Programs of a step and of an evaluation.
+/// The Programs of a training step and of an evaluation.
 pub(crate) fn programs(graph: &Graph, plan: &Plan) -> [Vec<Program>; 2] {
     let eval = graph.evaluation().unwrap();
     [
