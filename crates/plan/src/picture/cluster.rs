@@ -165,30 +165,18 @@ fn heat(share: f64) -> &'static str {
 
 type Label = ([f64; 2], String, &'static str);
 
-/// Draws what two machines send each other as one line; returns the labels of the busiest lines.
-fn links(
-    svg: &mut Svg,
-    cluster: &Cluster,
-    simulation: &Simulation,
-    spots: &BTreeMap<PeerId, [f64; 2]>,
-    card: &Card,
-) -> Vec<Label> {
-    // Bytes of both directions, and the busy time of the busier one.
-    let mut pairs: BTreeMap<(PeerId, PeerId), (u64, f64)> = BTreeMap::new();
-    for l in &simulation.links {
-        let (a, b) = (cluster.host(l.from), cluster.host(l.to));
-        if a != b && spots.contains_key(&a) && spots.contains_key(&b) {
-            let pair = pairs.entry((a.min(b), a.max(b))).or_default();
-            *pair = (pair.0 + l.bytes, pair.1.max(l.busy_s));
-        }
-    }
-    let most = pairs.values().map(|p| p.0).max().unwrap_or(1).max(1) as f64;
-    let mut labels: Vec<(f64, Label)> = Vec::new();
-    for (&(a, b), &(carried, busy)) in &pairs {
-        let ([x1, y1], [x2, y2]) = (spots[&a], spots[&b]);
-        let share = busy / simulation.step_s;
-        let color = heat(share);
-        let width = 1.2 + 4.0 * (carried as f64 / most).sqrt();
+/// A link's line as a cubic Bézier curve.
+struct Curve {
+    start: [f64; 2],
+    end: [f64; 2],
+    /// The two control points.
+    bends: [[f64; 2]; 2],
+    /// Whether the cards are neighbours in a column.
+    near: bool,
+}
+
+impl Curve {
+    fn between([x1, y1]: [f64; 2], [x2, y2]: [f64; 2], card: &Card) -> Self {
         // A line leaves a card at the side that faces the other card.
         let (half_w, half_h) = (card.width / 2.0, card.height / 2.0);
         let level = (x1 - x2).abs() < card.width;
@@ -210,6 +198,44 @@ fn links(
             let sag = if (end[0] - start[0]).abs() > 1.5 * card.width { 0.9 * card.height } else { 0.0 };
             (start, end, [[start[0] + reach, start[1] + sag], [end[0] - reach, end[1] + sag]])
         };
+        Self { start, end, bends, near }
+    }
+
+    /// The point at `t`, from 0 at the start to 1 at the end.
+    fn at(&self, t: f64) -> [f64; 2] {
+        let Self { start, end, bends, .. } = self;
+        let u = 1.0 - t;
+        [0, 1].map(|i: usize| {
+            u * u * u * start[i] + 3.0 * u * t * (u * bends[0][i] + t * bends[1][i]) + t * t * t * end[i]
+        })
+    }
+}
+
+/// Draws what two machines send each other as one line; returns the labels of the busiest lines.
+fn links(
+    svg: &mut Svg,
+    cluster: &Cluster,
+    simulation: &Simulation,
+    spots: &BTreeMap<PeerId, [f64; 2]>,
+    card: &Card,
+) -> Vec<Label> {
+    // Bytes of both directions, and the busy time of the busier one.
+    let mut pairs: BTreeMap<(PeerId, PeerId), (u64, f64)> = BTreeMap::new();
+    for l in &simulation.links {
+        let (a, b) = (cluster.host(l.from), cluster.host(l.to));
+        if a != b && spots.contains_key(&a) && spots.contains_key(&b) {
+            let pair = pairs.entry((a.min(b), a.max(b))).or_default();
+            *pair = (pair.0 + l.bytes, pair.1.max(l.busy_s));
+        }
+    }
+    let most = pairs.values().map(|p| p.0).max().unwrap_or(1).max(1) as f64;
+    let mut labels: Vec<(f64, Label)> = Vec::new();
+    for (&(a, b), &(carried, busy)) in &pairs {
+        let share = busy / simulation.step_s;
+        let color = heat(share);
+        let width = 1.2 + 4.0 * (carried as f64 / most).sqrt();
+        let curve = Curve::between(spots[&a], spots[&b], card);
+        let Curve { start, end, bends, near } = curve;
         let d = format!(
             "M{:.1} {:.1}C{:.1} {:.1} {:.1} {:.1} {:.1} {:.1}",
             start[0], start[1], bends[0][0], bends[0][1], bends[1][0], bends[1][1], end[0], end[1]
@@ -229,16 +255,12 @@ fn links(
         );
         svg.path(&d, &style, &title);
         // The label is on the line, where no card covers it.
-        let at = |t: f64| {
-            let u = 1.0 - t;
-            [0, 1].map(|i: usize| {
-                u * u * u * start[i] + 3.0 * u * t * (u * bends[0][i] + t * bends[1][i]) + t * t * t * end[i]
-            })
-        };
         let clear = |[x, y]: [f64; 2]| {
-            spots.values().all(|[cx, cy]| (x - cx).abs() > half_w + 44.0 || (y - cy).abs() > half_h + 8.0)
+            spots
+                .values()
+                .all(|[cx, cy]| (x - cx).abs() > card.width / 2.0 + 44.0 || (y - cy).abs() > card.height / 2.0 + 8.0)
         };
-        let places = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8].map(at);
+        let places = [0.5, 0.4, 0.6, 0.3, 0.7, 0.2, 0.8].map(|t| curve.at(t));
         if let Some(place) = places.into_iter().find(|p| near || clear(*p)) {
             labels.push((share, (place, format!("{speed} · {:.0} %", 100.0 * share), color)));
         }

@@ -56,14 +56,14 @@ impl<'a> DeviceLinks<'a> {
     }
 
     /// Groups of `copies` devices that are near each other and equally fast. Nearness is the time that `bytes` take
-    /// between them. `whole` is a device's time for the whole model. Remaining devices form smaller groups. If there
+    /// between them. `model_seconds` is a device's time for the whole model. Remaining devices form smaller groups. If there
     /// are too many groups, the fastest are kept.
     pub(super) fn groups(
         &self,
         devices: &[u32],
         copies: usize,
         bytes: f64,
-        whole: impl Fn(u32) -> f64,
+        model_seconds: impl Fn(u32) -> f64,
     ) -> Vec<Vec<u32>> {
         let mut groups: Vec<Vec<u32>> = if copies == 1 {
             devices.iter().map(|d| vec![*d]).collect()
@@ -74,12 +74,14 @@ impl<'a> DeviceLinks<'a> {
                 let mut members: Vec<u32> = (0..devices.len()).filter(|i| label[*i] == c).map(|i| devices[i]).collect();
                 // Sorted by site first: a group within one site shares no uplink.
                 let site = |d: u32| self.cluster.devices()[d as usize].site;
-                members.sort_by(|a, b| site(*a).cmp(&site(*b)).then(whole(*a).total_cmp(&whole(*b))).then(a.cmp(b)));
+                members.sort_by(|a, b| {
+                    site(*a).cmp(&site(*b)).then(model_seconds(*a).total_cmp(&model_seconds(*b))).then(a.cmp(b))
+                });
                 members.chunks(copies).map(<[u32]>::to_vec).collect::<Vec<_>>()
             });
             chunks.collect()
         };
-        let speed = |g: &Vec<u32>| g.len() as f64 / g.iter().map(|d| whole(*d)).fold(0.0, f64::max);
+        let speed = |g: &Vec<u32>| g.len() as f64 / g.iter().map(|d| model_seconds(*d)).fold(0.0, f64::max);
         if groups.len() > MAX_UNITS {
             groups.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(a.cmp(b)));
             groups.truncate(MAX_UNITS);
@@ -89,7 +91,7 @@ impl<'a> DeviceLinks<'a> {
     }
 
     /// Groups as units. `class` is by device.
-    pub(super) fn machines(&self, groups: &[Vec<u32>], class: &[u32], whole: impl Fn(u32) -> f64) -> Machines {
+    pub(super) fn machines(&self, groups: &[Vec<u32>], class: &[u32], model_seconds: impl Fn(u32) -> f64) -> Machines {
         let devices = self.cluster.devices().len();
         let broker = vec![devices as u32];
         let worst = |a: &[u32], b: &[u32]| {
@@ -100,7 +102,8 @@ impl<'a> DeviceLinks<'a> {
             })
         };
         let unit = |members: &Vec<u32>| {
-            let slowest = members.iter().copied().max_by(|a, b| whole(*a).total_cmp(&whole(*b))).unwrap_or(0);
+            let slowest =
+                members.iter().copied().max_by(|a, b| model_seconds(*a).total_cmp(&model_seconds(*b))).unwrap_or(0);
             let memory = members.iter().map(|d| self.cluster.devices()[*d as usize].memory).min().unwrap_or(0);
             Unit {
                 members: members.clone(),

@@ -81,18 +81,18 @@ impl<'a> Bound<'a> {
     /// The larger of the bound by count and the bound by walks. The latter is left out if it takes too much work.
     fn least(&self) -> f64 {
         let steps = self.layers * self.problem.machines.units.len() * self.problem.chain.atoms.pow(2);
-        let by_count = self.by_count();
+        let by_count = self.count_bound();
         match MAX_WALK_STEPS / steps.max(1) {
             0..20 => by_count,
-            20..80 => by_count.max(self.by_walks(1.2)),
-            _ => by_count.max(self.by_walks(1.05)),
+            20..80 => by_count.max(self.walk_bound(1.2)),
+            _ => by_count.max(self.walk_bound(1.05)),
         }
     }
 
     /// The bound for each number of stages. The pipeline computes everything once and crosses one link fewer than it
     /// has stages. No two of these links join the same units. So together they take at least as long as a forest of
     /// the cheapest links (Kruskal, 1956).
-    fn by_count(&self) -> f64 {
+    fn count_bound(&self) -> f64 {
         let (problem, machines) = (self.problem, &self.problem.machines);
         let (units, atoms) = (machines.units.len(), problem.chain.atoms);
         let classes = by_class(problem, &vec![1.0; units]);
@@ -124,15 +124,15 @@ impl<'a> Bound<'a> {
         // A unit that holds two stages closes a circle.
         let closing = self.max_stages - units;
         let steps = (0..self.max_stages.min(atoms)).filter(|s| self.fits[*s]).map(|s| {
-            let pipe = compute + forest.iter().take(s.saturating_sub(closing)).sum::<f64>();
+            let pipeline = compute + forest.iter().take(s.saturating_sub(closing)).sum::<f64>();
             // So many stages may have several times as many units.
             let work = self.work[((s + 1) * self.copies as usize).min(self.max_stages) - 1];
-            self.step(pipe, work.max(self.round_trip_period(pipe, s + 1)))
+            self.step(pipeline, work.max(self.round_trip_period(pipeline, s + 1)))
         });
         steps.fold(f64::INFINITY, f64::min)
     }
 
-    fn by_walks(&self, ratio: f64) -> f64 {
+    fn walk_bound(&self, ratio: f64) -> f64 {
         let problem = self.problem;
         let layered = self.layers > 1 || self.max_stages == 1;
         let slowest = (0..problem.machines.units.len())
@@ -145,11 +145,11 @@ impl<'a> Bound<'a> {
         let mut table = Vec::new();
         loop {
             let longer = if shorter >= slowest { f64::INFINITY } else { (shorter * ratio).max(slowest * 1e-6) };
-            for (layer, pipe) in self.pipes(longer, &mut table).into_iter().enumerate() {
+            for (layer, pipeline) in self.pipelines(longer, &mut table).into_iter().enumerate() {
                 let stages = if layered { layer + 1 } else { self.max_stages };
-                if pipe.is_finite() && (!layered || self.fits[layer]) {
-                    let round_trip = self.round_trip_period(pipe, stages);
-                    least = least.min(self.step(pipe, shorter.max(self.work[stages - 1]).max(round_trip)));
+                if pipeline.is_finite() && (!layered || self.fits[layer]) {
+                    let round_trip = self.round_trip_period(pipeline, stages);
+                    least = least.min(self.step(pipeline, shorter.max(self.work[stages - 1]).max(round_trip)));
                 }
             }
             if longer.is_infinite() || self.step(0.0, longer) >= least {
@@ -165,26 +165,26 @@ impl<'a> Bound<'a> {
     /// `n / c` micro-batches. Its first is part of the pipeline, so `n - c` periods come on top. Without the rest of
     /// the pipeline it is all `n`, less the part of the first that nothing waits for. For a station that is no
     /// machine it is `n - 1`.
-    fn step(&self, pipe: f64, period: f64) -> f64 {
+    fn step(&self, pipeline: f64, period: f64) -> f64 {
         let n = f64::from(self.problem.micro_batches);
-        let alone = (n - self.copies).max(0.0) * period;
-        let whole = (n - (self.delayed * self.copies).max(1.0)) * period;
-        (pipe + alone).max(whole)
+        let beside_pipeline = (n - self.copies).max(0.0) * period;
+        let without_pipeline = (n - (self.delayed * self.copies).max(1.0)) * period;
+        (pipeline + beside_pipeline).max(without_pipeline)
     }
 
-    fn round_trip_period(&self, pipe: f64, ahead: usize) -> f64 {
-        self.round_trip.period(pipe, ahead * self.copies as usize)
+    fn round_trip_period(&self, pipeline: f64, ahead: usize) -> f64 {
+        self.round_trip.period(pipeline, ahead * self.copies as usize)
     }
 
     /// By layer: the shortest walk whose stations take no longer than `period`.
-    fn pipes(&self, period: f64, table: &mut Vec<f64>) -> Vec<f64> {
+    fn pipelines(&self, period: f64, table: &mut Vec<f64>) -> Vec<f64> {
         let problem = self.problem;
         let (units, atoms) = (problem.machines.units.len(), problem.chain.atoms);
         let width = atoms + 1;
         let layered = self.layers > 1;
         table.clear();
         table.resize(self.layers * units * width, f64::INFINITY);
-        let mut pipes = vec![f64::INFINITY; self.layers];
+        let mut pipelines = vec![f64::INFINITY; self.layers];
         for layer in 0..self.layers {
             let onward = if layered { self.onward(&table[..], layer, period) } else { Vec::new() };
             let in_flight = self.round_trip.in_flight(if layered { layer + 1 } else { 1 });
@@ -212,7 +212,7 @@ impl<'a> Bound<'a> {
                     // from it are known.
                     table[(layer * units + u) * width + lo] = least;
                     if lo == 0 {
-                        pipes[layer] = pipes[layer].min(least);
+                        pipelines[layer] = pipelines[layer].min(least);
                     }
                 }
                 if !layered && lo > 0 {
@@ -223,7 +223,7 @@ impl<'a> Bound<'a> {
                 }
             }
         }
-        pipes
+        pipelines
     }
 
     /// By unit and cut: the shortest continuation of a stage that ends there, with exactly `layer` stages to follow.
