@@ -63,7 +63,7 @@ pub fn run_decomposed(
         sources.insert(id, tensor);
         ids.push(id);
     }
-    match op.operator().decompose(&mut b, &ids)? {
+    match op.decompose(&mut b, &ids)? {
         None => Ok(None),
         Some(results) => interpret(backend, b.graph(), sources, &results).map(Some),
     }

@@ -122,7 +122,7 @@ fn sources(graph: &Graph) -> BTreeMap<ValueId, HostTensor> {
         if graph.producer(at).is_some() {
             continue;
         }
-        let rng = CounterRng::named(11, &value.name);
+        let rng = CounterRng::for_name(11, &value.name);
         let tensor = match graph.constants.get(&value.name) {
             Some(constant) => constant.clone(),
             None if value.name == "loss_weight" => HostTensor::scalar(DType::F64, 1.0).unwrap(),

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{Graph, GraphError, Node, Phase, TensorType, ValueId, ValueKind, autodiff};
-use fusionllm_import::Options;
+use fusionllm_import::ImportOptions;
 use fusionllm_node::config::Network;
 use fusionllm_node::imported::Model;
 use serde::Serialize;
@@ -26,7 +26,7 @@ pub(crate) fn show(args: &ShowArgs, json: bool) -> Result<(), Failure> {
 
 fn open(path: &Path) -> Result<Graph, Failure> {
     if path.extension().is_some_and(|e| e == "pt2") {
-        return Ok(Model::open(path, Options::default())?.into_imported().graph);
+        return Ok(Model::open(path, ImportOptions::default())?.into_imported().graph);
     }
     let file = if path.is_dir() { path.join("graph.json") } else { path.to_owned() };
     let is_graph_file = |text: &str| text.contains("\"fusionllm_graph\"");

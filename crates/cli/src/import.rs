@@ -1,6 +1,6 @@
 //! `graph import` and `graph check`: models from PyTorch.
 
-use fusionllm_import::Options;
+use fusionllm_import::ImportOptions;
 use fusionllm_node::check::check as compare;
 use fusionllm_node::imported::Model;
 use serde::Serialize;
@@ -23,7 +23,7 @@ struct Made {
 
 /// Writes a model's graph and weights.
 pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
-    let mut model = Model::open(&args.model, Options { samples: args.samples, double: false })?;
+    let mut model = Model::open(&args.model, ImportOptions { batch_size: args.samples, ..ImportOptions::default() })?;
     model.write(&args.output)?;
     let graph = &model.imported().graph;
     let made = Made {

@@ -1,7 +1,8 @@
-//! Every codec on one core, beside `memcpy` of its input.
+//! The speed of every codec on one core, compared with `memcpy` of its input.
 //!
-//! `cargo bench -p fusionllm-compress` prints divan's table, then ratios to the copy, taken turn by turn so that both meet the same machine. Targets: encoding top-k 0.1, the rest 0.2.
-//! `FUSIONLLM_ELEMENTS` sets the length of the ratios' input (4 Mi).
+//! `cargo bench -p fusionllm-compress` prints divan's table, then each codec's speed over that of `memcpy`. Codec and
+//! `memcpy` are timed alternately, so both see the same machine. Targets for encoding: 0.1 for top-k, 0.2 for the rest.
+//! `FUSIONLLM_ELEMENTS` sets the number of elements for the comparison (by default 4 Mi).
 
 #![allow(clippy::unwrap_used)]
 
@@ -10,7 +11,7 @@ use std::time::Instant;
 
 use divan::Bencher;
 use divan::counter::BytesCount;
-use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, Values, decode};
+use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat, decode};
 
 const ELEMENTS: usize = 1 << 20;
 
@@ -41,19 +42,19 @@ fn codec(name: &str) -> Codec {
     let words: Vec<&str> = name.split(' ').collect();
     let int = |bits, rotate| Codec::Int(IntBlocks { bits, rotate, stochastic: words.contains(&"stochastic") });
     let values = match words.last() {
-        Some(&"f32") => Values::F32,
-        Some(&"bf16") => Values::Bf16,
-        _ => Values::Int8,
+        Some(&"f32") => ValueFormat::F32,
+        Some(&"bf16") => ValueFormat::Bf16,
+        _ => ValueFormat::Int8,
     };
     match words[0] {
         "int8" => int(Bits::Eight, false),
         "int4" => int(Bits::Four, false),
         "topk" => Codec::TopK(TopK { ratio: words[1].parse().unwrap(), values }),
-        other => Codec::named(other, 1.0).unwrap(),
+        other => Codec::from_name(other, 1.0).unwrap(),
     }
 }
 
-/// Near to normal, as activations are: sums of four uniform numbers.
+/// Nearly normal numbers, like activations: sums of four uniform numbers.
 fn input(n: usize) -> Vec<f32> {
     let mut state = 1u64;
     let mut uniform = || {

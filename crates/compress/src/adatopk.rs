@@ -1,8 +1,12 @@
-/// The ratio of bytes for each link, from the seconds that its uncompressed messages take: r_i = max(1, r·R_i / max_j R_j), so that the slowest link gets the
-/// whole ratio and a link that is r times as fast none.
+//! AdaTopK: stronger compression on slower links.
+
+/// The compression ratio of each link, from the seconds that its uncompressed messages take.
 ///
-/// The published rule speaks of entries instead of bytes and writes max(1, c·r·R_i / max_j R_j), c = 3 for what an index costs beside its value. Here
-/// [`TopK`](crate::TopK) turns the ratio of bytes into that of entries, with the exact cost of its wire form ([`TopK::entry_cost`](crate::TopK::entry_cost)).
+/// r_i = max(1, r·R_i / max_j R_j): the slowest link gets the whole ratio r, and a link r times as fast gets none.
+///
+/// The published rule counts entries instead of bytes: max(1, c·r·R_i / max_j R_j), where c = 3 is the cost of an index
+/// and a value over that of a value. Here [`TopK`](crate::TopK) converts the ratio of bytes to one of entries, with the
+/// exact cost of its wire form ([`TopK::entry_overhead`](crate::TopK::entry_overhead)).
 pub fn adatopk(ratio: f64, seconds: &[f64]) -> Vec<f64> {
     let slowest = seconds.iter().copied().fold(0.0, f64::max);
     seconds.iter().map(|s| if slowest > 0.0 { (ratio * s / slowest).max(1.0) } else { 1.0 }).collect()

@@ -1,16 +1,36 @@
 //! Integers in blocks that share a scale.
 
-use crate::Bits;
+use serde::{Deserialize, Serialize};
+
 use crate::float::{bf16_above, from_bf16, magnitude, round_to_byte};
 use crate::noise::Noise;
+
+/// Bits of an integer code.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Bits {
+    /// -7 to 7.
+    Four,
+    /// -127 to 127.
+    Eight,
+}
+
+impl Bits {
+    pub(crate) const fn count(self) -> usize {
+        match self {
+            Self::Four => 4,
+            Self::Eight => 8,
+        }
+    }
+}
 
 /// Elements that share a scale.
 pub(crate) const BLOCK: usize = 32;
 
-/// Below this, a block's scale has no inverse to speak of: the block is zero.
-const LEAST_SCALE: f32 = 1e-30;
+/// Blocks with a smaller scale are encoded as zeros, since the inverse of their scale could overflow.
+const MIN_SCALE: f32 = 1e-30;
 
-/// Bytes of `n` elements: scales, then codes.
+/// The size of `n` elements in bytes: scales, then codes.
 pub(crate) fn bytes(bits: Bits, n: usize) -> usize {
     let blocks = n.div_ceil(BLOCK);
     2 * blocks
@@ -20,12 +40,12 @@ pub(crate) fn bytes(bits: Bits, n: usize) -> usize {
         }
 }
 
-/// Bytes of the scales of `n` elements.
+/// The size of the scales of `n` elements in bytes.
 pub(crate) fn scale_bytes(n: usize) -> usize {
     2 * n.div_ceil(BLOCK)
 }
 
-/// Writes scales and codes of finite `values`. Noise rounds at random; its counter starts at `start`.
+/// Writes the scales and codes of finite `values`. With noise, rounding is stochastic; its counter starts at `start`.
 #[inline(always)]
 pub(crate) fn encode(
     bits: Bits,
@@ -69,7 +89,7 @@ pub(crate) fn encode(
     }
 }
 
-/// Reads what [`encode`] wrote.
+/// Decodes the output of [`encode`].
 #[inline(always)]
 pub(crate) fn decode(bits: Bits, scales: &[u8], codes: &[u8], out: &mut [f32]) {
     let (scales, _) = scales.as_chunks::<2>();
@@ -103,7 +123,7 @@ pub(crate) fn decode(bits: Bits, scales: &[u8], codes: &[u8], out: &mut [f32]) {
     }
 }
 
-/// Element `i` of what [`encode`] wrote with 8 bits.
+/// Decodes element `i` of the output of [`encode`] with 8 bits.
 #[inline(always)]
 pub(crate) fn decode_one(scales: &[[u8; 2]], codes: &[u8], i: usize) -> f32 {
     f32::from(codes[i] as i8) * read_scale(scales[i / BLOCK])
@@ -111,7 +131,7 @@ pub(crate) fn decode_one(scales: &[[u8; 2]], codes: &[u8], i: usize) -> f32 {
 
 /// Whether all scales are finite and not negative.
 #[inline(always)]
-pub(crate) fn scales_are_sound(scales: &[u8]) -> bool {
+pub(crate) fn scales_are_valid(scales: &[u8]) -> bool {
     let (scales, _) = scales.as_chunks::<2>();
     scales.iter().fold(0, |worst, s| worst.max(u16::from_le_bytes(*s))) < 0x7F80
 }
@@ -121,7 +141,7 @@ fn read_scale(bytes: [u8; 2]) -> f32 {
     from_bf16(u16::from_le_bytes(bytes))
 }
 
-/// Codes of one block, from -LARGEST to LARGEST as bytes, and its scale. The noise's counter starts at `at`.
+/// Writes the codes of one block, from -LARGEST to LARGEST, and returns its scale. The noise counter starts at `at`.
 #[inline(always)]
 fn quantise<const LARGEST: u8>(
     values: &[f32; BLOCK],
@@ -133,7 +153,7 @@ fn quantise<const LARGEST: u8>(
     let top = values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)));
     let scale = bf16_above(f32::from_bits(top) / largest);
     let inverse = 1.0 / from_bf16(scale);
-    let (scale, inverse) = if from_bf16(scale) < LEAST_SCALE { (0, 0.0) } else { (scale, inverse) };
+    let (scale, inverse) = if from_bf16(scale) < MIN_SCALE { (0, 0.0) } else { (scale, inverse) };
     match noise {
         None => {
             for (code, x) in codes.iter_mut().zip(values) {
@@ -142,8 +162,8 @@ fn quantise<const LARGEST: u8>(
         }
         Some(noise) => {
             for (i, (code, x)) in codes.iter_mut().zip(values).enumerate() {
-                let shaken = x * inverse + noise.centred(at.wrapping_add(i as u32));
-                *code = round_to_byte(shaken.clamp(-largest, largest));
+                let noisy = x * inverse + noise.centred(at.wrapping_add(i as u32));
+                *code = round_to_byte(noisy.clamp(-largest, largest));
             }
         }
     }

@@ -1,77 +1,80 @@
+//! The codecs, their names and the sizes they produce.
+
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+use crate::block::Bits;
 use crate::index::Indices;
-use crate::wire::{HEADER, exact_bytes};
+use crate::wire::{HEADER_BYTES, exact_bytes};
 use crate::{block, nvfp4, rotate};
 
-/// How a tensor of f32 crosses a link.
+/// The encoding of tensors of f32 on a link.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Codec {
-    /// As it is.
+    /// No codec: the exact numbers.
     #[default]
     None,
-    /// The upper halves, rounded to nearest: 2 times smaller.
+    /// bfloat16, rounded to nearest: 2 times smaller.
     Bf16,
-    /// Integers in blocks with a scale each: about 4 or 7 times smaller.
+    /// Integers in blocks that share a scale: about 4 times (8 bits) or 7 times (4 bits) smaller.
     Int(IntBlocks),
-    /// NVIDIA's 4-bit floats: blocks of 16 E2M1 numbers with an E4M3 scale each and one f32 scale a tensor; 7 times smaller.
+    /// NVIDIA's 4-bit floats: 7 times smaller. Blocks of 16 E2M1 numbers share an E4M3 scale; the tensor has one f32
+    /// scale.
     Nvfp4,
-    /// The entries of largest magnitude; the rest is zero.
+    /// Only the entries of largest magnitude. The receiver gets zeros for the rest.
     TopK(TopK),
 }
 
-/// Integers in blocks of 32 that share a scale: the block's largest magnitude over the largest code, as bf16.
+/// Integers in blocks of 32 that share a scale. The scale is the block's largest magnitude over the largest code.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IntBlocks {
-    /// Bits of a code.
+    /// Bits per element.
     pub bits: Bits,
-    /// Whether a Hadamard rotation with random signs comes first, so that outliers cost their block less.
+    /// Whether a Hadamard rotation with random signs comes first. It spreads outliers over 64 elements.
     #[serde(default)]
     pub rotate: bool,
-    /// Whether codes are rounded up or down at random so that their mean is exact, instead of to the nearest.
+    /// Whether codes are rounded up or down at random, so that their mean is exact. Otherwise to the nearest.
     #[serde(default)]
     pub stochastic: bool,
 }
 
-/// Bits of an integer code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Bits {
-    /// -7 to 7.
-    Four,
-    /// -127 to 127.
-    Eight,
-}
-
-/// The largest entries by magnitude; of equal ones, those that come first.
+/// Keeps the entries of largest magnitude. Of equal entries the first ones are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TopK {
-    /// Bytes of the tensor over bytes on the wire, indices included; at least 1.
+    /// Bytes of the tensor over bytes on the wire, including the indices. At least 1.
     pub ratio: f64,
-    /// How the kept values are held.
+    /// The format of the kept values.
     #[serde(default)]
-    pub values: Values,
+    pub values: ValueFormat,
 }
 
-/// How kept values are held.
+/// The format of the values that top-k keeps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Values {
-    /// As they are.
+pub enum ValueFormat {
+    /// The exact numbers.
     F32,
-    /// Rounded to nearest.
+    /// bfloat16, rounded to nearest.
     Bf16,
-    /// In blocks of 32 that share a scale. At the same ratio more than twice as many entries are kept as with f32.
+    /// 8-bit integers in blocks of 32 that share a scale. At the same ratio this keeps more than twice as many entries
+    /// as f32.
     #[default]
     Int8,
 }
 
 impl Codec {
-    /// The codec a user calls by this name; `ratio` is for `topk` alone.
-    pub fn named(name: &str, ratio: f64) -> Option<Self> {
+    /// Codecs from the least to the most lossy, without top-k.
+    pub const LADDER: [Self; 4] = [
+        Self::None,
+        Self::Bf16,
+        Self::Int(IntBlocks { bits: Bits::Eight, rotate: false, stochastic: false }),
+        Self::Int(IntBlocks { bits: Bits::Four, rotate: true, stochastic: false }),
+    ];
+
+    /// The codec with this name in job files. Only `topk` uses `ratio`.
+    pub fn from_name(name: &str, ratio: f64) -> Option<Self> {
         let int = |bits, rotate| Self::Int(IntBlocks { bits, rotate, stochastic: false });
         Some(match name {
             "none" => Self::None,
@@ -80,12 +83,12 @@ impl Codec {
             "int4" => int(Bits::Four, false),
             "int4-hadamard" => int(Bits::Four, true),
             "nvfp4" => Self::Nvfp4,
-            "topk" => Self::TopK(TopK { ratio, values: Values::default() }),
+            "topk" => Self::TopK(TopK { ratio, values: ValueFormat::default() }),
             _ => return None,
         })
     }
 
-    /// What users call it.
+    /// The name in job files and reports.
     pub fn name(&self) -> &'static str {
         match self {
             Self::None => "none",
@@ -99,8 +102,9 @@ impl Codec {
         }
     }
 
-    /// The next milder one: half the ratio while top-k makes a tensor more than 10 times smaller, then integers of 4 and of 8 bits, 16-bit floats, and none.
-    pub fn milder(self) -> Self {
+    /// The next less lossy codec. Top-k first halves its ratio, down to 10; after that each codec goes up
+    /// [`Self::LADDER`].
+    pub fn less_lossy(self) -> Self {
         match self {
             Self::TopK(top) if top.ratio > 10.0 => Self::TopK(TopK { ratio: (top.ratio / 2.0).max(10.0), ..top }),
             Self::TopK(_) => Self::Int(IntBlocks { bits: Bits::Four, rotate: true, stochastic: false }),
@@ -113,25 +117,25 @@ impl Codec {
         }
     }
 
-    /// The same, rounding at random where it can, or not.
-    pub fn rounding(self, stochastic: bool) -> Self {
+    /// The same codec with or without stochastic rounding. Codecs that have no such mode stay as they are.
+    pub fn with_stochastic_rounding(self, stochastic: bool) -> Self {
         match self {
             Self::Int(form) => Self::Int(IntBlocks { stochastic, ..form }),
             other => other,
         }
     }
 
-    /// Bytes of `n` encoded elements. A form that would be longer than the numbers themselves is not used.
+    /// The encoded size of `n` elements in bytes. Never more than [`exact_bytes`]: larger forms are not used.
     pub fn bytes(&self, n: usize) -> usize {
         self.coded_bytes(n).min(exact_bytes(n))
     }
 
-    /// Bytes of `n` elements over the bytes they take on the wire.
+    /// Bytes of `n` elements of f32 over their encoded size.
     pub fn ratio(&self, n: usize) -> f64 {
         if n == 0 { 1.0 } else { 4.0 * n as f64 / self.bytes(n) as f64 }
     }
 
-    /// Bytes of the codec's own form.
+    /// The size of the codec's own form in bytes, even if it is larger than the exact form.
     pub(crate) fn coded_bytes(&self, n: usize) -> usize {
         let body = match self {
             Self::None => 4 * n,
@@ -139,11 +143,11 @@ impl Codec {
             Self::Int(form) => form.body_bytes(n),
             Self::Nvfp4 => nvfp4::body_bytes(n),
             Self::TopK(top) => {
-                let (values, k) = top.form(n);
-                top_bytes(n, k, values)
+                let Kept { values, count } = top.kept(n);
+                top_bytes(n, count, values)
             }
         };
-        HEADER + body
+        HEADER_BYTES + body
     }
 }
 
@@ -164,35 +168,47 @@ impl IntBlocks {
 }
 
 impl TopK {
-    /// How many of `n` entries are kept: as many as `ratio` leaves room for, but one at least.
-    pub fn kept(&self, n: usize) -> usize {
-        self.form(n).1
+    /// The number of entries kept of `n`: as many as fit `ratio`, but at least one.
+    pub fn kept_entries(&self, n: usize) -> usize {
+        self.kept(n).count
     }
 
-    /// What an entry costs on the wire over what it costs in the tensor, when `n` elements are encoded: the factor c of AdaTopK's rule, by which the
-    /// ratio of entries exceeds that of bytes. The published system takes 3, for 8-byte indices beside 4-byte values.
-    pub fn entry_cost(&self, n: usize) -> f64 {
-        let (values, k) = self.form(n);
-        (HEADER + top_bytes(n, k, values)) as f64 / (4 * k.max(1)) as f64
+    /// Bytes per kept entry on the wire, over the 4 bytes of the entry itself, when `n` elements are encoded.
+    ///
+    /// This is the factor c of AdaTopK: the ratio of entries is c times the ratio of bytes. The published system uses
+    /// c = 3, for indices of 8 bytes and values of 4 bytes.
+    pub fn entry_overhead(&self, n: usize) -> f64 {
+        let Kept { values, count } = self.kept(n);
+        (HEADER_BYTES + top_bytes(n, count, values)) as f64 / (4 * count.max(1)) as f64
     }
 
-    /// How the values of `n` elements are held, and how many are kept. A ratio so mild that all entries fit is met by wider values: nothing is lost for nothing.
-    pub(crate) fn form(&self, n: usize) -> (Values, usize) {
+    /// The number of entries kept of `n`, and their format. If all entries fit the ratio, wider formats are tried: they
+    /// lose less at the same ratio.
+    pub(crate) fn kept(&self, n: usize) -> Kept {
         let budget = exact_bytes(n) as f64 / self.ratio.max(1.0);
-        let widths = [Values::Int8, Values::Bf16, Values::F32].into_iter().skip_while(|v| *v != self.values);
-        let mut form = (self.values, 0);
+        let widths =
+            [ValueFormat::Int8, ValueFormat::Bf16, ValueFormat::F32].into_iter().skip_while(|v| *v != self.values);
+        let mut kept = Kept { values: self.values, count: 0 };
         for values in widths {
-            form = (values, most(n, |k| (HEADER + top_bytes(n, k, values)) as f64 <= budget));
-            if form.1 < n {
+            let count = largest_fitting(n, |k| (HEADER_BYTES + top_bytes(n, k, values)) as f64 <= budget);
+            kept = Kept { values, count };
+            if count < n {
                 break;
             }
         }
-        form
+        kept
     }
 }
 
-/// The largest number up to `n`, but 1 at least, that fits. The size grows with k: every form's does, and the smallest of growing sizes grows.
-fn most(n: usize, fits: impl Fn(usize) -> bool) -> usize {
+/// The entries that top-k keeps of a tensor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Kept {
+    pub(crate) values: ValueFormat,
+    pub(crate) count: usize,
+}
+
+/// The largest number up to `n` that fits, but at least 1. Binary search works because encoded sizes grow with `k`.
+fn largest_fitting(n: usize, fits: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (1.min(n), n);
     while low < high {
         let middle = low + (high - low).div_ceil(2);
@@ -205,23 +221,14 @@ fn most(n: usize, fits: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// Bytes of the body when `k` of `n` entries are kept.
-pub(crate) fn top_bytes(n: usize, k: usize, values: Values) -> usize {
+/// The size of the body in bytes when `k` of `n` entries are kept.
+pub(crate) fn top_bytes(n: usize, k: usize, values: ValueFormat) -> usize {
     4 + Indices::new(n, k).bytes() + values.bytes(k)
 }
 
-impl Bits {
-    pub(crate) const fn count(self) -> usize {
-        match self {
-            Self::Four => 4,
-            Self::Eight => 8,
-        }
-    }
-}
-
-impl Values {
-    /// By the number that stands for it on the wire.
-    pub(crate) fn read(byte: u8) -> Option<Self> {
+impl ValueFormat {
+    /// The format with this number on the wire.
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         [Self::F32, Self::Bf16, Self::Int8].into_iter().find(|v| *v as u8 == byte)
     }
 
@@ -239,32 +246,35 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_are_what_users_write() {
+    fn every_name_is_parsed() {
         for name in ["none", "bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"] {
-            assert_eq!(Codec::named(name, 30.0).map(|c| c.name()), Some(name));
+            assert_eq!(Codec::from_name(name, 30.0).map(|c| c.name()), Some(name));
         }
-        assert_eq!(Codec::named("auto", 30.0), None);
+        assert_eq!(Codec::from_name("auto", 30.0), None);
     }
 
     #[test]
-    fn every_way_down_ends_without_a_codec() {
-        let mut codec = Codec::named("topk", 64.0).unwrap();
+    fn less_lossy_codecs_end_without_a_codec() {
+        let mut codec = Codec::from_name("topk", 64.0).unwrap();
         let mut names = vec![codec.to_string()];
         while codec != Codec::None {
-            assert!(codec.milder().ratio(1 << 20) < codec.ratio(1 << 20));
-            codec = codec.milder();
+            assert!(codec.less_lossy().ratio(1 << 20) < codec.ratio(1 << 20));
+            codec = codec.less_lossy();
             names.push(codec.to_string());
         }
-        let ways = ["topk 64x", "topk 32x", "topk 16x", "topk 10x"];
-        assert_eq!(names, [&ways[..], &["int4-hadamard", "int8", "bf16", "none"]].concat());
-        assert_eq!(Codec::Nvfp4.milder().name(), "int8");
-        assert_eq!(Codec::None.milder(), Codec::None);
+        let top_k = ["topk 64x", "topk 32x", "topk 16x", "topk 10x"];
+        assert_eq!(names, [&top_k[..], &["int4-hadamard", "int8", "bf16", "none"]].concat());
+        assert_eq!(Codec::Nvfp4.less_lossy().name(), "int8");
+        assert_eq!(Codec::None.less_lossy(), Codec::None);
+        for pair in Codec::LADDER.windows(2) {
+            assert_eq!(pair[1].less_lossy(), pair[0]);
+        }
     }
 
     #[test]
-    fn codecs_survive_both_serialisations() {
+    fn codecs_are_the_same_after_json_and_postcard() {
         let all = ["none", "bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
-        let all: Vec<Codec> = all.iter().filter_map(|name| Codec::named(name, 12.5)).collect();
+        let all: Vec<Codec> = all.iter().filter_map(|name| Codec::from_name(name, 12.5)).collect();
         let json = serde_json::to_string(&all).unwrap();
         assert_eq!(serde_json::from_str::<Vec<Codec>>(&json).unwrap(), all);
         let bytes = postcard::to_stdvec(&all).unwrap();
@@ -273,8 +283,8 @@ mod tests {
 
     #[test]
     fn nominal_ratios() {
-        let ratio = |name| (Codec::named(name, 1.0).unwrap().ratio(1 << 20) * 100.0).round() / 100.0;
-        // 32 bits over 16; 8 and a 32nd of 16; 4 and a 32nd of 16; 4 and a 16th of 8.
+        let ratio = |name| (Codec::from_name(name, 1.0).unwrap().ratio(1 << 20) * 100.0).round() / 100.0;
+        // 32 bits over 16, over 8 + 16/32, over 4 + 16/32, and over 4 + 8/16.
         assert_eq!([ratio("bf16"), ratio("int8"), ratio("int4"), ratio("nvfp4")], [2.0, 3.76, 7.11, 7.11]);
     }
 }

@@ -1,70 +1,72 @@
+//! Decoding, with all checks of received bytes.
+
 use crate::float::from_bf16;
 use crate::index::Indices;
 use crate::noise::Noise;
-use crate::wire::{Form, HEADER, VERSION};
-use crate::{Bits, IntBlocks, Values, block, nvfp4, rotate};
+use crate::wire::{Form, HEADER_BYTES, VERSION};
+use crate::{Bits, IntBlocks, ValueFormat, block, nvfp4, rotate};
 
-/// What a decoded tensor's bytes said.
+/// Facts about a decoded tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decoded {
-    /// Whether the sender flagged it: it holds a NaN, an infinity or a magnitude that no codec takes.
-    pub flagged: bool,
+    /// Whether the sender marked the tensor: it has a NaN, an infinity or a magnitude above 2^120.
+    pub out_of_range: bool,
 }
 
-/// Why bytes are no tensor of the expected length. What was decoded into is unspecified then.
+/// Bytes that are not a tensor of the expected length. The output slice then has unspecified content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// Shorter than the header.
-    #[error("a coded tensor has at least 8 bytes, this one has {0}")]
+    #[error("an encoded tensor has at least {HEADER_BYTES} bytes, but this one has {0}")]
     Short(usize),
-    /// Of another program.
-    #[error("its wire form has version {0}, this program reads version {VERSION}")]
+    /// Another version of the wire form.
+    #[error("the encoded tensor has wire version {0}, but this program reads version {VERSION}")]
     Version(u8),
-    /// Neither of the known forms.
-    #[error("there is no form {form} with detail {detail}")]
+    /// An unknown form.
+    #[error("the encoded tensor has the unknown form {form} with detail {detail}")]
     Form {
         /// The second byte.
         form: u8,
-        /// The third.
+        /// The third byte.
         detail: u8,
     },
     /// Another number of elements than expected.
-    #[error("it has {found} elements, {expected} were expected")]
+    #[error("the encoded tensor has {found} elements, but {expected} were expected")]
     Elements {
-        /// What it says.
+        /// The number in the header.
         found: u32,
-        /// What the receiver waits for.
+        /// The length of the output slice.
         expected: usize,
     },
-    /// Another length than the form has for these elements.
-    #[error("its body has {found} bytes, {expected} were expected")]
+    /// A body of the wrong length.
+    #[error("the body of the encoded tensor has {found} bytes, but {expected} were expected")]
     Length {
-        /// What there is.
+        /// Bytes received.
         found: usize,
-        /// What the form takes.
+        /// Bytes of this form with this number of elements.
         expected: usize,
     },
     /// More kept entries than elements, or none.
-    #[error("it keeps {0} entries")]
+    #[error("the number of kept entries, {0}, must be from 1 to the number of elements")]
     Kept(u32),
-    /// Not as many ascending indices in range as it says.
-    #[error("its indices are not ascending, in range, and as many as it says")]
+    /// Indices that are out of order, out of range, too few or too many.
+    #[error("the indices of the kept entries are out of order, out of range, too few or too many")]
     Indices,
     /// A scale that is negative or not finite.
-    #[error("a scale is not a number from 0 up")]
+    #[error("a scale is negative or not finite")]
     Scale,
 }
 
-/// Reads a tensor of `out.len()` elements. Nothing is allocated, and every length and index is checked before it is used.
+/// Decodes a tensor of `out.len()` elements. Allocates nothing, and checks every length and index before its use.
 ///
 /// # Errors
 ///
-/// Whatever is not exactly as the wire form says: [`DecodeError`].
+/// [`DecodeError`] if the bytes differ from the wire form in any way.
 pub fn decode(bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
     pulp::Arch::new().dispatch(Decode { bytes, out })
 }
 
-/// What is compiled for every width of vectors.
+/// The arguments of [`decode`]. `pulp` compiles the code below for each vector width.
 struct Decode<'a> {
     bytes: &'a [u8],
     out: &'a mut [f32],
@@ -81,7 +83,7 @@ impl pulp::WithSimd for Decode<'_> {
 
 #[inline(always)]
 fn decode_here<S: pulp::Simd>(simd: S, bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
-    let Some((header, body)) = bytes.split_first_chunk::<HEADER>() else {
+    let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
         return Err(DecodeError::Short(bytes.len()));
     };
     let [version, form, detail, zero, a, b, c, d] = *header;
@@ -93,34 +95,34 @@ fn decode_here<S: pulp::Simd>(simd: S, bytes: &[u8], out: &mut [f32]) -> Result<
         return Err(DecodeError::Elements { found: n, expected: out.len() });
     }
     let unknown = DecodeError::Form { form, detail };
-    let form = Form::read(form).filter(|_| zero == 0).ok_or(unknown)?;
+    let form = Form::from_byte(form).filter(|_| zero == 0).ok_or(unknown)?;
     match (form, detail) {
         (Form::Exact, 0 | 1) => {
-            sized(body, 4 * out.len())?;
+            check_length(body, 4 * out.len())?;
             read_f32(body, out);
         }
         (Form::Bf16, 0) => {
-            sized(body, 2 * out.len())?;
+            check_length(body, 2 * out.len())?;
             read_bf16(body, out);
         }
         (Form::Int8 | Form::Int4, 0 | 1) => {
             let bits = if form == Form::Int8 { Bits::Eight } else { Bits::Four };
             let form = IntBlocks { bits, rotate: detail == 1, stochastic: false };
-            sized(body, form.body_bytes(out.len()))?;
+            check_length(body, form.body_bytes(out.len()))?;
             read_blocks(simd, form, body, out)?;
         }
         (Form::Nvfp4, 0) => {
-            sized(body, nvfp4::body_bytes(out.len()))?;
+            check_length(body, nvfp4::body_bytes(out.len()))?;
             nvfp4::decode(body, out).ok_or(DecodeError::Scale)?;
         }
-        (Form::TopK, _) => read_top(Values::read(detail).ok_or(unknown)?, body, out)?,
+        (Form::TopK, _) => read_top(ValueFormat::from_byte(detail).ok_or(unknown)?, body, out)?,
         _ => return Err(unknown),
     }
-    Ok(Decoded { flagged: form == Form::Exact && detail == 1 })
+    Ok(Decoded { out_of_range: form == Form::Exact && detail == 1 })
 }
 
 #[inline(always)]
-fn sized(body: &[u8], expected: usize) -> Result<(), DecodeError> {
+fn check_length(body: &[u8], expected: usize) -> Result<(), DecodeError> {
     let found = body.len();
     if found == expected { Ok(()) } else { Err(DecodeError::Length { found, expected }) }
 }
@@ -144,7 +146,7 @@ fn read_blocks<S: pulp::Simd>(simd: S, form: IntBlocks, body: &[u8], out: &mut [
     let (head, body) = body.split_at(if form.rotate { 4 } else { 0 });
     let length = if form.rotate { rotate::padded(out.len()) } else { out.len() };
     let (scales, codes) = body.split_at(block::scale_bytes(length));
-    if !block::scales_are_sound(scales) {
+    if !block::scales_are_valid(scales) {
         return Err(DecodeError::Scale);
     }
     let Some(seed) = head.first_chunk::<4>() else {
@@ -165,7 +167,7 @@ fn read_blocks<S: pulp::Simd>(simd: S, form: IntBlocks, body: &[u8], out: &mut [
 }
 
 #[inline(always)]
-fn read_top(values: Values, body: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
+fn read_top(values: ValueFormat, body: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
     let (count, body) = body.split_first_chunk::<4>().ok_or(DecodeError::Length { found: body.len(), expected: 4 })?;
     let count = u32::from_le_bytes(*count);
     let k = count as usize;
@@ -173,11 +175,11 @@ fn read_top(values: Values, body: &[u8], out: &mut [f32]) -> Result<(), DecodeEr
         return Err(DecodeError::Kept(count));
     }
     let set = Indices::new(out.len(), k);
-    sized(body, set.bytes() + values.bytes(k))?;
+    check_length(body, set.bytes() + values.bytes(k))?;
     let (indices, kept) = body.split_at(set.bytes());
     out.fill(0.0);
     let read = match values {
-        Values::F32 => {
+        ValueFormat::F32 => {
             let (kept, _) = kept.as_chunks::<4>();
             set.read(
                 indices,
@@ -185,7 +187,7 @@ fn read_top(values: Values, body: &[u8], out: &mut [f32]) -> Result<(), DecodeEr
                 |rank, i| out[i] = f32::from_le_bytes(kept[rank]),
             )
         }
-        Values::Bf16 => {
+        ValueFormat::Bf16 => {
             let (kept, _) = kept.as_chunks::<2>();
             set.read(
                 indices,
@@ -193,9 +195,9 @@ fn read_top(values: Values, body: &[u8], out: &mut [f32]) -> Result<(), DecodeEr
                 |rank, i| out[i] = from_bf16(u16::from_le_bytes(kept[rank])),
             )
         }
-        Values::Int8 => {
+        ValueFormat::Int8 => {
             let (scales, codes) = kept.split_at(block::scale_bytes(k));
-            if !block::scales_are_sound(scales) {
+            if !block::scales_are_valid(scales) {
                 return Err(DecodeError::Scale);
             }
             let (scales, _) = scales.as_chunks::<2>();

@@ -1,50 +1,58 @@
-use crate::codec::top_bytes;
+//! Encoding.
+
+use crate::codec::{Kept, top_bytes};
 use crate::float::{magnitude, to_bf16};
 use crate::index::Indices;
 use crate::noise::Noise;
 use crate::select::Selector;
 use crate::wire::{Form, begin, exact_bytes};
-use crate::{Bits, Codec, IntBlocks, TopK, Values, block, decode, nvfp4, rotate};
+use crate::{Bits, Codec, IntBlocks, TopK, ValueFormat, block, decode, nvfp4, rotate};
 
-/// Larger magnitudes are sent exactly: sums of 64 of them, and their scales, must stay finite.
-const LIMIT: u32 = (127 + 120) << 23;
+/// The bits of 2^120. Tensors with larger magnitudes are sent exactly: scales and sums of 64 elements must stay finite.
+const MAX_MAGNITUDE: u32 = (127 + 120) << 23;
 
-/// Encodes tensors. Keeps its buffers from one to the next.
+/// Encodes tensors. Reuses its buffers for the next tensor.
 #[derive(Debug, Default)]
 pub struct Encoder {
     selector: Selector,
     sum: Vec<f32>,
 }
 
-/// What became of a tensor.
+/// Facts about an encoded tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Encoded {
-    /// Whether it went exactly because it holds a NaN, an infinity or a magnitude above 2^120, and says so.
-    pub flagged: bool,
+    /// Whether the tensor has a NaN, an infinity or a magnitude above 2^120. It is then sent exactly, and marked so.
+    pub out_of_range: bool,
 }
 
-/// Why a tensor cannot be encoded.
+/// A tensor that cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// Its indices do not fit.
-    #[error("a tensor of {0} elements is too long for the wire; a message holds at most 2^32 - 1")]
+    /// Its length does not fit the header.
+    #[error("a tensor of {0} elements is too long to send: at most 2^32 - 1 elements fit a message")]
     TooLong(usize),
-    /// The feedback belongs to another tensor.
-    #[error("the error kept from the last tensor has {0} elements, this tensor has {1}")]
-    Feedback(usize, usize),
+    /// The residual belongs to a tensor of another length.
+    #[error("the residual has {residual} elements, but the tensor has {tensor}")]
+    Feedback {
+        /// Elements of the residual.
+        residual: usize,
+        /// Elements of the tensor.
+        tensor: usize,
+    },
 }
 
 impl Encoder {
-    /// An encoder without buffers yet.
+    /// An encoder with empty buffers.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Writes `values` into `out`, replacing its content. `seed` decides random signs and rounding: the same bytes for the same seed, on every processor.
+    /// Replaces the content of `out` by the encoded `values`. Random signs and stochastic rounding are drawn from `seed`:
+    /// the same seed gives the same bytes on every processor.
     ///
     /// # Errors
     ///
-    /// [`EncodeError::TooLong`].
+    /// [`EncodeError::TooLong`] for more than 2^32 - 1 elements.
     pub fn encode(
         &mut self,
         codec: &Codec,
@@ -56,11 +64,14 @@ impl Encoder {
         Ok(pulp::Arch::new().dispatch(Encode { encoder: self, codec, values, n, seed, out }))
     }
 
-    /// Error feedback (Seide et al., 2014): encodes `values` plus what the last tensor's encoding left out, and leaves in `residual` what this one's does. `residual` is empty at first.
+    /// Encodes with error feedback (Seide et al., 2014).
+    ///
+    /// `residual` is the error of the last encoding, at first empty. It is added to `values`, and then replaced by the
+    /// error of this encoding.
     ///
     /// # Errors
     ///
-    /// As [`Self::encode`]; and [`EncodeError::Feedback`] if the residual has another length.
+    /// The errors of [`Self::encode`], and [`EncodeError::Feedback`] if the residual has another length.
     pub fn encode_with_feedback(
         &mut self,
         codec: &Codec,
@@ -70,15 +81,15 @@ impl Encoder {
         out: &mut Vec<u8>,
     ) -> Result<Encoded, EncodeError> {
         if !residual.is_empty() && residual.len() != values.len() {
-            return Err(EncodeError::Feedback(residual.len(), values.len()));
+            return Err(EncodeError::Feedback { residual: residual.len(), tensor: values.len() });
         }
         residual.resize(values.len(), 0.0);
         let mut sum = std::mem::take(&mut self.sum);
         sum.clear();
         sum.extend(values.iter().zip(residual.iter()).map(|(x, r)| x + r));
         let encoded = self.encode(codec, &sum, seed, out);
-        // A flagged tensor leaves nothing to make up for.
-        if matches!(encoded, Ok(e) if !e.flagged) && decode(out, residual).is_ok() {
+        // A tensor that is out of range is sent exactly: it has no error.
+        if matches!(encoded, Ok(e) if !e.out_of_range) && decode(out, residual).is_ok() {
             for (r, x) in residual.iter_mut().zip(&sum) {
                 *r = x - *r;
             }
@@ -91,18 +102,18 @@ impl Encoder {
 
     #[inline(always)]
     fn write_top(&mut self, form: &TopK, values: &[f32], n: u32, out: &mut Vec<u8>) {
-        let (held, k) = form.form(values.len());
+        let Kept { values: format, count: k } = form.kept(values.len());
         let (indices, kept) = self.selector.largest(values, k);
-        let body = begin(out, Form::TopK, held as u8, n, top_bytes(values.len(), k, held));
+        let body = begin(out, Form::TopK, format as u8, n, top_bytes(values.len(), k, format));
         let (count, body) = body.split_at_mut(4);
         count.copy_from_slice(&(k as u32).to_le_bytes());
         let set = Indices::new(values.len(), k);
         let (index_bytes, body) = body.split_at_mut(set.bytes());
         set.write(indices, index_bytes);
-        match held {
-            Values::F32 => write_f32(kept, body),
-            Values::Bf16 => write_bf16(kept, body),
-            Values::Int8 => {
+        match format {
+            ValueFormat::F32 => write_f32(kept, body),
+            ValueFormat::Bf16 => write_bf16(kept, body),
+            ValueFormat::Int8 => {
                 let (scales, codes) = body.split_at_mut(block::scale_bytes(k));
                 block::encode(Bits::Eight, kept, None, 0, scales, codes);
             }
@@ -110,7 +121,7 @@ impl Encoder {
     }
 }
 
-/// What is compiled for every width of vectors.
+/// The arguments of the encoder. `pulp` compiles the code below for each vector width.
 struct Encode<'a> {
     encoder: &'a mut Encoder,
     codec: &'a Codec,
@@ -127,16 +138,16 @@ impl pulp::WithSimd for Encode<'_> {
     fn with_simd<S: pulp::Simd>(self, simd: S) -> Encoded {
         let Self { encoder, codec, values, n, seed, out } = self;
         let length = values.len();
-        // The largest, whatever the order in which they are compared.
+        // Integers: the largest does not depend on the order of the comparisons.
         let top = values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)));
-        let flagged = top > LIMIT;
-        if flagged || codec.coded_bytes(length) >= exact_bytes(length) {
-            let body = begin(out, Form::Exact, u8::from(flagged), n, 4 * length);
+        let out_of_range = top > MAX_MAGNITUDE;
+        if out_of_range || codec.coded_bytes(length) >= exact_bytes(length) {
+            let body = begin(out, Form::Exact, u8::from(out_of_range), n, 4 * length);
             write_f32(values, body);
-            return Encoded { flagged };
+            return Encoded { out_of_range };
         }
         match codec {
-            // Never shorter than what is exact.
+            // Unreachable: never shorter than the exact form, which is written above.
             Codec::None => {}
             Codec::Bf16 => write_bf16(values, begin(out, Form::Bf16, 0, n, 2 * length)),
             Codec::Int(form) => {
@@ -144,7 +155,7 @@ impl pulp::WithSimd for Encode<'_> {
                 let body = begin(out, name, u8::from(form.rotate), n, form.body_bytes(length));
                 let noise = form.stochastic.then(|| Noise::new(seed));
                 if form.rotate {
-                    // Half of it is on the wire, so that the other half can serve to round.
+                    // The wire has 32 bits of the seed. Rounding uses all 64 of them.
                     write_rotated(simd, form, values, noise, (seed >> 32) as u32 ^ seed as u32, body);
                 } else {
                     let (scales, codes) = body.split_at_mut(block::scale_bytes(length));
@@ -157,7 +168,7 @@ impl pulp::WithSimd for Encode<'_> {
             }
             Codec::TopK(form) => encoder.write_top(form, values, n, out),
         }
-        Encoded { flagged }
+        Encoded { out_of_range }
     }
 }
 

@@ -1,12 +1,12 @@
-//! Conversions between f32 and narrower floats, on bits, so that every processor gives the same ones.
+//! Conversions between f32 and narrower floats. They work on bits, so every processor gives the same result.
 
-/// The magnitude's bits: finite numbers order by them, infinities and NaNs come after all others.
+/// The bits of the magnitude. They order finite numbers; infinities and NaN compare greater than these.
 #[inline(always)]
 pub(crate) fn magnitude(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
 }
 
-/// To nearest, ties to even; finite numbers stay finite.
+/// Rounds to the nearest bf16, ties to even. Finite numbers stay finite.
 #[inline(always)]
 pub(crate) fn to_bf16(x: f32) -> u16 {
     let m = magnitude(x);
@@ -14,32 +14,34 @@ pub(crate) fn to_bf16(x: f32) -> u16 {
     (rounded | (x.to_bits() >> 31 << 15)) as u16
 }
 
-/// The least bf16 that is not below the magnitude of a finite `x`, or the largest finite one.
+/// The magnitude of a finite `x`, rounded up to bf16 but not to infinity.
 #[inline(always)]
 pub(crate) fn bf16_above(x: f32) -> u16 {
     ((magnitude(x) + 0xFFFF) >> 16).min(0x7F7F) as u16
 }
 
-/// Exact.
+/// The exact value.
 #[inline(always)]
 pub(crate) fn from_bf16(x: u16) -> f32 {
     f32::from_bits(u32::from(x) << 16)
 }
 
-/// 1.5 · 2^23: a sum with it has no room for fractions, so the addition rounds to the nearest integer (ties to even), which stands in the lowest bits.
-pub(crate) const ROUND: f32 = 12_582_912.0;
+/// 1.5 · 2^23. Adding it rounds to the nearest integer, ties to even, and leaves that integer in the lowest bits.
+pub(crate) const ROUNDING_OFFSET: f32 = 12_582_912.0;
 
-/// The lowest byte of `x` rounded to the nearest integer; |x| below 2^22.
+/// The lowest byte of `x` rounded to the nearest integer. |x| must be below 2^22.
 #[inline(always)]
 pub(crate) fn round_to_byte(x: f32) -> u8 {
-    (x + ROUND).to_bits() as u8
+    (x + ROUNDING_OFFSET).to_bits() as u8
 }
 
-/// The nearest E4M3 number (4 bits of exponent, bias 7; 3 of mantissa; largest 448), ties to even, of a number at least 0; beyond 448 it is 448.
+/// Rounds a number from 0 to the nearest E4M3 number, ties to even. Numbers above 448, the largest, become 448.
+///
+/// E4M3 has 4 bits of exponent (bias 7) and 3 bits of mantissa.
 #[inline(always)]
 pub(crate) fn to_e4m3(x: f32) -> u8 {
     if x < 1.0 / 64.0 {
-        // Subnormal: multiples of 2^-9. Eight of them are the smallest normal number, whose code is 8.
+        // Subnormal: a multiple of 2^-9. The smallest normal number is 8 · 2^-9, and its code is 8.
         return round_to_byte(x * 512.0);
     }
     let bits = x.to_bits();
@@ -47,7 +49,7 @@ pub(crate) fn to_e4m3(x: f32) -> u8 {
     (rounded - ((127 - 7) << 3)).min(0x7E) as u8
 }
 
-/// The number that an E4M3 code without sign stands for; its NaN (0x7F) is for the caller to refuse.
+/// The number of an E4M3 code without sign. The caller must refuse NaN (0x7F).
 pub(crate) const fn from_e4m3(code: u8) -> f32 {
     let (exponent, mantissa) = (code as u32 >> 3, code as u32 & 7);
     if exponent == 0 { mantissa as f32 / 512.0 } else { f32::from_bits((exponent + 127 - 7) << 23 | mantissa << 20) }
@@ -57,7 +59,7 @@ pub(crate) const fn from_e4m3(code: u8) -> f32 {
 mod tests {
     use super::*;
 
-    /// From the OCP 8-bit floating point specification: least subnormal, least normal, largest.
+    /// From the OCP 8-bit floating point specification: the smallest subnormal, the smallest normal and the largest.
     #[test]
     fn e4m3_has_the_specified_values() {
         assert_eq!(from_e4m3(0x01), 0.001953125);

@@ -1,16 +1,16 @@
-//! Sets of indices.
+//! The wire form of the indices that top-k keeps.
 
-/// How `k` ascending indices below `n` are written; it follows from the two numbers alone.
+/// The form of `k` ascending indices below `n`. It follows from the two numbers alone.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Indices {
     n: usize,
     k: usize,
-    /// Lower bits that are written as they are; `None` for a bitmap.
+    /// Elias-Fano coding with this many lower bits, or `None` for a bitmap.
     low: Option<u32>,
 }
 
 impl Indices {
-    /// `k` is at most `n`.
+    /// The smallest form. `k` must be at most `n`.
     pub(crate) fn new(n: usize, k: usize) -> Self {
         let split = |low: u32| Self { n, k, low: Some(low) };
         let bitmap = Self { n, k, low: None };
@@ -23,7 +23,7 @@ impl Indices {
         lower + upper
     }
 
-    /// Bytes of the lower parts, and of the bits that stand for the upper parts or are the bitmap.
+    /// Bytes of the lower bits, and of the upper bits or the bitmap.
     fn lengths(&self) -> (usize, usize) {
         match self.low {
             None => (0, self.n.div_ceil(8)),
@@ -33,7 +33,7 @@ impl Indices {
         }
     }
 
-    /// Writes into zeros of [`Self::bytes`].
+    /// Writes the indices. `out` must have [`Self::bytes`] zero bytes.
     pub(crate) fn write(&self, indices: &[u32], out: &mut [u8]) {
         let (lower, upper) = out.split_at_mut(self.lengths().0);
         let Some(low) = self.low else {
@@ -69,8 +69,10 @@ impl Indices {
         lower[at..].copy_from_slice(&bits.to_le_bytes()[..rest]);
     }
 
-    /// Calls `each` with every rank and index, ascending. `None` if the bytes, of whatever length, are not what [`Self::write`] makes; some
-    /// indices may have been seen then, all of them below `n` and with ranks below `k`.
+    /// Calls `each` with every rank and index, in ascending order.
+    ///
+    /// Returns `None` for bytes that [`Self::write`] does not produce. `each` may have been called before that, always
+    /// with an index below `n` and a rank below `k`.
     #[inline(always)]
     pub(crate) fn read(&self, bytes: &[u8], mut each: impl FnMut(usize, usize)) -> Option<()> {
         if bytes.len() != self.bytes() {
@@ -100,11 +102,11 @@ impl Indices {
                 (rank, least) = (rank + 1, index + 1);
             }
         }
-        (rank == self.k && low_parts.is_over()).then_some(())
+        (rank == self.k && low_parts.at_end()).then_some(())
     }
 }
 
-/// Reads numbers of a fixed width.
+/// Reads the lower bits of the indices.
 struct LowParts<'a> {
     bytes: &'a [u8],
     bits: u64,
@@ -112,7 +114,7 @@ struct LowParts<'a> {
 }
 
 impl LowParts<'_> {
-    /// Zero bits follow the last byte.
+    /// The next `width` bits. Zero bits follow the last byte.
     #[inline(always)]
     fn next(&mut self, width: u32) -> usize {
         if self.held < width {
@@ -132,7 +134,7 @@ impl LowParts<'_> {
         part as usize
     }
 
-    fn is_over(&self) -> bool {
+    fn at_end(&self) -> bool {
         self.bytes.is_empty() && self.bits == 0
     }
 }
@@ -143,7 +145,7 @@ mod tests {
 
     /// 5 of 1000: 8 lower bits each, then the upper parts 0, 0, 1, 1, 3 as the bits at 0 + 0, 0 + 1, 1 + 2, 1 + 3 and 3 + 4.
     #[test]
-    fn the_form_is_as_drawn() {
+    fn elias_fano_bytes_match_the_documentation() {
         let form = Indices::new(1000, 5);
         assert_eq!(form.low, Some(8));
         let mut bytes = vec![0; form.bytes()];

@@ -1,16 +1,17 @@
-//! How near a decoded tensor is to what was meant, and how flat its spectrum is.
+//! The error of a decoded tensor, and the flatness of a spectrum.
 
 use crate::noise::Noise;
 
-/// ‖received - meant‖ / ‖meant‖ in the Euclidean norm; 0 for two zeros. The slices have the same length.
-pub fn relative_error(meant: &[f32], received: &[f32]) -> f64 {
-    pulp::Arch::new().dispatch(RelativeError { meant, received })
+/// ‖received - sent‖ / ‖sent‖ in the Euclidean norm; 0 if both are zero. The slices must have the same length.
+pub fn relative_error(sent: &[f32], received: &[f32]) -> f64 {
+    pulp::Arch::new().dispatch(RelativeError { sent, received })
 }
 
-/// The stable rank ‖X‖_F² / σ₁² of a matrix with rows of `columns` elements: between 1 and the rank, and the larger the flatter the spectrum.
+/// The stable rank ‖X‖_F² / σ₁² of a matrix with rows of `columns` elements. It lies between 1 and the rank, and is
+/// larger for a flatter spectrum.
 ///
-/// σ₁ by power iteration on XᵀX from a fixed start, until a round changes σ₁² by less than 10⁻⁴, 100 rounds at most. `None` where it has no meaning: a zero or non-finite
-/// matrix, or a length that `columns` does not divide.
+/// σ₁ comes from power iteration on XᵀX with a fixed start. It stops when σ₁² changes by less than 10⁻⁴ of itself, or
+/// after 100 rounds. Returns `None` for a zero or non-finite matrix, and for a length that `columns` does not divide.
 pub fn stable_rank(matrix: &[f32], columns: usize) -> Option<f64> {
     if columns == 0 || matrix.is_empty() || !matrix.len().is_multiple_of(columns) {
         return None;
@@ -32,7 +33,7 @@ pub fn stable_rank(matrix: &[f32], columns: usize) -> Option<f64> {
             }
         }
         let before = largest;
-        // |XᵀX v| of a unit vector: at most σ₁², and equal to it at the end.
+        // |XᵀX v| of a unit vector v is at most σ₁², and converges to it.
         largest = next.iter().map(|x| x * x).sum::<f64>().sqrt();
         vector = next;
         if (largest - before).abs() <= 1e-4 * largest {
@@ -42,11 +43,12 @@ pub fn stable_rank(matrix: &[f32], columns: usize) -> Option<f64> {
     (largest > 0.0).then(|| frobenius / largest)
 }
 
+/// Independent sums, so that additions can use vector instructions.
 const LANES: usize = 8;
 
-/// What is compiled for every width of vectors.
+/// The arguments of [`relative_error`]. `pulp` compiles the code below for each vector width.
 struct RelativeError<'a> {
-    meant: &'a [f32],
+    sent: &'a [f32],
     received: &'a [f32],
 }
 
@@ -55,10 +57,10 @@ impl pulp::WithSimd for RelativeError<'_> {
 
     #[inline(always)]
     fn with_simd<S: pulp::Simd>(self, _: S) -> f64 {
-        let Self { meant, received } = self;
+        let Self { sent, received } = self;
         let mut difference = [0.0f64; LANES];
         let mut norm = [0.0f64; LANES];
-        let (a, a_rest) = meant.as_chunks::<LANES>();
+        let (a, a_rest) = sent.as_chunks::<LANES>();
         let (b, b_rest) = received.as_chunks::<LANES>();
         for (a, b) in a.iter().zip(b) {
             for i in 0..LANES {
@@ -83,9 +85,9 @@ mod tests {
 
     #[test]
     fn relative_error_by_hand() {
-        let meant = [3.0, 4.0].repeat(5);
+        let sent = [3.0, 4.0].repeat(5);
         let received = [3.0, 3.0].repeat(5);
-        assert!((relative_error(&meant, &received) - (1.0f64 / 25.0).sqrt()).abs() < 1e-12);
+        assert!((relative_error(&sent, &received) - (1.0f64 / 25.0).sqrt()).abs() < 1e-12);
         assert_eq!(relative_error(&[0.0], &[0.0]), 0.0);
     }
 

@@ -1,6 +1,9 @@
-/// Random words indexed by a counter: the same for the same seed, wherever and in whatever order they are drawn.
+//! Random words for signs and stochastic rounding.
+
+/// Random words indexed by a counter. The same seed gives the same words, in any order and on any processor.
 ///
-/// Two rounds of multiplying and shifting (Wellons' `lowbias32`, the second half of the key between them): cheap enough for every element of a tensor, which Philox is not.
+/// Two rounds of multiplying and shifting (Wellons' `lowbias32`), with the second half of the key between them. This is
+/// cheap enough for every element of a tensor; Philox is not.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Noise {
     key: [u32; 2],
@@ -8,7 +11,7 @@ pub(crate) struct Noise {
 
 impl Noise {
     pub(crate) fn new(seed: u64) -> Self {
-        // SplitMix64's finaliser (Steele et al., 2014), so that neighbouring seeds have nothing in common.
+        // SplitMix64's finaliser (Steele et al., 2014), so that the words of neighbouring seeds are unrelated.
         let mut z = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
         z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
         z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
@@ -24,7 +27,7 @@ impl Noise {
         x ^ (x >> 16)
     }
 
-    /// Uniform in [-1/2, 1/2), 24 bits.
+    /// Uniform in [-1/2, 1/2), with 24 random bits.
     #[inline(always)]
     pub(crate) fn centred(self, counter: u32) -> f32 {
         (self.word(counter) >> 8) as i32 as f32 * (1.0 / 16_777_216.0) - 0.5
@@ -36,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn uniform_and_different_for_every_seed() {
+    fn words_are_uniform_and_seeds_are_independent() {
         let n = 1 << 16;
         for seed in [0, 1, u64::MAX] {
             let noise = Noise::new(seed);

@@ -1,16 +1,18 @@
-//! NVFP4: E2M1 numbers in blocks of 16 with an E4M3 scale each, and one f32 scale for the tensor.
+//! NVFP4: blocks of 16 E2M1 numbers that share an E4M3 scale, and one f32 scale per tensor.
 
 use crate::float::{from_e4m3, magnitude, to_e4m3};
 
 const BLOCK: usize = 16;
 
-/// Largest E2M1 and E4M3 numbers.
+/// The largest E2M1 number.
 const MAX_E2M1: f32 = 6.0;
+/// The largest E4M3 number.
 const MAX_E4M3: f32 = 448.0;
 
+/// The E2M1 numbers without sign, by code.
 const E2M1: [f32; 8] = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
 
-/// By code.
+/// The E4M3 numbers without sign, by code.
 static E4M3: [f32; 128] = {
     let mut table = [0.0; 128];
     let mut code = 0;
@@ -29,7 +31,7 @@ pub(crate) fn body_bytes(n: usize) -> usize {
 #[inline(always)]
 pub(crate) fn encode(values: &[f32], top: f32, body: &mut [u8]) {
     let (head, rest) = body.split_at_mut(4);
-    // So that the block with the largest magnitude gets the largest scale.
+    // The block with the largest magnitude gets the largest E4M3 scale.
     let tensor = top / (MAX_E2M1 * MAX_E4M3);
     let tensor = if tensor < 1e-30 { 0.0 } else { tensor };
     let inverse = if tensor > 0.0 { 1.0 / tensor } else { 0.0 };
@@ -47,14 +49,14 @@ pub(crate) fn encode(values: &[f32], top: f32, body: &mut [u8]) {
     }
 }
 
-/// Reads what [`encode`] wrote; `None` if a scale is not a number from 0 up.
+/// Decodes the output of [`encode`]. Returns `None` if a scale is negative or not finite.
 #[inline(always)]
 pub(crate) fn decode(body: &[u8], out: &mut [f32]) -> Option<()> {
     let (tensor, rest) = body.split_first_chunk::<4>()?;
     let tensor = f32::from_le_bytes(*tensor);
     let (scales, codes) = rest.split_at_checked(out.len().div_ceil(BLOCK))?;
-    let sound = scales.iter().fold(0, |worst, s| *s.max(&worst)) < 0x7F;
-    if !(sound && tensor.is_finite() && tensor.is_sign_positive()) {
+    let valid = scales.iter().fold(0, |worst, s| *s.max(&worst)) < 0x7F;
+    if !(valid && tensor.is_finite() && tensor.is_sign_positive()) {
         return None;
     }
     let (codes, _) = codes.as_chunks::<{ BLOCK / 2 }>();
@@ -70,7 +72,7 @@ pub(crate) fn decode(body: &[u8], out: &mut [f32]) -> Option<()> {
     Some(())
 }
 
-/// A block's scale and codes, `inverse` being one over the tensor's scale.
+/// The scale and the codes of a block. `inverse` is 1 over the scale of the tensor.
 #[inline(always)]
 fn block(values: &[f32; BLOCK], inverse: f32) -> (u8, [u8; BLOCK / 2]) {
     let top = values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)));
@@ -88,7 +90,7 @@ fn block(values: &[f32; BLOCK], inverse: f32) -> (u8, [u8; BLOCK / 2]) {
     (scale, packed)
 }
 
-/// The nearest E2M1 number's code, ties to even codes; beyond 6 it is 6.
+/// The code of the nearest E2M1 number, ties to even codes. Numbers beyond 6, the largest, become 6.
 #[inline(always)]
 fn to_e2m1(x: f32) -> u8 {
     let a = f32::from_bits(magnitude(x));

@@ -1,4 +1,4 @@
-//! The Hadamard rotation with random signs.
+//! The Hadamard rotation with random signs. It spreads an outlier over 64 elements.
 
 use pulp::Simd;
 
@@ -7,18 +7,18 @@ use crate::noise::Noise;
 /// Size of the transform.
 const ROWS: usize = 64;
 
-/// Columns of a piece: whole vectors, so that each step of the transform adds and subtracts rows without moving anything within them.
+/// Columns of a piece. Rows of 16 are whole vectors, so the transform adds and subtracts rows without shuffling.
 const COLUMNS: usize = 16;
 
-/// Elements that are rotated together.
+/// Elements of a whole piece.
 pub(crate) const PIECE: usize = ROWS * COLUMNS;
 
-/// The number of elements that `n` are filled up to.
+/// The number of elements after `n` elements are filled up with zeros.
 pub(crate) fn padded(n: usize) -> usize {
     n.next_multiple_of(ROWS)
 }
 
-/// Rotates in place the part of a tensor that begins at element `start`: a whole piece, or the rest, whose length is [`padded`].
+/// Rotates the part of a tensor from element `start`, in place: a whole piece, or the rest with [`padded`] length.
 #[inline(always)]
 pub(crate) fn rotate<S: Simd>(simd: S, part: &mut [f32], start: usize, signs: Noise) {
     let columns = columns(part);
@@ -43,7 +43,7 @@ fn columns(part: &[f32]) -> usize {
     if part.len() == PIECE { COLUMNS } else { 1 }
 }
 
-/// Flips signs: that in column c of a row by bit c of the random word at the row's first element.
+/// Flips signs at random. Bit c of a row's random word decides about column c.
 #[inline(always)]
 fn flip(rows: &mut [f32], start: usize, signs: Noise) {
     let columns = rows.len() / ROWS;
@@ -55,14 +55,14 @@ fn flip(rows: &mut [f32], start: usize, signs: Noise) {
     }
 }
 
-/// The orthonormal Hadamard transform of every column, its own inverse.
+/// The orthonormal Hadamard transform of every column. It is its own inverse.
 #[inline(always)]
 fn hadamard<S: Simd>(simd: S, rows: &mut [f32]) {
     let columns = rows.len() / ROWS;
     for half in [1, 2, 4, 8, 16, 32] {
         for pair in rows.chunks_exact_mut(2 * half * columns) {
             let (a, b) = pair.split_at_mut(half * columns);
-            // By hand: the compiler takes wider steps, and so takes short rows number by number.
+            // Vectors by hand: the compiler unrolls further, and then handles short rows element by element.
             let ((a, a_rest), (b, b_rest)) = (S::as_mut_simd_f32s(a), S::as_mut_simd_f32s(b));
             for (a, b) in a.iter_mut().zip(b) {
                 (*a, *b) = (simd.add_f32s(*a, *b), simd.sub_f32s(*a, *b));
@@ -104,9 +104,9 @@ mod tests {
         }
     }
 
-    /// By the definition: entry (i, j) of the matrix is -1 to the number of bits that i and j share.
+    /// By definition, entry (i, j) of the matrix is -1 to the power of the number of bits that i and j share.
     #[test]
-    fn it_is_the_hadamard_transform() {
+    fn the_transform_matches_its_definition() {
         let x = wave(PIECE);
         let y = transformed(&x);
         for (r, c) in [(0, 0), (1, 1), (5, 0), (63, 1), (42, 15)] {
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn rotation_is_undone_and_depends_on_seed_and_place() {
+    fn rotation_can_be_undone_and_depends_on_seed_and_position() {
         for n in [PIECE, 3 * ROWS] {
             let x = wave(n);
             let rotated = |start, seed| {

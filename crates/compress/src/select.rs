@@ -2,75 +2,79 @@
 
 use crate::float::magnitude;
 
-/// Bits of a magnitude that a bin ignores: a bin is a sixteenth of an octave.
-const SHIFT: u32 = 19;
-const BINS: usize = 1 << (31 - SHIFT);
+/// Low bits of a magnitude that do not affect its bin. A bin is a sixteenth of an octave.
+const BIN_SHIFT: u32 = 19;
+const BINS: usize = 1 << (31 - BIN_SHIFT);
 
-/// Elements that are looked at together.
+/// Elements that are compared together.
 const CHUNK: usize = 32;
 
-/// A tensor is judged by one chunk in so many at first.
-const STRIDE: usize = 16;
+/// The sample takes one chunk of this many.
+const SAMPLE_STRIDE: usize = 16;
 
-/// Keeps its buffers from call to call.
+/// Selects the largest entries. Reuses its buffers for the next call.
 #[derive(Debug, Default)]
 pub(crate) struct Selector {
-    /// Counts by bin, in several copies, so that equal neighbours need not wait for each other's count.
+    /// Counts by bin. Several copies, so that equal neighbours do not wait for the same counter.
     bins: Vec<[u32; COPIES]>,
-    /// Entries that may be among the largest; their ends hold rubbish.
+    /// Candidates for the largest entries. Only the first part is valid; see `gather`.
     indices: Vec<u32>,
     values: Vec<f32>,
-    /// Magnitudes among which the threshold is; their end holds rubbish.
+    /// Magnitudes near the threshold. Only the first part is valid; see `collect_near`.
     near: Vec<u32>,
 }
 
+/// Copies of the histogram.
 const COPIES: usize = 4;
 
 impl Selector {
-    /// The `k` entries of largest magnitude, of equal ones those that come first: their indices, ascending, and values. `values` are finite, at most
-    /// u32::MAX of them, and `k` is at most their number.
+    /// The ascending indices and the values of the `k` entries of largest magnitude. Of equal entries, the first ones.
     ///
-    /// A sample tells about where the threshold lies; what is certainly below it is passed over by comparing whole vectors, and of the rest what is not certainly above it is selected from.
+    /// `values` must be finite and at most `u32::MAX` in number; `k` is at most their number.
+    ///
+    /// A sample gives bounds for the threshold. Chunks wholly below the lower bound are skipped with vector comparisons.
+    /// The exact threshold is selected among the entries between the bounds.
     #[inline(always)]
     pub(crate) fn largest(&mut self, values: &[f32], k: usize) -> (&[u32], &[f32]) {
-        let (least, most) = self.guess(values, k);
-        let mut count = self.gather(values, least);
+        let (low, high) = self.estimate_threshold(values, k);
+        let mut count = self.gather(values, low);
         if count < k {
             count = self.gather(values, 0);
         }
         if count > k {
-            self.narrow(count, k, most);
+            self.narrow(count, k, high);
         }
         (&self.indices[..k], &self.values[..k])
     }
 
-    /// A magnitude that probably a few more than `k` entries reach, and one that a few less do.
+    /// Bounds of the k-th largest magnitude, from a sample: probably more than `k` entries reach the lower bound, and
+    /// fewer reach the upper bound.
     #[inline(always)]
-    fn guess(&mut self, values: &[f32], k: usize) -> (u32, u32) {
+    fn estimate_threshold(&mut self, values: &[f32], k: usize) -> (u32, u32) {
         let (chunks, _) = values.as_chunks::<CHUNK>();
-        let sampled = chunks.len().div_ceil(STRIDE) * CHUNK;
+        let sampled = chunks.len().div_ceil(SAMPLE_STRIDE) * CHUNK;
         let expected = k as f64 * sampled as f64 / values.len().max(1) as f64;
-        // Neighbours resemble each other, so the margin is more than independent draws would need.
+        // Neighbours are correlated, so the margin is wider than independent samples would need.
         let margin = 0.05 * expected + 8.0 * expected.sqrt() + 8.0;
         if expected + margin >= sampled as f64 {
             return (0, u32::MAX);
         }
         self.bins.clear();
         self.bins.resize(BINS, [0; COPIES]);
-        for chunk in chunks.iter().step_by(STRIDE) {
+        for chunk in chunks.iter().step_by(SAMPLE_STRIDE) {
             for group in chunk.as_chunks::<COPIES>().0 {
                 for (copy, x) in group.iter().enumerate() {
-                    self.bins[(magnitude(*x) >> SHIFT) as usize][copy] += 1;
+                    self.bins[(magnitude(*x) >> BIN_SHIFT) as usize][copy] += 1;
                 }
             }
         }
-        let most = if margin < expected { self.find((expected - margin) as usize) + 1 } else { BINS };
-        ((self.find((expected + margin) as usize) as u32) << SHIFT, (most as u32) << SHIFT)
+        let high = if margin < expected { self.sampled_bin((expected - margin) as usize) + 1 } else { BINS };
+        ((self.sampled_bin((expected + margin) as usize) as u32) << BIN_SHIFT, (high as u32) << BIN_SHIFT)
     }
 
-    /// The bin of the `k`-th largest of what was sampled.
+    /// The bin of the `k`-th largest sampled entry.
     #[inline(always)]
-    fn find(&self, k: usize) -> usize {
+    fn sampled_bin(&self, k: usize) -> usize {
         let mut above = 0;
         for (b, counts) in self.bins.iter().enumerate().rev() {
             above += counts.iter().sum::<u32>() as usize;
@@ -81,7 +85,7 @@ impl Selector {
         0
     }
 
-    /// Collects all entries of at least this magnitude; returns their number.
+    /// Collects the entries with a magnitude of at least `least`, and returns their number.
     #[inline(always)]
     fn gather(&mut self, values: &[f32], least: u32) -> usize {
         let mut total = 0;
@@ -95,7 +99,7 @@ impl Selector {
             let kept = &mut self.values[total..total + CHUNK];
             let mut count = 0;
             for (i, x) in chunk.iter().enumerate() {
-                // Overwritten by the next unless it counts: no branch to mispredict.
+                // Written always, overwritten by the next entry unless counted: no branch to mispredict.
                 indices[count % CHUNK] = (c * CHUNK + i) as u32;
                 kept[count % CHUNK] = *x;
                 count += usize::from(magnitude(*x) >= least);
@@ -120,18 +124,19 @@ impl Selector {
         }
     }
 
-    /// Moves the `k` largest of the first `count` candidates to the front, in their order; the last of them is probably below `most`.
+    /// Moves the `k` largest of the first `count` candidates to the front and keeps their order. The `k`-th largest is
+    /// probably below `high`.
     #[inline(always)]
-    fn narrow(&mut self, count: usize, k: usize, most: u32) {
-        let mut near = self.collect(count, most);
+    fn narrow(&mut self, count: usize, k: usize, high: u32) {
+        let mut near = self.collect_near(count, high);
         if count - near >= k {
-            near = self.collect(count, u32::MAX);
+            near = self.collect_near(count, u32::MAX);
         }
         // All but the smallest `count - k`.
         let threshold = *self.near[..near].select_nth_unstable(count - k).1;
         let kept = self.keep(count, |m| m >= threshold);
         if kept > k {
-            // Of those that are just the threshold the last are too many.
+            // Several candidates equal the threshold: drop the last ones.
             let equal = self.values[..kept].iter().filter(|x| magnitude(**x) == threshold).count();
             let mut left = k + equal - kept;
             self.keep(kept, |m| {
@@ -142,7 +147,7 @@ impl Selector {
         }
     }
 
-    /// Moves those of the first `count` candidates to the front, in their order, whose magnitude is to be kept; returns their number.
+    /// Moves the candidates whose magnitude `keeps` accepts to the front, keeps their order, and returns their number.
     #[inline(always)]
     fn keep(&mut self, count: usize, mut keeps: impl FnMut(u32) -> bool) -> usize {
         let (indices, values) = (&mut self.indices[..count], &mut self.values[..count]);
@@ -156,9 +161,9 @@ impl Selector {
         kept
     }
 
-    /// Puts candidates' magnitudes below `most` where the threshold is selected from; returns their number.
+    /// Copies the magnitudes below `high` of the first `count` candidates to `near`, and returns their number.
     #[inline(always)]
-    fn collect(&mut self, count: usize, most: u32) -> usize {
+    fn collect_near(&mut self, count: usize, high: u32) -> usize {
         if self.near.len() < count {
             self.near.resize(2 * count, 0);
         }
@@ -166,7 +171,7 @@ impl Selector {
         let mut below = 0;
         for x in &self.values[..count] {
             near[below] = magnitude(*x);
-            below += usize::from(magnitude(*x) < most);
+            below += usize::from(magnitude(*x) < high);
         }
         below
     }

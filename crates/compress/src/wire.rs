@@ -1,15 +1,17 @@
-/// Version of the wire form; the first byte.
+//! The header of the wire form.
+
+/// Version of the wire form, the first byte of every encoded tensor.
 pub const VERSION: u8 = 1;
 
-/// Bytes before the body.
-pub const HEADER: usize = 8;
+/// Size of the header, before the body.
+pub const HEADER_BYTES: usize = 8;
 
-/// Bytes of `n` elements sent as they are: the most that any encoded tensor of `n` elements takes.
+/// The size of `n` elements sent exactly, in bytes. No encoded tensor of `n` elements is larger.
 pub const fn exact_bytes(n: usize) -> usize {
-    HEADER + 4 * n
+    HEADER_BYTES + 4 * n
 }
 
-/// What the body is.
+/// The form of the body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub(crate) enum Form {
@@ -22,18 +24,18 @@ pub(crate) enum Form {
 }
 
 impl Form {
-    pub(crate) fn read(byte: u8) -> Option<Self> {
+    pub(crate) fn from_byte(byte: u8) -> Option<Self> {
         let all = [Self::Exact, Self::Bf16, Self::Int8, Self::Int4, Self::Nvfp4, Self::TopK];
         all.into_iter().find(|f| *f as u8 == byte)
     }
 }
 
-/// Makes `out` an encoded tensor of `n` elements with an empty body of `body` bytes, and returns the body.
+/// Writes the header of an encoded tensor of `n` elements to `out`, and returns its body of `body` zero bytes.
 pub(crate) fn begin(out: &mut Vec<u8>, form: Form, detail: u8, n: u32, body: usize) -> &mut [u8] {
     out.clear();
-    out.reserve(HEADER + body);
+    out.reserve(HEADER_BYTES + body);
     out.extend([VERSION, form as u8, detail, 0]);
     out.extend(n.to_le_bytes());
-    out.resize(HEADER + body, 0);
-    &mut out[HEADER..]
+    out.resize(HEADER_BYTES + body, 0);
+    &mut out[HEADER_BYTES..]
 }

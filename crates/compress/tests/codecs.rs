@@ -1,12 +1,13 @@
-//! What codecs promise, over random tensors.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+//! Properties of the codecs on random tensors.
+
+#![allow(clippy::unwrap_used)]
 
 use fusionllm_compress::{
-    Bits, Codec, Encoder, IntBlocks, TopK, Values, decode, exact_bytes, relative_error, stable_rank,
+    Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat, decode, exact_bytes, relative_error, stable_rank,
 };
 use proptest::prelude::*;
 
-/// The same cases in every run.
+/// Draws the same cases in every run.
 fn config(cases: u32) -> ProptestConfig {
     ProptestConfig {
         cases,
@@ -27,40 +28,40 @@ fn codecs() -> impl Strategy<Value = Codec> {
         Just(Codec::Bf16),
         Just(Codec::Nvfp4),
         (bits, any::<bool>(), any::<bool>()).prop_map(|(b, r, s)| int(b, r, s)),
-        (1.0..200.0, values()).prop_map(|(ratio, values)| Codec::TopK(TopK { ratio, values })),
+        (1.0..200.0, value_formats()).prop_map(|(ratio, values)| Codec::TopK(TopK { ratio, values })),
     ]
 }
 
-fn values() -> impl Strategy<Value = Values> {
-    prop_oneof![Just(Values::F32), Just(Values::Bf16), Just(Values::Int8)]
+fn value_formats() -> impl Strategy<Value = ValueFormat> {
+    prop_oneof![Just(ValueFormat::F32), Just(ValueFormat::Bf16), Just(ValueFormat::Int8)]
 }
 
-/// Tensors as they occur: near to normal, of any scale, some with many equal or zero entries, some with outliers.
-fn tensors(longest: usize) -> impl Strategy<Value = Vec<f32>> {
+/// Tensors like those of training: nearly normal, of any scale, some with equal entries, zeros or outliers.
+fn tensors(max_length: usize) -> impl Strategy<Value = Vec<f32>> {
     let element = prop_oneof![
         8 => (-1.0f32..1.0, -1.0f32..1.0).prop_map(|(a, b)| a + b),
         1 => Just(0.0),
         1 => Just(0.5),
         1 => (-1.0f32..1.0).prop_map(|x| x * 100.0),
     ];
-    (prop::collection::vec(element, 0..longest), prop_oneof![Just(1.0), Just(1e-20), Just(1e20), Just(3.0)])
+    (prop::collection::vec(element, 0..max_length), prop_oneof![Just(1.0), Just(1e-20), Just(1e20), Just(3.0)])
         .prop_map(|(xs, scale): (Vec<f32>, f32)| xs.iter().map(|x| x * scale).collect())
 }
 
 fn encoded(codec: &Codec, values: &[f32], seed: u64) -> Vec<u8> {
     let mut out = vec![7; 3];
     let encoded = Encoder::new().encode(codec, values, seed, &mut out).unwrap();
-    assert!(!encoded.flagged);
+    assert!(!encoded.out_of_range);
     out
 }
 
-fn through(codec: &Codec, values: &[f32], seed: u64) -> Vec<f32> {
+fn round_trip(codec: &Codec, values: &[f32], seed: u64) -> Vec<f32> {
     let mut back = vec![f32::NAN; values.len()];
     decode(&encoded(codec, values, seed), &mut back).unwrap();
     back
 }
 
-/// The indices that should be kept, by sorting.
+/// The indices of the `k` largest entries, found by sorting.
 fn largest(values: &[f32], k: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..values.len()).collect();
     order.sort_by(|&a, &b| values[b].abs().total_cmp(&values[a].abs()).then(a.cmp(&b)));
@@ -72,28 +73,28 @@ proptest! {
     #![proptest_config(config(300))]
 
     #[test]
-    fn top_k_keeps_exactly_the_largest(x in tensors(3000), ratio in 1.0f64..100.0, values in values()) {
+    fn top_k_keeps_exactly_the_largest(x in tensors(3000), ratio in 1.0f64..100.0, values in value_formats()) {
         let top = TopK { ratio, values };
         let codec = Codec::TopK(top);
-        let back = through(&codec, &x, 0);
+        let back = round_trip(&codec, &x, 0);
         if codec.bytes(x.len()) == exact_bytes(x.len()) {
             prop_assert_eq!(back, x);
             return Ok(());
         }
-        let kept = largest(&x, top.kept(x.len()));
+        let kept = largest(&x, top.kept_entries(x.len()));
         let mut expected = vec![false; x.len()];
         kept.iter().for_each(|i| expected[*i] = true);
-        // A block of 32 kept values, in the tensor's order, shares a scale.
+        // 32 kept values, in the order of the tensor, share a scale.
         let ascending: Vec<usize> = (0..x.len()).filter(|i| expected[*i]).collect();
         for block in ascending.chunks(32) {
             let top = block.iter().fold(0.0f32, |m, i| m.max(x[*i].abs()));
             for &i in block {
                 let allowed = match values {
-                    Values::F32 => 0.0,
-                    // Half a unit in the eighth binary place.
-                    Values::Bf16 => x[i].abs() / 256.0,
-                    // Half a step, the step rounded up by at most 2^-7.
-                    Values::Int8 => top / 127.0 * 0.504 * (1.0 + 1.0 / 128.0),
+                    ValueFormat::F32 => 0.0,
+                    // Half a unit in the last of 8 bits.
+                    ValueFormat::Bf16 => x[i].abs() / 256.0,
+                    // Half a step. The step is rounded up by at most 2^-7.
+                    ValueFormat::Int8 => top / 127.0 * 0.504 * (1.0 + 1.0 / 128.0),
                 };
                 prop_assert!((back[i] - x[i]).abs() <= allowed, "{} became {}", x[i], back[i]);
             }
@@ -102,32 +103,33 @@ proptest! {
     }
 
     #[test]
-    fn sizes_are_known_beforehand(x in tensors(3000), codec in codecs()) {
+    fn encoded_sizes_follow_from_the_length(x in tensors(3000), codec in codecs()) {
         let bytes = encoded(&codec, &x, 1);
         prop_assert_eq!(bytes.len(), codec.bytes(x.len()));
         prop_assert!(bytes.len() <= exact_bytes(x.len()));
     }
 
     #[test]
-    fn errors_are_those_of_the_form(x in tensors(2000), seed in any::<u64>()) {
+    fn errors_are_within_the_bounds_of_each_codec(x in tensors(2000), seed in any::<u64>()) {
         let norm = |v: &[f32]| v.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
         let top = x.iter().fold(0.0f64, |m, x| m.max(f64::from(x.abs())));
         let difference = |codec: &Codec| {
-            let back = through(codec, &x, seed);
+            let back = round_trip(codec, &x, seed);
             let d: Vec<f32> = x.iter().zip(&back).map(|(a, b)| a - b).collect();
             (norm(&d), d.iter().fold(0.0f64, |m, d| m.max(f64::from(d.abs()))))
         };
         prop_assert!(difference(&Codec::Bf16).0 <= norm(&x) / 256.0);
         for (bits, codes) in [(Bits::Eight, 127.0), (Bits::Four, 7.0)] {
-            // A step is at most the tensor's largest magnitude over the largest code, rounded up to bf16.
+            // A step is at most the largest magnitude over the largest code, rounded up to bf16.
             let step = top / codes * (1.0 + 1.0 / 128.0);
             prop_assert!(difference(&int(bits, false, false)).1 <= step * 0.501);
             prop_assert!(difference(&int(bits, false, true)).1 <= step * 1.001);
-            // Rotated: a number's magnitude is at most 8 times the largest, and the error keeps its norm when it is rotated back.
+            // Rotation multiplies magnitudes by at most 8, and rotating back keeps the norm of the error.
             let padded = x.len().next_multiple_of(64) as f64;
             prop_assert!(difference(&int(bits, true, false)).0 <= 8.0 * step * 0.501 * padded.sqrt());
         }
-        // Between neighbouring E2M1 numbers up to 6 at most a sixth of the block's largest to either side, and an E4M3 scale is off by at most a sixteenth.
+        // Half the largest gap of E2M1, from 4 to 6, is a sixth of the block's largest. An E4M3 scale is off by at
+        // most a sixteenth.
         prop_assert!(difference(&Codec::Nvfp4).1 <= top * (1.0 / 6.0 + 1.0 / 16.0));
     }
 
@@ -135,23 +137,23 @@ proptest! {
     fn the_same_seed_gives_the_same_bytes(x in tensors(500), codec in codecs(), seed in any::<u64>()) {
         let mut encoder = Encoder::new();
         let mut second = Vec::new();
-        // Buffers that held something else change nothing.
-        encoder.encode(&Codec::TopK(TopK { ratio: 3.0, values: Values::F32 }), &vec![1.0; 700], 0, &mut second).unwrap();
+        // Buffers with old content do not affect the result.
+        encoder.encode(&Codec::TopK(TopK { ratio: 3.0, values: ValueFormat::F32 }), &vec![1.0; 700], 0, &mut second).unwrap();
         encoder.encode(&codec, &x, seed, &mut second).unwrap();
         prop_assert_eq!(encoded(&codec, &x, seed), second);
     }
 
     #[test]
-    fn a_tensor_that_is_not_finite_goes_exactly(
+    fn a_tensor_out_of_range_is_sent_exactly(
         mut x in tensors(300), codec in codecs(), at in any::<prop::sample::Index>(), what in 0..4usize,
     ) {
         x.push(0.0);
         let i = at.index(x.len());
         x[i] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38][what];
         let mut bytes = Vec::new();
-        prop_assert!(Encoder::new().encode(&codec, &x, 3, &mut bytes).unwrap().flagged);
+        prop_assert!(Encoder::new().encode(&codec, &x, 3, &mut bytes).unwrap().out_of_range);
         let mut back = vec![0.0; x.len()];
-        prop_assert!(decode(&bytes, &mut back).unwrap().flagged);
+        prop_assert!(decode(&bytes, &mut back).unwrap().out_of_range);
         prop_assert!(x.iter().zip(&back).all(|(a, b)| a.to_bits() == b.to_bits()));
     }
 
@@ -167,7 +169,7 @@ proptest! {
         }
         bytes.truncate(bytes.len() - cut.min(bytes.len()));
         let _ = decode(&bytes, &mut vec![0.0; x.len()]);
-        // Nothing fits a tensor of another length.
+        // The bytes are refused for a tensor of another length.
         if expected != x.len() && bytes.get(4..8) == Some(&(x.len() as u32).to_le_bytes()[..]) {
             prop_assert!(decode(&bytes, &mut vec![0.0; expected]).is_err());
         }
@@ -189,8 +191,8 @@ proptest! {
         }
         bytes.extend(body);
         if fits {
-            // A length that some form has, so that what comes after the length is reached.
-            let codec = Codec::TopK(TopK { ratio: 1.0 + f64::from(k) / 20.0, values: Values::Bf16 });
+            // A valid length, so that the checks after the length check are reached.
+            let codec = Codec::TopK(TopK { ratio: 1.0 + f64::from(k) / 20.0, values: ValueFormat::Bf16 });
             bytes.resize(codec.bytes(n).max(8), 0x55);
         }
         let mut out = vec![0.0; n];
@@ -201,38 +203,38 @@ proptest! {
 }
 
 #[test]
-fn ratios_on_the_wire_are_those_asked_for() {
+fn top_k_meets_the_requested_ratio() {
     for n in [4096, 65_536, 1_000_000] {
         let x: Vec<f32> = (0..n).map(|i| ((i * 7919) % 10_007) as f32 - 5000.0).collect();
-        for values in [Values::F32, Values::Bf16, Values::Int8] {
+        for values in [ValueFormat::F32, ValueFormat::Bf16, ValueFormat::Int8] {
             for ratio in [2.0, 5.0, 10.0, 30.0, 100.0] {
                 let codec = Codec::TopK(TopK { ratio, values });
-                let on_the_wire = 4.0 * n as f64 / encoded(&codec, &x, 0).len() as f64;
+                let actual = 4.0 * n as f64 / encoded(&codec, &x, 0).len() as f64;
                 assert!(
-                    (on_the_wire / ratio - 1.0).abs() < 0.05,
-                    "{ratio} asked, {on_the_wire} got for {n} {values:?}"
+                    (actual / ratio - 1.0).abs() < 0.05,
+                    "{n} elements as {values:?}: ratio {actual} instead of {ratio}"
                 );
-                assert_eq!(on_the_wire, codec.ratio(n));
+                assert_eq!(actual, codec.ratio(n));
             }
         }
     }
 }
 
-/// Rank by rank against the entropy bound: no code for k of n indices is shorter than log2 C(n, k) bits.
+/// No code for k of n indices takes fewer than log2 C(n, k) bits, the entropy bound.
 #[test]
-fn indices_cost_little_more_than_they_must() {
+fn indices_are_near_the_entropy_bound() {
     let n = 1_000_000;
     for ratio in [4.0, 10.0, 30.0, 100.0, 1000.0] {
-        let top = TopK { ratio, values: Values::Bf16 };
-        let k = top.kept(n);
-        let bits = 8.0 * (4.0 * k as f64 * top.entry_cost(n) - 12.0 - 2.0 * k as f64);
+        let top = TopK { ratio, values: ValueFormat::Bf16 };
+        let k = top.kept_entries(n);
+        let bits = 8.0 * (4.0 * k as f64 * top.entry_overhead(n) - 12.0 - 2.0 * k as f64);
         let (p, q) = (k as f64 / n as f64, 1.0 - k as f64 / n as f64);
         let entropy = -(n as f64) * (p * p.log2() + q * q.log2());
         assert!(bits >= 0.999 * entropy && bits < 1.35 * entropy, "{bits} of {entropy} bits at ratio {ratio}");
     }
 }
 
-/// The mean over seeds of what comes back is what went in, within five standard errors.
+/// The mean over many seeds is the original tensor, within five standard errors.
 #[test]
 fn stochastic_rounding_is_unbiased() {
     let x: Vec<f32> = (0..256).map(|i| (i as f32 * 0.731).sin() * 1.7).collect();
@@ -241,7 +243,7 @@ fn stochastic_rounding_is_unbiased() {
             let seeds = 2000;
             let mut sum = vec![0.0f64; x.len()];
             for seed in 0..seeds {
-                for (s, y) in sum.iter_mut().zip(through(&int(bits, rotate, true), &x, seed)) {
+                for (s, y) in sum.iter_mut().zip(round_trip(&int(bits, rotate, true), &x, seed)) {
                     *s += f64::from(y);
                 }
             }
@@ -250,31 +252,32 @@ fn stochastic_rounding_is_unbiased() {
             let bound = 5.0 * step / 2.0 / (seeds as f64).sqrt();
             let worst = x.iter().zip(&sum).map(|(x, s)| (s / seeds as f64 - f64::from(*x)).abs()).fold(0.0, f64::max);
             assert!(worst < bound, "{bits:?} rotated {rotate}: {worst} over {bound}");
-            // All elements together: far from a bias of the whole tensor.
+            // The mean over all elements has no bias either.
             let mean = x.iter().zip(&sum).map(|(x, s)| s / seeds as f64 - f64::from(*x)).sum::<f64>() / x.len() as f64;
             assert!(mean.abs() < bound / 10.0, "{mean}");
         }
     }
 }
 
-/// One large entry costs its block's neighbours most of their bits; rotated, it costs 64 numbers little.
+/// Without rotation, a large entry costs the other entries of its block most of their precision. With rotation, 64
+/// entries share the cost.
 #[test]
 fn rotation_helps_against_outliers() {
     let mut x: Vec<f32> = (0..4096).map(|i| (i as f32 * 0.37).sin()).collect();
     (0..4096).step_by(32).for_each(|i| x[i] = 30.0);
     let rest = |y: &[f32]| -> (Vec<f32>, Vec<f32>) { (0..4096).filter(|i| i % 32 != 0).map(|i| (x[i], y[i])).unzip() };
     let error = |rotate| {
-        let (meant, got) = rest(&through(&int(Bits::Four, rotate, false), &x, 9));
-        relative_error(&meant, &got)
+        let (sent, received) = rest(&round_trip(&int(Bits::Four, rotate, false), &x, 9));
+        relative_error(&sent, &received)
     };
     assert!(error(false) > 0.99, "{}", error(false));
     assert!(error(true) < 0.9, "{}", error(true));
 }
 
 #[test]
-fn feedback_sends_everything_in_the_end() {
+fn error_feedback_sends_the_whole_tensor_over_time() {
     let x: Vec<f32> = (0..1000).map(|i| (i as f32 * 0.11).sin() + 0.2).collect();
-    let codec = Codec::TopK(TopK { ratio: 20.0, values: Values::F32 });
+    let codec = Codec::TopK(TopK { ratio: 20.0, values: ValueFormat::F32 });
     let (mut encoder, mut residual, mut bytes) = (Encoder::new(), Vec::new(), Vec::new());
     let mut sums = vec![0.0f32; x.len()];
     let mut back = vec![0.0; x.len()];
@@ -284,20 +287,20 @@ fn feedback_sends_everything_in_the_end() {
         decode(&bytes, &mut back).unwrap();
         sums.iter_mut().zip(&back).for_each(|(s, b)| *s += b);
     }
-    let meant: Vec<f32> = x.iter().map(|x| x * rounds as f32).collect();
-    let with = relative_error(&meant, &sums);
-    let without = relative_error(&x, &through(&codec, &x, 0));
+    let sent: Vec<f32> = x.iter().map(|x| x * rounds as f32).collect();
+    let with = relative_error(&sent, &sums);
+    let without = relative_error(&x, &round_trip(&codec, &x, 0));
     assert!(with < 0.15 && without > 0.8, "{with} with feedback, {without} without");
     assert!(encoder.encode_with_feedback(&codec, &x[1..], &mut residual, 0, &mut bytes).is_err());
 }
 
 #[test]
-fn truncation_flattens_no_spectrum_that_is_flat() {
-    // Rows of a Hadamard matrix: all singular values are equal, so the stable rank is the rank.
+fn quantising_a_flat_spectrum_keeps_it_flat() {
+    // A Hadamard matrix: all singular values are equal, so the stable rank equals the rank.
     let x: Vec<f32> = (0..64 * 64)
         .map(|i: u32| if ((i / 64) & (i % 64)).count_ones().is_multiple_of(2) { 1.0 } else { -1.0 })
         .collect();
     assert!((stable_rank(&x, 64).unwrap() - 64.0).abs() < 0.5);
-    let back = through(&int(Bits::Eight, false, false), &x, 0);
+    let back = round_trip(&int(Bits::Eight, false, false), &x, 0);
     assert!((stable_rank(&back, 64).unwrap() - 64.0).abs() < 0.5);
 }

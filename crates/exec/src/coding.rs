@@ -64,7 +64,7 @@ impl Coder {
     ) -> Result<bool, ExecError> {
         self.read(tensor)?;
         let encoded = self.encoder.encode(&coding.codec, &self.values, coding.seed, out);
-        Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.flagged)
+        Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.out_of_range)
     }
 
     /// [`Self::encode`] with error feedback: to the tensor is added what the codec left out of the last one in the same slot to the same peer.
@@ -82,7 +82,7 @@ impl Coder {
         self.read(tensor)?;
         let owed = self.owed.entry((to, slot)).or_default();
         let encoded = self.encoder.encode_with_feedback(&coding.codec, &self.values, owed, coding.seed, out);
-        Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.flagged)
+        Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.out_of_range)
     }
 
     /// What became of a tensor that was encoded as `coded`. What it makes up for by [`Self::encode_with_feedback`] counts as error.

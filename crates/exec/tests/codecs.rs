@@ -24,8 +24,8 @@ fn compressed(graph: &Graph, plan: &Plan, name: Compressor, ratio: f64) -> Plan 
 #[test]
 fn compressed_training_learns_and_repeats_itself() {
     let graph = gpt2(Sdpa, 0.1);
-    let mut dice = Dice::new(11);
-    let plan = random_plan(&graph, 3, 3, &mut dice);
+    let mut choices = ChoiceRng::new(11);
+    let plan = random_plan(&graph, 3, 3, &mut choices);
     let losses_of = |plan: &Plan| losses(&graph, &mut cluster(&graph, plan, &backends("burn-cpu", 3), adamw()), 3, 20);
     let exact = losses_of(&plan);
     let compressors = [
@@ -50,11 +50,11 @@ fn compressed_training_learns_and_repeats_itself() {
 /// Whatever the cut, codecs touch nothing but activations and their gradients.
 #[test]
 fn parameters_inputs_and_integers_cross_exactly() {
-    let mut dice = Dice::new(5);
+    let mut choices = ChoiceRng::new(5);
     let mut coded = 0;
     for graph in [gpt2(Sdpa, 0.1), resnet(DType::F32)] {
         for peers in [2, 3, 5] {
-            let plan = replicate(random_plan(&graph, peers, 4, &mut dice), &mut dice);
+            let plan = replicate(random_plan(&graph, peers, 4, &mut choices), &mut choices);
             let plan = compressed(&graph, &plan, Compressor::Bf16, 1.0);
             let all = programs(&graph, &plan);
             for program in &all {
@@ -88,7 +88,7 @@ fn parameters_inputs_and_integers_cross_exactly() {
 #[test]
 fn payloads_follow_from_the_program() {
     let graph = gpt2(Sdpa, 0.0);
-    let plan = random_plan(&graph, 2, 3, &mut Dice::new(3));
+    let plan = random_plan(&graph, 2, 3, &mut ChoiceRng::new(3));
     let plan = compressed(&graph, &plan, Compressor::TopK, 8.0);
     let mut smaller = 0;
     for p in programs(&graph, &plan) {
@@ -142,7 +142,7 @@ impl Communicator for Others<'_> {
 #[test]
 fn gradients_have_the_masks_of_what_they_are_gradients_of() {
     let graph = gpt2(Sdpa, 0.0);
-    let plan = random_plan(&graph, 2, 2, &mut Dice::new(3));
+    let plan = random_plan(&graph, 2, 2, &mut ChoiceRng::new(3));
     let mut plan = compressed(&graph, &plan, Compressor::TopK, 2.0);
     for shared in [false, true] {
         plan.compression.shared_masks = shared;

@@ -15,9 +15,9 @@ fn check(graph: &Graph, training: Training, steps: u64, seed: u64) {
     assert!(expected.iter().all(|l| l.is_finite()), "{expected:?}");
     assert!(expected[expected.len() - 1] < expected[0], "it learns: {expected:?}");
     let last = graph.value(graph.parameters().last().unwrap()).name.clone();
-    let mut dice = Dice::new(seed);
+    let mut choices = ChoiceRng::new(seed);
     for peers in [1, 2, 4, 7] {
-        let plan = random_plan(graph, peers, micro_batches, &mut dice);
+        let plan = random_plan(graph, peers, micro_batches, &mut choices);
         let mut cut = cluster(graph, &plan, &backends("burn-cpu", peers), training);
         let got = losses(graph, &mut cut, micro_batches, steps);
         assert_eq!(got, expected, "{peers} peers, seed {seed}");
@@ -46,9 +46,9 @@ fn check_replicas(graph: &Graph, training: Training, tolerance: f64, seed: u64) 
     let mut single = cluster(graph, &one_peer(graph, micro_batches), &backends("burn-cpu", 1), training);
     let expected = losses(graph, &mut single, micro_batches, steps);
     assert!(expected[49] < expected[0], "it learns: {expected:?}");
-    let mut dice = Dice::new(seed);
+    let mut choices = ChoiceRng::new(seed);
     for peers in [2, 4, 7] {
-        let plan = replicate(random_plan(graph, peers, micro_batches, &mut dice), &mut dice);
+        let plan = replicate(random_plan(graph, peers, micro_batches, &mut choices), &mut choices);
         let mut alone = plan.clone();
         alone.stages.iter_mut().for_each(|s| s.peers.fill(0));
         let mut cut = cluster(graph, &plan, &backends("burn-cpu", peers), training);
@@ -102,9 +102,9 @@ fn many_random_cuts_of_one_step() {
     let mut single = cluster(&graph, &one_peer(&graph, micro_batches), &backends("burn-cpu", 1), adamw());
     let expected = single.step(&batch(&graph, micro_batches, 0)).unwrap();
     for seed in 0..24 {
-        let mut dice = Dice::new(100 + seed);
-        let peers = 1 + dice.below(7);
-        let plan = random_plan(&graph, peers, micro_batches, &mut dice);
+        let mut choices = ChoiceRng::new(100 + seed);
+        let peers = 1 + choices.below(7);
+        let plan = random_plan(&graph, peers, micro_batches, &mut choices);
         let mut cut = cluster(&graph, &plan, &backends("burn-cpu", peers), adamw());
         let got = cut.step(&batch(&graph, micro_batches, 0)).unwrap();
         assert_eq!((got.loss, got.grad_norm), (expected.loss, expected.grad_norm), "seed {seed}");

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use fusionllm_exec::local::{LocalRun, StepResult};
 use fusionllm_graph::{CounterRng, Graph, HostTensor, ValueKind};
 use fusionllm_plan::{Plan, Schedule};
-use plans::{Dice, one_peer, random_graph, random_plan, replicate};
+use plans::{ChoiceRng, one_peer, random_graph, random_plan, replicate};
 
 /// What one step leaves: with plain gradient descent the momentum buffers are the gradients.
 fn gradients(graph: &Graph, plan: &Plan) -> (StepResult, BTreeMap<String, HostTensor>, BTreeMap<String, HostTensor>) {
@@ -54,13 +54,13 @@ fn inputs(graph: &Graph, micro_batches: u32) -> Vec<BTreeMap<String, HostTensor>
 #[test]
 fn however_a_graph_is_cut_its_gradients_are_the_same() {
     for seed in 0..90 {
-        let mut dice = Dice::new(seed);
-        let graph = random_graph(1 + dice.below(14), &mut dice);
-        let micro_batches = 1 + dice.below(4) as u32;
+        let mut choices = ChoiceRng::new(seed);
+        let graph = random_graph(1 + choices.below(14), &mut choices);
+        let micro_batches = 1 + choices.below(4) as u32;
         let expected = gradients(&graph, &one_peer(&graph, micro_batches));
         assert!(expected.0.grad_norm > 0.0 && expected.0.grad_norm.is_finite(), "seed {seed}: {:?}", expected.0);
         let schedule = Schedule::ALL[seed as usize % Schedule::ALL.len()];
-        let plan = random_plan(&graph, 1 + dice.below(6), micro_batches, schedule, &mut dice);
+        let plan = random_plan(&graph, 1 + choices.below(6), micro_batches, schedule, &mut choices);
         let got = gradients(&graph, &plan);
         assert_eq!((got.0.loss, got.0.grad_norm), (expected.0.loss, expected.0.grad_norm), "seed {seed}");
         assert_eq!((got.1, got.2), (expected.1, expected.2), "seed {seed}");
@@ -71,12 +71,12 @@ fn however_a_graph_is_cut_its_gradients_are_the_same() {
 #[test]
 fn gradients_of_replicas_meet() {
     for seed in 200..290 {
-        let mut dice = Dice::new(seed);
-        let graph = random_graph(1 + dice.below(14), &mut dice);
-        let micro_batches = 2 + dice.below(5) as u32;
+        let mut choices = ChoiceRng::new(seed);
+        let graph = random_graph(1 + choices.below(14), &mut choices);
+        let micro_batches = 2 + choices.below(5) as u32;
         let schedule = Schedule::ALL[seed as usize % Schedule::ALL.len()];
-        let mut plan = random_plan(&graph, 2 + dice.below(5), micro_batches, schedule, &mut dice);
-        replicate(&mut plan, &mut dice);
+        let mut plan = random_plan(&graph, 2 + choices.below(5), micro_batches, schedule, &mut choices);
+        replicate(&mut plan, &mut choices);
         let expected = gradients(&graph, &one_peer(&graph, micro_batches));
         let got = gradients(&graph, &plan);
         assert_eq!((got.0.loss, &got.2), (expected.0.loss, &expected.2), "seed {seed}");

@@ -1,21 +1,24 @@
-//! Reverse-mode differentiation as a transformation of the graph (as in JAX or XLA): the result is the same graph with backward nodes
-//! behind the forward ones, each a plain node that can be placed, costed and scheduled like any other.
+//! Reverse-mode differentiation as a transformation of the graph, as in JAX.
+//!
+//! The result is the same graph with backward nodes after the forward nodes. A backward node is a plain node: it is
+//! placed, costed and scheduled like any other.
 
 use std::collections::BTreeMap;
 
-use crate::ops::{Backward, Binary};
+use crate::ops::Binary;
+use crate::rules::Backward;
 use crate::{Builder, Graph, GraphError, ParameterGradient, Phase, TensorType, TrainGraph, ValueId, ValueKind};
 
 /// Adds to `graph` the operators that compute the gradient of `loss_weight · loss` with respect to every parameter.
 ///
-/// Forward nodes and values keep their ids. Where several gradients meet in one value they are added in a chain, from the last
-/// user to the first, and each sum is a node of its own: the order of additions belongs to the graph, not to where its parts run.
+/// Forward nodes and values keep their ids. The gradients of a value that several nodes read are added in a chain of
+/// nodes, from the last reader to the first. So the graph fixes the order of additions, wherever its parts run.
 pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphError> {
     let ty = graph.ty(loss).clone();
     if !ty.dtype.is_float() || ty.numel() != 1 {
         return Err(GraphError::Structure {
             graph: graph.name.clone(),
-            reason: format!("the loss {:?} must be one float, is {ty}", graph.value(loss).name),
+            reason: format!("the loss {:?} must be a single float, but is {ty}", graph.value(loss).name),
         });
     }
     let forward = graph.nodes.len();
@@ -23,7 +26,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
     let live = graph.ancestors([loss]);
     let mut b = Builder::extend(graph.clone());
     let loss_weight = b.input("loss_weight", ty.dtype, [])?;
-    // Contributions to the gradient of each value, from its last user to its first.
+    // The terms of each value's gradient, from its last reader to its first.
     let mut grads: Vec<Vec<ValueId>> = vec![Vec::new(); graph.values.len()];
     let mut gradient_of: BTreeMap<ValueId, Vec<ValueId>> = BTreeMap::new();
     grads[loss.index()].push(loss_weight);
@@ -43,13 +46,15 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
         }
         b.tag(Phase::InputGrad, Some(id));
         let outgoing = b.scope(format!("{}.grad", node.name), |b| {
-            node.op.operator().backward(&mut Backward {
+            node.op.backward(&mut Backward {
                 b,
                 inputs: &node.inputs,
                 outputs: &node.outputs,
                 grads: &incoming,
                 wanted: &wanted,
-                at: (node.op.name(), &node.name, id),
+                op: node.op.name(),
+                node_name: &node.name,
+                node: id,
             })
         })?;
         for ((v, grad), wanted) in node.inputs.iter().zip(outgoing).zip(wanted) {
@@ -70,7 +75,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
     Ok(TrainGraph { graph, loss, loss_weight, gradients, gradient_of })
 }
 
-/// Per value, whether it is a parameter or a float computed from one.
+/// For each value, whether it is a parameter or a float computed from one.
 fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     let mut depends: Vec<bool> = graph.values.iter().map(|v| matches!(v.kind, ValueKind::Parameter(_))).collect();
     for node in &graph.nodes {
@@ -83,33 +88,36 @@ fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     depends
 }
 
-/// The sum of contributions as a chain of additions; each sits where the user it came from sits. `told` hears of each.
+/// Adds up the terms of a gradient in a chain. Each addition has the origin of the node that its second term comes from.
+/// `on_sum` is called with each partial sum.
 fn accumulate(
     b: &mut Builder,
-    contributions: &[ValueId],
+    terms: &[ValueId],
     ty: &TensorType,
-    mut told: impl FnMut(ValueId),
+    mut on_sum: impl FnMut(ValueId),
 ) -> Result<Option<ValueId>, GraphError> {
-    let Some((&first, rest)) = contributions.split_first() else {
+    let Some((&first, rest)) = terms.split_first() else {
         return Ok(None);
     };
     let mut sum = first;
     for &c in rest {
-        // What comes straight from outside, the loss weight, is added where the sum is used: there the tag stands.
+        // The loss weight has no producer. Its addition keeps the tag of the node that uses the sum.
         if let Some(user) = b.graph().producer(c) {
             b.tag(Phase::InputGrad, b.graph().node(user).origin);
         }
         sum = b.op(Binary::Add, &[sum, c])?;
-        told(sum);
+        on_sum(sum);
     }
-    // A loss of shape [1] gets its weight in that shape.
+    // The loss weight is a scalar, but the loss may have shape [1].
     b.reshape(sum, ty.shape.clone()).map(Some)
 }
 
-/// A backward node makes a weight gradient if nothing but its own kin waits for it: every reader stems from the same forward
-/// node and makes a weight gradient too, or stems from a forward node that depends on parameters alone (a view of a weight).
+/// Tags the backward nodes whose results only weight gradients need.
+///
+/// Each reader of such a node is a weight-gradient node of the same forward node, or belongs to a forward node that
+/// depends on nothing but parameters and constants, such as a view of a weight.
 fn tag_weight_gradients(graph: &mut Graph, forward: usize, wants: &[bool]) {
-    // Forward nodes that see no activation: their operands come from parameters and constants alone.
+    // Forward nodes that read no activation.
     let mut weight_only = vec![true; forward];
     for n in 0..forward {
         weight_only[n] = graph.nodes[n].inputs.iter().all(|v| match graph.value(*v).kind {

@@ -1,31 +1,26 @@
-//! Writes graphs: every call checks its operands and adds nodes.
+//! Builds graphs. Every call checks its operands and adds a value or a node.
 
 use std::collections::{BTreeMap, HashSet};
 
-use crate::ops::{
-    Arange, ArgReduce, Binary, BinaryScalar, Cast, Cat, Compare, CompareScalar, Conv2d, CrossEntropy, CumSum, Dropout,
-    Embedding, Expand, Flip, Full, Gather, LayerNorm, Linear, Matmul, Permute, Reduce, ReduceKind, Reshape, Slice,
-    Softmax, Split, Unary, Where,
-};
 use crate::{
     DType, Graph, GraphError, HostTensor, Init, Node, NodeId, Op, Phase, Shape, StateUpdate, TensorType, Value,
     ValueId, ValueKind,
 };
 
-/// A graph being written.
+/// A graph under construction.
 #[derive(Debug, Clone)]
 pub struct Builder {
     graph: Graph,
     scope: Vec<String>,
     names: HashSet<String>,
-    /// How often each base name was used, so that finding a free one stays cheap.
+    /// The last number appended to each base name, so that finding a free name stays cheap.
     counts: BTreeMap<String, usize>,
     phase: Phase,
     origin: Option<NodeId>,
 }
 
 impl Builder {
-    /// An empty graph of this name.
+    /// Starts an empty graph.
     pub fn new(name: impl Into<String>) -> Self {
         Self::extend(Graph {
             name: name.into(),
@@ -38,7 +33,7 @@ impl Builder {
         })
     }
 
-    /// Goes on writing a graph.
+    /// Continues an existing graph.
     pub fn extend(graph: Graph) -> Self {
         let names =
             graph.values.iter().map(|v| v.name.clone()).chain(graph.nodes.iter().map(|n| n.name.clone())).collect();
@@ -50,13 +45,13 @@ impl Builder {
         &self.graph
     }
 
-    /// Nodes from now on carry these tags.
+    /// Sets the phase and origin of all nodes added from now on.
     pub(crate) fn tag(&mut self, phase: Phase, origin: Option<NodeId>) {
         self.phase = phase;
         self.origin = origin;
     }
 
-    /// Runs `f` with `name` in front of the names it gives, as PyTorch names submodules.
+    /// Calls `f`. The names it gives get the prefix `name.`, as in PyTorch's submodules.
     pub fn scope<T>(
         &mut self,
         name: impl Into<String>,
@@ -68,12 +63,12 @@ impl Builder {
         out
     }
 
-    /// Names given from now on stand behind `path`, whatever the scope was.
+    /// Replaces the current scope: names given from now on get the prefix `path.`.
     pub fn set_scope(&mut self, path: &str) {
         self.scope = vec![path.into()];
     }
 
-    /// `name` behind the present scope.
+    /// `name` with the prefix of the current scope.
     pub fn path(&self, name: &str) -> String {
         let mut parts: Vec<&str> = self.scope.iter().map(String::as_str).filter(|s| !s.is_empty()).collect();
         if !name.is_empty() {
@@ -102,19 +97,19 @@ impl Builder {
         if !self.names.insert(name.clone()) {
             return Err(GraphError::Structure {
                 graph: self.graph.name.clone(),
-                reason: format!("the name {name:?} is given twice"),
+                reason: format!("two values are named {name:?}"),
             });
         }
         self.graph.values.push(Value { name, ty, kind });
         Ok(ValueId(self.graph.values.len() as u32 - 1))
     }
 
-    /// A value given with every micro-batch.
+    /// Adds an input, given with every micro-batch.
     pub fn input(&mut self, name: &str, dtype: DType, shape: impl Into<Shape>) -> Result<ValueId, GraphError> {
         self.source(name, TensorType::new(dtype, shape), ValueKind::Input)
     }
 
-    /// A trained value; its name is the present scope's path.
+    /// Adds a trained value. Its full name, with the scope, is its name in checkpoints.
     pub fn parameter(
         &mut self,
         name: &str,
@@ -125,7 +120,7 @@ impl Builder {
         self.source(name, TensorType::new(dtype, shape), ValueKind::Parameter(init))
     }
 
-    /// State without a gradient; see [`Self::update_buffer`].
+    /// Adds state without a gradient; see [`Self::update_buffer`].
     pub fn buffer(
         &mut self,
         name: &str,
@@ -136,7 +131,7 @@ impl Builder {
         self.source(name, TensorType::new(dtype, shape), ValueKind::Buffer(init))
     }
 
-    /// A fixed tensor.
+    /// Adds a fixed tensor.
     pub fn constant(&mut self, name: &str, tensor: HostTensor) -> Result<ValueId, GraphError> {
         let id = self.source(name, tensor.ty().clone(), ValueKind::Constant)?;
         let name = self.graph.value(id).name.clone();
@@ -144,7 +139,7 @@ impl Builder {
         Ok(id)
     }
 
-    /// The graph's random key, made on first use.
+    /// The random key of the graph, added on first use.
     pub fn rng_key(&mut self) -> Result<ValueId, GraphError> {
         match self.graph.values.iter().position(|v| v.kind == ValueKind::RngKey) {
             Some(i) => Ok(ValueId(i as u32)),
@@ -157,40 +152,40 @@ impl Builder {
         }
     }
 
-    /// Forward leaves `value` in `buffer` after every micro-batch.
+    /// Stores `value` in `buffer` after every micro-batch.
     pub fn update_buffer(&mut self, buffer: ValueId, value: ValueId) -> Result<(), GraphError> {
         self.graph.state_updates.push(StateUpdate { buffer, value });
         Ok(())
     }
 
-    /// Names a result.
+    /// Names a result of the graph. Fails if the name is taken.
     pub fn output(&mut self, name: &str, value: ValueId) -> Result<(), GraphError> {
         match self.graph.outputs.insert(name.into(), value) {
             None => Ok(()),
             Some(_) => Err(GraphError::Structure {
                 graph: self.graph.name.clone(),
-                reason: format!("the output {name:?} is named twice"),
+                reason: format!("two outputs are named {name:?}"),
             }),
         }
     }
 
-    /// Facts for importers and exporters.
+    /// Stores a fact for importers and exporters.
     pub fn metadata(&mut self, key: &str, value: serde_json::Value) {
         self.graph.metadata.insert(key.into(), value);
     }
 
-    /// The graph, validated.
+    /// Validates and returns the graph.
     pub fn finish(self) -> Result<Graph, GraphError> {
         self.graph.validate()?;
         Ok(self.graph)
     }
 
-    /// A value's type.
+    /// The type of a value.
     pub fn ty(&self, id: ValueId) -> &TensorType {
         self.graph.ty(id)
     }
 
-    /// Applies an operator and returns its results.
+    /// Applies an operator and returns its results. Fails if the operator cannot take the operands.
     pub fn apply(&mut self, op: impl Into<Op>, inputs: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
         let op = op.into();
         let types = self.graph.types(inputs);
@@ -209,7 +204,7 @@ impl Builder {
             .into_iter()
             .enumerate()
             .map(|(i, ty)| {
-                // A single result bears its node's name.
+                // The first result has the name of the node.
                 let name = if i == 0 { name.clone() } else { self.free_name(format!("{name}.{i}")) };
                 self.graph.values.push(Value { name, ty, kind: ValueKind::Result { node, index: i as u32 } });
                 ValueId(first + i as u32)
@@ -226,312 +221,12 @@ impl Builder {
         Ok(outputs)
     }
 
-    /// Applies an operator and returns its first result.
+    /// Applies an operator and returns its first result. Fails if the operator cannot take the operands.
     pub fn op(&mut self, op: impl Into<Op>, inputs: &[ValueId]) -> Result<ValueId, GraphError> {
         let outputs = self.apply(op, inputs)?;
         outputs.first().copied().ok_or_else(|| GraphError::Structure {
             graph: self.graph.name.clone(),
             reason: "an operator without results was applied".into(),
         })
-    }
-}
-
-/// Operators by name. Shapes follow ATen's; see [`crate::ops`] for each.
-#[allow(missing_docs)]
-impl Builder {
-    pub fn unary(&mut self, op: Unary, x: ValueId) -> Result<ValueId, GraphError> {
-        self.op(op, &[x])
-    }
-
-    pub fn add(&mut self, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
-        self.op(Binary::Add, &[a, b])
-    }
-
-    pub fn sub(&mut self, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
-        self.op(Binary::Sub, &[a, b])
-    }
-
-    pub fn mul(&mut self, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
-        self.op(Binary::Mul, &[a, b])
-    }
-
-    pub fn div(&mut self, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
-        self.op(Binary::Div, &[a, b])
-    }
-
-    fn scalar(&mut self, op: Binary, x: ValueId, scalar: f64, reverse: bool) -> Result<ValueId, GraphError> {
-        self.op(BinaryScalar { op, scalar, reverse }, &[x])
-    }
-
-    pub fn add_scalar(&mut self, x: ValueId, s: f64) -> Result<ValueId, GraphError> {
-        self.scalar(Binary::Add, x, s, false)
-    }
-
-    pub fn sub_scalar(&mut self, x: ValueId, s: f64) -> Result<ValueId, GraphError> {
-        self.scalar(Binary::Sub, x, s, false)
-    }
-
-    /// `s - x`
-    pub fn scalar_sub(&mut self, s: f64, x: ValueId) -> Result<ValueId, GraphError> {
-        self.scalar(Binary::Sub, x, s, true)
-    }
-
-    pub fn mul_scalar(&mut self, x: ValueId, s: f64) -> Result<ValueId, GraphError> {
-        self.scalar(Binary::Mul, x, s, false)
-    }
-
-    pub fn div_scalar(&mut self, x: ValueId, s: f64) -> Result<ValueId, GraphError> {
-        self.scalar(Binary::Div, x, s, false)
-    }
-
-    pub fn pow_scalar(&mut self, x: ValueId, s: f64) -> Result<ValueId, GraphError> {
-        self.scalar(Binary::Pow, x, s, false)
-    }
-
-    pub fn compare_scalar(&mut self, op: Compare, x: ValueId, scalar: f64) -> Result<ValueId, GraphError> {
-        self.op(CompareScalar { op, scalar }, &[x])
-    }
-
-    pub fn where_(&mut self, condition: ValueId, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
-        self.op(Where, &[condition, a, b])
-    }
-
-    pub fn cast(&mut self, x: ValueId, dtype: DType) -> Result<ValueId, GraphError> {
-        if self.ty(x).dtype == dtype { Ok(x) } else { self.op(Cast { dtype }, &[x]) }
-    }
-
-    fn reduce(&mut self, kind: ReduceKind, x: ValueId, dims: &[usize], keepdim: bool) -> Result<ValueId, GraphError> {
-        self.op(Reduce { kind, dims: dims.to_vec(), keepdim }, &[x])
-    }
-
-    pub fn sum(&mut self, x: ValueId, dims: &[usize], keepdim: bool) -> Result<ValueId, GraphError> {
-        self.reduce(ReduceKind::Sum, x, dims, keepdim)
-    }
-
-    pub fn mean(&mut self, x: ValueId, dims: &[usize], keepdim: bool) -> Result<ValueId, GraphError> {
-        self.reduce(ReduceKind::Mean, x, dims, keepdim)
-    }
-
-    pub fn amax(&mut self, x: ValueId, dims: &[usize], keepdim: bool) -> Result<ValueId, GraphError> {
-        self.reduce(ReduceKind::Amax, x, dims, keepdim)
-    }
-
-    pub fn argmax(&mut self, x: ValueId, dim: usize) -> Result<ValueId, GraphError> {
-        self.op(ArgReduce { largest: true, dim, keepdim: false }, &[x])
-    }
-
-    pub fn cumsum(&mut self, x: ValueId, dim: usize) -> Result<ValueId, GraphError> {
-        self.op(CumSum { dim }, &[x])
-    }
-
-    pub fn reshape(&mut self, x: ValueId, shape: impl Into<Shape>) -> Result<ValueId, GraphError> {
-        let shape = shape.into();
-        if self.ty(x).shape == shape { Ok(x) } else { self.op(Reshape { shape }, &[x]) }
-    }
-
-    pub fn permute(&mut self, x: ValueId, dims: &[usize]) -> Result<ValueId, GraphError> {
-        self.op(Permute { dims: dims.to_vec() }, &[x])
-    }
-
-    /// The last two dimensions swapped.
-    pub fn transpose(&mut self, x: ValueId) -> Result<ValueId, GraphError> {
-        let rank = self.ty(x).rank();
-        let mut dims: Vec<usize> = (0..rank).collect();
-        if rank >= 2 {
-            dims.swap(rank - 1, rank - 2);
-        }
-        self.permute(x, &dims)
-    }
-
-    pub fn expand(&mut self, x: ValueId, shape: impl Into<Shape>) -> Result<ValueId, GraphError> {
-        let shape = shape.into();
-        if self.ty(x).shape == shape { Ok(x) } else { self.op(Expand { shape }, &[x]) }
-    }
-
-    pub fn slice(
-        &mut self,
-        x: ValueId,
-        dim: usize,
-        start: usize,
-        end: usize,
-        step: usize,
-    ) -> Result<ValueId, GraphError> {
-        if start == 0 && step == 1 && self.ty(x).shape.get(dim) == Some(&end) {
-            return Ok(x);
-        }
-        self.op(Slice { dim, start, end, step }, &[x])
-    }
-
-    pub fn cat(&mut self, xs: &[ValueId], dim: usize) -> Result<ValueId, GraphError> {
-        if let [x] = xs { Ok(*x) } else { self.op(Cat { dim }, xs) }
-    }
-
-    /// Equal parts of a dimension.
-    pub fn chunk(&mut self, x: ValueId, parts: usize, dim: usize) -> Result<Vec<ValueId>, GraphError> {
-        let size = self.ty(x).shape.get(dim).copied().unwrap_or(0) / parts.max(1);
-        self.apply(Split { dim, sizes: vec![size; parts] }, &[x])
-    }
-
-    pub fn flip(&mut self, x: ValueId, dims: &[usize]) -> Result<ValueId, GraphError> {
-        self.op(Flip { dims: dims.to_vec() }, &[x])
-    }
-
-    pub fn full(&mut self, ty: TensorType, value: f64) -> Result<ValueId, GraphError> {
-        self.op(Full { ty, value }, &[])
-    }
-
-    pub fn arange(&mut self, dtype: DType, start: f64, step: f64, len: usize) -> Result<ValueId, GraphError> {
-        self.op(Arange { dtype, start, step, len }, &[])
-    }
-
-    pub fn gather(&mut self, x: ValueId, dim: usize, index: ValueId) -> Result<ValueId, GraphError> {
-        self.op(Gather { dim }, &[x, index])
-    }
-
-    pub fn matmul(&mut self, a: ValueId, b: ValueId) -> Result<ValueId, GraphError> {
-        self.op(Matmul, &[a, b])
-    }
-
-    pub fn linear(&mut self, x: ValueId, weight: ValueId, bias: Option<ValueId>) -> Result<ValueId, GraphError> {
-        let operands: Vec<ValueId> = [x, weight].into_iter().chain(bias).collect();
-        self.op(Linear, &operands)
-    }
-
-    pub fn embedding(&mut self, weight: ValueId, ids: ValueId) -> Result<ValueId, GraphError> {
-        self.op(Embedding { padding_idx: None }, &[weight, ids])
-    }
-
-    /// Over the last dimension, with weight and bias.
-    pub fn layer_norm(&mut self, x: ValueId, weight: ValueId, bias: ValueId, eps: f64) -> Result<ValueId, GraphError> {
-        self.op(LayerNorm { dims: 1, eps }, &[x, weight, bias])
-    }
-
-    /// `x / √(mean(x²) + eps) · weight` over the last dimension (Zhang and Sennrich, 2019).
-    pub fn rms_norm(&mut self, x: ValueId, weight: ValueId, eps: f64) -> Result<ValueId, GraphError> {
-        let last = self.ty(x).rank().saturating_sub(1);
-        let square = self.mul(x, x)?;
-        let mean = self.mean(square, &[last], true)?;
-        let mean = self.add_scalar(mean, eps)?;
-        let rstd = self.unary(Unary::Rsqrt, mean)?;
-        let x = self.mul(x, rstd)?;
-        self.mul(x, weight)
-    }
-
-    /// `x [N, C, ..]`, each of `groups` groups of channels normalised on its own (Wu and He, 2018); weight and bias `[C]`.
-    pub fn group_norm(
-        &mut self,
-        x: ValueId,
-        groups: usize,
-        weight: ValueId,
-        bias: ValueId,
-        eps: f64,
-    ) -> Result<ValueId, GraphError> {
-        let shape = self.ty(x).shape.clone();
-        let [n, c, rest @ ..] = &shape[..] else {
-            return Err(GraphError::Structure {
-                graph: self.graph.name.clone(),
-                reason: format!("group_norm needs at least two dimensions, got {shape:?}"),
-            });
-        };
-        let flat = self.reshape(x, [*n, groups, (c / groups.max(1)) * rest.iter().product::<usize>()])?;
-        let y = self.op(LayerNorm { dims: 1, eps }, &[flat])?;
-        let y = self.reshape(y, shape.clone())?;
-        let mut along = vec![1; shape.len()];
-        along[1] = *c;
-        let weight = self.reshape(weight, along.clone())?;
-        let bias = self.reshape(bias, along)?;
-        let y = self.mul(y, weight)?;
-        self.add(y, bias)
-    }
-
-    pub fn softmax(&mut self, x: ValueId, dim: usize) -> Result<ValueId, GraphError> {
-        self.op(Softmax { dim }, &[x])
-    }
-
-    pub fn conv2d(
-        &mut self,
-        x: ValueId,
-        weight: ValueId,
-        bias: Option<ValueId>,
-        conv: Conv2d,
-    ) -> Result<ValueId, GraphError> {
-        let operands: Vec<ValueId> = [x, weight].into_iter().chain(bias).collect();
-        self.op(conv, &operands)
-    }
-
-    /// Dropout with the graph's random key; the identity for `p` 0.
-    pub fn dropout(&mut self, x: ValueId, p: f64) -> Result<ValueId, GraphError> {
-        if p == 0.0 {
-            return Ok(x);
-        }
-        let key = self.rng_key()?;
-        let stream = self.graph.nodes.iter().filter(|n| matches!(n.op, Op::Dropout(_))).count() as u64;
-        self.op(Dropout { p, stream }, &[x, key])
-    }
-
-    /// Mean cross-entropy of `logits [.., C]` against `target [..]`, whose leading dimensions are flattened.
-    pub fn cross_entropy(
-        &mut self,
-        logits: ValueId,
-        target: ValueId,
-        ignore_index: i64,
-    ) -> Result<ValueId, GraphError> {
-        let logits = self.flatten_leading(logits)?;
-        let n = self.ty(target).numel();
-        let target = self.reshape(target, [n])?;
-        self.op(CrossEntropy { ignore_index }, &[logits, target])
-    }
-
-    /// All dimensions but the last as one.
-    pub fn flatten_leading(&mut self, x: ValueId) -> Result<ValueId, GraphError> {
-        let shape = &self.ty(x).shape;
-        let Some((&last, lead)) = shape.split_last() else {
-            return self.reshape(x, [1, 1]);
-        };
-        let rows = lead.iter().product();
-        self.reshape(x, [rows, last])
-    }
-
-    /// Sums `x` over the dimensions in which `like` was broadcast, so that it gets `like`'s shape.
-    pub fn sum_to(&mut self, x: ValueId, like: ValueId) -> Result<ValueId, GraphError> {
-        let target = self.ty(like).shape.clone();
-        let shape = self.ty(x).shape.clone();
-        if shape == target {
-            return Ok(x);
-        }
-        let lead = shape.len().saturating_sub(target.len());
-        let dims: Vec<usize> =
-            (0..shape.len()).filter(|&d| d < lead || (target[d - lead] == 1 && shape[d] != 1)).collect();
-        let summed = self.sum(x, &dims, false)?;
-        self.reshape(summed, target)
-    }
-
-    /// A zero scalar of a value's type.
-    pub fn zero_like_scalar(&mut self, x: ValueId) -> Result<ValueId, GraphError> {
-        let dtype = self.ty(x).dtype;
-        self.full(TensorType::new(dtype, []), 0.0)
-    }
-
-    /// NaN replaced by 0.
-    pub(crate) fn nan_to_zero(&mut self, x: ValueId) -> Result<ValueId, GraphError> {
-        let number = self.op(Compare::Eq, &[x, x])?;
-        let zero = self.zero_like_scalar(x)?;
-        self.where_(number, x, zero)
-    }
-
-    /// The share of gradient `g` that `a` gets of a maximum (or minimum) of `a` and `b`: all where it wins, half of a tie.
-    pub(crate) fn extremum_grad(
-        &mut self,
-        g: ValueId,
-        a: ValueId,
-        b: ValueId,
-        max: bool,
-    ) -> Result<ValueId, GraphError> {
-        let wins = self.op(if max { Compare::Gt } else { Compare::Lt }, &[a, b])?;
-        let ties = self.op(Compare::Eq, &[a, b])?;
-        let half = self.mul_scalar(g, 0.5)?;
-        let zero = self.zero_like_scalar(g)?;
-        let rest = self.where_(ties, half, zero)?;
-        self.where_(wins, g, rest)
     }
 }

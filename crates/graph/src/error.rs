@@ -1,47 +1,47 @@
 use crate::{NodeId, TensorType};
 
-/// What is wrong with a graph, naming the operator and the operands at fault.
+/// An invalid graph, operator, configuration or tensor.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum GraphError {
-    /// An operator was given operands it cannot take.
+    /// An operator cannot take the operands given.
     #[error("{op} ({name}): {reason}; operands: {}", list(operands))]
     Operand {
-        /// The operator's ATen name.
+        /// The operator's name in ATen.
         op: String,
-        /// The node's name in the graph.
+        /// The node's name.
         name: String,
-        /// The types of the operands given.
+        /// The types of the operands.
         operands: Vec<TensorType>,
-        /// What the operator asks for.
+        /// The requirement that the operands fail.
         reason: String,
     },
-    /// The graph's structure is broken.
+    /// The graph's structure is invalid.
     #[error("graph {graph:?}: {reason}")]
     Structure {
         /// The graph's name.
         graph: String,
-        /// What is wrong and where.
+        /// The invalid part.
         reason: String,
     },
-    /// A gradient was asked of an operator that has none.
+    /// A gradient reaches an operator that cannot be differentiated.
     #[error("{op} ({name}, node {node}) has no derivative, but a gradient reaches it: {reason}")]
     NotDifferentiable {
-        /// The operator's ATen name.
+        /// The operator's name in ATen.
         op: String,
         /// The node's name.
         name: String,
         /// The node.
         node: NodeId,
-        /// Why not.
+        /// The reason.
         reason: String,
     },
-    /// A configuration does not describe a model.
+    /// A model family's configuration is invalid.
     #[error("model configuration: {0}")]
     Config(String),
     /// A graph file cannot be read.
     #[error("graph file: {0}")]
     File(String),
-    /// Bytes do not fit the tensor they are said to be.
+    /// The data does not match the tensor's type.
     #[error("tensor: {0}")]
     Tensor(String),
 }

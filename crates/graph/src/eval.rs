@@ -1,14 +1,16 @@
-//! The evaluation form of a graph: no dropout, batch normalisation by its running statistics, no state that changes.
+//! The evaluation form of a graph: without dropout and state updates, and with batch normalisation by running
+//! statistics.
 
 use crate::ops::Unary;
 use crate::{Builder, Graph, GraphError, NodeId, Op, ValueId, ValueKind};
 
 impl Graph {
-    /// The evaluation form. Values from outside keep their names; every node's origin is the forward node it stands for.
+    /// The evaluation form of the graph. Inputs, parameters, buffers and constants keep their names. The origin of each
+    /// node is the node of this graph that it replaces.
     pub fn evaluation(&self) -> Result<Graph, GraphError> {
         let mut b = Builder::new(format!("{}.eval", self.name));
         let mut map: Vec<Option<ValueId>> = vec![None; self.values.len()];
-        // Only what the outputs depend on: running statistics, for one, no longer do.
+        // Nodes that no output depends on are dropped, such as the update of running statistics.
         let live = self.ancestors(self.outputs.values().copied());
         for (i, v) in self.values.iter().enumerate() {
             map[i] = match &v.kind {
@@ -29,7 +31,7 @@ impl Graph {
             let operand = |i: usize| {
                 map[node.inputs[i].index()].ok_or_else(|| GraphError::Structure {
                     graph: self.name.clone(),
-                    reason: format!("node {:?} reads what only training has", node.name),
+                    reason: format!("node {:?} reads a value that exists only in training", node.name),
                 })
             };
             let outputs: Vec<Option<ValueId>> = match &node.op {
@@ -63,7 +65,7 @@ impl Graph {
     }
 }
 
-/// `(x - mean) / √(var + eps) · weight + bias` as one factor and one offset a channel.
+/// `(x - mean) / √(var + eps) · weight + bias`, computed as one factor and one offset per channel.
 fn inference_batch_norm(
     b: &mut Builder,
     x: ValueId,

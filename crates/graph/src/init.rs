@@ -1,31 +1,31 @@
-//! Initial values of parameters and buffers, the same on whichever peer makes them.
+//! Initial values of parameters and buffers. Every peer draws the same bits.
 
 use serde::{Deserialize, Serialize};
 
 use crate::{CounterRng, GraphError, HostTensor, TensorType};
 
-/// How a parameter or buffer starts when no weights are loaded.
+/// The initial value of a parameter or buffer when no weights are loaded.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Init {
-    /// Every element this value.
+    /// The same value in every element.
     Constant(f64),
-    /// Normal with mean 0.
+    /// Normally distributed with mean 0.
     Normal {
         /// Standard deviation.
         std: f64,
     },
-    /// Uniform in [-bound, bound).
+    /// Uniformly distributed in [-bound, bound).
     Uniform {
-        /// Half the width.
+        /// Half the width of the interval.
         bound: f64,
     },
 }
 
 impl Init {
-    /// Draws the value of the parameter `name`: a function of (seed, name, type) alone.
+    /// Draws the value of the parameter `name`. It depends on nothing but the seed, the name and the type.
     pub fn draw(&self, seed: u64, name: &str, ty: &TensorType) -> Result<HostTensor, GraphError> {
-        let rng = CounterRng::named(seed, name);
+        let rng = CounterRng::for_name(seed, name);
         let n = ty.numel() as u64;
         let values: Vec<f64> = match *self {
             Self::Constant(c) => vec![c; ty.numel()],

@@ -1,17 +1,21 @@
-//! The OP-DAG: typed operators, shapes, validation, autodiff and model families.
+//! The model as a graph of operators: types, shapes, validation, differentiation and model families.
 //!
-//! This crate imports no other crate of the workspace and does no I/O. A [`Graph`] is plain data: values with a
-//! type, nodes that each apply one [`Op`], and the names of what comes in (inputs, parameters, buffers) and goes out.
-//! [`autodiff::differentiate`] turns a forward graph into one that also holds the backward operators, each still one
-//! plain node; [`Graph::evaluation`] turns it into its evaluation form.
+//! This crate imports no other crate of the workspace and does no I/O.
+//!
+//! A [`Graph`] is plain data. Its nodes each apply one operator ([`Op`]) to typed values. Values from outside are
+//! inputs, parameters, buffers and constants. [`autodiff::differentiate`] adds the backward operators to a forward
+//! graph, as plain nodes. [`Graph::evaluation`] returns the form used for evaluation.
+//!
+//! Layers, from the bottom: `types` and `ids`; `ops` (attributes, shapes, costs); `graph`; `builder`; `rules`
+//! (gradients and decompositions, which write operators with the builder); `autodiff`, `eval` and `models`.
 //!
 //! ```
-//! use fusionllm_graph::{Builder, DType};
+//! use fusionllm_graph::{Builder, DType, Init};
 //!
 //! let mut b = Builder::new("affine");
 //! let x = b.input("x", DType::F32, [4, 3])?;
 //! let y = b.input("y", DType::I64, [4])?;
-//! let w = b.parameter("w", DType::F32, [2, 3], fusionllm_graph::Init::Normal { std: 0.02 })?;
+//! let w = b.parameter("w", DType::F32, [2, 3], Init::Normal { std: 0.02 })?;
 //! let logits = b.linear(x, w, None)?;
 //! let loss = b.cross_entropy(logits, y, -100)?;
 //! b.output("loss", loss)?;
@@ -23,24 +27,30 @@
 
 pub mod autodiff;
 mod builder;
+mod builder_ops;
 mod error;
 mod eval;
+mod file;
 mod graph;
+mod host_tensor;
+mod ids;
 pub mod init;
 pub mod models;
 mod number;
 pub mod ops;
 mod print;
 mod rng;
-mod tensor;
+mod rules;
+mod types;
+mod validate;
 
 pub use builder::Builder;
 pub use error::GraphError;
-pub use graph::{
-    FORMAT_VERSION, Graph, GraphFile, Node, NodeId, ParameterGradient, Phase, StateUpdate, TrainGraph, Value, ValueId,
-    ValueKind,
-};
+pub use file::{FORMAT_VERSION, GraphFile};
+pub use graph::{Graph, Node, ParameterGradient, Phase, StateUpdate, TrainGraph, Value, ValueKind};
+pub use host_tensor::HostTensor;
+pub use ids::{NodeId, ValueId};
 pub use init::Init;
 pub use ops::{Cost, Op};
-pub use rng::{CounterRng, Dice};
-pub use tensor::{DType, HostTensor, Shape, TensorType};
+pub use rng::{ChoiceRng, CounterRng};
+pub use types::{DType, Shape, TensorType};

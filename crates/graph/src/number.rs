@@ -1,5 +1,5 @@
-//! Floats in files: JSON has no literal for infinities and NaN (masks are filled with minus infinity), so there they are the strings `inf`, `-inf` and `nan`.
-//! Binary formats hold every float as it is.
+//! How floats are serialised. JSON has no literal for infinities and NaN, but masks are filled with minus infinity.
+//! So text formats write them as the strings `inf`, `-inf` and `nan`; binary formats write every float as it is.
 
 use std::fmt;
 
@@ -50,7 +50,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Err
     if d.is_human_readable() { d.deserialize_any(Number) } else { f64::deserialize(d) }
 }
 
-/// The same for a number that may be absent.
+/// The same for an optional number.
 pub(crate) mod optional {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 

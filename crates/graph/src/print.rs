@@ -1,4 +1,4 @@
-//! The readable form of a graph.
+//! The printed form of a graph.
 
 use std::fmt;
 

@@ -1,10 +1,10 @@
-//! A counter-based generator: the n-th number of a stream is a function of (key, n) alone.
+//! A counter-based random generator: the n-th number of a stream depends on nothing but the key and n.
 //!
-//! Any peer can make any element of a parameter's initial value or of a dropout mask, in any order, and gets the same
-//! bits. The mixing function is Philox-4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
+//! Any peer can draw any element of an initial value or of a dropout mask, in any order, and gets the same bits. The
+//! mixing function is Philox-4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3",
 //! SC 2011).
 
-/// A stream of random numbers indexed by a counter.
+/// Random numbers that are indexed by a counter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct CounterRng {
     key: [u32; 2],
@@ -16,13 +16,13 @@ const W0: u32 = 0x9E37_79B9;
 const W1: u32 = 0xBB67_AE85;
 
 impl CounterRng {
-    /// The stream of a 64-bit key.
+    /// The numbers of a 64-bit key.
     pub fn new(key: u64) -> Self {
         Self { key: [key as u32, (key >> 32) as u32] }
     }
 
-    /// The stream of `seed` and a name, such as a parameter's.
-    pub fn named(seed: u64, name: &str) -> Self {
+    /// The numbers of `seed` and a name, such as the name of a parameter.
+    pub fn for_name(seed: u64, name: &str) -> Self {
         let mut h = blake3::Hasher::new();
         h.update(&seed.to_le_bytes());
         h.update(name.as_bytes());
@@ -31,7 +31,7 @@ impl CounterRng {
         Self::new(u64::from_le_bytes(b))
     }
 
-    /// Four 32-bit numbers at `counter`; `stream` tells apart independent uses of one key.
+    /// Four 32-bit numbers at `counter`. Independent uses of one key take different `stream`s.
     pub fn block(&self, counter: u64, stream: u64) -> [u32; 4] {
         let mut c = [counter as u32, (counter >> 32) as u32, stream as u32, (stream >> 32) as u32];
         let mut k = self.key;
@@ -44,12 +44,12 @@ impl CounterRng {
         c
     }
 
-    /// Uniform in [0, 1) with 24 bits, element `index` of `stream`.
+    /// Element `index` of `stream`, uniform in [0, 1) with 24 random bits.
     pub fn uniform(&self, index: u64, stream: u64) -> f32 {
         (self.block(index / 4, stream)[(index % 4) as usize] >> 8) as f32 * (1.0 / 16_777_216.0)
     }
 
-    /// Standard normal, element `index` of `stream` (Box-Muller over two uniforms of the same block).
+    /// Element `index` of `stream`, standard normal (Box-Muller, from two uniform numbers of one block).
     pub fn normal(&self, index: u64, stream: u64) -> f64 {
         let block = self.block(index / 2, stream);
         let pair = if index.is_multiple_of(2) { [block[0], block[1]] } else { [block[2], block[3]] };
@@ -60,42 +60,45 @@ impl CounterRng {
     }
 }
 
-/// Choices one after the other, the same for the same seed: what tests and examples draw their random cases from.
+/// A sequence of random choices for tests and examples. The same seed gives the same choices.
 #[derive(Debug)]
-pub struct Dice(CounterRng, u64);
+pub struct ChoiceRng {
+    rng: CounterRng,
+    counter: u64,
+}
 
-impl Dice {
+impl ChoiceRng {
     /// The choices of a seed.
     pub fn new(seed: u64) -> Self {
-        Self(CounterRng::new(seed), 0)
+        Self { rng: CounterRng::new(seed), counter: 0 }
     }
 
     fn next(&mut self) -> u32 {
-        self.1 += 1;
-        self.0.block(self.1, 0)[0]
+        self.counter += 1;
+        self.rng.block(self.counter, 0)[0]
     }
 
-    /// A number below `n`, which is not 0.
+    /// A number below `n`. `n` must not be 0.
     pub fn below(&mut self, n: usize) -> usize {
         self.next() as usize % n
     }
 
-    /// Yes once in `n` times.
+    /// True with a probability of 1 in `n`.
     pub fn one_in(&mut self, n: usize) -> bool {
         self.below(n) == 0
     }
 
-    /// One of them; there is at least one.
-    pub fn pick<T: Copy>(&mut self, from: &[T]) -> T {
-        from[self.below(from.len())]
+    /// One of `items`, which must not be empty.
+    pub fn choose<T: Copy>(&mut self, items: &[T]) -> T {
+        items[self.below(items.len())]
     }
 
-    /// From `low` to `high`, both included.
+    /// An integer from `low` to `high`, both included.
     pub fn between(&mut self, low: usize, high: usize) -> usize {
         (low + (self.unit() * (high - low + 1) as f64) as usize).min(high)
     }
 
-    /// From `low` to `high`, evenly on a logarithmic scale.
+    /// A number from `low` to `high`, uniform on a logarithmic scale.
     pub fn log_uniform(&mut self, low: f64, high: f64) -> f64 {
         low * (high / low).powf(self.unit())
     }
@@ -109,7 +112,7 @@ impl Dice {
 mod tests {
     use super::*;
 
-    /// Known answer from the Random123 distribution (kat_vectors): philox4x32-10, all zeros and all ones.
+    /// Test vectors of philox4x32-10 from the Random123 distribution (`kat_vectors`): all zeros and all ones.
     #[test]
     fn philox_known_answers() {
         assert_eq!(CounterRng::new(0).block(0, 0), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
@@ -121,7 +124,7 @@ mod tests {
 
     #[test]
     fn normal_has_unit_variance() {
-        let rng = CounterRng::named(1, "w");
+        let rng = CounterRng::for_name(1, "w");
         let n = 20_000;
         let xs: Vec<f64> = (0..n).map(|i| rng.normal(i, 0)).collect();
         let mean = xs.iter().sum::<f64>() / n as f64;

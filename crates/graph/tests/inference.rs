@@ -194,7 +194,7 @@ proptest! {
                 .enumerate()
                 .map(|(i, t)| b.input(&format!("x{i}"), t.dtype, t.shape.clone()).unwrap())
                 .collect();
-            match op.operator().decompose(&mut b, &ids) {
+            match op.decompose(&mut b, &ids) {
                 Ok(Some(results)) => {
                     let made: Vec<&TensorType> = results.iter().map(|v| b.ty(*v)).collect();
                     prop_assert_eq!(made, outputs.iter().collect::<Vec<_>>(), "{:?}", op);

@@ -1,4 +1,4 @@
-//! A graph from a file or a peer is refused unless all that running it relies on holds.
+//! Invalid graphs from a file or a peer are refused before anything runs them.
 
 #![allow(clippy::unwrap_used)]
 
@@ -8,22 +8,22 @@ use fusionllm_graph::{
     Builder, DType, Graph, GraphError, HostTensor, Init, NodeId, Phase, StateUpdate, TensorType, ValueId, ValueKind,
 };
 
-/// `loss = Σ tanh(x w)` with a buffer that keeps the product.
+/// `loss = Σ tanh(x w)` with a buffer that stores the product.
 fn graph() -> Graph {
     let mut b = Builder::new("small");
     let x = b.input("x", DType::F32, [2, 3]).unwrap();
     let w = b.parameter("w", DType::F32, [3, 4], Init::Normal { std: 0.1 }).unwrap();
-    let kept = b.buffer("kept", DType::F32, [2, 4], Init::Constant(0.0)).unwrap();
+    let saved = b.buffer("saved", DType::F32, [2, 4], Init::Constant(0.0)).unwrap();
     let y = b.matmul(x, w).unwrap();
-    b.update_buffer(kept, y).unwrap();
+    b.update_buffer(saved, y).unwrap();
     let t = b.unary(Unary::Tanh, y).unwrap();
     let loss = b.sum(t, &[0, 1], false).unwrap();
     b.output("loss", loss).unwrap();
     b.finish().unwrap()
 }
 
-/// What `validate` says about the graph after a change.
-fn complaint(change: impl FnOnce(&mut Graph)) -> String {
+/// The error of `validate` for the graph after a change.
+fn error_after(change: impl FnOnce(&mut Graph)) -> String {
     let mut g = graph();
     change(&mut g);
     g.validate().unwrap_err().to_string()
@@ -34,14 +34,14 @@ fn matmul(g: &mut Graph) -> &mut fusionllm_graph::Node {
 }
 
 #[test]
-fn cycles_and_disorder_are_refused() {
-    let said = complaint(|g| matmul(g).inputs[0] = ValueId(4));
+fn cycles_and_wrong_orders_are_refused() {
+    let error = error_after(|g| matmul(g).inputs[0] = ValueId(4));
     assert_eq!(
-        said,
-        r#"graph "small": node #0 "matmul" (matmul) reads %4 before it is made: the graph has a cycle or is out of order"#
+        error,
+        r#"graph "small": node #0 "matmul" (matmul) reads %4 before it is computed: the nodes are out of order or form a cycle"#
     );
-    // In the wrong order every node still names its results, but the first one reads what the second makes.
-    let said = complaint(|g| {
+    // The nodes are swapped and their results renumbered: the first node now reads a result of the second.
+    let error = error_after(|g| {
         g.nodes.swap(0, 1);
         for (n, node) in g.nodes.iter().enumerate() {
             for (i, v) in node.outputs.iter().enumerate() {
@@ -49,83 +49,83 @@ fn cycles_and_disorder_are_refused() {
             }
         }
     });
-    assert!(said.contains(r#"node #0 "tanh" (tanh) reads %3 before it is made"#), "{said}");
+    assert!(error.contains(r#"node #0 "tanh" (tanh) reads %3 before it is computed"#), "{error}");
 }
 
 #[test]
 fn references_out_of_range_are_refused() {
-    let said = complaint(|g| matmul(g).inputs[1] = ValueId(99));
-    assert_eq!(said, r#"graph "small": node #0 "matmul" (matmul) reads %99, which is not there"#);
-    let said = complaint(|g| matmul(g).outputs[0] = ValueId(99));
-    assert!(said.contains("result 0 is %99, which does not name it as its producer"), "{said}");
-    let said = complaint(|g| {
+    let error = error_after(|g| matmul(g).inputs[1] = ValueId(99));
+    assert_eq!(error, r#"graph "small": node #0 "matmul" (matmul) reads %99, which does not exist"#);
+    let error = error_after(|g| matmul(g).outputs[0] = ValueId(99));
+    assert!(error.contains("result 0 is %99, but %99 names another producer"), "{error}");
+    let error = error_after(|g| {
         g.outputs.insert("loss".into(), ValueId(99));
     });
-    assert!(said.contains(r#"output "loss" is %99, which is not there"#), "{said}");
-    let said = complaint(|g| g.state_updates[0].value = ValueId(99));
-    assert!(said.contains("a state update names a value that is not there"), "{said}");
+    assert!(error.contains(r#"output "loss" is %99, which does not exist"#), "{error}");
+    let error = error_after(|g| g.state_updates[0].value = ValueId(99));
+    assert!(error.contains("the value of a state update is %99, which does not exist"), "{error}");
     for origin in [None, Some(NodeId(1)), Some(NodeId(2)), Some(NodeId(99))] {
-        let said = complaint(|g| {
+        let error = error_after(|g| {
             g.nodes[1].phase = Phase::InputGrad;
             g.nodes[1].origin = origin;
         });
-        assert!(said.contains("is a backward node, but stems from no earlier forward node"), "{said}");
+        assert!(error.contains("is a backward node, but its origin is no earlier forward node"), "{error}");
     }
 }
 
 #[test]
 fn wrong_types_are_refused() {
-    // The declared type of a result is not what the operator makes.
-    let said = complaint(|g| g.values[3].ty = TensorType::new(DType::F32, [2, 5]));
-    assert_eq!(said, r#"graph "small": node #0 "matmul" (matmul): result 0 is f32[2, 4], but f32[2, 5] is declared"#);
-    // An operand that the operator cannot take: the error names operator, node and operands.
-    let said = complaint(|g| g.values[1].ty = TensorType::new(DType::F32, [5, 4]));
+    // The declared type of a result differs from the operator's result.
+    let error = error_after(|g| g.values[3].ty = TensorType::new(DType::F32, [2, 5]));
+    assert_eq!(error, r#"graph "small": node #0 "matmul" (matmul): result 0 is f32[2, 4], but f32[2, 5] is declared"#);
+    // The operator cannot take an operand: the error names the operator, the node and the operands.
+    let error = error_after(|g| g.values[1].ty = TensorType::new(DType::F32, [5, 4]));
     assert_eq!(
-        said,
+        error,
         "matmul (matmul): inner sizes differ: 3 in f32[2, 3], 5 in f32[5, 4]; operands: f32[2, 3], f32[5, 4]"
     );
-    let said = complaint(|g| g.values[1].ty.dtype = DType::I64);
-    assert!(said.contains(r#"parameter "w" is i64[3, 4], but only floats are trained"#), "{said}");
-    let said = complaint(|g| g.values[2].ty = TensorType::new(DType::F32, [2]));
-    assert!(said.contains(r#"buffer "kept" is f32[2], its update f32[2, 4]"#), "{said}");
-    let said = complaint(|g| g.state_updates[0].buffer = ValueId(0));
-    assert!(said.contains(r#""x" is updated, but is no buffer"#), "{said}");
-    let said = complaint(|g| g.values[0].ty = TensorType::new(DType::F32, [usize::MAX, 3]));
-    assert!(said.contains("is larger than any memory"), "{said}");
-    let said = complaint(|g| g.values[0].kind = ValueKind::RngKey);
-    assert!(said.contains(r#"random key "x" must be an i64 scalar"#), "{said}");
+    let error = error_after(|g| g.values[1].ty.dtype = DType::I64);
+    assert!(error.contains(r#"parameter "w" must have floats, but is i64[3, 4]"#), "{error}");
+    let error = error_after(|g| g.values[2].ty = TensorType::new(DType::F32, [2]));
+    assert!(error.contains(r#"buffer "saved" is f32[2], but its update is f32[2, 4]"#), "{error}");
+    let error = error_after(|g| g.state_updates[0].buffer = ValueId(0));
+    assert!(error.contains(r#""x" is updated, but it is not a buffer"#), "{error}");
+    let error = error_after(|g| g.values[0].ty = TensorType::new(DType::F32, [usize::MAX, 3]));
+    assert!(error.contains("is larger than any memory"), "{error}");
+    let error = error_after(|g| g.values[0].kind = ValueKind::RngKey);
+    assert!(error.contains(r#"random key "x" must be an i64 scalar"#), "{error}");
 }
 
 #[test]
 fn names_and_producers_must_be_unique() {
-    let said = complaint(|g| g.values[1].name = "x".into());
-    assert!(said.contains(r#"two values are named "x""#), "{said}");
-    let said = complaint(|g| g.nodes[1].name = "matmul".into());
-    assert!(said.contains(r#"node #1 "matmul" (tanh) bears the name of an earlier node"#), "{said}");
-    // Two nodes claim one value, and one value is claimed by none.
-    let said = complaint(|g| g.nodes[1].outputs[0] = g.nodes[0].outputs[0]);
-    assert!(said.contains("which does not name it as its producer"), "{said}");
-    let said = complaint(|g| {
+    let error = error_after(|g| g.values[1].name = "x".into());
+    assert!(error.contains(r#"two values are named "x""#), "{error}");
+    let error = error_after(|g| g.nodes[1].name = "matmul".into());
+    assert!(error.contains(r#"node #1 "matmul" (tanh) has the name of an earlier node"#), "{error}");
+    // Two nodes have the same result, and no node has another result.
+    let error = error_after(|g| g.nodes[1].outputs[0] = g.nodes[0].outputs[0]);
+    assert!(error.contains("names another producer"), "{error}");
+    let error = error_after(|g| {
         g.nodes.pop();
         g.outputs.clear();
     });
-    assert!(said.contains(r#"no node makes "sum""#), "{said}");
-    let said = complaint(|g| g.nodes[0].outputs.clear());
-    assert!(said.contains("has 1 results, but 0 are declared"), "{said}");
-    let said = complaint(|g| {
+    assert!(error.contains(r#"no node computes "sum""#), "{error}");
+    let error = error_after(|g| g.nodes[0].outputs.clear());
+    assert!(error.contains("has 1 results, but 0 are declared"), "{error}");
+    let error = error_after(|g| {
         g.constants.insert("missing".into(), HostTensor::zeros(TensorType::new(DType::F32, [1])));
     });
-    assert!(said.contains(r#"constant "missing" does not fit the value of that name"#), "{said}");
+    assert!(error.contains(r#"constant "missing" does not match the value of that name"#), "{error}");
 }
 
-/// Two updates of one buffer would make its content depend on the order in which peers run.
+/// With two updates the content of a buffer would depend on the order in which peers run.
 #[test]
-fn a_buffer_is_updated_once() {
-    let said = complaint(|g| {
+fn a_buffer_has_at_most_one_update() {
+    let error = error_after(|g| {
         let update: StateUpdate = g.state_updates[0];
         g.state_updates.push(update);
     });
-    assert!(said.contains(r#"buffer "kept" is updated twice"#), "{said}");
+    assert!(error.contains(r#"buffer "saved" is updated twice"#), "{error}");
 }
 
 #[test]
@@ -147,7 +147,7 @@ fn json_keeps_every_graph() {
     }
 }
 
-/// Numbers that JSON has no literal for stand in real graphs: masks are filled with minus infinity.
+/// JSON has no literal for infinities, but real graphs contain them: masks are filled with minus infinity.
 #[test]
 fn json_keeps_infinities_and_nan() {
     let mut b = Builder::new("mask");
@@ -166,28 +166,28 @@ fn another_version_is_refused() {
     assert_ne!(json, other);
     assert_eq!(
         Graph::from_json(&other).unwrap_err(),
-        GraphError::File("it has version 2, this program reads version 1".into())
+        GraphError::File("it has format version 2, but this program reads version 1".into())
     );
-    // A version from the future may look like anything; it is still told apart from what is no graph at all.
-    let said = Graph::from_json(r#"{"fusionllm_graph": 3, "modules": []}"#).unwrap_err().to_string();
-    assert!(said.contains("version 3"), "{said}");
+    // A future version may have any other fields. The error still names the version.
+    let error = Graph::from_json(r#"{"fusionllm_graph": 3, "modules": []}"#).unwrap_err().to_string();
+    assert!(error.contains("version 3"), "{error}");
     for text in ["", "{}", "[1, 2]", r#"{"fusionllm_graph": "1"}"#] {
-        let said = Graph::from_json(text).unwrap_err().to_string();
-        assert!(said.starts_with("graph file: not a FusionLLM graph"), "{said}");
+        let error = Graph::from_json(text).unwrap_err().to_string();
+        assert!(error.starts_with("graph file: not a FusionLLM graph"), "{error}");
     }
-    let said = Graph::from_json(&json.replace("\"matmul\"", "\"hadamard\"")).unwrap_err().to_string();
-    assert!(said.starts_with("graph file: unknown variant `hadamard`") || said.contains("matmul"), "{said}");
+    let error = Graph::from_json(&json.replace("\"matmul\"", "\"hadamard\"")).unwrap_err().to_string();
+    assert!(error.starts_with("graph file: unknown variant `hadamard`") || error.contains("matmul"), "{error}");
 }
 
 #[test]
-fn a_file_that_parses_is_validated() {
+fn a_parsed_file_is_validated() {
     let json = graph().to_json().unwrap().replacen("[\n            3,\n            4\n          ]", "[9, 4]", 1);
-    let said = Graph::from_json(&json).unwrap_err().to_string();
-    assert!(said.contains("inner sizes differ: 3 in f32[2, 3], 9 in f32[9, 4]"), "{said}");
+    let error = Graph::from_json(&json).unwrap_err().to_string();
+    assert!(error.contains("inner sizes differ: 3 in f32[2, 3], 9 in f32[9, 4]"), "{error}");
 }
 
 #[test]
-fn the_digest_sees_what_decides_the_result() {
+fn every_change_of_the_result_changes_the_digest() {
     let changes: [fn(&mut Graph); 6] = [
         |g| g.values[0].name = "z".into(),
         |g| g.values[0].ty = TensorType::new(DType::F32, [7, 3]),

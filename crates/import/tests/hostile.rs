@@ -54,9 +54,9 @@ fn survive(bytes: Vec<u8>) -> bool {
     met.is_ok()
 }
 
-struct Dice(CounterRng, u64);
+struct ChoiceRng(CounterRng, u64);
 
-impl Dice {
+impl ChoiceRng {
     fn below(&mut self, n: usize) -> usize {
         self.1 += 1;
         self.0.block(self.1, 0)[0] as usize % n.max(1)
@@ -67,16 +67,16 @@ impl Dice {
 fn flipped_bits_and_cut_files() {
     let whole = archive(&program(), &weights());
     assert!(survive(whole.clone()));
-    let mut dice = Dice(CounterRng::new(1), 0);
+    let mut choices = ChoiceRng(CounterRng::new(1), 0);
     let mut whole_again = 0;
     for case in 0..3000 {
         let mut bytes = whole.clone();
         match case % 3 {
-            0 => bytes.truncate(dice.below(whole.len())),
+            0 => bytes.truncate(choices.below(whole.len())),
             _ => {
-                for _ in 0..1 + dice.below(4) {
-                    let at = dice.below(bytes.len());
-                    bytes[at] ^= 1 << dice.below(8);
+                for _ in 0..1 + choices.below(4) {
+                    let at = choices.below(bytes.len());
+                    bytes[at] ^= 1 << choices.below(8);
                 }
             }
         }
@@ -165,18 +165,18 @@ fn programs_that_lie() {
         "eye.default",
         "linspace.default",
     ];
-    let mut dice = Dice(CounterRng::new(2), 0);
+    let mut choices = ChoiceRng(CounterRng::new(2), 0);
     let mut accepted = 0;
     for case in 0..6000 {
         let (mut program, mut weights) = (program.clone(), weights.clone());
-        for _ in 0..1 + dice.below(2) {
-            let value = strange[dice.below(strange.len())].clone();
+        for _ in 0..1 + choices.below(2) {
+            let value = strange[choices.below(strange.len())].clone();
             match case % 4 {
-                0 => *at(&mut weights, &of_weights[dice.below(of_weights.len())]) = value,
+                0 => *at(&mut weights, &of_weights[choices.below(of_weights.len())]) = value,
                 1 => {
                     let nodes = program["graph_module"]["graph"]["nodes"].as_array_mut().unwrap();
-                    let node = dice.below(nodes.len());
-                    nodes[node]["target"] = json!(format!("torch.ops.aten.{}", targets[dice.below(targets.len())]));
+                    let node = choices.below(nodes.len());
+                    nodes[node]["target"] = json!(format!("torch.ops.aten.{}", targets[choices.below(targets.len())]));
                     let names = [
                         "size",
                         "repeats",
@@ -194,23 +194,23 @@ fn programs_that_lie() {
                         "kernel_size",
                     ];
                     for _ in 0..3 {
-                        let name = names[dice.below(names.len())];
+                        let name = names[choices.below(names.len())];
                         let values = [
                             json!({"as_int": 1i64 << 40}),
                             json!({"as_ints": [1i64 << 33, 3]}),
                             json!({"as_int": -3}),
                             json!({"as_ints": []}),
                         ];
-                        let argument = json!({"name": name, "arg": values[dice.below(4)]});
+                        let argument = json!({"name": name, "arg": values[choices.below(4)]});
                         nodes[node]["inputs"].as_array_mut().unwrap().push(argument);
                     }
                 }
                 2 => {
                     let nodes = program["graph_module"]["graph"]["nodes"].as_array_mut().unwrap();
-                    let (i, j) = (dice.below(nodes.len()), dice.below(nodes.len()));
+                    let (i, j) = (choices.below(nodes.len()), choices.below(nodes.len()));
                     nodes.swap(i, j);
                 }
-                _ => *at(&mut program, &all[dice.below(all.len())]) = value,
+                _ => *at(&mut program, &all[choices.below(all.len())]) = value,
             }
             if case % 4 != 2 {
                 break;

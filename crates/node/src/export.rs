@@ -82,9 +82,9 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError
             model.path().display()
         )));
     };
-    let mut source = crate::imported::Model::open(file, fusionllm_import::Options::default())?;
+    let mut source = crate::imported::Model::open(file, fusionllm_import::ImportOptions::default())?;
     claim(directory)?;
-    let names: Vec<String> = source.archive().state_dict().map(str::to_owned).collect();
+    let names: Vec<String> = source.archive().state_dict_names().map(str::to_owned).collect();
     let mut tensors = BTreeMap::new();
     for name in names {
         let imported = source.imported();
@@ -94,7 +94,7 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError
             Some(value) if matches!(value.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)) => {
                 model.read(own, &value.ty)?
             }
-            _ => source.archive().saved(&name)?,
+            _ => source.archive().state_dict_tensor(&name)?,
         };
         tensors.insert(name, tensor);
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType};
-use fusionllm_import::TARGETS;
+use fusionllm_import::TARGETS_KEY;
 
 use crate::NodeError;
 use crate::data::{Dataset, IGNORED};
@@ -36,7 +36,7 @@ impl Feeds {
                 list(given.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
             )));
         };
-        let (input, ignored) = match graph.metadata.get(TARGETS) {
+        let (input, ignored) = match graph.metadata.get(TARGETS_KEY) {
             Some(targets) => (targets["input"].as_str(), targets["ignore_index"].as_i64()),
             None if graph.metadata.contains_key("family") => (Some("labels"), Some(IGNORED)),
             None => (None, None),

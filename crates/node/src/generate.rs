@@ -39,7 +39,7 @@ impl Sampling {
             likely.sort_unstable_by_key(|(token, _)| *token);
         }
         let weights: Vec<f64> = likely.iter().map(|(_, l)| ((l - best.1) / self.temperature).exp()).collect();
-        let block = CounterRng::named(self.seed, "generate").block(n, 0);
+        let block = CounterRng::for_name(self.seed, "generate").block(n, 0);
         let uniform = (u64::from(block[0]) << 21 ^ u64::from(block[1]) >> 11) as f64 / (1u64 << 53) as f64;
         let mut left = uniform * weights.iter().sum::<f64>();
         let chosen = weights.iter().position(|w| {

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fusionllm_backend::{Backend, open};
 use fusionllm_graph::{Graph, GraphError, HostTensor, Op, TensorType, Value, ValueKind};
-use fusionllm_import::{Archive, ImportError, Imported, Options};
+use fusionllm_import::{Archive, ImportError, Imported, ImportOptions};
 
 use crate::NodeError;
 use crate::disk::{DiskError, write_atomic};
@@ -30,7 +30,7 @@ impl Model {
     /// # Errors
     ///
     /// It cannot be read, is damaged, or the model has what is not supported.
-    pub fn open(path: &Path, options: Options) -> Result<Self, NodeError> {
+    pub fn open(path: &Path, options: ImportOptions) -> Result<Self, NodeError> {
         let mut archive = Archive::open(path)?;
         let backend = open("burn-cpu")?;
         let evaluate = |op: &Op, inputs: Vec<HostTensor>, types: &[TensorType]| {
@@ -103,7 +103,7 @@ impl Model {
 ///
 /// As [`Model::open`], as a [`GraphError::File`].
 pub fn graph(path: &Path, samples: usize) -> Result<Graph, GraphError> {
-    let options = Options { samples: Some(samples), double: false };
+    let options = ImportOptions { batch_size: Some(samples), ..ImportOptions::default() };
     Model::open(path, options).map(|m| m.imported.graph).map_err(|e| GraphError::File(e.to_string()))
 }
 

@@ -9,7 +9,7 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{HostTensor, autodiff};
-use fusionllm_import::Options;
+use fusionllm_import::ImportOptions;
 use fusionllm_node::check::check;
 use fusionllm_node::imported::Model;
 use fusionllm_node::weights::Weights;
@@ -49,7 +49,7 @@ fn twenty_steps_follow_pytorchs() {
         let reference = Weights::open(&zoo(&format!("{name}.safetensors"))).unwrap();
         for (rule, optimizer, base) in [("adamw", adamw, 1e-3), ("sgd", sgd, 0.05)] {
             for peers in [1, 3] {
-                let mut model = Model::open(&file, Options::default()).unwrap();
+                let mut model = Model::open(&file, ImportOptions::default()).unwrap();
                 let graph = model.imported().graph.clone();
                 let mut batch = BTreeMap::from([("loss_weight".to_owned(), HostTensor::from_f32([], &[1.0]).unwrap())]);
                 for v in graph.inputs() {

@@ -10,11 +10,11 @@ use fusionllm_plan::{Instruction, PeerId, Program, Schedule, Slot};
 use proptest::prelude::*;
 
 fn some_programs(seed: u64) -> Vec<Program> {
-    let mut dice = Dice::new(seed);
-    let graph = random_graph(6, &mut dice);
-    let mut plan = random_plan(&graph, 3, 2, Schedule::ALL[seed as usize % Schedule::ALL.len()], &mut dice);
+    let mut choices = ChoiceRng::new(seed);
+    let graph = random_graph(6, &mut choices);
+    let mut plan = random_plan(&graph, 3, 2, Schedule::ALL[seed as usize % Schedule::ALL.len()], &mut choices);
     if seed >= 3 {
-        replicate(&mut plan, &mut dice);
+        replicate(&mut plan, &mut choices);
     }
     programs(&graph, &plan).concat()
 }

@@ -23,9 +23,9 @@ proptest! {
     fn a_cut_changes_nothing_but_the_place(
         size in 0usize..14, peers in 1usize..=7, micro_batches in 1u32..=5, schedule in schedules(), seed in any::<u64>(),
     ) {
-        let mut dice = Dice::new(seed);
-        let graph = random_graph(size, &mut dice);
-        let plan = random_plan(&graph, peers, micro_batches, schedule, &mut dice);
+        let mut choices = ChoiceRng::new(seed);
+        let graph = random_graph(size, &mut choices);
+        let plan = random_plan(&graph, peers, micro_batches, schedule, &mut choices);
         let whole = programs(&graph, &one_peer(&graph, micro_batches));
         for (cut, whole) in programs(&graph, &plan).iter().zip(&whole) {
             for p in cut {
@@ -45,10 +45,10 @@ proptest! {
     fn replicas_share_the_work_of_one(
         size in 0usize..14, peers in 2usize..=7, micro_batches in 1u32..=6, schedule in schedules(), seed in any::<u64>(),
     ) {
-        let mut dice = Dice::new(seed);
-        let graph = random_graph(size, &mut dice);
-        let mut plan = random_plan(&graph, peers, micro_batches, schedule, &mut dice);
-        replicate(&mut plan, &mut dice);
+        let mut choices = ChoiceRng::new(seed);
+        let graph = random_graph(size, &mut choices);
+        let mut plan = random_plan(&graph, peers, micro_batches, schedule, &mut choices);
+        replicate(&mut plan, &mut choices);
         let whole = programs(&graph, &one_peer(&graph, micro_batches));
         for (cut, whole) in programs(&graph, &plan).iter().zip(&whole) {
             for p in cut {
@@ -63,7 +63,7 @@ proptest! {
     /// Equal shares of any weights make a valid plan.
     #[test]
     fn equal_shares_can_be_carried_out(size in 0usize..14, peers in 1usize..=7, seed in any::<u64>()) {
-        let graph = random_graph(size, &mut Dice::new(seed));
+        let graph = random_graph(size, &mut ChoiceRng::new(seed));
         let plan = equal_compute(&graph, &names(peers), 2, Schedule::OneFOneB).unwrap();
         machine::run(&programs(&graph, &plan)[0]);
     }
@@ -257,9 +257,9 @@ fn values_go_from_maker_to_reader() {
 /// Running statistics change once per micro-batch, in order, where they are kept. An evaluation changes nothing.
 #[test]
 fn buffers_change_in_the_order_of_micro_batches() {
-    let mut dice = Dice::new(0);
-    let graph = (0..).map(|_| random_graph(8, &mut dice)).find(|g| !g.state_updates.is_empty()).unwrap();
-    let plan = random_plan(&graph, 4, 3, Schedule::OneFOneB, &mut dice);
+    let mut choices = ChoiceRng::new(0);
+    let graph = (0..).map(|_| random_graph(8, &mut choices)).find(|g| !g.state_updates.is_empty()).unwrap();
+    let plan = random_plan(&graph, 4, 3, Schedule::OneFOneB, &mut choices);
     let [train, eval] = programs(&graph, &plan);
     for u in &graph.state_updates {
         let updates: Vec<(PeerId, u32)> = train

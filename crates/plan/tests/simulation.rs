@@ -27,13 +27,13 @@ fn device(name: String, seconds: f64) -> Device {
 }
 
 /// Devices and a broker, with a link between any two in each direction.
-fn lines(seconds: &[f64], dice: &mut Dice) -> Cluster {
+fn lines(seconds: &[f64], choices: &mut ChoiceRng) -> Cluster {
     let devices = (0..).zip(seconds).map(|(i, s): (u32, _)| device(format!("p{i}"), *s)).collect();
     let ends: Vec<Place> = (0..seconds.len() as u32).map(Place::Device).chain([Place::Broker]).collect();
     let mut all = Vec::new();
     for &from in &ends {
         for &to in ends.iter().filter(|to| **to != from) {
-            let link = Link { latency: dice.below(5) as f64 * 0.5, bandwidth: 10.0 + dice.below(1000) as f64 };
+            let link = Link { latency: choices.below(5) as f64 * 0.5, bandwidth: 10.0 + choices.below(1000) as f64 };
             all.push(DirectLink { from, to, link });
         }
     }
@@ -163,13 +163,13 @@ proptest! {
     fn two_clocks_agree(
         size in 0usize..10, peers in 1usize..=5, micro_batches in 1u32..=5, gpipe in any::<bool>(), seed in any::<u64>(),
     ) {
-        let mut dice = Dice::new(seed);
-        let graph = random_graph(size, &mut dice);
+        let mut choices = ChoiceRng::new(seed);
+        let graph = random_graph(size, &mut choices);
         let schedule = if gpipe { Schedule::GPipe } else { Schedule::OneFOneB };
-        let plan = random_plan(&graph, peers, micro_batches, schedule, &mut dice);
+        let plan = random_plan(&graph, peers, micro_batches, schedule, &mut choices);
         let [programs, _] = programs(&graph, &plan);
-        let seconds: Vec<f64> = (0..peers).map(|_| 0.25 * (1 + dice.below(8)) as f64).collect();
-        let cluster = lines(&seconds, &mut dice);
+        let seconds: Vec<f64> = (0..peers).map(|_| 0.25 * (1 + choices.below(8)) as f64).collect();
+        let cluster = lines(&seconds, &mut choices);
         let simulation = simulate(&programs, &cluster, &options()).unwrap();
         let expected = second_opinion(&programs, &cluster, &seconds);
         prop_assert!((simulation.step_s - expected).abs() < 1e-6 * expected, "{} is not {expected}", simulation.step_s);

@@ -5,7 +5,7 @@ mod common;
 
 use std::collections::BTreeSet;
 
-use common::{Dice, programs};
+use common::{ChoiceRng, programs};
 use fusionllm_graph::{TensorType, ValueId};
 use fusionllm_plan::{PeerId, Program, Slot};
 use fusionllm_protocol::{Inbox, TensorHeader};
@@ -31,9 +31,9 @@ proptest! {
         let (train, eval) = &programs(peers, 2)[who % peers];
         let mut inbox = Inbox::new(train, eval, WINDOW);
         inbox.done(first);
-        let mut dice = Dice::new(seed);
+        let mut choices = ChoiceRng::new(seed);
         let mut frames: Vec<_> = (1..=WINDOW)
-            .flat_map(|ahead| if dice.below(2) == 0 {
+            .flat_map(|ahead| if choices.below(2) == 0 {
                 awaited(first + ahead, true, train)
             } else {
                 awaited(first + ahead, false, eval)
@@ -42,7 +42,7 @@ proptest! {
         frames.extend(frames.clone());
         let mut admitted = BTreeSet::new();
         while !frames.is_empty() {
-            let (from, header, ty) = frames.swap_remove(dice.below(frames.len()));
+            let (from, header, ty) = frames.swap_remove(choices.below(frames.len()));
             let answer = inbox.admit(from, &header, ty.bytes() as u64);
             if admitted.insert(header) {
                 prop_assert_eq!(answer, Ok(ty));

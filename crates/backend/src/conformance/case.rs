@@ -99,7 +99,7 @@ pub(super) struct Cases {
 
 impl Cases {
     pub(super) fn new(family: &str) -> Self {
-        Self { cases: Vec::new(), rng: CounterRng::named(7, family), drawn: Cell::new(0) }
+        Self { cases: Vec::new(), rng: CounterRng::for_name(7, family), drawn: Cell::new(0) }
     }
 
     pub(super) fn into_vec(self) -> Vec<Case> {

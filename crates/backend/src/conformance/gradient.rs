@@ -65,7 +65,7 @@ fn differentiated(op: &Op, types: &[TensorType]) -> Vec<usize> {
 fn check(backend: &dyn Backend, case: &Case, dtype: DType, wanted: &[usize]) -> Result<(), String> {
     let arrays = case.arrays(dtype);
     let types: Vec<TensorType> = evaluate(&case.op, &arrays)?.into_iter().map(|a| a.ty).collect();
-    let rng = CounterRng::named(3, "weights of the results");
+    let rng = CounterRng::for_name(3, "weights of the results");
     let weights: Vec<(usize, Array)> = differentiated(&case.op, &types)
         .into_iter()
         .map(|i| {

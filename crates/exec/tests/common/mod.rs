@@ -8,7 +8,7 @@ use std::sync::Arc;
 use fusionllm_backend::{Backend, open};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
-pub(crate) use fusionllm_graph::Dice;
+pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, TensorType, TrainGraph, Value, ValueKind, autodiff};
@@ -58,10 +58,10 @@ pub(crate) fn train_graph(graph: &Graph) -> TrainGraph {
 }
 
 /// A random cut: any number of stages on `peers` peers, each node at a random stage not before its operands'.
-pub(crate) fn random_plan(graph: &Graph, peers: usize, micro_batches: u32, dice: &mut Dice) -> Plan {
-    let stages = if peers == 1 { 1 + dice.below(3) } else { peers + dice.below(3) };
+pub(crate) fn random_plan(graph: &Graph, peers: usize, micro_batches: u32, choices: &mut ChoiceRng) -> Plan {
+    let stages = if peers == 1 { 1 + choices.below(3) } else { peers + choices.below(3) };
     let n = graph.nodes.len();
-    let mut cuts: Vec<usize> = (1..stages).map(|_| dice.below(n)).collect();
+    let mut cuts: Vec<usize> = (1..stages).map(|_| choices.below(n)).collect();
     cuts.sort_unstable();
     let mut stage_of: Vec<u32> = Vec::new();
     for id in graph.node_ids() {
@@ -75,24 +75,24 @@ pub(crate) fn random_plan(graph: &Graph, peers: usize, micro_batches: u32, dice:
             .max()
             .unwrap_or(0);
         // Now and then out of line: a branch that runs elsewhere than its neighbours.
-        let stray = if dice.below(6) == 0 { dice.below(stages) as u32 } else { near };
+        let stray = if choices.below(6) == 0 { choices.below(stages) as u32 } else { near };
         stage_of.push(stray.max(earliest));
     }
     // Batch norm's statistics stay with their operator, so nothing else is to be watched.
     let mut peer_of_stage: Vec<u32> = (0..stages).map(|s| (s % peers) as u32).collect();
     for s in 1..stages {
-        peer_of_stage.swap(s, dice.below(s + 1));
+        peer_of_stage.swap(s, choices.below(s + 1));
     }
-    let schedule = Schedule::ALL[dice.below(Schedule::ALL.len())];
+    let schedule = Schedule::ALL[choices.below(Schedule::ALL.len())];
     let names = (0..peers).map(|p| format!("p{p}")).collect();
     Plan::from_stages(graph, &stage_of, &peer_of_stage, names, micro_batches, schedule, "random")
 }
 
 /// Gives every stage of a plan one to three turns of any of the plan's peers.
-pub(crate) fn replicate(mut plan: Plan, dice: &mut Dice) -> Plan {
+pub(crate) fn replicate(mut plan: Plan, choices: &mut ChoiceRng) -> Plan {
     for stage in &mut plan.stages {
-        let turns = 1 + dice.below(3.min(plan.micro_batches as usize));
-        stage.peers = (0..turns).map(|_| dice.below(plan.peers.len()) as u32).collect();
+        let turns = 1 + choices.below(3.min(plan.micro_batches as usize));
+        stage.peers = (0..turns).map(|_| choices.below(plan.peers.len()) as u32).collect();
     }
     plan
 }

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Backward, Cost, OpClass, Operator, args, args_opt, float, of_shape, same_dtype, want};
-use crate::{GraphError, TensorType, ValueId};
+use super::check::{args, args_opt, ensure, ensure_float, ensure_same_dtype, ensure_shape};
+use super::operator::{Cost, OpClass, Operator};
+use crate::TensorType;
 
 /// `(x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O]?)`: `[N, O, H', W']`, with
 /// `H' = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1`.
@@ -35,14 +36,14 @@ pub(super) fn window_size(
     dilation: usize,
     ceil: bool,
 ) -> Result<usize, String> {
-    want(kernel > 0 && stride > 0 && dilation > 0, || "kernel, stride and dilation must be positive".into())?;
+    ensure(kernel > 0 && stride > 0 && dilation > 0, || "kernel, stride and dilation must be positive".into())?;
     let reach = (kernel - 1).checked_mul(dilation).and_then(|r| r.checked_add(1)).ok_or("the kernel is too large")?;
     let padded = input
         .checked_add(padding[0])
         .and_then(|n| n.checked_add(padding[1]))
         .filter(|n| *n <= isize::MAX as usize)
         .ok_or("the padding is too large")?;
-    want(padded >= reach, || format!("a window of {reach} does not fit {input} padded by {padding:?}"))?;
+    ensure(padded >= reach, || format!("a window of {reach} does not fit {input} padded by {padding:?}"))?;
     let steps = padded - reach;
     let mut count = if ceil { steps.div_ceil(stride) } else { steps / stride } + 1;
     // A window must start inside the operand or its left padding.
@@ -64,36 +65,22 @@ impl Operator for Conv2d {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let ([x, w], bias) = args_opt(inputs)?;
-        same_dtype(x, w)?;
-        float(x)?;
+        ensure_same_dtype(x, w)?;
+        ensure_float(x)?;
         let (&[n, c, h, wd], &[o, cg, kh, kw]) = (&x.shape[..], &w.shape[..]) else {
             return Err(format!("needs four dimensions in operand and weight, got {x} and {w}"));
         };
-        want(self.groups > 0 && c % self.groups == 0 && o % self.groups == 0, || {
+        ensure(self.groups > 0 && c % self.groups == 0 && o % self.groups == 0, || {
             format!("{c} and {o} channels do not divide into {} groups", self.groups)
         })?;
-        want(cg == c / self.groups, || {
+        ensure(cg == c / self.groups, || {
             format!("the weight {w} takes {cg} channels a group, the operand has {}", c / self.groups)
         })?;
         if let Some(bias) = bias {
-            same_dtype(x, bias)?;
-            of_shape(bias, &[o], "the bias")?;
+            ensure_same_dtype(x, bias)?;
+            ensure_shape(bias, &[o], "the bias")?;
         }
         Ok(vec![TensorType::new(x.dtype, [n, o, self.output_size(0, h, kh)?, self.output_size(1, wd, kw)?])])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let (x, w, g) = (cx.inputs[0], cx.inputs[1], cx.grad(0)?);
-        let dx = cx.want(0, |cx| {
-            let input = cx.b.ty(x).shape.clone();
-            cx.b.op(Conv2dInputGrad { conv: *self, input: [input[2], input[3]] }, &[g, w])
-        })?;
-        let dw = cx.want(1, |cx| {
-            let kernel = cx.b.ty(w).shape.clone();
-            cx.b.op(Conv2dWeightGrad { conv: *self, kernel: [kernel[2], kernel[3]] }, &[g, x])
-        })?;
-        let db = cx.want(2, |cx| cx.b.sum(g, &[0, 2, 3], false))?;
-        Ok(if cx.inputs.len() == 3 { vec![dx, dw, db] } else { vec![dx, dw] })
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
@@ -123,19 +110,8 @@ impl Operator for Conv2dInputGrad {
         let c = cg.checked_mul(self.conv.groups).ok_or("too many channels")?;
         let x = TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]]);
         let y = self.conv.infer(&[&x, w])?;
-        want(y[0] == *g, || format!("the convolution of {x} with {w} is {}, not {g}", y[0]))?;
+        ensure(y[0] == *g, || format!("the convolution of {x} with {w} is {}, not {g}", y[0]))?;
         Ok(vec![x])
-    }
-
-    // Linear in both operands: with d the gradient of the result, dg = conv(d, w) and dw the weight gradient of (g, d).
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let (g, w, d) = (cx.inputs[0], cx.inputs[1], cx.grad(0)?);
-        let dg = cx.want(0, |cx| cx.b.op(self.conv, &[d, w]))?;
-        let dw = cx.want(1, |cx| {
-            let kernel = cx.b.ty(w).shape.clone();
-            cx.b.op(Conv2dWeightGrad { conv: self.conv, kernel: [kernel[2], kernel[3]] }, &[g, d])
-        })?;
-        Ok(vec![dg, dw])
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
@@ -162,10 +138,10 @@ impl Operator for Conv2dWeightGrad {
         let (&[_, o, ..], &[_, c, ..]) = (&g.shape[..], &x.shape[..]) else {
             return Err(format!("needs four dimensions in gradient and operand, got {g} and {x}"));
         };
-        want(self.conv.groups > 0, || "needs at least one group".into())?;
+        ensure(self.conv.groups > 0, || "needs at least one group".into())?;
         let w = TensorType::new(x.dtype, [o, c / self.conv.groups, self.kernel[0], self.kernel[1]]);
         let y = self.conv.infer(&[x, &w])?;
-        want(y[0] == *g, || format!("the convolution of {x} with {w} is {}, not {g}", y[0]))?;
+        ensure(y[0] == *g, || format!("the convolution of {x} with {w} is {}, not {g}", y[0]))?;
         Ok(vec![w])
     }
 

@@ -2,12 +2,14 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::elementwise::broadcast_shapes;
-use super::{Backward, Operator, args, in_rank, of_shape, of_type, same_dtype, want};
-use crate::{DType, GraphError, TensorType, ValueId};
+use super::check::{
+    args, broadcast_shapes, ensure, ensure_dim, ensure_dtype, ensure_number, ensure_same_dtype, ensure_shape,
+};
+use super::operator::Operator;
+use crate::{DType, TensorType};
 
 fn indices(t: &TensorType) -> Result<(), String> {
-    of_type(t, DType::I64, "the index")
+    ensure_dtype(t, DType::I64, "the index")
 }
 
 /// `(weight [V, D], ids [..])`: rows of the weight, `[.., D]`.
@@ -24,18 +26,11 @@ impl Operator for Embedding {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [w, ids] = args(inputs)?;
-        want(w.rank() == 2, || format!("the weight must have two dimensions, got {w}"))?;
+        ensure(w.rank() == 2, || format!("the weight must have two dimensions, got {w}"))?;
         indices(ids)?;
         let mut shape = ids.shape.clone();
         shape.push(w.shape[1]);
         Ok(vec![TensorType::new(w.dtype, shape)])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let rows = cx.b.ty(cx.inputs[0]).shape[0];
-        let op = EmbeddingDenseBackward { num_weights: rows, padding_idx: self.padding_idx };
-        Ok(vec![cx.want(0, |cx| cx.b.op(op, &[g, cx.inputs[1]]))?, None])
     }
 }
 
@@ -58,7 +53,7 @@ impl Operator for EmbeddingDenseBackward {
         let [g, ids] = args(inputs)?;
         indices(ids)?;
         let (width, lead) = g.shape.split_last().ok_or("the gradient must have a dimension")?;
-        want(lead == ids.shape, || format!("gradient {g} does not fit ids {ids}"))?;
+        ensure(lead == ids.shape, || format!("gradient {g} does not fit ids {ids}"))?;
         Ok(vec![TensorType::new(g.dtype, [self.num_weights, *width])])
     }
 }
@@ -77,19 +72,12 @@ impl Operator for IndexSelect {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x, index] = args(inputs)?;
-        in_rank(self.dim, x)?;
+        ensure_dim(self.dim, x)?;
         indices(index)?;
-        want(index.rank() == 1, || format!("the index must have one dimension, got {index}"))?;
+        ensure(index.rank() == 1, || format!("the index must have one dimension, got {index}"))?;
         let mut shape = x.shape.clone();
         shape[self.dim] = index.shape[0];
         Ok(vec![TensorType::new(x.dtype, shape)])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let ty = cx.b.ty(cx.inputs[0]).clone();
-        let zeros = cx.b.full(ty, 0.0)?;
-        Ok(vec![Some(cx.b.op(IndexAdd { dim: self.dim }, &[zeros, cx.inputs[1], g])?), None])
     }
 }
 
@@ -108,15 +96,9 @@ impl Operator for IndexAdd {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x, index, source] = args(inputs)?;
         let taken = IndexSelect { dim: self.dim }.infer(&[x, index])?;
-        same_dtype(x, source)?;
-        of_shape(source, &taken[0].shape, "the source")?;
+        ensure_same_dtype(x, source)?;
+        ensure_shape(source, &taken[0].shape, "the source")?;
         Ok(vec![x.clone()])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let ds = cx.want(2, |cx| cx.b.op(IndexSelect { dim: self.dim }, &[g, cx.inputs[1]]))?;
-        Ok(vec![Some(g), None, ds])
     }
 }
 
@@ -134,19 +116,12 @@ impl Operator for Gather {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x, index] = args(inputs)?;
-        in_rank(self.dim, x)?;
+        ensure_dim(self.dim, x)?;
         indices(index)?;
         let fits = x.rank() == index.rank()
             && x.shape.iter().zip(&index.shape).enumerate().all(|(d, (a, b))| d == self.dim || b <= a);
-        want(fits, || format!("index {index} does not fit {x} along dimension {}", self.dim))?;
+        ensure(fits, || format!("index {index} does not fit {x} along dimension {}", self.dim))?;
         Ok(vec![TensorType::new(x.dtype, index.shape.clone())])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let ty = cx.b.ty(cx.inputs[0]).clone();
-        let zeros = cx.b.full(ty, 0.0)?;
-        Ok(vec![Some(cx.b.op(ScatterAdd { dim: self.dim }, &[zeros, cx.inputs[1], g])?), None])
     }
 }
 
@@ -165,15 +140,9 @@ impl Operator for ScatterAdd {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x, index, source] = args(inputs)?;
         let read = Gather { dim: self.dim }.infer(&[x, index])?;
-        same_dtype(x, source)?;
-        of_shape(source, &read[0].shape, "the source")?;
+        ensure_same_dtype(x, source)?;
+        ensure_shape(source, &read[0].shape, "the source")?;
         Ok(vec![x.clone()])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let ds = cx.want(2, |cx| cx.b.op(Gather { dim: self.dim }, &[g, cx.inputs[1]]))?;
-        Ok(vec![Some(g), None, ds])
     }
 }
 
@@ -192,19 +161,6 @@ impl Operator for Scatter {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         ScatterAdd { dim: self.dim }.infer(inputs)
     }
-
-    // Correct where the index names no place twice, as in PyTorch.
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let index = cx.inputs[1];
-        let dx = cx.want(0, |cx| {
-            let ty = TensorType::new(cx.b.ty(g).dtype, cx.b.ty(index).shape.clone());
-            let zeros = cx.b.full(ty, 0.0)?;
-            cx.b.op(*self, &[g, index, zeros])
-        })?;
-        let ds = cx.want(2, |cx| cx.b.op(Gather { dim: self.dim }, &[g, index]))?;
-        Ok(vec![dx, None, ds])
-    }
 }
 
 /// `(x, index…)`: advanced indexing (`x[:, i, :, j]`). The dimensions that `indexed` marks are addressed by the index tensors, which broadcast
@@ -218,11 +174,11 @@ pub struct Index {
 impl Index {
     /// Shape of the result, the broadcast shape of the indices, and where in the result that stands.
     pub fn layout(&self, x: &TensorType, index: &[&TensorType]) -> Result<(Vec<usize>, Vec<usize>, usize), String> {
-        want(self.indexed.len() == x.rank(), || {
+        ensure(self.indexed.len() == x.rank(), || {
             format!("{} dimensions are marked, but the operand is {x}", self.indexed.len())
         })?;
         let marked: Vec<usize> = (0..x.rank()).filter(|&d| self.indexed[d]).collect();
-        want(!marked.is_empty() && marked.len() == index.len(), || {
+        ensure(!marked.is_empty() && marked.len() == index.len(), || {
             format!("{} dimensions are marked for {} index operand(s)", marked.len(), index.len())
         })?;
         for i in index {
@@ -247,17 +203,6 @@ impl Operator for Index {
         let (x, index) = inputs.split_first().ok_or("takes an operand and indices")?;
         Ok(vec![TensorType::new(x.dtype, self.layout(x, index)?.0)])
     }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let ty = cx.b.ty(cx.inputs[0]).clone();
-        let zeros = cx.b.full(ty, 0.0)?;
-        let mut operands = vec![zeros, g];
-        operands.extend(&cx.inputs[1..]);
-        let mut grads = vec![None; cx.inputs.len()];
-        grads[0] = Some(cx.b.op(IndexPut { indexed: self.indexed.clone(), accumulate: true }, &operands)?);
-        Ok(grads)
-    }
 }
 
 /// `(x, values, index…)`: writes the values where [`Index`] would read them; they have that result's shape.
@@ -278,31 +223,9 @@ impl Operator for IndexPut {
         let (&x, rest) = inputs.split_first().ok_or("takes an operand, values and indices")?;
         let (&values, index) = rest.split_first().ok_or("takes an operand, values and indices")?;
         let (shape, ..) = Index { indexed: self.indexed.clone() }.layout(x, index)?;
-        same_dtype(x, values)?;
-        of_shape(values, &shape, "the values")?;
+        ensure_same_dtype(x, values)?;
+        ensure_shape(values, &shape, "the values")?;
         Ok(vec![x.clone()])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let index = cx.inputs[2..].to_vec();
-        let mut grads = vec![None; cx.inputs.len()];
-        grads[0] = cx.want(0, |cx| {
-            if self.accumulate {
-                return Ok(g);
-            }
-            let ty = cx.b.ty(cx.inputs[1]).clone();
-            let zeros = cx.b.full(ty, 0.0)?;
-            let mut operands = vec![g, zeros];
-            operands.extend(&index);
-            cx.b.op(self.clone(), &operands)
-        })?;
-        grads[1] = cx.want(1, |cx| {
-            let mut operands = vec![g];
-            operands.extend(&index);
-            cx.b.op(Index { indexed: self.indexed.clone() }, &operands)
-        })?;
-        Ok(grads)
     }
 }
 
@@ -324,16 +247,12 @@ impl Operator for TopK {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        in_rank(self.dim, x)?;
-        want(x.dtype != DType::Bool, || format!("needs numbers, got {x}"))?;
-        want(self.k <= x.shape[self.dim], || format!("{} elements asked of dimension {} of {x}", self.k, self.dim))?;
+        ensure_dim(self.dim, x)?;
+        ensure_number(x)?;
+        ensure(self.k <= x.shape[self.dim], || format!("{} elements asked of dimension {} of {x}", self.k, self.dim))?;
         let mut shape = x.shape.clone();
         shape[self.dim] = self.k;
         Ok(vec![TensorType::new(x.dtype, shape.clone()), TensorType::new(DType::I64, shape)])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        scatter_to_positions(cx, self.dim)
     }
 }
 
@@ -353,20 +272,8 @@ impl Operator for Sort {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        in_rank(self.dim, x)?;
-        want(x.dtype != DType::Bool, || format!("needs numbers, got {x}"))?;
+        ensure_dim(self.dim, x)?;
+        ensure_number(x)?;
         Ok(vec![x.clone(), TensorType::new(DType::I64, x.shape.clone())])
     }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        scatter_to_positions(cx, self.dim)
-    }
-}
-
-/// The gradient of values taken from known positions goes back to those.
-fn scatter_to_positions(cx: &mut Backward<'_>, dim: usize) -> Result<Vec<Option<ValueId>>, GraphError> {
-    let g = cx.grad(0)?;
-    let ty = cx.b.ty(cx.inputs[0]).clone();
-    let zeros = cx.b.full(ty, 0.0)?;
-    Ok(vec![Some(cx.b.op(ScatterAdd { dim }, &[zeros, cx.outputs[1], g])?)])
 }

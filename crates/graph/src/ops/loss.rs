@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::elementwise::{Compare, Unary};
-use super::{Backward, Cost, Operator, args, float, of_shape, of_type, same_dtype, want};
-use crate::{Builder, DType, GraphError, TensorType, ValueId};
+use super::check::{args, ensure, ensure_dtype, ensure_float, ensure_same_dtype, ensure_shape};
+use super::operator::{Cost, Operator};
+use crate::{DType, TensorType};
 
 /// `(logits [N, C], target [N] of i64)`: `(loss, lse [N])`: the mean over targets other than `ignore_index` of `lse - logits[target]`, where `lse` is
 /// `ln Σ exp(logits)`. NaN if every target is ignored, as in PyTorch.
@@ -15,32 +15,14 @@ pub struct CrossEntropy {
 }
 
 fn operands(logits: &TensorType, target: &TensorType) -> Result<usize, String> {
-    float(logits)?;
-    of_type(target, DType::I64, "the target")?;
+    ensure_float(logits)?;
+    ensure_dtype(target, DType::I64, "the target")?;
     let &[n, c] = &logits.shape[..] else {
         return Err(format!("needs logits of two dimensions, got {logits}"));
     };
-    want(c > 0, || format!("needs at least one class, got {logits}"))?;
-    of_shape(target, &[n], "the target")?;
+    ensure(c > 0, || format!("needs at least one class, got {logits}"))?;
+    ensure_shape(target, &[n], "the target")?;
     Ok(n)
-}
-
-impl CrossEntropy {
-    /// The targets that count as 0 and 1 in the logits' type `[N]`, the targets with 0 for the ignored `[N]`, and how many count (a scalar).
-    fn counted(
-        &self,
-        b: &mut Builder,
-        logits: ValueId,
-        target: ValueId,
-    ) -> Result<(ValueId, ValueId, ValueId), GraphError> {
-        let dtype = b.ty(logits).dtype;
-        let counts = b.compare_scalar(Compare::Ne, target, self.ignore_index as f64)?;
-        let zero = b.zero_like_scalar(target)?;
-        let index = b.where_(counts, target, zero)?;
-        let counts = b.cast(counts, dtype)?;
-        let total = b.sum(counts, &[0], false)?;
-        Ok((counts, index, total))
-    }
 }
 
 impl Operator for CrossEntropy {
@@ -54,42 +36,8 @@ impl Operator for CrossEntropy {
         Ok(vec![TensorType::new(logits.dtype, []), TensorType::new(logits.dtype, [n])])
     }
 
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        if cx.grads[1].is_some() {
-            return Err(cx.not_differentiable("a gradient reaches its lse"));
-        }
-        let g = cx.grad(0)?;
-        let op = CrossEntropyBackward { ignore_index: self.ignore_index };
-        Ok(vec![Some(cx.b.op(op, &[g, cx.inputs[0], cx.inputs[1], cx.outputs[1]])?), None])
-    }
-
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
         Cost::memory(12.0 * inputs[0].numel() as f64, inputs, outputs)
-    }
-
-    fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
-        let (logits, target) = (inputs[0], inputs[1]);
-        let n = b.ty(target).shape[0];
-        if n == 0 {
-            let nan = b.full(TensorType::new(b.ty(logits).dtype, []), f64::NAN)?;
-            let lse = b.full(TensorType::new(b.ty(logits).dtype, [0]), 0.0)?;
-            return Ok(Some(vec![nan, lse]));
-        }
-        let max = b.amax(logits, &[1], true)?;
-        let shifted = b.sub(logits, max)?;
-        let e = b.unary(Unary::Exp, shifted)?;
-        let sum = b.sum(e, &[1], false)?;
-        let log = b.unary(Unary::Log, sum)?;
-        let max = b.reshape(max, [n])?;
-        let lse = b.add(log, max)?;
-        let (counts, index, total) = self.counted(b, logits, target)?;
-        let index = b.reshape(index, [n, 1])?;
-        let picked = b.gather(logits, 1, index)?;
-        let picked = b.reshape(picked, [n])?;
-        let each = b.sub(lse, picked)?;
-        let each = b.mul(each, counts)?;
-        let sum = b.sum(each, &[0], false)?;
-        Ok(Some(vec![b.div(sum, total)?, lse]))
     }
 }
 
@@ -108,37 +56,14 @@ impl Operator for CrossEntropyBackward {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g, logits, target, lse] = args(inputs)?;
         let n = operands(logits, target)?;
-        same_dtype(g, logits)?;
-        same_dtype(lse, logits)?;
-        of_shape(g, &[], "the gradient")?;
-        of_shape(lse, &[n], "the lse")?;
+        ensure_same_dtype(g, logits)?;
+        ensure_same_dtype(lse, logits)?;
+        ensure_shape(g, &[], "the gradient")?;
+        ensure_shape(lse, &[n], "the lse")?;
         Ok(vec![logits.clone()])
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
         Cost::memory(12.0 * inputs[1].numel() as f64, inputs, outputs)
-    }
-
-    fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
-        let (g, logits, target, lse) = (inputs[0], inputs[1], inputs[2], inputs[3]);
-        let (n, c) = (b.ty(logits).shape[0], b.ty(logits).shape[1]);
-        let forward = CrossEntropy { ignore_index: self.ignore_index };
-        let (counts, index, total) = forward.counted(b, logits, target)?;
-        let lse = b.reshape(lse, [n, 1])?;
-        let shifted = b.sub(logits, lse)?;
-        let p = b.unary(Unary::Exp, shifted)?;
-        let classes = b.arange(DType::I64, 0.0, 1.0, c)?;
-        let index = b.reshape(index, [n, 1])?;
-        let hot = b.op(Compare::Eq, &[classes, index])?;
-        let dtype = b.ty(logits).dtype;
-        let hot = b.cast(hot, dtype)?;
-        let d = b.sub(p, hot)?;
-        let weight = b.div(g, total)?;
-        // Chosen, not multiplied: where no target counts the weight is infinite, and the ignored rows still get 0.
-        let counted = b.cast(counts, DType::Bool)?;
-        let zero = b.zero_like_scalar(weight)?;
-        let weight = b.where_(counted, weight, zero)?;
-        let weight = b.reshape(weight, [n, 1])?;
-        Ok(Some(vec![b.mul(d, weight)?]))
     }
 }

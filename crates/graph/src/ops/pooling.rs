@@ -2,12 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::check::{args, ensure, ensure_dtype, ensure_float};
 use super::convolution::window_size;
-use super::{Backward, Cost, Operator, args, float, of_type, want};
-use crate::{DType, GraphError, TensorType, ValueId};
+use super::operator::{Cost, Operator};
+use crate::{DType, TensorType};
 
 fn image(x: &TensorType) -> Result<[usize; 4], String> {
-    float(x)?;
+    ensure_float(x)?;
     <[usize; 4]>::try_from(&x.shape[..]).map_err(|_| format!("needs four dimensions, got {x}"))
 }
 
@@ -35,11 +36,11 @@ impl Operator for MaxPool2d {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
         let [n, c, h, w] = image(x)?;
-        want((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
+        ensure((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
             "padding must be at most half the window".into()
         })?;
         // Otherwise a dilated window could step over the operand and hold nothing but padding.
-        want((0..2).all(|i| self.padding[i] == 0 || self.dilation[i] <= x.shape[2 + i]), || {
+        ensure((0..2).all(|i| self.padding[i] == 0 || self.dilation[i] <= x.shape[2 + i]), || {
             format!("a dilation of {:?} with padding steps over {x}", self.dilation)
         })?;
         let size = |i: usize, d| {
@@ -47,11 +48,6 @@ impl Operator for MaxPool2d {
         };
         let shape = [n, c, size(0, h)?, size(1, w)?];
         Ok(vec![TensorType::new(x.dtype, shape), TensorType::new(DType::I64, shape)])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let (g, shape) = (cx.grad(0)?, cx.b.ty(cx.inputs[0]).shape.clone());
-        Ok(vec![Some(cx.b.op(MaxPool2dBackward { input: [shape[2], shape[3]] }, &[g, cx.outputs[1]])?)])
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
@@ -74,8 +70,8 @@ impl Operator for MaxPool2dBackward {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g, at] = args(inputs)?;
         let [n, c, ..] = image(g)?;
-        of_type(at, DType::I64, "the positions")?;
-        want(g.shape == at.shape, || format!("gradient {g} and positions {at} differ"))?;
+        ensure_dtype(at, DType::I64, "the positions")?;
+        ensure(g.shape == at.shape, || format!("gradient {g} and positions {at} differ"))?;
         Ok(vec![TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]])])
     }
 }
@@ -103,17 +99,12 @@ impl Operator for AvgPool2d {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
         let [n, c, h, w] = image(x)?;
-        want((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
+        ensure((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
             "padding must be at most half the window".into()
         })?;
         let size =
             |i: usize, d| window_size(d, self.kernel[i], self.stride[i], [self.padding[i]; 2], 1, self.ceil_mode);
         Ok(vec![TensorType::new(x.dtype, [n, c, size(0, h)?, size(1, w)?])])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let (g, shape) = (cx.grad(0)?, cx.b.ty(cx.inputs[0]).shape.clone());
-        Ok(vec![Some(cx.b.op(AvgPool2dBackward { pool: *self, input: [shape[2], shape[3]] }, &[g])?)])
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
@@ -140,7 +131,7 @@ impl Operator for AvgPool2dBackward {
         let [n, c, ..] = image(g)?;
         let x = TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]]);
         let y = self.pool.infer(&[&x])?;
-        want(y[0] == *g, || format!("the pool of {x} is {}, not {g}", y[0]))?;
+        ensure(y[0] == *g, || format!("the pool of {x} is {}, not {g}", y[0]))?;
         Ok(vec![x])
     }
 }
@@ -160,13 +151,8 @@ impl Operator for AdaptiveAvgPool2d {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
         let [n, c, h, w] = image(x)?;
-        want(h > 0 && w > 0, || format!("cannot pool the empty planes of {x}"))?;
+        ensure(h > 0 && w > 0, || format!("cannot pool the empty planes of {x}"))?;
         Ok(vec![TensorType::new(x.dtype, [n, c, self.output[0], self.output[1]])])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let (g, shape) = (cx.grad(0)?, cx.b.ty(cx.inputs[0]).shape.clone());
-        Ok(vec![Some(cx.b.op(AdaptiveAvgPool2dBackward { input: [shape[2], shape[3]] }, &[g])?)])
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
@@ -189,7 +175,7 @@ impl Operator for AdaptiveAvgPool2dBackward {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g] = args(inputs)?;
         let [n, c, ..] = image(g)?;
-        want(self.input[0] > 0 && self.input[1] > 0, || "cannot pool empty planes".into())?;
+        ensure(self.input[0] > 0 && self.input[1] > 0, || "cannot pool empty planes".into())?;
         Ok(vec![TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]])])
     }
 }

@@ -2,8 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Backward, Operator, args, float, of_shape, of_type, want};
-use crate::{DType, GraphError, TensorType, ValueId};
+use super::check::{args, ensure, ensure_dtype, ensure_float, ensure_shape};
+use super::operator::Operator;
+use crate::{DType, TensorType};
 
 /// `(x, key: i64 scalar)`: `(y, mask: bool)`. Element `i` (row-major) stays, scaled by `1 / (1 - p)`, where
 /// [`CounterRng::new(key).uniform(i, stream)`](crate::CounterRng::uniform) is at least `p`; else it becomes 0. The key stands for (seed, step, micro-batch).
@@ -22,17 +23,11 @@ impl Operator for Dropout {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x, key] = args(inputs)?;
-        float(x)?;
-        of_type(key, DType::I64, "the key")?;
-        of_shape(key, &[], "the key")?;
-        want((0.0..1.0).contains(&self.p), || format!("the probability must lie in [0, 1), got {}", self.p))?;
+        ensure_float(x)?;
+        ensure_dtype(key, DType::I64, "the key")?;
+        ensure_shape(key, &[], "the key")?;
+        ensure((0.0..1.0).contains(&self.p), || format!("the probability must lie in [0, 1), got {}", self.p))?;
         Ok(vec![x.clone(), TensorType::new(DType::Bool, x.shape.clone())])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let op = DropoutBackward { scale: 1.0 / (1.0 - self.p) };
-        Ok(vec![Some(cx.b.op(op, &[g, cx.outputs[1]])?), None])
     }
 }
 
@@ -50,15 +45,9 @@ impl Operator for DropoutBackward {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g, mask] = args(inputs)?;
-        float(g)?;
-        of_type(mask, DType::Bool, "the mask")?;
-        of_shape(mask, &g.shape, "the mask")?;
+        ensure_float(g)?;
+        ensure_dtype(mask, DType::Bool, "the mask")?;
+        ensure_shape(mask, &g.shape, "the mask")?;
         Ok(vec![g.clone()])
-    }
-
-    fn decompose(&self, b: &mut crate::Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
-        let scaled = b.mul_scalar(inputs[0], self.scale)?;
-        let zero = b.zero_like_scalar(inputs[0])?;
-        Ok(Some(vec![b.where_(inputs[1], scaled, zero)?]))
     }
 }

@@ -2,10 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Backward, Cost, Operator, args, float, in_rank, want};
-use crate::{DType, GraphError, TensorType, ValueId};
-
-use super::elementwise::Compare;
+use super::check::{args, ensure, ensure_dim, ensure_float, ensure_number};
+use super::operator::{Cost, Operator};
+use crate::{DType, TensorType};
 
 /// What a [`Reduce`] computes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -38,9 +37,9 @@ pub struct Reduce {
 }
 
 pub(super) fn reduced_shape(x: &TensorType, dims: &[usize], keepdim: bool) -> Result<Vec<usize>, String> {
-    want(dims.windows(2).all(|w| w[0] < w[1]), || format!("dimensions {dims:?} must ascend"))?;
+    ensure(dims.windows(2).all(|w| w[0] < w[1]), || format!("dimensions {dims:?} must ascend"))?;
     for &d in dims {
-        in_rank(d, x)?;
+        ensure_dim(d, x)?;
     }
     Ok(x.shape
         .iter()
@@ -68,53 +67,16 @@ impl Operator for Reduce {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
         match self.kind {
-            ReduceKind::Mean => float(x)?,
-            ReduceKind::Any | ReduceKind::All => super::of_type(x, DType::Bool, "the operand")?,
-            _ => want(x.dtype != DType::Bool, || format!("needs numbers, got {x}"))?,
+            ReduceKind::Mean => ensure_float(x)?,
+            ReduceKind::Any | ReduceKind::All => super::ensure_dtype(x, DType::Bool, "the operand")?,
+            _ => ensure_number(x)?,
         }
         if matches!(self.kind, ReduceKind::Amax | ReduceKind::Amin) {
-            want(self.dims.iter().all(|&d| x.shape.get(d) != Some(&0)), || {
+            ensure(self.dims.iter().all(|&d| x.shape.get(d) != Some(&0)), || {
                 format!("has no extremum over the empty dimension of {x}")
             })?;
         }
         Ok(vec![TensorType::new(x.dtype, reduced_shape(x, &self.dims, self.keepdim)?)])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let (x, y, g) = (cx.inputs[0], cx.outputs[0], cx.grad(0)?);
-        let b = &mut *cx.b;
-        let shape = b.ty(x).shape.clone();
-        let mut kept = shape.clone();
-        for &d in &self.dims {
-            kept[d] = 1;
-        }
-        let g = b.reshape(g, kept.clone())?;
-        let spread = match self.kind {
-            ReduceKind::Sum => b.expand(g, shape)?,
-            ReduceKind::Mean => {
-                let n: usize = self.dims.iter().map(|&d| shape[d]).product();
-                let g = b.div_scalar(g, n as f64)?;
-                b.expand(g, shape)?
-            }
-            // The gradient is shared evenly among equal extrema, as ATen's amax does.
-            ReduceKind::Amax | ReduceKind::Amin => {
-                let y = b.reshape(y, kept)?;
-                let hit = b.op(Compare::Eq, &[x, y])?;
-                let dtype = b.ty(x).dtype;
-                let hit = b.cast(hit, dtype)?;
-                let count = b.sum(hit, &self.dims, true)?;
-                let share = b.div(g, count)?;
-                b.mul(hit, share)?
-            }
-            // Π of the others = y / x; exact only away from zeros.
-            ReduceKind::Prod => {
-                let y = b.reshape(y, kept)?;
-                let p = b.mul(g, y)?;
-                b.div(p, x)?
-            }
-            ReduceKind::Any | ReduceKind::All => return Ok(vec![None]),
-        };
-        Ok(vec![Some(spread)])
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
@@ -140,14 +102,10 @@ impl Operator for ArgReduce {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        want(x.dtype != DType::Bool, || format!("needs numbers, got {x}"))?;
+        ensure_number(x)?;
         let shape = reduced_shape(x, &[self.dim], self.keepdim)?;
-        want(x.shape[self.dim] > 0, || format!("has no extremum over the empty dimension {} of {x}", self.dim))?;
+        ensure(x.shape[self.dim] > 0, || format!("has no extremum over the empty dimension {} of {x}", self.dim))?;
         Ok(vec![TensorType::new(DType::I64, shape)])
-    }
-
-    fn backward(&self, _cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        Ok(vec![None])
     }
 }
 
@@ -165,17 +123,8 @@ impl Operator for CumSum {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        in_rank(self.dim, x)?;
-        want(x.dtype != DType::Bool, || format!("needs numbers, got {x}"))?;
+        ensure_dim(self.dim, x)?;
+        ensure_number(x)?;
         Ok(vec![x.clone()])
-    }
-
-    // dx_i = Σ_{j ≥ i} g_j: a running sum from the other end.
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let b = &mut *cx.b;
-        let f = b.flip(g, &[self.dim])?;
-        let s = b.op(self.clone(), &[f])?;
-        Ok(vec![Some(b.flip(s, &[self.dim])?)])
     }
 }

@@ -2,10 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Backward, Cost, Operator, args, float, in_rank, want};
-use crate::{Builder, GraphError, TensorType, ValueId};
-
+use super::check::{args, ensure, ensure_dim, ensure_float};
 use super::elementwise::Unary;
+use super::operator::{Cost, Operator};
+use crate::TensorType;
 
 fn cost(inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
     Cost::memory(14.0 * outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
@@ -14,59 +14,14 @@ fn cost(inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
 /// What the backward operators share: `(gradient, result)`, alike.
 fn infer_backward(dim: usize, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     let [g, y] = args(inputs)?;
-    float(y)?;
-    in_rank(dim, y)?;
-    want(g == y, || format!("gradient {g} and result {y} differ"))?;
+    ensure_float(y)?;
+    ensure_dim(dim, y)?;
+    ensure(g == y, || format!("gradient {g} and result {y} differ"))?;
     Ok(vec![y.clone()])
 }
 
-macro_rules! forward {
-    ($name:ident, $aten:literal, $backward:ident, $doc:literal, $decompose:expr) => {
-        #[doc = $doc]
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-        pub struct $name {
-            /// The dimension.
-            pub dim: usize,
-        }
-
-        impl Operator for $name {
-            fn name(&self) -> &'static str {
-                $aten
-            }
-
-            fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
-                let [x] = args(inputs)?;
-                float(x)?;
-                in_rank(self.dim, x)?;
-                Ok(vec![x.clone()])
-            }
-
-            fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-                let g = cx.grad(0)?;
-                Ok(vec![Some(cx.b.op($backward { dim: self.dim }, &[g, cx.outputs[0]])?)])
-            }
-
-            fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-                cost(inputs, outputs)
-            }
-
-            fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
-                if b.ty(inputs[0]).numel() == 0 {
-                    return Ok(Some(vec![b.mul_scalar(inputs[0], 1.0)?]));
-                }
-                // The maximum is taken away first, so that no exponential overflows.
-                let max = b.amax(inputs[0], &[self.dim], true)?;
-                let x = b.sub(inputs[0], max)?;
-                let e = b.unary(Unary::Exp, x)?;
-                let sum = b.sum(e, &[self.dim], true)?;
-                let finish: fn(&mut Builder, ValueId, ValueId, ValueId) -> Result<ValueId, GraphError> = $decompose;
-                Ok(Some(vec![finish(b, x, e, sum)?]))
-            }
-        }
-    };
-}
-
 forward!(Softmax, "_softmax", SoftmaxBackward, "`exp(x) / Σ exp(x)` along a dimension.", |b, _, e, sum| b.div(e, sum));
+
 forward!(LogSoftmax, "_log_softmax", LogSoftmaxBackward, "`x - ln Σ exp(x)` along a dimension.", |b, x, _, sum| {
     let l = b.unary(Unary::Log, sum)?;
     b.sub(x, l)
@@ -86,13 +41,6 @@ impl Operator for SoftmaxBackward {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         infer_backward(self.dim, inputs)
-    }
-
-    fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
-        let gy = b.mul(inputs[0], inputs[1])?;
-        let s = b.sum(gy, &[self.dim], true)?;
-        let d = b.sub(inputs[0], s)?;
-        Ok(Some(vec![b.mul(inputs[1], d)?]))
     }
 }
 
@@ -114,12 +62,5 @@ impl Operator for LogSoftmaxBackward {
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
         cost(inputs, outputs)
-    }
-
-    fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
-        let s = b.sum(inputs[0], &[self.dim], true)?;
-        let e = b.unary(Unary::Exp, inputs[1])?;
-        let t = b.mul(e, s)?;
-        Ok(Some(vec![b.sub(inputs[0], t)?]))
     }
 }

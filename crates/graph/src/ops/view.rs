@@ -2,9 +2,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::elementwise::broadcast_shapes;
-use super::{Backward, Cost, Operator, args, in_rank, product, same_dtype, want};
-use crate::{DType, GraphError, TensorType, ValueId};
+use super::check::{args, broadcast_shapes, checked_numel, ensure, ensure_dim, ensure_same_dtype};
+use super::operator::{Cost, Operator};
+use crate::{DType, TensorType};
 
 /// The same elements in row-major order under another shape.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,13 +20,8 @@ impl Operator for Reshape {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        want(product(&self.shape)? == x.numel(), || format!("cannot view {x} as {:?}", self.shape))?;
+        ensure(checked_numel(&self.shape)? == x.numel(), || format!("cannot view {x} as {:?}", self.shape))?;
         Ok(vec![TensorType::new(x.dtype, self.shape.clone())])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let (g, shape) = (cx.grad(0)?, cx.b.ty(cx.inputs[0]).shape.clone());
-        Ok(vec![Some(cx.b.reshape(g, shape)?)])
     }
 
     fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
@@ -50,17 +45,10 @@ impl Operator for Permute {
         let [x] = args(inputs)?;
         let mut seen = self.dims.clone();
         seen.sort_unstable();
-        want(seen.iter().copied().eq(0..x.rank()), || format!("{:?} is no order of the dimensions of {x}", self.dims))?;
+        ensure(seen.iter().copied().eq(0..x.rank()), || {
+            format!("{:?} is no order of the dimensions of {x}", self.dims)
+        })?;
         Ok(vec![TensorType::new(x.dtype, self.dims.iter().map(|&d| x.shape[d]).collect::<Vec<_>>())])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let mut inverse = vec![0; self.dims.len()];
-        for (i, &d) in self.dims.iter().enumerate() {
-            inverse[d] = i;
-        }
-        let g = cx.grad(0)?;
-        Ok(vec![Some(cx.b.permute(g, &inverse)?)])
     }
 
     fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
@@ -82,15 +70,10 @@ impl Operator for Expand {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        want(broadcast_shapes(&[&x.shape, &self.shape])? == self.shape, || {
+        ensure(broadcast_shapes(&[&x.shape, &self.shape])? == self.shape, || {
             format!("cannot expand {x} to {:?}", self.shape)
         })?;
         Ok(vec![TensorType::new(x.dtype, self.shape.clone())])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        Ok(vec![Some(cx.b.sum_to(g, cx.inputs[0])?)])
     }
 
     fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
@@ -110,10 +93,6 @@ impl Operator for Detach {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
         Ok(vec![x.clone()])
-    }
-
-    fn backward(&self, _cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        Ok(vec![None])
     }
 
     fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
@@ -141,19 +120,13 @@ impl Operator for Slice {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        in_rank(self.dim, x)?;
-        want(self.step >= 1 && self.start <= self.end && self.end <= x.shape[self.dim], || {
+        ensure_dim(self.dim, x)?;
+        ensure(self.step >= 1 && self.start <= self.end && self.end <= x.shape[self.dim], || {
             format!("{}..{} by {} does not lie in dimension {} of {x}", self.start, self.end, self.step, self.dim)
         })?;
         let mut shape = x.shape.clone();
         shape[self.dim] = (self.end - self.start).div_ceil(self.step);
         Ok(vec![TensorType::new(x.dtype, shape)])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let size = cx.b.ty(cx.inputs[0]).shape[self.dim];
-        Ok(vec![Some(cx.b.op(SliceBackward { slice: self.clone(), size }, &[g])?)])
     }
 
     fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
@@ -177,18 +150,13 @@ impl Operator for SliceBackward {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g] = args(inputs)?;
-        in_rank(self.slice.dim, g)?;
+        ensure_dim(self.slice.dim, g)?;
         let mut shape = g.shape.clone();
         shape[self.slice.dim] = self.size;
         let whole = TensorType::new(g.dtype, shape);
         let taken = self.slice.infer(&[&whole])?;
-        want(taken[0] == *g, || format!("a slice of {whole} is {}, not {g}", taken[0]))?;
+        ensure(taken[0] == *g, || format!("a slice of {whole} is {}, not {g}", taken[0]))?;
         Ok(vec![whole])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        Ok(vec![Some(cx.b.op(self.slice.clone(), &[g])?)])
     }
 }
 
@@ -206,29 +174,17 @@ impl Operator for Cat {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let first = *inputs.first().ok_or("takes at least one operand")?;
-        in_rank(self.dim, first)?;
+        ensure_dim(self.dim, first)?;
         let mut shape = first.shape.clone();
         shape[self.dim] = 0;
         for x in inputs {
-            same_dtype(first, x)?;
+            ensure_same_dtype(first, x)?;
             let alike = x.rank() == first.rank()
                 && x.shape.iter().zip(&first.shape).enumerate().all(|(i, (a, b))| i == self.dim || a == b);
-            want(alike, || format!("{x} does not continue {first} along dimension {}", self.dim))?;
+            ensure(alike, || format!("{x} does not continue {first} along dimension {}", self.dim))?;
             shape[self.dim] = shape[self.dim].checked_add(x.shape[self.dim]).ok_or("the result is too large")?;
         }
         Ok(vec![TensorType::new(first.dtype, shape)])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        let mut start = 0;
-        let mut grads = Vec::with_capacity(cx.inputs.len());
-        for i in 0..cx.inputs.len() {
-            let end = start + cx.b.ty(cx.inputs[i]).shape[self.dim];
-            grads.push(cx.want(i, |cx| cx.b.slice(g, self.dim, start, end, 1))?);
-            start = end;
-        }
-        Ok(grads)
     }
 }
 
@@ -248,9 +204,9 @@ impl Operator for Split {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        in_rank(self.dim, x)?;
+        ensure_dim(self.dim, x)?;
         let total = self.sizes.iter().try_fold(0usize, |n, &s| n.checked_add(s));
-        want(!self.sizes.is_empty() && total == Some(x.shape[self.dim]), || {
+        ensure(!self.sizes.is_empty() && total == Some(x.shape[self.dim]), || {
             format!("parts {:?} do not add up to dimension {} of {x}", self.sizes, self.dim)
         })?;
         Ok(self
@@ -262,11 +218,6 @@ impl Operator for Split {
                 TensorType::new(x.dtype, shape)
             })
             .collect())
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let grads = (0..self.sizes.len()).map(|i| cx.grad(i)).collect::<Result<Vec<_>, _>>()?;
-        Ok(vec![Some(cx.b.cat(&grads, self.dim)?)])
     }
 
     fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
@@ -289,15 +240,10 @@ impl Operator for Flip {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
         for (i, &d) in self.dims.iter().enumerate() {
-            in_rank(d, x)?;
-            want(!self.dims[..i].contains(&d), || format!("dimension {d} is named twice"))?;
+            ensure_dim(d, x)?;
+            ensure(!self.dims[..i].contains(&d), || format!("dimension {d} is named twice"))?;
         }
         Ok(vec![x.clone()])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        Ok(vec![Some(cx.b.flip(g, &self.dims)?)])
     }
 }
 
@@ -318,7 +264,7 @@ impl Operator for ConstantPad {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        want(self.pads.len() == x.rank(), || format!("{} pads given for {x}", self.pads.len()))?;
+        ensure(self.pads.len() == x.rank(), || format!("{} pads given for {x}", self.pads.len()))?;
         let shape = x
             .shape
             .iter()
@@ -326,17 +272,6 @@ impl Operator for ConstantPad {
             .map(|(&n, &[a, b])| n.checked_add(a).and_then(|n| n.checked_add(b)).ok_or("the result is too large"))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(vec![TensorType::new(x.dtype, shape)])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let mut g = cx.grad(0)?;
-        let shape = cx.b.ty(cx.inputs[0]).shape.clone();
-        for (d, (&n, &[before, after])) in shape.iter().zip(&self.pads).enumerate() {
-            if before + after > 0 {
-                g = cx.b.slice(g, d, before, before + n, 1)?;
-            }
-        }
-        Ok(vec![Some(g)])
     }
 }
 
@@ -356,13 +291,8 @@ impl Operator for Triangle {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        want(x.rank() >= 2, || format!("needs at least two dimensions, got {x}"))?;
+        ensure(x.rank() >= 2, || format!("needs at least two dimensions, got {x}"))?;
         Ok(vec![x.clone()])
-    }
-
-    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        let g = cx.grad(0)?;
-        Ok(vec![Some(cx.b.op(self.clone(), &[g])?)])
     }
 }
 
@@ -383,12 +313,8 @@ impl Operator for Full {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [] = args(inputs)?;
-        product(&self.ty.shape)?;
+        checked_numel(&self.ty.shape)?;
         Ok(vec![self.ty.clone()])
-    }
-
-    fn backward(&self, _cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        Ok(vec![])
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
@@ -416,11 +342,7 @@ impl Operator for Arange {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [] = args(inputs)?;
-        want(self.dtype != DType::Bool, || "makes numbers, not booleans".into())?;
+        ensure(self.dtype != DType::Bool, || "makes numbers, not booleans".into())?;
         Ok(vec![TensorType::new(self.dtype, [self.len])])
-    }
-
-    fn backward(&self, _cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-        Ok(vec![])
     }
 }

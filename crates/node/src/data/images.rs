@@ -59,7 +59,7 @@ impl Images {
             });
         }
         let order = Order::new(seed, train.len() / RECORD);
-        let augment = cifar10.augment.then(|| CounterRng::named(seed, "data.augment"));
+        let augment = cifar10.augment.then(|| CounterRng::for_name(seed, "data.augment"));
         Ok(Self { train, test, order, augment, digest: hasher.finalize().to_hex().to_string() })
     }
 

@@ -22,7 +22,7 @@ impl Order {
     pub(super) fn new(seed: u64, len: usize) -> Self {
         let len = len as u64;
         let bits = u64::BITS - (len - 1).leading_zeros();
-        Self { rng: CounterRng::named(seed, "data.order"), len, half_bits: bits.div_ceil(2).max(1) }
+        Self { rng: CounterRng::for_name(seed, "data.order"), len, half_bits: bits.div_ceil(2).max(1) }
     }
 
     /// Epoch and sample of the draw after `consumed` others.

@@ -80,7 +80,7 @@ impl Corpus {
             });
         }
         let order = Order::new(seed, samples(train.len(), context));
-        let offsets = CounterRng::named(seed, "data.offset");
+        let offsets = CounterRng::for_name(seed, "data.offset");
         let digest = rows.hasher.finalize().to_hex().to_string();
         let (files, bytes) = (rows.files, rows.bytes);
         Ok(Self { train, held_out, context, order, offsets, digest, files, bytes })

@@ -173,7 +173,7 @@ fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
     const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
     const RATIO: f64 = 30.0;
     let (mut coder, mut coded) = (Coder::default(), Vec::new());
-    for codec in NAMES.iter().filter_map(|name| Codec::named(name, RATIO)) {
+    for codec in NAMES.iter().filter_map(|name| Codec::from_name(name, RATIO)) {
         let mut points = [Vec::new(), Vec::new()];
         for elements in [1 << 13, 1 << 16, 1 << 19] {
             let tensor = noise(&TensorType::new(DType::F32, [elements]), 1.0)?;

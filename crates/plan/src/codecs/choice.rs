@@ -50,7 +50,7 @@ impl Compression {
         let all = links.into_iter().zip(codecs).map(|((from, to), codec)| LinkCodec {
             from,
             to,
-            codec: codec.rounding(self.stochastic_rounding),
+            codec: codec.with_stochastic_rounding(self.stochastic_rounding),
         });
         Ok(all.filter(|l| l.codec != Codec::None).collect())
     }
@@ -118,7 +118,7 @@ fn auto(
 /// harm, but four bits do less harm still.
 fn ladder(ratio: f64) -> Vec<Codec> {
     let strongest = Compressor::STRONGEST_AUTO.uniform(1.0);
-    let all = successors(Some(strongest), |c| (*c != Codec::None).then(|| c.milder()));
+    let all = successors(Some(strongest), |c| (*c != Codec::None).then(|| c.less_lossy()));
     let mut ladder: Vec<Codec> = all.filter(|c| c.ratio(LARGE) <= ratio).collect();
     ladder.reverse();
     ladder

@@ -82,7 +82,7 @@ impl Compressor {
 
     /// The codec of every link, for rules that give all links the same.
     pub(super) fn uniform(self, ratio: f64) -> Codec {
-        Codec::named(self.name(), ratio).unwrap_or_default()
+        Codec::from_name(self.name(), ratio).unwrap_or_default()
     }
 
     /// The name in job files.

@@ -7,7 +7,7 @@ mod pass;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use fusionllm_compress::{Codec, HEADER, exact_bytes};
+use fusionllm_compress::{Codec, HEADER_BYTES, exact_bytes};
 use fusionllm_graph::{Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -275,7 +275,7 @@ impl Program {
     /// The least and most payload bytes of an encoded message. `None` if no codec may apply to it.
     pub fn coded_bytes(&self, slot: Slot) -> Option<(u64, u64)> {
         let value = self.values.get(&slot.value()).filter(|_| self.may_be_coded(slot))?;
-        Some((HEADER as u64, exact_bytes(value.ty.numel()) as u64))
+        Some((HEADER_BYTES as u64, exact_bytes(value.ty.numel()) as u64))
     }
 
     /// The payload bytes of a message that this program sends. A tensor that the codec cannot encode is longer, up to

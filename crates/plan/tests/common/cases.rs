@@ -1,12 +1,12 @@
 //! Random planning problems in the published ranges: links from 8 Mbps to 10 Gbps, devices whose speeds differ up to
 //! tenfold. Every other problem is tight in memory.
 
-use fusionllm_graph::Dice;
+use fusionllm_graph::ChoiceRng;
 use fusionllm_plan::search::{Chain, Input, LinkCost, Machines, Message, Problem, Seconds, Tie, TieUser, Unit};
 
 /// Problem number `seed`, with at most this many units and positions for cuts.
 pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
-    let mut d = Dice::new(seed);
+    let mut d = ChoiceRng::new(seed);
     // Problems whose ends share a parameter are harder to solve exactly, so they are smaller.
     let tied = d.between(0, 3) == 0;
     let units = d.between(2, if tied { most_units.min(6) } else { most_units });

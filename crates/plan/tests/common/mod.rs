@@ -3,7 +3,7 @@
 
 pub(crate) mod machine;
 
-pub(crate) use fusionllm_graph::Dice;
+pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::ops::{BatchNorm, Compare, Triangle, Unary};
 use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, TensorType, TrainGraph, ValueId, autodiff};
 use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
@@ -15,13 +15,13 @@ const NORMAL: Init = Init::Normal { std: 0.1 };
 /// A network of `size` blocks, each over values of any earlier blocks. It has values with many readers, tied
 /// parameters, skipping values, operators with several results, masks made of constants, views of parameters,
 /// changing buffers, dropout, and nodes that the loss does not depend on.
-pub(crate) fn random_graph(size: usize, dice: &mut Dice) -> Graph {
+pub(crate) fn random_graph(size: usize, choices: &mut ChoiceRng) -> Graph {
     let mut b = Builder::new("random");
-    build(&mut b, size, dice).unwrap();
+    build(&mut b, size, choices).unwrap();
     b.finish().unwrap()
 }
 
-fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError> {
+fn build(b: &mut Builder, size: usize, choices: &mut ChoiceRng) -> Result<(), GraphError> {
     let x = b.input("x", DType::F32, [ROWS, WIDTH])?;
     let labels = b.input("labels", DType::I64, [ROWS])?;
     let table = b.constant("table", HostTensor::zeros(TensorType::new(DType::F32, [ROWS, WIDTH])))?;
@@ -29,9 +29,9 @@ fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError
     let mut values = vec![x];
     let mut halves: Vec<ValueId> = Vec::new();
     let mut weights: Vec<ValueId> = Vec::new();
-    let mut weight = |b: &mut Builder, dice: &mut Dice, name: &str| -> Result<ValueId, GraphError> {
-        if !weights.is_empty() && dice.one_in(3) {
-            return Ok(dice.pick(&weights));
+    let mut weight = |b: &mut Builder, choices: &mut ChoiceRng, name: &str| -> Result<ValueId, GraphError> {
+        if !weights.is_empty() && choices.one_in(3) {
+            return Ok(choices.choose(&weights));
         }
         let w = b.parameter(name, DType::F32, [WIDTH, WIDTH], NORMAL)?;
         weights.push(w);
@@ -39,10 +39,10 @@ fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError
     };
     for block in 0..size {
         let y = b.scope(format!("b{block}"), |b| {
-            let (v, other) = (dice.pick(&values), dice.pick(&values));
-            match dice.below(14) {
+            let (v, other) = (choices.choose(&values), choices.choose(&values));
+            match choices.below(14) {
                 0 | 1 => {
-                    let w = weight(b, dice, "weight")?;
+                    let w = weight(b, choices, "weight")?;
                     b.linear(v, w, None)
                 }
                 2 => b.add(v, other),
@@ -61,7 +61,7 @@ fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError
                 7 => {
                     let parts = b.chunk(v, 2, 1)?;
                     halves.extend(&parts);
-                    let (l, r) = (dice.pick(&halves), dice.pick(&halves));
+                    let (l, r) = (choices.choose(&halves), choices.choose(&halves));
                     b.cat(&[l, r], 1)
                 }
                 8 => {
@@ -83,7 +83,7 @@ fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError
                 10 => b.dropout(v, 0.5),
                 11 => {
                     // A view of a parameter. Its node may be placed anywhere before its reader.
-                    let w = weight(b, dice, "weight")?;
+                    let w = weight(b, choices, "weight")?;
                     let w = b.transpose(w)?;
                     b.matmul(v, w)
                 }
@@ -104,10 +104,10 @@ fn build(b: &mut Builder, size: usize, dice: &mut Dice) -> Result<(), GraphError
         values.push(y);
     }
     let mut y = values[values.len() - 1];
-    if dice.one_in(2) {
-        y = b.add(y, dice.pick(&values))?;
+    if choices.one_in(2) {
+        y = b.add(y, choices.choose(&values))?;
     }
-    let head = weight(b, dice, "head")?;
+    let head = weight(b, choices, "head")?;
     let logits = b.linear(y, head, None)?;
     let loss = b.cross_entropy(logits, labels, -100)?;
     b.output("loss", loss)?;
@@ -133,10 +133,10 @@ pub(crate) fn random_plan(
     peers: usize,
     micro_batches: u32,
     schedule: Schedule,
-    dice: &mut Dice,
+    choices: &mut ChoiceRng,
 ) -> Plan {
-    let stages = 1 + dice.below(peers + 3);
-    let mut cuts: Vec<usize> = (1..stages).map(|_| dice.below(graph.nodes.len())).collect();
+    let stages = 1 + choices.below(peers + 3);
+    let mut cuts: Vec<usize> = (1..stages).map(|_| choices.below(graph.nodes.len())).collect();
     cuts.sort_unstable();
     let mut stage_of: Vec<u32> = Vec::new();
     for id in graph.node_ids() {
@@ -144,19 +144,19 @@ pub(crate) fn random_plan(
         let operands = graph.node(id).inputs.iter().filter_map(|v| graph.producer(*v));
         let earliest = operands.map(|p| stage_of[p.index()]).max().unwrap_or(0);
         // Sometimes a branch runs elsewhere than its neighbours.
-        let stray = if dice.one_in(5) { dice.below(stages) as u32 } else { near };
+        let stray = if choices.one_in(5) { choices.below(stages) as u32 } else { near };
         stage_of.push(stray.max(earliest));
     }
-    let peer_of_stage: Vec<u32> = (0..stages).map(|_| dice.below(peers) as u32).collect();
+    let peer_of_stage: Vec<u32> = (0..stages).map(|_| choices.below(peers) as u32).collect();
     Plan::from_stages(graph, &stage_of, &peer_of_stage, names(peers), micro_batches, schedule, "random")
 }
 
 /// Gives stages more peers: any of the plan's, some with several turns.
-pub(crate) fn replicate(plan: &mut Plan, dice: &mut Dice) {
+pub(crate) fn replicate(plan: &mut Plan, choices: &mut ChoiceRng) {
     for stage in &mut plan.stages {
-        if dice.one_in(2) {
-            let turns = 1 + dice.below(4.min(plan.micro_batches as usize));
-            stage.peers = (0..turns).map(|_| dice.below(plan.peers.len()) as u32).collect();
+        if choices.one_in(2) {
+            let turns = 1 + choices.below(4.min(plan.micro_batches as usize));
+            stage.peers = (0..turns).map(|_| choices.below(plan.peers.len()) as u32).collect();
         }
     }
 }

@@ -152,8 +152,8 @@ impl Regulator {
         for (link, reason) in self.guard.step(record, &self.codecs) {
             let before = self.codecs[&link];
             if self.compression.guard {
-                self.guard.hold(link, before.milder(), record.step);
-                next.insert(link, before.milder());
+                self.guard.hold(link, before.less_lossy(), record.step);
+                next.insert(link, before.less_lossy());
                 reasons.insert(link, reason);
             } else if reason != CodecChangeReason::NotFinite {
                 changes.push(CodecChange { from: link.0, to: link.1, before, now: before, reason });

@@ -3,7 +3,7 @@
 
 pub(crate) mod simulation;
 
-pub(crate) use fusionllm_graph::Dice;
+pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::{Builder, DType, Init, autodiff};
 use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
 

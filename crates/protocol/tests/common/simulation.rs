@@ -2,14 +2,14 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fusionllm_compress::{Codec, TopK, Values};
+use fusionllm_compress::{Codec, TopK, ValueFormat};
 use fusionllm_plan::{Instruction, LearningRate, LinkCodec, PeerId, Program, Verdict};
 use fusionllm_protocol::{
     Action, AppliedCodecs, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, Participant, PassKind,
     PassReport, RunSettings, StepRecord, ToPeer, TrainingProgress,
 };
 
-use super::{Dice, names, programs};
+use super::{ChoiceRng, names, programs};
 
 /// What disturbs a run, after so many events.
 #[derive(Debug, Clone)]
@@ -130,7 +130,7 @@ enum Event {
 
 impl Simulation<'_> {
     fn run(&mut self) {
-        let mut dice = Dice::new(self.scenario.seed);
+        let mut choices = ChoiceRng::new(self.scenario.seed);
         let mut disturbances: VecDeque<_> = self.scenario.disturbances.iter().cloned().collect();
         while self.trace.end.is_none() {
             if let Some((_, d)) = disturbances.pop_front_if(|(at, _)| *at <= self.trace.events) {
@@ -153,7 +153,7 @@ impl Simulation<'_> {
             }
             possible.extend(self.committing.map(|_| Event::Committed));
             assert!(!possible.is_empty(), "everybody waits: {:?}", self.broker);
-            let event = possible[dice.below(possible.len())];
+            let event = possible[choices.below(possible.len())];
             self.clock += 1.0;
             self.trace.events += 1;
             let actions = match event {
@@ -198,7 +198,7 @@ impl Simulation<'_> {
         let codec = |p| LinkCodec {
             from: PeerId(p),
             to: PeerId((p + 1) % peers),
-            codec: Codec::TopK(TopK { ratio, values: Values::Int8 }),
+            codec: Codec::TopK(TopK { ratio, values: ValueFormat::Int8 }),
         };
         let codecs: Vec<LinkCodec> = (0..peers).filter(|_| peers > 1).map(codec).collect();
         let Some(AppliedCodecs { version, step, actions }) = self.broker.set_codecs(&codecs) else { return Vec::new() };

@@ -1,112 +1,9 @@
-//! Types of tensors, and tensors as plain bytes in host memory.
+//! Tensors as plain bytes in host memory.
 
 use std::fmt;
 use std::sync::Arc;
 
-use serde::{Deserialize, Serialize};
-
-use crate::GraphError;
-
-/// Sizes of a tensor's dimensions, outermost first. A scalar has none.
-pub type Shape = Vec<usize>;
-
-/// The type of a tensor's elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum DType {
-    /// IEEE 754 binary64.
-    F64,
-    /// IEEE 754 binary32.
-    F32,
-    /// IEEE 754 binary16.
-    F16,
-    /// The upper half of a binary32.
-    BF16,
-    /// Two's complement, 64 bits.
-    I64,
-    /// Two's complement, 32 bits.
-    I32,
-    /// One byte, 0 or 1.
-    Bool,
-}
-
-impl DType {
-    /// Bytes of one element.
-    pub fn size(self) -> usize {
-        match self {
-            Self::F64 | Self::I64 => 8,
-            Self::F32 | Self::I32 => 4,
-            Self::F16 | Self::BF16 => 2,
-            Self::Bool => 1,
-        }
-    }
-
-    /// Whether values of this type have gradients.
-    pub fn is_float(self) -> bool {
-        matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16)
-    }
-
-    /// The name used in files and printed graphs, as safetensors spells it but in lower case.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-            Self::F16 => "f16",
-            Self::BF16 => "bf16",
-            Self::I64 => "i64",
-            Self::I32 => "i32",
-            Self::Bool => "bool",
-        }
-    }
-}
-
-impl fmt::Display for DType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
-}
-
-/// Element type and shape of a value.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
-pub struct TensorType {
-    /// Element type.
-    pub dtype: DType,
-    /// Sizes of the dimensions.
-    pub shape: Shape,
-}
-
-impl TensorType {
-    /// A type from its parts.
-    pub fn new(dtype: DType, shape: impl Into<Shape>) -> Self {
-        Self { dtype, shape: shape.into() }
-    }
-
-    /// Number of elements; 1 for a scalar.
-    pub fn numel(&self) -> usize {
-        self.shape.iter().product()
-    }
-
-    /// Bytes the elements take.
-    pub fn bytes(&self) -> usize {
-        self.numel() * self.dtype.size()
-    }
-
-    /// Number of dimensions.
-    pub fn rank(&self) -> usize {
-        self.shape.len()
-    }
-
-    /// The element count and byte size, unless they overflow: what a stranger's shape must pass first.
-    pub fn checked_bytes(&self) -> Option<usize> {
-        self.shape.iter().try_fold(self.dtype.size(), |n, &d| n.checked_mul(d))
-    }
-}
-
-impl fmt::Display for TensorType {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}{:?}", self.dtype, self.shape)
-    }
-}
+use crate::{DType, GraphError, Shape, TensorType};
 
 /// A tensor in host memory: row-major, little-endian. Clones share the bytes.
 #[derive(Clone, PartialEq)]
@@ -123,7 +20,7 @@ impl fmt::Debug for HostTensor {
 
 macro_rules! constructors {
     ($($new:ident $get:ident $t:ty, $dtype:ident;)*) => {$(
-        #[doc = concat!("A tensor of `", stringify!($t), "`; the error names both counts if `data` does not fill `shape`.")]
+        #[doc = concat!("A tensor of `", stringify!($t), "`. Fails if `data` and `shape` differ in their number of elements.")]
         pub fn $new(shape: impl Into<Shape>, data: &[$t]) -> Result<Self, GraphError> {
             let bytes = data.iter().flat_map(|v| v.to_le_bytes()).collect();
             Self::from_bytes(TensorType::new(DType::$dtype, shape), bytes)
@@ -153,26 +50,26 @@ impl HostTensor {
         from_i32 to_i32 i32, I32;
     }
 
-    /// A tensor over `data`, whose length must be that of `ty`.
+    /// A tensor with these bytes. Fails unless `data` has the size of `ty`.
     pub fn from_bytes(ty: TensorType, data: Vec<u8>) -> Result<Self, GraphError> {
         if ty.checked_bytes() != Some(data.len()) {
-            return Err(GraphError::Tensor(format!("{ty} does not take {} bytes", data.len())));
+            return Err(GraphError::Tensor(format!("{ty} cannot have {} bytes of data", data.len())));
         }
         Ok(Self { ty, data: Arc::new(data) })
     }
 
-    /// A tensor of booleans.
+    /// A tensor of booleans. Fails if `data` and `shape` differ in their number of elements.
     pub fn from_bool(shape: impl Into<Shape>, data: &[bool]) -> Result<Self, GraphError> {
         Self::from_bytes(TensorType::new(DType::Bool, shape), data.iter().map(|&b| b as u8).collect())
     }
 
-    /// All elements zero.
+    /// A tensor of zeros.
     pub fn zeros(ty: TensorType) -> Self {
         let data = vec![0; ty.bytes()];
         Self { ty, data: Arc::new(data) }
     }
 
-    /// A scalar of float type `dtype`.
+    /// A scalar, converted to `dtype`.
     pub fn scalar(dtype: DType, value: f64) -> Result<Self, GraphError> {
         Self::from_f64([], &[value])?.cast(dtype)
     }
@@ -192,17 +89,17 @@ impl HostTensor {
         self.ty.dtype
     }
 
-    /// The elements' bytes, row-major and little-endian.
+    /// The bytes of the elements, row-major and little-endian.
     pub fn bytes(&self) -> &[u8] {
         &self.data
     }
 
-    /// The bytes, without a copy if this is their only holder.
+    /// The bytes. Copies them only if another clone shares them.
     pub fn into_bytes(self) -> Vec<u8> {
         Arc::try_unwrap(self.data).unwrap_or_else(|a| a.as_ref().clone())
     }
 
-    /// The same elements under another shape of as many elements.
+    /// The same elements with another shape. Fails if the number of elements differs.
     pub fn reshaped(self, shape: impl Into<Shape>) -> Result<Self, GraphError> {
         let ty = TensorType::new(self.ty.dtype, shape);
         if ty.checked_bytes() != Some(self.data.len()) {
@@ -211,7 +108,7 @@ impl HostTensor {
         Ok(Self { ty, data: self.data })
     }
 
-    /// Every element widened to `f64` (booleans as 0 and 1): for comparisons and small tensors.
+    /// Every element converted to `f64`, booleans as 0 and 1. Copies: for comparisons and small tensors.
     pub fn to_f64(&self) -> Vec<f64> {
         fn each<const N: usize>(b: &[u8], f: impl Fn([u8; N]) -> f64) -> Vec<f64> {
             b.chunks_exact(N)
@@ -234,7 +131,8 @@ impl HostTensor {
         }
     }
 
-    /// The elements converted to `dtype`: floats round to nearest, a float becomes an integer by truncation, a number a boolean by `!= 0`.
+    /// The elements converted to `dtype`. Floats round to nearest; floats become integers by truncation, numbers become
+    /// booleans by `!= 0`.
     pub fn cast(&self, dtype: DType) -> Result<Self, GraphError> {
         if dtype == self.ty.dtype {
             return Ok(self.clone());

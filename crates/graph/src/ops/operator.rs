@@ -1,0 +1,62 @@
+//! The trait behind each operator, and what an operator costs.
+
+use serde::{Deserialize, Serialize};
+
+use crate::TensorType;
+
+/// The facts of an operator that its operands' types decide. Each operator also has gradient and decomposition rules.
+pub trait Operator {
+    /// The operator's name in ATen.
+    fn name(&self) -> &'static str;
+
+    /// The types of the results, or the requirement that the operands fail. Never panics, whatever the operands.
+    fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String>;
+
+    /// The work on any device. By default memory-bound, with one operation per result element.
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        Cost::memory(outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
+    }
+}
+
+/// The class of hardware unit that limits an operator.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OpClass {
+    /// Matrix products.
+    Matmul,
+    /// Convolutions.
+    Convolution,
+    /// Limited by memory traffic.
+    Memory,
+    /// Changes how elements are addressed and moves few or none of them. Cheaper to repeat than to send.
+    View,
+}
+
+/// The work of one operator, independent of the device.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Cost {
+    /// Floating-point operations; a multiply-add counts as two.
+    pub flops: f64,
+    /// Bytes read and written.
+    pub bytes: f64,
+    /// The hardware unit that limits it.
+    pub class: OpClass,
+}
+
+impl Cost {
+    /// `flops` operations that read every operand and write every result once.
+    pub fn new(class: OpClass, flops: f64, inputs: &[&TensorType], outputs: &[&TensorType]) -> Self {
+        let bytes = inputs.iter().chain(outputs).map(|t| t.bytes()).sum::<usize>() as f64;
+        Self { flops, bytes, class }
+    }
+
+    /// The cost of a memory-bound operator.
+    pub fn memory(flops: f64, inputs: &[&TensorType], outputs: &[&TensorType]) -> Self {
+        Self::new(OpClass::Memory, flops, inputs, outputs)
+    }
+
+    /// The cost of a view: counted as no work.
+    pub fn view() -> Self {
+        Self { flops: 0.0, bytes: 0.0, class: OpClass::View }
+    }
+}
