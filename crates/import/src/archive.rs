@@ -26,8 +26,8 @@ pub struct Archive {
     /// Bytes of tensors read so far: a bound on what overlapping members can make of a small file.
     read: u64,
     pub(crate) program: ExportedProgram,
-    pub(crate) weights: BTreeMap<String, Stored>,
-    pub(crate) constants: BTreeMap<String, Stored>,
+    pub(crate) weights: BTreeMap<String, StoredTensor>,
+    pub(crate) constants: BTreeMap<String, StoredTensor>,
 }
 
 impl std::fmt::Debug for Archive {
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Archive {
 
 /// A tensor in the archive.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Stored {
+pub(crate) struct StoredTensor {
     /// The member that holds its storage.
     pub(crate) member: String,
     dtype: i64,
@@ -108,7 +108,7 @@ impl Archive {
                 program.schema_version.major
             )));
         }
-        let mut payloads = |directory: &str, kind: &str| -> Result<BTreeMap<String, Stored>, ImportError> {
+        let mut payloads = |directory: &str, kind: &str| -> Result<BTreeMap<String, StoredTensor>, ImportError> {
             let file = format!("{root}data/{directory}/{model}_{kind}_config.json");
             if !names.contains(&file) {
                 return Ok(BTreeMap::new());
@@ -116,7 +116,7 @@ impl Archive {
             let json = member(name, &mut zip, &file, MAX_JSON)?;
             let config: PayloadConfig = parse(name, &file, &json)?;
             let directory = format!("{root}data/{directory}/");
-            let stored = |payload: Payload| Stored::new(&directory, payload);
+            let stored = |payload: Payload| StoredTensor::new(&directory, payload);
             let tensors = config.config.into_iter().map(|(key, payload)| match stored(payload) {
                 Ok(stored) => Ok((key, stored)),
                 Err(reason) => Err(ImportError::Damaged {
@@ -138,7 +138,7 @@ impl Archive {
     }
 
     /// Reads a tensor; booleans and floats as they are, small integers widened to `i32`.
-    pub(crate) fn tensor(&mut self, stored: &Stored) -> Result<HostTensor, ImportError> {
+    pub(crate) fn tensor(&mut self, stored: &StoredTensor) -> Result<HostTensor, ImportError> {
         let bytes = member(&self.name, &mut self.zip, &stored.member, u64::MAX)?;
         self.read += bytes.len() as u64;
         if self.read > 4 * self.zip.length().max(1 << 20) {
@@ -210,7 +210,7 @@ pub(crate) fn row_major(shape: &[usize]) -> Vec<usize> {
     strides
 }
 
-impl Stored {
+impl StoredTensor {
     fn new(directory: &str, payload: Payload) -> Result<Self, String> {
         if payload.use_pickle {
             return Err("it is pickled, which could run any program; save plain tensors".into());

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 
 use fusionllm_graph::DType;
 
-use crate::context::{Context, Result, Val};
-use crate::error::Refused;
+use crate::context::{Context, Result, Value};
+use crate::error::TranslationError;
 use crate::schema::{Argument, Node, OptionalTensor, SymBool, SymFloat, SymInt, TensorMeta};
 
 /// What a name of the exported graph stands for.
@@ -24,9 +24,9 @@ pub(crate) type Names = HashMap<String, Item>;
 
 /// A result of an operator.
 #[derive(Debug)]
-pub(crate) enum Out {
+pub(crate) enum Output {
     /// A tensor of its own.
-    Value(Val),
+    Value(Value),
     /// The tensor of that number itself.
     Same(usize),
     /// A tensor seen otherwise.
@@ -36,8 +36,8 @@ pub(crate) enum Out {
     Nothing,
 }
 
-impl From<Val> for Out {
-    fn from(value: Val) -> Self {
+impl From<Value> for Output {
+    fn from(value: Value) -> Self {
         Self::Value(value)
     }
 }
@@ -66,7 +66,7 @@ impl<'a> Call<'a> {
     }
 
     fn item(&self, name: &str) -> Result<&'a Item> {
-        self.names.get(name).ok_or_else(|| Refused(format!("reads {name}, which nothing made before")))
+        self.names.get(name).ok_or_else(|| TranslationError(format!("reads {name}, which nothing made before")))
     }
 
     fn wrong<T>(&self, name: &str, wanted: &str) -> Result<T> {
@@ -109,22 +109,22 @@ impl<'a> Call<'a> {
         }
     }
 
-    pub(crate) fn value(&self, cx: &mut Context<'_>, name: &str) -> Result<Val> {
+    pub(crate) fn value(&self, cx: &mut Context<'_>, name: &str) -> Result<Value> {
         cx.read(self.tensor(name)?)
     }
 
-    pub(crate) fn optional(&self, cx: &mut Context<'_>, name: &str) -> Result<Option<Val>> {
+    pub(crate) fn optional(&self, cx: &mut Context<'_>, name: &str) -> Result<Option<Value>> {
         if self.has(name) { self.value(cx, name).map(Some) } else { Ok(None) }
     }
 
     /// A list of tensors.
-    pub(crate) fn values(&self, cx: &mut Context<'_>, name: &str) -> Result<Vec<Val>> {
+    pub(crate) fn values(&self, cx: &mut Context<'_>, name: &str) -> Result<Vec<Value>> {
         let all = self.optional_values(cx, name)?;
-        all.into_iter().map(|v| v.ok_or_else(|| Refused(format!("a tensor of `{name}` is missing")))).collect()
+        all.into_iter().map(|v| v.ok_or_else(|| TranslationError(format!("a tensor of `{name}` is missing")))).collect()
     }
 
     /// A list of tensors, some of which may be left out.
-    pub(crate) fn optional_values(&self, cx: &mut Context<'_>, name: &str) -> Result<Vec<Option<Val>>> {
+    pub(crate) fn optional_values(&self, cx: &mut Context<'_>, name: &str) -> Result<Vec<Option<Value>>> {
         match self.argument(name) {
             Some(Argument::AsTensors(all)) => {
                 all.iter().map(|t| self.named(&t.name).and_then(|t| cx.read(t)).map(Some)).collect()
@@ -254,7 +254,7 @@ impl<'a> Call<'a> {
     pub(crate) fn result_type(&self, cx: &Context<'_>, index: usize) -> Result<DType> {
         let name = self.outputs().get(index).copied().flatten();
         let meta = name.and_then(|n| self.metas.get(n));
-        let meta = meta.ok_or_else(|| Refused(format!("the file does not describe its result {index}")))?;
+        let meta = meta.ok_or_else(|| TranslationError(format!("the file does not describe its result {index}")))?;
         cx.element_type(meta.dtype)
     }
 
@@ -266,7 +266,7 @@ impl<'a> Call<'a> {
 
 /// A size that is not negative.
 pub(crate) fn size(n: i64) -> Result<usize> {
-    usize::try_from(n).map_err(|_| Refused(format!("{n} is no size")))
+    usize::try_from(n).map_err(|_| TranslationError(format!("{n} is no size")))
 }
 
 /// A dimension of `rank`, counted from the end if negative.

@@ -1,10 +1,12 @@
+//! The document that lists the supported operators.
+
 use std::fmt::Write;
 
+use crate::analysis::INLINED_CALLS;
 use crate::aten;
-use crate::program::INLINED;
 
-/// The table of supported operators in Markdown, generated from the translations themselves.
-pub fn operators() -> String {
+/// The table of supported operators in Markdown, generated from the importer's own table.
+pub fn operator_table() -> String {
     let mut out = String::from(
         "# Operators that imported models may use\n\n\
          This page is generated from the importer's own table in `crates/import/src/aten`. A test compares the\n\
@@ -29,7 +31,7 @@ pub fn operators() -> String {
         }
     }
     let _ = write!(out, "\n## Graphs in graphs\n\nThe importer replaces each of these by the graph inside it:\n\n");
-    for name in INLINED {
+    for name in INLINED_CALLS {
         let _ = writeln!(out, "- `higher_order.{name}`");
     }
     let _ = writeln!(out, "\n{count} operators in all.");

@@ -1,4 +1,4 @@
-//! What operators are translated into: a graph being written, in which whatever depends on constants alone is computed at once.
+//! The target of the translation: a graph under construction, with constant folding and with PyTorch's shared memory.
 
 use std::collections::HashMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -9,54 +9,62 @@ use fusionllm_graph::ops::{
 };
 use fusionllm_graph::{Builder, DType, HostTensor, Op, TensorType, ValueId};
 
-use crate::error::Refused;
+use crate::error::TranslationError;
 
-pub(crate) type Result<T> = std::result::Result<T, Refused>;
+pub(crate) type Result<T> = std::result::Result<T, TranslationError>;
 
-/// Runs one operator on tensors in memory, as a backend does; the types are those its results will have.
+/// Runs one operator on tensors in memory, like a backend. The third argument has the types of the results.
 pub type Evaluate<'a> = &'a dyn Fn(&Op, Vec<HostTensor>, &[TensorType]) -> std::result::Result<Vec<HostTensor>, String>;
 
-/// Largest tensor that is computed at import, and how many bytes of them in all: what a stranger's file may make of nothing.
-pub(crate) const LARGEST_CONSTANT: usize = 64 << 20;
-const ALL_CONSTANTS: usize = 512 << 20;
+/// The largest tensor computed at import. A small file from a stranger can describe huge constants.
+pub(crate) const MAX_CONSTANT_BYTES: usize = 64 << 20;
+/// The total size of all tensors computed at import.
+const MAX_TOTAL_CONSTANT_BYTES: usize = 512 << 20;
 
-/// A value: in the graph, or known by now.
+/// A value: computed by the graph, or a constant of known content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Val {
+pub(crate) enum Value {
+    /// A value of the graph.
     Node(ValueId),
-    Const(usize),
+    /// The index of a constant.
+    Constant(usize),
 }
 
-/// A tensor of the exported graph. PyTorch's are names for parts of memory: what is written through one is read through the others.
+/// A tensor of the exported graph: a view of a storage. As in PyTorch, a write through one view changes all others.
 struct Tensor {
-    root: usize,
-    /// How it is seen: applied to the root in order.
-    path: Vec<Op>,
-    /// Its value when the root had that version.
-    seen: (u32, Val),
-}
-
-struct Root {
-    value: Val,
+    storage: usize,
+    /// The operators that compute the view from the storage, in order.
+    view: Vec<Op>,
+    /// The value of the view.
+    value: Value,
+    /// The version of the storage that `value` was computed from.
     version: u32,
 }
 
-/// The translation under way.
+/// Memory that several tensors may share.
+struct Storage {
+    value: Value,
+    /// Counts the writes.
+    version: u32,
+}
+
+/// The state of a translation.
 pub(crate) struct Context<'a> {
     pub(crate) builder: Builder,
     evaluate: Evaluate<'a>,
     constants: Vec<Constant>,
-    interned: HashMap<u64, Vec<usize>>,
-    folded: usize,
+    /// Constants by the hash of their content, so that equal ones are stored once.
+    constants_by_hash: HashMap<u64, Vec<usize>>,
+    constant_bytes: usize,
     tensors: Vec<Tensor>,
-    roots: Vec<Root>,
-    /// What single precision becomes.
+    storages: Vec<Storage>,
+    /// The element type that replaces single precision.
     pub(crate) single: DType,
 }
 
 struct Constant {
     tensor: HostTensor,
-    /// In the graph, once something reads it there.
+    /// The value in the graph, once a node reads it.
     value: Option<ValueId>,
 }
 
@@ -66,10 +74,10 @@ impl<'a> Context<'a> {
             builder: Builder::new(name),
             evaluate,
             constants: Vec::new(),
-            interned: HashMap::new(),
-            folded: 0,
+            constants_by_hash: HashMap::new(),
+            constant_bytes: 0,
             tensors: Vec::new(),
-            roots: Vec::new(),
+            storages: Vec::new(),
             single,
         }
     }
@@ -81,64 +89,63 @@ impl<'a> Context<'a> {
         }
     }
 
-    // Names for memory.
-
-    /// A tensor of its own.
-    pub(crate) fn fresh(&mut self, value: Val) -> usize {
-        self.roots.push(Root { value, version: 0 });
-        self.tensors.push(Tensor { root: self.roots.len() - 1, path: Vec::new(), seen: (0, value) });
+    /// Adds a tensor with memory of its own.
+    pub(crate) fn fresh(&mut self, value: Value) -> usize {
+        self.storages.push(Storage { value, version: 0 });
+        self.tensors.push(Tensor { storage: self.storages.len() - 1, view: Vec::new(), value, version: 0 });
         self.tensors.len() - 1
     }
 
-    /// Another name for (a part of) a tensor's memory.
+    /// Adds a tensor that shares the memory of another.
     pub(crate) fn view(&mut self, tensor: usize, ops: Vec<Op>) -> Result<usize> {
         let mut value = self.read(tensor)?;
         for op in &ops {
             value = self.op(op.clone(), &[value])?;
         }
-        let root = self.tensors[tensor].root;
-        let path = [self.tensors[tensor].path.clone(), ops].concat();
-        self.tensors.push(Tensor { root, path, seen: (self.roots[root].version, value) });
+        let storage = self.tensors[tensor].storage;
+        let view = [self.tensors[tensor].view.clone(), ops].concat();
+        self.tensors.push(Tensor { storage, view, value, version: self.storages[storage].version });
         Ok(self.tensors.len() - 1)
     }
 
-    /// What a tensor holds now.
-    pub(crate) fn read(&mut self, tensor: usize) -> Result<Val> {
-        let Tensor { root, seen, .. } = self.tensors[tensor];
-        let Root { value, version } = self.roots[root];
-        if seen.0 == version {
-            return Ok(seen.1);
+    /// The present value of a tensor.
+    pub(crate) fn read(&mut self, tensor: usize) -> Result<Value> {
+        let Tensor { storage, value, version, .. } = self.tensors[tensor];
+        let Storage { value: whole, version: newest } = self.storages[storage];
+        if version == newest {
+            return Ok(value);
         }
-        let mut value = value;
-        for op in self.tensors[tensor].path.clone() {
+        let mut value = whole;
+        for op in self.tensors[tensor].view.clone() {
             value = self.op(op, &[value])?;
         }
-        self.tensors[tensor].seen = (version, value);
+        self.tensors[tensor].value = value;
+        self.tensors[tensor].version = newest;
         Ok(value)
     }
 
-    /// Overwrites a tensor, and so all that see the same memory. The value takes the tensor's type and shape.
-    pub(crate) fn write(&mut self, tensor: usize, value: Val) -> Result<()> {
+    /// Overwrites a tensor and all tensors that share its memory. Converts the value to the tensor's type and shape.
+    pub(crate) fn write(&mut self, tensor: usize, value: Value) -> Result<()> {
         let ty = {
             let old = self.read(tensor)?;
             self.ty(old).clone()
         };
         let value = self.cast(value, ty.dtype)?;
         let value = self.expand(value, &ty.shape)?;
-        let root = self.tensors[tensor].root;
-        let path = self.tensors[tensor].path.clone();
-        let whole = self.roots[root].value;
-        let whole = self.written(whole, &path, value)?;
-        self.roots[root].value = whole;
-        self.roots[root].version += 1;
+        let storage = self.tensors[tensor].storage;
+        let view = self.tensors[tensor].view.clone();
+        let whole = self.storages[storage].value;
+        let whole = self.with_view_replaced(whole, &view, value)?;
+        self.storages[storage].value = whole;
+        self.storages[storage].version += 1;
         Ok(())
     }
 
-    /// `whole` with `value` in place of what `path` shows of it.
-    fn written(&mut self, whole: Val, path: &[Op], value: Val) -> Result<Val> {
-        let Some((step, rest)) = path.split_first() else { return Ok(value) };
+    /// `whole` with the part that `view` selects replaced by `value`.
+    fn with_view_replaced(&mut self, whole: Value, view: &[Op], value: Value) -> Result<Value> {
+        let Some((step, rest)) = view.split_first() else { return Ok(value) };
         let part = self.op(step.clone(), &[whole])?;
-        let part = self.written(part, rest, value)?;
+        let part = self.with_view_replaced(part, rest, value)?;
         let shape = self.shape(whole);
         match step {
             Op::Reshape(_) => self.reshape(part, &shape),
@@ -150,12 +157,12 @@ impl<'a> Context<'a> {
                 self.permute(part, &inverse)
             }
             Op::Slice(slice) => self.slice_scatter(whole, part, slice),
-            _ => Err("writes through a view that shows elements more than once".into()),
+            _ => Err("it writes through a view that repeats elements, which is not supported".into()),
         }
     }
 
-    /// `whole` with `part` in place of a slice.
-    pub(crate) fn slice_scatter(&mut self, whole: Val, part: Val, slice: &Slice) -> Result<Val> {
+    /// `whole` with a slice replaced by `part`.
+    pub(crate) fn slice_scatter(&mut self, whole: Value, part: Value, slice: &Slice) -> Result<Value> {
         let size = self.shape(whole)[slice.dim];
         if slice.step == 1 {
             let before = self.slice(whole, slice.dim, 0, slice.start, 1)?;
@@ -172,33 +179,31 @@ impl<'a> Context<'a> {
         self.op(Where, &[inside, spread, whole])
     }
 
-    // Constants.
-
-    /// A known tensor.
-    pub(crate) fn constant(&mut self, tensor: HostTensor) -> Val {
+    /// A constant with this content.
+    pub(crate) fn constant(&mut self, tensor: HostTensor) -> Value {
         let mut hash = DefaultHasher::new();
         (tensor.ty(), tensor.bytes()).hash(&mut hash);
-        let same = self.interned.entry(hash.finish()).or_default();
+        let same = self.constants_by_hash.entry(hash.finish()).or_default();
         if let Some(&i) = same.iter().find(|&&i| self.constants[i].tensor == tensor) {
-            return Val::Const(i);
+            return Value::Constant(i);
         }
-        self.folded = self.folded.saturating_add(tensor.bytes().len());
+        self.constant_bytes = self.constant_bytes.saturating_add(tensor.bytes().len());
         same.push(self.constants.len());
         self.constants.push(Constant { tensor, value: None });
-        Val::Const(self.constants.len() - 1)
+        Value::Constant(self.constants.len() - 1)
     }
 
-    /// The tensor, if it is known.
-    pub(crate) fn known(&self, value: Val) -> Option<&HostTensor> {
+    /// The content of a constant; `None` for values of the graph.
+    pub(crate) fn constant_tensor(&self, value: Value) -> Option<&HostTensor> {
         match value {
-            Val::Const(i) => Some(&self.constants[i].tensor),
-            Val::Node(_) => None,
+            Value::Constant(i) => Some(&self.constants[i].tensor),
+            Value::Node(_) => None,
         }
     }
 
-    /// The number that all of a known tensor's elements are.
-    pub(crate) fn uniform(&self, value: Val) -> Option<f64> {
-        let tensor = self.known(value)?;
+    /// The number that every element of a constant has; `None` if elements differ, and for values of the graph.
+    pub(crate) fn constant_number(&self, value: Value) -> Option<f64> {
+        let tensor = self.constant_tensor(value)?;
         let size = tensor.dtype().size();
         let first = tensor.bytes().get(..size)?;
         if !tensor.bytes().chunks_exact(size).all(|e| e == first) {
@@ -208,20 +213,20 @@ impl<'a> Context<'a> {
         one.to_f64().first().copied()
     }
 
-    /// A value in the graph.
-    pub(crate) fn lower(&mut self, value: Val) -> Result<ValueId> {
+    /// The value in the graph. Adds a constant to the graph when a node first reads it.
+    pub(crate) fn to_graph(&mut self, value: Value) -> Result<ValueId> {
         let i = match value {
-            Val::Node(id) => return Ok(id),
-            Val::Const(i) => i,
+            Value::Node(id) => return Ok(id),
+            Value::Constant(i) => i,
         };
         if let Some(id) = self.constants[i].value {
             return Ok(id);
         }
         let tensor = self.constants[i].tensor.clone();
         let full = tensor.shape().to_vec();
-        let small = shrunk(&tensor)?;
+        let small = without_repetition(&tensor)?;
         let b = &mut self.builder;
-        // Doubles cannot tell all large integers apart.
+        // A double cannot represent all 64-bit integers.
         let id = if small.ty().numel() == 1 && small.dtype() != DType::I64 {
             let number = small.to_f64().first().copied().unwrap_or(0.0);
             b.full(TensorType::new(small.dtype(), small.shape()), number)?
@@ -233,72 +238,72 @@ impl<'a> Context<'a> {
         Ok(id)
     }
 
-    /// Applies an operator: now if all operands are known and the results not too large, else in the graph.
-    pub(crate) fn apply(&mut self, op: impl Into<Op>, inputs: &[Val]) -> Result<Vec<Val>> {
+    /// Applies an operator: at once if all operands are constants and the results are not too large, else in the graph.
+    pub(crate) fn apply(&mut self, op: impl Into<Op>, inputs: &[Value]) -> Result<Vec<Value>> {
         let op = op.into();
-        if inputs.iter().all(|v| matches!(v, Val::Const(_))) {
+        if inputs.iter().all(|v| matches!(v, Value::Constant(_))) {
             let types: Vec<&TensorType> = inputs.iter().map(|v| self.ty(*v)).collect();
             let outputs = op.infer(&types).map_err(|reason| {
                 let types: Vec<String> = types.iter().map(|t| t.to_string()).collect();
-                Refused(format!("{reason}; operands: {}", types.join(", ")))
+                TranslationError(format!("{reason}; operands: {}", types.join(", ")))
             })?;
             let bytes = outputs.iter().map(|t| t.bytes()).fold(0, usize::saturating_add);
-            if bytes <= LARGEST_CONSTANT && self.folded.saturating_add(bytes) <= ALL_CONSTANTS {
-                let operands = inputs.iter().filter_map(|v| self.known(*v).cloned()).collect();
+            if bytes <= MAX_CONSTANT_BYTES && self.constant_bytes.saturating_add(bytes) <= MAX_TOTAL_CONSTANT_BYTES {
+                let operands = inputs.iter().filter_map(|v| self.constant_tensor(*v).cloned()).collect();
                 let results = (self.evaluate)(&op, operands, &outputs)?;
                 return Ok(results.into_iter().map(|t| self.constant(t)).collect());
             }
         }
-        let operands = inputs.iter().map(|v| self.lower(*v)).collect::<Result<Vec<_>>>()?;
-        Ok(self.builder.apply(op, &operands)?.into_iter().map(Val::Node).collect())
+        let operands = inputs.iter().map(|v| self.to_graph(*v)).collect::<Result<Vec<_>>>()?;
+        Ok(self.builder.apply(op, &operands)?.into_iter().map(Value::Node).collect())
     }
 
     /// [`Self::apply`], for the first result.
-    pub(crate) fn op(&mut self, op: impl Into<Op>, inputs: &[Val]) -> Result<Val> {
-        self.apply(op, inputs)?.first().copied().ok_or_else(|| "an operator gave no result".into())
+    pub(crate) fn op(&mut self, op: impl Into<Op>, inputs: &[Value]) -> Result<Value> {
+        self.apply(op, inputs)?.first().copied().ok_or_else(|| "the operator has no result".into())
     }
 
-    pub(crate) fn ty(&self, value: Val) -> &TensorType {
+    pub(crate) fn ty(&self, value: Value) -> &TensorType {
         match value {
-            Val::Node(id) => self.builder.ty(id),
-            Val::Const(i) => self.constants[i].tensor.ty(),
+            Value::Node(id) => self.builder.ty(id),
+            Value::Constant(i) => self.constants[i].tensor.ty(),
         }
     }
 
-    pub(crate) fn shape(&self, value: Val) -> Vec<usize> {
+    pub(crate) fn shape(&self, value: Value) -> Vec<usize> {
         self.ty(value).shape.clone()
     }
 
-    pub(crate) fn rank(&self, value: Val) -> usize {
+    pub(crate) fn rank(&self, value: Value) -> usize {
         self.ty(value).rank()
     }
 
-    pub(crate) fn dtype(&self, value: Val) -> DType {
+    pub(crate) fn dtype(&self, value: Value) -> DType {
         self.ty(value).dtype
     }
 
-    /// An integer tensor's elements, if they are known.
-    pub(crate) fn integers(&mut self, value: Val) -> Result<Option<Vec<i64>>> {
-        if self.known(value).is_none() {
+    /// The elements of a constant as integers; `None` for values of the graph.
+    pub(crate) fn constant_integers(&mut self, value: Value) -> Result<Option<Vec<i64>>> {
+        if self.constant_tensor(value).is_none() {
             return Ok(None);
         }
         let value = self.cast(value, DType::I64)?;
-        Ok(self.known(value).and_then(HostTensor::to_i64))
+        Ok(self.constant_tensor(value).and_then(HostTensor::to_i64))
     }
 }
 
 /// Operators by name, as in the graph crate's builder.
 impl Context<'_> {
-    pub(crate) fn unary(&mut self, op: Unary, x: Val) -> Result<Val> {
+    pub(crate) fn unary(&mut self, op: Unary, x: Value) -> Result<Value> {
         self.op(op, &[x])
     }
 
-    /// With an operand that is one known number as a number.
-    pub(crate) fn binary(&mut self, op: Binary, a: Val, b: Val) -> Result<Val> {
-        let single = |c: &Self, v: Val, other: Val| {
-            let one = c.ty(v).numel() == 1 && c.rank(v) <= c.rank(other) && matches!(other, Val::Node(_));
-            // Integers beyond what a float holds stay tensors.
-            one.then(|| c.uniform(v)).flatten().filter(|n| c.dtype(v).is_float() || n.abs() < 9e15)
+    /// A binary operator. An operand that is a single constant number becomes an attribute.
+    pub(crate) fn binary(&mut self, op: Binary, a: Value, b: Value) -> Result<Value> {
+        let single = |c: &Self, v: Value, other: Value| {
+            let one = c.ty(v).numel() == 1 && c.rank(v) <= c.rank(other) && matches!(other, Value::Node(_));
+            // Integers that a double cannot represent stay tensors.
+            one.then(|| c.constant_number(v)).flatten().filter(|n| c.dtype(v).is_float() || n.abs() < 9e15)
         };
         if let Some(scalar) = single(self, b, a) {
             return self.scalar(op, a, scalar, false);
@@ -309,7 +314,7 @@ impl Context<'_> {
         self.op(op, &[a, b])
     }
 
-    pub(crate) fn scalar(&mut self, op: Binary, x: Val, scalar: f64, reverse: bool) -> Result<Val> {
+    pub(crate) fn scalar(&mut self, op: Binary, x: Value, scalar: f64, reverse: bool) -> Result<Value> {
         let identity = match op {
             Binary::Add | Binary::Sub => scalar == 0.0 && (!reverse || op == Binary::Add),
             Binary::Mul => scalar == 1.0,
@@ -322,74 +327,74 @@ impl Context<'_> {
         self.op(BinaryScalar { op, scalar, reverse }, &[x])
     }
 
-    pub(crate) fn add(&mut self, a: Val, b: Val) -> Result<Val> {
+    pub(crate) fn add(&mut self, a: Value, b: Value) -> Result<Value> {
         self.binary(Binary::Add, a, b)
     }
 
-    pub(crate) fn sub(&mut self, a: Val, b: Val) -> Result<Val> {
+    pub(crate) fn sub(&mut self, a: Value, b: Value) -> Result<Value> {
         self.binary(Binary::Sub, a, b)
     }
 
-    pub(crate) fn mul(&mut self, a: Val, b: Val) -> Result<Val> {
+    pub(crate) fn mul(&mut self, a: Value, b: Value) -> Result<Value> {
         self.binary(Binary::Mul, a, b)
     }
 
-    pub(crate) fn div(&mut self, a: Val, b: Val) -> Result<Val> {
+    pub(crate) fn div(&mut self, a: Value, b: Value) -> Result<Value> {
         self.binary(Binary::Div, a, b)
     }
 
-    pub(crate) fn add_scalar(&mut self, x: Val, s: f64) -> Result<Val> {
+    pub(crate) fn add_scalar(&mut self, x: Value, s: f64) -> Result<Value> {
         self.scalar(Binary::Add, x, s, false)
     }
 
-    pub(crate) fn mul_scalar(&mut self, x: Val, s: f64) -> Result<Val> {
+    pub(crate) fn mul_scalar(&mut self, x: Value, s: f64) -> Result<Value> {
         self.scalar(Binary::Mul, x, s, false)
     }
 
-    pub(crate) fn compare(&mut self, op: Compare, a: Val, b: Val) -> Result<Val> {
+    pub(crate) fn compare(&mut self, op: Compare, a: Value, b: Value) -> Result<Value> {
         self.op(op, &[a, b])
     }
 
-    pub(crate) fn compare_scalar(&mut self, op: Compare, x: Val, scalar: f64) -> Result<Val> {
+    pub(crate) fn compare_scalar(&mut self, op: Compare, x: Value, scalar: f64) -> Result<Value> {
         self.op(CompareScalar { op, scalar }, &[x])
     }
 
-    pub(crate) fn choose(&mut self, condition: Val, a: Val, b: Val) -> Result<Val> {
+    pub(crate) fn where_(&mut self, condition: Value, a: Value, b: Value) -> Result<Value> {
         self.op(Where, &[condition, a, b])
     }
 
-    pub(crate) fn cast(&mut self, x: Val, dtype: DType) -> Result<Val> {
+    pub(crate) fn cast(&mut self, x: Value, dtype: DType) -> Result<Value> {
         if self.dtype(x) == dtype { Ok(x) } else { self.op(Cast { dtype }, &[x]) }
     }
 
-    pub(crate) fn reduce(&mut self, kind: ReduceKind, x: Val, dims: &[usize], keepdim: bool) -> Result<Val> {
+    pub(crate) fn reduce(&mut self, kind: ReduceKind, x: Value, dims: &[usize], keepdim: bool) -> Result<Value> {
         if dims.is_empty() {
             return Ok(x);
         }
         self.op(Reduce { kind, dims: dims.to_vec(), keepdim }, &[x])
     }
 
-    pub(crate) fn sum(&mut self, x: Val, dims: &[usize], keepdim: bool) -> Result<Val> {
+    pub(crate) fn sum(&mut self, x: Value, dims: &[usize], keepdim: bool) -> Result<Value> {
         self.reduce(ReduceKind::Sum, x, dims, keepdim)
     }
 
-    pub(crate) fn mean(&mut self, x: Val, dims: &[usize], keepdim: bool) -> Result<Val> {
+    pub(crate) fn mean(&mut self, x: Value, dims: &[usize], keepdim: bool) -> Result<Value> {
         self.reduce(ReduceKind::Mean, x, dims, keepdim)
     }
 
-    pub(crate) fn reshape(&mut self, x: Val, shape: &[usize]) -> Result<Val> {
+    pub(crate) fn reshape(&mut self, x: Value, shape: &[usize]) -> Result<Value> {
         if self.ty(x).shape == shape { Ok(x) } else { self.op(Reshape { shape: shape.to_vec() }, &[x]) }
     }
 
-    pub(crate) fn permute(&mut self, x: Val, dims: &[usize]) -> Result<Val> {
+    pub(crate) fn permute(&mut self, x: Value, dims: &[usize]) -> Result<Value> {
         if dims.iter().copied().eq(0..self.rank(x)) {
             return Ok(x);
         }
         self.op(Permute { dims: dims.to_vec() }, &[x])
     }
 
-    /// The last two dimensions swapped.
-    pub(crate) fn transpose(&mut self, x: Val) -> Result<Val> {
+    /// Swaps the last two dimensions.
+    pub(crate) fn transpose(&mut self, x: Value) -> Result<Value> {
         let rank = self.rank(x);
         let mut dims: Vec<usize> = (0..rank).collect();
         if rank >= 2 {
@@ -398,20 +403,20 @@ impl Context<'_> {
         self.permute(x, &dims)
     }
 
-    pub(crate) fn expand(&mut self, x: Val, shape: &[usize]) -> Result<Val> {
+    pub(crate) fn expand(&mut self, x: Value, shape: &[usize]) -> Result<Value> {
         if self.ty(x).shape == shape { Ok(x) } else { self.op(Expand { shape: shape.to_vec() }, &[x]) }
     }
 
-    pub(crate) fn slice(&mut self, x: Val, dim: usize, start: usize, end: usize, step: usize) -> Result<Val> {
+    pub(crate) fn slice(&mut self, x: Value, dim: usize, start: usize, end: usize, step: usize) -> Result<Value> {
         if start == 0 && step == 1 && self.ty(x).shape.get(dim) == Some(&end) {
             return Ok(x);
         }
         self.op(Slice { dim, start, end, step }, &[x])
     }
 
-    /// Leaves out what is empty.
-    pub(crate) fn cat(&mut self, parts: &[Val], dim: usize) -> Result<Val> {
-        let full: Vec<Val> = parts.iter().copied().filter(|v| self.ty(*v).shape.get(dim) != Some(&0)).collect();
+    /// Concatenates the parts that are not empty.
+    pub(crate) fn cat(&mut self, parts: &[Value], dim: usize) -> Result<Value> {
+        let full: Vec<Value> = parts.iter().copied().filter(|v| self.ty(*v).shape.get(dim) != Some(&0)).collect();
         match (&full[..], parts) {
             ([one], _) => Ok(*one),
             ([], [first, ..]) => Ok(*first),
@@ -419,40 +424,40 @@ impl Context<'_> {
         }
     }
 
-    pub(crate) fn flip(&mut self, x: Val, dims: &[usize]) -> Result<Val> {
+    pub(crate) fn flip(&mut self, x: Value, dims: &[usize]) -> Result<Value> {
         self.op(Flip { dims: dims.to_vec() }, &[x])
     }
 
-    pub(crate) fn gather(&mut self, x: Val, dim: usize, index: Val) -> Result<Val> {
+    pub(crate) fn gather(&mut self, x: Value, dim: usize, index: Value) -> Result<Value> {
         self.op(Gather { dim }, &[x, index])
     }
 
-    /// Slices of a dimension by known positions.
-    pub(crate) fn pick(&mut self, x: Val, dim: usize, positions: &[i64]) -> Result<Val> {
+    /// The slices of a dimension at constant positions.
+    pub(crate) fn index_select(&mut self, x: Value, dim: usize, positions: &[i64]) -> Result<Value> {
         let index = self.constant(HostTensor::from_i64([positions.len()], positions)?);
         self.op(IndexSelect { dim }, &[x, index])
     }
 
-    pub(crate) fn matmul(&mut self, a: Val, b: Val) -> Result<Val> {
+    pub(crate) fn matmul(&mut self, a: Value, b: Value) -> Result<Value> {
         self.op(Matmul, &[a, b])
     }
 
-    pub(crate) fn full(&mut self, dtype: DType, shape: &[usize], value: f64) -> Result<Val> {
+    pub(crate) fn full(&mut self, dtype: DType, shape: &[usize], value: f64) -> Result<Value> {
         self.op(Full { ty: TensorType::new(dtype, shape), value }, &[])
     }
 
-    pub(crate) fn arange(&mut self, dtype: DType, start: f64, step: f64, len: usize) -> Result<Val> {
+    pub(crate) fn arange(&mut self, dtype: DType, start: f64, step: f64, len: usize) -> Result<Value> {
         self.op(Arange { dtype, start, step, len }, &[])
     }
 
-    /// The value without its gradient.
-    pub(crate) fn detach(&mut self, x: Val) -> Result<Val> {
-        if matches!(x, Val::Const(_)) || !self.dtype(x).is_float() { Ok(x) } else { self.op(Detach, &[x]) }
+    /// The value, without a gradient.
+    pub(crate) fn detach(&mut self, x: Value) -> Result<Value> {
+        if matches!(x, Value::Constant(_)) || !self.dtype(x).is_float() { Ok(x) } else { self.op(Detach, &[x]) }
     }
 }
 
-/// A tensor cut to one slice in every dimension along which its slices are all alike.
-fn shrunk(tensor: &HostTensor) -> Result<HostTensor> {
+/// Cuts every dimension along which all slices are equal to one slice.
+fn without_repetition(tensor: &HostTensor) -> Result<HostTensor> {
     let mut bytes = tensor.bytes().to_vec();
     let mut shape = tensor.shape().to_vec();
     for d in 0..shape.len() {

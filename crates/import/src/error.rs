@@ -1,51 +1,51 @@
+//! Errors of reading and translating an archive.
+
 use std::fmt;
 use std::path::PathBuf;
 
 use fusionllm_graph::GraphError;
 
-/// Why an archive cannot be used.
+/// An archive that cannot be read or translated. [`ImportError::hint`] says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
-    /// The file cannot be read.
-    #[error("{}: cannot be read: {source}\n  hint: check the path and that you may read the file", path.display())]
+    /// The file cannot be opened.
+    #[error("{}: cannot be opened", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The error of the operating system.
         source: std::io::Error,
     },
-    /// It is not an archive of `torch.export.save`, or a damaged one.
-    #[error(
-        "{archive}: {member}: {reason}\n  hint: write the file anew with torch.export.save of PyTorch 2.9 or later"
-    )]
+    /// The file is not an archive of `torch.export.save`, or it is damaged.
+    #[error("{archive}: {member}: {reason}")]
     Damaged {
         /// The archive.
         archive: String,
-        /// The member at fault; empty for the archive as a whole.
+        /// The damaged member, or "the file as a whole".
         member: String,
-        /// What is wrong with it.
+        /// The damage.
         reason: String,
     },
-    /// The model uses operators that are not known here.
-    #[error("{archive}: {} not supported:{}\n  hint: the table of supported operators is in docs/operators.md; export the model without these, or ask for them", Count(missing.len()), Lines(missing))]
-    Missing {
+    /// The model uses operators that the importer does not support.
+    #[error("{archive}: {} not supported:{}", Count(operators.len()), Lines(operators))]
+    UnsupportedOperators {
         /// The archive.
         archive: String,
-        /// All of them, by name.
-        missing: Vec<Missing>,
+        /// All of them, sorted by name.
+        operators: Vec<UnsupportedOperator>,
     },
     /// A node cannot be translated.
-    #[error("{archive}: {target} ({node}{at}): {reason}")]
+    #[error("{archive}: {target} ({node}{place}): {reason}")]
     Node {
         /// The archive.
         archive: String,
-        /// The operator as PyTorch calls it.
+        /// The operator's name in PyTorch.
         target: String,
         /// The node's name in the exported graph.
         node: String,
-        /// Where in the user's model it stands; empty if the file does not say.
-        at: Box<str>,
-        /// Why not.
+        /// The node's place in the user's model; empty if the file does not say.
+        place: Box<str>,
+        /// The reason.
         reason: String,
     },
     /// The model as a whole cannot be used.
@@ -53,35 +53,62 @@ pub enum ImportError {
     Model {
         /// The archive.
         archive: String,
-        /// Why not, and what to do.
+        /// The reason.
         reason: String,
     },
-    /// What was made of it is no sound graph.
-    #[error("{archive}: {source}")]
+    /// The model was exported for another batch size.
+    #[error("{archive}: the model was exported for a batch of {exported}, but a batch of {requested} is needed")]
+    BatchSize {
+        /// The archive.
+        archive: String,
+        /// Samples per batch in the archive.
+        exported: i64,
+        /// Samples per batch that the caller asked for.
+        requested: usize,
+    },
+    /// The translated graph is invalid.
+    #[error("{archive}: the translated graph is invalid: {source}")]
     Graph {
         /// The archive.
         archive: String,
-        /// What is wrong.
+        /// The error.
         source: GraphError,
     },
 }
 
-/// An operator that is not known here, and where the model uses it.
+impl ImportError {
+    /// What the user can do about the error.
+    pub fn hint(&self) -> Option<String> {
+        Some(match self {
+            Self::Unreadable { .. } => "check the path, and that you may read the file".into(),
+            Self::Damaged { .. } => "save the model again with torch.export.save of PyTorch 2.9 or later".into(),
+            Self::UnsupportedOperators { .. } => {
+                "docs/operators.md lists the supported operators; export the model without the others".into()
+            }
+            Self::BatchSize { exported, .. } => {
+                format!("set train.micro_batch = {exported}, or export the model with a dynamic batch dimension")
+            }
+            Self::Node { .. } | Self::Model { .. } | Self::Graph { .. } => return None,
+        })
+    }
+}
+
+/// An operator that the importer does not support, and the nodes that use it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Missing {
-    /// As PyTorch calls it, such as `aten.grid_sampler_2d.default`.
+pub struct UnsupportedOperator {
+    /// The operator's name in PyTorch, such as `aten.grid_sampler_2d.default`.
     pub target: String,
-    /// The nodes, in order, with their place in the user's model.
+    /// The nodes in order, each with its place in the user's model.
     pub uses: Vec<String>,
 }
 
-/// Uses that are spelled out; the rest is counted.
-const SHOWN: usize = 3;
+/// Uses listed in a message. Further uses are counted.
+const MAX_USES_SHOWN: usize = 3;
 
-impl fmt::Display for Missing {
+impl fmt::Display for UnsupportedOperator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}: used by {}", self.target, self.uses[..self.uses.len().min(SHOWN)].join(", "))?;
-        match self.uses.len().saturating_sub(SHOWN) {
+        write!(f, "{}: used by {}", self.target, self.uses[..self.uses.len().min(MAX_USES_SHOWN)].join(", "))?;
+        match self.uses.len().saturating_sub(MAX_USES_SHOWN) {
             0 => Ok(()),
             more => write!(f, " and {more} more"),
         }
@@ -99,7 +126,7 @@ impl fmt::Display for Count {
     }
 }
 
-struct Lines<'a>(&'a [Missing]);
+struct Lines<'a>(&'a [UnsupportedOperator]);
 
 impl fmt::Display for Lines<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -107,14 +134,14 @@ impl fmt::Display for Lines<'_> {
     }
 }
 
-/// Why one operator cannot be translated; whoever asked knows which and where.
+/// The reason why a node cannot be translated. The caller adds the node and its place.
 #[derive(Debug)]
-pub(crate) struct Refused(pub(crate) String);
+pub(crate) struct TranslationError(pub(crate) String);
 
-impl From<GraphError> for Refused {
+impl From<GraphError> for TranslationError {
     fn from(e: GraphError) -> Self {
         Self(match e {
-            // The node is named already.
+            // The caller names the node.
             GraphError::Operand { reason, operands, .. } => {
                 let types: Vec<String> = operands.iter().map(|t| t.to_string()).collect();
                 format!("{reason}; operands: {}", types.join(", "))
@@ -124,13 +151,13 @@ impl From<GraphError> for Refused {
     }
 }
 
-impl From<String> for Refused {
+impl From<String> for TranslationError {
     fn from(reason: String) -> Self {
         Self(reason)
     }
 }
 
-impl From<&str> for Refused {
+impl From<&str> for TranslationError {
     fn from(reason: &str) -> Self {
         Self(reason.into())
     }

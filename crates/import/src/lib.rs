@@ -14,19 +14,21 @@
 //! └── data/sample_inputs/…                        pickled: never read
 //! ```
 
+mod analysis;
 mod archive;
 mod aten;
 mod call;
 mod catalog;
 mod context;
 mod error;
+mod loss;
 mod program;
 mod prune;
 mod schema;
 mod zip;
 
 pub use archive::Archive;
-pub use catalog::operators;
+pub use catalog::operator_table;
 pub use context::Evaluate;
-pub use error::{ImportError, Missing};
-pub use program::{Imported, Options, TARGETS};
+pub use error::{ImportError, UnsupportedOperator};
+pub use program::{ImportOptions, Imported, Precision, TARGETS_KEY};

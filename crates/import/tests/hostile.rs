@@ -1,5 +1,5 @@
-//! Archives by strangers: whatever they hold, the answer is a graph or an error that says where, never a panic, and never more memory than the file
-//! accounts for.
+//! Archives from strangers. Import returns a graph, or an error that names the place. It never panics, and it allocates
+//! no more memory than the file accounts for.
 
 mod common;
 
@@ -7,16 +7,16 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::*;
-use fusionllm_graph::CounterRng;
+use fusionllm_graph::ChoiceRng;
 use serde_json::{Value, json};
 
-/// The largest piece of memory that was asked for.
-struct Watched;
+/// Records the largest allocation.
+struct RecordingAllocator;
 
 static LARGEST: AtomicUsize = AtomicUsize::new(0);
 
-// SAFETY: hands everything on to the system's allocator as it came.
-unsafe impl GlobalAlloc for Watched {
+// SAFETY: forwards every call to the system's allocator unchanged.
+unsafe impl GlobalAlloc for RecordingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LARGEST.fetch_max(layout.size(), Ordering::Relaxed);
         unsafe { System.alloc(layout) }
@@ -38,41 +38,33 @@ unsafe impl GlobalAlloc for Watched {
 }
 
 #[global_allocator]
-static ALLOCATOR: Watched = Watched;
+static ALLOCATOR: RecordingAllocator = RecordingAllocator;
 
-/// The bound on constants made at import, twice for a copy on the way.
-const MOST: usize = 160 << 20;
+/// Twice the limit for constants computed at import, since they may be copied once.
+const MAX_ALLOCATION: usize = 160 << 20;
 
-fn survive(bytes: Vec<u8>) -> bool {
-    let met = import(bytes).and_then(|(mut archive, imported)| {
+/// Imports and loads the archive. Returns whether that succeeded.
+fn import_all(bytes: Vec<u8>) -> bool {
+    let result = import(bytes).and_then(|(mut archive, imported)| {
         let names: Vec<String> = imported.graph.parameters().map(|v| imported.graph.value(v).name.clone()).collect();
         names.iter().try_for_each(|name| archive.load(&imported, name).map(drop))
     });
-    if let Err(e) = &met {
+    if let Err(e) = &result {
         assert!(e.to_string().contains("net.pt2"), "an error must name the archive: {e}");
     }
-    met.is_ok()
-}
-
-struct ChoiceRng(CounterRng, u64);
-
-impl ChoiceRng {
-    fn below(&mut self, n: usize) -> usize {
-        self.1 += 1;
-        self.0.block(self.1, 0)[0] as usize % n.max(1)
-    }
+    result.is_ok()
 }
 
 #[test]
 fn flipped_bits_and_cut_files() {
-    let whole = archive(&program(), &weights());
-    assert!(survive(whole.clone()));
-    let mut choices = ChoiceRng(CounterRng::new(1), 0);
-    let mut whole_again = 0;
+    let original = archive(&program(), &weights());
+    assert!(import_all(original.clone()));
+    let mut choices = ChoiceRng::new(1);
+    let mut accepted = 0;
     for case in 0..3000 {
-        let mut bytes = whole.clone();
+        let mut bytes = original.clone();
         match case % 3 {
-            0 => bytes.truncate(choices.below(whole.len())),
+            0 => bytes.truncate(choices.below(original.len())),
             _ => {
                 for _ in 0..1 + choices.below(4) {
                     let at = choices.below(bytes.len());
@@ -80,15 +72,15 @@ fn flipped_bits_and_cut_files() {
                 }
             }
         }
-        whole_again += usize::from(survive(bytes));
+        accepted += usize::from(import_all(bytes));
     }
-    // Checksums notice what matters; bits of no meaning, such as a member's time, may change.
-    assert!(whole_again < 300, "{whole_again} damaged archives were taken for whole");
-    assert!(LARGEST.load(Ordering::Relaxed) < MOST);
+    // Checksums protect the content. Some bits have no effect, such as the time of a member.
+    assert!(accepted < 300, "{accepted} damaged archives were accepted");
+    assert!(LARGEST.load(Ordering::Relaxed) < MAX_ALLOCATION);
 }
 
-/// Every place in a document, as the keys that lead there.
-fn places(value: &Value, here: &mut Vec<String>, all: &mut Vec<Vec<String>>) {
+/// The path of keys to every value of a document.
+fn paths(value: &Value, here: &mut Vec<String>, all: &mut Vec<Vec<String>>) {
     all.push(here.clone());
     let children: Vec<(String, &Value)> = match value {
         Value::Object(map) => map.iter().map(|(k, v)| (k.clone(), v)).collect(),
@@ -97,7 +89,7 @@ fn places(value: &Value, here: &mut Vec<String>, all: &mut Vec<Vec<String>>) {
     };
     for (key, child) in children {
         here.push(key);
-        places(child, here, all);
+        paths(child, here, all);
         here.pop();
     }
 }
@@ -109,14 +101,14 @@ fn at<'v>(value: &'v mut Value, path: &[String]) -> &'v mut Value {
     })
 }
 
-/// Sound archives of unsound programs: their checksums are right.
+/// Archives with correct checksums, but invalid programs.
 #[test]
-fn programs_that_lie() {
+fn invalid_programs() {
     let (program, weights) = (program(), weights());
     let mut all = Vec::new();
-    places(&program, &mut Vec::new(), &mut all);
+    paths(&program, &mut Vec::new(), &mut all);
     let mut of_weights = Vec::new();
-    places(&weights, &mut Vec::new(), &mut of_weights);
+    paths(&weights, &mut Vec::new(), &mut of_weights);
     let strange = [
         json!(-1),
         json!(i64::MAX),
@@ -165,7 +157,7 @@ fn programs_that_lie() {
         "eye.default",
         "linspace.default",
     ];
-    let mut choices = ChoiceRng(CounterRng::new(2), 0);
+    let mut choices = ChoiceRng::new(2);
     let mut accepted = 0;
     for case in 0..6000 {
         let (mut program, mut weights) = (program.clone(), weights.clone());
@@ -216,25 +208,29 @@ fn programs_that_lie() {
                 break;
             }
         }
-        accepted += usize::from(survive(archive(&program, &weights)));
+        accepted += usize::from(import_all(archive(&program, &weights)));
     }
-    assert!(accepted < 3000, "{accepted} broken programs were taken for sound ones");
-    assert!(LARGEST.load(Ordering::Relaxed) < MOST, "{} bytes in one piece", LARGEST.load(Ordering::Relaxed));
+    assert!(accepted < 3000, "{accepted} invalid programs were accepted");
+    assert!(
+        LARGEST.load(Ordering::Relaxed) < MAX_ALLOCATION,
+        "an allocation of {} bytes",
+        LARGEST.load(Ordering::Relaxed)
+    );
 }
 
 #[test]
-fn names_that_lead_elsewhere_lead_nowhere() {
+fn member_names_cannot_leave_the_archive() {
     let mut weights = weights();
     weights["config"]["head.bias"]["path_name"] = json!("../../../../../../etc/passwd");
-    assert!(!survive(archive(&program(), &weights)));
+    assert!(!import_all(archive(&program(), &weights)));
 }
 
 #[test]
-fn a_deep_document_is_refused() {
+fn a_deeply_nested_document_is_refused() {
     let mut program = program();
     let deep = "[".repeat(100_000) + &"]".repeat(100_000);
     let text = program.to_string().replacen("\"torch_version\"", &format!("\"extra\":{deep},\"torch_version\""), 1);
     program = json!({});
-    assert!(!survive(archive(&program, &weights())));
-    assert!(!survive(zip(&[("net/models/model.json", text.into_bytes()), ("net/archive_format", b"pt2".to_vec())])));
+    assert!(!import_all(archive(&program, &weights())));
+    assert!(!import_all(zip(&[("net/models/model.json", text.into_bytes()), ("net/archive_format", b"pt2".to_vec())])));
 }

@@ -1,14 +1,14 @@
-//! What becomes of a small exported model.
+//! The import of a small model.
 
 mod common;
 
 use common::*;
 use fusionllm_graph::{Op, ValueKind};
-use fusionllm_import::{Archive, ImportError, Options, operators};
+use fusionllm_import::{Archive, ImportError, ImportOptions, Precision, operator_table};
 use serde_json::json;
 
 #[test]
-fn parameters_buffers_and_constants_find_their_places() {
+fn parameters_buffers_and_constants_are_imported() {
     let (mut archive, imported) = import(archive(&program(), &weights())).unwrap();
     let graph = &imported.graph;
     let names = |values: Vec<fusionllm_graph::ValueId>| -> Vec<String> {
@@ -18,7 +18,7 @@ fn parameters_buffers_and_constants_find_their_places() {
     assert_eq!(names(graph.buffers().collect()), ["count"]);
     assert_eq!(names(graph.inputs().collect()), ["x", "y"]);
     assert_eq!(graph.state_updates.len(), 1);
-    // The product of a constant and a number was made at import; the in-place sum is one of values.
+    // The product of a constant and a number is folded at import.
     let operators: Vec<&str> = graph.nodes.iter().map(|n| n.op.name()).collect();
     assert!(!operators.iter().any(|name| name.starts_with("mul")), "{operators:?}");
     assert!(graph.nodes.iter().any(|n| matches!(n.op, Op::CrossEntropy(_)) && n.name.starts_with("head.")));
@@ -28,7 +28,7 @@ fn parameters_buffers_and_constants_find_their_places() {
 }
 
 #[test]
-fn names_that_share_a_storage_are_one_parameter() {
+fn names_with_the_same_storage_are_one_parameter() {
     let (mut program, mut weights) = (program(), weights());
     weights["config"]["tied.weight"] = weights["config"]["head.weight"].clone();
     let graph = &mut program["graph_module"]["graph"];
@@ -46,7 +46,7 @@ fn names_that_share_a_storage_are_one_parameter() {
 fn a_write_through_a_view_is_read_through_the_base() {
     let mut program = program();
     let graph = &mut program["graph_module"]["graph"];
-    // relu's first three columns are overwritten in place; then all of it is sliced anew.
+    // The first three columns of relu are overwritten in place. Then other columns of it are read.
     graph["nodes"][4] =
         node("fill_.Scalar", &[("self", tensor("slice_1")), ("value", json!({"as_float": 2.0}))], "mul");
     let columns = [
@@ -58,13 +58,17 @@ fn a_write_through_a_view_is_read_through_the_base() {
     graph["nodes"][5] = node("slice.Tensor", &columns, "add");
     graph["tensor_values"]["mul"] = meta(7, &[2, 3], true);
     let (_, imported) = import(archive(&program, &weights())).unwrap();
-    let cat =
-        imported.graph.nodes.iter().find(|n| matches!(n.op, Op::Cat(_))).expect("the written part beside the rest");
+    let cat = imported
+        .graph
+        .nodes
+        .iter()
+        .find(|n| matches!(n.op, Op::Cat(_)))
+        .expect("a concatenation of the written part and the rest");
     assert_eq!(cat.inputs.len(), 2);
 }
 
 #[test]
-fn a_dynamic_batch_takes_any_size() {
+fn a_dynamic_batch_dimension_accepts_any_size() {
     let mut program = program();
     let values = &mut program["graph_module"]["graph"]["tensor_values"];
     for name in ["x", "y", "linear", "relu", "slice_1", "add"] {
@@ -73,42 +77,46 @@ fn a_dynamic_batch_takes_any_size() {
     let bytes = archive(&program, &weights());
     for samples in [1, 2, 7] {
         let mut archive = Archive::read("net.pt2", std::io::Cursor::new(bytes.clone())).unwrap();
-        let imported = archive.import(Options { samples: Some(samples), double: false }, &zeros).unwrap();
+        let imported =
+            archive.import(ImportOptions { batch_size: Some(samples), ..ImportOptions::default() }, &zeros).unwrap();
         let x = imported.graph.inputs().next().unwrap();
         assert_eq!(imported.graph.ty(x).shape, [samples, 5]);
     }
 }
 
 #[test]
-fn a_fixed_batch_says_so() {
+fn a_fixed_batch_size_is_an_error_with_a_hint() {
     let mut archive = Archive::read("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
-    let error = archive.import(Options { samples: Some(3), double: false }, &zeros).unwrap_err().to_string();
-    assert!(error.contains("exported for 2 samples") && error.contains("train.micro_batch = 2"), "{error}");
+    let options = ImportOptions { batch_size: Some(3), ..ImportOptions::default() };
+    let error = archive.import(options, &zeros).unwrap_err();
+    assert_eq!(error.to_string(), "net.pt2: the model was exported for a batch of 2, but a batch of 3 is needed");
+    assert!(error.hint().unwrap().contains("train.micro_batch = 2"));
 }
 
 #[test]
-fn double_precision_is_for_all_that_was_single() {
+fn double_precision_replaces_single_everywhere() {
     let mut archive = Archive::read("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
-    let imported = archive.import(Options { samples: None, double: true }, &zeros).unwrap();
+    let imported =
+        archive.import(ImportOptions { precision: Precision::Double, ..ImportOptions::default() }, &zeros).unwrap();
     let floats = imported.graph.values.iter().filter(|v| v.ty.dtype.is_float());
     assert!(floats.clone().count() > 5 && floats.clone().all(|v| v.ty.dtype == fusionllm_graph::DType::F64));
 }
 
 #[test]
-fn all_missing_operators_are_named_at_once() {
+fn all_unsupported_operators_are_listed_at_once() {
     let mut program = program();
     let nodes = &mut program["graph_module"]["graph"]["nodes"];
     nodes[2]["target"] = json!("torch.ops.aten.grid_sampler_2d.default");
     nodes[5]["target"] = json!("torch.ops.aten.fft_fft.default");
     let error = import(archive(&program, &weights())).unwrap_err();
-    let ImportError::Missing { missing, .. } = &error else { panic!("{error}") };
-    let targets: Vec<&str> = missing.iter().map(|m| m.target.as_str()).collect();
+    let ImportError::UnsupportedOperators { operators, .. } = &error else { panic!("{error}") };
+    let targets: Vec<&str> = operators.iter().map(|m| m.target.as_str()).collect();
     assert_eq!(targets, ["aten.fft_fft.default", "aten.grid_sampler_2d.default"]);
-    assert_eq!(missing[0].uses, ["add in head, net.py:7"]);
+    assert_eq!(operators[0].uses, ["add in head, net.py:7"]);
 }
 
 #[test]
-fn what_nothing_depends_on_is_not_asked_for() {
+fn operators_that_no_result_needs_may_be_unsupported() {
     let mut program = program();
     let dead = node("fft_fft.default", &[("self", tensor("relu"))], "unused");
     program["graph_module"]["graph"]["nodes"].as_array_mut().unwrap().insert(3, dead);
@@ -117,7 +125,7 @@ fn what_nothing_depends_on_is_not_asked_for() {
 }
 
 #[test]
-fn pickled_tensors_are_refused_by_name() {
+fn pickled_tensors_are_refused() {
     let mut weights = weights();
     weights["config"]["head.bias"]["use_pickle"] = json!(true);
     let error = import(archive(&program(), &weights)).unwrap_err().to_string();
@@ -127,12 +135,16 @@ fn pickled_tensors_are_refused_by_name() {
     );
 }
 
-/// `UPDATE_DOCS=1 cargo test -p fusionllm-import` writes it anew.
+/// `UPDATE_DOCS=1 cargo test -p fusionllm-import` writes the document.
 #[test]
-fn the_table_of_operators_is_true() {
+fn the_document_of_operators_is_up_to_date() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/operators.md");
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        std::fs::write(path, operators()).unwrap();
+        std::fs::write(path, operator_table()).unwrap();
     }
-    assert_eq!(std::fs::read_to_string(path).unwrap(), operators(), "run UPDATE_DOCS=1 cargo test -p fusionllm-import");
+    assert_eq!(
+        std::fs::read_to_string(path).unwrap(),
+        operator_table(),
+        "run UPDATE_DOCS=1 cargo test -p fusionllm-import"
+    );
 }

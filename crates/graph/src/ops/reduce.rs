@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::check::{args, ensure, ensure_dim, ensure_float, ensure_number};
+use super::check::{args, ensure, ensure_dim, ensure_dtype, ensure_float, ensure_number};
 use super::operator::{Cost, Operator};
 use crate::{DType, TensorType};
 
@@ -68,7 +68,7 @@ impl Operator for Reduce {
         let [x] = args(inputs)?;
         match self.kind {
             ReduceKind::Mean => ensure_float(x)?,
-            ReduceKind::Any | ReduceKind::All => super::ensure_dtype(x, DType::Bool, "the operand")?,
+            ReduceKind::Any | ReduceKind::All => ensure_dtype(x, DType::Bool, "the operand")?,
             _ => ensure_number(x)?,
         }
         if matches!(self.kind, ReduceKind::Amax | ReduceKind::Amin) {

@@ -3,7 +3,6 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::{args, ensure, ensure_dim, ensure_float};
-use super::elementwise::Unary;
 use super::operator::{Cost, Operator};
 use crate::TensorType;
 
@@ -11,7 +10,7 @@ fn cost(inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
     Cost::memory(14.0 * outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
 }
 
-/// What the backward operators share: `(gradient, result)`, alike.
+/// The shape rule of both backward operators: gradient and result must have the same type.
 fn infer_backward(dim: usize, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
     let [g, y] = args(inputs)?;
     ensure_float(y)?;
@@ -20,12 +19,37 @@ fn infer_backward(dim: usize, inputs: &[&TensorType]) -> Result<Vec<TensorType>,
     Ok(vec![y.clone()])
 }
 
-forward!(Softmax, "_softmax", SoftmaxBackward, "`exp(x) / Σ exp(x)` along a dimension.", |b, _, e, sum| b.div(e, sum));
+/// An operator whose result has the type of its operand.
+macro_rules! softmax {
+    ($name:ident, $aten:literal, $doc:literal) => {
+        #[doc = $doc]
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+        pub struct $name {
+            /// The dimension.
+            pub dim: usize,
+        }
 
-forward!(LogSoftmax, "_log_softmax", LogSoftmaxBackward, "`x - ln Σ exp(x)` along a dimension.", |b, x, _, sum| {
-    let l = b.unary(Unary::Log, sum)?;
-    b.sub(x, l)
-});
+        impl Operator for $name {
+            fn name(&self) -> &'static str {
+                $aten
+            }
+
+            fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
+                let [x] = args(inputs)?;
+                ensure_float(x)?;
+                ensure_dim(self.dim, x)?;
+                Ok(vec![x.clone()])
+            }
+
+            fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+                cost(inputs, outputs)
+            }
+        }
+    };
+}
+
+softmax!(Softmax, "_softmax", "`exp(x) / Σ exp(x)` along a dimension.");
+softmax!(LogSoftmax, "_log_softmax", "`x - ln Σ exp(x)` along a dimension.");
 
 /// `(gradient, y)`: `y (g - Σ g y)`, the gradient of a [`Softmax`] with result `y`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

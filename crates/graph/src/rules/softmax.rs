@@ -1,53 +1,54 @@
 //! Gradients and decompositions of `ops/softmax.rs`.
 
 use super::context::{Backward, GraphRules};
-use crate::ops::{LogSoftmaxBackward, SoftmaxBackward, Unary};
-use crate::{Builder, GraphError, TensorType, ValueId};
+use crate::ops::{LogSoftmax, LogSoftmaxBackward, Softmax, SoftmaxBackward, Unary};
+use crate::{Builder, GraphError, ValueId};
 
-macro_rules! forward {
-    ($name:ident, $aten:literal, $backward:ident, $doc:literal, $decompose:expr) => {
-        #[doc = $doc]
-        #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-        pub struct $name {
-            /// The dimension.
-            pub dim: usize,
+/// The shifted operand `x - max x`, its exponentials and their sum.
+struct Exponentials {
+    shifted: ValueId,
+    exp: ValueId,
+    sum: ValueId,
+}
+
+/// Subtracts the maximum first, so that no exponential overflows.
+fn exponentials(b: &mut Builder, x: ValueId, dim: usize) -> Result<Exponentials, GraphError> {
+    let max = b.amax(x, &[dim], true)?;
+    let shifted = b.sub(x, max)?;
+    let exp = b.unary(Unary::Exp, shifted)?;
+    let sum = b.sum(exp, &[dim], true)?;
+    Ok(Exponentials { shifted, exp, sum })
+}
+
+impl GraphRules for Softmax {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        Ok(vec![Some(cx.b.op(SoftmaxBackward { dim: self.dim }, &[g, cx.outputs[0]])?)])
+    }
+
+    fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
+        if b.ty(inputs[0]).numel() == 0 {
+            return Ok(Some(vec![b.mul_scalar(inputs[0], 1.0)?]));
         }
+        let e = exponentials(b, inputs[0], self.dim)?;
+        Ok(Some(vec![b.div(e.exp, e.sum)?]))
+    }
+}
 
-        impl Operator for $name {
-            fn name(&self) -> &'static str {
-                $aten
-            }
+impl GraphRules for LogSoftmax {
+    fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
+        let g = cx.grad(0)?;
+        Ok(vec![Some(cx.b.op(LogSoftmaxBackward { dim: self.dim }, &[g, cx.outputs[0]])?)])
+    }
 
-            fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
-                let [x] = args(inputs)?;
-                float(x)?;
-                in_rank(self.dim, x)?;
-                Ok(vec![x.clone()])
-            }
-
-            fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
-                let g = cx.grad(0)?;
-                Ok(vec![Some(cx.b.op($backward { dim: self.dim }, &[g, cx.outputs[0]])?)])
-            }
-
-            fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-                cost(inputs, outputs)
-            }
-
-            fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
-                if b.ty(inputs[0]).numel() == 0 {
-                    return Ok(Some(vec![b.mul_scalar(inputs[0], 1.0)?]));
-                }
-                // The maximum is taken away first, so that no exponential overflows.
-                let max = b.amax(inputs[0], &[self.dim], true)?;
-                let x = b.sub(inputs[0], max)?;
-                let e = b.unary(Unary::Exp, x)?;
-                let sum = b.sum(e, &[self.dim], true)?;
-                let finish: fn(&mut Builder, ValueId, ValueId, ValueId) -> Result<ValueId, GraphError> = $decompose;
-                Ok(Some(vec![finish(b, x, e, sum)?]))
-            }
+    fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
+        if b.ty(inputs[0]).numel() == 0 {
+            return Ok(Some(vec![b.mul_scalar(inputs[0], 1.0)?]));
         }
-    };
+        let e = exponentials(b, inputs[0], self.dim)?;
+        let log = b.unary(Unary::Log, e.sum)?;
+        Ok(Some(vec![b.sub(e.shifted, log)?]))
+    }
 }
 
 impl GraphRules for SoftmaxBackward {

@@ -3,10 +3,10 @@
 use fusionllm_graph::DType;
 use fusionllm_graph::ops::{Compare, ScaledDotProductAttention, Softmax};
 
-use super::entries;
+use super::entry::entries;
 use super::nn::dropped;
-use crate::call::{Call, Out};
-use crate::context::{Context, Result, Val};
+use crate::call::{Call, Output};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "scaled_dot_product_attention" ["default"] => attention,
@@ -16,7 +16,7 @@ entries! {
 }
 
 /// A tensor with all dimensions but the last three as one.
-fn four(c: &mut Context<'_>, x: Val) -> Result<Val> {
+fn four(c: &mut Context<'_>, x: Value) -> Result<Value> {
     let shape = c.shape(x);
     match &shape[..] {
         [_, _, _, _] => Ok(x),
@@ -27,7 +27,7 @@ fn four(c: &mut Context<'_>, x: Val) -> Result<Val> {
     }
 }
 
-fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let q = a.value(c, "query")?;
     let (k, v) = (a.value(c, "key")?, a.value(c, "value")?);
     let out_shape = {
@@ -40,7 +40,7 @@ fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     let (q, k, v) = (four(c, q)?, four(c, k)?, four(c, v)?);
     // What stretches to the other's batch.
     let batch = [q, k, v].iter().map(|t| c.shape(*t)[0]).max().unwrap_or(1);
-    let spread = |c: &mut Context<'_>, t: Val| {
+    let spread = |c: &mut Context<'_>, t: Value| {
         let mut shape = c.shape(t);
         shape[0] = batch;
         c.expand(t, &shape)
@@ -68,7 +68,7 @@ fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     let p = a.number_or("dropout_p", 0.0)?;
     let op = ScaledDotProductAttention { is_causal, scale };
     if p == 0.0 {
-        let operands: Vec<Val> = [q, k, v].into_iter().chain(mask).collect();
+        let operands: Vec<Value> = [q, k, v].into_iter().chain(mask).collect();
         let results = c.apply(op, &operands)?;
         return Ok(vec![c.reshape(results[0], &out_shape)?.into(), results[1].into()]);
     }
@@ -85,22 +85,22 @@ fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
         let rows = c.reshape(rows, &[shape[2], 1])?;
         let columns = c.arange(DType::I64, 0.0, 1.0, shape[3])?;
         let seen = c.compare(Compare::Le, columns, rows)?;
-        scores = c.choose(seen, scores, minus_infinity)?;
+        scores = c.where_(seen, scores, minus_infinity)?;
     }
     if let Some(mask) = mask {
         scores = match c.dtype(mask) {
-            DType::Bool => c.choose(mask, scores, minus_infinity)?,
+            DType::Bool => c.where_(mask, scores, minus_infinity)?,
             _ => c.add(scores, mask)?,
         };
     }
     let weights = c.op(Softmax { dim: 3 }, &[scores])?;
     let weights = dropped(c, weights, p)?[0];
     let y = c.matmul(weights, v)?;
-    Ok(vec![c.reshape(y, &out_shape)?.into(), Out::Nothing])
+    Ok(vec![c.reshape(y, &out_shape)?.into(), Output::Unavailable])
 }
 
 /// Key heads repeated so that there is one a query head.
-fn repeated(c: &mut Context<'_>, x: Val, heads: usize) -> Result<Val> {
+fn repeated(c: &mut Context<'_>, x: Value, heads: usize) -> Result<Value> {
     let shape = c.shape(x);
     let [n, g, s, e] = shape[..] else { return Err("needs four dimensions".into()) };
     if g == heads {
@@ -115,7 +115,7 @@ fn repeated(c: &mut Context<'_>, x: Val, heads: usize) -> Result<Val> {
 }
 
 /// A mask of four dimensions and of the operands' type, unless it is of truth values.
-fn aligned(c: &mut Context<'_>, mask: Val, q: Val) -> Result<Val> {
+fn aligned(c: &mut Context<'_>, mask: Value, q: Value) -> Result<Value> {
     let dtype = c.dtype(q);
     let mask = if c.dtype(mask) == DType::Bool { mask } else { c.cast(mask, dtype)? };
     let mut shape = c.shape(mask);
@@ -137,8 +137,8 @@ enum Shown {
 }
 
 /// A mask that is one of the usual two.
-fn causal(c: &Context<'_>, mask: Val) -> Option<Shown> {
-    let tensor = c.known(mask)?;
+fn causal(c: &Context<'_>, mask: Value) -> Option<Shown> {
+    let tensor = c.constant_tensor(mask)?;
     let [.., rows, columns] = tensor.shape() else { return None };
     let block = rows * columns;
     if block == 0 {

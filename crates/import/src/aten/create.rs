@@ -3,9 +3,9 @@
 use fusionllm_graph::ops::{Compare, Triangle};
 use fusionllm_graph::{DType, HostTensor};
 
-use super::{entries, one};
-use crate::call::{Call, Out, size};
-use crate::context::{Context, Result, Val};
+use super::entry::{entries, one};
+use crate::call::{Call, Output, size};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "zeros" ["default"] => |c, a| filled(c, a, 0.0),
@@ -35,19 +35,19 @@ entries! {
     "triu" ["default"] => |c, a| triangle(c, a, true),
 }
 
-fn filled(c: &mut Context<'_>, a: &Call<'_>, value: f64) -> Result<Vec<Out>> {
+fn filled(c: &mut Context<'_>, a: &Call<'_>, value: f64) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     one(c.full(dtype, &a.sizes("size")?, value)?)
 }
 
-fn like(c: &mut Context<'_>, a: &Call<'_>, value: f64) -> Result<Vec<Out>> {
+fn like(c: &mut Context<'_>, a: &Call<'_>, value: f64) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
     let shape = c.shape(x);
     one(c.full(dtype, &shape, value)?)
 }
 
-fn fill(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn fill(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if let Some(n) = a.number("value")? {
         return like(c, a, n);
     }
@@ -57,7 +57,7 @@ fn fill(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.expand(value, &ty.shape)?)
 }
 
-fn arange(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn arange(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let (start, step) = (a.number_or("start", 0.0)?, a.number_or("step", 1.0)?);
     let count = ((a.number_or("end", 0.0)? - start) / step).ceil();
@@ -68,7 +68,7 @@ fn arange(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// From one end to the middle and from the other, as PyTorch computes it.
-fn linspace(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn linspace(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let (start, end) = (a.number_or("start", 0.0)?, a.number_or("end", 0.0)?);
     let steps = size(a.int("steps")?)?;
@@ -82,7 +82,7 @@ fn linspace(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.constant(tensor))
 }
 
-fn eye(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn eye(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let rows = size(a.int("n")?)?;
     let columns = size(a.int_or("m", rows as i64)?)?;
@@ -93,12 +93,12 @@ fn eye(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.cast(hit, dtype)?)
 }
 
-fn triangle(c: &mut Context<'_>, a: &Call<'_>, upper: bool) -> Result<Vec<Out>> {
+fn triangle(c: &mut Context<'_>, a: &Call<'_>, upper: bool) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     one(triangular(c, x, upper, a.int_or("diagonal", 0)?)?)
 }
 
-fn triangular(c: &mut Context<'_>, x: Val, upper: bool, diagonal: i64) -> Result<Val> {
+fn triangular(c: &mut Context<'_>, x: Value, upper: bool, diagonal: i64) -> Result<Value> {
     let dtype = c.dtype(x);
     // Truth values take the way of integers.
     let number = if dtype == DType::Bool { c.cast(x, DType::I32)? } else { x };

@@ -1,11 +1,11 @@
 //! Arithmetic, comparisons and functions of one element.
 
 use fusionllm_graph::DType;
-use fusionllm_graph::ops::{Approximate, Binary, Clamp, Compare, Gelu, Logical, Unary};
+use fusionllm_graph::ops::{Binary, Clamp, Compare, Logical, Unary};
 
-use super::{entries, one};
-use crate::call::{Call, Out};
-use crate::context::{Context, Result, Val};
+use super::entry::{entries, one};
+use crate::call::{Call, Output};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "add" ["Tensor", "Scalar"] => |c, a| arithmetic(c, a, Binary::Add),
@@ -21,7 +21,7 @@ entries! {
     "maximum" ["default"] => |c, a| arithmetic(c, a, Binary::Maximum),
     "minimum" ["default"] => |c, a| arithmetic(c, a, Binary::Minimum),
     "pow" ["Tensor_Scalar", "Tensor_Tensor", "Scalar"] => power,
-    "square" ["default"] => |c, a| { let x = float_operand(c, a)?; one(c.mul(x, x)?) },
+    "square" ["default"] => |c, a| { let x = operand(c, a)?; one(c.mul(x, x)?) },
     "addcmul" ["default"] => |c, a| add_product(c, a, Binary::Mul),
     "addcdiv" ["default"] => |c, a| add_product(c, a, Binary::Div),
     "lerp" ["Scalar", "Tensor"] => lerp,
@@ -51,7 +51,7 @@ entries! {
     "sign" ["default"] => |c, a| unary(c, a, Unary::Sign),
     "sgn" ["default"] => |c, a| unary(c, a, Unary::Sign),
     "exp" ["default"] => |c, a| unary(c, a, Unary::Exp),
-    "exp2" ["default"] => |c, a| { let x = float_operand(c, a)?; one(c.scalar(Binary::Pow, x, 2.0, true)?) },
+    "exp2" ["default"] => |c, a| { let x = operand(c, a)?; one(c.scalar(Binary::Pow, x, 2.0, true)?) },
     "expm1" ["default"] => |c, a| unary(c, a, Unary::Expm1),
     "log" ["default"] => |c, a| unary(c, a, Unary::Log),
     "log1p" ["default"] => |c, a| unary(c, a, Unary::Log1p),
@@ -69,48 +69,22 @@ entries! {
     "ceil" ["default"] => |c, a| unary(c, a, Unary::Ceil),
     "round" ["default"] => |c, a| unary(c, a, Unary::Round),
     "trunc" ["default"] => |c, a| unary(c, a, Unary::Trunc),
-    "relu" ["default"] => |c, a| unary(c, a, Unary::Relu),
-    "silu" ["default"] => |c, a| unary(c, a, Unary::Silu),
-    "softplus" ["default"] => softplus,
-    "gelu" ["default"] => gelu,
-    "log_sigmoid" ["default"] => log_sigmoid,
-    "log_sigmoid_forward" ["default"] => log_sigmoid,
-    "mish" ["default"] => mish,
-    "elu" ["default"] => elu,
-    "celu" ["default"] => celu,
-    "selu" ["default"] => selu,
-    "leaky_relu" ["default"] => leaky_relu,
-    "prelu" ["default"] => prelu,
-    "_prelu_kernel" ["default"] => prelu,
-    "threshold" ["default"] => threshold,
-    "hardtanh" ["default"] => |c, a| {
-        let bounds = (a.number_or("min_val", -1.0)?, a.number_or("max_val", 1.0)?);
-        hard(c, a, bounds)
-    },
-    "relu6" ["default"] => |c, a| hard(c, a, (0.0, 6.0)),
-    "hardsigmoid" ["default"] => hardsigmoid,
-    "hardswish" ["default"] => hardswish,
     "clamp" ["default", "Tensor"] => clamp,
     "clip" ["default", "Tensor"] => clamp,
     "clamp_min" ["default", "Tensor"] => clamp,
     "clamp_max" ["default", "Tensor"] => clamp,
-    "glu" ["default"] => glu,
     "copysign" ["Tensor"] => copysign,
     "nan_to_num" ["default"] => nan_to_num,
 }
 
 /// `self`, as of the result's type.
-fn operand(c: &mut Context<'_>, a: &Call<'_>) -> Result<Val> {
+pub(super) fn operand(c: &mut Context<'_>, a: &Call<'_>) -> Result<Value> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
     c.cast(x, dtype)
 }
 
-fn float_operand(c: &mut Context<'_>, a: &Call<'_>) -> Result<Val> {
-    operand(c, a)
-}
-
-fn unary(c: &mut Context<'_>, a: &Call<'_>, op: Unary) -> Result<Vec<Out>> {
+pub(super) fn unary(c: &mut Context<'_>, a: &Call<'_>, op: Unary) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
     let rounds = matches!(op, Unary::Floor | Unary::Ceil | Unary::Round | Unary::Trunc);
     if rounds && !c.dtype(x).is_float() {
@@ -125,7 +99,7 @@ fn unary(c: &mut Context<'_>, a: &Call<'_>, op: Unary) -> Result<Vec<Out>> {
     one(c.unary(op, x)?)
 }
 
-fn logarithm(c: &mut Context<'_>, a: &Call<'_>, base: f64) -> Result<Vec<Out>> {
+fn logarithm(c: &mut Context<'_>, a: &Call<'_>, base: f64) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
     let y = c.unary(Unary::Log, x)?;
     one(c.mul_scalar(y, 1.0 / base)?)
@@ -133,9 +107,9 @@ fn logarithm(c: &mut Context<'_>, a: &Call<'_>, base: f64) -> Result<Vec<Out>> {
 
 /// The two operands of the result's type: either may be a number.
 enum Operands {
-    Tensors(Val, Val),
-    Number(Val, f64),
-    Reversed(f64, Val),
+    Tensors(Value, Value),
+    Number(Value, f64),
+    Reversed(f64, Value),
 }
 
 fn operands(c: &mut Context<'_>, a: &Call<'_>, names: [&str; 2], dtype: DType) -> Result<Operands> {
@@ -157,7 +131,7 @@ fn operands(c: &mut Context<'_>, a: &Call<'_>, names: [&str; 2], dtype: DType) -
     })
 }
 
-fn apply(c: &mut Context<'_>, op: Binary, operands: Operands) -> Result<Val> {
+fn apply(c: &mut Context<'_>, op: Binary, operands: Operands) -> Result<Value> {
     match operands {
         Operands::Tensors(x, y) => c.binary(op, x, y),
         Operands::Number(x, n) => c.scalar(op, x, n, false),
@@ -165,7 +139,7 @@ fn apply(c: &mut Context<'_>, op: Binary, operands: Operands) -> Result<Val> {
     }
 }
 
-fn arithmetic(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Out>> {
+fn arithmetic(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     if dtype == DType::Bool {
         let kind = match op {
@@ -188,7 +162,7 @@ fn arithmetic(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Out>>
 }
 
 /// `other - alpha · self`
-fn reversed_sub(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn reversed_sub(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let x = operand(c, a)?;
     let x = c.mul_scalar(x, a.number_or("alpha", 1.0)?)?;
@@ -202,7 +176,7 @@ fn reversed_sub(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     })
 }
 
-fn divide(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn divide(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let mode = a.text("rounding_mode");
     let operands = operands(c, a, ["self", "other"], dtype)?;
@@ -228,7 +202,7 @@ fn divide(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     })
 }
 
-fn power(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn power(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     if !dtype.is_float() {
         // Integers up to 2⁵³ are exact in doubles.
@@ -253,7 +227,7 @@ fn power(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// `self + value · tensor1 op tensor2`
-fn add_product(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Out>> {
+fn add_product(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
     let dtype = c.dtype(x);
     let (l, r) = (a.value(c, "tensor1")?, a.value(c, "tensor2")?);
@@ -264,7 +238,7 @@ fn add_product(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Out>
 }
 
 /// `self + weight (end - self)`
-fn lerp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn lerp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, end) = (a.value(c, "self")?, a.value(c, "end")?);
     let d = c.sub(end, x)?;
     let d = match a.number("weight")? {
@@ -278,7 +252,7 @@ fn lerp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// The type in which two operands meet, as PyTorch promotes them: a scalar counts only where its kind is higher.
-fn promoted(c: &Context<'_>, x: Val, y: Val) -> DType {
+fn promoted(c: &Context<'_>, x: Value, y: Value) -> DType {
     let kind = |d: DType| match d {
         DType::Bool => 0,
         DType::I32 | DType::I64 => 1,
@@ -299,7 +273,7 @@ fn promoted(c: &Context<'_>, x: Val, y: Val) -> DType {
     }
 }
 
-fn comparison(c: &mut Context<'_>, a: &Call<'_>, op: Compare) -> Result<Vec<Out>> {
+fn comparison(c: &mut Context<'_>, a: &Call<'_>, op: Compare) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     if let Some(n) = a.number("other")? {
         let dtype = match c.dtype(x) {
@@ -320,18 +294,18 @@ fn comparison(c: &mut Context<'_>, a: &Call<'_>, op: Compare) -> Result<Vec<Out>
     one(c.compare(op, x, y)?)
 }
 
-fn truth(c: &mut Context<'_>, x: Val) -> Result<Val> {
+fn truth(c: &mut Context<'_>, x: Value) -> Result<Value> {
     c.cast(x, DType::Bool)
 }
 
-fn logical(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Out>> {
+fn logical(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Output>> {
     let (x, y) = (a.value(c, "self")?, a.value(c, "other")?);
     let (x, y) = (truth(c, x)?, truth(c, y)?);
     one(c.op(op, &[x, y])?)
 }
 
 /// Logic on truth values; on integers where both operands are known.
-fn bitwise(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Out>> {
+fn bitwise(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let x = a.value(c, "self")?;
     let y = match a.number("other")? {
@@ -344,13 +318,13 @@ fn bitwise(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Out>> {
     one(c.op(op, &[x, y])?)
 }
 
-fn not(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn not(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = truth(c, x)?;
     one(c.unary(Unary::LogicalNot, x)?)
 }
 
-fn bitwise_not(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn bitwise_not(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     if c.dtype(x) == DType::Bool {
         return one(c.unary(Unary::LogicalNot, x)?);
@@ -359,121 +333,13 @@ fn bitwise_not(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.scalar(Binary::Sub, x, -1.0, true)?)
 }
 
-fn infinite(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn infinite(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = c.unary(Unary::Abs, x)?;
     one(c.compare_scalar(Compare::Eq, x, f64::INFINITY)?)
 }
 
-/// `ln(1 + exp(beta x)) / beta`
-fn softplus(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let beta = a.number_or("beta", 1.0)?;
-    let x = c.mul_scalar(x, beta)?;
-    let y = c.unary(Unary::Softplus, x)?;
-    one(c.mul_scalar(y, 1.0 / beta)?)
-}
-
-fn gelu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let approximate = if a.text("approximate") == Some("tanh") { Approximate::Tanh } else { Approximate::None };
-    one(c.op(Gelu { approximate }, &[x])?)
-}
-
-/// `-softplus(-x)`
-fn log_sigmoid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let x = c.unary(Unary::Neg, x)?;
-    let y = c.unary(Unary::Softplus, x)?;
-    let y = c.unary(Unary::Neg, y)?;
-    Ok(vec![y.into(), Out::Nothing])
-}
-
-fn mish(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let s = c.unary(Unary::Softplus, x)?;
-    let t = c.unary(Unary::Tanh, s)?;
-    one(c.mul(x, t)?)
-}
-
-/// `scale · x` where x is positive, else `scale · alpha (exp(input_scale x) - 1)`
-fn exponential_unit(c: &mut Context<'_>, x: Val, alpha: f64, scale: f64, input_scale: f64) -> Result<Val> {
-    // Limited first: an overflow in the branch not taken would make its gradient NaN.
-    let low = c.op(Clamp { min: None, max: Some(0.0), open: false }, &[x])?;
-    let low = c.mul_scalar(low, input_scale)?;
-    let low = c.unary(Unary::Expm1, low)?;
-    let low = c.mul_scalar(low, alpha * scale)?;
-    let high = c.mul_scalar(x, scale)?;
-    let positive = c.compare_scalar(Compare::Gt, x, 0.0)?;
-    c.choose(positive, high, low)
-}
-
-fn elu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let (alpha, scale) = (a.number_or("alpha", 1.0)?, a.number_or("scale", 1.0)?);
-    one(exponential_unit(c, x, alpha, scale, a.number_or("input_scale", 1.0)?)?)
-}
-
-fn celu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let alpha = a.number_or("alpha", 1.0)?;
-    one(exponential_unit(c, x, alpha, 1.0, 1.0 / alpha)?)
-}
-
-/// The constants of Klambauer et al., 2017.
-fn selu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    one(exponential_unit(c, x, 1.673_263_242_354_377_2, 1.050_700_987_355_480_5, 1.0)?)
-}
-
-fn leaky_relu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let low = c.mul_scalar(x, a.number_or("negative_slope", 0.01)?)?;
-    let positive = c.compare_scalar(Compare::Gt, x, 0.0)?;
-    one(c.choose(positive, x, low)?)
-}
-
-fn prelu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let (x, mut w) = (a.value(c, "self")?, a.value(c, "weight")?);
-    if c.rank(w) == 1 && c.rank(x) > 2 && c.ty(w).numel() > 1 {
-        let mut along = vec![1; c.rank(x)];
-        along[1] = c.ty(w).numel();
-        w = c.reshape(w, &along)?;
-    }
-    let low = c.mul(x, w)?;
-    let positive = c.compare_scalar(Compare::Gt, x, 0.0)?;
-    one(c.choose(positive, x, low)?)
-}
-
-fn threshold(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let above = c.compare_scalar(Compare::Gt, x, a.number_or("threshold", 0.0)?)?;
-    let value = c.full(c.dtype(x), &[], a.number_or("value", 0.0)?)?;
-    one(c.choose(above, x, value)?)
-}
-
-/// Between bounds at which, as in PyTorch, no gradient passes.
-fn hard(c: &mut Context<'_>, a: &Call<'_>, (min, max): (f64, f64)) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    one(c.op(Clamp { min: Some(min), max: Some(max), open: true }, &[x])?)
-}
-
-fn hardsigmoid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let x = c.add_scalar(x, 3.0)?;
-    let x = c.op(Clamp { min: Some(0.0), max: Some(6.0), open: true }, &[x])?;
-    one(c.mul_scalar(x, 1.0 / 6.0)?)
-}
-
-fn hardswish(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = operand(c, a)?;
-    let h = c.add_scalar(x, 3.0)?;
-    let h = c.op(Clamp { min: Some(0.0), max: Some(6.0), open: false }, &[h])?;
-    let h = c.mul_scalar(h, 1.0 / 6.0)?;
-    one(c.mul(x, h)?)
-}
-
-fn clamp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn clamp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let mut x = operand(c, a)?;
     let (min, max) = (a.number("min")?, a.number("max")?);
     if min.is_some() || max.is_some() {
@@ -489,26 +355,15 @@ fn clamp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(x)
 }
 
-/// The first half of a dimension times the sigmoid of the second.
-fn glu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    let x = a.value(c, "self")?;
-    let dim = crate::call::wrap(a.int_or("dim", -1)?, c.rank(x))?;
-    let size = c.shape(x).get(dim).copied().unwrap_or(1);
-    let l = c.slice(x, dim, 0, size / 2, 1)?;
-    let r = c.slice(x, dim, size / 2, size, 1)?;
-    let s = c.unary(Unary::Sigmoid, r)?;
-    one(c.mul(l, s)?)
-}
-
-fn copysign(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn copysign(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = (a.value(c, "self")?, a.value(c, "other")?);
     let x = c.unary(Unary::Abs, x)?;
     let n = c.unary(Unary::Neg, x)?;
     let negative = c.compare_scalar(Compare::Lt, y, 0.0)?;
-    one(c.choose(negative, n, x)?)
+    one(c.where_(negative, n, x)?)
 }
 
-fn nan_to_num(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn nan_to_num(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = c.dtype(x);
     let largest = match dtype {
@@ -518,11 +373,11 @@ fn nan_to_num(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     };
     let number = c.compare(Compare::Eq, x, x)?;
     let nan = c.full(dtype, &[], a.number_or("nan", 0.0)?)?;
-    let mut y = c.choose(number, x, nan)?;
+    let mut y = c.where_(number, x, nan)?;
     for (infinity, name, default) in [(f64::INFINITY, "posinf", largest), (f64::NEG_INFINITY, "neginf", -largest)] {
         let hit = c.compare_scalar(Compare::Eq, y, infinity)?;
         let limit = c.full(dtype, &[], a.number_or(name, default)?)?;
-        y = c.choose(hit, limit, y)?;
+        y = c.where_(hit, limit, y)?;
     }
     one(y)
 }

@@ -3,10 +3,10 @@
 use fusionllm_graph::HostTensor;
 use fusionllm_graph::ops::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Conv2dInputGrad, MaxPool2d, ReduceKind};
 
-use super::shape::padded;
-use super::{entries, one};
-use crate::call::{Call, Out, size};
-use crate::context::{Context, Result, Val};
+use super::entry::{entries, one};
+use super::rearrange::padded;
+use crate::call::{Call, Output, size};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "conv1d" ["default", "padding"] => |c, a| convolution(c, a, false),
@@ -34,14 +34,14 @@ entries! {
 
 /// A value with two spatial dimensions and a batch, and how to take away what was added.
 struct Image {
-    value: Val,
+    value: Value,
     /// Whether a height of 1 was put in.
     flat: bool,
     /// Whether a batch of 1 was put in front.
     single: bool,
 }
 
-fn image(c: &mut Context<'_>, x: Val, spatial: usize) -> Result<Image> {
+fn image(c: &mut Context<'_>, x: Value, spatial: usize) -> Result<Image> {
     let mut shape = c.shape(x);
     let flat = spatial == 1;
     if flat && !shape.is_empty() {
@@ -57,7 +57,7 @@ fn image(c: &mut Context<'_>, x: Val, spatial: usize) -> Result<Image> {
     Ok(Image { value: c.reshape(x, &shape)?, flat, single })
 }
 
-fn plain(c: &mut Context<'_>, y: Val, image: &Image) -> Result<Val> {
+fn plain(c: &mut Context<'_>, y: Value, image: &Image) -> Result<Value> {
     let mut shape = c.shape(y);
     if image.flat {
         shape.remove(shape.len() - 2);
@@ -79,7 +79,7 @@ fn two(list: &[i64], flat: bool, neutral: i64) -> Result<[usize; 2]> {
     })
 }
 
-fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Vec<Out>> {
+fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Vec<Output>> {
     let (x, w) = (a.value(c, "input")?, a.value(c, "weight")?);
     let bias = a.optional(c, "bias")?;
     let spatial = c.rank(w).saturating_sub(2);
@@ -137,7 +137,7 @@ fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Ve
             None => y,
         }
     } else {
-        let operands: Vec<Val> = [input, w].into_iter().chain(bias).collect();
+        let operands: Vec<Value> = [input, w].into_iter().chain(bias).collect();
         c.op(conv, &operands)?
     };
     one(plain(c, y, &x)?)
@@ -157,7 +157,7 @@ fn windows(a: &Call<'_>, flat: bool) -> Result<([usize; 2], [usize; 2])> {
     })
 }
 
-fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, spatial(a))?;
     let (kernel, stride) = windows(a, x.flat)?;
@@ -169,10 +169,10 @@ fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
         ceil_mode: a.bool_or("ceil_mode", false)?,
     };
     let results = c.apply(op, &[x.value])?;
-    results.into_iter().map(|y| plain(c, y, &x).map(Out::Value)).collect()
+    results.into_iter().map(|y| plain(c, y, &x).map(Output::Value)).collect()
 }
 
-fn avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, spatial(a))?;
     let (kernel, stride) = windows(a, x.flat)?;
@@ -194,7 +194,7 @@ fn avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(plain(c, y, &x)?)
 }
 
-fn adaptive_avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn adaptive_avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, spatial(a))?;
     let output = two(&a.ints("output_size")?, x.flat, 1)?;
@@ -205,14 +205,14 @@ fn adaptive_avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(plain(c, y, &x)?)
 }
 
-fn adaptive_max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn adaptive_max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, 2)?;
     let output = two(&a.ints("output_size")?, false, 1)?;
     let shape = c.shape(x.value);
     if output == [1, 1] {
         let y = c.reduce(ReduceKind::Amax, x.value, &[2, 3], true)?;
-        return Ok(vec![plain(c, y, &x)?.into(), Out::Nothing]);
+        return Ok(vec![plain(c, y, &x)?.into(), Output::Unavailable]);
     }
     if output.contains(&0) || !shape[2].is_multiple_of(output[0]) || !shape[3].is_multiple_of(output[1]) {
         return Err(format!("{:?} does not divide into {output:?} regions", &shape[2..]).into());
@@ -220,7 +220,7 @@ fn adaptive_max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     let kernel = [shape[2] / output[0], shape[3] / output[1]];
     let op = MaxPool2d { kernel, stride: kernel, padding: [0, 0], dilation: [1, 1], ceil_mode: false };
     let results = c.apply(op, &[x.value])?;
-    results.into_iter().map(|y| plain(c, y, &x).map(Out::Value)).collect()
+    results.into_iter().map(|y| plain(c, y, &x).map(Output::Value)).collect()
 }
 
 #[derive(Clone, Copy)]
@@ -231,7 +231,7 @@ enum Method {
 }
 
 /// Resizing is linear in the operand and works on each direction alone: a product with one matrix a direction.
-fn resize(c: &mut Context<'_>, a: &Call<'_>, method: Method) -> Result<Vec<Out>> {
+fn resize(c: &mut Context<'_>, a: &Call<'_>, method: Method) -> Result<Vec<Output>> {
     let x = a.value(c, if a.has("input") { "input" } else { "self" })?;
     let x = image(c, x, spatial(a))?;
     let shape = c.shape(x.value);
@@ -267,13 +267,13 @@ fn resize(c: &mut Context<'_>, a: &Call<'_>, method: Method) -> Result<Vec<Out>>
 /// One direction of an image resized.
 fn resized(
     c: &mut Context<'_>,
-    x: Val,
+    x: Value,
     dim: usize,
     wanted: usize,
     method: Method,
     align: bool,
     factor: Option<f64>,
-) -> Result<Val> {
+) -> Result<Value> {
     let n = c.shape(x)[dim];
     if n == 0 || wanted == 0 || n > 1 << 14 || wanted > 1 << 14 {
         return Err(format!("cannot resize {n} elements to {wanted}").into());
@@ -295,7 +295,7 @@ fn resized(
     let last = n as i64 - 1;
     if let Method::Nearest { exact } = method {
         let at = |i: usize| (((i as f64 + if exact { 0.5 } else { 0.0 }) * scale).floor() as i64).clamp(0, last);
-        return c.pick(x, dim, &(0..wanted).map(at).collect::<Vec<_>>());
+        return c.index_select(x, dim, &(0..wanted).map(at).collect::<Vec<_>>());
     }
     let mut weights = vec![0.0; wanted * n];
     for i in 0..wanted {

@@ -6,9 +6,9 @@ use fusionllm_graph::ops::{
 };
 use fusionllm_graph::{DType, HostTensor};
 
-use super::{entries, one};
-use crate::call::{Call, Out, size, wrap};
-use crate::context::{Context, Result, Val};
+use super::entry::{entries, one};
+use crate::call::{Call, Output, size, wrap};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "index" ["Tensor"] => index,
@@ -36,9 +36,9 @@ entries! {
 }
 
 /// An index for a dimension of size `n`, negative ones counted from the end.
-fn wrapped(c: &mut Context<'_>, index: Val, n: usize) -> Result<Val> {
+fn wrapped(c: &mut Context<'_>, index: Value, n: usize) -> Result<Value> {
     let index = c.cast(index, DType::I64)?;
-    if let Some(known) = c.integers(index)? {
+    if let Some(known) = c.constant_integers(index)? {
         return match known.iter().any(|i| *i < 0) {
             false => Ok(index),
             true => {
@@ -50,12 +50,12 @@ fn wrapped(c: &mut Context<'_>, index: Val, n: usize) -> Result<Val> {
     }
     let negative = c.compare_scalar(Compare::Lt, index, 0.0)?;
     let moved = c.add_scalar(index, n as f64)?;
-    c.choose(negative, moved, index)
+    c.where_(negative, moved, index)
 }
 
 /// The positions at which a known mask is true, a list for each of its dimensions.
-fn positions(c: &mut Context<'_>, mask: Val) -> Result<Option<Vec<Val>>> {
-    let Some(tensor) = c.known(mask) else { return Ok(None) };
+fn positions(c: &mut Context<'_>, mask: Value) -> Result<Option<Vec<Value>>> {
+    let Some(tensor) = c.constant_tensor(mask) else { return Ok(None) };
     let shape = tensor.shape().to_vec();
     let hits: Vec<usize> = tensor.bytes().iter().enumerate().filter(|(_, b)| **b != 0).map(|(i, _)| i).collect();
     let mut stride: usize = shape.iter().product();
@@ -69,7 +69,7 @@ fn positions(c: &mut Context<'_>, mask: Val) -> Result<Option<Vec<Val>>> {
 }
 
 /// Which dimensions `indices` address, and by what. Masks become positions.
-fn addressed(c: &mut Context<'_>, a: &Call<'_>, x: Val) -> Result<(Vec<bool>, Vec<Val>)> {
+fn addressed(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<(Vec<bool>, Vec<Value>)> {
     let shape = c.shape(x);
     let mut indexed = vec![false; shape.len()];
     let mut lists = Vec::new();
@@ -95,7 +95,7 @@ fn addressed(c: &mut Context<'_>, a: &Call<'_>, x: Val) -> Result<(Vec<bool>, Ve
     Ok((indexed, lists))
 }
 
-fn index(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn index(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let (indexed, lists) = addressed(c, a, x)?;
     match (&indexed.iter().enumerate().filter(|(_, i)| **i).map(|(d, _)| d).collect::<Vec<_>>()[..], &lists[..]) {
@@ -105,7 +105,7 @@ fn index(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     }
 }
 
-fn index_put(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn index_put(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let values = a.value(c, "values")?;
     let values = c.cast(values, c.dtype(x))?;
@@ -113,7 +113,7 @@ fn index_put(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     // A mask of the data may still choose between the tensor and one value.
     if let [Some(mask)] = a.optional_values(c, "indices")?[..]
         && c.dtype(mask) == DType::Bool
-        && c.known(mask).is_none()
+        && c.constant_tensor(mask).is_none()
         && c.ty(values).numel() == 1
     {
         let mut along = c.shape(mask);
@@ -121,7 +121,7 @@ fn index_put(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
         let mask = c.reshape(mask, &along)?;
         let value = c.reshape(values, &[])?;
         let written = if accumulate { c.add(x, value)? } else { value };
-        return one(c.choose(mask, written, x)?);
+        return one(c.where_(mask, written, x)?);
     }
     let (indexed, lists) = addressed(c, a, x)?;
     if lists.is_empty() {
@@ -135,26 +135,26 @@ fn index_put(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// A tensor and a dimension of it; scalars as of one element.
-fn dimensioned(c: &mut Context<'_>, a: &Call<'_>) -> Result<(Val, usize)> {
+fn dimensioned(c: &mut Context<'_>, a: &Call<'_>) -> Result<(Value, usize)> {
     let x = a.value(c, "self")?;
     let x = if c.rank(x) == 0 { c.reshape(x, &[1])? } else { x };
     Ok((x, wrap(a.int_or("dim", -1)?, c.rank(x))?))
 }
 
-fn index_select(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn index_select(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, dim) = dimensioned(c, a)?;
     let at = list(c, a)?;
     one(c.op(IndexSelect { dim }, &[x, at])?)
 }
 
 /// `index`, of one dimension.
-fn list(c: &mut Context<'_>, a: &Call<'_>) -> Result<Val> {
+fn list(c: &mut Context<'_>, a: &Call<'_>) -> Result<Value> {
     let at = a.value(c, "index")?;
     let at = c.cast(at, DType::I64)?;
     c.reshape(at, &[c.ty(at).numel()])
 }
 
-fn index_add(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn index_add(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, dim) = dimensioned(c, a)?;
     let at = list(c, a)?;
     let source = a.value(c, "source")?;
@@ -163,7 +163,7 @@ fn index_add(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.op(IndexAdd { dim }, &[x, at, source])?)
 }
 
-fn index_copy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn index_copy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, dim) = dimensioned(c, a)?;
     let at = list(c, a)?;
     let source = a.value(c, "source")?;
@@ -172,7 +172,7 @@ fn index_copy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.op(IndexPut { indexed, accumulate: false }, &[x, source, at])?)
 }
 
-fn gather(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn gather(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (mut x, dim) = dimensioned(c, a)?;
     let mut at = a.value(c, if a.has("index") { "index" } else { "indices" })?;
     at = c.cast(at, DType::I64)?;
@@ -193,7 +193,7 @@ fn gather(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.gather(x, dim, at)?)
 }
 
-fn scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, dim) = dimensioned(c, a)?;
     let at = a.value(c, "index")?;
     let at = c.cast(at, DType::I64)?;
@@ -216,7 +216,7 @@ fn scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.op(Scatter { dim }, &[x, at, source])?)
 }
 
-fn choose(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn choose(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let condition = a.value(c, "condition")?;
     let condition = c.cast(condition, DType::Bool)?;
     let dtype = a.result_type(c, 0)?;
@@ -230,10 +230,10 @@ fn choose(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
             }
         };
     }
-    one(c.choose(condition, sides[0], sides[1])?)
+    one(c.where_(condition, sides[0], sides[1])?)
 }
 
-fn masked_fill(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn masked_fill(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, mask) = (a.value(c, "self")?, a.value(c, "mask")?);
     let dtype = c.dtype(x);
     let value = match a.number("value")? {
@@ -246,7 +246,7 @@ fn masked_fill(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.op(Where, &[mask, value, x])?)
 }
 
-fn sorted(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Val>> {
+fn sorted(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Value>> {
     let (x, dim) = dimensioned(c, a)?;
     let dtype = c.dtype(x);
     let number = if dtype == DType::Bool { c.cast(x, DType::I32)? } else { x };
@@ -255,22 +255,22 @@ fn sorted(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Val>> {
     Ok(results)
 }
 
-fn sort(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
-    Ok(sorted(c, a)?.into_iter().map(Out::Value).collect())
+fn sort(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
+    Ok(sorted(c, a)?.into_iter().map(Output::Value).collect())
 }
 
-fn argsort(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn argsort(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(sorted(c, a)?[1])
 }
 
-fn topk(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn topk(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, dim) = dimensioned(c, a)?;
     let op = TopK { k: size(a.int("k")?)?, dim, largest: a.bool_or("largest", true)? };
-    Ok(c.apply(op, &[x])?.into_iter().map(Out::Value).collect())
+    Ok(c.apply(op, &[x])?.into_iter().map(Output::Value).collect())
 }
 
 /// `[.., classes]` with 1 where the last index is the element.
-fn hot(c: &mut Context<'_>, x: Val, classes: usize) -> Result<Val> {
+fn hot(c: &mut Context<'_>, x: Value, classes: usize) -> Result<Value> {
     let mut shape = c.shape(x);
     shape.push(1);
     let x = c.reshape(x, &shape)?;
@@ -278,7 +278,7 @@ fn hot(c: &mut Context<'_>, x: Val, classes: usize) -> Result<Val> {
     c.compare(Compare::Eq, x, range)
 }
 
-fn one_hot(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn one_hot(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let classes = a.int_or("num_classes", -1)?;
     let classes = usize::try_from(classes).map_err(|_| "the number of classes must be given")?;
@@ -287,7 +287,7 @@ fn one_hot(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// How many elements lie in each of equal intervals, the last with its end.
-fn histc(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn histc(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
     let bins = size(a.int_or("bins", 100)?)?;
@@ -314,13 +314,13 @@ fn histc(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// Only for elements below `minlength`: more would make the shape of the result depend on the data.
-fn bincount(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn bincount(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let classes = size(a.int_or("minlength", 0)?)?;
-    if c.known(x).is_none() || a.has("weights") {
+    if c.constant_tensor(x).is_none() || a.has("weights") {
         return Err("the shape of its result depends on the data".into());
     }
-    let known = c.integers(x)?.unwrap_or_default();
+    let known = c.constant_integers(x)?.unwrap_or_default();
     let most = known.iter().copied().max().map_or(0, |m| m.saturating_add(1));
     let classes = classes.max(size(most)?);
     let y = hot(c, x, classes)?;
@@ -328,7 +328,7 @@ fn bincount(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.reduce(ReduceKind::Sum, y, &[0], false)?)
 }
 
-fn nonzero(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn nonzero(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let mask = c.cast(x, DType::Bool)?;
     let lists = positions(c, mask)?.ok_or("the shape of its result depends on the data")?;
@@ -341,7 +341,7 @@ fn nonzero(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// How many boundaries lie before each element.
-fn buckets(c: &mut Context<'_>, a: &Call<'_>, [boundaries, x]: [&str; 2]) -> Result<Vec<Out>> {
+fn buckets(c: &mut Context<'_>, a: &Call<'_>, [boundaries, x]: [&str; 2]) -> Result<Vec<Output>> {
     let (edges, x) = (a.value(c, boundaries)?, a.value(c, x)?);
     if c.rank(edges) != 1 {
         return Err("its boundaries must have one dimension".into());

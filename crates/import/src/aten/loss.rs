@@ -3,9 +3,9 @@
 use fusionllm_graph::DType;
 use fusionllm_graph::ops::{Binary, Compare, CrossEntropy, LogSoftmax, Unary};
 
-use super::{entries, one};
-use crate::call::{Call, Out};
-use crate::context::{Context, Result, Val};
+use super::entry::{entries, one};
+use crate::call::{Call, Output};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "cross_entropy_loss" ["default"] => cross_entropy,
@@ -24,14 +24,14 @@ entries! {
     "soft_margin_loss" ["default"] => soft_margin,
 }
 
-fn pair(c: &mut Context<'_>, a: &Call<'_>) -> Result<(Val, Val)> {
+fn pair(c: &mut Context<'_>, a: &Call<'_>) -> Result<(Value, Value)> {
     let (x, y) = (a.value(c, "self")?, a.value(c, "target")?);
     let y = c.cast(y, c.dtype(x))?;
     Ok((x, y))
 }
 
 /// None, mean or sum, as `reduction` says: 0, 1 or 2.
-fn reduced(c: &mut Context<'_>, a: &Call<'_>, x: Val) -> Result<Vec<Out>> {
+fn reduced(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<Vec<Output>> {
     let all: Vec<usize> = (0..c.rank(x)).collect();
     one(match a.int_or("reduction", 1)? {
         0 => x,
@@ -41,7 +41,7 @@ fn reduced(c: &mut Context<'_>, a: &Call<'_>, x: Val) -> Result<Vec<Out>> {
 }
 
 /// Logits or log-probabilities `[N, C, ..]` or `[C]` as `[rows, C]`.
-fn class_last(c: &mut Context<'_>, x: Val) -> Result<Val> {
+fn class_last(c: &mut Context<'_>, x: Value) -> Result<Value> {
     let rank = c.rank(x);
     match rank {
         0 => Err("needs classes".into()),
@@ -59,7 +59,7 @@ fn class_last(c: &mut Context<'_>, x: Val) -> Result<Val> {
     }
 }
 
-fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, target) = (a.value(c, "self")?, a.value(c, "target")?);
     let logits = class_last(c, x)?;
     let smoothing = a.number_or("label_smoothing", 0.0)?;
@@ -117,25 +117,25 @@ fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 
 /// Log-probabilities `[rows, C]` and the classes that occurred `[rows]`.
 struct Likelihood {
-    log: Val,
-    target: Val,
+    log: Value,
+    target: Value,
     ignore_index: i64,
-    weight: Option<Val>,
+    weight: Option<Value>,
 }
 
 impl Likelihood {
     /// 1 where a target counts, else 0.
-    fn counts(&self, c: &mut Context<'_>) -> Result<Val> {
+    fn counts(&self, c: &mut Context<'_>) -> Result<Value> {
         let counts = c.compare_scalar(Compare::Ne, self.target, self.ignore_index as f64)?;
         c.cast(counts, c.dtype(self.log))
     }
 
     /// The weighted negative logarithm of each target's probability, and the weights; 0 for what does not count.
-    fn parts(&self, c: &mut Context<'_>) -> Result<(Val, Val)> {
+    fn parts(&self, c: &mut Context<'_>) -> Result<(Value, Value)> {
         let rows = c.shape(self.log)[0];
         let counted = c.compare_scalar(Compare::Ne, self.target, self.ignore_index as f64)?;
         let zero = c.full(DType::I64, &[], 0.0)?;
-        let safe = c.choose(counted, self.target, zero)?;
+        let safe = c.where_(counted, self.target, zero)?;
         let index = c.reshape(safe, &[rows, 1])?;
         let picked = c.gather(self.log, 1, index)?;
         let picked = c.reshape(picked, &[rows])?;
@@ -150,7 +150,7 @@ impl Likelihood {
 }
 
 /// Losses by row reduced: the mean is by weight.
-fn gathered(c: &mut Context<'_>, each: Val, weights: Val, reduction: i64, shape: &[usize]) -> Result<Val> {
+fn gathered(c: &mut Context<'_>, each: Value, weights: Value, reduction: i64, shape: &[usize]) -> Result<Value> {
     match reduction {
         0 => c.reshape(each, shape),
         1 => {
@@ -162,7 +162,7 @@ fn gathered(c: &mut Context<'_>, each: Val, weights: Val, reduction: i64, shape:
     }
 }
 
-fn nll(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn nll(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, target) = (a.value(c, "self")?, a.value(c, "target")?);
     let log = class_last(c, x)?;
     let rows = c.shape(log)[0];
@@ -181,7 +181,7 @@ fn nll(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// `½ d² factor / …` near 0 and linear from `bound` on: `factor (½ d²)` and `factor bound (|d| - ½ bound)`.
-fn smooth(c: &mut Context<'_>, a: &Call<'_>, bound: f64, factor: f64) -> Result<Vec<Out>> {
+fn smooth(c: &mut Context<'_>, a: &Call<'_>, bound: f64, factor: f64) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
     let d = c.sub(x, y)?;
     let far = c.unary(Unary::Abs, d)?;
@@ -193,14 +193,14 @@ fn smooth(c: &mut Context<'_>, a: &Call<'_>, bound: f64, factor: f64) -> Result<
     let close = c.compare_scalar(Compare::Lt, far, bound)?;
     let far = c.add_scalar(far, -0.5 * bound)?;
     let far = c.mul_scalar(far, factor * bound)?;
-    let each = c.choose(close, near, far)?;
+    let each = c.where_(close, near, far)?;
     reduced(c, a, each)
 }
 
 /// `-(y ln x + (1 - y) ln(1 - x))`, logarithms no smaller than -100.
-fn binary_cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn binary_cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
-    let log = |c: &mut Context<'_>, v: Val| {
+    let log = |c: &mut Context<'_>, v: Value| {
         let l = c.unary(Unary::Log, v)?;
         c.scalar(Binary::Maximum, l, -100.0, false)
     };
@@ -217,7 +217,7 @@ fn binary_cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// `(1 - y) x + (1 + (pos_weight - 1) y) softplus(-x)`
-fn with_logits(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn with_logits(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
     let n = c.unary(Unary::Neg, x)?;
     let mut s = c.unary(Unary::Softplus, n)?;
@@ -237,7 +237,7 @@ fn with_logits(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// `y (ln y - x)`, or `exp(y) (y - x)` of logarithms.
-fn kl_div(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn kl_div(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
     let each = if a.bool_or("log_target", false)? {
         let e = c.unary(Unary::Exp, y)?;
@@ -247,7 +247,7 @@ fn kl_div(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
         // 0 ln 0 is 0.
         let positive = c.compare_scalar(Compare::Gt, y, 0.0)?;
         let unit = c.full(c.dtype(y), &[], 1.0)?;
-        let safe = c.choose(positive, y, unit)?;
+        let safe = c.where_(positive, y, unit)?;
         let l = c.unary(Unary::Log, safe)?;
         let d = c.sub(l, x)?;
         c.mul(y, d)?
@@ -256,7 +256,7 @@ fn kl_div(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// `ln(1 + exp(-y x))`
-fn soft_margin(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn soft_margin(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
     let p = c.mul(x, y)?;
     let n = c.unary(Unary::Neg, p)?;

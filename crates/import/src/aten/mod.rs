@@ -1,46 +1,29 @@
 //! The operators of PyTorch that are known here, and how each is made of ours.
 
+mod activation;
 mod attention;
 mod create;
 mod elementwise;
+mod entry;
 mod image;
 mod index;
 mod loss;
 mod nn;
 mod product;
+mod rearrange;
 mod reduce;
-mod shape;
 mod symbol;
+mod view;
 
-use crate::call::{Call, Out};
-use crate::context::{Context, Result};
-
-pub(crate) type Translate = fn(&mut Context<'_>, &Call<'_>) -> Result<Vec<Out>>;
-
-/// One operator. The form in place, `NAME_`, is known with it.
-pub(crate) struct Entry {
-    /// As in `torch.ops`, without library and overload.
-    pub(crate) name: &'static str,
-    pub(crate) overloads: &'static [&'static str],
-    pub(crate) translate: Translate,
-}
-
-/// A file's entries: `name(overloads) => function`.
-macro_rules! entries {
-    ($($name:literal [$($overload:literal),*] => $f:expr,)*) => {
-        pub(super) const ENTRIES: &[$crate::aten::Entry] = &[
-            $($crate::aten::Entry { name: $name, overloads: &[$($overload),*], translate: $f },)*
-        ];
-    };
-}
-
-use entries;
+pub(crate) use entry::Entry;
 
 /// A library's operators by what they do.
 pub(crate) const ATEN: &[(&str, &[Entry])] = &[
     ("Arithmetic and functions of one element", elementwise::ENTRIES),
+    ("Activation functions", activation::ENTRIES),
     ("Reductions and scans", reduce::ENTRIES),
-    ("Views and moves", shape::ENTRIES),
+    ("Views", view::ENTRIES),
+    ("Rearranging, padding and converting", rearrange::ENTRIES),
     ("Tensors from nothing", create::ENTRIES),
     ("Indices, sorting and masks", index::ENTRIES),
     ("Products", product::ENTRIES),
@@ -73,9 +56,4 @@ pub(crate) fn find(library: &str, name: &str, overload: &str) -> Option<(&'stati
     }
     let functional = name.strip_suffix('_').filter(|n| !n.ends_with('_') && library == "aten")?;
     of(functional).map(|entry| (entry, true))
-}
-
-/// One result.
-fn one(value: crate::context::Val) -> Result<Vec<Out>> {
-    Ok(vec![Out::Value(value)])
 }

@@ -3,9 +3,9 @@
 use fusionllm_graph::ops::{BatchNorm, Binary, Dropout, Embedding, LayerNorm, LogSoftmax, Softmax, Unary};
 use fusionllm_graph::{DType, Op};
 
-use super::{entries, one};
-use crate::call::{Call, Out, size, wrap};
-use crate::context::{Context, Result, Val};
+use super::entry::{entries, one};
+use crate::call::{Call, Output, size, wrap};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "layer_norm" ["default"] => layer_norm,
@@ -34,7 +34,7 @@ entries! {
 }
 
 /// How many trailing dimensions `normalized_shape` names.
-fn trailing(c: &Context<'_>, a: &Call<'_>, x: Val) -> Result<usize> {
+fn trailing(c: &Context<'_>, a: &Call<'_>, x: Value) -> Result<usize> {
     let shape = a.sizes("normalized_shape")?;
     if !c.ty(x).shape.ends_with(&shape) || shape.is_empty() {
         return Err(format!("{} does not end with {shape:?}", c.ty(x)).into());
@@ -42,7 +42,7 @@ fn trailing(c: &Context<'_>, a: &Call<'_>, x: Val) -> Result<usize> {
     Ok(shape.len())
 }
 
-fn layer_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn layer_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let dims = trailing(c, a, x)?;
     let (mut weight, bias) = (a.optional(c, "weight")?, a.optional(c, "bias")?);
@@ -50,13 +50,13 @@ fn layer_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
         let shape = c.shape(x);
         weight = Some(c.full(c.dtype(x), &shape[shape.len() - dims..], 1.0)?);
     }
-    let operands: Vec<Val> = [Some(x), weight, bias].into_iter().flatten().collect();
+    let operands: Vec<Value> = [Some(x), weight, bias].into_iter().flatten().collect();
     let results = c.apply(LayerNorm { dims, eps: a.number_or("eps", 1e-5)? }, &operands)?;
-    Ok(results.into_iter().map(Out::Value).collect())
+    Ok(results.into_iter().map(Output::Value).collect())
 }
 
 /// `x / √(mean(x²) + eps) · weight`
-fn rms_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn rms_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let dims = trailing(c, a, x)?;
     let dtype = c.dtype(x);
@@ -80,14 +80,14 @@ fn rms_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// `[C]` seen along dimension 1 of `rank`.
-fn along_channels(c: &mut Context<'_>, v: Val, rank: usize) -> Result<Val> {
+fn along_channels(c: &mut Context<'_>, v: Value, rank: usize) -> Result<Value> {
     let mut shape = vec![1; rank];
     shape[1] = c.ty(v).numel();
     c.reshape(v, &shape)
 }
 
 /// Each of `groups` groups of channels of each sample normalised on its own, then scaled.
-fn grouped(c: &mut Context<'_>, a: &Call<'_>, x: Val, groups: usize, eps: f64) -> Result<Val> {
+fn grouped(c: &mut Context<'_>, a: &Call<'_>, x: Value, groups: usize, eps: f64) -> Result<Value> {
     let shape = c.shape(x);
     let [n, channels, rest @ ..] = &shape[..] else { return Err("needs channels".into()) };
     if groups == 0 || channels % groups != 0 {
@@ -105,14 +105,14 @@ fn grouped(c: &mut Context<'_>, a: &Call<'_>, x: Val, groups: usize, eps: f64) -
     Ok(y)
 }
 
-fn group_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn group_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let groups = size(a.int(if a.has("num_groups") { "num_groups" } else { "group" })?)?;
     let y = grouped(c, a, x, groups, a.number_or("eps", 1e-5)?)?;
-    Ok(vec![y.into(), Out::Nothing, Out::Nothing])
+    Ok(vec![y.into(), Output::Unavailable, Output::Unavailable])
 }
 
-fn instance_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn instance_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if a.has("running_mean") {
         return Err("statistics over instances are not supported".into());
     }
@@ -122,7 +122,7 @@ fn instance_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// In training by the batch's statistics, which move the running ones; else by those.
-fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let channels = *c.ty(x).shape.get(1).ok_or("needs channels")?;
     let dtype = c.dtype(x);
@@ -161,18 +161,18 @@ fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
         c.write(a.tensor("running_mean")?, results[3])?;
         c.write(a.tensor("running_var")?, results[4])?;
     }
-    let mut outs: Vec<Out> = results[..3].iter().map(|v| Out::Value(*v)).collect();
+    let mut outs: Vec<Output> = results[..3].iter().map(|v| Output::Value(*v)).collect();
     if a.name == "_batch_norm_with_update_functional" {
         // A piece of memory that only PyTorch's own backward reads.
-        outs.push(Out::Nothing);
+        outs.push(Output::Unavailable);
     }
     if functional {
-        outs.extend(results[3..].iter().map(|v| Out::Value(*v)));
+        outs.extend(results[3..].iter().map(|v| Output::Value(*v)));
     }
     Ok(outs)
 }
 
-fn softmax(c: &mut Context<'_>, a: &Call<'_>, logarithm: bool) -> Result<Vec<Out>> {
+fn softmax(c: &mut Context<'_>, a: &Call<'_>, logarithm: bool) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
     let x = c.cast(x, dtype)?;
@@ -184,19 +184,19 @@ fn softmax(c: &mut Context<'_>, a: &Call<'_>, logarithm: bool) -> Result<Vec<Out
 }
 
 /// A softmax that gives zeros where every element is minus infinity.
-fn safe_softmax(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn safe_softmax(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dim = wrap(a.int("dim")?, c.rank(x))?;
     let masked = c.compare_scalar(fusionllm_graph::ops::Compare::Eq, x, f64::NEG_INFINITY)?;
     let empty = c.reduce(fusionllm_graph::ops::ReduceKind::All, masked, &[dim], true)?;
     let zero = c.full(c.dtype(x), &[], 0.0)?;
-    let safe = c.choose(empty, zero, x)?;
+    let safe = c.where_(empty, zero, x)?;
     let y = c.op(Softmax { dim }, &[safe])?;
-    one(c.choose(empty, zero, y)?)
+    one(c.where_(empty, zero, y)?)
 }
 
 /// Elements dropped with probability `p`; the rest scaled so that the mean stays.
-pub(super) fn dropped(c: &mut Context<'_>, x: Val, p: f64) -> Result<Vec<Val>> {
+pub(super) fn dropped(c: &mut Context<'_>, x: Value, p: f64) -> Result<Vec<Value>> {
     if !(0.0..=1.0).contains(&p) {
         return Err(format!("a probability of {p} is not possible").into());
     }
@@ -204,11 +204,11 @@ pub(super) fn dropped(c: &mut Context<'_>, x: Val, p: f64) -> Result<Vec<Val>> {
         return Ok(vec![c.mul_scalar(x, 0.0)?]);
     }
     let stream = c.builder.graph().nodes.iter().filter(|n| matches!(n.op, Op::Dropout(_))).count() as u64;
-    let key = Val::Node(c.builder.rng_key()?);
+    let key = Value::Node(c.builder.rng_key()?);
     c.apply(Dropout { p, stream }, &[x, key])
 }
 
-fn dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, if a.has("input") { "input" } else { "self" })?;
     let p = a.number_or("p", 0.5)?;
     if p == 0.0 || !a.bool_or("train", true)? {
@@ -219,11 +219,11 @@ fn dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
         }
         return Ok(outs);
     }
-    Ok(dropped(c, x, p)?.into_iter().map(Out::Value).collect())
+    Ok(dropped(c, x, p)?.into_iter().map(Output::Value).collect())
 }
 
 /// Whole channels dropped together.
-fn feature_dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn feature_dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let p = a.number_or("p", 0.5)?;
     if p == 0.0 || !a.bool_or("train", true)? {
@@ -237,10 +237,10 @@ fn feature_dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// 1 with probability `p`, else 0: a dropout of ones that is not scaled, which outside of training is `p` everywhere.
-fn bernoulli(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn bernoulli(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let p = match a.overload {
-        "default" => c.uniform(x).ok_or("probabilities that differ are not supported")?,
+        "default" => c.constant_number(x).ok_or("probabilities that differ are not supported")?,
         _ => a.number_or("p", 0.5)?,
     };
     let ty = c.ty(x).clone();
@@ -252,7 +252,7 @@ fn bernoulli(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     one(c.mul_scalar(y, p)?)
 }
 
-fn embedding(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn embedding(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (weight, ids) = (a.value(c, "weight")?, a.value(c, "indices")?);
     let ids = c.cast(ids, DType::I64)?;
     let padding_idx = usize::try_from(a.int_or("padding_idx", -1)?).ok();

@@ -3,9 +3,9 @@
 use fusionllm_graph::DType;
 use fusionllm_graph::ops::{Compare, Linear, ReduceKind};
 
-use super::{Entry, entries, one};
-use crate::call::{Call, Out};
-use crate::context::{Context, Result, Val};
+use super::entry::{Entry, entries, one};
+use crate::call::{Call, Output};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "linear" ["default"] => linear,
@@ -29,21 +29,21 @@ pub(super) const TRANSFORMERS: &[Entry] = &[Entry {
     translate: |c, a| grouped(c, a, ["input", "weight"]),
 }];
 
-fn pair(c: &mut Context<'_>, a: &Call<'_>, other: &str) -> Result<(Val, Val)> {
+fn pair(c: &mut Context<'_>, a: &Call<'_>, other: &str) -> Result<(Value, Value)> {
     Ok((a.value(c, "self")?, a.value(c, other)?))
 }
 
-fn linear(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn linear(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, w) = (a.value(c, "input")?, a.value(c, "weight")?);
     if c.rank(w) == 1 {
         return one(matmul(c, x, w)?);
     }
-    let operands: Vec<Val> = [x, w].into_iter().chain(a.optional(c, "bias")?).collect();
+    let operands: Vec<Value> = [x, w].into_iter().chain(a.optional(c, "bias")?).collect();
     one(c.op(Linear, &operands)?)
 }
 
 /// NumPy's product: vectors are rows on the left and columns on the right, and their dimension goes.
-fn matmul(c: &mut Context<'_>, x: Val, y: Val) -> Result<Val> {
+fn matmul(c: &mut Context<'_>, x: Value, y: Value) -> Result<Value> {
     let (xs, ys) = (c.shape(x), c.shape(y));
     if xs.is_empty() || ys.is_empty() {
         return Err("needs at least one dimension in each operand".into());
@@ -61,7 +61,7 @@ fn matmul(c: &mut Context<'_>, x: Val, y: Val) -> Result<Val> {
     c.reshape(product, &shape)
 }
 
-fn outer(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn outer(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a, "vec2")?;
     let n = c.ty(x).numel();
     let x = c.reshape(x, &[n, 1])?;
@@ -69,7 +69,7 @@ fn outer(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// `beta self + alpha (a b)`
-fn added(c: &mut Context<'_>, a: &Call<'_>, [left, right]: [&str; 2]) -> Result<Vec<Out>> {
+fn added(c: &mut Context<'_>, a: &Call<'_>, [left, right]: [&str; 2]) -> Result<Vec<Output>> {
     let (bias, x, y) = (a.value(c, "self")?, a.value(c, left)?, a.value(c, right)?);
     let (alpha, beta) = (a.number_or("alpha", 1.0)?, a.number_or("beta", 1.0)?);
     let product = matmul(c, x, y)?;
@@ -83,7 +83,7 @@ fn added(c: &mut Context<'_>, a: &Call<'_>, [left, right]: [&str; 2]) -> Result<
 }
 
 /// Einstein's sum over named dimensions, two operands at a time.
-fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let text: String = a.text("equation").unwrap_or_default().chars().filter(|ch| !ch.is_whitespace()).collect();
     let operands = a.values(c, "tensors")?;
     if text.contains('.') {
@@ -108,7 +108,7 @@ fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
     }
     let mut terms = labels.into_iter().zip(operands);
     let (mut labels, mut value) = terms.next().ok_or("it has no operand")?;
-    let rest: Vec<(Vec<char>, Val)> = terms.collect();
+    let rest: Vec<(Vec<char>, Value)> = terms.collect();
     for (i, (other, y)) in rest.iter().enumerate() {
         // A name still needed is read by the output or a later operand.
         let needed = |l: &char| output.contains(l) || rest[i + 1..].iter().any(|(o, _)| o.contains(l));
@@ -125,10 +125,10 @@ fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 /// The product of two operands summed over what both name and nothing else needs.
 fn contracted(
     c: &mut Context<'_>,
-    (left, x): (&[char], Val),
-    (right, y): (&[char], Val),
+    (left, x): (&[char], Value),
+    (right, y): (&[char], Value),
     needed: &dyn Fn(&char) -> bool,
-) -> Result<(Vec<char>, Val)> {
+) -> Result<(Vec<char>, Value)> {
     let batch: Vec<char> = left.iter().copied().filter(|l| right.contains(l) && needed(l)).collect();
     let inner: Vec<char> = left.iter().copied().filter(|l| right.contains(l) && !needed(l)).collect();
     let rows: Vec<char> = left.iter().copied().filter(|l| !right.contains(l)).collect();
@@ -141,7 +141,7 @@ fn contracted(
         };
         names.iter().map(of).collect()
     };
-    let arranged = |c: &mut Context<'_>, v: Val, own: &[char], parts: [&[char]; 3]| -> Result<Val> {
+    let arranged = |c: &mut Context<'_>, v: Value, own: &[char], parts: [&[char]; 3]| -> Result<Value> {
         let names = parts.concat();
         let order: Vec<usize> = names.iter().filter_map(|l| own.iter().position(|k| k == l)).collect();
         let v = c.permute(v, &order)?;
@@ -160,7 +160,7 @@ fn contracted(
 /// `(x [S, K], weight [E, K, N], offs [E])`: rows of `x` up to `offs[0]` by the first matrix, those from there up to `offs[1]` by the second, and so on.
 ///
 /// Which rows these are depends on the data, so every matrix meets all rows, those of others as zeros. Rows behind the last offset give zeros.
-fn grouped(c: &mut Context<'_>, a: &Call<'_>, [x, weight]: [&str; 2]) -> Result<Vec<Out>> {
+fn grouped(c: &mut Context<'_>, a: &Call<'_>, [x, weight]: [&str; 2]) -> Result<Vec<Output>> {
     let (x, weight, ends) = (a.value(c, x)?, a.value(c, weight)?, a.value(c, "offs")?);
     let (xs, ws) = (c.shape(x), c.shape(weight));
     let ([rows, _], [experts, inner, columns]) = (&xs[..], &ws[..]) else {
@@ -180,7 +180,7 @@ fn grouped(c: &mut Context<'_>, a: &Call<'_>, [x, weight]: [&str; 2]) -> Result<
     let mut sum = None;
     for e in 0..*experts {
         let mine = c.compare_scalar(Compare::Eq, expert, e as f64)?;
-        let part = c.choose(mine, x, zero)?;
+        let part = c.where_(mine, x, zero)?;
         let matrix = c.slice(weight, 0, e, e + 1, 1)?;
         let matrix = c.reshape(matrix, &[*inner, *columns])?;
         let product = c.matmul(part, matrix)?;

@@ -3,9 +3,9 @@
 use fusionllm_graph::DType;
 use fusionllm_graph::ops::{ArgReduce, Binary, Compare, CumSum, ReduceKind, Unary};
 
-use super::{entries, one};
-use crate::call::{Call, Out, wrap, wrap_all};
-use crate::context::{Context, Result, Val};
+use super::entry::{entries, one};
+use crate::call::{Call, Output, wrap, wrap_all};
+use crate::context::{Context, Result, Value};
 
 entries! {
     "sum" ["default", "dim_IntList"] => |c, a| reduce(c, a, ReduceKind::Sum),
@@ -35,7 +35,7 @@ fn dims(a: &Call<'_>, rank: usize) -> Result<Vec<usize>> {
     wrap_all(&a.ints_or("dim", &[])?, rank)
 }
 
-fn reduce(c: &mut Context<'_>, a: &Call<'_>, kind: ReduceKind) -> Result<Vec<Out>> {
+fn reduce(c: &mut Context<'_>, a: &Call<'_>, kind: ReduceKind) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
     let x = c.cast(x, dtype)?;
@@ -43,14 +43,14 @@ fn reduce(c: &mut Context<'_>, a: &Call<'_>, kind: ReduceKind) -> Result<Vec<Out
     one(c.reduce(kind, x, &dims, a.bool_or("keepdim", false)?)?)
 }
 
-fn truth(c: &mut Context<'_>, a: &Call<'_>, kind: ReduceKind) -> Result<Vec<Out>> {
+fn truth(c: &mut Context<'_>, a: &Call<'_>, kind: ReduceKind) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = c.cast(x, DType::Bool)?;
     let dims = dims(a, c.rank(x))?;
     one(c.reduce(kind, x, &dims, a.bool_or("keepdim", false)?)?)
 }
 
-fn extremum(c: &mut Context<'_>, a: &Call<'_>, largest: bool) -> Result<Vec<Out>> {
+fn extremum(c: &mut Context<'_>, a: &Call<'_>, largest: bool) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     match a.overload {
         "other" => {
@@ -82,7 +82,7 @@ fn extremum(c: &mut Context<'_>, a: &Call<'_>, largest: bool) -> Result<Vec<Out>
     }
 }
 
-fn position(c: &mut Context<'_>, a: &Call<'_>, largest: bool) -> Result<Vec<Out>> {
+fn position(c: &mut Context<'_>, a: &Call<'_>, largest: bool) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let keepdim = a.bool_or("keepdim", false)?;
     if a.has("dim") && c.rank(x) > 0 {
@@ -93,7 +93,7 @@ fn position(c: &mut Context<'_>, a: &Call<'_>, largest: bool) -> Result<Vec<Out>
     one(c.op(ArgReduce { largest, dim: 0, keepdim: false }, &[flat])?)
 }
 
-fn cumsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn cumsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
     let x = c.cast(x, dtype)?;
@@ -105,7 +105,7 @@ fn cumsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// The mean square distance from the mean, over `n - correction`.
-fn variance(c: &mut Context<'_>, a: &Call<'_>, root: bool, with_mean: bool) -> Result<Vec<Out>> {
+fn variance(c: &mut Context<'_>, a: &Call<'_>, root: bool, with_mean: bool) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dims = dims(a, c.rank(x))?;
     let keepdim = a.bool_or("keepdim", false)?;
@@ -129,7 +129,7 @@ fn variance(c: &mut Context<'_>, a: &Call<'_>, root: bool, with_mean: bool) -> R
     Ok(results)
 }
 
-fn norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
     let x = c.cast(x, dtype)?;
@@ -158,16 +158,16 @@ fn norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// A square root whose gradient at 0 is 0, as PyTorch's norms have it.
-fn root_of_sum(c: &mut Context<'_>, sum: Val) -> Result<Val> {
+fn root_of_sum(c: &mut Context<'_>, sum: Value) -> Result<Value> {
     let positive = c.compare_scalar(Compare::Gt, sum, 0.0)?;
     let one = c.full(c.dtype(sum), &[], 1.0)?;
-    let safe = c.choose(positive, sum, one)?;
+    let safe = c.where_(positive, sum, one)?;
     let root = c.unary(Unary::Sqrt, safe)?;
     let zero = c.full(c.dtype(sum), &[], 0.0)?;
-    c.choose(positive, root, zero)
+    c.where_(positive, root, zero)
 }
 
-fn logsumexp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn logsumexp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dims = dims(a, c.rank(x))?;
     let keepdim = a.bool_or("keepdim", false)?;
@@ -184,11 +184,11 @@ fn logsumexp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
 }
 
 /// Differences of neighbours along a dimension, `n` times.
-fn diff(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn diff(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let mut x = a.value(c, "self")?;
     let dim = wrap(a.int_or("dim", -1)?, c.rank(x))?;
     let parts = [a.optional(c, "prepend")?, Some(x), a.optional(c, "append")?];
-    let parts: Vec<Val> = parts.into_iter().flatten().collect();
+    let parts: Vec<Value> = parts.into_iter().flatten().collect();
     x = c.cat(&parts, dim)?;
     for _ in 0..a.int_or("n", 1)?.clamp(0, 64) {
         let size = c.shape(x).get(dim).copied().unwrap_or(0);

@@ -1,7 +1,7 @@
 //! Arithmetic on sizes, and checks that PyTorch makes at run time.
 
-use super::Entry;
-use crate::call::{Call, Item, Out, wrap};
+use super::entry::Entry;
+use crate::call::{Call, Item, Output, wrap};
 use crate::context::{Context, Result};
 
 /// Sizes of tensors, numbers out of them, and checks: what these would find is known at import, or checked by every operator itself.
@@ -59,9 +59,17 @@ pub(super) const TORCH: &[Entry] = &[
         overloads: &[],
         translate: |_, a| arithmetic(a, |x, y| Some(x.min(y)), |x, y| Some(x.min(y))),
     },
-    Entry { name: "sym_float", overloads: &[], translate: |_, a| Ok(vec![Out::Item(Item::Float(operand(a, 0)?))]) },
-    Entry { name: "sym_int", overloads: &[], translate: |_, a| Ok(vec![Out::Item(Item::Int(operand(a, 0)? as i64))]) },
-    Entry { name: "sym_not", overloads: &[], translate: |_, a| Ok(vec![Out::Item(Item::Bool(operand(a, 0)? == 0.0))]) },
+    Entry { name: "sym_float", overloads: &[], translate: |_, a| Ok(vec![Output::Item(Item::Float(operand(a, 0)?))]) },
+    Entry {
+        name: "sym_int",
+        overloads: &[],
+        translate: |_, a| Ok(vec![Output::Item(Item::Int(operand(a, 0)? as i64))]),
+    },
+    Entry {
+        name: "sym_not",
+        overloads: &[],
+        translate: |_, a| Ok(vec![Output::Item(Item::Bool(operand(a, 0)? == 0.0))]),
+    },
 ];
 
 /// Python's functions of numbers.
@@ -69,47 +77,47 @@ pub(super) const MATH: &[Entry] = &[
     Entry {
         name: "trunc",
         overloads: &[],
-        translate: |_, a| Ok(vec![Out::Item(Item::Int(operand(a, 0)?.trunc() as i64))]),
+        translate: |_, a| Ok(vec![Output::Item(Item::Int(operand(a, 0)?.trunc() as i64))]),
     },
     Entry {
         name: "floor",
         overloads: &[],
-        translate: |_, a| Ok(vec![Out::Item(Item::Int(operand(a, 0)?.floor() as i64))]),
+        translate: |_, a| Ok(vec![Output::Item(Item::Int(operand(a, 0)?.floor() as i64))]),
     },
     Entry {
         name: "ceil",
         overloads: &[],
-        translate: |_, a| Ok(vec![Out::Item(Item::Int(operand(a, 0)?.ceil() as i64))]),
+        translate: |_, a| Ok(vec![Output::Item(Item::Int(operand(a, 0)?.ceil() as i64))]),
     },
 ];
 
-fn nothing(_: &mut Context<'_>, _: &Call<'_>) -> Result<Vec<Out>> {
+fn nothing(_: &mut Context<'_>, _: &Call<'_>) -> Result<Vec<Output>> {
     Ok(Vec::new())
 }
 
-fn sym_size(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn sym_size(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dim = wrap(a.int("dim")?, c.rank(x))?;
     let n = *c.shape(x).get(dim).ok_or("a scalar has no sizes")?;
-    Ok(vec![Out::Item(Item::Int(n as i64))])
+    Ok(vec![Output::Item(Item::Int(n as i64))])
 }
 
-fn sym_numel(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn sym_numel(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    Ok(vec![Out::Item(Item::Int(c.ty(x).numel() as i64))])
+    Ok(vec![Output::Item(Item::Int(c.ty(x).numel() as i64))])
 }
 
 /// The number in a tensor of one element, if that is known.
-fn item(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Out>> {
+fn item(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    let known = c.known(x).ok_or("the number depends on the data, and with it what is computed")?;
+    let known = c.constant_tensor(x).ok_or("the number depends on the data, and with it what is computed")?;
     let first = known.to_f64().first().copied().ok_or("the tensor is empty")?;
     let number = match c.dtype(x) {
         fusionllm_graph::DType::Bool => Item::Bool(first != 0.0),
         d if d.is_float() => Item::Float(first),
         _ => Item::Int(first as i64),
     };
-    Ok(vec![Out::Item(number)])
+    Ok(vec![Output::Item(number)])
 }
 
 /// The name of an operand by its place.
@@ -136,19 +144,19 @@ fn arithmetic(
     a: &Call<'_>,
     floats: fn(f64, f64) -> Option<f64>,
     integers: fn(i64, i64) -> Option<i64>,
-) -> Result<Vec<Out>> {
+) -> Result<Vec<Output>> {
     let unary = a.node.inputs.len() == 1;
     let whole = integer(a, 0).zip(if unary { Some(0) } else { integer(a, 1) });
     if let Some(n) = whole.and_then(|(x, y)| integers(x, y)) {
-        return Ok(vec![Out::Item(Item::Int(n))]);
+        return Ok(vec![Output::Item(Item::Int(n))]);
     }
     let y = if unary { 0.0 } else { operand(a, 1)? };
     let result = floats(operand(a, 0)?, y).ok_or("has no result")?;
-    Ok(vec![Out::Item(Item::Float(result))])
+    Ok(vec![Output::Item(Item::Float(result))])
 }
 
-fn compare(a: &Call<'_>, holds: fn(f64, f64) -> bool) -> Result<Vec<Out>> {
-    Ok(vec![Out::Item(Item::Bool(holds(operand(a, 0)?, operand(a, 1)?)))])
+fn compare(a: &Call<'_>, holds: fn(f64, f64) -> bool) -> Result<Vec<Output>> {
+    Ok(vec![Output::Item(Item::Bool(holds(operand(a, 0)?, operand(a, 1)?)))])
 }
 
 fn floor_divide(x: i64, y: i64) -> Option<i64> {

@@ -1,13 +1,14 @@
-//! A small archive as `torch.export.save` writes them, made here so that the tests need no file of anybody's.
+//! A small archive as `torch.export.save` writes it. The tests need no file.
+
 #![allow(dead_code)]
 
 use std::io::Cursor;
 
 use fusionllm_graph::{HostTensor, Op, TensorType};
-use fusionllm_import::{Archive, ImportError, Imported, Options};
+use fusionllm_import::{Archive, ImportError, ImportOptions, Imported};
 use serde_json::{Value, json};
 
-/// A zip file whose members are stored as they are.
+/// A zip file with uncompressed members.
 pub(crate) fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
     let (mut file, mut directory) = (Vec::new(), Vec::new());
     for (name, bytes) in members {
@@ -67,7 +68,7 @@ pub(crate) fn node(target: &str, inputs: &[(&str, Value)], output: &str) -> Valu
     })
 }
 
-/// `cross_entropy(relu(x wᵀ + b)[:, 0:3] + mask, y)` with a batch count kept in a buffer, for 2 samples.
+/// `cross_entropy(relu(x wᵀ + b)[:, 0:3] + mask, y)` for 2 samples. A buffer counts the batches.
 pub(crate) fn program() -> Value {
     let inputs = ["p_w", "p_b", "b_count", "c_mask", "x", "y"];
     json!({
@@ -117,7 +118,7 @@ pub(crate) fn weights() -> Value {
     }})
 }
 
-/// The archive of a program.
+/// An archive with this program and these weights.
 pub(crate) fn archive(program: &Value, weights: &Value) -> Vec<u8> {
     let floats = |n: usize| (0..n).flat_map(|i| (i as f32 * 0.1).to_le_bytes()).collect::<Vec<u8>>();
     let constants = json!({"config": {
@@ -136,13 +137,13 @@ pub(crate) fn archive(program: &Value, weights: &Value) -> Vec<u8> {
     ])
 }
 
-/// Stands for kernels: every result is zeros of the right type.
+/// Replaces kernels: every result is zeros of the right type.
 pub(crate) fn zeros(_: &Op, _: Vec<HostTensor>, types: &[TensorType]) -> Result<Vec<HostTensor>, String> {
     Ok(types.iter().cloned().map(HostTensor::zeros).collect())
 }
 
 pub(crate) fn import(bytes: Vec<u8>) -> Result<(Archive, Imported), ImportError> {
     let mut archive = Archive::read("net.pt2", Cursor::new(bytes))?;
-    let imported = archive.import(Options::default(), &zeros)?;
+    let imported = archive.import(ImportOptions::default(), &zeros)?;
     Ok((archive, imported))
 }
