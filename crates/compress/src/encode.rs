@@ -47,8 +47,8 @@ impl Encoder {
         Self::default()
     }
 
-    /// Replaces the content of `out` by the encoded `values`. Random signs and stochastic rounding are drawn from `seed`:
-    /// the same seed gives the same bytes on every processor.
+    /// Replaces the content of `out` by the encoded `values`. Random signs and stochastic rounding are drawn from
+    /// `seed`: the same seed gives the same bytes on every processor.
     ///
     /// # Errors
     ///

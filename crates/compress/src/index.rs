@@ -143,7 +143,8 @@ impl LowParts<'_> {
 mod tests {
     use super::*;
 
-    /// 5 of 1000: 8 lower bits each, then the upper parts 0, 0, 1, 1, 3 as the bits at 0 + 0, 0 + 1, 1 + 2, 1 + 3 and 3 + 4.
+    /// 5 of 1000: 8 lower bits each, then the upper parts 0, 0, 1, 1, 3 as the bits at 0 + 0, 0 + 1, 1 + 2, 1 + 3 and
+    /// 3 + 4.
     #[test]
     fn elias_fano_bytes_match_the_documentation() {
         let form = Indices::new(1000, 5);

@@ -32,8 +32,8 @@ impl Selector {
     ///
     /// `values` must be finite and at most `u32::MAX` in number; `k` is at most their number.
     ///
-    /// A sample gives bounds for the threshold. Chunks wholly below the lower bound are skipped with vector comparisons.
-    /// The exact threshold is selected among the entries between the bounds.
+    /// A sample gives bounds for the threshold. Chunks wholly below the lower bound are skipped with vector
+    /// comparisons. The exact threshold is selected among the entries between the bounds.
     #[inline(always)]
     pub(crate) fn largest(&mut self, values: &[f32], k: usize) -> (&[u32], &[f32]) {
         let (low, high) = self.estimate_threshold(values, k);

@@ -88,8 +88,8 @@ fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     depends
 }
 
-/// Adds up the terms of a gradient in a chain. Each addition has the origin of the node that its second term comes from.
-/// `on_sum` is called with each partial sum.
+/// Adds up the terms of a gradient in a chain. Each addition has the origin of the node that its second term comes
+/// from. `on_sum` is called with each partial sum.
 fn accumulate(
     b: &mut Builder,
     terms: &[ValueId],

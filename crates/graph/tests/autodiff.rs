@@ -1,5 +1,5 @@
-//! The backward graph: which nodes it has, what they are tagged with, and in what order gradients add up. That the numbers are right is the
-//! backend crate's to test.
+//! The backward graph: its nodes, their tags, and the order in which gradients are added. The backend crate tests the
+//! numbers.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
@@ -15,7 +15,7 @@ fn train(b: Builder, loss: ValueId) -> TrainGraph {
     differentiate(&b.finish().unwrap(), loss).unwrap()
 }
 
-/// The backward nodes of a forward node, as "operator phase".
+/// The backward nodes of a forward node, as "OPERATOR PHASE".
 fn backward_of(t: &TrainGraph, forward: &str) -> Vec<String> {
     let at = t.graph.nodes.iter().position(|n| n.name == forward).unwrap();
     let of = |n: &&Node| n.phase != Phase::Forward && n.origin.is_some_and(|o| o.index() == at);
@@ -27,7 +27,7 @@ fn phase_of(t: &TrainGraph, v: ValueId) -> Phase {
 }
 
 #[test]
-fn the_forward_graph_stays_as_it_was() {
+fn the_forward_graph_is_unchanged() {
     let config = Gpt2Config { n_layer: 2, n_embd: 8, n_head: 2, vocab_size: 11, ..Gpt2Config::default() };
     let forward = config.build(2, 4, F).unwrap();
     let t = differentiate(&forward, forward.outputs["loss"]).unwrap();
@@ -37,7 +37,7 @@ fn the_forward_graph_stays_as_it_was() {
     for n in &t.graph.nodes[forward.nodes.len()..] {
         let origin = n.origin.unwrap();
         assert_ne!(n.phase, Phase::Forward);
-        assert!(origin.index() < forward.nodes.len(), "{} stems from a backward node", n.name);
+        assert!(origin.index() < forward.nodes.len(), "the origin of {} is a backward node", n.name);
     }
     assert_eq!(t.gradients.len(), forward.parameters().count());
     for g in &t.gradients {
@@ -47,7 +47,7 @@ fn the_forward_graph_stays_as_it_was() {
     }
 }
 
-/// dX waits for nothing but goes on; dW = Gᵀ X and db = Σ G can wait.
+/// Earlier layers need dX. No other node needs dW = Gᵀ X and db = Σ G.
 #[test]
 fn a_linear_layer_splits_into_input_and_weight_gradient() {
     let mut b = Builder::new("linear");
@@ -63,13 +63,13 @@ fn a_linear_layer_splits_into_input_and_weight_gradient() {
         backward_of(&t, "second.linear"),
         ["matmul InputGrad", "permute WeightGrad", "matmul WeightGrad", "sum.dim_IntList WeightGrad",]
     );
-    // The data want no gradient, so nothing of the first layer's backward has to go on.
+    // The data need no gradient, so the first layer has no input gradient.
     assert_eq!(backward_of(&t, "first.linear"), ["permute WeightGrad", "matmul WeightGrad"]);
     assert!(backward_of(&t, "mean").iter().all(|n| n.ends_with("InputGrad")));
 }
 
 #[test]
-fn a_tied_embedding_has_one_contribution_for_each_use() {
+fn a_tied_embedding_has_one_term_per_use() {
     let mut b = Builder::new("tied");
     let ids = b.input("ids", DType::I64, [2, 3]).unwrap();
     let labels = b.input("labels", DType::I64, [2, 3]).unwrap();
@@ -83,7 +83,7 @@ fn a_tied_embedding_has_one_contribution_for_each_use() {
     assert_eq!(gradient.parameter, wte);
     let ops: Vec<&str> =
         gradient.contributions.iter().map(|c| t.graph.node(t.graph.producer(*c).unwrap()).op.name()).collect();
-    // From the last user to the first; each stays on its own, so that a cut between them changes no sum.
+    // From the last use to the first. Terms are not added here, so a cut between the uses does not change the sum.
     assert_eq!(ops, ["matmul", "embedding_dense_backward"]);
     for c in &gradient.contributions {
         assert_eq!(phase_of(&t, *c), Phase::WeightGrad);
@@ -91,9 +91,9 @@ fn a_tied_embedding_has_one_contribution_for_each_use() {
     assert_eq!(backward_of(&t, "tanh").iter().filter(|n| n.ends_with("InputGrad")).count(), 3);
 }
 
-/// The way from a weight's view back to the weight is part of its gradient: nothing that goes on waits for it.
+/// The gradient of a view of a weight is part of the weight gradient: no input gradient needs it.
 #[test]
-fn a_weight_seen_through_a_view_still_makes_a_weight_gradient() {
+fn the_gradient_of_a_view_of_a_weight_is_a_weight_gradient() {
     let mut b = Builder::new("view");
     let x = b.input("x", F, [2, 3]).unwrap();
     let w0 = b.parameter("w0", F, [3, 3], NORMAL).unwrap();
@@ -110,9 +110,9 @@ fn a_weight_seen_through_a_view_still_makes_a_weight_gradient() {
     assert_eq!(second, ["permute InputGrad", "matmul InputGrad", "permute WeightGrad", "matmul WeightGrad"]);
 }
 
-/// Where gradients meet, they add up in a chain from the last user to the first.
+/// The gradients of a value with several readers are added in a chain, from the last reader to the first.
 #[test]
-fn gradients_that_meet_are_added_in_the_graphs_order() {
+fn gradients_of_several_readers_are_added_in_graph_order() {
     let mut b = Builder::new("shared");
     let w = b.parameter("w", F, [2], NORMAL).unwrap();
     let x = b.unary(Unary::Exp, w).unwrap();
@@ -124,7 +124,7 @@ fn gradients_that_meet_are_added_in_the_graphs_order() {
     let t = train(b, loss);
     let adds: Vec<&Node> =
         t.graph.nodes.iter().filter(|n| n.phase != Phase::Forward && n.op == Op::Binary(Binary::Add)).collect();
-    // Three users of x: two additions, the second one onto the first one's result.
+    // Three readers of x need two additions. The second adds to the result of the first.
     assert_eq!(adds.len(), 2);
     assert_eq!(adds[1].inputs[0], adds[0].outputs[0]);
     let from = |v: ValueId| {
@@ -134,7 +134,7 @@ fn gradients_that_meet_are_added_in_the_graphs_order() {
     assert_eq!([from(adds[0].inputs[0]), from(adds[0].inputs[1]), from(adds[1].inputs[1])], ["mul", "cos", "sin"]);
 }
 
-/// A weight used twice by one node has two contributions, in operand order.
+/// A weight that is both operands of a node has two terms, in operand order.
 #[test]
 fn a_parameter_may_be_both_operands() {
     let mut b = Builder::new("square");
@@ -146,14 +146,14 @@ fn a_parameter_may_be_both_operands() {
 }
 
 #[test]
-fn parameters_that_the_loss_does_not_see_have_no_gradient() {
+fn parameters_that_do_not_affect_the_loss_have_no_gradient() {
     let mut b = Builder::new("unused");
     let w = b.parameter("w", F, [2], NORMAL).unwrap();
     let unused = b.parameter("unused", F, [2], NORMAL).unwrap();
     let compared = b.parameter("compared", F, [2], NORMAL).unwrap();
     let dead = b.mul(w, unused).unwrap();
     b.output("dead", dead).unwrap();
-    // A comparison passes no gradient, and no error either.
+    // A comparison passes no gradient. That is not an error.
     let above = b.op(fusionllm_graph::ops::Compare::Gt, &[w, compared]).unwrap();
     let zero = b.zero_like_scalar(w).unwrap();
     let kept = b.where_(above, w, zero).unwrap();
@@ -164,15 +164,15 @@ fn parameters_that_the_loss_does_not_see_have_no_gradient() {
 }
 
 #[test]
-fn what_cannot_be_differentiated_is_named() {
+fn nodes_without_a_derivative_are_named() {
     let mut b = Builder::new("loss");
     let w = b.parameter("w", F, [2], NORMAL).unwrap();
     let graph = b.clone().finish().unwrap();
-    let said = differentiate(&graph, w).unwrap_err().to_string();
-    assert_eq!(said, r#"graph "loss": the loss "w" must be one float, is f32[2]"#);
+    let message = differentiate(&graph, w).unwrap_err().to_string();
+    assert_eq!(message, r#"graph "loss": the loss "w" must be a single float, but is f32[2]"#);
     let count = b.arange(DType::I64, 0.0, 1.0, 1).unwrap();
-    let said = differentiate(&b.clone().finish().unwrap(), count).unwrap_err().to_string();
-    assert!(said.contains("must be one float, is i64[1]"), "{said}");
+    let message = differentiate(&b.clone().finish().unwrap(), count).unwrap_err().to_string();
+    assert!(message.contains("must be a single float, but is i64[1]"), "{message}");
 
     let norm = b.scope("clip", |b| b.op(SquaredNorm, &[w])).unwrap();
     let error = differentiate(&b.finish().unwrap(), norm).unwrap_err();
@@ -182,18 +182,18 @@ fn what_cannot_be_differentiated_is_named() {
         "_foreach_norm (clip.foreach_norm, node #1) has no derivative, but a gradient reaches it: no derivative is defined"
     );
 
-    // The logarithm of attention's denominators is for its backward operator alone.
+    // Only the backward operator of attention may read the lse.
     let mut b = Builder::new("lse");
     let q = b.parameter("q", F, [1, 1, 2, 2], NORMAL).unwrap();
     let out = b.apply(ScaledDotProductAttention { is_causal: false, scale: 1.0 }, &[q, q, q]).unwrap();
     let loss = b.sum(out[1], &[0, 1, 2], false).unwrap();
-    let said = differentiate(&b.finish().unwrap(), loss).unwrap_err().to_string();
-    assert!(said.contains("a gradient reaches its lse"), "{said}");
+    let message = differentiate(&b.finish().unwrap(), loss).unwrap_err().to_string();
+    assert!(message.contains("a gradient reaches its lse"), "{message}");
 }
 
-/// The weight of a micro-batch enters where the gradient starts, whatever shape of one element the loss has.
+/// The loss weight is a scalar. It is reshaped to the shape of the loss.
 #[test]
-fn a_loss_of_one_element_in_any_shape_will_do() {
+fn a_loss_may_have_any_shape_of_one_element() {
     for shape in [vec![], vec![1], vec![1, 1]] {
         let mut b = Builder::new("shape");
         let w = b.parameter("w", F, shape.clone(), NORMAL).unwrap();
@@ -204,9 +204,9 @@ fn a_loss_of_one_element_in_any_shape_will_do() {
     }
 }
 
-/// Every product of a model's backward pass is there once: one for the input's gradient and one for the weight's.
+/// Each matrix product of the forward pass has one product for the input gradient and one for the weight gradient.
 #[test]
-fn models_have_as_many_backward_products_as_they_should() {
+fn backward_has_two_products_per_forward_product() {
     let count = |g: &Graph, op: fn(&Op) -> bool| {
         let t = differentiate(g, g.outputs["loss"]).unwrap();
         let of = |phase| t.graph.nodes.iter().filter(|n| n.phase == phase && op(&n.op)).count();
@@ -215,10 +215,10 @@ fn models_have_as_many_backward_products_as_they_should() {
     let gpt2 =
         Gpt2Config { n_layer: 3, n_embd: 8, n_head: 2, vocab_size: 11, attn_pdrop: 0.0, ..Gpt2Config::default() };
     let gpt2 = gpt2.build(2, 4, F).unwrap();
-    // Four products a block, each with both gradients, and the head's two.
+    // Four products per block and one in the head. Each has an input and a weight gradient.
     assert_eq!(count(&gpt2, |op| *op == Op::Matmul(Matmul)), [12, 13, 13]);
     let resnet = ResNetConfig { depth: 18, width: 2, num_classes: 3, stem: ResNetStem::Cifar }.build(2, 32, F).unwrap();
-    // The image wants no gradient.
+    // The image needs no gradient.
     assert_eq!(count(&resnet, |op| matches!(op, Op::Conv2d(_))), [20, 0, 0]);
     assert_eq!(count(&resnet, |op| matches!(op, Op::Conv2dInputGrad(_))), [0, 19, 0]);
     assert_eq!(count(&resnet, |op| matches!(op, Op::Conv2dWeightGrad(_))), [0, 0, 20]);

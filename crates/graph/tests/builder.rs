@@ -1,4 +1,4 @@
-//! What a user gets told who writes a graph that does not fit.
+//! Errors of the builder, and the names it gives.
 
 #![allow(clippy::unwrap_used)]
 
@@ -53,11 +53,14 @@ fn errors_name_the_operator_its_place_and_its_operands() {
     let conv = Conv2d { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 2 };
     assert_eq!(
         error(&[(F, &[1, 3, 8, 8]), (F, &[4, 1, 3, 3])], |b, x| b.conv2d(x[0], x[1], None, conv)),
-        "conv2d (model.layer.conv2d): 3 and 4 channels do not divide into 2 groups; operands: f32[1, 3, 8, 8], f32[4, 1, 3, 3]"
+        "conv2d (model.layer.conv2d): 3 and 4 channels are not multiples of 2 groups; operands: f32[1, 3, 8, 8], f32[4, 1, 3, 3]"
     );
     let attention = ScaledDotProductAttention { is_causal: true, scale: 1.0 };
     let qkv: [(DType, &[usize]); 3] = [(F, &[1, 3, 4, 8]), (F, &[1, 2, 4, 8]), (F, &[1, 2, 4, 8])];
-    assert!(error(&qkv, |b, x| b.op(attention, x)).contains("3 query heads do not divide among 2 key heads"));
+    assert!(
+        error(&qkv, |b, x| b.op(attention, x))
+            .contains("the number of query heads, 3, is not a multiple of the number of key heads, 2")
+    );
     assert_eq!(
         error(&[(F, &[2])], |b, x| b.op(fusionllm_graph::ops::Matmul, x)),
         "matmul (model.layer.matmul): takes 2 operand(s), got 1; operands: f32[2]"
@@ -65,19 +68,19 @@ fn errors_name_the_operator_its_place_and_its_operands() {
 }
 
 #[test]
-fn a_name_is_given_once() {
+fn names_are_unique() {
     let mut b = Builder::new("test");
     b.parameter("w", DType::F32, [1], Init::Constant(0.0)).unwrap();
-    let twice = b.input("w", DType::F32, [1]).unwrap_err().to_string();
-    assert_eq!(twice, r#"graph "test": the name "w" is given twice"#);
+    let error = b.input("w", DType::F32, [1]).unwrap_err().to_string();
+    assert_eq!(error, r#"graph "test": two values are named "w""#);
     let x = b.input("x", DType::F32, [1]).unwrap();
     b.output("loss", x).unwrap();
-    assert_eq!(b.output("loss", x).unwrap_err().to_string(), r#"graph "test": the output "loss" is named twice"#);
+    assert_eq!(b.output("loss", x).unwrap_err().to_string(), r#"graph "test": two outputs are named "loss""#);
 }
 
-/// Node names are made unique without touching names that users gave.
+/// A node whose name is taken gets a number. Names that the user gave stay.
 #[test]
-fn nodes_get_names_of_their_own() {
+fn node_names_are_made_unique() {
     let mut b = Builder::new("test");
     let x = b.input("add_2", DType::F32, [1]).unwrap();
     for _ in 0..3 {
@@ -89,40 +92,40 @@ fn nodes_get_names_of_their_own() {
 }
 
 #[test]
-fn shapes_too_large_for_any_memory_are_errors() {
+fn shapes_larger_than_any_memory_are_errors() {
     let mut b = Builder::new("test");
     let x = b.input("x", DType::F32, [1 << 20]).unwrap();
     let column = b.reshape(x, [1 << 20, 1]).unwrap();
     let wide = b.mul(x, column).unwrap();
     let flat = b.reshape(wide, [1usize << 40, 1]).unwrap();
     let row = b.reshape(wide, [1usize << 40]).unwrap();
-    let said = b.mul(flat, row).unwrap_err().to_string();
-    assert!(said.contains("is larger than any memory"), "{said}");
-    let said = b.full(TensorType::new(DType::F32, [usize::MAX, 2]), 0.0).unwrap_err().to_string();
-    assert!(said.contains("too many elements"), "{said}");
+    let error = b.mul(flat, row).unwrap_err().to_string();
+    assert!(error.contains("is larger than any memory"), "{error}");
+    let error = b.full(TensorType::new(DType::F32, [usize::MAX, 2]), 0.0).unwrap_err().to_string();
+    assert!(error.contains("too many elements"), "{error}");
 }
 
 #[test]
-fn a_model_that_cannot_be_says_why() {
+fn invalid_model_configurations_are_errors() {
     let fails = |c: Gpt2Config, sequence| c.build(1, sequence, DType::F32).unwrap_err().to_string();
     let small = Gpt2Config { n_layer: 1, n_embd: 8, n_head: 2, vocab_size: 5, n_positions: 4, ..Gpt2Config::default() };
     assert_eq!(
         fails(Gpt2Config { n_head: 3, ..small.clone() }, 4),
         "model configuration: n_embd = 8 must be a positive multiple of n_head = 3"
     );
-    assert_eq!(fails(small.clone(), 5), "model configuration: a sequence of 5 does not fit n_positions = 4");
-    let said = fails(Gpt2Config { activation_function: "sine".into(), ..small.clone() }, 4);
-    assert!(said.contains("\"sine\" is not known; use gelu_new"), "{said}");
-    let said = fails(Gpt2Config { attn_pdrop: 1.0, ..small }, 4);
-    assert!(said.contains("attn_pdrop = 1 must lie in [0, 1)"), "{said}");
+    assert_eq!(fails(small.clone(), 5), "model configuration: a sequence of 5 tokens is longer than n_positions = 4");
+    let error = fails(Gpt2Config { activation_function: "sine".into(), ..small.clone() }, 4);
+    assert!(error.contains("\"sine\" is not known; use gelu_new"), "{error}");
+    let error = fails(Gpt2Config { attn_pdrop: 1.0, ..small }, 4);
+    assert!(error.contains("attn_pdrop = 1 must lie in [0, 1)"), "{error}");
     let resnet =
         ResNetConfig { depth: 19, ..ResNetConfig::default() }.build(1, 32, DType::F32).unwrap_err().to_string();
-    assert!(resnet.contains("depth = 19 is no residual network; use 18, 34, 50, 101 or 152"), "{resnet}");
+    assert!(resnet.contains("depth = 19 is not supported; use 18, 34, 50, 101 or 152"), "{resnet}");
 }
 
-/// Parameter names and shapes are those of the published checkpoints, or no weights would load.
+/// Published checkpoints load only if names and shapes are theirs.
 #[test]
-fn parameters_are_named_as_published() {
+fn parameters_have_the_published_names() {
     let config =
         Gpt2Config { n_layer: 1, n_embd: 4, n_head: 2, vocab_size: 7, n_positions: 5, ..Gpt2Config::default() };
     let named = |g: &Graph| -> Vec<String> {
@@ -149,7 +152,7 @@ fn parameters_are_named_as_published() {
             "transformer.ln_f.bias [4]",
         ]
     );
-    // Parameters of the full sizes, as their papers and model cards count them.
+    // The number of parameters, from the papers and model cards.
     let count = |g: &Graph| g.parameters().map(|p| g.ty(p).numel()).sum::<usize>();
     assert_eq!(count(&Gpt2Config::default().build(1, 8, DType::F32).unwrap()), 124_439_808);
     let resnet = |depth| ResNetConfig { depth, ..ResNetConfig::default() }.build(1, 64, DType::F32).unwrap();

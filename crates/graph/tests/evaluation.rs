@@ -11,7 +11,7 @@ fn names(g: &Graph, of: impl Fn(&ValueKind) -> bool) -> BTreeSet<&str> {
     g.values.iter().filter(|v| of(&v.kind)).map(|v| v.name.as_str()).collect()
 }
 
-fn check_form(train: &Graph, eval: &Graph) {
+fn check_evaluation(train: &Graph, eval: &Graph) {
     eval.validate().unwrap();
     assert!(eval.state_updates.is_empty());
     assert_eq!(eval.outputs.keys().collect::<Vec<_>>(), train.outputs.keys().collect::<Vec<_>>());
@@ -19,7 +19,7 @@ fn check_form(train: &Graph, eval: &Graph) {
         assert_eq!(eval.ty(*v), train.ty(train.outputs[name]), "{name}");
     }
     assert_eq!(eval.metadata, train.metadata);
-    // Weights and statistics are found by name.
+    // Weights and statistics keep their names.
     for kind in [
         |k: &ValueKind| matches!(k, ValueKind::Parameter(_)),
         |k: &ValueKind| matches!(k, ValueKind::Buffer(_)),
@@ -31,13 +31,13 @@ fn check_form(train: &Graph, eval: &Graph) {
         assert_eq!(node.phase, Phase::Forward);
         let origin = &train.nodes[node.origin.unwrap().index()];
         let same = node.op == origin.op;
-        assert!(same || matches!(origin.op, Op::BatchNorm(_)), "{} stands for {}", node.name, origin.name);
+        assert!(same || matches!(origin.op, Op::BatchNorm(_)), "{} replaces {}", node.name, origin.name);
     }
     assert!(!eval.nodes.iter().any(|n| matches!(n.op, Op::Dropout(_) | Op::BatchNorm(_))));
 }
 
 #[test]
-fn gpt2_loses_its_dropout() {
+fn gpt2_has_no_dropout_in_evaluation() {
     for attention in [AttentionImplementation::Sdpa, AttentionImplementation::Eager] {
         let config = Gpt2Config {
             n_layer: 2,
@@ -51,23 +51,23 @@ fn gpt2_loses_its_dropout() {
         let dropouts = train.nodes.iter().filter(|n| matches!(n.op, Op::Dropout(_))).count();
         assert_eq!(dropouts, 1 + 2 * 3);
         let eval = train.evaluation().unwrap();
-        check_form(&train, &eval);
+        check_evaluation(&train, &eval);
         assert_eq!(eval.nodes.len(), train.nodes.len() - dropouts);
         assert!(names(&eval, |k| *k == ValueKind::RngKey).is_empty());
-        // Without dropout a graph is its own evaluation form.
-        let still = Gpt2Config { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..config };
-        let still = still.build(2, 4, DType::F32).unwrap();
-        assert_eq!(still.evaluation().unwrap().nodes.len(), still.nodes.len());
+        // A graph without dropout is its own evaluation form.
+        let without_dropout = Gpt2Config { resid_pdrop: 0.0, embd_pdrop: 0.0, attn_pdrop: 0.0, ..config };
+        let without_dropout = without_dropout.build(2, 4, DType::F32).unwrap();
+        assert_eq!(without_dropout.evaluation().unwrap().nodes.len(), without_dropout.nodes.len());
     }
 }
 
 #[test]
-fn resnet_normalises_by_its_running_statistics() {
+fn resnet_normalises_by_running_statistics() {
     let train =
         ResNetConfig { depth: 18, width: 4, num_classes: 3, stem: ResNetStem::Cifar }.build(2, 32, DType::F32).unwrap();
     assert_eq!(train.state_updates.len(), 2 * 20);
     let eval = train.evaluation().unwrap();
-    check_form(&train, &eval);
+    check_evaluation(&train, &eval);
     // Every running statistic is read.
     let users = eval.consumers();
     for b in eval.buffers() {
@@ -75,9 +75,9 @@ fn resnet_normalises_by_its_running_statistics() {
     }
 }
 
-/// Evaluating the evaluation form changes nothing more.
+/// The evaluation form of the evaluation form is the same.
 #[test]
-fn the_form_is_final() {
+fn evaluation_is_idempotent() {
     let train = ResNetConfig { depth: 18, width: 2, num_classes: 3, stem: ResNetStem::Imagenet }
         .build(1, 64, DType::F64)
         .unwrap();
@@ -88,7 +88,7 @@ fn the_form_is_final() {
 }
 
 #[test]
-fn constants_come_along_and_must_be_there() {
+fn constants_are_copied_and_must_be_loaded() {
     let mut b = Builder::new("constant");
     let x = b.input("x", DType::F32, [2]).unwrap();
     let c = b.constant("table", HostTensor::from_f32([2], &[1.0, 2.0]).unwrap()).unwrap();
@@ -100,19 +100,19 @@ fn constants_come_along_and_must_be_there() {
     assert_eq!(eval.constants, train.constants);
     let mut without = train;
     without.constants.clear();
-    let said = without.evaluation().unwrap_err().to_string();
-    assert!(said.contains(r#"the content of constant "table" is missing"#), "{said}");
+    let error = without.evaluation().unwrap_err().to_string();
+    assert!(error.contains(r#"the content of constant "table" is missing"#), "{error}");
 }
 
-/// A dropout's mask exists in training alone; an output of it does not silently become something else.
+/// The mask of a dropout exists only in training. An output of it is an error.
 #[test]
-fn an_output_that_only_training_has_is_an_error() {
+fn an_output_that_exists_only_in_training_is_an_error() {
     let mut b = Builder::new("mask");
     let x = b.input("x", DType::F32, [2]).unwrap();
     let key = b.rng_key().unwrap();
     let out = b.apply(fusionllm_graph::ops::Dropout { p: 0.5, stream: 0 }, &[x, key]).unwrap();
     let mask: ValueId = out[1];
     b.output("mask", mask).unwrap();
-    let said = b.finish().unwrap().evaluation().unwrap_err().to_string();
-    assert!(said.contains(r#"output "mask" exists only in training"#), "{said}");
+    let error = b.finish().unwrap().evaluation().unwrap_err().to_string();
+    assert!(error.contains(r#"output "mask" exists only in training"#), "{error}");
 }

@@ -1,5 +1,7 @@
-//! The archive: a zip file whose members hold a graph as JSON and tensors as raw bytes. Whoever wrote it is not trusted: sizes are checked against the
-//! file's before anything is allocated, and nothing in it is ever executed or unpickled.
+//! The archive: a zip file with a graph as JSON and tensors as raw bytes.
+//!
+//! The file is not trusted. Sizes are checked against the size of the file before memory is allocated. Nothing in it is
+//! executed or unpickled.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -11,19 +13,19 @@ use crate::schema::{ExportedProgram, Payload, PayloadConfig, Size, TensorMeta};
 use crate::zip::Zip;
 use fusionllm_graph::{DType, HostTensor, TensorType};
 
-/// Largest JSON member: the graphs of models with thousands of layers are smaller.
-const MAX_JSON: u64 = 256 << 20;
+/// The largest JSON member. Graphs of models with thousands of layers are smaller.
+const MAX_JSON_BYTES: u64 = 256 << 20;
 
-/// A source of bytes.
+/// A file or another source of bytes.
 trait Source: Read + Seek + Send {}
 
 impl<T: Read + Seek + Send> Source for T {}
 
-/// A `.pt2` file as `torch.export.save` of PyTorch 2.9 to 2.15 writes it, its graph read and its tensors not yet.
+/// An open `.pt2` file. Its graph is read; its tensors are read on demand.
 pub struct Archive {
     pub(crate) name: String,
     zip: Zip<Box<dyn Source>>,
-    /// Bytes of tensors read so far: a bound on what overlapping members can make of a small file.
+    /// Bytes of tensors read so far. Bounded, since overlapping members could make a small file look huge.
     read: u64,
     pub(crate) program: ExportedProgram,
     pub(crate) weights: BTreeMap<String, StoredTensor>,
@@ -39,7 +41,7 @@ impl std::fmt::Debug for Archive {
 /// A tensor in the archive.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct StoredTensor {
-    /// The member that holds its storage.
+    /// The member with the bytes.
     pub(crate) member: String,
     dtype: i64,
     pub(crate) shape: Vec<usize>,
@@ -53,7 +55,7 @@ impl Archive {
     ///
     /// # Errors
     ///
-    /// The file cannot be read, is no archive of `torch.export.save`, is damaged, or holds pickled tensors.
+    /// The file cannot be read, is not an archive of `torch.export.save`, is damaged, or has pickled tensors.
     pub fn open(path: &Path) -> Result<Self, ImportError> {
         let unreadable = |source| ImportError::Unreadable { path: path.to_owned(), source };
         let file = File::open(path).map_err(unreadable)?;
@@ -63,11 +65,11 @@ impl Archive {
         Self::read(&path.display().to_string(), BufReader::new(file))
     }
 
-    /// [`Self::open`] of any source. Messages call it `name`.
+    /// Reads an archive from any source. `name` is its name in messages.
     ///
     /// # Errors
     ///
-    /// As [`Self::open`].
+    /// The errors of [`Self::open`].
     pub fn read(name: &str, source: impl Read + Seek + Send + 'static) -> Result<Self, ImportError> {
         let whole = |reason: String| ImportError::Damaged {
             archive: name.into(),
@@ -75,18 +77,18 @@ impl Archive {
             reason,
         };
         let source: Box<dyn Source> = Box::new(source);
-        let mut zip = Zip::open(source).map_err(|e| whole(format!("this is no .pt2 archive: {e}")))?;
+        let mut zip = Zip::open(source).map_err(|e| whole(format!("this is not a .pt2 archive: {e}")))?;
         let names: BTreeSet<String> = zip.names().map(str::to_owned).collect();
-        // All members stand in a directory named after the file that was first written.
+        // All members are in one directory. Its name is that of the file when it was first written.
         let root = names
             .iter()
             .filter_map(|n| n.strip_suffix("archive_format"))
             .find(|root| root.is_empty() || root.ends_with('/'))
-            .ok_or_else(|| whole("this is no .pt2 archive: it has no member archive_format".into()))?
+            .ok_or_else(|| whole("this is not a .pt2 archive: it has no member archive_format".into()))?
             .to_owned();
         let byteorder = format!("{root}byteorder");
         if names.contains(&byteorder) && member(name, &mut zip, &byteorder, 16)? != b"little" {
-            return Err(whole("its numbers are not little-endian; write it on another machine".into()));
+            return Err(whole("its numbers are big-endian; save the model on a little-endian machine".into()));
         }
         let models: Vec<&str> = names
             .iter()
@@ -94,17 +96,21 @@ impl Archive {
             .collect();
         let model = match models[..] {
             [model] => model.to_owned(),
-            [] => return Err(whole("it holds no model".into())),
+            [] => return Err(whole("it has no model".into())),
             _ => {
-                return Err(whole(format!("it holds {} models, {}; save each alone", models.len(), models.join(", "))));
+                return Err(whole(format!(
+                    "it has {} models, {}; save each in a file of its own",
+                    models.len(),
+                    models.join(", ")
+                )));
             }
         };
-        let json = member(name, &mut zip, &format!("{root}models/{model}.json"), MAX_JSON)?;
+        let json = member(name, &mut zip, &format!("{root}models/{model}.json"), MAX_JSON_BYTES)?;
         let program: ExportedProgram = parse(name, &format!("models/{model}.json"), &json)?;
         drop(json);
         if program.schema_version.major != 8 {
             return Err(whole(format!(
-                "its schema has version {}, this program reads version 8 (PyTorch 2.9 to 2.15)",
+                "its schema has version {}, but this program reads version 8 (PyTorch 2.9 to 2.15)",
                 program.schema_version.major
             )));
         }
@@ -113,7 +119,7 @@ impl Archive {
             if !names.contains(&file) {
                 return Ok(BTreeMap::new());
             }
-            let json = member(name, &mut zip, &file, MAX_JSON)?;
+            let json = member(name, &mut zip, &file, MAX_JSON_BYTES)?;
             let config: PayloadConfig = parse(name, &file, &json)?;
             let directory = format!("{root}data/{directory}/");
             let stored = |payload: Payload| StoredTensor::new(&directory, payload);
@@ -132,12 +138,12 @@ impl Archive {
         Ok(Self { name: name.into(), zip, read: 0, program, weights, constants })
     }
 
-    /// The version of PyTorch that wrote it, if it says.
+    /// The version of PyTorch that wrote the archive, if the archive says.
     pub fn torch_version(&self) -> Option<&str> {
         self.program.torch_version.as_deref()
     }
 
-    /// Reads a tensor; booleans and floats as they are, small integers widened to `i32`.
+    /// Reads a tensor. Integers of 8 and 16 bits are widened to `i32`.
     pub(crate) fn tensor(&mut self, stored: &StoredTensor) -> Result<HostTensor, ImportError> {
         let bytes = member(&self.name, &mut self.zip, &stored.member, u64::MAX)?;
         self.read += bytes.len() as u64;
@@ -169,7 +175,7 @@ fn parse<T: serde::de::DeserializeOwned>(archive: &str, member: &str, json: &[u8
     })
 }
 
-/// A number of the schema's `ScalarType`. Small integers are computed with as `i32`.
+/// The element type of a `ScalarType` number of the schema. Integers of 8 and 16 bits become `i32`.
 pub(crate) fn element_type(code: i64) -> Result<DType, String> {
     Ok(match code {
         1..=4 => DType::I32,
@@ -180,11 +186,11 @@ pub(crate) fn element_type(code: i64) -> Result<DType, String> {
         12 => DType::Bool,
         13 => DType::BF16,
         9..=11 => return Err("complex numbers are not supported".into()),
-        _ => return Err(format!("the element type with number {code} is not supported")),
+        _ => return Err(format!("element type {code} is not supported")),
     })
 }
 
-/// Bytes of one element as it is stored.
+/// The size of one stored element in bytes.
 fn stored_size(code: i64) -> usize {
     match code {
         1 | 2 | 12 => 1,
@@ -196,8 +202,8 @@ fn stored_size(code: i64) -> usize {
 
 pub(crate) fn plain_size(size: &Size) -> Result<usize, String> {
     match size {
-        Size::AsInt(n) => usize::try_from(*n).map_err(|_| format!("{n} is no size")),
-        Size::AsExpr(e) => Err(format!("the size {} is not known", e.expr_str)),
+        Size::AsInt(n) => usize::try_from(*n).map_err(|_| format!("{n} is not a size")),
+        Size::AsExpr(e) => Err(format!("the size {} is unknown", e.expr_str)),
     }
 }
 
@@ -213,15 +219,15 @@ pub(crate) fn row_major(shape: &[usize]) -> Vec<usize> {
 impl StoredTensor {
     fn new(directory: &str, payload: Payload) -> Result<Self, String> {
         if payload.use_pickle {
-            return Err("it is pickled, which could run any program; save plain tensors".into());
+            return Err("it is pickled, and reading it could run any program; save plain tensors".into());
         }
-        let meta: TensorMeta = payload.tensor_meta.ok_or("it has no description")?;
+        let meta: TensorMeta = payload.tensor_meta.ok_or("it has no type")?;
         element_type(meta.dtype)?;
         let sizes = |sizes: &[Size]| sizes.iter().map(plain_size).collect::<Result<Vec<_>, _>>();
         let shape = sizes(&meta.sizes)?;
         let strides = if meta.strides.is_empty() { row_major(&shape) } else { sizes(&meta.strides)? };
         if strides.len() != shape.len() {
-            return Err(format!("{} sizes, but {} strides", shape.len(), strides.len()));
+            return Err(format!("it has {} sizes, but {} strides", shape.len(), strides.len()));
         }
         let offset = meta.storage_offset.as_ref().map(plain_size).transpose()?.unwrap_or(0);
         Ok(Self {
@@ -234,7 +240,7 @@ impl StoredTensor {
         })
     }
 
-    /// Its type once read.
+    /// The type of the tensor when it is read.
     pub(crate) fn ty(&self) -> Result<TensorType, String> {
         let ty = TensorType::new(element_type(self.dtype)?, self.shape.clone());
         match ty.checked_bytes() {
@@ -243,7 +249,7 @@ impl StoredTensor {
         }
     }
 
-    /// The tensor, of the bytes of its storage.
+    /// The tensor, from the bytes of its storage.
     fn tensor(&self, storage: Vec<u8>) -> Result<HostTensor, String> {
         let ty = self.ty()?;
         let (size, count) = (stored_size(self.dtype), ty.numel());
@@ -259,7 +265,7 @@ impl StoredTensor {
                 Some(part) => part.to_vec(),
             }
         } else {
-            // Elements that stand at several places at once could make a small file as large as they like.
+            // Strides may repeat elements, and so describe a huge tensor. Refuse more elements than are stored.
             if count.checked_mul(size).is_none_or(|n| n > storage.len()) {
                 return Err(too_small());
             }

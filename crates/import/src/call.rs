@@ -1,4 +1,4 @@
-//! One operator of the exported graph with its arguments.
+//! A call of an operator in the exported graph, and its arguments.
 
 use std::collections::HashMap;
 
@@ -8,16 +8,16 @@ use crate::context::{Context, Result, Value};
 use crate::error::TranslationError;
 use crate::schema::{Argument, Node, OptionalTensor, SymBool, SymFloat, SymInt, TensorMeta};
 
-/// What a name of the exported graph stands for.
+/// The value of a name in the exported graph.
 #[derive(Debug, Clone)]
 pub(crate) enum Item {
-    /// By its number in the context.
+    /// The index of a tensor in the context.
     Tensor(usize),
     Int(i64),
     Float(f64),
     Bool(bool),
-    /// An input that is no tensor and read by nothing that matters.
-    Nothing,
+    /// An input that is not a tensor. Reading it is an error.
+    Unused,
 }
 
 pub(crate) type Names = HashMap<String, Item>;
@@ -25,15 +25,15 @@ pub(crate) type Names = HashMap<String, Item>;
 /// A result of an operator.
 #[derive(Debug)]
 pub(crate) enum Output {
-    /// A tensor of its own.
+    /// A new tensor.
     Value(Value),
-    /// The tensor of that number itself.
-    Same(usize),
-    /// A tensor seen otherwise.
+    /// An existing tensor.
+    Alias(usize),
+    /// A view of an existing tensor, computed by these operators.
     View(usize, Vec<fusionllm_graph::Op>),
     Item(Item),
-    /// A result that nothing can read.
-    Nothing,
+    /// A result that the importer does not compute. Reading it is an error.
+    Unavailable,
 }
 
 impl From<Value> for Output {
@@ -42,12 +42,12 @@ impl From<Value> for Output {
     }
 }
 
-/// The node, and what the names it reads stand for.
+/// The call of an operator: a node, with the values of the names it reads.
 pub(crate) struct Call<'a> {
     pub(crate) node: &'a Node,
     /// `aten`, or another library.
     pub(crate) library: &'a str,
-    /// The operator's name without library, overload and the mark of working in place.
+    /// The operator's name, without library, overload and in-place suffix.
     pub(crate) name: &'a str,
     pub(crate) overload: &'a str,
     pub(crate) names: &'a Names,
@@ -55,7 +55,7 @@ pub(crate) struct Call<'a> {
 }
 
 impl<'a> Call<'a> {
-    /// The argument of a name, unless it is left out or `None`.
+    /// The argument with this name; `None` if it is missing or Python's `None`.
     pub(crate) fn argument(&self, name: &str) -> Option<&'a Argument> {
         let found = self.node.inputs.iter().find(|i| i.name == name).map(|i| &i.arg);
         found.filter(|a| !matches!(a, Argument::AsNone(_) | Argument::AsOptionalTensor(OptionalTensor::AsNone(_))))
@@ -66,7 +66,7 @@ impl<'a> Call<'a> {
     }
 
     fn item(&self, name: &str) -> Result<&'a Item> {
-        self.names.get(name).ok_or_else(|| TranslationError(format!("reads {name}, which nothing made before")))
+        self.names.get(name).ok_or_else(|| TranslationError(format!("it reads {name}, which no earlier node computed")))
     }
 
     fn wrong<T>(&self, name: &str, wanted: &str) -> Result<T> {
@@ -76,32 +76,32 @@ impl<'a> Call<'a> {
         })
     }
 
-    pub(crate) fn named(&self, name: &str) -> Result<usize> {
+    pub(crate) fn tensor_named(&self, name: &str) -> Result<usize> {
         match self.item(name)? {
             Item::Tensor(t) => Ok(*t),
-            _ => Err(format!("{name} is no tensor").into()),
+            _ => Err(format!("{name} is not a tensor").into()),
         }
     }
 
-    /// A tensor by its number.
+    /// The index of the tensor that is this argument.
     pub(crate) fn tensor(&self, name: &str) -> Result<usize> {
         match self.argument(name) {
             Some(Argument::AsTensor(t) | Argument::AsOptionalTensor(OptionalTensor::AsTensor(t))) => {
-                self.named(&t.name)
+                self.tensor_named(&t.name)
             }
             _ => self.wrong(name, "a tensor"),
         }
     }
 
-    /// The name of the first argument, which in-place operators overwrite.
+    /// The first argument, which in-place operators overwrite.
     pub(crate) fn first_tensor(&self) -> Result<usize> {
         match self.node.inputs.first().map(|i| &i.arg) {
-            Some(Argument::AsTensor(t)) => self.named(&t.name),
-            _ => Err("its first argument is no tensor".into()),
+            Some(Argument::AsTensor(t)) => self.tensor_named(&t.name),
+            _ => Err("its first argument is not a tensor".into()),
         }
     }
 
-    /// The name of the tensor that an argument is.
+    /// The name of the tensor that is this argument.
     pub(crate) fn tensor_name(&self, name: &str) -> Option<&'a str> {
         match self.argument(name) {
             Some(Argument::AsTensor(t)) => Some(&t.name),
@@ -123,16 +123,16 @@ impl<'a> Call<'a> {
         all.into_iter().map(|v| v.ok_or_else(|| TranslationError(format!("a tensor of `{name}` is missing")))).collect()
     }
 
-    /// A list of tensors, some of which may be left out.
+    /// A list of tensors. Elements may be missing.
     pub(crate) fn optional_values(&self, cx: &mut Context<'_>, name: &str) -> Result<Vec<Option<Value>>> {
         match self.argument(name) {
             Some(Argument::AsTensors(all)) => {
-                all.iter().map(|t| self.named(&t.name).and_then(|t| cx.read(t)).map(Some)).collect()
+                all.iter().map(|t| self.tensor_named(&t.name).and_then(|t| cx.read(t)).map(Some)).collect()
             }
             Some(Argument::AsOptionalTensors(all)) => all
                 .iter()
                 .map(|t| match t {
-                    OptionalTensor::AsTensor(t) => self.named(&t.name).and_then(|t| cx.read(t)).map(Some),
+                    OptionalTensor::AsTensor(t) => self.tensor_named(&t.name).and_then(|t| cx.read(t)).map(Some),
                     OptionalTensor::AsNone(_) => Ok(None),
                 })
                 .collect(),
@@ -145,7 +145,7 @@ impl<'a> Call<'a> {
             SymInt::AsInt(n) => Ok(*n),
             SymInt::AsName(name) => match self.item(name)? {
                 Item::Int(n) => Ok(*n),
-                _ => Err(format!("{name} is no integer").into()),
+                _ => Err(format!("{name} is not an integer").into()),
             },
         }
     }
@@ -168,7 +168,7 @@ impl<'a> Call<'a> {
         match self.argument(name) {
             Some(Argument::AsInts(all)) => Ok(all.clone()),
             Some(Argument::AsSymInts(all)) => all.iter().map(|n| self.sym(n)).collect(),
-            // An empty list has no type of its own.
+            // PyTorch writes empty lists of integers as lists of tensors.
             Some(Argument::AsTensors(none)) if none.is_empty() => Ok(Vec::new()),
             Some(Argument::AsInt(_) | Argument::AsSymInt(_)) => Ok(vec![self.int(name)?]),
             _ => self.wrong(name, "a list of integers"),
@@ -179,7 +179,7 @@ impl<'a> Call<'a> {
         if self.has(name) { self.ints(name) } else { Ok(default.to_vec()) }
     }
 
-    /// Sizes: none negative.
+    /// A list of sizes. Negative ones are an error.
     pub(crate) fn sizes(&self, name: &str) -> Result<Vec<usize>> {
         self.ints(name)?.into_iter().map(size).collect()
     }
@@ -191,20 +191,20 @@ impl<'a> Call<'a> {
             Some(Argument::AsInt(n)) => Ok(*n != 0),
             Some(Argument::AsSymBool(SymBool::AsName(n))) => match self.item(n)? {
                 Item::Bool(b) => Ok(*b),
-                _ => self.wrong(name, "a truth value"),
+                _ => self.wrong(name, "a boolean"),
             },
-            _ => self.wrong(name, "a truth value"),
+            _ => self.wrong(name, "a boolean"),
         }
     }
 
-    pub(crate) fn text(&self, name: &str) -> Option<&'a str> {
+    pub(crate) fn string(&self, name: &str) -> Option<&'a str> {
         match self.argument(name) {
             Some(Argument::AsString(s)) => Some(s),
             _ => None,
         }
     }
 
-    /// A number of any type, or `None` if the argument is a tensor or left out.
+    /// A number of any type; `None` if the argument is a tensor or missing.
     pub(crate) fn number(&self, name: &str) -> Result<Option<f64>> {
         Ok(match self.argument(name) {
             Some(Argument::AsFloat(x) | Argument::AsSymFloat(SymFloat::AsFloat(x))) => Some(x.0),
@@ -232,7 +232,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Names of the results, those of lists one by one.
+    /// The names of the results. Lists are flattened.
     pub(crate) fn outputs(&self) -> Vec<Option<&'a str>> {
         let mut names = Vec::new();
         for output in &self.node.outputs {
@@ -250,28 +250,29 @@ impl<'a> Call<'a> {
         names
     }
 
-    /// The element type the file declares for a result.
+    /// The element type of a result, as the file declares it.
     pub(crate) fn result_type(&self, cx: &Context<'_>, index: usize) -> Result<DType> {
         let name = self.outputs().get(index).copied().flatten();
         let meta = name.and_then(|n| self.metas.get(n));
-        let meta = meta.ok_or_else(|| TranslationError(format!("the file does not describe its result {index}")))?;
+        let meta =
+            meta.ok_or_else(|| TranslationError(format!("the file does not declare the type of result {index}")))?;
         cx.element_type(meta.dtype)
     }
 
-    /// The declared description of the tensor of an argument.
+    /// The description in the file of the tensor that is this argument.
     pub(crate) fn meta(&self, name: &str) -> Option<&'a TensorMeta> {
         self.metas.get(self.tensor_name(name)?)
     }
 }
 
-/// A size that is not negative.
+/// Converts a size. Negative sizes are an error.
 pub(crate) fn size(n: i64) -> Result<usize> {
-    usize::try_from(n).map_err(|_| TranslationError(format!("{n} is no size")))
+    usize::try_from(n).map_err(|_| TranslationError(format!("{n} is not a size")))
 }
 
-/// A dimension of `rank`, counted from the end if negative.
+/// Converts a dimension of a tensor with `rank` dimensions. Negative ones count from the end.
 pub(crate) fn wrap(dim: i64, rank: usize) -> Result<usize> {
-    // A scalar counts as of one dimension.
+    // As in PyTorch, a scalar counts as one dimension.
     let rank = rank.max(1) as i64;
     let wrapped = if dim < 0 { dim.checked_add(rank) } else { Some(dim) };
     match wrapped {
@@ -280,7 +281,7 @@ pub(crate) fn wrap(dim: i64, rank: usize) -> Result<usize> {
     }
 }
 
-/// Several dimensions, ascending, each once. None given stands for all.
+/// Converts a list of dimensions: ascending and without repetition. An empty list means all.
 pub(crate) fn wrap_all(dims: &[i64], rank: usize) -> Result<Vec<usize>> {
     if dims.is_empty() {
         return Ok((0..rank).collect());

@@ -90,7 +90,7 @@ impl<'a> Context<'a> {
     }
 
     /// Adds a tensor with memory of its own.
-    pub(crate) fn fresh(&mut self, value: Value) -> usize {
+    pub(crate) fn new_tensor(&mut self, value: Value) -> usize {
         self.storages.push(Storage { value, version: 0 });
         self.tensors.push(Tensor { storage: self.storages.len() - 1, view: Vec::new(), value, version: 0 });
         self.tensors.len() - 1

@@ -1,16 +1,18 @@
-//! Reads the archives (`.pt2`) that `torch.export.save` writes, of PyTorch 2.9 to 2.15, into graphs: stock models come as they are, with no
-//! Python and none of our code in theirs.
+//! Reads the archives (`.pt2`) that `torch.export.save` of PyTorch 2.9 to 2.15 writes, and translates them into graphs.
 //!
-//! [`Archive::open`] reads and checks the file, which is not trusted; [`Archive::import`] translates its operators, both composite ones as exported and those
-//! that `run_decompositions()` leaves; [`Archive::load`] gives the content of a parameter or buffer.
+//! A model needs no change for this, and the import needs no Python.
+//!
+//! [`Archive::open`] reads and checks the file, which is not trusted. [`Archive::import`] translates the operators:
+//! those of the export itself and those that `run_decompositions()` leaves. [`Archive::load`] reads a parameter or
+//! buffer.
 //!
 //! ```text
-//! model.pt2 (zip, members stored)                what becomes of it
+//! model.pt2 (zip, members not compressed)         use
 //! ├── archive_format, archive_version, byteorder  checked
 //! ├── models/model.json                           the graph: nodes, signature, types
 //! ├── data/weights/model_weights_config.json      names, types and members of parameters and buffers
-//! ├── data/weights/weight_0 …                     raw storages; one that several names share is one (tied) parameter
-//! ├── data/constants/…                            the same for constants: folded into the graph
+//! ├── data/weights/weight_0 …                     raw storages; names that share one are one (tied) parameter
+//! ├── data/constants/…                            the same for constants, which become part of the graph
 //! └── data/sample_inputs/…                        pickled: never read
 //! ```
 

@@ -1,8 +1,10 @@
-use std::collections::BTreeMap;
+//! Removes unused nodes from a graph.
+
+use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::{Graph, GraphError, Node, NodeId, StateUpdate, ValueId, ValueKind};
 
-/// The graph without what neither its outputs nor its state depend on. Inputs, parameters and buffers stay.
+/// The graph without the nodes that no output and no buffer depends on. Inputs, parameters and buffers stay.
 pub(crate) fn pruned(graph: &Graph) -> Result<Graph, GraphError> {
     let updates = graph.state_updates.iter().map(|u| u.value);
     let wanted: Vec<ValueId> = graph.outputs.values().copied().chain(updates).collect();
@@ -20,30 +22,30 @@ pub(crate) fn pruned(graph: &Graph) -> Result<Graph, GraphError> {
     let mut values = Vec::new();
     for (i, value) in graph.values.iter().enumerate() {
         let mut value = value.clone();
-        let stays = match &mut value.kind {
+        let keep = match &mut value.kind {
             ValueKind::Result { node, .. } => {
-                let stays = live[node.index()];
+                let keep = live[node.index()];
                 *node = node_ids[node.index()];
-                stays
+                keep
             }
             ValueKind::Constant | ValueKind::RngKey => read[i],
             _ => true,
         };
-        if stays {
+        if keep {
             value_ids[i] = ValueId(values.len() as u32);
             values.push(value);
         }
     }
-    let moved = |ids: &[ValueId]| ids.iter().map(|v| value_ids[v.index()]).collect();
+    let renumbered = |ids: &[ValueId]| ids.iter().map(|v| value_ids[v.index()]).collect();
     let nodes = nodes
         .map(|n| Node {
-            inputs: moved(&n.inputs),
-            outputs: moved(&n.outputs),
+            inputs: renumbered(&n.inputs),
+            outputs: renumbered(&n.outputs),
             origin: n.origin.map(|o| node_ids[o.index()]),
             ..n.clone()
         })
         .collect();
-    let named: std::collections::BTreeSet<&str> = values.iter().map(|v| v.name.as_str()).collect();
+    let named: BTreeSet<&str> = values.iter().map(|v| v.name.as_str()).collect();
     let constants: BTreeMap<_, _> = graph
         .constants
         .iter()

@@ -1,5 +1,6 @@
-//! What `torch.export.save` writes as JSON: the part of `torch/_export/serde/schema.py` (schema 8, PyTorch 2.9 to 2.15) that is read here. Fields
-//! left out are skipped unread.
+//! The JSON that `torch.export.save` writes: the part of `torch/_export/serde/schema.py` that the importer reads.
+//!
+//! This is schema 8, of PyTorch 2.9 to 2.15. Other fields are skipped.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -44,7 +45,7 @@ pub(crate) struct Node {
     pub(crate) metadata: Metadata,
 }
 
-/// Where in the user's model a node comes from.
+/// The place of a node in the user's model.
 #[derive(Debug, Default, Deserialize)]
 pub(crate) struct Metadata {
     #[serde(default)]
@@ -69,7 +70,7 @@ pub(crate) struct GraphArgument {
     pub(crate) graph: Box<Graph>,
 }
 
-/// One argument; each stands in an object of one field that names its type.
+/// One argument: in JSON, an object with one field that names its type.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(clippy::enum_variant_names, reason = "the names are the schema's")]
@@ -135,7 +136,7 @@ pub(crate) enum SymBool {
     AsBool(bool),
 }
 
-/// A float; infinities and NaN are written as strings.
+/// A float. PyTorch writes infinities and NaN as strings.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Number(pub(crate) f64);
 
@@ -176,7 +177,7 @@ impl<'de> Deserialize<'de> for Number {
     }
 }
 
-/// A tensor's description.
+/// The description of a tensor.
 #[derive(Debug, Deserialize)]
 pub(crate) struct TensorMeta {
     pub(crate) dtype: i64,
@@ -189,7 +190,7 @@ pub(crate) struct TensorMeta {
     pub(crate) requires_grad: bool,
 }
 
-/// A size: a number, or an expression of symbols with the number it had while exporting.
+/// A size: a number, or an expression of symbols with its value at export.
 #[derive(Debug, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Size {
@@ -244,7 +245,7 @@ pub(crate) enum OutputSpec {
     Token(de::IgnoredAny),
 }
 
-/// `data/weights/NAME_weights_config.json` and its like for constants.
+/// `data/weights/NAME_weights_config.json`, and the same for constants.
 #[derive(Debug, Deserialize)]
 pub(crate) struct PayloadConfig {
     pub(crate) config: BTreeMap<String, Payload>,

@@ -9,7 +9,7 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, autodiff};
-use fusionllm_import::ImportOptions;
+use fusionllm_import::{ImportOptions, Precision};
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
 use serde::Serialize;
 
@@ -62,7 +62,7 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
         results.read(name)?.ok_or_else(|| NodeError::Input(missing()))
     };
     let loss_reference = tensor("loss")?;
-    let double = loss_reference.dtype() == DType::F64;
+    let precision = if loss_reference.dtype() == DType::F64 { Precision::Double } else { Precision::Single };
     let first = results.tensors().find(|(name, _)| name.starts_with("input.")).map(|(_, ty)| ty);
     let samples = first.and_then(|ty| ty.shape.first().copied());
     let mut model = Model::open(model, ImportOptions { batch_size: samples, precision })?;

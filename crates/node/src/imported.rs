@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fusionllm_backend::{Backend, open};
 use fusionllm_graph::{Graph, GraphError, HostTensor, Op, TensorType, Value, ValueKind};
-use fusionllm_import::{Archive, ImportError, Imported, ImportOptions};
+use fusionllm_import::{Archive, ImportError, ImportOptions, Imported};
 
 use crate::NodeError;
 use crate::disk::{DiskError, write_atomic};
@@ -13,7 +13,14 @@ use crate::export::write_tensors;
 
 impl From<ImportError> for NodeError {
     fn from(e: ImportError) -> Self {
-        Self::Input(e.to_string())
+        let mut text = e.to_string();
+        if let ImportError::Unreadable { source, .. } = &e {
+            text += &format!(": {source}");
+        }
+        if let Some(hint) = e.hint() {
+            text += &format!("\n  hint: {hint}");
+        }
+        Self::Input(text)
     }
 }
 

@@ -3,48 +3,48 @@ use serde::{Deserialize, Serialize};
 use crate::ops::{Approximate, Compare, Gelu, ScaledDotProductAttention, Triangle, Unary};
 use crate::{Builder, DType, Graph, GraphError, Init, TensorType, ValueId};
 
-/// How attention is computed.
+/// The implementation of attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionImplementation {
-    /// One fused operator (product by product if attention has dropout, which acts on its weights).
+    /// One fused operator. With dropout on the attention weights, the same operators as [`Self::Eager`].
     #[default]
     Sdpa,
-    /// Product by product.
+    /// Separate operators: two products and a softmax.
     Eager,
 }
 
-/// GPT-2 (Radford et al., 2019), configured by the names of Hugging Face's `config.json`; what that file has and this does not is ignored.
+/// GPT-2 (Radford et al., 2019). Fields have the names of Hugging Face's `config.json`; its other fields are ignored.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Gpt2Config {
     /// Size of the vocabulary.
     pub vocab_size: usize,
-    /// Longest sequence.
+    /// The longest sequence.
     pub n_positions: usize,
-    /// Width.
+    /// Width of the embeddings.
     pub n_embd: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub n_layer: usize,
-    /// Attention heads; must divide the width.
+    /// Number of attention heads. It must divide the width.
     pub n_head: usize,
-    /// Width inside the feed-forward part; four times the width if absent.
+    /// Width of the feed-forward layer. By default four times `n_embd`.
     pub n_inner: Option<usize>,
     /// `gelu_new`, `gelu` or `relu`.
     pub activation_function: String,
-    /// Dropout of what a block adds.
+    /// Dropout of the output of each attention and feed-forward layer.
     pub resid_pdrop: f64,
     /// Dropout of the embeddings.
     pub embd_pdrop: f64,
     /// Dropout of the attention weights.
     pub attn_pdrop: f64,
-    /// Added to variances.
+    /// Added to the variances in layer normalisation.
     pub layer_norm_epsilon: f64,
-    /// Standard deviation of initial weights.
+    /// Standard deviation of the initial weights.
     pub initializer_range: f64,
-    /// Whether the output embedding is the input embedding.
+    /// Whether the output layer shares the weight of the input embedding.
     pub tie_word_embeddings: bool,
-    /// How attention is computed.
+    /// The implementation of attention.
     #[serde(rename = "_attn_implementation")]
     pub attn_implementation: AttentionImplementation,
 }
@@ -80,7 +80,7 @@ impl Gpt2Config {
             return fail("vocab_size must be positive".into());
         }
         if sequence == 0 || sequence > self.n_positions {
-            return fail(format!("a sequence of {sequence} does not fit n_positions = {}", self.n_positions));
+            return fail(format!("a sequence of {sequence} tokens is longer than n_positions = {}", self.n_positions));
         }
         for (name, p) in
             [("resid_pdrop", self.resid_pdrop), ("embd_pdrop", self.embd_pdrop), ("attn_pdrop", self.attn_pdrop)]
@@ -92,8 +92,11 @@ impl Gpt2Config {
         Ok(())
     }
 
-    /// The graph for micro-batches of `batch` sequences of `sequence` tokens: inputs `input_ids` and `labels`, both `i64 [batch, sequence]`, labels already
-    /// shifted (the label of a position is the token that follows it; -100 does not count). Parameters bear the names of Hugging Face's checkpoints.
+    /// The graph for micro-batches of `batch` sequences of `sequence` tokens.
+    ///
+    /// The inputs are `input_ids` and `labels`, both `i64 [batch, sequence]`. Labels are already shifted: the label of
+    /// a position is the next token. The label -100 does not count. Parameters have the names of Hugging Face's
+    /// checkpoints.
     pub fn build(&self, batch: usize, sequence: usize, dtype: DType) -> Result<Graph, GraphError> {
         self.check(sequence)?;
         let (d, std) = (self.n_embd, self.initializer_range);
@@ -147,7 +150,7 @@ impl Gpt2Config {
     fn block(&self, b: &mut Builder, x: ValueId, dtype: DType) -> Result<ValueId, GraphError> {
         let (d, std) = (self.n_embd, self.initializer_range);
         let inner = self.n_inner.unwrap_or(4 * d);
-        // What adds to the residual stream starts smaller by the root of the number of such additions, as GPT-2 does.
+        // As in GPT-2, weights before a residual addition start smaller, by the root of the number of such additions.
         let residual_std = std / (2.0 * self.n_layer as f64).sqrt();
         let h = b.scope("ln_1", |b| self.layer_norm(b, x, dtype))?;
         let h = b.scope("attn", |b| {
@@ -209,7 +212,7 @@ impl Gpt2Config {
     }
 }
 
-/// How many targets are the position of the largest logit, as a float scalar.
+/// The number of targets that have the largest logit, as a float scalar.
 pub(super) fn count_correct(
     b: &mut Builder,
     logits: ValueId,

@@ -1,6 +1,7 @@
-//! Model families written on the [`Builder`](crate::Builder).
+//! Model families, built with [`Builder`](crate::Builder).
 //!
-//! Each takes the micro-batch's size and gives a graph whose outputs are `loss`, `logits` and `correct` (how many targets the largest logit hits).
+//! Each takes the size of a micro-batch and returns a graph with the outputs `loss`, `logits` and `correct`. The last
+//! is the number of targets that have the largest logit.
 
 mod gpt2;
 mod resnet;

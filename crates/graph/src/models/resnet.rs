@@ -4,28 +4,29 @@ use super::gpt2::count_correct;
 use crate::ops::{AdaptiveAvgPool2d, BatchNorm, Conv2d, MaxPool2d, Unary};
 use crate::{Builder, DType, Graph, GraphError, Init, ValueId};
 
-/// How a residual network starts.
+/// The first layers of a residual network.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ResNetStem {
-    /// A 7x7 convolution and a pool, both of stride 2.
+    /// A 7x7 convolution and a pool, both with stride 2.
     #[default]
     Imagenet,
-    /// A 3x3 convolution of stride 1.
+    /// A 3x3 convolution with stride 1.
     Cifar,
 }
 
-/// A residual network (He et al., 2016) with torchvision's layout (stride in the 3x3 convolution) and parameter names.
+/// A residual network (He et al., 2016), with the layout and parameter names of torchvision. Its bottlenecks have the
+/// stride in the 3x3 convolution.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ResNetConfig {
-    /// 18, 34, 50, 101 or 152.
+    /// Number of layers: 18, 34, 50, 101 or 152.
     pub depth: usize,
-    /// Size of the result.
+    /// Number of classes.
     pub num_classes: usize,
-    /// How it starts.
+    /// The first layers.
     pub stem: ResNetStem,
-    /// Channels after the stem.
+    /// Number of channels after the stem.
     pub width: usize,
 }
 
@@ -36,7 +37,7 @@ impl Default for ResNetConfig {
 }
 
 impl ResNetConfig {
-    /// Blocks of each of the four stages, and whether they are bottlenecks.
+    /// The number of blocks in each of the four stages, and whether they are bottlenecks.
     fn layout(&self) -> Result<([usize; 4], bool), GraphError> {
         match self.depth {
             18 => Ok(([2, 2, 2, 2], false)),
@@ -44,15 +45,19 @@ impl ResNetConfig {
             50 => Ok(([3, 4, 6, 3], true)),
             101 => Ok(([3, 4, 23, 3], true)),
             152 => Ok(([3, 8, 36, 3], true)),
-            d => Err(GraphError::Config(format!("depth = {d} is no residual network; use 18, 34, 50, 101 or 152"))),
+            d => Err(GraphError::Config(format!("depth = {d} is not supported; use 18, 34, 50, 101 or 152"))),
         }
     }
 
-    /// The graph for micro-batches of `batch` images of `size` x `size`: inputs `pixel_values [batch, 3, size, size]` and `labels` `i64 [batch]`.
+    /// The graph for micro-batches of `batch` images of `size` x `size` pixels.
+    ///
+    /// The inputs are `pixel_values [batch, 3, size, size]` and `labels`, `i64 [batch]`.
     pub fn build(&self, batch: usize, size: usize, dtype: DType) -> Result<Graph, GraphError> {
         let (blocks, bottleneck) = self.layout()?;
         if self.num_classes == 0 || self.width == 0 || batch == 0 {
-            return Err(GraphError::Config("num_classes, width and the micro-batch must be positive".into()));
+            return Err(GraphError::Config(
+                "num_classes, width and the size of the micro-batch must be positive".into(),
+            ));
         }
         let mut b = Builder::new(format!("resnet{}", self.depth));
         let pixels = b.input("pixel_values", dtype, [batch, 3, size, size])?;
@@ -98,7 +103,7 @@ impl ResNetConfig {
     }
 }
 
-/// A convolution without bias, padded to keep the size at stride 1, then batch normalisation.
+/// A convolution without bias, then batch normalisation. Padding keeps the size at stride 1.
 fn conv_bn(
     b: &mut Builder,
     x: ValueId,
@@ -110,7 +115,7 @@ fn conv_bn(
     let dtype = b.ty(x).dtype;
     let channels = b.ty(x).shape[1];
     let y = b.scope(names[0], |b| {
-        // Kaiming's normal initialisation by the fan out, for ReLU.
+        // Kaiming normal initialisation with the fan-out, for ReLU.
         let std = (2.0 / (planes * kernel * kernel) as f64).sqrt();
         let w = b.parameter("weight", dtype, [planes, channels, kernel, kernel], Init::Normal { std })?;
         let padding = kernel / 2;

@@ -1,4 +1,6 @@
-//! Scaled dot-product attention (Vaswani et al., 2017) as one operator, so that backends can keep its score matrix out of memory.
+//! Scaled dot-product attention (Vaswani et al., 2017).
+//!
+//! It is one operator, so that kernels need not store the matrix of scores.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,15 +8,18 @@ use super::check::{args, args_opt, broadcast_shapes, ensure, ensure_float, ensur
 use super::operator::{Cost, OpClass, Operator};
 use crate::{DType, TensorType};
 
-/// `(q [B, H, L, E], k [B, G, S, E], v [B, G, S, F], mask?)`: `(out [B, H, L, F], lse [B, H, L])`, with
-/// `out = softmax(scale q kᵀ + mask) v` and `lse` the logarithm of the softmax's denominator. `G` divides `H`: query head `h` reads key head
-/// `h / (H / G)`. The mask broadcasts to `[B, H, L, S]`: boolean (true takes part) or of the operands' type (added). A row with nothing to attend to
-/// gives 0, with `lse` minus infinity.
+/// Operands `(q [B, H, L, E], k [B, G, S, E], v [B, G, S, F], mask?)`, results `(out [B, H, L, F], lse [B, H, L])`.
+///
+/// `out = softmax(scale q kᵀ + mask) v`, and `lse` is the logarithm of the softmax's denominator. `G` must divide `H`:
+/// query head `h` reads key head `h / (H / G)`.
+///
+/// The mask broadcasts to `[B, H, L, S]`. A boolean mask is true where a key takes part. A mask of the operands' type
+/// is added to the scores. A query without any key gives 0, and minus infinity as `lse`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ScaledDotProductAttention {
-    /// Query `i` sees keys `0 ..= i` alone; also beside a mask.
+    /// Query `i` reads only keys `0 ..= i`. Combines with a mask.
     pub is_causal: bool,
-    /// Factor of the scores, usually `1 / √E`.
+    /// The factor of the scores, usually `1 / √E`.
     pub scale: f64,
 }
 
@@ -33,8 +38,12 @@ fn sizes(q: &TensorType, k: &TensorType, v: &TensorType) -> Result<Sizes, String
     let (&[b, h, l, e], &[bk, g, s, ek], &[bv, gv, sv, f]) = (&q.shape[..], &k.shape[..], &v.shape[..]) else {
         return Err(format!("needs four dimensions in q, k and v, got {q}, {k} and {v}"));
     };
-    ensure(b == bk && b == bv && e == ek && s == sv && g == gv, || format!("{q}, {k} and {v} do not fit each other"))?;
-    ensure(g > 0 && h % g == 0, || format!("{h} query heads do not divide among {g} key heads"))?;
+    ensure(b == bk && b == bv && e == ek && s == sv && g == gv, || {
+        format!("the shapes of {q}, {k} and {v} do not match")
+    })?;
+    ensure(g > 0 && h % g == 0, || {
+        format!("the number of query heads, {h}, is not a multiple of the number of key heads, {g}")
+    })?;
     Ok(Sizes { b, h, l, s, f })
 }
 
@@ -66,7 +75,7 @@ impl Operator for ScaledDotProductAttention {
     }
 }
 
-/// `products` times the work of the forward operator's two products.
+/// The work of `products` times the two matrix products of the forward operator.
 fn attention_cost(
     q: &TensorType,
     k: &TensorType,
@@ -82,7 +91,7 @@ fn attention_cost(
     Cost::new(OpClass::Matmul, flops, inputs, outputs)
 }
 
-/// `(gradient, q, k, v, out, lse, mask?)`: the gradients of q, k and v.
+/// Operands `(gradient, q, k, v, out, lse, mask?)`, results: the gradients of q, k and v.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ScaledDotProductAttentionBackward {
     /// The forward operator.
@@ -99,13 +108,13 @@ impl Operator for ScaledDotProductAttentionBackward {
         let operands: Vec<&TensorType> = [q, k, v].into_iter().chain(mask).collect();
         let forward = self.forward.infer(&operands)?;
         ensure(*g == forward[0] && *out == forward[0] && *lse == forward[1], || {
-            format!("gradient {g}, result {out} and lse {lse} do not fit {} and {}", forward[0], forward[1])
+            format!("gradient {g}, result {out} and lse {lse} do not match {} and {}", forward[0], forward[1])
         })?;
         args::<3>(&[q, k, v]).map(|t| t.into_iter().cloned().collect())
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        // Scores again, dV, dP, dQ and dK: five products where forward has two.
+        // Five matrix products, for the scores, dV, dP, dQ and dK. The forward operator has two.
         attention_cost(inputs[1], inputs[2], inputs[3], 2.5, inputs, outputs)
     }
 }

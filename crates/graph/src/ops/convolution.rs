@@ -1,4 +1,4 @@
-//! Two-dimensional convolution and its two gradients. One-dimensional and transposed convolution are built of them.
+//! Two-dimensional convolution and its two gradients. One-dimensional and transposed convolutions use these too.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,28 +6,29 @@ use super::check::{args, args_opt, ensure, ensure_float, ensure_same_dtype, ensu
 use super::operator::{Cost, OpClass, Operator};
 use crate::TensorType;
 
-/// `(x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O]?)`: `[N, O, H', W']`, with
+/// Operands `(x [N, C, H, W], weight [O, C / groups, KH, KW], bias [O]?)`, result `[N, O, H', W']`.
+///
 /// `H' = (H + 2 padding - dilation (KH - 1) - 1) / stride + 1`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conv2d {
     /// Vertical and horizontal stride.
     pub stride: [usize; 2],
-    /// Zeros added on both sides.
+    /// Zeros added on both sides, vertically and horizontally.
     pub padding: [usize; 2],
-    /// Distance of the kernel's elements.
+    /// Distance between the elements of the kernel.
     pub dilation: [usize; 2],
-    /// Channels are cut into so many groups, each with kernels of its own.
+    /// The number of groups of channels. Each has its own kernels.
     pub groups: usize,
 }
 
 impl Conv2d {
-    /// Size of the result for an operand of size `input` and a kernel of size `kernel` in direction `i` (0 vertical, 1 horizontal).
+    /// The size of the result in direction `i` (0 vertical, 1 horizontal), from the sizes of operand and kernel.
     pub fn output_size(&self, i: usize, input: usize, kernel: usize) -> Result<usize, String> {
         window_size(input, kernel, self.stride[i], [self.padding[i]; 2], self.dilation[i], false)
     }
 }
 
-/// How many windows fit: the rule convolutions and pools share. `ceil` lets a last window start inside the padded operand and reach over its end.
+/// The number of windows of a convolution or a pool. With `ceil`, the last window may reach beyond the padded operand.
 pub(super) fn window_size(
     input: usize,
     kernel: usize,
@@ -37,14 +38,16 @@ pub(super) fn window_size(
     ceil: bool,
 ) -> Result<usize, String> {
     ensure(kernel > 0 && stride > 0 && dilation > 0, || "kernel, stride and dilation must be positive".into())?;
-    let reach = (kernel - 1).checked_mul(dilation).and_then(|r| r.checked_add(1)).ok_or("the kernel is too large")?;
+    let extent = (kernel - 1).checked_mul(dilation).and_then(|r| r.checked_add(1)).ok_or("the kernel is too large")?;
     let padded = input
         .checked_add(padding[0])
         .and_then(|n| n.checked_add(padding[1]))
         .filter(|n| *n <= isize::MAX as usize)
         .ok_or("the padding is too large")?;
-    ensure(padded >= reach, || format!("a window of {reach} does not fit {input} padded by {padding:?}"))?;
-    let steps = padded - reach;
+    ensure(padded >= extent, || {
+        format!("a window of {extent} does not fit into {input} elements padded by {padding:?}")
+    })?;
+    let steps = padded - extent;
     let mut count = if ceil { steps.div_ceil(stride) } else { steps / stride } + 1;
     // A window must start inside the operand or its left padding.
     if ceil && (count - 1) * stride >= input + padding[0] {
@@ -53,9 +56,9 @@ pub(super) fn window_size(
     Ok(count)
 }
 
-fn conv_flops(weight: &TensorType, positions: &TensorType) -> f64 {
-    // Every output position takes one multiply-add per element of a kernel.
-    2.0 * positions.numel() as f64 * weight.shape.get(1..).map_or(0, |s| s.iter().product::<usize>()) as f64
+fn conv_flops(weight: &TensorType, result: &TensorType) -> f64 {
+    // One multiply-add per result element and kernel element.
+    2.0 * result.numel() as f64 * weight.shape.get(1..).map_or(0, |s| s.iter().product::<usize>()) as f64
 }
 
 impl Operator for Conv2d {
@@ -71,10 +74,10 @@ impl Operator for Conv2d {
             return Err(format!("needs four dimensions in operand and weight, got {x} and {w}"));
         };
         ensure(self.groups > 0 && c % self.groups == 0 && o % self.groups == 0, || {
-            format!("{c} and {o} channels do not divide into {} groups", self.groups)
+            format!("{c} and {o} channels are not multiples of {} groups", self.groups)
         })?;
         ensure(cg == c / self.groups, || {
-            format!("the weight {w} takes {cg} channels a group, the operand has {}", c / self.groups)
+            format!("the weight {w} takes {cg} channels per group, but the operand has {}", c / self.groups)
         })?;
         if let Some(bias) = bias {
             ensure_same_dtype(x, bias)?;
@@ -88,7 +91,9 @@ impl Operator for Conv2d {
     }
 }
 
-/// `(gradient [N, O, H', W'], weight)`: the gradient of a [`Conv2d`]'s operand, `[N, C, H, W]`. Also the transposed convolution.
+/// Operands `(gradient [N, O, H', W'], weight)`, result: the gradient of a [`Conv2d`]'s operand, `[N, C, H, W]`.
+///
+/// This is also the transposed convolution.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conv2dInputGrad {
     /// The convolution.
@@ -119,7 +124,7 @@ impl Operator for Conv2dInputGrad {
     }
 }
 
-/// `(gradient [N, O, H', W'], x [N, C, H, W])`: the gradient of a [`Conv2d`]'s weight, `[O, C / groups, KH, KW]`.
+/// Operands `(gradient [N, O, H', W'], x [N, C, H, W])`, result: the gradient of a [`Conv2d`]'s weight.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Conv2dWeightGrad {
     /// The convolution.

@@ -1,4 +1,4 @@
-//! Operators that work element by element, with broadcasting.
+//! Operators on single elements, with broadcasting.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,7 +6,7 @@ use super::check::{args, broadcast_shapes, ensure, ensure_dtype, ensure_float, e
 use super::operator::{Cost, Operator};
 use crate::{DType, TensorType};
 
-/// One operand in, one result of the same shape and type out.
+/// A function of each element. The result has the type of the operand.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -37,7 +37,7 @@ pub enum Unary {
 }
 
 impl Unary {
-    /// Every kind, for suites and tables.
+    /// All variants, for tests and tables.
     pub const ALL: [Self; 23] = [
         Self::Neg,
         Self::Abs,
@@ -105,17 +105,17 @@ impl Operator for Unary {
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        // Transcendental functions take about ten operations where arithmetic takes one.
-        let each = match self {
+        // A transcendental function counts as ten operations.
+        let flops = match self {
             Self::Neg | Self::Abs | Self::Sign | Self::Relu | Self::LogicalNot => 1.0,
             Self::Floor | Self::Ceil | Self::Round | Self::Trunc => 1.0,
             _ => 10.0,
         };
-        Cost::memory(each * outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
+        Cost::memory(flops * outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
     }
 }
 
-/// Two operands of one type, broadcast against each other.
+/// An operator on two operands of the same element type, which broadcast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -123,22 +123,22 @@ pub enum Binary {
     Add,
     Sub,
     Mul,
-    /// True division; floats only.
+    /// True division. Floats only.
     Div,
-    /// Floats only; the derivative with respect to the exponent takes 0 where the base is 0.
+    /// Floats only. The derivative with respect to the exponent is 0 where the base is 0.
     Pow,
     Maximum,
     Minimum,
-    /// Rounded towards zero (`div` with `rounding_mode="trunc"` on integers, C's `fmod` pairs with it).
+    /// The remainder with the sign of the dividend, like C's `fmod`.
     Fmod,
-    /// Sign of the divisor, as Python's `%`.
+    /// The remainder with the sign of the divisor, like Python's `%`.
     Remainder,
-    /// Rounded towards minus infinity.
+    /// Division rounded towards minus infinity.
     FloorDivide,
 }
 
 impl Binary {
-    /// Every kind, for suites and tables.
+    /// All variants, for tests and tables.
     pub const ALL: [Self; 10] = [
         Self::Add,
         Self::Sub,
@@ -188,7 +188,7 @@ impl Operator for Binary {
     }
 }
 
-/// A [`Binary`] operator with one operand a number: `x op scalar`, or `scalar op x` if `reverse`.
+/// A [`Binary`] operator of a tensor and a number: `x op scalar`, or `scalar op x` if `reverse`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BinaryScalar {
     /// The operator.
@@ -222,12 +222,12 @@ impl Operator for BinaryScalar {
         let [x] = args(inputs)?;
         self.op.accepts(x)?;
         let divides = matches!(self.op, Binary::Fmod | Binary::Remainder | Binary::FloorDivide) && !self.reverse;
-        ensure(!(divides && self.scalar == 0.0 && !x.dtype.is_float()), || "divides integers by zero".into())?;
+        ensure(!(divides && self.scalar == 0.0 && !x.dtype.is_float()), || "cannot divide integers by zero".into())?;
         Ok(vec![x.clone()])
     }
 }
 
-/// A comparison of two broadcast operands of one type; the result is boolean.
+/// A comparison of two operands of the same element type, which broadcast. The result is boolean.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -241,7 +241,7 @@ pub enum Compare {
 }
 
 impl Compare {
-    /// Every kind, for suites and tables.
+    /// All variants, for tests and tables.
     pub const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Lt, Self::Le, Self::Gt, Self::Ge];
 }
 
@@ -264,7 +264,7 @@ impl Operator for Compare {
     }
 }
 
-/// A [`Compare`] of a tensor with a number.
+/// A comparison of a tensor with a number.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CompareScalar {
     /// The comparison.
@@ -293,7 +293,7 @@ impl Operator for CompareScalar {
     }
 }
 
-/// Logic on two broadcast boolean operands.
+/// Logic on two boolean operands, which broadcast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -304,7 +304,7 @@ pub enum Logical {
 }
 
 impl Logical {
-    /// Every kind, for suites and tables.
+    /// All variants, for tests and tables.
     pub const ALL: [Self; 3] = [Self::And, Self::Or, Self::Xor];
 }
 
@@ -325,7 +325,7 @@ impl Operator for Logical {
     }
 }
 
-/// `(condition, a, b)`, all broadcast: `a` where the boolean condition holds, else `b`.
+/// Operands `(condition, a, b)`, which broadcast: `a` where the boolean condition is true, else `b`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Where;
 
@@ -342,16 +342,16 @@ impl Operator for Where {
     }
 }
 
-/// Limits elements to a range; the gradient passes where the element lies in it.
+/// Limits elements to a range. The gradient passes where the element lies in the range.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Clamp {
-    /// Lower end.
+    /// The lower bound.
     #[serde(default, with = "crate::number::optional")]
     pub min: Option<f64>,
-    /// Upper end.
+    /// The upper bound.
     #[serde(default, with = "crate::number::optional")]
     pub max: Option<f64>,
-    /// No gradient passes at the ends, as `hardtanh` and `relu6` have it; otherwise it does.
+    /// Whether the gradient is 0 at the bounds, as for `hardtanh` and `relu6`. Otherwise it passes there.
     #[serde(default)]
     pub open: bool,
 }
@@ -369,10 +369,10 @@ impl Operator for Clamp {
     }
 }
 
-/// Converts elements to another type; floats become integers by truncation, numbers booleans by `!= 0`.
+/// Converts elements to another type. Floats become integers by truncation, numbers become booleans by `!= 0`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cast {
-    /// The result's element type.
+    /// The element type of the result.
     pub dtype: DType,
 }
 
@@ -387,13 +387,13 @@ impl Operator for Cast {
     }
 }
 
-/// Which form of GELU.
+/// The form of GELU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Approximate {
-    /// `x Φ(x)` by the error function.
+    /// `x Φ(x)`, with the error function.
     None,
-    /// `½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))`, GPT-2's.
+    /// `½ x (1 + tanh(√(2/π) (x + 0.044715 x³)))`, as in GPT-2.
     Tanh,
 }
 
@@ -420,7 +420,7 @@ impl Operator for Gelu {
     }
 }
 
-/// `(gradient, x)`: the gradient of [`Gelu`] of the same form.
+/// Operands `(gradient, x)`, result: the gradient of the operand of [`Gelu`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct GeluBackward {
     /// The form.
@@ -435,7 +435,7 @@ impl Operator for GeluBackward {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g, x] = args(inputs)?;
         ensure_float(x)?;
-        ensure(g == x, || format!("gradient {g} and operand {x} differ"))?;
+        ensure(g == x, || format!("the types of gradient {g} and operand {x} differ"))?;
         Ok(vec![x.clone()])
     }
 
@@ -444,7 +444,8 @@ impl Operator for GeluBackward {
     }
 }
 
-/// `(gradient, x)`: the gradient where `x > threshold`, else 0. ReLU's backward, of its operand or its result alike.
+/// Operands `(gradient, x)`, result: the gradient where `x > threshold`, else 0. For ReLU, `x` may be its operand or
+/// its result.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct ThresholdBackward {
     /// The threshold.
@@ -460,7 +461,7 @@ impl Operator for ThresholdBackward {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g, x] = args(inputs)?;
         ensure_float(x)?;
-        ensure(g == x, || format!("gradient {g} and operand {x} differ"))?;
+        ensure(g == x, || format!("the types of gradient {g} and operand {x} differ"))?;
         Ok(vec![x.clone()])
     }
 }

@@ -1,4 +1,4 @@
-//! Operators that address elements by integer tensors (`i64`, never negative: builders and importers wrap).
+//! Operators that address elements by integer tensors: `i64` and never negative. Importers resolve negative indices.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,10 +12,10 @@ fn indices(t: &TensorType) -> Result<(), String> {
     ensure_dtype(t, DType::I64, "the index")
 }
 
-/// `(weight [V, D], ids [..])`: rows of the weight, `[.., D]`.
+/// Operands `(weight [V, D], ids [..])`, result `[.., D]`: the rows of the weight that the ids name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Embedding {
-    /// A row whose gradient stays zero.
+    /// The row with gradient zero.
     pub padding_idx: Option<usize>,
 }
 
@@ -34,13 +34,14 @@ impl Operator for Embedding {
     }
 }
 
-/// `(gradient [.., D], ids [..])`: the gradient of an embedding's weight, `[num_weights, D]`. Rows met several times add up in
-/// the order of the ids.
+/// Operands `(gradient [.., D], ids [..])`, result: the gradient of an embedding's weight, `[num_weights, D]`.
+///
+/// The gradients of a row that several ids name are added in the order of the ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct EmbeddingDenseBackward {
     /// Rows of the weight.
     pub num_weights: usize,
-    /// A row whose gradient stays zero.
+    /// The row with gradient zero.
     pub padding_idx: Option<usize>,
 }
 
@@ -53,12 +54,12 @@ impl Operator for EmbeddingDenseBackward {
         let [g, ids] = args(inputs)?;
         indices(ids)?;
         let (width, lead) = g.shape.split_last().ok_or("the gradient must have a dimension")?;
-        ensure(lead == ids.shape, || format!("gradient {g} does not fit ids {ids}"))?;
+        ensure(lead == ids.shape, || format!("the shapes of gradient {g} and ids {ids} do not match"))?;
         Ok(vec![TensorType::new(g.dtype, [self.num_weights, *width])])
     }
 }
 
-/// `(x, index [n])`: slices of one dimension in the index's order.
+/// Operands `(x, index [n])`, result: the slices of one dimension that the index names, in its order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexSelect {
     /// The dimension.
@@ -81,7 +82,9 @@ impl Operator for IndexSelect {
     }
 }
 
-/// `(x, index [n], source)`: adds slices of the source into those of `x` that the index names, in its order.
+/// Operands `(x, index [n], source)`: adds the slices of the source to the slices of `x` that the index names.
+///
+/// Additions are in the order of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexAdd {
     /// The dimension.
@@ -102,7 +105,9 @@ impl Operator for IndexAdd {
     }
 }
 
-/// `(x, index)`: `out[i][j] = x[index[i][j]][j]` for `dim` 0, and so on; the index is nowhere larger than `x` but in `dim`.
+/// Operands `(x, index)`: `out[i][j] = x[index[i][j]][j]` for `dim` 0, and so on.
+///
+/// The index must not be larger than `x`, except in `dim`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Gather {
     /// The dimension.
@@ -120,12 +125,16 @@ impl Operator for Gather {
         indices(index)?;
         let fits = x.rank() == index.rank()
             && x.shape.iter().zip(&index.shape).enumerate().all(|(d, (a, b))| d == self.dim || b <= a);
-        ensure(fits, || format!("index {index} does not fit {x} along dimension {}", self.dim))?;
+        ensure(fits, || {
+            format!("the shapes of index {index} and operand {x} do not match along dimension {}", self.dim)
+        })?;
         Ok(vec![TensorType::new(x.dtype, index.shape.clone())])
     }
 }
 
-/// `(x, index, source)`: adds each source element where [`Gather`] would have read it, in row-major order of the index. The source has the index's shape.
+/// Operands `(x, index, source)`: adds each element of the source where [`Gather`] would read it.
+///
+/// Additions are in row-major order of the index. The source has the shape of the index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ScatterAdd {
     /// The dimension.
@@ -146,7 +155,7 @@ impl Operator for ScatterAdd {
     }
 }
 
-/// `(x, index, source)`: like [`ScatterAdd`], but replaces; of several writes to one place the last in row-major order stays.
+/// Operands `(x, index, source)`: like [`ScatterAdd`], but replaces elements. The last write in row-major order wins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Scatter {
     /// The dimension.
@@ -163,16 +172,18 @@ impl Operator for Scatter {
     }
 }
 
-/// `(x, index…)`: advanced indexing (`x[:, i, :, j]`). The dimensions that `indexed` marks are addressed by the index tensors, which broadcast
-/// together; their shape stands where the marked dimensions were if those are adjacent, else in front.
+/// Operands `(x, index…)`: advanced indexing, such as `x[:, i, :, j]`.
+///
+/// The index tensors address the dimensions that `indexed` marks, and broadcast together. In the result, their shape
+/// replaces the marked dimensions if those are adjacent. Otherwise it comes first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// For every dimension of `x`, whether an index addresses it; as many true as index operands.
+    /// For every dimension of `x`, whether an index addresses it. The number of true entries is that of the indices.
     pub indexed: Vec<bool>,
 }
 
 impl Index {
-    /// Shape of the result, the broadcast shape of the indices, and where in the result that stands.
+    /// The shape of the result, the broadcast shape of the indices, and the position of the latter in the former.
     pub fn layout(&self, x: &TensorType, index: &[&TensorType]) -> Result<(Vec<usize>, Vec<usize>, usize), String> {
         ensure(self.indexed.len() == x.rank(), || {
             format!("{} dimensions are marked, but the operand is {x}", self.indexed.len())
@@ -200,17 +211,17 @@ impl Operator for Index {
     }
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
-        let (x, index) = inputs.split_first().ok_or("takes an operand and indices")?;
+        let (x, index) = inputs.split_first().ok_or("takes an operand and at least one index")?;
         Ok(vec![TensorType::new(x.dtype, self.layout(x, index)?.0)])
     }
 }
 
-/// `(x, values, index…)`: writes the values where [`Index`] would read them; they have that result's shape.
+/// Operands `(x, values, index…)`: writes the values where [`Index`] would read them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexPut {
     /// As in [`Index`].
     pub indexed: Vec<bool>,
-    /// Adds, in row-major order of the values, instead of replacing (the last write stays).
+    /// Whether to add, in row-major order of the values. Otherwise elements are replaced and the last write wins.
     pub accumulate: bool,
 }
 
@@ -220,8 +231,8 @@ impl Operator for IndexPut {
     }
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
-        let (&x, rest) = inputs.split_first().ok_or("takes an operand, values and indices")?;
-        let (&values, index) = rest.split_first().ok_or("takes an operand, values and indices")?;
+        let (&x, rest) = inputs.split_first().ok_or("takes an operand, values and at least one index")?;
+        let (&values, index) = rest.split_first().ok_or("takes an operand, values and at least one index")?;
         let (shape, ..) = Index { indexed: self.indexed.clone() }.layout(x, index)?;
         ensure_same_dtype(x, values)?;
         ensure_shape(values, &shape, "the values")?;
@@ -229,14 +240,16 @@ impl Operator for IndexPut {
     }
 }
 
-/// The `k` largest or smallest elements of a dimension, sorted, and their positions (`i64`). Of equal elements the first comes first.
+/// Results: the `k` largest or smallest elements of a dimension, sorted, and their positions (`i64`).
+///
+/// Equal elements keep their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TopK {
-    /// How many.
+    /// The number of elements.
     pub k: usize,
     /// The dimension.
     pub dim: usize,
-    /// Largest rather than smallest.
+    /// Whether to find the largest elements. Otherwise the smallest.
     pub largest: bool,
 }
 
@@ -249,19 +262,21 @@ impl Operator for TopK {
         let [x] = args(inputs)?;
         ensure_dim(self.dim, x)?;
         ensure_number(x)?;
-        ensure(self.k <= x.shape[self.dim], || format!("{} elements asked of dimension {} of {x}", self.k, self.dim))?;
+        ensure(self.k <= x.shape[self.dim], || {
+            format!("cannot take {} elements of dimension {} of {x}", self.k, self.dim)
+        })?;
         let mut shape = x.shape.clone();
         shape[self.dim] = self.k;
         Ok(vec![TensorType::new(x.dtype, shape.clone()), TensorType::new(DType::I64, shape)])
     }
 }
 
-/// A dimension sorted, equal elements in their order, and the positions they came from (`i64`).
+/// Results: the elements sorted along a dimension, and their former positions (`i64`). Equal elements keep their order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sort {
     /// The dimension.
     pub dim: usize,
-    /// Largest first.
+    /// Whether the largest comes first.
     pub descending: bool,
 }
 

@@ -6,7 +6,7 @@ use super::check::{args, args_opt, broadcast_shapes, ensure, ensure_float, ensur
 use super::operator::{Cost, OpClass, Operator};
 use crate::TensorType;
 
-/// `(a [.., M, K], b [.., K, N])`: `[.., M, N]`; the leading dimensions broadcast.
+/// Operands `(a [.., M, K], b [.., K, N])`, result `[.., M, N]`. The leading dimensions broadcast.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Matmul;
 
@@ -35,7 +35,7 @@ impl Operator for Matmul {
     }
 }
 
-/// `(x [.., in], weight [out, in], bias [out]?)`: `x weightᵀ + bias`, `[.., out]`.
+/// Operands `(x [.., in], weight [out, in], bias [out]?)`, result `x weightᵀ + bias`, `[.., out]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Linear;
 
@@ -50,7 +50,9 @@ impl Operator for Linear {
         ensure_float(x)?;
         ensure(w.rank() == 2, || format!("the weight must have two dimensions, got {w}"))?;
         let (last, lead) = x.shape.split_last().ok_or("the operand must have a dimension")?;
-        ensure(*last == w.shape[1], || format!("the operand's last size is {last}, the weight's is {}", w.shape[1]))?;
+        ensure(*last == w.shape[1], || {
+            format!("the last dimension of the operand is {last}, but that of the weight is {}", w.shape[1])
+        })?;
         if let Some(bias) = bias {
             ensure_same_dtype(x, bias)?;
             ensure_shape(bias, &w.shape[..1], "the bias")?;

@@ -1,4 +1,4 @@
-//! Losses fused with their softmax. Others are built of simpler operators.
+//! Cross-entropy fused with its softmax. Other losses are built from simpler operators.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,11 +6,13 @@ use super::check::{args, ensure, ensure_dtype, ensure_float, ensure_same_dtype, 
 use super::operator::{Cost, Operator};
 use crate::{DType, TensorType};
 
-/// `(logits [N, C], target [N] of i64)`: `(loss, lse [N])`: the mean over targets other than `ignore_index` of `lse - logits[target]`, where `lse` is
-/// `ln Σ exp(logits)`. NaN if every target is ignored, as in PyTorch.
+/// Operands `(logits [N, C], target [N])`, results `(loss, lse [N])`. Targets are `i64`.
+///
+/// The loss is the mean of `lse - logits[target]`, where `lse` is `ln Σ exp(logits)`. Targets equal to `ignore_index`
+/// do not count. As in PyTorch, the loss is NaN if no target counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrossEntropy {
-    /// Targets that do not count. Any other target must lie in `0 .. C`.
+    /// The value of targets that do not count. Other targets must lie in `0 .. C`.
     pub ignore_index: i64,
 }
 
@@ -41,7 +43,9 @@ impl Operator for CrossEntropy {
     }
 }
 
-/// `(gradient scalar, logits, target, lse)`: the gradient of a [`CrossEntropy`]'s logits, `(softmax - one-hot) gradient / counted targets`, 0 in ignored rows.
+/// Operands `(gradient, logits, target, lse)`, result: the gradient of the logits of a [`CrossEntropy`].
+///
+/// That is `(softmax - one-hot) gradient / number of targets that count`, and 0 in rows whose target does not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrossEntropyBackward {
     /// As in the forward operator.

@@ -1,4 +1,4 @@
-//! Layer and batch normalisation. Group and RMS normalisation are built of simpler operators.
+//! Layer and batch normalisation. Group and RMS normalisation are built from simpler operators.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,12 +6,13 @@ use super::check::{args, ensure, ensure_float, ensure_same_dtype, ensure_shape};
 use super::operator::{Cost, Operator};
 use crate::TensorType;
 
-/// `(x, weight?, bias?)`: `(y, mean, rstd)` over the last `dims` dimensions: `y = (x - mean) rstd weight + bias`, with
-/// `rstd = 1 / √(var + eps)` and the biased variance. `mean` and `rstd` have the leading dimensions' shape with the rest as 1. Weight and bias have the last
-/// dimensions' shape; a bias only beside a weight.
+/// Operands `(x, weight?, bias?)`, results `(y, mean, rstd)`: `y = (x - mean) rstd weight + bias`.
+///
+/// Mean and variance are over the last `dims` dimensions; `rstd = 1 / √(var + eps)` with the biased variance. `mean`
+/// and `rstd` have size 1 in these dimensions. Weight and bias have their shape. A bias needs a weight.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct LayerNorm {
-    /// How many trailing dimensions are normalised over.
+    /// The number of trailing dimensions to normalise over.
     pub dims: usize,
     /// Added to the variance.
     pub eps: f64,
@@ -48,7 +49,7 @@ impl Operator for LayerNorm {
     }
 }
 
-/// `(gradient, x, mean, rstd, weight?)`: the gradient of a [`LayerNorm`]'s operand.
+/// Operands `(gradient, x, mean, rstd, weight?)`, result: the gradient of the operand of a [`LayerNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerNormInputGrad {
     /// As in the forward operator.
@@ -58,7 +59,7 @@ pub struct LayerNormInputGrad {
 fn norm_grad_operands(dims: usize, inputs: &[&TensorType]) -> Result<(), String> {
     let [g, x, mean, rstd] = args(inputs)?;
     ensure_float(x)?;
-    ensure(g == x, || format!("gradient {g} and operand {x} differ"))?;
+    ensure(g == x, || format!("the types of gradient {g} and operand {x} differ"))?;
     let stat = TensorType::new(x.dtype, statistics_shape(x, dims)?);
     ensure(*mean == stat && *rstd == stat, || format!("statistics must be {stat}, got {mean} and {rstd}"))
 }
@@ -84,7 +85,7 @@ impl Operator for LayerNormInputGrad {
     }
 }
 
-/// `(gradient, x, mean, rstd)`: the gradients of a [`LayerNorm`]'s weight and bias.
+/// Operands `(gradient, x, mean, rstd)`, results: the gradients of the weight and the bias of a [`LayerNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerNormWeightGrad {
     /// As in the forward operator.
@@ -104,12 +105,14 @@ impl Operator for LayerNormWeightGrad {
     }
 }
 
-/// `(x [N, C, ..], weight [C], bias [C], running_mean [C], running_var [C])` in training: `(y, mean [C], rstd [C], new running_mean, new running_var)`.
-/// Normalises each channel over all other dimensions by the biased variance; `new = (1 - momentum) running + momentum batch`, for the variance with the unbiased
-/// one. The running statistics are state that forward changes.
+/// Batch normalisation in training. Operands `(x [N, C, ..], weight [C], bias [C], running_mean [C], running_var [C])`,
+/// results `(y, mean [C], rstd [C], new running_mean [C], new running_var [C])`.
+///
+/// Each channel is normalised over all other dimensions, with the biased variance. The new running statistics are
+/// `(1 - momentum) running + momentum batch`, with the unbiased variance. They are stored in buffers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct BatchNorm {
-    /// Weight of the batch in the running statistics.
+    /// The weight of the batch in the running statistics.
     pub momentum: f64,
     /// Added to the variance.
     pub eps: f64,
@@ -133,7 +136,7 @@ impl Operator for BatchNorm {
             ensure_same_dtype(x, t)?;
             ensure_shape(t, &[c], what)?;
         }
-        ensure(c == 0 || x.numel() / c > 1, || format!("needs more than one value a channel in training, got {x}"))?;
+        ensure(c == 0 || x.numel() / c > 1, || format!("needs more than one value per channel in training, got {x}"))?;
         let stat = TensorType::new(x.dtype, [c]);
         Ok(vec![x.clone(), stat.clone(), stat.clone(), stat.clone(), stat])
     }
@@ -143,7 +146,7 @@ impl Operator for BatchNorm {
     }
 }
 
-/// `(gradient, x, mean, rstd, weight)`: the gradient of a [`BatchNorm`]'s operand.
+/// Operands `(gradient, x, mean, rstd, weight)`, result: the gradient of the operand of a [`BatchNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchNormInputGrad;
 
@@ -155,7 +158,7 @@ impl Operator for BatchNormInputGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g, x, mean, rstd, w] = args(inputs)?;
         let c = channels(x)?;
-        ensure(g == x, || format!("gradient {g} and operand {x} differ"))?;
+        ensure(g == x, || format!("the types of gradient {g} and operand {x} differ"))?;
         for t in [mean, rstd, w] {
             ensure_same_dtype(x, t)?;
             ensure_shape(t, &[c], "statistics and weight")?;
@@ -168,7 +171,7 @@ impl Operator for BatchNormInputGrad {
     }
 }
 
-/// `(gradient, x, mean, rstd)`: the gradients of a [`BatchNorm`]'s weight and bias, `[C]` each.
+/// Operands `(gradient, x, mean, rstd)`, results: the gradients of the weight and the bias of a [`BatchNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BatchNormWeightGrad;
 
@@ -180,7 +183,7 @@ impl Operator for BatchNormWeightGrad {
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [g, x, mean, rstd] = args(inputs)?;
         let c = channels(x)?;
-        ensure(g == x, || format!("gradient {g} and operand {x} differ"))?;
+        ensure(g == x, || format!("the types of gradient {g} and operand {x} differ"))?;
         for t in [mean, rstd] {
             ensure_same_dtype(x, t)?;
             ensure_shape(t, &[c], "statistics")?;

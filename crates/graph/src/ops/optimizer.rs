@@ -1,6 +1,7 @@
-//! Updates of parameters, and the norm that clips them. Operators like any other, so that backends fuse them and plans cost them.
+//! Updates of parameters, and the norm for gradient clipping.
 //!
-//! What changes from step to step comes in as a tensor `hyper` of f64; what does not is an attribute.
+//! They are operators like any other, so that backends can fuse them and plans can cost them. Numbers that change from
+//! step to step are a tensor operand `hyper` of f64. All others are attributes.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,19 +9,23 @@ use super::check::{args, ensure, ensure_dtype, ensure_float};
 use super::operator::{Cost, Operator};
 use crate::{DType, TensorType};
 
-fn alike(inputs: &[&TensorType], hyper: usize) -> Result<(), String> {
+fn check_operands(inputs: &[&TensorType], hyper: usize) -> Result<(), String> {
     let Some((h, tensors)) = inputs.split_last() else {
-        return Err("takes operands".into());
+        return Err("takes a parameter, a gradient, state and hyper".into());
     };
     ensure_dtype(h, DType::F64, "hyper")?;
     ensure(h.shape == [hyper], || format!("hyper must have shape [{hyper}], got {h}"))?;
     ensure_float(tensors[0])?;
-    ensure(tensors.iter().all(|t| t == &tensors[0]), || "parameter, gradient and state must be of one type".into())
+    ensure(tensors.iter().all(|t| t == &tensors[0]), || "parameter, gradient and state must have the same type".into())
 }
 
-/// `(parameter, gradient, exp_avg, exp_avg_sq, hyper [4])`: the new `(parameter, exp_avg, exp_avg_sq)` of AdamW (Loshchilov and Hutter, 2019) as PyTorch computes it, with
-/// hyper = (lr, 1 - beta1^t, 1 - beta2^t, factor of the gradient):
-/// `p ← p (1 - lr weight_decay); m ← beta1 m + (1 - beta1) g; v ← beta2 v + (1 - beta2) g²; p ← p - lr / c1 · m / (√v / √c2 + eps)`.
+/// AdamW (Loshchilov and Hutter, 2019), as PyTorch computes it. Operands `(parameter, gradient, exp_avg, exp_avg_sq,
+/// hyper [4])`, results: the new `(parameter, exp_avg, exp_avg_sq)`.
+///
+/// `hyper` is the learning rate, `c1 = 1 - beta1^t`, `c2 = 1 - beta2^t`, and a factor of the gradient.
+///
+/// `p ← p (1 - lr weight_decay); m ← beta1 m + (1 - beta1) g; v ← beta2 v + (1 - beta2) g²;`
+/// `p ← p - lr / c1 · m / (√v / √c2 + eps)`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct AdamwStep {
     /// Decay of the first moment.
@@ -40,7 +45,7 @@ impl Operator for AdamwStep {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [p, ..] = args::<5>(inputs)?;
-        alike(inputs, 4)?;
+        check_operands(inputs, 4)?;
         Ok(vec![p.clone(); 3])
     }
 
@@ -49,16 +54,19 @@ impl Operator for AdamwStep {
     }
 }
 
-/// `(parameter, gradient, momentum_buffer, hyper [2])`: the new `(parameter, momentum_buffer)` of stochastic gradient descent with momentum, as PyTorch computes it
-/// (dampening 0, buffer starting at 0), with hyper = (lr, factor of the gradient):
-/// `g ← g + weight_decay p; m ← momentum m + g; p ← p - lr m`, or `p - lr (g + momentum m)` with Nesterov's.
+/// Stochastic gradient descent with momentum, as PyTorch computes it with dampening 0. Operands `(parameter, gradient,
+/// momentum_buffer, hyper [2])`, results: the new `(parameter, momentum_buffer)`. The buffer starts at 0.
+///
+/// `hyper` is the learning rate and a factor of the gradient.
+///
+/// `g ← g + weight_decay p; m ← momentum m + g; p ← p - lr m`, or `p ← p - lr (g + momentum m)` with Nesterov momentum.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct SgdStep {
-    /// Decay of the buffer.
+    /// Decay of the momentum buffer.
     pub momentum: f64,
-    /// Weight decay, part of the gradient.
+    /// Weight decay, added to the gradient.
     pub weight_decay: f64,
-    /// Nesterov's momentum.
+    /// Whether to use Nesterov momentum.
     pub nesterov: bool,
 }
 
@@ -69,7 +77,7 @@ impl Operator for SgdStep {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [p, ..] = args::<4>(inputs)?;
-        alike(inputs, 2)?;
+        check_operands(inputs, 2)?;
         Ok(vec![p.clone(); 2])
     }
 
@@ -78,7 +86,7 @@ impl Operator for SgdStep {
     }
 }
 
-/// `(x)`: the sum of squares as an f64 scalar, accumulated in f64 in chunks whose size does not depend on the number of threads.
+/// The sum of squares as an f64 scalar. It is accumulated in f64, in chunks of a size independent of the threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SquaredNorm;
 

@@ -12,19 +12,21 @@ fn image(x: &TensorType) -> Result<[usize; 4], String> {
     <[usize; 4]>::try_from(&x.shape[..]).map_err(|_| format!("needs four dimensions, got {x}"))
 }
 
-/// `(x)`: the largest element of every window, and its position `row * W + column` in the operand's plane (`i64`). Padding never wins.
-/// Of equal elements the first counts; NaN counts as larger than all numbers, and of several the last, as in PyTorch.
+/// Results: the largest element of every window, and its position `row * W + column` in the operand's plane (`i64`).
+///
+/// Padding is never the largest. Of equal elements the first is taken. As in PyTorch, NaN is larger than all numbers,
+/// and of several the last is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MaxPool2d {
     /// Window size.
     pub kernel: [usize; 2],
-    /// Distance of windows.
+    /// Distance between windows.
     pub stride: [usize; 2],
     /// Padding on both sides, at most half the window.
     pub padding: [usize; 2],
-    /// Distance of a window's elements.
+    /// Distance between the elements of a window.
     pub dilation: [usize; 2],
-    /// Whether a window may reach over the end.
+    /// Whether the last window may reach beyond the padded operand.
     pub ceil_mode: bool,
 }
 
@@ -39,9 +41,9 @@ impl Operator for MaxPool2d {
         ensure((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
             "padding must be at most half the window".into()
         })?;
-        // Otherwise a dilated window could step over the operand and hold nothing but padding.
+        // Otherwise a dilated window could contain nothing but padding.
         ensure((0..2).all(|i| self.padding[i] == 0 || self.dilation[i] <= x.shape[2 + i]), || {
-            format!("a dilation of {:?} with padding steps over {x}", self.dilation)
+            format!("with padding and a dilation of {:?}, windows could miss {x}", self.dilation)
         })?;
         let size = |i: usize, d| {
             window_size(d, self.kernel[i], self.stride[i], [self.padding[i]; 2], self.dilation[i], self.ceil_mode)
@@ -55,10 +57,10 @@ impl Operator for MaxPool2d {
     }
 }
 
-/// `(gradient, positions)`: adds each gradient element to the position it came from, in row-major order.
+/// Operands `(gradient, positions)`: adds each element of the gradient at its position, in row-major order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MaxPool2dBackward {
-    /// Height and width of the pool's operand.
+    /// Height and width of the operand of the pool.
     pub input: [usize; 2],
 }
 
@@ -71,21 +73,21 @@ impl Operator for MaxPool2dBackward {
         let [g, at] = args(inputs)?;
         let [n, c, ..] = image(g)?;
         ensure_dtype(at, DType::I64, "the positions")?;
-        ensure(g.shape == at.shape, || format!("gradient {g} and positions {at} differ"))?;
+        ensure(g.shape == at.shape, || format!("the shapes of gradient {g} and positions {at} differ"))?;
         Ok(vec![TensorType::new(g.dtype, [n, c, self.input[0], self.input[1]])])
     }
 }
 
-/// `(x)`: the mean of every window.
+/// The mean of every window.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AvgPool2d {
     /// Window size.
     pub kernel: [usize; 2],
-    /// Distance of windows.
+    /// Distance between windows.
     pub stride: [usize; 2],
     /// Zeros added on both sides, at most half the window.
     pub padding: [usize; 2],
-    /// Whether a window may reach over the end; what lies over the padded end never counts.
+    /// Whether the last window may reach beyond the padded operand. Elements beyond it never count.
     pub ceil_mode: bool,
     /// Whether padding counts in the mean.
     pub count_include_pad: bool,
@@ -112,7 +114,7 @@ impl Operator for AvgPool2d {
     }
 }
 
-/// `(gradient)`: the gradient of an [`AvgPool2d`]'s operand.
+/// The gradient of the operand of an [`AvgPool2d`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AvgPool2dBackward {
     /// The pool.
@@ -136,7 +138,7 @@ impl Operator for AvgPool2dBackward {
     }
 }
 
-/// `(x)`: means over `output[0] x output[1]` regions; region `i` of `n` over size `d` is `⌊i d / n⌋ .. ⌈(i + 1) d / n⌉`.
+/// Means over `output[0] x output[1]` regions. Region `i` of `n` covers `⌊i d / n⌋ .. ⌈(i + 1) d / n⌉` of size `d`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdaptiveAvgPool2d {
     /// Height and width of the result.
@@ -160,10 +162,10 @@ impl Operator for AdaptiveAvgPool2d {
     }
 }
 
-/// `(gradient)`: the gradient of an [`AdaptiveAvgPool2d`]'s operand.
+/// The gradient of the operand of an [`AdaptiveAvgPool2d`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct AdaptiveAvgPool2dBackward {
-    /// Height and width of the pool's operand.
+    /// Height and width of the operand of the pool.
     pub input: [usize; 2],
 }
 

@@ -1,4 +1,4 @@
-//! Dropout by a counter-based generator: the mask is a function of (key, stream, element), never of the peer.
+//! Dropout with a counter-based generator: the mask depends on key, stream and element, never on the peer.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,13 +6,15 @@ use super::check::{args, ensure, ensure_dtype, ensure_float, ensure_shape};
 use super::operator::Operator;
 use crate::{DType, TensorType};
 
-/// `(x, key: i64 scalar)`: `(y, mask: bool)`. Element `i` (row-major) stays, scaled by `1 / (1 - p)`, where
-/// [`CounterRng::new(key).uniform(i, stream)`](crate::CounterRng::uniform) is at least `p`; else it becomes 0. The key stands for (seed, step, micro-batch).
+/// Operands `(x, key)`, results `(y, mask)`. The key is an i64 scalar that identifies seed, step and micro-batch.
+///
+/// Element `i` in row-major order is kept if [`CounterRng::new(key).uniform(i, stream)`](crate::CounterRng::uniform)
+/// is at least `p`, and scaled by `1 / (1 - p)`. Otherwise it becomes 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Dropout {
-    /// Probability to drop, in [0, 1).
+    /// The probability of dropping an element, in [0, 1).
     pub p: f64,
-    /// Tells this dropout apart from the others of its graph.
+    /// Distinguishes the dropouts of a graph.
     pub stream: u64,
 }
 
@@ -31,7 +33,7 @@ impl Operator for Dropout {
     }
 }
 
-/// `(gradient, mask)`: the gradient times `scale` where the mask is true, else 0.
+/// Operands `(gradient, mask)`: the gradient times `scale` where the mask is true, else 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct DropoutBackward {
     /// `1 / (1 - p)`

@@ -6,7 +6,7 @@ use super::check::{args, ensure, ensure_dim, ensure_dtype, ensure_float, ensure_
 use super::operator::{Cost, Operator};
 use crate::{DType, TensorType};
 
-/// What a [`Reduce`] computes.
+/// The function of a [`Reduce`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[allow(missing_docs)]
@@ -21,23 +21,23 @@ pub enum ReduceKind {
 }
 
 impl ReduceKind {
-    /// Every kind, for suites and tables.
+    /// All variants, for tests and tables.
     pub const ALL: [Self; 7] = [Self::Sum, Self::Mean, Self::Amax, Self::Amin, Self::Prod, Self::Any, Self::All];
 }
 
-/// Reduces over dimensions. Backends sum contiguous operands in an order that depends on nothing but the shape.
+/// Reduces dimensions. Backends sum contiguous operands in an order that depends on the shape alone.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reduce {
-    /// What to compute.
+    /// The function.
     pub kind: ReduceKind,
-    /// The dimensions reduced, ascending.
+    /// The dimensions to reduce, ascending.
     pub dims: Vec<usize>,
-    /// Whether they stay with size 1.
+    /// Whether the reduced dimensions stay, with size 1.
     pub keepdim: bool,
 }
 
 pub(super) fn reduced_shape(x: &TensorType, dims: &[usize], keepdim: bool) -> Result<Vec<usize>, String> {
-    ensure(dims.windows(2).all(|w| w[0] < w[1]), || format!("dimensions {dims:?} must ascend"))?;
+    ensure(dims.windows(2).all(|w| w[0] < w[1]), || format!("dimensions {dims:?} must be ascending"))?;
     for &d in dims {
         ensure_dim(d, x)?;
     }
@@ -73,7 +73,7 @@ impl Operator for Reduce {
         }
         if matches!(self.kind, ReduceKind::Amax | ReduceKind::Amin) {
             ensure(self.dims.iter().all(|&d| x.shape.get(d) != Some(&0)), || {
-                format!("has no extremum over the empty dimension of {x}")
+                format!("an empty dimension of {x} has no extremum")
             })?;
         }
         Ok(vec![TensorType::new(x.dtype, reduced_shape(x, &self.dims, self.keepdim)?)])
@@ -87,11 +87,11 @@ impl Operator for Reduce {
 /// The position (`i64`) of the first largest or smallest element along a dimension.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ArgReduce {
-    /// Largest rather than smallest.
+    /// Whether to find the largest element. Otherwise the smallest.
     pub largest: bool,
     /// The dimension.
     pub dim: usize,
-    /// Whether it stays with size 1.
+    /// Whether the dimension stays, with size 1.
     pub keepdim: bool,
 }
 
@@ -104,7 +104,7 @@ impl Operator for ArgReduce {
         let [x] = args(inputs)?;
         ensure_number(x)?;
         let shape = reduced_shape(x, &[self.dim], self.keepdim)?;
-        ensure(x.shape[self.dim] > 0, || format!("has no extremum over the empty dimension {} of {x}", self.dim))?;
+        ensure(x.shape[self.dim] > 0, || format!("the empty dimension {} of {x} has no extremum", self.dim))?;
         Ok(vec![TensorType::new(DType::I64, shape)])
     }
 }

@@ -15,7 +15,7 @@ fn infer_backward(dim: usize, inputs: &[&TensorType]) -> Result<Vec<TensorType>,
     let [g, y] = args(inputs)?;
     ensure_float(y)?;
     ensure_dim(dim, y)?;
-    ensure(g == y, || format!("gradient {g} and result {y} differ"))?;
+    ensure(g == y, || format!("the types of gradient {g} and result {y} differ"))?;
     Ok(vec![y.clone()])
 }
 
@@ -51,7 +51,7 @@ macro_rules! softmax {
 softmax!(Softmax, "_softmax", "`exp(x) / Σ exp(x)` along a dimension.");
 softmax!(LogSoftmax, "_log_softmax", "`x - ln Σ exp(x)` along a dimension.");
 
-/// `(gradient, y)`: `y (g - Σ g y)`, the gradient of a [`Softmax`] with result `y`.
+/// Operands `(gradient, y)`, result `y (g - Σ g y)`: the gradient of the operand of a [`Softmax`] with result `y`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SoftmaxBackward {
     /// The dimension.
@@ -68,7 +68,7 @@ impl Operator for SoftmaxBackward {
     }
 }
 
-/// `(gradient, y)`: `g - exp(y) Σ g`, the gradient of a [`LogSoftmax`] with result `y`.
+/// Operands `(gradient, y)`, result `g - exp(y) Σ g`: the gradient of the operand of a [`LogSoftmax`] with result `y`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LogSoftmaxBackward {
     /// The dimension.

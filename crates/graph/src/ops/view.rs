@@ -1,4 +1,4 @@
-//! Views and operators that only move elements, and those that make tensors from nothing.
+//! Views, operators that only move elements, and operators without operands.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,10 +6,10 @@ use super::check::{args, broadcast_shapes, checked_numel, ensure, ensure_dim, en
 use super::operator::{Cost, Operator};
 use crate::{DType, TensorType};
 
-/// The same elements in row-major order under another shape.
+/// The same elements in row-major order, with another shape.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reshape {
-    /// The new shape, of as many elements.
+    /// The new shape. It must have the same number of elements.
     pub shape: Vec<usize>,
 }
 
@@ -29,7 +29,7 @@ impl Operator for Reshape {
     }
 }
 
-/// Dimensions in another order: result dimension `i` is operand dimension `dims[i]`.
+/// Reorders dimensions: dimension `i` of the result is dimension `dims[i]` of the operand.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Permute {
     /// The order.
@@ -46,7 +46,7 @@ impl Operator for Permute {
         let mut seen = self.dims.clone();
         seen.sort_unstable();
         ensure(seen.iter().copied().eq(0..x.rank()), || {
-            format!("{:?} is no order of the dimensions of {x}", self.dims)
+            format!("{:?} is not a permutation of the dimensions of {x}", self.dims)
         })?;
         Ok(vec![TensorType::new(x.dtype, self.dims.iter().map(|&d| x.shape[d]).collect::<Vec<_>>())])
     }
@@ -56,10 +56,10 @@ impl Operator for Permute {
     }
 }
 
-/// Stretches dimensions of size 1, and adds leading ones, to a shape.
+/// Broadcasts to a shape: repeats dimensions of size 1 and adds leading dimensions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Expand {
-    /// The shape.
+    /// The shape of the result.
     pub shape: Vec<usize>,
 }
 
@@ -81,7 +81,7 @@ impl Operator for Expand {
     }
 }
 
-/// The operand itself, through which no gradient passes.
+/// The operand itself. No gradient passes through it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Detach;
 
@@ -100,7 +100,7 @@ impl Operator for Detach {
     }
 }
 
-/// Elements `start, start + step, …` below `end` of one dimension.
+/// The elements `start, start + step, …` below `end` of one dimension.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Slice {
     /// The dimension.
@@ -109,7 +109,7 @@ pub struct Slice {
     pub start: usize,
     /// One past the last.
     pub end: usize,
-    /// Distance, at least 1.
+    /// Distance between elements, at least 1.
     pub step: usize,
 }
 
@@ -122,7 +122,7 @@ impl Operator for Slice {
         let [x] = args(inputs)?;
         ensure_dim(self.dim, x)?;
         ensure(self.step >= 1 && self.start <= self.end && self.end <= x.shape[self.dim], || {
-            format!("{}..{} by {} does not lie in dimension {} of {x}", self.start, self.end, self.step, self.dim)
+            format!("{}..{} by {} is out of range for dimension {} of {x}", self.start, self.end, self.step, self.dim)
         })?;
         let mut shape = x.shape.clone();
         shape[self.dim] = (self.end - self.start).div_ceil(self.step);
@@ -134,12 +134,12 @@ impl Operator for Slice {
     }
 }
 
-/// Puts the operand where a [`Slice`] of a tensor with `size` elements in that dimension took it from; zeros elsewhere.
+/// The reverse of a [`Slice`]: the operand in its former position, in a tensor of zeros.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SliceBackward {
     /// The slice.
     pub slice: Slice,
-    /// Size of the dimension in the result.
+    /// The size of the sliced dimension in the result.
     pub size: usize,
 }
 
@@ -160,7 +160,7 @@ impl Operator for SliceBackward {
     }
 }
 
-/// Operands one after the other along a dimension.
+/// Concatenates the operands along a dimension.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cat {
     /// The dimension.
@@ -181,19 +181,19 @@ impl Operator for Cat {
             ensure_same_dtype(first, x)?;
             let alike = x.rank() == first.rank()
                 && x.shape.iter().zip(&first.shape).enumerate().all(|(i, (a, b))| i == self.dim || a == b);
-            ensure(alike, || format!("{x} does not continue {first} along dimension {}", self.dim))?;
+            ensure(alike, || format!("cannot concatenate {first} and {x} along dimension {}", self.dim))?;
             shape[self.dim] = shape[self.dim].checked_add(x.shape[self.dim]).ok_or("the result is too large")?;
         }
         Ok(vec![TensorType::new(first.dtype, shape)])
     }
 }
 
-/// Cuts a dimension into parts of the given sizes, one result each.
+/// Cuts a dimension into parts. Each part is a result.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Split {
     /// The dimension.
     pub dim: usize,
-    /// Sizes of the parts, which add up to the dimension's.
+    /// The sizes of the parts. They must add up to the size of the dimension.
     pub sizes: Vec<usize>,
 }
 
@@ -225,10 +225,10 @@ impl Operator for Split {
     }
 }
 
-/// Reverses dimensions.
+/// Reverses the order of elements along dimensions.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Flip {
-    /// The dimensions, each once.
+    /// The dimensions, without repetition.
     pub dims: Vec<usize>,
 }
 
@@ -241,18 +241,18 @@ impl Operator for Flip {
         let [x] = args(inputs)?;
         for (i, &d) in self.dims.iter().enumerate() {
             ensure_dim(d, x)?;
-            ensure(!self.dims[..i].contains(&d), || format!("dimension {d} is named twice"))?;
+            ensure(!self.dims[..i].contains(&d), || format!("dimension {d} is listed twice"))?;
         }
         Ok(vec![x.clone()])
     }
 }
 
-/// Surrounds the operand with a constant.
+/// Pads the operand with a constant.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ConstantPad {
-    /// Elements added before and after, for every dimension.
+    /// The number of elements added before and after, for every dimension.
     pub pads: Vec<[usize; 2]>,
-    /// Their value.
+    /// The value of the added elements.
     #[serde(with = "crate::number")]
     pub value: f64,
 }
@@ -264,7 +264,7 @@ impl Operator for ConstantPad {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [x] = args(inputs)?;
-        ensure(self.pads.len() == x.rank(), || format!("{} pads given for {x}", self.pads.len()))?;
+        ensure(self.pads.len() == x.rank(), || format!("got {} pads for {x}", self.pads.len()))?;
         let shape = x
             .shape
             .iter()
@@ -275,12 +275,13 @@ impl Operator for ConstantPad {
     }
 }
 
-/// Keeps one triangle of the last two dimensions and clears the other.
+/// Keeps one triangle of the last two dimensions and sets the rest to zero.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Triangle {
-    /// The upper one (`triu`: column - row >= diagonal) rather than the lower (`tril`: column - row <= diagonal).
+    /// Whether to keep the upper triangle (`triu`: column - row >= diagonal). Otherwise the lower (`tril`: column -
+    /// row <= diagonal).
     pub upper: bool,
-    /// The diagonal.
+    /// The diagonal that bounds the triangle; 0 is the main diagonal.
     pub diagonal: i64,
 }
 
@@ -296,12 +297,12 @@ impl Operator for Triangle {
     }
 }
 
-/// A tensor of one value, made from nothing.
+/// A tensor with one value in every element. It has no operand.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Full {
-    /// The result's type.
+    /// The type of the result.
     pub ty: TensorType,
-    /// Every element, converted to that type.
+    /// The value of every element, converted to that type.
     #[serde(with = "crate::number")]
     pub value: f64,
 }
@@ -322,16 +323,16 @@ impl Operator for Full {
     }
 }
 
-/// `start, start + step, …`: `len` elements in one dimension.
+/// The `len` numbers `start, start + step, …`. It has no operand.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Arange {
-    /// Element type, a number.
+    /// The element type: any but boolean.
     pub dtype: DType,
     /// First element.
     pub start: f64,
-    /// Distance.
+    /// The difference between neighbours.
     pub step: f64,
-    /// Count.
+    /// The number of elements.
     pub len: usize,
 }
 
@@ -342,7 +343,7 @@ impl Operator for Arange {
 
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
         let [] = args(inputs)?;
-        ensure(self.dtype != DType::Bool, || "makes numbers, not booleans".into())?;
+        ensure(self.dtype != DType::Bool, || "the element type must not be bool".into())?;
         Ok(vec![TensorType::new(self.dtype, [self.len])])
     }
 }

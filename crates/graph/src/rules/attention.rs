@@ -17,7 +17,7 @@ impl GraphRules for ScaledDotProductAttention {
         let grads = cx.b.apply(ScaledDotProductAttentionBackward { forward: *self }, &operands)?;
         let mut grads: Vec<Option<ValueId>> = (0..3).map(|i| cx.wanted[i].then_some(grads[i])).collect();
         if let Some(mask) = mask {
-            // A learned bias: its gradient is that of the scores, summed to its shape.
+            // The mask is a learned bias: its gradient is that of the scores, summed to its shape.
             grads.push(cx.if_wanted(3, |cx| {
                 let d = self.score_gradients(cx.b, &operands)?.1;
                 cx.b.sum_to(d, mask)
@@ -30,7 +30,7 @@ impl GraphRules for ScaledDotProductAttention {
         let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
         let heads = b.ty(q).shape[1];
         if b.ty(k).shape[2] == 0 {
-            // No keys: every row is empty, and no row has a maximum.
+            // Without keys, no query has a maximum score.
             let (dtype, rows) = (b.ty(q).dtype, b.ty(q).shape[..3].to_vec());
             let width = b.ty(v).shape[3];
             let out = b.full(TensorType::new(dtype, [&rows[..], &[width]].concat()), 0.0)?;
@@ -38,7 +38,7 @@ impl GraphRules for ScaledDotProductAttention {
         }
         let scores = self.scores(b, q, k, inputs.get(3).copied())?;
         let max = b.amax(scores, &[3], true)?;
-        // A row with nothing to attend to has a maximum of -∞; 0 in its place keeps its exponentials 0 instead of NaN.
+        // The maximum of a query without keys is -∞. Replaced by 0, its exponentials are 0 instead of NaN.
         let empty = b.compare_scalar(Compare::Eq, max, f64::NEG_INFINITY)?;
         let zero = b.zero_like_scalar(max)?;
         let max = b.where_(empty, zero, max)?;
@@ -58,7 +58,7 @@ impl GraphRules for ScaledDotProductAttention {
 }
 
 impl ScaledDotProductAttention {
-    /// `scale q kᵀ + mask`, `[B, H, L, S]`, with -∞ where a key takes no part.
+    /// `scale q kᵀ + mask`, `[B, H, L, S]`, with -∞ for keys that take no part.
     fn scores(&self, b: &mut Builder, q: ValueId, k: ValueId, mask: Option<ValueId>) -> Result<ValueId, GraphError> {
         let heads = b.ty(q).shape[1];
         let k = repeat_heads(b, k, heads)?;
@@ -81,7 +81,9 @@ impl ScaledDotProductAttention {
         }
     }
 
-    /// From (gradient, q, k, v, out, lse, mask?): the attention weights P and the gradient of the scores, P (G Vᵀ - Σ G out).
+    /// From (gradient, q, k, v, out, lse, mask?): the attention weights P and the gradient of the scores.
+    ///
+    /// The latter is P (G Vᵀ - Σ G out).
     fn score_gradients(&self, b: &mut Builder, operands: &[ValueId]) -> Result<(ValueId, ValueId), GraphError> {
         let [g, q, k, v, out, lse] = [operands[0], operands[1], operands[2], operands[3], operands[4], operands[5]];
         let heads = b.ty(q).shape[1];
@@ -89,7 +91,7 @@ impl ScaledDotProductAttention {
         let mut shape = b.ty(lse).shape.clone();
         shape.push(1);
         let lse = b.reshape(lse, shape)?;
-        // An empty row has lse -∞; its weights are 0, not exp(-∞ + ∞).
+        // A query without keys has lse -∞. Its weights are 0, not exp(-∞ + ∞).
         let empty = b.compare_scalar(Compare::Eq, lse, f64::NEG_INFINITY)?;
         let zero = b.zero_like_scalar(lse)?;
         let lse = b.where_(empty, zero, lse)?;
@@ -106,7 +108,7 @@ impl ScaledDotProductAttention {
     }
 }
 
-/// Key heads repeated so that there is one for each query head.
+/// Repeats key heads, so that each query head has its own.
 fn repeat_heads(b: &mut Builder, x: ValueId, heads: usize) -> Result<ValueId, GraphError> {
     let [n, g, s, e] = <[usize; 4]>::try_from(&b.ty(x).shape[..]).unwrap_or([0; 4]);
     if g == heads {
@@ -117,7 +119,7 @@ fn repeat_heads(b: &mut Builder, x: ValueId, heads: usize) -> Result<ValueId, Gr
     b.reshape(x, [n, heads, s, e])
 }
 
-/// The reverse of [`repeat_heads`] for gradients: sums over the query heads that read one key head.
+/// The gradient of [`repeat_heads`]: sums over the query heads that read the same key head.
 fn sum_heads(b: &mut Builder, x: ValueId, groups: usize) -> Result<ValueId, GraphError> {
     let [n, h, s, e] = <[usize; 4]>::try_from(&b.ty(x).shape[..]).unwrap_or([0; 4]);
     if h == groups {

@@ -21,7 +21,8 @@ impl GraphRules for Conv2d {
 }
 
 impl GraphRules for Conv2dInputGrad {
-    // Linear in both operands: with d the gradient of the result, dg = conv(d, w) and dw the weight gradient of (g, d).
+    // Linear in both operands. For the gradient d of the result, dg = conv(d, w), and dw is the weight gradient of (g,
+    // d).
     fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
         let (g, w, d) = (cx.inputs[0], cx.inputs[1], cx.grad(0)?);
         let dg = cx.if_wanted(0, |cx| cx.b.op(self.conv, &[d, w]))?;

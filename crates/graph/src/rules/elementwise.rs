@@ -13,7 +13,7 @@ impl GraphRules for Unary {
         let b = &mut *cx.b;
         let dx = match self {
             Self::Neg => b.unary(Self::Neg, g)?,
-            // d|x| = sign(x), 0 at 0 as PyTorch has it.
+            // d|x| = sign(x), and 0 at 0 as in PyTorch.
             Self::Abs => {
                 let s = b.unary(Self::Sign, x)?;
                 b.mul(g, s)?
@@ -375,7 +375,8 @@ fn nan_to_zero(b: &mut Builder, x: ValueId) -> Result<ValueId, GraphError> {
     b.where_(number, x, zero)
 }
 
-/// The gradient of `l` in the maximum (or minimum) of `l` and `r`: all of `g` where `l` wins, half where they are equal.
+/// The gradient of `l` in the maximum (or minimum) of `l` and `r`: all of `g` where `l` wins, half where they are
+/// equal.
 fn extremum_gradient(b: &mut Builder, g: ValueId, l: ValueId, r: ValueId, max: bool) -> Result<ValueId, GraphError> {
     let wins = b.op(if max { Compare::Gt } else { Compare::Lt }, &[l, r])?;
     let ties = b.op(Compare::Eq, &[l, r])?;

@@ -52,7 +52,7 @@ impl GraphRules for ScatterAdd {
 }
 
 impl GraphRules for Scatter {
-    // Correct where the index names no place twice, as in PyTorch.
+    // As in PyTorch, correct only if the index names no position twice.
     fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
         let g = cx.grad(0)?;
         let index = cx.inputs[1];
@@ -115,7 +115,7 @@ impl GraphRules for Sort {
     }
 }
 
-/// The gradient of values taken from known positions goes back to those.
+/// The gradient of values that were taken from the positions in result 1.
 fn scatter_to_positions(cx: &mut Backward<'_>, dim: usize) -> Result<Vec<Option<ValueId>>, GraphError> {
     let g = cx.grad(0)?;
     let ty = cx.b.ty(cx.inputs[0]).clone();

@@ -14,7 +14,7 @@ impl GraphRules for Matmul {
             cx.b.sum_to(d, a)
         })?;
         let db = cx.if_wanted(1, |cx| {
-            // A matrix shared by all leading dimensions: one product over all rows instead of one each and a sum.
+            // All leading dimensions share the matrix: one product over all rows replaces one product each and a sum.
             if cx.b.ty(b).rank() == 2 && cx.b.ty(a).rank() > 2 {
                 let a2 = cx.b.flatten_leading(a)?;
                 let g2 = cx.b.flatten_leading(g)?;

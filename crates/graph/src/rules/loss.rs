@@ -5,7 +5,8 @@ use crate::ops::{Compare, CrossEntropy, CrossEntropyBackward, Unary};
 use crate::{Builder, DType, GraphError, TensorType, ValueId};
 
 impl CrossEntropy {
-    /// The targets that count as 0 and 1 in the logits' type `[N]`, the targets with 0 for the ignored `[N]`, and how many count (a scalar).
+    /// Which targets count (1 or 0, `[N]`), the targets with 0 for those that do not (`[N]`), and the number that
+    /// count.
     fn counted(
         &self,
         b: &mut Builder,
@@ -74,7 +75,7 @@ impl GraphRules for CrossEntropyBackward {
         let hot = b.cast(hot, dtype)?;
         let d = b.sub(p, hot)?;
         let weight = b.div(g, total)?;
-        // Chosen, not multiplied: where no target counts the weight is infinite, and the ignored rows still get 0.
+        // `where`, not a product: if no target counts, the weight is infinite, but the gradient must be 0.
         let counted = b.cast(counts, DType::Bool)?;
         let zero = b.zero_like_scalar(weight)?;
         let weight = b.where_(counted, weight, zero)?;

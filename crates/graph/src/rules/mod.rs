@@ -1,6 +1,6 @@
 //! Gradients and decompositions: the rules of each operator that write other operators.
 //!
-//! They stand above the builder, which stands above `ops/`: an operator's definition needs no graph.
+//! They need the builder, and the builder needs the definitions in `ops/`. So the two are in separate folders.
 
 mod attention;
 mod context;

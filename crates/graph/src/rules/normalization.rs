@@ -81,7 +81,7 @@ impl GraphRules for LayerNormWeightGrad {
     }
 }
 
-/// A `[C]` tensor viewed so that it broadcasts along dimension 1 of a tensor of rank `rank`.
+/// Reshapes a `[C]` tensor so that it broadcasts along dimension 1 of a tensor with `rank` dimensions.
 fn along_channels(b: &mut Builder, t: ValueId, rank: usize) -> Result<ValueId, GraphError> {
     let mut shape = vec![1; rank];
     shape[1] = b.ty(t).numel();
@@ -136,7 +136,7 @@ impl GraphRules for BatchNorm {
 }
 
 impl GraphRules for BatchNormInputGrad {
-    // As for layer normalisation, with means over all dimensions but the channels'.
+    // As for layer normalisation, with means over all dimensions but that of the channels.
     fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
         let [g, x, mean, rstd, w] = [inputs[0], inputs[1], inputs[2], inputs[3], inputs[4]];
         let rank = b.ty(x).rank();

@@ -21,7 +21,7 @@ impl GraphRules for Reduce {
                 let g = b.div_scalar(g, n as f64)?;
                 b.expand(g, shape)?
             }
-            // The gradient is shared evenly among equal extrema, as ATen's amax does.
+            // Equal extrema share the gradient evenly, as in ATen.
             ReduceKind::Amax | ReduceKind::Amin => {
                 let y = b.reshape(y, kept)?;
                 let hit = b.op(Compare::Eq, &[x, y])?;
@@ -31,7 +31,7 @@ impl GraphRules for Reduce {
                 let share = b.div(g, count)?;
                 b.mul(hit, share)?
             }
-            // Π of the others = y / x; exact only away from zeros.
+            // The product of the other elements is y / x, unless x is zero.
             ReduceKind::Prod => {
                 let y = b.reshape(y, kept)?;
                 let p = b.mul(g, y)?;
@@ -50,7 +50,7 @@ impl GraphRules for ArgReduce {
 }
 
 impl GraphRules for CumSum {
-    // dx_i = Σ_{j ≥ i} g_j: a running sum from the other end.
+    // dx_i = Σ_{j ≥ i} g_j: a running sum from the end.
     fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
         let g = cx.grad(0)?;
         let b = &mut *cx.b;

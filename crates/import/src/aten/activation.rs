@@ -24,9 +24,9 @@ entries! {
     "threshold" ["default"] => threshold,
     "hardtanh" ["default"] => |c, a| {
         let bounds = (a.number_or("min_val", -1.0)?, a.number_or("max_val", 1.0)?);
-        hard(c, a, bounds)
+        hard_clamp(c, a, bounds)
     },
-    "relu6" ["default"] => |c, a| hard(c, a, (0.0, 6.0)),
+    "relu6" ["default"] => |c, a| hard_clamp(c, a, (0.0, 6.0)),
     "hardsigmoid" ["default"] => hardsigmoid,
     "hardswish" ["default"] => hardswish,
     "glu" ["default"] => glu,
@@ -43,7 +43,7 @@ fn softplus(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 
 fn gelu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
-    let approximate = if a.text("approximate") == Some("tanh") { Approximate::Tanh } else { Approximate::None };
+    let approximate = if a.string("approximate") == Some("tanh") { Approximate::Tanh } else { Approximate::None };
     one(c.op(Gelu { approximate }, &[x])?)
 }
 
@@ -65,7 +65,7 @@ fn mish(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 
 /// `scale · x` where x is positive, else `scale · alpha (exp(input_scale x) - 1)`
 fn exponential_unit(c: &mut Context<'_>, x: Value, alpha: f64, scale: f64, input_scale: f64) -> Result<Value> {
-    // Limited first: an overflow in the branch not taken would make its gradient NaN.
+    // Clamped first: an overflow in the branch not taken would make the gradient NaN.
     let low = c.op(Clamp { min: None, max: Some(0.0), open: false }, &[x])?;
     let low = c.mul_scalar(low, input_scale)?;
     let low = c.unary(Unary::Expm1, low)?;
@@ -119,8 +119,8 @@ fn threshold(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.where_(above, x, value)?)
 }
 
-/// Between bounds at which, as in PyTorch, no gradient passes.
-fn hard(c: &mut Context<'_>, a: &Call<'_>, (min, max): (f64, f64)) -> Result<Vec<Output>> {
+/// Clamps to bounds. As in PyTorch, the gradient is 0 at the bounds.
+fn hard_clamp(c: &mut Context<'_>, a: &Call<'_>, (min, max): (f64, f64)) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
     one(c.op(Clamp { min: Some(min), max: Some(max), open: true }, &[x])?)
 }

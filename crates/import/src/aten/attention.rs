@@ -1,10 +1,10 @@
-//! Scaled dot-product attention in the forms PyTorch has of it.
+//! The forms of scaled dot-product attention in PyTorch.
 
 use fusionllm_graph::DType;
 use fusionllm_graph::ops::{Compare, ScaledDotProductAttention, Softmax};
 
 use super::entry::entries;
-use super::nn::dropped;
+use super::nn::drop_elements;
 use crate::call::{Call, Output};
 use crate::context::{Context, Result, Value};
 
@@ -15,15 +15,15 @@ entries! {
     "_scaled_dot_product_efficient_attention" ["default"] => attention,
 }
 
-/// A tensor with all dimensions but the last three as one.
-fn four(c: &mut Context<'_>, x: Value) -> Result<Value> {
+/// Reshapes to four dimensions: merges leading dimensions, or adds dimensions of size 1.
+fn four_dimensions(c: &mut Context<'_>, x: Value) -> Result<Value> {
     let shape = c.shape(x);
     match &shape[..] {
         [_, _, _, _] => Ok(x),
         [l, e] => c.reshape(x, &[1, 1, *l, *e]),
         [h, l, e] => c.reshape(x, &[1, *h, *l, *e]),
         [lead @ .., h, l, e] => c.reshape(x, &[lead.iter().product(), *h, *l, *e]),
-        _ => Err("needs at least two dimensions".into()),
+        _ => Err("it needs at least two dimensions".into()),
     }
 }
 
@@ -37,8 +37,8 @@ fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         }
         shape
     };
-    let (q, k, v) = (four(c, q)?, four(c, k)?, four(c, v)?);
-    // What stretches to the other's batch.
+    let (q, k, v) = (four_dimensions(c, q)?, four_dimensions(c, k)?, four_dimensions(c, v)?);
+    // Batch sizes of 1 broadcast.
     let batch = [q, k, v].iter().map(|t| c.shape(*t)[0]).max().unwrap_or(1);
     let spread = |c: &mut Context<'_>, t: Value| {
         let mut shape = c.shape(t);
@@ -50,19 +50,19 @@ fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let scale = a.number_or("scale", 1.0 / width.sqrt())?;
     let mut is_causal = a.bool_or("is_causal", false)?;
     let mut mask = match a.optional(c, if a.has("attn_bias") { "attn_bias" } else { "attn_mask" })? {
-        Some(mask) => Some(aligned(c, mask, q)?),
+        Some(mask) => Some(normalised_mask(c, mask, q)?),
         None => None,
     };
     if let Some(known) = mask
-        && let Some(shown) = causal(c, known)
+        && let Some(kind) = mask_kind(c, known)
     {
-        match shown {
-            Shown::All => mask = None,
-            Shown::Earlier if !is_causal => {
+        match kind {
+            MaskKind::All => mask = None,
+            MaskKind::Causal if !is_causal => {
                 is_causal = true;
                 mask = None;
             }
-            Shown::Earlier => {}
+            MaskKind::Causal => {}
         }
     }
     let p = a.number_or("dropout_p", 0.0)?;
@@ -72,9 +72,9 @@ fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         let results = c.apply(op, &operands)?;
         return Ok(vec![c.reshape(results[0], &out_shape)?.into(), results[1].into()]);
     }
-    // Weights that are dropped stand between the softmax and the values: the parts one by one.
+    // Dropout acts on the weights between softmax and values, so the fused operator cannot be used.
     let heads = c.shape(q)[1];
-    let (k, v) = (repeated(c, k, heads)?, repeated(c, v, heads)?);
+    let (k, v) = (repeat_heads(c, k, heads)?, repeat_heads(c, v, heads)?);
     let kt = c.transpose(k)?;
     let scaled = c.mul_scalar(q, scale)?;
     let mut scores = c.matmul(scaled, kt)?;
@@ -94,28 +94,30 @@ fn attention(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         };
     }
     let weights = c.op(Softmax { dim: 3 }, &[scores])?;
-    let weights = dropped(c, weights, p)?[0];
+    let weights = drop_elements(c, weights, p)?[0];
     let y = c.matmul(weights, v)?;
     Ok(vec![c.reshape(y, &out_shape)?.into(), Output::Unavailable])
 }
 
-/// Key heads repeated so that there is one a query head.
-fn repeated(c: &mut Context<'_>, x: Value, heads: usize) -> Result<Value> {
+/// Repeats key heads, so that each query head has its own.
+fn repeat_heads(c: &mut Context<'_>, x: Value, heads: usize) -> Result<Value> {
     let shape = c.shape(x);
-    let [n, g, s, e] = shape[..] else { return Err("needs four dimensions".into()) };
+    let [n, g, s, e] = shape[..] else { return Err("it needs four dimensions".into()) };
     if g == heads {
         return Ok(x);
     }
     if g == 0 || !heads.is_multiple_of(g) {
-        return Err(format!("{heads} query heads do not divide among {g} key heads").into());
+        return Err(
+            format!("the number of query heads, {heads}, is not a multiple of the number of key heads, {g}").into()
+        );
     }
     let x = c.reshape(x, &[n, g, 1, s, e])?;
     let x = c.expand(x, &[n, g, heads / g, s, e])?;
     c.reshape(x, &[n, heads, s, e])
 }
 
-/// A mask of four dimensions and of the operands' type, unless it is of truth values.
-fn aligned(c: &mut Context<'_>, mask: Value, q: Value) -> Result<Value> {
+/// Converts a mask to four dimensions, and to the type of the operands unless it is boolean.
+fn normalised_mask(c: &mut Context<'_>, mask: Value, q: Value) -> Result<Value> {
     let dtype = c.dtype(q);
     let mask = if c.dtype(mask) == DType::Bool { mask } else { c.cast(mask, dtype)? };
     let mut shape = c.shape(mask);
@@ -129,15 +131,15 @@ fn aligned(c: &mut Context<'_>, mask: Value, q: Value) -> Result<Value> {
     c.reshape(mask, &shape)
 }
 
-/// What a known mask lets every query see.
-enum Shown {
+/// The keys that a common mask allows for every query.
+enum MaskKind {
     All,
-    /// The keys up to its own position.
-    Earlier,
+    /// The keys up to the position of the query.
+    Causal,
 }
 
-/// A mask that is one of the usual two.
-fn causal(c: &Context<'_>, mask: Value) -> Option<Shown> {
+/// Recognises a constant mask that allows all keys, or is causal.
+fn mask_kind(c: &Context<'_>, mask: Value) -> Option<MaskKind> {
     let tensor = c.constant_tensor(mask)?;
     let [.., rows, columns] = tensor.shape() else { return None };
     let block = rows * columns;
@@ -155,9 +157,9 @@ fn causal(c: &Context<'_>, mask: Value) -> Option<Shown> {
         }
     };
     if seen.iter().all(|s| *s) {
-        return Some(Shown::All);
+        return Some(MaskKind::All);
     }
     let earlier = |i: usize| i % columns <= i / columns;
     let triangular = *rows > 1 && seen.chunks(block).all(|b| b.iter().enumerate().all(|(i, s)| *s == earlier(i)));
-    triangular.then_some(Shown::Earlier)
+    triangular.then_some(MaskKind::Causal)
 }

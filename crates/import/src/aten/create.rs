@@ -1,4 +1,4 @@
-//! Tensors made from nothing, or from another's type.
+//! Operators that create tensors, and the triangles of a matrix.
 
 use fusionllm_graph::ops::{Compare, Triangle};
 use fusionllm_graph::{DType, HostTensor};
@@ -62,18 +62,18 @@ fn arange(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (start, step) = (a.number_or("start", 0.0)?, a.number_or("step", 1.0)?);
     let count = ((a.number_or("end", 0.0)? - start) / step).ceil();
     if !(0.0..9e15).contains(&count) {
-        return Err(format!("a range of {count} elements is not possible").into());
+        return Err(format!("a range of {count} elements is not supported").into());
     }
     one(c.arange(dtype, start, step, count as usize)?)
 }
 
-/// From one end to the middle and from the other, as PyTorch computes it.
+/// Computed from both ends to the middle, as in PyTorch.
 fn linspace(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let (start, end) = (a.number_or("start", 0.0)?, a.number_or("end", 0.0)?);
     let steps = size(a.int("steps")?)?;
     if steps > 1 << 24 {
-        return Err("it has too many elements".into());
+        return Err("it has more than 2^24 elements".into());
     }
     let step = (end - start) / (steps.max(2) - 1) as f64;
     let at = |i: usize| if i < steps / 2 { start + step * i as f64 } else { end - step * (steps - 1 - i) as f64 };
@@ -100,7 +100,7 @@ fn triangle(c: &mut Context<'_>, a: &Call<'_>, upper: bool) -> Result<Vec<Output
 
 fn triangular(c: &mut Context<'_>, x: Value, upper: bool, diagonal: i64) -> Result<Value> {
     let dtype = c.dtype(x);
-    // Truth values take the way of integers.
+    // The operator takes numbers: booleans are converted to integers and back.
     let number = if dtype == DType::Bool { c.cast(x, DType::I32)? } else { x };
     let y = c.op(Triangle { upper, diagonal }, &[number])?;
     c.cast(y, dtype)

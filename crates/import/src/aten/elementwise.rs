@@ -1,4 +1,4 @@
-//! Arithmetic, comparisons and functions of one element.
+//! Arithmetic, comparisons and functions of single elements.
 
 use fusionllm_graph::DType;
 use fusionllm_graph::ops::{Binary, Clamp, Compare, Logical, Unary};
@@ -77,7 +77,7 @@ entries! {
     "nan_to_num" ["default"] => nan_to_num,
 }
 
-/// `self`, as of the result's type.
+/// `self`, converted to the type of the result.
 pub(super) fn operand(c: &mut Context<'_>, a: &Call<'_>) -> Result<Value> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
@@ -105,7 +105,7 @@ fn logarithm(c: &mut Context<'_>, a: &Call<'_>, base: f64) -> Result<Vec<Output>
     one(c.mul_scalar(y, 1.0 / base)?)
 }
 
-/// The two operands of the result's type: either may be a number.
+/// The operands of a binary operator, converted to the type of the result. One may be a number.
 enum Operands {
     Tensors(Value, Value),
     Number(Value, f64),
@@ -127,7 +127,7 @@ fn operands(c: &mut Context<'_>, a: &Call<'_>, names: [&str; 2], dtype: DType) -
             let y = a.value(c, names[1])?;
             Operands::Reversed(n, c.cast(y, dtype)?)
         }
-        (Some(_), Some(_)) => return Err("neither of its operands is a tensor".into()),
+        (Some(_), Some(_)) => return Err("neither operand is a tensor".into()),
     })
 }
 
@@ -145,7 +145,7 @@ fn arithmetic(c: &mut Context<'_>, a: &Call<'_>, op: Binary) -> Result<Vec<Outpu
         let kind = match op {
             Binary::Add | Binary::Maximum => Logical::Or,
             Binary::Mul | Binary::Minimum => Logical::And,
-            _ => return Err("is not defined on truth values".into()),
+            _ => return Err("it is not defined for booleans".into()),
         };
         return bitwise(c, a, kind);
     }
@@ -178,7 +178,7 @@ fn reversed_sub(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 
 fn divide(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
-    let mode = a.text("rounding_mode");
+    let mode = a.string("rounding_mode");
     let operands = operands(c, a, ["self", "other"], dtype)?;
     one(match mode {
         None => apply(c, Binary::Div, operands)?,
@@ -187,7 +187,7 @@ fn divide(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
             let q = apply(c, Binary::Div, operands)?;
             c.unary(Unary::Trunc, q)?
         }
-        // The remainder of C's division away first, so that the rest divides evenly.
+        // Without the remainder the division is exact.
         Some("trunc") => {
             let (x, y) = match operands {
                 Operands::Tensors(x, y) => (x, y),
@@ -198,14 +198,14 @@ fn divide(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
             let even = c.sub(x, r)?;
             c.binary(Binary::FloorDivide, even, y)?
         }
-        Some(other) => return Err(format!("the rounding mode {other:?} is not known").into()),
+        Some(other) => return Err(format!("the rounding mode {other:?} is not supported").into()),
     })
 }
 
 fn power(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     if !dtype.is_float() {
-        // Integers up to 2⁵³ are exact in doubles.
+        // Doubles represent integers up to 2⁵³ exactly.
         let operands = operands(c, a, ["self", "exponent"], DType::F64)?;
         let y = apply(c, Binary::Pow, operands)?;
         let y = c.unary(Unary::Round, y)?;
@@ -251,7 +251,8 @@ fn lerp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.add(x, d)?)
 }
 
-/// The type in which two operands meet, as PyTorch promotes them: a scalar counts only where its kind is higher.
+/// The common type of two operands by PyTorch's promotion. A scalar counts only if its kind (boolean, integer, float)
+/// is higher.
 fn promoted(c: &Context<'_>, x: Value, y: Value) -> DType {
     let kind = |d: DType| match d {
         DType::Bool => 0,
@@ -278,7 +279,7 @@ fn comparison(c: &mut Context<'_>, a: &Call<'_>, op: Compare) -> Result<Vec<Outp
     if let Some(n) = a.number("other")? {
         let dtype = match c.dtype(x) {
             DType::Bool => DType::I64,
-            // An integer compared with a fraction.
+            // An integer tensor and a fraction.
             d if !d.is_float() && n.fract() != 0.0 => DType::F64,
             d => d,
         };
@@ -294,17 +295,17 @@ fn comparison(c: &mut Context<'_>, a: &Call<'_>, op: Compare) -> Result<Vec<Outp
     one(c.compare(op, x, y)?)
 }
 
-fn truth(c: &mut Context<'_>, x: Value) -> Result<Value> {
+fn to_bool(c: &mut Context<'_>, x: Value) -> Result<Value> {
     c.cast(x, DType::Bool)
 }
 
 fn logical(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Output>> {
     let (x, y) = (a.value(c, "self")?, a.value(c, "other")?);
-    let (x, y) = (truth(c, x)?, truth(c, y)?);
+    let (x, y) = (to_bool(c, x)?, to_bool(c, y)?);
     one(c.op(op, &[x, y])?)
 }
 
-/// Logic on truth values; on integers where both operands are known.
+/// Logic on booleans. On the bits of integers it is not supported.
 fn bitwise(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let x = a.value(c, "self")?;
@@ -313,14 +314,14 @@ fn bitwise(c: &mut Context<'_>, a: &Call<'_>, op: Logical) -> Result<Vec<Output>
         None => a.value(c, "other")?,
     };
     if dtype != DType::Bool {
-        return Err("logic on the bits of integers is not supported".into());
+        return Err("bitwise logic on integers is not supported".into());
     }
     one(c.op(op, &[x, y])?)
 }
 
 fn not(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    let x = truth(c, x)?;
+    let x = to_bool(c, x)?;
     one(c.unary(Unary::LogicalNot, x)?)
 }
 

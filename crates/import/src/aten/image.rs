@@ -1,4 +1,4 @@
-//! Convolution, pooling and resizing. One-dimensional forms take the way of two-dimensional ones of height 1.
+//! Convolution, pooling and resizing. One-dimensional forms become two-dimensional ones of height 1.
 
 use fusionllm_graph::HostTensor;
 use fusionllm_graph::ops::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Conv2dInputGrad, MaxPool2d, ReduceKind};
@@ -32,12 +32,12 @@ entries! {
     "upsample_bicubic2d" ["default", "vec"] => |c, a| resize(c, a, Method::Cubic),
 }
 
-/// A value with two spatial dimensions and a batch, and how to take away what was added.
+/// A value reshaped to a batch with two spatial dimensions.
 struct Image {
     value: Value,
-    /// Whether a height of 1 was put in.
+    /// Whether a height of 1 was added.
     flat: bool,
-    /// Whether a batch of 1 was put in front.
+    /// Whether a batch of 1 was added.
     single: bool,
 }
 
@@ -52,12 +52,13 @@ fn image(c: &mut Context<'_>, x: Value, spatial: usize) -> Result<Image> {
         shape.insert(0, 1);
     }
     if shape.len() != 4 {
-        return Err(format!("needs {spatial} spatial dimensions, got {}", c.ty(x)).into());
+        return Err(format!("it needs {spatial} spatial dimensions, got {}", c.ty(x)).into());
     }
     Ok(Image { value: c.reshape(x, &shape)?, flat, single })
 }
 
-fn plain(c: &mut Context<'_>, y: Value, image: &Image) -> Result<Value> {
+/// Removes the dimensions that [`image`] added.
+fn restore_shape(c: &mut Context<'_>, y: Value, image: &Image) -> Result<Value> {
     let mut shape = c.shape(y);
     if image.flat {
         shape.remove(shape.len() - 2);
@@ -68,8 +69,8 @@ fn plain(c: &mut Context<'_>, y: Value, image: &Image) -> Result<Value> {
     c.reshape(y, &shape)
 }
 
-/// Two numbers of a list of none, one or two; in one dimension the first stands for a height of 1.
-fn two(list: &[i64], flat: bool, neutral: i64) -> Result<[usize; 2]> {
+/// The vertical and horizontal numbers of a list. Missing ones are `neutral`, also the vertical one in one dimension.
+fn pair(list: &[i64], flat: bool, neutral: i64) -> Result<[usize; 2]> {
     Ok(match (list, flat) {
         ([], _) => [size(neutral)?; 2],
         ([n], true) => [size(neutral)?, size(*n)?],
@@ -95,14 +96,14 @@ fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Ve
         w
     };
     let kernel = c.shape(w);
-    let stride = two(&a.ints_or("stride", &[1])?, flat, 1)?;
-    let dilation = two(&a.ints_or("dilation", &[1])?, flat, 1)?;
+    let stride = pair(&a.ints_or("stride", &[1])?, flat, 1)?;
+    let dilation = pair(&a.ints_or("dilation", &[1])?, flat, 1)?;
     let groups = size(a.int_or("groups", 1)?)?;
     let mut input = x.value;
-    let padding = match a.text("padding") {
-        None => two(&a.ints_or("padding", &[0])?, flat, 0)?,
+    let padding = match a.string("padding") {
+        None => pair(&a.ints_or("padding", &[0])?, flat, 0)?,
         Some("valid") => [0, 0],
-        // As many elements out as in; the odd one is added behind.
+        // The result has the size of the operand. If the padding is odd, the end gets one more.
         Some("same") => {
             let mut pads = [[0i64; 2]; 4];
             for i in 0..2 {
@@ -112,11 +113,11 @@ fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Ve
             input = padded(c, input, &pads, 0.0)?;
             [0, 0]
         }
-        Some(other) => return Err(format!("padding by {other:?} is not known").into()),
+        Some(other) => return Err(format!("the padding mode {other:?} is not supported").into()),
     };
     let conv = Conv2d { stride, padding, dilation, groups };
     let y = if transposed {
-        let more = two(&a.ints_or("output_padding", &[0])?, flat, 0)?;
+        let more = pair(&a.ints_or("output_padding", &[0])?, flat, 0)?;
         let shape = c.shape(input);
         let mut output = [0; 2];
         for i in 0..2 {
@@ -125,7 +126,7 @@ fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Ve
             output[i] = steps
                 .zip(reach)
                 .and_then(|(s, r)| s.checked_add(r)?.checked_add(more[i])?.checked_add(1)?.checked_sub(2 * padding[i]))
-                .ok_or("its padding does not fit its operand")?;
+                .ok_or("its padding is too large for its operand")?;
         }
         let y = c.op(Conv2dInputGrad { conv, input: output }, &[input, w])?;
         match bias {
@@ -140,87 +141,87 @@ fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Ve
         let operands: Vec<Value> = [input, w].into_iter().chain(bias).collect();
         c.op(conv, &operands)?
     };
-    one(plain(c, y, &x)?)
+    one(restore_shape(c, y, &x)?)
 }
 
-/// How many spatial dimensions an operator's name tells.
-fn spatial(a: &Call<'_>) -> usize {
+/// The number of spatial dimensions, from the operator's name.
+fn spatial_dims(a: &Call<'_>) -> usize {
     if a.name.contains("1d") { 1 } else { 2 }
 }
 
-/// The kernel and the stride of pooling, by default as wide.
+/// The kernel and the stride of a pool. By default the stride is the kernel.
 fn windows(a: &Call<'_>, flat: bool) -> Result<([usize; 2], [usize; 2])> {
-    let kernel = two(&a.ints("kernel_size")?, flat, 1)?;
+    let kernel = pair(&a.ints("kernel_size")?, flat, 1)?;
     Ok(match a.ints_or("stride", &[])? {
         none if none.is_empty() => (kernel, kernel),
-        stride => (kernel, two(&stride, flat, 1)?),
+        stride => (kernel, pair(&stride, flat, 1)?),
     })
 }
 
 fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    let x = image(c, x, spatial(a))?;
+    let x = image(c, x, spatial_dims(a))?;
     let (kernel, stride) = windows(a, x.flat)?;
     let op = MaxPool2d {
         kernel,
         stride,
-        padding: two(&a.ints_or("padding", &[0])?, x.flat, 0)?,
-        dilation: two(&a.ints_or("dilation", &[1])?, x.flat, 1)?,
+        padding: pair(&a.ints_or("padding", &[0])?, x.flat, 0)?,
+        dilation: pair(&a.ints_or("dilation", &[1])?, x.flat, 1)?,
         ceil_mode: a.bool_or("ceil_mode", false)?,
     };
     let results = c.apply(op, &[x.value])?;
-    results.into_iter().map(|y| plain(c, y, &x).map(Output::Value)).collect()
+    results.into_iter().map(|y| restore_shape(c, y, &x).map(Output::Value)).collect()
 }
 
 fn avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    let x = image(c, x, spatial(a))?;
+    let x = image(c, x, spatial_dims(a))?;
     let (kernel, stride) = windows(a, x.flat)?;
     let divisor = a.number("divisor_override")?;
     let op = AvgPool2d {
         kernel,
         stride,
-        padding: two(&a.ints_or("padding", &[0])?, x.flat, 0)?,
+        padding: pair(&a.ints_or("padding", &[0])?, x.flat, 0)?,
         ceil_mode: a.bool_or("ceil_mode", false)?,
         count_include_pad: divisor.is_some() || a.bool_or("count_include_pad", true)?,
     };
     if divisor.is_some() && op.ceil_mode {
-        return Err("a divisor of its own beside windows that reach over the end is not supported".into());
+        return Err("divisor_override with ceil_mode is not supported".into());
     }
     let mut y = c.op(op, &[x.value])?;
     if let Some(divisor) = divisor {
         y = c.mul_scalar(y, (kernel[0] * kernel[1]) as f64 / divisor)?;
     }
-    one(plain(c, y, &x)?)
+    one(restore_shape(c, y, &x)?)
 }
 
 fn adaptive_avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    let x = image(c, x, spatial(a))?;
-    let output = two(&a.ints("output_size")?, x.flat, 1)?;
+    let x = image(c, x, spatial_dims(a))?;
+    let output = pair(&a.ints("output_size")?, x.flat, 1)?;
     if c.shape(x.value)[2..] == output {
-        return one(plain(c, x.value, &x)?);
+        return one(restore_shape(c, x.value, &x)?);
     }
     let y = c.op(AdaptiveAvgPool2d { output }, &[x.value])?;
-    one(plain(c, y, &x)?)
+    one(restore_shape(c, y, &x)?)
 }
 
 fn adaptive_max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, 2)?;
-    let output = two(&a.ints("output_size")?, false, 1)?;
+    let output = pair(&a.ints("output_size")?, false, 1)?;
     let shape = c.shape(x.value);
     if output == [1, 1] {
         let y = c.reduce(ReduceKind::Amax, x.value, &[2, 3], true)?;
-        return Ok(vec![plain(c, y, &x)?.into(), Output::Unavailable]);
+        return Ok(vec![restore_shape(c, y, &x)?.into(), Output::Unavailable]);
     }
     if output.contains(&0) || !shape[2].is_multiple_of(output[0]) || !shape[3].is_multiple_of(output[1]) {
-        return Err(format!("{:?} does not divide into {output:?} regions", &shape[2..]).into());
+        return Err(format!("{:?} is not a multiple of {output:?} regions", &shape[2..]).into());
     }
     let kernel = [shape[2] / output[0], shape[3] / output[1]];
     let op = MaxPool2d { kernel, stride: kernel, padding: [0, 0], dilation: [1, 1], ceil_mode: false };
     let results = c.apply(op, &[x.value])?;
-    results.into_iter().map(|y| plain(c, y, &x).map(Output::Value)).collect()
+    results.into_iter().map(|y| restore_shape(c, y, &x).map(Output::Value)).collect()
 }
 
 #[derive(Clone, Copy)]
@@ -230,10 +231,10 @@ enum Method {
     Cubic,
 }
 
-/// Resizing is linear in the operand and works on each direction alone: a product with one matrix a direction.
+/// Resizes each direction by a product with a matrix, since resizing is linear in the operand.
 fn resize(c: &mut Context<'_>, a: &Call<'_>, method: Method) -> Result<Vec<Output>> {
     let x = a.value(c, if a.has("input") { "input" } else { "self" })?;
-    let x = image(c, x, spatial(a))?;
+    let x = image(c, x, spatial_dims(a))?;
     let shape = c.shape(x.value);
     let count = if x.flat { 1 } else { 2 };
     let factors = match a.argument("scale_factors") {
@@ -251,21 +252,21 @@ fn resize(c: &mut Context<'_>, a: &Call<'_>, method: Method) -> Result<Vec<Outpu
             .collect::<Result<_>>()?,
     };
     if output.len() != count {
-        return Err("its sizes do not fit its operand".into());
+        return Err("its number of sizes does not match its operand".into());
     }
     let align = a.bool_or("align_corners", false)?;
     let mut y = x.value;
     for (i, &wanted) in output.iter().enumerate() {
         let dim = 4 - count + i;
-        // With sizes given, the scale follows from them, as in PyTorch.
+        // As in PyTorch, given sizes determine the scale.
         let factor = factors.get(i).copied().flatten().filter(|_| !a.has("output_size"));
-        y = resized(c, y, dim, wanted, method, align, factor)?;
+        y = resize_dim(c, y, dim, wanted, method, align, factor)?;
     }
-    one(plain(c, y, &x)?)
+    one(restore_shape(c, y, &x)?)
 }
 
-/// One direction of an image resized.
-fn resized(
+/// Resizes one direction of an image.
+fn resize_dim(
     c: &mut Context<'_>,
     x: Value,
     dim: usize,
@@ -325,7 +326,7 @@ fn resized(
     c.matmul(x, transposed)
 }
 
-/// Keys' kernel (1981) with a = -0.75, as PyTorch has it.
+/// Keys' kernel (1981) with a = -0.75, as in PyTorch.
 fn cubic(t: f64) -> f64 {
     const A: f64 = -0.75;
     let t = t.abs();

@@ -1,4 +1,4 @@
-//! What addresses elements by integers or masks, sorts them, or counts them.
+//! Operators that index, sort or count elements.
 
 use fusionllm_graph::ops::{
     Binary, Compare, Index, IndexAdd, IndexPut, IndexSelect, Logical, ReduceKind, Scatter, ScatterAdd, Sort, TopK,
@@ -22,7 +22,7 @@ entries! {
     "take_along_dim" ["default"] => gather,
     "scatter" ["src", "value"] => scatter,
     "scatter_add" ["default"] => scatter,
-    "where" ["self", "ScalarOther", "ScalarSelf", "Scalar"] => choose,
+    "where" ["self", "ScalarOther", "ScalarSelf", "Scalar"] => where_,
     "masked_fill" ["Scalar", "Tensor"] => masked_fill,
     "sort" ["default", "stable"] => sort,
     "argsort" ["default", "stable"] => argsort,
@@ -35,8 +35,8 @@ entries! {
     "bucketize" ["Tensor"] => |c, a| buckets(c, a, ["boundaries", "self"]),
 }
 
-/// An index for a dimension of size `n`, negative ones counted from the end.
-fn wrapped(c: &mut Context<'_>, index: Value, n: usize) -> Result<Value> {
+/// Converts an index of a dimension of size `n`: negative elements count from the end.
+fn non_negative(c: &mut Context<'_>, index: Value, n: usize) -> Result<Value> {
     let index = c.cast(index, DType::I64)?;
     if let Some(known) = c.constant_integers(index)? {
         return match known.iter().any(|i| *i < 0) {
@@ -53,7 +53,7 @@ fn wrapped(c: &mut Context<'_>, index: Value, n: usize) -> Result<Value> {
     c.where_(negative, moved, index)
 }
 
-/// The positions at which a known mask is true, a list for each of its dimensions.
+/// The positions where a constant mask is true, as one list per dimension. `None` if the mask is not constant.
 fn positions(c: &mut Context<'_>, mask: Value) -> Result<Option<Vec<Value>>> {
     let Some(tensor) = c.constant_tensor(mask) else { return Ok(None) };
     let shape = tensor.shape().to_vec();
@@ -68,8 +68,8 @@ fn positions(c: &mut Context<'_>, mask: Value) -> Result<Option<Vec<Value>>> {
     Ok(Some(lists))
 }
 
-/// Which dimensions `indices` address, and by what. Masks become positions.
-fn addressed(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<(Vec<bool>, Vec<Value>)> {
+/// Which dimensions `indices` address, and the index of each. Masks become positions.
+fn indexed_dimensions(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<(Vec<bool>, Vec<Value>)> {
     let shape = c.shape(x);
     let mut indexed = vec![false; shape.len()];
     let mut lists = Vec::new();
@@ -81,14 +81,14 @@ fn addressed(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<(Vec<bool>, 
         };
         let parts = match c.dtype(index) {
             DType::Bool => positions(c, index)?.ok_or(
-                "its mask depends on the data, and so would the shape of its result; use torch.where or a fixed index",
+                "its mask, and so the shape of its result, depends on the data; use torch.where or a constant index",
             )?,
             _ => vec![index],
         };
         for part in parts {
             let n = *shape.get(dim).ok_or("it has more indices than dimensions")?;
             indexed[dim] = true;
-            lists.push(wrapped(c, part, n)?);
+            lists.push(non_negative(c, part, n)?);
             dim += 1;
         }
     }
@@ -97,7 +97,7 @@ fn addressed(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<(Vec<bool>, 
 
 fn index(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    let (indexed, lists) = addressed(c, a, x)?;
+    let (indexed, lists) = indexed_dimensions(c, a, x)?;
     match (&indexed.iter().enumerate().filter(|(_, i)| **i).map(|(d, _)| d).collect::<Vec<_>>()[..], &lists[..]) {
         ([], _) => one(x),
         ([dim], [list]) if c.rank(*list) == 1 => one(c.op(IndexSelect { dim: *dim }, &[x, *list])?),
@@ -110,7 +110,7 @@ fn index_put(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let values = a.value(c, "values")?;
     let values = c.cast(values, c.dtype(x))?;
     let accumulate = a.bool_or("accumulate", false)?;
-    // A mask of the data may still choose between the tensor and one value.
+    // With a single value, a mask that depends on the data selects between the tensor and the value.
     if let [Some(mask)] = a.optional_values(c, "indices")?[..]
         && c.dtype(mask) == DType::Bool
         && c.constant_tensor(mask).is_none()
@@ -123,7 +123,7 @@ fn index_put(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         let written = if accumulate { c.add(x, value)? } else { value };
         return one(c.where_(mask, written, x)?);
     }
-    let (indexed, lists) = addressed(c, a, x)?;
+    let (indexed, lists) = indexed_dimensions(c, a, x)?;
     if lists.is_empty() {
         return Err("it has no indices".into());
     }
@@ -134,29 +134,29 @@ fn index_put(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.op(IndexPut { indexed, accumulate }, &[&[x, values], &lists[..]].concat())?)
 }
 
-/// A tensor and a dimension of it; scalars as of one element.
-fn dimensioned(c: &mut Context<'_>, a: &Call<'_>) -> Result<(Value, usize)> {
+/// `self` and `dim`. A scalar becomes a tensor with one dimension.
+fn tensor_and_dim(c: &mut Context<'_>, a: &Call<'_>) -> Result<(Value, usize)> {
     let x = a.value(c, "self")?;
     let x = if c.rank(x) == 0 { c.reshape(x, &[1])? } else { x };
     Ok((x, wrap(a.int_or("dim", -1)?, c.rank(x))?))
 }
 
 fn index_select(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let (x, dim) = dimensioned(c, a)?;
-    let at = list(c, a)?;
+    let (x, dim) = tensor_and_dim(c, a)?;
+    let at = flat_index(c, a)?;
     one(c.op(IndexSelect { dim }, &[x, at])?)
 }
 
-/// `index`, of one dimension.
-fn list(c: &mut Context<'_>, a: &Call<'_>) -> Result<Value> {
+/// `index`, flattened to one dimension.
+fn flat_index(c: &mut Context<'_>, a: &Call<'_>) -> Result<Value> {
     let at = a.value(c, "index")?;
     let at = c.cast(at, DType::I64)?;
     c.reshape(at, &[c.ty(at).numel()])
 }
 
 fn index_add(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let (x, dim) = dimensioned(c, a)?;
-    let at = list(c, a)?;
+    let (x, dim) = tensor_and_dim(c, a)?;
+    let at = flat_index(c, a)?;
     let source = a.value(c, "source")?;
     let source = c.cast(source, c.dtype(x))?;
     let source = c.mul_scalar(source, a.number_or("alpha", 1.0)?)?;
@@ -164,8 +164,8 @@ fn index_add(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 fn index_copy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let (x, dim) = dimensioned(c, a)?;
-    let at = list(c, a)?;
+    let (x, dim) = tensor_and_dim(c, a)?;
+    let at = flat_index(c, a)?;
     let source = a.value(c, "source")?;
     let mut indexed = vec![false; c.rank(x)];
     indexed[dim] = true;
@@ -173,7 +173,7 @@ fn index_copy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 fn gather(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let (mut x, dim) = dimensioned(c, a)?;
+    let (mut x, dim) = tensor_and_dim(c, a)?;
     let mut at = a.value(c, if a.has("index") { "index" } else { "indices" })?;
     at = c.cast(at, DType::I64)?;
     if a.name == "take_along_dim" {
@@ -188,13 +188,13 @@ fn gather(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         }
         x = c.expand(x, &xs)?;
         at = c.expand(at, &ats)?;
-        at = wrapped(c, at, xs[dim])?;
+        at = non_negative(c, at, xs[dim])?;
     }
     one(c.gather(x, dim, at)?)
 }
 
 fn scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let (x, dim) = dimensioned(c, a)?;
+    let (x, dim) = tensor_and_dim(c, a)?;
     let at = a.value(c, "index")?;
     let at = c.cast(at, DType::I64)?;
     let shape = c.shape(at);
@@ -202,7 +202,7 @@ fn scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let source = match a.number(if a.has("src") { "src" } else { "value" })? {
         Some(n) => c.full(dtype, &shape, n)?,
         None => {
-            // The part of the source that the index covers.
+            // The source may be larger than the index.
             let mut source = a.value(c, "src")?;
             for (d, n) in shape.iter().enumerate() {
                 source = c.slice(source, d, 0, *n, 1)?;
@@ -216,7 +216,7 @@ fn scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.op(Scatter { dim }, &[x, at, source])?)
 }
 
-fn choose(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
+fn where_(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let condition = a.value(c, "condition")?;
     let condition = c.cast(condition, DType::Bool)?;
     let dtype = a.result_type(c, 0)?;
@@ -247,7 +247,7 @@ fn masked_fill(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 fn sorted(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Value>> {
-    let (x, dim) = dimensioned(c, a)?;
+    let (x, dim) = tensor_and_dim(c, a)?;
     let dtype = c.dtype(x);
     let number = if dtype == DType::Bool { c.cast(x, DType::I32)? } else { x };
     let mut results = c.apply(Sort { dim, descending: a.bool_or("descending", false)? }, &[number])?;
@@ -264,13 +264,13 @@ fn argsort(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 fn topk(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let (x, dim) = dimensioned(c, a)?;
+    let (x, dim) = tensor_and_dim(c, a)?;
     let op = TopK { k: size(a.int("k")?)?, dim, largest: a.bool_or("largest", true)? };
     Ok(c.apply(op, &[x])?.into_iter().map(Output::Value).collect())
 }
 
-/// `[.., classes]` with 1 where the last index is the element.
-fn hot(c: &mut Context<'_>, x: Value, classes: usize) -> Result<Value> {
+/// A boolean tensor `[.., classes]`: true where the last index equals the element.
+fn is_class(c: &mut Context<'_>, x: Value, classes: usize) -> Result<Value> {
     let mut shape = c.shape(x);
     shape.push(1);
     let x = c.reshape(x, &shape)?;
@@ -281,19 +281,19 @@ fn hot(c: &mut Context<'_>, x: Value, classes: usize) -> Result<Value> {
 fn one_hot(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let classes = a.int_or("num_classes", -1)?;
-    let classes = usize::try_from(classes).map_err(|_| "the number of classes must be given")?;
-    let y = hot(c, x, classes)?;
+    let classes = usize::try_from(classes).map_err(|_| "it needs the argument `num_classes`")?;
+    let y = is_class(c, x, classes)?;
     one(c.cast(y, DType::I64)?)
 }
 
-/// How many elements lie in each of equal intervals, the last with its end.
+/// The number of elements in each of `bins` equal intervals. The last interval includes its end.
 fn histc(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
     let bins = size(a.int_or("bins", 100)?)?;
     let (min, max) = (a.number_or("min", 0.0)?, a.number_or("max", 0.0)?);
     if min >= max {
-        return Err("its range must be given".into());
+        return Err("it needs the arguments `min` and `max`".into());
     }
     let x = c.cast(x, DType::F64)?;
     let x = c.reshape(x, &[c.ty(x).numel()])?;
@@ -305,7 +305,7 @@ fn histc(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let at = c.scalar(Binary::Div, at, max - min, false)?;
     let at = c.unary(Unary::Floor, at)?;
     let at = c.scalar(Binary::Minimum, at, bins as f64 - 1.0, false)?;
-    let y = hot(c, at, bins)?;
+    let y = is_class(c, at, bins)?;
     let n = c.ty(inside).numel();
     let inside = c.reshape(inside, &[n, 1])?;
     let y = c.op(Logical::And, &[y, inside])?;
@@ -313,7 +313,7 @@ fn histc(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.reduce(ReduceKind::Sum, y, &[0], false)?)
 }
 
-/// Only for elements below `minlength`: more would make the shape of the result depend on the data.
+/// Only for constants: otherwise the shape of the result depends on the data.
 fn bincount(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let classes = size(a.int_or("minlength", 0)?)?;
@@ -323,7 +323,7 @@ fn bincount(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let known = c.constant_integers(x)?.unwrap_or_default();
     let most = known.iter().copied().max().map_or(0, |m| m.saturating_add(1));
     let classes = classes.max(size(most)?);
-    let y = hot(c, x, classes)?;
+    let y = is_class(c, x, classes)?;
     let y = c.cast(y, DType::I64)?;
     one(c.reduce(ReduceKind::Sum, y, &[0], false)?)
 }
@@ -340,13 +340,13 @@ fn nonzero(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.cat(&columns, 1)?)
 }
 
-/// How many boundaries lie before each element.
+/// The number of boundaries before each element.
 fn buckets(c: &mut Context<'_>, a: &Call<'_>, [boundaries, x]: [&str; 2]) -> Result<Vec<Output>> {
     let (edges, x) = (a.value(c, boundaries)?, a.value(c, x)?);
     if c.rank(edges) != 1 {
         return Err("its boundaries must have one dimension".into());
     }
-    let right = a.bool_or("right", false)? || a.text("side") == Some("right");
+    let right = a.bool_or("right", false)? || a.string("side") == Some("right");
     let mut shape = c.shape(x);
     shape.push(1);
     let x = c.cast(x, c.dtype(edges))?;

@@ -14,8 +14,8 @@ entries! {
     "nll_loss_forward" ["default"] => nll,
     "nll_loss2d" ["default"] => nll,
     "nll_loss2d_forward" ["default"] => nll,
-    "mse_loss" ["default"] => |c, a| { let (x, y) = pair(c, a)?; let d = c.sub(x, y)?; let d = c.mul(d, d)?; reduced(c, a, d) },
-    "l1_loss" ["default"] => |c, a| { let (x, y) = pair(c, a)?; let d = c.sub(x, y)?; let d = c.unary(Unary::Abs, d)?; reduced(c, a, d) },
+    "mse_loss" ["default"] => |c, a| { let (x, y) = pair(c, a)?; let d = c.sub(x, y)?; let d = c.mul(d, d)?; reduce(c, a, d) },
+    "l1_loss" ["default"] => |c, a| { let (x, y) = pair(c, a)?; let d = c.sub(x, y)?; let d = c.unary(Unary::Abs, d)?; reduce(c, a, d) },
     "smooth_l1_loss" ["default"] => |c, a| { let beta = a.number_or("beta", 1.0)?; smooth(c, a, beta, 1.0 / beta) },
     "huber_loss" ["default"] => |c, a| { let delta = a.number_or("delta", 1.0)?; smooth(c, a, delta, 1.0) },
     "binary_cross_entropy" ["default"] => binary_cross_entropy,
@@ -30,8 +30,8 @@ fn pair(c: &mut Context<'_>, a: &Call<'_>) -> Result<(Value, Value)> {
     Ok((x, y))
 }
 
-/// None, mean or sum, as `reduction` says: 0, 1 or 2.
-fn reduced(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<Vec<Output>> {
+/// Applies the reduction: 0 is none, 1 the mean, 2 the sum.
+fn reduce(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<Vec<Output>> {
     let all: Vec<usize> = (0..c.rank(x)).collect();
     one(match a.int_or("reduction", 1)? {
         0 => x,
@@ -40,11 +40,11 @@ fn reduced(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<Vec<Output>> {
     })
 }
 
-/// Logits or log-probabilities `[N, C, ..]` or `[C]` as `[rows, C]`.
+/// Reshapes logits or log-probabilities `[N, C, ..]` or `[C]` to `[rows, C]`.
 fn class_last(c: &mut Context<'_>, x: Value) -> Result<Value> {
     let rank = c.rank(x);
     match rank {
-        0 => Err("needs classes".into()),
+        0 => Err("it needs classes".into()),
         1 => {
             let n = c.ty(x).numel();
             c.reshape(x, &[1, n])
@@ -66,7 +66,7 @@ fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let ignore_index = a.int_or("ignore_index", -100)?;
     let reduction = a.int_or("reduction", 1)?;
     if c.dtype(target).is_float() {
-        // Probabilities of the classes.
+        // Targets are class probabilities.
         let target = class_last(c, target)?;
         let classes = c.shape(target)[1].max(1) as f64;
         let target = c.mul_scalar(target, 1.0 - smoothing)?;
@@ -83,7 +83,7 @@ fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
             shape.remove(usize::from(shape.len() > 1));
             return one(c.reshape(each, &shape)?);
         }
-        return reduced(c, a, each);
+        return reduce(c, a, each);
     }
     let rows = c.shape(logits)[0];
     let flat = c.reshape(target, &[rows])?;
@@ -93,11 +93,11 @@ fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     }
     let log = c.op(LogSoftmax { dim: 1 }, &[logits])?;
     let likelihood = Likelihood { log, target: flat, ignore_index, weight: a.optional(c, "weight")? };
-    let (hit, weights) = likelihood.parts(c)?;
+    let (hit, weights) = likelihood.losses_and_weights(c)?;
     let each = if smoothing == 0.0 {
         hit
     } else {
-        // The rest of the probability is spread evenly over all classes.
+        // Label smoothing spreads the rest of the probability evenly over all classes.
         let classes = c.shape(log)[1].max(1) as f64;
         let spread = match likelihood.weight {
             Some(w) => c.mul(log, w)?,
@@ -112,10 +112,10 @@ fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         c.add(hit, spread)?
     };
     let shape = c.shape(target);
-    one(gathered(c, each, weights, reduction, &shape)?)
+    one(reduce_weighted(c, each, weights, reduction, &shape)?)
 }
 
-/// Log-probabilities `[rows, C]` and the classes that occurred `[rows]`.
+/// Log-probabilities `[rows, C]` and target classes `[rows]`.
 struct Likelihood {
     log: Value,
     target: Value,
@@ -130,8 +130,8 @@ impl Likelihood {
         c.cast(counts, c.dtype(self.log))
     }
 
-    /// The weighted negative logarithm of each target's probability, and the weights; 0 for what does not count.
-    fn parts(&self, c: &mut Context<'_>) -> Result<(Value, Value)> {
+    /// The weighted negative log-probability of each target, and the weights. Both are 0 for ignored targets.
+    fn losses_and_weights(&self, c: &mut Context<'_>) -> Result<(Value, Value)> {
         let rows = c.shape(self.log)[0];
         let counted = c.compare_scalar(Compare::Ne, self.target, self.ignore_index as f64)?;
         let zero = c.full(DType::I64, &[], 0.0)?;
@@ -149,8 +149,8 @@ impl Likelihood {
     }
 }
 
-/// Losses by row reduced: the mean is by weight.
-fn gathered(c: &mut Context<'_>, each: Value, weights: Value, reduction: i64, shape: &[usize]) -> Result<Value> {
+/// Reduces the losses of the rows. The mean is weighted.
+fn reduce_weighted(c: &mut Context<'_>, each: Value, weights: Value, reduction: i64, shape: &[usize]) -> Result<Value> {
     match reduction {
         0 => c.reshape(each, shape),
         1 => {
@@ -173,20 +173,20 @@ fn nll(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         ignore_index: a.int_or("ignore_index", -100)?,
         weight: a.optional(c, "weight")?,
     };
-    let (each, weights) = likelihood.parts(c)?;
+    let (each, weights) = likelihood.losses_and_weights(c)?;
     let shape = c.shape(target);
-    let loss = gathered(c, each, weights, a.int_or("reduction", 1)?, &shape)?;
+    let loss = reduce_weighted(c, each, weights, a.int_or("reduction", 1)?, &shape)?;
     let total = c.sum(weights, &[0], false)?;
     Ok(vec![loss.into(), total.into()])
 }
 
-/// `½ d² factor / …` near 0 and linear from `bound` on: `factor (½ d²)` and `factor bound (|d| - ½ bound)`.
+/// `factor ½ d²` for `|d| < bound`, else `factor bound (|d| - ½ bound)`.
 fn smooth(c: &mut Context<'_>, a: &Call<'_>, bound: f64, factor: f64) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
     let d = c.sub(x, y)?;
     let far = c.unary(Unary::Abs, d)?;
     if bound == 0.0 {
-        return reduced(c, a, far);
+        return reduce(c, a, far);
     }
     let square = c.mul(d, d)?;
     let near = c.mul_scalar(square, 0.5 * factor)?;
@@ -194,10 +194,10 @@ fn smooth(c: &mut Context<'_>, a: &Call<'_>, bound: f64, factor: f64) -> Result<
     let far = c.add_scalar(far, -0.5 * bound)?;
     let far = c.mul_scalar(far, factor * bound)?;
     let each = c.where_(close, near, far)?;
-    reduced(c, a, each)
+    reduce(c, a, each)
 }
 
-/// `-(y ln x + (1 - y) ln(1 - x))`, logarithms no smaller than -100.
+/// `-(y ln x + (1 - y) ln(1 - x))`. As in PyTorch, logarithms are at least -100.
 fn binary_cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
     let log = |c: &mut Context<'_>, v: Value| {
@@ -213,7 +213,7 @@ fn binary_cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>
     if let Some(weight) = a.optional(c, "weight")? {
         each = c.mul(each, weight)?;
     }
-    reduced(c, a, each)
+    reduce(c, a, each)
 }
 
 /// `(1 - y) x + (1 + (pos_weight - 1) y) softplus(-x)`
@@ -233,10 +233,10 @@ fn with_logits(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if let Some(weight) = a.optional(c, "weight")? {
         each = c.mul(each, weight)?;
     }
-    reduced(c, a, each)
+    reduce(c, a, each)
 }
 
-/// `y (ln y - x)`, or `exp(y) (y - x)` of logarithms.
+/// `y (ln y - x)`, or `exp(y) (y - x)` if the target is a logarithm.
 fn kl_div(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
     let each = if a.bool_or("log_target", false)? {
@@ -252,7 +252,7 @@ fn kl_div(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         let d = c.sub(l, x)?;
         c.mul(y, d)?
     };
-    reduced(c, a, each)
+    reduce(c, a, each)
 }
 
 /// `ln(1 + exp(-y x))`
@@ -261,5 +261,5 @@ fn soft_margin(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let p = c.mul(x, y)?;
     let n = c.unary(Unary::Neg, p)?;
     let each = c.unary(Unary::Softplus, n)?;
-    reduced(c, a, each)
+    reduce(c, a, each)
 }

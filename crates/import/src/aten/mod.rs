@@ -1,4 +1,4 @@
-//! The operators of PyTorch that are known here, and how each is made of ours.
+//! The supported operators of PyTorch, and their translation into operators of the graph crate.
 
 mod activation;
 mod attention;
@@ -17,7 +17,7 @@ mod view;
 
 pub(crate) use entry::Entry;
 
-/// A library's operators by what they do.
+/// The operators of ATen, in sections.
 pub(crate) const ATEN: &[(&str, &[Entry])] = &[
     ("Arithmetic and functions of one element", elementwise::ENTRIES),
     ("Activation functions", activation::ENTRIES),
@@ -34,7 +34,7 @@ pub(crate) const ATEN: &[(&str, &[Entry])] = &[
     ("Shapes and checks", symbol::ATEN),
 ];
 
-/// Other libraries' operators.
+/// The operators of other libraries.
 pub(crate) const OTHERS: &[(&str, &[Entry])] = &[
     ("_operator", symbol::OPERATOR),
     ("torch", symbol::TORCH),
@@ -42,7 +42,7 @@ pub(crate) const OTHERS: &[(&str, &[Entry])] = &[
     ("transformers", product::TRANSFORMERS),
 ];
 
-/// The entry of an operator and whether it is asked for in place.
+/// The entry of an operator, and whether the call is in-place.
 pub(crate) fn find(library: &str, name: &str, overload: &str) -> Option<(&'static Entry, bool)> {
     let of = |name: &str| -> Option<&'static Entry> {
         let known = |e: &&Entry| e.name == name && (e.overloads.contains(&overload) || e.overloads.is_empty());

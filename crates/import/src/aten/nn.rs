@@ -33,7 +33,7 @@ entries! {
     "embedding" ["default"] => embedding,
 }
 
-/// How many trailing dimensions `normalized_shape` names.
+/// The number of dimensions in `normalized_shape`.
 fn trailing(c: &Context<'_>, a: &Call<'_>, x: Value) -> Result<usize> {
     let shape = a.sizes("normalized_shape")?;
     if !c.ty(x).shape.ends_with(&shape) || shape.is_empty() {
@@ -79,19 +79,19 @@ fn rms_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     Ok(vec![y.into(), rstd.into()])
 }
 
-/// `[C]` seen along dimension 1 of `rank`.
+/// Reshapes `[C]` so that it broadcasts along dimension 1 of a tensor with `rank` dimensions.
 fn along_channels(c: &mut Context<'_>, v: Value, rank: usize) -> Result<Value> {
     let mut shape = vec![1; rank];
     shape[1] = c.ty(v).numel();
     c.reshape(v, &shape)
 }
 
-/// Each of `groups` groups of channels of each sample normalised on its own, then scaled.
-fn grouped(c: &mut Context<'_>, a: &Call<'_>, x: Value, groups: usize, eps: f64) -> Result<Value> {
+/// Normalises each of `groups` groups of channels of each sample, then applies weight and bias.
+fn normalise_groups(c: &mut Context<'_>, a: &Call<'_>, x: Value, groups: usize, eps: f64) -> Result<Value> {
     let shape = c.shape(x);
-    let [n, channels, rest @ ..] = &shape[..] else { return Err("needs channels".into()) };
+    let [n, channels, rest @ ..] = &shape[..] else { return Err("it needs channels".into()) };
     if groups == 0 || channels % groups != 0 {
-        return Err(format!("{channels} channels do not divide into {groups} groups").into());
+        return Err(format!("the number of channels, {channels}, is not a multiple of {groups} groups").into());
     }
     let flat = c.reshape(x, &[*n, groups, channels / groups * rest.iter().product::<usize>()])?;
     let y = c.op(LayerNorm { dims: 1, eps }, &[flat])?;
@@ -108,23 +108,23 @@ fn grouped(c: &mut Context<'_>, a: &Call<'_>, x: Value, groups: usize, eps: f64)
 fn group_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let groups = size(a.int(if a.has("num_groups") { "num_groups" } else { "group" })?)?;
-    let y = grouped(c, a, x, groups, a.number_or("eps", 1e-5)?)?;
+    let y = normalise_groups(c, a, x, groups, a.number_or("eps", 1e-5)?)?;
     Ok(vec![y.into(), Output::Unavailable, Output::Unavailable])
 }
 
 fn instance_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if a.has("running_mean") {
-        return Err("statistics over instances are not supported".into());
+        return Err("instance normalisation with running statistics is not supported".into());
     }
     let x = a.value(c, "input")?;
     let groups = c.shape(x).get(1).copied().unwrap_or(0);
-    one(grouped(c, a, x, groups, a.number_or("eps", 1e-5)?)?)
+    one(normalise_groups(c, a, x, groups, a.number_or("eps", 1e-5)?)?)
 }
 
-/// In training by the batch's statistics, which move the running ones; else by those.
+/// In training, normalises by the statistics of the batch and updates the running ones. Otherwise by the running ones.
 fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
-    let channels = *c.ty(x).shape.get(1).ok_or("needs channels")?;
+    let channels = *c.ty(x).shape.get(1).ok_or("it needs channels")?;
     let dtype = c.dtype(x);
     let default = |c: &mut Context<'_>, value: f64| c.full(dtype, &[channels], value);
     let or = |c: &mut Context<'_>, name: &str, value: f64| match a.optional(c, name)? {
@@ -157,13 +157,13 @@ fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let results = c.apply(op, &[x, weight, bias, mean, var])?;
     let functional = a.name.ends_with("_functional");
     if tracked && !functional {
-        // These forms overwrite the running statistics without saying so.
+        // These operators overwrite the running statistics, although their names do not end with `_`.
         c.write(a.tensor("running_mean")?, results[3])?;
         c.write(a.tensor("running_var")?, results[4])?;
     }
     let mut outs: Vec<Output> = results[..3].iter().map(|v| Output::Value(*v)).collect();
     if a.name == "_batch_norm_with_update_functional" {
-        // A piece of memory that only PyTorch's own backward reads.
+        // A buffer that only PyTorch's own backward reads.
         outs.push(Output::Unavailable);
     }
     if functional {
@@ -183,7 +183,7 @@ fn softmax(c: &mut Context<'_>, a: &Call<'_>, logarithm: bool) -> Result<Vec<Out
     one(c.reshape(y, &shape)?)
 }
 
-/// A softmax that gives zeros where every element is minus infinity.
+/// A softmax that returns zeros where every element is minus infinity.
 fn safe_softmax(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dim = wrap(a.int("dim")?, c.rank(x))?;
@@ -195,10 +195,10 @@ fn safe_softmax(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.where_(empty, zero, y)?)
 }
 
-/// Elements dropped with probability `p`; the rest scaled so that the mean stays.
-pub(super) fn dropped(c: &mut Context<'_>, x: Value, p: f64) -> Result<Vec<Value>> {
+/// Drops elements with probability `p` and scales the rest by `1 / (1 - p)`.
+pub(super) fn drop_elements(c: &mut Context<'_>, x: Value, p: f64) -> Result<Vec<Value>> {
     if !(0.0..=1.0).contains(&p) {
-        return Err(format!("a probability of {p} is not possible").into());
+        return Err(format!("the probability must be from 0 to 1, got {p}").into());
     }
     if p == 1.0 {
         return Ok(vec![c.mul_scalar(x, 0.0)?]);
@@ -219,10 +219,10 @@ fn dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         }
         return Ok(outs);
     }
-    Ok(dropped(c, x, p)?.into_iter().map(Output::Value).collect())
+    Ok(drop_elements(c, x, p)?.into_iter().map(Output::Value).collect())
 }
 
-/// Whole channels dropped together.
+/// Drops whole channels.
 fn feature_dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let p = a.number_or("p", 0.5)?;
@@ -232,15 +232,15 @@ fn feature_dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let mut shape = c.shape(x);
     shape.iter_mut().skip(2).for_each(|n| *n = 1);
     let ones = c.full(c.dtype(x), &shape, 1.0)?;
-    let mask = dropped(c, ones, p)?[0];
+    let mask = drop_elements(c, ones, p)?[0];
     one(c.mul(x, mask)?)
 }
 
-/// 1 with probability `p`, else 0: a dropout of ones that is not scaled, which outside of training is `p` everywhere.
+/// 1 with probability `p`, else 0: a dropout of ones without scaling. In evaluation it is `p` everywhere.
 fn bernoulli(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let p = match a.overload {
-        "default" => c.constant_number(x).ok_or("probabilities that differ are not supported")?,
+        "default" => c.constant_number(x).ok_or("elements with different probabilities are not supported")?,
         _ => a.number_or("p", 0.5)?,
     };
     let ty = c.ty(x).clone();
@@ -248,7 +248,7 @@ fn bernoulli(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if p == 1.0 {
         return one(ones);
     }
-    let y = dropped(c, ones, 1.0 - p)?[0];
+    let y = drop_elements(c, ones, 1.0 - p)?[0];
     one(c.mul_scalar(y, p)?)
 }
 

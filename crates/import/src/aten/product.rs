@@ -15,18 +15,18 @@ entries! {
     "mv" ["default"] => |c, a| { let (x, y) = pair(c, a, "vec")?; one(matmul(c, x, y)?) },
     "dot" ["default"] => |c, a| { let (x, y) = pair(c, a, "tensor")?; one(matmul(c, x, y)?) },
     "outer" ["default"] => outer,
-    "addmm" ["default"] => |c, a| added(c, a, ["mat1", "mat2"]),
-    "addmv" ["default"] => |c, a| added(c, a, ["mat", "vec"]),
-    "baddbmm" ["default"] => |c, a| added(c, a, ["batch1", "batch2"]),
+    "addmm" ["default"] => |c, a| product_plus_bias(c, a, ["mat1", "mat2"]),
+    "addmv" ["default"] => |c, a| product_plus_bias(c, a, ["mat", "vec"]),
+    "baddbmm" ["default"] => |c, a| product_plus_bias(c, a, ["batch1", "batch2"]),
     "einsum" ["default"] => einsum,
-    "_grouped_mm" ["default"] => |c, a| grouped(c, a, ["self", "mat2"]),
+    "_grouped_mm" ["default"] => |c, a| grouped_matmul(c, a, ["self", "mat2"]),
 }
 
-/// What `transformers` registers for its mixtures of experts.
+/// The operators that `transformers` registers for mixtures of experts.
 pub(super) const TRANSFORMERS: &[Entry] = &[Entry {
     name: "grouped_mm_fallback",
     overloads: &["default"],
-    translate: |c, a| grouped(c, a, ["input", "weight"]),
+    translate: |c, a| grouped_matmul(c, a, ["input", "weight"]),
 }];
 
 fn pair(c: &mut Context<'_>, a: &Call<'_>, other: &str) -> Result<(Value, Value)> {
@@ -42,11 +42,11 @@ fn linear(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.op(Linear, &operands)?)
 }
 
-/// NumPy's product: vectors are rows on the left and columns on the right, and their dimension goes.
+/// The product as in NumPy: a vector is a row on the left and a column on the right. Its dimension is removed again.
 fn matmul(c: &mut Context<'_>, x: Value, y: Value) -> Result<Value> {
     let (xs, ys) = (c.shape(x), c.shape(y));
     if xs.is_empty() || ys.is_empty() {
-        return Err("needs at least one dimension in each operand".into());
+        return Err("it needs at least one dimension in each operand".into());
     }
     let left = if xs.len() == 1 { c.reshape(x, &[1, xs[0]])? } else { x };
     let right = if ys.len() == 1 { c.reshape(y, &[ys[0], 1])? } else { y };
@@ -69,12 +69,12 @@ fn outer(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 /// `beta self + alpha (a b)`
-fn added(c: &mut Context<'_>, a: &Call<'_>, [left, right]: [&str; 2]) -> Result<Vec<Output>> {
+fn product_plus_bias(c: &mut Context<'_>, a: &Call<'_>, [left, right]: [&str; 2]) -> Result<Vec<Output>> {
     let (bias, x, y) = (a.value(c, "self")?, a.value(c, left)?, a.value(c, right)?);
     let (alpha, beta) = (a.number_or("alpha", 1.0)?, a.number_or("beta", 1.0)?);
     let product = matmul(c, x, y)?;
     let product = c.mul_scalar(product, alpha)?;
-    // What is multiplied by 0 counts for nothing, even if it is infinite.
+    // As in PyTorch, `self` is ignored if beta is 0, even if it is infinite or NaN.
     if beta == 0.0 {
         return one(product);
     }
@@ -84,7 +84,7 @@ fn added(c: &mut Context<'_>, a: &Call<'_>, [left, right]: [&str; 2]) -> Result<
 
 /// Einstein's sum over named dimensions, two operands at a time.
 fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let text: String = a.text("equation").unwrap_or_default().chars().filter(|ch| !ch.is_whitespace()).collect();
+    let text: String = a.string("equation").unwrap_or_default().chars().filter(|ch| !ch.is_whitespace()).collect();
     let operands = a.values(c, "tensors")?;
     if text.contains('.') {
         return Err("an ellipsis in its equation is not supported".into());
@@ -100,7 +100,7 @@ fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     };
     let labels: Vec<Vec<char>> = inputs.split(',').map(|s| s.chars().collect()).collect();
     if labels.len() != operands.len() || labels.iter().zip(&operands).any(|(l, v)| l.len() != c.rank(*v)) {
-        return Err(format!("its equation {text:?} does not fit its operands").into());
+        return Err(format!("its equation {text:?} does not match its operands").into());
     }
     let twice = |l: &[char]| (1..l.len()).any(|i| l[..i].contains(&l[i]));
     if labels.iter().any(|l| twice(l)) || twice(&output) {
@@ -110,20 +110,20 @@ fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (mut labels, mut value) = terms.next().ok_or("it has no operand")?;
     let rest: Vec<(Vec<char>, Value)> = terms.collect();
     for (i, (other, y)) in rest.iter().enumerate() {
-        // A name still needed is read by the output or a later operand.
+        // A label is needed if the output or a later operand has it.
         let needed = |l: &char| output.contains(l) || rest[i + 1..].iter().any(|(o, _)| o.contains(l));
-        (labels, value) = contracted(c, (&labels, value), (other, *y), &needed)?;
+        (labels, value) = contract(c, (&labels, value), (other, *y), &needed)?;
     }
     let gone: Vec<usize> = (0..labels.len()).filter(|&d| !output.contains(&labels[d])).collect();
     value = c.reduce(ReduceKind::Sum, value, &gone, false)?;
     labels.retain(|l| output.contains(l));
     let order: Option<Vec<usize>> = output.iter().map(|l| labels.iter().position(|k| k == l)).collect();
-    let order = order.ok_or_else(|| format!("its equation {text:?} names a dimension that no operand has"))?;
+    let order = order.ok_or_else(|| format!("its equation {text:?} has an output label that no operand has"))?;
     one(c.permute(value, &order)?)
 }
 
-/// The product of two operands summed over what both name and nothing else needs.
-fn contracted(
+/// The product of two operands, summed over the labels that both have and that are not needed later.
+fn contract(
     c: &mut Context<'_>,
     (left, x): (&[char], Value),
     (right, y): (&[char], Value),
@@ -157,22 +157,23 @@ fn contracted(
     Ok((names, product))
 }
 
-/// `(x [S, K], weight [E, K, N], offs [E])`: rows of `x` up to `offs[0]` by the first matrix, those from there up to `offs[1]` by the second, and so on.
+/// `(x [S, K], weight [E, K, N], offs [E])`: each matrix multiplies the rows of `x` up to its offset.
 ///
-/// Which rows these are depends on the data, so every matrix meets all rows, those of others as zeros. Rows behind the last offset give zeros.
-fn grouped(c: &mut Context<'_>, a: &Call<'_>, [x, weight]: [&str; 2]) -> Result<Vec<Output>> {
+/// Offsets depend on the data. So each matrix multiplies all rows, with the rows of other matrices set to zero. Rows
+/// after the last offset become zeros.
+fn grouped_matmul(c: &mut Context<'_>, a: &Call<'_>, [x, weight]: [&str; 2]) -> Result<Vec<Output>> {
     let (x, weight, ends) = (a.value(c, x)?, a.value(c, weight)?, a.value(c, "offs")?);
     let (xs, ws) = (c.shape(x), c.shape(weight));
     let ([rows, _], [experts, inner, columns]) = (&xs[..], &ws[..]) else {
-        return Err("needs rows and a stack of matrices".into());
+        return Err("it needs rows and a stack of matrices".into());
     };
     if *experts == 0 || *experts > 4096 || c.ty(ends).numel() != *experts {
-        return Err("its offsets do not fit its matrices".into());
+        return Err("its number of offsets does not match its matrices".into());
     }
     let row = c.arange(DType::I64, 0.0, 1.0, *rows)?;
     let row = c.reshape(row, &[*rows, 1])?;
     let ends = c.cast(ends, DType::I64)?;
-    // Row r belongs to the expert whose number is how many groups end at or before r.
+    // The expert of row r is the number of groups that end at or before r.
     let over = c.compare(Compare::Le, ends, row)?;
     let over = c.cast(over, DType::I64)?;
     let expert = c.reduce(ReduceKind::Sum, over, &[1], true)?;

@@ -293,7 +293,7 @@ fn rot90(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 fn pad(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    match a.text("mode") {
+    match a.string("mode") {
         None | Some("constant") => {}
         Some(mode) => return pad_from_inside(c, a, mode),
     }
@@ -384,7 +384,7 @@ fn select_scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 fn meshgrid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let axes = a.values(c, "tensors")?;
     let mut order: Vec<usize> = (0..axes.len()).collect();
-    if a.text("indexing") == Some("xy") && axes.len() >= 2 {
+    if a.string("indexing") == Some("xy") && axes.len() >= 2 {
         order.swap(0, 1);
     }
     let mut shape = vec![1; axes.len()];

@@ -13,8 +13,8 @@ entries! {
     "amax" ["default"] => |c, a| reduce(c, a, ReduceKind::Amax),
     "amin" ["default"] => |c, a| reduce(c, a, ReduceKind::Amin),
     "prod" ["default", "dim_int"] => |c, a| reduce(c, a, ReduceKind::Prod),
-    "any" ["default", "dim", "dims"] => |c, a| truth(c, a, ReduceKind::Any),
-    "all" ["default", "dim", "dims"] => |c, a| truth(c, a, ReduceKind::All),
+    "any" ["default", "dim", "dims"] => |c, a| reduce_bool(c, a, ReduceKind::Any),
+    "all" ["default", "dim", "dims"] => |c, a| reduce_bool(c, a, ReduceKind::All),
     "max" ["default", "dim", "other"] => |c, a| extremum(c, a, true),
     "min" ["default", "dim", "other"] => |c, a| extremum(c, a, false),
     "argmax" ["default"] => |c, a| position(c, a, true),
@@ -30,7 +30,7 @@ entries! {
     "diff" ["default"] => diff,
 }
 
-/// The dimensions of `dim`, all where it is left out.
+/// The dimensions in `dim`; all if it is missing.
 fn dims(a: &Call<'_>, rank: usize) -> Result<Vec<usize>> {
     wrap_all(&a.ints_or("dim", &[])?, rank)
 }
@@ -43,7 +43,7 @@ fn reduce(c: &mut Context<'_>, a: &Call<'_>, kind: ReduceKind) -> Result<Vec<Out
     one(c.reduce(kind, x, &dims, a.bool_or("keepdim", false)?)?)
 }
 
-fn truth(c: &mut Context<'_>, a: &Call<'_>, kind: ReduceKind) -> Result<Vec<Output>> {
+fn reduce_bool(c: &mut Context<'_>, a: &Call<'_>, kind: ReduceKind) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = c.cast(x, DType::Bool)?;
     let dims = dims(a, c.rank(x))?;
@@ -104,7 +104,7 @@ fn cumsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.op(CumSum { dim }, &[x])?)
 }
 
-/// The mean square distance from the mean, over `n - correction`.
+/// The sum of squared distances from the mean, over `n - correction`.
 fn variance(c: &mut Context<'_>, a: &Call<'_>, root: bool, with_mean: bool) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dims = dims(a, c.rank(x))?;
@@ -146,7 +146,7 @@ fn norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
             1.0 => c.sum(magnitude, &dims, keepdim)?,
             f64::INFINITY => c.reduce(ReduceKind::Amax, magnitude, &dims, keepdim)?,
             f64::NEG_INFINITY => c.reduce(ReduceKind::Amin, magnitude, &dims, keepdim)?,
-            0.0 => return Err("counting what is not zero is not supported".into()),
+            0.0 => return Err("the norm with p = 0 is not supported".into()),
             p => {
                 let power = c.scalar(Binary::Pow, magnitude, p, false)?;
                 let sum = c.sum(power, &dims, keepdim)?;
@@ -157,7 +157,7 @@ fn norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(y)
 }
 
-/// A square root whose gradient at 0 is 0, as PyTorch's norms have it.
+/// A square root with gradient 0 at 0, as in PyTorch's norms.
 fn root_of_sum(c: &mut Context<'_>, sum: Value) -> Result<Value> {
     let positive = c.compare_scalar(Compare::Gt, sum, 0.0)?;
     let one = c.full(c.dtype(sum), &[], 1.0)?;
@@ -171,7 +171,7 @@ fn logsumexp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dims = dims(a, c.rank(x))?;
     let keepdim = a.bool_or("keepdim", false)?;
-    // Taken away and added again: it bears no gradient.
+    // The maximum is subtracted and added again, so it needs no gradient.
     let max = c.reduce(ReduceKind::Amax, x, &dims, true)?;
     let max = c.detach(max)?;
     let shifted = c.sub(x, max)?;
@@ -183,7 +183,7 @@ fn logsumexp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.add(log, max)?)
 }
 
-/// Differences of neighbours along a dimension, `n` times.
+/// The differences of neighbours along a dimension, `n` times.
 fn diff(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let mut x = a.value(c, "self")?;
     let dim = wrap(a.int_or("dim", -1)?, c.rank(x))?;

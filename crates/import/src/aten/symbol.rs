@@ -1,10 +1,10 @@
-//! Arithmetic on sizes, and checks that PyTorch makes at run time.
+//! Arithmetic on sizes, and checks that PyTorch performs at run time.
 
 use super::entry::Entry;
 use crate::call::{Call, Item, Output, wrap};
 use crate::context::{Context, Result};
 
-/// Sizes of tensors, numbers out of them, and checks: what these would find is known at import, or checked by every operator itself.
+/// Sizes and elements of tensors, and checks. Their results are known at import, or each operator checks the same.
 pub(super) const ATEN: &[Entry] = &[
     Entry { name: "sym_size", overloads: &["int"], translate: sym_size },
     Entry { name: "sym_numel", overloads: &["default"], translate: sym_numel },
@@ -107,10 +107,10 @@ fn sym_numel(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     Ok(vec![Output::Item(Item::Int(c.ty(x).numel() as i64))])
 }
 
-/// The number in a tensor of one element, if that is known.
+/// The number in a tensor with one element. The tensor must be a constant.
 fn item(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    let known = c.constant_tensor(x).ok_or("the number depends on the data, and with it what is computed")?;
+    let known = c.constant_tensor(x).ok_or("it reads a number from the data; only constants can be read at import")?;
     let first = known.to_f64().first().copied().ok_or("the tensor is empty")?;
     let number = match c.dtype(x) {
         fusionllm_graph::DType::Bool => Item::Bool(first != 0.0),
@@ -120,7 +120,7 @@ fn item(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     Ok(vec![Output::Item(number)])
 }
 
-/// The name of an operand by its place.
+/// The name of operand `i`.
 fn name<'a>(a: &Call<'a>, i: usize) -> Result<&'a str> {
     Ok(&a.node.inputs.get(i).ok_or("an operand is missing")?.name)
 }
@@ -139,7 +139,7 @@ fn integer(a: &Call<'_>, i: usize) -> Option<i64> {
     })
 }
 
-/// On integers where all operands are and the result is one.
+/// Computes with integers if all operands and the result are integers. Otherwise with floats.
 fn arithmetic(
     a: &Call<'_>,
     floats: fn(f64, f64) -> Option<f64>,
@@ -151,12 +151,12 @@ fn arithmetic(
         return Ok(vec![Output::Item(Item::Int(n))]);
     }
     let y = if unary { 0.0 } else { operand(a, 1)? };
-    let result = floats(operand(a, 0)?, y).ok_or("has no result")?;
+    let result = floats(operand(a, 0)?, y).ok_or("it has no result")?;
     Ok(vec![Output::Item(Item::Float(result))])
 }
 
-fn compare(a: &Call<'_>, holds: fn(f64, f64) -> bool) -> Result<Vec<Output>> {
-    Ok(vec![Output::Item(Item::Bool(holds(operand(a, 0)?, operand(a, 1)?)))])
+fn compare(a: &Call<'_>, predicate: fn(f64, f64) -> bool) -> Result<Vec<Output>> {
+    Ok(vec![Output::Item(Item::Bool(predicate(operand(a, 0)?, operand(a, 1)?)))])
 }
 
 fn floor_divide(x: i64, y: i64) -> Option<i64> {
