@@ -143,6 +143,26 @@ impl Archive {
         self.program.torch_version.as_deref()
     }
 
+    /// The names of all tensors in the module's `state_dict`.
+    pub fn state_dict_names(&self) -> impl Iterator<Item = &str> {
+        self.weights.keys().map(String::as_str)
+    }
+
+    /// A tensor of the module's `state_dict`, as it was saved.
+    ///
+    /// # Errors
+    ///
+    /// There is no tensor of this name, or the file is damaged or can no longer be read.
+    pub fn state_dict_tensor(&mut self, name: &str) -> Result<HostTensor, ImportError> {
+        match self.weights.get(name).cloned() {
+            Some(stored) => self.tensor(&stored),
+            None => Err(ImportError::Model {
+                archive: self.name.clone(),
+                reason: format!("its state_dict has no tensor {name:?}"),
+            }),
+        }
+    }
+
     /// Reads a tensor. Integers of 8 and 16 bits are widened to `i32`.
     pub(crate) fn tensor(&mut self, stored: &StoredTensor) -> Result<HostTensor, ImportError> {
         let bytes = member(&self.name, &mut self.zip, &stored.member, u64::MAX)?;

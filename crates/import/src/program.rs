@@ -1,5 +1,9 @@
 //! The translation of an archive into a graph.
 
+use std::collections::{BTreeMap, HashMap};
+
+use fusionllm_graph::{DType, Graph, HostTensor, Init, TensorType, ValueId};
+
 use crate::ImportError;
 use crate::analysis::{
     argument_names, live, module, output_name, outputs, place, short, unsupported_operators, updated_buffers,
@@ -12,8 +16,6 @@ use crate::error::TranslationError;
 use crate::loss::{add_correct_output, targets};
 use crate::prune::pruned;
 use crate::schema::{self, Argument, GraphArgument, InputSpec, Node, OutputSpec, Size, SizeExpression, SymInt};
-use fusionllm_graph::{DType, Graph, HostTensor, Init, TensorType, ValueId};
-use std::collections::{BTreeMap, HashMap};
 
 /// Differences between the graph and the model as it was exported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -73,26 +75,6 @@ impl Archive {
         let dtype = imported.graph.ty(value).dtype;
         let tensor = self.tensor(&stored)?;
         tensor.cast(dtype).map_err(|source| ImportError::Graph { archive: self.name.clone(), source })
-    }
-
-    /// The names of all tensors in the module's `state_dict`.
-    pub fn state_dict_names(&self) -> impl Iterator<Item = &str> {
-        self.weights.keys().map(String::as_str)
-    }
-
-    /// A tensor of the module's `state_dict`, as it was saved.
-    ///
-    /// # Errors
-    ///
-    /// There is no tensor of this name, or the file is damaged or can no longer be read.
-    pub fn state_dict_tensor(&mut self, name: &str) -> Result<HostTensor, ImportError> {
-        match self.weights.get(name).cloned() {
-            Some(stored) => self.tensor(&stored),
-            None => Err(ImportError::Model {
-                archive: self.name.clone(),
-                reason: format!("its state_dict has no tensor {name:?}"),
-            }),
-        }
     }
 }
 

@@ -14,14 +14,8 @@ struct OneIdea {
     why: &'static str,
 }
 
-const ONE_IDEA: [OneIdea; 26] = [
+const ONE_IDEA: [OneIdea; 20] = [
     OneIdea { folder: "backend/host", modules: ["conv", "depthwise"], why: "not yet taken apart" },
-    OneIdea { folder: "compress", modules: ["block", "codec"], why: "not yet taken apart" },
-    OneIdea { folder: "graph", modules: ["builder", "error"], why: "not yet taken apart" },
-    OneIdea { folder: "graph", modules: ["builder", "init"], why: "not yet taken apart" },
-    OneIdea { folder: "graph", modules: ["builder", "ops"], why: "not yet taken apart" },
-    OneIdea { folder: "graph", modules: ["builder", "tensor"], why: "not yet taken apart" },
-    OneIdea { folder: "graph", modules: ["error", "graph"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["config", "data"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["config", "export"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["config", "saved"], why: "not yet taken apart" },

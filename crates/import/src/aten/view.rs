@@ -6,7 +6,7 @@ use fusionllm_graph::{Op, TensorType};
 use super::entry::{entries, one};
 use crate::archive::row_major;
 use crate::call::{Call, Output, size, wrap, wrap_all};
-use crate::context::{Context, Result, Value};
+use crate::context::{Context, Result};
 use crate::error::TranslationError;
 
 entries! {
