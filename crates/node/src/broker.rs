@@ -124,7 +124,7 @@ pub async fn conduct(
     let source = match &job.model.family {
         Family::Imported { file } => {
             let options =
-                fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..ImportOptions::default() };
+                fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
             Some(Mutex::new(imported::Model::open(file, options)?))
         }
         _ => None,
