@@ -123,8 +123,7 @@ pub async fn conduct(
     let feeds = Feeds::new(&model.forward, &data, model.micro_batch)?;
     let source = match &job.model.family {
         Family::Imported { file } => {
-            let options =
-                fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
+            let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
             Some(Mutex::new(imported::Model::open(file, options)?))
         }
         _ => None,
