@@ -1,4 +1,4 @@
-# The checks that CI runs, one by one. `just` lists them.
+# The checks that CI runs, and the quick start.
 
 default:
     @just --list
@@ -7,27 +7,26 @@ default:
 ci:
     .ci/run
 
-# Format all code
+# Whether all code is formatted
 fmt:
-    cargo fmt --all
+    .ci/run fmt
 
-# Lints; only tests may panic
+# Lints, with warnings denied; only tests may panic
 lint:
-    cargo clippy --workspace --all-features -- -D warnings -D clippy::unwrap_used -D clippy::expect_used -D clippy::panic
-    cargo clippy --workspace --all-targets --all-features -- -D warnings
+    .ci/run lint
 
-# Documentation of all crates
+# Documentation of all crates, with warnings denied
 doc:
-    RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --all-features
+    .ci/run doc
 
 # All tests, or those of `just test -p fusionllm-plan`
 test *arguments:
     cargo test --all-features {{arguments}}
 
-# Licences, sources and bans of dependencies; without arguments advisories, too
-deny *checks:
-    cargo deny check {{checks}}
+# Licences, sources and bans of dependencies
+deny:
+    .ci/run deny
 
-# The quick start
+# Trains the quick start, or `just train JOB.toml`
 train *arguments:
     cargo run --release -- train {{arguments}}
