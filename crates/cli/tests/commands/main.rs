@@ -2,6 +2,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod bad_input;
+mod examples;
 mod graph;
 mod help;
 mod plan;
@@ -61,6 +62,16 @@ const TINY: [&str; 7] = [
     "--set=train.micro_batch=1",
     "--set=eval.batches=1",
 ];
+
+/// Loss and validation loss of each step of a run.
+fn losses(run: &Path) -> Vec<(f64, Option<f64>)> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let line = |line| -> (f64, Option<f64>) {
+        let step: serde_json::Value = serde_json::from_str(line).unwrap();
+        (step["loss"].as_f64().unwrap(), step["val_loss"].as_f64())
+    };
+    text.lines().map(line).collect()
+}
 
 /// A run of three steps over two peers, and what the command printed. Made once, and only read.
 fn finished_run() -> &'static (PathBuf, Ran) {

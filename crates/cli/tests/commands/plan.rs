@@ -6,7 +6,7 @@ use std::path::Path;
 use insta::assert_snapshot;
 use serde_json::{Value, json};
 
-use super::{TINY, call, finished_run};
+use super::{TINY, call, finished_run, losses};
 
 /// The plan of the finished run, changed.
 fn plan(at: &Path, change: impl FnOnce(&mut Value)) {
@@ -20,16 +20,6 @@ fn changed(run: &Path, at: &Path, change: impl FnOnce(&mut Value)) {
     let mut plan: Value = serde_json::from_str(&text).unwrap();
     change(&mut plan);
     fs::write(at, plan.to_string()).unwrap();
-}
-
-/// Losses and validation losses of a run.
-fn losses(run: &Path) -> Vec<(f64, Option<f64>)> {
-    let text = fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-    let line = |line| -> (f64, Option<f64>) {
-        let step: Value = serde_json::from_str(line).unwrap();
-        (step["loss"].as_f64().unwrap(), step["val_loss"].as_f64())
-    };
-    text.lines().map(line).collect()
 }
 
 /// Four micro-batches a step: one peer runs the first stage, two take turns at the second; nobody waits for the fourth device.
