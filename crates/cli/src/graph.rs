@@ -14,7 +14,7 @@ use serde::Serialize;
 use crate::args::ShowArgs;
 use crate::failure::Failure;
 use crate::output;
-use crate::table::Table;
+use crate::table::{Table, WIDTH, wrap};
 use crate::units::{bytes, count};
 
 /// Prints what `path` leads to.
@@ -110,33 +110,11 @@ impl Listing {
 
     fn text(&self, backward: bool) -> String {
         let (graph, totals) = (&self.graph, &self.totals);
-        let mut nodes = Table::new(["#", "operator", "result", "FLOPs", "name", "reads"], [0, 3]);
-        let mut gradients = Table::new(["#", "operator", "result", "FLOPs", "makes", "reads"], [0, 3]);
-        for (id, node) in graph.nodes.iter().enumerate() {
-            let reads: Vec<String> = node.inputs.iter().map(|v| self.operand(*v)).collect();
-            let cost = flops(graph, node);
-            let cost = if cost == 0.0 { "-".into() } else { count(cost) };
-            let (table, name) = match (node.phase, node.origin) {
-                (Phase::Forward, _) => (&mut nodes, node.name.clone()),
-                (phase, origin) => {
-                    let of = origin.map_or_else(|| node.name.clone(), |o| o.to_string());
-                    (&mut gradients, format!("{}grad of {of}", if phase == Phase::WeightGrad { "weight " } else { "" }))
-                }
-            };
-            table.row([
-                id.to_string(),
-                node.op.name().into(),
-                types(graph, &node.outputs),
-                cost,
-                name,
-                reads.join(", "),
-            ]);
-        }
-        let mut out = format!("{}: {} operators, {}\n\n", graph.name, totals.forward_nodes, self.parameters());
-        out += &nodes.to_string();
+        let mut out = format!("{}: {} operators, {}\n", graph.name, totals.forward_nodes, self.parameters());
+        out += &self.operators(|phase| phase == Phase::Forward);
         if backward && totals.backward_nodes.is_some() {
-            out += "\nbackward\n\n";
-            out += &gradients.to_string();
+            out += "\nbackward\n";
+            out += &self.operators(|phase| phase != Phase::Forward);
         }
         for (title, ids) in [
             ("inputs", self.inputs(backward).collect::<Vec<_>>()),
@@ -160,6 +138,37 @@ impl Listing {
         }
         out += &table.to_string();
         out + &self.summary()
+    }
+
+    /// The operators of these phases, under the modules that they belong to, or the operators that they differentiate.
+    fn operators(&self, shown: impl Fn(Phase) -> bool) -> String {
+        let graph = &self.graph;
+        let mut out = String::new();
+        let mut last = None;
+        for (id, node) in graph.nodes.iter().enumerate().filter(|(_, node)| shown(node.phase)) {
+            let module = node.name.rsplit_once('.').map_or("", |(module, _)| module);
+            let heading = match (node.phase, node.origin) {
+                (Phase::WeightGrad, Some(origin)) => format!("weight gradient of {origin}"),
+                (Phase::InputGrad, Some(origin)) => format!("gradient of {origin}"),
+                _ if module.is_empty() => graph.name.clone(),
+                _ => module.to_owned(),
+            };
+            if last.as_ref() != Some(&heading) {
+                let _ = writeln!(out, "\n{heading}");
+                last = Some(heading);
+            }
+            let operand = |v: &ValueId| {
+                let name = self.operand(*v);
+                let inside = name.strip_prefix(module).and_then(|rest| rest.strip_prefix('.'));
+                inside.filter(|_| !module.is_empty()).map_or(name.clone(), String::from)
+            };
+            let reads: Vec<String> = node.inputs.iter().map(operand).collect();
+            let cost = flops(graph, node);
+            let cost = if cost == 0.0 { "-".into() } else { count(cost) };
+            let call = format!("{}({}) -> {}", node.op.name(), reads.join(", "), types(graph, &node.outputs));
+            out += &entry(id, &call, &cost);
+        }
+        out
     }
 
     /// Without what backward operators alone read, unless these are listed.
@@ -259,6 +268,20 @@ struct Typed<'a> {
     name: &'a str,
     #[serde(flatten)]
     ty: &'a TensorType,
+}
+
+/// A number, a text in as many lines as it takes, and a figure at the right margin of the last one.
+fn entry(number: usize, text: &str, figure: &str) -> String {
+    const TEXT_WIDTH: usize = WIDTH - 17;
+    let lines = wrap(text, TEXT_WIDTH);
+    let (mut out, last) = (String::new(), lines.len() - 1);
+    for (i, line) in lines.iter().enumerate() {
+        let number = if i == 0 { number.to_string() } else { String::new() };
+        let figure = if i == last { figure } else { "" };
+        let line = format!("{number:>5}  {line:<TEXT_WIDTH$}  {figure:>8}");
+        let _ = writeln!(out, "{}", line.trim_end());
+    }
+    out
 }
 
 fn flops(graph: &Graph, node: &Node) -> f64 {

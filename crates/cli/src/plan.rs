@@ -15,10 +15,10 @@ use fusionllm_plan::{
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
 use crate::output::{print, print_json};
-use crate::table::Table;
+use crate::table::{Table, WIDTH, wrap};
 use crate::units;
 
-/// Plans a job for a testbed and says how it would go.
+/// Plans a job for a testbed and prints the predictions.
 pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let input = |e: &dyn std::fmt::Display| Failure::Input(e.to_string());
     let mut set = args.set.clone();
@@ -33,21 +33,21 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let origin = Origin { lower_bound_step_s: lower_bound_s.filter(|b| *b > 0.0), solve_s, notes };
     let optimizer = job.train.optimizer.update_rule();
     let saved = SavedPlan { plan, cluster: cluster.unwrap_or(testbed), graph: model.forward, optimizer, origin };
-    let told = Told::new(&saved, programs, predicted, false)?;
+    let outcome = Outcome::new(&saved, programs, predicted, false)?;
     if let Some(path) = &args.output {
-        write(path, &saved.to_json(&told.simulation).map_err(|e| Failure::Running(e.to_string()))?)?;
+        write(path, &saved.to_json(&outcome.simulation).map_err(|e| Failure::Running(e.to_string()))?)?;
     }
     if let Some(path) = &args.svg {
-        write(path, &picture::cluster(&saved.cluster, &saved.plan, &told.simulation))?;
+        write(path, &picture::cluster(&saved.cluster, &saved.plan, &outcome.simulation))?;
     }
-    told.show(&saved, json)?;
+    outcome.show(&saved, json)?;
     if !json && let Some(path) = &args.output {
         print(&format!("\ncarry it out with `fusionllm train {} --plan {}`\n", args.job.display(), path.display()))?;
     }
     Ok(())
 }
 
-/// Runs a plan on the virtual clock.
+/// Simulates a saved plan.
 pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failure> {
     let path = args.plan.display();
     let hint = "simulate takes a file that `fusionllm plan -o` wrote";
@@ -55,27 +55,27 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
         .map_err(|e| Failure::Input(format!("{path}: the file cannot be read: {e}\n  hint: {hint}")))?;
     let saved = SavedPlan::from_json(&text).map_err(|e| Failure::Input(format!("{path}: {e}\n  hint: {hint}")))?;
     let programs = saved.programs().map_err(|e| Failure::Input(e.to_string()))?;
-    let told = Told::new(&saved, programs, None, args.svg.is_some() || args.trace.is_some())?;
+    let outcome = Outcome::new(&saved, programs, None, args.svg.is_some() || args.trace.is_some())?;
     if let Some(path) = &args.svg {
-        write(path, &picture::timeline(&saved.cluster, &told.simulation))?;
+        write(path, &picture::timeline(&saved.cluster, &outcome.simulation))?;
     }
     if let Some(path) = &args.trace {
-        write(path, &picture::trace(&saved.cluster, &told.simulation))?;
+        write(path, &picture::trace(&saved.cluster, &outcome.simulation))?;
     }
-    told.show(&saved, json)
+    outcome.show(&saved, json)
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
     std::fs::write(path, text).map_err(|e| Failure::Running(format!("{} cannot be written: {e}", path.display())))
 }
 
-/// What a simulation has to tell.
-struct Told {
+/// A simulated plan, and the step times with faster devices and links.
+struct Outcome {
     simulation: Simulation,
     what_if: Vec<WhatIf>,
 }
 
-impl Told {
+impl Outcome {
     fn new(
         saved: &SavedPlan,
         programs: Vec<Program>,
@@ -109,37 +109,53 @@ impl Told {
     }
 
     fn text(&self, saved: &SavedPlan) -> String {
-        let Simulation { step_s, peers, links, .. } = &self.simulation;
-        let (plan, cluster) = (&saved.plan, &saved.cluster);
-        let mut out = String::new();
+        let mut out = self.heading(saved);
+        let (devices, missing) = self.devices(saved);
+        let _ = write!(out, "\n{devices}");
+        if let Some(links) = self.links(saved) {
+            let _ = write!(out, "\n{links}");
+        }
+        out += "\n";
+        for line in missing.iter().chain(&saved.origin.notes).chain(&sentences(saved, &self.what_if)) {
+            out += &format!("{}\n", wrap(line, WIDTH).join("\n"));
+        }
+        out
+    }
+
+    fn heading(&self, saved: &SavedPlan) -> String {
+        let plan = &saved.plan;
         let parameters: usize = saved.graph.parameters().map(|v| saved.graph.ty(v).numel()).sum();
-        let _ = writeln!(
-            out,
-            "{}, {} parameters, on {} device(s): {} a step",
+        let mut out = format!(
+            "{}, {} parameters, on {} device(s): {} a step\n{}, {} schedule, {} micro-batches",
             saved.graph.name,
             units::count(parameters as f64),
             plan.used().len(),
-            units::seconds(*step_s)
+            units::seconds(self.simulation.step_s),
+            plan.scheduler,
+            plan.schedule.name(),
+            plan.micro_batches
         );
-        let _ =
-            write!(out, "{}, {} schedule, {} micro-batches", plan.scheduler, plan.schedule.name(), plan.micro_batches);
         if let Some(s) = saved.origin.solve_s {
             let _ = write!(out, "; planned in {}", units::seconds(s));
         }
+        out += "\n";
         if let (Some(bound), Some(gap)) = (saved.origin.lower_bound_step_s, saved.gap(&self.simulation)) {
             let (bound, gap) = (units::seconds(bound), 100.0 * gap);
-            let _ = write!(
+            let _ = writeln!(
                 out,
-                "; by the cost formula, every plan takes at least {bound}; the simulation is {gap:.0} % above that"
+                "by the cost formula, every plan takes at least {bound}; the simulation is {gap:.0} % above that"
             );
         }
-        out += "\n\n";
+        out
+    }
 
+    /// A row for each device, and a sentence for each that has too little memory.
+    fn devices(&self, saved: &SavedPlan) -> (Table<8>, Vec<String>) {
+        let (plan, cluster) = (&saved.plan, &saved.cluster);
         let mut table =
-            Table::new(["PEER", "SITE", "STAGES", "OPERATORS", "COMPUTES", "BUSY", "HOLDS", "OF"], [3, 4, 5, 6, 7]);
-        let share = |s: f64| format!("{:.0} %", 100.0 * s / step_s);
-        let mut short = Vec::new();
-        for (p, (device, load)) in (0..).map(PeerId).zip(cluster.devices().iter().zip(peers)) {
+            Table::new(["DEVICE", "SITE", "STAGES", "OPERATORS", "COMPUTE", "BUSY", "MEMORY", "OF"], [3, 4, 5, 6, 7]);
+        let mut missing = Vec::new();
+        for (p, (device, load)) in (0..).map(PeerId).zip(cluster.devices().iter().zip(&self.simulation.peers)) {
             let stages: Vec<usize> =
                 (0..plan.stages.len()).filter(|s| plan.stages[*s].replicas().contains(&p)).collect();
             let operators: usize = stages.iter().map(|s| plan.stages[*s].nodes.len()).sum();
@@ -150,40 +166,56 @@ impl Told {
                 ranges(&stages),
                 operators.to_string(),
                 units::seconds(load.compute_s),
-                share(load.compute_s),
+                self.share(load.compute_s),
                 units::bytes(load.peak_bytes),
                 units::bytes(device.memory),
             ]);
             if load.peak_bytes > device.memory {
-                let missing = units::bytes(load.peak_bytes - device.memory);
-                short.push(format!("{} lacks {missing} of memory for its share", device.name));
+                let bytes = units::bytes(load.peak_bytes - device.memory);
+                missing.push(format!("{} lacks {bytes} of memory for its share", device.name));
             }
         }
-        out += &table.to_string();
+        (table, missing)
+    }
 
-        let mut table = Table::new(["FROM", "TO", "RATE", "LATENCY", "A STEP", "MESSAGES", "BUSY"], [2, 3, 4, 5, 6]);
-        let mut any = false;
-        for l in links {
-            let Some(link) = cluster.link(l.from, l.to).filter(|link| link.bandwidth.is_finite()) else { continue };
-            any = true;
+    /// The links that are busiest, and how many there are besides.
+    fn links(&self, saved: &SavedPlan) -> Option<String> {
+        const SHOWN: usize = 8;
+        let cluster = &saved.cluster;
+        let mut links: Vec<_> = self
+            .simulation
+            .links
+            .iter()
+            .filter_map(|load| Some((load, cluster.link(load.from, load.to)?)))
+            .filter(|(_, link)| link.bandwidth.is_finite())
+            .collect();
+        links.sort_by(|a, b| b.0.busy_s.total_cmp(&a.0.busy_s));
+        let rest = links.split_off(links.len().min(SHOWN));
+        let mut table = Table::new(["FROM", "TO", "RATE", "LATENCY", "PER STEP", "MESSAGES", "BUSY"], [2, 3, 4, 5, 6]);
+        for (load, link) in &links {
             table.row([
-                cluster.name(l.from).to_owned(),
-                cluster.name(l.to).to_owned(),
+                cluster.name(load.from).to_owned(),
+                cluster.name(load.to).to_owned(),
                 units::rate(link.bandwidth),
                 units::seconds(link.latency),
-                units::bytes(l.bytes),
-                l.messages.to_string(),
-                share(l.busy_s),
+                units::bytes(load.bytes),
+                load.messages.to_string(),
+                self.share(load.busy_s),
             ]);
         }
-        if any {
-            let _ = write!(out, "\n{table}");
-        }
-        out += "\n";
-        for line in short.iter().chain(&saved.origin.notes).chain(&sentences(saved, &self.what_if)) {
-            let _ = writeln!(out, "{line}");
-        }
-        out
+        let more = match rest.first() {
+            Some((load, _)) => {
+                let (count, share) = (rest.len(), self.share(load.busy_s));
+                format!("  and {count} more links, at most {share} busy; --json lists them\n")
+            }
+            None => String::new(),
+        };
+        (!links.is_empty()).then(|| format!("{table}{more}"))
+    }
+
+    /// A part of the step, in percent.
+    fn share(&self, seconds: f64) -> String {
+        format!("{:.0} %", 100.0 * seconds / self.simulation.step_s)
     }
 }
 
@@ -200,7 +232,7 @@ fn sentences(saved: &SavedPlan, found: &[WhatIf]) -> Vec<String> {
         };
         let (what, how) = match &w.change {
             Change::Link { from, to, now, then } => {
-                (format!("the link {}–{}", cluster.name(*from), cluster.name(*to)), better(now, then))
+                (format!("the link {} -> {}", cluster.name(*from), cluster.name(*to)), better(now, then))
             }
             Change::Uplink { site, now, then } => {
                 let name = cluster.sites().get(*site as usize).map_or("?", |s| &s.name);

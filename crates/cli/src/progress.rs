@@ -1,38 +1,40 @@
-//! What a person sees of a run while it goes: on standard error, so that standard output stays clean.
+//! The progress of a run, printed on standard error. Standard output stays free for results.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use fusionllm_graph::Graph;
 use fusionllm_node::config::{Data, Job};
 use fusionllm_node::data::{Dataset, Tokenizer};
 use fusionllm_node::run_dir::Summary;
 use fusionllm_node::{Event, Observer};
+use fusionllm_plan::Plan;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::complain;
 use crate::units::{bytes, count, seconds};
 
-/// Shows a run's events: as a bar on a terminal, else as a line now and then.
+/// Shows a run's events: a progress bar on a terminal, otherwise a line every few seconds.
 pub(crate) struct Progress {
     bar: ProgressBar,
     steps: u64,
-    /// What the targets are called.
+    /// Plural name of the targets, such as `tokens`.
     targets: &'static str,
     tokenizer: Option<Tokenizer>,
-    /// Whether people have to bring the peers, and need the ticket for it.
+    /// Whether peers join from other machines, which takes the ticket.
     by_ticket: bool,
     pace: Pace,
-    /// When the last line was written where there is no bar.
+    /// Without a bar: when the last line was written.
     last_line: Option<Instant>,
     sent: u64,
     history: History,
 }
 
-/// What the report at the end tells.
+/// The facts that the report at the end needs.
 #[derive(Default)]
 pub(crate) struct History {
-    /// Where the run left its files.
+    /// The run directory.
     pub(crate) directory: PathBuf,
     /// Loss of each step.
     pub(crate) losses: Vec<f64>,
@@ -40,9 +42,9 @@ pub(crate) struct History {
     pub(crate) validation: Option<(u64, f64, f64)>,
     /// Seconds from the first step's start to the end.
     pub(crate) took: f64,
-    /// How the held-out text begins, to see what the model makes of it.
+    /// The beginning of the held-out text. The model continues it in the report.
     pub(crate) prompt: Option<String>,
-    /// Steps the job asks for.
+    /// Number of steps in the job.
     pub(crate) steps: u64,
     pub(crate) summary: Option<Summary>,
 }
@@ -71,7 +73,7 @@ impl Progress {
         }
     }
 
-    /// What was seen, once the run is over.
+    /// Clears the bar and returns what the run reported.
     pub(crate) fn into_history(self) -> History {
         self.bar.finish_and_clear();
         self.history
@@ -109,6 +111,40 @@ impl Progress {
             complain(format_args!("step {step}/{}: loss {loss:.4}  {rate}  {sent}{left}", self.steps));
         }
     }
+
+    fn planned(&self, plan: &Plan, graph: &Graph, notes: &[String], predicted_step_s: Option<f64>) {
+        let parameters: usize = graph.parameters().map(|v| graph.ty(v).numel()).sum();
+        self.say(format!(
+            "{}: {} parameters, {} operators in {} stages over {} peers",
+            graph.name,
+            count(parameters as f64),
+            graph.nodes.len(),
+            plan.stages.len(),
+            plan.peers.len(),
+        ));
+        self.say(format!(
+            "plan: {}, {} schedule, {} micro-batches",
+            plan.scheduler,
+            plan.schedule.name(),
+            plan.micro_batches
+        ));
+        for note in notes {
+            self.say(note);
+        }
+        if let Some(s) = predicted_step_s {
+            self.say(format!("predicted: {} a step", seconds(s)));
+        }
+    }
+
+    fn start(&mut self) {
+        self.pace.start(Instant::now());
+        self.bar.disable_steady_tick();
+        let template = "{wide_bar:.cyan/blue} {pos}/{len}  {prefix}\n{wide_msg}";
+        if let Ok(style) = ProgressStyle::with_template(template) {
+            self.bar.set_style(style.progress_chars("━╸─"));
+        }
+        self.bar.set_message("the first step");
+    }
 }
 
 impl Observer for Progress {
@@ -144,42 +180,20 @@ impl Observer for Progress {
                 self.wait_for("measuring machines and links".to_string());
             }
             Event::Planned { plan, notes, predicted_step_s, model, data } => {
-                let parameters: usize = model.forward.parameters().map(|v| model.forward.ty(v).numel()).sum();
-                self.say(format!(
-                    "{}: {} parameters, {} operators in {} stages over {} peers ({}, {}, {} micro-batches)",
-                    model.forward.name,
-                    count(parameters as f64),
-                    model.forward.nodes.len(),
-                    plan.stages.len(),
-                    plan.peers.len(),
-                    plan.scheduler,
-                    plan.schedule.name(),
-                    plan.micro_batches
-                ));
-                for note in notes {
-                    self.say(note);
-                }
-                if let Some(s) = predicted_step_s {
-                    self.say(format!("predicted: {} a step", seconds(s)));
-                }
+                self.planned(plan, &model.forward, notes, predicted_step_s);
                 self.say(data.to_string());
                 self.history.prompt = self.tokenizer.and_then(|t| prompt(&opening(data, t), t));
                 self.wait_for("loading".to_string());
             }
-            Event::Started => {
-                self.pace.start(Instant::now());
-                self.bar.disable_steady_tick();
-                let template = "{wide_bar:.cyan/blue} {pos}/{len}  {prefix}\n{wide_msg}";
-                if let Ok(style) = ProgressStyle::with_template(template) {
-                    self.bar.set_style(style.progress_chars("━╸─"));
-                }
-                self.bar.set_message("the first step");
-            }
+            Event::Started => self.start(),
             Event::Step { record, targets_per_s } => {
                 self.sent += record.bytes_sent;
                 self.history.losses.push(record.loss);
                 if !record.applied {
-                    self.say(format!("step {}: loss or gradient is not finite; the update was left out", record.step));
+                    self.say(format!(
+                        "step {}: the loss or a gradient is not finite; this update is skipped",
+                        record.step
+                    ));
                 }
                 self.step(record.step, record.loss, targets_per_s);
             }
@@ -187,7 +201,7 @@ impl Observer for Progress {
                 self.history.validation = Some((step, val_loss, val_accuracy));
                 self.say(format!("step {step}: validation loss {val_loss:.4}{}", accuracy(val_accuracy)));
             }
-            // Over a slow link the last one takes longer than a step, and nothing else moves meanwhile.
+            // Over a slow link this takes longer than a step, and no step shows progress meanwhile.
             Event::Saving { step } if step >= self.steps => self.wait_for("fetching the trained model".to_owned()),
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
             Event::Shortfall { reason } => self.say(format!("note: {reason}")),
@@ -207,12 +221,12 @@ pub(crate) fn accuracy(share: f64) -> String {
     if share.is_nan() { String::new() } else { format!(", accuracy {:.1} %", 100.0 * share) }
 }
 
-/// Whether it is time for another line: soon at first, and rarer the longer a run goes.
+/// Whether to print another line: every 5 s, and less often the longer a run takes.
 fn is_due(since_last: Option<Duration>, elapsed: Duration) -> bool {
     since_last.is_none_or(|since| since >= Duration::from_secs(5).max(elapsed / 20))
 }
 
-/// How fast the last steps were, validations and checkpoints between them included.
+/// The speed of the last steps, with validations and checkpoints between them.
 #[derive(Debug, Default)]
 struct Pace {
     started: Option<Instant>,
@@ -226,7 +240,7 @@ impl Pace {
         self.started = Some(now);
     }
 
-    /// Seconds a step, once two are done: the first warms everything up.
+    /// Seconds per step, once two steps are done. The first one is slower.
     fn step(&mut self, now: Instant, step: u64) -> Option<f64> {
         self.recent.push_back((now, step));
         if self.recent.len() > Self::STEPS {
@@ -241,7 +255,7 @@ impl Pace {
     }
 }
 
-/// The first tokens held out, or of the training data if none are.
+/// The first held-out tokens; without held-out data, the first training tokens.
 fn opening(data: &Dataset, tokenizer: Tokenizer) -> Vec<u32> {
     let batch = if data.eval_samples() > 0 { data.eval_batch(0, 1) } else { data.train_batch(0, 1) };
     let tensors = batch.map(|b| b.tensors).unwrap_or_default();
@@ -250,11 +264,11 @@ fn opening(data: &Dataset, tokenizer: Tokenizer) -> Vec<u32> {
     tokens.filter(|t| Some(*t) != tokenizer.start_of_text()).collect()
 }
 
-/// A few words from the start of a line, short enough to be read at a glance.
+/// A few words from the start of a line.
 fn prompt(opening: &[u32], tokenizer: Tokenizer) -> Option<String> {
     const LONGEST: usize = 60;
     let text = tokenizer.decode(opening);
-    // Held-out text may begin anywhere in a line, and end there.
+    // Held-out text may begin and end in the middle of a line.
     let lines: Vec<&str> = text.lines().map(str::trim).collect();
     let whole = lines.get(1..lines.len().saturating_sub(1)).unwrap_or_default();
     let worthy = |line: &&&str| line.chars().filter(|c| c.is_alphanumeric()).count() >= 12;

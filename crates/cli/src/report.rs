@@ -1,4 +1,4 @@
-//! What a person reads once a run is over.
+//! The report that a run prints at its end.
 
 use std::fmt::Write;
 use std::io::IsTerminal;
@@ -16,7 +16,7 @@ use crate::progress::History;
 use crate::table::Table;
 use crate::units::{bytes, seconds};
 
-/// Prints how a run went, and for language models a sample of what they write now.
+/// Prints a run's figures and, for language models, a sample of their text.
 pub(crate) fn report(history: &History) -> Result<(), Failure> {
     let Some(summary) = &history.summary else { return Ok(()) };
     print(&text(summary, history))?;
@@ -24,11 +24,11 @@ pub(crate) fn report(history: &History) -> Result<(), Failure> {
         sample(prompt, &history.directory)?;
     }
     let directory = history.directory.display();
-    print(&format!("\n{directory} holds metrics.jsonl, summary.json, plan.json and checkpoints/\n"))?;
+    print(&format!("\nfiles:      {directory}: metrics.jsonl, summary.json, plan.json, checkpoints/\n"))?;
     if history.prompt.is_some() {
         print(&format!("more text:  fusionllm generate {directory} --prompt \"...\"\n"))?;
     }
-    // A run that was stopped goes on to its own end.
+    // A run that was stopped continues to its end.
     let more = match summary.steps {
         n if n < history.steps => String::new(),
         n => format!(" --steps {}", n.saturating_mul(2)),
@@ -46,7 +46,11 @@ fn text(summary: &Summary, history: &History) -> String {
     };
     line("steps", format!("{} in {}", history.losses.len(), seconds(history.took)));
     let curve = curve(&history.losses);
-    line("loss", format!("{} {curve} {}", loss(summary.loss_first), loss(summary.loss_last)));
+    let first = loss(history.losses.first().copied());
+    // A resumed run shows its own first step, where the curve starts, and the loss of step 1 after it.
+    let resumed = (history.losses.len() as u64) < summary.steps;
+    let before = if resumed { format!("  (step 1: {})", loss(summary.loss_first)) } else { String::new() };
+    line("loss", format!("{first} {curve} {}{before}", loss(summary.loss_last)));
     if let Some((step, val_loss, accuracy)) = history.validation {
         line("validation", format!("loss {val_loss:.3}{} after step {step}", crate::progress::accuracy(accuracy)));
     }
@@ -78,7 +82,7 @@ fn text(summary: &Summary, history: &History) -> String {
     out
 }
 
-/// Prints what the newest checkpoint writes after `prompt`. A run is not failed for want of a sample.
+/// Prints the text that the newest checkpoint writes after `prompt`. A run without a sample has not failed.
 fn sample(prompt: &str, directory: &Path) -> Result<(), Failure> {
     const LONGEST: Duration = Duration::from_secs(15);
     const CHARACTERS: usize = 400;
@@ -99,10 +103,10 @@ fn sample(prompt: &str, directory: &Path) -> Result<(), Failure> {
     }
     let (bold, plain) = if std::io::stdout().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };
     let text = format!("{bold}{}{plain}{}", legible(prompt), legible(&text)).replace('\n', "\n  ");
-    print(&format!("\na sample, going on from held-out text:\n\n  {text}\n"))
+    print(&format!("\na sample that continues held-out text:\n\n  {text}\n"))
 }
 
-/// The course of the loss in a few characters, high to low; empty if there is no course.
+/// The losses as a small picture. An arrow if all are equal.
 fn curve(losses: &[f64]) -> String {
     const LEVELS: [char; 8] = ['▁', '▂', '▃', '▄', '▅', '▆', '▇', '█'];
     const WIDTH: usize = 32;
