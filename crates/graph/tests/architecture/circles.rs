@@ -14,7 +14,7 @@ struct OneIdea {
     why: &'static str,
 }
 
-const ONE_IDEA: [OneIdea; 20] = [
+const ONE_IDEA: [OneIdea; 9] = [
     OneIdea { folder: "backend/host", modules: ["conv", "depthwise"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["config", "data"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["config", "export"], why: "not yet taken apart" },
@@ -22,17 +22,6 @@ const ONE_IDEA: [OneIdea; 20] = [
     OneIdea { folder: "node", modules: ["export", "imported"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["peer", "survey"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["survey", "profile"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["auto", "cluster"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["auto", "compression"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["auto", "placement"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["auto", "plan"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["auto", "simulate"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["bound", "exact"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["bound", "fence"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["bound", "scheduler"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["cluster", "compile"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["cluster", "estimate"], why: "not yet taken apart" },
-    OneIdea { folder: "plan", modules: ["compile", "emit"], why: "not yet taken apart" },
     OneIdea { folder: "transport", modules: ["connection", "frame"], why: "not yet taken apart" },
     OneIdea { folder: "transport", modules: ["connection", "lane"], why: "not yet taken apart" },
 ];

@@ -279,7 +279,7 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
         overhead: section.quantity("overhead", &TIME, false)?.unwrap_or(0.0),
     };
     let mut device = Device::new(name, rates, memory as u64);
-    let mut curves = |key: &'static str| -> Result<Curves, JobError> {
+    let curves = |key: &'static str| -> Result<Curves, JobError> {
         let mut curves = Curves::new();
         for (operator, points) in section.curves(key)? {
             let curve = Curve::new(points).ok_or_else(|| {
