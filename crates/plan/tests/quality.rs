@@ -79,7 +79,7 @@ fn the_bound_holds_for_replicas() {
     let mut bounds = Vec::new();
     for (seed, copies) in (0..60).zip([2, 3, 6].into_iter().cycle()) {
         let problem = cases::case(seed, 6, 20);
-        let replicated = problem.on(joined(&problem, copies));
+        let replicated = problem.with_machines(joined(&problem, copies));
         let bound = lower_bound(&problem, &Schedule::ALL, copies);
         let mut best = f64::INFINITY;
         for (problem, schedule) in [&problem, &replicated].into_iter().flat_map(|p| Schedule::ALL.map(|s| (p, s))) {

@@ -120,9 +120,9 @@ fn what_cannot_be_planned() {
     error: still.toml:13:8: `link.rate` is 0 bps
       hint: it must be above zero
     ");
-    assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512.2 KiB with what it keeps and updates, and the largest device, b, has 300.0 KiB; use a smaller micro-batch or a device with more memory"#);
-    assert_snapshot!(plan("small.toml"), @"error: memory: parameters, their gradients and the optimiser's state take 1.9 MiB, and all 2 devices together have 1.6 MiB: 380.0 KiB are missing; add devices or make the model smaller");
-    assert_snapshot!(plan("tight.toml"), @"error: memory: no cut fits the devices' memory: shared out by memory, there are missing 459.5 KiB on a, 690.4 KiB on b; use smaller micro-batches, or add devices");
+    assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512.2 KiB with its parameters and activations, but the largest device, b, has 300.0 KiB; use a smaller micro-batch, or a device with more memory"#);
+    assert_snapshot!(plan("small.toml"), @"error: memory: parameters, gradients and optimizer state take 1.9 MiB, but all 2 devices together have 1.6 MiB: 380.0 KiB are missing; add devices, or use a smaller model");
+    assert_snapshot!(plan("tight.toml"), @"error: memory: no cut fits the devices' memory: the cut in proportion to memory lacks 459.5 KiB on a, 690.4 KiB on b; use smaller micro-batches, or add devices");
 }
 
 #[test]

@@ -135,7 +135,7 @@ impl Cluster {
         let mut names = HashSet::new();
         for name in self.devices.iter().map(|d| &d.name).chain(self.sites.iter().map(|s| &s.name)) {
             if name.is_empty() || !names.insert(name) {
-                return Err(format!("the name {name:?} is empty or stands for two devices or sites"));
+                return Err(format!("the name {name:?} is empty, or names two devices or sites"));
             }
         }
         for d in &self.devices {
@@ -148,7 +148,7 @@ impl Cluster {
                 return Err(format!("device {:?} has slowdown {}; it must be at least 1", d.name, d.slowdown));
             }
             if d.site.is_some_and(|s| s as usize >= self.sites.len()) {
-                return Err(format!("device {:?} stands in a site that is not there", d.name));
+                return Err(format!("device {:?} is in a site that does not exist", d.name));
             }
         }
         for s in &self.sites {
@@ -163,7 +163,7 @@ impl Cluster {
                 Place::Broker => true,
             };
             if !there {
-                return Err(format!("{place:?} is named, but is not there"));
+                return Err(format!("{place:?} does not exist"));
             }
         }
         for l in &self.direct {
@@ -265,7 +265,7 @@ impl Cluster {
                     *slot = Some(i);
                     chosen.push(device.clone());
                 }
-                _ => return fail(format!("{p} is not there, or named twice")),
+                _ => return fail(format!("{p} does not exist, or is named twice")),
             }
         }
         // If the broker's device is left out, its machine becomes the broker's own.
@@ -424,12 +424,12 @@ mod tests {
     }
 
     #[test]
-    fn messages_take_the_most_particular_line_and_every_uplink() {
+    fn messages_take_the_most_specific_link_and_every_uplink() {
         let c = cluster(None);
         assert_eq!(c.link(A, B), Some(link(0.001, 1e8)));
         assert_eq!(c.link(A, C), Some(link(0.1875, 1e6)), "the uplink limits");
-        assert_eq!(c.link(C, A), Some(link(0.1875, 5e5)), "the line limits");
-        assert_eq!(c.link(B, C), Some(link(0.3125, 7e5)), "b has a line of its own");
+        assert_eq!(c.link(C, A), Some(link(0.1875, 5e5)), "the direct link limits");
+        assert_eq!(c.link(B, C), Some(link(0.3125, 7e5)), "b has its own link");
         let out = UplinkId { site: 0, outward: true };
         assert_eq!(c.uplinks(B, C).map(|s| s.0).collect::<Vec<_>>(), [out]);
         assert_eq!(c.uplinks(C, B).map(|s| s.0).collect::<Vec<_>>(), [UplinkId { outward: false, ..out }]);
@@ -438,23 +438,23 @@ mod tests {
     }
 
     #[test]
-    fn the_broker_stands_where_it_is_put() {
+    fn the_broker_uses_the_links_of_its_place() {
         let c = cluster(None);
         assert_eq!(c.link(PeerId::BROKER, A).unwrap().bandwidth, f64::INFINITY, "with the first device");
         assert_eq!(c.link(PeerId::BROKER, C), c.link(A, C));
         let c = cluster(Some(Place::Site(1)));
         assert_eq!(c.link(PeerId::BROKER, A), c.link(C, A));
-        assert_eq!(c.link(PeerId::BROKER, C), None, "nothing joins two machines of the laboratory");
+        assert_eq!(c.link(PeerId::BROKER, C), None, "no link joins two machines of the laboratory");
         assert_eq!(cluster(Some(Place::Broker)).link(PeerId::BROKER, A), None);
     }
 
     #[test]
-    fn some_of_the_devices_keep_their_links() {
+    fn selected_devices_keep_their_links() {
         let c = cluster(Some(Place::Device(1)));
         let s = c.select(&[C, A]).unwrap();
         assert_eq!(s.link(PeerId(0), PeerId(1)), c.link(C, A));
         assert_eq!(s.broker(), Place::Site(0));
-        assert_eq!(s.link(PeerId::BROKER, PeerId(0)), c.link(B, C), "the broker keeps b's own line");
+        assert_eq!(s.link(PeerId::BROKER, PeerId(0)), c.link(B, C), "the broker keeps b's own link");
         assert_eq!(s.link(PeerId::BROKER, PeerId(1)), c.link(B, A));
         assert!(c.select(&[A, A]).is_err());
         assert!(c.select(&[PeerId(7)]).is_err());
@@ -462,14 +462,14 @@ mod tests {
     }
 
     #[test]
-    fn links_turn_out_faster_or_slower() {
+    fn links_are_rescaled() {
         let c = cluster(None);
         let now = c.rescaled(&BTreeMap::from([((A, C), 0.5), ((B, C), 0.25), ((A, B), 2.0)])).unwrap();
-        assert_eq!(now.sites()[0].uplink, Some(link(0.0625, 5e5)), "what the best link through it shows");
+        assert_eq!(now.sites()[0].uplink, Some(link(0.0625, 5e5)), "the factor of the best link through it");
         assert_eq!(now.link(A, C), Some(link(0.1875, 5e5)));
-        assert_eq!(now.link(B, C), Some(link(0.3125, 1.75e5)), "slower still by itself");
+        assert_eq!(now.link(B, C), Some(link(0.3125, 1.75e5)), "slower by itself");
         assert_eq!(now.link(A, B), Some(link(0.001, 2e8)));
-        assert_eq!(now.link(B, A), c.link(B, A), "nothing is known of the way back");
+        assert_eq!(now.link(B, A), c.link(B, A), "nothing is known of the link back");
         assert_eq!(c.rescaled(&BTreeMap::new()).unwrap(), c);
         assert!(c.rescaled(&BTreeMap::from([((A, C), 0.0)])).is_err());
     }

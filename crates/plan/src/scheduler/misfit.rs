@@ -29,7 +29,7 @@ pub(super) fn misfit(
     if need > have {
         let node = model.atom_of.iter().rposition(|a| *a as usize == at).unwrap_or(0);
         return PlanError::Memory(format!(
-            "operator {:?} alone needs {} with what it keeps and updates, and the largest device, {}, has {}; use a smaller micro-batch or a device with more memory",
+            "operator {:?} alone needs {} with its parameters and activations, but the largest device, {}, has {}; use a smaller micro-batch, or a device with more memory",
             forward.nodes[node].name,
             size(need),
             name(largest),
@@ -40,7 +40,7 @@ pub(super) fn misfit(
     let state = problem.state_bytes();
     if state > total {
         return PlanError::Memory(format!(
-            "parameters, their gradients and the optimiser's state take {}, and all {} devices together have {}: {} are missing; add devices or make the model smaller",
+            "parameters, gradients and optimizer state take {}, but all {} devices together have {}: {} are missing; add devices, or use a smaller model",
             size(state),
             units.len(),
             size(total),
@@ -48,7 +48,7 @@ pub(super) fn misfit(
         ));
     }
     // A plan shared out by memory shows where memory is missing.
-    let coarse = problem.restrict(&problem.cuts(MAX_CUTS));
+    let coarse = problem.with_cuts(&problem.cuts(MAX_CUTS));
     let plan = equal_memory(&coarse);
     let missing: Vec<String> = (0..plan.len())
         .filter_map(|s| {
@@ -59,9 +59,9 @@ pub(super) fn misfit(
             (missing > 0.0).then(|| format!("{} on {}", size(missing), name(unit as usize)))
         })
         .collect();
-    let missing = if missing.is_empty() { "some device".into() } else { missing.join(", ") };
+    let missing = if missing.is_empty() { "memory on some device".into() } else { missing.join(", ") };
     PlanError::Memory(format!(
-        "no cut fits the devices' memory: shared out by memory, there are missing {missing}; use smaller micro-batches, or add devices"
+        "no cut fits the devices' memory: the cut in proportion to memory lacks {missing}; use smaller micro-batches, or add devices"
     ))
 }
 

@@ -121,7 +121,7 @@ impl<'a> SearchSpace<'a> {
         if devices.is_empty() {
             let (d, reason) = unreachable[0];
             return Err(PlanError::Cluster(format!(
-                "no device can take part; {}: {reason}. Give a link between it and the broker's place",
+                "the broker reaches no device; of {}: {reason}. Declare a link between it and the broker's place",
                 cluster.name(d)
             )));
         }
@@ -173,7 +173,7 @@ impl<'a> SearchSpace<'a> {
             units.for_each(|u| u.memory *= MEMORY_MARGIN * headroom);
         }
         let Some(Judged { headroom, mut scheduled }) = best else { return Err(self.misfit(options)) };
-        scheduled.notes.push(format!("some device is expected to need {:.0} % of its memory", 100.0 / headroom));
+        scheduled.notes.push(format!("a device is expected to need {:.0} % of its memory", 100.0 / headroom));
         Ok(scheduled)
     }
 
@@ -269,7 +269,7 @@ impl<'a> SearchSpace<'a> {
         let idle = self.devices.iter().filter(|d| !used.contains(d)).map(|d| self.cluster.name(PeerId(*d)));
         let idle: Vec<&str> = idle.collect();
         if !idle.is_empty() {
-            notes.push(format!("left out, since a step takes no less time with them: {}", idle.join(", ")));
+            notes.push(format!("left out, since a step is no faster with them: {}", idle.join(", ")));
         }
         notes
     }
@@ -283,7 +283,7 @@ impl<'a> SearchSpace<'a> {
             let problem = self.problem(workload, copies);
             let cuts = coarse_cuts(&problem);
             if i < THOROUGH_PAIRS && problem.machines.units.len() <= MAX_THOROUGH_UNITS {
-                let coarse = problem.restrict(&cuts);
+                let coarse = problem.with_cuts(&cuts);
                 let known: Vec<Vec<Segment>> = best.iter().map(|f| f.segments.clone()).collect();
                 best.extend(options.schedules.iter().filter_map(|s| op_fence(&coarse, &[*s], &known)));
             }
@@ -313,7 +313,7 @@ impl<'a> SearchSpace<'a> {
             let most = self.max_copies(&case.problem, options);
             for copies in COPIES.into_iter().filter(|c| *c <= most) {
                 let problem = self.problem(w, copies);
-                let coarse = problem.restrict(&coarse_cuts(&problem));
+                let coarse = problem.with_cuts(&coarse_cuts(&problem));
                 let known = [equal_number(&coarse), equal_compute(&coarse)];
                 // With many devices, one search covers all schedules. One for each would take too long.
                 let together = if self.devices.len() <= MAX_THOROUGH_UNITS { 1 } else { options.schedules.len() };
@@ -342,7 +342,7 @@ impl<'a> SearchSpace<'a> {
         let groups = self.links.groups(&self.devices, copies, typical_message_bytes(problem), &seconds);
         let mut machines = self.links.machines(&groups, &self.class, &seconds);
         machines.units.iter_mut().for_each(|u| u.memory *= self.memory_share);
-        problem.on(machines)
+        problem.with_machines(machines)
     }
 
     /// Most devices that may share a stage.
@@ -361,7 +361,7 @@ impl<'a> SearchSpace<'a> {
         let mut best: Option<(usize, ScoredPlan)> = None;
         for (w, Case { problem, .. }) in self.cases.iter().enumerate() {
             let cuts = problem.cuts(MAX_CUTS);
-            let coarse = problem.restrict(&cuts);
+            let coarse = problem.with_cuts(&cuts);
             let known = op_fence(&coarse, &options.schedules, &[]);
             let below = known.as_ref().map(|f| f.score.step);
             let Some(plan) = exact(&coarse, &options.schedules, below).or(known) else { continue };

@@ -42,8 +42,8 @@ impl<'a> DeviceLinks<'a> {
         let devices = self.cluster.devices().len();
         let one_way = |a, b| self.cost(a, b) == NO_LINK;
         let reason = |d: usize| match (one_way(devices, d), one_way(d, devices)) {
-            (true, _) => Some("nothing leads to it from the broker"),
-            (_, true) => Some("nothing leads from it to the broker"),
+            (true, _) => Some("no link leads to it from the broker"),
+            (_, true) => Some("no link leads from it to the broker"),
             _ => None,
         };
         (0..devices).filter_map(|d| Some((PeerId(d as u32), reason(d)?))).collect()

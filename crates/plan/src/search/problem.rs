@@ -243,7 +243,7 @@ impl Problem {
     }
 
     /// The same problem with cuts only at these positions. They ascend and include both ends.
-    pub fn restrict(&self, cuts: &[usize]) -> Self {
+    pub fn with_cuts(&self, cuts: &[usize]) -> Self {
         let c = &self.chain;
         let atom = |a: u32| cuts.partition_point(|p| *p <= a as usize) as u32 - 1;
         let at = |sums: &[f64]| cuts.iter().map(|p| sums[*p]).collect::<Vec<_>>();
@@ -334,7 +334,7 @@ impl Problem {
     }
 
     /// The same model on other machines.
-    pub fn on(&self, machines: Machines) -> Self {
+    pub fn with_machines(&self, machines: Machines) -> Self {
         Self { machines, ..self.clone() }
     }
 
@@ -360,7 +360,7 @@ impl Problem {
     }
 
     /// Seconds of a unit to apply a step to atoms `lo..hi`, including the wait for the verdict.
-    pub(crate) fn finish(&self, unit: usize, lo: usize, hi: usize) -> f64 {
+    pub(crate) fn step_end(&self, unit: usize, lo: usize, hi: usize) -> f64 {
         let s = &self.chain.seconds[self.machines.units[unit].class as usize];
         let broker = self.machines.broker();
         let verdict = self.machines.link(unit, broker).latency + self.machines.link(broker, unit).latency;

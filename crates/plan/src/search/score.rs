@@ -253,7 +253,7 @@ impl<'a> Evaluation<'a> {
             let [forward, backward] = problem.compute(unit, lo, hi);
             load.forward += forward;
             load.backward += backward;
-            load.after += problem.finish(unit, lo, hi);
+            load.after += problem.step_end(unit, lo, hi);
             memory += problem.memory(unit, lo, hi, trip.in_flight(ahead[t]));
         }
         let copies = problem.machines.units[unit].copies();

@@ -149,13 +149,13 @@ fn machine(
     let u = unit as usize;
     let [mut forward, mut backward] = problem.compute(u, atoms.start, atoms.end);
     let mut memory = problem.memory(u, atoms.start, atoms.end, trip.in_flight(count as usize));
-    let mut after = problem.finish(u, atoms.start, atoms.end);
+    let mut after = problem.step_end(u, atoms.start, atoms.end);
     if let Some(last) = last {
         let (lo, hi) = (last.lo as usize, problem.chain.atoms);
         let [f, b] = problem.compute(u, lo, hi);
         (forward, backward) = (forward + f, backward + b);
         memory += problem.memory(u, lo, hi, trip.in_flight(1));
-        after += problem.finish(u, lo, hi);
+        after += problem.step_end(u, lo, hi);
     }
     (memory <= problem.machines.units[u].memory).then_some(StationLoad { forward, backward, after })
 }
