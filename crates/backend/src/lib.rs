@@ -1,15 +1,19 @@
-//! Kernels: the trait a tensor framework implements to take part, its implementations, and the suite that holds them to one meaning.
+//! Tensors and kernels: the trait that a tensor framework implements, its implementations, and the suite that tests them all.
 //!
-//! A backend runs one operator on tensors and moves tensors in and out; it knows nothing of graphs, peers or gradients. [`open`] chooses one at run time.
+//! A backend runs one operator on tensors, and copies tensors to its device and back. It knows nothing of graphs, peers or
+//! gradients. [`open`] chooses a backend by name.
 
+#[cfg(feature = "burn")]
 pub mod burn;
 #[cfg(feature = "candle")]
 pub mod candle;
+#[cfg(feature = "conformance")]
 pub mod conformance;
+mod cpu;
 mod error;
-mod fallback;
-pub mod host;
+mod guard;
 mod interpret;
+mod kernels;
 mod machine;
 mod tensor;
 
@@ -17,57 +21,60 @@ use std::sync::Arc;
 
 use fusionllm_graph::{HostTensor, Op, TensorType};
 
+pub use cpu::Cpu;
 pub use error::BackendError;
 pub use interpret::{interpret, run_decomposed};
 pub use tensor::Tensor;
 
-/// What a backend runs on.
+/// The device that a backend computes on.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Device {
-    /// As its maker calls it.
+pub struct DeviceInfo {
+    /// The maker's name for it.
     pub name: String,
-    /// Threads it computes with, for processors.
+    /// Number of threads; `None` for a device other than a processor.
     pub threads: Option<usize>,
-    /// Bytes of memory in all, where known.
+    /// Total memory in bytes, where known.
     pub memory_bytes: Option<u64>,
 }
 
 /// One tensor framework on one device.
 ///
-/// Results are a function of the operands alone: the same bits again for the same bits, whatever the number of threads.
+/// Results depend on the operands alone: the same operands give the same bits, with any number of threads.
 pub trait Backend: Send + Sync {
     /// The name by which users choose it.
     fn name(&self) -> &'static str;
 
-    /// What it runs on.
-    fn device(&self) -> Device;
+    /// The device it computes on.
+    fn device(&self) -> DeviceInfo;
 
     /// Copies a tensor to the device.
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError>;
 
-    /// Copies a tensor to the host, row-major.
+    /// Copies a tensor to the host, in row-major order.
     fn download(&self, tensor: &Tensor) -> Result<HostTensor, BackendError>;
 
     /// Runs an operator. `outputs` are the types that [`Op::infer`] gives for the operands.
     ///
-    /// An operand given here and held nowhere else may be overwritten with the result. Indices are checked: one that points outside is an error, never a panic.
+    /// The backend may overwrite an operand that nothing else holds. An index out of range is an error, never a panic.
     fn run(&self, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<Vec<Tensor>, BackendError>;
 
-    /// Waits until all that was started is done. Where kernels run as they are called, this does nothing.
+    /// Waits until all started work is done. The default is for backends whose kernels have finished when `run` returns.
     fn synchronize(&self) -> Result<(), BackendError> {
         Ok(())
     }
 
-    /// Bytes of device memory held by tensors now, where the framework tells.
+    /// Bytes of device memory in use by tensors, where the framework counts them.
     fn memory_in_use(&self) -> Option<u64> {
         None
     }
 }
 
-/// The names [`open`] knows in this build, the default first.
+/// The names that [`open`] knows in this build, the default first.
 pub fn names() -> &'static [&'static str] {
     &[
-        "burn-cpu",
+        Cpu::NAME,
+        #[cfg(feature = "burn")]
+        burn::Burn::NAME,
         #[cfg(feature = "candle")]
         candle::Candle::NAME,
     ]
@@ -76,7 +83,9 @@ pub fn names() -> &'static [&'static str] {
 /// Opens a backend by name.
 pub fn open(name: &str) -> Result<Arc<dyn Backend>, BackendError> {
     match name {
-        "burn-cpu" => Ok(Arc::new(burn::BurnCpu)),
+        Cpu::NAME => Ok(Arc::new(Cpu)),
+        #[cfg(feature = "burn")]
+        burn::Burn::NAME => Ok(Arc::new(burn::Burn)),
         #[cfg(feature = "candle")]
         candle::Candle::NAME => Ok(Arc::new(candle::Candle)),
         _ => Err(BackendError::Unknown { name: name.into(), known: names().join(", ") }),

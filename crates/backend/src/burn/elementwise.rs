@@ -6,7 +6,7 @@ use fusionllm_graph::ops::{Binary, BinaryScalar, Clamp, Compare, Dropout, Logica
 use fusionllm_graph::{DType, TensorType};
 
 use super::tensor::{Data, float_type, int_type, scalar, shape};
-use crate::fallback::keep_mask;
+use crate::kernels::generic::keep_mask;
 
 const BOOL: BoolDType = BoolDType::Native;
 

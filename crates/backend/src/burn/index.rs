@@ -7,7 +7,7 @@ use fusionllm_graph::{DType, TensorType};
 
 use super::elementwise::cast;
 use super::tensor::Data;
-use crate::fallback::check_indices;
+use crate::kernels::generic::check_indices;
 
 /// Fails on the first target that is no class and is not ignored: a comparison with all classes would let it pass.
 pub(super) fn check_targets<B: Backend>(target: &Data<B>, classes: usize, ignored: i64) -> Result<(), String> {

@@ -1,7 +1,8 @@
-//! Backends on burn's kernels. All but [`BurnCpu`] itself is generic over burn's backend trait, so that the same code reaches
-//! its other devices.
+//! The backend on [burn](https://burn.dev) and its own kernels, on the processor.
+//!
+//! All code but [`Burn`] itself is generic over burn's backend trait, so it also fits burn's other devices. Operators that burn
+//! lacks run by their decomposition or by a generic kernel of this crate.
 
-mod cpu;
 mod elementwise;
 mod index;
 mod ops;
@@ -10,37 +11,41 @@ mod spatial;
 mod tensor;
 mod view;
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
-
 use burn_flex::{Flex, FlexDevice};
 use fusionllm_graph::{HostTensor, Op, TensorType};
 
-use crate::{Backend, BackendError, Device, Tensor, run_decomposed};
+use crate::guard::guarded;
+use crate::{Backend, BackendError, DeviceInfo, Tensor, run_decomposed};
 use tensor::Data;
 
-/// burn on this machine's processor (its `flex` backend).
+/// burn on this machine's processor, by its `flex` backend.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct BurnCpu;
+pub struct Burn;
 
-const NAME: &str = "burn-cpu";
+impl Burn {
+    /// The name by which users choose it.
+    pub const NAME: &str = "burn";
+}
 
-impl Backend for BurnCpu {
+const NAME: &str = Burn::NAME;
+
+impl Backend for Burn {
     fn name(&self) -> &'static str {
         NAME
     }
 
-    fn device(&self) -> Device {
+    fn device(&self) -> DeviceInfo {
         crate::machine::processor()
     }
 
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {
-        let data = guarded(|| Ok(Data::<Flex>::from_host(tensor, &FlexDevice))).map_err(not_moved)?;
+        let data = guarded(NAME, || Ok(Data::<Flex>::from_host(tensor, &FlexDevice))).map_err(not_moved)?;
         Ok(Tensor::new(tensor.ty().clone(), data))
     }
 
     fn download(&self, tensor: &Tensor) -> Result<HostTensor, BackendError> {
         let data = tensor.get::<Data<Flex>>().ok_or_else(|| foreign(tensor))?.clone();
-        guarded(|| data.into_host(tensor.ty())).map_err(not_moved)
+        guarded(NAME, || data.into_host(tensor.ty())).map_err(not_moved)
     }
 
     fn run(&self, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<Vec<Tensor>, BackendError> {
@@ -51,35 +56,11 @@ impl Backend for BurnCpu {
                 None => Err(BackendError::Operator {
                     backend: NAME,
                     op: op.name().into(),
-                    reason: "has neither a kernel nor a decomposition here".into(),
+                    reason: "has neither a kernel nor a decomposition".into(),
                     operands: Vec::new(),
                 }),
             },
         })
-    }
-}
-
-/// What a burn backend adds to the trait, on which everything here is generic.
-trait Framework: burn_backend::Backend {
-    /// Runs `op` by a kernel of our own, taking the operands; `None`, leaving them, if there is none for these operands.
-    fn fused(
-        _op: &Op,
-        _inputs: &mut Vec<Data<Self>>,
-        _types: &[TensorType],
-        _outputs: &[TensorType],
-    ) -> Option<Result<Vec<Data<Self>>, String>> {
-        None
-    }
-}
-
-impl Framework for Flex {
-    fn fused(
-        op: &Op,
-        inputs: &mut Vec<Data<Self>>,
-        types: &[TensorType],
-        outputs: &[TensorType],
-    ) -> Option<Result<Vec<Data<Self>>, String>> {
-        cpu::run(op, inputs, types, outputs)
     }
 }
 
@@ -89,7 +70,7 @@ enum Ran {
     Decompose(Vec<Tensor>),
 }
 
-fn run<B: Framework>(
+fn run<B: burn_backend::Backend>(
     device: &B::Device,
     backend: &'static str,
     op: &Op,
@@ -109,14 +90,11 @@ fn run<B: Framework>(
     let wrap = |types: &[TensorType], data: Vec<Data<B>>| -> Vec<Tensor> {
         types.iter().zip(data).map(|(ty, d)| Tensor::new(ty.clone(), d)).collect()
     };
-    let ran = guarded(|| {
+    let ran = guarded(NAME, || {
         if outputs.iter().all(|t| t.numel() == 0) {
             return Ok(Some(outputs.iter().map(|t| Data::empty(t, device)).collect()));
         }
-        match B::fused(op, &mut data, &types, outputs) {
-            Some(results) => results.map(Some),
-            None => ops::run::<B>(device, op, &mut data, &types, outputs),
-        }
+        ops::run::<B>(device, op, &mut data, &types, outputs)
     });
     match ran {
         Ok(Some(results)) => {
@@ -126,15 +104,6 @@ fn run<B: Framework>(
         Ok(None) => Ok(Ran::Decompose(wrap(&types, data))),
         Err(reason) => Err(BackendError::Operator { backend, op: op.name().into(), reason, operands: types }),
     }
-}
-
-/// burn panics where it cannot go on. Operands are checked beforehand; what slips through becomes an error all the same.
-fn guarded<T>(f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
-    catch_unwind(AssertUnwindSafe(f)).unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|s| s.to_string()));
-        Err(format!("burn panicked: {}", text.as_deref().unwrap_or("for no stated reason")))
-    })
 }
 
 fn not_moved(reason: String) -> BackendError {

@@ -6,7 +6,7 @@ use fusionllm_graph::{HostTensor, Op, TensorType};
 
 use super::tensor::Data;
 use super::{elementwise, index, reduce, spatial, view};
-use crate::fallback;
+use crate::kernels::generic::{self, Operand};
 
 /// Runs `op`, taking the operands (of types `types`); `None`, leaving them, where it is to be decomposed. Not all results are empty.
 pub(super) fn run<B: Backend>(
@@ -190,8 +190,14 @@ fn on_host<B: Backend>(
 ) -> Result<Vec<Data<B>>, String> {
     let inputs =
         inputs.into_iter().zip(types).map(|(x, ty)| x.into_host(ty)).collect::<Result<Vec<HostTensor>, _>>()?;
-    let results = fallback::run(op, &inputs, outputs)?.ok_or("does not run on the host")?;
-    Ok(results.iter().map(|t| Data::from_host(t, device)).collect())
+    let operands: Vec<Operand<'_>> = inputs.iter().map(Operand::from).collect();
+    let results = generic::run(op, &operands, outputs)?.ok_or("has no generic kernel")?;
+    let mut tensors = Vec::with_capacity(results.len());
+    for (ty, buffer) in outputs.iter().zip(results) {
+        let host = HostTensor::from_bytes(ty.clone(), buffer.elements().to_vec()).map_err(|e| e.to_string())?;
+        tensors.push(Data::from_host(&host, device));
+    }
+    Ok(tensors)
 }
 
 /// All `N` operands.

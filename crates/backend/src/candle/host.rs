@@ -4,6 +4,8 @@ use candle_core::{DType as CandleType, Tensor as Array};
 use fusionllm_graph::ops::{Binary, BinaryScalar, ReduceKind, Unary};
 use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
+use crate::kernels::generic::{self, Operand};
+
 use super::{Result, from_host, from_vec, is_float, other, to_host, to_vec};
 
 /// Operators that run on the host because candle has no kernel for them, or one that panics or means something else. No model family needs them.
@@ -70,12 +72,19 @@ pub(super) fn kernel(op: &Op, x: &[Array], outputs: &[TensorType]) -> Result<Opt
         }
         _ => {}
     }
-    let operands = x.iter().map(download).collect::<Result<Vec<_>>>()?;
-    match crate::fallback::run(op, &operands, outputs) {
-        Ok(Some(results)) => results.iter().map(from_host).collect::<Result<_>>().map(Some),
-        Ok(None) => other("is not among the operators that run on the host"),
-        Err(reason) => other(reason),
+    let hosts = x.iter().map(download).collect::<Result<Vec<_>>>()?;
+    let operands: Vec<Operand<'_>> = hosts.iter().map(Operand::from).collect();
+    let results = match generic::run(op, &operands, outputs) {
+        Ok(Some(results)) => results,
+        Ok(None) => return other("has no generic kernel"),
+        Err(reason) => return other(reason),
+    };
+    let mut arrays = Vec::with_capacity(results.len());
+    for (ty, buffer) in outputs.iter().zip(results) {
+        let host = HostTensor::from_bytes(ty.clone(), buffer.elements().to_vec()).or_else(|e| other(e.to_string()))?;
+        arrays.push(from_host(&host)?);
     }
+    Ok(Some(arrays))
 }
 
 fn download(x: &Array) -> Result<HostTensor> {
@@ -93,11 +102,11 @@ fn unary(op: Unary, x: &Array) -> Result<Array> {
     debug_assert!(is_float(x));
     if x.dtype() == CandleType::F64 {
         let mut y = to_vec::<f64>(x)?;
-        crate::host::unary(op, &mut y, None);
+        crate::kernels::unary(op, &mut y, None);
         return from_vec(y, x.dims());
     }
     let mut y = to_vec::<f32>(x)?;
-    crate::host::unary(op, &mut y, None);
+    crate::kernels::unary(op, &mut y, None);
     from_vec(y, x.dims())
 }
 

@@ -6,7 +6,7 @@ use fusionllm_graph::ops::EmbeddingDenseBackward;
 
 use super::elementwise::select as choose;
 use super::{Result, candle_type, scalar, to_vec};
-use crate::host::check_indices;
+use crate::kernels::check_indices;
 
 fn checked(ids: &Array, size: usize) -> Result<Array> {
     check_indices(&to_vec::<i64>(ids)?, size)?;

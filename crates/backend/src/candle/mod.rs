@@ -20,8 +20,8 @@ use candle_core::{Device as CandleDevice, Shape, Tensor as Array, WithDType};
 use fusionllm_graph::ops::Dropout;
 use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
-use crate::host::IndexError;
-use crate::{Backend, BackendError, Device, Tensor, run_decomposed};
+use crate::kernels::IndexError;
+use crate::{Backend, BackendError, DeviceInfo, Tensor, run_decomposed};
 
 pub use host::HOST_OPERATORS;
 
@@ -131,7 +131,7 @@ impl Backend for Candle {
         Self::NAME
     }
 
-    fn device(&self) -> Device {
+    fn device(&self) -> DeviceInfo {
         crate::machine::processor()
     }
 
@@ -275,11 +275,11 @@ fn check_targets(op: &Op, x: &[Array]) -> Result<()> {
         _ => return Ok(()),
     };
     let targets: Vec<i64> = to_vec::<i64>(target)?.into_iter().filter(|&t| t != ignore).collect();
-    Ok(crate::host::check_indices(&targets, logits.dims()[1])?)
+    Ok(crate::kernels::check_indices(&targets, logits.dims()[1])?)
 }
 
 fn dropout(op: &Dropout, x: &Array, key: &Array, out: &TensorType) -> Result<Vec<Array>> {
-    let keep = crate::fallback::keep_mask(key.to_scalar::<i64>()?, op.stream, op.p, out.numel());
+    let keep = crate::kernels::generic::keep_mask(key.to_scalar::<i64>()?, op.stream, op.p, out.numel());
     let mask = from_vec::<u8>(keep.into_iter().map(u8::from).collect(), out.shape.as_slice())?;
     let scaled = x.affine(1.0 / (1.0 - op.p), 0.0)?;
     let y = elementwise::select(&mask, &scaled, &scalar(0.0, x.dtype())?, &out.shape)?;

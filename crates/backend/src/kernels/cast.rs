@@ -1,0 +1,114 @@
+//! Conversions between element types.
+
+use half::{bf16, f16};
+
+use super::Element;
+use super::strided::chunks;
+
+/// An element type that converts to and from the others. `u8` stands for booleans.
+pub(crate) trait Convert: Element {
+    /// Whether conversions go through integers.
+    const INTEGER: bool;
+    /// The value as a float.
+    fn float(self) -> f64;
+    /// The value as an integer, floats truncated and limited to the range.
+    fn integer(self) -> i64;
+    /// Rounded to nearest, or truncated to an integer; a boolean is `!= 0`.
+    fn of_float(v: f64) -> Self;
+    /// Rounded to nearest, or the lower bits; a boolean is `!= 0`.
+    fn of_integer(v: i64) -> Self;
+}
+
+macro_rules! convert {
+    ($($t:ident $integer:literal |$x:ident| $float:expr, |$f:ident| $of_float:expr, |$i:ident| $of_integer:expr;)*) => {$(
+        impl Convert for $t {
+            const INTEGER: bool = $integer;
+
+            #[inline(always)]
+            fn float(self) -> f64 {
+                let $x = self;
+                $float
+            }
+
+            #[inline(always)]
+            fn integer(self) -> i64 {
+                let $x = self;
+                ($float) as i64
+            }
+
+            #[inline(always)]
+            fn of_float($f: f64) -> Self {
+                $of_float
+            }
+
+            #[inline(always)]
+            fn of_integer($i: i64) -> Self {
+                $of_integer
+            }
+        }
+    )*};
+}
+
+convert! {
+    f64 false |x| x, |f| f, |i| i as f64;
+    f32 false |x| f64::from(x), |f| f as f32, |i| i as f32;
+    f16 false |x| x.to_f64(), |f| f16::from_f64(f), |i| f16::from_f64(i as f64);
+    bf16 false |x| x.to_f64(), |f| bf16::from_f64(f), |i| bf16::from_f64(i as f64);
+    i32 true |x| f64::from(x), |f| f as i32, |i| i as i32;
+    u8 true |x| f64::from(x), |f| u8::from(f != 0.0), |i| u8::from(i != 0);
+}
+
+impl Convert for i64 {
+    const INTEGER: bool = true;
+
+    #[inline(always)]
+    fn float(self) -> f64 {
+        self as f64
+    }
+
+    #[inline(always)]
+    fn integer(self) -> i64 {
+        self
+    }
+
+    #[inline(always)]
+    fn of_float(v: f64) -> Self {
+        v as i64
+    }
+
+    #[inline(always)]
+    fn of_integer(v: i64) -> Self {
+        v
+    }
+}
+
+/// Converts elements to another type.
+pub(crate) fn cast<A: Convert, B: Convert>(out: &mut [B], x: &[A]) {
+    assert_eq!(out.len(), x.len(), "operand and result differ in length");
+    chunks(out, |chunk, start| {
+        for (o, &v) in chunk.iter_mut().zip(&x[start..]) {
+            *o = if A::INTEGER { B::of_integer(v.integer()) } else { B::of_float(v.float()) };
+        }
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn casts_truncate_and_round() {
+        let mut i = [0i64; 4];
+        cast(&mut i, &[2.7f32, -2.7, f32::NAN, 1e30]);
+        assert_eq!(i, [2, -2, 0, i64::MAX]);
+        let mut h = [bf16::ZERO; 2];
+        cast(&mut h, &[1.0f32 + 1.0 / 256.0, -300.0]);
+        assert_eq!(h, [bf16::from_f32(1.0), bf16::from_f32(-300.0)]);
+        let mut b = [0u8; 3];
+        cast(&mut b, &[0.0f64, -0.0, f64::NAN]);
+        assert_eq!(b, [0, 0, 1]);
+        let mut f = [0.0f32; 1];
+        cast(&mut f, &[(1i64 << 60) + 1]);
+        assert_eq!(f, [(1i64 << 60) as f32]);
+    }
+}
