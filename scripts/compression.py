@@ -96,7 +96,7 @@ def profiles(a, slowdown):
     """What each peer computes of the job while all do, as in training; measured once in DIR."""
     paths = [a.out / f"device-{a.peers}-{i}.toml" for i in range(a.peers)]
     if not all(path.exists() for path in paths):
-        command = [program(), "profile", str(a.out / "job.toml"), "--backend", "burn-cpu", "--threads", "1", "--slowdown", str(slowdown)]
+        command = [program(), "profile", str(a.out / "job.toml"), "--backend", "cpu", "--threads", "1", "--slowdown", str(slowdown)]
         print(f"measuring {a.peers} devices", file=sys.stderr)
         running = [subprocess.Popen([*command, "-o", str(path)], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) for path in paths]
         for child in running:

@@ -84,13 +84,13 @@ fn run(bencher: Bencher<'_, '_>, backend: &str, case: &Case) {
 }
 
 #[divan::bench(args = GPT2.iter(), sample_count = 10, sample_size = 1)]
-fn burn_cpu_gpt2(bencher: Bencher<'_, '_>, case: &Case) {
-    run(bencher, "burn-cpu", case);
+fn cpu_gpt2(bencher: Bencher<'_, '_>, case: &Case) {
+    run(bencher, "cpu", case);
 }
 
 #[divan::bench(args = RESNET.iter(), sample_count = 10, sample_size = 1)]
-fn burn_cpu_resnet(bencher: Bencher<'_, '_>, case: &Case) {
-    run(bencher, "burn-cpu", case);
+fn cpu_resnet(bencher: Bencher<'_, '_>, case: &Case) {
+    run(bencher, "cpu", case);
 }
 
 #[cfg(feature = "candle")]

@@ -1,7 +1,7 @@
-//! Every backend of this build passes the conformance suite, and so does the reference evaluator, which holds the graph's own rules (decompositions,
-//! derivatives) to the definitions without any kernel between.
+//! Every backend of this build passes the conformance suite. So does the reference evaluator, which tests the graph's
+//! decompositions and derivatives without any kernel.
 //!
-//! `FUSIONLLM_CASES=Conv2d cargo test …` runs the cases whose text contains a word alone.
+//! `FUSIONLLM_CASES=Conv2d cargo test …` runs only the cases whose text contains a word.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,7 +28,7 @@ fn on_every_backend(part: impl Fn(&dyn Backend) -> Report) {
     let mut failed = String::new();
     for backend in backends() {
         let report = part(&*backend);
-        // Half precision is optional; these are not.
+        // Half precision is optional; these types are not.
         let needed = [DType::F64, DType::F32, DType::I64, DType::Bool];
         assert!(needed.iter().all(|d| !report.unsupported.contains(d)), "{}: {report}", backend.name());
         if !report.failures.is_empty() {

@@ -83,7 +83,7 @@ pub(crate) struct TrainArgs {
     #[arg(long, value_name = "T.toml", conflicts_with = "peers")]
     pub(crate) testbed: Option<PathBuf>,
 
-    /// Backends of the peers, separated by commas; peers take them in turn [default: burn-cpu].
+    /// Backends of the peers, separated by commas; peers take them in turn [default: cpu].
     #[arg(long, value_name = "BACKEND", value_delimiter = ',')]
     pub(crate) backend: Vec<String>,
 }
@@ -107,7 +107,7 @@ pub(crate) struct JoinArgs {
     /// The ticket that the broker printed.
     pub(crate) ticket: String,
 
-    /// Backend to compute with [default: burn-cpu].
+    /// Backend to compute with [default: cpu].
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
 
@@ -233,7 +233,7 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "REF.safetensors")]
     pub(crate) against: PathBuf,
 
-    /// Backend to compute with [default: burn-cpu].
+    /// Backend to compute with [default: cpu].
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
 
@@ -281,7 +281,7 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Backend to compute with [default: burn-cpu].
+    /// Backend to compute with [default: cpu].
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
 

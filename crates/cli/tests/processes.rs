@@ -52,15 +52,15 @@ fn losses_over_processes_are_those_of_one_peer() {
         );
         losses(&path)
     };
-    let alone = run("1", "burn-cpu");
+    let alone = run("1", "cpu");
     assert_eq!(alone.len(), 8);
     assert!(
         alone[3].1.is_some() && alone[7].1.is_some() && alone[4].1.is_none(),
         "validation after steps 4 and 8: {alone:?}"
     );
-    assert_eq!(run("3", "burn-cpu"), alone, "bit for bit");
+    assert_eq!(run("3", "cpu"), alone, "bit for bit");
     if cfg!(feature = "candle") {
-        for ((mixed, _), (one, _)) in run("4", "burn-cpu,candle-cpu").into_iter().zip(alone) {
+        for ((mixed, _), (one, _)) in run("4", "cpu,candle-cpu").into_iter().zip(alone) {
             assert!((mixed - one).abs() < 1e-4 * one, "{mixed} {one}");
         }
     }
@@ -111,7 +111,7 @@ fn joiners_are_measured_and_planned_for() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run");
     let profile = directory.path().join("profile.toml");
-    let device = "[[device]]\nname = \"a\"\nbackend = \"burn-cpu\"\ntflops = 0.01\nmemory_bandwidth = \"9 GB/s\"\nmemory = \"1 GiB\"\n";
+    let device = "[[device]]\nname = \"a\"\nbackend = \"cpu\"\ntflops = 0.01\nmemory_bandwidth = \"9 GB/s\"\nmemory = \"1 GiB\"\n";
     std::fs::write(&profile, device).unwrap();
     let mut broker = fusionllm()
         .args(["broker", "--peers", "3", "--steps", "4", "--run-dir"])
@@ -246,7 +246,7 @@ fn compressed_losses_over_processes_are_those_over_threads() {
         clip: job.train.optimizer.clip_norm(),
         seed: job.train.seed,
     };
-    let backends: Vec<_> = (0..peers).map(|_| fusionllm_backend::open("burn-cpu").unwrap()).collect();
+    let backends: Vec<_> = (0..peers).map(|_| fusionllm_backend::open("cpu").unwrap()).collect();
     let programs = compile(&plan, &model.forward, &model.train).unwrap();
     let mut cluster = LocalRun::new(programs, &backends, training, |value| {
         Ok(match &value.kind {

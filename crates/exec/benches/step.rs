@@ -99,7 +99,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let train = autodiff::differentiate(&graph, graph.outputs["loss"])?;
     let names: Vec<String> = (0..options.peers).map(|p| format!("p{p}")).collect();
     let plan = equal_compute(&graph, &names, options.micro_batches as u32, Schedule::OneFOneB)?;
-    let backends = (0..options.peers).map(|_| open("burn-cpu")).collect::<Result<Vec<_>, _>>()?;
+    let backends = (0..options.peers).map(|_| open("cpu")).collect::<Result<Vec<_>, _>>()?;
     let training = Training {
         optimizer: Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }),
         learning_rate: LearningRate { base: 1e-4, warmup: 0, cosine_until: None, min: 0.0 },

@@ -26,7 +26,7 @@ fn compressed_training_learns_and_repeats_itself() {
     let graph = gpt2(Sdpa, 0.1);
     let mut choices = ChoiceRng::new(11);
     let plan = random_plan(&graph, 3, 3, &mut choices);
-    let losses_of = |plan: &Plan| losses(&graph, &mut cluster(&graph, plan, &backends("burn-cpu", 3), adamw()), 3, 20);
+    let losses_of = |plan: &Plan| losses(&graph, &mut cluster(&graph, plan, &backends("cpu", 3), adamw()), 3, 20);
     let exact = losses_of(&plan);
     let compressors = [
         (Compressor::TopK, 4.0, 0.5),
@@ -149,7 +149,7 @@ fn gradients_have_the_masks_of_what_they_are_gradients_of() {
         let mut masked = 0;
         for program in programs(&graph, &plan) {
             program.validate().unwrap();
-            let mut executor = Executor::new(backends("burn-cpu", 1).remove(0), adamw().optimizer, 1);
+            let mut executor = Executor::new(backends("cpu", 1).remove(0), adamw().optimizer, 1);
             for held in &program.holdings {
                 let value = &program.values[&held.value];
                 executor.load(&value.name, &initial(1)(value).unwrap()).unwrap();

@@ -10,7 +10,7 @@ use fusionllm_graph::{DType, Graph};
 /// Trains on one peer, then under random cuts, and holds every loss and the last parameters against the first run's.
 fn check(graph: &Graph, training: Training, steps: u64, seed: u64) {
     let micro_batches = 3;
-    let mut single = cluster(graph, &one_peer(graph, micro_batches), &backends("burn-cpu", 1), training);
+    let mut single = cluster(graph, &one_peer(graph, micro_batches), &backends("cpu", 1), training);
     let expected = losses(graph, &mut single, micro_batches, steps);
     assert!(expected.iter().all(|l| l.is_finite()), "{expected:?}");
     assert!(expected[expected.len() - 1] < expected[0], "it learns: {expected:?}");
@@ -18,7 +18,7 @@ fn check(graph: &Graph, training: Training, steps: u64, seed: u64) {
     let mut choices = ChoiceRng::new(seed);
     for peers in [1, 2, 4, 7] {
         let plan = random_plan(graph, peers, micro_batches, &mut choices);
-        let mut cut = cluster(graph, &plan, &backends("burn-cpu", peers), training);
+        let mut cut = cluster(graph, &plan, &backends("cpu", peers), training);
         let got = losses(graph, &mut cut, micro_batches, steps);
         assert_eq!(got, expected, "{peers} peers, seed {seed}");
         assert_eq!(cut.read(&last).unwrap(), single.read(&last).unwrap(), "{peers} peers, seed {seed}: {last}");
@@ -43,7 +43,7 @@ fn resnet_losses_do_not_depend_on_the_cut() {
 /// Trains with stages of several turns: bit for bit as one peer that takes all turns, and within `tolerance` of one that sums without turns.
 fn check_replicas(graph: &Graph, training: Training, tolerance: f64, seed: u64) {
     let (micro_batches, steps) = (4, 50);
-    let mut single = cluster(graph, &one_peer(graph, micro_batches), &backends("burn-cpu", 1), training);
+    let mut single = cluster(graph, &one_peer(graph, micro_batches), &backends("cpu", 1), training);
     let expected = losses(graph, &mut single, micro_batches, steps);
     assert!(expected[49] < expected[0], "it learns: {expected:?}");
     let mut choices = ChoiceRng::new(seed);
@@ -51,9 +51,9 @@ fn check_replicas(graph: &Graph, training: Training, tolerance: f64, seed: u64) 
         let plan = replicate(random_plan(graph, peers, micro_batches, &mut choices), &mut choices);
         let mut alone = plan.clone();
         alone.stages.iter_mut().for_each(|s| s.peers.fill(0));
-        let mut cut = cluster(graph, &plan, &backends("burn-cpu", peers), training);
+        let mut cut = cluster(graph, &plan, &backends("cpu", peers), training);
         let got = losses(graph, &mut cut, micro_batches, steps);
-        let mut alone = cluster(graph, &alone, &backends("burn-cpu", peers), training);
+        let mut alone = cluster(graph, &alone, &backends("cpu", peers), training);
         assert_eq!(got, losses(graph, &mut alone, micro_batches, steps), "{peers} peers, {:?}", plan.schedule);
         let kept = graph.parameters().chain(graph.buffers());
         for name in kept.map(|v| &graph.value(v).name) {
@@ -88,8 +88,8 @@ fn a_peer_that_is_left_out_is_not_missed() {
     let mut plan = one_peer(&graph, 4);
     plan.peers = vec!["idle".into(), "a".into(), "b".into()];
     plan.stages[0].peers = vec![2, 1];
-    let mut cut = cluster(&graph, &plan, &backends("burn-cpu", 3), adamw());
-    let mut single = cluster(&graph, &one_peer(&graph, 4), &backends("burn-cpu", 1), adamw());
+    let mut cut = cluster(&graph, &plan, &backends("cpu", 3), adamw());
+    let mut single = cluster(&graph, &one_peer(&graph, 4), &backends("cpu", 1), adamw());
     for (got, expected) in losses(&graph, &mut cut, 4, 5).iter().zip(losses(&graph, &mut single, 4, 5)) {
         assert!((got - expected).abs() < 1e-6 * expected, "{got} {expected}");
     }
@@ -99,13 +99,13 @@ fn a_peer_that_is_left_out_is_not_missed() {
 fn many_random_cuts_of_one_step() {
     let graph = gpt2(Eager, 0.0);
     let micro_batches = 2;
-    let mut single = cluster(&graph, &one_peer(&graph, micro_batches), &backends("burn-cpu", 1), adamw());
+    let mut single = cluster(&graph, &one_peer(&graph, micro_batches), &backends("cpu", 1), adamw());
     let expected = single.step(&batch(&graph, micro_batches, 0)).unwrap();
     for seed in 0..24 {
         let mut choices = ChoiceRng::new(100 + seed);
         let peers = 1 + choices.below(7);
         let plan = random_plan(&graph, peers, micro_batches, &mut choices);
-        let mut cut = cluster(&graph, &plan, &backends("burn-cpu", peers), adamw());
+        let mut cut = cluster(&graph, &plan, &backends("cpu", peers), adamw());
         let got = cut.step(&batch(&graph, micro_batches, 0)).unwrap();
         assert_eq!((got.loss, got.grad_norm), (expected.loss, expected.grad_norm), "seed {seed}");
     }
@@ -116,7 +116,7 @@ fn many_random_cuts_of_one_step() {
 fn the_split_into_micro_batches_does_not_change_the_loss() {
     let graph = gpt2(Sdpa, 0.0);
     let parts = batch(&graph, 4, 0);
-    let mut four = cluster(&graph, &one_peer(&graph, 4), &backends("burn-cpu", 1), plain_sgd(0.1, 0.9, 0.0));
+    let mut four = cluster(&graph, &one_peer(&graph, 4), &backends("cpu", 1), plain_sgd(0.1, 0.9, 0.0));
     let loss = four.step(&parts).unwrap().loss;
     let config = fusionllm_graph::models::Gpt2Config {
         vocab_size: 31,
@@ -136,7 +136,7 @@ fn the_split_into_micro_batches_does_not_change_the_loss() {
         joined.insert(name.to_string(), fusionllm_graph::HostTensor::from_i64([8, 12], &ids).unwrap());
     }
     joined.insert("loss_weight".into(), fusionllm_graph::HostTensor::from_f32([], &[1.0]).unwrap());
-    let mut one = cluster(&whole, &one_peer(&whole, 1), &backends("burn-cpu", 1), plain_sgd(0.1, 0.9, 0.0));
+    let mut one = cluster(&whole, &one_peer(&whole, 1), &backends("cpu", 1), plain_sgd(0.1, 0.9, 0.0));
     let whole_loss = one.step(&[joined]).unwrap().loss;
     assert!((loss - whole_loss).abs() < 1e-6 * whole_loss, "{loss} {whole_loss}");
     let name = "transformer.wte.weight";

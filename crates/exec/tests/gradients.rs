@@ -15,7 +15,7 @@ use plans::{ChoiceRng, one_peer, random_graph, random_plan, replicate};
 /// What one step leaves: with plain gradient descent the momentum buffers are the gradients.
 fn gradients(graph: &Graph, plan: &Plan) -> (StepResult, BTreeMap<String, HostTensor>, BTreeMap<String, HostTensor>) {
     let training = common::plain_sgd(0.1, 0.9, 0.0);
-    let backends = common::backends("burn-cpu", plan.peers.len());
+    let backends = common::backends("cpu", plan.peers.len());
     let programs = fusionllm_plan::compile(plan, graph, &plans::train_graph(graph)).unwrap();
     let initial = |value: &fusionllm_graph::Value| match value.kind {
         ValueKind::Constant => Ok(graph.constants[&value.name].clone()),

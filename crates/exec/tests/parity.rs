@@ -49,7 +49,7 @@ impl Reference {
     fn cluster(&self, peers: usize, training: Training) -> LocalRun {
         let weights = SafeTensors::deserialize(&self.weights).unwrap();
         let programs = compile(&self.plan(peers), &self.graph, &train_graph(&self.graph)).unwrap();
-        LocalRun::new(programs, &backends("burn-cpu", peers), training, |v| -> Result<_, ExecError> {
+        LocalRun::new(programs, &backends("cpu", peers), training, |v| -> Result<_, ExecError> {
             Ok(tensor(&weights, &v.name))
         })
         .unwrap()

@@ -285,7 +285,7 @@ mod tests {
 
     /// Logits at the last position of the whole graph, of no more tokens than there are.
     fn plainly(config: &Gpt2Config, tensors: &BTreeMap<String, HostTensor>, text: &[u32]) -> Vec<f32> {
-        let backend = fusionllm_backend::open("burn-cpu").unwrap();
+        let backend = fusionllm_backend::open("cpu").unwrap();
         let graph = config.build(1, text.len(), DType::F32).unwrap().evaluation().unwrap();
         let ids: Vec<i64> = text.iter().map(|t| i64::from(*t)).collect();
         let ids = HostTensor::from_i64([1, text.len()], &ids).unwrap();
@@ -312,7 +312,7 @@ mod tests {
         };
         let tensors = published(dir.path(), &config);
         let model = SavedModel::open(dir.path()).unwrap();
-        let backend = fusionllm_backend::open("burn-cpu").unwrap();
+        let backend = fusionllm_backend::open("cpu").unwrap();
         let mut generator = Generator::new(model, backend, None).unwrap();
         let text: Vec<u32> = (0..200).map(|i| i * 37 % 256).collect();
         for length in [1, 63, 64, 65, 80, 81, 200] {
@@ -347,7 +347,7 @@ mod tests {
         let config =
             Gpt2Config { vocab_size: 100, n_positions: 8, n_embd: 8, n_layer: 1, n_head: 1, ..Default::default() };
         published(dir.path(), &config);
-        let backend = fusionllm_backend::open("burn-cpu").unwrap();
+        let backend = fusionllm_backend::open("cpu").unwrap();
         let open = |tokenizer| Generator::new(SavedModel::open(dir.path()).unwrap(), backend.clone(), tokenizer);
         let unknown = open(None).err().unwrap().to_string();
         assert!(unknown.contains("100 tokens is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");

@@ -39,7 +39,7 @@ impl Model {
     /// It cannot be read, is damaged, or the model has what is not supported.
     pub fn open(path: &Path, options: ImportOptions) -> Result<Self, NodeError> {
         let mut archive = Archive::open(path)?;
-        let backend = open("burn-cpu")?;
+        let backend = open("cpu")?;
         let evaluate = |op: &Op, inputs: Vec<HostTensor>, types: &[TensorType]| {
             evaluate(&*backend, op, inputs, types).map_err(|e| e.to_string())
         };

@@ -408,7 +408,7 @@ mod tests {
         run.record(&measured).unwrap();
         run.record(&StepMetrics { loss: None, skipped: true, ..line(3) }).unwrap();
         let peers =
-            vec![PeerSummary { name: "a0".into(), backend: "burn-cpu".into(), operators: 37, ..Default::default() }];
+            vec![PeerSummary { name: "a0".into(), backend: "cpu".into(), operators: 37, ..Default::default() }];
         let links = vec![LinkSummary {
             from: "a0".into(),
             to: "b0".into(),
@@ -446,7 +446,7 @@ mod tests {
           "peers": [
             {
               "name": "a0",
-              "backend": "burn-cpu",
+              "backend": "cpu",
               "operators": 37,
               "compute_s": null,
               "predicted_compute_s": null,

@@ -30,7 +30,7 @@ fn loss_and_gradients_are_pytorchs() {
     for name in MODELS {
         let (model, reference) = (zoo(&format!("{name}.pt2")), zoo(&format!("{name}.safetensors")));
         for peers in [1, 3] {
-            let result = check(&model, &reference, "burn-cpu", peers).unwrap();
+            let result = check(&model, &reference, "cpu", peers).unwrap();
             assert!(result.error() < 1e-3, "{name}, {peers} peers: {result:?}");
             assert!(result.parameters > 10, "{name}: {result:?}");
         }
@@ -60,7 +60,7 @@ fn twenty_steps_follow_pytorchs() {
                 let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
                 let names: Vec<String> = (0..peers).map(|p| format!("p{p}")).collect();
                 let plan = equal_compute(&graph, &names, 1, Schedule::default()).unwrap();
-                let backends: Vec<_> = names.iter().map(|_| open("burn-cpu").unwrap()).collect();
+                let backends: Vec<_> = names.iter().map(|_| open("cpu").unwrap()).collect();
                 let training = Training { optimizer, learning_rate: rate(base), clip: None, seed: 1 };
                 let programs = compile(&plan, &graph, &train).unwrap();
                 let mut cluster = LocalRun::new(programs, &backends, training, |value| {

@@ -50,7 +50,7 @@ fn messages_come_back_as_they_were() {
         version: VERSION,
         secret: [7; 16],
         name: "a".into(),
-        backend: "burn-cpu".into(),
+        backend: "cpu".into(),
         device: "CPU".into(),
         addr: vec![1, 2, 3],
     };

@@ -7,18 +7,18 @@ use fusionllm_graph::{DType, TensorType};
 
 use super::elementwise::cast;
 use super::tensor::Data;
-use crate::kernels::generic::check_indices;
+use crate::kernels::check_indices;
 
 /// Fails on the first target that is no class and is not ignored: a comparison with all classes would let it pass.
 pub(super) fn check_targets<B: Backend>(target: &Data<B>, classes: usize, ignored: i64) -> Result<(), String> {
     let mut counted = target.clone().into_i64()?;
     counted.retain(|t| *t != ignored);
-    check_indices(&counted, classes)
+    check_indices(&counted, classes).map_err(|e| e.to_string())
 }
 
 /// The index as burn takes it, once every element is known to lie below `size`.
 fn checked<B: Backend>(index: Data<B>, size: usize) -> Result<IntTensor<B>, String> {
-    check_indices(&index.clone().into_i64()?, size)?;
+    check_indices(&index.clone().into_i64()?, size).map_err(|e| e.to_string())?;
     index.int()
 }
 

@@ -1,4 +1,4 @@
-//! Which operator runs on what: burn's functions, the host, or its decomposition.
+//! Runs each operator by burn's functions, by a generic kernel, or by its decomposition.
 
 use burn_backend::Backend;
 use fusionllm_graph::ops::{Binary, ReduceKind, ScatterAdd, Unary};
@@ -8,7 +8,9 @@ use super::tensor::Data;
 use super::{elementwise, index, reduce, spatial, view};
 use crate::kernels::generic::{self, Operand};
 
-/// Runs `op`, taking the operands (of types `types`); `None`, leaving them, where it is to be decomposed. Not all results are empty.
+/// Runs `op` and takes its operands, whose types are `types`. Returns `None` and leaves them if `op` is to be decomposed.
+///
+/// At least one result is not empty.
 pub(super) fn run<B: Backend>(
     device: &B::Device,
     op: &Op,
@@ -16,109 +18,53 @@ pub(super) fn run<B: Backend>(
     types: &[TensorType],
     outputs: &[TensorType],
 ) -> Result<Option<Vec<Data<B>>>, String> {
-    if runs_on_host(op, types) {
-        return on_host(device, op, std::mem::take(inputs), types, outputs).map(Some);
+    if needs_generic_kernel(op, types) {
+        return run_generic(device, op, std::mem::take(inputs), types, outputs).map(Some);
     }
-    let out = outputs.first().ok_or("has no result")?;
-    let dtype = types.first().map_or(out.dtype, |t| t.dtype);
-    let result = match op {
-        Op::Unary(Unary::LogicalNot) => Data::Bool(B::bool_not(one(inputs)?.bool()?)),
-        Op::Unary(op) => Data::Float(elementwise::float_unary::<B>(*op, one(inputs)?.float()?)?),
-        Op::Binary(op) => {
-            let [a, b] = take(inputs)?.map(|x| x.expand(&out.shape));
-            Data::Float(elementwise::float_binary::<B>(*op, a.float()?, b.float()?)?)
-        }
-        Op::BinaryScalar(op) => {
-            let x = one(inputs)?.float()?;
-            Data::Float(elementwise::float_binary_scalar::<B>(op, x, out, device)?)
-        }
-        Op::Compare(op) => {
-            let [a, b] = take(inputs)?.map(|x| x.expand(&out.shape));
-            Data::Bool(elementwise::compare(*op, a, b)?)
-        }
-        Op::CompareScalar(op) => Data::Bool(elementwise::compare_scalar(op.op, one(inputs)?, op.scalar, dtype)?),
-        Op::Logical(op) => {
-            let [a, b] = take(inputs)?.map(|x| x.expand(&out.shape));
-            Data::Bool(elementwise::logical::<B>(*op, a.bool()?, b.bool()?))
-        }
-        Op::Where(_) => {
-            let [condition, a, b] = take(inputs)?.map(|x| x.expand(&out.shape));
-            elementwise::choose(condition, a, b)?
-        }
-        Op::Clamp(op) => elementwise::clamp(op, one(inputs)?, dtype)?,
-        Op::Cast(op) => elementwise::cast(one(inputs)?, dtype, op.dtype),
-
-        Op::Reduce(op) => reduce::reduce(op, one(inputs)?, &types[0], out, device)?,
-
-        Op::Reshape(op) => one(inputs)?.reshape(&op.shape),
-        Op::Permute(op) => one(inputs)?.permute(&op.dims),
-        Op::Detach(_) => one(inputs)?,
-        Op::Expand(op) => one(inputs)?.expand(&op.shape),
-        Op::Slice(op) => view::slice(op, one(inputs)?),
-        Op::SliceBackward(op) => view::slice_backward(op, one(inputs)?, out, device)?,
-        Op::Cat(op) => view::cat(std::mem::take(inputs), op.dim)?,
-        Op::Split(op) => return Ok(Some(view::split(op, one(inputs)?, outputs, device))),
-        Op::Flip(op) => view::flip(&op.dims, one(inputs)?),
-        Op::ConstantPad(op) => view::pad(op, one(inputs)?, out, device)?,
-        Op::Full(op) => Data::full(&op.ty, op.value, device),
-
-        Op::Embedding(_) => {
-            let [weight, ids] = take(inputs)?;
-            index::embedding(weight, ids, out)?
-        }
-        Op::EmbeddingDenseBackward(op) => {
-            let [g, ids] = take(inputs)?;
-            index::embedding_backward(op, g, ids, out, device)?
-        }
-        Op::IndexSelect(op) => {
-            let [x, at] = take(inputs)?;
-            index::select(x, op.dim, at)?
-        }
-        Op::IndexAdd(op) => {
-            let [x, at, source] = take(inputs)?;
-            index::index_add(x, op.dim, at, source)?
-        }
-        Op::Gather(op) => {
-            let [x, at] = take(inputs)?;
-            index::gather(x, op.dim, at)?
-        }
-        Op::ScatterAdd(op) => {
-            let [x, at, source] = take(inputs)?;
-            index::scatter_add(x, op.dim, at, source)?
-        }
-
-        Op::Matmul(_) => {
-            let [a, b] = take(inputs)?;
-            spatial::matmul(a, b, types, out, device)?
-        }
-        Op::Conv2d(op) => {
-            let bias = if inputs.len() == 3 { inputs.pop() } else { None };
-            let [x, weight] = take(inputs)?;
-            spatial::conv2d(op, x, weight, bias, types, out, device)?
-        }
-        Op::Conv2dInputGrad(op) => {
-            let [g, weight] = take(inputs)?;
-            spatial::conv2d_input_grad(op, g, weight, types, out, device)?
-        }
-        Op::Conv2dWeightGrad(op) => {
-            let [g, x] = take(inputs)?;
-            spatial::conv2d_weight_grad(op, g, x, types, out, device)?
-        }
-        Op::MaxPool2d(op) => return spatial::max_pool(op, one(inputs)?).map(Some),
-        Op::MaxPool2dBackward(op) => {
-            let [g, at] = take(inputs)?;
-            index::max_pool_backward(op, g, at, out, device)?
-        }
-        Op::AvgPool2d(op) => spatial::avg_pool(op, one(inputs)?)?,
-        Op::AvgPool2dBackward(op) => spatial::avg_pool_backward(op, one(inputs)?, out, device)?,
-        Op::AdaptiveAvgPool2d(op) => Data::Float(B::adaptive_avg_pool2d(one(inputs)?.float()?, op.output)),
-        Op::AdaptiveAvgPool2dBackward(_) => spatial::adaptive_avg_pool_backward(one(inputs)?, out, device)?,
-
-        Op::Dropout(op) => {
-            let [x, key] = take(inputs)?;
-            return elementwise::dropout(op, x, key, &outputs[1], device).map(Some);
-        }
-
+    match op {
+        Op::CrossEntropy(op) => index::check_targets(&inputs[1], types[0].shape[1], op.ignore_index)?,
+        Op::CrossEntropyBackward(op) => index::check_targets(&inputs[2], types[1].shape[1], op.ignore_index)?,
+        _ => {}
+    }
+    match op {
+        Op::Unary(_)
+        | Op::Binary(_)
+        | Op::BinaryScalar(_)
+        | Op::Compare(_)
+        | Op::CompareScalar(_)
+        | Op::Logical(_)
+        | Op::Where(_)
+        | Op::Clamp(_)
+        | Op::Cast(_)
+        | Op::Dropout(_) => arithmetic(device, op, std::mem::take(inputs), types, outputs).map(Some),
+        Op::Reshape(_)
+        | Op::Permute(_)
+        | Op::Detach(_)
+        | Op::Expand(_)
+        | Op::Slice(_)
+        | Op::SliceBackward(_)
+        | Op::Cat(_)
+        | Op::Split(_)
+        | Op::Flip(_)
+        | Op::ConstantPad(_)
+        | Op::Full(_) => movement(device, op, std::mem::take(inputs), outputs).map(Some),
+        Op::Embedding(_)
+        | Op::EmbeddingDenseBackward(_)
+        | Op::IndexSelect(_)
+        | Op::IndexAdd(_)
+        | Op::Gather(_)
+        | Op::ScatterAdd(_)
+        | Op::MaxPool2dBackward(_) => indexing(device, op, std::mem::take(inputs), outputs).map(Some),
+        Op::Reduce(_)
+        | Op::Matmul(_)
+        | Op::Conv2d(_)
+        | Op::Conv2dInputGrad(_)
+        | Op::Conv2dWeightGrad(_)
+        | Op::MaxPool2d(_)
+        | Op::AvgPool2d(_)
+        | Op::AvgPool2dBackward(_)
+        | Op::AdaptiveAvgPool2d(_)
+        | Op::AdaptiveAvgPool2dBackward(_) => sums(device, op, std::mem::take(inputs), types, outputs).map(Some),
         Op::ArgReduce(_)
         | Op::CumSum(_)
         | Op::Triangle(_)
@@ -127,17 +73,7 @@ pub(super) fn run<B: Backend>(
         | Op::Index(_)
         | Op::IndexPut(_)
         | Op::TopK(_)
-        | Op::Sort(_) => return on_host(device, op, std::mem::take(inputs), types, outputs).map(Some),
-
-        Op::CrossEntropy(op) => {
-            index::check_targets(&inputs[1], types[0].shape[1], op.ignore_index)?;
-            return Ok(None);
-        }
-        Op::CrossEntropyBackward(op) => {
-            index::check_targets(&inputs[2], types[1].shape[1], op.ignore_index)?;
-            return Ok(None);
-        }
-
+        | Op::Sort(_) => run_generic(device, op, std::mem::take(inputs), types, outputs).map(Some),
         Op::Gelu(_)
         | Op::GeluBackward(_)
         | Op::ThresholdBackward(_)
@@ -155,16 +91,161 @@ pub(super) fn run<B: Backend>(
         | Op::ScaledDotProductAttention(_)
         | Op::ScaledDotProductAttentionBackward(_)
         | Op::DropoutBackward(_)
+        | Op::CrossEntropy(_)
+        | Op::CrossEntropyBackward(_)
         | Op::AdamwStep(_)
         | Op::SgdStep(_)
-        | Op::SquaredNorm(_) => return Ok(None),
-    };
-    Ok(Some(vec![result]))
+        | Op::SquaredNorm(_) => Ok(None),
+    }
 }
 
-/// Whether these operands make an operator run on the host that otherwise does not: integer arithmetic must wrap around, and burn has no
-/// division that rounds towards minus infinity.
-fn runs_on_host(op: &Op, types: &[TensorType]) -> bool {
+const OTHER_FAMILY: &str = "belongs to another family of operators";
+
+fn arithmetic<B: Backend>(
+    device: &B::Device,
+    op: &Op,
+    inputs: Vec<Data<B>>,
+    types: &[TensorType],
+    outputs: &[TensorType],
+) -> Result<Vec<Data<B>>, String> {
+    let (out, dtype) = (&outputs[0], types[0].dtype);
+    Ok(vec![match op {
+        Op::Unary(Unary::LogicalNot) => Data::Bool(B::bool_not(one(inputs)?.bool()?)),
+        Op::Unary(op) => Data::Float(elementwise::float_unary::<B>(*op, one(inputs)?.float()?)?),
+        Op::Binary(op) => {
+            let [a, b] = all(inputs)?.map(|x| x.expand(&out.shape));
+            Data::Float(elementwise::float_binary::<B>(*op, a.float()?, b.float()?)?)
+        }
+        Op::BinaryScalar(op) => {
+            let x = one(inputs)?.float()?;
+            Data::Float(elementwise::float_binary_scalar::<B>(op, x, out, device)?)
+        }
+        Op::Compare(op) => {
+            let [a, b] = all(inputs)?.map(|x| x.expand(&out.shape));
+            Data::Bool(elementwise::compare(*op, a, b)?)
+        }
+        Op::CompareScalar(op) => Data::Bool(elementwise::compare_scalar(op.op, one(inputs)?, op.scalar, dtype)?),
+        Op::Logical(op) => {
+            let [a, b] = all(inputs)?.map(|x| x.expand(&out.shape));
+            Data::Bool(elementwise::logical::<B>(*op, a.bool()?, b.bool()?))
+        }
+        Op::Where(_) => {
+            let [condition, a, b] = all(inputs)?.map(|x| x.expand(&out.shape));
+            elementwise::choose(condition, a, b)?
+        }
+        Op::Clamp(op) => elementwise::clamp(op, one(inputs)?, dtype)?,
+        Op::Cast(op) => elementwise::cast(one(inputs)?, dtype, op.dtype),
+        Op::Dropout(op) => {
+            let [x, key] = all(inputs)?;
+            return elementwise::dropout(op, x, key, &outputs[1], device);
+        }
+        _ => return Err(OTHER_FAMILY.into()),
+    }])
+}
+
+fn movement<B: Backend>(
+    device: &B::Device,
+    op: &Op,
+    inputs: Vec<Data<B>>,
+    outputs: &[TensorType],
+) -> Result<Vec<Data<B>>, String> {
+    let out = &outputs[0];
+    Ok(vec![match op {
+        Op::Reshape(op) => one(inputs)?.reshape(&op.shape),
+        Op::Permute(op) => one(inputs)?.permute(&op.dims),
+        Op::Detach(_) => one(inputs)?,
+        Op::Expand(op) => one(inputs)?.expand(&op.shape),
+        Op::Slice(op) => view::slice(op, one(inputs)?),
+        Op::SliceBackward(op) => view::slice_backward(op, one(inputs)?, out, device)?,
+        Op::Cat(op) => view::cat(inputs, op.dim)?,
+        Op::Split(op) => return Ok(view::split(op, one(inputs)?, outputs, device)),
+        Op::Flip(op) => view::flip(&op.dims, one(inputs)?),
+        Op::ConstantPad(op) => view::pad(op, one(inputs)?, out, device)?,
+        Op::Full(op) => Data::full(&op.ty, op.value, device),
+        _ => return Err(OTHER_FAMILY.into()),
+    }])
+}
+
+fn indexing<B: Backend>(
+    device: &B::Device,
+    op: &Op,
+    inputs: Vec<Data<B>>,
+    outputs: &[TensorType],
+) -> Result<Vec<Data<B>>, String> {
+    let out = &outputs[0];
+    Ok(vec![match op {
+        Op::Embedding(_) => {
+            let [weight, ids] = all(inputs)?;
+            index::embedding(weight, ids, out)?
+        }
+        Op::EmbeddingDenseBackward(op) => {
+            let [g, ids] = all(inputs)?;
+            index::embedding_backward(op, g, ids, out, device)?
+        }
+        Op::IndexSelect(op) => {
+            let [x, at] = all(inputs)?;
+            index::select(x, op.dim, at)?
+        }
+        Op::IndexAdd(op) => {
+            let [x, at, source] = all(inputs)?;
+            index::index_add(x, op.dim, at, source)?
+        }
+        Op::Gather(op) => {
+            let [x, at] = all(inputs)?;
+            index::gather(x, op.dim, at)?
+        }
+        Op::ScatterAdd(op) => {
+            let [x, at, source] = all(inputs)?;
+            index::scatter_add(x, op.dim, at, source)?
+        }
+        Op::MaxPool2dBackward(op) => {
+            let [g, at] = all(inputs)?;
+            index::max_pool_backward(op, g, at, out, device)?
+        }
+        _ => return Err(OTHER_FAMILY.into()),
+    }])
+}
+
+/// Reductions, products, convolutions and pools.
+fn sums<B: Backend>(
+    device: &B::Device,
+    op: &Op,
+    mut inputs: Vec<Data<B>>,
+    types: &[TensorType],
+    outputs: &[TensorType],
+) -> Result<Vec<Data<B>>, String> {
+    let out = &outputs[0];
+    Ok(vec![match op {
+        Op::Reduce(op) => reduce::reduce(op, one(inputs)?, &types[0], out, device)?,
+        Op::Matmul(_) => {
+            let [a, b] = all(inputs)?;
+            spatial::matmul(a, b, types, out, device)?
+        }
+        Op::Conv2d(op) => {
+            let bias = if inputs.len() == 3 { inputs.pop() } else { None };
+            let [x, weight] = all(inputs)?;
+            spatial::conv2d(op, x, weight, bias, types, out, device)?
+        }
+        Op::Conv2dInputGrad(op) => {
+            let [g, weight] = all(inputs)?;
+            spatial::conv2d_input_grad(op, g, weight, types, out, device)?
+        }
+        Op::Conv2dWeightGrad(op) => {
+            let [g, x] = all(inputs)?;
+            spatial::conv2d_weight_grad(op, g, x, types, out, device)?
+        }
+        Op::MaxPool2d(op) => return spatial::max_pool(op, one(inputs)?),
+        Op::AvgPool2d(op) => spatial::avg_pool(op, one(inputs)?)?,
+        Op::AvgPool2dBackward(op) => spatial::avg_pool_backward(op, one(inputs)?, out, device)?,
+        Op::AdaptiveAvgPool2d(op) => Data::Float(B::adaptive_avg_pool2d(one(inputs)?.float()?, op.output)),
+        Op::AdaptiveAvgPool2dBackward(_) => spatial::adaptive_avg_pool_backward(one(inputs)?, out, device)?,
+        _ => return Err(OTHER_FAMILY.into()),
+    }])
+}
+
+/// Whether these operands need a generic kernel: integer arithmetic must wrap around, and burn lacks division that rounds towards
+/// minus infinity.
+fn needs_generic_kernel(op: &Op, types: &[TensorType]) -> bool {
     let floats = types.first().is_some_and(|t| t.dtype.is_float());
     let modulo = |op: Binary| matches!(op, Binary::Fmod | Binary::Remainder | Binary::FloorDivide);
     match op {
@@ -173,7 +254,7 @@ fn runs_on_host(op: &Op, types: &[TensorType]) -> bool {
         Op::BinaryScalar(op) => !floats || modulo(op.op),
         Op::Reduce(op) => !floats || matches!(op.kind, ReduceKind::Any | ReduceKind::All),
         Op::IndexAdd(_) | Op::EmbeddingDenseBackward(_) => !floats,
-        // burn wants an index as large as the operand in the other dimensions.
+        // burn needs an index of the operand's size in all other dimensions.
         Op::ScatterAdd(ScatterAdd { dim }) => {
             !floats || (0..types[0].rank()).any(|d| d != *dim && types[0].shape[d] != types[1].shape[d])
         }
@@ -181,7 +262,7 @@ fn runs_on_host(op: &Op, types: &[TensorType]) -> bool {
     }
 }
 
-fn on_host<B: Backend>(
+fn run_generic<B: Backend>(
     device: &B::Device,
     op: &Op,
     inputs: Vec<Data<B>>,
@@ -201,12 +282,11 @@ fn on_host<B: Backend>(
 }
 
 /// All `N` operands.
-fn take<B: Backend, const N: usize>(inputs: &mut Vec<Data<B>>) -> Result<[Data<B>; N], String> {
-    let given = inputs.len();
-    std::mem::take(inputs).try_into().map_err(|_| format!("takes {N} operand(s), got {given}"))
+fn all<B: Backend, const N: usize>(inputs: Vec<Data<B>>) -> Result<[Data<B>; N], String> {
+    inputs.try_into().map_err(|v: Vec<Data<B>>| format!("takes {N} operand(s), got {}", v.len()))
 }
 
 /// The one operand.
-fn one<B: Backend>(inputs: &mut Vec<Data<B>>) -> Result<Data<B>, String> {
-    take::<B, 1>(inputs).map(|[x]| x)
+fn one<B: Backend>(inputs: Vec<Data<B>>) -> Result<Data<B>, String> {
+    all::<B, 1>(inputs).map(|[x]| x)
 }

@@ -4,7 +4,7 @@ use fusionllm_graph::ops::{ScaledDotProductAttention, ScaledDotProductAttentionB
 use fusionllm_graph::{Op, TensorType};
 
 use super::tensor::Array;
-use super::{Ran, all, all_and_optional, generic, with_float};
+use super::{Ran, all_and_optional, generic, with_float};
 use crate::kernels::{self, Attention, AttentionGrads, AttentionSizes, Float, Heads, Mask, MaskData};
 
 pub(super) fn run(op: &Op, inputs: Vec<Array>, outputs: &[TensorType]) -> Ran {

@@ -91,13 +91,6 @@ macro_rules! backward {
 }
 
 backward! {
-    /// Gradient of [`relu`] from its operand or its result.
-    relu_backward |g, x| if x > T::ZERO { g } else { T::ZERO };
-    /// Gradient of [`silu`]: `g σ (1 + x (1 - σ))`.
-    silu_backward |g, x| {
-        let s = x.sigmoid();
-        g * (s * (T::ONE + x * (T::ONE - s)))
-    };
     /// Gradient of [`gelu_tanh`]: with `s = σ(2u)`, `g (s + x s (1 - s) d(2u)/dx)`.
     gelu_tanh_backward |g, x| {
         let c = T::of(2.0 * (2.0 / std::f64::consts::PI).sqrt());
@@ -140,8 +133,6 @@ mod tests {
 
     #[test]
     fn derivatives_match_differences() {
-        check("relu", relu, relu_backward);
-        check("silu", silu, silu_backward);
         check("gelu_tanh", gelu_tanh, gelu_tanh_backward);
         check("gelu_erf", gelu_erf, gelu_erf_backward);
     }

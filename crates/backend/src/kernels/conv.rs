@@ -1,7 +1,4 @@
-//! Two-dimensional convolution and its gradients as matrix products.
-//!
-//! The operand's patches are laid out, a cache-sized tile at a time, as a matrix `[channels x kernel, pixels]` ("im2col", Chellapilla et
-//! al., 2006), never as a whole. A tile's pixels may come from several images, so that small images still make large products.
+//! Two-dimensional convolution and its gradients, as matrix products over patches.
 
 use std::ops::Range;
 
@@ -9,6 +6,7 @@ use super::Float;
 use super::depthwise;
 use super::matrix::{Matrix, Sizes, Strides, Threads, product, product_raw};
 use super::parallel::{Shared, each, grain, tasks, uninit};
+use super::patches::{DEPTH, STEP, WIDEST, add_patches, patches, rows_of, segments, tile_width};
 
 /// Sizes of a convolution: `x [n, c, h, w]`, weight `[o, c / groups, kh, kw]`, result `[n, o, oh, ow]`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -74,115 +72,6 @@ impl Convolution {
         let first = self.padding[d].saturating_sub(offset).div_ceil(stride);
         let end = (self.input[d] + self.padding[d]).saturating_sub(offset).div_ceil(stride);
         first.min(self.output[d])..end.min(self.output[d]).max(first.min(self.output[d]))
-    }
-}
-
-/// Rows of patches in a product: the length of sums between two visits of a result tile.
-const DEPTH: usize = 576;
-/// Most pixels of a tile.
-const WIDEST: usize = 240;
-/// The widest vector kernels take pixels by this many at a time.
-const STEP: usize = 48;
-
-/// Pixels of a tile: a multiple of [`STEP`] that gives threads some eight tiles to share.
-fn tile_width(pixels: usize) -> usize {
-    (pixels.div_ceil(8).div_ceil(STEP) * STEP).clamp(STEP, WIDEST)
-}
-
-/// Consecutive pixels of a result's row within a tile.
-struct Segment {
-    /// Where in the tile they start.
-    position: usize,
-    image: usize,
-    row: usize,
-    column: usize,
-    len: usize,
-}
-
-/// Cuts pixels, counted over all images, into parts of rows.
-fn segments(g: &Convolution, pixels: Range<usize>) -> Vec<Segment> {
-    let mut out = Vec::new();
-    let mut p = pixels.start;
-    while p < pixels.end {
-        let (image, at) = (p / g.plane_out(), p % g.plane_out());
-        let (row, column) = (at / g.output[1], at % g.output[1]);
-        let len = (g.output[1] - column).min(pixels.end - p);
-        out.push(Segment { position: p - pixels.start, image, row, column, len });
-        p += len;
-    }
-    out
-}
-
-/// Lays the patches of some channels out as `[channels x kernel, tile]`.
-fn patches<T: Float>(out: &mut [T], g: &Convolution, x: &[T], channels: Range<usize>, tile: &[Segment], width: usize) {
-    let [_, w] = g.input;
-    let rows = out.chunks_exact_mut(width);
-    let taps = channels.flat_map(|c| (0..g.taps()).map(move |t| (c, t / g.kernel[1], t % g.kernel[1])));
-    for (out, (c, ky, kx)) in rows.zip(taps) {
-        let (tall, wide) = (g.inside(0, ky), g.inside(1, kx));
-        for s in tile {
-            let out = &mut out[s.position..s.position + s.len];
-            let (first, end) = (wide.start.max(s.column), wide.end.min(s.column + s.len));
-            if !tall.contains(&s.row) || first >= end {
-                out.fill(T::ZERO);
-                continue;
-            }
-            let y = s.row * g.stride[0] + ky * g.dilation[0] - g.padding[0];
-            let start = ((s.image * g.c + c) * g.input[0] + y) * w;
-            let from = start + first * g.stride[1] + kx * g.dilation[1] - g.padding[1];
-            out[..first - s.column].fill(T::ZERO);
-            out[end - s.column..].fill(T::ZERO);
-            let out = &mut out[first - s.column..end - s.column];
-            if g.stride[1] == 1 {
-                copy(out, &x[from..from + end - first]);
-            } else {
-                for (o, v) in out.iter_mut().zip(x[from..].iter().step_by(g.stride[1])) {
-                    *o = *v;
-                }
-            }
-        }
-    }
-}
-
-/// The reverse of [`patches`]: adds a tile's elements to where they came from.
-fn add_patches<T: Float>(
-    dx: &mut [T],
-    g: &Convolution,
-    image: usize,
-    channels: Range<usize>,
-    tile: &[Segment],
-    columns: &[T],
-    width: usize,
-) {
-    let [_, w] = g.input;
-    let taps = channels.flat_map(|c| (0..g.taps()).map(move |t| (c, t / g.kernel[1], t % g.kernel[1])));
-    for (column, (c, ky, kx)) in columns.chunks_exact(width).zip(taps) {
-        let (tall, wide) = (g.inside(0, ky), g.inside(1, kx));
-        for s in tile {
-            let (first, end) = (wide.start.max(s.column), wide.end.min(s.column + s.len));
-            if !tall.contains(&s.row) || first >= end {
-                continue;
-            }
-            let y = s.row * g.stride[0] + ky * g.dilation[0] - g.padding[0];
-            let start = (((s.image - image) * g.c + c) * g.input[0] + y) * w;
-            let to = start + first * g.stride[1] + kx * g.dilation[1] - g.padding[1];
-            let from = &column[s.position + first - s.column..s.position + end - s.column];
-            for (d, v) in dx[to..].iter_mut().step_by(g.stride[1]).zip(from) {
-                *d += *v;
-            }
-        }
-    }
-}
-
-/// Short runs are quicker copied by a loop than by a call.
-#[inline(always)]
-fn copy<T: Copy>(out: &mut [T], x: &[T]) {
-    if x.len() < 32 {
-        for (o, v) in out.iter_mut().zip(x) {
-            *o = *v;
-        }
-    } else {
-        out.copy_from_slice(x);
     }
 }
 
@@ -338,16 +227,6 @@ fn strided_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight:
             }
         }
     });
-}
-
-/// A tile of the result's gradient as `[channels, tile]`, for as many channels from `first` as `out` holds.
-fn rows_of<T: Float>(out: &mut [T], g: &Convolution, dy: &[T], first: usize, tile: &[Segment], width: usize) {
-    for (o, out) in out.chunks_exact_mut(width).enumerate() {
-        for s in tile {
-            let start = (s.image * g.o + first + o) * g.plane_out() + s.row * g.output[1] + s.column;
-            copy(&mut out[s.position..s.position + s.len], &dy[start..start + s.len]);
-        }
-    }
 }
 
 /// Pixels over which a weight's gradient is summed by one product.

@@ -21,8 +21,9 @@ impl Strides {
         Self { row: columns as isize, column: 1 }
     }
 
-    /// The transpose of rows of `columns` elements.
-    pub(crate) fn columns(rows: usize) -> Self {
+    /// Columns of `rows` elements, one after the other.
+    #[cfg(test)]
+    fn columns(rows: usize) -> Self {
         Self { row: 1, column: rows as isize }
     }
 

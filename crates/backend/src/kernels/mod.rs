@@ -27,6 +27,7 @@ mod matrix;
 mod norm;
 mod optimizer;
 mod parallel;
+mod patches;
 mod pool;
 mod reduce;
 mod simd;

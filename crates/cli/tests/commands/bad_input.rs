@@ -138,7 +138,7 @@ fn options() {
     let backend = train(&["--backend", "burn-gpu"]);
     assert!(
         backend
-            .starts_with(r#"error: --backend burn-gpu: there is no backend "burn-gpu" in this build; known: burn-cpu"#),
+            .starts_with(r#"error: --backend burn-gpu: there is no backend "burn-gpu" in this build; known: cpu"#),
         "{backend}"
     );
     assert_snapshot!(train(&["--plan", "plan.json"]), @r"

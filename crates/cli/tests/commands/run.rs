@@ -66,7 +66,7 @@ fn the_run_directory_keeps_the_contract() {
         "resident_memory_bytes",
     ];
     assert_eq!(keys(peer), expected);
-    assert_eq!((&peer["name"], &peer["backend"]), (&"peer-1".into(), &"burn-cpu".into()));
+    assert_eq!((&peer["name"], &peer["backend"]), (&"peer-1".into(), &"cpu".into()));
     let link = &summary["links"][0];
     assert_eq!(
         keys(link),
@@ -90,7 +90,7 @@ fn people_get_lines_and_a_report() {
     for part in [
         "\nsteps       2 in ",
         "\nvalidation  loss ",
-        "peer-0  burn-cpu",
+        "peer-0  cpu",
         "a sample, going on from",
         "--resume runs/0001",
     ] {

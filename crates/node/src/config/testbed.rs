@@ -19,7 +19,7 @@ use super::reader::{self, JobError, Section, suggest};
 /// gpu = "RTX 3080"             # or tflops, memory_bandwidth and memory outright, or profile = "DEVICE.toml"
 /// efficiency = 0.6             # what a gpu attains of its peak in matrix products
 /// slowdown = 2                 # operators take twice as long
-/// backend = "burn-cpu"         # what its peer computes with
+/// backend = "cpu"         # what its peer computes with
 ///
 /// [[site]]
 /// name = "home"
@@ -501,7 +501,7 @@ at = "lab"
         let dir = tempfile::tempdir().unwrap();
         let profile = |threads: u32, tflops: f64| {
             format!(
-                "[[device]]\nname = \"this\"\nbackend = \"burn-cpu\"\nthreads = {threads}\ntflops = {tflops}\nmemory_bandwidth = \"9 GB/s\"\n\
+                "[[device]]\nname = \"this\"\nbackend = \"cpu\"\nthreads = {threads}\ntflops = {tflops}\nmemory_bandwidth = \"9 GB/s\"\n\
                  memory = \"4 GiB\"\noverhead = \"2 us\"\noperators = {{ mm = [[1e3, 2e-6], [1e9, 1e-2]] }}\n"
             )
         };
@@ -519,7 +519,7 @@ at = "lab"
         assert_eq!(read("count = 2").unwrap().devices()[0].rates.matmul, 0.05e12, "two threads were not measured");
         assert_eq!(read("count = 4\nthreads = 4").unwrap().devices()[0].rates.matmul, 0.2e12);
         let e = read("threads = 3").unwrap_err();
-        assert_eq!(e.message, "D.toml has no device of backend burn-cpu with 3 thread(s)");
-        assert_eq!(e.hint, "it has burn-cpu with 1, burn-cpu with 4");
+        assert_eq!(e.message, "D.toml has no device of backend cpu with 3 thread(s)");
+        assert_eq!(e.hint, "it has cpu with 1, cpu with 4");
     }
 }

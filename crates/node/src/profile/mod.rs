@@ -523,7 +523,7 @@ mod tests {
     fn a_models_own_operators_are_measured() {
         let forward = gpt2((16, 2, 8, 2, 32), AttentionImplementation::Eager).unwrap();
         let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
-        let backend = fusionllm_backend::open("burn-cpu").unwrap();
+        let backend = fusionllm_backend::open("cpu").unwrap();
         let effort = Effort { warm_up: 0, patience: Duration::ZERO, repeats: 1 };
         let mut samples = Samples::default();
         samples.model(&backend, &train, 4, effort, 1.0).unwrap();
@@ -540,8 +540,8 @@ mod tests {
     #[test]
     fn a_profile_survives_its_file() {
         let rates = Rates { matmul: 5.123e10, convolution: 2e10, memory: 9e9, overhead: 2e-6 };
-        let mut device = Device::new("burn-cpu", rates, 16 << 30);
-        device.backend = Some("burn-cpu".into());
+        let mut device = Device::new("cpu", rates, 16 << 30);
+        device.backend = Some("cpu".into());
         device.measured.operators.by_name.insert("mm".into(), Curve::new(vec![(1e6, 2.5e-5), (1e9, 2e-2)]).unwrap());
         device.scratch.by_name.insert("mm".into(), Curve::new(vec![(1e6, 4096.0)]).unwrap());
         let dir = tempfile::tempdir().unwrap();
@@ -550,7 +550,7 @@ mod tests {
         let back = crate::config::load_profile(&path).unwrap();
         assert_eq!(back.len(), 1);
         let (threads, read) = &back[0];
-        assert_eq!((*threads, read.name.as_str(), read.memory), (2, "burn-cpu-2", device.memory));
+        assert_eq!((*threads, read.name.as_str(), read.memory), (2, "cpu-2", device.memory));
         assert!((read.rates.matmul - rates.matmul).abs() < 1.0 && (read.rates.overhead - 2e-6).abs() < 1e-12);
         assert_eq!((&read.measured, &read.scratch), (&device.measured, &device.scratch));
     }

@@ -14,7 +14,7 @@ mod view;
 
 use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
-use crate::{Backend, BackendError, Device, Tensor};
+use crate::{Backend, BackendError, DeviceInfo, Tensor};
 
 /// Elements of an [`Array`].
 #[derive(Debug, Clone, PartialEq)]
@@ -261,8 +261,8 @@ impl Backend for Reference {
         Self::NAME
     }
 
-    fn device(&self) -> Device {
-        Device { name: "reference evaluator".into(), threads: Some(1), memory_bytes: None }
+    fn device(&self) -> DeviceInfo {
+        DeviceInfo { name: "reference evaluator".into(), threads: Some(1), memory_bytes: None }
     }
 
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {

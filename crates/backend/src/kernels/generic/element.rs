@@ -14,7 +14,7 @@ macro_rules! with_element {
                 type $T = u8;
                 $body
             }
-            dtype => $crate::kernels::generic::element::with_number!(dtype, $T => $body),
+            dtype => $crate::kernels::generic::with_number!(dtype, $T => $body),
         }
     };
 }

@@ -5,19 +5,12 @@ use fusionllm_graph::ops::{EmbeddingDenseBackward, Index, MaxPool2dBackward, Tri
 
 use super::Operand;
 use super::element::{Number, around, broadcast_offsets, elements, strided_offsets, with_element, with_number};
-use crate::kernels::Buffer;
+use crate::kernels::{Buffer, check_indices};
 
-/// Fails on the first index outside `0..size`.
-pub(crate) fn check_indices(indices: &[i64], size: usize) -> Result<(), String> {
-    match indices.iter().find(|&&i| i < 0 || i as u64 >= size as u64) {
-        Some(i) => Err(format!("index {i} is out of range for size {size}")),
-        None => Ok(()),
-    }
-}
-
+/// The indices, or an error for the first one outside `0..size`.
 fn checked(index: &Operand<'_>, size: usize) -> Result<Vec<usize>, String> {
     let indices = elements::<i64>(index);
-    check_indices(&indices, size)?;
+    check_indices(&indices, size).map_err(|e| e.to_string())?;
     Ok(indices.iter().map(|&i| i as usize).collect())
 }
 

@@ -14,8 +14,7 @@ use fusionllm_graph::{HostTensor, Op, TensorType, ops};
 use super::Buffer;
 
 pub(crate) use dropout::keep_mask;
-pub(crate) use element::{Number, with_element};
-pub(crate) use index::check_indices;
+pub(crate) use element::{Number, with_element, with_number};
 
 /// A row-major operand in host memory.
 #[derive(Clone, Copy)]

@@ -1,13 +1,18 @@
-//! Scaled dot-product attention that never holds the whole score matrix.
+//! Scaled dot-product attention without the whole score matrix in memory.
 //!
-//! Queries are taken in blocks. A block's scores against all keys it can see are one product, its weights another; backward
-//! computes them again from the saved logarithm of the softmax's denominator (Dao et al., "FlashAttention", 2022).
+//! Queries are processed in blocks. The scores of a block against all keys it can see are one product. Its weights times the
+//! values are another. The backward pass computes the weights again from the saved logarithm of the softmax's denominator
+//! (Dao et al., "FlashAttention", 2022).
+
+mod backward;
 
 use super::Float;
 use super::matrix::{Matrix, Sizes, Strides, Threads, product, product_raw};
 use super::parallel::{Shared, tasks, uninit};
-use super::reduce::{largest, sum_of, sum_of_two};
+use super::reduce::{largest, sum_of};
 use super::simd::simd;
+
+pub(crate) use backward::{AttentionGrads, attention_backward};
 
 /// Queries in a block.
 const BLOCK: usize = 64;
@@ -32,7 +37,7 @@ pub(crate) struct AttentionSizes {
 }
 
 impl AttentionSizes {
-    /// Products for one operand's heads may run side by side: how many `(batch, key head)` pairs there are.
+    /// Number of `(batch, key head)` pairs, whose gradients are independent.
     fn pairs(&self) -> usize {
         self.b * self.g
     }
@@ -51,7 +56,8 @@ pub(crate) struct Heads<'a, T> {
 
 impl<'a, T> Heads<'a, T> {
     /// A row-major `[_, heads, rows, columns]` operand.
-    pub(crate) fn contiguous(data: &'a [T], heads: usize, rows: usize, columns: usize) -> Self {
+    #[cfg(test)]
+    fn contiguous(data: &'a [T], heads: usize, rows: usize, columns: usize) -> Self {
         Self { data, start: 0, strides: [heads * rows * columns, rows * columns, columns] }
     }
 
@@ -69,19 +75,19 @@ impl<'a, T> Heads<'a, T> {
     }
 }
 
-/// Which keys a query sees, beside causality.
+/// A mask's elements.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum MaskData<'a, T> {
-    /// Nonzero takes part.
+    /// A key with a nonzero element is visible.
     Bool(&'a [u8]),
     /// Added to the scores.
     Added(&'a [T]),
 }
 
-/// A mask that broadcasts to `[b, h, l, s]`: strides may be 0.
+/// A mask that broadcasts to `[b, h, l, s]`. Strides may be 0.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mask<'a, T> {
-    /// Its elements.
+    /// Elements.
     pub(crate) data: MaskData<'a, T>,
     /// Index of the first element.
     pub(crate) start: usize,
@@ -89,7 +95,7 @@ pub(crate) struct Mask<'a, T> {
     pub(crate) strides: [usize; 4],
 }
 
-/// What both directions share.
+/// Operands of the forward and the backward pass.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Attention<'a, T> {
     /// Sizes.
@@ -100,21 +106,21 @@ pub(crate) struct Attention<'a, T> {
     pub(crate) k: Heads<'a, T>,
     /// Values.
     pub(crate) v: Heads<'a, T>,
-    /// Mask beside causality.
+    /// The mask, in addition to causality.
     pub(crate) mask: Option<Mask<'a, T>>,
-    /// Query `i` sees keys `0 ..= i` alone.
+    /// Whether query `i` sees only keys `0 ..= i`.
     pub(crate) causal: bool,
     /// Factor of the scores.
     pub(crate) scale: f64,
 }
 
 impl<T: Float> Attention<'_, T> {
-    /// Keys that some of the queries below `end` see.
+    /// Number of keys that queries below `end` see.
     fn visible(&self, end: usize) -> usize {
         if self.causal { self.sizes.s.min(end) } else { self.sizes.s }
     }
 
-    /// `scale q kᵀ + mask` of queries `start..end` of one head into `scores [end - start, visible]`.
+    /// Writes `scale q kᵀ + mask` for queries `start..end` of one head to `scores [end - start, visible]`.
     fn scores(&self, scores: &mut [T], b: usize, h: usize, start: usize, end: usize) {
         let AttentionSizes { h: heads, g, e, .. } = self.sizes;
         let columns = self.visible(end);
@@ -146,11 +152,12 @@ impl<T: Float> Attention<'_, T> {
     }
 }
 
-/// Where a `[batch, head, row, column]` result goes: distances of batches, heads and rows in its memory.
+/// Distances of batches, heads and rows in the memory of a `[batch, head, row, column]` result.
 pub(crate) type HeadStrides = [usize; 3];
 
-/// `out = softmax(scale q kᵀ + mask) v` with `lse [b, h, l]`, the logarithm of the softmax's denominator. A query that sees nothing gets
-/// 0, and minus infinity for `lse`. `out` holds all of `[b, h, l, f]` in the order its strides say.
+/// `out = softmax(scale q kᵀ + mask) v`, of shape `[b, h, l, f]` and the given strides.
+///
+/// `lse [b, h, l]` becomes the logarithm of the softmax's denominator. A query that sees no key gets 0, and minus infinity in `lse`.
 pub(crate) fn attention<T: Float>(
     out: &mut [T],
     out_strides: HeadStrides,
@@ -185,7 +192,6 @@ pub(crate) fn attention<T: Float>(
     let blocks = l.div_ceil(BLOCK);
     let (out, lse) = (Shared::new(out), Shared::new(lse));
     let least = ((1 << 15) / (BLOCK * s * n.e.max(1)).max(1)).max(1);
-    // Large blocks last: a causal head's later queries see more keys.
     tasks(b * h * blocks, least, &|task| {
         let mut inverse = [T::ZERO; BLOCK];
         let (pair, block) = (task / blocks, task % blocks);
@@ -215,123 +221,6 @@ pub(crate) fn attention<T: Float>(
             }
         }
     });
-}
-
-/// The gradients of [`attention`] with respect to queries, keys and values, each in memory of its own strides.
-pub(crate) struct AttentionGrads<'a, T> {
-    /// `[b, h, l, e]`
-    pub(crate) dq: (&'a mut [T], HeadStrides),
-    /// `[b, g, s, e]`
-    pub(crate) dk: (&'a mut [T], HeadStrides),
-    /// `[b, g, s, f]`
-    pub(crate) dv: (&'a mut [T], HeadStrides),
-}
-
-/// With `P` the attention weights and `dP = dout vᵀ`: `dS = P (dP - Σ dout out)`, `dv = Pᵀ dout`, `dq = scale dS k`,
-/// `dk = scale dSᵀ q`. Heads that read one key head add up in their order, as blocks of queries do.
-pub(crate) fn attention_backward<T: Float>(
-    grads: AttentionGrads<'_, T>,
-    attention: &Attention<'_, T>,
-    grad: Heads<'_, T>,
-    out: Heads<'_, T>,
-    lse: &[T],
-) {
-    simd! {
-        /// Turns scores into weights and the gradient of the weights into that of the scores.
-        fn score_grads<T: Float>(p: &mut [T], dp: &mut [T], columns: usize, lse: &[T], delta: &[T]) {
-            let each = p.chunks_exact_mut(columns).zip(dp.chunks_exact_mut(columns)).zip(lse.iter().zip(delta));
-            for ((p, dp), (&lse, &delta)) in each {
-                if lse == T::NEG_INFINITY {
-                    p.fill(T::ZERO);
-                    dp.fill(T::ZERO);
-                    continue;
-                }
-                for (p, dp) in p.iter_mut().zip(dp) {
-                    let w = (*p - lse).exp();
-                    *p = w;
-                    *dp = w * (*dp - delta);
-                }
-            }
-        }
-    }
-    let n = attention.sizes;
-    let AttentionSizes { b, h, g, l, s, e, f } = n;
-    let ((dq, q_strides), (dk, k_strides), (dv, v_strides)) = (grads.dq, grads.dk, grads.dv);
-    assert!(dq.len() == b * h * l * e && dk.len() == b * g * s * e && dv.len() == b * g * s * f, "{n:?}");
-    assert_eq!(lse.len(), b * h * l, "attention: lse of {n:?}");
-    if b * h * l * s == 0 {
-        for d in [dq, dk, dv] {
-            d.fill(T::ZERO);
-        }
-        return;
-    }
-    let ends = |data: &[T], st: HeadStrides, heads: usize, rows: usize, width: usize| {
-        let last = (b - 1) * st[0] + (heads - 1) * st[1] + (rows - 1) * st[2] + width;
-        assert!(last <= data.len(), "attention: strides {st:?} exceed a gradient of {n:?}");
-    };
-    ends(dq, q_strides, h, l, e);
-    ends(dk, k_strides, g, s, e);
-    ends(dv, v_strides, g, s, f);
-    let (dq, dk, dv) = (Shared::new(dq), Shared::new(dk), Shared::new(dv));
-    let scale = T::of(attention.scale);
-    let rows_of = |strides: HeadStrides| Strides { row: strides[2] as isize, column: 1 };
-    let least = ((1 << 15) / (l * s * e.max(1)).max(1)).max(1);
-    tasks(n.pairs(), least, &|pair| {
-        let (mut p, mut dp): (Vec<T>, Vec<T>) = (uninit(BLOCK.min(l) * s), uninit(BLOCK.min(l) * s));
-        let (bi, gi) = (pair / g, pair % g);
-        let at = |st: HeadStrides, head: usize| bi * st[0] + head * st[1];
-        let (k, v) = (attention.k.head(bi, gi), attention.v.head(bi, gi));
-        let mut seen = 0;
-        // The last queries come first: they see all keys, so that their products set what others add to.
-        for hi in gi * (h / g)..(gi + 1) * (h / g) {
-            for block in (0..l.div_ceil(BLOCK)).rev() {
-                let (start, end) = (block * BLOCK, l.min((block + 1) * BLOCK));
-                let (rows, columns) = (end - start, attention.visible(end));
-                let (p, dp) = (&mut p[..rows * columns], &mut dp[..rows * columns]);
-                attention.scores(p, bi, hi, start, end);
-                let dout = grad.head(bi, hi).at(start * grad.strides[2]);
-                let sizes = Sizes { m: rows, n: columns, k: f };
-                let strides = Strides::rows(columns);
-                product(sizes, (&mut *dp, strides), dout, v.transposed(), T::ONE, false, Threads::One);
-                let mut delta = [T::ZERO; BLOCK];
-                for (i, d) in delta[..rows].iter_mut().enumerate() {
-                    *d = dot(grad.row(bi, hi, start + i, f), out.row(bi, hi, start + i, f));
-                }
-                let first = (bi * h + hi) * l + start;
-                score_grads(p, dp, columns, &lse[first..first + rows], &delta);
-                let (p, ds) = (Matrix::rows(&*p, columns), Matrix::rows(&*dp, columns));
-                let q = attention.q.head(bi, hi).at(start * attention.q.strides[2]);
-                let new = seen < columns;
-                seen = seen.max(columns);
-                // SAFETY: `ends` has checked the strides; this task alone writes these heads.
-                unsafe {
-                    let out = dq.ptr().add(at(q_strides, hi) + start * q_strides[2]);
-                    let sizes = Sizes { m: rows, n: e, k: columns };
-                    product_raw(sizes, (out, rows_of(q_strides)), ds, k, scale, false, Threads::One);
-                    let out = dk.ptr().add(at(k_strides, gi));
-                    let sizes = Sizes { m: columns, n: e, k: rows };
-                    product_raw(sizes, (out, rows_of(k_strides)), ds.transposed(), q, scale, !new, Threads::One);
-                    let out = dv.ptr().add(at(v_strides, gi));
-                    let sizes = Sizes { m: columns, n: f, k: rows };
-                    product_raw(sizes, (out, rows_of(v_strides)), p.transposed(), dout, T::ONE, !new, Threads::One);
-                }
-            }
-        }
-        // Keys behind the last query.
-        for row in seen..s {
-            // SAFETY: as above.
-            unsafe {
-                dk.slice(at(k_strides, gi) + row * k_strides[2], e).fill(T::ZERO);
-                dv.slice(at(v_strides, gi) + row * v_strides[2], f).fill(T::ZERO);
-            }
-        }
-    });
-}
-
-simd! {
-    fn dot<T: Float>(x: &[T], y: &[T]) -> T {
-        sum_of_two(x, y, |x, y| x * y)
-    }
 }
 
 #[cfg(test)]
