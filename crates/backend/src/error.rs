@@ -1,14 +1,14 @@
 use fusionllm_graph::{GraphError, TensorType};
 
-/// Why a backend could not do what it was asked.
+/// Why a backend failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
-    /// No backend of that name is built in.
+    /// This build has no backend of that name.
     #[error("there is no backend {name:?} in this build; known: {known}")]
     Unknown {
         /// The name asked for.
         name: String,
-        /// The names there are.
+        /// The names of all backends in this build.
         known: String,
     },
     /// An operator failed.
@@ -18,20 +18,20 @@ pub enum BackendError {
         backend: &'static str,
         /// The operator's ATen name.
         op: String,
-        /// What went wrong.
+        /// The cause.
         reason: String,
         /// The operands' types.
         operands: Vec<TensorType>,
     },
-    /// A tensor of another backend, or of an element type this one cannot hold.
+    /// A tensor of another backend, or of an element type that the backend lacks.
     #[error("{backend} cannot take this tensor: {reason}")]
     Tensor {
         /// The backend's name.
         backend: &'static str,
-        /// Why.
+        /// The cause.
         reason: String,
     },
-    /// A graph given to run is not sound.
+    /// A graph is invalid.
     #[error(transparent)]
     Graph(#[from] GraphError),
 }

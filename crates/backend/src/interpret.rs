@@ -1,4 +1,4 @@
-//! Runs whole graphs on one backend: decompositions, tests, and what needs no peers.
+//! Runs whole graphs on one backend, for decompositions, tests, and work without peers.
 
 use std::collections::BTreeMap;
 
@@ -6,8 +6,9 @@ use fusionllm_graph::{Builder, Graph, Op, TensorType, ValueId};
 
 use crate::{Backend, BackendError, Tensor};
 
-/// Runs the nodes that `targets` depend on and returns those values. `sources` holds the values that come from outside the graph; every tensor
-/// is given up at its last use.
+/// Runs the nodes that `targets` depend on and returns those values.
+///
+/// `sources` are the values from outside the graph. Every tensor is dropped at its last use.
 pub fn interpret(
     backend: &dyn Backend,
     graph: &Graph,
@@ -48,7 +49,7 @@ pub fn interpret(
     targets.iter().map(|v| take(&mut values, *v)).collect()
 }
 
-/// Runs an operator by its decomposition; `None` if it has none.
+/// Runs an operator by its decomposition. Returns `None` if it has none.
 pub fn run_decomposed(
     backend: &dyn Backend,
     op: &Op,

@@ -1,7 +1,8 @@
-//! Tensors and kernels: the trait that a tensor framework implements, its implementations, and the suite that tests them all.
+//! Tensors and kernels: the trait that a tensor framework implements, its implementations, and the suite that tests
+//! them all.
 //!
-//! A backend runs one operator on tensors, and copies tensors to its device and back. It knows nothing of graphs, peers or
-//! gradients. [`open`] chooses a backend by name.
+//! A backend runs one operator on tensors, and copies tensors to its device and back. It knows nothing of graphs,
+//! peers or gradients. [`open`] chooses a backend by name.
 
 #[cfg(feature = "burn")]
 pub mod burn;
@@ -58,7 +59,8 @@ pub trait Backend: Send + Sync {
     /// The backend may overwrite an operand that nothing else holds. An index out of range is an error, never a panic.
     fn run(&self, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<Vec<Tensor>, BackendError>;
 
-    /// Waits until all started work is done. The default is for backends whose kernels have finished when `run` returns.
+    /// Waits until all started work is done. The default is for backends whose kernels have finished when `run`
+    /// returns.
     fn synchronize(&self) -> Result<(), BackendError> {
         Ok(())
     }

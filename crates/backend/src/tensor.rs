@@ -3,7 +3,7 @@ use std::fmt;
 
 use fusionllm_graph::TensorType;
 
-/// A tensor on some backend's device. Clones share its memory; nobody but that backend looks inside.
+/// A tensor on a backend's device. Clones share its memory. Only that backend can read it.
 pub struct Tensor {
     ty: TensorType,
     data: Box<dyn Storage>,
@@ -30,7 +30,7 @@ impl<T: Clone + Send + Sync + 'static> Storage for T {
 }
 
 impl Tensor {
-    /// Wraps a framework's own tensor, whose clones are cheap and share memory.
+    /// Wraps a framework's tensor. Its clones must share memory.
     pub fn new(ty: TensorType, data: impl Clone + Send + Sync + 'static) -> Self {
         Self { ty, data: Box::new(data) }
     }
@@ -40,12 +40,12 @@ impl Tensor {
         &self.ty
     }
 
-    /// The framework's tensor, or `None` if it is another framework's.
+    /// The framework's tensor, or `None` if it belongs to another framework.
     pub fn get<T: 'static>(&self) -> Option<&T> {
         (*self.data).as_any().downcast_ref()
     }
 
-    /// The framework's tensor itself, so that a sole holder can reuse its memory.
+    /// The framework's tensor by value, so that its sole owner can reuse the memory.
     pub fn into_inner<T: 'static>(self) -> Option<T> {
         self.data.into_any().downcast().ok().map(|b| *b)
     }

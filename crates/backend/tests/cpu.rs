@@ -1,4 +1,5 @@
-//! Whole models on the default backend, and what the conformance suite does not cover: error texts, wrapping integers, empty sums.
+//! Whole models on the default backend, and what the conformance suite does not cover: error texts, wrapping
+//! integers, empty sums.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 

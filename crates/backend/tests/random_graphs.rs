@@ -1,4 +1,4 @@
-//! Random graphs: whatever is wired to whatever, the gradients that autodiff's backward nodes give are the slopes of the loss, on every backend.
+//! Random graphs: on every backend, the gradients of autodiff's backward nodes are the slopes of the loss.
 
 #![allow(clippy::unwrap_used)]
 
@@ -11,12 +11,13 @@ use fusionllm_graph::{Builder, CounterRng, DType, Graph, GraphError, HostTensor,
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
 
-/// One step of a recipe: which operator, on which of the values so far, and a number to choose its attributes by.
+/// One step of a recipe: the operator, two of the values so far, and a number that chooses attributes.
 type Step = (u8, u8, u8, u8);
 
 const SHAPES: [&[usize]; 6] = [&[2, 3], &[3, 2], &[3], &[1, 3], &[2, 1, 2], &[]];
 
-/// A graph of float64 parameters from a recipe. Steps whose operands do not fit are left out; every value that nothing reads enters the loss.
+/// A graph of `f64` parameters from a recipe. Steps whose operands do not fit are skipped. Every value that no node reads
+/// enters the loss.
 fn build(parameters: &[u8], steps: &[Step]) -> Result<Graph, GraphError> {
     let mut b = Builder::new("random");
     let mut pool = Vec::new();
@@ -27,7 +28,7 @@ fn build(parameters: &[u8], steps: &[Step]) -> Result<Graph, GraphError> {
     pool.push(b.input("x", DType::F64, [2, 3])?);
     for &(op, l, r, k) in steps {
         let (x, y) = (pool[usize::from(l) % pool.len()], pool[usize::from(r) % pool.len()]);
-        // A step that does not fit leaves no node behind.
+        // A step that does not fit leaves no node.
         let before = b.clone();
         match step(&mut b, op, x, y, usize::from(k)) {
             Ok(results) => pool.extend(results),
@@ -38,7 +39,7 @@ fn build(parameters: &[u8], steps: &[Step]) -> Result<Graph, GraphError> {
     let read: Vec<ValueId> = b.graph().nodes.iter().flat_map(|n| n.inputs.clone()).collect();
     let mut loss = b.full(fusionllm_graph::TensorType::new(DType::F64, []), 0.0)?;
     for v in pool.into_iter().filter(|v| !read.contains(v)) {
-        // Bounded, and with another slope for each element.
+        // Bounded, with another slope for each element.
         let n = b.ty(v).numel();
         let t = b.unary(Unary::Tanh, v)?;
         let flat = b.reshape(t, [n])?;
@@ -92,7 +93,7 @@ fn step(b: &mut Builder, op: u8, x: ValueId, y: ValueId, k: usize) -> Result<Vec
             one(b.slice(x, dim, start, size, 1 + k % 3))
         }
         13 => one(b.expand(x, [&[2], &shape[..]].concat())),
-        // Parts of unequal sizes, of which some may stay unread.
+        // Parts of unequal sizes. Some may stay unread.
         14 => b.apply(Split { dim, sizes: vec![size / 2, size - size / 2] }, &[x]),
         15 => one(b.op(Cat { dim }, &[x, y, x])),
         16 => match k % 3 {
@@ -101,7 +102,7 @@ fn step(b: &mut Builder, op: u8, x: ValueId, y: ValueId, k: usize) -> Result<Vec
             _ => one(b.op(ConstantPad { pads: vec![[k % 2, 1]; rank], value: 0.5 }, &[x])),
         },
         _ => {
-            // Some elements several times, others never.
+            // Reads some elements several times, others never.
             let twice: Vec<usize> = shape.iter().enumerate().map(|(d, n)| if d == dim { 2 } else { *n }).collect();
             let n: usize = twice.iter().product();
             let ids: Vec<i64> = (0..n).map(|i| ((i * 5 + k) % size.max(1)) as i64).collect();
@@ -113,7 +114,7 @@ fn step(b: &mut Builder, op: u8, x: ValueId, y: ValueId, k: usize) -> Result<Vec
     }
 }
 
-/// Values for all that comes from outside the graph.
+/// Values of everything from outside the graph.
 fn sources(graph: &Graph) -> BTreeMap<ValueId, HostTensor> {
     let mut sources = BTreeMap::new();
     for i in 0..graph.values.len() as u32 {
@@ -195,7 +196,7 @@ fn check(parameters: &[u8], steps: &[Step]) -> Result<(), TestCaseError> {
 }
 
 proptest! {
-    // The same graphs in every run; a failure prints its recipe and the graph.
+    // The same graphs in every run. A failure prints its recipe and the graph.
     #![proptest_config(ProptestConfig {
         cases: 150,
         failure_persistence: None,
@@ -212,9 +213,9 @@ proptest! {
     }
 }
 
-/// The recipes reach what they are for; without this a change to [`step`] could leave a test of nothing.
+/// Guards the recipes: a change to [`step`] could leave a test of nothing.
 #[test]
-fn recipes_make_graphs_worth_testing() {
+fn recipes_cover_operators_and_shared_parameters() {
     let mut shared = 0;
     let mut operators = std::collections::BTreeSet::new();
     for seed in 0..150u64 {

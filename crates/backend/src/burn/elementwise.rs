@@ -18,7 +18,8 @@ pub(super) fn float_unary<B: Backend>(op: Unary, x: FloatTensor<B>) -> Result<Fl
         Unary::Exp => B::float_exp(x),
         Unary::Log => B::float_log(x),
         Unary::Log1p => B::float_log1p(x),
-        // 2 sinh(x/2) e^(x/2), which loses nothing near 0; below -80 the result is -1 and the factors may not be finite.
+        // 2 sinh(x/2) e^(x/2), which loses nothing near 0; below -80 the result is -1 and the factors may not be
+        // finite.
         Unary::Expm1 => {
             let half = B::float_mul_scalar(B::float_clamp_min(x, Scalar::Float(-80.0)), Scalar::Float(0.5));
             let product = B::float_mul(B::float_sinh(half.clone()), B::float_exp(half));
@@ -47,9 +48,9 @@ pub(super) fn float_unary<B: Backend>(op: Unary, x: FloatTensor<B>) -> Result<Fl
     })
 }
 
-const ON_HOST: &str = "runs on the host";
+const NEEDS_GENERIC: &str = "needs a generic kernel";
 
-/// Operands of one shape.
+/// The operands have the same shape.
 pub(super) fn float_binary<B: Backend>(
     op: Binary,
     a: FloatTensor<B>,
@@ -69,11 +70,11 @@ pub(super) fn float_binary<B: Backend>(
             let keep = B::float_lower(a.clone(), b.clone(), BOOL);
             winner::<B>(keep, a, b)
         }
-        Binary::Fmod | Binary::Remainder | Binary::FloorDivide => return Err(ON_HOST.into()),
+        Binary::Fmod | Binary::Remainder | Binary::FloorDivide => return Err(NEEDS_GENERIC.into()),
     })
 }
 
-/// `a` where it wins or is NaN; a NaN in `b` stays, as `a` never wins against it.
+/// `a` where it wins or is NaN, else `b`. A NaN in `b` stays, since `a` never wins against it.
 fn winner<B: Backend>(wins: BoolTensor<B>, a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
     let keep = B::bool_or(wins, B::float_is_nan(a.clone(), BOOL));
     B::float_mask_where(b, keep, a)
@@ -98,11 +99,11 @@ pub(super) fn float_binary_scalar<B: Backend>(
         (Binary::Pow, true) => B::float_powf(spread()?, x),
         (Binary::Maximum, _) => B::float_clamp_min(x, s),
         (Binary::Minimum, _) => B::float_clamp_max(x, s),
-        (Binary::Fmod | Binary::Remainder | Binary::FloorDivide, _) => return Err(ON_HOST.into()),
+        (Binary::Fmod | Binary::Remainder | Binary::FloorDivide, _) => return Err(NEEDS_GENERIC.into()),
     })
 }
 
-/// Operands of one shape.
+/// The operands have the same shape.
 pub(super) fn compare<B: Backend>(op: Compare, a: Data<B>, b: Data<B>) -> Result<BoolTensor<B>, String> {
     Ok(match (a, b) {
         (Data::Float(a), Data::Float(b)) => match op {
@@ -170,7 +171,7 @@ pub(super) fn logical<B: Backend>(op: Logical, a: BoolTensor<B>, b: BoolTensor<B
     }
 }
 
-/// Operands of one shape.
+/// The operands have the same shape.
 pub(super) fn choose<B: Backend>(condition: Data<B>, a: Data<B>, b: Data<B>) -> Result<Data<B>, String> {
     let condition = condition.bool()?;
     Ok(match (a, b) {
@@ -219,7 +220,7 @@ pub(super) fn cast<B: Backend>(x: Data<B>, from: DType, to: DType) -> Data<B> {
     }
 }
 
-/// The result and the mask, which has type `ty`.
+/// The result and the mask. The mask has type `ty`.
 pub(super) fn dropout<B: Backend>(
     op: &Dropout,
     x: Data<B>,

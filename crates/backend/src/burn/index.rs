@@ -1,4 +1,4 @@
-//! Operators that address elements by integers. burn panics on indices that point outside, so they are checked first.
+//! Operators that address elements by integers. Indices are checked first, since burn panics on bad ones.
 
 use burn_backend::Backend;
 use burn_backend::tensor::{IndexingUpdateOp, IntTensor};
@@ -9,20 +9,20 @@ use super::elementwise::cast;
 use super::tensor::Data;
 use crate::kernels::check_indices;
 
-/// Fails on the first target that is no class and is not ignored: a comparison with all classes would let it pass.
+/// Fails on the first target that is neither a class nor ignored. The decomposition would not notice it.
 pub(super) fn check_targets<B: Backend>(target: &Data<B>, classes: usize, ignored: i64) -> Result<(), String> {
     let mut counted = target.clone().into_i64()?;
     counted.retain(|t| *t != ignored);
     check_indices(&counted, classes).map_err(|e| e.to_string())
 }
 
-/// The index as burn takes it, once every element is known to lie below `size`.
+/// The index for burn, or an error unless every element is below `size`.
 fn checked<B: Backend>(index: Data<B>, size: usize) -> Result<IntTensor<B>, String> {
     check_indices(&index.clone().into_i64()?, size).map_err(|e| e.to_string())?;
     index.int()
 }
 
-/// Applies `f`, to booleans as integers: burn-flex's selections of booleans come back as bytes of another type.
+/// Applies `f`. Booleans become integers for it, since burn-flex returns selected booleans as another type.
 fn through_integers<B: Backend>(x: Data<B>, f: impl FnOnce(Data<B>) -> Data<B>) -> Data<B> {
     match x {
         Data::Bool(_) => cast(f(cast(x, DType::Bool, DType::I32)), DType::I32, DType::Bool),
@@ -30,7 +30,7 @@ fn through_integers<B: Backend>(x: Data<B>, f: impl FnOnce(Data<B>) -> Data<B>) 
     }
 }
 
-/// Slices of `dim` in the order of a one-dimensional index.
+/// Selects slices of `dim` by a one-dimensional index.
 pub(super) fn select<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
     let i = checked(index, x.shape()[dim])?;
     Ok(through_integers(x, |x| match x {
@@ -45,7 +45,7 @@ pub(super) fn embedding<B: Backend>(weight: Data<B>, ids: Data<B>, out: &TensorT
     Ok(select(weight, 0, ids.reshape(&[count]))?.reshape(&out.shape))
 }
 
-/// Adds slices of a float source to those of `x` that the index names, in its order.
+/// Adds slices of a float source, in order, to the slices of `x` that the index names.
 pub(super) fn index_add<B: Backend>(
     x: Data<B>,
     dim: usize,
@@ -83,7 +83,7 @@ pub(super) fn embedding_backward<B: Backend>(
 
 pub(super) fn gather<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
     let i = index.shape();
-    // burn wants the same sizes in the other dimensions; what lies behind is not read.
+    // burn needs the same sizes in the other dimensions.
     let mut x = x;
     for (d, n) in i.iter().enumerate().filter(|(d, _)| *d != dim) {
         if *n < x.shape()[d] {
@@ -98,7 +98,8 @@ pub(super) fn gather<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Resu
     }))
 }
 
-/// Adds a float source where [`gather`] would read; the index is as large as `x` in other dimensions than `dim`.
+/// Adds a float source to the elements that [`gather`] would read. The index has the size of `x` in all dimensions
+/// but `dim`.
 pub(super) fn scatter_add<B: Backend>(
     x: Data<B>,
     dim: usize,

@@ -1,7 +1,7 @@
 //! The backend on [burn](https://burn.dev) and its own kernels, on the processor.
 //!
-//! All code but [`Burn`] itself is generic over burn's backend trait, so it also fits burn's other devices. Operators that burn
-//! lacks run by their decomposition or by a generic kernel of this crate.
+//! All code but [`Burn`] itself is generic over burn's backend trait, so it also fits burn's other devices. Operators
+//! that burn lacks run by their decomposition or by a generic kernel of this crate.
 
 mod elementwise;
 mod index;
@@ -66,7 +66,7 @@ impl Backend for Burn {
 
 enum Ran {
     Done(Vec<Tensor>),
-    /// There is no kernel: the operands, to be run by the decomposition.
+    /// The operands, if only the decomposition can run the operator.
     Decompose(Vec<Tensor>),
 }
 

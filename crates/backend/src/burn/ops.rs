@@ -8,7 +8,8 @@ use super::tensor::Data;
 use super::{elementwise, index, reduce, spatial, view};
 use crate::kernels::generic::{self, Operand};
 
-/// Runs `op` and takes its operands, whose types are `types`. Returns `None` and leaves them if `op` is to be decomposed.
+/// Runs `op` and takes its operands, whose types are `types`. Returns `None` and leaves them if `op` is to be
+/// decomposed.
 ///
 /// At least one result is not empty.
 pub(super) fn run<B: Backend>(
@@ -243,8 +244,8 @@ fn sums<B: Backend>(
     }])
 }
 
-/// Whether these operands need a generic kernel: integer arithmetic must wrap around, and burn lacks division that rounds towards
-/// minus infinity.
+/// Whether these operands need a generic kernel: integer arithmetic must wrap around, and burn lacks division that
+/// rounds towards minus infinity.
 fn needs_generic_kernel(op: &Op, types: &[TensorType]) -> bool {
     let floats = types.first().is_some_and(|t| t.dtype.is_float());
     let modulo = |op: Binary| matches!(op, Binary::Fmod | Binary::Remainder | Binary::FloorDivide);

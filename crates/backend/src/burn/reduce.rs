@@ -1,4 +1,5 @@
-//! Reductions of floats. Their order of additions is a function of the shape: operands are made contiguous first, and long sums go in chunks of fixed size.
+//! Reductions of floats. The order of additions depends on the shape alone: operands are made contiguous, and long
+//! sums are cut into chunks of fixed size.
 
 use burn_backend::Backend;
 use fusionllm_graph::ops::{Reduce, ReduceKind};
@@ -7,7 +8,7 @@ use fusionllm_graph::{DType, TensorType};
 use super::elementwise::cast;
 use super::tensor::Data;
 
-/// Summed one after the other at most, by one thread.
+/// Most elements that burn sums in one call.
 const CHUNK: usize = 4096;
 
 pub(super) fn reduce<B: Backend>(
@@ -26,7 +27,7 @@ pub(super) fn reduce<B: Backend>(
         };
         return Ok(Data::full(out, value, device));
     }
-    // Half-width sums would lose what they sum up.
+    // Sums in half precision would lose small addends.
     let wide = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let mut x = cast(x.contiguous(), ty.dtype, wide);
     match op.kind {

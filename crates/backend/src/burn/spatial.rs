@@ -8,7 +8,7 @@ use fusionllm_graph::ops::{AvgPool2d, AvgPool2dBackward, Conv2d, Conv2dInputGrad
 
 use super::tensor::Data;
 
-/// A sum over nothing is zero; burn's kernels do not expect it.
+/// Whether the result is a sum of nothing, which burn's kernels do not support.
 fn sums_nothing(operands: &[&TensorType]) -> bool {
     operands.iter().any(|t| t.numel() == 0)
 }
@@ -23,7 +23,7 @@ pub(super) fn matmul<B: Backend>(
     if sums_nothing(&[&types[0], &types[1]]) {
         return Ok(Data::full(out, 0.0, device));
     }
-    // How a product is summed depends on the strides too.
+    // The order of burn's sums depends on strides.
     let (a, b) = (a.contiguous().float()?, b.contiguous().float()?);
     Ok(Data::Float(B::float_matmul(a, b)))
 }
@@ -51,7 +51,7 @@ pub(super) fn conv2d<B: Backend>(
     Ok(Data::Float(B::conv2d(x.float()?, weight.float()?, bias, options(op))))
 }
 
-/// burn's backward functions take the forward operand for its shape alone.
+/// A forward operand for burn's backward functions, which read only its shape.
 fn placeholder<B: Backend>(ty: &TensorType, device: &B::Device) -> Result<FloatTensor<B>, String> {
     Data::<B>::full(&TensorType::new(ty.dtype, vec![1; ty.rank()]), 0.0, device).expand(&ty.shape).float()
 }

@@ -1,4 +1,4 @@
-//! burn's three kinds of tensors as one, and the way in and out.
+//! burn's three kinds of tensors as one type, and copies to and from the host.
 
 use burn_backend::tensor::{BoolTensor, FloatTensor, IntTensor};
 use burn_backend::{
@@ -17,7 +17,7 @@ pub(super) enum Data<B: Backend> {
     Bool(BoolTensor<B>),
 }
 
-/// Applies to the tensor whichever of three functions fits its kind.
+/// Applies the function for the tensor's kind.
 macro_rules! by_kind {
     ($data:expr, $t:ident => $float:expr, $int:expr, $bool:expr $(,)?) => {
         match $data {
@@ -47,7 +47,7 @@ pub(super) fn shape(dims: &[usize]) -> Shape {
     Shape::from(dims.to_vec())
 }
 
-/// A number of a tensor's element type, converted as casts convert.
+/// A scalar of the element type, converted as casts convert.
 pub(super) fn scalar(value: f64, dtype: DType) -> Scalar {
     match dtype {
         DType::I64 => Scalar::Int(value as i64),
@@ -104,7 +104,7 @@ impl<B: Backend> Data<B> {
         read.ok_or("its content is not ready")?.map_err(|e| e.to_string())
     }
 
-    /// Copies the tensor, which has type `ty`, to the host.
+    /// Copies the tensor to the host. It has type `ty`.
     pub(super) fn into_host(self, ty: &TensorType) -> Result<HostTensor, String> {
         if ty.numel() == 0 {
             return Ok(HostTensor::zeros(ty.clone()));

@@ -12,10 +12,9 @@ impl<B: Backend> Data<B> {
         by_kind!(self, t => B::float_reshape(t, s), B::int_reshape(t, s), B::bool_reshape(t, s))
     }
 
-    /// The same elements, row-major without gaps, the strides of dimensions of size 1 included: kernels whose bits depend on strides get this, as a
-    /// peer gets tensors.
+    /// The tensor in row-major order, as if it had just been uploaded. For kernels whose bits depend on strides.
     pub(super) fn contiguous(self) -> Self {
-        // burn-flex copies what is not contiguous before it gives it a shape, be it the same.
+        // burn-flex copies a tensor that is not contiguous before it reshapes it, even to the same shape.
         let dims = self.shape();
         self.reshape(&dims)
     }
@@ -24,7 +23,7 @@ impl<B: Backend> Data<B> {
         by_kind!(self, t => B::float_permute(t, dims), B::int_permute(t, dims), B::bool_permute(t, dims))
     }
 
-    /// Broadcasts to a shape; nothing to do if it has that already.
+    /// Broadcasts to a shape.
     pub(super) fn expand(self, dims: &[usize]) -> Self {
         if self.shape() == dims {
             return self;
@@ -47,7 +46,7 @@ impl<B: Backend> Data<B> {
         self.slice(&slices)
     }
 
-    /// Replaces what the slices name by `value`.
+    /// Replaces the elements in the slices by `value`.
     pub(super) fn assign(self, slices: &[Slice], value: Self) -> Result<Self, String> {
         Ok(match self {
             Self::Float(t) => Self::Float(B::float_slice_assign(t, slices, value.float()?)),
@@ -56,7 +55,7 @@ impl<B: Backend> Data<B> {
         })
     }
 
-    /// Puts tensors of one kind one after the other.
+    /// Concatenates tensors of one kind.
     pub(super) fn cat(parts: Vec<Self>, dim: usize) -> Result<Self, String> {
         Ok(match parts.first() {
             Some(Self::Float(_)) => {
@@ -80,7 +79,7 @@ fn range(start: usize, end: usize, step: usize) -> Slice {
     Slice::new(start as isize, Some(end as isize), step as isize)
 }
 
-/// A slice of one dimension, the whole of the others.
+/// A slice of one dimension. The other dimensions are taken whole.
 fn along(dim: usize, rank: usize, slice: Slice) -> Vec<Slice> {
     (0..rank).map(|d| if d == dim { slice } else { Slice::full() }).collect()
 }
@@ -124,7 +123,7 @@ pub(super) fn cat<B: Backend>(inputs: Vec<Data<B>>, dim: usize) -> Result<Data<B
     Data::cat(inputs.into_iter().filter(|x| !x.shape().contains(&0)).collect(), dim)
 }
 
-// Views with negative strides are more than some of burn's kernels expect.
+// Some of burn's kernels do not support negative strides.
 pub(super) fn flip<B: Backend>(dims: &[usize], x: Data<B>) -> Data<B> {
     if dims.is_empty() { x } else { x.flip(dims).contiguous() }
 }

@@ -1,5 +1,5 @@
-//! Convolutions. Candle's kernel takes one stride, one padding and one dilation for both directions; what it does not take, and the gradients it does not
-//! give, are matrix products over windows, which candle's views can lay out.
+//! Convolutions. Candle's kernel takes the same stride, padding and dilation in both directions. All others, and the
+//! gradients that candle lacks, are matrix products over windows that candle's views lay out.
 
 use candle_core::Tensor as Array;
 use fusionllm_graph::TensorType;
@@ -27,7 +27,7 @@ impl Sizes {
     }
 }
 
-/// Stride, padding and dilation where they are the same in both directions.
+/// Stride, padding and dilation, if they are the same in both directions.
 fn square(op: &Conv2d) -> Option<[usize; 3]> {
     let same = [op.stride, op.padding, op.dilation].iter().all(|[a, b]| a == b);
     same.then_some([op.stride[0], op.padding[0], op.dilation[0]])
@@ -58,13 +58,13 @@ pub(super) fn forward(op: &Conv2d, x: &Array, w: &Array, bias: Option<&Array>, o
     })
 }
 
-/// Group `g` of `groups` equal parts of a dimension.
+/// Part `g` of `groups` equal parts of a dimension.
 fn group(x: &Array, dim: usize, groups: usize, g: usize) -> Result<Array> {
     let size = x.dims()[dim] / groups;
     Ok(x.narrow(dim, g * size, size)?)
 }
 
-/// The elements under every kernel element at every position: `[n, c k k, positions]`, contiguous.
+/// The patches of all positions: `[n, c k k, positions]`, contiguous.
 fn windows(op: &Conv2d, x: &Array, s: &Sizes) -> Result<Array> {
     let c = x.dims()[1];
     let zero = scalar(0.0, x.dtype())?;
@@ -124,7 +124,8 @@ pub(super) fn input_grad(op: &Conv2d, g: &Array, w: &Array, out: &TensorType) ->
     if let (Some([1, _, dilation]), 1, Some(padding)) = (square(op), op.groups, beyond(0))
         && beyond(1) == Some(padding)
     {
-        // At stride 1 the gradient is a convolution with the kernel turned around. (Candle's transposed convolution takes six times as long.)
+        // At stride 1 the gradient is a convolution with the kernel turned around. (Candle's transposed convolution
+        // takes six times as long.)
         let turned = w.flip(&[2, 3])?.transpose(0, 1)?.contiguous()?;
         return Ok(g.conv2d(&turned, padding, 1, dilation, 1)?);
     }
@@ -144,7 +145,8 @@ pub(super) fn input_grad(op: &Conv2d, g: &Array, w: &Array, out: &TensorType) ->
     view::cat(&parts, 1)
 }
 
-/// The sum of windows' gradients `[n, c, k k, out, out]` in the operand `[n, c, h, w]`: kernel element by kernel element.
+/// Adds the gradients of windows `[n, c, k k, out, out]` to the operand's `[n, c, h, w]`, kernel element by kernel
+/// element.
 fn fold(op: &Conv2d, columns: &Array, c: usize, s: &Sizes, out: &TensorType) -> Result<Array> {
     let padded = [out.shape[2] + 2 * op.padding[0], out.shape[3] + 2 * op.padding[1]];
     let mut sum: Option<Array> = None;

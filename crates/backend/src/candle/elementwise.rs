@@ -48,7 +48,7 @@ pub(super) fn binary(op: Binary, a: &Array, b: &Array) -> Result<Array> {
     Ok(y?)
 }
 
-/// Candle's maximum and minimum keep a NaN of the left operand alone; `b` is the right one.
+/// Restores NaN of the right operand `b`: candle's maximum and minimum keep only the left operand's.
 fn extremum(y: Array, b: &Array) -> Result<Array> {
     let b = b.broadcast_as(y.shape())?;
     Ok(b.ne(&b)?.where_cond(&b, &y)?)

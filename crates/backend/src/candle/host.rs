@@ -1,4 +1,4 @@
-//! Operators that leave candle for kernels which all CPU backends share.
+//! Operators that run by kernels of this crate instead of candle's.
 
 use candle_core::{DType as CandleType, Tensor as Array};
 use fusionllm_graph::ops::{Binary, BinaryScalar, ReduceKind, Unary};
@@ -8,16 +8,17 @@ use crate::kernels::generic::{self, Operand};
 
 use super::{Result, from_host, from_vec, is_float, other, to_host, to_vec};
 
-/// Operators that run on the host because candle has no kernel for them, or one that panics or means something else. No model family needs them.
+/// Operators that candle does not run: it lacks a kernel, or its kernel panics or computes something else. No model
+/// family needs them.
 #[derive(Debug, Clone, Copy)]
 pub struct HostOperator {
-    /// What they are.
+    /// A description of the operators.
     pub what: &'static str,
-    /// Whether an operator, with integers or floats as first operand, is one of them.
+    /// Whether an operator belongs to them. `integers` says whether its first operand holds integers.
     pub applies: fn(op: &Op, integers: bool) -> bool,
 }
 
-/// All operators that run on the host.
+/// All operators that run by kernels of this crate.
 pub const HOST_OPERATORS: &[HostOperator] = &[
     HostOperator {
         what: "log1p, expm1, softplus, and rounding half to even",

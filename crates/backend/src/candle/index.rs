@@ -1,4 +1,4 @@
-//! Indexing by one tensor. Candle takes the largest integer for "nothing here", so indices are checked first.
+//! Indexing by one tensor. Indices are checked first, since candle skips the largest integer without an error.
 
 use candle_core::Tensor as Array;
 use fusionllm_graph::TensorType;
@@ -42,7 +42,7 @@ pub(super) fn add(dim: usize, x: &Array, ids: &Array, source: &Array) -> Result<
     Ok(x.contiguous()?.index_add(&checked(ids, x.dims()[dim])?, &source.contiguous()?, dim)?)
 }
 
-/// Candle steps through the operand as if it were as large as the index, so it gets that part of it.
+/// The part of the operand that the index covers: candle assumes that both have the same size in other dimensions.
 pub(super) fn gather(dim: usize, x: &Array, index: &Array) -> Result<Array> {
     let index = checked(index, x.dims()[dim])?;
     let mut part = x.clone();
@@ -54,7 +54,7 @@ pub(super) fn gather(dim: usize, x: &Array, index: &Array) -> Result<Array> {
     Ok(part.contiguous()?.gather(&index, dim)?)
 }
 
-/// The values added to zeros at these positions of a plane, plane by plane: `values` and `positions` `[planes, n]` to `[planes, size]`.
+/// Adds `values [planes, n]` to zeros `[planes, size]` at `positions [planes, n]` of each plane.
 pub(super) fn add_in_planes(values: &Array, positions: &Array, size: usize) -> Result<Array> {
     let positions = checked(positions, size)?;
     let zeros = Array::zeros((values.dims()[0], size), values.dtype(), &super::CPU)?;

@@ -1,11 +1,10 @@
-//! The backend on [candle](https://github.com/huggingface/candle), on the CPU: another author's kernels, so that the trait stays honest and models train
-//! across frameworks.
+//! The backend on [candle](https://github.com/huggingface/candle), on the processor.
 //!
-//! Candle's own operators carry out everything that GPT-2 and ResNet use; compound operators run by their decomposition. The few in [`HOST_OPERATORS`] go
-//! through the kernels that all CPU backends share.
+//! Candle runs every operator that GPT-2 and ResNet use. Compound operators run by their decomposition. The few in
+//! [`HOST_OPERATORS`] run by kernels of this crate.
 //!
-//! *Determinism*: candle's reductions and products read strided operands in other orders than contiguous ones, so both get what depends on shapes alone; see
-//! [`products`] and [`reduce`]. Candle never overwrites an operand.
+//! *Determinism*: candle sums strided operands in another order than contiguous ones. So [`products`] and [`reduce`]
+//! give it operands whose layout depends on shapes alone. Candle never overwrites an operand.
 
 mod convolution;
 mod elementwise;
@@ -35,7 +34,7 @@ impl Candle {
     /// The name by which users choose it.
     pub const NAME: &str = "candle-cpu";
 
-    fn stranger(reason: impl Into<String>) -> BackendError {
+    fn unusable(reason: impl Into<String>) -> BackendError {
         BackendError::Tensor { backend: Self::NAME, reason: reason.into() }
     }
 }
@@ -57,7 +56,7 @@ fn other<T>(reason: impl Into<String>) -> Result<T> {
     Err(Failure::Other(reason.into()))
 }
 
-/// What candle calls an element type; booleans are bytes of 0 and 1.
+/// Candle's name for an element type. Booleans are bytes of 0 and 1.
 fn candle_type(dtype: DType) -> Result<candle_core::DType> {
     match dtype {
         DType::F64 => Ok(candle_core::DType::F64),
@@ -70,7 +69,7 @@ fn candle_type(dtype: DType) -> Result<candle_core::DType> {
 }
 
 fn unsupported<T>(dtype: DType) -> Result<T> {
-    other(format!("it holds no {dtype}"))
+    other(format!("candle does not hold {dtype} here"))
 }
 
 fn is_float(x: &Array) -> bool {
@@ -83,7 +82,7 @@ fn scalar(value: f64, dtype: candle_core::DType) -> Result<Array> {
     Ok(if dtype == candle_core::DType::U8 { value.ne(0.0)? } else { value.to_dtype(dtype)? })
 }
 
-/// Every element `value`; one element in memory.
+/// A tensor of one value, with one element in memory.
 fn filled(value: f64, ty: &TensorType) -> Result<Array> {
     Ok(scalar(value, candle_type(ty.dtype)?)?.broadcast_as(ty.shape.as_slice())?)
 }
@@ -136,13 +135,13 @@ impl Backend for Candle {
     }
 
     fn upload(&self, tensor: &HostTensor) -> std::result::Result<Tensor, BackendError> {
-        let array = from_host(tensor).map_err(|e| Self::stranger(e.to_string()))?;
+        let array = from_host(tensor).map_err(|e| Self::unusable(e.to_string()))?;
         Ok(Tensor::new(tensor.ty().clone(), array))
     }
 
     fn download(&self, tensor: &Tensor) -> std::result::Result<HostTensor, BackendError> {
-        let x = tensor.get::<Array>().ok_or_else(|| Self::stranger("it belongs to another backend"))?;
-        to_host(x, tensor.ty()).map_err(|e| Self::stranger(e.to_string()))
+        let x = tensor.get::<Array>().ok_or_else(|| Self::unusable("it belongs to another backend"))?;
+        to_host(x, tensor.ty()).map_err(|e| Self::unusable(e.to_string()))
     }
 
     fn run(
@@ -170,7 +169,7 @@ impl Backend for Candle {
                 run_decomposed(self, op, inputs)?.ok_or_else(|| BackendError::Operator {
                     backend: Self::NAME,
                     op: op.name().into(),
-                    reason: "there is neither a kernel nor a decomposition".into(),
+                    reason: "has neither a kernel nor a decomposition".into(),
                     operands: types,
                 })
             }
@@ -179,7 +178,7 @@ impl Backend for Candle {
     }
 }
 
-/// Runs one operator, or gives `None` where its decomposition is to run.
+/// Runs one operator. Returns `None` if its decomposition is to run.
 fn kernel(op: &Op, x: &[Array], outputs: &[TensorType]) -> Result<Option<Vec<Array>>> {
     for ty in outputs {
         candle_type(ty.dtype)?;
@@ -188,56 +187,59 @@ fn kernel(op: &Op, x: &[Array], outputs: &[TensorType]) -> Result<Option<Vec<Arr
         return Ok(Some(results));
     }
     check_targets(op, x)?;
-    // Candle refuses some empty operands; where nothing is to be computed, nothing is asked of it.
+    // Candle refuses some empty operands, so it is not called for empty results.
     if outputs.iter().all(|ty| ty.numel() == 0) {
         return outputs.iter().map(|ty| filled(0.0, ty)).collect::<Result<_>>().map(Some);
     }
-    let out = &outputs[0];
-    let one = |y: Array| Ok(Some(vec![y]));
-    match op {
-        Op::Unary(op) => one(elementwise::unary(*op, &x[0])?),
-        Op::Binary(op) => one(elementwise::binary(*op, &x[0], &x[1])?),
-        Op::BinaryScalar(op) => one(elementwise::binary_scalar(op, &x[0])?),
-        Op::Compare(op) => one(elementwise::compare(*op, &x[0], &x[1])?),
-        Op::CompareScalar(op) => one(elementwise::compare(op.op, &x[0], &scalar(op.scalar, x[0].dtype())?)?),
-        Op::Logical(op) => one(elementwise::logical(*op, &x[0], &x[1])?),
-        Op::Where(_) => one(elementwise::select(&x[0], &x[1], &x[2], &out.shape)?),
-        Op::Clamp(op) => one(elementwise::clamp(op, &x[0])?),
-        Op::Cast(op) => one(elementwise::cast(&x[0], op.dtype)?),
-        Op::Gelu(op) => one(elementwise::gelu(op.approximate, &x[0])?),
-        Op::ThresholdBackward(op) => one(elementwise::threshold_backward(op.threshold, &x[0], &x[1])?),
-        Op::Reduce(op) => one(reduce::reduce(op, &x[0], out)?),
-        Op::ArgReduce(op) => one(reduce::arg_reduce(op, &x[0], out)?),
-        Op::Reshape(op) => one(x[0].reshape(op.shape.as_slice())?),
-        Op::Permute(op) => one(x[0].permute(op.dims.as_slice())?),
-        Op::Detach(_) => one(x[0].clone()),
-        Op::Expand(op) => one(x[0].broadcast_as(op.shape.as_slice())?),
-        Op::Slice(op) => one(view::slice(op, &x[0])?),
-        Op::SliceBackward(op) => one(view::slice_backward(op, &x[0], out)?),
-        Op::Cat(op) => one(view::cat(x, op.dim)?),
-        Op::Split(op) => view::split(&x[0], op.dim, &op.sizes).map(Some),
-        Op::Flip(op) => one(x[0].contiguous()?.flip(&op.dims)?),
-        Op::ConstantPad(op) => one(view::constant_pad(op, &x[0])?),
-        Op::Triangle(op) => one(view::triangle(op, &x[0], out)?),
-        Op::Full(op) => one(filled(op.value, out)?),
-        Op::Arange(op) => one(view::arange(op)?),
-        Op::Embedding(_) => one(index::embedding(&x[0], &x[1], &out.shape)?),
-        Op::EmbeddingDenseBackward(op) => one(index::embedding_backward(op, &x[0], &x[1], out)?),
-        Op::IndexSelect(op) => one(index::select(op.dim, &x[0], &x[1])?),
-        Op::IndexAdd(op) => one(index::add(op.dim, &x[0], &x[1], &x[2])?),
-        Op::Gather(op) => one(index::gather(op.dim, &x[0], &x[1])?),
-        Op::Matmul(_) => one(products::matmul(&x[0], &x[1], &out.shape)?),
-        Op::Linear(_) => one(products::linear(&x[0], &x[1], x.get(2), &out.shape)?),
-        Op::Conv2d(op) => one(convolution::forward(op, &x[0], &x[1], x.get(2), out)?),
-        Op::Conv2dInputGrad(op) => one(convolution::input_grad(&op.conv, &x[0], &x[1], out)?),
-        Op::Conv2dWeightGrad(op) => one(convolution::weight_grad(&op.conv, &x[0], &x[1], out)?),
-        Op::MaxPool2d(op) => pooling::max_pool(op, &x[0], out).map(Some),
-        Op::MaxPool2dBackward(_) => one(pooling::max_pool_backward(&x[0], &x[1], out)?),
-        Op::AvgPool2d(op) => one(pooling::avg_pool(op, &x[0], out)?),
-        Op::AvgPool2dBackward(op) => one(pooling::avg_pool_backward(&op.pool, &x[0], out)?),
-        Op::AdaptiveAvgPool2d(_) => one(pooling::adaptive(&x[0], out)?),
-        Op::AdaptiveAvgPool2dBackward(_) => one(pooling::adaptive_backward(&x[0], out)?),
-        Op::Dropout(op) => dropout(op, &x[0], &x[1], out).map(Some),
+    dispatch(op, x, &outputs[0])
+}
+
+/// Calls the function for an operator, whose first result has type `out`.
+fn dispatch(op: &Op, x: &[Array], out: &TensorType) -> Result<Option<Vec<Array>>> {
+    let y = match op {
+        Op::Unary(op) => elementwise::unary(*op, &x[0])?,
+        Op::Binary(op) => elementwise::binary(*op, &x[0], &x[1])?,
+        Op::BinaryScalar(op) => elementwise::binary_scalar(op, &x[0])?,
+        Op::Compare(op) => elementwise::compare(*op, &x[0], &x[1])?,
+        Op::CompareScalar(op) => elementwise::compare(op.op, &x[0], &scalar(op.scalar, x[0].dtype())?)?,
+        Op::Logical(op) => elementwise::logical(*op, &x[0], &x[1])?,
+        Op::Where(_) => elementwise::select(&x[0], &x[1], &x[2], &out.shape)?,
+        Op::Clamp(op) => elementwise::clamp(op, &x[0])?,
+        Op::Cast(op) => elementwise::cast(&x[0], op.dtype)?,
+        Op::Gelu(op) => elementwise::gelu(op.approximate, &x[0])?,
+        Op::ThresholdBackward(op) => elementwise::threshold_backward(op.threshold, &x[0], &x[1])?,
+        Op::Reduce(op) => reduce::reduce(op, &x[0], out)?,
+        Op::ArgReduce(op) => reduce::arg_reduce(op, &x[0], out)?,
+        Op::Reshape(op) => x[0].reshape(op.shape.as_slice())?,
+        Op::Permute(op) => x[0].permute(op.dims.as_slice())?,
+        Op::Detach(_) => x[0].clone(),
+        Op::Expand(op) => x[0].broadcast_as(op.shape.as_slice())?,
+        Op::Slice(op) => view::slice(op, &x[0])?,
+        Op::SliceBackward(op) => view::slice_backward(op, &x[0], out)?,
+        Op::Cat(op) => view::cat(x, op.dim)?,
+        Op::Flip(op) => x[0].contiguous()?.flip(&op.dims)?,
+        Op::ConstantPad(op) => view::constant_pad(op, &x[0])?,
+        Op::Triangle(op) => view::triangle(op, &x[0], out)?,
+        Op::Full(op) => filled(op.value, out)?,
+        Op::Arange(op) => view::arange(op)?,
+        Op::Embedding(_) => index::embedding(&x[0], &x[1], &out.shape)?,
+        Op::EmbeddingDenseBackward(op) => index::embedding_backward(op, &x[0], &x[1], out)?,
+        Op::IndexSelect(op) => index::select(op.dim, &x[0], &x[1])?,
+        Op::IndexAdd(op) => index::add(op.dim, &x[0], &x[1], &x[2])?,
+        Op::Gather(op) => index::gather(op.dim, &x[0], &x[1])?,
+        Op::Matmul(_) => products::matmul(&x[0], &x[1], &out.shape)?,
+        Op::Linear(_) => products::linear(&x[0], &x[1], x.get(2), &out.shape)?,
+        Op::Conv2d(op) => convolution::forward(op, &x[0], &x[1], x.get(2), out)?,
+        Op::Conv2dInputGrad(op) => convolution::input_grad(&op.conv, &x[0], &x[1], out)?,
+        Op::Conv2dWeightGrad(op) => convolution::weight_grad(&op.conv, &x[0], &x[1], out)?,
+        Op::MaxPool2dBackward(_) => pooling::max_pool_backward(&x[0], &x[1], out)?,
+        Op::AvgPool2d(op) => pooling::avg_pool(op, &x[0], out)?,
+        Op::AvgPool2dBackward(op) => pooling::avg_pool_backward(&op.pool, &x[0], out)?,
+        Op::AdaptiveAvgPool2d(_) => pooling::adaptive(&x[0], out)?,
+        Op::AdaptiveAvgPool2dBackward(_) => pooling::adaptive_backward(&x[0], out)?,
+        Op::Split(op) => return view::split(&x[0], op.dim, &op.sizes).map(Some),
+        Op::MaxPool2d(op) => return pooling::max_pool(op, &x[0], out).map(Some),
+        Op::Dropout(op) => return dropout(op, &x[0], &x[1], out).map(Some),
         Op::GeluBackward(_)
         | Op::Softmax(_)
         | Op::SoftmaxBackward(_)
@@ -256,18 +258,19 @@ fn kernel(op: &Op, x: &[Array], outputs: &[TensorType]) -> Result<Option<Vec<Arr
         | Op::CrossEntropyBackward(_)
         | Op::AdamwStep(_)
         | Op::SgdStep(_)
-        | Op::SquaredNorm(_) => Ok(None),
+        | Op::SquaredNorm(_) => return Ok(None),
         Op::CumSum(_)
         | Op::TopK(_)
         | Op::Sort(_)
         | Op::ScatterAdd(_)
         | Op::Scatter(_)
         | Op::Index(_)
-        | Op::IndexPut(_) => other("is not among the operators that run on the host"),
-    }
+        | Op::IndexPut(_) => return other("has no generic kernel"),
+    };
+    Ok(Some(vec![y]))
 }
 
-/// The decompositions of the losses compare targets without asking whether they are classes.
+/// Checks targets, since the decompositions of the losses do not.
 fn check_targets(op: &Op, x: &[Array]) -> Result<()> {
     let (ignore, logits, target) = match op {
         Op::CrossEntropy(op) => (op.ignore_index, &x[0], &x[1]),

@@ -1,4 +1,4 @@
-//! Pools. A maximum is looked for in windows laid out as a view; an average is one of rows, then of columns.
+//! Pools. A maximum is taken over windows that a view lays out. An average is taken over rows, then over columns.
 
 use candle_core::Tensor as Array;
 use fusionllm_graph::TensorType;
@@ -36,7 +36,7 @@ pub(super) fn max_pool(op: &MaxPool2d, x: &Array, out: &TensorType) -> Result<Ve
     Ok(vec![value, from_vec(positions, out.shape.as_slice())?])
 }
 
-/// Positions in planes of `width` columns, from taps: positions in windows.
+/// Converts positions in windows to positions in planes of `width` columns.
 fn to_positions(op: &MaxPool2d, taps: &[u32], rows: usize, columns: usize, width: usize) -> Vec<i64> {
     let place = |d: usize, i: usize, tap: usize| {
         let start = i * op.stride[d];
@@ -60,11 +60,11 @@ pub(super) fn max_pool_backward(g: &Array, positions: &Array, out: &TensorType) 
     Ok(dx.reshape(out.shape.as_slice())?)
 }
 
-/// What one result of an average reads in one direction.
+/// The elements that one result of an average reads in one direction.
 struct Region {
     start: usize,
     len: usize,
-    /// How many elements it counts.
+    /// The divisor in this direction.
     count: usize,
 }
 
@@ -98,7 +98,7 @@ fn average(x: &Array, dim: usize, regions: &[Region]) -> Result<Array> {
     view::cat(&each.collect::<Result<Vec<_>>>()?, dim)
 }
 
-/// The gradient of [`average`], over `size` elements: each result's share to every element of its region, in the regions' order.
+/// The gradient of [`average`] over `size` elements. Shares of overlapping regions are added in the regions' order.
 fn spread(g: &Array, dim: usize, size: usize, regions: &[Region]) -> Result<Array> {
     let mut shape = g.dims().to_vec();
     shape[dim] = size;

@@ -1,5 +1,5 @@
-//! Matrix products. Candle hands strides to its matrix kernel, which for small products chooses by them in which order it sums; so small operands are made
-//! contiguous first, and which leading dimensions become rows is decided by shapes.
+//! Matrix products. For small products, the order of candle's sums depends on strides. So small operands are made
+//! contiguous, and shapes alone decide which leading dimensions become rows.
 
 use candle_core::Tensor as Array;
 
@@ -20,7 +20,7 @@ pub(super) fn matmul(a: &Array, b: &Array, shape: &[usize]) -> Result<Array> {
     Ok(product(&a, &b, m, n, k)?.reshape(shape)?)
 }
 
-/// `[.., rows, columns]` as `[batch, rows, columns]`, without a copy where the last two dimensions are merely swapped.
+/// `[.., rows, columns]` as `[batch, rows, columns]`. A transposed matrix is not copied.
 fn batched(x: &Array) -> Result<Array> {
     let (rows, columns) = (x.dims()[x.rank() - 2], x.dims()[x.rank() - 1]);
     let batch: usize = x.dims()[..x.rank() - 2].iter().product();
@@ -31,7 +31,7 @@ fn batched(x: &Array) -> Result<Array> {
     })
 }
 
-/// A product of matrices or of batches of them, whose order of sums follows from `m`, `n` and `k`.
+/// A product of matrices or batches. Its order of sums depends on `m`, `n` and `k` alone.
 pub(super) fn product(a: &Array, b: &Array, m: usize, n: usize, k: usize) -> Result<Array> {
     // The bounds of the `gemm` crate, generously.
     let by_strides = m * n <= 1024 || m <= 1 || n <= 1 || k <= 2;

@@ -1,4 +1,4 @@
-//! Reductions of contiguous operands, so that the order of sums follows from the shape alone.
+//! Reductions. Operands are made contiguous, so that the order of sums depends on the shape alone.
 
 use candle_core::Tensor as Array;
 use fusionllm_graph::TensorType;

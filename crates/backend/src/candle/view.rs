@@ -10,7 +10,7 @@ pub(super) fn slice(op: &Slice, x: &Array) -> Result<Array> {
     strided(x, op.dim, op.start, count, op.step)
 }
 
-/// `count` elements of a dimension from `start` on, `step` apart; at least one.
+/// `count` elements of a dimension, from `start` on by `step`. `count` is at least 1.
 pub(super) fn strided(x: &Array, dim: usize, start: usize, count: usize, step: usize) -> Result<Array> {
     if step == 1 || count == 1 {
         return Ok(x.narrow(dim, start, count)?);
@@ -66,7 +66,7 @@ pub(super) fn constant_pad(op: &ConstantPad, x: &Array) -> Result<Array> {
     Ok(y)
 }
 
-/// A contiguous array with copies of a scalar before and behind one dimension.
+/// Pads one dimension of a contiguous array with copies of a scalar.
 pub(super) fn pad(x: &Array, dim: usize, [before, after]: [usize; 2], value: &Array) -> Result<Array> {
     let border = |n: usize| {
         let mut shape = x.dims().to_vec();

@@ -12,26 +12,27 @@ pub struct Case {
     pub op: Op,
     /// Its operands.
     pub operands: Vec<Operand>,
-    /// The float types it runs in, for the operands that follow.
+    /// The float types it runs in. They are the element types of operands that [follow](Operand::follows).
     pub floats: Vec<DType>,
-    /// Whether the operands are bad, so that an error is the right answer.
+    /// Whether the operands are bad, so that the backend must return an error.
     pub fails: bool,
     /// Whether its gradient is compared with finite differences.
     pub gradient: bool,
-    /// Whether operands after the first belong together (such as a result and its statistics) and must keep their values.
+    /// Whether operands after the first depend on each other, as a result and its statistics do, and must keep their
+    /// values.
     pub tied: bool,
-    /// Factor of the tolerances, for what rounding makes large.
+    /// Factor of the tolerances, for operators with large rounding errors.
     pub slack: f64,
-    /// Half the distance of the two points of a difference quotient.
+    /// Half the distance between the two points of a difference quotient.
     pub step: f64,
 }
 
 /// An operand of a [`Case`].
 #[derive(Debug, Clone)]
 pub struct Operand {
-    /// Its elements.
+    /// Its values.
     pub array: Array,
-    /// Whether its element type is the one the case runs in, rather than its own.
+    /// Whether it takes the float type that the case runs in. Otherwise it keeps its own type.
     pub follows: bool,
 }
 
@@ -41,7 +42,7 @@ impl Case {
         self.operands.iter().map(|o| if o.follows { o.array.converted(dtype) } else { o.array.clone() }).collect()
     }
 
-    /// No derivative is compared: there is none here, or none that finite differences would find.
+    /// Compares no derivative: there is none here, or finite differences cannot find it.
     pub(super) fn values_only(&mut self) -> &mut Self {
         self.gradient = false;
         self
@@ -64,7 +65,7 @@ impl Case {
         self
     }
 
-    /// A step so large that rounding in the operator cannot hide it; for linear operators.
+    /// A larger step, for linear operators with large rounding errors.
     pub(super) fn step(&mut self, step: f64) -> &mut Self {
         self.step = step;
         self
@@ -90,7 +91,7 @@ impl fmt::Display for Case {
     }
 }
 
-/// Gathers cases and draws their operands: the same ones in every run.
+/// Collects cases and draws their operands, which are the same in every run.
 pub(super) struct Cases {
     cases: Vec<Case>,
     rng: CounterRng,
@@ -113,13 +114,13 @@ impl Cases {
         self.cases.push(Case {
             op: op.into(),
             operands,
-            // Without an operand that follows, one run says all.
+            // Without an operand that follows, all float types are the same case.
             floats: if follows { vec![DType::F64, DType::F32] } else { vec![DType::F32] },
             fails: false,
             gradient: true,
             tied: false,
             slack: 1.0,
-            // Balances the quotient's own error, of the order of its square, against rounding.
+            // Balances the quotient's error, which grows with the square of the step, against rounding.
             step: 1e-5,
         });
         &mut self.cases[at]
@@ -146,7 +147,7 @@ impl Cases {
         self.drawn(shape, |u| low + (high - low) * u)
     }
 
-    /// Floats with no two closer than 0.05, so that what is largest does not change under small steps.
+    /// Floats at least 0.05 apart, so that the largest one stays the largest under small steps.
     pub(super) fn distinct(&self, shape: &[usize]) -> Operand {
         let n: usize = shape.iter().product();
         let mut order: Vec<usize> = (0..n).collect();
@@ -203,7 +204,7 @@ impl Cases {
     }
 }
 
-/// The results of an operator in f64, as operands of a further one.
+/// The results of an operator in `f64`, as operands of another.
 pub(super) fn results(op: impl Into<Op>, operands: &[&Operand]) -> Result<Vec<Operand>, String> {
     let arrays: Vec<Array> = operands.iter().map(|o| o.array.clone()).collect();
     let results = evaluate(&op.into(), &arrays)?;

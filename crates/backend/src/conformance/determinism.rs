@@ -10,8 +10,8 @@ use super::value::same_bits;
 use super::{Report, download, run};
 use crate::{Backend, Tensor};
 
-/// Repeats operators large enough to be computed by several threads, with one thread and with two, and with operands that lie in memory in another
-/// order, as they do when they have not crossed a wire: the bits must be the same.
+/// Runs large operators with one thread, with two threads, and with transposed operands. All runs must give the same
+/// bits.
 pub fn determinism(backend: &dyn Backend) -> Report {
     let mut report = Report::default();
     for (op, types) in large() {
@@ -34,7 +34,7 @@ fn large() -> Vec<(Op, Vec<TensorType>)> {
         (Matmul.into(), vec![f(&[6, 65, 48]), f(&[6, 48, 64])]),
         (Matmul.into(), vec![f(&[1, 700]), f(&[700, 600])]),
         (Linear.into(), vec![f(&[500, 130]), f(&[257, 130]), f(&[257])]),
-        // More than 4 Mi elements, where some sums are cut by the number of threads.
+        // Above 4 Mi elements, some libraries cut sums by the number of threads.
         (sum(&[0]).into(), vec![f(&[(5 << 20) + 3])]),
         (SquaredNorm.into(), vec![f(&[(5 << 20) + 3])]),
         (sum(&[0, 1]).into(), vec![f(&[2100, 2100])]),
@@ -61,7 +61,7 @@ fn large() -> Vec<(Op, Vec<TensorType>)> {
     ]
 }
 
-/// Numbers without a pattern: floats in [0.1, 1.1), so that they may also stand for variances, and small indices.
+/// Random numbers: floats in [0.1, 1.1), which are also valid variances, and small indices.
 fn operand(ty: &TensorType, salt: usize) -> Result<HostTensor, String> {
     let bits =
         |i: usize| (i.wrapping_add(salt) as u32).wrapping_mul(2_654_435_761).rotate_left(13).wrapping_mul(0x9E37_79B1);

@@ -1,9 +1,11 @@
-//! The suite that every backend passes: what it computes is what the operators' definitions say.
+//! The suite that every backend passes. It compares results with the operators' definitions.
 //!
-//! [`cases`] lists operators with operands; [`values`] compares a backend's results with the [`reference`] evaluator, over several
-//! memory layouts of the operands, fused and decomposed, and watches that operands still held stay as they are; [`gradients`] compares each
-//! derivative with finite differences; [`determinism`] repeats large operators under different numbers of threads. [`uncovered`] names
-//! operators without a case, so that a new one cannot be forgotten.
+//! - [`cases`] lists operators with operands.
+//! - [`values`] compares a backend's results with the [`reference`] evaluator, for several memory layouts of the operands
+//!   and for decompositions. It also checks that operands in use elsewhere do not change.
+//! - [`gradients`] compares each derivative with finite differences.
+//! - [`determinism`] repeats large operators with different numbers of threads.
+//! - [`uncovered`] names operators without a case.
 
 mod case;
 mod cases;
@@ -29,14 +31,14 @@ pub use determinism::determinism;
 pub use gradient::{NOT_DIFFERENTIABLE, gradients};
 pub use value::{transfers, values};
 
-/// What a part of the suite found.
+/// The outcome of one part of the suite.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Report {
-    /// How many comparisons were made.
+    /// Number of comparisons.
     pub checks: usize,
-    /// What went wrong, each with the operator and its operands.
+    /// Failed comparisons, with the operator and its operands.
     pub failures: Vec<String>,
-    /// Element types of the cases that the backend does not hold; their cases were left out.
+    /// Element types that the backend lacks. Their cases were skipped.
     pub unsupported: BTreeSet<DType>,
 }
 
@@ -55,7 +57,7 @@ const SHOWN: usize = 3;
 impl fmt::Display for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(f, "{} of {} checks failed; unsupported: {:?}", self.failures.len(), self.checks, self.unsupported)?;
-        // One operator fails in many cases at once: a few of each say enough.
+        // A broken operator fails in many cases, of which a few are enough.
         let mut shown: BTreeMap<&str, usize> = BTreeMap::new();
         for failure in &self.failures {
             let operator = failure.split(['(', ' ']).next().unwrap_or(failure);
@@ -72,7 +74,7 @@ impl fmt::Display for Report {
     }
 }
 
-/// What the suite should have a case for and has not: every operator, and every kind of those that have kinds.
+/// Operators without a case, and kinds of operators without a case.
 pub fn uncovered(cases: &[Case]) -> Vec<String> {
     let mut missing: BTreeSet<String> = Op::VARIANTS.iter().map(|v| v.to_string()).collect();
     for op in kinds() {
@@ -116,7 +118,7 @@ fn kinds() -> Vec<Op> {
     kinds
 }
 
-/// Runs an operator; a panic is an error that says so.
+/// Runs an operator. A panic becomes an error.
 fn run(backend: &dyn Backend, op: &Op, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, String> {
     let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
     let outputs = op.infer(&types.iter().collect::<Vec<_>>())?;

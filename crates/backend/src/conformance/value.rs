@@ -11,7 +11,8 @@ enum Layout {
     Plain,
     /// Dimensions in reverse order.
     Permuted,
-    /// Every other element of the last dimension of a larger tensor, and not its first row; what lies between would spoil any result.
+    /// Every other element of the last dimension of a larger tensor, without its first row. The elements between are
+    /// NaN.
     Sliced,
     /// One dimension stretched.
     Expanded,
@@ -73,7 +74,7 @@ fn check(backend: &dyn Backend, case: &Case, dtype: DType, layout: Layout) -> Re
     }
     let expected = evaluate(&case.op, &arrays)?;
 
-    // Held operands stay as they are.
+    // Operands in use elsewhere do not change.
     let held = place()?;
     let results = run(backend, &case.op, held.clone())?;
     let results = results.iter().map(|t| download(backend, t)).collect::<Result<Vec<_>, _>>()?;
@@ -85,20 +86,20 @@ fn check(backend: &dyn Backend, case: &Case, dtype: DType, layout: Layout) -> Re
         same_bits(&array.to_host()?, &now).map_err(|e| format!("operand {i}, still held, changed: {e}"))?;
     }
 
-    // Given up, they may be overwritten; the results are the same bits.
+    // Operands without another owner may be overwritten. The results have the same bits.
     let again = run(backend, &case.op, place()?)?;
     for (i, (first, second)) in results.iter().zip(&again).enumerate() {
         same_bits(first, &download(backend, second)?).map_err(|e| format!("result {i} differs when repeated: {e}"))?;
     }
 
-    // A tensor that crossed a wire lies plainly in memory; that must not show.
+    // A tensor from another peer is row-major. The results have the same bits.
     let plain = run(backend, &case.op, place_as(&vec![Layout::Plain; arrays.len()])?)?;
     for (i, (here, sent)) in results.iter().zip(&plain).enumerate() {
         same_bits(here, &download(backend, sent)?)
             .map_err(|e| format!("result {i} depends on how the operands lie in memory: {e}"))?;
     }
 
-    // A view of an operand is held, the operand itself given up.
+    // A view of an operand is in use, the operand is not.
     let given = place()?;
     let views = given
         .iter()
@@ -114,7 +115,7 @@ fn check(backend: &dyn Backend, case: &Case, dtype: DType, layout: Layout) -> Re
             .map_err(|e| format!("a view of operand {i}, still held, changed: {e}"))?;
     }
 
-    // The decomposition means the same. In half precision it rounds at every step, so only wider types are compared.
+    // The decomposition computes the same. In half precision it rounds at every step, so only wider types are compared.
     if matches!(dtype, DType::F64 | DType::F32) {
         let decomposed = guarded(|| run_decomposed(backend, &case.op, place()?).map_err(|e| e.to_string()))
             .map_err(|e| format!("decomposed: {e}"))?;
@@ -138,7 +139,7 @@ fn expect_error(backend: &dyn Backend, case: &Case, arrays: &[Array], operands: 
     }
 }
 
-/// The array with the first of its larger dimensions made constant, as [`Layout::Expanded`] will present it.
+/// The array with its first dimension larger than 1 made constant, for [`Layout::Expanded`].
 fn stretched(a: &Array) -> Array {
     let Some(dim) = a.ty.shape.iter().position(|&n| n > 1) else { return a.clone() };
     let first = Op::from(Slice { dim, start: 0, end: 1, step: 1 });
@@ -185,7 +186,7 @@ fn placed(backend: &dyn Backend, a: &Array, layout: Layout) -> Result<Tensor, St
     }
 }
 
-/// `a` inside an array of shape `wide` full of what spoils results: NaN, or numbers that are no valid index.
+/// `a` inside an array of shape `wide`. All other elements are NaN or invalid indices, which would show in results.
 fn spaced(a: &Array, wide: &[usize]) -> Result<Array, String> {
     let ty = TensorType::new(a.ty.dtype, wide);
     let (n, last) = (ty.numel(), wide.len() - 1);
@@ -213,7 +214,7 @@ fn spaced(a: &Array, wide: &[usize]) -> Result<Array, String> {
     Ok(base)
 }
 
-/// Relative to 1 + the magnitude: what a few hundred roundings may add up to.
+/// Tolerance relative to 1 + the magnitude: the error of a few hundred roundings.
 fn tolerance(dtype: DType) -> f64 {
     match dtype {
         DType::F64 => 1e-11,
@@ -266,7 +267,7 @@ pub(super) fn same_bits(a: &HostTensor, b: &HostTensor) -> Result<(), String> {
     }
 }
 
-/// Tensors go up and come down with the same bits, and a stranger's tensor is refused.
+/// Checks that uploaded tensors come back with the same bits, and that another backend's tensors are refused.
 pub fn transfers(backend: &dyn Backend) -> Report {
     let mut report = Report::default();
     let all = [DType::F64, DType::F32, DType::F16, DType::BF16, DType::I64, DType::I32, DType::Bool];

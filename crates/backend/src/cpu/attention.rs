@@ -32,7 +32,8 @@ fn heads<T: Float>(x: &Array) -> Heads<'_, T> {
     Heads { data: x.memory(), start: x.start, strides: [s[0] as usize, s[1] as usize, s[2] as usize] }
 }
 
-/// Strides of `[batch, head, row, column]` with heads side by side in each row, as the projections around attention want them.
+/// Strides of `[batch, head, row, column]` with heads side by side in each row, as the projections around attention
+/// want them.
 fn side_by_side(ty: &TensorType) -> [usize; 4] {
     let [_, h, l, e] = [ty.shape[0], ty.shape[1], ty.shape[2], ty.shape[3]];
     [l * h * e, e, h * e, 1]

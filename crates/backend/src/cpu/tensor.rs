@@ -165,7 +165,8 @@ impl Array {
         Strided { data: self.memory(), start: self.start, strides }
     }
 
-    /// Runs `f(out, source)`. For the sole owner, `out` is the operand's memory and `source` is `None`; else `out` is new memory.
+    /// Runs `f(out, source)`. For the sole owner, `out` is the operand's memory and `source` is `None`; else `out` is
+    /// new memory.
     pub(super) fn overwrite<T: Element>(self, f: impl FnOnce(&mut [T], Option<&[T]>)) -> Self {
         let mut x = self.contiguous();
         let (start, n) = (x.start, x.numel());

@@ -1,16 +1,16 @@
 //! Activations and their derivatives, element by element.
 //!
-//! Every kernel overwrites its first argument. With a source it first takes the operand from there, block by block, so
-//! that the copy costs no trip to memory.
+//! Every kernel overwrites its first argument. If there is a source, each block is copied from there first, while it
+//! is in the cache.
 
 use super::Float;
 use super::parallel::{each, grain};
 use super::simd::simd;
 
-/// Elements that stay in the first-level cache together with a second operand.
+/// Elements that fit the first-level cache together with a second operand.
 const BLOCK: usize = 2048;
 
-/// Runs `f(block, offset)` over all blocks of `out`, each first filled from `source` if there is one.
+/// Runs `f(block, offset)` over all blocks of `out`. Each is first copied from `source` if there is one.
 pub(crate) fn blocks<T: Float>(out: &mut [T], source: Option<&[T]>, f: impl Fn(&mut [T], usize) + Sync) {
     assert!(source.is_none_or(|s| s.len() == out.len()), "operand and result differ in length");
     each(out, BLOCK, grain(BLOCK), |i, block| {
@@ -74,7 +74,7 @@ macro_rules! backward {
     ($($(#[$doc:meta])* $name:ident |$g:ident, $x:ident| $f:expr;)*) => {$(
         $(#[$doc])*
         ///
-        /// The result overwrites `grad`, which is first filled from `source` if there is one.
+        /// The result overwrites `grad`, which is first copied from `source` if there is one.
         pub(crate) fn $name<T: Float>(grad: &mut [T], source: Option<&[T]>, x: &[T]) {
             simd! {
                 fn block<T: Float>(grad: &mut [T], x: &[T]) {
@@ -113,7 +113,7 @@ mod tests {
         (0..n).map(|i| (i as f64 * 0.731 + 0.3).sin() * 6.0).collect()
     }
 
-    /// `f` at every point of `x`, and its derivative by central differences.
+    /// Compares a derivative with central differences.
     fn check(name: &str, f: fn(&mut [f64], Option<&[f64]>), b: fn(&mut [f64], Option<&[f64]>, &[f64])) {
         let x = sample(500);
         let h = 1e-5;
@@ -137,7 +137,7 @@ mod tests {
         check("gelu_erf", gelu_erf, gelu_erf_backward);
     }
 
-    /// Values from the definitions, at 40 digits: the two forms differ in the fourth decimal.
+    /// Values from the definitions, computed with 40 digits. The two forms differ in the fourth decimal.
     #[test]
     fn gelu_values() {
         let x = [-1.0f64, 0.0, 0.5, 2.0];

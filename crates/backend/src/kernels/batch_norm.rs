@@ -1,5 +1,5 @@
-//! Batch normalisation of `[n, c, inner]`, by channels (Ioffe and Szegedy, 2015). The gradients are those of layer normalisation with averages over
-//! images and pixels.
+//! Batch normalisation of the channels of `[n, c, inner]` (Ioffe and Szegedy, 2015). The gradients are those of layer
+//! normalisation with averages over images and pixels.
 
 use super::Float;
 use super::parallel::{Shared, each2, grain, tasks};
@@ -22,7 +22,7 @@ impl Channels {
         self.n * self.c * self.inner
     }
 
-    /// Elements a channel has in all images.
+    /// Elements of one channel in all images.
     fn count(&self) -> usize {
         self.n * self.inner
     }
@@ -59,7 +59,7 @@ simd! {
     }
 }
 
-/// Results of [`batch_norm`]: the normalised operand and, for each channel, mean and reciprocal standard deviation.
+/// Results of [`batch_norm`]: the normalised operand, and each channel's mean and reciprocal standard deviation.
 pub(crate) struct BatchNormOut<'a, T> {
     /// `[n, c, inner]`
     pub(crate) y: &'a mut [T],
@@ -69,8 +69,8 @@ pub(crate) struct BatchNormOut<'a, T> {
     pub(crate) rstd: &'a mut [T],
 }
 
-/// Normalises each channel by its own mean and biased variance and applies `weight [c]` and `bias [c]`. The running statistics move by
-/// `momentum` towards the mean and the unbiased variance.
+/// Normalises each channel by its mean and biased variance, then applies `weight [c]` and `bias [c]`. The running
+/// statistics move by `momentum` towards the mean and the unbiased variance.
 pub(crate) fn batch_norm<T: Float>(
     out: BatchNormOut<'_, T>,
     (running_mean, running_var): (&mut [T], &mut [T]),
@@ -106,7 +106,7 @@ pub(crate) fn batch_norm<T: Float>(
     });
 }
 
-/// What the gradients of [`batch_norm`] need of the forward pass.
+/// Values of the forward pass for the gradients of [`batch_norm`].
 #[derive(Clone, Copy)]
 pub(crate) struct BatchNormSaved<'a, T> {
     /// The operand.
@@ -204,7 +204,7 @@ mod tests {
         }
     }
 
-    /// L = Σ g y; every gradient against (L(+h) - L(-h)) / 2h.
+    /// L = Σ g y. Every gradient is compared with (L(+h) - L(-h)) / 2h.
     #[test]
     fn gradients_match_differences() {
         let (x, g) = (sample(SIZES.numel(), 0.0), sample(SIZES.numel(), 5.0));

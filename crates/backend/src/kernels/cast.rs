@@ -11,11 +11,11 @@ pub(crate) trait Convert: Element {
     const INTEGER: bool;
     /// The value as a float.
     fn float(self) -> f64;
-    /// The value as an integer, floats truncated and limited to the range.
+    /// The value as an integer. Floats are truncated and limited to the range.
     fn integer(self) -> i64;
-    /// Rounded to nearest, or truncated to an integer; a boolean is `!= 0`.
+    /// Converts a float: floats round to nearest, integers truncate, booleans are `!= 0`.
     fn of_float(v: f64) -> Self;
-    /// Rounded to nearest, or the lower bits; a boolean is `!= 0`.
+    /// Converts an integer: floats round to nearest, integers keep the lower bits, booleans are `!= 0`.
     fn of_integer(v: i64) -> Self;
 }
 

@@ -29,7 +29,7 @@ pub(crate) struct Convolution {
     pub(crate) padding: [usize; 2],
     /// Distance of the kernel's elements.
     pub(crate) dilation: [usize; 2],
-    /// Groups of channels with kernels of their own.
+    /// Groups of channels. Each group has its own kernels.
     pub(crate) groups: usize,
 }
 
@@ -61,12 +61,12 @@ impl Convolution {
         assert!(fits, "convolution: {x}, {weight} and {y} elements do not fit {self:?}");
     }
 
-    /// The patches are the operand itself.
+    /// Whether the patches are the operand itself.
     fn pointwise(&self) -> bool {
         self.taps() == 1 && self.stride == [1, 1] && self.padding == [0, 0]
     }
 
-    /// Positions along direction `d` (0 vertical, 1 horizontal) of the result for which tap `k` lies inside the operand.
+    /// Positions of the result, in direction `d` (0 vertical, 1 horizontal), whose tap `k` lies inside the operand.
     pub(super) fn inside(&self, d: usize, k: usize) -> Range<usize> {
         let (stride, offset) = (self.stride[d], k * self.dilation[d]);
         let first = self.padding[d].saturating_sub(offset).div_ceil(stride);
@@ -75,7 +75,7 @@ impl Convolution {
     }
 }
 
-/// The convolution of `x` with `weight`, plus `bias [o]`, into `y`.
+/// Writes the convolution of `x` with `weight`, plus `bias [o]`, to `y`.
 pub(crate) fn conv2d<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[T], bias: Option<&[T]>) {
     g.check(x.len(), weight.len(), y.len());
     assert!(bias.is_none_or(|b| b.len() == g.o), "convolution: the bias does not fit {g:?}");
@@ -94,13 +94,13 @@ pub(crate) fn conv2d<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[
         return;
     }
     let weight = Matrix::rows(weight, depth);
-    // Large images need no copy of their pixels for kernels of one element.
+    // With kernels of one element, the pixels of large images need no copy.
     let direct = g.pointwise() && g.plane_out() >= 4 * STEP;
     let (per, count) = if direct { (g.plane_out(), g.n) } else { (g.n * g.plane_out(), 1) };
     let width = if direct { per.min(2 * WIDEST) } else { tile_width(per) };
     let tiles = per.div_ceil(width);
     let y = Shared::new(y);
-    // Channels a product takes at once.
+    // Channels of one product.
     let block = (DEPTH / g.taps()).clamp(1, cg);
     tasks(count * g.groups * tiles, 1, &|task| {
         let (image, group, tile) = (task / tiles / g.groups, task / tiles % g.groups, task % tiles);
@@ -151,7 +151,7 @@ pub(crate) fn conv2d<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[
     });
 }
 
-/// The gradient of [`conv2d`]'s operand from that of its result.
+/// The gradient of [`conv2d`]'s operand from the result's gradient.
 pub(crate) fn conv2d_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight: &[T]) {
     g.check(dx.len(), weight.len(), dy.len());
     if dx.is_empty() {
@@ -170,7 +170,7 @@ pub(crate) fn conv2d_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T
     }
 }
 
-/// For stride 1, the convolution of the gradient with flipped kernels that gives the operand's gradient.
+/// For stride 1: the convolution with flipped kernels that maps the result's gradient to the operand's.
 fn transposed(g: &Convolution) -> Option<Convolution> {
     let mut padding = [0; 2];
     for d in 0..2 {
@@ -179,7 +179,7 @@ fn transposed(g: &Convolution) -> Option<Convolution> {
     (g.stride == [1, 1]).then_some(Convolution { c: g.o, input: g.output, o: g.c, output: g.input, padding, ..*g })
 }
 
-/// Kernels turned by 180 degrees, with channels in and out exchanged within each group.
+/// Kernels rotated by 180 degrees. Input and output channels are exchanged within each group.
 fn flipped<T: Float>(g: &Convolution, weight: &[T]) -> Vec<T> {
     let ((cg, og), taps) = (g.group(), g.taps());
     let mut out = uninit(weight.len());
@@ -195,7 +195,7 @@ fn flipped<T: Float>(g: &Convolution, weight: &[T]) -> Vec<T> {
     out
 }
 
-/// The operand's gradient by products with the transposed weight, added up patch by patch. Each task has images of its own.
+/// The operand's gradient: products with the transposed weight, added patch by patch. Each task has its own images.
 fn strided_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight: &[T]) {
     let ((cg, og), taps) = (g.group(), g.taps());
     let depth = cg * taps;
@@ -229,7 +229,7 @@ fn strided_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight:
     });
 }
 
-/// Pixels over which a weight's gradient is summed by one product.
+/// Pixels that one product sums for a weight's gradient.
 const SPAN: usize = 384;
 /// Most elements of all partial gradients.
 const PARTIALS: usize = 1 << 21;
@@ -248,7 +248,7 @@ pub(crate) fn conv2d_weight_grad<T: Float>(dw: &mut [T], g: &Convolution, dy: &[
         return depthwise::weight_grad(dw, g, dy, x);
     }
     let pixels = g.n * g.plane_out();
-    // Tasks take some channels each; where those are few, also a part of the pixels.
+    // A task has some of the channels. If there are few channels, it has a part of the pixels, too.
     let block = (DEPTH / 2 / taps).clamp(1, cg);
     let blocks = cg.div_ceil(block);
     let spans = pixels.div_ceil(SPAN);
@@ -356,7 +356,7 @@ mod tests {
         }
     }
 
-    /// y = Σ x w; dx = Σ dy w; dw = Σ dy x, over the definition's terms.
+    /// y = Σ x w; dx = Σ dy w; dw = Σ dy x, over the terms of the definition.
     #[test]
     fn all_three_match_the_definition() {
         for g in geometries() {

@@ -1,4 +1,4 @@
-//! Convolution with one channel a group, by rows: each tap adds a multiple of a row of the operand to a row of the result.
+//! Convolution with one channel in each group. Each tap adds a multiple of a row of the operand to a row of the result.
 
 use super::Float;
 use super::conv::Convolution;
@@ -6,7 +6,8 @@ use super::parallel::{each, grain};
 use super::reduce::sum_of_two;
 use super::simd::simd;
 
-/// For every tap and row of the result inside the operand: `f(tap, result range, operand start, operand step)`, ranges within planes.
+/// Calls `f(tap, result range, operand start, operand step)` for every tap and every row of the result that lies
+/// inside the operand. Positions count from the plane's start.
 #[inline(always)]
 fn rows(g: &Convolution, mut f: impl FnMut(usize, std::ops::Range<usize>, usize, usize)) {
     for tap in 0..g.taps() {
@@ -89,7 +90,7 @@ pub(super) fn input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weig
     });
 }
 
-/// As [`conv2d_weight_grad`](super::conv2d_weight_grad); images add up in their order.
+/// As [`conv2d_weight_grad`](super::conv2d_weight_grad). Images are added in order.
 pub(super) fn weight_grad<T: Float>(dw: &mut [T], g: &Convolution, dy: &[T], x: &[T]) {
     let taps = g.taps();
     each(dw, taps, grain(g.n * g.plane_out() * taps), |c, dw| {

@@ -21,7 +21,7 @@ simd! {
     }
 }
 
-/// `out = f(a, b)`, with `a` in `out` already if it is not given.
+/// `out = f(a, b)`. If `a` is not given, it is in `out`.
 fn combine<T: Element>(
     out: &mut [T],
     shape: &[usize],
@@ -51,7 +51,7 @@ fn combine<T: Element>(
     });
 }
 
-/// A [`Binary`] operator on floats: `out = a op b`, or `b op a` if `swapped`; `a` is in `out` already if it is not given.
+/// A [`Binary`] operator on floats: `out = a op b`, or `b op a` if `swapped`. If `a` is not given, it is in `out`.
 pub(crate) fn binary<T: Float>(
     op: Binary,
     swapped: bool,
@@ -75,7 +75,7 @@ pub(crate) fn binary<T: Float>(
         Binary::Mul => run!(|a: T, b: T| a * b),
         Binary::Div => run!(|a: T, b: T| a / b),
         Binary::Pow => run!(|a: T, b: T| a.pow(b)),
-        // A NaN on either side wins.
+        // NaN on either side gives NaN.
         Binary::Maximum => run!(|a: T, b: T| if a > b || a.nan() { a } else { b }),
         Binary::Minimum => run!(|a: T, b: T| if a < b || a.nan() { a } else { b }),
         Binary::Fmod => run!(|a: T, b: T| a % b),
@@ -89,7 +89,7 @@ fn remainder<T: Float>(a: T, b: T) -> T {
     if m != T::ZERO && (b < T::ZERO) != (m < T::ZERO) { m + b } else { m }
 }
 
-/// Exact where `a / b` itself would round up to an integer, as Python's `//`.
+/// Python's `//`. It is exact even where `a / b` rounds up to an integer.
 fn floor_divide<T: Float>(a: T, b: T) -> T {
     if b == T::ZERO {
         return a / b;
@@ -106,7 +106,7 @@ fn floor_divide<T: Float>(a: T, b: T) -> T {
     if q - floor > T::of(0.5) { floor + T::ONE } else { floor }
 }
 
-/// A [`Unary`] operator on floats; overwrites `out`, filled from `source` if there is one. `LogicalNot` is not one of floats.
+/// A [`Unary`] operator on floats. It overwrites `out`, which is first copied from `source` if there is one.
 pub(crate) fn unary<T: Float>(op: Unary, out: &mut [T], source: Option<&[T]>) {
     macro_rules! run {
         (|$x:ident| $f:expr) => {{
@@ -124,7 +124,7 @@ pub(crate) fn unary<T: Float>(op: Unary, out: &mut [T], source: Option<&[T]>) {
     match op {
         Unary::Neg => run!(|x| -x),
         Unary::Abs => run!(|x| x.abs()),
-        // NaN has no sign: 0, as ATen.
+        // The sign of NaN is 0, as in ATen.
         Unary::Sign => run!(|x| T::of(f64::from(i8::from(x > T::ZERO) - i8::from(x < T::ZERO)))),
         Unary::Exp => activation::exp(out, source),
         Unary::Log => run!(|x| x.ln()),
@@ -150,7 +150,7 @@ pub(crate) fn unary<T: Float>(op: Unary, out: &mut [T], source: Option<&[T]>) {
     }
 }
 
-/// Limits elements to a range; NaN stays. Overwrites `out`, filled from `source` if there is one.
+/// Limits elements to a range; NaN stays. It overwrites `out`, which is first copied from `source` if there is one.
 pub(crate) fn clamp<T: Element + PartialOrd>(out: &mut [T], source: Option<&[T]>, min: Option<T>, max: Option<T>) {
     chunks(out, |chunk, start| {
         if let Some(source) = source {
@@ -167,7 +167,7 @@ pub(crate) fn clamp<T: Element + PartialOrd>(out: &mut [T], source: Option<&[T]>
     });
 }
 
-/// `grad` where `x > threshold`, else 0. Overwrites `grad`, filled from `source` if there is one.
+/// `grad` where `x > threshold`, else 0. It overwrites `grad`, which is first copied from `source` if there is one.
 pub(crate) fn threshold_backward<T: Float>(grad: &mut [T], source: Option<&[T]>, x: &[T], threshold: f64) {
     simd! {
         fn block<T: Float>(grad: &mut [T], x: &[T], threshold: T) {
@@ -181,7 +181,7 @@ pub(crate) fn threshold_backward<T: Float>(grad: &mut [T], source: Option<&[T]>,
     blocks(grad, source, |g, start| block(g, &x[start..start + g.len()], threshold));
 }
 
-/// `x²`, exactly rounded. Overwrites `out`, filled from `source` if there is one.
+/// `x²`, correctly rounded. It overwrites `out`, which is first copied from `source` if there is one.
 pub(crate) fn square<T: Float>(out: &mut [T], source: Option<&[T]>) {
     simd! {
         fn block<T: Float>(y: &mut [T]) {
@@ -193,7 +193,7 @@ pub(crate) fn square<T: Float>(out: &mut [T], source: Option<&[T]>) {
     blocks(out, source, |y, _| block(y));
 }
 
-/// `x scale` where the mask is not 0, else 0. Overwrites `out`, filled from `source` if there is one.
+/// `x scale` where the mask is not 0, else 0. It overwrites `out`, which is first copied from `source` if there is one.
 pub(crate) fn mask_scale<T: Float>(out: &mut [T], source: Option<&[T]>, mask: &[u8], scale: f64) {
     simd! {
         fn block<T: Float>(y: &mut [T], mask: &[u8], scale: T) {
@@ -207,7 +207,7 @@ pub(crate) fn mask_scale<T: Float>(out: &mut [T], source: Option<&[T]>, mask: &[
     blocks(out, source, |y, start| block(y, &mask[start..start + y.len()], scale));
 }
 
-/// A comparison: 1 where it holds, else 0.
+/// A comparison: 1 for true, 0 for false.
 pub(crate) fn compare<T: Element + PartialOrd>(
     op: Compare,
     out: &mut [u8],
@@ -325,7 +325,7 @@ mod tests {
         assert!(with(Binary::Minimum, &[nan, 1.0], &[1.0, nan]).iter().all(|v| v.is_nan()));
     }
 
-    /// `[i][j][k]` over a transposed, a repeated and a reversed operand, against indexing.
+    /// Compares transposed, repeated and reversed operands with plain indexing.
     #[test]
     fn strides_address_what_they_say() {
         let shape = [3, 40, 70];

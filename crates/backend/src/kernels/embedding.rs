@@ -1,9 +1,9 @@
-//! Rows of a table by index, and the gradient of the table.
+//! Rows of a table by their indices, and the gradient of the table.
 
 use super::parallel::{each, grain, part, rows_per_chunk};
 use super::{Float, IndexError};
 
-/// The first index outside of `0..size`.
+/// Fails on the first index outside `0..size`.
 pub(crate) fn check_indices(ids: &[i64], size: usize) -> Result<(), IndexError> {
     match ids.iter().find(|&&i| i < 0 || i as u64 >= size as u64) {
         Some(&index) => Err(IndexError { index, size }),
@@ -32,7 +32,7 @@ pub(crate) fn embedding<T: Copy + Send + Sync>(
     Ok(())
 }
 
-/// `dtable[ids[i]] += grad[i]` in the order of `i`, from a cleared `dtable [_, width]`; the row `padding` stays clear.
+/// Clears `dtable [_, width]`, then adds `grad[i]` to `dtable[ids[i]]` in the order of `i`. The row `padding` stays 0.
 pub(crate) fn embedding_backward<T: Float>(
     dtable: &mut [T],
     grad: &[T],
@@ -45,7 +45,7 @@ pub(crate) fn embedding_backward<T: Float>(
         return Ok(());
     }
     check_indices(ids, dtable.len() / width)?;
-    // Threads own ranges of the table's rows, so each row's sum keeps its order.
+    // Each task owns a range of the table's rows, so the order of each row's sum is fixed.
     let chunk = rows_per_chunk(width).max(dtable.len() / width / 64).max(1);
     each(dtable, chunk * width, grain(chunk * width), |c, rows| {
         rows.fill(T::ZERO);

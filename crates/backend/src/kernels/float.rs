@@ -1,8 +1,8 @@
 //! The element types of the kernels, and the functions that must vectorise.
 //!
-//! For `f32` the transcendental functions are polynomials without branches or table look-ups, so that loops over them become
-//! vector code; the coefficients are least-maximum fits on the stated intervals. `f64`, which serves
-//! checks more than training, calls the C library.
+//! For `f32`, the transcendental functions are polynomials without branches or table look-ups, so that the compiler
+//! vectorises loops over them. The coefficients minimise the largest error on the stated intervals. `f64` serves
+//! checks more than training and calls the C library.
 
 use std::ops::{Add, AddAssign, Div, Mul, MulAssign, Neg, Rem, Sub, SubAssign};
 
@@ -36,13 +36,13 @@ pub(crate) trait Float:
     fn of(v: f64) -> Self;
     /// Widened.
     fn f64(self) -> f64;
-    /// `e^self`; subnormal results included, relative error below 2 units in the last place.
+    /// `e^self`, with an error below 2 units in the last place, also for subnormal results.
     fn exp(self) -> Self;
     /// Natural logarithm; not vectorised.
     fn ln(self) -> Self;
-    /// Hyperbolic tangent, relative error below 4 units in the last place.
+    /// Hyperbolic tangent, with an error below 4 units in the last place.
     fn tanh(self) -> Self;
-    /// Error function, relative error below 4 units in the last place.
+    /// Error function, with an error below 4 units in the last place.
     fn erf(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
@@ -69,7 +69,7 @@ pub(crate) trait Float:
     /// `e^self - 1`; not vectorised.
     fn exp_m1(self) -> Self;
 
-    /// The larger; `other` if `self` is NaN, `self`'s comparison otherwise. Compiles to one instruction, unlike `f32::max`.
+    /// `self` if it is larger, else `other`, also for NaN. It compiles to one instruction, unlike `f32::max`.
     #[inline(always)]
     fn larger(self, other: Self) -> Self {
         if self > other { self } else { other }
@@ -132,8 +132,8 @@ impl Float for f32 {
 
     #[inline(always)]
     fn exp(self) -> Self {
-        // e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer and leaves it in
-        // the low bits. Comparisons are written so that NaN passes through.
+        // e^x = 2^n e^r with n = round(x / ln 2) and |r| <= ln 2 / 2. Adding 1.5 * 2^23 rounds to an integer and
+        // leaves it in the low bits. Comparisons are written so that NaN passes through.
         const MAGIC: f32 = 12_582_912.0;
         const LN2_HI: f32 = 0.693_359_4;
         const LN2_LO: f32 = -2.121_944_4e-4;
@@ -150,7 +150,7 @@ impl Float for f32 {
         let p = p * r + 1.666_666_6e-1;
         let p = p * r + 0.5;
         let p = (p * (r * r) + r) + 1.0;
-        // 2^n in two factors, since n may lie outside of what one exponent holds.
+        // 2^n in two factors, since n may exceed the range of one exponent.
         let half = n >> 1;
         let a = f32::from_bits((half.wrapping_add(127) << 23) as u32);
         let b = f32::from_bits((n.wrapping_sub(half).wrapping_add(127) << 23) as u32);
@@ -227,7 +227,7 @@ impl Float for f64 {
 mod tests {
     use super::*;
 
-    /// Largest error of `f` in units of the last place of the true result, over `from..to` and its ends.
+    /// Largest error of `f` over `from..=to`, in units of the last place of the true result.
     fn worst(from: f32, to: f32, f: impl Fn(f32) -> f32, truth: impl Fn(f64) -> f64) -> (f64, f32) {
         let n = 200_000;
         (0..=n)

@@ -5,7 +5,7 @@ use super::simd::simd;
 use super::softmax::log_sum_exp;
 use super::{Float, IndexError};
 
-/// Panics never, unlike indexing: every target must be `ignore` or a class.
+/// Fails on the first target that is neither `ignore` nor a class.
 fn check(target: &[i64], ignore: i64, classes: usize) -> Result<usize, IndexError> {
     let mut counted = 0;
     for &t in target {
@@ -17,8 +17,8 @@ fn check(target: &[i64], ignore: i64, classes: usize) -> Result<usize, IndexErro
     Ok(counted)
 }
 
-/// The mean of `lse - logits[target]` over targets other than `ignore`, and `lse [n]`, each row's `ln Σ e^logits`; NaN if all are
-/// ignored. `logits` are `[n, classes]`.
+/// The mean of `lse - logits[target]` over targets other than `ignore`, or NaN if all are ignored. `logits` are `[n,
+/// classes]`. `lse [n]` becomes `ln Σ e^logits` of each row.
 pub(crate) fn cross_entropy<T: Float>(
     lse: &mut [T],
     logits: &[T],
@@ -45,8 +45,8 @@ pub(crate) fn cross_entropy<T: Float>(
     Ok(T::of(losses.iter().sum::<f64>() / counted as f64))
 }
 
-/// The gradient of [`cross_entropy`]'s logits times `grad`: `(softmax - one-hot) grad / counted`, 0 in ignored rows. Overwrites
-/// `logits`, which are first filled from `source` if there is one.
+/// The gradient of [`cross_entropy`]'s logits times `grad`: `(softmax - one-hot) grad / counted`, and 0 in ignored
+/// rows. It overwrites `logits`, which are first copied from `source` if there is one.
 pub(crate) fn cross_entropy_backward<T: Float>(
     logits: &mut [T],
     source: Option<&[T]>,
@@ -67,7 +67,7 @@ pub(crate) fn cross_entropy_backward<T: Float>(
     assert!(source.is_none_or(|s| s.len() == logits.len()), "operand and result differ in length");
     let counted = check(target, ignore, classes)?;
     let weight = grad / T::of(counted as f64);
-    // Blocks of a row that stay in the first-level cache.
+    // Blocks of a row that fit the first-level cache.
     const BLOCK: usize = 4096;
     each(logits, classes, grain(classes), |i, row| {
         if target[i] == ignore {
@@ -91,7 +91,7 @@ mod tests {
 
     const IGNORE: i64 = -100;
 
-    /// dL/dlogits = (softmax - one-hot) g / counted, against (L(+h) - L(-h)) / 2h.
+    /// dL/dlogits = (softmax - one-hot) g / counted, compared with (L(+h) - L(-h)) / 2h.
     #[test]
     fn gradient_matches_differences() {
         let (n, classes, h) = (4, 37, 1e-6);

@@ -44,7 +44,7 @@ pub(crate) struct Sizes {
     pub(crate) k: usize,
 }
 
-/// A strided operand: its memory, where it starts, and its strides.
+/// A strided matrix.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Matrix<'a, T> {
     /// The memory the matrix lies in.
@@ -56,7 +56,7 @@ pub(crate) struct Matrix<'a, T> {
 }
 
 impl<'a, T> Matrix<'a, T> {
-    /// A row-major matrix that starts where `data` does.
+    /// A row-major matrix at the start of `data`.
     pub(crate) fn rows(data: &'a [T], columns: usize) -> Self {
         Self { data, start: 0, strides: Strides::rows(columns) }
     }
@@ -66,7 +66,7 @@ impl<'a, T> Matrix<'a, T> {
         Self { strides: self.strides.transposed(), ..self }
     }
 
-    /// The same matrix, `elements` further on.
+    /// The matrix that starts `elements` later.
     pub(crate) fn at(self, elements: usize) -> Self {
         Self { start: self.start + elements, ..self }
     }
@@ -89,14 +89,14 @@ fn in_bounds(len: usize, start: usize, strides: Strides, rows: usize, columns: u
     assert!(inside, "a {rows} x {columns} matrix at {start} with {strides:?} exceeds {len} elements");
 }
 
-/// Whether a product uses all threads or the caller's alone.
+/// The threads of a product: all, or only the caller's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Threads {
     All,
     One,
 }
 
-/// `out = scale · a b`, added to what is there if `accumulate`. `out` has strides of its own.
+/// `out = scale · a b`, or `out += scale · a b` if `accumulate`.
 pub(crate) fn product<T: Float>(
     sizes: Sizes,
     out: (&mut [T], Strides),
@@ -111,10 +111,10 @@ pub(crate) fn product<T: Float>(
     unsafe { product_raw(sizes, (out.0.as_mut_ptr(), out.1), a, b, scale, accumulate, threads) }
 }
 
-/// As [`product`], for a result that other threads write elsewhere.
+/// As [`product`], for a result in memory that several threads write.
 ///
 /// # Safety
-/// Every element of the result lies in memory that may be written, and nothing else accesses it meanwhile.
+/// Every element of the result lies in memory that may be written. Nothing else accesses it during the call.
 pub(crate) unsafe fn product_raw<T: Float>(
     Sizes { m, n, k }: Sizes,
     (out, strides): (*mut T, Strides),
@@ -158,7 +158,7 @@ pub(crate) unsafe fn product_raw<T: Float>(
             );
         }
     };
-    // `gemm` chooses among kernels for these sizes by the strides too, and each sums in an order of its own.
+    // For these sizes, `gemm` chooses its kernel by strides, too, and each kernel sums in another order.
     if n == 1 || m == 1 {
         let (matrix, rows, vector, step) = match n {
             1 => (a, m, b.transposed(), strides.row),
@@ -175,7 +175,7 @@ pub(crate) unsafe fn product_raw<T: Float>(
     }
 }
 
-/// The elements of a matrix, row-major; borrowed where they lie so already.
+/// The elements of a matrix in row-major order, copied only if needed.
 fn packed<'a, T: Float>(x: Matrix<'a, T>, rows: usize, columns: usize) -> Cow<'a, [T]> {
     in_bounds(x.data.len(), x.start, x.strides, rows, columns);
     let row_major = x.strides.column == 1 && (rows == 1 || x.strides.row == columns as isize);
@@ -217,9 +217,10 @@ impl<T: Float> Target<T> {
     }
 }
 
-/// Rows a task takes.
+/// Rows of one task.
 const ROWS: usize = 64;
-/// Partial sums of an element of a matrix-vector product: summand `i` goes to `i % SUMS`, whatever the matrix's layout.
+/// Partial sums of an element of a matrix-vector product. Summand `i` goes to sum `i % SUMS` for any layout of the
+/// matrix.
 const SUMS: usize = 16;
 
 /// `matrix [rows, k] vector [k]`.
@@ -289,7 +290,7 @@ simd! {
     }
 
     fn by_columns<T: Float>(sums: &mut [[T; SUMS]], data: &[T], start: isize, column: isize, vector: &[T]) {
-        // Sixteen rows at once, their sums transposed.
+        // Sixteen rows at once, with transposed sums.
         for (block, sums) in sums.chunks_mut(16).enumerate() {
             let mut acc = [[T::ZERO; 16]; SUMS];
             for (l, acc) in acc.iter_mut().enumerate() {
@@ -309,15 +310,15 @@ simd! {
     }
 }
 
-/// Batches of at least this many products, each below the size given next, run side by side, one thread each.
+/// Least number of products that run side by side, with one thread each, if each is below [`LARGE`].
 const SIDE_BY_SIDE: usize = 2;
-/// Multiply-adds from which a single product feeds all threads better than several at once.
+/// Multiply-adds from which one product uses all threads better than several side by side.
 const LARGE: usize = 1 << 26;
 
-/// `out[i] = a[i] b[i]` for every `i`: `out` is `[batch, m, n]`, row-major; `a_starts` and `b_starts` say where the operands of
-/// each product begin.
+/// `out[i] = a[i] b[i]` for every `i`. `out` is a row-major `[batch, m, n]`; `a_starts` and `b_starts` are the first
+/// elements of the operands of each product.
 ///
-/// The bits of the result are those of the operands and sizes alone, not of strides or the number of threads.
+/// The bits of the result depend on operands and sizes alone, not on strides or the number of threads.
 pub(crate) fn matmul<T: Float>(
     out: &mut [T],
     sizes: Sizes,
@@ -393,7 +394,7 @@ mod tests {
         x.iter().flat_map(|&v| [v, 9.0]).collect()
     }
 
-    /// Large, small and thin products: the definition, and the same bits for every layout and number of threads.
+    /// Large, small and thin products match the definition, with the same bits for every layout and number of threads.
     #[test]
     fn products_depend_on_elements_alone() {
         let sizes =
@@ -428,7 +429,7 @@ mod tests {
         }
     }
 
-    /// A batch of products, and a result scaled and added to one that is there, element by element into every second column.
+    /// A batch of products, and a scaled product that is added to every second column of a result.
     #[test]
     fn batches_and_strided_results() {
         let (a, b) = (sample(3 * 4 * 5, 0.1), sample(3 * 5 * 6, 0.2));

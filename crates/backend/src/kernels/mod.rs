@@ -1,14 +1,17 @@
-//! CPU kernels over plain row-major slices, shared by every backend that keeps its tensors in host memory.
+//! Kernels for processors. They work on slices and know no tensors.
 //!
-//! Two rules hold for all of them. *Determinism*: work is cut into chunks whose sizes follow from the shapes alone, and
-//! partial sums are combined in chunk order, so results are the same bits for any number of threads and, matrix products
-//! apart, for any x86-64 instruction set. *Memory*: kernels write to slices their caller owns; where an operand may be
-//! overwritten, the kernel works in place.
+//! *Determinism*: shapes alone decide how work is cut into chunks, and partial sums are added in chunk order. Results
+//! have the same bits for any number of threads. Except for matrix products, they have the same bits for any x86-64
+//! instruction set.
 //!
-//! Shapes are the caller's contract (operators have inferred them): a slice of the wrong length is a programming error
-//! and panics. Only indices are data, and kernels that take them return [`IndexError`].
+//! *Memory*: kernels write to slices that the caller owns. Most can overwrite an operand.
+//!
+//! *Errors*: the caller checks shapes, and a slice of the wrong length panics. Indices are data, so a bad index is an
+//! [`IndexError`].
+//!
+//! [`generic`] kernels are simple loops. All others are tuned.
 
-// Loops over several arrays of one fixed length read best by index.
+// Loops over several arrays of one length are clearer with indices.
 #![allow(clippy::needless_range_loop)]
 
 mod activation;
@@ -53,17 +56,17 @@ pub(crate) use reduce::*;
 pub(crate) use softmax::*;
 pub(crate) use strided::{Region, Strided, gather, put};
 
-/// An index that points outside of what it addresses.
+/// An index out of range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("index {index} is out of range for size {size}")]
 pub(crate) struct IndexError {
     /// The index found.
     pub(crate) index: i64,
-    /// The size it must stay below.
+    /// The size that it must be below.
     pub(crate) size: usize,
 }
 
-/// A type of tensor elements: plain bytes of any content.
+/// An element type. Any bytes are a valid element.
 pub(crate) trait Element: bytemuck::Pod + Send + Sync {}
 
 impl<T: bytemuck::Pod + Send + Sync> Element for T {}

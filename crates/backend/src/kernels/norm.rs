@@ -1,15 +1,15 @@
 //! Layer normalisation.
 //!
-//! With `x̂ = (x - mean) rstd`, `y = x̂ w + b`, the gradients are (Ba et al., "Layer normalization", 2016)
-//! `dx = rstd (g w - avg(g w) - x̂ avg(g w x̂))`, `dw = Σ g x̂`, `db = Σ g`.
+//! With `x̂ = (x - mean) rstd` and `y = x̂ w + b`, the gradients are `dx = rstd (g w - avg(g w) - x̂ avg(g w x̂))`,
+//! `dw = Σ g x̂` and `db = Σ g` (Ba et al., "Layer normalization", 2016).
 
 use super::Float;
 use super::parallel::{Shared, each, each2, grain, part, rows_per_chunk, rows_per_partial};
 use super::reduce::{sum_columns, sum_of};
 use super::simd::simd;
 
-/// Normalises rows of `x [rows, width]` into `y`, and saves each row's mean and reciprocal standard deviation (`[rows]` each).
-/// The variance is the biased one.
+/// Normalises rows of `x [rows, width]` to `y`, by the biased variance. It also writes each row's mean and reciprocal
+/// standard deviation (`[rows]` each).
 pub(crate) fn layer_norm<T: Float>(
     (y, mean, rstd): (&mut [T], &mut [T], &mut [T]),
     x: &[T],
@@ -58,7 +58,7 @@ pub(crate) fn layer_norm<T: Float>(
     });
 }
 
-/// What the gradients of [`layer_norm`] need of the forward pass.
+/// Values of the forward pass for the gradients of [`layer_norm`].
 #[derive(Clone, Copy)]
 pub(crate) struct LayerNormSaved<'a, T> {
     /// The operand, `[rows, width]`.
@@ -112,8 +112,8 @@ pub(crate) fn layer_norm_input_grad<T: Float>(
     });
 }
 
-/// Gradients of [`layer_norm`] with respect to its weight and bias, `[width]` each: at most 16 partial sums over consecutive
-/// rows, added in order.
+/// Gradients of [`layer_norm`] with respect to its weight and bias, `[width]` each. At most 16 partial sums over
+/// consecutive rows are added in order.
 pub(crate) fn layer_norm_weight_grad<T: Float>(
     (dw, db): (&mut [T], &mut [T]),
     grad: &[T],
@@ -163,7 +163,7 @@ mod tests {
         (y, mean, rstd)
     }
 
-    /// L = Σ g y; every gradient against (L(+h) - L(-h)) / 2h.
+    /// L = Σ g y. Every gradient is compared with (L(+h) - L(-h)) / 2h.
     #[test]
     fn gradients_match_differences() {
         let (rows, width, h) = (5, 43, 1e-6);

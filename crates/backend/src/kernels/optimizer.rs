@@ -1,13 +1,13 @@
-//! Fused parameter updates, with PyTorch's semantics, and in place.
+//! Fused parameter updates in place, as PyTorch defines them.
 
 use super::Float;
 use super::parallel::{Shared, each2, grain, part};
 use super::simd::simd;
 
-/// Elements handed to a thread at once.
+/// Elements of one task.
 const BLOCK: usize = 4096;
 
-/// Numbers of an AdamW step.
+/// Hyperparameters of an AdamW step.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Adamw {
     /// Learning rate.
@@ -28,8 +28,9 @@ pub(crate) struct Adamw {
     pub(crate) factor: f64,
 }
 
-/// `p ← p (1 - lr wd); m ← m + (1 - β₁) (g - m); v ← β₂ v + (1 - β₂) g²; p ← p - lr / c₁ · m / (√v / √c₂ + eps)`, with `m` and `v` the moments
-/// (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019).
+/// `p ← p (1 - lr wd)`, `m ← m + (1 - β₁) (g - m)`, `v ← β₂ v + (1 - β₂) g²`, `p ← p - lr / c₁ · m / (√v / √c₂ + eps)`.
+///
+/// `m` and `v` are the moments (Loshchilov and Hutter, "Decoupled weight decay regularization", 2019).
 pub(crate) fn adamw<T: Float>(p: &mut [T], g: &[T], m: &mut [T], v: &mut [T], step: &Adamw) {
     simd! {
         fn block<T: Float>(p: &mut [T], g: &[T], m: &mut [T], v: &mut [T], step: &Adamw) {
@@ -57,7 +58,7 @@ pub(crate) fn adamw<T: Float>(p: &mut [T], g: &[T], m: &mut [T], v: &mut [T], st
     });
 }
 
-/// Numbers of a step of stochastic gradient descent.
+/// Hyperparameters of a step of stochastic gradient descent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Sgd {
     /// Learning rate.
@@ -72,8 +73,9 @@ pub(crate) struct Sgd {
     pub(crate) factor: f64,
 }
 
-/// `g ← g + wd p; m ← momentum m + g; p ← p - lr m`, or `p - lr (g + momentum m)` with Nesterov's. A buffer of zeros makes the first step's
-/// momentum the gradient itself.
+/// `g ← g + wd p`, `m ← momentum m + g`, `p ← p - lr m`, or `p ← p - lr (g + momentum m)` with Nesterov's momentum.
+///
+/// With a buffer of zeros, the first step's momentum is the gradient.
 pub(crate) fn sgd<T: Float>(p: &mut [T], g: &[T], m: &mut [T], step: &Sgd) {
     simd! {
         fn block<T: Float>(p: &mut [T], g: &[T], m: &mut [T], step: &Sgd) {

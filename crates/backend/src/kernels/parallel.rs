@@ -1,19 +1,19 @@
-//! Output buffers, and how work is cut for threads.
+//! Memory for results, and work for threads.
 
 use rayon::prelude::*;
 
 use super::Element;
 
-/// Below this many elements a thread hand-over costs more than it saves.
+/// Least elements of a task. Handing smaller ones to another thread costs more than it saves.
 const TASK: usize = 1 << 15;
 
-/// How many chunks of `chunk` elements a thread takes at least.
+/// Least number of chunks of `chunk` elements that a thread takes.
 pub(crate) fn grain(chunk: usize) -> usize {
     (TASK / chunk.max(1)).max(1)
 }
 
-/// Runs `f(0), f(1), .. f(n - 1)`, each thread at least `least` of them. The one place that knows how threads are found: kernels are
-/// compiled many times over, and this is not.
+/// Runs `f(0), f(1), .. f(n - 1)`, of which each thread takes at least `least`. It is not generic, so that it is
+/// compiled only once.
 pub(crate) fn tasks(n: usize, least: usize, f: &(dyn Fn(usize) + Sync)) {
     if n <= least {
         (0..n).for_each(f);
@@ -22,7 +22,7 @@ pub(crate) fn tasks(n: usize, least: usize, f: &(dyn Fn(usize) + Sync)) {
     }
 }
 
-/// Runs `f(i, chunk)` for every chunk of a slice, the last of which may be shorter.
+/// Runs `f(i, chunk)` for every chunk of a slice. The last chunk may be shorter.
 pub(crate) fn each<T: Send>(out: &mut [T], chunk: usize, least: usize, f: impl Fn(usize, &mut [T]) + Sync) {
     let (n, len, out) = (out.len().div_ceil(chunk), out.len(), Shared::new(out));
     tasks(n, least, &|i| {
@@ -32,7 +32,7 @@ pub(crate) fn each<T: Send>(out: &mut [T], chunk: usize, least: usize, f: impl F
     });
 }
 
-/// As [`each`], over two slices of as many chunks.
+/// As [`each`], over two slices with the same number of chunks.
 pub(crate) fn each2<T: Send, U: Send>(
     (a, chunk_a): (&mut [T], usize),
     (b, chunk_b): (&mut [U], usize),
@@ -48,28 +48,30 @@ pub(crate) fn each2<T: Send, U: Send>(
     });
 }
 
-/// Chunk `i` of a slice, the last of which may be shorter.
+/// Chunk `i` of a slice. The last chunk may be shorter.
 pub(crate) fn part<T>(x: &[T], i: usize, chunk: usize) -> &[T] {
     &x[i * chunk..x.len().min((i + 1) * chunk)]
 }
 
-/// Rows in a chunk of about `TASK / 4` elements: enough chunks to balance threads, each large enough to be worth a hand-over.
+/// Rows in a chunk of about `TASK / 4` elements: small enough to balance threads, large enough to be worth handing
+/// over.
 pub(crate) fn rows_per_chunk(width: usize) -> usize {
     (TASK / 4 / width.max(1)).max(1)
 }
 
-/// Rows in a chunk when every chunk holds a partial result of its own: at most 16 chunks.
+/// Rows in a chunk that has its own partial result. There are at most 16 chunks.
 pub(crate) fn rows_per_partial(rows: usize, width: usize) -> usize {
     rows_per_chunk(width).max(rows.div_ceil(16))
 }
 
-/// A vector of `len` unspecified numbers, for kernels that write every element: clearing it first would cost as much as many
-/// kernels do.
+/// A vector of `len` unspecified elements, for kernels that write all of them. Clearing it first would take as long
+/// as many kernels.
 pub(crate) fn uninit<T: Element>(len: usize) -> Vec<T> {
     let mut v: Vec<T> = Vec::with_capacity(len);
     let p = v.as_mut_ptr();
-    // SAFETY: the compiler must assume that the (empty) assembly writes to the memory it is given the address of, so its
-    // bytes count as initialised, with values it cannot know; any bytes are a valid `T` (`Pod`). `len` is the capacity.
+    // SAFETY: the compiler must assume that the (empty) assembly writes to the memory it is given the address of, so
+    // its bytes count as initialised, with values it cannot know; any bytes are a valid `T` (`Pod`). `len` is the
+    // capacity.
     unsafe {
         std::arch::asm!("/* {0} */", in(reg) p, options(nostack, preserves_flags));
         v.set_len(len);
@@ -77,7 +79,7 @@ pub(crate) fn uninit<T: Element>(len: usize) -> Vec<T> {
     v
 }
 
-/// A mutable slice that tasks share, each writing places of its own.
+/// A mutable slice that tasks share. Each task writes its own elements.
 pub(crate) struct Shared<T>(*mut T, usize);
 
 impl<T> Clone for Shared<T> {
@@ -101,7 +103,7 @@ impl<T> Shared<T> {
     /// Elements `start..start + len`.
     ///
     /// # Safety
-    /// While the result lives nothing else may access these elements, and the slice given to `new` must still be borrowed.
+    /// While the result lives, nothing else may access these elements. The slice given to `new` must still be borrowed.
     #[allow(clippy::mut_from_ref)]
     pub(crate) unsafe fn slice<'a>(self, start: usize, len: usize) -> &'a mut [T] {
         assert!(start.checked_add(len).is_some_and(|end| end <= self.1), "{start} + {len} exceeds {}", self.1);
@@ -109,7 +111,7 @@ impl<T> Shared<T> {
         unsafe { std::slice::from_raw_parts_mut(self.0.add(start), len) }
     }
 
-    /// The first element's address, for matrix products with strided results.
+    /// The address of the first element, for matrix products with strided results.
     pub(crate) fn ptr(self) -> *mut T {
         self.0
     }

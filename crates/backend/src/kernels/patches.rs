@@ -1,7 +1,7 @@
 //! Patches of a convolution's operand as a matrix `[channels x kernel, pixels]` ("im2col", Chellapilla et al., 2006).
 //!
-//! One cache-sized tile of the matrix exists at a time. A tile's pixels may come from several images, so that small images
-//! still make large products.
+//! One cache-sized tile of the matrix exists at a time. A tile's pixels may come from several images, so that small
+//! images still make large products.
 
 use std::ops::Range;
 

@@ -14,11 +14,11 @@ pub(crate) struct Windows {
     pub(crate) output: [usize; 2],
     /// Window size.
     pub(crate) kernel: [usize; 2],
-    /// Distance of windows.
+    /// Distance between windows.
     pub(crate) stride: [usize; 2],
     /// Padding on both sides.
     pub(crate) padding: [usize; 2],
-    /// Distance of a window's elements.
+    /// Distance between a window's elements.
     pub(crate) dilation: [usize; 2],
 }
 
@@ -27,7 +27,7 @@ impl Windows {
         (self.input[0] * self.input[1], self.output[0] * self.output[1])
     }
 
-    /// First position of window `i` inside the operand, and how many of its elements lie in it.
+    /// First position of window `i` inside the operand, and the number of its elements there.
     fn inside(&self, d: usize, i: usize) -> (usize, usize) {
         let skipped = self.padding[d].saturating_sub(i * self.stride[d]).div_ceil(self.dilation[d]);
         let first = (i * self.stride[d] + skipped * self.dilation[d]).saturating_sub(self.padding[d]);
@@ -48,7 +48,8 @@ fn planes<T: Send, U: Sync>(out: &mut [T], out_area: usize, x: &[U], area: usize
     each(out, out_area, grain(area), |i, out| f(out, part(x, i, area)));
 }
 
-/// The largest element of every window and its position in the operand's plane. NaN wins over numbers; of equals the first.
+/// The largest element of every window, and its position in the operand's plane. NaN is the largest; the first of
+/// equals counts.
 pub(crate) fn max_pool2d<T: Float>(y: &mut [T], positions: &mut [i64], x: &[T], g: &Windows) {
     let (area, out_area) = g.areas();
     assert!(
@@ -81,7 +82,8 @@ pub(crate) fn max_pool2d<T: Float>(y: &mut [T], positions: &mut [i64], x: &[T], 
     });
 }
 
-/// Adds each gradient element to its position in a cleared plane of `area` elements, in row-major order; `out_area` is the gradient's plane.
+/// Clears each plane of `area` elements, then adds the gradient's elements to their positions in order. `out_area` is
+/// the size of the gradient's plane.
 pub(crate) fn max_pool2d_backward<T: Float>(
     dx: &mut [T],
     grad: &[T],
@@ -106,7 +108,7 @@ pub(crate) fn max_pool2d_backward<T: Float>(
     Ok(())
 }
 
-/// A window of a mean: its rows, its columns and what the sum is divided by; empty where it lies in padding alone.
+/// A window of a mean: its rows, its columns and its divisor. A window that lies in padding is empty.
 type Region = (Range<usize>, Range<usize>, f64);
 
 fn means<T: Float>(y: &mut [T], x: &[T], [h, w]: [usize; 2], regions: &[Region]) {
@@ -140,7 +142,7 @@ fn means_backward<T: Float>(dx: &mut [T], grad: &[T], [h, w]: [usize; 2], region
     });
 }
 
-/// The regions of an average pool: what lies over the padded end never counts, padding does if `count_padding`.
+/// The regions of an average pool. Elements beyond the padded end never count; padding counts if `count_padding`.
 fn windows(g: &Windows, count_padding: bool) -> Vec<Region> {
     let along = |d: usize, i: usize| {
         let start = i * g.stride[d];
@@ -200,7 +202,7 @@ pub(crate) fn adaptive_avg_pool2d_backward<T: Float>(dx: &mut [T], grad: &[T], i
 mod tests {
     use super::*;
 
-    /// Windows over [4, 5] with padding, the last column's reaching over the end.
+    /// Windows over [4, 5] with padding. Those of the last column reach beyond the end.
     const WINDOWS: Windows =
         Windows { input: [4, 5], output: [2, 3], kernel: [3, 3], stride: [2, 2], padding: [1, 1], dilation: [1, 1] };
 
@@ -228,7 +230,7 @@ mod tests {
         avg_pool2d(&mut y, &x, &WINDOWS, false);
         assert_eq!(y, [1.0; 6]);
         avg_pool2d(&mut y, &x, &WINDOWS, true);
-        // Corners miss 5 of 9 elements, the lower row's middle window none but the border's.
+        // Corners lack 5 of 9 elements.
         assert_eq!(y, [4.0 / 9.0, 6.0 / 9.0, 4.0 / 9.0, 6.0 / 9.0, 1.0, 6.0 / 9.0]);
     }
 

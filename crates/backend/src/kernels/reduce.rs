@@ -4,7 +4,7 @@ use super::parallel::{each, grain, part, rows_per_partial};
 use super::simd::simd;
 use super::{Element, Float};
 
-/// Independent running sums, so that additions overlap and vectorise.
+/// Independent sums, so that additions overlap and vectorise.
 pub(crate) const LANES: usize = 32;
 
 /// Adds the lanes pairwise.
@@ -52,7 +52,7 @@ pub(crate) fn sum_of_two<T: Float>(x: &[T], y: &[T], f: impl Fn(T, T) -> T) -> T
     fold(lanes)
 }
 
-/// The largest element, NaN skipped; minus infinity for none.
+/// The largest element, without NaN; minus infinity if there is none.
 #[inline(always)]
 pub(crate) fn largest<T: Float>(x: &[T]) -> T {
     let mut lanes = [T::NEG_INFINITY; LANES];
@@ -78,7 +78,7 @@ fn partials<T: Float>(x: &[T], f: fn(&[T]) -> f64) -> Vec<f64> {
     out
 }
 
-/// Sum of all elements: chunks of 2^14 in the elements' type, their sums added in `f64`.
+/// Sum of all elements. Chunks of 2^14 are summed in the elements' type, and their sums in `f64`.
 pub(crate) fn sum<T: Float>(x: &[T]) -> T {
     simd! {
         fn chunk<T: Float>(x: &[T]) -> f64 {
@@ -142,9 +142,9 @@ fn sum_rows<T: Float>(out: &mut [T], x: &[T], n: usize) {
 }
 
 simd! {
-    /// `out[j] = Σ_i x[i][j]`, one row after the other.
+    /// `out[j] = Σ_i x[i][j]`, in the order of rows.
     fn add_columns<T: Float>(out: &mut [T], x: &[T]) {
-        // A strip of columns stays in registers or the first-level cache.
+        // A strip of columns fits registers or the first-level cache.
         const STRIP: usize = 256;
         let width = out.len();
         for (s, out) in out.chunks_mut(STRIP).enumerate() {
@@ -158,7 +158,7 @@ simd! {
     }
 }
 
-/// Sums the columns of `x [rows, out.len()]`: at most 16 partial rows, added in order.
+/// Sums the columns of `x [rows, out.len()]`, by at most 16 partial rows that are added in order.
 pub(crate) fn sum_columns<T: Float>(out: &mut [T], x: &[T]) {
     let width = out.len();
     if width == 0 {
@@ -192,8 +192,8 @@ pub(crate) fn fold_dim<T: Element>(out: &mut [T], x: &[T], n: usize, inner: usiz
     });
 }
 
-/// The position along `n` of the first largest (or smallest) element of `x [outer, n, inner]`: `out [outer, inner]`. NaN is
-/// more extreme than any number.
+/// Writes the position along `n` of the first largest (or smallest) element of `x [outer, n, inner]` to `out [outer,
+/// inner]`. NaN is more extreme than any number.
 #[allow(clippy::eq_op)] // Only NaN differs from itself.
 pub(crate) fn arg_extremum<T: Element + PartialOrd>(out: &mut [i64], x: &[T], n: usize, inner: usize, largest: bool) {
     assert!(n > 0 && out.len() * n == x.len(), "arg_extremum: {} x {n} against {}", out.len(), x.len());

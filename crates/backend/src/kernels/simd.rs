@@ -1,9 +1,9 @@
-//! Compiles a kernel several times, for wider vector units, and picks one when it runs.
+//! Compiles a kernel for several widths of vectors, and chooses one at run time.
 //!
-//! The kernels are plain loops that the compiler vectorises. It never fuses a multiplication and an addition or reorders a
-//! sum on its own, so all versions give the same bits.
+//! The kernels are plain loops that the compiler vectorises. It neither fuses multiplications with additions nor
+//! reorders sums, so all versions give the same bits.
 
-/// What the processor offers.
+/// The vector instructions of the processor.
 #[derive(Clone, Copy, PartialEq, Eq)]
 #[allow(dead_code)] // Variants exist on one architecture only.
 pub(crate) enum Level {
@@ -34,7 +34,8 @@ pub(crate) fn level() -> Level {
     Level::Base
 }
 
-/// Defines `fn name<T: Bound, ..>(..)`, its body compiled for each [`Level`]. What the body calls must be `#[inline(always)]`.
+/// Defines `fn name<T: Bound, ..>(..)` and compiles its body for each [`Level`]. Functions it calls must be
+/// `#[inline(always)]`.
 macro_rules! simd {
     ($(
         $(#[$meta:meta])*

@@ -1,13 +1,13 @@
 //! Softmax and its logarithm along the last dimension, and their derivatives.
 //!
-//! Like the activations, these overwrite their first argument, filled from a source if there is one.
+//! Every kernel overwrites its first argument, which is first copied from a source if there is one.
 
 use super::Float;
 use super::parallel::{each, grain, rows_per_chunk};
 use super::reduce::{largest, sum_of, sum_of_two};
 use super::simd::simd;
 
-/// Runs `f(rows, offset)` over chunks of whole rows of `out`, each first filled from `source` if there is one.
+/// Runs `f(rows, offset)` over chunks of whole rows of `out`. Each is first copied from `source` if there is one.
 fn row_chunks<T: Float>(out: &mut [T], source: Option<&[T]>, width: usize, f: impl Fn(&mut [T], usize) + Sync) {
     assert!(source.is_none_or(|s| s.len() == out.len()), "operand and result differ in length");
     if width == 0 {
@@ -26,7 +26,7 @@ fn row_chunks<T: Float>(out: &mut [T], source: Option<&[T]>, width: usize, f: im
 #[inline(always)]
 pub(crate) fn exponentials<T: Float>(row: &mut [T]) -> (T, T) {
     let max = largest(row);
-    // A row of minus infinities has no distribution: all zeros, as a fully masked attention row.
+    // A row of minus infinities becomes zeros, like a fully masked row of attention.
     let shift = if max == T::NEG_INFINITY { T::ZERO } else { max };
     for v in row.iter_mut() {
         *v = (*v - shift).exp();
@@ -34,7 +34,8 @@ pub(crate) fn exponentials<T: Float>(row: &mut [T]) -> (T, T) {
     (max, sum_of(row, |v| v))
 }
 
-/// `max x` and `ln Σ e^(x - max)` of a row, whose sum is `ln Σ e^x`; apart, they lose nothing to large operands.
+/// `max x` and `ln Σ e^(x - max)` of a row. Their sum is `ln Σ e^x`; it is not added here, since large operands would
+/// lose digits.
 #[inline(always)]
 pub(crate) fn log_sum_exp<T: Float>(row: &[T]) -> (T, T) {
     let max = largest(row);

@@ -3,21 +3,21 @@
 use super::Element;
 use super::parallel::{Shared, each, grain, tasks};
 
-/// An operand seen through strides, one for each dimension of the result; 0 repeats.
+/// An operand with a stride for each dimension of the result. Stride 0 repeats an element.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Strided<'a, T> {
-    /// The memory it lies in.
+    /// The memory that contains it.
     pub(crate) data: &'a [T],
     /// Index of the first element.
     pub(crate) start: usize,
-    /// Distances along the result's dimensions.
+    /// Strides along the result's dimensions, in elements.
     pub(crate) strides: &'a [isize],
 }
 
 /// Elements of a chunk.
 const CHUNK: usize = 4096;
 
-/// Loops over a shape with `N` strided operands, neighbouring dimensions merged where all operands allow.
+/// Nested loops over a shape with `N` strided operands. Neighbouring dimensions are merged if all operands permit it.
 pub(super) struct Nest<const N: usize> {
     /// Sizes, outermost first; never empty.
     sizes: Vec<usize>,
@@ -53,8 +53,8 @@ impl<const N: usize> Nest<N> {
         self.strides[self.strides.len() - 1]
     }
 
-    /// Calls `f(position, length, offsets)` for each run of the innermost loop among elements `start..start + len` of the shape,
-    /// with positions counted from `start`.
+    /// Calls `f(position, length, offsets)` for each run of the innermost loop within elements `start..start + len`
+    /// of the shape. Positions count from `start`.
     pub(super) fn runs(&self, start: usize, len: usize, mut f: impl FnMut(usize, usize, [usize; N])) {
         let last = self.sizes.len() - 1;
         let mut index = vec![0usize; self.sizes.len()];

@@ -77,7 +77,8 @@ fn elements(c: &mut Cases) {
         {
             c.add(Gather { dim }, vec![x.clone(), ids.clone()]);
             c.add(ScatterAdd { dim }, vec![x.clone(), ids.clone(), source.clone()]);
-            // Where the index names a place twice, the last write stays; its gradient is defined for distinct places alone.
+            // Where the index names a place twice, the last write stays; its gradient is defined for distinct places
+            // alone.
             c.add(Scatter { dim }, vec![x, ids.clone(), source]).values_only();
         }
         c.add(Gather { dim }, vec![c.bools(shape), ids]);

@@ -1,4 +1,5 @@
-//! The cases, family by family, as in [`fusionllm_graph::ops`]. Shapes of size 1, size 0 and scalars stand wherever the operator takes them.
+//! The cases, by families as in [`fusionllm_graph::ops`]. They include sizes 1 and 0 and scalars wherever an operator
+//! takes them.
 
 mod convolution;
 mod elementwise;
@@ -15,7 +16,7 @@ use super::case::Cases;
 
 type Family = fn(&mut Cases) -> Result<(), String>;
 
-/// Every case. An error is a mistake in the suite itself.
+/// Every case. An error means a mistake in the suite.
 pub fn cases() -> Result<Vec<Case>, String> {
     let families: [(&str, Family); 9] = [
         ("elementwise", elementwise::cases),

@@ -32,7 +32,7 @@ pub(super) fn cases(c: &mut Cases) -> Result<(), String> {
     attention(c)
 }
 
-/// Attention forward and, of its results, backward.
+/// Attention, and its backward operator on the results.
 fn both(c: &mut Cases, op: ScaledDotProductAttention, operands: Vec<Operand>, gradient: bool) -> Result<(), String> {
     let forward = results(op, &operands.iter().collect::<Vec<_>>())?;
     let g = c.floats(&forward[0].array.ty.shape);

@@ -5,7 +5,7 @@ use fusionllm_graph::{DType, TensorType};
 
 use crate::conformance::case::{Cases, Operand};
 
-/// One operand of every kind of element.
+/// One operand of each kind of element type.
 fn every_kind(c: &Cases, shape: &[usize]) -> [Operand; 4] {
     [c.floats(shape), c.numbers(DType::I64, shape), c.numbers(DType::I32, shape), c.bools(shape)]
 }

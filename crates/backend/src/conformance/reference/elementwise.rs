@@ -3,7 +3,8 @@ use fusionllm_graph::ops::{Approximate, Binary, BinaryScalar, Clamp, Compare, Lo
 
 use super::{Array, Elements, indices};
 
-/// `2/√π exp(-x²) Σ 2ⁿ x^(2n+1) / (1·3·…·(2n+1))`: all terms have one sign, so nothing cancels (Abramowitz and Stegun, 7.1.6).
+/// `2/√π exp(-x²) Σ 2ⁿ x^(2n+1) / (1·3·…·(2n+1))`: all terms have one sign, so nothing cancels (Abramowitz and
+/// Stegun, 7.1.6).
 pub(super) fn erf(x: f64) -> f64 {
     if x.is_nan() {
         return x;

@@ -3,7 +3,7 @@ use fusionllm_graph::ops::{EmbeddingDenseBackward, Index, IndexPut};
 
 use super::{Array, Elements, indices, position};
 
-/// An index as a position below `size`.
+/// An index as a position, or an error unless it is below `size`.
 fn checked(i: i64, size: usize) -> Result<usize, String> {
     usize::try_from(i).ok().filter(|&i| i < size).ok_or_else(|| format!("index {i} is out of range for size {size}"))
 }
@@ -12,7 +12,7 @@ fn checked_all(ids: &Array, size: usize) -> Result<Vec<usize>, String> {
     ids.ints()?.iter().map(|&i| checked(i, size)).collect()
 }
 
-/// Slices of dimension `dim` in the index's order; the index's shape takes that dimension's place.
+/// Slices of dimension `dim` in the index's order. The index's shape replaces that dimension.
 pub(super) fn select(dim: usize, x: &Array, ids: &Array, out: &TensorType) -> Result<Elements, String> {
     let at = checked_all(ids, x.shape()[dim])?;
     let rank = ids.ty.rank();
@@ -52,7 +52,7 @@ pub(super) fn add(dim: usize, x: &Array, ids: &Array, source: &Array) -> Result<
     Ok(result)
 }
 
-/// For every element of the index, the position in `x` that it names.
+/// The position in `x` that each element of the index names.
 fn named(dim: usize, x: &Array, index: &Array) -> Result<Vec<usize>, String> {
     let at = index.ints()?;
     indices(index.shape())
@@ -82,7 +82,7 @@ pub(super) fn scatter(
     Ok(result)
 }
 
-/// For every element of an advanced index's result, the position in `x` that it reads.
+/// The position in `x` that each result of advanced indexing reads.
 fn addressed(indexed: &[bool], x: &Array, ids: &[Array], out: &[usize]) -> Result<Vec<usize>, String> {
     let types: Vec<&TensorType> = ids.iter().map(|a| &a.ty).collect();
     let (_, at, place) = Index { indexed: indexed.to_vec() }.layout(&x.ty, &types)?;
@@ -120,7 +120,7 @@ pub(super) fn put(op: &IndexPut, x: &Array, values: &Array, ids: &[Array]) -> Re
     Ok(result)
 }
 
-/// The first `k` of a dimension in stable order, and where they came from.
+/// The first `k` elements of a dimension in stable order, and their positions.
 pub(super) fn sorted(dim: usize, k: usize, descending: bool, x: &Array) -> Vec<Elements> {
     let mut lines = x.shape().to_vec();
     lines[dim] = 1;

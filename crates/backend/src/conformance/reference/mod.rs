@@ -1,6 +1,6 @@
-//! What every operator means, written as plainly as its definition: loops over indices, in f64 (integers in i64), without regard to speed.
+//! Operators computed from their definitions by plain loops, in `f64` (integers in `i64`) and without regard to speed.
 //!
-//! Nothing here is shared with a backend's kernels, so that an error cannot hide in both.
+//! No code here is shared with a backend's kernels, so both cannot have the same error.
 
 mod convolution;
 mod elementwise;
@@ -19,9 +19,9 @@ use crate::{Backend, BackendError, DeviceInfo, Tensor};
 /// Elements of an [`Array`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum Elements {
-    /// Of any float type, widened.
+    /// Elements of any float type, widened.
     Float(Vec<f64>),
-    /// Of any integer type, widened; booleans as 0 and 1.
+    /// Elements of any integer type, widened. Booleans are 0 and 1.
     Int(Vec<i64>),
 }
 
@@ -30,16 +30,21 @@ pub enum Elements {
 pub struct Array {
     /// Element type and shape.
     pub ty: TensorType,
-    /// As many elements as the shape says, each representable in the element type.
+    /// One element for each index, each representable in the element type.
     pub elements: Elements,
 }
 
-/// Computes an operator's results from its definition. The error of bad operands, such as an index out of range.
+/// Computes an operator's results from its definition. Bad operands, such as an index out of range, are an error.
 pub fn evaluate(op: &Op, inputs: &[Array]) -> Result<Vec<Array>, String> {
     let types: Vec<&TensorType> = inputs.iter().map(|a| &a.ty).collect();
     let types = op.infer(&types)?;
-    let x = inputs;
-    let results: Vec<Elements> = match op {
+    let results = results(op, inputs, &types)?;
+    Ok(types.into_iter().zip(results).map(|(ty, elements)| Array::new(ty, elements)).collect())
+}
+
+/// The elements of each result, whose types are `types`.
+fn results(op: &Op, x: &[Array], types: &[TensorType]) -> Result<Vec<Elements>, String> {
+    Ok(match op {
         Op::Unary(op) => vec![elementwise::unary(*op, &x[0])?],
         Op::Binary(op) => vec![elementwise::binary(*op, &x[0], &x[1], &types[0])?],
         Op::BinaryScalar(op) => vec![elementwise::binary_scalar(op, &x[0])?],
@@ -68,7 +73,7 @@ pub fn evaluate(op: &Op, inputs: &[Array]) -> Result<Vec<Array>, String> {
         Op::Slice(op) => vec![view::slice(op, &x[0], &types[0])],
         Op::SliceBackward(op) => vec![view::slice_backward(op, &x[0], &types[0])],
         Op::Cat(op) => vec![view::cat(op.dim, x, &types[0])],
-        Op::Split(op) => view::split(op.dim, &x[0], &types),
+        Op::Split(op) => view::split(op.dim, &x[0], types),
         Op::Flip(op) => vec![view::flip(&op.dims, &x[0])],
         Op::ConstantPad(op) => vec![view::constant_pad(op, &x[0], &types[0])],
         Op::Triangle(op) => vec![view::triangle(op, &x[0])],
@@ -114,12 +119,11 @@ pub fn evaluate(op: &Op, inputs: &[Array]) -> Result<Vec<Array>, String> {
         Op::AdamwStep(op) => training::adamw(op, x)?,
         Op::SgdStep(op) => training::sgd(op, x)?,
         Op::SquaredNorm(_) => vec![Elements::Float(vec![x[0].floats()?.iter().map(|v| v * v).sum()])],
-    };
-    Ok(types.into_iter().zip(results).map(|(ty, elements)| Array::new(ty, elements)).collect())
+    })
 }
 
 impl Elements {
-    /// Each element made representable in `dtype`: floats round to nearest, become integers by truncation and booleans by `!= 0`.
+    /// Converts each element to `dtype`: floats round to nearest, integers truncate, booleans are `!= 0`.
     pub fn as_type(self, dtype: DType) -> Self {
         match (self, dtype) {
             (e @ Self::Float(_), DType::F64) | (e @ Self::Int(_), DType::I64) => e,
@@ -140,7 +144,7 @@ impl Elements {
         }
     }
 
-    /// The elements at these positions, in their order; zero for `None`.
+    /// The elements at these positions, in order, and zero for `None`.
     fn pick(&self, positions: impl Iterator<Item = Option<usize>>) -> Self {
         match self {
             Self::Float(v) => Self::Float(positions.map(|p| p.map_or(0.0, |p| v[p])).collect()),
@@ -160,7 +164,7 @@ impl Elements {
 }
 
 impl Array {
-    /// An array of these elements, made representable in the type.
+    /// An array of these elements, converted to the type.
     pub fn new(ty: TensorType, elements: Elements) -> Self {
         let elements = elements.as_type(ty.dtype);
         Self { ty, elements }
@@ -171,7 +175,7 @@ impl Array {
         Self::new(TensorType::new(DType::F64, shape), Elements::Float(values))
     }
 
-    /// Every element this value.
+    /// An array of one value.
     pub fn filled(ty: TensorType, value: f64) -> Self {
         let n = ty.numel();
         Self::new(ty, Elements::Float(vec![value; n]))
@@ -222,7 +226,7 @@ impl Array {
         &self.ty.shape
     }
 
-    /// The position of the element that `index`, an index into a shape this one broadcasts to, reads.
+    /// The position that `index` reads. It indexes a shape that this array broadcasts to.
     fn broadcast_at(&self, index: &[usize]) -> usize {
         let lead = index.len() - self.ty.rank();
         self.shape().iter().zip(&index[lead..]).fold(0, |at, (&n, &i)| at * n + if n == 1 { 0 } else { i })
@@ -247,12 +251,13 @@ fn indices(shape: &[usize]) -> impl Iterator<Item = Vec<usize>> {
     })
 }
 
-/// A backend that runs every operator by [`evaluate`]: for checking graphs and gradients where no kernel should be trusted. Far too slow to train with.
+/// A backend that runs every operator by [`evaluate`], to test graphs and gradients without any kernel. It is too
+/// slow to train.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Reference;
 
 impl Reference {
-    /// Its name in errors; it is not among those that users choose from.
+    /// Its name in errors. Users cannot choose it.
     pub const NAME: &str = "reference";
 }
 

@@ -8,7 +8,7 @@ fn moments(values: impl Iterator<Item = f64> + Clone) -> (f64, f64) {
     (mean, values.map(|v| (v - mean).powi(2)).sum::<f64>() / n)
 }
 
-/// Rows and their width for a normalisation over the last `dims` dimensions.
+/// Number and width of the rows that a normalisation over the last `dims` dimensions sees.
 fn rows(x: &Array, dims: usize) -> (usize, usize) {
     let (lead, last) = x.shape().split_at(x.ty.rank() - dims);
     (lead.iter().product(), last.iter().product())

@@ -43,7 +43,7 @@ pub(super) fn max_pool_backward(g: &Array, at: &Array, out: &TensorType) -> Resu
     Ok(Elements::Float(dx))
 }
 
-/// The rows (or columns) of an average's window, and how many elements it counts in that direction.
+/// The rows or columns of an average's window, and its divisor in that direction.
 fn window(op: &AvgPool2d, d: usize, i: usize, size: usize) -> (std::ops::Range<usize>, usize) {
     let (start, padding) = (i * op.stride[d], op.padding[d]);
     let end = (start + op.kernel[d]).min(size + 2 * padding);

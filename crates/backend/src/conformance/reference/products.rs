@@ -38,9 +38,9 @@ struct Attention<'a> {
     q: &'a Array,
     k: &'a Array,
     v: &'a Array,
-    /// `scale q kᵀ + mask` by `[b, h, l, s]`, minus infinity where a key takes no part.
+    /// `scale q kᵀ + mask` as `[b, h, l, s]`. It is minus infinity for a masked key.
     scores: Vec<f64>,
-    /// Of the scores.
+    /// Shape of the scores.
     shape: [usize; 4],
 }
 
@@ -83,7 +83,7 @@ impl<'a> Attention<'a> {
         self.shape[0] * self.shape[1] * self.shape[2]
     }
 
-    /// `ln Σ exp` of a row's scores; minus infinity for a row without any.
+    /// `ln Σ exp` of a row's scores, or minus infinity if all are masked.
     fn lse(&self, row: usize) -> f64 {
         let s = self.shape[3];
         let row = &self.scores[row * s..(row + 1) * s];
@@ -95,7 +95,7 @@ impl<'a> Attention<'a> {
         if lse == f64::NEG_INFINITY { 0.0 } else { (self.scores[row * self.shape[3] + s] - lse).exp() }
     }
 
-    /// The position of key head rows: `[b, h / group, s]` of `of`.
+    /// The position of a key head's rows, `[b, h / group, s]` of `of`.
     fn key_row(&self, of: &Array, row: usize, s: usize) -> usize {
         let [_, heads, queries, keys] = self.shape;
         let (b, h) = (row / queries / heads, row / queries % heads);

@@ -17,7 +17,7 @@ pub(super) fn dropout_backward(scale: f64, g: &Array, mask: &Array) -> Result<El
     Ok(Elements::Float(pairs.map(|(g, &m)| if m != 0 { g * scale } else { 0.0 }).collect()))
 }
 
-/// The class of every row; `None` for an ignored one.
+/// The class of each row, or `None` if it is ignored.
 fn classes(ignore: i64, logits: &Array, target: &Array) -> Result<Vec<Option<usize>>, String> {
     let c = logits.shape()[1];
     let class = |&t: &i64| match usize::try_from(t) {

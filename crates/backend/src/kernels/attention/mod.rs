@@ -1,8 +1,8 @@
 //! Scaled dot-product attention without the whole score matrix in memory.
 //!
-//! Queries are processed in blocks. The scores of a block against all keys it can see are one product. Its weights times the
-//! values are another. The backward pass computes the weights again from the saved logarithm of the softmax's denominator
-//! (Dao et al., "FlashAttention", 2022).
+//! Queries are processed in blocks. The scores of a block against all keys it can see are one product. Its weights
+//! times the values are another. The backward pass computes the weights again from the saved logarithm of the
+//! softmax's denominator (Dao et al., "FlashAttention", 2022).
 
 mod backward;
 
@@ -157,7 +157,8 @@ pub(crate) type HeadStrides = [usize; 3];
 
 /// `out = softmax(scale q kᵀ + mask) v`, of shape `[b, h, l, f]` and the given strides.
 ///
-/// `lse [b, h, l]` becomes the logarithm of the softmax's denominator. A query that sees no key gets 0, and minus infinity in `lse`.
+/// `lse [b, h, l]` becomes the logarithm of the softmax's denominator. A query that sees no key gets 0, and minus
+/// infinity in `lse`.
 pub(crate) fn attention<T: Float>(
     out: &mut [T],
     out_strides: HeadStrides,

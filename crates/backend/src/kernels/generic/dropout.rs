@@ -3,10 +3,10 @@
 use fusionllm_graph::CounterRng;
 use rayon::prelude::*;
 
-/// Which of `len` elements stay, for a dropout of probability `p`: see [`Dropout`](fusionllm_graph::ops::Dropout).
+/// The elements that a [`Dropout`](fusionllm_graph::ops::Dropout) of probability `p` keeps.
 pub(crate) fn keep_mask(key: i64, stream: u64, p: f64, len: usize) -> Vec<bool> {
     let rng = CounterRng::new(key as u64);
-    // A uniform is k / 2^24 with a whole k, so it is at least p where k is at least p 2^24 rounded up.
+    // A uniform number is k / 2^24 with an integer k. It is at least p if k is at least p 2^24, rounded up.
     let least = (p * 16_777_216.0).ceil() as u32;
     let mut mask = vec![false; len];
     mask.par_chunks_mut(CHUNK).enumerate().for_each(|(c, mask)| {
@@ -20,7 +20,7 @@ pub(crate) fn keep_mask(key: i64, stream: u64, p: f64, len: usize) -> Vec<bool> 
     mask
 }
 
-/// Elements made by one task; a multiple of the four that one block of the generator gives.
+/// Elements of one task: a multiple of the four that one block of the generator gives.
 const CHUNK: usize = 1 << 14;
 
 #[cfg(test)]

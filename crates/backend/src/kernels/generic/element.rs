@@ -65,9 +65,9 @@ pub(crate) trait Number: Element + PartialEq {
     fn add(self, o: Self) -> Self;
     fn sub(self, o: Self) -> Self;
     fn mul(self, o: Self) -> Self;
-    /// C's `%`: the sign of the dividend.
+    /// C's `%`. It has the sign of the dividend.
     fn fmod(self, o: Self) -> Self;
-    /// Python's `%`: the sign of the divisor.
+    /// Python's `%`. It has the sign of the divisor.
     fn remainder(self, o: Self) -> Self;
     /// Python's `//`.
     fn floor_divide(self, o: Self) -> Self;
@@ -118,7 +118,7 @@ macro_rules! float {
                 if r != Self::ZERO && (r < Self::ZERO) != (o < Self::ZERO) { r + o } else { r }
             }
 
-            // As in Python, the remainder is subtracted before the quotient is rounded: 1 // 0.1 is 9, since 1 % 0.1 is not 0.
+            // As in Python, the remainder is subtracted first: 1 // 0.1 is 9, since 1 % 0.1 is not 0.
             fn floor_divide(self, o: Self) -> Self {
                 let widen: fn($t) -> $wide = $widen;
                 let (a, b) = (widen(self), widen(o));
@@ -240,7 +240,8 @@ pub(super) fn elements<'a, T: Element>(x: &Operand<'a>) -> Cow<'a, [T]> {
     }
 }
 
-/// For each element of shape `target`: the position of its operand in a row-major tensor that is broadcast from `shape`.
+/// For each element of shape `target`: the position of its operand in a row-major tensor that is broadcast from
+/// `shape`.
 pub(super) fn broadcast_offsets(shape: &[usize], target: &[usize]) -> Vec<usize> {
     let mut strides = vec![0; target.len()];
     let mut stride = 1;

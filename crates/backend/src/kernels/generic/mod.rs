@@ -1,6 +1,7 @@
 //! Kernels that serve any backend: rarely used operators, and operators that frameworks define differently or lack.
 //!
-//! They run on one thread in simple loops. Operators that decide a model's speed have tuned kernels in the parent module.
+//! They run on one thread in simple loops. Operators that decide a model's speed have tuned kernels in the parent
+//! module.
 
 mod arithmetic;
 mod dropout;
@@ -31,8 +32,9 @@ impl<'a> From<&'a HostTensor> for Operand<'a> {
 
 /// Runs `op`, whose results have the types `outputs`. Returns `None` if there is no generic kernel for it.
 ///
-/// There are kernels for wrapping integer arithmetic and integer reductions; `fmod`, `remainder` and `floor_divide`; `any` and
-/// `all`; running sums, sorting, `topk`, `argmax`, `argmin`; indexing by integers; `tril`, `triu`, `arange`.
+/// There are kernels for wrapping integer arithmetic and integer reductions; `fmod`, `remainder` and `floor_divide`;
+/// `any` and `all`; running sums, sorting, `topk`, `argmax`, `argmin`; indexing by integers; `tril`, `triu`,
+/// `arange`.
 pub(crate) fn run(op: &Op, inputs: &[Operand<'_>], outputs: &[TensorType]) -> Result<Option<Vec<Buffer>>, String> {
     let one = |result: Result<Buffer, String>| result.map(|r| Some(vec![r]));
     match (op, inputs) {

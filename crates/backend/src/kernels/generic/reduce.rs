@@ -22,7 +22,8 @@ pub(super) fn reduce(op: &Reduce, x: &Operand<'_>) -> Result<Buffer, String> {
     }
 }
 
-/// Where each result's first operand lies, and the distances of all its operands from there. Both are in row-major order.
+/// Where each result's first operand lies, and the distances of all its operands from there. Both are in row-major
+/// order.
 fn groups(op: &Reduce, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let mut strides = vec![1; shape.len()];
     for d in (1..shape.len()).rev() {
