@@ -102,7 +102,7 @@ fn takes_empty(op: &Op) -> bool {
 
 fn run(op: &Op, inputs: Vec<Array>, outputs: &[TensorType]) -> Ran {
     if outputs.iter().all(|t| t.numel() == 0) {
-        return Ok(outputs.iter().map(|t| Array::new::<u8>(Vec::new(), t)).collect());
+        return Ok(outputs.iter().map(Array::empty).collect());
     }
     let half = |dtype| matches!(dtype, DType::F16 | DType::BF16);
     if computes(op) && (inputs.iter().any(|x| half(x.dtype)) || outputs.iter().any(|t| half(t.dtype))) {

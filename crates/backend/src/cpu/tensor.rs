@@ -62,6 +62,11 @@ impl Array {
         Self::from_buffer(Buffer::new(elements), ty)
     }
 
+    /// A tensor without elements.
+    pub(super) fn empty(ty: &TensorType) -> Self {
+        with_bits!(ty.dtype, T => Self::new::<T>(Vec::new(), ty))
+    }
+
     pub(super) fn from_buffer(buffer: Buffer, ty: &TensorType) -> Self {
         let (shape, strides) = (ty.shape.clone(), row_major(&ty.shape));
         Self { data: Arc::new(buffer), dtype: ty.dtype, shape, strides, start: 0 }
