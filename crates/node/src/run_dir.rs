@@ -407,8 +407,7 @@ mod tests {
         let measured = StepMetrics { val_loss: Some(2.0), val_accuracy: Some(0.5), ..line(2) };
         run.record(&measured).unwrap();
         run.record(&StepMetrics { loss: None, skipped: true, ..line(3) }).unwrap();
-        let peers =
-            vec![PeerSummary { name: "a0".into(), backend: "cpu".into(), operators: 37, ..Default::default() }];
+        let peers = vec![PeerSummary { name: "a0".into(), backend: "cpu".into(), operators: 37, ..Default::default() }];
         let links = vec![LinkSummary {
             from: "a0".into(),
             to: "b0".into(),

@@ -137,8 +137,7 @@ fn options() {
     assert_snapshot!(refused(dir.path(), &["broker", "--peers", "0"]), @"error: --peers 0: a run needs at least one peer");
     let backend = train(&["--backend", "burn-gpu"]);
     assert!(
-        backend
-            .starts_with(r#"error: --backend burn-gpu: there is no backend "burn-gpu" in this build; known: cpu"#),
+        backend.starts_with(r#"error: --backend burn-gpu: there is no backend "burn-gpu" in this build; known: cpu"#),
         "{backend}"
     );
     assert_snapshot!(train(&["--plan", "plan.json"]), @r"
