@@ -22,9 +22,9 @@ mod simulate;
 pub use codecs::{Compression, Compressor, LinkCodec, SLACK, Traffic};
 pub use compile::{Placement, compile, compile_forward};
 pub use cost::{
-    Cluster, CodecStep, CopyDirection, Curve, Curves, Device, DirectLink, Flow, HeldTensor, Link, Measured,
-    NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates, Route, Site, UplinkId, Work, congestion,
-    is_view, message_bytes, node_signature, signature, work_units,
+    Cluster, CodecStep, CopyDirection, Curve, Curves, Device, DirectLink, ExtraOperator, Flow, HeldTensor, Link,
+    Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates, Route, Site, UplinkId, Work,
+    congestion, is_view, message_bytes, node_signature, signature, work_units,
 };
 pub use error::PlanError;
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};

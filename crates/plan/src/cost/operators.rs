@@ -1,9 +1,7 @@
 use std::fmt::Write as _;
 
-use fusionllm_graph::ops::{Binary, OpClass, SquaredNorm};
-use fusionllm_graph::{Cost, DType, Graph, NodeId, Op, TensorType};
-
-use crate::optimizer::Optimizer;
+use fusionllm_graph::ops::OpClass;
+use fusionllm_graph::{Cost, Graph, NodeId, Op, TensorType};
 
 /// Stands before the results in a [`signature`], and in no operator's name.
 pub(super) const RESULTS: &str = " -> ";
@@ -53,26 +51,4 @@ pub fn work_units(cost: &Cost) -> f64 {
         OpClass::Matmul | OpClass::Convolution => cost.flops,
         OpClass::Memory | OpClass::View => cost.bytes,
     }
-}
-
-/// The operator that adds a tensor to a sum: its name and cost.
-pub(crate) fn sum(ty: &TensorType) -> (&'static str, Cost) {
-    let add = Op::from(Binary::Add);
-    (add.name(), add.cost(&[ty, ty], &[ty]))
-}
-
-/// The operator that computes a gradient's squared norm: its name and cost.
-pub(crate) fn squared_norm(ty: &TensorType) -> (&'static str, Cost) {
-    let op = Op::from(SquaredNorm);
-    (op.name(), op.cost(&[ty], &[&TensorType::new(DType::F64, [])]))
-}
-
-/// The operator that applies a gradient: its name and cost.
-pub(crate) fn update(optimizer: &Optimizer, ty: &TensorType) -> (&'static str, Cost) {
-    let op = optimizer.op();
-    let outputs = vec![ty; 1 + optimizer.slots().len()];
-    // The hyper-parameters are a few scalars.
-    let hyper = TensorType::new(DType::F64, [4]);
-    let inputs: Vec<&TensorType> = [ty, ty].into_iter().chain(outputs[1..].iter().copied()).chain([&hyper]).collect();
-    (op.name(), op.cost(&inputs, &outputs))
 }

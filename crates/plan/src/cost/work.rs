@@ -5,7 +5,8 @@ use std::collections::BTreeSet;
 use fusionllm_graph::{Cost, Graph, NodeId, Phase, TrainGraph, ValueId, ValueKind};
 
 use super::device::Device;
-use super::operators::{node_signature, squared_norm, sum, update};
+use super::extra::{ExtraOperator, squared_norm, sum, update};
+use super::operators::node_signature;
 use crate::graph_facts::cheap;
 use crate::optimizer::Optimizer;
 
@@ -84,7 +85,7 @@ pub struct ParameterWork {
     /// accumulator, and sent to the owner.
     pub parts: Vec<NodeId>,
     /// The operators of its update at the owner: the gradient's norm and the optimizer's step.
-    pub update: [(&'static str, Cost); 2],
+    pub update: [ExtraOperator; 2],
 }
 
 /// Seconds of one micro-batch for a forward node and its backward operators.
@@ -125,7 +126,7 @@ impl Work {
             let (name, signature) = (node.op.name(), node_signature(graph, id));
             operators.push(OperatorWork { home, phase: node.phase, name, signature, cost });
             for part in node.outputs.iter().filter(|v| accumulated.contains(v)) {
-                let (name, cost) = sum(graph.ty(*part));
+                let ExtraOperator { name, cost } = sum(graph.ty(*part));
                 operators.push(OperatorWork { home, phase: Phase::WeightGrad, name, signature: name.to_owned(), cost });
             }
         }

@@ -87,7 +87,7 @@ impl Builder<'_> {
         }
         for p in &self.work.parameters {
             if let Some(owner) = p.readers.first() {
-                let seconds = p.update.iter().map(|(name, cost)| device.seconds(name, cost)).sum::<f64>();
+                let seconds = p.update.iter().map(|o| o.seconds(device)).sum::<f64>();
                 update[self.atom(*owner) as usize] += seconds;
             }
         }

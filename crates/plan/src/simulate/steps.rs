@@ -65,10 +65,10 @@ impl<'a> Writer<'a> {
         let mut updates = Vec::new();
         for r in &program.reductions {
             let ty = value_type(program, r.parameter)?;
-            let (norm, cost) = squared_norm(ty);
-            let norm = device.seconds(norm, &cost);
-            let (step, cost) = update(&options.optimizer, ty);
-            updates.push(UpdateCost { norm, optimizer: device.seconds(step, &cost) });
+            updates.push(UpdateCost {
+                norm: squared_norm(ty).seconds(device),
+                optimizer: update(&options.optimizer, ty).seconds(device),
+            });
         }
         Ok(Self {
             program,
@@ -142,8 +142,7 @@ impl<'a> Writer<'a> {
 
     /// Seconds to add a term to a parameter's gradient.
     fn sum_seconds(&self, reduction: u32) -> Result<f64, PlanError> {
-        let (name, cost) = sum(value_type(self.program, self.parameter(reduction)?)?);
-        Ok(self.device.seconds(name, &cost))
+        Ok(sum(value_type(self.program, self.parameter(reduction)?)?).seconds(self.device))
     }
 
     fn receive(&mut self, slot: Slot) -> Result<(), PlanError> {
