@@ -77,8 +77,8 @@ impl SavedPlan {
         simulate(&self.programs()?, &self.cluster, &SimulateOptions { optimizer: self.optimizer, record })
     }
 
-    /// How much the predicted step exceeds the lower bound, as a share of the bound. 0 if the step is below it, since
-    /// the simulator overlaps more work than the cost formula.
+    /// How much the predicted step exceeds the lower bound, as a share of the bound. It is 0 if the step is below the
+    /// bound, which the cost formula allows: the simulator overlaps more work.
     pub fn gap(&self, simulation: &Simulation) -> Option<f64> {
         self.origin.lower_bound_step_s.map(|bound| (simulation.step_s / bound - 1.0).max(0.0))
     }

@@ -11,9 +11,9 @@ pub enum Schedule {
     #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
-    /// As 1F1B, but backward computes only the gradients that other stages wait for. A peer computes weight gradients
-    /// when it would be idle, or when it keeps as many micro-batches as 1F1B's first stage (ZB-H1 of Qi et al.,
-    /// 2023).
+    /// ZB-H1 of Qi et al. (2023). As 1F1B, but backward computes only the gradients that other stages wait for. A
+    /// peer computes weight gradients when it would be idle, or when it keeps as many micro-batches as 1F1B's first
+    /// stage.
     #[serde(rename = "zb-h1")]
     ZeroBubble,
     /// As ZB-H1, with about twice as many micro-batches in flight (ZB-H2 of the same paper). They fill the time that

@@ -110,12 +110,12 @@ fn auto(
     Ok(levels.into_iter().map(|(link, level)| (link, ladder[level])).collect())
 }
 
-/// The codecs that `auto` chooses from, the least lossy first: from [`Compressor::STRONGEST_AUTO`], each next
-/// [`milder`](Codec::milder) one. Codecs above `ratio` are left out.
+/// The codecs that `auto` chooses from, the least lossy first. They start from [`Compressor::STRONGEST_AUTO`], and
+/// each next one is [`milder`](Codec::milder). Codecs above `ratio` are left out.
 ///
-/// Top-k is not among them. At 10x on three links, a GPT-2 with 10 million parameters reached a validation loss of
-/// 3.36; without codecs it reached 2.45 (150 steps, `scripts/compression.py convergence`). Shared masks reduce the
-/// harm, but four bits do less harm still.
+/// Top-k is not among them. With top-k at 10x on three links, a GPT-2 with 10 million parameters reached a validation
+/// loss of 3.36. Without codecs it reached 2.45 (150 steps, `scripts/compression.py convergence`). Shared masks
+/// reduce the harm, but four bits do less harm still.
 fn ladder(ratio: f64) -> Vec<Codec> {
     let strongest = Compressor::STRONGEST_AUTO.uniform(1.0);
     let all = successors(Some(strongest), |c| (*c != Codec::None).then(|| c.less_lossy()));

@@ -113,9 +113,8 @@ impl Cluster {
     ///
     /// # Errors
     ///
-    /// There is no device, a name is used twice, an index does not exist, two direct links have the same ends, or a
-    /// figure is out of range. Bandwidths and rates must be above zero, latencies at least zero, slowdowns at least
-    /// one.
+    /// There is no device, a name is used twice, an index does not exist, or two direct links have the same ends.
+    /// Bandwidths and rates must be above zero, latencies at least zero, slowdowns at least one.
     pub fn new(
         devices: Vec<Device>,
         sites: Vec<Site>,

@@ -72,8 +72,8 @@ impl Device {
         }
     }
 
-    /// Seconds of an operator: as measured for its name, else by the roofline (Williams, Waterman and Patterson,
-    /// 2009): the overhead plus the longer of computing and of moving its operands. Multiplied by the slowdown.
+    /// Seconds of an operator, as measured for its name. Otherwise by the roofline (Williams, Waterman and Patterson,
+    /// 2009): the overhead, plus the longer of computing and of moving its operands. Multiplied by the slowdown.
     pub fn seconds(&self, name: &str, cost: &Cost) -> f64 {
         match self.measured.operators.by_name.get(name) {
             Some(curve) => self.measured_seconds(curve, cost),
@@ -104,8 +104,8 @@ impl Device {
         self.measured.codecs(step).get(codec.name()).map_or(bytes / CODEC_RATE, |curve| curve.at(bytes))
     }
 
-    /// Seconds of the computing thread for a copy between the device and the network's buffers: as measured, else the
-    /// time to read and write the bytes.
+    /// Seconds of the computing thread for a copy between the device and the network's buffers. If not measured, it
+    /// is the time to read and write the bytes.
     pub(crate) fn copy_seconds(&self, direction: CopyDirection, bytes: f64) -> f64 {
         let read_and_write = 2.0 * bytes / self.rates.memory;
         self.slowdown * self.measured.copies(direction).map_or(read_and_write, |curve| curve.at(bytes))

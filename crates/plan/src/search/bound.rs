@@ -10,9 +10,9 @@ const MAX_LAYERED_UNITS: usize = 16;
 /// Most table steps of a walk. With more, only the bound by count is computed.
 const MAX_WALK_STEPS: usize = 200_000_000;
 
-/// Seconds below which [`Problem::evaluate`] gives no plan of the problem: with any units in any order, with any
-/// cuts, under any of `schedules`, and with up to `copies` units joined for a stage. The problem's units have one
-/// member each.
+/// Seconds below which [`Problem::evaluate`] gives no plan of the problem. Plans may use any units in any order, any
+/// cuts, and any of `schedules`. Up to `copies` units may be joined for a stage. The problem's units have one member
+/// each.
 ///
 /// It bounds the closed form alone. The simulator overlaps more work, so a simulated step can be shorter.
 ///

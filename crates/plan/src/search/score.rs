@@ -1,8 +1,8 @@
 //! The cost of a plan in closed form. Planners compare plans by it.
 //!
-//! For `n` micro-batches over stages that compute for `C` and wait `R` for their neighbours' messages, a step takes
-//! `Σ (C + R) + (n - 1) · max(period)`, and then what follows the last backward pass. This is the pipeline formula of
-//! Huang et al. (2019), with links as stations of their own.
+//! A plan has `n` micro-batches over stages that compute for `C` and wait `R` for their neighbours' messages. A step
+//! takes `Σ (C + R) + (n - 1) · max(period)`, and then what follows the last backward pass. This is the pipeline
+//! formula of Huang et al. (2019), with links as stations of their own.
 //!
 //! A period is the time that one more micro-batch takes at a station. A station is a machine, a link, a shared
 //! uplink, or a [`RoundTrip`]. Machines that take turns at a stage divide its micro-batches. Under zero-bubble

@@ -54,8 +54,9 @@ impl SimulateOptions {
 pub struct Simulation {
     /// Seconds from step to step.
     pub step_s: f64,
-    /// Seconds by the simple pipeline formula: the sum over peers of the time to compute and send one micro-batch,
-    /// plus the slowest of these times for each further micro-batch. The broker's inputs are left out.
+    /// Seconds by the simple pipeline formula. It adds up, over peers, the time to compute and send one micro-batch.
+    /// For each further micro-batch it adds the slowest of these times. The slowest update comes last. The broker's
+    /// inputs are left out.
     pub closed_form_s: f64,
     /// By peer.
     pub peers: Vec<PeerLoad>,
@@ -174,8 +175,8 @@ pub struct Transfer {
 ///
 /// # Errors
 ///
-/// The number of devices differs from that of peers, no link leads from a sender to its receiver, or a Program waits
-/// for a message that no other sends.
+/// The cluster has fewer or more devices than there are peers. Or no link leads from a sender to its receiver. Or a
+/// Program waits for a message that no other sends.
 pub fn simulate(programs: &[Program], cluster: &Cluster, options: &SimulateOptions) -> Result<Simulation, PlanError> {
     if programs.len() != cluster.devices().len() {
         return Err(PlanError::Cluster(format!("{} devices for {} peers", cluster.devices().len(), programs.len())));

@@ -67,8 +67,8 @@ const MAX_DEVICES: usize = 2;
 /// The changes that would make the step faster, the largest speed-up first. The first one names the bottleneck. Empty
 /// if no single change helps.
 ///
-/// Each change is simulated: the busiest links at the next common rate or with a tenth of their latency, and the
-/// busiest devices twice as fast.
+/// Each change is simulated. The busiest links get the next common rate or a tenth of their latency. The busiest
+/// devices compute twice as fast.
 ///
 /// # Errors
 ///

@@ -13,8 +13,8 @@ const WIDTH: usize = 6;
 const NORMAL: Init = Init::Normal { std: 0.1 };
 
 /// A network of `size` blocks, each over values of any earlier blocks. It has values with many readers, tied
-/// parameters, skipping values, operators with several results, masks made of constants, views of parameters,
-/// changing buffers, dropout, and nodes that the loss does not depend on.
+/// parameters and values that skip blocks. It has masks made of constants, views of parameters, changing buffers and
+/// dropout. Some nodes do not affect the loss.
 pub(crate) fn random_graph(size: usize, choices: &mut ChoiceRng) -> Graph {
     let mut b = Builder::new("random");
     build(&mut b, size, choices).unwrap();
