@@ -1,19 +1,57 @@
+use std::error::Error;
+use std::fmt::{self, Display};
+
 use fusionllm_node::NodeError;
 use fusionllm_node::checkpoint::CheckpointError;
+use fusionllm_node::config::JobError;
 use fusionllm_node::run_dir::RunDirError;
+use fusionllm_plan::PlanError;
 
-/// Why a command ended early, with its exit status.
+/// Why a command ended early.
 #[derive(Debug)]
 pub(crate) enum Failure {
-    /// Bad usage or bad input: 2.
-    Input(String),
-    /// Something went wrong while running: 1.
-    Running(String),
-    /// Whoever read standard output has read enough, as in `| head`: 0.
+    /// Bad usage or bad input: exit status 2.
+    Input(Report),
+    /// Something failed while running: exit status 1.
+    Running(Report),
+    /// The reader of standard output has read enough, as in `| head`: exit status 0.
     Closed,
 }
 
+/// What the user reads: the error, its causes and a hint, each on lines of its own.
+#[derive(Debug)]
+pub(crate) struct Report {
+    message: String,
+    causes: Vec<String>,
+    hint: Option<String>,
+}
+
 impl Failure {
+    pub(crate) fn input(message: impl Display) -> Self {
+        Self::Input(Report { message: message.to_string(), causes: Vec::new(), hint: None })
+    }
+
+    pub(crate) fn running(message: impl Display) -> Self {
+        Self::Running(Report { message: message.to_string(), causes: Vec::new(), hint: None })
+    }
+
+    /// Adds an error as the cause, and the errors behind it.
+    pub(crate) fn because(mut self, cause: &dyn Error) -> Self {
+        if let Self::Input(report) | Self::Running(report) = &mut self {
+            report.causes.push(cause.to_string());
+            report.causes.extend(causes(cause));
+        }
+        self
+    }
+
+    /// Adds what the user can do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        if let Self::Input(report) | Self::Running(report) = &mut self {
+            report.hint = Some(hint.into());
+        }
+        self
+    }
+
     pub(crate) fn status(&self) -> u8 {
         match self {
             Self::Input(_) => 2,
@@ -22,27 +60,68 @@ impl Failure {
         }
     }
 
-    /// What to tell the user.
-    pub(crate) fn message(&self) -> Option<&str> {
+    /// The error alone, without causes and hint.
+    pub(crate) fn message(&self) -> &str {
+        self.report().map_or("", |report| &report.message)
+    }
+
+    pub(crate) fn report(&self) -> Option<&Report> {
         match self {
-            Self::Input(message) | Self::Running(message) => Some(message),
+            Self::Input(report) | Self::Running(report) => Some(report),
             Self::Closed => None,
         }
     }
 }
 
+fn causes(error: &dyn Error) -> Vec<String> {
+    let mut causes = Vec::new();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        causes.push(cause.to_string());
+        next = cause.source();
+    }
+    causes
+}
+
+impl Display for Report {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "error: {}", self.message)?;
+        self.causes.iter().try_for_each(|cause| write!(f, "\ncaused by: {cause}"))?;
+        self.hint.iter().try_for_each(|hint| write!(f, "\nhint: {hint}"))
+    }
+}
+
 impl From<NodeError> for Failure {
     fn from(e: NodeError) -> Self {
-        let message = e.to_string();
+        let report = Report { message: e.to_string(), causes: causes(&e), hint: e.hint() };
         match e {
-            // Before a run begins, what does not fit was given by the user.
-            NodeError::Input(_) | NodeError::Graph(_) | NodeError::Plan(_) | NodeError::Bind(_) => Self::Input(message),
+            // Before a run begins, the user gave whatever does not fit.
+            NodeError::Input { .. }
+            | NodeError::Job(_)
+            | NodeError::Data(_)
+            | NodeError::Weights(_)
+            | NodeError::Import(_)
+            | NodeError::Graph(_)
+            | NodeError::Plan(_)
+            | NodeError::Bind(_) => Self::Input(report),
             NodeError::RunDir(RunDirError::Disk(_))
             | NodeError::Checkpoint(CheckpointError::Disk(_) | CheckpointError::Unexpected { .. }) => {
-                Self::Running(message)
+                Self::Running(report)
             }
-            NodeError::RunDir(_) | NodeError::Checkpoint(_) => Self::Input(message),
-            _ => Self::Running(message),
+            NodeError::RunDir(_) | NodeError::Checkpoint(_) => Self::Input(report),
+            _ => Self::Running(report),
         }
+    }
+}
+
+impl From<JobError> for Failure {
+    fn from(e: JobError) -> Self {
+        NodeError::from(e).into()
+    }
+}
+
+impl From<PlanError> for Failure {
+    fn from(e: PlanError) -> Self {
+        NodeError::from(e).into()
     }
 }

@@ -95,5 +95,5 @@ pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
 /// The backend of this name, or the default one.
 pub(crate) fn open_backend(name: Option<&str>) -> Result<std::sync::Arc<dyn backend::Backend>, Failure> {
     let name = name.or(backend::names().first().copied()).unwrap_or_default();
-    backend::open(name).map_err(|e| Failure::Input(format!("--backend {name}: {e}")))
+    backend::open(name).map_err(|e| Failure::input(format!("--backend {name}: {e}")))
 }

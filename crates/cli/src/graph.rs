@@ -7,8 +7,9 @@ use std::path::Path;
 use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{Graph, GraphError, Node, Phase, TensorType, ValueId, ValueKind, autodiff};
 use fusionllm_import::ImportOptions;
+use fusionllm_node::NodeError;
 use fusionllm_node::config::Network;
-use fusionllm_node::imported::Model;
+use fusionllm_node::imported::ImportedModel;
 use serde::Serialize;
 
 use crate::args::ShowArgs;
@@ -26,7 +27,7 @@ pub(crate) fn show(args: &ShowArgs, json: bool) -> Result<(), Failure> {
 
 fn open(path: &Path) -> Result<Graph, Failure> {
     if path.extension().is_some_and(|e| e == "pt2") {
-        return Ok(Model::open(path, ImportOptions::default())?.into_imported().graph);
+        return Ok(ImportedModel::open(path, ImportOptions::default())?.into_imported().graph);
     }
     let file = if path.is_dir() { path.join("graph.json") } else { path.to_owned() };
     let is_graph_file = |text: &str| text.contains("\"fusionllm_graph\"");
@@ -36,28 +37,32 @@ fn open(path: &Path) -> Result<Graph, Failure> {
         }
         Ok(text) if text.contains("\"fusionllm_plan\"") => {
             let hint = "give the job that the plan is for, such as the job.toml beside it";
-            return Err(Failure::Input(format!("{}: this is a plan, not a graph\n  hint: {hint}", path.display())));
+            return Err(Failure::input(format!("{}: this is a plan, not a graph", path.display())).hint(hint));
         }
         Err(e) if !path.is_dir() => {
             let hint =
                 "give a graph file, a .pt2 archive, a job file, a run directory, or a config.json from Hugging Face";
-            return Err(Failure::Input(format!("{}: cannot be read: {e}\n  hint: {hint}", path.display())));
+            return Err(Failure::input(format!("{}: cannot be read", path.display())).because(&e).hint(hint));
         }
         _ => {}
     }
-    let network = Network::at(path).map_err(|e| Failure::Input(e.to_string()))?;
-    network.forward(network.micro_batch, network.context).map_err(|e| refused(path, &e))
+    let network = Network::at(path)?;
+    network.forward(network.micro_batch, network.context).map_err(|e| match e {
+        NodeError::Graph(e) => refused(path, &e),
+        e => e.into(),
+    })
 }
 
 fn refused(path: &Path, error: &GraphError) -> Failure {
+    let failure = Failure::input(format!("{}: {error}", path.display()));
     let hint = match error {
         GraphError::Operand { .. } | GraphError::Structure { .. } => {
-            "\n  hint: mend the operator named there, or write the graph anew"
+            "mend the operator named there, or write the graph anew"
         }
-        GraphError::File(_) => "\n  hint: write the graph anew; this file is damaged or of another kind",
-        _ => "",
+        GraphError::File(_) => "write the graph anew; this file is damaged or of another kind",
+        _ => return failure,
     };
-    Failure::Input(format!("{}: {error}{hint}", path.display()))
+    failure.hint(hint)
 }
 
 /// A graph with its backward operators, where it has a loss to differentiate.

@@ -2,7 +2,7 @@
 
 use fusionllm_import::ImportOptions;
 use fusionllm_node::check::check as compare;
-use fusionllm_node::imported::Model;
+use fusionllm_node::imported::ImportedModel;
 use serde::Serialize;
 
 use crate::args::{CheckArgs, ImportArgs};
@@ -23,7 +23,7 @@ struct Made {
 
 /// Writes a model's graph and weights.
 pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
-    let mut model = Model::open(&args.model, ImportOptions { batch_size: args.samples, ..ImportOptions::default() })?;
+    let mut model = ImportedModel::open(&args.model, ImportOptions { batch_size: args.samples, ..Default::default() })?;
     model.write(&args.output)?;
     let graph = &model.imported().graph;
     let made = Made {
@@ -70,11 +70,12 @@ pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
     if result.error() <= args.tolerance {
         return Ok(());
     }
-    Err(Failure::Running(format!(
-        "{}: it differs from {} by {:.1e}, more than the tolerance of {:.1e}\n  hint: a reference in float64 (of the widened model) does not depend on the kernels",
+    Err(Failure::running(format!(
+        "{}: it differs from {} by {:.1e}, more than the tolerance of {:.1e}",
         args.model.display(),
         args.against.display(),
         result.error(),
         args.tolerance,
-    )))
+    ))
+    .hint("a reference in float64 (of the widened model) does not depend on the kernels"))
 }

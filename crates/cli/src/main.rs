@@ -49,8 +49,8 @@ fn main() -> ExitCode {
     match run(arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            if let Some(message) = failure.message() {
-                output::complain(format_args!("error: {message}"));
+            if let Some(report) = failure.report() {
+                output::complain(report);
             }
             ExitCode::from(failure.status())
         }

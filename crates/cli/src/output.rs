@@ -12,7 +12,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).map_err(|e| match e.kind() {
         io::ErrorKind::BrokenPipe => Failure::Closed,
-        _ => Failure::Running(format!("standard output cannot be written: {e}")),
+        _ => Failure::running(format!("standard output cannot be written: {e}")),
     })
 }
 
@@ -20,7 +20,7 @@ pub(crate) fn print(text: &str) -> Result<(), Failure> {
 pub(crate) fn print_json(object: &impl Serialize) -> Result<(), Failure> {
     let people = io::IsTerminal::is_terminal(&io::stdout());
     let text = if people { serde_json::to_string_pretty(object) } else { serde_json::to_string(object) };
-    print(&format!("{}\n", text.map_err(|e| Failure::Running(format!("the result cannot be written as JSON: {e}")))?))
+    print(&format!("{}\n", text.map_err(|e| Failure::running(format!("the result cannot be written as JSON: {e}")))?))
 }
 
 /// Writes a line to standard error. If nobody listens there, nobody can be told.

@@ -20,12 +20,11 @@ use crate::units;
 
 /// Plans a job for a testbed and prints the predictions.
 pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
-    let input = |e: &dyn std::fmt::Display| Failure::Input(e.to_string());
     let mut set = args.set.clone();
     set.extend(args.scheduler.as_ref().map(|name| format!("plan.scheduler={name}")));
     set.extend(args.compression.as_ref().map(|name| format!("compression.name={name}")));
-    let job = Job::load(&args.job, &set).map_err(|e| input(&e))?;
-    let testbed = Testbed::load(&args.testbed).map_err(|e| input(&e))?.cluster;
+    let job = Job::load(&args.job, &set)?;
+    let testbed = Testbed::load(&args.testbed)?.cluster;
     let started = Instant::now();
     let Planned { plan, model, cluster, lower_bound_s, notes, programs, predicted, .. } =
         plan_for(&job, models(&job)?, &testbed)?;
@@ -35,7 +34,7 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let saved = SavedPlan { plan, cluster: cluster.unwrap_or(testbed), graph: model.forward, optimizer, origin };
     let outcome = Outcome::new(&saved, programs, predicted, false)?;
     if let Some(path) = &args.output {
-        write(path, &saved.to_json(&outcome.simulation).map_err(|e| Failure::Running(e.to_string()))?)?;
+        write(path, &saved.to_json(&outcome.simulation).map_err(Failure::running)?)?;
     }
     if let Some(path) = &args.svg {
         write(path, &picture::cluster(&saved.cluster, &saved.plan, &outcome.simulation))?;
@@ -52,9 +51,9 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
     let path = args.plan.display();
     let hint = "simulate takes a file that `fusionllm plan -o` wrote";
     let text = std::fs::read_to_string(&args.plan)
-        .map_err(|e| Failure::Input(format!("{path}: the file cannot be read: {e}\n  hint: {hint}")))?;
-    let saved = SavedPlan::from_json(&text).map_err(|e| Failure::Input(format!("{path}: {e}\n  hint: {hint}")))?;
-    let programs = saved.programs().map_err(|e| Failure::Input(e.to_string()))?;
+        .map_err(|e| Failure::input(format!("{path}: the file cannot be read")).because(&e).hint(hint))?;
+    let saved = SavedPlan::from_json(&text).map_err(|e| Failure::input(format!("{path}: {e}")).hint(hint))?;
+    let programs = saved.programs()?;
     let outcome = Outcome::new(&saved, programs, None, args.svg.is_some() || args.trace.is_some())?;
     if let Some(path) = &args.svg {
         write(path, &picture::timeline(&saved.cluster, &outcome.simulation))?;
@@ -66,7 +65,8 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text).map_err(|e| Failure::Running(format!("{} cannot be written: {e}", path.display())))
+    std::fs::write(path, text)
+        .map_err(|e| Failure::running(format!("{}: cannot be written", path.display())).because(&e))
 }
 
 /// A simulated plan, and the step times with faster devices and links.
@@ -82,13 +82,12 @@ impl Outcome {
         predicted: Option<Simulation>,
         record: bool,
     ) -> Result<Self, Failure> {
-        let input = |e: PlanError| Failure::Input(e.to_string());
         let options = SimulateOptions { optimizer: saved.optimizer, record };
         let simulation = match predicted {
             Some(simulation) => simulation,
-            None => simulate(&programs, &saved.cluster, &options).map_err(input)?,
+            None => simulate(&programs, &saved.cluster, &options)?,
         };
-        let what_if = what_if(&programs, &saved.cluster, &options, &simulation).map_err(input)?;
+        let what_if = what_if(&programs, &saved.cluster, &options, &simulation)?;
         Ok(Self { simulation, what_if })
     }
 
@@ -96,7 +95,7 @@ impl Outcome {
         if !json {
             return print(&self.text(saved));
         }
-        let failed = |e: PlanError| Failure::Running(e.to_string());
+        let failed = |e: PlanError| Failure::running(e);
         let mut object = saved.to_value(&self.simulation, PlanDetail::Summary).map_err(failed)?;
         if let Some(object) = object.as_object_mut() {
             let lines: Vec<String> = sentences(saved, &self.what_if);

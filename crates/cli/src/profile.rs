@@ -22,17 +22,15 @@ const HERE: &str = "FUSIONLLM_PROFILE_HERE";
 pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     let (batch, models) = match &args.job {
         Some(path) => {
-            let job = Job::load(path, &[]).map_err(|e| Failure::Input(e.to_string()))?;
+            let job = Job::load(path, &[])?;
             (job.train.batch, models(&job)?)
         }
         None => (0, Vec::new()),
     };
     let backend = args.backend.as_deref().map(|name| open_backend(Some(name))).transpose()?;
     if let (Some(backend), true) = (&backend, std::env::var_os(HERE).is_some()) {
-        let told = |name: &str| complain(format_args!("    {name}"));
-        return print_json(
-            &measure(backend, args.slowdown, batch, &models, told).map_err(|e| Failure::Running(e.to_string()))?,
-        );
+        let on_progress = |name: &str| complain(format_args!("    {name}"));
+        return print_json(&measure(backend, args.slowdown, batch, &models, on_progress).map_err(Failure::running)?);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads: Vec<usize> = match args.threads {
@@ -51,9 +49,9 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
         }
     }
     if let Some(path) = &args.output {
-        let text = to_toml(&devices).map_err(|e| Failure::Running(e.to_string()))?;
+        let text = to_toml(&devices).map_err(Failure::running)?;
         std::fs::write(path, text)
-            .map_err(|e| Failure::Running(format!("{} cannot be written: {e}", path.display())))?;
+            .map_err(|e| Failure::running(format!("{}: cannot be written", path.display())).because(&e))?;
     }
     if json {
         let devices = devices.iter().map(|(n, d)| serde_json::json!({ "threads": n, "device": d }));
@@ -79,7 +77,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
 }
 
 fn child(backend: &str, threads: usize, args: &ProfileArgs) -> Result<Device, Failure> {
-    let failed = |reason: String| Failure::Running(format!("{backend} with {threads} thread(s): {reason}"));
+    let failed = |reason: String| Failure::running(format!("{backend} with {threads} thread(s): {reason}"));
     let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
     let output = Command::new(program)
         .args(["profile", "--json", "--backend", backend, "--slowdown", &args.slowdown.to_string()])

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use fusionllm_graph::Graph;
-use fusionllm_node::config::{Data, Job};
-use fusionllm_node::data::{Dataset, Tokenizer};
+use fusionllm_node::config::Job;
+use fusionllm_node::data::{Data, Dataset, Tokenizer};
 use fusionllm_node::run_dir::Summary;
 use fusionllm_node::{Event, Observer};
 use fusionllm_plan::Plan;

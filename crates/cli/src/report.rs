@@ -98,7 +98,7 @@ fn sample(prompt: &str, directory: &Path) -> Result<(), Failure> {
         Ok(())
     };
     if let Err(failure) = write() {
-        complain(format_args!("no sample: {}", failure.message().unwrap_or_default()));
+        complain(format_args!("no sample: {}", failure.message()));
         return Ok(());
     }
     let (bold, plain) = if std::io::stdout().is_terminal() { ("\x1b[1m", "\x1b[0m") } else { ("", "") };

@@ -31,18 +31,18 @@ fn job(run: &RunArgs) -> Result<Job, Failure> {
         }
         (None, None) => Job::quick_start(&set),
     };
-    job.map_err(|e| Failure::Input(e.to_string()))
+    job.map_err(Failure::from)
 }
 
 /// The plan to carry out, if one is given: by an option, or by the job unless the number of peers says otherwise.
 fn plan(job: &Job, run: &RunArgs, peers: Option<usize>) -> Result<Option<Plan>, Failure> {
     let path = run.plan.as_deref().or(job.plan.file.as_deref().filter(|_| peers.is_none()));
     let Some(path) = path else { return Ok(None) };
-    let fail = |e: String| {
-        Failure::Input(format!("{}: {e}\n  hint: a plan is a file that `fusionllm plan -o` wrote", path.display()))
+    let fail = |e: &dyn std::fmt::Display| {
+        Failure::input(format!("{}: {e}", path.display())).hint("a plan is a file that `fusionllm plan -o` wrote")
     };
-    let text = std::fs::read_to_string(path).map_err(|e| fail(e.to_string()))?;
-    Plan::from_json(&text).map(|p| Some(p.without_idle())).map_err(|e| fail(e.to_string()))
+    let text = std::fs::read_to_string(path).map_err(|e| fail(&e))?;
+    Plan::from_json(&text).map(|p| Some(p.without_idle())).map_err(|e| fail(&e))
 }
 
 fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
@@ -50,7 +50,7 @@ fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(|e| Failure::Running(format!("cannot start threads: {e}")))
+        .map_err(|e| Failure::running(format!("cannot start threads: {e}")))
 }
 
 /// Trains on this machine.
@@ -64,7 +64,7 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     let count = names.len();
     if count == 0 || count > MAX_LOCAL_PEERS {
         let what = if plan.is_some() { format!("the plan's {count} peers") } else { format!("--peers {count}") };
-        return Err(Failure::Input(format!("{what} must lie in 1 to {MAX_LOCAL_PEERS}")));
+        return Err(Failure::input(format!("{what} must lie in 1 to {MAX_LOCAL_PEERS}")));
     }
     let default = [backend::names().first().copied().unwrap_or_default().to_owned()];
     let backends = if args.backend.is_empty() { &default[..] } else { &args.backend };
@@ -91,13 +91,16 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
 
 /// Reads a testbed that this machine can stand in for.
 fn testbed(path: &Path, cores: usize) -> Result<Cluster, Failure> {
-    let fail = |e: String| Failure::Input(format!("{}: {e}", path.display()));
-    let testbed = Testbed::load(path).map_err(|e| Failure::Input(e.to_string()))?.cluster;
+    let fail = |e: String| Failure::input(format!("{}: {e}", path.display()));
+    let testbed = Testbed::load(path)?.cluster;
     let asked: f64 = testbed.devices().iter().map(|d| 1.0 / d.slowdown).sum();
     if asked > cores as f64 {
         let least = testbed.devices().len() as f64 / cores as f64;
         return Err(fail(format!(
-            "its devices ask for {asked:.1} cores, and this machine has {cores}: they would only wait for each other\n  hint: each device asks for one core divided by its slowdown; slowdown = {least:.1} for each would do"
+            "its devices ask for {asked:.1} cores, and this machine has {cores}: they would only wait for each other"
+        ))
+        .hint(format!(
+            "each device asks for one core divided by its slowdown; slowdown = {least:.1} for each would do"
         )));
     }
     for (device, name) in testbed.devices().iter().filter_map(|d| Some((&d.name, d.backend.as_deref()?))) {
@@ -109,7 +112,7 @@ fn testbed(path: &Path, cores: usize) -> Result<Cluster, Failure> {
 /// Conducts a run over several machines.
 pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     if args.peers == Some(0) {
-        return Err(Failure::Input("--peers 0: a run needs at least one peer".into()));
+        return Err(Failure::input("--peers 0: a run needs at least one peer"));
     }
     let job = job(&args.run)?;
     let plan = plan(&job, &args.run, args.peers)?;
@@ -143,7 +146,7 @@ fn run(
 
 /// Takes part in a run.
 pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
-    let ticket = args.ticket.parse().map_err(|e| Failure::Input(format!("{e}")))?;
+    let ticket = args.ticket.parse().map_err(Failure::input)?;
     let backend = open_backend(args.backend.as_deref())?;
     let (name, device) = (backend.name(), backend.device().name);
     complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));
@@ -161,13 +164,14 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
 
 /// The profile's device that this process is: of its backend, with as many of its threads as were measured.
 fn measured(path: &Path, backend: &dyn Backend) -> Result<Device, Failure> {
-    let devices = load_profile(path).map_err(|e| Failure::Input(e.to_string()))?;
+    let devices = load_profile(path)?;
     let (name, threads) = (backend.name(), backend.device().threads.unwrap_or(1));
     let fitting = devices.into_iter().filter(|(n, d)| *n <= threads && d.backend.as_deref() == Some(name));
     fitting.max_by_key(|(n, _)| *n).map(|(_, device)| device).ok_or_else(|| {
-        Failure::Input(format!(
-            "{}: it has no device of backend {name} with at most {threads} thread(s)\n  hint: measure this machine with `fusionllm profile --backend {name} -o DEVICE.toml`",
+        Failure::input(format!(
+            "{}: it has no device of backend {name} with at most {threads} thread(s)",
             path.display()
         ))
+        .hint(format!("measure this machine with `fusionllm profile --backend {name} -o DEVICE.toml`"))
     })
 }

@@ -1,55 +1,85 @@
+use std::error::Error;
+use std::io;
+use std::path::PathBuf;
+
 use fusionllm_backend::BackendError;
 use fusionllm_exec::ExecError;
 use fusionllm_graph::GraphError;
+use fusionllm_import::ImportError;
 use fusionllm_plan::{PeerId, PlanError};
 use fusionllm_transport::{BindError, DisconnectReason, ReceiveError, SendError};
 
-use crate::DiskError;
-use crate::checkpoint::CheckpointError;
-use crate::run_dir::RunDirError;
-use crate::weights::WeightsError;
+use crate::config::JobError;
+use crate::data::DataError;
+use crate::files::DiskError;
+use crate::files::checkpoint::CheckpointError;
+use crate::files::run_dir::RunDirError;
+use crate::files::weights::WeightsError;
 
 /// Why a run, or a peer's part in it, ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
-    /// What the user gave cannot be used.
-    #[error("{0}")]
-    Input(String),
-    /// The broker does not let this peer take part.
+    /// The user's input cannot be used.
+    #[error("{message}")]
+    Input {
+        /// What is wrong, and where.
+        message: String,
+        /// What to do about it.
+        hint: Option<String>,
+    },
+    /// A job, testbed or profile file is wrong.
+    #[error(transparent)]
+    Job(#[from] JobError),
+    /// The data cannot be used.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// A file of weights cannot be used.
+    #[error(transparent)]
+    Weights(WeightsError),
+    /// A `.pt2` archive cannot be used.
+    #[error(transparent)]
+    Import(#[from] ImportError),
+    /// The broker refuses this peer.
     #[error("the broker refused this peer: {0}")]
     Refused(String),
-    /// The run was called off.
+    /// The run was stopped.
     #[error("stopped: {0}")]
     Stopped(String),
-    /// A peer is gone.
+    /// A peer is lost.
     #[error("lost peer {name:?}: {reason}")]
     LostPeer {
-        /// Which.
+        /// The peer's number.
         peer: PeerId,
-        /// Its name.
+        /// The peer's name.
         name: String,
         /// Why.
         reason: String,
     },
-    /// A connection is gone.
+    /// A connection is lost.
     #[error("{0}")]
     Lost(DisconnectReason),
     /// A connection could not be made.
     #[error("{0}")]
     Network(String),
-    /// Somebody broke the protocol.
+    /// The other side broke the protocol.
     #[error("protocol: {0}")]
     Protocol(String),
+    /// The links of a testbed cannot be emulated.
+    #[error("cannot emulate the testbed's links")]
+    Emulation(#[source] io::Error),
     /// Something on this machine failed.
     #[error("{0}")]
     State(String),
-    /// A checkpoint, or another file of the run, could not be written or read.
-    #[error("{0}")]
-    Disk(String),
-    /// A peer failed, or all steps did.
+    /// A peer failed, or every step did.
     #[error("{0}")]
     Run(String),
-    /// A file of the run could not be written.
+    /// A trained model computes no numbers.
+    #[error("{}: the model's logits are not numbers; its training may have diverged", path.display())]
+    Diverged {
+        /// The checkpoint.
+        path: PathBuf,
+    },
+    /// A file cannot be read or written.
     #[error(transparent)]
     File(#[from] DiskError),
     /// A directory cannot be the run's.
@@ -61,10 +91,10 @@ pub enum NodeError {
     /// An endpoint could not be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
-    /// A graph or tensor is not sound.
+    /// A graph or tensor is invalid.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// A plan or program is not sound.
+    /// A plan or program is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// A kernel failed.
@@ -75,11 +105,53 @@ pub enum NodeError {
     Exec(#[from] ExecError),
 }
 
+impl NodeError {
+    pub(crate) fn input(message: impl Into<String>) -> Self {
+        Self::Input { message: message.into(), hint: None }
+    }
+
+    pub(crate) fn input_with_hint(message: impl Into<String>, hint: impl Into<String>) -> Self {
+        Self::Input { message: message.into(), hint: Some(hint.into()) }
+    }
+
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Input { hint, .. } => return hint.clone(),
+            Self::Job(e) => return Some(e.hint.clone()),
+            Self::Import(e) => return e.hint(),
+            Self::RunDir(e) => return e.hint(),
+            Self::Data(e) => e.hint(),
+            Self::Weights(e) => e.hint(),
+            Self::File(e) => Some(e.hint()),
+            Self::Checkpoint(e) => e.hint(),
+            Self::Plan(e) => e.hint(),
+            Self::Emulation(_) => {
+                Some("each pair of connected peers takes two sockets; `ulimit -n` says how many files may be open")
+            }
+            Self::Diverged { .. } => Some("use an earlier checkpoint"),
+            _ => None,
+        };
+        hint.map(str::to_owned)
+    }
+
+    /// The message and all causes on one line, for logs and for other machines.
+    pub(crate) fn one_line(&self) -> String {
+        let mut line = self.to_string();
+        let mut cause = self.source();
+        while let Some(e) = cause {
+            line += &format!(": {e}");
+            cause = e.source();
+        }
+        line
+    }
+}
+
 impl From<WeightsError> for NodeError {
     fn from(e: WeightsError) -> Self {
         match e {
             WeightsError::Disk(e) => Self::File(e),
-            e => Self::Input(e.to_string()),
+            e => Self::Weights(e),
         }
     }
 }
@@ -100,4 +172,17 @@ impl From<ReceiveError> for NodeError {
             e => Self::Protocol(e.to_string()),
         }
     }
+}
+
+/// An error as the command line prints it, for snapshots.
+#[cfg(test)]
+pub(crate) fn printed(error: impl Into<NodeError>) -> String {
+    let error = error.into();
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        text += &format!("\ncaused by: {e}");
+        cause = e.source();
+    }
+    text + &error.hint().map(|hint| format!("\nhint: {hint}")).unwrap_or_default()
 }

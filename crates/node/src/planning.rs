@@ -1,30 +1,30 @@
-//! From a job, and what is known of the machines, to a plan.
+//! From a job, and from what is known of the machines, to a plan.
 
 use fusionllm_plan::{
-    Cluster, Origin, Plan, PlanError, PlanOptions, Prepared, Program, SavedPlan, Scheduled, Simulation, Workload,
-    prepare, schedule, schedule_unknown,
+    Cluster, Origin, Plan, PlanOptions, Prepared, Program, SavedPlan, Scheduled, Simulation, Workload, prepare,
+    schedule, schedule_unknown,
 };
 
 use crate::NodeError;
 use crate::config::{Choice, Job};
 use crate::model::Model;
 
-/// A plan, and what it is for.
+/// A plan with the job and the model that it is for.
 #[derive(Debug)]
 pub struct Planned {
-    /// The job, with nothing left open.
+    /// The job, with every choice made.
     pub job: Job,
-    /// The model at the size of micro-batch that was chosen.
+    /// The model at the chosen micro-batch size.
     pub model: Model,
-    /// Who runs what.
+    /// Which peer runs what.
     pub plan: Plan,
-    /// Whether peers join under the names that it has for them.
+    /// Whether joiners must use the names that the plan has for them.
     pub named: bool,
-    /// The machines that run it, where they are known: device `i` is peer `i`.
+    /// The machines, where they are known: device `i` is peer `i`.
     pub cluster: Option<Cluster>,
-    /// The least that the scheduler's cost formula gives any plan, where it was computed.
+    /// The least value of the scheduler's cost formula over all plans, where it was computed.
     pub lower_bound_s: Option<f64>,
-    /// What people should know of it.
+    /// Sentences about the plan, for the user.
     pub notes: Vec<String>,
     /// The training Programs, one per peer; empty before [`Self::prepared`].
     pub programs: Vec<Program>,
@@ -33,7 +33,7 @@ pub struct Planned {
 }
 
 impl Planned {
-    /// A plan that was made for `model`, of which nothing else is known.
+    /// A plan for `model`, with no known machines.
     pub(crate) fn new(job: &Job, model: Model, plan: Plan) -> Self {
         let mut job = job.clone();
         job.train.micro_batch = Choice::made(model.micro_batch);
@@ -51,8 +51,8 @@ impl Planned {
         }
     }
 
-    /// The same with its codecs, its Programs, and, where the machines are known, its prediction. A job that asks for no
-    /// compression keeps a given plan's codecs.
+    /// Adds the codecs, the Programs and, where the machines are known, the prediction. A job that asks for no
+    /// compression keeps the codecs of a given plan.
     pub(crate) fn prepared(self) -> Result<Self, NodeError> {
         let train = &self.job.train;
         let workload = Workload {
@@ -61,13 +61,12 @@ impl Planned {
             micro_batches: (train.batch / self.model.micro_batch) as u32,
         };
         let optimizer = train.optimizer.update_rule();
-        let prepared =
-            prepare(self.plan, workload, self.cluster.as_ref(), self.job.compression, optimizer).map_err(hinted)?;
+        let prepared = prepare(self.plan, workload, self.cluster.as_ref(), self.job.compression, optimizer)?;
         let Prepared { plan, programs, simulation } = prepared;
         Ok(Self { plan, programs, predicted: simulation, ..self })
     }
 
-    /// The plan file's text: with the machines and all that its prediction was made from, where they are known.
+    /// The text of the plan file. Where the machines are known, it holds them and all that the prediction needs.
     pub(crate) fn to_json(&self) -> Result<String, NodeError> {
         let (Some(cluster), Some(predicted)) = (&self.cluster, &self.predicted) else {
             return Ok(self.plan.to_json()?);
@@ -83,40 +82,28 @@ impl Planned {
     }
 }
 
-/// An error that the user can act on.
-fn hinted(e: PlanError) -> NodeError {
-    match e.hint() {
-        Some(hint) => NodeError::Input(format!("{e}\n  hint: {hint}")),
-        None => e.into(),
-    }
-}
-
-/// A plan for so many peers of which nothing is known.
+/// A plan for `count` peers that nothing is known about.
 pub(crate) fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planned, NodeError> {
     let names: Vec<String> = (0..count).map(|i| format!("peer-{i}")).collect();
     let Model { micro_batch, forward, train, .. } = &model;
     let workload = Workload { forward, train, micro_batches: (job.train.batch / micro_batch) as u32 };
-    let scheduler = job.plan.scheduler.map(|s| s.name().parse()).transpose()?;
-    let plan = schedule_unknown(workload, &names, scheduler, job.train.schedule.value).map_err(hinted)?;
+    let plan = schedule_unknown(workload, &names, job.plan.scheduler, job.train.schedule.value)?;
     Ok(Planned { named: false, ..Planned::new(job, model, plan) })
 }
 
-/// A plan for some of a testbed's devices, by the job's scheduler, with its links' codecs, for one of the job's [`models`](crate::model::models).
+/// A plan for some of the testbed's devices, with codecs for its links. It is for one of the job's
+/// [`models`](crate::model::models).
 ///
 /// # Errors
 ///
 /// As [`schedule`].
 pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<Planned, NodeError> {
-    let scheduler = match job.plan.scheduler {
-        Some(scheduler) => scheduler.name().parse()?,
-        None => fusionllm_plan::Scheduler::default(),
-    };
     let mut workloads = Vec::with_capacity(models.len());
     for Model { micro_batch, forward, train, .. } in &models {
         workloads.push(Workload { forward, train, micro_batches: (job.train.batch / micro_batch) as u32 });
     }
     let options = PlanOptions {
-        scheduler,
+        scheduler: job.plan.scheduler.unwrap_or_default(),
         optimizer: job.train.optimizer.update_rule(),
         schedules: job.train.schedules(),
         replicas: testbed.devices().len() as u32,
@@ -135,11 +122,11 @@ pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<
     })
 }
 
-/// The testbed's devices that a given plan names, in its order.
+/// Gives a plan the testbed's devices that it names, in its order.
 pub(crate) fn place(mut given: Planned, testbed: &Cluster) -> Result<Planned, NodeError> {
     let devices = given.plan.peers.iter().map(|name| {
         testbed.find(name).ok_or_else(|| {
-            NodeError::Input(format!("the plan names peer {name:?}, but the testbed has no device of that name"))
+            NodeError::input(format!("the plan names peer {name:?}, but the testbed has no device of that name"))
         })
     });
     given.cluster = Some(testbed.select(&devices.collect::<Result<Vec<_>, _>>()?)?);

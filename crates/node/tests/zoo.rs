@@ -11,7 +11,7 @@ use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{HostTensor, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_node::check::check;
-use fusionllm_node::imported::Model;
+use fusionllm_node::imported::ImportedModel;
 use fusionllm_node::weights::Weights;
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
 
@@ -49,7 +49,7 @@ fn twenty_steps_follow_pytorchs() {
         let reference = Weights::open(&zoo(&format!("{name}.safetensors"))).unwrap();
         for (rule, optimizer, base) in [("adamw", adamw, 1e-3), ("sgd", sgd, 0.05)] {
             for peers in [1, 3] {
-                let mut model = Model::open(&file, ImportOptions::default()).unwrap();
+                let mut model = ImportedModel::open(&file, Options::default()).unwrap();
                 let graph = model.imported().graph.clone();
                 let mut batch = BTreeMap::from([("loss_weight".to_owned(), HostTensor::from_f32([], &[1.0]).unwrap())]);
                 for v in graph.inputs() {

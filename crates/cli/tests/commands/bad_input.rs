@@ -41,19 +41,19 @@ fn job_files() {
     let train = |job: &str| refused(dir.path(), &["train", job]);
     assert_snapshot!(train("nowhere.toml"), @r"
     error: nowhere.toml: the job file cannot be read: No such file or directory (os error 2)
-      hint: give the path of a job file, or none at all for the quick start
+    hint: give the path of a job file, or none at all for the quick start
     ");
     assert_snapshot!(train("broken.toml"), @r"
     error: broken.toml:1:7: unclosed table, expected `]`
-      hint: the file is TOML: sections as [train], settings as name = value, text in quotes
+    hint: the file is TOML: sections as [train], settings as name = value, text in quotes
     ");
     assert_snapshot!(train("misspelt.toml"), @r"
     error: misspelt.toml:2:1: unknown setting `step` in [train]
-      hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
     ");
     assert_snapshot!(train("wrong.toml"), @r"
     error: wrong.toml:3:10: `model.n_head` = 4 does not divide `model.n_embd` = 30
-      hint: write n_head = 1, or another divisor of 30
+    hint: write n_head = 1, or another divisor of 30
     ");
 }
 
@@ -84,8 +84,8 @@ fn testbeds() {
     assert!(odd.contains("odd.toml: backend \"burn-gpu\" of device \"a\""), "{odd}");
     // What cannot be done is not left undone in silence.
     assert_snapshot!(refused(dir.path(), &[&["train", "--set=plan.scheduler=op-fence"], &TINY[..]].concat()), @r"
-    error: the scheduler op-fence needs the devices and their links, but none are known
-      hint: describe them in a file for --testbed, or use equal-compute
+    error: the scheduler op-fence must know the devices and their links
+    hint: describe them in a file for --testbed, or use equal-compute
     ");
     assert!(train("good.toml", &["--set=plan.scheduler=fence"]).contains("`plan.scheduler` cannot be \"fence\""));
 }
@@ -110,15 +110,15 @@ fn what_cannot_be_planned() {
     let plan = |testbed: &str| refused(dir.path(), &["plan", "job.toml", "--testbed", testbed]);
     assert_snapshot!(plan("none.toml"), @r#"
     error: none.toml: there are no devices
-      hint: describe each machine in a table [[device]] with a name and a gpu
+    hint: describe each machine in a table [[device]] with a name and a gpu
     "#);
     assert_snapshot!(plan("apart.toml"), @r#"
     error: apart.toml:7:8: no link leads from broker to b
-      hint: join their sites or the devices themselves by a [[link]], give both sites an uplink, or say where the broker stands: [broker] at = "NAME"
+    hint: join their sites or the devices themselves by a [[link]], give both sites an uplink, or say where the broker stands: [broker] at = "NAME"
     "#);
     assert_snapshot!(plan("still.toml"), @r"
     error: still.toml:13:8: `link.rate` is 0 bps
-      hint: it must be above zero
+    hint: it must be above zero
     ");
     assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512.2 KiB with its parameters and activations, but the largest device, b, has 300.0 KiB; use a smaller micro-batch, or a device with more memory"#);
     assert_snapshot!(plan("small.toml"), @"error: memory: parameters, gradients and optimizer state take 1.9 MiB, but all 2 devices together have 1.6 MiB: 380.0 KiB are missing; add devices, or use a smaller model");
@@ -131,7 +131,7 @@ fn options() {
     let train = |args: &[&str]| refused(dir.path(), &[&["train"], args].concat());
     assert_snapshot!(train(&["--set", "train.setps=3"]), @r"
     error: --set train.setps=3: unknown setting `setps` in [train]
-      hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
     ");
     assert_snapshot!(train(&["--peers", "0"]), @"error: --peers 0 must lie in 1 to 64");
     assert_snapshot!(refused(dir.path(), &["broker", "--peers", "0"]), @"error: --peers 0: a run needs at least one peer");
@@ -142,7 +142,7 @@ fn options() {
     );
     assert_snapshot!(train(&["--plan", "plan.json"]), @r"
     error: plan.json: plan file: not a FusionLLM plan: missing field `fusionllm_plan` at line 1 column 2
-      hint: a plan is a file that `fusionllm plan -o` wrote
+    hint: a plan is a file that `fusionllm plan -o` wrote
     ");
 }
 
@@ -164,19 +164,19 @@ fn data_files() {
     let train = |job: &str| refused(dir.path(), &["train", job]);
     assert_snapshot!(train("text.toml"), @r"
     error: DIR/empty.txt: the file is empty
-      hint: fill it, or leave it out of [data]
+    hint: fill it, or leave it out of [data]
     ");
     assert_snapshot!(train("images.toml"), @r"
     error: DIR/short.bin: 13 bytes are 0 images of 3073 bytes and 13 bytes more
-      hint: the file is cut short, or not of CIFAR-10's binary version: fetch it again
+    hint: the file is cut short, or not of CIFAR-10's binary version: fetch it again
     ");
     assert_snapshot!(train("few.toml"), @r"
     error: the text to train on has 10 tokens, but one sample takes 129 (`data.context` and the token after it)
-      hint: name more text in data.files, lower data.context, or lower data.validation
+    hint: name more text in data.files, lower data.context, or lower data.validation
     ");
     assert_snapshot!(train("missing.toml"), @r#"
     error: missing.toml:2:9: no file matches "corpus/*.txt" in DIR
-      hint: paths start at the job file's directory
+    hint: paths start at the job file's directory
     "#);
 }
 
@@ -208,23 +208,24 @@ fn graphs_whose_shapes_do_not_fit() {
     let show = |file: &str| refused(dir.path(), &["graph", "show", file]);
     assert_snapshot!(show("misfit.json"), @r"
     error: misfit.json: linear (linear): the operand's last size is 3, the weight's is 5; operands: f32[4, 3], f32[2, 5]
-      hint: mend the operator named there, or write the graph anew
+    hint: mend the operator named there, or write the graph anew
     ");
     assert_snapshot!(show("cut.json"), @r"
     error: cut.json: graph file: not a FusionLLM graph: EOF while parsing an object at line 35 column 9
-      hint: write the graph anew; this file is damaged or of another kind
+    hint: write the graph anew; this file is damaged or of another kind
     ");
     assert_snapshot!(show("later.json"), @r"
-    error: later.json: graph file: it has format version 2, but this program reads version 1
-      hint: write the graph anew; this file is damaged or of another kind
+    error: later.json: graph file: it has version 2, this program reads version 1
+    hint: write the graph anew; this file is damaged or of another kind
     ");
     assert_snapshot!(show("bert.json"), @r#"
     error: DIR/bert.json: `model_type` is not "gpt2"
-      hint: use the configuration of a plain GPT-2
+    hint: use the configuration of a plain GPT-2
     "#);
     assert_snapshot!(show("nowhere"), @r"
-    error: nowhere: cannot be read: No such file or directory (os error 2)
-      hint: give a graph file, a .pt2 archive, a job file, a run directory, or a config.json from Hugging Face
+    error: nowhere: cannot be read
+    caused by: No such file or directory (os error 2)
+    hint: give a graph file, a .pt2 archive, a job file, a run directory, or a config.json from Hugging Face
     ");
 }
 
@@ -246,11 +247,11 @@ fn checkpoints() {
     let generate = |path: &str| refused(dir.path(), &["generate", path, "--prompt", "x"]);
     assert_snapshot!(generate("nowhere"), @r"
     error: nowhere: this checkpoint is not there
-      hint: give a run directory such as runs/0001, a checkpoint in it, or a directory from Hugging Face
+    hint: give a run directory such as runs/0001, a checkpoint in it, or a directory from Hugging Face
     ");
     assert_snapshot!(generate("."), @r"
     error: .: there is no checkpoint here
-      hint: give a run directory with a checkpoint in it, or a checkpoint, such as runs/0001/checkpoints/step-200
+    hint: give a run directory with a checkpoint in it, or a checkpoint, such as runs/0001/checkpoints/step-200
     ");
 
     let copy = copy_of_checkpoint(dir.path());
@@ -282,17 +283,17 @@ fn runs_that_cannot_go_on() {
     let train = |args: &[&str]| refused(directory, &[&["train"], args].concat());
     assert_snapshot!(train(&["--run-dir", "run"]), @r"
     error: run: another run is there (plan.json)
-      hint: choose another --run-dir, or go on with that run: --resume run
+    hint: choose another --run-dir, or continue that run: --resume run
     ");
     assert_snapshot!(train(&["--resume", "run"]), @r"
     error: run/checkpoints/step-3: 3 steps are done already, and the job asks for 3
-      hint: ask for more with --steps
+    hint: ask for more with --steps
     ");
     let other = train(&["--resume", "run", "--steps", "5", "--set", "model.n_embd=32"]);
     assert!(other.starts_with("error: run/checkpoints/step-3: the checkpoint is of another model: `transformer.wte.weight` is f32[256, 16] there, and f32[256, 32] in the job\n"), "{other}");
     assert_snapshot!(train(&["--resume", "run", "--steps", "5", "--seed", "9"]), @r"
     error: run/checkpoints/step-3: the run's seed was 1, not 9
-      hint: leave train.seed as it was
+    hint: leave train.seed as it was
     ");
     assert_eq!(fs::read(directory.join("run/metrics.jsonl")).unwrap(), before, "refusing harms no earlier run");
     assert_eq!(fs::read(directory.join("run/job.toml")).unwrap(), job);
@@ -304,7 +305,8 @@ fn a_run_directory_that_cannot_be_made() {
     let dir = directory(&[("file", "")]);
     let ran = call(dir.path(), &[&["train", "--steps", "1", "--run-dir", "file/run"], &TINY[..]].concat());
     assert_snapshot!(ran.failure(1, dir.path()), @r"
-    error: file/run: cannot be created: Not a directory (os error 20)
-      hint: check the disk and the path
+    error: file/run: cannot be created
+    caused by: Not a directory (os error 20)
+    hint: check the disk and the path
     ");
 }

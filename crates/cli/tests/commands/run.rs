@@ -137,12 +137,12 @@ fn an_exported_model_is_the_same_model() {
     assert_eq!(greedy("out", dir.path()), greedy("run", directory));
 
     let again = call(dir.path(), &["export", &run, "--format", "hf", "-o", "out"]);
-    assert!(again.failure(2, dir.path()).starts_with("error: out: there is a config.json already\n  hint: "));
+    assert!(again.failure(2, dir.path()).starts_with("error: out: there is a config.json already\nhint: "));
     let wrong = call(dir.path(), &["export", &run, "--format", "torchvision", "-o", "other"]);
     assert!(
         wrong
             .failure(2, dir.path())
-            .ends_with("torchvision has no GPT-2\n  hint: write it for `transformers`: --format hf")
+            .ends_with("torchvision has no GPT-2\nhint: write it for `transformers`: --format hf")
     );
     assert!(!dir.path().join("other").exists());
 }

@@ -1,6 +1,7 @@
-//! What reaches the broker: joiners, messages, snapshots and signals, each read by a task of its own.
+//! Everything that reaches the broker's loop. A task of its own reads each source.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::PeerId;
@@ -8,24 +9,36 @@ use fusionllm_protocol::{BulkHeader, CodecUpdate, FromPeer, Hello, decode};
 use fusionllm_transport::{Connection, Endpoint, Lanes, Receiver};
 use tokio::sync::mpsc;
 
+use super::keeper::{Inbox, KeeperEvent, SavedTensor};
 use crate::NodeError;
-use crate::keeper::{Inbox, Kept, SavedTensor};
-use crate::wire;
+use crate::net;
 
-/// What reaches the broker's loop.
+/// How long a new connection may take to send its hello.
+const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// An event for the broker's loop.
 pub(super) enum Incoming {
+    /// A connection, by number, said hello.
     Hello(u64, Connection, Box<Lanes>, Hello),
+    /// A connection closed.
     Gone(u64),
+    /// A peer sent a control message.
     Message(PeerId, FromPeer),
+    /// A peer sent all tensors of its snapshot of a step.
     SavedAll(PeerId, u64),
-    Kept(Kept),
+    /// The checkpoint thread reports.
+    Keeper(KeeperEvent),
+    /// The regulator changes codecs, or warns.
     CodecUpdate(CodecUpdate),
+    /// A peer is lost, for this reason.
     Lost(PeerId, String),
+    /// A process of this machine ended badly.
     Child(String),
+    /// The user or the system asks to stop.
     Interrupt,
 }
 
-/// Hands on that the user, or the system, wants the run to stop.
+/// Reports Ctrl-C and SIGTERM.
 pub(super) async fn interrupts(events: mpsc::UnboundedSender<Incoming>) {
     #[cfg(unix)]
     let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
@@ -48,15 +61,14 @@ pub(super) async fn interrupts(events: mpsc::UnboundedSender<Incoming>) {
     }
 }
 
-/// Lets joiners in as they come; each gets ten seconds to say hello.
+/// Accepts connections, and reports each that says hello in time.
 pub(super) async fn accept(endpoint: Endpoint, events: mpsc::UnboundedSender<Incoming>) {
     let mut number = 0;
     while let Some((connection, mut lanes)) = endpoint.accept().await {
         number += 1;
         let events = events.clone();
         tokio::spawn(async move {
-            let hello =
-                tokio::time::timeout(std::time::Duration::from_secs(10), wire::next_control(&mut lanes.control)).await;
+            let hello = tokio::time::timeout(HELLO_TIMEOUT, net::next_control(&mut lanes.control)).await;
             match hello {
                 Ok(Ok(Some(FromPeer::Hello(hello)))) => {
                     let gone = connection.clone();
@@ -70,12 +82,13 @@ pub(super) async fn accept(endpoint: Endpoint, events: mpsc::UnboundedSender<Inc
     }
 }
 
+/// Reports a peer's control messages until its connection ends.
 pub(super) async fn receive_control(mut lane: Receiver, from: PeerId, events: mpsc::UnboundedSender<Incoming>) {
     loop {
-        let event = match wire::next_control::<FromPeer>(&mut lane).await {
+        let event = match net::next_control::<FromPeer>(&mut lane).await {
             Ok(Some(message)) => Incoming::Message(from, message),
             Ok(None) => Incoming::Lost(from, "it left".into()),
-            Err(e) => Incoming::Lost(from, e.to_string()),
+            Err(e) => Incoming::Lost(from, e.one_line()),
         };
         let over = matches!(event, Incoming::Lost(..));
         if events.send(event).is_err() || over {
@@ -84,6 +97,7 @@ pub(super) async fn receive_control(mut lane: Receiver, from: PeerId, events: mp
     }
 }
 
+/// Hands a peer's snapshots to the checkpoint thread. `types` are those of the tensors that the peer owns.
 pub(super) async fn receive_bulk(
     mut lane: Receiver,
     from: PeerId,
@@ -114,10 +128,10 @@ pub(super) async fn receive_bulk(
         Ok(())
     }
     .await;
-    // That the connection is gone shows on the control lane too.
+    // The control lane reports a lost connection.
     if let Err(e) = result
         && !matches!(e, NodeError::Lost(_))
     {
-        let _ = events.send(Incoming::Lost(from, e.to_string()));
+        let _ = events.send(Incoming::Lost(from, e.one_line()));
     }
 }

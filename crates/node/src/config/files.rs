@@ -1,18 +1,17 @@
-//! From the paths and patterns of a job file to the files they name.
+//! Resolves the paths and patterns of a job file.
 
 use std::path::{Path, PathBuf};
 
 use super::reader::{JobError, Section};
 
-/// The directory in which a job's relative paths start.
+/// The directory at which relative paths start.
 pub(super) struct Files {
     directory: PathBuf,
 }
 
 impl From<&Path> for Files {
     fn from(directory: &Path) -> Self {
-        // A working directory that is gone leaves the paths relative; the files are then missing,
-        // which is reported where they are read.
+        // Without a working directory the paths stay relative. The files are then reported as missing.
         let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
         Self { directory }
     }
@@ -29,8 +28,7 @@ impl Files {
         Err(self.missing(section, key, written))
     }
 
-    /// The files that a setting's paths and glob patterns name: those of each pattern sorted, each
-    /// file once.
+    /// The files that a setting's paths and patterns match, sorted within each pattern, each file once.
     pub(super) fn many(&self, section: &Section<'_>, key: &'static str) -> Result<Option<Vec<PathBuf>>, JobError> {
         let Some(patterns) = section.texts(key)? else { return Ok(None) };
         let mut files = Vec::new();
@@ -46,7 +44,7 @@ impl Files {
         Ok(Some(files))
     }
 
-    /// [`Self::many`], where a directory stands for all files in it that end so.
+    /// [`Self::many`], where a directory stands for all files in it with this extension.
     pub(super) fn many_within(
         &self,
         section: &Section<'_>,
@@ -72,7 +70,7 @@ impl Files {
     }
 
     fn matches(&self, section: &Section<'_>, key: &str, written: &str) -> Result<Vec<PathBuf>, JobError> {
-        // A file whose own name looks like a pattern is that file.
+        // A file whose name looks like a pattern is taken as that file.
         let literal = self.directory.join(written);
         if literal.is_file() {
             return Ok(vec![literal]);
@@ -87,7 +85,7 @@ impl Files {
             let hint = "* stands for any part of a name, ** for any directories, [ab] for one of the letters";
             section.error(key, format!("\"{written}\" is not a valid pattern: {}", e.msg), hint)
         })?;
-        // `glob` sorts; a directory that cannot be listed holds no file we could read.
+        // `glob` sorts. A directory that cannot be listed holds no readable file.
         Ok(paths.filter_map(Result::ok).filter(|p| p.is_file()).collect())
     }
 

@@ -2,7 +2,7 @@
 
 use fusionllm_plan::{Device, Rates};
 
-/// A GPU as its maker describes it: boost clock, single precision without tensor cores.
+/// A GPU by its data sheet: boost clock, single precision without tensor cores.
 pub(super) struct Gpu {
     pub(super) name: &'static str,
     tflops: f64,
@@ -10,21 +10,21 @@ pub(super) struct Gpu {
     gib: f64,
 }
 
-/// What operators are taken to attain of those peaks where nobody has measured: the λ of the literature. Large matrix products come to 0.7 to 0.9 of
-/// the peak in single precision, the small and the skewed ones of training to less; streaming kernels to about 0.8 of the memory's bandwidth.
+/// The fractions of the peaks that operators reach where nothing was measured. Large matrix products reach 0.7 to
+/// 0.9, and the small ones of training less. Streaming kernels reach about 0.8 of the memory bandwidth.
 pub(super) const PRODUCTS: f64 = 0.6;
 const CONVOLUTIONS: f64 = 0.5;
 const MEMORY: f64 = 0.8;
 
-/// Seconds to launch a kernel from a framework's eager mode.
+/// Seconds to launch a kernel in a framework's eager mode.
 const OVERHEAD: f64 = 10e-6;
 
 const fn gpu(name: &'static str, tflops: f64, gb_per_s: f64, gib: f64) -> Gpu {
     Gpu { name, tflops, gb_per_s, gib }
 }
 
-/// Sources: NVIDIA's architecture whitepapers (Pascal GP100, Volta V100, Turing TU102, Ampere GA100 and GA102, Ada AD102, Hopper H100, Blackwell RTX) and the products'
-/// data sheets; AMD's data sheets of the RX 7900 XTX and the Instinct MI250X (one die of its two) and MI300X.
+/// Sources: NVIDIA's architecture whitepapers (GP100, V100, TU102, GA100, GA102, AD102, H100, Blackwell RTX) and data
+/// sheets; AMD's data sheets of the RX 7900 XTX, MI250X (one of its two dies) and MI300X.
 pub(super) const GPUS: &[Gpu] = &[
     gpu("GTX 1080 Ti", 11.3, 484.0, 11.0),
     gpu("P100", 9.5, 732.0, 16.0),
@@ -58,7 +58,7 @@ pub(super) const GPUS: &[Gpu] = &[
 ];
 
 impl Gpu {
-    /// As a device that attains `efficiency` of the peak in matrix products, and of the other peaks in proportion.
+    /// A device that reaches `efficiency` of the peak in matrix products, and the other peaks in proportion.
     pub(super) fn device(&self, name: String, efficiency: f64) -> Device {
         let share = efficiency / PRODUCTS;
         let rates = Rates {

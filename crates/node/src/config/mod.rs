@@ -1,8 +1,8 @@
-//! The job file: what to train, on which data, and how.
+//! The job file and the testbed file.
 //!
-//! A job is read from TOML and `--set section.key=value` overrides, checked as a whole, and written
-//! back with every default filled in and every path absolute, so that the copy in a run directory
-//! says exactly what ran.
+//! A job is read from TOML and from `--set section.key=value` overrides, and checked as a whole. It is written back
+//! with every default filled in and every path absolute, so that the copy in a run directory is complete.
+//! `docs/job.md` and `docs/testbed.md` describe all keys.
 
 mod files;
 mod gpus;
@@ -18,13 +18,10 @@ use std::path::Path;
 use fusionllm_plan::Compression;
 use serde::Serialize;
 
-pub use model::{Family, Model};
+pub use model::{Family, ModelConfig};
 pub use network::Network;
 pub use reader::JobError;
-pub use sections::{
-    Checkpointing, Choice, Cifar10, Data, Decay, Eval, Optimizer, Planning, Rule, Scheduler, Tensors, Text, Train,
-    Validation,
-};
+pub use sections::{Checkpointing, Choice, Decay, Eval, OptimizerConfig, Planning, Rule, Train};
 
 pub use quantity::parse_size;
 pub use testbed::{Testbed, load_profile};
@@ -32,33 +29,35 @@ pub use testbed::{Testbed, load_profile};
 use files::Files;
 use reader::{Node, Section};
 
-/// A whole job, every default filled in.
+use crate::data::Data;
+
+/// A whole job, with every default filled in.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Job {
     /// The network.
-    pub model: Model,
-    /// What it learns from.
+    pub model: ModelConfig,
+    /// The data.
     pub data: Data,
-    /// How long, in which portions and by which rule.
+    /// Steps, batches and the update rule.
     pub train: Train,
-    /// How the work is cut over the peers.
+    /// How the model is cut over the peers.
     pub plan: Planning,
-    /// What is done to tensors on slow links.
+    /// Codecs for the links between peers.
     pub compression: Compression,
-    /// When the run is saved.
+    /// When checkpoints are written.
     pub checkpoint: Checkpointing,
-    /// When it is measured on held-out data.
+    /// When the loss on held-out data is measured.
     pub eval: Eval,
 }
 
 impl Job {
-    /// Reads the job file at `path`, with `overrides` of the form `section.key=value` put over it in
-    /// order. Relative paths, in the overrides too, start at the job file's directory.
+    /// Reads the job file at `path` and applies `overrides` such as `section.key=value`, in order. Relative paths
+    /// start at the job file's directory.
     ///
     /// # Errors
     ///
-    /// The first thing wrong: bad TOML, an unknown setting, a value of the wrong type or out of
-    /// range, settings that contradict each other, or a file that is not there.
+    /// The first problem: bad TOML, an unknown setting, a wrong type, a value out of range, a contradiction, or a
+    /// missing file.
     pub fn load(path: &Path, overrides: &[String]) -> Result<Self, JobError> {
         let name = path.display().to_string();
         let text = read_file(path)?;
@@ -66,7 +65,7 @@ impl Job {
         Self::parse(&name, &text, directory.unwrap_or(Path::new(".")), overrides)
     }
 
-    /// [`Self::load`] of a file's content. Messages call it `name`; relative paths start at `directory`.
+    /// Reads a job from `text`. Messages call it `name`, and relative paths start at `directory`.
     ///
     /// # Errors
     ///
@@ -75,13 +74,12 @@ impl Job {
         Self::read(reader::parse(name, text)?, directory, overrides)
     }
 
-    /// The job that runs when none is named: a byte-level GPT-2 of 0.8 million parameters, trained on
-    /// the project's own documents and sources, which the program carries. Relative paths in `overrides` start
-    /// at the working directory.
+    /// The job that runs when none is named: a byte-level GPT-2 of 0.8 million parameters, trained on the sample
+    /// text. Relative paths in `overrides` start at the working directory.
     ///
     /// # Errors
     ///
-    /// What is wrong with an override.
+    /// An override is wrong.
     pub fn quick_start(overrides: &[String]) -> Result<Self, JobError> {
         let name = "the quick start's job";
         Self::parse(name, include_str!("quick_start.toml"), Path::new("."), overrides)
@@ -101,10 +99,10 @@ impl Job {
         let eval = top.section("eval")?;
         top.finish()?;
 
-        // The data come first: they decide some of the model's defaults.
+        // The data come first, as some defaults of the model depend on them.
         let data = Data::read(&sections.data, &files, sections.model.is("family", "resnet"))?;
         let job = Self {
-            model: Model::read(&sections.model, &files, &data)?,
+            model: ModelConfig::read(&sections.model, &files, &data)?,
             data,
             train: Train::read(&train)?,
             plan: Planning::read(&plan, &files)?,
@@ -116,12 +114,12 @@ impl Job {
         Ok(job)
     }
 
-    /// Micro-batches a step.
+    /// Micro-batches per step.
     pub fn micro_batches(&self) -> u32 {
         (self.train.batch / self.train.micro_batch.value) as u32
     }
 
-    /// What holds between sections.
+    /// Checks settings of different sections against each other.
     fn check(&self, at: &Sections<'_>) -> Result<(), JobError> {
         match (&self.model.family, &self.data) {
             (Family::Gpt2(gpt2), Data::Text(text)) => {
@@ -155,7 +153,7 @@ impl Job {
                 }
                 Ok(())
             }
-            // What the inputs of a model from elsewhere are shows once it is read.
+            // The inputs of an imported model are known once it is read.
             (Family::Imported { .. }, _) => Ok(()),
             (Family::Gpt2(_) | Family::Resnet(_), Data::Tensors(_)) => Err(at.data.error(
                 "kind",
@@ -175,11 +173,11 @@ impl Job {
         }
     }
 
-    /// The job as TOML that [`Self::load`] reads back to the same job, from any directory.
+    /// The job as TOML, which [`Self::load`] reads back from any directory.
     ///
     /// # Errors
     ///
-    /// A path that is not UTF-8, or a number beyond 63 bits: TOML cannot hold them.
+    /// A path is not UTF-8, or a number exceeds 63 bits.
     pub fn to_toml(&self) -> Result<String, JobError> {
         toml::to_string(self).map_err(|e| {
             JobError::new("job.toml", format!("the job cannot be written: {e}"), "rename the file, or lower the number")

@@ -7,21 +7,21 @@ use serde::Serialize;
 
 use super::files::Files;
 use super::reader::{self, JobError, Node, Section};
-use super::sections::Data;
+use crate::data::Data;
 
-/// The network and where its weights come from.
+/// The network, and the weights that it starts from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Model {
+pub struct ModelConfig {
     /// The network.
     #[serde(flatten)]
     pub family: Family,
-    /// A safetensors file to start from, under Hugging Face's (GPT-2) or torchvision's (ResNet)
-    /// names. Without one, the parameters are drawn from `train.seed`.
+    /// A safetensors file of weights to start from, with Hugging Face's (GPT-2) or torchvision's (ResNet) names.
+    /// Without it, `train.seed` decides the first parameters.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub weights: Option<PathBuf>,
 }
 
-/// A family of networks and the settings of one member.
+/// A family of networks, with the settings of one member.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "family", rename_all = "lowercase")]
 pub enum Family {
@@ -29,7 +29,7 @@ pub enum Family {
     Gpt2(Gpt2Config),
     /// An image classifier.
     Resnet(ResNetConfig),
-    /// A model from PyTorch's `torch.export`.
+    /// A model from `torch.export`.
     Imported {
         /// The `.pt2` archive. Training starts from the weights in it.
         file: PathBuf,
@@ -39,13 +39,13 @@ pub enum Family {
 /// The names of `activation_function`.
 const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
 
-impl Model {
+impl ModelConfig {
     pub(super) fn read(section: &Section<'_>, files: &Files, data: &Data) -> Result<Self, JobError> {
         let family = Self::read_family(section, files, data)?;
         Ok(Self { family, weights: files.one(section, "weights")? })
     }
 
-    /// The network alone: the weights it starts from need not be there.
+    /// The network alone. Its weights may be missing.
     pub(super) fn read_family(section: &Section<'_>, files: &Files, data: &Data) -> Result<Family, JobError> {
         #[derive(Clone, Copy)]
         enum Name {
@@ -82,13 +82,13 @@ impl Model {
     }
 }
 
-/// The defaults are Hugging Face's, except that vocabulary and positions follow the data, and the heads have 64
-/// channels or as near above as divides the width.
+/// The defaults are Hugging Face's, except three. Vocabulary and positions follow the data. Heads have 64 channels,
+/// or the next larger size that divides the width.
 pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&Node>) -> Result<Gpt2Config, JobError> {
     if let Some(node) = published {
         check_published(&Section::top(node))?;
     }
-    // What the job file says stands before what config.json says.
+    // A key of the job file replaces that of `config.json`.
     let backed = published.map(|node| section.backed_by(node));
     let section = backed.as_ref().unwrap_or(section);
     let dropout = |key| -> Result<f64, JobError> {
@@ -99,7 +99,7 @@ pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&N
 
     let (context, vocabulary) = match data {
         Data::Text(text) => (text.context, text.tokenizer.vocabulary()),
-        // Refused once both sections are read.
+        // The caller refuses this combination later.
         Data::Cifar10(_) | Data::Tensors(_) => (1, 1),
     };
     let n_embd = section.size("n_embd", 1)?.unwrap_or(768);
@@ -135,7 +135,7 @@ pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&N
     Ok(gpt2)
 }
 
-/// Refuses a `config.json` whose model computes something else than ours would.
+/// Refuses a `config.json` whose model this program would compute differently.
 fn check_published(config: &Section<'_>) -> Result<(), JobError> {
     let hint = "use the configuration of a plain GPT-2";
     if config.has("model_type") && !config.is("model_type", "gpt2") {
@@ -156,7 +156,7 @@ fn read_resnet(section: &Section<'_>) -> Result<ResNetConfig, JobError> {
     let resnet = ResNetConfig {
         depth: section.size("depth", 1)?.unwrap_or(18),
         num_classes: section.size("num_classes", 1)?.unwrap_or(10),
-        // The images are CIFAR-10's.
+        // The default fits CIFAR-10's small images.
         stem: section.choice("stem", &stems)?.unwrap_or(ResNetStem::Cifar),
         width: section.size("width", 1)?.unwrap_or(64),
     };

@@ -1,39 +1,37 @@
-//! The network of a job or of a published configuration, wherever its data are by now.
+//! The network of a job file or of a `config.json`, without its data.
 
 use std::path::Path;
 
-use fusionllm_graph::{DType, Graph, GraphError};
-
 use super::files::Files;
-use super::model::{Family, Model, read_gpt2};
+use super::model::{Family, ModelConfig, read_gpt2};
 use super::reader::{self, JobError, Section};
-use super::sections::{Data, Text, Train, Validation};
-use crate::data::{IMAGE_SIZE, Tokenizer};
+use super::sections::Train;
+use crate::data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
 
-/// What it takes to build a network and to use its weights.
+/// A network, and what its weights need to be used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
-    /// Which network.
+    /// The network.
     pub family: Family,
-    /// How its text becomes numbers: unknown for images, and where a published vocabulary is neither GPT-2's nor the bytes.
+    /// How its text becomes tokens; `None` for images and for an unknown vocabulary.
     pub tokenizer: Option<Tokenizer>,
-    /// Tokens it learns to see at once; the side of an image.
+    /// Tokens per sample; for images, their side.
     pub context: usize,
-    /// Samples that pass through together in training.
+    /// Samples per micro-batch in training.
     pub micro_batch: usize,
 }
 
 impl Network {
-    /// Of whatever `path` leads to: a run's directory, a checkpoint's, one as Hugging Face publishes them, a job file
-    /// or a `config.json`.
+    /// The network that `path` leads to: a run directory, a checkpoint, a directory from Hugging Face, a job file or
+    /// a `config.json`.
     ///
     /// # Errors
     ///
-    /// It is none of these, or as [`Self::of_job`] and [`Self::published`].
+    /// `path` is none of these, or the errors of [`Self::of_job`] and [`Self::published`].
     pub fn at(path: &Path) -> Result<Self, JobError> {
         let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         if path.is_dir() {
-            // A checkpoint stands in RUN/checkpoints/step-N.
+            // A checkpoint is at RUN/checkpoints/step-N.
             let run = path.ancestors().nth(2).filter(|_| path.join("manifest.json").exists());
             let job = [Some(path.as_path()), run].into_iter().flatten().map(|dir| dir.join("job.toml"));
             if let Some(job) = job.into_iter().find(|job| job.is_file()) {
@@ -55,11 +53,11 @@ impl Network {
         }
     }
 
-    /// Of a job file. Neither its data nor the weights it starts from need to be there.
+    /// The network of a job file. Its data and weights may be missing.
     ///
     /// # Errors
     ///
-    /// What [`Job::load`](super::Job::load) would find wrong with `[model]`, `[train]` and the names of sections.
+    /// The errors of [`Job::load`](super::Job::load) in `[model]`, `[train]` and the names of sections.
     pub fn of_job(path: &Path) -> Result<Self, JobError> {
         let root = reader::parse(&path.display().to_string(), &super::read_file(path)?)?;
         let top = Section::top(&root);
@@ -70,7 +68,7 @@ impl Network {
         top.finish()?;
         let files = Files::from(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
         let data = Data::without_files(&data, model.is("family", "resnet"))?;
-        let family = Model::read_family(&model, &files, &data)?;
+        let family = ModelConfig::read_family(&model, &files, &data)?;
         let micro_batch = Train::read(&train)?.micro_batch.value;
         let (tokenizer, context) = match &data {
             Data::Text(text) => (Some(text.tokenizer), text.context),
@@ -80,11 +78,11 @@ impl Network {
         Ok(Self { family, tokenizer, context, micro_batch })
     }
 
-    /// Of a `config.json` as Hugging Face publishes them, for one sample of full length.
+    /// The network of a `config.json` from Hugging Face, for one sample of full length.
     ///
     /// # Errors
     ///
-    /// It cannot be read, or its model is no GPT-2 that ours computes.
+    /// The file cannot be read, or it describes no GPT-2 that this program computes.
     pub fn published(path: &Path) -> Result<Self, JobError> {
         let published = reader::parse_json(path)?;
         let empty = reader::parse(&path.display().to_string(), "")?;
@@ -103,18 +101,5 @@ impl Network {
             _ => None,
         };
         Ok(Self { context: gpt2.n_positions, family: Family::Gpt2(gpt2), tokenizer, micro_batch: 1 })
-    }
-
-    /// The forward graph for `samples` samples of `context` tokens (or images of that side) at once.
-    ///
-    /// # Errors
-    ///
-    /// The settings describe no network, or `context` is longer than it sees.
-    pub fn forward(&self, samples: usize, context: usize) -> Result<Graph, GraphError> {
-        match &self.family {
-            Family::Gpt2(config) => config.build(samples, context, DType::F32),
-            Family::Resnet(config) => config.build(samples, context, DType::F32),
-            Family::Imported { file } => crate::imported::graph(file, samples),
-        }
     }
 }

@@ -1,15 +1,15 @@
-//! Numbers with units, as people write them.
+//! Numbers with units.
 
 use super::reader::{JobError, Section};
 
-/// A kind of quantity: its units, by their size in the SI unit that the program reckons in, and how one is written.
+/// A kind of quantity: its units, each with its factor, and an example.
 pub(super) struct Quantity {
     what: &'static str,
     units: &'static [(&'static str, f64)],
     example: &'static str,
 }
 
-/// To bytes/s.
+/// In bytes per second.
 pub(super) const RATE: Quantity = Quantity {
     what: "a rate",
     units: &[
@@ -26,14 +26,14 @@ pub(super) const RATE: Quantity = Quantity {
     example: "\"8 Mbps\"",
 };
 
-/// To seconds.
+/// In seconds.
 pub(super) const TIME: Quantity = Quantity {
     what: "a time",
     units: &[("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)],
     example: "\"20 ms\"",
 };
 
-/// To bytes.
+/// In bytes.
 pub(super) const SIZE: Quantity = Quantity {
     what: "a size",
     units: &[
@@ -49,11 +49,11 @@ pub(super) const SIZE: Quantity = Quantity {
     example: "\"16 GiB\"",
 };
 
-/// Bytes, as people write them: `8 GiB`.
+/// Reads a size such as `8 GiB`, in bytes.
 ///
 /// # Errors
 ///
-/// What is wrong with the text.
+/// The problem, for a message.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     match SIZE.parse(text)? {
         bytes if bytes >= 1.0 && bytes.is_finite() => Ok(bytes as u64),
@@ -62,10 +62,10 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 impl Quantity {
-    /// The number in the SI unit, or what is wrong with the text.
+    /// The number in the base unit, or the problem.
     fn parse(&self, text: &str) -> Result<f64, String> {
         let text = text.trim();
-        // An exponent's `e` belongs to the number where a digit follows it.
+        // An `e` before a digit or a sign is an exponent.
         let bytes = text.as_bytes();
         let end = (0..bytes.len()).find(|&i| match bytes[i] {
             b'0'..=b'9' | b'.' | b'+' | b'-' | b'_' => false,
@@ -84,7 +84,7 @@ impl Quantity {
 }
 
 impl Section<'_> {
-    /// A quantity, written as text with its unit, that is at least zero, or above it if it must be `positive`.
+    /// A quantity, written as text with its unit. It is at least zero, or above zero if `positive`.
     pub(super) fn quantity(
         &self,
         key: &'static str,

@@ -1,9 +1,7 @@
-//! Reading a settings file piece by piece, every piece with its place, so that an error can say
-//! where it stands.
+//! Reads a settings file, and keeps the place of each piece for error messages.
 //!
-//! The file and the `--set` overrides become one tree of [`Node`]s; a [`Section`] reads one table of
-//! it and remembers which settings it was asked for, which makes the list of valid names the
-//! reading code itself.
+//! The file and the `--set` overrides become one tree of [`Node`]s. A [`Section`] reads one table of the tree and
+//! notes the keys that were asked for. So the reading code itself is the list of valid keys.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -15,12 +13,12 @@ use toml::de::{DeTable, DeValue};
 
 /// What is wrong in a settings file, where, and what to do about it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{place}: {message}\n  hint: {hint}")]
+#[error("{place}: {message}")]
 pub struct JobError {
-    /// `file:line:column`, the file alone for a setting that is not written, or the override
-    /// (`--set train.steps=x`).
+    /// `file:line:column`; the file alone for a setting that is not written; or the override, such as `--set
+    /// train.steps=x`.
     pub place: String,
-    /// What is wrong there.
+    /// What is wrong.
     pub message: String,
     /// What to write instead.
     pub hint: String,
@@ -35,15 +33,29 @@ impl JobError {
 /// Pairs of numbers.
 pub(super) type Points = Vec<(f64, f64)>;
 
-/// No size of a model or batch comes near it, and products of two do not overflow.
+/// Names that users of other trainers write, and what to write here instead.
+const OTHER_NAMES: [(&str, &str); 4] = [
+    ("train.gradient_accumulation", GRADIENT_ACCUMULATION),
+    ("train.gradient_accumulation_steps", GRADIENT_ACCUMULATION),
+    ("train.dtype", DTYPE),
+    ("train.precision", DTYPE),
+];
+const GRADIENT_ACCUMULATION: &str =
+    "gradients accumulate over batch / micro_batch micro-batches: set train.batch and train.micro_batch";
+const DTYPE: &str = "leave it out: parameters and activations are float32; [compression] makes messages smaller";
+
+/// The least Jaro-Winkler similarity at which a name is suggested.
+const MIN_LIKENESS: f64 = 0.7;
+
+/// No size of a model or batch comes near this, and products of two sizes do not overflow.
 const MAX_SIZE: u32 = i32::MAX as u32;
 
 /// Where a value or a setting's name was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
-    /// A file, with line and column where known, both from 1.
+    /// A file, with line and column where known, both counted from 1.
     File { file: Rc<str>, at: Option<(usize, usize)> },
-    /// An override, as given on the command line.
+    /// An override on the command line.
     Set(Rc<str>),
 }
 
@@ -77,7 +89,7 @@ enum Item {
 }
 
 impl Item {
-    /// What stands there, for messages.
+    /// The value, for messages.
     fn describe(&self) -> String {
         match self {
             Self::Table(_) => "a table".into(),
@@ -91,7 +103,7 @@ impl Item {
     }
 }
 
-/// Parses a whole file. `file` is how messages name it.
+/// Parses a whole file, which messages call `file`.
 pub(super) fn parse(file: &str, text: &str) -> Result<Node, JobError> {
     let source = Source { file: file.into(), text };
     let table = DeTable::parse(text).map_err(|e| {
@@ -196,8 +208,7 @@ impl Node {
         }
     }
 
-    /// Puts `section.key=value` in the tree, making the tables on the way. The value has TOML's
-    /// syntax; a bare word is taken as text.
+    /// Puts `section.key=value` into the tree. The value has TOML's syntax; a bare word is text.
     pub(super) fn set(&mut self, setting: &str) -> Result<(), JobError> {
         let place = Place::Set(setting.trim().into());
         let form = "write --set section.key=value, such as --set train.steps=100";
@@ -227,7 +238,7 @@ impl Node {
 }
 
 fn override_item(text: &str, place: &Place) -> Result<Item, JobError> {
-    // Every piece of an override stands at the override itself.
+    // Each part of an override has the place of the override.
     fn convert(value: &DeValue<'_>, place: &Place) -> Result<Item, JobError> {
         let node = |value: &DeValue<'_>| {
             let item = convert(value, place)?;
@@ -255,27 +266,27 @@ fn override_item(text: &str, place: &Place) -> Result<Item, JobError> {
     }
 }
 
-/// One table of the file: reads its settings, then tells of those nobody asked for.
+/// Reads the settings of one table, and reports unknown ones.
 pub(super) struct Section<'a> {
-    /// Dotted, empty for the top of the file.
+    /// Dotted; empty for the top of the file.
     name: String,
-    /// Where it stands, or the file, for what is not written in it.
+    /// The place of settings that are not written.
     file: Place,
     items: Option<&'a BTreeMap<String, Node>>,
-    /// Where to look for what is not in `items`.
+    /// A second table, for keys that are not in `items`.
     behind: Option<&'a BTreeMap<String, Node>>,
     asked: RefCell<Vec<&'static str>>,
 }
 
 impl<'a> Section<'a> {
-    /// The top of the tree, whose settings are sections.
+    /// The top of the tree, which holds the sections.
     pub(super) fn top(root: &'a Node) -> Self {
         let (name, file) = (String::new(), root.place.clone());
         Self { name, file, items: root.table(), behind: None, asked: RefCell::default() }
     }
 
-    /// This section, with another file's top for the settings that are not written here. That
-    /// file may hold others besides.
+    /// This section, with the top of another file for keys that are not written here. The other file may have unknown
+    /// keys.
     pub(super) fn backed_by<'b>(&'b self, other: &'b Node) -> Section<'b> {
         Section {
             name: self.name.clone(),
@@ -308,7 +319,7 @@ impl<'a> Section<'a> {
         if self.name.is_empty() { key.to_owned() } else { format!("{}.{key}", self.name) }
     }
 
-    /// An error about a setting, at its value, or at the file where the setting has its default.
+    /// An error about a setting, at its value, or at the file if the setting is not written.
     pub(super) fn error(&self, key: &str, message: impl Into<String>, hint: impl Into<String>) -> JobError {
         let place = self.written(key).map_or(&self.file, |node| &node.place);
         JobError::new(place, message, hint)
@@ -320,7 +331,7 @@ impl<'a> Section<'a> {
         JobError::new(&node.place, message, format!("write {key} = {example}"))
     }
 
-    /// A table in this one.
+    /// A table in this section.
     pub(super) fn section(&self, key: &'static str) -> Result<Section<'a>, JobError> {
         let items = match self.node(key) {
             None => None,
@@ -338,7 +349,7 @@ impl<'a> Section<'a> {
         Ok(Section { name, file, items, behind: None, asked: RefCell::default() })
     }
 
-    /// The tables `[[key]]`, in the file's order.
+    /// The tables `[[key]]`, in order.
     pub(super) fn tables(&self, key: &'static str) -> Result<Vec<Section<'a>>, JobError> {
         let name = self.full_name(key);
         let wrong = |node: &Node| {
@@ -357,7 +368,7 @@ impl<'a> Section<'a> {
         nodes.iter().map(section).collect()
     }
 
-    /// An error about what is not written in this section.
+    /// An error about a missing setting.
     pub(super) fn missing(&self, message: &str, hint: &str) -> JobError {
         JobError::new(&self.file, message, hint)
     }
@@ -390,7 +401,7 @@ impl<'a> Section<'a> {
         section.items.into_iter().flatten().map(curve).collect()
     }
 
-    /// A whole number of at least `least`. One written as a float (`1e3`) is taken if it is whole.
+    /// A whole number of at least `least`. A float is accepted if it is whole (`1e3`).
     pub(super) fn count(&self, key: &'static str, least: u64) -> Result<Option<u64>, JobError> {
         let Some(node) = self.node(key) else { return Ok(None) };
         let value = match node.item {
@@ -411,7 +422,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// [`Self::count`] for what takes memory: at most [`MAX_SIZE`].
+    /// [`Self::count`] for sizes in memory: at most [`MAX_SIZE`].
     pub(super) fn size(&self, key: &'static str, least: u64) -> Result<Option<usize>, JobError> {
         let Some(n) = self.count(key, least)? else { return Ok(None) };
         match u32::try_from(n) {
@@ -423,7 +434,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A finite number that `valid` accepts; `rule` says which those are.
+    /// A finite number that `valid` accepts. `rule` describes the valid ones.
     pub(super) fn number(
         &self,
         key: &'static str,
@@ -493,7 +504,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A list of texts; one text alone is a list of one.
+    /// A list of texts. A single text is a list of one.
     pub(super) fn texts(&self, key: &'static str) -> Result<Option<Vec<&'a str>>, JobError> {
         let Some(node) = self.node(key) else { return Ok(None) };
         let wrong = |node| self.wrong_type(key, node, "a list of strings", "[\"a.txt\", \"b.txt\"]");
@@ -510,7 +521,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// Whether the setting is written, as this text.
+    /// Whether the setting is written with this text.
     pub(super) fn is(&self, key: &str, text: &str) -> bool {
         matches!(self.written(key).map(|n| &n.item), Some(Item::Text(s)) if s == text)
     }
@@ -531,14 +542,16 @@ impl<'a> Section<'a> {
         Err(self.error(key, message, suggest(written, &names, "it is one of")))
     }
 
-    /// Refuses what no call has asked for.
+    /// Refuses keys that nobody asked for.
     pub(super) fn finish(&self) -> Result<(), JobError> {
         let asked = self.asked.borrow();
         let unknown = self.items.into_iter().flatten().find(|(key, _)| !asked.contains(&key.as_str()));
         let Some((key, node)) = unknown else { return Ok(()) };
         let (message, hint) = if !self.name.is_empty() {
             let message = format!("unknown setting `{key}` in [{}]", self.name);
-            (message, suggest(key, &asked, &format!("[{}] takes", self.name)))
+            let elsewhere = OTHER_NAMES.iter().find(|(name, _)| *name == self.full_name(key));
+            let suggestion = || suggest(key, &asked, &format!("[{}] takes", self.name));
+            (message, elsewhere.map_or_else(suggestion, |(_, hint)| (*hint).to_owned()))
         } else if let Item::Table(_) = node.item {
             (format!("unknown section `{key}`"), suggest(key, &asked, "the sections are"))
         } else {
@@ -551,10 +564,9 @@ impl<'a> Section<'a> {
 
 /// `did you mean `x`? LEAD a, b, c`.
 pub(super) fn suggest(written: &str, valid: &[&str], lead: &str) -> String {
-    let nearest = valid.iter().max_by(|a, b| {
-        let near = |name: &str| strsim::jaro_winkler(&written.to_lowercase(), name);
-        near(a).total_cmp(&near(b))
-    });
+    let likeness = |name: &str| strsim::jaro_winkler(&written.to_lowercase(), &name.to_lowercase());
+    let nearest = valid.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    let nearest = nearest.filter(|name| likeness(name) >= MIN_LIKENESS);
     let question = nearest.map(|n| format!("did you mean `{n}`? ")).unwrap_or_default();
     format!("{question}{lead} {}", valid.join(", "))
 }

@@ -1,85 +1,26 @@
-//! The sections besides `[model]`.
+//! The sections besides `[model]` and `[data]`.
 
 use std::path::PathBuf;
 
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_plan::{Compression, Compressor, LearningRate, Schedule};
+use fusionllm_plan::{Compression, Compressor, LearningRate, Optimizer, Schedule, Scheduler};
 use serde::{Serialize, Serializer};
 
 use super::files::Files;
 use super::reader::{JobError, Section};
-use crate::data::Tokenizer;
+use crate::data::{Cifar10, Data, Tensors, Text, Tokenizer, Validation};
 
-/// `[data]`: what the model learns from.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(tag = "kind", rename_all = "lowercase")]
-pub enum Data {
-    /// Text, for language models.
-    Text(Text),
-    /// Images in CIFAR-10's binary format, for classifiers.
-    Cifar10(Cifar10),
-    /// Named tensors, for models from elsewhere.
-    Tensors(Tensors),
-}
-
-/// Samples as rows of named tensors.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Tensors {
-    /// Paths, directories and glob patterns in the job file, here the safetensors files they name. Every file has a tensor for each of the model's inputs,
-    /// under its name, with a row a sample.
-    pub files: Vec<PathBuf>,
-    /// What is held out. Default nothing.
-    pub validation: Validation,
-}
-
-/// Text to predict token by token.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Text {
-    /// Paths and glob patterns in the job file, here the files they name. Empty: the project's own documents and
-    /// sources, which the program carries.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub files: Vec<PathBuf>,
-    /// How text becomes numbers. Default `bytes`.
-    pub tokenizer: Tokenizer,
-    /// Tokens the model sees at once. Default 128.
-    pub context: usize,
-    /// What is held out. Default 0.1.
-    pub validation: Validation,
-}
-
-/// Text that is not trained on but measured.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-#[serde(untagged)]
-pub enum Validation {
-    /// The last part of each file: at least 0 and below 1.
-    Fraction(f64),
-    /// Files of their own.
-    Files(Vec<PathBuf>),
-}
-
-/// CIFAR-10's binary files.
-#[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Cifar10 {
-    /// Images to train on.
-    pub train: Vec<PathBuf>,
-    /// Images to measure. Default none.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    pub test: Vec<PathBuf>,
-    /// Whether training images are mirrored and shifted at random. Default true.
-    pub augment: bool,
-}
-
-/// A setting that may be left to the planner, by the word `auto`.
+/// A setting that the word `auto` gives to the planner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Choice<T> {
-    /// What it is; while it is open, what it is where nobody knows the machines.
+    /// The value; while open, the default if nothing is known of the machines.
     pub value: T,
-    /// Whether the planner may take another.
+    /// Whether the planner may choose another value.
     pub open: bool,
 }
 
 impl<T> Choice<T> {
-    /// No longer open.
+    /// A choice that is made.
     pub fn made(value: T) -> Self {
         Self { value, open: false }
     }
@@ -94,48 +35,49 @@ impl<T: Serialize> Serialize for Choice<T> {
     }
 }
 
-/// `[train]`: how long, in which portions and by which rule.
+/// `[train]`: steps, batches and the update rule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Train {
     /// Updates of the parameters. Default 1000.
     pub steps: u64,
-    /// Samples a step. Default 16.
+    /// Samples per step. Default 16.
     pub batch: usize,
-    /// Samples that pass through the peers together; they divide `batch`. By default the largest divisor up to
-    /// an eighth of the batch: batch norm's statistics and dropout depend on it, so it is left to the planner only where the job says so.
+    /// Samples that pass through the pipeline together. They divide `batch`. The default is the largest divisor up to
+    /// an eighth of `batch`. Batch norm and dropout depend on it, so the planner chooses only if the job says `auto`.
     pub micro_batch: Choice<usize>,
-    /// Decides initial parameters, the order of the data and dropout. Default 1.
+    /// Decides the first parameters, the order of the data and dropout. Default 1.
     pub seed: u64,
-    /// The order of forward and backward work, which changes no result. Default `auto`: the planner's choice, or `1f1b` where nobody knows the machines.
+    /// The order of forward and backward work, which changes no result. Default `auto`; without known machines that
+    /// is `1f1b`.
     pub schedule: Choice<Schedule>,
     /// How gradients change parameters.
-    pub optimizer: Optimizer,
+    pub optimizer: OptimizerConfig,
 }
 
 /// `[train.optimizer]`, with PyTorch's semantics.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Optimizer {
-    /// The update rule.
+pub struct OptimizerConfig {
+    /// The update rule with its own constants.
     #[serde(flatten)]
     pub rule: Rule,
     /// Highest learning rate. Default 3e-4 for AdamW, 0.1 for SGD.
     pub lr: f64,
     /// Decoupled for AdamW, part of the gradient for SGD. Default 0.1 and 5e-4.
     pub weight_decay: f64,
-    /// Largest global norm of the gradient; 0 for no limit. Default 1 for AdamW, 0 for SGD.
+    /// The largest global norm of the gradient; 0 for no limit. Default 1 for AdamW, 0 for SGD.
     pub clip: f64,
     /// Steps over which the learning rate rises from 0. Default 0.
     pub warmup: u64,
-    /// How it falls afterwards. Default `none`.
+    /// How the learning rate falls afterwards. Default `none`.
     pub decay: Decay,
-    /// The step at which it has fallen to `min_lr`. Default `train.steps`, as the job file and its overrides have it:
-    /// a run that is stopped earlier, or goes on for longer, keeps the rates of the planned one.
+    /// The step at which the learning rate reaches `min_lr`. The default is `train.steps` of the job file, so that a
+    /// run that stops earlier or continues longer keeps its rates.
     pub decay_steps: u64,
-    /// Lowest learning rate after the warm-up. Default a tenth of `lr`.
+    /// The lowest learning rate after the warm-up. Default a tenth of `lr`.
     pub min_lr: f64,
 }
 
-/// An update rule and its own constants.
+/// An update rule with its constants.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 #[serde(tag = "name", rename_all = "lowercase")]
 pub enum Rule {
@@ -150,7 +92,7 @@ pub enum Rule {
     Sgd {
         /// Decay of the running sum of gradients. Default 0.9.
         momentum: f64,
-        /// Whether the update looks one step ahead along that sum. Default false.
+        /// Whether the update uses Nesterov's momentum. Default false.
         nesterov: bool,
     },
 }
@@ -161,70 +103,41 @@ pub enum Rule {
 pub enum Decay {
     /// Half a period of a cosine.
     Cosine,
-    /// Not at all.
+    /// No decay.
     None,
 }
 
-/// `[plan]`: how the work is cut over the peers.
+/// `[plan]`: how the model is cut over the peers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Planning {
-    /// By default the best that what is known of the devices allows: `equal-compute` if that is nothing.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// What cuts the model. Default `op-fence` where the devices are known or measured, else `equal-compute`.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "scheduler_name")]
     pub scheduler: Option<Scheduler>,
-    /// A plan to carry out as it stands, unless the command line says another or how many peers there are.
+    /// A plan to carry out as it is. The command line may name another plan, or a number of peers.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub file: Option<PathBuf>,
 }
 
-/// Who decides which peer runs which operators.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Scheduler {
-    /// Groups devices by bandwidth, orders them, and cuts for throughput.
-    OpFence,
-    /// As many operators for each peer.
-    EqualNumber,
-    /// As much arithmetic for each peer.
-    EqualCompute,
-    /// The best of all cuts; for small cases.
-    Exact,
-}
-
-impl Scheduler {
-    /// All of them.
-    pub const ALL: [Self; 4] = [Self::OpFence, Self::EqualNumber, Self::EqualCompute, Self::Exact];
-
-    /// What users call it.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::OpFence => "op-fence",
-            Self::EqualNumber => "equal-number",
-            Self::EqualCompute => "equal-compute",
-            Self::Exact => "exact",
-        }
-    }
-}
-
-/// `[checkpoint]`: when a run is saved, besides its end.
+/// `[checkpoint]`: when a run is saved, besides at its end.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Checkpointing {
-    /// Steps from one to the next; 0 for the end alone. Default 200.
+    /// Steps between two checkpoints; 0 for the end alone. Default 200.
     pub every: u64,
-    /// How many are kept. Default 3.
+    /// Checkpoints that are kept. Default 3.
     pub keep: usize,
 }
 
-/// `[eval]`: when a run is measured on held-out data.
+/// `[eval]`: when the loss on held-out data is measured.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Eval {
-    /// Steps from one to the next; 0 for never. Default 100.
+    /// Steps between two evaluations; 0 for never. Default 100.
     pub every: u64,
-    /// How many batches of `train.batch` samples; 0 for all there are. Default 10.
+    /// Batches of `train.batch` samples per evaluation; 0 for all held-out samples. Default 10.
     pub batches: u64,
 }
 
 impl Data {
-    /// What decides about the network: nothing of the files.
+    /// The settings that decide about the network, without the files.
     pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Self, JobError> {
         match Kind::of(section, images)? {
             Kind::Cifar10 => {
@@ -239,7 +152,7 @@ impl Data {
         Ok(Self::Text(Text { files: Vec::new(), tokenizer, context, validation: Validation::Fraction(0.0) }))
     }
 
-    /// `images`: whether the model wants them, so that `kind` has a default.
+    /// Reads the section. `images` says whether the model takes images, which decides the default of `kind`.
     pub(super) fn read(section: &Section<'_>, files: &Files, images: bool) -> Result<Self, JobError> {
         let kind = Kind::of(section, images)?;
         if kind == Kind::Tensors {
@@ -293,7 +206,7 @@ enum Kind {
 }
 
 impl Kind {
-    /// `images`: whether the model wants them where nothing is said.
+    /// `images` says whether the model takes images, which decides the default.
     fn of(section: &Section<'_>, images: bool) -> Result<Self, JobError> {
         let kinds = [("text", Self::Text), ("cifar10", Self::Cifar10), ("tensors", Self::Tensors)];
         Ok(section.choice("kind", &kinds)?.unwrap_or(if images { Self::Cifar10 } else { Self::Text }))
@@ -317,6 +230,10 @@ fn context(section: &Section<'_>) -> Result<usize, JobError> {
     Ok(section.size("context", 1)?.unwrap_or(128))
 }
 
+fn or_auto(e: JobError) -> JobError {
+    JobError { hint: format!("{}, or micro_batch = \"auto\", with which the planner chooses", e.hint), ..e }
+}
+
 impl Train {
     pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
         let auto = [("auto", None)].into_iter();
@@ -327,7 +244,7 @@ impl Train {
         let default = (1..=(batch / 8).max(1)).rev().find(divisor).unwrap_or(1);
         let micro_batch = match section.is("micro_batch", "auto") {
             true => section.text("micro_batch")?.map(|_| Choice { value: default, open: true }),
-            false => section.size("micro_batch", 1)?.map(Choice::made),
+            false => section.size("micro_batch", 1).map_err(or_auto)?.map(Choice::made),
         };
         let seed = section.count("seed", 0)?.unwrap_or(1);
         let schedule = section.choice("schedule", &schedules)?.flatten();
@@ -337,7 +254,7 @@ impl Train {
             micro_batch: micro_batch.unwrap_or(Choice::made(default)),
             seed,
             schedule: Choice { value: schedule.unwrap_or_default(), open: schedule.is_none() },
-            optimizer: Optimizer::read(&section.section("optimizer")?, steps)?,
+            optimizer: OptimizerConfig::read(&section.section("optimizer")?, steps)?,
         };
         section.finish()?;
         let micro = train.micro_batch.value;
@@ -346,13 +263,14 @@ impl Train {
             return Err(section.error(
                 "micro_batch",
                 format!("`train.batch` = {batch} does not divide into micro-batches of {micro}"),
-                format!("write micro_batch = {nearest}, or another divisor of {batch}"),
+                format!("write micro_batch = {nearest}, another divisor of {batch}, or \"auto\""),
             ));
         }
         Ok(train)
     }
 
-    /// The sizes of micro-batches to choose from, the usual one first: those that make of a batch 1 to 128 micro-batches, each time about twice as many.
+    /// The micro-batch sizes to choose from, the default first. They cut the batch into 1 to 128 micro-batches, each
+    /// count at least twice the one before.
     pub(crate) fn sizes(&self) -> Vec<usize> {
         let Choice { value, open } = self.micro_batch;
         let mut counts: Vec<usize> = Vec::new();
@@ -365,7 +283,7 @@ impl Train {
         [value].into_iter().chain(others).collect()
     }
 
-    /// The schedules to choose from, the usual one first.
+    /// The schedules to choose from, the default first.
     pub(crate) fn schedules(&self) -> Vec<Schedule> {
         let Choice { value, open } = self.schedule;
         let others = Schedule::ALL.into_iter().filter(|s| open && *s != value);
@@ -373,21 +291,19 @@ impl Train {
     }
 }
 
-impl Optimizer {
-    /// The rule as Programs carry it.
-    pub fn update_rule(&self) -> fusionllm_plan::Optimizer {
+impl OptimizerConfig {
+    /// The rule as Programs hold it.
+    pub fn update_rule(&self) -> Optimizer {
         let weight_decay = self.weight_decay;
         match self.rule {
             Rule::Adamw { betas: [beta1, beta2], eps } => {
-                fusionllm_plan::Optimizer::Adamw(AdamwStep { beta1, beta2, eps, weight_decay })
+                Optimizer::Adamw(AdamwStep { beta1, beta2, eps, weight_decay })
             }
-            Rule::Sgd { momentum, nesterov } => {
-                fusionllm_plan::Optimizer::Sgd(SgdStep { momentum, weight_decay, nesterov })
-            }
+            Rule::Sgd { momentum, nesterov } => Optimizer::Sgd(SgdStep { momentum, weight_decay, nesterov }),
         }
     }
 
-    /// The learning rate of every update.
+    /// The learning rate of each update.
     pub fn learning_rate(&self) -> LearningRate {
         let cosine_until = (self.decay == Decay::Cosine).then_some(self.decay_steps);
         LearningRate { base: self.lr, warmup: self.warmup, cosine_until, min: self.min_lr }
@@ -434,6 +350,10 @@ impl Optimizer {
     }
 }
 
+fn scheduler_name<S: Serializer>(scheduler: &Option<Scheduler>, serializer: S) -> Result<S::Ok, S::Error> {
+    scheduler.map(Scheduler::name).serialize(serializer)
+}
+
 impl Planning {
     pub(super) fn read(section: &Section<'_>, files: &Files) -> Result<Self, JobError> {
         let scheduler = section.choice("scheduler", &Scheduler::ALL.map(|s| (s.name(), s)))?;
@@ -443,9 +363,7 @@ impl Planning {
     }
 }
 
-/// `[compression]`: what is done to activations and their gradients on the way from peer to peer. By default nothing; `ratio`, bytes before over bytes after, is for `adatopk` (on the
-/// slowest link), `topk` and (at most) `auto`, by default 30. `guard`: whether a codec that does harm gives way to a milder one, by default with `auto` alone. `error_feedback`, `stochastic_rounding` and, for
-/// `adatopk` and `topk` without error feedback, `shared_masks`, by default off. `spectral_watch`: steps from one look at the spectra to the next, by default 0, never.
+/// Reads `[compression]`, the codecs of activations and their gradients. `docs/job.md` describes the keys.
 pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError> {
     let name = section.choice("name", &Compressor::ALL.map(|c| (c.name(), c)))?.unwrap_or_default();
     let compression = Compression {

@@ -369,6 +369,7 @@ mod tests {
     use insta::assert_snapshot;
 
     use super::*;
+    use crate::printed;
 
     const HOME_AND_LAB: &str = r#"
 [[device]]
@@ -417,7 +418,7 @@ at = "lab"
 
     fn error(from: &str, to: &str) -> String {
         assert!(HOME_AND_LAB.contains(from), "{from}");
-        testbed(&HOME_AND_LAB.replacen(from, to, 1)).unwrap_err().to_string()
+        printed(testbed(&HOME_AND_LAB.replacen(from, to, 1)).unwrap_err())
     }
 
     #[test]
@@ -440,51 +441,51 @@ at = "lab"
     fn mistakes_are_shown_where_they_stand() {
         assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"RTX 308\""), @r#"
         t.toml:6:7: no GPU "RTX 308" is in the table
-          hint: did you mean `RTX 3080`? or give tflops, memory_bandwidth and memory; the table has GTX 1080 Ti, P100, V100, T4, RTX 2070, RTX 2080, RTX 2080 Ti, RTX 3060, RTX 3070, RTX 3080, RTX 3090, A10, A40, RTX A6000, A100 40GB, A100 80GB, RTX 4060, RTX 4070, RTX 4080, RTX 4090, L4, L40S, RTX 5090, H100 PCIe, H100 SXM, H200, RX 7900 XTX, MI250X die, MI300X
+        hint: did you mean `RTX 3080`? or give tflops, memory_bandwidth and memory; the table has GTX 1080 Ti, P100, V100, T4, RTX 2070, RTX 2080, RTX 2080 Ti, RTX 3060, RTX 3070, RTX 3080, RTX 3090, A10, A40, RTX A6000, A100 40GB, A100 80GB, RTX 4060, RTX 4070, RTX 4080, RTX 4090, L4, L40S, RTX 5090, H100 PCIe, H100 SXM, H200, RX 7900 XTX, MI250X die, MI300X
         "#);
         assert_snapshot!(error("rate = \"1 Gbps\"", "rate = \"1 Gpbs\""), @r#"
         t.toml:20:8: there is no unit "Gpbs" of a rate
-          hint: write rate = "8 Mbps"; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
+        hint: write rate = "8 Mbps"; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
         "#);
         assert_snapshot!(error("rate = \"8 Mbps\"", "rate = \"0 Mbps\""), @r#"
         t.toml:22:19: `site.uplink.rate` is 0 Mbps
-          hint: it must be above zero
+        hint: it must be above zero
         "#);
         assert_snapshot!(error("rate = \"100 Mbps\"", "rate = 100"), @r#"
         t.toml:30:8: `link.rate` needs a unit
-          hint: write rate = "8 Mbps"; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
+        hint: write rate = "8 Mbps"; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
         "#);
         assert_snapshot!(error("[\"home\", \"lab\"]", "[\"hone\", \"lab\"]"), @r#"
         t.toml:29:11: there is no device or site `hone`
-          hint: did you mean `home`? there are home, home-0, home-1, lab, lab-0
+        hint: did you mean `home`? there are home, home-0, home-1, lab, lab-0
         "#);
         assert_snapshot!(error("[\"home\", \"lab\"]", "[\"home\", \"home\"]"), @r#"
         t.toml:29:11: both ends of a link are the same
-          hint: name two different ends; what joins the devices of one site is the site's rate and latency
+        hint: name two different ends; what joins the devices of one site is the site's rate and latency
         "#);
         assert_snapshot!(error("tflops = 10\n", ""), @r#"
         t.toml:9:1: nothing says how fast device `lab-0` is
-          hint: write gpu = "RTX 3080", or tflops, memory_bandwidth and memory, or profile = "DEVICE.toml"
+        hint: write gpu = "RTX 3080", or tflops, memory_bandwidth and memory, or profile = "DEVICE.toml"
         "#);
         assert_snapshot!(error("slowdown = 2", "slowdown = 0.5"), @r#"
         t.toml:7:12: `device.slowdown` is 0.5
-          hint: it must be at least 1
+        hint: it must be at least 1
         "#);
         assert_snapshot!(error("count = 2", "coutn = 2"), @r#"
         t.toml:4:1: unknown setting `coutn` in [device]
-          hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, slowdown
+        hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, slowdown
         "#);
         assert_snapshot!(error("from = \"lab\"\n", ""), @r#"
         t.toml:33:1: a link needs its two ends
-          hint: write between = ["a", "b"] for both directions, or from = "a" and to = "b" for one
+        hint: write between = ["a", "b"] for both directions, or from = "a" and to = "b" for one
         "#);
         assert_snapshot!(error("[[device]]", "[device]"), @r#"
         t.toml:9:3: duplicate key
-          hint: the file is TOML: sections as [train], settings as name = value, text in quotes
+        hint: the file is TOML: sections as [train], settings as name = value, text in quotes
         "#);
-        assert_snapshot!(testbed("").unwrap_err(), @r#"
+        assert_snapshot!(printed(testbed("").unwrap_err()), @r#"
         t.toml: there are no devices
-          hint: describe each machine in a table [[device]] with a name and a gpu
+        hint: describe each machine in a table [[device]] with a name and a gpu
         "#);
     }
 
@@ -492,7 +493,7 @@ at = "lab"
     fn a_device_out_of_reach_is_named() {
         assert_snapshot!(error("between = [\"home\", \"lab\"]", "from = \"home\"\nto = \"lab\""), @r#"
         t.toml:3:8: no link leads from broker to home-0
-          hint: join their sites or the devices themselves by a [[link]], give both sites an uplink, or say where the broker stands: [broker] at = "NAME"
+        hint: join their sites or the devices themselves by a [[link]], give both sites an uplink, or say where the broker stands: [broker] at = "NAME"
         "#);
     }
 

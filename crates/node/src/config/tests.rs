@@ -5,13 +5,14 @@ use fusionllm_plan::Compressor;
 use insta::assert_snapshot;
 
 use super::*;
+use crate::printed;
 
 fn job(text: &str) -> Result<Job, JobError> {
     Job::parse("job.toml", text, Path::new("/nowhere"), &[])
 }
 
 fn error(text: &str) -> String {
-    job(text).unwrap_err().to_string()
+    printed(job(text).unwrap_err())
 }
 
 fn with(overrides: &[&str]) -> Result<Job, JobError> {
@@ -179,28 +180,28 @@ fn a_published_configuration_is_read() {
 
     let error = |json: &str| {
         fs::write(&config, json).unwrap();
-        let message = load().unwrap_err().to_string();
+        let message = printed(load().unwrap_err());
         message.replace(&dir.path().display().to_string(), "DIR")
     };
     assert_snapshot!(error("{\"n_layer\": 2,\n \"n_embd\": }"), @r"
     DIR/config.json:2:12: expected value at line 2 column 12
-      hint: give a config.json as Hugging Face publishes them
+    hint: give a config.json as Hugging Face publishes them
     ");
     assert_snapshot!(error("{\"n_embd\": \"wide\"}"), @r#"
     DIR/config.json: `model.n_embd` takes a whole number, not the text "wide"
-      hint: write n_embd = 1
+    hint: write n_embd = 1
     "#);
     assert_snapshot!(error("{\"model_type\": \"llama\"}"), @r#"
     DIR/config.json: `model_type` is not "gpt2"
-      hint: use the configuration of a plain GPT-2
+    hint: use the configuration of a plain GPT-2
     "#);
     assert_snapshot!(error("{\"n_inner\": 0}"), @r"
     DIR/config.json: `model.n_inner` is 0
-      hint: it must be at least 1
+    hint: it must be at least 1
     ");
     assert_snapshot!(error("{\"scale_attn_by_inverse_layer_idx\": true}"), @r"
     DIR/config.json: `scale_attn_by_inverse_layer_idx` = true is not supported
-      hint: use the configuration of a plain GPT-2
+    hint: use the configuration of a plain GPT-2
     ");
 }
 
@@ -221,7 +222,7 @@ fn auto_is_on_its_guard_and_who_names_a_codec_is_not() {
     let all = compression("error_feedback = true, stochastic_rounding = true, spectral_watch = 50");
     assert_eq!((all.error_feedback, all.stochastic_rounding, all.spectral_watch), (true, true, 50));
     assert!(compression("name = \"topk\", shared_masks = true").shared_masks);
-    let refused = |settings: &str| job(&format!("compression = {{ {settings} }}")).unwrap_err().to_string();
+    let refused = |settings: &str| printed(job(&format!("compression = {{ {settings} }}")).unwrap_err());
     let both = refused("name = \"adatopk\", shared_masks = true, error_feedback = true");
     assert!(both.contains("set one of shared_masks and error_feedback"), "{both}");
     let dense = refused("name = \"int8\", shared_masks = true");
@@ -288,70 +289,70 @@ fn stopping_early_does_not_change_the_rates() {
 
 #[test]
 fn errors_in_overrides() {
-    let error = |setting: &str| with(&[setting]).unwrap_err().to_string();
+    let error = |setting: &str| printed(with(&[setting]).unwrap_err());
     assert_snapshot!(error("train.bath=4"), @r"
     --set train.bath=4: unknown setting `bath` in [train]
-      hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
     ");
     assert_snapshot!(error("trian.batch=4"), @r"
     --set trian.batch=4: unknown section `trian`
-      hint: did you mean `train`? the sections are model, data, train, plan, compression, checkpoint, eval
+    hint: did you mean `train`? the sections are model, data, train, plan, compression, checkpoint, eval
     ");
     assert_snapshot!(error("train.batch"), @r"
     --set train.batch: an override needs a value
-      hint: write --set section.key=value, such as --set train.steps=100
+    hint: write --set section.key=value, such as --set train.steps=100
     ");
     assert_snapshot!(error("train..batch=4"), @r"
     --set train..batch=4: an override needs the name of a setting
-      hint: write --set section.key=value, such as --set train.steps=100
+    hint: write --set section.key=value, such as --set train.steps=100
     ");
     assert_snapshot!(error("train.batch=many"), @r#"
     --set train.batch=many: `train.batch` takes a whole number, not the text "many"
-      hint: write batch = 1
+    hint: write batch = 1
     "#);
     assert_snapshot!(error("train.batch.size=4"), @r"
     --set train.batch.size=4: `train.batch` takes a whole number, not a table
-      hint: write batch = 1
+    hint: write batch = 1
     ");
     assert_snapshot!(error("train=4"), @r"
     --set train=4: `train` is a section, not 4
-      hint: write [train] on a line, and its settings below
+    hint: write [train] on a line, and its settings below
     ");
     assert_snapshot!(error("train.optimizer.betas=[0.9, 0.95"), @r#"
     --set train.optimizer.betas=[0.9, 0.95: unclosed array, expected `]`
-      hint: the value has TOML's syntax: 3, 1e-4, true, word, "text", ["a", "b"]
+    hint: the value has TOML's syntax: 3, 1e-4, true, word, "text", ["a", "b"]
     "#);
     assert_snapshot!(error("train.optimizer.betas=[0.9, 1.5]"), @r"
     --set train.optimizer.betas=[0.9, 1.5]: `train.optimizer.betas` is out of range
-      hint: both must be at least 0 and below 1
+    hint: both must be at least 0 and below 1
     ");
     assert_snapshot!(error("train.batch=9223372036854775808"), @r"
     --set train.batch=9223372036854775808: 9223372036854775808 is out of range
-      hint: use a number below 2^63
+    hint: use a number below 2^63
     ");
-    assert_snapshot!(error("train.micro_batch=3"), @r"
+    assert_snapshot!(error("train.micro_batch=3"), @r#"
     --set train.micro_batch=3: `train.batch` = 8 does not divide into micro-batches of 3
-      hint: write micro_batch = 2, or another divisor of 8
-    ");
+    hint: write micro_batch = 2, another divisor of 8, or "auto"
+    "#);
 }
 
 #[test]
 fn errors_of_form() {
     assert_snapshot!(error("[train]\nsteps = 10\nbatch ="), @r"
     job.toml:3:8: string values must be quoted, expected literal string
-      hint: the file is TOML: sections as [train], settings as name = value, text in quotes
+    hint: the file is TOML: sections as [train], settings as name = value, text in quotes
     ");
     assert_snapshot!(error("[train]\nsteps = 10\nsteps = 11"), @r"
     job.toml:3:1: duplicate key
-      hint: the file is TOML: sections as [train], settings as name = value, text in quotes
+    hint: the file is TOML: sections as [train], settings as name = value, text in quotes
     ");
     assert_snapshot!(error("[train\nsteps = 10"), @r"
     job.toml:1:7: unclosed table, expected `]`
-      hint: the file is TOML: sections as [train], settings as name = value, text in quotes
+    hint: the file is TOML: sections as [train], settings as name = value, text in quotes
     ");
     assert_snapshot!(error("[data]\n# Größe\nkind = 'text\n"), @r"
     job.toml:3:13: invalid literal string, expected `'`
-      hint: the file is TOML: sections as [train], settings as name = value, text in quotes
+    hint: the file is TOML: sections as [train], settings as name = value, text in quotes
     ");
 }
 
@@ -359,155 +360,164 @@ fn errors_of_form() {
 fn errors_in_names() {
     assert_snapshot!(error("[train]\nsteps = 10\nbtach = 4"), @r"
     job.toml:3:1: unknown setting `btach` in [train]
-      hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
     ");
     assert_snapshot!(error("[trian]\nsteps = 10"), @r"
     job.toml:1:2: unknown section `trian`
-      hint: did you mean `train`? the sections are model, data, train, plan, compression, checkpoint, eval
+    hint: did you mean `train`? the sections are model, data, train, plan, compression, checkpoint, eval
     ");
     assert_snapshot!(error("steps = 10"), @r"
     job.toml:1:1: the setting `steps` stands outside the sections
-      hint: put it below its section's header; the sections are model, data, train, plan, compression, checkpoint, eval
+    hint: put it below its section's header; the sections are model, data, train, plan, compression, checkpoint, eval
     ");
     assert_snapshot!(error("[train.optimizer]\nlearning_rate = 1"), @r"
     job.toml:2:1: unknown setting `learning_rate` in [train.optimizer]
-      hint: did you mean `lr`? [train.optimizer] takes name, betas, eps, lr, weight_decay, clip, warmup, decay, decay_steps, min_lr
+    hint: did you mean `lr`? [train.optimizer] takes name, betas, eps, lr, weight_decay, clip, warmup, decay, decay_steps, min_lr
     ");
     assert_snapshot!(error("[train]\noptimizer = { name = \"sgd\", betas = [0.9, 0.99] }"), @r"
     job.toml:2:29: unknown setting `betas` in [train.optimizer]
-      hint: did you mean `decay_steps`? [train.optimizer] takes name, momentum, nesterov, lr, weight_decay, clip, warmup, decay, decay_steps, min_lr
+    hint: [train.optimizer] takes name, momentum, nesterov, lr, weight_decay, clip, warmup, decay, decay_steps, min_lr
     ");
     assert_snapshot!(error("[model]\nfamily = \"gtp2\""), @r#"
     job.toml:2:10: `model.family` cannot be "gtp2"
-      hint: did you mean `gpt2`? it is one of gpt2, resnet, imported
+    hint: did you mean `gpt2`? it is one of gpt2, resnet, imported
     "#);
     assert_snapshot!(error("[model]\nn_layers = 2"), @r"
     job.toml:2:1: unknown setting `n_layers` in [model]
-      hint: did you mean `n_layer`? [model] takes family, weights, config, n_embd, n_layer, n_head, n_inner, vocab_size, n_positions, resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, activation_function, tie_word_embeddings, initializer_range, _attn_implementation
+    hint: did you mean `n_layer`? [model] takes family, weights, config, n_embd, n_layer, n_head, n_inner, vocab_size, n_positions, resid_pdrop, embd_pdrop, attn_pdrop, layer_norm_epsilon, activation_function, tie_word_embeddings, initializer_range, _attn_implementation
     ");
     assert_snapshot!(error("[data]\ntokenizer = \"bpe\""), @r#"
     job.toml:2:13: `data.tokenizer` cannot be "bpe"
-      hint: did you mean `bytes`? it is one of bytes, gpt2
+    hint: did you mean `bytes`? it is one of bytes, gpt2
     "#);
     assert_snapshot!(error("[plan]\nscheduler = \"opfence\""), @r#"
     job.toml:2:13: `plan.scheduler` cannot be "opfence"
-      hint: did you mean `op-fence`? it is one of op-fence, equal-number, equal-compute, exact
+    hint: did you mean `op-fence`? it is one of equal-number, equal-compute, op-fence, exact
     "#);
     assert_snapshot!(error("[compression]\nname = \"top-k\""), @r#"
     job.toml:2:8: `compression.name` cannot be "top-k"
-      hint: did you mean `topk`? it is one of none, adatopk, topk, bf16, int8, int4, int4-hadamard, nvfp4, auto
+    hint: did you mean `topk`? it is one of none, adatopk, topk, bf16, int8, int4, int4-hadamard, nvfp4, auto
     "#);
+}
+
+/// Users of PyTorch's trainers write these names.
+#[test]
+fn names_of_other_trainers_are_translated() {
+    let hint = |text: &str| job(text).unwrap_err().hint;
+    assert_snapshot!(hint("[train]\ngradient_accumulation = 4"), @"gradients accumulate over batch / micro_batch micro-batches: set train.batch and train.micro_batch");
+    assert_snapshot!(hint("[train]\ndtype = \"bf16\""), @"leave it out: parameters and activations are float32; [compression] makes messages smaller");
+    assert_snapshot!(hint("[train]\nmicro_batch = \"four\""), @r#"write micro_batch = 1, or micro_batch = "auto", with which the planner chooses"#);
 }
 
 #[test]
 fn errors_in_types() {
     assert_snapshot!(error("[train]\nsteps = \"10\""), @r#"
     job.toml:2:9: `train.steps` takes a whole number, not the text "10"
-      hint: write steps = 1
+    hint: write steps = 1
     "#);
     assert_snapshot!(error("[train]\nsteps = 10.5"), @r"
     job.toml:2:9: `train.steps` takes a whole number, not 10.5
-      hint: write steps = 1
+    hint: write steps = 1
     ");
     assert_snapshot!(error("[train]\nsteps = -1"), @r"
     job.toml:2:9: `train.steps` is -1
-      hint: it must be at least 1
+    hint: it must be at least 1
     ");
     assert_snapshot!(error("train = 3"), @r"
     job.toml:1:9: `train` is a section, not 3
-      hint: write [train] on a line, and its settings below
+    hint: write [train] on a line, and its settings below
     ");
     assert_snapshot!(error("[[train]]\nsteps = 1"), @r"
     job.toml:1:1: `train` is a section, not a list
-      hint: write [train] on a line, and its settings below
+    hint: write [train] on a line, and its settings below
     ");
     assert_snapshot!(error("[train.optimizer]\nlr = true"), @r"
     job.toml:2:6: `train.optimizer.lr` takes a number, not true
-      hint: write lr = 0.1
+    hint: write lr = 0.1
     ");
     assert_snapshot!(error("[train.optimizer]\nlr = nan"), @r"
     job.toml:2:6: `train.optimizer.lr` is NaN
-      hint: it must be above 0
+    hint: it must be above 0
     ");
     assert_snapshot!(error("[train.optimizer]\nlr = 0"), @r"
     job.toml:2:6: `train.optimizer.lr` is 0
-      hint: it must be above 0
+    hint: it must be above 0
     ");
     assert_snapshot!(error("[train.optimizer]\nbetas = 0.9"), @r"
     job.toml:2:9: `train.optimizer.betas` takes two numbers, not 0.9
-      hint: write betas = [0.9, 0.95]
+    hint: write betas = [0.9, 0.95]
     ");
     assert_snapshot!(error("[train.optimizer]\nbetas = [0.9]"), @r"
     job.toml:2:9: `train.optimizer.betas` takes two numbers
-      hint: write betas = [0.9, 0.95]
+    hint: write betas = [0.9, 0.95]
     ");
     assert_snapshot!(error("[model]\ntie_word_embeddings = \"yes\""), @r#"
     job.toml:2:23: `model.tie_word_embeddings` takes true or false, not the text "yes"
-      hint: write tie_word_embeddings = true
+    hint: write tie_word_embeddings = true
     "#);
     assert_snapshot!(error("[data]\nfiles = [\"a\", 3]"), @r#"
     job.toml:2:15: `data.files` takes a list of strings, not 3
-      hint: write files = ["a.txt", "b.txt"]
+    hint: write files = ["a.txt", "b.txt"]
     "#);
     assert_snapshot!(error("[data]\nfiles = 1979-05-27"), @r#"
     job.toml:2:9: `data.files` takes a list of strings, not a date
-      hint: write files = ["a.txt", "b.txt"]
+    hint: write files = ["a.txt", "b.txt"]
     "#);
 }
 
 #[test]
 fn errors_in_meaning() {
-    assert_snapshot!(error("[train]\nbatch = 10\nmicro_batch = 4"), @r"
+    assert_snapshot!(error("[train]\nbatch = 10\nmicro_batch = 4"), @r#"
     job.toml:3:15: `train.batch` = 10 does not divide into micro-batches of 4
-      hint: write micro_batch = 2, or another divisor of 10
-    ");
-    assert_snapshot!(error("[train]\nbatch = 2\nmicro_batch = 4"), @r"
+    hint: write micro_batch = 2, another divisor of 10, or "auto"
+    "#);
+    assert_snapshot!(error("[train]\nbatch = 2\nmicro_batch = 4"), @r#"
     job.toml:3:15: `train.batch` = 2 does not divide into micro-batches of 4
-      hint: write micro_batch = 2, or another divisor of 2
-    ");
+    hint: write micro_batch = 2, another divisor of 2, or "auto"
+    "#);
     assert_snapshot!(error("[train.optimizer]\nlr = 1e-4\nmin_lr = 1e-3"), @r"
     job.toml:3:10: `train.optimizer.min_lr` = 0.001 is above `lr` = 0.0001
-      hint: lower min_lr, or leave it out
+    hint: lower min_lr, or leave it out
     ");
     assert_snapshot!(error("[model]\nn_embd = 100\nn_head = 3"), @r"
     job.toml:3:10: `model.n_head` = 3 does not divide `model.n_embd` = 100
-      hint: write n_head = 1, or another divisor of 100
+    hint: write n_head = 1, or another divisor of 100
     ");
     assert_snapshot!(error("[model]\nattn_pdrop = 1"), @r"
     job.toml:2:14: `model.attn_pdrop` is 1
-      hint: it must be a probability: at least 0 and below 1
+    hint: it must be a probability: at least 0 and below 1
     ");
     assert_snapshot!(error("[model]\nn_embd = 1e15"), @r"
     job.toml:2:10: `model.n_embd` is 1000000000000000
-      hint: it must be at most 2147483647
+    hint: it must be at most 2147483647
     ");
     assert_snapshot!(error("[model]\nvocab_size = 255"), @r#"
     job.toml:2:14: `model.vocab_size` is 255, but the tokenizer "bytes" has 256 tokens
-      hint: write vocab_size = 256, or leave it out
+    hint: write vocab_size = 256, or leave it out
     "#);
     assert_snapshot!(error("[model]\nn_positions = 64"), @r"
     job.toml: `data.context` is 128, but the model has 64 positions
-      hint: lower data.context, or raise model.n_positions
+    hint: lower data.context, or raise model.n_positions
     ");
     assert_snapshot!(error("[model]\nfamily = \"resnet\"\ndepth = 20\n[data]\nkind = \"text\""), @r"
     job.toml:3:9: there is no ResNet-20
-      hint: depth is one of 18, 34, 50, 101, 152
+    hint: depth is one of 18, 34, 50, 101, 152
     ");
     assert_snapshot!(error("[model]\nfamily = \"resnet\"\n[data]\nkind = \"text\""), @r#"
     job.toml:4:8: a resnet learns from images, not from text
-      hint: write kind = "cifar10" in [data], or family = "gpt2" in [model]
+    hint: write kind = "cifar10" in [data], or family = "gpt2" in [model]
     "#);
     assert_snapshot!(error("[model]\nfamily = \"resnet\""), @r#"
     job.toml: [data] names no training images
-      hint: write train = ["data_batch_*.bin"], the files of CIFAR-10's binary version
+    hint: write train = ["data_batch_*.bin"], the files of CIFAR-10's binary version
     "#);
     assert_snapshot!(error("[compression]\nratio = 0.5"), @r"
     job.toml:2:9: `compression.ratio` is 0.5
-      hint: it must be at least 1
+    hint: it must be at least 1
     ");
     assert_snapshot!(error("[checkpoint]\nkeep = 0"), @r"
     job.toml:2:8: `checkpoint.keep` is 0
-      hint: it must be at least 1
+    hint: it must be at least 1
     ");
 }
 
@@ -515,41 +525,41 @@ fn errors_in_meaning() {
 fn errors_about_files() {
     let dir = directory();
     let error = |text: &str| {
-        let message = Job::parse("job.toml", text, dir.path(), &[]).unwrap_err().to_string();
+        let message = printed(Job::parse("job.toml", text, dir.path(), &[]).unwrap_err());
         message.replace(&dir.path().display().to_string(), "DIR")
     };
     assert_snapshot!(error("[data]\nfiles = [\"corpus/*.text\"]"), @r#"
     job.toml:2:9: no file matches "corpus/*.text" in DIR
-      hint: paths start at the job file's directory
+    hint: paths start at the job file's directory
     "#);
     assert_snapshot!(error("[data]\nfiles = [\"corpus\"]"), @r#"
     job.toml:2:9: "corpus" is a directory
-      hint: name the files in it: "corpus/*"
+    hint: name the files in it: "corpus/*"
     "#);
     assert_snapshot!(error("[data]\nfiles = [\"corpus/***\"]"), @r#"
     job.toml:2:9: "corpus/***" is not a valid pattern: wildcards are either regular `*` or recursive `**`
-      hint: * stands for any part of a name, ** for any directories, [ab] for one of the letters
+    hint: * stands for any part of a name, ** for any directories, [ab] for one of the letters
     "#);
     assert_snapshot!(error("[data]\nvalidation = \"held-out.txt\""), @r#"
     job.toml:2:14: no file matches "held-out.txt" in DIR
-      hint: paths start at the job file's directory
+    hint: paths start at the job file's directory
     "#);
     assert_snapshot!(error("[model]\nweights = \"model.safetensors\""), @r#"
     job.toml:2:11: no file matches "model.safetensors" in DIR
-      hint: paths start at the job file's directory
+    hint: paths start at the job file's directory
     "#);
     assert_snapshot!(error("model = { family = \"gpt2\" }\ndata = { kind = \"cifar10\", train = \"train.bin\" }"), @r#"
     job.toml:2:17: a gpt2 learns from text, not from images
-      hint: write kind = "text" in [data], or family = "resnet" in [model]
+    hint: write kind = "text" in [data], or family = "resnet" in [model]
     "#);
     assert_snapshot!(error("model = { family = \"resnet\", num_classes = 9 }\ndata = { train = \"train.bin\" }"), @r"
     job.toml:1:44: `model.num_classes` is 9, but CIFAR-10 has 10
-      hint: write num_classes = 10, or leave it out
+    hint: write num_classes = 10, or leave it out
     ");
-    let missing = Job::load(Path::new("no/such/job.toml"), &[]).unwrap_err().to_string();
+    let missing = printed(Job::load(Path::new("no/such/job.toml"), &[]).unwrap_err());
     assert_snapshot!(missing, @r"
     no/such/job.toml: the job file cannot be read: No such file or directory (os error 2)
-      hint: give the path of a job file, or none at all for the quick start
+    hint: give the path of a job file, or none at all for the quick start
     ");
 }
 

@@ -1,7 +1,7 @@
-//! CIFAR-10's binary files as images and labels.
+//! Reads CIFAR-10's binary files.
 //!
-//! Such a file is a row of records of 3,073 bytes: the label, then 1,024 bytes of red, of green and
-//! of blue, each row by row (<https://www.cs.toronto.edu/~kriz/cifar.html>).
+//! Each record has 3,073 bytes: the label, then 1,024 bytes of red, of green and of blue, row by row
+//! (<https://www.cs.toronto.edu/~kriz/cifar.html>).
 
 use std::fmt;
 use std::path::PathBuf;
@@ -9,8 +9,7 @@ use std::path::PathBuf;
 use fusionllm_graph::{CounterRng, HostTensor};
 
 use super::order::Order;
-use super::{Batch, DataError, IGNORED};
-use crate::config::Cifar10;
+use super::{Batch, Cifar10, DataError, IGNORED};
 
 /// CIFAR-10's classes.
 pub const CLASSES: usize = 10;
@@ -24,10 +23,10 @@ const RECORD: usize = 1 + 3 * PLANE;
 const MEAN: [f32; 3] = [0.4914, 0.4822, 0.4465];
 const STD: [f32; 3] = [0.2470, 0.2435, 0.2616];
 
-/// By how many pixels an augmented image moves at most, up or down and left or right.
+/// The most pixels that an augmented image moves, in each direction.
 const SHIFT: usize = 4;
 
-/// Images to train on and images held out, as stored.
+/// Training images and held-out images, as stored.
 pub(super) struct Images {
     train: Vec<u8>,
     test: Vec<u8>,
@@ -36,11 +35,11 @@ pub(super) struct Images {
     digest: String,
 }
 
-/// How an image is changed before it is seen.
+/// How an image is augmented.
 #[derive(Clone, Copy)]
 struct View {
     mirrored: bool,
-    /// Where the window's corner lies in the image with [`SHIFT`] black pixels around it.
+    /// The corner of the window in the image with [`SHIFT`] black pixels around it.
     top: usize,
     left: usize,
 }
@@ -107,7 +106,7 @@ impl View {
         Self { mirrored: bits[0] & 1 == 1, top: up_to(bits[1], 2 * SHIFT), left: up_to(bits[2], 2 * SHIFT) }
     }
 
-    /// The stored pixel that pixel (`y`, `x`) of the view shows; `None` is black.
+    /// The stored pixel at (`y`, `x`) of the view; `None` for black.
     fn source(self, y: usize, x: usize) -> Option<usize> {
         let x = if self.mirrored { SIDE - 1 - x } else { x };
         let inside = |at: usize| at.checked_sub(SHIFT).filter(|&at| at < SIDE);
@@ -146,9 +145,9 @@ fn load(paths: &[PathBuf], hasher: &mut blake3::Hasher) -> Result<Vec<u8>, DataE
     Ok(records)
 }
 
-/// A batch in the making.
+/// A batch under construction.
 struct Rows {
-    /// The normalised value of every byte, for each colour.
+    /// The normalised value of each byte, for each colour.
     values: [[f32; 256]; 3],
     pixels: Vec<f32>,
     labels: Vec<i64>,

@@ -1,10 +1,10 @@
-//! Training and held-out data, as batches that any position of a run can be asked for.
+//! Training and held-out data, in batches.
 //!
-//! Which samples a step trains on, how they are shuffled and augmented, is a function of the seed
-//! and of how many samples came before. So the whole state of the sampler is one number, and a
-//! resumed run draws the batches that the interrupted one would have drawn.
+//! A step's samples, their order and their augmentation depend only on the seed and on the number of samples drawn
+//! before. So a resumed run draws the batches that the interrupted run would have drawn.
 
 mod images;
+mod options;
 mod order;
 mod sample;
 mod tensors;
@@ -18,9 +18,8 @@ use std::path::{Path, PathBuf};
 use fusionllm_graph::{DType, GraphError, HostTensor, TensorType};
 
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
+pub use options::{Cifar10, Data, Tensors, Text, Validation};
 pub use tokenizer::Tokenizer;
-
-use crate::config::Data;
 
 /// A label that counts neither in the loss nor in the accuracy.
 pub const IGNORED: i64 = -100;
@@ -36,23 +35,23 @@ enum Source {
     Tensors(tensors::Tensors),
 }
 
-/// The samples that pass through the model together.
+/// The samples of one pass.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Batch {
-    /// For text `input_ids` and `labels`, both i64 `[samples, context]`, the labels being the next
-    /// tokens; for images `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`; for tensors
-    /// what the files have.
+    /// The tensors. For text: `input_ids` and `labels`, both i64 `[samples, context]`, where the labels are the next
+    /// tokens. For images: `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`. For tensors:
+    /// those of the files.
     pub tensors: Vec<(Cow<'static, str>, HostTensor)>,
-    /// How many labels are not [`IGNORED`].
+    /// The number of labels that are not [`IGNORED`].
     pub targets: u64,
 }
 
 impl Dataset {
-    /// Reads and checks the files of `data`; `seed` decides order and augmentation.
+    /// Opens and checks the files of `data`. `seed` decides order and augmentation.
     ///
     /// # Errors
     ///
-    /// A file that cannot be read, is empty, cut short or of another format, or too little text.
+    /// A file cannot be read, is empty, cut short or of another format, or there is too little data.
     pub fn open(data: &Data, seed: u64) -> Result<Self, DataError> {
         let source = match data {
             Data::Text(text) => Source::Text(text::Corpus::open(text, seed)?),
@@ -62,12 +61,11 @@ impl Dataset {
         Ok(Self { source })
     }
 
-    /// The samples from the `first` on that a run draws, counted from its start; every epoch is in
-    /// another order.
+    /// The training samples from number `first` on, counted from the start of the run. Each epoch has another order.
     ///
     /// # Errors
     ///
-    /// None for a dataset that opened; the type is that of building tensors.
+    /// A file can no longer be read.
     pub fn train_batch(&self, first: u64, samples: usize) -> Result<Batch, DataError> {
         match &self.source {
             Source::Text(corpus) => corpus.train_batch(first, samples),
@@ -76,15 +74,15 @@ impl Dataset {
         }
     }
 
-    /// The held-out samples in their own order, without augmentation, `samples` at a time. What the last
-    /// batch lacks is filled up with labels that are [`IGNORED`]. Empty if nothing is held out.
+    /// All held-out samples in order, without augmentation, `samples` at a time. Labels that are [`IGNORED`] fill up
+    /// the last batch.
     pub fn eval_batches(&self, samples: usize) -> impl Iterator<Item = Result<Batch, DataError>> + Send + '_ {
         let samples = samples.max(1);
         let batches = self.eval_samples().div_ceil(samples);
         (0..batches).map(move |i| self.eval_batch(i * samples, samples))
     }
 
-    /// The held-out samples from the `first` on, as [`Self::eval_batches`] gives them.
+    /// The held-out samples from number `first` on, as in [`Self::eval_batches`].
     ///
     /// # Errors
     ///
@@ -97,7 +95,23 @@ impl Dataset {
         }
     }
 
-    /// Samples in an epoch of training.
+    /// Where a training sample comes from, for messages. `consumed` samples were drawn before it.
+    pub(crate) fn train_origin(&self, consumed: u64) -> String {
+        match &self.source {
+            Source::Tensors(tensors) => tensors.train_origin(consumed),
+            Source::Text(_) | Source::Images(_) => format!("training sample {consumed}"),
+        }
+    }
+
+    /// Where a held-out sample comes from, for messages.
+    pub(crate) fn eval_origin(&self, index: usize) -> String {
+        match &self.source {
+            Source::Tensors(tensors) => tensors.eval_origin(index),
+            Source::Text(_) | Source::Images(_) => format!("held-out sample {index}"),
+        }
+    }
+
+    /// Samples per epoch of training.
     pub fn train_samples(&self) -> usize {
         match &self.source {
             Source::Text(corpus) => corpus.train_samples(),
@@ -106,7 +120,7 @@ impl Dataset {
         }
     }
 
-    /// Samples held out; 0 if there are none to measure on.
+    /// Held-out samples.
     pub fn eval_samples(&self) -> usize {
         match &self.source {
             Source::Text(corpus) => corpus.eval_samples(),
@@ -130,8 +144,7 @@ impl Dataset {
         }
     }
 
-    /// A digest (64 hexadecimal digits) of the files' contents in their order, by which a resumed run notices
-    /// that the data have changed.
+    /// A digest of all file contents, as 64 hexadecimal digits. A resumed run compares it to detect changed data.
     pub fn digest(&self) -> &str {
         match &self.source {
             Source::Text(corpus) => corpus.digest(),
@@ -147,7 +160,7 @@ impl fmt::Debug for Dataset {
     }
 }
 
-/// One line for a person: what there is to train and to measure on.
+/// One line that describes the data.
 impl fmt::Display for Dataset {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.source {
@@ -158,41 +171,53 @@ impl fmt::Display for Dataset {
     }
 }
 
-/// What is wrong with the data, and what to do about it.
+/// Why data cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// A file cannot be read.
-    #[error("{}: cannot be read: {source}\n  hint: check the path and that you may read the file", path.display())]
+    #[error("{}: cannot be read", path.display())]
     Unreadable {
         /// The file.
         path: PathBuf,
         /// Why not.
         source: std::io::Error,
     },
-    /// A file does not hold what it should.
-    #[error("{}: {message}\n  hint: {hint}", path.display())]
+    /// A file has the wrong content.
+    #[error("{}: {message}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it, and where in it.
+        /// What is wrong, and where in the file.
         message: String,
         /// What to do.
         hint: &'static str,
     },
-    /// The files are sound, but there is too little in them.
-    #[error("{message}\n  hint: {hint}")]
+    /// The files are valid, but hold too little.
+    #[error("{message}")]
     TooLittle {
-        /// How much there is and how much it takes.
+        /// How much there is, and how much is needed.
         message: String,
         /// What to do.
         hint: &'static str,
     },
     /// A file of tensors cannot be used.
     #[error(transparent)]
-    Weights(#[from] crate::weights::WeightsError),
-    /// A batch cannot be made a tensor.
+    Weights(#[from] crate::files::weights::WeightsError),
+    /// A tensor of a batch cannot be built.
     #[error(transparent)]
     Tensor(#[from] GraphError),
+}
+
+impl DataError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        match self {
+            Self::Unreadable { .. } => Some("check the path and that you may read the file"),
+            Self::Malformed { hint, .. } | Self::TooLittle { hint, .. } => Some(hint),
+            Self::Weights(e) => e.hint(),
+            Self::Tensor(_) => None,
+        }
+    }
 }
 
 /// Reads a file that must not be empty.

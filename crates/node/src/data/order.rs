@@ -1,13 +1,11 @@
-//! The order in which samples are drawn: a permutation for each epoch, of which any position can be
-//! computed alone.
+//! The order of samples: a permutation per epoch, in which each position can be computed alone.
 
 use fusionllm_graph::CounterRng;
 
-/// Shuffles `len` samples anew every epoch.
+/// Shuffles `len` samples in each epoch.
 ///
-/// A Feistel network of counter-based rounds permutes the smallest square power of two that holds
-/// `len`; positions that fall outside walk along their cycle until they are inside (Black and
-/// Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
+/// A Feistel network permutes the smallest square power of two that holds `len`. A position outside follows its cycle
+/// until it is inside (Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002).
 #[derive(Debug, Clone)]
 pub(super) struct Order {
     rng: CounterRng,
@@ -25,7 +23,7 @@ impl Order {
         Self { rng: CounterRng::for_name(seed, "data.order"), len, half_bits: bits.div_ceil(2).max(1) }
     }
 
-    /// Epoch and sample of the draw after `consumed` others.
+    /// The epoch and the sample of the draw after `consumed` draws.
     pub(super) fn at(&self, consumed: u64) -> (u64, usize) {
         let epoch = consumed / self.len;
         let mut position = consumed % self.len;

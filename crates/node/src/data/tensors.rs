@@ -1,4 +1,4 @@
-//! Any user's samples: rows of named tensors in safetensors files, read when they are drawn.
+//! The user's own samples: rows of named tensors in safetensors files, read when they are drawn.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -9,11 +9,10 @@ use std::path::PathBuf;
 use fusionllm_graph::{HostTensor, TensorType};
 
 use super::order::Order;
-use super::{Batch, DataError};
-use crate::config::{self, Validation};
-use crate::weights::Weights;
+use super::{Batch, DataError, Validation};
+use crate::files::weights::Weights;
 
-/// Files with the same tensors, each of as many rows as its file has samples.
+/// Files with the same tensors. All tensors of a file have one row per sample.
 pub(super) struct Tensors {
     /// Names and types of one row.
     rows: Vec<(String, TensorType)>,
@@ -34,7 +33,7 @@ struct Sample {
 const HINT: &str = "every file has the same tensors: one for each of the model's inputs, with a row a sample";
 
 impl Tensors {
-    pub(super) fn open(tensors: &config::Tensors, seed: u64) -> Result<Self, DataError> {
+    pub(super) fn open(tensors: &super::Tensors, seed: u64) -> Result<Self, DataError> {
         let mut hasher = blake3::Hasher::new();
         let mut files = Vec::new();
         let mut rows = Vec::new();
@@ -78,11 +77,23 @@ impl Tensors {
         self.batch(&drawn.collect::<Vec<_>>(), samples as u64)
     }
 
-    /// The last batch is filled up with samples that came before: what of a stranger's tensors does not count nobody knows.
+    /// The first samples fill up the last batch, because nothing says which labels to ignore.
     pub(super) fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
         let all =
             self.held_out.iter().copied().cycle().skip(first).take(if self.held_out.is_empty() { 0 } else { samples });
         self.batch(&all.collect::<Vec<_>>(), samples as u64)
+    }
+
+    pub(super) fn train_origin(&self, consumed: u64) -> String {
+        self.origin(self.train[self.order.at(consumed).1])
+    }
+
+    pub(super) fn eval_origin(&self, index: usize) -> String {
+        self.held_out.get(index % self.held_out.len().max(1)).map_or_else(String::new, |s| self.origin(*s))
+    }
+
+    fn origin(&self, sample: Sample) -> String {
+        format!("{}, row {}", self.files[sample.file].path().display(), sample.row)
     }
 
     fn batch(&self, samples: &[Sample], targets: u64) -> Result<Batch, DataError> {
@@ -118,7 +129,7 @@ fn of_rows(row: &TensorType, samples: usize) -> TensorType {
     TensorType::new(row.dtype, shape)
 }
 
-/// Reads the headers of `paths` and gives their samples. The first file decides which tensors there are.
+/// Reads the headers of `paths`, and returns their samples. The first file decides which tensors all files have.
 fn load(
     paths: &[PathBuf],
     files: &mut Vec<Weights>,
@@ -152,7 +163,7 @@ fn load(
     Ok(samples)
 }
 
-/// Adds a file's content, however large it is.
+/// Adds the content of a file in parts.
 fn digest(path: &PathBuf, hasher: &mut blake3::Hasher) -> Result<(), DataError> {
     let unreadable = |source| DataError::Unreadable { path: path.clone(), source };
     let mut file = File::open(path).map_err(unreadable)?;

@@ -4,7 +4,7 @@ use insta::assert_snapshot;
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{Cifar10, Text, Validation};
+use crate::printed;
 
 fn text(dir: &TempDir, files: &[(&str, &[u8])]) -> Text {
     let files = files.iter().map(|(name, bytes)| {
@@ -21,7 +21,7 @@ fn open(text: Text, seed: u64) -> Dataset {
 
 fn error(dir: &TempDir, data: Data) -> String {
     let Err(error) = Dataset::open(&data, 1) else { panic!("the data are accepted") };
-    let message = error.to_string();
+    let message = printed(error);
     message.replace(&dir.path().display().to_string(), "DIR")
 }
 
@@ -146,30 +146,32 @@ fn errors_in_text() {
     let (none, tenth) = (Validation::Fraction(0.0), Validation::Fraction(0.1));
     assert_snapshot!(of(&[("a", b"0123456789"), ("b", b"")], Tokenizer::Bytes, none.clone()), @r"
     DIR/b: the file is empty
-      hint: fill it, or leave it out of [data]
+    hint: fill it, or leave it out of [data]
     ");
     assert_snapshot!(of(&[("a", b"0123")], Tokenizer::Bytes, none.clone()), @r"
     the text to train on has 4 tokens, but one sample takes 5 (`data.context` and the token after it)
-      hint: name more text in data.files, lower data.context, or lower data.validation
+    hint: name more text in data.files, lower data.context, or lower data.validation
     ");
     assert_snapshot!(of(&[("a", b"0123456789")], Tokenizer::Bytes, tenth), @r"
     the held-out text has 1 tokens, too few to predict one from another
-      hint: raise data.validation, or write validation = 0 to hold nothing out
+    hint: raise data.validation, or write validation = 0 to hold nothing out
     ");
     assert_snapshot!(of(&[("a", b"caf\xc3")], Tokenizer::Gpt2, none.clone()), @r#"
     DIR/a: byte 3 is not UTF-8
-      hint: convert the file to UTF-8 (or fetch it again if it was cut short), or write tokenizer = "bytes"
+    hint: convert the file to UTF-8 (or fetch it again if it was cut short), or write tokenizer = "bytes"
     "#);
     let mut gone = text(&dir, &[("a", b"0123456789")]);
     fs::remove_file(&gone.files[0]).unwrap();
     assert_snapshot!(error(&dir, Data::Text(gone.clone())), @r"
-    DIR/a: cannot be read: No such file or directory (os error 2)
-      hint: check the path and that you may read the file
+    DIR/a: cannot be read
+    caused by: No such file or directory (os error 2)
+    hint: check the path and that you may read the file
     ");
     gone.files = vec![dir.path().to_owned()];
     assert_snapshot!(error(&dir, Data::Text(gone)), @r"
-    DIR: cannot be read: Is a directory (os error 21)
-      hint: check the path and that you may read the file
+    DIR: cannot be read
+    caused by: Is a directory (os error 21)
+    hint: check the path and that you may read the file
     ");
 }
 
@@ -259,15 +261,15 @@ fn errors_in_images() {
     let of = |train: &[u8], test: &[u8]| error(&dir, Data::Cifar10(cifar10(&dir, train, test, true)));
     assert_snapshot!(of(&record(0)[..3000], &record(0)), @r"
     DIR/train.bin: 3000 bytes are 0 images of 3073 bytes and 3000 bytes more
-      hint: the file is cut short, or not of CIFAR-10's binary version: fetch it again
+    hint: the file is cut short, or not of CIFAR-10's binary version: fetch it again
     ");
     assert_snapshot!(of(&[record(0), record(10)].concat(), &record(0)), @r"
     DIR/train.bin: image 1 has label 10, but labels are 0 to 9
-      hint: the file is not of CIFAR-10's binary version
+    hint: the file is not of CIFAR-10's binary version
     ");
     assert_snapshot!(of(&record(0), b""), @r"
     DIR/test.bin: the file is empty
-      hint: fill it, or leave it out of [data]
+    hint: fill it, or leave it out of [data]
     ");
 }
 

@@ -1,4 +1,4 @@
-//! Text as one long row of tokens, cut into contexts.
+//! Text as one long sequence of tokens, cut into contexts.
 
 use std::fmt;
 use std::path::Path;
@@ -6,16 +6,14 @@ use std::path::Path;
 use fusionllm_graph::{CounterRng, HostTensor};
 
 use super::order::Order;
-use super::sample::SAMPLE;
-use super::{Batch, DataError, IGNORED, Tokenizer};
-use crate::config::{Text, Validation};
+use super::sample;
+use super::{Batch, DataError, IGNORED, Text, Tokenizer, Validation};
 
-/// Tokens to train on and tokens held out.
+/// Training tokens and held-out tokens.
 ///
-/// Of each file the last part is held out, or whole files are; the rest of one file follows the
-/// rest of the other, each after the tokenizer's mark for a start of text, if it has one. Epoch `e` cuts the
-/// row into contexts from an offset that depends on `e`, so that over the epochs a token is seen at many
-/// positions.
+/// The last part of each file is held out, or whole files are. The other parts follow each other, each after the
+/// tokenizer's start token if it has one. Each epoch cuts the sequence at another offset, so that over the epochs a
+/// token appears at many positions.
 pub(super) struct Corpus {
     train: Vec<u16>,
     held_out: Vec<u16>,
@@ -52,7 +50,7 @@ impl Corpus {
             add(rows.file(path)?);
         }
         if text.files.is_empty() {
-            for document in SAMPLE {
+            for document in sample::documents() {
                 add(rows.document(document));
             }
         }
@@ -117,7 +115,7 @@ impl Corpus {
         rows.into_batch()
     }
 
-    /// Where the first context of an epoch starts: anywhere that leaves room for all of them.
+    /// The start of an epoch's first context. It leaves room for all contexts of the epoch.
     fn offset(&self, epoch: u64) -> usize {
         let used = self.train_samples() * self.context + 1;
         let room = (self.train.len() - used).min(self.context - 1) as u32;
@@ -135,8 +133,8 @@ impl Corpus {
     }
 }
 
-/// Contexts in a row of `tokens`. One fewer than would fit, if that leaves any, so that each
-/// epoch's offset is free.
+/// The number of contexts in `tokens` tokens. It is one less than the maximum, if that is positive, so that the
+/// offset can vary.
 fn samples(tokens: usize, context: usize) -> usize {
     ((tokens - 1) / context - 1).max(1)
 }
@@ -150,7 +148,7 @@ impl fmt::Display for Corpus {
     }
 }
 
-/// Reads documents and remembers what it read.
+/// Reads documents and notes their digest.
 struct Rows {
     tokenizer: Tokenizer,
     hasher: blake3::Hasher,
@@ -183,13 +181,13 @@ impl Rows {
     fn note(&mut self, bytes: &[u8]) {
         self.files += 1;
         self.bytes += bytes.len() as u64;
-        // The length keeps apart files that join to the same bytes.
+        // The lengths distinguish files whose contents join to the same bytes.
         self.hasher.update(&(bytes.len() as u64).to_le_bytes());
         self.hasher.update(bytes);
     }
 }
 
-/// A batch in the making.
+/// A batch under construction.
 struct Contexts {
     context: usize,
     inputs: Vec<i64>,
@@ -204,7 +202,7 @@ impl Contexts {
         Self { context, inputs, labels, targets: 0 }
     }
 
-    /// Adds a sample of one token more than it has labels; what it lacks to a whole context is padding.
+    /// Adds a sample with one token more than it has labels. Padding fills up the context.
     fn push(&mut self, tokens: &[u16]) {
         let labels = tokens.len().saturating_sub(1);
         let end = self.inputs.len() + self.context;

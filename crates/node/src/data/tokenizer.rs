@@ -1,30 +1,29 @@
-//! From text to token numbers and back.
+//! From text to tokens and back.
 
 use std::fmt;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-/// How text becomes numbers.
+/// How text becomes tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tokenizer {
-    /// Each byte is a token: 256 of them, any file, any language.
+    /// One token per byte, 256 in all, for any file and language.
     Bytes,
-    /// GPT-2's byte-pair encoding, 50,257 tokens, the last being `<|endoftext|>`. Its vocabulary is
-    /// part of the program.
+    /// GPT-2's byte-pair encoding with 50,257 tokens; the last is `<|endoftext|>`. The program holds its vocabulary.
     Gpt2,
 }
 
-/// Text handed to the byte-pair encoder at once, in bytes: enough that the pieces cost nothing, little enough
-/// that its regular expressions never exhaust their stack.
+/// Bytes of text per call of the byte-pair encoder. The regular expressions of the encoder overflow their stack on
+/// much longer pieces.
 const PIECE: usize = 64 << 10;
 
 impl Tokenizer {
     /// The names in a job file.
     pub(crate) const NAMES: [(&'static str, Self); 2] = [("bytes", Self::Bytes), ("gpt2", Self::Gpt2)];
 
-    /// How many tokens there are; tokens are numbered from 0.
+    /// The number of tokens, which are numbered from 0.
     pub fn vocabulary(self) -> usize {
         match self {
             Self::Bytes => 256,
@@ -32,7 +31,7 @@ impl Tokenizer {
         }
     }
 
-    /// The token that stands before each document, where there is one.
+    /// The token before each document, if there is one.
     pub fn start_of_text(self) -> Option<u32> {
         match self {
             Self::Bytes => None,
@@ -40,7 +39,7 @@ impl Tokenizer {
         }
     }
 
-    /// The tokens of a text, special ones taken for plain text.
+    /// The tokens of a text. Special tokens are read as plain text.
     pub fn encode(self, text: &str) -> Vec<u32> {
         match self {
             Self::Bytes => text.bytes().map(u32::from).collect(),
@@ -51,8 +50,7 @@ impl Tokenizer {
         }
     }
 
-    /// The text of tokens. Bytes that are not UTF-8, as in a text that ends within a letter, and
-    /// numbers that are no token become U+FFFD.
+    /// The text of tokens. Incomplete characters and unknown tokens become U+FFFD.
     pub fn decode(self, tokens: &[u32]) -> String {
         let mut bytes = Vec::with_capacity(tokens.len() * 2);
         for &token in tokens {
@@ -61,7 +59,7 @@ impl Tokenizer {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// The bytes of one token, which may end within a letter; `None` for a number that is no token.
+    /// The bytes of a token, which may end within a character; `None` for an unknown token.
     pub fn bytes(self, token: u32) -> Option<Vec<u8>> {
         match self {
             Self::Bytes => u8::try_from(token).ok().map(|b| vec![b]),
@@ -88,8 +86,8 @@ impl fmt::Display for Tokenizer {
     }
 }
 
-/// Cuts a text where its tokens do not change by it: where blanks begin, since no token of GPT-2's has a blank
-/// after another character. Only a run of more than twice [`PIECE`] blanks or letters is cut within.
+/// Cuts a text into pieces with the same tokens. GPT-2's tokens have no space after another character, so a cut
+/// before a space changes no token. Only a run of more than twice [`PIECE`] spaces or letters is cut inside.
 fn pieces(text: &str) -> impl Iterator<Item = &str> {
     let mut rest = text;
     std::iter::from_fn(move || {
@@ -114,7 +112,7 @@ fn pieces(text: &str) -> impl Iterator<Item = &str> {
 mod tests {
     use super::*;
 
-    /// The reference numbers are those that OpenAI's encoder for GPT-2 gives.
+    /// The reference tokens come from OpenAI's encoder for GPT-2.
     #[test]
     fn gpt2_known_tokens() {
         let tokens = Tokenizer::Gpt2.encode("Hello world, it's 2024!\n\n  ok");
@@ -149,8 +147,7 @@ mod tests {
         assert_eq!(Tokenizer::Gpt2.encode(&text), whole);
     }
 
-    /// A file of nothing but blanks, or of one endless word, made the encoder's regular
-    /// expression give up and panic.
+    /// A file of spaces alone, or of one endless word, once made the encoder's regular expression panic.
     #[test]
     fn endless_runs_are_encoded() {
         for run in [" ", "a", "é", "\u{3000}"] {

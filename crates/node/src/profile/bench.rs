@@ -1,4 +1,4 @@
-//! Times operators where they stand: in a Program that the executor carries out, as a peer does.
+//! Times operators inside a Program that the executor runs, as a peer does.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -11,11 +11,12 @@ use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, HostTensor, NodeId, Phase, ValueId, ValueKind};
 use fusionllm_plan::{Holding, Instruction, Optimizer, PeerId, Program, Slot, Verdict};
 
-use super::{Effort, MOST_REPEATS, mean, noise};
-use crate::{NodeError, memory};
+use super::{Effort, MAX_REPEATS, mean, noise};
+use crate::NodeError;
+use crate::machine::memory;
 
-/// Runs the `chosen` nodes, again and again: forward for so many micro-batches, then backward, as peers do, in whose memory they wait meanwhile. What nodes read that are
-/// not chosen make is made up. Yields what each typically takes.
+/// Runs the `chosen` nodes repeatedly: forward for all micro-batches, then backward. Values that other nodes would
+/// make are invented. Returns the typical time of each node.
 pub(super) fn run(
     backend: &Arc<dyn Backend>,
     graph: &Graph,
@@ -25,7 +26,7 @@ pub(super) fn run(
     slowdown: f64,
 ) -> Result<Vec<(NodeId, Took)>, NodeError> {
     let program = program(graph, chosen, micro_batches as u32);
-    // What is neither drawn from nor run needs no seed and no rule.
+    // Nothing is drawn and no parameter is updated, so seed and rule have no effect.
     let sgd = Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false });
     let mut executor = Executor::new(backend.clone(), sgd, 1);
     for held in &program.holdings {
@@ -35,7 +36,7 @@ pub(super) fn run(
     let alone = backend.device().threads == Some(1);
     let mut bench = Bench::new(&program, backend.as_ref(), alone);
     let started = Instant::now();
-    for repeat in 0..effort.warm_up + MOST_REPEATS {
+    for repeat in 0..effort.warm_up + MAX_REPEATS {
         if repeat == effort.warm_up {
             bench.passes.clear();
             executor.set_slowdown(slowdown);
@@ -49,7 +50,7 @@ pub(super) fn run(
     Ok(bench.took())
 }
 
-/// What a peer with the `chosen` nodes would be given, were all that they do not make themselves constant.
+/// The program of a peer with the `chosen` nodes, if all their other inputs were constants.
 fn program(graph: &Graph, chosen: &[bool], micro_batches: u32) -> Program {
     let nodes: Vec<NodeId> = graph.node_ids().filter(|n| chosen[n.index()]).collect();
     let mut uses = vec![0usize; graph.values.len()];
@@ -102,16 +103,16 @@ fn program(graph: &Graph, chosen: &[bool], micro_batches: u32) -> Program {
     }
 }
 
-/// Times the instructions of a program that has no peers.
+/// Times the instructions of a program without peers.
 struct Bench<'a> {
     program: &'a Program,
     backend: &'a dyn Backend,
     alone: bool,
     /// Seconds of each instruction, pass by pass.
     passes: Vec<Vec<f64>>,
-    /// By instruction: most bytes held beside operands and results.
+    /// For each instruction, the most bytes held beside operands and results.
     scratch: Vec<u64>,
-    /// From the last instruction on.
+    /// Runs since the last instruction.
     watch: Stopwatch,
     held: u64,
 }
@@ -122,7 +123,7 @@ impl<'a> Bench<'a> {
         Self { program, backend, alone, passes: Vec::new(), scratch, watch: Stopwatch::start(alone), held: 0 }
     }
 
-    /// A pass begins.
+    /// Starts a pass.
     fn begin(&mut self) {
         self.passes.push(Vec::with_capacity(self.program.instructions.len()));
         self.restart();
@@ -133,8 +134,9 @@ impl<'a> Bench<'a> {
         (self.watch, self.held) = (Stopwatch::start(self.alone), memory::live_bytes());
     }
 
-    /// What each node takes, by the passes that are neither fast nor slow: in some the process takes memory from the system once more, or another has the processor's caches. Within a
-    /// pass the mean counts, as what is predicted are sums.
+    /// The mean time of each node over the middle half of all passes. The slowest and fastest passes include
+    /// allocations from the system or another process's use of the caches. Predictions are sums, so the mean is the
+    /// right average within a pass.
     fn took(self) -> Vec<(NodeId, Took)> {
         let total = |pass: &Vec<f64>| pass.iter().sum::<f64>();
         let mut passes = self.passes;
@@ -149,7 +151,7 @@ impl<'a> Bench<'a> {
                 took.scratch = took.scratch.max(scratch);
                 ran = Some(node);
             }
-            // To give up tensors is a part of the work that needed them last.
+            // The time to free tensors belongs to the operator that needed them last.
             if let Some((_, took)) = ran.and_then(|n| nodes.get_mut(&n)) {
                 took.seconds += passes.iter().map(|p| p[at]).sum::<f64>();
             }
@@ -159,7 +161,7 @@ impl<'a> Bench<'a> {
     }
 }
 
-/// The middle half, one at least.
+/// The middle half of a slice, at least one element.
 pub(super) fn middle<T>(sorted: &[T]) -> &[T] {
     let end = sorted.len().div_ceil(4).min(sorted.len().saturating_sub(1) / 2);
     &sorted[end..sorted.len() - end]
@@ -197,7 +199,7 @@ impl Communicator for Bench<'_> {
     }
 }
 
-/// Time that this process computes. With one thread it is counted in time of the processor, which other processes do not lengthen.
+/// Measures computing time. With one thread it counts processor time, which other processes do not lengthen.
 pub(super) struct Stopwatch {
     started: Instant,
     processor: Option<ProcessTime>,
@@ -214,22 +216,22 @@ impl Stopwatch {
     }
 }
 
-/// What a kernel took.
+/// The cost of one operator.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Took {
     pub(super) seconds: f64,
-    /// Most bytes held at once beside operands and results, as far as the program's allocator counts.
+    /// The most bytes held at once beside operands and results, if the allocator counts.
     pub(super) scratch: u64,
 }
 
-/// The mean of the middle half of times, and the most scratch.
+/// The mean of the middle half of the times, and the most scratch memory.
 pub(super) fn typical(took: &[Took]) -> Took {
     let mut seconds: Vec<f64> = took.iter().map(|t| t.seconds).collect();
     seconds.sort_by(f64::total_cmp);
     Took { seconds: mean(middle(&seconds)), scratch: took.iter().map(|t| t.scratch).max().unwrap_or(0) }
 }
 
-/// Something to compute with: classes and tokens that every network knows, statistics that are positive, and small numbers.
+/// Invented content: small classes and tokens, positive statistics, and small numbers.
 fn content(graph: &Graph, v: ValueId) -> Result<HostTensor, NodeError> {
     let value = graph.value(v);
     let count = value.ty.numel();

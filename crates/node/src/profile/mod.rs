@@ -1,4 +1,4 @@
-//! Measures how fast a backend computes: the operators of small training steps, each where it stands in its step.
+//! Measures how fast a backend computes, with the operators of small training steps.
 
 mod bench;
 mod traffic;
@@ -21,37 +21,37 @@ use fusionllm_plan::{
 };
 use serde::Serialize;
 
+use crate::NodeError;
+use crate::machine::memory;
 use crate::model::Model;
-use crate::{NodeError, memory};
 
-/// What this machine's memory is taken for where the backend does not tell.
+/// The memory of a device whose backend does not say it.
 const MEMORY: u64 = 8 << 30;
 
-/// How long operators are measured.
+/// How long to measure operators.
 #[derive(Clone, Copy)]
 struct Effort {
-    /// So many steps do not count, and are made without rests: the process takes its memory from the system.
+    /// Steps that do not count, during which the process takes its memory from the system. They run without pauses.
     warm_up: usize,
-    /// Each step is run until this is spent, and at least so often.
+    /// Each step repeats until this time has passed, and at least `repeats` times.
     patience: Duration,
     repeats: usize,
 }
 
 const THOROUGH: Effort = Effort { warm_up: 1, patience: Duration::from_millis(700), repeats: 3 };
 const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150), repeats: 1 };
-/// For a model's own step, whose micro-batches take up much more.
+/// For a model's own step, whose micro-batches need much more memory.
 const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 5 };
-const MOST_REPEATS: usize = 40;
-/// So many of a model's operators of one kind are measured.
-const LIKE: usize = 4;
-/// Bytes that wait for backward while a model's operators are measured: more than caches hold, if a step of it has more.
+const MAX_REPEATS: usize = 40;
+/// The most operators of one kind that are measured in a model.
+const SAMPLES_PER_KIND: usize = 4;
+/// Bytes that wait for backward while a model is measured: more than caches hold.
 const WAITING: usize = 64 << 20;
 
-/// Measures on threads like a peer's: operators in general, and those of `models` in particular, which step in micro-batches over `batch` samples. With models, a few small
-/// networks do for the rest. `told` hears of each network before it is run.
-///
-/// With a `slowdown` above 1 it rests between operators as a peer does that is slowed down so much, and finds its caches as cold; the figures
-/// are still those of the work alone.
+/// Measures operators in general, and those of `models`, which step in micro-batches over `batch` samples. If there
+/// are models, fewer general networks are measured. `on_progress` gets the name of each network before it runs. With
+/// a `slowdown` above 1, the backend pauses between operators as a slowed peer does, which cools its caches. The
+/// figures still exclude the pauses.
 ///
 /// # Errors
 ///
@@ -61,13 +61,13 @@ pub fn measure(
     slowdown: f64,
     batch: usize,
     models: &[Model],
-    told: impl FnMut(&str) + Send,
+    on_progress: impl FnMut(&str) + Send,
 ) -> Result<Device, NodeError> {
     let general = if models.is_empty() { (networks()?, THOROUGH) } else { (few_networks()?, BRIEF) };
-    measure_on(backend, general, (models, batch), slowdown, told)
+    measure_on(backend, general, (models, batch), slowdown, on_progress)
 }
 
-/// In about a second, on a few small networks: what a machine that joins a run says of itself.
+/// Measures a few small networks in about a second, for a machine that joins a run.
 ///
 /// # Errors
 ///
@@ -81,13 +81,13 @@ fn measure_on(
     (graphs, effort): (Vec<Graph>, Effort),
     (models, batch): (&[Model], usize),
     slowdown: f64,
-    mut told: impl FnMut(&str) + Send,
+    mut on_progress: impl FnMut(&str) + Send,
 ) -> Result<Device, NodeError> {
-    // From a thread of their own, kernels do not have to be handed over to one.
-    crate::peer::threads(slowdown)?.install(|| {
+    // On a pool thread, kernels need no hand-over to another thread.
+    crate::machine::compute_threads(slowdown)?.install(|| {
         let mut samples = Samples::default();
         for graph in &graphs {
-            told(&graph.name);
+            on_progress(&graph.name);
             let loss = graph.outputs.get("loss").copied();
             let loss = loss.ok_or_else(|| NodeError::State(format!("{:?} has no loss", graph.name)))?;
             let train = autodiff::differentiate(graph, loss)?;
@@ -95,14 +95,14 @@ fn measure_on(
             samples.updates(backend.as_ref(), &train.graph, effort, slowdown)?;
         }
         for model in models {
-            told(&format!("{} in micro-batches of {}", model.forward.name, model.micro_batch));
+            on_progress(&format!("{} in micro-batches of {}", model.forward.name, model.micro_batch));
             samples.model(backend, &model.train, batch / model.micro_batch, OWN, slowdown)?;
             samples.updates(backend.as_ref(), &model.train.graph, THOROUGH, slowdown)?;
         }
         let mut device = samples.device(backend.as_ref());
         codecs(effort.repeats, &mut device.measured)?;
         copies(backend.as_ref(), effort.repeats, &mut device.measured)?;
-        // A machine that cannot be connected to itself may still train with others.
+        // A machine that cannot connect to itself may still train with others.
         if let Some(threads) = backend.device().threads
             && let Ok(Some(curve)) = traffic::cost()
         {
@@ -120,7 +120,7 @@ fn few_networks() -> Result<Vec<Graph>, NodeError> {
     ])
 }
 
-/// GPT-2 and residual networks from small to as large as a step of a fraction of a second allows.
+/// GPT-2 and residual networks, up to a step of a fraction of a second.
 fn networks() -> Result<Vec<Graph>, NodeError> {
     let mut graphs = Vec::new();
     let sizes = [
@@ -145,7 +145,7 @@ fn networks() -> Result<Vec<Graph>, NodeError> {
     Ok(graphs)
 }
 
-/// Two layers of a GPT-2: width, heads, context, samples, vocabulary.
+/// A GPT-2 of two layers: width, heads, context, samples, vocabulary.
 fn gpt2(
     (n_embd, n_head, context, batch, vocab_size): (usize, usize, usize, usize, usize),
     attn_implementation: AttentionImplementation,
@@ -167,8 +167,8 @@ fn resnet(depth: usize, width: usize, batch: usize) -> Result<Graph, NodeError> 
     Ok(config.build(batch, 32, DType::F32)?)
 }
 
-/// Times to encode and decode tensors, by their bytes, under the names that plans look for. Top-k's is measured at one ratio: its time is in the selection, which
-/// reads all of the tensor.
+/// Times to encode and decode tensors, by their bytes, under the names that plans use. Top-k is measured at one
+/// ratio, since selection takes its time and reads the whole tensor.
 fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
     const NAMES: [&str; 6] = ["bf16", "int8", "int4", "int4-hadamard", "nvfp4", "topk"];
     const RATIO: f64 = 30.0;
@@ -187,7 +187,7 @@ fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
                 took[1].push(watch.seconds());
             }
             for (points, took) in points.iter_mut().zip(took) {
-                // The first time fills buffers and caches.
+                // The first run fills buffers and caches.
                 points.push((4.0 * elements as f64, mean(&took[1..]).max(1e-8)));
             }
         }
@@ -198,14 +198,14 @@ fn codecs(repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
     Ok(())
 }
 
-/// Times to bring tensors from the device to the host and back, by their bytes.
+/// Times to copy tensors from the device to the host and back, by their bytes.
 fn copies(backend: &dyn Backend, repeats: usize, measured: &mut Measured) -> Result<(), NodeError> {
     let alone = backend.device().threads == Some(1);
     let mut points = [Vec::new(), Vec::new()];
     for elements in [1 << 8, 1 << 12, 1 << 15, 1 << 18] {
         let ty = TensorType::new(DType::F32, [elements]);
         let tensor = noise(&ty, 1.0)?;
-        // Each is another tensor, as in a run: the first time fills no caches for the next.
+        // Each copy uses another tensor, as in a run, so that no copy finds warm caches.
         let uploads = (0..=repeats.max(8)).map(|_| {
             let watch = Stopwatch::start(alone);
             let there = backend.upload(&tensor)?;
@@ -230,12 +230,12 @@ fn copies(backend: &dyn Backend, repeats: usize, measured: &mut Measured) -> Res
     Ok(())
 }
 
-/// How long operators took.
+/// Measured times of operators.
 #[derive(Default)]
 struct Samples {
-    /// By name.
+    /// By operator name.
     operators: BTreeMap<&'static str, Vec<Sample>>,
-    /// By kind: seconds of a model's own operators, and the bytes beside operands and results of those that take any.
+    /// By kind: the seconds of a model's own operators, and their scratch bytes if they use any.
     kinds: Curves,
     scratch: Curves,
 }
@@ -259,7 +259,7 @@ impl Samples {
         self.operators.entry(op.name()).or_default().push(sample);
     }
 
-    /// Runs forward and backward over one micro-batch, again and again.
+    /// Measures all operators of a step with one micro-batch.
     fn step(
         &mut self,
         backend: &Arc<dyn Backend>,
@@ -275,8 +275,8 @@ impl Samples {
         Ok(())
     }
 
-    /// Runs a model's own operators, but no more than [`LIKE`] of a kind: layers are alike, and only so many have to find room. Of its `micro_batches` as many wait for
-    /// backward as make [`WAITING`] bytes.
+    /// Measures at most [`SAMPLES_PER_KIND`] operators of each kind in a model, as its layers are alike. As many
+    /// micro-batches wait for backward as make [`WAITING`] bytes.
     fn model(
         &mut self,
         backend: &Arc<dyn Backend>,
@@ -289,15 +289,15 @@ impl Samples {
         let mut chosen = live(train);
         let kinds: Vec<String> = graph.node_ids().map(|n| node_signature(graph, n)).collect();
         let mut seen: HashMap<&str, usize> = HashMap::new();
-        // Backward of the first layers comes last; it is to find what their forward made.
+        // The backward operators of the first layers run last, so their forward operators must be chosen.
         let (forward, backward): (Vec<NodeId>, Vec<NodeId>) =
             graph.node_ids().filter(|n| chosen[n.index()]).partition(|n| graph.node(*n).phase == Phase::Forward);
         for n in forward.iter().chain(backward.iter().rev()) {
             let seen = seen.entry(&kinds[n.index()]).or_default();
             *seen += 1;
-            chosen[n.index()] = *seen <= LIKE;
+            chosen[n.index()] = *seen <= SAMPLES_PER_KIND;
         }
-        // A view is not something that others could be given in its place.
+        // A view cannot be replaced by an invented tensor.
         for id in graph.node_ids().rev() {
             let read = if chosen[id.index()] { &graph.node(id).inputs[..] } else { &[] };
             for maker in read.iter().filter_map(|v| graph.producer(*v)) {
@@ -305,7 +305,7 @@ impl Samples {
                 chosen[maker.index()] |= is_view(&made.op, &graph.types(&made.inputs), &graph.types(&made.outputs));
             }
         }
-        // What one micro-batch leaves to backward.
+        // What one micro-batch keeps for backward.
         let read: BTreeSet<ValueId> = backward.iter().flat_map(|n| graph.node(*n).inputs.iter().copied()).collect();
         let made = forward.iter().filter(|n| chosen[n.index()]).flat_map(|n| &graph.node(*n).outputs);
         let kept: usize = made.filter(|v| read.contains(v)).map(|v| graph.ty(*v).bytes()).sum();
@@ -321,13 +321,13 @@ impl Samples {
             let scratch = took.iter().map(|t| t.scratch).max().unwrap_or(0);
             let point = |at: f64, figure| Some((kind.to_owned(), Curve::new(vec![(at.max(1.0), figure)])?));
             self.kinds.extend(point(work_units(&cost), seconds.max(1e-8)));
-            // There is no curve through nothing.
+            // A curve needs positive points.
             self.scratch.extend(point(cost.bytes, scratch as f64));
         }
         Ok(())
     }
 
-    /// What happens to parameters once a step: each kind of parameter, by each rule.
+    /// Measures the update of each type of parameter, by each rule.
     fn updates(
         &mut self,
         backend: &dyn Backend,
@@ -385,7 +385,7 @@ impl Samples {
 
     fn device(&self, backend: &dyn Backend) -> Device {
         let all: Vec<Sample> = self.operators.values().flatten().copied().collect();
-        // The rate of the larger half of a class.
+        // The median rate of the larger half of a class.
         let rate = |class: OpClass, amount: fn(&Sample) -> f64| {
             let mut of: Vec<&Sample> = all.iter().filter(|s| s.class == class && amount(s) > 0.0).collect();
             of.sort_by(|a, b| amount(a).total_cmp(&amount(b)));
@@ -416,15 +416,16 @@ impl Samples {
     }
 }
 
-/// By node: whether a step runs it.
+/// For each node, whether a step runs it.
 fn live(train: &TrainGraph) -> Vec<bool> {
     let parts = train.gradients.iter().flat_map(|g| g.contributions.iter().copied());
     train.graph.ancestors(parts.chain([train.loss]))
 }
 
-/// Through points of work and what it took. Those of like work are one bunch, and one point of the curve: their mean, as what is read off it is added up.
+/// A curve through points of work and figure. Points of similar work become one point, their mean, because
+/// predictions add such figures up.
 fn curve(points: impl Iterator<Item = (f64, f64)>) -> Option<Curve> {
-    /// A bunch spans this factor of work: eight of them a decade.
+    /// One point spans this factor of work: eight points per decade.
     const SPAN: f64 = 1.333;
     let mut left: Vec<(f64, f64)> = points.map(|(work, took)| (work.max(1.0), took)).collect();
     left.sort_by(|a, b| a.0.total_cmp(&b.0));
@@ -452,11 +453,11 @@ fn noise(ty: &TensorType, size: f32) -> Result<HostTensor, NodeError> {
     Ok(HostTensor::from_f32(ty.shape.clone(), &(0..ty.numel()).map(number).collect::<Vec<_>>())?)
 }
 
-/// Measured devices with their threads, as the file that [`load_profile`](crate::config::load_profile) reads.
+/// Measured devices with their threads, as a file for [`load_profile`](crate::config::load_profile).
 ///
 /// # Errors
 ///
-/// A figure that TOML cannot hold.
+/// TOML cannot hold a figure.
 pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
     #[derive(Serialize)]
     struct File {
@@ -500,7 +501,7 @@ pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
     ))
 }
 
-/// Four significant digits.
+/// Rounds to four significant digits.
 fn short(x: f64) -> f64 {
     format!("{x:.3e}").parse().unwrap_or(x)
 }

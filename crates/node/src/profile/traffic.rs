@@ -1,4 +1,4 @@
-//! What the network takes from the processor.
+//! Processor time that the network takes.
 
 use std::fmt::Display;
 use std::time::Duration;
@@ -11,15 +11,16 @@ use super::bench::Stopwatch;
 use super::median;
 use crate::NodeError;
 
-/// Of a message.
+/// Bytes per message.
 const BYTES: u64 = 1 << 20;
-/// Messages that are timed. As many come before, while the connection finds out how fast it may be.
+/// Messages that are timed. As many are sent before, while the connection finds its rate.
 const MESSAGES: usize = 16;
 
-/// Seconds of a processor to encrypt and send, or to get and decrypt, so many bytes: half of what a connection takes that has both ends here.
+/// Processor seconds to encrypt and send, or to receive and decrypt, by bytes. They are half the time of a connection
+/// that has both ends here.
 pub(super) fn cost() -> Result<Option<Curve>, NodeError> {
     let failed = |e: &dyn Display| NodeError::Network(format!("this machine cannot be connected to itself: {e}"));
-    // All on this thread.
+    // Everything runs on this thread, whose time is measured.
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(|e| failed(&e))?;
     let took = runtime.block_on(async {
         let options =

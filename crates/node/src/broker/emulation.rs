@@ -1,0 +1,216 @@
+//! Emulates a testbed on this machine. Peers are processes that talk QUIC, and a forwarder delays their datagrams as
+//! the testbed's links would.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
+use std::time::Duration;
+
+use fusionllm_plan::{Cluster, Link, PeerId, Place, UplinkId};
+use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec, LinkStats};
+
+use crate::NodeError;
+
+/// The emulated links between processes of this machine. They end when this is dropped.
+pub(super) struct Emulation {
+    emulator: Emulator,
+    cluster: Cluster,
+    broker: SocketAddr,
+    peers: Vec<SocketAddr>,
+    links: BTreeMap<Piece, LinkId>,
+    /// The address at which the first peer reaches the second.
+    addrs: BTreeMap<(PeerId, PeerId), SocketAddr>,
+}
+
+/// One direction of something that messages cross.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Piece {
+    /// The link from one machine to another.
+    Line(PeerId, PeerId),
+    Uplink(UplinkId),
+}
+
+impl Emulation {
+    /// Emulates the links of `cluster`. Device `i` listens at `peers[i]`, and the broker at `broker`.
+    pub(super) fn start(cluster: Cluster, broker: SocketAddr, peers: Vec<SocketAddr>) -> Result<Self, NodeError> {
+        // No link of a testbed loses datagrams at random, so the seed has no effect.
+        let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 0).map_err(NodeError::Emulation)?;
+        Ok(Self { emulator, cluster, broker, peers, links: BTreeMap::new(), addrs: BTreeMap::new() })
+    }
+
+    /// The address at which `viewer` reaches `target`.
+    pub(super) fn address(&mut self, viewer: PeerId, target: PeerId) -> Result<SocketAddr, NodeError> {
+        if !self.addrs.contains_key(&(viewer, target)) {
+            let (there, back) = (self.way(viewer, target)?, self.way(target, viewer)?);
+            let (a, b) = (self.listens(viewer)?, self.listens(target)?);
+            let (b_for_a, a_for_b) = self.emulator.connect_peers(a, b, there, back).map_err(NodeError::Emulation)?;
+            self.addrs.insert((viewer, target), b_for_a);
+            self.addrs.insert((target, viewer), a_for_b);
+        }
+        Ok(self.addrs[&(viewer, target)])
+    }
+
+    /// Sentences about links that did not behave as declared.
+    pub(super) fn shortfalls(&self) -> Vec<String> {
+        let report = self.emulator.report();
+        let (delivered, late) = (report.delivered, report.late);
+        let lost = report.unsent + report.socket_drops.unwrap_or(0);
+        // A few datagrams are late whenever the machine is busy for a moment.
+        let overall = (lost > delivered / 1000 || late > delivered / 20).then(|| {
+            format!(
+                "this machine did not keep up with the links: of {delivered} datagrams {late} were late, by up to {:.1} ms, and {lost} were lost to its own load; step times are not those of the testbed",
+                1e3 * report.max_lateness.as_secs_f64()
+            )
+        });
+        overall.into_iter().chain(report.links.iter().filter_map(too_fast)).collect()
+    }
+
+    /// The links that a message crosses; none between two peers on the same machine.
+    fn way(&mut self, from: PeerId, to: PeerId) -> Result<Vec<LinkId>, NodeError> {
+        let route = self.cluster.route(from, to).ok_or_else(|| {
+            let (from, to) = (self.cluster.name(from), self.cluster.name(to));
+            NodeError::input_with_hint(
+                format!("the testbed has no link from {from:?} to {to:?}, which the plan needs"),
+                "add a [[link]] between them, or uplinks to their sites",
+            )
+        })?;
+        let direct = route.direct.map(|link| (Piece::Line(self.machine(from), self.machine(to)), link));
+        let uplink = |u: (UplinkId, Link)| (Piece::Uplink(u.0), u.1);
+        let pieces = [route.up.map(uplink), direct, route.down.map(uplink)];
+        Ok(pieces.into_iter().flatten().map(|(piece, link)| self.link(piece, link)).collect())
+    }
+
+    fn link(&mut self, piece: Piece, link: Link) -> LinkId {
+        let (emulator, cluster) = (&self.emulator, &self.cluster);
+        *self.links.entry(piece).or_insert_with(|| {
+            let rate = link.bandwidth.is_finite().then_some(link.bandwidth as u64);
+            let name = match piece {
+                Piece::Line(from, to) => format!("the link from {:?} to {:?}", cluster.name(from), cluster.name(to)),
+                Piece::Uplink(UplinkId { site, outward }) => {
+                    let site = cluster.sites().get(site as usize).map_or("?", |s| &s.name);
+                    format!("the uplink of {site:?}, {}", if outward { "outward" } else { "inward" })
+                }
+            };
+            emulator.add_link(LinkSpec::new(name, rate, Duration::from_secs_f64(link.latency)))
+        })
+    }
+
+    /// The broker uses the links of the device that it runs with.
+    fn machine(&self, peer: PeerId) -> PeerId {
+        match (peer, self.cluster.broker()) {
+            (PeerId::BROKER, Place::Device(d)) => PeerId(d),
+            _ => peer,
+        }
+    }
+
+    fn listens(&self, peer: PeerId) -> Result<SocketAddr, NodeError> {
+        match peer {
+            PeerId::BROKER => Ok(self.broker),
+            PeerId(p) => {
+                self.peers.get(p as usize).copied().ok_or_else(|| NodeError::State(format!("there is no {peer}")))
+            }
+        }
+    }
+}
+
+/// A sentence about a link that is declared faster than this machine can emulate.
+fn too_fast(link: &LinkStats) -> Option<String> {
+    let (asked, got) = (link.rate? as f64, link.backlog_rate()?);
+    let mbps = |rate: f64| format!("{:.0} Mbps", rate * 8e-6);
+    (got < 0.9 * asked).then(|| {
+        format!(
+            "{} is declared faster than this machine can emulate: {} of {} while peers had more to send",
+            link.name,
+            mbps(got),
+            mbps(asked)
+        )
+    })
+}
+
+/// Free addresses for processes that start soon. If another process takes one before, the peer reports it and ends.
+pub(super) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, NodeError> {
+    let sockets = (0..count).map(|_| UdpSocket::bind((own_loopback(), 0)));
+    let addresses = sockets.collect::<io::Result<Vec<_>>>().and_then(|s| s.iter().map(UdpSocket::local_addr).collect());
+    addresses.map_err(NodeError::Emulation)
+}
+
+/// A loopback address from which no other process, nor the emulator, is given ports, where the system has several.
+fn own_loopback() -> Ipv4Addr {
+    let [_, a, b, c] = std::process::id().to_be_bytes();
+    if cfg!(target_os = "linux") { Ipv4Addr::new(127, 128 | a, b, c) } else { Ipv4Addr::LOCALHOST }
+}
+
+#[cfg(test)]
+mod tests {
+    use fusionllm_plan::{Device, DirectLink, Rates, Site};
+
+    use super::*;
+    use crate::printed;
+
+    const A: PeerId = PeerId(0);
+    const B: PeerId = PeerId(1);
+    const C: PeerId = PeerId(2);
+
+    /// a and b are at home behind an uplink, c is alone, and the broker runs with a.
+    fn emulation() -> Emulation {
+        let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 0.0 };
+        let link = |bandwidth| Link { latency: 0.0, bandwidth };
+        let device = |name: &str, site| Device { site, ..Device::new(name, rates, 1 << 30) };
+        let home = Site { name: "home".into(), inside: Some(link(1e8)), uplink: Some(link(1e6)) };
+        let line = |from, to| DirectLink { from, to, link: link(1e7) };
+        let lines = vec![line(Place::Site(0), Place::Device(2)), line(Place::Device(2), Place::Site(0))];
+        let devices = vec![device("a", Some(0)), device("b", Some(0)), device("c", None)];
+        let cluster = Cluster::new(devices, vec![home], lines, None).unwrap();
+        let addrs = free_addresses(4).unwrap();
+        Emulation::start(cluster, addrs[3], addrs[..3].to_vec()).unwrap()
+    }
+
+    #[test]
+    fn what_leaves_a_site_shares_its_uplink() {
+        let mut e = emulation();
+        let (ac, bc, ca) = (e.way(A, C).unwrap(), e.way(B, C).unwrap(), e.way(C, A).unwrap());
+        assert_eq!((ac.len(), bc.len(), ca.len()), (2, 2, 2));
+        assert_eq!(ac[0], bc[0], "the uplink");
+        assert_ne!(ac[1], bc[1], "each pair has its own line");
+        assert!(!ca.contains(&ac[0]), "directions do not disturb each other");
+        assert_eq!(e.way(A, B).unwrap().len(), 1, "inside");
+    }
+
+    #[test]
+    fn the_broker_stands_with_its_device() {
+        let mut e = emulation();
+        assert!(e.way(PeerId::BROKER, A).unwrap().is_empty());
+        assert_eq!(e.way(PeerId::BROKER, C).unwrap(), e.way(A, C).unwrap());
+        let there = e.address(PeerId::BROKER, C).unwrap();
+        assert_eq!(e.address(PeerId::BROKER, C).unwrap(), there, "joined once");
+        assert_ne!(e.address(C, PeerId::BROKER).unwrap(), there);
+    }
+
+    #[test]
+    fn a_link_that_is_too_fast_is_named_with_what_it_got() {
+        let link = LinkStats {
+            name: "the link from \"a\" to \"c\"".into(),
+            rate: Some(1_250_000_000),
+            backlog_bytes: 100_000_000,
+            backlog: Duration::from_millis(400),
+            ..LinkStats::default()
+        };
+        insta::assert_snapshot!(too_fast(&link).unwrap(), @r#"the link from "a" to "c" is declared faster than this machine can emulate: 2000 Mbps of 10000 Mbps while peers had more to send"#);
+        assert_eq!(too_fast(&LinkStats { rate: Some(250_000_000), ..link.clone() }), None, "it got what was asked");
+        assert_eq!(too_fast(&LinkStats { backlog_bytes: 1000, ..link.clone() }), None, "nobody had more for it");
+        assert_eq!(too_fast(&LinkStats { rate: None, ..link }), None);
+    }
+
+    #[test]
+    fn a_missing_link_is_named() {
+        let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 0.0 };
+        let devices = ["a", "b"].map(|n| Device::new(n, rates, 1)).to_vec();
+        let cluster = Cluster::new(devices, vec![], vec![], None).unwrap();
+        let addrs = free_addresses(3).unwrap();
+        let error = Emulation::start(cluster, addrs[2], addrs[..2].to_vec()).unwrap().address(A, B).unwrap_err();
+        insta::assert_snapshot!(printed(error), @r#"
+        the testbed has no link from "a" to "b", which the plan needs
+        hint: add a [[link]] between them, or uplinks to their sites
+        "#);
+    }
+}

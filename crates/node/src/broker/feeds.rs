@@ -1,0 +1,194 @@
+//! The inputs of a pass: draws a batch, cuts it into micro-batches, and streams each to the peers that read it.
+
+use std::collections::BTreeMap;
+
+use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
+use fusionllm_import::TARGETS_KEY;
+use fusionllm_plan::{Plan, Slot, is_view};
+use fusionllm_protocol::{Broker, PassKind, TensorHeader};
+
+use super::assign::Peer;
+use super::conductor::Conductor;
+use crate::NodeError;
+use crate::data::{Dataset, IGNORED};
+
+/// Which tensor of the data goes into which input of the model.
+pub(super) struct Feeds {
+    /// The model's input, by the name that the data use.
+    pub(super) names: BTreeMap<String, String>,
+    /// The tensor that holds the targets, where it is known.
+    pub(super) targets: Option<Targets>,
+    /// How many tokens an input may choose from, by the input's name.
+    vocabularies: BTreeMap<String, usize>,
+}
+
+/// A tensor of targets.
+pub(super) struct Targets {
+    /// Its name in the data.
+    pub(super) name: String,
+    /// The label that counts neither in the loss nor in the accuracy.
+    ignored: i64,
+}
+
+impl Feeds {
+    /// Matches inputs by name. Where the names differ, inputs match in order if their numbers and types agree.
+    pub(super) fn new(graph: &Graph, data: &Dataset, micro_batch: usize) -> Result<Self, NodeError> {
+        let given = data.inputs(micro_batch);
+        let wanted: Vec<(&str, &TensorType)> =
+            graph.inputs().map(|v| (graph.value(v).name.as_str(), graph.ty(v))).collect();
+        let fits = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.is_float() == b.dtype.is_float();
+        let named = |name: &str, ty: &TensorType| given.iter().any(|(n, t)| n == name && fits(t, ty));
+        let names: BTreeMap<String, String> = if wanted.iter().all(|(name, ty)| named(name, ty)) {
+            wanted.iter().map(|(name, _)| (name.to_string(), name.to_string())).collect()
+        } else if wanted.len() == given.len() && wanted.iter().zip(&given).all(|((_, a), (_, b))| fits(a, b)) {
+            given.iter().zip(&wanted).map(|((from, _), (to, _))| (from.to_string(), to.to_string())).collect()
+        } else {
+            let list = |all: Vec<String>| all.join(", ");
+            return Err(NodeError::input_with_hint(
+                format!(
+                    "the model takes {}, but the data have {}",
+                    list(wanted.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
+                    list(given.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
+                ),
+                format!(
+                    "give tensors of those names and types, for micro-batches of {micro_batch} (train.micro_batch)"
+                ),
+            ));
+        };
+        let (input, ignored) = match graph.metadata.get(TARGETS_KEY) {
+            Some(targets) => (targets["input"].as_str(), targets["ignore_index"].as_i64()),
+            None if graph.metadata.contains_key("family") => (Some("labels"), Some(IGNORED)),
+            None => (None, None),
+        };
+        let from = |input: &str| names.iter().find(|(_, to)| *to == input).map(|(from, _)| from.clone());
+        let targets = input.and_then(from).zip(ignored).map(|(name, ignored)| Targets { name, ignored });
+        Ok(Self { names, targets, vocabularies: vocabularies(graph) })
+    }
+}
+
+impl Targets {
+    /// How many labels are not ignored.
+    fn count(&self, labels: &HostTensor) -> u64 {
+        let labels = labels.cast(DType::I64).ok().and_then(|t| t.to_i64());
+        labels.map_or(0, |l| l.iter().filter(|l| **l != self.ignored).count() as u64)
+    }
+}
+
+/// The size of the embedding that reads an input, by the input's name.
+fn vocabularies(graph: &Graph) -> BTreeMap<String, usize> {
+    let mut sizes = BTreeMap::new();
+    for node in &graph.nodes {
+        let (Op::Embedding(_), [weight, ids]) = (&node.op, &node.inputs[..]) else { continue };
+        let mut ids = *ids;
+        while let Some(producer) = graph.producer(ids).map(|n| graph.node(n))
+            && is_view(&producer.op, &graph.types(&producer.inputs), &graph.types(&producer.outputs))
+        {
+            ids = producer.inputs[0];
+        }
+        if graph.inputs().any(|v| v == ids) {
+            let size = sizes.entry(graph.value(ids).name.clone()).or_insert(usize::MAX);
+            *size = (*size).min(graph.ty(*weight).shape[0]);
+        }
+    }
+    sizes
+}
+
+impl Conductor {
+    /// Refuses a token that the model's embedding does not have. `origin` says where a row of the batch comes from.
+    fn check_tokens(&self, name: &str, tensor: &HostTensor, origin: impl Fn(usize) -> String) -> Result<(), NodeError> {
+        let input = self.feeds.names.get(name);
+        let Some(size) = input.and_then(|input| self.feeds.vocabularies.get(input)) else { return Ok(()) };
+        let tokens = tensor.cast(DType::I64).ok().and_then(|t| t.to_i64()).unwrap_or_default();
+        let Some(at) = tokens.iter().position(|t| !usize::try_from(*t).is_ok_and(|t| t < *size)) else {
+            return Ok(());
+        };
+        let row_len = tokens.len() / tensor.shape().first().copied().unwrap_or(1).max(1);
+        Err(NodeError::input_with_hint(
+            format!(
+                "{}: `{name}` holds the token {}, but the model's vocabulary has {size} tokens",
+                origin(at / row_len.max(1)),
+                tokens[at]
+            ),
+            format!("tokens are 0 to {}: prepare the data with the model's own tokenizer", size - 1),
+        ))
+    }
+
+    /// Streams the inputs of a pass, and tells the state machine how the micro-batches are weighted.
+    pub(super) fn feed(
+        &self,
+        pass: u64,
+        kind: PassKind,
+        broker: &mut Broker,
+        plan: &Plan,
+        peers: &[Peer],
+    ) -> Result<(), NodeError> {
+        let (batch_size, size) = (self.job.train.batch, self.model.micro_batch);
+        let (batch, program) = match kind {
+            PassKind::Train { step } => (self.data.train_batch(step * batch_size as u64, batch_size), 0),
+            PassKind::Eval { index, .. } => (self.data.eval_batch(index as usize * batch_size, batch_size), 1),
+        };
+        let batch = batch?;
+        for (name, tensor) in &batch.tensors {
+            self.check_tokens(name, tensor, |row| match kind {
+                PassKind::Train { step } => self.data.train_origin(step * batch_size as u64 + row as u64),
+                PassKind::Eval { index, .. } => self.data.eval_origin(index as usize * batch_size + row),
+            })?;
+        }
+        let targets = self.feeds.targets.as_ref();
+        let total = match targets {
+            Some(t) => batch.tensors.iter().find(|(n, _)| *n == t.name).map_or(0, |(_, labels)| t.count(labels)),
+            None => batch.targets,
+        };
+        let mut micro_batches: Vec<BTreeMap<&str, HostTensor>> = Vec::new();
+        let mut weights = Vec::new();
+        for m in 0..plan.micro_batches as usize {
+            let mut tensors = BTreeMap::new();
+            for (name, tensor) in &batch.tensors {
+                let Some(input) = self.feeds.names.get(name.as_ref()) else { continue };
+                tensors.insert(input.as_str(), rows(tensor, m * size, size)?);
+            }
+            let weight = match targets {
+                Some(t) => {
+                    let labels = self.feeds.names.get(&t.name).and_then(|input| tensors.get(input.as_str()));
+                    labels.map_or(0, |labels| t.count(labels)) as f64 / total.max(1) as f64
+                }
+                // Nothing says which targets count: the loss is the mean of the micro-batches' means.
+                None => 1.0 / f64::from(plan.micro_batches),
+            };
+            let dtype = self.model.train.graph.ty(self.model.train.loss_weight).dtype;
+            tensors.insert("loss_weight", HostTensor::scalar(dtype, weight)?);
+            weights.push(weight);
+            micro_batches.push(tensors);
+        }
+        broker.weights(pass, weights, total);
+        for peer in peers {
+            for input in &peer.inputs[program] {
+                let tensor = micro_batches.get(input.micro_batch as usize).and_then(|t| t.get(input.name.as_str()));
+                let ty = self.model.train.graph.find(&input.name).map(|v| self.model.train.graph.ty(v));
+                let tensor = match (tensor, ty) {
+                    (Some(tensor), Some(ty)) => Some(tensor.cast(ty.dtype)?),
+                    (tensor, _) => tensor.cloned(),
+                };
+                let tensor = tensor.ok_or_else(|| {
+                    NodeError::input(format!("the model reads {:?}, which the data do not have", input.name))
+                })?;
+                let slot = Slot::Value { value: input.value, micro_batch: input.micro_batch };
+                peer.outbox.tensor(&TensorHeader { pass, train: program == 0, slot, coded: false }, tensor)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// `count` rows of a tensor's first dimension, from row `first` on.
+fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, NodeError> {
+    let mut shape = tensor.shape().to_vec();
+    let total = shape.first().copied().unwrap_or(1).max(1);
+    let row = tensor.bytes().len() / total;
+    if let Some(n) = shape.first_mut() {
+        *n = count;
+    }
+    let bytes = tensor.bytes().get(first * row..(first + count) * row);
+    let bytes = bytes.ok_or_else(|| NodeError::State("a batch is smaller than its micro-batches".into()))?;
+    Ok(HostTensor::from_bytes(TensorType::new(tensor.dtype(), shape), bytes.to_vec())?)
+}

@@ -1,0 +1,170 @@
+//! The thread that writes checkpoints, so that no step waits for a disk.
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_plan::PeerId;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+
+use crate::NodeError;
+use crate::files::checkpoint::{CheckpointWriter, Checkpoints, Part, State};
+
+/// Tensors that may wait for the disk. More stay on the network.
+const MAX_WAITING_TENSORS: usize = 4;
+
+/// What the thread reports.
+pub(super) enum KeeperEvent {
+    /// The checkpoint of this step is whole, and older ones are pruned.
+    Committed(u64),
+    /// A peer sent a snapshot that nobody asked for.
+    Unasked(PeerId),
+    /// The disk failed, or a snapshot is not as announced.
+    Failed(NodeError),
+}
+
+/// A tensor of a peer's snapshot.
+pub(super) struct SavedTensor {
+    pub(super) from: PeerId,
+    pub(super) step: u64,
+    pub(super) name: String,
+    /// The slot of the optimizer state; `None` for the value itself.
+    pub(super) slot: Option<String>,
+    pub(super) tensor: HostTensor,
+}
+
+/// What completes a checkpoint once all its tensors came.
+pub(super) struct Seal {
+    pub(super) state: State,
+    /// Small files beside the tensors.
+    pub(super) extra: Vec<(&'static str, Vec<u8>)>,
+    /// How many checkpoints stay.
+    pub(super) keep: usize,
+}
+
+/// Names and types of a checkpoint's tensors.
+pub(super) struct SavedTypes {
+    /// Parameters and buffers.
+    pub(super) model: Vec<(String, TensorType)>,
+    /// Optimizer state.
+    pub(super) optimizer: Vec<(String, TensorType)>,
+}
+
+enum Command {
+    Begin { step: u64, tensors: SavedTypes },
+    Put(SavedTensor, OwnedSemaphorePermit),
+    Commit(Seal),
+    Stop,
+}
+
+/// A handle on the thread. When dropped, it waits for the thread, which leaves no half-written checkpoint.
+pub(super) struct Keeper {
+    inbox: Inbox,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// Where tensors for the thread go in.
+#[derive(Clone)]
+pub(super) struct Inbox {
+    commands: mpsc::UnboundedSender<Command>,
+    free_places: Arc<Semaphore>,
+}
+
+impl Inbox {
+    /// Hands over a tensor once fewer than [`MAX_WAITING_TENSORS`] wait.
+    pub(super) async fn put(&self, tensor: SavedTensor) {
+        // The semaphore is never closed, and the thread outlives the run.
+        if let Ok(permit) = self.free_places.clone().acquire_owned().await {
+            let _ = self.commands.send(Command::Put(tensor, permit));
+        }
+    }
+}
+
+impl Keeper {
+    /// Starts the thread, which reports to `on_event`.
+    pub(super) fn start(
+        checkpoints: Checkpoints,
+        on_event: impl Fn(KeeperEvent) + Send + 'static,
+    ) -> Result<Self, NodeError> {
+        let (commands, mut given) = mpsc::unbounded_channel();
+        let work = move || {
+            let mut worker = Worker { checkpoints, writing: None };
+            while let Some(command) = given.blocking_recv().filter(|c| !matches!(c, Command::Stop)) {
+                match worker.carry_out(command) {
+                    Ok(None) => {}
+                    Ok(Some(event)) => on_event(event),
+                    Err(e) => return on_event(KeeperEvent::Failed(e)),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("checkpoints".into()).spawn(work);
+        let thread = thread.map_err(|e| NodeError::State(format!("no thread for checkpoints: {e}")))?;
+        let inbox = Inbox { commands, free_places: Arc::new(Semaphore::new(MAX_WAITING_TENSORS)) };
+        Ok(Self { inbox, thread: Some(thread) })
+    }
+
+    pub(super) fn inbox(&self) -> Inbox {
+        self.inbox.clone()
+    }
+
+    /// Opens the checkpoint of a step for the tensors to come.
+    pub(super) fn begin(&self, step: u64, tensors: SavedTypes) {
+        self.command(Command::Begin { step, tensors });
+    }
+
+    /// Completes the checkpoint after its last tensor.
+    pub(super) fn commit(&self, seal: Seal) {
+        self.command(Command::Commit(seal));
+    }
+
+    fn command(&self, command: Command) {
+        // If the thread has ended, it reported the reason.
+        let _ = self.inbox.commands.send(command);
+    }
+}
+
+impl Drop for Keeper {
+    fn drop(&mut self) {
+        self.command(Command::Stop);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+struct Worker {
+    checkpoints: Checkpoints,
+    /// The checkpoint being written, and its step.
+    writing: Option<(u64, CheckpointWriter)>,
+}
+
+impl Worker {
+    fn carry_out(&mut self, command: Command) -> Result<Option<KeeperEvent>, NodeError> {
+        match command {
+            Command::Begin { step, tensors } => {
+                self.writing = Some((step, self.checkpoints.begin(step, &tensors.model, &tensors.optimizer)?));
+                Ok(None)
+            }
+            Command::Put(SavedTensor { from, step, name, slot, tensor }, _place) => {
+                let Some((_, writer)) = self.writing.as_mut().filter(|(s, _)| *s == step) else {
+                    return Ok(Some(KeeperEvent::Unasked(from)));
+                };
+                match slot {
+                    None => writer.put(Part::Model, &name, &tensor)?,
+                    Some(slot) => writer.put(Part::Optimizer, &format!("{name}.{slot}"), &tensor)?,
+                }
+                Ok(None)
+            }
+            Command::Commit(Seal { state, extra, keep }) => {
+                let Some((step, mut writer)) = self.writing.take() else { return Ok(None) };
+                for (name, content) in extra {
+                    writer.put_extra(name, &content)?;
+                }
+                writer.commit(state)?;
+                self.checkpoints.prune(keep)?;
+                Ok(Some(KeeperEvent::Committed(step)))
+            }
+            Command::Stop => Ok(None),
+        }
+    }
+}

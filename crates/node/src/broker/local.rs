@@ -1,0 +1,119 @@
+//! Peers on this machine. Each is a process that runs the same `join` as anywhere.
+
+use std::fs::File;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::process::Stdio;
+
+use fusionllm_transport::Ticket;
+use tokio::process::{Child, Command};
+use tokio::task::JoinSet;
+
+use crate::NodeError;
+use crate::files::DiskError;
+
+/// A peer to start on this machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LocalPeer {
+    /// The peer's name.
+    pub name: String,
+    /// The peer's backend.
+    pub backend: String,
+    /// The threads that it computes with.
+    pub threads: usize,
+    /// How many times slower than this machine it computes.
+    pub slowdown: f64,
+}
+
+/// How a local peer reaches the others.
+pub(super) struct Invitation {
+    /// The broker, at the address that this peer uses.
+    pub(super) ticket: Ticket,
+    /// For emulated links: the address to listen at.
+    pub(super) pinned: Option<SocketAddr>,
+}
+
+/// The processes of local peers. They end with this process.
+pub(super) struct Children {
+    tasks: JoinSet<()>,
+}
+
+impl Children {
+    /// Starts the processes. Each writes its log to `DIR/logs/NAME.log`. `failed` gets the reason if one ends badly.
+    pub(super) fn start(
+        peers: &[(LocalPeer, Invitation)],
+        directory: Option<&Path>,
+        failed: impl Fn(String) + Clone + Send + 'static,
+    ) -> Result<Self, NodeError> {
+        let mut tasks = JoinSet::new();
+        if peers.is_empty() {
+            return Ok(Self { tasks });
+        }
+        let program =
+            std::env::current_exe().map_err(|e| NodeError::State(format!("cannot find this program: {e}")))?;
+        for (peer, invitation) in peers {
+            let mut command = Command::new(&program);
+            command.arg("join").arg(invitation.ticket.to_string());
+            command.args(["--backend", &peer.backend, "--name", &peer.name]);
+            if peer.slowdown > 1.0 {
+                command.args(["--slowdown", &peer.slowdown.to_string()]);
+            }
+            if let Some(listen) = invitation.pinned {
+                command.args(["--pinned", &listen.to_string()]);
+            }
+            command.env("RAYON_NUM_THREADS", peer.threads.to_string());
+            command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+            // Ctrl-C is for the broker, which stops its peers in good order.
+            #[cfg(unix)]
+            command.process_group(0);
+            let log = match directory {
+                Some(directory) => {
+                    let path = directory.join("logs").join(format!("{}.log", peer.name));
+                    let file = path.parent().map_or(Ok(()), std::fs::create_dir_all).and_then(|()| File::create(&path));
+                    let file = file.map_err(DiskError::at(&path, "created"))?;
+                    command.stderr(file);
+                    Some(path)
+                }
+                None => {
+                    command.stderr(Stdio::inherit());
+                    None
+                }
+            };
+            let child =
+                command.spawn().map_err(|e| NodeError::State(format!("cannot start peer {:?}: {e}", peer.name)))?;
+            let (name, failed) = (peer.name.clone(), failed.clone());
+            tasks.spawn(async move {
+                if let Some(reason) = outcome(child, &name, log.as_deref()).await {
+                    failed(reason);
+                }
+            });
+        }
+        Ok(Self { tasks })
+    }
+
+    /// Waits until all have ended.
+    pub(super) async fn finish(mut self) {
+        while self.tasks.join_next().await.is_some() {}
+    }
+
+    /// Waits two seconds for all to end, then kills the rest.
+    pub(super) async fn stop(mut self) {
+        let all = async { while self.tasks.join_next().await.is_some() {} };
+        let _ = tokio::time::timeout(std::time::Duration::from_secs(2), all).await;
+        self.tasks.shutdown().await;
+    }
+}
+
+/// The reason for which a child ended badly, with the last line of its log.
+async fn outcome(mut child: Child, name: &str, log: Option<&Path>) -> Option<String> {
+    match child.wait().await {
+        Ok(status) if status.success() => None,
+        Ok(status) => {
+            let text = log.and_then(|p| std::fs::read_to_string(p).ok()).unwrap_or_default();
+            let last =
+                text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it left no message").trim().to_string();
+            Some(format!("peer {name:?} ended ({status}): {last}"))
+        }
+        Err(e) => Some(format!("peer {name:?}: {e}")),
+    }
+}

@@ -1,0 +1,312 @@
+//! The broker's driver: gathers peers, plans, streams data, and carries out what the state machine asks for.
+
+mod admission;
+mod assign;
+mod codec_updates;
+mod conductor;
+mod emulation;
+mod feeds;
+mod incoming;
+mod keeper;
+mod local;
+mod observer;
+mod store;
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::sync::Mutex;
+
+use admission::{Admission, LocalPeers, Surveyed, take};
+use codec_updates::CodecAdvisor;
+use conductor::Conductor;
+use feeds::Feeds;
+use fusionllm_plan::{Cluster, Plan, Scheduler};
+use fusionllm_protocol::{ExpectedPeers, Regulator, TrainingProgress};
+use fusionllm_transport::{Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
+use incoming::{Incoming, accept, interrupts};
+use local::Children;
+use store::{Store, check};
+use tokio::sync::mpsc;
+
+pub use local::LocalPeer;
+pub use observer::{Event, Observer};
+
+use crate::NodeError;
+use crate::config::{Choice, Family, Job, Network};
+use crate::data::Dataset;
+use crate::files::checkpoint::Checkpoint;
+use crate::files::weights::Weights;
+use crate::model::imported::ImportedModel;
+use crate::model::{Model, models};
+use crate::planning::{Planned, place, plan_blind, plan_for};
+
+/// How to conduct a run.
+pub struct BrokerOptions {
+    /// Who takes part.
+    pub peers: Peers,
+    /// Where to listen; `None` for every interface and a free port.
+    pub listen: Option<SocketAddr>,
+    /// A plan to carry out instead of making one. Joiners must use its peers' names; a peer without a stage may be absent.
+    pub plan: Option<Plan>,
+    /// The run directory; `None` for a new one under `runs/`, or for that of the run to resume.
+    pub directory: Option<PathBuf>,
+    /// The checkpoint to resume from.
+    pub resume: Option<Checkpoint>,
+}
+
+/// Who takes part in a run.
+#[derive(Debug, Clone)]
+pub enum Peers {
+    /// This many joiners, on any machines.
+    Joiners(usize),
+    /// Processes that the broker starts on this machine.
+    Local(Vec<LocalPeer>),
+    /// A process on this machine for each device that the plan uses, with the testbed's links emulated between them.
+    /// Each computes with one thread.
+    Emulated {
+        /// Devices and links.
+        testbed: Cluster,
+        /// The backend of devices that name none.
+        backend: String,
+    },
+}
+
+impl Peers {
+    /// The largest number of peers.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Joiners(count) => *count,
+            Self::Local(peers) => peers.len(),
+            Self::Emulated { testbed, .. } => testbed.devices().len(),
+        }
+    }
+}
+
+/// Conducts a run from the first joiner to the last step.
+///
+/// # Errors
+///
+/// The job, the data, the plan and the checkpoint do not fit each other; a peer is lost or fails; the disk fails; or
+/// the user stops the run before it began.
+pub async fn conduct(
+    job: &Job,
+    options: BrokerOptions,
+    observer: &mut dyn Observer,
+) -> Result<TrainingProgress, NodeError> {
+    let BrokerOptions { peers, listen, plan, directory, resume } = options;
+    let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
+    settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
+    // All input is checked before anybody waits and before anything is written.
+    let data = Dataset::open(&job.data, job.train.seed)?;
+    let models = models(&job)?;
+    let model = &models[0];
+    if let Some(checkpoint) = &resume {
+        check(checkpoint, &job, &data, model)?;
+    }
+    let feeds = Feeds::new(&model.forward, &data, model.micro_batch)?;
+    let source = match &job.model.family {
+        Family::Imported { file } => {
+            let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
+            Some(Mutex::new(ImportedModel::open(file, options)?))
+        }
+        _ => None,
+    };
+    let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
+    if let Some(weights) = &weights
+        && resume.is_none()
+    {
+        let parameters = model.forward.parameters().map(|v| model.forward.value(v));
+        weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))?;
+    }
+    let course = Course::new(&job, models, plan, &peers)?;
+    if let Course::Start(planned) = &course {
+        job = planned.job.clone();
+    }
+    let (events, incoming) = mpsc::unbounded_channel();
+    let keeper_events = {
+        let events = events.clone();
+        move |event| drop(events.send(Incoming::Keeper(event)))
+    };
+    let mut store = Store::open(directory.as_deref(), resume, &job, keeper_events)?;
+    observer.event(Event::Opened { directory: store.directory() });
+    let secret_key = SecretKey::generate();
+    let pinned = matches!(peers, Peers::Emulated { .. });
+    let endpoint = Endpoint::bind(EndpointOptions { secret_key, listen, pinned, ..EndpointOptions::new() }).await?;
+    let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+    let admission = Admission { endpoint: endpoint.clone(), ticket };
+    let run = Preparation { job, data, feeds, source, weights, admission };
+    let result = run.conduct(&peers, course, &mut store, (events, incoming), observer).await;
+    let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
+    endpoint.close(&reason).await;
+    result
+}
+
+/// Replaces `micro_batch = "auto"` by the size that the given plan or the resumed run uses, if there is one.
+fn settle_micro_batch(job: &mut Job, plan: Option<&Plan>, resume: Option<&Checkpoint>) -> Result<(), NodeError> {
+    if !job.train.micro_batch.open {
+        return Ok(());
+    }
+    let of_run = resume.map(|c| Network::at(c.path())).transpose();
+    let of_run = of_run?.map(|n| n.micro_batch);
+    let of_plan = plan.and_then(|p| job.train.batch.checked_div(p.micro_batches as usize));
+    let divides = |size: &usize| *size > 0 && job.train.batch.is_multiple_of(*size);
+    if let Some(size) = of_plan.or(of_run).filter(divides) {
+        job.train.micro_batch = Choice::made(size);
+    }
+    Ok(())
+}
+
+/// How a run gets its plan.
+enum Course {
+    /// The plan is made.
+    Start(Planned),
+    /// Joiners measure their machines and links first.
+    Measure {
+        count: usize,
+        /// What the planner chooses from.
+        models: Vec<Model>,
+        /// A given plan, whose codecs follow the measured links.
+        given: Option<Planned>,
+    },
+}
+
+impl Course {
+    fn new(job: &Job, mut models: Vec<Model>, plan: Option<Plan>, peers: &Peers) -> Result<Self, NodeError> {
+        let given = match plan {
+            Some(plan) => {
+                check_given(&plan, job, &models[0], peers)?;
+                Some(Planned::new(job, models.swap_remove(0), plan))
+            }
+            None => None,
+        };
+        Ok(match (peers, given) {
+            (Peers::Joiners(count), given) if must_measure(job, given.is_some(), *count) => {
+                Self::Measure { count: *count, models, given }
+            }
+            (Peers::Emulated { testbed, .. }, Some(given)) => Self::Start(place(given, testbed)?.prepared()?),
+            (Peers::Emulated { testbed, .. }, None) => Self::Start(plan_for(job, models, testbed)?),
+            (_, Some(given)) => Self::Start(given.prepared()?),
+            (peers, None) => Self::Start(plan_blind(job, models.swap_remove(0), peers.count())?.prepared()?),
+        })
+    }
+
+    /// Which joiners the run waits for.
+    fn places(&self) -> ExpectedPeers {
+        match self {
+            Self::Start(planned) | Self::Measure { given: Some(planned), .. } if planned.named => {
+                ExpectedPeers::Named(planned.plan.peers.clone())
+            }
+            Self::Start(planned) => ExpectedPeers::Any(planned.plan.peers.len()),
+            Self::Measure { count, .. } => ExpectedPeers::Any(*count),
+        }
+    }
+}
+
+fn check_given(plan: &Plan, job: &Job, model: &Model, peers: &Peers) -> Result<(), NodeError> {
+    plan.validate(&model.forward)?;
+    let count = peers.count();
+    if plan.peers.len() != count && !matches!(peers, Peers::Emulated { .. }) {
+        return Err(NodeError::input(format!("the plan is for {} peers, not {count}", plan.peers.len())));
+    }
+    if plan.micro_batches != job.micro_batches() {
+        return Err(NodeError::input(format!(
+            "the plan is for {} micro-batches a step, the job has {}; plan anew",
+            plan.micro_batches,
+            job.micro_batches()
+        )));
+    }
+    Ok(())
+}
+
+/// Whether the joiners must be measured, for the plan or for its codecs. A single joiner with nothing to choose is not.
+fn must_measure(job: &Job, given: bool, count: usize) -> bool {
+    let planner = match job.plan.scheduler {
+        Some(Scheduler::EqualNumber | Scheduler::EqualCompute) => false,
+        Some(Scheduler::OpFence | Scheduler::Exact) => true,
+        None => count > 1 || job.train.micro_batch.open,
+    };
+    job.compression.needs_links() || (planner && !given)
+}
+
+/// What a run has before its plan.
+struct Preparation {
+    job: Job,
+    data: Dataset,
+    feeds: Feeds,
+    source: Option<Mutex<ImportedModel>>,
+    weights: Option<Weights>,
+    admission: Admission,
+}
+
+impl Preparation {
+    async fn conduct(
+        self,
+        peers: &Peers,
+        course: Course,
+        store: &mut Store,
+        (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
+        observer: &mut dyn Observer,
+    ) -> Result<TrainingProgress, NodeError> {
+        let Self { job, data, feeds, source, weights, admission } = self;
+        store.ticket(&admission.ticket)?;
+        let places = course.places();
+        observer.event(Event::Listening { ticket: &admission.ticket, wanted: places.count() });
+        let accepting = tokio::spawn(accept(admission.endpoint.clone(), events.clone()));
+        tokio::spawn(interrupts(events.clone()));
+        let cluster = match &course {
+            Course::Start(planned) => planned.cluster.clone(),
+            Course::Measure { .. } => None,
+        };
+        let LocalPeers { mut emulation, peers: local } = admission.local(peers, cluster)?;
+        let children = Children::start(&local, Some(store.directory()), {
+            let events = events.clone();
+            move |reason| drop(events.send(Incoming::Child(reason)))
+        })?;
+        let mut candidates = admission.gather(places, &mut incoming, observer).await?;
+        accepting.abort();
+        store.ticket_used()?;
+
+        let mut planned = match course {
+            Course::Start(planned) => {
+                admission.close(&candidates);
+                planned
+            }
+            Course::Measure { models, given, .. } => {
+                observer.event(Event::Measuring);
+                let surveyed = admission.survey(candidates, &mut incoming).await?;
+                let Surveyed { cluster, notes, .. } = surveyed;
+                candidates = surveyed.candidates;
+                let mut planned = match given {
+                    Some(given) => place(given, &cluster)?.prepared()?,
+                    None => plan_for(&job, models, &cluster)?,
+                };
+                planned.notes.extend(notes);
+                planned
+            }
+        };
+        if planned.named {
+            candidates = take(&planned.plan, candidates).await;
+        } else {
+            planned.plan.peers = candidates.iter().map(|c| c.member.name.clone()).collect();
+        }
+        store.job(&planned.job)?;
+        store.plan(&planned.to_json()?)?;
+        let Planned { job, model, plan, cluster, notes, predicted, .. } = planned;
+        let predicted_step_s = predicted.as_ref().map(|p| p.step_s);
+        observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model: &model, data: &data });
+        let run = Conductor { job, data, model, feeds, source, weights, predicted };
+        let peers = run.assign(&plan, candidates, emulation.as_mut(), store, &events).await?;
+        let programs = peers.iter().map(|p| p.train.clone()).collect();
+        let regulator = Regulator::new(&plan, programs, cluster, run.job.train.optimizer.update_rule());
+        let advisor = CodecAdvisor::start(regulator, events)?;
+        let position = run.run(plan, peers, advisor, store, observer, &mut incoming).await;
+        for reason in emulation.map(|e| e.shortfalls()).unwrap_or_default() {
+            observer.event(Event::Shortfall { reason: &reason });
+        }
+        match &position {
+            Ok(_) => children.finish().await,
+            Err(_) => children.stop().await,
+        }
+        position
+    }
+}

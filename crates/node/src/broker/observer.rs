@@ -1,0 +1,116 @@
+//! Events of a run, for whoever watches it.
+
+use std::path::Path;
+
+use fusionllm_plan::Plan;
+use fusionllm_protocol::{Member, StepRecord};
+use fusionllm_transport::Ticket;
+
+use crate::data::Dataset;
+use crate::files::run_dir::Summary;
+use crate::model::Model;
+
+/// An event of a run.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// All input fits together, and the run has a directory.
+    Opened {
+        /// The run directory.
+        directory: &'a Path,
+    },
+    /// The broker listens for joiners.
+    Listening {
+        /// What joiners need to connect.
+        ticket: &'a Ticket,
+        /// How many joiners the run waits for.
+        wanted: usize,
+    },
+    /// A joiner came.
+    Joined {
+        /// The joiner.
+        member: &'a Member,
+        /// Joiners present.
+        present: usize,
+        /// Joiners that the run waits for.
+        wanted: usize,
+    },
+    /// A joiner left before the run began.
+    Left {
+        /// The joiner's name.
+        name: &'a str,
+    },
+    /// A joiner was refused.
+    TurnedAway {
+        /// The reason.
+        reason: &'a str,
+    },
+    /// All joiners are present and measure their machines and links.
+    Measuring,
+    /// The plan is made, and peers load their shares.
+    Planned {
+        /// The plan.
+        plan: &'a Plan,
+        /// Sentences about the plan.
+        notes: &'a [String],
+        /// The predicted seconds per step, where the machines are known.
+        predicted_step_s: Option<f64>,
+        /// The model that is trained.
+        model: &'a Model,
+        /// The data that it is trained on.
+        data: &'a Dataset,
+    },
+    /// All peers are ready.
+    Started,
+    /// A step is done.
+    Step {
+        /// The figures of the step.
+        record: &'a StepRecord,
+        /// Targets per second: tokens, or images.
+        targets_per_s: f64,
+    },
+    /// Codecs change, or the regulator warns about one.
+    Codecs {
+        /// The first step with the new codecs.
+        step: u64,
+        /// One sentence per link.
+        lines: &'a [String],
+    },
+    /// An evaluation is done.
+    Evaluated {
+        /// Steps done so far.
+        step: u64,
+        /// Mean loss over the held-out targets.
+        val_loss: f64,
+        /// The fraction of held-out targets for which the largest logit is right.
+        val_accuracy: f64,
+    },
+    /// Peers begin to send a checkpoint.
+    Saving {
+        /// The step of the checkpoint.
+        step: u64,
+    },
+    /// A checkpoint is whole.
+    Saved {
+        /// The step of the checkpoint.
+        step: u64,
+    },
+    /// The emulated links did not behave as the testbed says.
+    Shortfall {
+        /// What happened.
+        reason: &'a str,
+    },
+    /// The user asked to stop.
+    Stopping,
+    /// The run is over.
+    Finished {
+        /// The figures of the run.
+        summary: &'a Summary,
+    },
+}
+
+/// Receives the events of a run.
+pub trait Observer {
+    /// Handles one event.
+    fn event(&mut self, event: Event<'_>);
+}

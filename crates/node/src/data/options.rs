@@ -1,0 +1,64 @@
+//! The settings of a job's `[data]` section.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::Tokenizer;
+
+/// `[data]`: what the model is trained on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Data {
+    /// Text, for language models.
+    Text(Text),
+    /// Images in CIFAR-10's binary format, for classifiers.
+    Cifar10(Cifar10),
+    /// Named tensors, for imported models.
+    Tensors(Tensors),
+}
+
+/// Samples as rows of named tensors.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tensors {
+    /// Safetensors files. Each holds one tensor per input of the model, with the input's name and one row per sample.
+    pub files: Vec<PathBuf>,
+    /// The held-out samples. Default none.
+    pub validation: Validation,
+}
+
+/// Text for next-token prediction.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Text {
+    /// Text files. If empty, the sample text in the program is used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<PathBuf>,
+    /// How text becomes tokens. Default `bytes`.
+    pub tokenizer: Tokenizer,
+    /// Tokens per sample. Default 128.
+    pub context: usize,
+    /// The held-out text. Default 0.1.
+    pub validation: Validation,
+}
+
+/// The held-out data.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Validation {
+    /// The last part of each file, as a fraction from 0 to below 1. For tensors, the last part of all samples.
+    Fraction(f64),
+    /// Separate files.
+    Files(Vec<PathBuf>),
+}
+
+/// CIFAR-10's binary files.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cifar10 {
+    /// Training images.
+    pub train: Vec<PathBuf>,
+    /// Held-out images. Default none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub test: Vec<PathBuf>,
+    /// Whether training images are mirrored and shifted at random. Default true.
+    pub augment: bool,
+}

@@ -1,0 +1,364 @@
+//! Reading safetensors files tensor by tensor.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+
+use fusionllm_graph::{DType, HostTensor, TensorType};
+use safetensors::tensor::{Dtype, Metadata};
+
+use crate::files::DiskError;
+
+/// A safetensors file whose header was read and fits its length. Tensors are read when asked for.
+#[derive(Debug)]
+pub struct Weights {
+    path: PathBuf,
+    tensors: BTreeMap<String, Entry>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    dtype: Dtype,
+    shape: Vec<usize>,
+    /// From the start of the file.
+    offset: u64,
+}
+
+/// Why weights cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum WeightsError {
+    /// The file cannot be read.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+    /// It is no safetensors file, or only a part of one.
+    #[error("{}: {message}", path.display())]
+    Malformed {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// It is of another model.
+    #[error("{}: {message}", path.display())]
+    OtherModel {
+        /// The file.
+        path: PathBuf,
+        /// Which tensor does not fit.
+        message: String,
+    },
+}
+
+impl WeightsError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<&'static str> {
+        Some(match self {
+            Self::Disk(e) => e.hint(),
+            Self::Malformed { .. } => "fetch the file again, or name another",
+            Self::OtherModel { .. } => "[model] must have the settings of the model that the weights come from",
+        })
+    }
+}
+
+/// The format's own limit.
+const MAX_HEADER: u64 = 100_000_000;
+
+impl Weights {
+    /// Reads the header.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, is cut short, or is not a safetensors file.
+    pub fn open(path: &Path) -> Result<Self, WeightsError> {
+        let malformed = |message: String| WeightsError::Malformed { path: path.to_owned(), message };
+        let mut file = File::open(path).map_err(DiskError::at(path, "read"))?;
+        let length = file.metadata().map_err(DiskError::at(path, "read"))?.len();
+        let mut size = [0; 8];
+        if length < 8 {
+            return Err(malformed(format!("{length} bytes are too few for a safetensors file")));
+        }
+        file.read_exact(&mut size).map_err(DiskError::at(path, "read"))?;
+        let size = u64::from_le_bytes(size);
+        if size > MAX_HEADER.min(length - 8) {
+            return Err(malformed("this is not a safetensors file, or it is cut short within its header".into()));
+        }
+        let mut header = vec![0; size as usize];
+        file.read_exact(&mut header).map_err(DiskError::at(path, "read"))?;
+        let header: Metadata = serde_json::from_slice(&header)
+            .map_err(|e| malformed(format!("this is not a safetensors file: its header is wrong: {e}")))?;
+        let expected = 8 + size + header.data_len() as u64;
+        if length != expected {
+            let how = if length < expected { "the file is cut short" } else { "the file is too long" };
+            return Err(malformed(format!("{how}: {length} bytes, but its header tells of {expected}")));
+        }
+        let tensors = header.tensors().into_iter().map(|(name, info)| {
+            let offset = 8 + size + info.data_offsets.0 as u64;
+            (name, Entry { dtype: info.dtype, shape: info.shape.clone(), offset })
+        });
+        Ok(Self { path: path.to_owned(), tensors: tensors.collect() })
+    }
+
+    /// The file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Names and types of all tensors whose elements are of a type we have, by name.
+    pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorType)> {
+        self.tensors.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.ty()?)))
+    }
+
+    /// Reads the tensor stored as `name`, if there is one of a type we have.
+    ///
+    /// # Errors
+    ///
+    /// The file can no longer be read.
+    pub fn read(&self, name: &str) -> Result<Option<HostTensor>, WeightsError> {
+        let Some(entry) = self.tensors.get(name) else { return Ok(None) };
+        let Some(ty) = entry.ty() else { return Ok(None) };
+        let mut bytes = vec![0; ty.bytes()];
+        let mut read = || {
+            let mut file = File::open(&self.path)?;
+            file.seek(SeekFrom::Start(entry.offset))?;
+            file.read_exact(&mut bytes)
+        };
+        read().map_err(DiskError::at(&self.path, "read"))?;
+        let malformed = |e: fusionllm_graph::GraphError| WeightsError::Malformed {
+            path: self.path.clone(),
+            message: format!("`{name}`: {e}"),
+        };
+        HostTensor::from_bytes(ty, bytes).map(Some).map_err(malformed)
+    }
+
+    /// Adds `length` bytes of the tensor stored as `name`, from its byte `start` on, to `bytes`.
+    ///
+    /// # Errors
+    ///
+    /// There is no such tensor, or the file can no longer be read.
+    pub(crate) fn append(
+        &self,
+        name: &str,
+        start: usize,
+        length: usize,
+        bytes: &mut Vec<u8>,
+    ) -> Result<(), WeightsError> {
+        let entry = self.tensors.get(name).ok_or_else(|| WeightsError::Malformed {
+            path: self.path.clone(),
+            message: format!("`{name}` is not there"),
+        })?;
+        let before = bytes.len();
+        bytes.resize(before + length, 0);
+        let mut read = || {
+            let mut file = File::open(&self.path)?;
+            file.seek(SeekFrom::Start(entry.offset + start as u64))?;
+            file.read_exact(&mut bytes[before..])
+        };
+        Ok(read().map_err(DiskError::at(&self.path, "read"))?)
+    }
+
+    /// Whether the file has all of a model's tensors in their shapes: what [`Self::parameter`] needs.
+    ///
+    /// # Errors
+    ///
+    /// Names the first tensor that is missing or differs.
+    pub fn check<'a>(&self, model: impl IntoIterator<Item = (&'a str, &'a TensorType)>) -> Result<(), WeightsError> {
+        model.into_iter().try_for_each(|(name, ty)| self.find(name, ty).map(|_| ()))
+    }
+
+    /// Reads a model's tensor for a start from published weights. It may be stored in another floating-point type,
+    /// and without the prefix `transformer.`, as in weights of the bare GPT-2.
+    ///
+    /// # Errors
+    ///
+    /// The tensor is missing or of another shape, or the file can no longer be read.
+    pub fn parameter(&self, name: &str, ty: &TensorType) -> Result<HostTensor, WeightsError> {
+        let stored = self.find(name, ty)?;
+        let tensor = self.read(stored)?.ok_or_else(|| self.missing(name))?;
+        tensor.cast(ty.dtype).map_err(|e| self.other_model(format!("`{name}`: {e}")))
+    }
+
+    fn find<'a>(&self, name: &'a str, ty: &TensorType) -> Result<&'a str, WeightsError> {
+        let bare = name.strip_prefix("transformer.");
+        let found = [Some(name), bare].into_iter().flatten().find_map(|n| Some((n, self.tensors.get(n)?)));
+        let (stored, entry) = found.ok_or_else(|| self.missing(name))?;
+        let convertible =
+            |stored: TensorType| stored.dtype == ty.dtype || stored.dtype.is_float() && ty.dtype.is_float();
+        if entry.shape == ty.shape && entry.ty().is_some_and(convertible) {
+            return Ok(stored);
+        }
+        let stored = format!("{}{:?}", entry.dtype.to_string().to_lowercase(), entry.shape);
+        Err(self.other_model(format!("`{name}` is {stored} there, but the model takes {ty}")))
+    }
+
+    fn missing(&self, name: &str) -> WeightsError {
+        self.other_model(format!("the model's `{name}` is not among the {} tensors", self.tensors.len()))
+    }
+
+    fn other_model(&self, message: String) -> WeightsError {
+        WeightsError::OtherModel { path: self.path.clone(), message }
+    }
+}
+
+impl Entry {
+    fn ty(&self) -> Option<TensorType> {
+        let dtype = match self.dtype {
+            Dtype::F64 => DType::F64,
+            Dtype::F32 => DType::F32,
+            Dtype::F16 => DType::F16,
+            Dtype::BF16 => DType::BF16,
+            Dtype::I64 => DType::I64,
+            Dtype::I32 => DType::I32,
+            Dtype::BOOL => DType::Bool,
+            _ => return None,
+        };
+        Some(TensorType::new(dtype, self.shape.clone()))
+    }
+}
+
+/// How the format names an element type.
+pub(crate) fn stored_dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::Bool => Dtype::BOOL,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use insta::assert_snapshot;
+    use safetensors::tensor::TensorView;
+
+    use super::*;
+    use crate::printed;
+
+    fn f32s(shape: &[usize]) -> TensorType {
+        TensorType::new(DType::F32, shape)
+    }
+
+    /// Two floats, once in half precision without the prefix, and something we have no type for.
+    fn file(dir: &tempfile::TempDir) -> PathBuf {
+        let full: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
+        let half = [0x00, 0x3e, 0x00, 0xc0];
+        let views = [
+            ("transformer.a", TensorView::new(Dtype::F32, vec![2], &full).unwrap()),
+            ("b", TensorView::new(Dtype::F16, vec![1, 2], &half).unwrap()),
+            ("mask", TensorView::new(Dtype::U8, vec![2], &half[..2]).unwrap()),
+        ];
+        let path = dir.path().join("model.safetensors");
+        safetensors::serialize_to_file(views, None, &path).unwrap();
+        path
+    }
+
+    #[test]
+    fn published_weights_start_a_model() {
+        let dir = tempfile::tempdir().unwrap();
+        let weights = Weights::open(&file(&dir)).unwrap();
+        let found: Vec<String> = weights.tensors().map(|(name, ty)| format!("{name} {ty}")).collect();
+        assert_eq!(found, ["b f16[1, 2]", "transformer.a f32[2]"]);
+        assert_eq!(weights.read("transformer.a").unwrap().unwrap().to_f64(), [1.5, -2.0]);
+        assert_eq!(weights.read("mask").unwrap(), None);
+        let (a, b) = (f32s(&[2]), f32s(&[1, 2]));
+        weights.check([("transformer.a", &a), ("transformer.b", &b)]).unwrap();
+        let b = weights.parameter("transformer.b", &b).unwrap();
+        assert_eq!(b, HostTensor::from_f32([1, 2], &[1.5, -2.0]).unwrap());
+    }
+
+    /// The sample's configuration makes the model that the sample's weights are of.
+    #[test]
+    fn the_zoos_weights_fit_their_model() {
+        let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo");
+        let text = "model = { config = \"gpt2.config.json\", weights = \"gpt2.weights.safetensors\", vocab_size = 256 }
+                    data = { context = 16 }";
+        let job = crate::config::Job::parse("job.toml", text, &zoo, &[]).unwrap();
+        let weights = Weights::open(job.model.weights.as_deref().unwrap()).unwrap();
+        let crate::config::Family::Gpt2(mut config) = job.model.family else { panic!("not gpt2") };
+        let check = |config: &fusionllm_graph::models::Gpt2Config| {
+            let graph = config.build(1, 16, DType::F32).unwrap();
+            let parameters = graph.parameters().map(|v| graph.value(v));
+            weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))
+        };
+        // The tokenizer has more tokens than the model.
+        assert!(matches!(check(&config), Err(WeightsError::OtherModel { .. })));
+        config.vocab_size = 100;
+        check(&config).unwrap();
+    }
+
+    #[test]
+    fn errors_in_weights() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = file(&dir);
+        let hide = |e: WeightsError| printed(e).replace(&dir.path().display().to_string(), "DIR");
+        let weights = Weights::open(&path).unwrap();
+        let error = |name: &str, ty: TensorType| hide(weights.check([(name, &ty)]).unwrap_err());
+        assert_snapshot!(error("transformer.a", f32s(&[3])), @r"
+        DIR/model.safetensors: `transformer.a` is f32[2] there, but the model takes f32[3]
+        hint: [model] must have the settings of the model that the weights come from
+        ");
+        assert_snapshot!(error("mask", TensorType::new(DType::Bool, [2])), @r"
+        DIR/model.safetensors: `mask` is u8[2] there, but the model takes bool[2]
+        hint: [model] must have the settings of the model that the weights come from
+        ");
+        assert_snapshot!(error("transformer.c", f32s(&[2])), @r"
+        DIR/model.safetensors: the model's `transformer.c` is not among the 3 tensors
+        hint: [model] must have the settings of the model that the weights come from
+        ");
+
+        let whole = fs::read(&path).unwrap();
+        let reopened = |content: &[u8]| {
+            fs::write(&path, content).unwrap();
+            hide(Weights::open(&path).unwrap_err())
+        };
+        assert_snapshot!(reopened(&whole[..whole.len() - 1]), @r"
+        DIR/model.safetensors: the file is cut short: 205 bytes, but its header tells of 206
+        hint: fetch the file again, or name another
+        ");
+        assert_snapshot!(reopened(&[&whole[..], b"x"].concat()), @r"
+        DIR/model.safetensors: the file is too long: 207 bytes, but its header tells of 206
+        hint: fetch the file again, or name another
+        ");
+        assert_snapshot!(reopened(&whole[..20]), @r"
+        DIR/model.safetensors: this is not a safetensors file, or it is cut short within its header
+        hint: fetch the file again, or name another
+        ");
+        assert_snapshot!(reopened(b"GIF89a"), @r"
+        DIR/model.safetensors: 6 bytes are too few for a safetensors file
+        hint: fetch the file again, or name another
+        ");
+        assert_snapshot!(reopened(b"\x02\0\0\0\0\0\0\0[]"), @r"
+        DIR/model.safetensors: this is not a safetensors file: its header is wrong: invalid type: sequence, expected struct HashMetadata at line 1 column 0
+        hint: fetch the file again, or name another
+        ");
+        fs::remove_file(&path).unwrap();
+        assert_snapshot!(hide(Weights::open(&path).unwrap_err()), @r"
+        DIR/model.safetensors: cannot be read
+        caused by: No such file or directory (os error 2)
+        hint: check the path
+        ");
+    }
+
+    proptest::proptest! {
+        /// A damaged file is refused, or gives tensors that fit it; it never panics nor asks for memory it cannot fill.
+        #[test]
+        fn no_file_makes_the_reader_panic(at in 0usize..206, byte: u8, cut in proptest::option::weighted(0.2, 0usize..220)) {
+            let dir = tempfile::tempdir().unwrap();
+            let path = file(&dir);
+            let mut content = fs::read(&path).unwrap();
+            content[at] = byte;
+            content.resize(cut.unwrap_or(content.len()), 0);
+            fs::write(&path, &content).unwrap();
+            if let Ok(weights) = Weights::open(&path) {
+                for (name, ty) in weights.tensors() {
+                    let tensor = weights.read(name).unwrap().unwrap();
+                    proptest::prop_assert_eq!(tensor.ty(), &ty);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,130 @@
+//! The memory of this process.
+
+use std::alloc::{GlobalAlloc, Layout};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+/// An allocator that counts the allocated bytes, for the `#[global_allocator]` of a program that reports them.
+#[derive(Debug)]
+pub struct Counting<A>(pub A);
+
+/// Bytes allocated now; 0 without a [`Counting`] allocator.
+pub fn live_bytes() -> u64 {
+    LIVE.load(Relaxed) as u64
+}
+
+/// The most bytes allocated at once since the last call.
+pub(crate) fn take_peak() -> u64 {
+    let peak = PEAK.swap(LIVE.load(Relaxed), Relaxed);
+    peak.max(LIVE.load(Relaxed)) as u64
+}
+
+/// The most bytes that the system ever kept in memory for this process; 0 where it does not say.
+pub(crate) fn resident_peak() -> u64 {
+    figure("/proc/self/status", "VmHWM:").unwrap_or(0)
+}
+
+/// Bytes that the system could give to a process now; `None` where it does not say.
+pub(crate) fn available() -> Option<u64> {
+    figure("/proc/meminfo", "MemAvailable:")
+}
+
+/// A figure of one of Linux's tables, in bytes. Other systems have no such files.
+fn figure(table: &str, name: &str) -> Option<u64> {
+    let text = std::fs::read_to_string(table).ok()?;
+    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
+    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+fn grow(bytes: usize) {
+    let live = LIVE.fetch_add(bytes, Relaxed) + bytes;
+    // Only a new record writes to the shared cache line.
+    if live > PEAK.load(Relaxed) {
+        PEAK.fetch_max(live, Relaxed);
+    }
+}
+
+fn shrink(bytes: usize) {
+    LIVE.fetch_sub(bytes, Relaxed);
+}
+
+// SAFETY: all calls go to `A` unchanged, and counting allocates nothing.
+unsafe impl<A: GlobalAlloc> GlobalAlloc for Counting<A> {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps the promises that `A` needs, here and below.
+        let pointer = unsafe { self.0.alloc(layout) };
+        if !pointer.is_null() {
+            grow(layout.size());
+        }
+        pointer
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: as above.
+        let pointer = unsafe { self.0.alloc_zeroed(layout) };
+        if !pointer.is_null() {
+            grow(layout.size());
+        }
+        pointer
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: as above.
+        unsafe { self.0.dealloc(pointer, layout) };
+        shrink(layout.size());
+    }
+
+    unsafe fn realloc(&self, pointer: *mut u8, layout: Layout, size: usize) -> *mut u8 {
+        // SAFETY: as above.
+        let moved = unsafe { self.0.realloc(pointer, layout, size) };
+        if !moved.is_null() {
+            if size >= layout.size() {
+                grow(size - layout.size());
+            } else {
+                shrink(layout.size() - size);
+            }
+        }
+        moved
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::alloc::System;
+
+    use super::*;
+
+    /// The counters belong to the process, and this test's own allocator does not count, so one test has them to
+    /// itself.
+    #[test]
+    fn bytes_are_counted_until_they_are_given_back() {
+        let allocator = Counting(System);
+        let small = Layout::from_size_align(1000, 8).unwrap();
+        assert_eq!(live_bytes(), 0);
+        // SAFETY: layouts are not empty, and each pointer is given back once with its layout.
+        unsafe {
+            let a = allocator.alloc(small);
+            let b = allocator.alloc_zeroed(small);
+            assert_eq!(live_bytes(), 2000);
+            let a = allocator.realloc(a, small, 5000);
+            assert_eq!(live_bytes(), 6000);
+            let large = Layout::from_size_align(5000, 8).unwrap();
+            let a = allocator.realloc(a, large, 1000);
+            allocator.dealloc(a, small);
+            assert_eq!((live_bytes(), take_peak()), (1000, 6000));
+            assert_eq!(take_peak(), 1000, "from the last time on");
+            allocator.dealloc(b, small);
+        }
+        assert_eq!((live_bytes(), take_peak(), take_peak()), (0, 1000, 0));
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn the_system_tells_what_is_resident() {
+        let held = vec![1u8; 32 << 20];
+        assert!(resident_peak() > held.len() as u64);
+        assert!(available().is_some_and(|b| b > 1 << 20));
+    }
+}

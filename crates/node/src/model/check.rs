@@ -1,0 +1,167 @@
+//! Compares an imported model with PyTorch's results.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Mutex;
+
+use fusionllm_backend::open;
+use fusionllm_exec::ExecError;
+use fusionllm_exec::local::{LocalRun, Training};
+use fusionllm_graph::ops::SgdStep;
+use fusionllm_graph::{DType, HostTensor, autodiff};
+use fusionllm_import::{ImportOptions, Precision};
+use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use serde::Serialize;
+
+use super::imported::ImportedModel;
+use crate::NodeError;
+use crate::files::weights::Weights;
+
+/// How far loss and gradients are from the reference.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Check {
+    /// The loss computed here.
+    pub loss: f64,
+    /// The reference loss.
+    pub loss_reference: f64,
+    /// The difference of the losses over the size of the reference loss.
+    pub loss_rel_err: f64,
+    /// The largest error of a gradient, `‖g − ref‖ / max(‖ref‖, 1e-6 · the largest ‖ref‖)`; NaN if a gradient is not
+    /// finite.
+    pub max_grad_rel_err: f64,
+    /// The parameter with the largest error.
+    pub worst_parameter: String,
+    /// Gradients compared.
+    pub parameters: usize,
+    /// Forward operators of the graph.
+    pub operators: usize,
+}
+
+impl Check {
+    /// The larger of the two errors; infinite if one is NaN.
+    pub fn error(&self) -> f64 {
+        let number = |e: f64| if e.is_nan() { f64::INFINITY } else { e };
+        number(self.loss_rel_err).max(number(self.max_grad_rel_err))
+    }
+}
+
+/// Computes loss and gradients of `model` over `peers` peers, and compares them with a reference. The reference is a
+/// safetensors file with `input.NAME`, `loss` and `grad.PARAMETER`. The precision is that of its loss.
+///
+/// # Errors
+///
+/// A file cannot be read, the files do not fit each other, or an operator fails.
+pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Result<Check, NodeError> {
+    let results = Weights::open(reference)?;
+    let tensor = |name: &str| -> Result<HostTensor, NodeError> {
+        results.read(name)?.ok_or_else(|| {
+            NodeError::input_with_hint(
+                format!("{}: it holds no tensor `{name}`", reference.display()),
+                "a reference has the tensors input.NAME, loss and grad.PARAMETER",
+            )
+        })
+    };
+    let loss_reference = tensor("loss")?;
+    let precision = if loss_reference.dtype() == DType::F64 { Precision::Double } else { Precision::Single };
+    let first = results.tensors().find(|(name, _)| name.starts_with("input.")).map(|(_, ty)| ty);
+    let samples = first.and_then(|ty| ty.shape.first().copied());
+    let mut model = ImportedModel::open(model, ImportOptions { batch_size: samples, precision })?;
+    let graph = model.imported().graph.clone();
+    let loss = graph.outputs.get("loss").copied().ok_or_else(|| no_loss(&graph.name))?;
+    let train = autodiff::differentiate(&graph, loss)?;
+
+    let mut batch = BTreeMap::new();
+    for v in graph.inputs() {
+        let (name, ty) = (&graph.value(v).name, graph.ty(v));
+        let given = tensor(&format!("input.{name}"))?.cast(ty.dtype)?;
+        if given.ty() != ty {
+            return Err(NodeError::input(format!(
+                "{}: `input.{name}` is {}, the model takes {ty}",
+                reference.display(),
+                given.ty()
+            )));
+        }
+        batch.insert(name.clone(), given);
+    }
+    batch.insert("loss_weight".into(), HostTensor::scalar(graph.ty(loss).dtype, 1.0)?);
+
+    let names: Vec<String> = (0..peers.max(1)).map(|p| format!("p{p}")).collect();
+    let plan = equal_compute(&graph, &names, 1, Schedule::default())?;
+    let programs = compile(&plan, &graph, &train)?;
+    let backends = names
+        .iter()
+        .map(|_| open(backend).map_err(|e| NodeError::input(e.to_string())))
+        .collect::<Result<Vec<_>, _>>()?;
+    // With plain gradient descent, the momentum after one step is the gradient.
+    let training = Training {
+        optimizer: Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false }),
+        learning_rate: LearningRate { base: 0.0, warmup: 0, cosine_until: None, min: 0.0 },
+        clip: None,
+        seed: 1,
+    };
+    let source = Mutex::new(&mut model);
+    let mut cluster = LocalRun::new(programs, &backends, training, |value| {
+        let mut model = source.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+        model.initial(value).map_err(|e| ExecError::State(e.to_string()))
+    })?;
+    let step = cluster.step(&[batch])?;
+
+    let known: BTreeMap<&str, &str> =
+        model.imported().tied.iter().map(|(other, name)| (other.as_str(), name.as_str())).collect();
+    let mut gradients = Vec::new();
+    for (key, _) in results.tensors() {
+        let Some(given) = key.strip_prefix("grad.") else { continue };
+        let name = known.get(given).copied().unwrap_or(given);
+        let reference = tensor(key)?.to_f64();
+        let trained = train.gradients.iter().any(|g| graph.value(g.parameter).name == name);
+        let own = match trained {
+            true => cluster.read_slot(name, "momentum_buffer")?.to_f64(),
+            false if graph.find(name).is_some() => vec![0.0; reference.len()],
+            false => {
+                return Err(NodeError::input(format!(
+                    "{}: the model has no parameter {given:?}",
+                    results.path().display()
+                )));
+            }
+        };
+        if own.len() != reference.len() {
+            return Err(NodeError::input(format!(
+                "{}: `{key}` is not of the parameter's size",
+                results.path().display()
+            )));
+        }
+        let norm = reference.iter().map(|x| x * x).sum::<f64>().sqrt();
+        let distance = own.iter().zip(&reference).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+        gradients.push((given.to_owned(), distance, norm));
+    }
+    let largest = gradients.iter().map(|(_, _, norm)| *norm).fold(0.0, f64::max);
+    let error = |distance: f64, norm: f64| {
+        if distance == 0.0 { 0.0 } else { distance / norm.max(1e-6 * largest) }
+    };
+    let worst = gradients
+        .iter()
+        .map(|(name, distance, norm)| (name.clone(), error(*distance, *norm)))
+        .max_by(|a, b| a.1.total_cmp(&b.1))
+        .unwrap_or_default();
+    let loss_reference = loss_reference.to_f64().first().copied().unwrap_or(f64::NAN);
+    // A step with a gradient that is not finite is not applied, and leaves no momentum to compare.
+    let max_grad_rel_err = if step.grad_norm.is_finite() { worst.1 } else { f64::NAN };
+    let loss = step.loss;
+    Ok(Check {
+        loss,
+        loss_reference,
+        loss_rel_err: (loss - loss_reference).abs() / loss_reference.abs().max(f64::MIN_POSITIVE),
+        max_grad_rel_err,
+        worst_parameter: worst.0,
+        parameters: gradients.len(),
+        operators: graph.nodes.len(),
+    })
+}
+
+/// The error for a model that cannot be trained.
+pub(super) fn no_loss(name: &str) -> NodeError {
+    NodeError::input_with_hint(
+        format!("{name}: the model's forward returns no loss"),
+        "export a module whose forward(x, y) returns the mean loss, a tensor of one number",
+    )
+}

@@ -1,0 +1,147 @@
+//! Writes trained models for other programs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+use fusionllm_graph::models::Gpt2Config;
+use fusionllm_graph::{HostTensor, ValueKind};
+use serde_json::{Value, json};
+
+use super::SavedModel;
+use crate::NodeError;
+use crate::config::Family;
+use crate::data::Tokenizer;
+use crate::files::{DiskError, write_atomic, write_tensors};
+
+const CONFIG: &str = "config.json";
+const WEIGHTS: &str = "model.safetensors";
+
+/// Writes a GPT-2 into `directory` as `config.json` and `model.safetensors`. `GPT2LMHeadModel.from_pretrained` of
+/// Hugging Face's `transformers` loads them.
+///
+/// # Errors
+///
+/// The model is no GPT-2, the directory holds a model, the checkpoint is damaged, or the disk fails.
+pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+    not_imported(model)?;
+    let Family::Gpt2(config) = &model.network.family else {
+        return Err(NodeError::input_with_hint(
+            format!("{}: this is a ResNet, which `transformers` has in another form", model.path().display()),
+            "write it under torchvision's names: --format torchvision",
+        ));
+    };
+    claim(directory)?;
+    write_weights(model, directory)?;
+    let config = serde_json::to_vec_pretty(&config_json(config, model.network.tokenizer))
+        .map_err(|e| NodeError::State(format!("{CONFIG}: {e}")))?;
+    Ok(write_atomic(&directory.join(CONFIG), &config)?)
+}
+
+/// Writes a ResNet into `directory` as `model.safetensors`, with torchvision's names, for `load_state_dict`.
+///
+/// # Errors
+///
+/// As for [`hugging_face`].
+pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+    not_imported(model)?;
+    let Family::Resnet(_) = &model.network.family else {
+        return Err(NodeError::input_with_hint(
+            format!("{}: torchvision has no GPT-2", model.path().display()),
+            "write it for `transformers`: --format hf",
+        ));
+    };
+    claim(directory)?;
+    write_weights(model, directory)
+}
+
+fn not_imported(model: &SavedModel) -> Result<(), NodeError> {
+    match model.network.family {
+        Family::Imported { .. } => Err(NodeError::input_with_hint(
+            format!("{}: this model was imported from torch.export", model.path().display()),
+            "write its state_dict with --format pt2-weights",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Writes the whole `state_dict` of a model from `torch.export` into `directory` as `model.safetensors`, for
+/// `load_state_dict`.
+///
+/// # Errors
+///
+/// The model is not imported, the directory holds a model, the archive is gone, the checkpoint is damaged, or the
+/// disk fails.
+pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+    let Family::Imported { file } = &model.network.family else {
+        return Err(NodeError::input_with_hint(
+            format!("{}: this model was not imported", model.path().display()),
+            "write it with --format hf (GPT-2) or --format torchvision (ResNet)",
+        ));
+    };
+    let mut source = super::imported::ImportedModel::open(file, fusionllm_import::ImportOptions::default())?;
+    claim(directory)?;
+    let names: Vec<String> = source.archive().state_dict_names().map(str::to_owned).collect();
+    let mut tensors = BTreeMap::new();
+    for name in names {
+        let imported = source.imported();
+        // Tied parameters are trained under one name and written under all of their names.
+        let own = imported.tied.get(&name).unwrap_or(&name);
+        let tensor = match imported.graph.find(own).map(|v| imported.graph.value(v)) {
+            Some(value) if matches!(value.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)) => {
+                model.read(own, &value.ty)?
+            }
+            _ => source.archive().state_dict_tensor(&name)?,
+        };
+        tensors.insert(name, tensor);
+    }
+    Ok(write_tensors(&directory.join(WEIGHTS), &tensors)?)
+}
+
+/// The `config.json` of a GPT-2.
+pub fn config_json(config: &Gpt2Config, tokenizer: Option<Tokenizer>) -> Value {
+    // The byte tokenizer has no token for the end of a text, and Hugging Face's default is outside its vocabulary.
+    let end = tokenizer.and_then(Tokenizer::start_of_text).filter(|t| (*t as usize) < config.vocab_size);
+    json!({
+        "model_type": "gpt2",
+        "architectures": ["GPT2LMHeadModel"],
+        "vocab_size": config.vocab_size,
+        "n_positions": config.n_positions,
+        "n_embd": config.n_embd,
+        "n_layer": config.n_layer,
+        "n_head": config.n_head,
+        "n_inner": config.n_inner,
+        "activation_function": config.activation_function,
+        "resid_pdrop": config.resid_pdrop,
+        "embd_pdrop": config.embd_pdrop,
+        "attn_pdrop": config.attn_pdrop,
+        "layer_norm_epsilon": config.layer_norm_epsilon,
+        "initializer_range": config.initializer_range,
+        "tie_word_embeddings": config.tie_word_embeddings,
+        "bos_token_id": end,
+        "eos_token_id": end,
+        "torch_dtype": "float32",
+    })
+}
+
+/// Makes the directory, and refuses one that holds a model.
+fn claim(directory: &Path) -> Result<(), NodeError> {
+    fs::create_dir_all(directory).map_err(DiskError::at(directory, "created"))?;
+    match [CONFIG, WEIGHTS].into_iter().find(|name| directory.join(name).exists()) {
+        Some(name) => Err(NodeError::input_with_hint(
+            format!("{}: there is a {name} already", directory.display()),
+            "choose another directory with -o, or remove that one",
+        )),
+        None => Ok(()),
+    }
+}
+
+/// Writes all parameters and buffers, with the graph's names.
+fn write_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+    let graph = model.network.forward(1, model.network.context)?;
+    let mut tensors: BTreeMap<&str, HostTensor> = BTreeMap::new();
+    for v in graph.values.iter().filter(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_))) {
+        tensors.insert(&v.name, model.read(&v.name, &v.ty)?);
+    }
+    Ok(write_tensors(&directory.join(WEIGHTS), &tensors)?)
+}

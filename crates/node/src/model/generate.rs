@@ -1,0 +1,424 @@
+//! Generates text with a trained language model, token by token.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fusionllm_backend::{Backend, Tensor, interpret};
+use fusionllm_graph::ops::IndexSelect;
+use fusionllm_graph::{Builder, CounterRng, DType, Graph, GraphError, HostTensor, Op, ValueId, ValueKind};
+
+use crate::NodeError;
+use crate::config::Family;
+use crate::data::Tokenizer;
+use crate::model::SavedModel;
+
+/// How to choose each token.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Sampling {
+    /// What logits are divided by. Below 1, likely tokens become more likely; at 0, the most likely token is chosen.
+    pub temperature: f64,
+    /// How many of the most likely tokens to choose from; 0 for all.
+    pub top_k: usize,
+    /// Decides the choices, together with the number of each token.
+    pub seed: u64,
+}
+
+impl Sampling {
+    /// Chooses token number `n` of a text from the logits of all tokens; `None` if no logit is a number.
+    pub fn choose(&self, logits: &[f32], n: u64) -> Option<u32> {
+        let mut likely: Vec<(u32, f64)> = (0..).zip(logits).map(|(token, &l)| (token, f64::from(l))).collect();
+        likely.retain(|(_, l)| *l > f64::NEG_INFINITY);
+        let falling = |a: &(u32, f64), b: &(u32, f64)| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0));
+        let best = likely.iter().copied().min_by(falling)?;
+        if self.temperature <= 0.0 || best.1 == f64::INFINITY {
+            return Some(best.0);
+        }
+        if (1..likely.len()).contains(&self.top_k) {
+            likely.select_nth_unstable_by(self.top_k - 1, falling);
+            likely.truncate(self.top_k);
+            likely.sort_unstable_by_key(|(token, _)| *token);
+        }
+        let weights: Vec<f64> = likely.iter().map(|(_, l)| ((l - best.1) / self.temperature).exp()).collect();
+        let block = CounterRng::for_name(self.seed, "generate").block(n, 0);
+        let uniform = (u64::from(block[0]) << 21 ^ u64::from(block[1]) >> 11) as f64 / (1u64 << 53) as f64;
+        let mut left = uniform * weights.iter().sum::<f64>();
+        let chosen = weights.iter().position(|w| {
+            left -= w;
+            left < 0.0
+        });
+        // Rounding may leave the last token's share empty.
+        Some(chosen.map_or(best.0, |i| likely[i].0))
+    }
+}
+
+/// A language model on one backend.
+pub struct Generator {
+    backend: Arc<dyn Backend>,
+    model: SavedModel,
+    tokenizer: Tokenizer,
+    /// The number of tokens that both the tokenizer and the model know.
+    vocabulary: usize,
+    held: BTreeMap<String, Tensor>,
+    /// By length.
+    graphs: BTreeMap<usize, LastToken>,
+}
+
+/// The network in its evaluation form, up to the logits of one position.
+struct LastToken {
+    graph: Graph,
+    ids: ValueId,
+    /// The position, as `i64 [1]`.
+    position: ValueId,
+    /// `[1, 1, vocabulary]`.
+    logits: ValueId,
+}
+
+/// Lengths are rounded up to a multiple of this, so that few graphs serve all lengths.
+const STRIDE: usize = 64;
+
+impl Generator {
+    /// Loads a model. `tokenizer` is used if the model does not name one.
+    ///
+    /// # Errors
+    ///
+    /// The model is no GPT-2, its tokenizer is unknown, or its checkpoint is damaged.
+    pub fn new(model: SavedModel, backend: Arc<dyn Backend>, tokenizer: Option<Tokenizer>) -> Result<Self, NodeError> {
+        let fail = |message: &str, hint: &str| {
+            Err(NodeError::input_with_hint(format!("{}: {message}", model.path().display()), hint))
+        };
+        let config = match &model.network.family {
+            Family::Gpt2(config) => config,
+            Family::Resnet(_) => {
+                return fail("this model classifies images and writes no text", "give a checkpoint of a GPT-2");
+            }
+            Family::Imported { .. } => {
+                return fail(
+                    "`generate` does not support models imported from torch.export",
+                    "write the trained weights with `fusionllm export --format pt2-weights`, and generate in PyTorch",
+                );
+            }
+        };
+        let Some(tokenizer) = tokenizer.or(model.network.tokenizer) else {
+            let size = config.vocab_size;
+            return fail(
+                &format!("the vocabulary has {size} tokens, which is neither GPT-2's nor the bytes"),
+                "name the tokenizer: --tokenizer bytes or --tokenizer gpt2",
+            );
+        };
+        let vocabulary = config.vocab_size.min(tokenizer.vocabulary());
+        let mut generator =
+            Self { backend, tokenizer, vocabulary, held: BTreeMap::new(), graphs: BTreeMap::new(), model };
+        generator.load()?;
+        Ok(generator)
+    }
+
+    /// Uploads parameters, buffers and constants.
+    fn load(&mut self) -> Result<(), NodeError> {
+        let graph = self.model.network.forward(1, 1)?.evaluation()?;
+        for v in &graph.values {
+            let tensor = match v.kind {
+                ValueKind::Parameter(_) | ValueKind::Buffer(_) => self.model.read(&v.name, &v.ty)?,
+                _ => continue,
+            };
+            self.held.insert(v.name.clone(), self.backend.upload(&tensor)?);
+        }
+        Ok(())
+    }
+
+    /// Continues `prompt` by up to `tokens` tokens, or until the text ends. `read` gets the new text piece by piece,
+    /// and returns whether it wants more. Returns the number of tokens.
+    ///
+    /// # Errors
+    ///
+    /// The prompt has tokens that the model does not know, the logits are not numbers, or a kernel fails.
+    pub fn generate(
+        &mut self,
+        prompt: &str,
+        sampling: &Sampling,
+        tokens: usize,
+        mut read: impl FnMut(&str) -> bool,
+    ) -> Result<usize, NodeError> {
+        let mut text = self.tokenizer.encode(prompt);
+        if text.is_empty() {
+            // The model needs a token to start from.
+            text.push(self.tokenizer.start_of_text().unwrap_or(u32::from(b'\n')));
+        }
+        if let Some(unknown) = text.iter().find(|t| **t as usize >= self.vocabulary) {
+            return Err(NodeError::input_with_hint(
+                format!(
+                    "the prompt has {:?} in it (token {unknown}), but the model's vocabulary ends at {}",
+                    self.tokenizer.decode(&[*unknown]),
+                    self.vocabulary
+                ),
+                "leave it out, or use the model's own tokenizer",
+            ));
+        }
+        let mut letters = Letters::default();
+        for n in 0..tokens {
+            let logits = self.logits(&text)?;
+            let token = sampling
+                .choose(&logits, n as u64)
+                .ok_or_else(|| NodeError::Diverged { path: self.model.path().to_owned() })?;
+            if Some(token) == self.tokenizer.start_of_text() {
+                let rest = letters.finish();
+                read(&rest);
+                return Ok(n);
+            }
+            text.push(token);
+            if !read(&letters.push(&self.tokenizer.bytes(token).unwrap_or_default())) {
+                return Ok(n + 1);
+            }
+        }
+        read(&letters.finish());
+        Ok(tokens)
+    }
+
+    /// The logits of the token after `text`, which is not empty.
+    fn logits(&mut self, text: &[u32]) -> Result<Vec<f32>, NodeError> {
+        let window = self.model.network.context;
+        let seen = &text[text.len().saturating_sub(window)..];
+        let length = seen.len().next_multiple_of(STRIDE).min(window);
+        if !self.graphs.contains_key(&length) {
+            self.graphs.insert(length, LastToken::new(self.model.network.forward(1, length)?)?);
+        }
+        let last = &self.graphs[&length];
+        let mut ids: Vec<i64> = seen.iter().map(|t| i64::from(*t)).collect();
+        // Attention looks back only, so padding after the last token changes nothing.
+        ids.resize(length, 0);
+        let mut sources = BTreeMap::from([
+            (last.ids, self.backend.upload(&HostTensor::from_i64([1, length], &ids)?)?),
+            (last.position, self.backend.upload(&HostTensor::from_i64([1], &[seen.len() as i64 - 1])?)?),
+        ]);
+        for (i, value) in last.graph.values.iter().enumerate() {
+            if let Some(tensor) = self.held.get(&value.name) {
+                sources.insert(ValueId(i as u32), tensor.clone());
+            } else if let Some(constant) = last.graph.constants.get(&value.name) {
+                sources.insert(ValueId(i as u32), self.backend.upload(constant)?);
+            }
+        }
+        let logits = interpret(&*self.backend, &last.graph, sources, &[last.logits])?;
+        let logits = logits.first().map(|l| self.backend.download(l)).transpose()?;
+        let mut logits = logits.and_then(|l| l.to_f32_exact()).unwrap_or_default();
+        logits.truncate(self.vocabulary);
+        Ok(logits)
+    }
+}
+
+impl LastToken {
+    fn new(forward: Graph) -> Result<Self, GraphError> {
+        let graph = forward.evaluation()?;
+        let missing = |what: &str| GraphError::Structure {
+            graph: graph.name.clone(),
+            reason: format!("it has no {what}, which a language model has"),
+        };
+        let ids = graph.find("input_ids").ok_or_else(|| missing("input `input_ids`"))?;
+        let all = *graph.outputs.get("logits").ok_or_else(|| missing("output `logits`"))?;
+        let head = graph.producer(all).map(|n| graph.node(n).clone());
+        let mut b = Builder::extend(graph);
+        let position = b.input("position", DType::I64, [1])?;
+        let logits = match head {
+            // The head is the largest product, and one row of it is enough.
+            Some(node) if matches!(node.op, Op::Linear(_)) => {
+                let mut operands = node.inputs;
+                operands[0] = b.op(IndexSelect { dim: 1 }, &[operands[0], position])?;
+                b.op(node.op, &operands)?
+            }
+            _ => b.op(IndexSelect { dim: 1 }, &[all, position])?,
+        };
+        Ok(Self { graph: b.finish()?, ids, position, logits })
+    }
+}
+
+/// Turns bytes into text. It keeps an incomplete character until its last byte comes.
+#[derive(Debug, Default)]
+struct Letters {
+    held: Vec<u8>,
+}
+
+impl Letters {
+    fn push(&mut self, bytes: &[u8]) -> String {
+        self.held.extend_from_slice(bytes);
+        let mut text = String::new();
+        loop {
+            match std::str::from_utf8(&self.held) {
+                Ok(rest) => {
+                    text += rest;
+                    self.held.clear();
+                    return text;
+                }
+                Err(e) => {
+                    let (valid, rest) = self.held.split_at(e.valid_up_to());
+                    text += &String::from_utf8_lossy(valid);
+                    let Some(wrong) = e.error_len() else {
+                        self.held = rest.to_vec();
+                        return text;
+                    };
+                    text.push(char::REPLACEMENT_CHARACTER);
+                    self.held = rest[wrong..].to_vec();
+                }
+            }
+        }
+    }
+
+    /// The rest, if the text ended within a character.
+    fn finish(&mut self) -> String {
+        String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use fusionllm_graph::models::Gpt2Config;
+    use safetensors::tensor::{Dtype, TensorView};
+
+    use super::*;
+    use crate::model::export::config_json;
+
+    /// A network of random weights, as Hugging Face publishes them, and its tensors.
+    fn published(dir: &std::path::Path, config: &Gpt2Config) -> BTreeMap<String, HostTensor> {
+        fs::write(dir.join("config.json"), config_json(config, None).to_string()).unwrap();
+        let graph = config.build(1, 1, DType::F32).unwrap();
+        let draw = |v: &fusionllm_graph::Value| match &v.kind {
+            ValueKind::Parameter(init) => Some((v.name.clone(), init.draw(3, &v.name, &v.ty).unwrap())),
+            _ => None,
+        };
+        let tensors: BTreeMap<String, HostTensor> = graph.values.iter().filter_map(draw).collect();
+        let views: Vec<(&String, TensorView<'_>)> = tensors
+            .iter()
+            .map(|(name, t)| (name, TensorView::new(Dtype::F32, t.shape().to_vec(), t.bytes()).unwrap()))
+            .collect();
+        safetensors::serialize_to_file(views, None, &dir.join("model.safetensors")).unwrap();
+        tensors
+    }
+
+    /// The logits at the last position of the whole graph.
+    fn plainly(config: &Gpt2Config, tensors: &BTreeMap<String, HostTensor>, text: &[u32]) -> Vec<f32> {
+        let backend = fusionllm_backend::open("cpu").unwrap();
+        let graph = config.build(1, text.len(), DType::F32).unwrap().evaluation().unwrap();
+        let ids: Vec<i64> = text.iter().map(|t| i64::from(*t)).collect();
+        let ids = HostTensor::from_i64([1, text.len()], &ids).unwrap();
+        let given = tensors.iter().map(|(name, t)| (graph.find(name).unwrap(), t));
+        let given = given.chain([(graph.find("input_ids").unwrap(), &ids)]);
+        let sources = given.map(|(v, t)| (v, backend.upload(t).unwrap())).collect();
+        let logits = interpret(&*backend, &graph, sources, &[graph.outputs["logits"]]).unwrap();
+        let all = backend.download(&logits[0]).unwrap().to_f32_exact().unwrap();
+        all[all.len() - config.vocab_size..].to_vec()
+    }
+
+    /// Padding short texts, sliding over long ones, and computing one row of the head do not change the logits.
+    #[test]
+    fn logits_are_those_of_the_whole_graph() {
+        let dir = tempfile::tempdir().unwrap();
+        let config = Gpt2Config {
+            vocab_size: 256,
+            n_positions: 80,
+            n_embd: 16,
+            n_layer: 2,
+            n_head: 2,
+            initializer_range: 0.5,
+            ..Gpt2Config::default()
+        };
+        let tensors = published(dir.path(), &config);
+        let model = SavedModel::open(dir.path()).unwrap();
+        let backend = fusionllm_backend::open("cpu").unwrap();
+        let mut generator = Generator::new(model, backend, None).unwrap();
+        let text: Vec<u32> = (0..200).map(|i| i * 37 % 256).collect();
+        for length in [1, 63, 64, 65, 80, 81, 200] {
+            let got = generator.logits(&text[..length]).unwrap();
+            let want = plainly(&config, &tensors, &text[length.saturating_sub(80)..length]);
+            assert_eq!(got.len(), 256);
+            let far = got.iter().zip(&want).map(|(g, w)| (g - w).abs()).fold(0.0, f32::max);
+            assert!(far < 1e-4, "{far} after {length} tokens");
+        }
+        assert_eq!(generator.graphs.len(), 2, "few graphs serve all lengths");
+
+        let sampling = Sampling { temperature: 1.0, top_k: 0, seed: 2 };
+        let mut write =
+            |tokens, more: &mut dyn FnMut(&str) -> bool| generator.generate("Once", &sampling, tokens, more).unwrap();
+        let mut whole = String::new();
+        let count = write(20, &mut |piece| {
+            whole += piece;
+            true
+        });
+        assert_eq!(count, 20);
+        let mut begun = String::new();
+        let count = write(20, &mut |piece| {
+            begun += piece;
+            begun.len() < 5
+        });
+        assert!(count < 20 && whole.starts_with(&begun), "{begun:?} begins {whole:?}");
+    }
+
+    #[test]
+    fn prompts_beyond_the_vocabulary_are_refused() {
+        let dir = tempfile::tempdir().unwrap();
+        let config =
+            Gpt2Config { vocab_size: 100, n_positions: 8, n_embd: 8, n_layer: 1, n_head: 1, ..Default::default() };
+        published(dir.path(), &config);
+        let backend = fusionllm_backend::open("cpu").unwrap();
+        let open = |tokenizer| Generator::new(SavedModel::open(dir.path()).unwrap(), backend.clone(), tokenizer);
+        let unknown = open(None).err().unwrap().to_string();
+        assert!(unknown.contains("100 tokens is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
+        let mut generator = open(Some(Tokenizer::Bytes)).unwrap();
+        let sampling = Sampling { temperature: 1.0, top_k: 0, seed: 2 };
+        let error = generator.generate("Ax", &sampling, 9, |_| true).unwrap_err().to_string();
+        assert!(error.contains(r#"the prompt has "x" in it (token 120)"#), "{error}");
+        // No token is chosen that the tokenizer cannot decode. An empty prompt starts from the start token.
+        assert_eq!(generator.generate("", &sampling, 9, |_| true).unwrap(), 9);
+    }
+
+    fn choices(sampling: Sampling, logits: &[f32]) -> Vec<u32> {
+        (0..10_000).map(|n| sampling.choose(logits, n).unwrap()).collect()
+    }
+
+    fn shares(tokens: &[u32], vocabulary: u32) -> Vec<f64> {
+        let count = |t| tokens.iter().filter(|x| **x == t).count() as f64 / tokens.len() as f64;
+        (0..vocabulary).map(count).collect()
+    }
+
+    /// With logits ln 1, ln 2 and ln 4 the probabilities are 1/7, 2/7 and 4/7. At temperature 1/2 the weights are
+    /// squared: 1/21, 4/21 and 16/21.
+    #[test]
+    fn tokens_come_as_often_as_they_are_likely() {
+        let logits = [1f32.ln(), 2f32.ln(), 4f32.ln()];
+        let near = |got: Vec<f64>, want: [f64; 3]| {
+            assert!(got.iter().zip(want).all(|(g, w)| (g - w).abs() < 0.015), "{got:?} is not {want:?}");
+        };
+        let plain = Sampling { temperature: 1.0, top_k: 0, seed: 5 };
+        near(shares(&choices(plain, &logits), 3), [1.0 / 7.0, 2.0 / 7.0, 4.0 / 7.0]);
+        let cold = Sampling { temperature: 0.5, ..plain };
+        near(shares(&choices(cold, &logits), 3), [1.0 / 21.0, 4.0 / 21.0, 16.0 / 21.0]);
+        let two = Sampling { top_k: 2, ..plain };
+        near(shares(&choices(two, &logits), 3), [0.0, 1.0 / 3.0, 2.0 / 3.0]);
+        assert_eq!(choices(Sampling { top_k: 3, ..plain }, &logits), choices(plain, &logits));
+        assert_eq!(choices(plain, &logits), choices(plain, &logits));
+        assert_ne!(choices(plain, &logits), choices(Sampling { seed: 6, ..plain }, &logits));
+    }
+
+    #[test]
+    fn the_likeliest_token_is_the_first_of_its_equals() {
+        let logits = [0.0, 3.0, f32::NAN, 3.0, f32::NEG_INFINITY];
+        let greedy = Sampling { temperature: 0.0, top_k: 0, seed: 1 };
+        assert_eq!(greedy.choose(&logits, 0), Some(1));
+        let one = Sampling { temperature: 1.0, top_k: 1, seed: 1 };
+        assert!(choices(one, &logits).iter().all(|t| *t == 1));
+        assert_eq!(one.choose(&[f32::INFINITY, 0.0], 0), Some(0));
+        assert_eq!(one.choose(&[f32::NAN, f32::NEG_INFINITY], 0), None);
+        assert_eq!(one.choose(&[], 0), None);
+    }
+
+    #[test]
+    fn letters_come_whole() {
+        let text = "a é 日本 🦀.";
+        let mut letters = Letters::default();
+        let mut pieces: Vec<String> = text.bytes().map(|b| letters.push(&[b])).collect();
+        assert!(pieces.iter().all(|p| p.chars().count() <= 1));
+        assert_eq!(pieces.concat(), text);
+        pieces = [b"x\xffy\xe6".as_slice(), b"\x97z\xf0\x9f"].iter().map(|b| letters.push(b)).collect();
+        assert_eq!(pieces, ["x\u{fffd}y", "\u{fffd}z"]);
+        assert_eq!(letters.finish(), "\u{fffd}");
+        assert_eq!(letters.finish(), "");
+    }
+}

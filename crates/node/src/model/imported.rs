@@ -1,0 +1,112 @@
+//! Models from PyTorch's `torch.export`.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use fusionllm_backend::{Backend, open};
+use fusionllm_graph::{Graph, HostTensor, Op, TensorType, Value, ValueKind};
+use fusionllm_import::{Archive, ImportOptions, Imported};
+
+use crate::NodeError;
+use crate::files::{DiskError, write_atomic, write_tensors};
+
+/// A `.pt2` archive and its graph. Tensors are read when needed.
+#[derive(Debug)]
+pub struct ImportedModel {
+    archive: Archive,
+    imported: Imported,
+}
+
+impl ImportedModel {
+    /// Reads and translates an archive.
+    ///
+    /// # Errors
+    ///
+    /// The archive cannot be read, is damaged, or uses operators that are not supported.
+    pub fn open(path: &Path, options: ImportOptions) -> Result<Self, NodeError> {
+        let mut archive = Archive::open(path)?;
+        let backend = open("cpu")?;
+        let evaluate = |op: &Op, inputs: Vec<HostTensor>, types: &[TensorType]| {
+            evaluate(&*backend, op, inputs, types).map_err(|e| e.to_string())
+        };
+        let imported = archive.import(options, &evaluate)?;
+        Ok(Self { archive, imported })
+    }
+
+    /// The translated model.
+    pub fn imported(&self) -> &Imported {
+        &self.imported
+    }
+
+    /// The translated model, without the archive.
+    pub fn into_imported(self) -> Imported {
+        self.imported
+    }
+
+    /// The first content of a value.
+    ///
+    /// # Errors
+    ///
+    /// The archive can no longer be read or is damaged.
+    pub fn initial(&mut self, value: &Value) -> Result<HostTensor, NodeError> {
+        match (&value.kind, self.imported.graph.constants.get(&value.name)) {
+            (ValueKind::Constant, Some(tensor)) => Ok(tensor.clone()),
+            _ => Ok(self.archive.load(&self.imported, &value.name)?),
+        }
+    }
+
+    /// Writes the graph and its tensors into `directory`: `graph.json`, `model.safetensors` and, if needed,
+    /// `constants.safetensors`.
+    ///
+    /// # Errors
+    ///
+    /// The directory holds a graph, the archive is damaged, or the disk fails.
+    pub fn write(&mut self, directory: &Path) -> Result<(), NodeError> {
+        let file = directory.join("graph.json");
+        if file.exists() {
+            return Err(NodeError::input_with_hint(
+                format!("{}: there is a graph already", file.display()),
+                "choose another directory with -o, or remove that one",
+            ));
+        }
+        std::fs::create_dir_all(directory).map_err(DiskError::at(directory, "made"))?;
+        let Imported { graph, .. } = &self.imported;
+        let state = graph.parameters().chain(graph.buffers()).map(|v| graph.value(v).name.clone());
+        let mut tensors = BTreeMap::new();
+        for name in state {
+            let tensor = self.archive.load(&self.imported, &name)?;
+            tensors.insert(name, tensor);
+        }
+        write_tensors(&directory.join("model.safetensors"), &tensors)?;
+        drop(tensors);
+        if !graph.constants.is_empty() {
+            write_tensors(&directory.join("constants.safetensors"), &graph.constants)?;
+        }
+        Ok(write_atomic(&file, graph.to_json()?.as_bytes())?)
+    }
+
+    /// The archive.
+    pub fn archive(&mut self) -> &mut Archive {
+        &mut self.archive
+    }
+}
+
+/// The graph of an archive, for `samples` samples at once.
+///
+/// # Errors
+///
+/// As [`ImportedModel::open`].
+pub fn graph(path: &Path, samples: usize) -> Result<Graph, NodeError> {
+    let options = ImportOptions { batch_size: Some(samples), ..Default::default() };
+    Ok(ImportedModel::open(path, options)?.imported.graph)
+}
+
+fn evaluate(
+    backend: &dyn Backend,
+    op: &Op,
+    inputs: Vec<HostTensor>,
+    types: &[TensorType],
+) -> Result<Vec<HostTensor>, fusionllm_backend::BackendError> {
+    let inputs = inputs.iter().map(|t| backend.upload(t)).collect::<Result<_, _>>()?;
+    backend.run(op, inputs, types)?.iter().map(|t| backend.download(t)).collect()
+}

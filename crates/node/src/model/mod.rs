@@ -1,0 +1,87 @@
+//! Models: graphs from a job, trained models on disk, and models from and for PyTorch.
+
+pub mod check;
+pub mod export;
+pub mod generate;
+pub mod imported;
+mod saved;
+
+pub use saved::SavedModel;
+
+use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
+
+use crate::NodeError;
+use crate::config::{Family, Job, Network};
+use crate::data::{Data, IMAGE_SIZE};
+
+/// The graphs of a model at one micro-batch size.
+#[derive(Debug)]
+pub struct Model {
+    /// Samples per micro-batch.
+    pub micro_batch: usize,
+    /// The forward graph, which plans are made for.
+    pub forward: Graph,
+    /// The forward graph with its backward operators.
+    pub train: TrainGraph,
+    /// The evaluation form: no dropout, and running statistics.
+    pub eval: Graph,
+}
+
+impl Model {
+    /// Builds the graphs of a job at one micro-batch size.
+    pub fn build(job: &Job, micro_batch: usize) -> Result<Self, NodeError> {
+        let forward = forward(job, micro_batch)?;
+        let Some(&loss) = forward.outputs.get("loss") else {
+            return Err(check::no_loss(&forward.name));
+        };
+        let train = autodiff::differentiate(&forward, loss)?;
+        let eval = forward.evaluation()?;
+        Ok(Self { micro_batch, forward, train, eval })
+    }
+}
+
+/// A job's model at each micro-batch size that the planner may choose, the default first. Sizes that the model does
+/// not support are left out, for example those of an archive with a fixed batch.
+///
+/// # Errors
+///
+/// The model supports none of the sizes.
+pub fn models(job: &Job) -> Result<Vec<Model>, NodeError> {
+    let mut models = Vec::new();
+    let mut refusal = None;
+    for size in job.train.sizes() {
+        match Model::build(job, size) {
+            Ok(model) => models.push(model),
+            Err(e) => drop(refusal.get_or_insert(e)),
+        }
+    }
+    match refusal {
+        Some(e) if models.is_empty() => Err(e),
+        _ => Ok(models),
+    }
+}
+
+/// A job's forward graph for `samples` samples at once.
+pub fn forward(job: &Job, samples: usize) -> Result<Graph, NodeError> {
+    Ok(match (&job.model.family, &job.data) {
+        (Family::Gpt2(config), Data::Text(text)) => config.build(samples, text.context, DType::F32)?,
+        (Family::Gpt2(config), _) => config.build(samples, config.n_positions, DType::F32)?,
+        (Family::Resnet(config), _) => config.build(samples, IMAGE_SIZE, DType::F32)?,
+        (Family::Imported { file }, _) => imported::graph(file, samples)?,
+    })
+}
+
+impl Network {
+    /// The forward graph for `samples` samples of `context` tokens at once; for images, `context` is their side.
+    ///
+    /// # Errors
+    ///
+    /// The settings describe no network, or `context` exceeds the model's positions.
+    pub fn forward(&self, samples: usize, context: usize) -> Result<Graph, NodeError> {
+        match &self.family {
+            Family::Gpt2(config) => Ok(config.build(samples, context, DType::F32)?),
+            Family::Resnet(config) => Ok(config.build(samples, context, DType::F32)?),
+            Family::Imported { file } => imported::graph(file, samples),
+        }
+    }
+}

@@ -1,0 +1,98 @@
+//! Trained models on disk: from a run, a checkpoint or Hugging Face.
+
+use std::path::{Path, PathBuf};
+
+use fusionllm_graph::{HostTensor, TensorType};
+
+use crate::NodeError;
+use crate::config::Network;
+use crate::files::checkpoint::{Checkpoint, Part};
+use crate::files::weights::Weights;
+
+/// A network and its tensors, which are read when needed.
+pub struct SavedModel {
+    /// The network.
+    pub network: Network,
+    path: PathBuf,
+    tensors: Tensors,
+}
+
+enum Tensors {
+    Checkpoint(Box<Checkpoint>),
+    Published(Weights),
+}
+
+impl SavedModel {
+    /// Opens the newest checkpoint of the run at `path`, the checkpoint at `path`, or a directory from Hugging Face
+    /// with `config.json` and `model.safetensors`.
+    ///
+    /// # Errors
+    ///
+    /// There is no model, or it is damaged.
+    pub fn open(path: &Path) -> Result<Self, NodeError> {
+        if !path.is_dir() {
+            let problem = if path.exists() { "is no directory" } else { "is not there" };
+            return Err(NodeError::input_with_hint(
+                format!("{}: this checkpoint {problem}", path.display()),
+                "give a run directory such as runs/0001, a checkpoint in it, or a directory from Hugging Face",
+            ));
+        }
+        let weights = path.join("model.safetensors");
+        let published = path.join("config.json").is_file() && !path.join("manifest.json").exists();
+        let tensors = if published {
+            if !weights.is_file() {
+                return Err(NodeError::input_with_hint(
+                    format!("{}: is missing", weights.display()),
+                    "fetch the model with its weights in one safetensors file",
+                ));
+            }
+            Tensors::Published(Weights::open(&weights)?)
+        } else {
+            Tensors::Checkpoint(Box::new(Checkpoint::find(path)?))
+        };
+        let at = match &tensors {
+            Tensors::Checkpoint(checkpoint) => checkpoint.path(),
+            Tensors::Published(_) => path,
+        };
+        let network = Network::at(at)?;
+        Ok(Self { network, path: at.to_owned(), tensors })
+    }
+
+    /// The directory of the checkpoint.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The steps that it was trained for, if known.
+    pub fn step(&self) -> Option<u64> {
+        match &self.tensors {
+            Tensors::Checkpoint(checkpoint) => Some(checkpoint.state().step),
+            Tensors::Published(_) => None,
+        }
+    }
+
+    /// Reads a parameter or buffer.
+    ///
+    /// # Errors
+    ///
+    /// It is missing, has another type, or is damaged.
+    pub fn read(&self, name: &str, ty: &TensorType) -> Result<HostTensor, NodeError> {
+        match &self.tensors {
+            Tensors::Published(weights) => Ok(weights.parameter(name, ty)?),
+            Tensors::Checkpoint(checkpoint) => {
+                let tensor = checkpoint.read(Part::Model, name)?;
+                if tensor.ty() != ty {
+                    return Err(NodeError::input_with_hint(
+                        format!(
+                            "{}: `{name}` is {} in the checkpoint, but {ty} in the model beside it",
+                            self.path.display(),
+                            tensor.ty()
+                        ),
+                        "use another checkpoint",
+                    ));
+                }
+                Ok(tensor)
+            }
+        }
+    }
+}

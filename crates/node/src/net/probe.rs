@@ -1,0 +1,155 @@
+//! Measures the links between two machines, in both directions. One connects and asks, the other answers.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use fusionllm_plan::Link;
+use fusionllm_protocol::{MAX_PROBE_BYTES, Probe, decode, encode};
+use fusionllm_transport::{Allowed, Connection, Endpoint, Lane, Lanes, PeerAddr, PeerKey};
+use tokio::task::JoinSet;
+
+use crate::NodeError;
+
+/// Round trips per measurement; the shortest counts.
+const ECHOES: usize = 8;
+
+/// Bytes of the first load. Each further load is twice as large.
+const FIRST: u64 = 16 << 10;
+
+/// The longest time for one measurement. A link that needs more is too slow to train over.
+const LONGEST: Duration = Duration::from_secs(60);
+
+/// Lets some peers connect and answers their probes. When dropped, it lets nobody in.
+pub(crate) struct ProbeResponder {
+    endpoint: Endpoint,
+    _task: JoinSet<()>,
+}
+
+impl ProbeResponder {
+    /// Starts to answer the peers with these keys.
+    pub(crate) fn start(endpoint: &Endpoint, keys: BTreeSet<PeerKey>) -> Self {
+        endpoint.allow(Allowed::Only(keys));
+        let mut task = JoinSet::new();
+        let accepting = endpoint.clone();
+        task.spawn(async move {
+            let mut peers = JoinSet::new();
+            while let Some((connection, lanes)) = accepting.accept().await {
+                // A peer that leaves, or that breaks the protocol, gets no answer.
+                peers.spawn(async move { drop(answer(&connection, lanes).await) });
+            }
+        });
+        Self { endpoint: endpoint.clone(), _task: task }
+    }
+}
+
+impl Drop for ProbeResponder {
+    fn drop(&mut self) {
+        self.endpoint.allow(Allowed::Only(BTreeSet::new()));
+    }
+}
+
+async fn answer(connection: &Connection, mut lanes: Lanes) -> Result<(), NodeError> {
+    while let Some((asked, took)) = receive(&mut lanes).await? {
+        match asked {
+            Probe::Echo => send(connection, Probe::Echo, 0).await?,
+            Probe::Load => send(connection, Probe::Elapsed(took), 0).await?,
+            Probe::Request(bytes) if bytes <= MAX_PROBE_BYTES => send(connection, Probe::Load, bytes).await?,
+            Probe::Request(_) | Probe::Elapsed(_) => {
+                return Err(NodeError::Protocol(format!("a peer asked for {asked:?}")));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Measures the links to a peer with a [`ProbeResponder`], and back. The latency of both is half of the shortest
+/// round trip. The rate is that of the first load that takes `patience` seconds.
+pub(crate) async fn probe(endpoint: &Endpoint, to: &PeerAddr, patience: f64) -> Result<(Link, Link), NodeError> {
+    let (connection, mut lanes) = endpoint.connect(to).await.map_err(|e| NodeError::Network(e.to_string()))?;
+    let measured = tokio::time::timeout(LONGEST, measure(&connection, &mut lanes, patience)).await;
+    connection.close("");
+    measured.unwrap_or_else(|_| Err(NodeError::Network(format!("a link took longer than {LONGEST:?} to be measured"))))
+}
+
+async fn measure(connection: &Connection, lanes: &mut Lanes, patience: f64) -> Result<(Link, Link), NodeError> {
+    let mut shortest = f64::INFINITY;
+    for _ in 0..ECHOES {
+        let sent = Instant::now();
+        send(connection, Probe::Echo, 0).await?;
+        expect(lanes).await?;
+        shortest = shortest.min(sent.elapsed().as_secs_f64());
+    }
+    let mut links = [Link { latency: shortest / 2.0, bandwidth: 0.0 }; 2];
+    for (link, forth) in links.iter_mut().zip([true, false]) {
+        let mut bytes = FIRST;
+        loop {
+            match forth {
+                true => send(connection, Probe::Load, bytes).await?,
+                false => send(connection, Probe::Request(bytes), 0).await?,
+            }
+            let took = match expect(lanes).await? {
+                (Probe::Elapsed(took), _) if forth => took,
+                (Probe::Load, took) if !forth => took,
+                (other, _) => return Err(NodeError::Protocol(format!("a peer answered a measurement with {other:?}"))),
+            };
+            // A load that arrives in one piece takes less time than the clock shows.
+            link.bandwidth = bytes as f64 / took.max(1e-6);
+            if took >= patience || bytes >= MAX_PROBE_BYTES {
+                break;
+            }
+            bytes *= 2;
+        }
+    }
+    Ok(links.into())
+}
+
+async fn send(connection: &Connection, probe: Probe, bytes: u64) -> Result<(), NodeError> {
+    let header = encode(&probe).map_err(NodeError::Protocol)?;
+    let payload = Bytes::from(vec![0; bytes as usize]);
+    Ok(connection.send(Lane::Bulk, &header, &[payload]).await?)
+}
+
+/// The next probe, and the seconds that its payload took to arrive; `None` at the end.
+async fn receive(lanes: &mut Lanes) -> Result<Option<(Probe, f64)>, NodeError> {
+    let Some(frame) = lanes.bulk.next().await? else { return Ok(None) };
+    let begun = Instant::now();
+    let probe = decode(frame.header()).map_err(NodeError::Protocol)?;
+    frame.read(MAX_PROBE_BYTES).await?;
+    Ok(Some((probe, begun.elapsed().as_secs_f64())))
+}
+
+async fn expect(lanes: &mut Lanes) -> Result<(Probe, f64), NodeError> {
+    receive(lanes).await?.ok_or_else(|| NodeError::Protocol("a peer left in the middle of a measurement".into()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use fusionllm_transport::EndpointOptions;
+    use fusionllm_transport::emulator::{Emulator, LinkSpec};
+
+    use super::*;
+
+    const MBPS: u64 = 125_000;
+
+    /// 1 Mbps there, 80 Mbps back, and 5 ms in each direction.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_slow_link_is_told_from_a_fast_one() {
+        let bind = || Endpoint::bind(EndpointOptions { pinned: true, ..EndpointOptions::new() });
+        let (a, b) = (bind().await.unwrap(), bind().await.unwrap());
+        let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap();
+        let link = |rate| emulator.add_link(LinkSpec::new("line", Some(rate * MBPS), Duration::from_millis(5)));
+        let (there, back) = (vec![link(1)], vec![link(80)]);
+        let (b_for_a, _) = emulator.connect_peers(a.addr().addrs[0], b.addr().addrs[0], there, back).unwrap();
+        let answering = ProbeResponder::start(&b, BTreeSet::from([a.key()]));
+        let to = PeerAddr { key: b.key(), addrs: vec![b_for_a] };
+        let (there, back) = probe(&a, &to, 0.1).await.unwrap();
+        // A measured link may be slower than it is, but not faster, except for what the emulator delivers early.
+        assert!(there.latency >= 4.5e-3 && there.latency == back.latency, "{there:?}");
+        assert!(there.bandwidth < 0.2e6 && back.bandwidth > 2.0 * there.bandwidth, "{there:?} {back:?}");
+        drop(answering);
+        assert!(probe(&a, &to, 0.1).await.is_err(), "nobody is let in any more");
+    }
+}

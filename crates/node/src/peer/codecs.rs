@@ -1,0 +1,184 @@
+//! The codec thread of a peer. It encodes what the peer sends and decodes what it receives, so that computing waits
+//! for neither.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, mpsc};
+use std::time::Instant;
+
+use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity};
+use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_plan::PeerId;
+use fusionllm_protocol::{TensorHeader, ToPeer};
+
+use super::mailbox::Mailbox;
+use crate::NodeError;
+use crate::net::Outbox;
+
+/// A handle on the thread, which works in order and ends with its last handle.
+#[derive(Clone)]
+pub(crate) struct Codecs {
+    jobs: mpsc::Sender<Job>,
+}
+
+/// What the thread did since the last tally.
+#[derive(Default)]
+pub(crate) struct Tally {
+    /// Payload bytes sent to each peer.
+    pub(crate) sent: BTreeMap<PeerId, u64>,
+    /// Seconds of encoding, decoding and measuring.
+    pub(crate) seconds: f64,
+    /// See [`PassReport::errors`](fusionllm_protocol::PassReport).
+    pub(crate) errors: BTreeMap<PeerId, f64>,
+    /// See [`PassReport::spectra`](fusionllm_protocol::PassReport).
+    pub(crate) spectra: BTreeMap<PeerId, (f64, f64)>,
+}
+
+/// What to measure of an encoded message.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Watch {
+    /// Nothing.
+    Off,
+    /// The relative error.
+    Error,
+    /// The relative error and the spectra.
+    Spectrum,
+}
+
+enum Job {
+    Encode { header: TensorHeader, tensor: HostTensor, coding: EncodeOptions, watch: Watch, to: PeerId, outbox: Outbox },
+    Decode { header: TensorHeader, bytes: Vec<u8>, ty: TensorType, from: Arc<str> },
+    Tally(mpsc::Sender<Tally>),
+    Recode,
+}
+
+impl Codecs {
+    /// Starts the thread. Decoded tensors go to `mailbox`. An error stops the peer through `commands`. With
+    /// `feedback`, each message adds what the codec left out of earlier ones.
+    pub(crate) fn start(
+        mailbox: Arc<Mailbox>,
+        commands: mpsc::Sender<ToPeer>,
+        feedback: bool,
+    ) -> Result<Self, NodeError> {
+        let (jobs, queue) = mpsc::channel();
+        let thread = std::thread::Builder::new().name("codec".into());
+        let work = move || {
+            let mut worker = Worker { coder: Coder::default(), feedback, tally: Tally::default(), mailbox };
+            for job in queue {
+                if let Err(reason) = worker.work(job) {
+                    worker.mailbox.fail(reason.clone());
+                    // The computing thread may wait for a command rather than for a tensor. It may also have ended.
+                    let _ = commands.send(ToPeer::Stop { reason });
+                    return;
+                }
+            }
+        };
+        thread.spawn(work).map_err(|e| NodeError::State(format!("cannot start a thread: {e}")))?;
+        Ok(Self { jobs })
+    }
+
+    /// Encodes a tensor and queues it.
+    pub(crate) fn send(
+        &self,
+        header: TensorHeader,
+        tensor: HostTensor,
+        coding: EncodeOptions,
+        watch: Watch,
+        to: PeerId,
+        outbox: &Outbox,
+    ) -> Result<(), ExecError> {
+        self.hand_over(Job::Encode { header, tensor, coding, watch, to, outbox: outbox.clone() })
+    }
+
+    /// Decodes a tensor into the mailbox.
+    pub(crate) fn receive(
+        &self,
+        header: TensorHeader,
+        bytes: Vec<u8>,
+        ty: TensorType,
+        from: &Arc<str>,
+    ) -> Result<(), ExecError> {
+        self.hand_over(Job::Decode { header, bytes, ty, from: from.clone() })
+    }
+
+    /// The figures since the last tally, after all work handed over so far.
+    pub(crate) fn tally(&self) -> Result<Tally, ExecError> {
+        let (answer, tally) = mpsc::channel();
+        self.hand_over(Job::Tally(answer))?;
+        tally.recv().map_err(|_| gone())
+    }
+
+    /// Forgets the feedback of the old codecs.
+    pub(crate) fn recode(&self) -> Result<(), ExecError> {
+        self.hand_over(Job::Recode)
+    }
+
+    fn hand_over(&self, job: Job) -> Result<(), ExecError> {
+        self.jobs.send(job).map_err(|_| gone())
+    }
+}
+
+fn gone() -> ExecError {
+    ExecError::Communication("the codecs' thread has ended".into())
+}
+
+impl Tally {
+    /// Keeps the worst figures of each receiver.
+    fn note(&mut self, to: PeerId, fidelity: Fidelity) {
+        let worst = self.errors.entry(to).or_default();
+        *worst = worst.max(fidelity.relative_error.min(f64::MAX));
+        if let Some(ranks) = fidelity.stable_ranks {
+            let flattest = self.spectra.entry(to).or_insert(ranks);
+            if ranks.0 > flattest.0 {
+                *flattest = ranks;
+            }
+        }
+    }
+}
+
+struct Worker {
+    coder: Coder,
+    feedback: bool,
+    tally: Tally,
+    mailbox: Arc<Mailbox>,
+}
+
+impl Worker {
+    fn work(&mut self, job: Job) -> Result<(), String> {
+        let begun = Instant::now();
+        match job {
+            Job::Encode { header, tensor, coding, watch, to, outbox } => {
+                let mut bytes = Vec::new();
+                let flagged = match self.feedback {
+                    true => self.coder.encode_with_feedback(&tensor, &coding, (to, header.slot), &mut bytes),
+                    false => self.coder.encode(&tensor, &coding, &mut bytes),
+                };
+                let flagged = flagged.map_err(|e| e.to_string())?;
+                if flagged {
+                    tracing::warn!(slot = ?header.slot, "a tensor holds what no codec takes, and went as it is");
+                }
+                *self.tally.sent.entry(to).or_default() += bytes.len() as u64;
+                let watched = (watch != Watch::Off && !flagged).then(|| bytes.clone());
+                outbox.frame(&TensorHeader { coded: true, ..header }, bytes).map_err(|e| e.to_string())?;
+                // The message is queued already, so the measurement delays nobody.
+                if let Some(bytes) = watched {
+                    let ranks = watch == Watch::Spectrum;
+                    let fidelity = self.coder.fidelity(&tensor, &bytes, ranks).map_err(|e| e.to_string())?;
+                    self.tally.note(to, fidelity);
+                }
+            }
+            Job::Decode { header, bytes, ty, from } => {
+                let tensor =
+                    self.coder.decode(&bytes, ty).map_err(|e| format!("{from} sent what cannot be read: {e}"))?;
+                self.mailbox.put(TensorHeader { coded: false, ..header }, tensor);
+            }
+            Job::Tally(answer) => {
+                // The receiver may have ended.
+                let _ = answer.send(std::mem::take(&mut self.tally));
+                return Ok(());
+            }
+            Job::Recode => self.coder.clear_feedback(),
+        }
+        self.tally.seconds += begun.elapsed().as_secs_f64();
+        Ok(())
+    }
+}
