@@ -8,8 +8,7 @@ use std::process::Command;
 
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_node::checkpoint::{Checkpoint, Checkpoints, Part, State};
-use fusionllm_node::config::{Cifar10, Data};
-use fusionllm_node::data::Dataset;
+use fusionllm_node::data::{Cifar10, Data, Dataset};
 use requirements::Missing;
 use tempfile::TempDir;
 

@@ -49,7 +49,7 @@ fn twenty_steps_follow_pytorchs() {
         let reference = Weights::open(&zoo(&format!("{name}.safetensors"))).unwrap();
         for (rule, optimizer, base) in [("adamw", adamw, 1e-3), ("sgd", sgd, 0.05)] {
             for peers in [1, 3] {
-                let mut model = ImportedModel::open(&file, Options::default()).unwrap();
+                let mut model = ImportedModel::open(&file, ImportOptions::default()).unwrap();
                 let graph = model.imported().graph.clone();
                 let mut batch = BTreeMap::from([("loss_weight".to_owned(), HostTensor::from_f32([], &[1.0]).unwrap())]);
                 for v in graph.inputs() {
