@@ -65,14 +65,6 @@ pub enum ValueFormat {
 }
 
 impl Codec {
-    /// Codecs from the least to the most lossy, without top-k.
-    pub const LADDER: [Self; 4] = [
-        Self::None,
-        Self::Bf16,
-        Self::Int(IntBlocks { bits: Bits::Eight, rotate: false, stochastic: false }),
-        Self::Int(IntBlocks { bits: Bits::Four, rotate: true, stochastic: false }),
-    ];
-
     /// The codec with this name in job files. Only `topk` uses `ratio`.
     pub fn from_name(name: &str, ratio: f64) -> Option<Self> {
         let int = |bits, rotate| Self::Int(IntBlocks { bits, rotate, stochastic: false });
@@ -102,8 +94,8 @@ impl Codec {
         }
     }
 
-    /// The next less lossy codec. Top-k first halves its ratio, down to 10; after that each codec goes up
-    /// [`Self::LADDER`].
+    /// The next less lossy codec. Top-k first halves its ratio, down to 10. Then follow 4-bit and 8-bit integers, bf16,
+    /// and none.
     pub fn less_lossy(self) -> Self {
         match self {
             Self::TopK(top) if top.ratio > 10.0 => Self::TopK(TopK { ratio: (top.ratio / 2.0).max(10.0), ..top }),
@@ -266,9 +258,6 @@ mod tests {
         assert_eq!(names, [&top_k[..], &["int4-hadamard", "int8", "bf16", "none"]].concat());
         assert_eq!(Codec::Nvfp4.less_lossy().name(), "int8");
         assert_eq!(Codec::None.less_lossy(), Codec::None);
-        for pair in Codec::LADDER.windows(2) {
-            assert_eq!(pair[1].less_lossy(), pair[0]);
-        }
     }
 
     #[test]

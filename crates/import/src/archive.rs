@@ -62,7 +62,7 @@ impl Archive {
         if !file.metadata().map_err(unreadable)?.is_file() {
             return Err(unreadable(std::io::Error::other("it is not a file")));
         }
-        Self::read(&path.display().to_string(), BufReader::new(file))
+        Self::from_reader(&path.display().to_string(), BufReader::new(file))
     }
 
     /// Reads an archive from any source. `name` is its name in messages.
@@ -70,7 +70,7 @@ impl Archive {
     /// # Errors
     ///
     /// The errors of [`Self::open`].
-    pub fn read(name: &str, source: impl Read + Seek + Send + 'static) -> Result<Self, ImportError> {
+    pub fn from_reader(name: &str, source: impl Read + Seek + Send + 'static) -> Result<Self, ImportError> {
         let whole = |reason: String| ImportError::Damaged {
             archive: name.into(),
             member: "the file as a whole".into(),

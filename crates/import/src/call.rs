@@ -4,15 +4,14 @@ use std::collections::HashMap;
 
 use fusionllm_graph::DType;
 
-use crate::context::{Context, Result, Value};
+use crate::context::{Context, Result, TensorId, Value};
 use crate::error::TranslationError;
 use crate::schema::{Argument, Node, OptionalTensor, SymBool, SymFloat, SymInt, TensorMeta};
 
 /// The value of a name in the exported graph.
 #[derive(Debug, Clone)]
 pub(crate) enum Item {
-    /// The index of a tensor in the context.
-    Tensor(usize),
+    Tensor(TensorId),
     Int(i64),
     Float(f64),
     Bool(bool),
@@ -28,9 +27,9 @@ pub(crate) enum Output {
     /// A new tensor.
     Value(Value),
     /// An existing tensor.
-    Alias(usize),
+    Alias(TensorId),
     /// A view of an existing tensor, computed by these operators.
-    View(usize, Vec<fusionllm_graph::Op>),
+    View(TensorId, Vec<fusionllm_graph::Op>),
     Item(Item),
     /// A result that the importer does not compute. Reading it is an error.
     Unavailable,
@@ -76,15 +75,15 @@ impl<'a> Call<'a> {
         })
     }
 
-    pub(crate) fn tensor_named(&self, name: &str) -> Result<usize> {
+    pub(crate) fn tensor_named(&self, name: &str) -> Result<TensorId> {
         match self.item(name)? {
             Item::Tensor(t) => Ok(*t),
             _ => Err(format!("{name} is not a tensor").into()),
         }
     }
 
-    /// The index of the tensor that is this argument.
-    pub(crate) fn tensor(&self, name: &str) -> Result<usize> {
+    /// The tensor that is this argument.
+    pub(crate) fn tensor(&self, name: &str) -> Result<TensorId> {
         match self.argument(name) {
             Some(Argument::AsTensor(t) | Argument::AsOptionalTensor(OptionalTensor::AsTensor(t))) => {
                 self.tensor_named(&t.name)
@@ -94,7 +93,7 @@ impl<'a> Call<'a> {
     }
 
     /// The first argument, which in-place operators overwrite.
-    pub(crate) fn first_tensor(&self) -> Result<usize> {
+    pub(crate) fn first_tensor(&self) -> Result<TensorId> {
         match self.node.inputs.first().map(|i| &i.arg) {
             Some(Argument::AsTensor(t)) => self.tensor_named(&t.name),
             _ => Err("its first argument is not a tensor".into()),

@@ -30,6 +30,10 @@ pub(crate) enum Value {
     Constant(usize),
 }
 
+/// The index of a tensor in the context.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct TensorId(usize);
+
 /// A tensor of the exported graph: a view of a storage. As in PyTorch, a write through one view changes all others.
 struct Tensor {
     storage: usize,
@@ -90,50 +94,50 @@ impl<'a> Context<'a> {
     }
 
     /// Adds a tensor with memory of its own.
-    pub(crate) fn new_tensor(&mut self, value: Value) -> usize {
+    pub(crate) fn new_tensor(&mut self, value: Value) -> TensorId {
         self.storages.push(Storage { value, version: 0 });
         self.tensors.push(Tensor { storage: self.storages.len() - 1, view: Vec::new(), value, version: 0 });
-        self.tensors.len() - 1
+        TensorId(self.tensors.len() - 1)
     }
 
     /// Adds a tensor that shares the memory of another.
-    pub(crate) fn view(&mut self, tensor: usize, ops: Vec<Op>) -> Result<usize> {
+    pub(crate) fn view(&mut self, tensor: TensorId, ops: Vec<Op>) -> Result<TensorId> {
         let mut value = self.read(tensor)?;
         for op in &ops {
             value = self.op(op.clone(), &[value])?;
         }
-        let storage = self.tensors[tensor].storage;
-        let view = [self.tensors[tensor].view.clone(), ops].concat();
+        let storage = self.tensors[tensor.0].storage;
+        let view = [self.tensors[tensor.0].view.clone(), ops].concat();
         self.tensors.push(Tensor { storage, view, value, version: self.storages[storage].version });
-        Ok(self.tensors.len() - 1)
+        Ok(TensorId(self.tensors.len() - 1))
     }
 
     /// The present value of a tensor.
-    pub(crate) fn read(&mut self, tensor: usize) -> Result<Value> {
-        let Tensor { storage, value, version, .. } = self.tensors[tensor];
+    pub(crate) fn read(&mut self, tensor: TensorId) -> Result<Value> {
+        let Tensor { storage, value, version, .. } = self.tensors[tensor.0];
         let Storage { value: whole, version: newest } = self.storages[storage];
         if version == newest {
             return Ok(value);
         }
         let mut value = whole;
-        for op in self.tensors[tensor].view.clone() {
+        for op in self.tensors[tensor.0].view.clone() {
             value = self.op(op, &[value])?;
         }
-        self.tensors[tensor].value = value;
-        self.tensors[tensor].version = newest;
+        self.tensors[tensor.0].value = value;
+        self.tensors[tensor.0].version = newest;
         Ok(value)
     }
 
     /// Overwrites a tensor and all tensors that share its memory. Converts the value to the tensor's type and shape.
-    pub(crate) fn write(&mut self, tensor: usize, value: Value) -> Result<()> {
+    pub(crate) fn write(&mut self, tensor: TensorId, value: Value) -> Result<()> {
         let ty = {
             let old = self.read(tensor)?;
             self.ty(old).clone()
         };
         let value = self.cast(value, ty.dtype)?;
         let value = self.expand(value, &ty.shape)?;
-        let storage = self.tensors[tensor].storage;
-        let view = self.tensors[tensor].view.clone();
+        let storage = self.tensors[tensor.0].storage;
+        let view = self.tensors[tensor.0].view.clone();
         let whole = self.storages[storage].value;
         let whole = self.with_view_replaced(whole, &view, value)?;
         self.storages[storage].value = whole;

@@ -11,7 +11,7 @@ use crate::analysis::{
 use crate::archive::{Archive, StoredTensor, plain_size};
 use crate::aten;
 use crate::call::{Call, Item, Names, Output};
-use crate::context::{Context, Evaluate, Value};
+use crate::context::{Context, Evaluate, TensorId, Value};
 use crate::error::TranslationError;
 use crate::loss::{add_correct_output, targets};
 use crate::prune::pruned;
@@ -87,7 +87,7 @@ struct Import<'a> {
     tensors: BTreeMap<String, StoredTensor>,
     tied: BTreeMap<String, String>,
     /// Buffers that the forward pass updates: their tensor, and their value before the update.
-    state: BTreeMap<String, (usize, ValueId)>,
+    state: BTreeMap<String, (TensorId, ValueId)>,
 }
 
 impl<'a> Import<'a> {
@@ -240,7 +240,7 @@ impl<'a> Import<'a> {
         Ok(TensorType::new(dtype, ty.shape))
     }
 
-    fn parameter(&mut self, name: &str, owners: &mut BTreeMap<StoredTensor, String>) -> Result<usize, ImportError> {
+    fn parameter(&mut self, name: &str, owners: &mut BTreeMap<StoredTensor, String>) -> Result<TensorId, ImportError> {
         let stored = self.stored(name)?;
         if let Some(owner) = owners.get(&stored) {
             self.tied.insert(name.into(), owner.clone());
@@ -275,7 +275,7 @@ impl<'a> Import<'a> {
     }
 
     /// Adds a buffer. A buffer that is never updated becomes a constant, unless it is too large.
-    fn buffer(&mut self, name: &str, updated: bool) -> Result<usize, ImportError> {
+    fn buffer(&mut self, name: &str, updated: bool) -> Result<TensorId, ImportError> {
         let stored = self.stored(name)?;
         let ty = self.type_of(&stored)?;
         if !updated && ty.bytes() <= crate::context::MAX_CONSTANT_BYTES {
@@ -336,7 +336,7 @@ impl<'a> Import<'a> {
     }
 
     /// Compares the type of a result with the type in the file, if that has a fixed shape.
-    fn check_result(&mut self, graph: &schema::Graph, name: &str, tensor: usize) -> Result<(), TranslationError> {
+    fn check_result(&mut self, graph: &schema::Graph, name: &str, tensor: TensorId) -> Result<(), TranslationError> {
         let Some(meta) = graph.tensor_values.get(name) else { return Ok(()) };
         let value = self.cx.read(tensor)?;
         let ty = self.cx.ty(value).clone();

@@ -76,7 +76,7 @@ fn a_dynamic_batch_dimension_accepts_any_size() {
     }
     let bytes = archive(&program, &weights());
     for samples in [1, 2, 7] {
-        let mut archive = Archive::read("net.pt2", std::io::Cursor::new(bytes.clone())).unwrap();
+        let mut archive = Archive::from_reader("net.pt2", std::io::Cursor::new(bytes.clone())).unwrap();
         let imported =
             archive.import(ImportOptions { batch_size: Some(samples), ..ImportOptions::default() }, &zeros).unwrap();
         let x = imported.graph.inputs().next().unwrap();
@@ -86,7 +86,7 @@ fn a_dynamic_batch_dimension_accepts_any_size() {
 
 #[test]
 fn a_fixed_batch_size_is_an_error_with_a_hint() {
-    let mut archive = Archive::read("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
+    let mut archive = Archive::from_reader("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
     let options = ImportOptions { batch_size: Some(3), ..ImportOptions::default() };
     let error = archive.import(options, &zeros).unwrap_err();
     assert_eq!(error.to_string(), "net.pt2: the model was exported for a batch of 2, but a batch of 3 is needed");
@@ -95,7 +95,7 @@ fn a_fixed_batch_size_is_an_error_with_a_hint() {
 
 #[test]
 fn double_precision_replaces_single_everywhere() {
-    let mut archive = Archive::read("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
+    let mut archive = Archive::from_reader("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
     let imported =
         archive.import(ImportOptions { precision: Precision::Double, ..ImportOptions::default() }, &zeros).unwrap();
     let floats = imported.graph.values.iter().filter(|v| v.ty.dtype.is_float());

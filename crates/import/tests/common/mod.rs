@@ -143,7 +143,7 @@ pub(crate) fn zeros(_: &Op, _: Vec<HostTensor>, types: &[TensorType]) -> Result<
 }
 
 pub(crate) fn import(bytes: Vec<u8>) -> Result<(Archive, Imported), ImportError> {
-    let mut archive = Archive::read("net.pt2", Cursor::new(bytes))?;
+    let mut archive = Archive::from_reader("net.pt2", Cursor::new(bytes))?;
     let imported = archive.import(ImportOptions::default(), &zeros)?;
     Ok((archive, imported))
 }
