@@ -1,13 +1,16 @@
 #!/usr/bin/env python3
-"""Stock models at small sizes: exports them as a user would, and holds FusionLLM to PyTorch's loss and gradients.
+"""Exports stock models at small sizes, and compares FusionLLM's loss and gradients with PyTorch's.
 
     pip install torch torchvision transformers safetensors
     python crates/import/stock/models.py export DIR [NAME ...]
     python crates/import/stock/models.py check DIR [NAME ...] --fusionllm target/debug/fusionllm
 
-`export` leaves three files a model in DIR: NAME.pt2 (as `torch.export.export` gives it), NAME.core.pt2 (after `run_decompositions()`)
-and NAME.safetensors (inputs, loss, gradients; float64 where convolutions or batch normalisation make float32 depend on the kernels).
-`check` runs `fusionllm graph check` on both forms with 1 and 3 peers and prints a table. Run by hand: it needs PyTorch.
+`export` writes three files per model to DIR: NAME.pt2 (from `torch.export.export`), NAME.core.pt2 (after
+`run_decompositions()`) and NAME.safetensors (inputs, loss and gradients). The last is in float64 for models with
+convolutions or batch normalisation, because float32 results depend on the kernels there.
+
+`check` runs `fusionllm graph check` on both forms with 1 and 3 peers, and prints a table. It needs PyTorch, so no test
+runs it.
 """
 
 import argparse
@@ -23,7 +26,7 @@ import torch.nn.functional as F
 
 VOCABULARY, LENGTH, CLASSES = 100, 16, 10
 
-# What most language models call their sizes; the rest translate.
+# Sizes under the names that most language models use. The others translate them.
 TINY = dict(
     vocab_size=VOCABULARY,
     hidden_size=64,
@@ -38,7 +41,7 @@ TINY = dict(
 
 
 class Language(torch.nn.Module):
-    """Tokens to the mean cross-entropy of their labels."""
+    """A language model with its loss: from tokens and labels to the mean cross-entropy."""
 
     def __init__(self, model, **arguments):
         super().__init__()
@@ -51,7 +54,7 @@ class Language(torch.nn.Module):
 
 
 class Translation(torch.nn.Module):
-    """Tokens of both sides to the mean cross-entropy of the second side's labels."""
+    """An encoder-decoder model with its loss: from the tokens of both sides to the mean cross-entropy."""
 
     def __init__(self, model):
         super().__init__()
@@ -63,7 +66,7 @@ class Translation(torch.nn.Module):
 
 
 class Images(torch.nn.Module):
-    """Images to the mean cross-entropy of their labels."""
+    """An image classifier with its loss: from images and labels to the mean cross-entropy."""
 
     def __init__(self, model):
         super().__init__()
@@ -162,7 +165,7 @@ MODELS = {
     "mixtral": language("Mixtral", num_key_value_heads=2, num_local_experts=4),
     "qwen2_moe": language("Qwen2Moe", num_key_value_heads=2, num_experts=4, moe_intermediate_size=32,
                           shared_expert_intermediate_size=32),
-    # Masked language models, and two sides.
+    # Masked language models and encoder-decoder models.
     "bert": masked("Bert"),
     "roberta": masked("Roberta"),
     "distilbert": masked("DistilBert", hidden_size=None, intermediate_size=None, num_hidden_layers=None,
@@ -178,7 +181,7 @@ MODELS = {
     "bart": language("Bart", "ForConditionalGeneration", Translation, hidden_size=None, intermediate_size=None,
                      num_hidden_layers=None, num_attention_heads=None, d_model=64, encoder_layers=2, decoder_layers=2,
                      encoder_attention_heads=4, decoder_attention_heads=4, encoder_ffn_dim=128, decoder_ffn_dim=128),
-    # Images, transformers.
+    # Image models of transformers.
     "hf_vit": hf_image("ViT", image_size=32, patch_size=8, dtype=torch.float32, **SMALL_IMAGE),
     "hf_beit": hf_image("Beit", image_size=32, patch_size=8, use_relative_position_bias=True, **SMALL_IMAGE),
     "hf_dinov2": hf_image("Dinov2", image_size=28, patch_size=7, size=28, hidden_size=32, num_hidden_layers=2,
@@ -190,7 +193,7 @@ MODELS = {
     "hf_segformer": hf_image("Segformer", hidden_sizes=[8, 16, 24, 32], depths=[1, 1, 1, 1],
                              num_attention_heads=[1, 2, 4, 4]),
     "hf_mobilevit": hf_image("MobileViT", image_size=32, hidden_sizes=[24, 32, 40], neck_hidden_sizes=[8, 8, 16, 24, 32, 40, 64]),
-    # Images, torchvision.
+    # Image models of torchvision.
     "alexnet": vision(lambda m: m.alexnet(num_classes=CLASSES), 64),
     "vgg11_bn": vision(lambda m: m.vgg11_bn(num_classes=CLASSES)),
     "resnet18": plain("resnet18"),
@@ -223,7 +226,7 @@ MODELS = {
 
 
 def silence(model):
-    """Every kind of dropout off, so that results can be compared."""
+    """Turns off all dropout, so that results can be compared."""
     for module in model.modules():
         for name in ("p", "drop_prob", "dropout", "attention_dropout", "attn_dropout", "hidden_dropout", "dropout_rate",
                      "final_dropout", "activation_dropout", "layerdrop", "attention_probs_dropout_prob"):
@@ -242,7 +245,7 @@ def export(name, directory):
     try:
         torch.export.save(program.run_decompositions(), str(directory / f"{name}.core.pt2"))
     except (RuntimeError, ValueError) as error:
-        # PyTorch cannot decompose every model it exports (GPT-2 of transformers 5.23, for one).
+        # PyTorch cannot decompose every model that it exports, such as GPT-2 of transformers 5.23.
         print(f"{name:20} no core form: {str(error).splitlines()[0]}", flush=True)
     reference = copy.deepcopy(model).to(dtype)
     wide = x.to(dtype) if x.is_floating_point() else x
