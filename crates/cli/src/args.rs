@@ -6,7 +6,7 @@ use fusionllm_node::data::Tokenizer;
 
 /// Trains one model over many machines, whatever their hardware and however slow the links between them.
 #[derive(Debug, Parser)]
-#[command(name = "fusionllm", version, max_term_width = 100)]
+#[command(name = "fusionllm", version, max_term_width = 80)]
 pub(crate) struct Arguments {
     #[command(subcommand)]
     pub(crate) command: Command,

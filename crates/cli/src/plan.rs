@@ -140,10 +140,8 @@ impl Outcome {
         out += "\n";
         if let (Some(bound), Some(gap)) = (saved.origin.lower_bound_step_s, saved.gap(&self.simulation)) {
             let (bound, gap) = (units::seconds(bound), 100.0 * gap);
-            let _ = writeln!(
-                out,
-                "by the cost formula, every plan takes at least {bound}; the simulation is {gap:.0} % above that"
-            );
+            let _ = writeln!(out, "every plan takes at least {bound} by the cost formula");
+            let _ = writeln!(out, "the simulated step is {gap:.0} % above that");
         }
         out
     }

@@ -66,7 +66,8 @@ fn losses_over_processes_are_those_of_one_peer() {
     }
 }
 
-/// Links and paces change when things happen, and nothing else: not which operands meet, nor in which order sums are taken.
+/// Links and paces change when things happen, and nothing else: not which operands meet, nor in which order sums are
+/// taken.
 #[test]
 fn a_testbed_changes_no_loss() {
     let directory = tempfile::tempdir().unwrap();
@@ -104,8 +105,8 @@ fn a_testbed_changes_no_loss() {
     assert!(summary["median_step_s"].as_f64().unwrap() >= least, "{summary}");
 }
 
-/// Nobody says what the machines are: joiners measure themselves and the links between them, and the planner chooses what the job leaves open. A
-/// run that goes on keeps what was chosen.
+/// Nobody says what the machines are: joiners measure themselves and the links between them, and the planner chooses
+/// what the job leaves open. A run that goes on keeps what was chosen.
 #[test]
 fn joiners_are_measured_and_planned_for() {
     let directory = tempfile::tempdir().unwrap();

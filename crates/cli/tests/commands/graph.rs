@@ -30,6 +30,20 @@ fn a_graph_file_is_listed() {
     assert_snapshot!(ran.out);
 }
 
+#[test]
+fn listings_fit_eighty_columns() {
+    let dir = tempfile::tempdir().unwrap();
+    let gpt2 = "[model]\nfamily = \"gpt2\"\nn_layer = 2\n";
+    let resnet = "[model]\nfamily = \"resnet\"\ndepth = 50\n[data]\nkind = \"cifar10\"\ntrain = [\"x.bin\"]\n";
+    for (name, job) in [("gpt2.toml", gpt2), ("resnet.toml", resnet)] {
+        fs::write(dir.path().join(name), job).unwrap();
+        let ran = call(dir.path(), &["graph", "show", name, "--backward"]);
+        assert_eq!(ran.status, 0, "{}", ran.err);
+        let wide: Vec<&str> = ran.out.lines().filter(|line| line.chars().count() > 80).collect();
+        assert!(wide.is_empty(), "{wide:#?}");
+    }
+}
+
 /// Multiplying by hand: 4 rows of 3 times a 3 x 2 matrix are 2 * 4 * 3 * 2 = 48 operations.
 #[test]
 fn json_tells_the_same() {
@@ -58,8 +72,8 @@ fn a_model_is_listed_without_its_data() {
     let job = "[model]\nfamily = \"resnet\"\ndepth = 50\nweights = \"far.safetensors\"\n[data]\nkind = \"cifar10\"\ntrain = [\"far/*.bin\"]\n";
     fs::write(dir.path().join("job.toml"), job).unwrap();
     let listing = call(dir.path(), &["graph", "show", "job.toml", "--json"]).json();
-    // torchvision's ResNet-50 has 25,557,032 parameters. With 10 classes instead of 1000 it is 990 * 2049 fewer, and with
-    // a 3x3 stem 3 * 64 * 40 fewer.
+    // torchvision's ResNet-50 has 25,557,032 parameters. With 10 classes instead of 1000 it is 990 * 2049 fewer, and
+    // with a 3x3 stem 3 * 64 * 40 fewer.
     assert_eq!(listing["totals"]["parameters"], 25_557_032 - 990 * 2049 - 3 * 64 * 40);
 
     let config =

@@ -1,4 +1,4 @@
-//! The command line is a contract: a change of it shows here.
+//! The help texts. A change of the command line shows here.
 
 use std::path::Path;
 
@@ -13,6 +13,9 @@ fn help() {
         &["train"],
         &["broker"],
         &["join"],
+        &["plan"],
+        &["simulate"],
+        &["profile"],
         &["generate"],
         &["export"],
         &["graph"],
@@ -26,6 +29,8 @@ fn help() {
         assert_eq!((ran.status, ran.err.as_str()), (0, ""));
         all += &format!("$ fusionllm {}\n{}\n", [command, &["--help"]].concat().join(" "), ran.out);
     }
+    let wide: Vec<&str> = all.lines().filter(|line| line.chars().count() > 80).collect();
+    assert!(wide.is_empty(), "{wide:#?}");
     assert_snapshot!(all);
 }
 

@@ -22,7 +22,8 @@ fn changed(run: &Path, at: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(at, plan.to_string()).unwrap();
 }
 
-/// Four micro-batches a step: one peer runs the first stage, two take turns at the second; nobody waits for the fourth device.
+/// Four micro-batches a step: one peer runs the first stage, two take turns at the second; nobody waits for the
+/// fourth device.
 #[test]
 fn replicas_train_over_processes() {
     let dir = tempfile::tempdir().unwrap();
@@ -56,13 +57,15 @@ fn replicas_train_over_processes() {
     assert_eq!(together, alone);
     assert!(together.len() == 6 && together[5].1.is_some());
 
-    // From a checkpoint to which every value came once, a run goes on with the same losses, whoever has its shares then.
+    // From a checkpoint to which every value came once, a run goes on with the same losses, whoever has its shares
+    // then.
     let from = ["--resume", "together/checkpoints/step-3"];
     assert_eq!(train("replicas.json", "resumed", &from).1, together[3..]);
     assert_eq!(train("alone.json", "resumed-alone", &from).1, together[3..]);
 }
 
-/// Batch norm's statistics go from the peer that runs a micro-batch to the one that runs the next, and an evaluation finds them on both.
+/// Batch norm's statistics go from the peer that runs a micro-batch to the one that runs the next, and an evaluation
+/// finds them on both.
 #[test]
 fn replicas_hand_on_what_forward_changes() {
     let dir = tempfile::tempdir().unwrap();
@@ -152,6 +155,7 @@ fn a_plan_says_how_far_from_the_best_it_may_be() {
     let (step, bound, gap) = (figure("predicted_step_s"), figure("lower_bound_step_s"), figure("gap"));
     assert!(bound > 0.0 && (gap - (step / bound - 1.0).max(0.0)).abs() < 1e-9, "{object}");
     let text = plan(&[]).out;
+    assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
     assert!(
         text.contains("every plan takes at least ") && text.contains(&format!("is {:.0} % above that", 100.0 * gap)),
         "{text}"

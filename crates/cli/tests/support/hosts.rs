@@ -34,7 +34,8 @@ impl Hosts {
         made.then_some(hosts)
     }
 
-    /// Sends what leaves a host through a token bucket of the kernel's, of so many Mbps, with a queue of 100 ms as the emulator's. False if it has none.
+    /// Sends what leaves a host through a token bucket of the kernel's, of so many Mbps, with a queue of 100 ms as
+    /// the emulator's. False if it has none.
     pub(crate) fn limit_from(&self, host: usize, rate: f64) -> bool {
         shape(&self.name(&host.to_string()), "eth0", rate)
     }
