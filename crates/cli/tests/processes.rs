@@ -1,4 +1,4 @@
-//! Runs over real processes and real QUIC on this machine.
+//! Training over processes of this machine that are connected by QUIC.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -28,7 +28,7 @@ fn finished(command: &mut Command) -> Output {
     output
 }
 
-/// (loss, val_loss) of every step.
+/// Loss and validation loss of each step.
 fn losses(run: &Path) -> Vec<(f64, Option<f64>)> {
     let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
     text.lines()
@@ -66,8 +66,7 @@ fn losses_over_processes_are_those_of_one_peer() {
     }
 }
 
-/// Links and paces change when things happen, and nothing else: not which operands meet, nor in which order sums are
-/// taken.
+/// Slow links and slow devices change the time of each operation. They change neither operands nor the order of sums.
 #[test]
 fn a_testbed_changes_no_loss() {
     let directory = tempfile::tempdir().unwrap();
@@ -94,19 +93,19 @@ fn a_testbed_changes_no_loss() {
     assert_eq!(peers.iter().map(|p| p["name"].as_str().unwrap()).collect::<Vec<_>>(), ["near", "far"], "in its order");
     for peer in peers {
         assert!(peer["compute_s"].as_f64().unwrap() > 0.0, "{peer}");
-        // The first holds more than the parameters alone, the last no more than the machine.
+        // Live tensors take more than the parameters. A process takes more than 1 MiB.
         let (live, resident) = (peer["peak_memory_bytes"].as_u64().unwrap(), peer["resident_memory_bytes"].as_u64());
         assert!(live > 10_000, "{peer}");
         assert!(resident.is_none_or(|r| r > 1 << 20), "{peer}");
     }
-    // No step is faster than its tensors on the slowest link, however they were spread over it, and both its latencies.
+    // A step takes at least the time of its tensors on the slowest link and two latencies.
     let bytes = summary["links"].as_array().unwrap().iter().map(|l| l["bytes_per_step"].as_f64().unwrap());
     let least = bytes.fold(0.0, f64::max) / 1e6 + 2.0 * 5e-3;
     assert!(summary["median_step_s"].as_f64().unwrap() >= least, "{summary}");
 }
 
-/// Nobody says what the machines are: joiners measure themselves and the links between them, and the planner chooses
-/// what the job leaves open. A run that goes on keeps what was chosen.
+/// Without a testbed file, joiners measure themselves and their links, and the planner chooses the open settings. A
+/// resumed run keeps these settings.
 #[test]
 fn joiners_are_measured_and_planned_for() {
     let directory = tempfile::tempdir().unwrap();
@@ -159,7 +158,7 @@ fn joiners_are_measured_and_planned_for() {
     assert!(devices.iter().all(|d| d["memory"] == 600 << 20), "{plan}");
     let profiled = |d: &serde_json::Value| d["rates"]["matmul"] == 1e10;
     assert!(devices.iter().all(|d| profiled(d) == (d["name"] != "a")), "{plan}");
-    // Each with each other, and with the broker, there and back.
+    // Both directions between each pair of devices, and between each device and the broker.
     assert_eq!(
         plan["cluster"]["links"].as_array().unwrap().len(),
         devices.len() * (devices.len() - 1) + 2 * devices.len()
@@ -183,16 +182,16 @@ fn joiners_are_measured_and_planned_for() {
     assert_eq!(losses(&path).len(), 6);
 }
 
-/// A run whose training has begun.
+/// A run that trains.
 #[cfg(unix)]
-struct UnderWay {
+struct Training {
     process: Child,
     lines: BufReader<ChildStderr>,
 }
 
 /// Starts a run and waits for its first validation.
 #[cfg(unix)]
-fn under_way(command: &mut Command) -> UnderWay {
+fn training(command: &mut Command) -> Training {
     let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(process.stderr.take().unwrap());
     let mut line = String::new();
@@ -200,12 +199,12 @@ fn under_way(command: &mut Command) -> UnderWay {
         line.clear();
         assert!(lines.read_line(&mut line).unwrap() > 0, "the run ended early");
     }
-    UnderWay { process, lines }
+    Training { process, lines }
 }
 
 #[cfg(unix)]
-impl UnderWay {
-    /// Its exit status, and what else it said.
+impl Training {
+    /// Its exit status and the rest of its output.
     fn end(&mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
         self.lines.read_to_string(&mut rest).unwrap();
@@ -213,7 +212,7 @@ impl UnderWay {
     }
 }
 
-/// Codecs draw from what a message is, not from where it is encoded: processes and threads get the same bits.
+/// The random numbers of codecs depend on the message, not on the process. So processes and threads get the same bits.
 #[test]
 fn compressed_losses_over_processes_are_those_over_threads() {
     use fusionllm_exec::local::{LocalRun, Training};
@@ -271,7 +270,7 @@ fn compressed_losses_over_processes_are_those_over_threads() {
                     };
                     let mut tensors: std::collections::BTreeMap<String, HostTensor> =
                         batch_of_step.tensors.iter().map(|(name, t)| (name.to_string(), part(t))).collect();
-                    // Text has a target in every place.
+                    // In text, every position has a target.
                     let weight = size as f64 / batch as f64;
                     let ty = model.train.graph.ty(model.train.loss_weight).dtype;
                     tensors.insert("loss_weight".into(), HostTensor::scalar(ty, weight).unwrap());
@@ -290,7 +289,7 @@ fn compressed_losses_over_processes_are_those_over_threads() {
     assert!(forward["ratio"].as_f64().unwrap() > 1.5, "{forward}");
 }
 
-/// One entry in a hundred is not what was meant, and the run says so and goes over to milder codecs by itself.
+/// Top-k with one entry in a hundred does harm. The run reports it and changes to milder codecs.
 #[test]
 fn a_codec_that_is_too_strong_gives_way() {
     let directory = tempfile::tempdir().unwrap();
@@ -320,7 +319,7 @@ fn a_codec_that_is_too_strong_gives_way() {
     assert!(forward[0].0 > 3 && forward.windows(2).all(|w| w[0].0 + 3 <= w[1].0), "one rung at a time: {changes:?}");
     let (step, line) = forward[0];
     assert!(said.contains(&format!("step {step}: {line}")), "{said}");
-    // The spectra of both directions, as long as anything is compressed there.
+    // Spectra are reported for each compressed direction.
     let spectra = steps[49]["spectra"].as_array().unwrap();
     assert!(
         spectra.iter().any(|s| s["from"] == "peer-0" && s["to"] == "peer-1" && s["before"].as_f64() >= Some(1.0)),
@@ -338,7 +337,7 @@ fn a_codec_that_is_too_strong_gives_way() {
     assert!(link["ratio"].as_f64().unwrap() < 60.0 && link["relative_error"].as_f64().unwrap() > 0.0, "{link}");
 }
 
-/// The process of a run's joiner of this name.
+/// The process number of the joiner with this name.
 #[cfg(target_os = "linux")]
 fn joiner(broker: &Child, name: &str) -> Option<String> {
     let children = std::fs::read_dir(format!("/proc/{}/task", broker.id())).ok()?;
@@ -360,7 +359,7 @@ fn a_killed_peer_ends_the_run_and_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run");
     let args = ["train", "--steps", "1000000", "--peers", "3", "--set=checkpoint.every=2"];
-    let mut run = under_way(fusionllm().args(args).arg("--run-dir").arg(&path).args(TINY));
+    let mut run = training(fusionllm().args(args).arg("--run-dir").arg(&path).args(TINY));
     let pid = joiner(&run.process, "peer-1").expect("the joiner runs");
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     let (status, rest) = run.end();
@@ -371,7 +370,8 @@ fn a_killed_peer_ends_the_run_and_is_named() {
     assert!(last >= 4, "{last} steps were recorded");
 }
 
-/// Stopped by Ctrl-C in the middle and gone on with by other numbers of peers, a run is the run it would have been.
+/// A run is stopped by Ctrl-C and resumed with another number of peers. Its losses and its model are those of a run
+/// without the stop.
 #[test]
 #[cfg(unix)]
 fn an_interrupted_run_goes_on_with_other_peers_bit_for_bit() {
@@ -383,14 +383,14 @@ fn an_interrupted_run_goes_on_with_other_peers_bit_for_bit() {
         command
     };
     finished(&mut start("1", &whole));
-    let mut run = under_way(&mut start("2", &parts));
+    let mut run = training(&mut start("2", &parts));
     assert!(Command::new("kill").args(["-INT", &run.process.id().to_string()]).status().unwrap().success());
     let (status, rest) = run.end();
     assert_eq!(status.code(), Some(0), "{rest}");
     let stopped_at = losses(&parts).len();
     assert!((4..300).contains(&stopped_at), "{stopped_at} steps were done");
     finished(fusionllm().args(["train", "--peers", "3", "--resume"]).arg(&parts));
-    // Who interrupts a run does not wait for the validation that was due just then.
+    // An interrupted run skips the validation that is due at that step.
     let but_for_the_last = |run| {
         let mut losses = losses(run);
         losses[stopped_at - 1].1 = None;
@@ -404,7 +404,7 @@ fn an_interrupted_run_goes_on_with_other_peers_bit_for_bit() {
     assert!(model(&parts) == model(&whole), "stopped after {stopped_at} steps, the models differ");
 }
 
-/// A file may not grow beyond what the disk has: here, beyond what the shell allows, which needs no disk to fill.
+/// A limit of the shell on file sizes stands in for a full disk.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_full_disk_harms_no_earlier_checkpoint() {

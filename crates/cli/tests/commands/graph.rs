@@ -86,7 +86,7 @@ fn a_model_is_listed_without_its_data() {
     assert!(in_directory.out.starts_with("resnet50: "), "a job stands before a config.json: {}", in_directory.out);
 }
 
-/// `graph show | head` ended in a panic: Rust's `println!` does not bear a closed pipe.
+/// `graph show | head` ended in a panic, because `println!` panics when its pipe is closed.
 #[test]
 fn a_closed_pipe_is_no_failure() {
     let dir = tempfile::tempdir().unwrap();

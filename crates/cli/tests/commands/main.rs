@@ -12,14 +12,14 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// What a call of the command did.
+/// The result of a call.
 struct Ran {
     status: i32,
     out: String,
     err: String,
 }
 
-/// Calls it in `directory` with these arguments.
+/// Calls the command in `directory` with these arguments.
 fn call(directory: &Path, args: &[&str]) -> Ran {
     let output = command(directory, args).output().unwrap();
     let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -34,7 +34,7 @@ fn command(directory: &Path, args: &[&str]) -> Command {
 }
 
 impl Ran {
-    /// The message of a call that failed with this status, with the test's directory left out.
+    /// The message of a call that failed with this status. `DIR` replaces the test's directory.
     fn failure(&self, status: i32, directory: &Path) -> String {
         assert_eq!(self.status, status, "{}", self.err);
         assert_eq!(self.out, "", "a failure has nothing for standard output");
@@ -73,7 +73,7 @@ fn losses(run: &Path) -> Vec<(f64, Option<f64>)> {
     text.lines().map(line).collect()
 }
 
-/// A run of three steps over two peers, and what the command printed. Made once, and only read.
+/// A run of three steps over two peers, and its output. All tests read the same run.
 fn finished_run() -> &'static (PathBuf, Ran) {
     static RUN: OnceLock<(PathBuf, Ran)> = OnceLock::new();
     RUN.get_or_init(|| {

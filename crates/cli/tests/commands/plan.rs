@@ -1,4 +1,4 @@
-//! Runs by a given plan: replicas, uneven cuts, peers that are left out.
+//! Plans given as files: replicas, uneven cuts, peers that are left out.
 
 use std::fs;
 use std::path::Path;
@@ -22,8 +22,8 @@ fn changed(run: &Path, at: &Path, change: impl FnOnce(&mut Value)) {
     fs::write(at, plan.to_string()).unwrap();
 }
 
-/// Four micro-batches a step: one peer runs the first stage, two take turns at the second; nobody waits for the
-/// fourth device.
+/// Four micro-batches per step. One peer runs the first stage, two take turns at the second. The fourth device has no
+/// stage, so the run does not wait for it.
 #[test]
 fn replicas_train_over_processes() {
     let dir = tempfile::tempdir().unwrap();
@@ -52,25 +52,23 @@ fn replicas_train_over_processes() {
     assert_eq!(used["peers"], json!(["lab-1", "home", "lab-0"]));
     assert_eq!(used["stages"][1]["peers"], json!([2, 0]));
 
-    // Who takes the turns decides nothing.
+    // The losses do not depend on which peer takes a turn.
     let (_, alone) = train("alone.json", "alone", &[]);
     assert_eq!(together, alone);
     assert!(together.len() == 6 && together[5].1.is_some());
 
-    // From a checkpoint to which every value came once, a run goes on with the same losses, whoever has its shares
-    // then.
+    // A checkpoint has each value once. A run resumes from it with the same losses, however stages are shared out.
     let from = ["--resume", "together/checkpoints/step-3"];
     assert_eq!(train("replicas.json", "resumed", &from).1, together[3..]);
     assert_eq!(train("alone.json", "resumed-alone", &from).1, together[3..]);
 }
 
-/// Batch norm's statistics go from the peer that runs a micro-batch to the one that runs the next, and an evaluation
-/// finds them on both.
+/// Batch norm's statistics pass from each micro-batch's peer to the next one's. In an evaluation both peers have them.
 #[test]
 fn replicas_hand_on_what_forward_changes() {
     let dir = tempfile::tempdir().unwrap();
     let dir = dir.path();
-    // A label and 3 * 32 * 32 bytes of an image; which ones does not matter.
+    // A label and 3 * 32 * 32 bytes for each image, of any values.
     let images = |count: u32| -> Vec<u8> {
         let byte = |i: u32| if i.is_multiple_of(3073) { i / 3073 % 10 } else { i.wrapping_mul(2_654_435_761) >> 24 };
         (0..count * 3073).map(|i| byte(i) as u8).collect()
@@ -137,7 +135,7 @@ fn a_plan_that_does_not_fit_is_refused() {
     assert!(unknown.contains("unknown variant `fast`, expected one of `gpipe`, `1f1b`, `zb-h1`, `zb-h2`"), "{unknown}");
 }
 
-/// Printed for people and for programs: how far the plan may be from the best there is.
+/// The lower bound is printed as text and as JSON.
 #[test]
 fn a_plan_says_how_far_from_the_best_it_may_be() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,19 +1,19 @@
-//! Hosts of their own on this machine: network namespaces joined by a bridge. They take root and iproute2.
+//! Several hosts on one machine: network namespaces joined by a bridge. They need root and iproute2.
 
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
-/// Hosts on one bridge; gone when dropped.
+/// Hosts on one bridge. Dropping them removes them.
 pub(crate) struct Hosts {
     tag: String,
     pub(crate) count: usize,
 }
 
 impl Hosts {
-    /// `None` where this user may not make any.
+    /// `None` if this user may not make network namespaces.
     pub(crate) fn make(count: usize) -> Option<Self> {
-        // Tests run beside each other.
+        // Tests run in parallel.
         static MADE: AtomicU32 = AtomicU32::new(0);
         let tag = format!("fl{}{}", std::process::id() % 100_000, MADE.fetch_add(1, Relaxed));
         let hosts = Self { tag, count };
@@ -34,13 +34,13 @@ impl Hosts {
         made.then_some(hosts)
     }
 
-    /// Sends what leaves a host through a token bucket of the kernel's, of so many Mbps, with a queue of 100 ms as
-    /// the emulator's. False if it has none.
+    /// Limits a host's outgoing traffic to `rate` Mbps by a token bucket of the kernel. Its queue takes 100 ms, like the
+    /// emulator's. False if the kernel has no token buckets.
     pub(crate) fn limit_from(&self, host: usize, rate: f64) -> bool {
         shape(&self.name(&host.to_string()), "eth0", rate)
     }
 
-    /// The same for what comes to a host.
+    /// Limits a host's incoming traffic.
     #[allow(dead_code, reason = "not all that include this need it")]
     pub(crate) fn limit_to(&self, host: usize, rate: f64) -> bool {
         shape(&self.name("s"), &format!("p{host}"), rate)
@@ -78,7 +78,7 @@ fn quietly(program: &str, arguments: &str) -> bool {
     Command::new(program).args(arguments.split_whitespace()).stderr(Stdio::null()).status().is_ok_and(|s| s.success())
 }
 
-/// A process that ends with its owner.
+/// A process that is killed when this is dropped.
 pub(crate) struct Running(pub(crate) Child);
 
 impl Drop for Running {
