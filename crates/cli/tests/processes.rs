@@ -184,14 +184,14 @@ fn joiners_are_measured_and_planned_for() {
 
 /// A run that trains.
 #[cfg(unix)]
-struct Training {
+struct ActiveRun {
     process: Child,
     lines: BufReader<ChildStderr>,
 }
 
 /// Starts a run and waits for its first validation.
 #[cfg(unix)]
-fn training(command: &mut Command) -> Training {
+fn start_training(command: &mut Command) -> ActiveRun {
     let mut process = command.stderr(Stdio::piped()).spawn().unwrap();
     let mut lines = BufReader::new(process.stderr.take().unwrap());
     let mut line = String::new();
@@ -199,11 +199,11 @@ fn training(command: &mut Command) -> Training {
         line.clear();
         assert!(lines.read_line(&mut line).unwrap() > 0, "the run ended early");
     }
-    Training { process, lines }
+    ActiveRun { process, lines }
 }
 
 #[cfg(unix)]
-impl Training {
+impl ActiveRun {
     /// Its exit status and the rest of its output.
     fn end(&mut self) -> (ExitStatus, String) {
         let mut rest = String::new();
@@ -359,7 +359,7 @@ fn a_killed_peer_ends_the_run_and_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run");
     let args = ["train", "--steps", "1000000", "--peers", "3", "--set=checkpoint.every=2"];
-    let mut run = training(fusionllm().args(args).arg("--run-dir").arg(&path).args(TINY));
+    let mut run = start_training(fusionllm().args(args).arg("--run-dir").arg(&path).args(TINY));
     let pid = joiner(&run.process, "peer-1").expect("the joiner runs");
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     let (status, rest) = run.end();
@@ -383,7 +383,7 @@ fn an_interrupted_run_goes_on_with_other_peers_bit_for_bit() {
         command
     };
     finished(&mut start("1", &whole));
-    let mut run = training(&mut start("2", &parts));
+    let mut run = start_training(&mut start("2", &parts));
     assert!(Command::new("kill").args(["-INT", &run.process.id().to_string()]).status().unwrap().success());
     let (status, rest) = run.end();
     assert_eq!(status.code(), Some(0), "{rest}");
