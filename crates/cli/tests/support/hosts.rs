@@ -34,8 +34,8 @@ impl Hosts {
         made.then_some(hosts)
     }
 
-    /// Limits a host's outgoing traffic to `rate` Mbps by a token bucket of the kernel. Its queue takes 100 ms, like the
-    /// emulator's. False if the kernel has no token buckets.
+    /// Limits a host's outgoing traffic to `rate` Mbps by a token bucket of the kernel. The queue takes 100 ms, as in
+    /// the emulator. False if the kernel has no token buckets.
     pub(crate) fn limit_from(&self, host: usize, rate: f64) -> bool {
         shape(&self.name(&host.to_string()), "eth0", rate)
     }
