@@ -16,13 +16,17 @@ Rows:
     pytorch/joined      PyTorch on all hosts, in the order in which they joined, as many layers each
     pytorch/sorted      PyTorch on all hosts, sorted by site by hand
     pytorch/one-site    PyTorch on the four hosts of one site
-    fusionllm/limited   FusionLLM; every host offers so little memory (--memory) that the model needs all of them
+    fusionllm/limited   FusionLLM; every host offers so little memory (--memory) that the model needs all of them,
+                        which the script checks: seven hosts must be too few
     fusionllm/free      FusionLLM; it may leave hosts out
 
 A PyTorch row may end in /SCHEDULE@MICRO-BATCHES, as in pytorch/one-site/gpipe@4 (1f1b@8 by default). A FusionLLM row
 may end in /CODEC, as in fusionllm/free/auto (none by default). PyTorch runs with gloo, AdamW with fused=True, and
 gradients set to None. FusionLLM's broker measures hosts and links itself (`broker --peers`, `join`). Its schedule is
 1F1B too.
+
+Memory is the largest of any host. PyTorch knows no limit. `resident` is the largest resident set of the process, and
+`allocated` is what FusionLLM's peer allocated while it trained, which is what its limit counts.
 
 Rows run in turn, all of them in every round. A step's time runs from the end of the step before it to its own end.
 
@@ -97,7 +101,7 @@ def main():
     parser.add_argument("--warm-up", type=int, default=2, help="steps of a run before the measured ones")
     parser.add_argument("--rounds", type=int, default=2, help="runs of each row")
     parser.add_argument("--rows", default=",".join(ROWS), help="the rows to run, separated by commas")
-    parser.add_argument("--memory", type=int, default=70, help="MiB that a host offers in the rows fusionllm/limited")
+    parser.add_argument("--memory", type=int, default=45, help="MiB that a host offers in the rows fusionllm/limited")
     parser.add_argument("--out", type=pathlib.Path, default="against-pipelining.json")
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -159,16 +163,17 @@ def compare(args, rows, scratch, hosts):
             print(f"round {turn + 1}, {row.title}: {run['median_s']:.2f} s on {names(run['hosts'])}", file=sys.stderr)
     print(f"{machine()}; {len(SITES)} hosts, {INSIDE} Mbps inside a site, {BETWEEN} Mbps between two sites")
     print(f"{args.rounds} rounds of {args.steps} measured steps after {args.warm_up}; median of the rounds (range)\n")
-    print("| row | hosts used | step, s | times as fast | predicted, s | resident at most, MiB | loss |\n"
-          "| --- | --- | --- | --- | --- | --- | --- |")
+    print("| row | hosts used | step, s | times as fast | predicted, s | allocated, MiB | resident, MiB | loss |\n"
+          "| --- | --- | --- | --- | --- | --- | --- | --- |")
     for row in rows:
         ratios = [first["median_s"] / run["median_s"] for first, run in zip(rows[0].runs, row.runs)]
         used = " / ".join(dict.fromkeys(names(run["hosts"]) for run in row.runs))
         predicted = [f"{run['predicted_s']:.2f}" for run in row.runs if run.get("predicted_s")]
         resident = max(run["resident_bytes"] for run in row.runs) / 2**20
+        allocated = [f"{run['allocated_bytes'] / 2**20:.0f}" for run in row.runs if "allocated_bytes" in run]
         losses = f"{row.runs[-1]['loss'][0]:.2f} to {row.runs[-1]['loss'][-1]:.2f}"
         print(f"| {row.title} | {used} | {spread([run['median_s'] for run in row.runs])} | {spread(ratios, 1)} "
-              f"| {', '.join(predicted) or '-'} | {resident:.0f} | {losses} |")
+              f"| {', '.join(predicted) or '-'} | {', '.join(allocated) or '-'} | {resident:.0f} | {losses} |")
 
 
 def names(hosts):
@@ -324,7 +329,9 @@ def run_fusionllm(row, scratch, hosts, steps):
     lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     indices = [int(peer["name"].removeprefix("peer-")) for peer in used]
     resident = max(peer["resident_memory_bytes"] or 0 for peer in used)
-    return figures(lines, indices, resident) | {"predicted_s": summary["predicted_step_s"]}
+    allocated = max(peer["peak_memory_bytes"] or 0 for peer in used)
+    return figures(lines, indices, resident) | {
+        "predicted_s": summary["predicted_step_s"], "allocated_bytes": allocated}
 
 
 def figures(lines, hosts, resident):
