@@ -45,7 +45,8 @@ def main():
                 export(name, archive)
             runs = [measure(binary, archive, f"{scratch}/{name}-{i}") for i in range(args.repeats)]
             seconds, resident = statistics.median(r[0] for r in runs), max(r[1] for r in runs)
-            print(f"| {name} | {archive.stat().st_size / 2**20:.0f} | {seconds:.2f} | {resident / 2**20:.0f} |", flush=True)
+            size = archive.stat().st_size
+            print(f"| {name} | {size / 2**20:.0f} | {seconds:.2f} | {resident / 2**20:.0f} |", flush=True)
 
 
 def measure(binary, archive, output):
@@ -60,8 +61,8 @@ def measure(binary, archive, output):
 
 def export(name, archive):
     """Writes the archive in a process of its own, so that its memory is free again when the import is measured."""
-    subprocess.run([sys.executable, "-c", f"import import_cost; import_cost.write({name!r}, {str(archive.resolve())!r})"],
-                   cwd=pathlib.Path(__file__).resolve().parent, check=True)
+    code = f"import import_cost; import_cost.write({name!r}, {str(archive.resolve())!r})"
+    subprocess.run([sys.executable, "-c", code], cwd=pathlib.Path(__file__).resolve().parent, check=True)
 
 
 def write(name, archive):

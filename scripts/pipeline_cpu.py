@@ -1,33 +1,38 @@
 #!/usr/bin/env python3
-"""Compares the processor time of one training step on one peer and on a pipeline of four, a thread a peer, over QUIC on this machine.
+"""Compares the processor time of one training step on one peer and on a pipeline of four peers over QUIC.
 
+    cargo build --release
     python3 scripts/pipeline_cpu.py [JOB.toml] [--set section.key=value ...]
 
-Without a job, GPT-2 small's width and heads at 4 layers with a byte vocabulary, batch 4 x 256 in micro-batches of 1. Each figure is
-the difference between a longer and a shorter run, so that what starting takes falls out.
+All peers run on this machine, with one thread each. The default job has GPT-2 small's width and heads at 4 layers, a
+byte vocabulary, and batch 4 x 256 in micro-batches of 1. Each figure is the difference between a longer and a shorter
+run, which removes the cost of starting.
+
+FUSIONLLM names the program, by default target/release/fusionllm.
 """
 
 import argparse
 import os
-import pathlib
 import resource
 import statistics
 import subprocess
 import sys
 import tempfile
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from common import ROOT, machine, program
+
 MODEL = ["n_layer=4", "n_embd=768", "n_head=12", "n_positions=256", "resid_pdrop=0", "embd_pdrop=0", "attn_pdrop=0"]
 SHORT, LONG = 3, 9
 
 
 def processor_seconds(binary, args, peers, steps, directory):
-    """User and system time of a run and of all its peers."""
+    """User and system time of a run with all its peers."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
-    command = [binary, "train", *args, f"--peers={peers}", f"--steps={steps}", "--set=eval.every=0", f"--run-dir={directory}"]
+    command = [binary, "train", *args, f"--peers={peers}", f"--steps={steps}", f"--run-dir={directory}"]
     # With one core to itself, the single peer computes on one thread, as each of the four does.
     pin = (lambda: os.sched_setaffinity(0, [min(os.sched_getaffinity(0))])) if peers == 1 else None
-    ran = subprocess.run(command, cwd=ROOT, preexec_fn=pin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    ran = subprocess.run(
+        command, cwd=ROOT, preexec_fn=pin, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     if ran.returncode:
         sys.exit(ran.stderr)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -39,16 +44,14 @@ def main():
     parser.add_argument("job", nargs="?")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--binary", help="instead of building one")
     options = parser.parse_args()
     args = [options.job] if options.job else [
-        *(f"--set=model.{m}" for m in MODEL), "--set=data.context=256", "--set=train.batch=4", "--set=train.micro_batch=1",
+        *(f"--set=model.{m}" for m in MODEL), "--set=data.context=256", "--set=train.batch=4",
+        "--set=train.micro_batch=1",
     ]
+    args += ["--set=eval.every=0"]
     args += [f"--set={s}" for s in options.set]
-    binary = options.binary
-    if not binary:
-        subprocess.run(["cargo", "build", "-q", "--release"], cwd=ROOT, check=True)
-        binary = os.path.join(os.environ.get("CARGO_TARGET_DIR", ROOT / "target"), "release", "fusionllm")
+    binary = program()
     seconds = {1: [], 4: []}
     with tempfile.TemporaryDirectory() as scratch:
         for round in range(options.rounds):
@@ -57,7 +60,9 @@ def main():
                 short = run(SHORT)
                 seconds[peers].append((run(LONG) - short) / (LONG - SHORT))
     one, four = (statistics.median(s) for s in seconds.values())
-    print(f"processor time of a step, median of {options.rounds}: one peer {one:.3f} s, four {four:.3f} s, ratio {four / one:.2f}")
+    print(machine())
+    print(f"processor time of a step, median of {options.rounds}: "
+          f"one peer {one:.3f} s, four {four:.3f} s, ratio {four / one:.2f}")
 
 
 if __name__ == "__main__":
