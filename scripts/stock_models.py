@@ -45,19 +45,22 @@ MASKED = {
 }
 TRANSLATING = {"t5": {"d_ff": 128, "d_kv": 16, "num_layers": 2}, "bart": {}, "marian": {}, "pegasus": {}}
 IMAGES = {
-    "vit": {}, "deit": {}, "beit": {}, "dinov2": {}, "ijepa": {}, "siglip_vision_model": {},
-    "swin": {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 4},
+    "vit": {}, "deit": {"architectures": ["DeiTForImageClassification"]}, "beit": {}, "dinov2": {}, "ijepa": {},
+    "vit_msn": {}, "swin": {"embed_dim": 32, "depths": [1, 1], "num_heads": [2, 4], "window_size": 4, "patch_size": 4,
+                            "hidden_size": None, "num_attention_heads": None, "num_hidden_layers": None},
     "convnext": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
     "convnextv2": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
     "resnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "layer_type": "basic"},
-    "regnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "groups_width": 16},
-    "mobilenet_v1": {}, "mobilenet_v2": {}, "poolformer": {}, "segformer": {}, "mobilevit": {},
+    "regnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "groups_width": 16,
+               "layer_type": "x"},
+    "mobilenet_v1": {}, "mobilenet_v2": {}, "poolformer": {}, "mobilevit": {},
+    "segformer": {"num_attention_heads": None, "hidden_size": None, "hidden_sizes": [16, 32, 64, 128]},
 }
 TORCHVISION = ["alexnet", "vgg11_bn", "resnet18", "resnet50", "wide_resnet50_2", "resnext50_32x4d", "densenet121",
                "mobilenet_v2", "mobilenet_v3_small", "efficientnet_b0", "efficientnet_v2_s", "shufflenet_v2_x1_0",
                "squeezenet1_1", "mnasnet1_0", "regnet_x_400mf", "regnet_y_400mf", "convnext_tiny", "swin_t",
                "swin_v2_t", "vit_b_32", "maxvit_t", "googlenet"]
-# Model types read the names they know, and keep the others unread.
+# Every model type ignores the names that it does not know. None stands for the type's own default.
 SMALL = {
     "vocab_size": 100, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "intermediate_size": 128, "max_position_embeddings": 64, "type_vocab_size": 2, "pad_token_id": 0, "bos_token_id": 1,
@@ -135,7 +138,7 @@ def torchvision_model(name):
 def configuration(name, settings):
     from transformers import AutoConfig
 
-    config = AutoConfig.for_model(name, **settings)
+    config = AutoConfig.for_model(name, **{key: value for key, value in settings.items() if value is not None})
     for key, value in list(vars(config).items()):
         if "drop" in key and isinstance(value, float):
             setattr(config, key, 0.0)
