@@ -22,8 +22,8 @@ use crate::error::PlanError;
 use crate::optimizer::Optimizer;
 use crate::program::{PeerId, Program, Slot};
 
-/// Bytes that a peer's process holds besides tensors. 3.1 MB of them are iroh's receive buffers. The rest was
-/// measured on the testbeds of the bench `prediction`: runtime, connections and Programs.
+/// Bytes that a peer's process holds besides tensors. 3.1 MB of them are iroh's receive buffers. The rest is the
+/// runtime, connections and Programs. It was fitted on nine testbeds, none of which the bench `prediction` uses.
 pub const PROCESS_BYTES: u64 = 5_600_000;
 
 /// Fewest and most steps that are simulated to find the time of a steady step.
