@@ -8,66 +8,77 @@ use fusionllm_plan::{PeerId, Slot};
 
 use crate::ExecError;
 
-/// How a message is to be encoded.
+/// How to encode a message.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EncodeOptions {
-    /// The codec; with [`Codec::None`] the tensor's own bytes are sent, whatever its type.
+    /// The codec. [`Codec::None`] sends the tensor's own bytes, whatever its type.
     pub codec: Codec,
-    /// What random signs and rounding are drawn from.
+    /// The seed of random signs and rounding.
     pub seed: u64,
 }
 
-/// The seed of a message's random choices: a function of what it is, so that every way of running a plan gives the same bits.
+/// The seed of a message's random choices. It depends only on what the message is, so threads and processes get the
+/// same bits.
 pub fn message_seed(seed: u64, step: u64, slot: Slot) -> u64 {
     let micro_batch = match slot {
         Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. } => micro_batch,
         Slot::Part { part, .. } => part,
         Slot::Parameter { .. } => 0,
     };
-    // Dropout's streams are the numbers of micro-batches: below 2^32.
+    // Streams below 2^32 belong to dropout, which uses the micro-batch as its stream.
     let stream = (u64::from(slot.value().0) + 1) << 32 | u64::from(micro_batch);
     let block = CounterRng::new(seed).block(step, stream);
     u64::from(block[0]) | u64::from(block[1]) << 32
 }
 
-/// Encodes and decodes; keeps its buffers from tensor to tensor.
+/// Encodes and decodes tensors. Reuses its buffers.
 #[derive(Default)]
 pub struct Coder {
     encoder: Encoder,
     values: Vec<f32>,
-    /// What was meant, while what came of it is in `values`.
-    meant: Vec<f32>,
-    /// What codecs left out of messages whose next one makes up for it.
-    owed: HashMap<(PeerId, Slot), Vec<f32>>,
+    /// The exact values, while `values` has the decoded ones.
+    exact: Vec<f32>,
+    /// The errors of the last messages under error feedback, by receiver and slot.
+    residuals: HashMap<(PeerId, Slot), Vec<f32>>,
 }
 
-/// A coded tensor beside the one that was meant.
+/// How close a decoded tensor is to the exact one.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Fidelity {
-    /// |received - meant| / |meant|, in the Euclidean norm.
+    /// |decoded - exact| / |exact|, in the Euclidean norm.
     pub relative_error: f64,
-    /// The stable rank of what was meant and of what is received, if it was asked for and both have one.
-    pub stable_ranks: Option<(f64, f64)>,
+    /// The stable ranks, if they were requested and both tensors have one.
+    pub stable_ranks: Option<StableRanks>,
+}
+
+/// The stable ranks of a tensor before and after a codec.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct StableRanks {
+    /// Of the exact tensor.
+    pub exact: f64,
+    /// Of the decoded tensor.
+    pub decoded: f64,
 }
 
 impl Coder {
-    /// Writes `tensor`'s coded form into `out`, replacing its content. Returns whether it went exactly because the codec cannot hold its values.
+    /// Writes `tensor`'s encoded form into `out`, replacing its content. Returns whether the tensor was sent exactly
+    /// because the codec cannot represent its values.
     ///
     /// # Errors
     ///
-    /// It is not of f32, or has more elements than the wire form can count.
+    /// The tensor is not of type f32, or has more elements than the wire form can count.
     pub fn encode(
         &mut self,
         tensor: &HostTensor,
-        coding: &EncodeOptions,
+        options: &EncodeOptions,
         out: &mut Vec<u8>,
     ) -> Result<bool, ExecError> {
         self.read(tensor)?;
-        let encoded = self.encoder.encode(&coding.codec, &self.values, coding.seed, out);
+        let encoded = self.encoder.encode(&options.codec, &self.values, options.seed, out);
         Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.out_of_range)
     }
 
-    /// [`Self::encode`] with error feedback: to the tensor is added what the codec left out of the last one in the same slot to the same peer.
+    /// [`Self::encode`] with error feedback: adds the error of the last message in the same slot to the same peer.
     ///
     /// # Errors
     ///
@@ -75,52 +86,55 @@ impl Coder {
     pub fn encode_with_feedback(
         &mut self,
         tensor: &HostTensor,
-        coding: &EncodeOptions,
+        options: &EncodeOptions,
         (to, slot): (PeerId, Slot),
         out: &mut Vec<u8>,
     ) -> Result<bool, ExecError> {
         self.read(tensor)?;
-        let owed = self.owed.entry((to, slot)).or_default();
-        let encoded = self.encoder.encode_with_feedback(&coding.codec, &self.values, owed, coding.seed, out);
+        let residual = self.residuals.entry((to, slot)).or_default();
+        let encoded = self.encoder.encode_with_feedback(&options.codec, &self.values, residual, options.seed, out);
         Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.out_of_range)
     }
 
-    /// What became of a tensor that was encoded as `coded`. What it makes up for by [`Self::encode_with_feedback`] counts as error.
+    /// Compares a tensor with its encoded form. A correction by [`Self::encode_with_feedback`] counts as error.
     ///
     /// # Errors
     ///
-    /// These are not its bytes.
-    pub fn fidelity(&mut self, tensor: &HostTensor, coded: &[u8], ranks: bool) -> Result<Fidelity, ExecError> {
+    /// `encoded` is not the encoded form of this tensor.
+    pub fn fidelity(&mut self, tensor: &HostTensor, encoded: &[u8], stable_ranks: bool) -> Result<Fidelity, ExecError> {
         self.read(tensor)?;
-        std::mem::swap(&mut self.meant, &mut self.values);
-        self.values.resize(self.meant.len(), 0.0);
-        decode(coded, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
-        // An image's rows are its channels, all others' those of the last dimension.
+        std::mem::swap(&mut self.exact, &mut self.values);
+        self.values.resize(self.exact.len(), 0.0);
+        decode(encoded, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
+        // A row is one channel of an image, and otherwise one vector of the last dimension.
         let columns = tensor
             .shape()
             .iter()
             .skip(if tensor.shape().len() > 3 { 2 } else { tensor.shape().len().max(1) - 1 })
             .product();
         let rank = |matrix: &[f32]| stable_rank(matrix, columns);
+        let ranks = || Some(StableRanks { exact: rank(&self.exact)?, decoded: rank(&self.values)? });
         Ok(Fidelity {
-            relative_error: relative_error(&self.meant, &self.values),
-            stable_ranks: if ranks { rank(&self.meant).zip(rank(&self.values)) } else { None },
+            relative_error: relative_error(&self.exact, &self.values),
+            stable_ranks: if stable_ranks { ranks() } else { None },
         })
     }
 
-    /// Owes nothing any more: codecs are others from here on.
+    /// Drops the residuals of error feedback, for example because the codecs change.
     pub fn clear_feedback(&mut self) {
-        self.owed.clear();
+        self.residuals.clear();
     }
 
-    /// The tensor of type `ty` that coded bytes stand for.
+    /// Decodes a tensor of type `ty`.
     ///
     /// # Errors
     ///
-    /// The type is not of f32, or the bytes are not the coded form of so many elements.
+    /// The type is not f32, or the bytes do not encode that many elements.
     pub fn decode(&mut self, bytes: &[u8], ty: TensorType) -> Result<HostTensor, ExecError> {
         if ty.dtype != DType::F32 {
-            return Err(ExecError::Communication(format!("a tensor of type {ty} came coded; only f32 is")));
+            return Err(ExecError::Communication(format!(
+                "a tensor of type {ty} arrived encoded; codecs take only f32"
+            )));
         }
         self.values.resize(ty.numel(), 0.0);
         decode(bytes, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
@@ -133,10 +147,8 @@ impl Coder {
 
     fn read(&mut self, tensor: &HostTensor) -> Result<(), ExecError> {
         if tensor.dtype() != DType::F32 {
-            return Err(ExecError::Communication(format!(
-                "a tensor of type {} cannot be coded; only f32 is",
-                tensor.ty()
-            )));
+            let ty = tensor.ty();
+            return Err(ExecError::Communication(format!("cannot encode a tensor of type {ty}; codecs take only f32")));
         }
         let (numbers, _) = tensor.bytes().as_chunks::<4>();
         self.values.clear();

@@ -2,22 +2,22 @@ use fusionllm_backend::BackendError;
 use fusionllm_graph::GraphError;
 use fusionllm_plan::PlanError;
 
-/// Why a Program could not be carried out.
+/// A Program could not be run.
 #[derive(Debug, thiserror::Error)]
 pub enum ExecError {
     /// A kernel failed.
     #[error(transparent)]
     Backend(#[from] BackendError),
-    /// A tensor or operator does not fit.
+    /// A tensor or an operator does not fit.
     #[error(transparent)]
     Graph(#[from] GraphError),
-    /// The program is not sound.
+    /// The program is invalid.
     #[error(transparent)]
     Plan(#[from] PlanError),
-    /// What the program needs was never given.
+    /// Something that the program needs is missing.
     #[error("{0}")]
     State(String),
-    /// The world outside is gone.
+    /// A message could not be sent, received, encoded or decoded.
     #[error("{0}")]
     Communication(String),
 }

@@ -1,15 +1,22 @@
-//! Runs a Program on a backend.
+//! Runs Programs on a backend.
 //!
-//! An [`Executor`] keeps a peer's parameters, buffers and optimiser state, and carries out Programs instruction by instruction. What lies outside the peer it reaches
-//! through a [`Communicator`] alone. [`local`] runs all the peers of a plan in this process.
+//! An [`Executor`] keeps a peer's parameters, buffers and optimizer state, and runs Programs instruction by
+//! instruction. It reaches other peers and the broker only through a [`Communicator`]. [`local`] runs all peers of a
+//! plan in this process.
 
 mod coding;
+mod communicator;
 mod error;
 mod executor;
 pub mod local;
 mod pace;
+mod pass;
+mod state;
 
-pub use coding::{Coder, EncodeOptions, Fidelity, message_seed};
+pub use coding::{Coder, EncodeOptions, Fidelity, StableRanks, message_seed};
+pub use communicator::Communicator;
 pub use error::ExecError;
-pub use executor::{Communicator, Executor, PassStats, Snapshot, SnapshotTensor, rng_key};
+pub use executor::Executor;
 pub use pace::Pace;
+pub use pass::{PassStats, rng_key};
+pub use state::{Snapshot, SnapshotTensor};

@@ -1,4 +1,4 @@
-//! All the peers of a plan in this process, a thread each: for tests, and for what needs no network.
+//! All peers of a plan in this process, one thread each: for tests, and for work without a network.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -12,31 +12,31 @@ use fusionllm_plan::{
 
 use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, PassStats};
 
-/// How a cluster trains.
+/// How a [`LocalRun`] trains.
 #[derive(Debug, Clone, Copy)]
 pub struct Training {
     /// The update rule.
     pub optimizer: Optimizer,
     /// The rate of each update.
     pub learning_rate: LearningRate,
-    /// Largest global norm of the gradient.
+    /// Maximum global norm of the gradient; `None` does not clip.
     pub clip: Option<f64>,
-    /// Seed of dropout.
+    /// Seed of dropout and codecs.
     pub seed: u64,
 }
 
-/// What one step gave.
+/// The result of one step.
 #[derive(Debug, Clone, PartialEq)]
 pub struct StepResult {
-    /// The batch's loss: micro-batch losses by their weights, in order.
+    /// The batch's loss: the weighted sum of the micro-batches' losses, in their order.
     pub loss: f64,
     /// Global norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// What each peer's pass took.
+    /// Each peer's duration and memory.
     pub stats: Vec<PassStats>,
 }
 
-/// The peers.
+/// A run whose peers are threads.
 pub struct LocalRun {
     executors: Vec<Executor>,
     programs: Vec<Program>,
@@ -45,7 +45,8 @@ pub struct LocalRun {
 }
 
 impl LocalRun {
-    /// One peer per program, each on its backend, with what it keeps taken from `initial`.
+    /// One peer per program, on the backend with the same index. `initial` gives the initial value of each parameter,
+    /// buffer and constant.
     pub fn new(
         programs: Vec<Program>,
         backends: &[Arc<dyn Backend>],
@@ -68,58 +69,14 @@ impl LocalRun {
         Ok(Self { executors, programs, training, updates: 0 })
     }
 
-    /// One training step over micro-batches of inputs, given by the names of the graph's inputs, `loss_weight` among them.
+    /// Runs one training step. Each micro-batch maps the names of the graph's inputs to tensors, `loss_weight`
+    /// included.
     pub fn step(&mut self, micro_batches: &[BTreeMap<String, HostTensor>]) -> Result<StepResult, ExecError> {
-        // A plan may leave peers out: nothing is to be judged there.
+        // A peer without stages computes no norms.
         let voters = self.programs.iter().filter(|p| p.instructions.contains(&Instruction::Clip)).count();
         let board = Board::new(voters, &self.training, self.updates + 1);
-        for program in &self.programs {
-            for (slot, (from, _)) in program.incoming() {
-                if let Slot::Value { value, micro_batch } = slot
-                    && from == PeerId::BROKER
-                {
-                    let name = &program.values[&value].name;
-                    let tensor = micro_batches.get(micro_batch as usize).and_then(|m| m.get(name));
-                    let tensor =
-                        tensor.ok_or_else(|| ExecError::State(format!("micro-batch {micro_batch} has no {name:?}")))?;
-                    board.lock().mail.insert((program.peer, slot), tensor.clone());
-                }
-            }
-        }
-        let step = self.updates;
-        let stats = std::thread::scope(|scope| {
-            let runs: Vec<_> = self
-                .executors
-                .iter_mut()
-                .zip(&self.programs)
-                .map(|(executor, program)| {
-                    let board = &board;
-                    scope.spawn(move || {
-                        let mut link =
-                            BoardCommunicator { board, peer: program.peer, coder: Coder::default(), coded: Vec::new() };
-                        let result = executor.run(program, 0, step, &mut link);
-                        if let Err(e) = &result {
-                            let mut b = board.lock();
-                            b.failed.get_or_insert_with(|| e.to_string());
-                            board.changed.notify_all();
-                        }
-                        result
-                    })
-                })
-                .collect();
-            // The first peer's own error, rather than another's that it was left waiting.
-            let results: Vec<_> = runs
-                .into_iter()
-                .map(|r| r.join().unwrap_or_else(|_| Err(ExecError::State("a peer panicked".into()))))
-                .collect();
-            let (ok, errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
-            let mut errors: Vec<ExecError> = errors.into_iter().filter_map(Result::err).collect();
-            errors.sort_by_key(|e| matches!(e, ExecError::Communication(_)));
-            match errors.into_iter().next() {
-                Some(e) => Err(e),
-                None => Ok(ok.into_iter().filter_map(Result::ok).collect::<Vec<_>>()),
-            }
-        })?;
+        self.post_inputs(&board, micro_batches)?;
+        let stats = self.run_peers(&board)?;
         let board = board.lock();
         let weight = |m: u32| -> f64 {
             micro_batches
@@ -135,12 +92,64 @@ impl LocalRun {
         Ok(StepResult { loss, grad_norm: board.grad_norm, stats })
     }
 
-    /// A parameter or buffer as it is now, from whichever peer owns it.
+    /// Posts the messages that a broker would send.
+    fn post_inputs(&self, board: &Board, micro_batches: &[BTreeMap<String, HostTensor>]) -> Result<(), ExecError> {
+        for program in &self.programs {
+            for (slot, (from, _)) in program.incoming() {
+                if let Slot::Value { value, micro_batch } = slot
+                    && from == PeerId::BROKER
+                {
+                    let name = &program.values[&value].name;
+                    let tensor = micro_batches.get(micro_batch as usize).and_then(|m| m.get(name));
+                    let tensor =
+                        tensor.ok_or_else(|| ExecError::State(format!("micro-batch {micro_batch} has no {name:?}")))?;
+                    board.lock().mail.insert((program.peer, slot), tensor.clone());
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Runs every peer's program on its own thread.
+    fn run_peers(&mut self, board: &Board) -> Result<Vec<PassStats>, ExecError> {
+        let step = self.updates;
+        let results: Vec<_> = std::thread::scope(|scope| {
+            let peers = self.executors.iter_mut().zip(&self.programs);
+            let threads: Vec<_> = peers
+                .map(|(executor, program)| {
+                    scope.spawn(move || {
+                        let (coder, encoded) = (Coder::default(), Vec::new());
+                        let mut communicator = BoardCommunicator { board, peer: program.peer, coder, encoded };
+                        let result = executor.run(program, 0, step, &mut communicator);
+                        if let Err(e) = &result {
+                            let mut b = board.lock();
+                            b.failed.get_or_insert_with(|| e.to_string());
+                            board.changed.notify_all();
+                        }
+                        result
+                    })
+                })
+                .collect();
+            let panicked = |_| Err(ExecError::State("a peer panicked".into()));
+            threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
+        });
+        let (ok, errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
+        // The first cause, rather than the error of a peer that waited for the failed one.
+        let mut errors: Vec<ExecError> = errors.into_iter().filter_map(Result::err).collect();
+        errors.sort_by_key(|e| matches!(e, ExecError::Communication(_)));
+        match errors.into_iter().next() {
+            Some(e) => Err(e),
+            None => Ok(ok.into_iter().filter_map(Result::ok).collect()),
+        }
+    }
+
+    /// The present content of a parameter or buffer, from its owner.
     pub fn read(&self, name: &str) -> Result<HostTensor, ExecError> {
         self.owner(name)?.read(name)
     }
 
-    /// A slot of a parameter's optimiser state. With plain gradient descent, the momentum buffer after one step is the gradient itself.
+    /// The present content of one slot of a parameter's optimizer state, from its owner. With plain gradient descent,
+    /// the momentum buffer after one step is the gradient.
     pub fn read_slot(&self, name: &str, slot: &str) -> Result<HostTensor, ExecError> {
         self.owner(name)?.read_slot(name, slot)
     }
@@ -151,11 +160,11 @@ impl LocalRun {
             .iter()
             .zip(&self.programs)
             .find_map(|(e, p)| owns(p).then_some(e))
-            .ok_or_else(|| ExecError::State(format!("nobody owns {name:?}")))
+            .ok_or_else(|| ExecError::State(format!("no peer owns {name:?}")))
     }
 }
 
-/// Where peers leave messages for each other.
+/// The peers' shared messages of one step.
 struct Board {
     state: Mutex<BoardState>,
     changed: Condvar,
@@ -210,7 +219,7 @@ struct BoardCommunicator<'a> {
     board: &'a Board,
     peer: PeerId,
     coder: Coder,
-    coded: Vec<u8>,
+    encoded: Vec<u8>,
 }
 
 impl Communicator for BoardCommunicator<'_> {
@@ -225,11 +234,11 @@ impl Communicator for BoardCommunicator<'_> {
         slot: Slot,
         to: PeerId,
         mut tensor: HostTensor,
-        coding: EncodeOptions,
+        options: EncodeOptions,
     ) -> Result<(), ExecError> {
-        if coding.codec != Codec::None {
-            self.coder.encode(&tensor, &coding, &mut self.coded)?;
-            tensor = self.coder.decode(&self.coded, tensor.ty().clone())?;
+        if options.codec != Codec::None {
+            self.coder.encode(&tensor, &options, &mut self.encoded)?;
+            tensor = self.coder.decode(&self.encoded, tensor.ty().clone())?;
         }
         self.board.lock().mail.insert((to, slot), tensor);
         self.board.changed.notify_all();

@@ -3,84 +3,85 @@ use std::time::{Duration, Instant};
 
 use cpu_time::ThreadTime;
 
-/// Makes a thread's work take longer: a multiple of the CPU time that it took, never a guess of it.
+/// Slows a thread down: its work takes a multiple of the processor time that was measured, never of an estimate.
 ///
-/// What is missing adds up over many instructions and is waited out before anything that others can see. A wait after each would
-/// hand the core's caches to somebody else each time, and slow down what it is to measure.
+/// The missing time adds up over many instructions. The thread sleeps before anything that other processes can notice.
+/// Sleeping after each instruction would lose the core's caches each time, and slow down the work to be measured.
 #[derive(Debug)]
 pub struct Pace {
     slowdown: f64,
-    /// Seconds that are still to be waited; less than zero if work so far took too long: sleeps end late, and other processes take the CPU.
-    owed: f64,
-    /// Since when work counts; the thread's own time where the system tells it.
+    /// Seconds still to sleep. Negative if the work so far took too long: sleeps end late, and other processes take
+    /// the processor.
+    debt_s: f64,
+    /// When the uncounted work began, and the thread's processor time then, where the system reports it.
     since: (Instant, Option<ThreadTime>),
 }
 
-/// Seconds that later sleeps make up for at most. A machine that was away for longer is slow, and shows it.
-const MOST: f64 = 0.02;
+/// Most seconds of excess time that later sleeps make up for. A machine that pauses for longer appears slow.
+const MAX_CREDIT_S: f64 = 0.02;
 
-/// Seconds of work after which what they owe is waited out even where nobody looks. Each wait leaves the caches cold: work that is measured without anybody looking is to find them
-/// as cold as a small stage does, which waits before each tensor that it sends.
-const BURST: f64 = 0.002;
+/// Seconds of work after which the thread sleeps even if nothing visible happens. Each sleep cools the caches. So work
+/// that is measured alone finds them as cold as a small stage, which sleeps before each tensor that it sends.
+const MAX_WORK_BETWEEN_SLEEPS_S: f64 = 0.002;
 
-/// To ask for a thread's time takes as long as a small kernel.
-const LITTLE: Duration = Duration::from_micros(100);
+/// Shorter work is counted together with the next. Reading a thread's time takes as long as a small kernel.
+const MIN_COUNTED_WORK: Duration = Duration::from_micros(100);
 
 impl Pace {
-    /// Work from now on is to take `slowdown` times its CPU time; not more than it takes if that is 1 or less.
+    /// From now on, work takes `slowdown` times its processor time. 1 or less changes nothing.
     #[must_use]
     pub fn new(slowdown: f64) -> Self {
-        Self { slowdown, owed: 0.0, since: now() }
+        Self { slowdown, debt_s: 0.0, since: now() }
     }
 
-    /// Lets only work from now on count: until now the thread waited for others.
-    pub fn resume(&mut self) {
+    /// Discards the uncounted time, for example after waiting for others.
+    pub fn restart(&mut self) {
         self.since = now();
     }
 
-    /// Lets the work until now count, and waits if much is owed. To be called often: a little work waits for more before it counts.
-    pub fn keep(&mut self) {
-        if self.slowdown > 1.0 && self.since.0.elapsed() > LITTLE {
+    /// Counts the work since the last call, and sleeps if the debt is large. Cheap enough for every instruction.
+    pub fn count_work(&mut self) {
+        if self.slowdown > 1.0 && self.since.0.elapsed() > MIN_COUNTED_WORK {
             self.count();
         }
     }
 
     fn count(&mut self) {
         let (started, cpu) = self.since;
-        self.resume();
+        self.restart();
         let elapsed = self.since.0 - started;
-        // A system that does not tell a thread's time is taken to have let it run throughout.
-        let spent = cpu.and_then(|c| c.try_elapsed().ok()).unwrap_or(elapsed);
-        self.owe(spent.as_secs_f64(), elapsed.as_secs_f64());
-        if self.owed > BURST * (self.slowdown - 1.0) {
-            self.rest();
+        // If the system does not report a thread's time, the thread counts as having run throughout.
+        let work = cpu.and_then(|c| c.try_elapsed().ok()).unwrap_or(elapsed);
+        self.add_work(work.as_secs_f64(), elapsed.as_secs_f64());
+        if self.debt_s > MAX_WORK_BETWEEN_SLEEPS_S * (self.slowdown - 1.0) {
+            self.sleep();
         }
     }
 
-    /// Lets the work until now count, and waits out what is owed.
-    pub fn settle(&mut self) {
+    /// Counts the work until now and sleeps for the whole debt. Call it before anything that others can notice.
+    pub fn sleep_debt(&mut self) {
         if self.slowdown > 1.0 {
             self.count();
         }
-        if self.owed > 0.0 {
-            self.rest();
+        if self.debt_s > 0.0 {
+            self.sleep();
         }
     }
 
-    fn rest(&mut self) {
-        let sleeping = Instant::now();
-        thread::sleep(Duration::from_secs_f64(self.owed));
-        self.pay(sleeping.elapsed().as_secs_f64());
-        self.resume();
+    fn sleep(&mut self) {
+        let started = Instant::now();
+        thread::sleep(Duration::from_secs_f64(self.debt_s));
+        self.pay(started.elapsed().as_secs_f64());
+        self.restart();
     }
 
-    /// Work took `spent` seconds of CPU time and `elapsed` seconds in all.
-    fn owe(&mut self, spent: f64, elapsed: f64) {
-        self.pay(elapsed - self.slowdown * spent);
+    /// Adds work of `cpu_s` seconds of processor time that took `elapsed_s` seconds.
+    fn add_work(&mut self, cpu_s: f64, elapsed_s: f64) {
+        self.pay(elapsed_s - self.slowdown * cpu_s);
     }
 
     fn pay(&mut self, seconds: f64) {
-        self.owed = (self.owed - seconds).max(-MOST);
+        self.debt_s = (self.debt_s - seconds).max(-MAX_CREDIT_S);
     }
 }
 
@@ -93,26 +94,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn work_takes_a_multiple_of_its_cpu_time() {
+    fn work_takes_a_multiple_of_its_processor_time() {
         let mut pace = Pace::new(3.0);
-        pace.owe(0.25, 0.25);
-        assert_eq!(pace.owed, 0.5);
-        pace.owe(0.25, 0.5);
-        assert_eq!(pace.owed, 0.75, "what others took of the CPU is part of the wait");
+        pace.add_work(0.25, 0.25);
+        assert_eq!(pace.debt_s, 0.5);
+        pace.add_work(0.25, 0.5);
+        assert_eq!(pace.debt_s, 0.75, "time that other processes took is part of the sleep");
         pace.pay(0.75);
-        assert_eq!(pace.owed, 0.0);
+        assert_eq!(pace.debt_s, 0.0);
     }
 
     #[test]
-    fn what_took_too_long_is_made_up_for() {
+    fn excess_time_shortens_later_sleeps() {
         let mut pace = Pace::new(2.0);
-        pace.owe(0.125, 0.2578125);
-        assert_eq!(pace.owed, -0.0078125);
-        pace.owe(0.125, 0.125);
-        assert_eq!(pace.owed, 0.125 - 0.0078125);
+        pace.add_work(0.125, 0.2578125);
+        assert_eq!(pace.debt_s, -0.0078125);
+        pace.add_work(0.125, 0.125);
+        assert_eq!(pace.debt_s, 0.125 - 0.0078125);
         pace.pay(0.125);
-        pace.owe(0.125, 9.0);
-        assert_eq!(pace.owed, -MOST, "but not for everything");
+        pace.add_work(0.125, 9.0);
+        assert_eq!(pace.debt_s, -MAX_CREDIT_S, "only up to a limit");
     }
 
     #[test]
@@ -120,9 +121,9 @@ mod tests {
         let mut pace = Pace::new(2.0);
         let (started, cpu) = (Instant::now(), ThreadTime::now());
         let sum = (0..2_000_000u64).fold(0u64, |a, b| std::hint::black_box(a ^ b));
-        pace.settle();
-        // The loop's own CPU time is nearly all of the thread's: sleeping takes none.
+        pace.sleep_debt();
+        // The loop is nearly all of the thread's processor time: sleeping takes none.
         let (took, cpu) = (started.elapsed(), cpu.elapsed());
-        assert!(took.as_secs_f64() > 1.5 * cpu.as_secs_f64(), "{took:?} for {cpu:?} of CPU time ({sum})");
+        assert!(took.as_secs_f64() > 1.5 * cpu.as_secs_f64(), "{took:?} for {cpu:?} of processor time ({sum})");
     }
 }

@@ -14,7 +14,7 @@ fn programs(graph: &Graph, plan: &Plan) -> Vec<Program> {
     compile(plan, graph, &train_graph(graph)).unwrap()
 }
 
-/// The plan with a codec on every link that has something to compress.
+/// The plan with a codec on every link that carries activations or their gradients.
 fn compressed(graph: &Graph, plan: &Plan, name: Compressor, ratio: f64) -> Plan {
     let compression = Compression { name, ratio, ..Compression::default() };
     let codecs = compression.choose(&programs(graph, plan), None, adamw().optimizer).unwrap();
@@ -22,11 +22,11 @@ fn compressed(graph: &Graph, plan: &Plan, name: Compressor, ratio: f64) -> Plan 
 }
 
 #[test]
-fn compressed_training_learns_and_repeats_itself() {
+fn compressed_training_learns_and_is_reproducible() {
     let graph = gpt2(Sdpa, 0.1);
     let mut choices = ChoiceRng::new(11);
     let plan = random_plan(&graph, 3, 3, &mut choices);
-    let losses_of = |plan: &Plan| losses(&graph, &mut cluster(&graph, plan, &backends("cpu", 3), adamw()), 3, 20);
+    let losses_of = |plan: &Plan| losses(&graph, &mut local_run(&graph, plan, &backends("cpu", 3), adamw()), 3, 20);
     let exact = losses_of(&plan);
     let compressors = [
         (Compressor::TopK, 4.0, 0.5),
@@ -40,16 +40,16 @@ fn compressed_training_learns_and_repeats_itself() {
         let plan = compressed(&graph, &plan, name, ratio);
         assert!(!plan.codecs.is_empty());
         let got = losses_of(&plan);
-        assert_ne!(got, exact, "{name} does something");
-        assert_eq!(got, losses_of(&plan), "{name}: bit for bit");
+        assert_ne!(got, exact, "{name} changes the losses");
+        assert_eq!(got, losses_of(&plan), "{name}: the same bits again");
         assert!(got[19] < got[0], "{name} learns: {got:?}");
         assert!((got[19] - exact[19]).abs() < tolerance, "{name}: {} without, {} with", exact[19], got[19]);
     }
 }
 
-/// Whatever the cut, codecs touch nothing but activations and their gradients.
+/// Under any cut, codecs change only activations and their gradients.
 #[test]
-fn parameters_inputs_and_integers_cross_exactly() {
+fn parameters_inputs_and_integers_are_sent_exactly() {
     let mut choices = ChoiceRng::new(5);
     let mut coded = 0;
     for graph in [gpt2(Sdpa, 0.1), resnet(DType::F32)] {
@@ -84,9 +84,9 @@ fn parameters_inputs_and_integers_cross_exactly() {
     assert!(coded > 100, "{coded}");
 }
 
-/// The size that a planner reckons with is the one on the wire, and what is not planned is never longer than the bound that a receiver checks.
+/// The planner's payload size lies within the bounds that a receiver checks.
 #[test]
-fn payloads_follow_from_the_program() {
+fn payload_sizes_follow_from_the_program() {
     let graph = gpt2(Sdpa, 0.0);
     let plan = random_plan(&graph, 2, 3, &mut ChoiceRng::new(3));
     let plan = compressed(&graph, &plan, Compressor::TopK, 8.0);
@@ -106,14 +106,14 @@ fn payloads_follow_from_the_program() {
     assert!(smaller > 0);
 }
 
-/// All the others, of whose activations every third number is left out.
-struct Others<'a> {
+/// Stands for all other peers. Every third number of their activations is zero.
+struct OtherPeers<'a> {
     program: &'a Program,
     inputs: Vec<BTreeMap<String, HostTensor>>,
     sent: Vec<(ValueId, HostTensor)>,
 }
 
-impl Communicator for Others<'_> {
+impl Communicator for OtherPeers<'_> {
     fn receive(&mut self, _: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError> {
         let value = &self.program.values[&slot.value()];
         if let (PeerId::BROKER, Slot::Value { micro_batch, .. }) = (from, slot) {
@@ -138,9 +138,9 @@ impl Communicator for Others<'_> {
     }
 }
 
-/// What was left out of an activation is left out of its gradient where masks are shared, and only there.
+/// With shared masks, and only then, a gradient lacks the entries that its activation lacked.
 #[test]
-fn gradients_have_the_masks_of_what_they_are_gradients_of() {
+fn gradients_share_the_masks_of_their_activations() {
     let graph = gpt2(Sdpa, 0.0);
     let plan = random_plan(&graph, 2, 2, &mut ChoiceRng::new(3));
     let mut plan = compressed(&graph, &plan, Compressor::TopK, 2.0);
@@ -155,13 +155,13 @@ fn gradients_have_the_masks_of_what_they_are_gradients_of() {
                 executor.load(&value.name, &initial(1)(value).unwrap()).unwrap();
             }
             executor.prepare(&program).unwrap();
-            let mut others = Others { program: &program, inputs: batch(&graph, 2, 0), sent: Vec::new() };
+            let mut others = OtherPeers { program: &program, inputs: batch(&graph, 2, 0), sent: Vec::new() };
             executor.run(&program, 0, 0, &mut others).unwrap();
             for (value, tensor) in others.sent {
                 let numbers = tensor.to_f64();
-                let left_out = numbers.iter().step_by(3).all(|x| *x == 0.0) && numbers.iter().any(|x| *x != 0.0);
-                assert_eq!(left_out, program.masks.contains_key(&value), "{}", program.values[&value].name);
-                masked += usize::from(left_out);
+                let masked_out = numbers.iter().step_by(3).all(|x| *x == 0.0) && numbers.iter().any(|x| *x != 0.0);
+                assert_eq!(masked_out, program.masks.contains_key(&value), "{}", program.values[&value].name);
+                masked += usize::from(masked_out);
             }
         }
         assert_eq!(masked > 0, shared);

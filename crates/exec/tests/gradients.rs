@@ -1,7 +1,7 @@
-//! Gradients of random graphs under random plans, against one peer's.
+//! Gradients of random graphs under random plans, compared with those of one peer.
 
 mod common;
-// The graphs and cuts on which Programs are tested without numbers.
+// The random graphs and cuts of the plan crate's tests.
 #[path = "../../plan/tests/common/mod.rs"]
 mod plans;
 
@@ -12,8 +12,15 @@ use fusionllm_graph::{CounterRng, Graph, HostTensor, ValueKind};
 use fusionllm_plan::{Plan, Schedule};
 use plans::{ChoiceRng, one_peer, random_graph, random_plan, replicate};
 
-/// What one step leaves: with plain gradient descent the momentum buffers are the gradients.
-fn gradients(graph: &Graph, plan: &Plan) -> (StepResult, BTreeMap<String, HostTensor>, BTreeMap<String, HostTensor>) {
+/// The state after one step.
+struct Outcome {
+    step: StepResult,
+    gradients: BTreeMap<String, HostTensor>,
+    buffers: BTreeMap<String, HostTensor>,
+}
+
+/// Runs one step of plain gradient descent, whose momentum buffers are then the gradients.
+fn outcome(graph: &Graph, plan: &Plan) -> Outcome {
     let training = common::plain_sgd(0.1, 0.9, 0.0);
     let backends = common::backends("cpu", plan.peers.len());
     let programs = fusionllm_plan::compile(plan, graph, &plans::train_graph(graph)).unwrap();
@@ -21,17 +28,17 @@ fn gradients(graph: &Graph, plan: &Plan) -> (StepResult, BTreeMap<String, HostTe
         ValueKind::Constant => Ok(graph.constants[&value.name].clone()),
         _ => common::initial(training.seed)(value),
     };
-    let mut cluster = LocalRun::new(programs, &backends, training, initial).unwrap();
-    let step = cluster.step(&inputs(graph, plan.micro_batches)).unwrap();
+    let mut run = LocalRun::new(programs, &backends, training, initial).unwrap();
+    let step = run.step(&inputs(graph, plan.micro_batches)).unwrap();
     let train = plans::train_graph(graph);
     let name = |v| graph.value(v).name.clone();
     let of = train.gradients.iter().map(|g| name(g.parameter));
-    let gradients = of.map(|n| (n.clone(), cluster.read_slot(&n, "momentum_buffer").unwrap())).collect();
-    let buffers = graph.buffers().map(name).map(|n| (n.clone(), cluster.read(&n).unwrap())).collect();
-    (step, gradients, buffers)
+    let gradients = of.map(|n| (n.clone(), run.read_slot(&n, "momentum_buffer").unwrap())).collect();
+    let buffers = graph.buffers().map(name).map(|n| (n.clone(), run.read(&n).unwrap())).collect();
+    Outcome { step, gradients, buffers }
 }
 
-/// Micro-batches of unlike weight.
+/// Micro-batches of different weights.
 fn inputs(graph: &Graph, micro_batches: u32) -> Vec<BTreeMap<String, HostTensor>> {
     let rng = CounterRng::new(9);
     let find = |name: &str| graph.ty(graph.find(name).unwrap());
@@ -50,26 +57,30 @@ fn inputs(graph: &Graph, micro_batches: u32) -> Vec<BTreeMap<String, HostTensor>
     (0..micro_batches).map(micro_batch).collect()
 }
 
-/// Uneven cuts, stages out of line, several on a peer, peers without any, under every schedule: the same bits.
+/// Uneven cuts, stages in any order, several stages or none on a peer, every schedule: the bits are the same.
 #[test]
-fn however_a_graph_is_cut_its_gradients_are_the_same() {
+fn any_cut_gives_the_same_gradients() {
     for seed in 0..90 {
         let mut choices = ChoiceRng::new(seed);
         let graph = random_graph(1 + choices.below(14), &mut choices);
         let micro_batches = 1 + choices.below(4) as u32;
-        let expected = gradients(&graph, &one_peer(&graph, micro_batches));
-        assert!(expected.0.grad_norm > 0.0 && expected.0.grad_norm.is_finite(), "seed {seed}: {:?}", expected.0);
+        let expected = outcome(&graph, &one_peer(&graph, micro_batches));
+        assert!(
+            expected.step.grad_norm > 0.0 && expected.step.grad_norm.is_finite(),
+            "seed {seed}: {:?}",
+            expected.step
+        );
         let schedule = Schedule::ALL[seed as usize % Schedule::ALL.len()];
         let plan = random_plan(&graph, 1 + choices.below(6), micro_batches, schedule, &mut choices);
-        let got = gradients(&graph, &plan);
-        assert_eq!((got.0.loss, got.0.grad_norm), (expected.0.loss, expected.0.grad_norm), "seed {seed}");
-        assert_eq!((got.1, got.2), (expected.1, expected.2), "seed {seed}");
+        let got = outcome(&graph, &plan);
+        assert_eq!((got.step.loss, got.step.grad_norm), (expected.step.loss, expected.step.grad_norm), "seed {seed}");
+        assert_eq!((got.gradients, got.buffers), (expected.gradients, expected.buffers), "seed {seed}");
     }
 }
 
-/// Stages with several peers: the same loss and buffers, and gradients that differ by no more than the order of additions makes them.
+/// Replicated stages give the same loss and buffers. The gradients differ only by the rounding of reordered sums.
 #[test]
-fn gradients_of_replicas_meet() {
+fn gradients_of_replicas_agree() {
     for seed in 200..290 {
         let mut choices = ChoiceRng::new(seed);
         let graph = random_graph(1 + choices.below(14), &mut choices);
@@ -77,11 +88,11 @@ fn gradients_of_replicas_meet() {
         let schedule = Schedule::ALL[seed as usize % Schedule::ALL.len()];
         let mut plan = random_plan(&graph, 2 + choices.below(5), micro_batches, schedule, &mut choices);
         replicate(&mut plan, &mut choices);
-        let expected = gradients(&graph, &one_peer(&graph, micro_batches));
-        let got = gradients(&graph, &plan);
-        assert_eq!((got.0.loss, &got.2), (expected.0.loss, &expected.2), "seed {seed}");
-        for (name, expected) in &expected.1 {
-            let (a, b) = (got.1[name].to_f64(), expected.to_f64());
+        let expected = outcome(&graph, &one_peer(&graph, micro_batches));
+        let got = outcome(&graph, &plan);
+        assert_eq!((got.step.loss, &got.buffers), (expected.step.loss, &expected.buffers), "seed {seed}");
+        for (name, expected) in &expected.gradients {
+            let (a, b) = (got.gradients[name].to_f64(), expected.to_f64());
             let size = b.iter().fold(1e-6f64, |m, x| m.max(x.abs()));
             for (a, b) in a.iter().zip(&b) {
                 assert!((a - b).abs() < 1e-5 * size, "seed {seed}, {name}: {a} for {b}");

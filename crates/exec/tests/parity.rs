@@ -46,7 +46,7 @@ impl Reference {
         equal_compute(&self.graph, &names, 1, Default::default()).unwrap()
     }
 
-    fn cluster(&self, peers: usize, training: Training) -> LocalRun {
+    fn local_run(&self, peers: usize, training: Training) -> LocalRun {
         let weights = SafeTensors::deserialize(&self.weights).unwrap();
         let programs = compile(&self.plan(peers), &self.graph, &train_graph(&self.graph)).unwrap();
         LocalRun::new(programs, &backends("cpu", peers), training, |v| -> Result<_, ExecError> {
@@ -72,14 +72,14 @@ fn gpt2_loss_and_gradients_are_pytorchs() {
     let loss = tensor(&results, "loss").to_f64()[0];
     for peers in [1, 3] {
         // With plain gradient descent the momentum buffer after one step is the gradient.
-        let mut cluster = reference.cluster(peers, plain_sgd(0.0, 0.0, 0.0));
-        let got = cluster.step(&reference.batch()).unwrap().loss;
+        let mut run = reference.local_run(peers, plain_sgd(0.0, 0.0, 0.0));
+        let got = run.step(&reference.batch()).unwrap().loss;
         assert!((got - loss).abs() < 1e-5, "{peers} peers: loss {got}, PyTorch's {loss}");
         let mut checked = 0;
         for v in reference.graph.parameters() {
             let name = &reference.graph.value(v).name;
             let theirs = tensor(&results, &format!("grad.model.{name}")).to_f64();
-            let ours = cluster.read_slot(name, "momentum_buffer").unwrap().to_f64();
+            let ours = run.read_slot(name, "momentum_buffer").unwrap().to_f64();
             let norm = theirs.iter().map(|x| x * x).sum::<f64>().sqrt();
             let error = theirs.iter().zip(&ours).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt() / norm;
             assert!(error < 1e-4, "{peers} peers: gradient of {name} is off by {error:e}");
@@ -97,10 +97,10 @@ fn twenty_steps_follow_pytorchs() {
     adamw.clip = None;
     for (name, training) in [("adamw", adamw), ("sgd", plain_sgd(0.05, 0.9, 5e-4))] {
         for peers in [1, 3] {
-            let mut cluster = reference.cluster(peers, training);
+            let mut run = reference.local_run(peers, training);
             let batch = reference.batch();
             for (step, theirs) in reference.losses[name].as_array().unwrap().iter().enumerate() {
-                let (ours, theirs) = (cluster.step(&batch).unwrap().loss, theirs.as_f64().unwrap());
+                let (ours, theirs) = (run.step(&batch).unwrap().loss, theirs.as_f64().unwrap());
                 assert!(
                     (ours - theirs).abs() < 1e-3 * theirs + 1e-5,
                     "{name}, {peers} peers, step {step}: {ours}, PyTorch's {theirs}"

@@ -1,41 +1,45 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{Instruction, Program};
+use fusionllm_plan::{Instruction, PassKind, PerPass, Program};
 
-/// What a peer owes the broker in each pass, by its Programs.
+/// Identifies a reported scalar within a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct ReportKey {
+    /// Index among the program's reports.
+    pub(crate) report: u32,
+    pub(crate) micro_batch: u32,
+}
+
+/// The reports and norms that a peer must send in each pass, according to its Programs.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpectedReports {
-    /// The scalars it reports in a training step, each with its micro-batch.
-    train: BTreeSet<(u32, u32)>,
-    /// The same, of an evaluation.
-    eval: BTreeSet<(u32, u32)>,
-    /// The parameters whose squared gradient norms it sends.
+    reports: PerPass<BTreeSet<ReportKey>>,
+    /// The parameters whose squared gradient norms the peer sends.
     norms: BTreeSet<ValueId>,
 }
 
 impl ExpectedReports {
-    /// The duties of a peer with these programs.
+    /// What a peer with these programs must send.
     pub fn new(train: &Program, eval: &Program) -> Self {
         let reports = |p: &Program| {
             let report = |i: &Instruction| match *i {
-                Instruction::Report { report, micro_batch, .. } => Some((report, micro_batch)),
+                Instruction::Report { report, micro_batch, .. } => Some(ReportKey { report, micro_batch }),
                 _ => None,
             };
             p.instructions.iter().filter_map(report).collect()
         };
         let norms = train.owned().map(|(_, r)| r.parameter).collect();
-        Self { train: reports(train), eval: reports(eval), norms }
+        Self { reports: PerPass { train: reports(train), eval: reports(eval) }, norms }
     }
 
-    /// By report and micro-batch.
-    pub(crate) fn reports(&self, train: bool) -> &BTreeSet<(u32, u32)> {
-        if train { &self.train } else { &self.eval }
+    pub(crate) fn reports(&self, kind: PassKind) -> &BTreeSet<ReportKey> {
+        &self.reports[kind]
     }
 
-    /// Whether all that it owes is among the reports of a pass.
-    pub(crate) fn reported(&self, train: bool, reports: &BTreeMap<(u32, u32), f64>) -> bool {
-        self.reports(train).iter().all(|key| reports.contains_key(key))
+    /// Whether `reports` contains all of this peer's reports.
+    pub(crate) fn all_reported(&self, kind: PassKind, reports: &BTreeMap<ReportKey, f64>) -> bool {
+        self.reports(kind).iter().all(|key| reports.contains_key(key))
     }
 
     /// In graph order.

@@ -1,87 +1,90 @@
 use std::collections::{BTreeMap, HashSet};
 
 use fusionllm_graph::TensorType;
-use fusionllm_plan::{PeerId, Program, Slot};
+use fusionllm_plan::{PassKind, PeerId, PerPass, Program, Slot};
 
 use crate::TensorHeader;
 
-/// What a frame that fits no Program is.
+/// A frame that no Program expects.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{from} sent {slot:?} of pass {pass}: {reason}")]
-pub struct Violation {
-    /// Who sent it.
+pub struct UnexpectedTensor {
+    /// The sender.
     pub from: PeerId,
-    /// What it claims to be.
+    /// The slot in the frame's header.
     pub slot: Slot,
-    /// Of which pass.
+    /// The pass in the frame's header.
     pub pass: u64,
     /// What is wrong.
     pub reason: &'static str,
 }
 
-/// Checks every incoming tensor's header against the Programs before anything is allocated for it.
+/// Checks the header of every incoming tensor against the Programs before anything is allocated for it.
 ///
-/// Whether a pass trains or evaluates is known to whoever sends for it before it may be known here, so a header says it. What a liar sends is never read, and is to be
-/// dropped when the pass is over: no peer can fill more than the window.
+/// A sender may know a pass's kind before the receiver does, so the header contains it. Tensors with a wrong kind are
+/// never read. The caller drops them when the pass is complete, so a hostile peer cannot fill more than the window.
 #[derive(Debug)]
 pub struct Inbox {
-    /// What may come in an evaluation and in training.
-    expected: [BTreeMap<Slot, Expected>; 2],
-    /// The oldest pass not yet over.
+    expected: PerPass<BTreeMap<Slot, Expected>>,
+    /// The oldest incomplete pass.
     oldest: u64,
-    /// How many passes may be under way.
+    /// Most passes in flight.
     window: u64,
-    /// What came, of passes not yet over.
-    seen: HashSet<(u64, bool, Slot)>,
+    /// The tensors of incomplete passes that have arrived.
+    seen: HashSet<(u64, PassKind, Slot)>,
 }
 
 #[derive(Debug)]
 struct Expected {
     from: PeerId,
     ty: TensorType,
-    /// The least and most bytes of its coded form, if it may come so.
-    coded: Option<(u64, u64)>,
+    /// The least and most bytes of the encoded form; `None` if the tensor must not be encoded.
+    coded_bytes: Option<(u64, u64)>,
 }
 
 fn expected(program: &Program) -> BTreeMap<Slot, Expected> {
     let incoming = program.incoming().into_iter();
-    incoming.map(|(slot, (from, ty))| (slot, Expected { from, ty, coded: program.coded_bytes(slot) })).collect()
+    let expected = |(slot, (from, ty))| (slot, Expected { from, ty, coded_bytes: program.coded_bytes(slot) });
+    incoming.map(expected).collect()
 }
 
 impl Inbox {
-    /// For a peer with these programs, of whose passes at most `window` are under way.
+    /// The inbox of a peer with these programs and at most `window` passes in flight.
     pub fn new(train: &Program, eval: &Program, window: u64) -> Self {
-        Self { expected: [expected(eval), expected(train)], oldest: 1, window, seen: HashSet::new() }
+        let expected = PerPass { train: expected(train), eval: expected(eval) };
+        Self { expected, oldest: 1, window, seen: HashSet::new() }
     }
 
-    /// The type of the tensor that a frame carries, if it may come now from this sender with so many bytes. What is coded has no more bytes than the tensor and a few.
-    pub fn admit(&mut self, from: PeerId, header: &TensorHeader, payload: u64) -> Result<TensorType, Violation> {
-        let TensorHeader { pass, train, slot, coded } = *header;
-        let fail = |reason| Err(Violation { from, slot, pass, reason });
+    /// Returns the type of an incoming tensor if this sender may send it now with this many bytes of payload.
+    ///
+    /// An encoded payload is at most a few bytes longer than the tensor.
+    pub fn admit(&mut self, from: PeerId, header: &TensorHeader, payload: u64) -> Result<TensorType, UnexpectedTensor> {
+        let TensorHeader { pass, kind, slot, coded } = *header;
+        let fail = |reason| Err(UnexpectedTensor { from, slot, pass, reason });
         if pass < self.oldest || pass - self.oldest >= self.window {
-            return fail("that pass is not under way");
+            return fail("that pass is not in flight");
         }
-        let expected = match self.expected[usize::from(train)].get(&slot) {
+        let expected = match self.expected[kind].get(&slot) {
             Some(expected) if expected.from == from => expected,
-            _ => return fail("no program here waits for that from this peer"),
+            _ => return fail("no program expects it from this peer"),
         };
         let exact = expected.ty.bytes() as u64;
-        let (least, most) = match expected.coded {
+        let (least, most) = match expected.coded_bytes {
             Some(bounds) if coded => bounds,
-            None if coded => return fail("it must not be coded"),
+            None if coded => return fail("it must not be encoded"),
             _ => (exact, exact),
         };
         if !(least..=most).contains(&payload) {
             return fail("it has the wrong size");
         }
-        if !self.seen.insert((pass, train, slot)) {
-            return fail("it came already");
+        if !self.seen.insert((pass, kind, slot)) {
+            return fail("it has already arrived");
         }
         Ok(expected.ty.clone())
     }
 
-    /// All passes up to this one are over.
-    pub fn done(&mut self, pass: u64) {
+    /// Call when this pass and all before it are complete.
+    pub fn passes_done(&mut self, pass: u64) {
         self.oldest = self.oldest.max(pass.saturating_add(1));
         self.seen.retain(|(pass, _, _)| *pass >= self.oldest);
     }

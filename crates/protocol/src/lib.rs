@@ -1,33 +1,38 @@
-//! Messages, and the broker's and peers' state machines, without I/O.
+//! Messages, and the state machines of broker and peers, without I/O.
 //!
-//! Nothing here knows a socket, a file or a clock: events and the time come in as arguments, actions go out. [`Lobby`] gathers the peers of a run, [`Survey`] has them measure what nobody
-//! knows, [`Broker`] conducts it, [`Inbox`] checks
-//! what a peer is sent before it is allocated. Nobody is trusted: the broker knows what each peer owes it ([`ExpectedReports`]), a peer checks its
+//! Nothing here uses a socket, a file or a clock. Events and the time come in as arguments, and actions go out.
+//! [`Lobby`] gathers the peers of a run. [`Survey`] has them measure unknown machines and links. [`Broker`] conducts
+//! the run. [`Inbox`] checks the header of each tensor before a peer allocates memory for it.
+//!
+//! Nobody is trusted. The broker knows the reports that each peer must send ([`ExpectedReports`]). A peer validates its
 //! [`Assignment`].
 //!
 //! # One run
 //!
 //! ```text
 //!   joiner                         broker
-//!     | -- Hello (secret, name) ---> |   Lobby: until all are there; peers are then numbered by name
-//!     | <-- Measure, Probe -------- |   Survey, where the machines are not known: one measurement after the other,
-//!     | -- Machine, Links --------- |     over connections of their own (Probe)
-//!     | <-- Assignment (bulk) ------ |   Programs, who the others are, what to draw and what is loaded
-//!     | <-- Load (bulk) ------------ |   loaded parameters and optimiser state, each peer its share
+//!     | -- Hello (secret, name) ---> |   Lobby: until all peers have joined; then they are numbered by name
+//!     | <-- Measure, Probe,          |   Survey, if the machines are not known: one measurement after another,
+//!     |     StopProbing ------------ |     over separate connections (Probe)
+//!     | -- Machine, Links,           |
+//!     |    ProbingStopped ---------> |
+//!     | <-- Assignment (bulk) ------ |   Programs, the other peers, and which tensors are drawn or loaded
+//!     | <-- Load (bulk) ------------ |   parameters and optimizer state, each peer its share
 //!     | -- Ready ------------------> |
-//!     | <-- Run pass 1, Run pass 2 - |   two passes ahead, each with its inputs (tensors)
+//!     | <-- Run pass 1, Run pass 2 - |   passes ahead, each with its inputs (tensors)
 //!     | == activations, gradients == peers, directly (tensors)
 //!     | -- Report, Norms ----------> |
-//!     | <-- Verdict ---------------- |   once all peers' norms of the pass are there
+//!     | <-- Verdict ---------------- |   once all peers' norms of the pass have arrived
 //!     | -- PassDone ---------------> |
-//!     | <-- SetCodecs -------------- |   now and then: from the next Run on by the plan's next version
-//!     | <-- Snapshot --------------- |   between two passes; training goes on
+//!     | <-- SetCodecs -------------- |   rarely: from the next Run on, the plan's next version
+//!     | <-- Snapshot --------------- |   between two passes; training continues
 //!     | -- Saved …, SavedAll (bulk) -> |   commit
 //!     | <-- Stop ------------------- |
 //! ```
 //!
-//! Control messages are [postcard](https://postcard.jamesmunns.com)-encoded payloads under an empty header; tensors and bulk frames have a header ([`TensorHeader`], [`BulkHeader`]) and raw bytes, row-major and
-//! little-endian.
+//! A control message is a payload in [postcard](https://postcard.jamesmunns.com) under an empty header. Frames of
+//! tensors and on the bulk lane have a header ([`TensorHeader`], [`BulkHeader`]) and a payload of raw bytes, row-major
+//! and little-endian.
 
 mod broker;
 mod expected;
@@ -38,15 +43,16 @@ mod regulator;
 mod survey;
 
 pub use broker::{
-    Action, AppliedCodecs, Broker, EvalRecord, EvalSchedule, Participant, PassKind, RunSettings, StepRecord,
+    Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, Participant, RunSettings, StepRecord,
     TrainingProgress,
 };
 pub use expected::ExpectedReports;
-pub use inbox::{Inbox, Violation};
+pub use inbox::{Inbox, UnexpectedTensor};
 pub use lobby::{ExpectedPeers, Lobby, Member};
 pub use message::{
-    Assignment, BulkHeader, FromPeer, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES, MAX_PROBE_BYTES, Machine,
-    PassReport, Probe, TensorHeader, ToPeer, VERSION, decode, encode,
+    Assignment, BulkHeader, CodecError, CodecSpectrum, FromPeer, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES,
+    MAX_PROBE_BYTES, MachineProfile, PassReport, Probe, ReceivedBytes, SentBytes, TensorHeader, ToPeer, VERSION,
+    decode, encode,
 };
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
 pub use survey::Survey;

@@ -1,22 +1,22 @@
 use crate::{Hello, VERSION};
 
 /// Longest name, backend or device, in bytes.
-const MAX_TEXT: usize = 64;
+const MAX_TEXT_BYTES: usize = 64;
 
 /// Longest address, in bytes.
-const MAX_ADDR: usize = 4096;
+const MAX_ADDR_BYTES: usize = 4096;
 
-/// Who is wanted.
+/// The peers that a run waits for.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ExpectedPeers {
-    /// So many peers, whatever they are called.
+    /// This many peers, with any names.
     Any(usize),
-    /// Peers of these names, in the order in which they are numbered.
+    /// Peers with these names, numbered in this order.
     Named(Vec<String>),
 }
 
 impl ExpectedPeers {
-    /// How many are wanted.
+    /// The number of peers.
     pub fn count(&self) -> usize {
         match self {
             Self::Any(count) => *count,
@@ -28,68 +28,71 @@ impl ExpectedPeers {
 /// Gathers the peers of a run.
 #[derive(Debug)]
 pub struct Lobby {
-    places: ExpectedPeers,
+    expected: ExpectedPeers,
     secret: [u8; 16],
     members: Vec<Member>,
-    /// How many were ever let in, for names.
-    count: usize,
+    /// The next number for a generated name.
+    next_number: usize,
 }
 
-/// A peer that was let in.
+/// A peer that has joined.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Member {
-    /// The caller's number for its connection.
+    /// The caller's number of its connection.
     pub connection: u64,
     /// Unique among the members.
     pub name: String,
-    /// Its backend's name.
+    /// The backend's name.
     pub backend: String,
-    /// Its device, for people.
+    /// The device's name, for people.
     pub device: String,
-    /// Where other peers reach it.
+    /// The address for other peers.
     pub addr: Vec<u8>,
 }
 
 impl Lobby {
-    /// A lobby that waits for peers who know the secret.
-    pub fn new(places: ExpectedPeers, secret: [u8; 16]) -> Self {
-        Self { places, secret, members: Vec::new(), count: 0 }
+    /// A lobby for peers that know the secret.
+    pub fn new(expected: ExpectedPeers, secret: [u8; 16]) -> Self {
+        Self { expected, secret, members: Vec::new(), next_number: 0 }
     }
 
-    /// Lets a joiner in and returns the name it gets, or says why not.
+    /// Admits a joiner, or returns the reason for refusing it.
     pub fn join(&mut self, connection: u64, hello: Hello) -> Result<&Member, String> {
-        // Compared without a branch on the bytes, so that timing tells nothing.
+        // Compared without a branch on the bytes, so that timing reveals nothing.
         let wrong = hello.secret.iter().zip(&self.secret).fold(0u8, |d, (a, b)| d | (a ^ b));
         if wrong != 0 {
-            return Err("the ticket's secret is wrong; is it the ticket of this run?".into());
+            return Err("the ticket's secret is wrong; use the ticket of this run".into());
         }
         if hello.version != VERSION {
             return Err(format!(
-                "it speaks protocol version {}, the broker speaks {VERSION}; install the same FusionLLM on both",
+                "it speaks protocol version {}, but the broker speaks {VERSION}; install the same FusionLLM on both",
                 hello.version
             ));
         }
-        if self.members.len() >= self.places.count() {
-            return Err(format!("all {} places are taken", self.places.count()));
+        if self.members.len() >= self.expected.count() {
+            return Err(format!("all {} peers have already joined", self.expected.count()));
         }
         for (what, text) in [("name", &hello.name), ("backend", &hello.backend), ("device", &hello.device)] {
-            if text.len() > MAX_TEXT || text.chars().any(char::is_control) {
-                return Err(format!("its {what} must be at most {MAX_TEXT} bytes without control characters"));
+            if text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
+                return Err(format!("its {what} must be at most {MAX_TEXT_BYTES} bytes without control characters"));
             }
         }
-        if hello.addr.len() > MAX_ADDR {
-            return Err(format!("its address takes {} bytes, more than {MAX_ADDR}", hello.addr.len()));
+        if hello.addr.len() > MAX_ADDR_BYTES {
+            return Err(format!(
+                "its address has {} bytes, but at most {MAX_ADDR_BYTES} are allowed",
+                hello.addr.len()
+            ));
         }
         if self.members.iter().any(|m| m.name == hello.name) {
             return Err(format!("the name {:?} is taken; choose another with --name", hello.name));
         }
         let free = |name: &String| !self.members.iter().any(|m| m.name == *name);
         let mut name = hello.name;
-        match &self.places {
+        match &self.expected {
             ExpectedPeers::Any(_) => {
                 while name.is_empty() || !free(&name) {
-                    name = format!("peer-{}", self.count);
-                    self.count += 1;
+                    name = format!("peer-{}", self.next_number);
+                    self.next_number += 1;
                 }
             }
             ExpectedPeers::Named(names) if name.is_empty() => {
@@ -108,26 +111,28 @@ impl Lobby {
         Ok(&self.members[self.members.len() - 1])
     }
 
-    /// Forgets a joiner whose connection is gone.
+    /// Removes a joiner whose connection has ended.
     pub fn leave(&mut self, connection: u64) -> Option<Member> {
         let at = self.members.iter().position(|m| m.connection == connection)?;
         Some(self.members.remove(at))
     }
 
-    /// Those let in so far.
+    /// The peers that have joined so far.
     pub fn members(&self) -> &[Member] {
         &self.members
     }
 
-    /// All peers, in the order in which they are numbered, once they are there: by place, or else by name, digits by value, so that who
-    /// joined first decides nothing.
+    /// All peers in the order of their numbers, once all have joined; `None` before.
+    ///
+    /// The order is that of [`ExpectedPeers::Named`], or else that of the names with digits compared as numbers. So the
+    /// order of joining has no influence.
     pub fn complete(&self) -> Option<Vec<Member>> {
         let mut members = self.members.clone();
-        match &self.places {
+        match &self.expected {
             ExpectedPeers::Any(_) => members.sort_by_cached_key(|m| (natural_key(&m.name), m.name.clone())),
             ExpectedPeers::Named(names) => members.sort_by_key(|m| names.iter().position(|n| *n == m.name)),
         }
-        (members.len() == self.places.count()).then_some(members)
+        (members.len() == self.expected.count()).then_some(members)
     }
 }
 
@@ -163,21 +168,21 @@ mod tests {
     }
 
     #[test]
-    fn only_holders_of_the_secret_get_in() {
+    fn only_joiners_with_the_secret_are_admitted() {
         let mut lobby = Lobby::new(ExpectedPeers::Any(1), [7; 16]);
         assert!(lobby.join(1, Hello { secret: [8; 16], ..hello("a") }).unwrap_err().contains("secret"));
         assert!(lobby.join(1, Hello { version: 99, ..hello("a") }).unwrap_err().contains("version 99"));
         assert_eq!(lobby.join(1, hello("a")).unwrap().name, "a");
-        assert!(lobby.join(2, hello("b")).unwrap_err().contains("taken"));
+        assert!(lobby.join(2, hello("b")).unwrap_err().contains("already joined"));
     }
 
     fn numbered(lobby: &Lobby) -> Vec<String> {
         lobby.complete().unwrap().into_iter().map(|m| m.name).collect()
     }
 
-    /// Names that differ in leading zeros alone stood in the order of their arrival.
+    /// Names that differed only in leading zeros were once ordered by arrival.
     #[test]
-    fn no_two_names_are_equal_in_order() {
+    fn different_names_are_never_equal_in_order() {
         for names in [["p01", "p1", "p001"], ["p1", "p001", "p01"]] {
             let mut lobby = Lobby::new(ExpectedPeers::Any(3), [7; 16]);
             for (i, name) in names.iter().enumerate() {
@@ -197,7 +202,7 @@ mod tests {
         );
         assert_eq!(lobby.join(2, hello("home")).unwrap().name, "home");
         assert!(lobby.join(3, hello("home")).unwrap_err().contains("taken"));
-        assert_eq!(lobby.join(4, hello("")).unwrap().name, "lab-1", "the first that is free");
+        assert_eq!(lobby.join(4, hello("")).unwrap().name, "lab-1", "the first free name");
         assert!(lobby.join(5, hello("attic")).unwrap_err().ends_with(": lab-0"));
         lobby.leave(4);
         assert_eq!(lobby.join(6, hello("")).unwrap().name, "lab-1");
@@ -206,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_joiner_says_of_itself_is_bounded() {
+    fn names_and_addresses_of_joiners_are_bounded() {
         let mut lobby = Lobby::new(ExpectedPeers::Any(1), [7; 16]);
         let mut refusal = |h: Hello| lobby.join(1, h).unwrap_err();
         assert!(refusal(hello(&"n".repeat(65))).contains("name"));
@@ -222,7 +227,7 @@ mod tests {
             lobby.join(i as u64, hello(name)).unwrap();
         }
         assert_eq!(numbered(&lobby), ["p1", "p2", "p10", "peer-0"]);
-        assert!(lobby.join(9, hello("p2")).unwrap_err().contains("places"));
+        assert!(lobby.join(9, hello("p2")).unwrap_err().contains("already joined"));
         lobby.leave(0);
         assert!(lobby.complete().is_none());
         assert!(lobby.join(9, hello("p2")).unwrap_err().contains("--name"));

@@ -3,13 +3,13 @@ use std::collections::{BTreeMap, BTreeSet};
 use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, Value, ValueId};
 use fusionllm_plan::{
-    Compression, Instruction, Link, Measured, Optimizer, PeerId, PlanError, Program, Rates, Slot, Verdict,
+    Compression, Instruction, Link, Measured, Optimizer, PassKind, PeerId, PlanError, Program, Rates, Slot, Verdict,
 };
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Version of the messages. Broker and joiner must have the same.
-pub const VERSION: u32 = 4;
+/// Version of the messages. Broker and joiner must have the same version.
+pub const VERSION: u32 = 5;
 
 /// Largest control message, in bytes.
 pub const MAX_CONTROL_BYTES: u64 = 4 << 20;
@@ -17,160 +17,200 @@ pub const MAX_CONTROL_BYTES: u64 = 4 << 20;
 /// Largest assignment, in bytes.
 pub const MAX_ASSIGNMENT_BYTES: u64 = 1 << 28;
 
-/// Largest frame of a measurement, in bytes.
+/// Largest frame of a link measurement, in bytes.
 pub const MAX_PROBE_BYTES: u64 = 4 << 20;
 
-/// What a joiner says first.
+/// A joiner's first message.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`VERSION`].
     pub version: u32,
     /// The ticket's secret.
     pub secret: [u8; 16],
-    /// What it wants to be called; empty leaves it to the broker.
+    /// The requested name. If it is empty, the broker chooses one.
     pub name: String,
-    /// Its backend's name.
+    /// The backend's name.
     pub backend: String,
-    /// Its device, for people.
+    /// The device's name, for people.
     pub device: String,
-    /// Where other peers reach it, as its transport encodes that.
+    /// The address for other peers, as the transport encodes it.
     pub addr: Vec<u8>,
 }
 
-/// What a peer tells the broker.
+/// A message from a peer to the broker.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum FromPeer {
-    /// First of all.
+    /// The first message.
     Hello(Hello),
     /// The answer to [`ToPeer::Measure`].
-    Machine(Machine),
-    /// The answer to [`ToPeer::Probe`]: the link that leads there and the one that leads back, or `None` if the two cannot reach each other.
+    Machine(MachineProfile),
+    /// The answer to [`ToPeer::Probe`]: the links there and back, or `None` if the two cannot reach each other.
     Links(Option<(Link, Link)>),
     /// The answer to [`ToPeer::StopProbing`].
     ProbingStopped,
-    /// All is loaded, and the other peers are connected.
+    /// All tensors are loaded, and the other peers are connected.
     Ready,
     /// A scalar of a pass.
     Report {
         /// The pass.
         pass: u64,
-        /// Index in the program's reports.
+        /// Index among the program's reports.
         report: u32,
         /// The micro-batch.
         micro_batch: u32,
         /// The scalar.
         value: f64,
     },
-    /// The squared norms of the gradients it owns.
+    /// The squared norms of the gradients that the peer owns.
     Norms {
         /// The pass.
         pass: u64,
         /// By parameter.
         squared_norms: Vec<(ValueId, f64)>,
     },
-    /// A pass is over.
+    /// The peer has completed a pass.
     PassDone {
         /// The pass.
         pass: u64,
-        /// What it took.
+        /// The peer's measurements.
         report: PassReport,
     },
-    /// Another peer's connection to it is gone.
+    /// The connection to another peer has ended.
     PeerLost {
-        /// Whose.
+        /// The other peer.
         peer: PeerId,
-        /// Why.
+        /// Why the connection ended.
         reason: String,
     },
-    /// It cannot go on.
+    /// The peer cannot continue.
     Failed {
         /// Why.
         reason: String,
     },
 }
 
-/// How fast a peer's machine computes, as it says itself.
+/// A machine's speed and memory, as its peer measured them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-pub struct Machine {
-    /// What it attains.
+pub struct MachineProfile {
+    /// Attained rates of computing and of memory.
     pub rates: Rates,
-    /// Bytes of memory for parameters, activations and all else a peer holds.
+    /// Bytes of memory for the run: parameters, activations and everything else.
     pub memory: u64,
     /// Operators take this many times as long as the rates say; at least 1.
     pub slowdown: f64,
-    /// Operators whose time was measured.
+    /// Measured times of operators.
     pub operators: Measured,
 }
 
-/// What stands in the headers of frames on the bulk lane between two machines, of which the one that connected measures and the other answers.
+/// The header of a frame of a link measurement. The machine that connected measures, and the other answers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Probe {
-    /// To be sent back.
+    /// Send this frame back.
     Echo,
-    /// The payload is of no use but to be timed; the answer is [`Self::Elapsed`].
+    /// The payload is only there to be timed. The answer is [`Self::Elapsed`].
     Load,
-    /// Seconds from the header's arrival to the payload's end.
+    /// Seconds from the arrival of the header to the end of the payload.
     Elapsed(f64),
-    /// Send so many bytes of [`Self::Load`], at most [`MAX_PROBE_BYTES`].
+    /// Send a [`Self::Load`] of this many bytes, at most [`MAX_PROBE_BYTES`].
     Request(u64),
 }
 
-/// What a pass took on one peer.
+/// A peer's measurements of one pass. Lists are in the order of peers.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct PassReport {
-    /// Seconds in kernels.
+    /// Seconds without waiting.
     pub compute_s: f64,
-    /// Seconds waiting for messages.
+    /// Seconds of waiting for messages.
     pub wait_s: f64,
-    /// Seconds in all.
+    /// Seconds in total.
     pub total_s: f64,
-    /// Most bytes held at once since the pass before: tensors, buffers of what comes and goes, and all else.
+    /// Most bytes allocated at once since the previous pass: tensors, message buffers and everything else.
     pub peak_bytes: u64,
-    /// Most bytes that the system ever kept in memory for the peer's process; 0 if it does not tell.
+    /// Most bytes of the peer's process that the system has kept in memory so far; 0 if the system does not report it.
     pub resident_bytes: u64,
-    /// Seconds of encoding and decoding, beside the computing.
+    /// Seconds of encoding and decoding, in parallel to computing.
     pub codec_s: f64,
-    /// Payload bytes sent to each peer.
-    pub sent: Vec<(PeerId, u64)>,
-    /// Of what codecs made of the tensors for each peer: the largest relative error, |received - meant| / |meant| in the Euclidean norm, of one micro-batch.
-    pub errors: Vec<(PeerId, f64)>,
-    /// Where spectra were to be watched: of the tensors for each peer in one micro-batch, the largest stable rank, and that of what arrives in its place.
-    pub spectra: Vec<(PeerId, f64, f64)>,
-    /// Of large messages that came from each peer: their payload bytes, and the seconds from the first byte's arrival to the last's.
-    pub received: Vec<(PeerId, u64, f64)>,
+    /// Bytes sent to each peer.
+    pub sent: Vec<SentBytes>,
+    /// Errors of the codecs of each link.
+    pub errors: Vec<CodecError>,
+    /// Stable ranks on each link, in steps that measure them.
+    pub spectra: Vec<CodecSpectrum>,
+    /// Large messages received from each peer.
+    pub received: Vec<ReceivedBytes>,
 }
 
-/// What the broker tells a peer.
+/// Bytes sent to one peer in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct SentBytes {
+    /// The receiver.
+    pub to: PeerId,
+    /// Bytes of payload.
+    pub bytes: u64,
+}
+
+/// The largest error of a codec among the tensors of one micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CodecError {
+    /// The receiver.
+    pub to: PeerId,
+    /// |decoded - exact| / |exact|, in the Euclidean norm.
+    pub relative_error: f64,
+}
+
+/// The largest stable rank among the tensors of one micro-batch.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct CodecSpectrum {
+    /// The receiver.
+    pub to: PeerId,
+    /// The stable rank of the exact tensor.
+    pub exact: f64,
+    /// The stable rank of the same tensor, decoded.
+    pub decoded: f64,
+}
+
+/// Large messages from one peer in a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct ReceivedBytes {
+    /// The sender.
+    pub from: PeerId,
+    /// Bytes of payload.
+    pub bytes: u64,
+    /// Seconds from each message's first byte to its last, summed.
+    pub seconds: f64,
+}
+
+/// A message from the broker to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToPeer {
-    /// It may not take part.
+    /// The peer may not join.
     Refused {
         /// Why.
         reason: String,
     },
-    /// Say how fast you are. Links are to be measured next: let the others connect.
+    /// Measure your machine. Accept connections from the other peers, which will measure links.
     Measure {
         /// All peers' names and addresses, by number.
         peers: Vec<(String, Vec<u8>)>,
     },
-    /// Connect to another peer, or to the broker once more, and measure the link there and the one back.
+    /// Connect to another peer or to the broker, and measure the links there and back.
     Probe {
-        /// Whom to connect to.
+        /// The peer to connect to.
         with: PeerId,
-        /// Seconds of sending in one direction that are enough.
+        /// Seconds of sending in one direction that suffice.
         patience_s: f64,
     },
-    /// All is measured: let nobody connect any more.
+    /// All links are measured. Accept no more connections.
     StopProbing,
-    /// Run the training program, or the evaluation program.
+    /// Run the training or the evaluation program.
     Run {
         /// Number of the pass.
         pass: u64,
-        /// Version of the plan that it runs by.
+        /// Version of the plan that it uses.
         version: u32,
-        /// Whether it trains.
-        train: bool,
-        /// Batches trained on before it; counter-based operators draw from it.
+        /// Which program.
+        kind: PassKind,
+        /// Batches trained on before it. Counter-based operators draw from it.
         step: u64,
     },
     /// The answer to all peers' norms.
@@ -180,21 +220,21 @@ pub enum ToPeer {
         /// The verdict.
         verdict: Verdict,
     },
-    /// All passes from here on run by this version of the plan, the one after that of the passes so far.
+    /// All further passes use the plan's next version.
     SetCodecs {
-        /// The version.
+        /// That version.
         version: u32,
         /// The codecs of the peer's links, by receiver.
         codecs: BTreeMap<PeerId, Codec>,
     },
-    /// Take a snapshot of what you own and stream it.
+    /// Take a snapshot of the tensors that you own, and stream it.
     Snapshot {
-        /// The step, for the answer.
+        /// The step, to be repeated in the answer.
         step: u64,
     },
-    /// The run is over.
+    /// The run has ended.
     Stop {
-        /// Why, for people; empty if it went well.
+        /// Why; empty after a regular end.
         reason: String,
     },
 }
@@ -202,30 +242,31 @@ pub enum ToPeer {
 /// A peer's part in a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
-    /// Which peer it is.
+    /// The peer's number.
     pub peer: PeerId,
     /// All peers' names and addresses, by number.
     pub peers: Vec<(String, Vec<u8>)>,
-    /// Seed of initial values and dropout.
+    /// The seed of initial values, dropout and codecs.
     pub seed: u64,
     /// The update rule.
     pub optimizer: Optimizer,
-    /// How tensors are compressed, besides the codecs of its links.
+    /// How tensors are compressed. The programs have the codecs of the peer's links.
     pub compression: Compression,
-    /// Its share of a training step.
+    /// The program of a training step.
     pub train: Program,
-    /// Its share of an evaluation pass.
+    /// The program of an evaluation pass.
     pub eval: Program,
-    /// What the broker streams: parameters, buffers and constants by name, optimiser state by name and slot. The rest is drawn from the seed.
+    /// The tensors that the broker streams: parameters, buffers and constants by name, optimizer state by name and
+    /// slot. All others are drawn from the seed.
     pub loads: BTreeSet<(String, Option<String>)>,
 }
 
 impl Assignment {
-    /// Checks all that taking part relies on, so that an assignment from a stranger can be trusted afterwards.
+    /// Checks everything that a peer relies on, so that it need not trust the sender.
     pub fn validate(&self) -> Result<(), PlanError> {
         let fail = |m: String| Err(PlanError::Program(m));
         if self.peer.0 as usize >= self.peers.len() {
-            return fail(format!("it is for {}, of {} peers", self.peer, self.peers.len()));
+            return fail(format!("it is for {}, but the number of peers is {}", self.peer, self.peers.len()));
         }
         for program in [&self.train, &self.eval] {
             program.validate()?;
@@ -237,14 +278,17 @@ impl Assignment {
                     && *p != PeerId::BROKER
                     && p.0 as usize >= self.peers.len()
                 {
-                    return fail(format!("it exchanges tensors with {p}, of {} peers", self.peers.len()));
+                    return fail(format!(
+                        "it exchanges tensors with {p}, but the number of peers is {}",
+                        self.peers.len()
+                    ));
                 }
             }
         }
-        let kept = self.kept();
+        let state = self.state();
         for program in [&self.train, &self.eval] {
             for value in program.holdings.iter().map(|h| &program.values[&h.value]) {
-                if kept.get(value.name.as_str()) != Some(&value) {
+                if state.get(value.name.as_str()) != Some(&value) {
                     return fail(format!("training and evaluation disagree about {:?}", value.name));
                 }
             }
@@ -253,18 +297,18 @@ impl Assignment {
             self.train.owned().map(|(_, r)| self.train.values[&r.parameter].name.as_str()).collect();
         for (name, slot) in &self.loads {
             let known = match slot {
-                None => kept.contains_key(name.as_str()),
+                None => state.contains_key(name.as_str()),
                 Some(slot) => trained.contains(name.as_str()) && self.optimizer.slots().contains(&slot.as_str()),
             };
             if !known {
-                return fail(format!("{name:?} is to be loaded, but nothing needs it"));
+                return fail(format!("{name:?} is to be loaded, but no program needs it"));
             }
         }
         Ok(())
     }
 
-    /// What the peer keeps from pass to pass, for either program, by name.
-    pub fn kept(&self) -> BTreeMap<&str, &Value> {
+    /// The parameters, buffers and constants that the peer keeps from pass to pass for either program, by name.
+    pub fn state(&self) -> BTreeMap<&str, &Value> {
         let programs = [&self.eval, &self.train].into_iter();
         programs
             .flat_map(|p| p.holdings.iter().filter_map(|h| p.values.get(&h.value)))
@@ -273,16 +317,18 @@ impl Assignment {
     }
 }
 
-/// The header of a frame on the tensors lane; the payload is the tensor's bytes, or its coded form, which says itself by which codec.
+/// The header of a frame on the tensors lane.
+///
+/// The payload is the tensor's bytes, or its encoded form. The encoded form names its codec.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct TensorHeader {
-    /// The pass it belongs to.
+    /// The pass.
     pub pass: u64,
-    /// Whether that is a pass of the training program, whose values are numbered on their own.
-    pub train: bool,
-    /// What it is.
+    /// The pass's kind. Training and evaluation number their values independently.
+    pub kind: PassKind,
+    /// What the tensor is.
     pub slot: Slot,
-    /// Whether the payload is the tensor's coded form instead of its own bytes.
+    /// Whether the payload is encoded.
     pub coded: bool,
 }
 
@@ -291,37 +337,37 @@ pub struct TensorHeader {
 pub enum BulkHeader {
     /// Broker to peer: the payload is an [`Assignment`].
     Assign,
-    /// Broker to peer: a tensor it starts from.
+    /// Broker to peer: the payload is one of [`Assignment::loads`].
     Load {
         /// The parameter, buffer or constant.
         name: String,
-        /// The slot, for optimiser state.
+        /// The slot, for optimizer state.
         slot: Option<String>,
     },
-    /// Peer to broker: a tensor of a snapshot.
+    /// Peer to broker: the payload is a tensor of a snapshot.
     Saved {
         /// The step.
         step: u64,
         /// The parameter or buffer.
         name: String,
-        /// The slot, for optimiser state.
+        /// The slot, for optimizer state.
         slot: Option<String>,
         /// Element type and shape.
         ty: TensorType,
     },
-    /// Peer to broker: that was the snapshot's last tensor.
+    /// Peer to broker: the snapshot is complete.
     SavedAll {
         /// The step.
         step: u64,
     },
 }
 
-/// The bytes of a message.
+/// Encodes a message.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, String> {
     postcard::to_stdvec(message).map_err(|e| e.to_string())
 }
 
-/// A message from its bytes, all of them.
+/// Decodes a message from exactly these bytes.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     match postcard::take_from_bytes(bytes) {
         Ok((message, [])) => Ok(message),

@@ -2,40 +2,43 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_plan::{Cluster, Device, DirectLink, Link, PeerId, Place, PlanError};
 
-use crate::{FromPeer, Machine, Member, ToPeer};
+use crate::{FromPeer, MachineProfile, Member, ToPeer};
 
-/// Seconds of sending in one direction that tell a link's rate, and those that all rounds may take together in the worst of cases.
+/// Seconds of sending in one direction that suffice to measure a link's rate.
 const PATIENCE_S: f64 = 0.3;
-const IN_ALL_S: f64 = 60.0;
+/// Most seconds that all rounds of link measurements may take together.
+const MAX_PROBING_S: f64 = 60.0;
 
-/// What no machine has: more operations or bytes a second, more bytes, a longer way, more operators measured.
-const MOST_RATE: f64 = 1e18;
-const MOST_MEMORY: u64 = 1 << 50;
-const MOST_LATENCY_S: f64 = 60.0;
-const MOST_OPERATORS: usize = 1024;
+/// Bounds that no real machine exceeds: operations or bytes per second, bytes, seconds, measured operators.
+const MAX_RATE: f64 = 1e18;
+const MAX_MEMORY: u64 = 1 << 50;
+const MAX_LATENCY_S: f64 = 60.0;
+const MAX_OPERATORS: usize = 1024;
 
-/// Has the peers of a run measure how fast they are, and how fast the links are that join them to each other and to the broker.
+/// Lets the peers measure their machines, and the links to each other and to the broker.
 ///
-/// First every peer measures itself. Then come the links, in the rounds of a tournament, so that no machine has a part in two measurements at once: an access line that
-/// several links share disturbs none of them, and what it costs to share it stays unknown.
+/// All peers first measure their machines. The links follow in the rounds of a tournament, so no machine takes part in
+/// two measurements at once. Links that share an uplink do not disturb each other, and the cost of sharing it stays
+/// unknown.
 #[derive(Debug)]
 pub struct Survey {
     members: Vec<Member>,
     rounds: VecDeque<Vec<(PeerId, ToPeer)>>,
-    /// What each of those asked last was asked for.
-    asked: BTreeMap<PeerId, ToPeer>,
-    machines: BTreeMap<PeerId, Machine>,
+    /// Requests without an answer.
+    pending: BTreeMap<PeerId, ToPeer>,
+    machines: BTreeMap<PeerId, MachineProfile>,
     lines: Vec<DirectLink>,
-    apart: BTreeSet<(PeerId, PeerId)>,
+    /// Pairs that cannot reach each other.
+    unreachable: BTreeSet<(PeerId, PeerId)>,
 }
 
 impl Survey {
-    /// Of these peers, numbered as they stand here.
+    /// A survey of these peers, numbered in this order.
     pub fn new(members: Vec<Member>) -> Self {
         let peers: Vec<(String, Vec<u8>)> = members.iter().map(|m| (m.name.clone(), m.addr.clone())).collect();
         let all = |message: &ToPeer| (0..peers.len() as u32).map(|p| (PeerId(p), message.clone())).collect::<Vec<_>>();
         let tournament = tournament(peers.len() as u32);
-        let patience_s = PATIENCE_S.min(IN_ALL_S / 2.0 / tournament.len() as f64);
+        let patience_s = PATIENCE_S.min(MAX_PROBING_S / 2.0 / tournament.len() as f64);
         let probes = tournament
             .into_iter()
             .map(|round| round.into_iter().map(|(from, with)| (from, ToPeer::Probe { with, patience_s })).collect());
@@ -44,26 +47,26 @@ impl Survey {
         Self {
             members,
             rounds,
-            asked: BTreeMap::new(),
+            pending: BTreeMap::new(),
             machines: BTreeMap::new(),
             lines: Vec::new(),
-            apart: BTreeSet::new(),
+            unreachable: BTreeSet::new(),
         }
     }
 
-    /// Whom to ask what next, once all have answered what they were asked before; nobody, once all is known.
-    pub fn ask(&mut self) -> Vec<(PeerId, ToPeer)> {
-        if !self.asked.is_empty() {
+    /// The next requests. Empty while an answer is missing, and at the end of the survey.
+    pub fn next_requests(&mut self) -> Vec<(PeerId, ToPeer)> {
+        if !self.pending.is_empty() {
             return Vec::new();
         }
         let round = self.rounds.pop_front().unwrap_or_default();
-        self.asked = round.iter().cloned().collect();
+        self.pending = round.iter().cloned().collect();
         round
     }
 
-    /// Takes an answer, or says how it breaks the rules.
+    /// Takes an answer. The error says how the answer breaks the protocol.
     pub fn answer(&mut self, from: PeerId, message: FromPeer) -> Result<(), String> {
-        match (self.asked.remove(&from), message) {
+        match (self.pending.remove(&from), message) {
             (Some(ToPeer::Measure { .. }), FromPeer::Machine(machine)) => {
                 check_machine(&machine)?;
                 self.machines.insert(from, machine);
@@ -76,27 +79,27 @@ impl Survey {
                 }
             }
             (Some(ToPeer::Probe { with, .. }), FromPeer::Links(None)) => {
-                self.apart.insert((from, with));
+                self.unreachable.insert((from, with));
             }
             (Some(ToPeer::StopProbing), FromPeer::ProbingStopped) => {}
-            _ => return Err("it answered what it was not asked".into()),
+            _ => return Err("it sent an answer that nobody requested".into()),
         }
         Ok(())
     }
 
-    /// The machines and what joins them, device `i` being peer `i`, and a sentence for each two that cannot reach each other.
+    /// The measured cluster, in which device `i` is peer `i`, and a note for each pair that cannot reach each other.
     ///
     /// # Errors
     ///
-    /// Not all is known yet.
+    /// The survey is not complete.
     pub fn finish(self) -> Result<(Cluster, Vec<String>), PlanError> {
-        if self.machines.len() != self.members.len() || !self.rounds.is_empty() || !self.asked.is_empty() {
-            return Err(PlanError::Cluster("not all of its machines have been measured".into()));
+        if self.machines.len() != self.members.len() || !self.rounds.is_empty() || !self.pending.is_empty() {
+            return Err(PlanError::Cluster("not all of its machines and links have been measured".into()));
         }
         let name = |p: PeerId| self.members.get(p.0 as usize).map_or("the broker", |m| m.name.as_str());
-        let notes = self.apart.iter().map(|(a, b)| {
+        let notes = self.unreachable.iter().map(|(a, b)| {
             format!(
-                "{} and {} cannot reach each other; is there a firewall that keeps UDP between them?",
+                "{} and {} cannot reach each other; check that no firewall blocks UDP between them",
                 name(*a),
                 name(*b)
             )
@@ -113,10 +116,12 @@ impl Survey {
     }
 }
 
-/// Every two of `peers` and the broker once, in rounds in which nobody stands twice (the circle method: one stays, the others move on by one place a round). The
-/// first of two is the one to connect; the broker never is.
+/// Rounds in which every pair of peers, the broker included, meets once, and nobody is in two pairs of a round.
+///
+/// This is the circle method: one participant stays, and the others move on by one place per round. The first of a pair
+/// connects to the second. The broker never connects.
 fn tournament(peers: u32) -> Vec<Vec<(PeerId, PeerId)>> {
-    // The broker stays. The circle has an odd number of seats, one of them empty if there are not as many peers.
+    // The broker stays. The circle has an odd number of seats. One is empty if the number of peers is even.
     let seats = peers + 1 - peers % 2;
     (0..seats)
         .map(|round| {
@@ -130,26 +135,26 @@ fn tournament(peers: u32) -> Vec<Vec<(PeerId, PeerId)>> {
         .collect()
 }
 
-fn positive(x: f64, most: f64) -> bool {
-    x > 0.0 && x <= most
+fn positive(x: f64, max: f64) -> bool {
+    x > 0.0 && x <= max
 }
 
-fn check_machine(machine: &Machine) -> Result<(), String> {
-    let Machine { rates, memory, slowdown, operators } = machine;
-    let figures = [rates.matmul, rates.convolution, rates.memory].into_iter().all(|r| positive(r, MOST_RATE))
-        && (0.0..=MOST_LATENCY_S).contains(&rates.overhead)
-        && (1..=MOST_MEMORY).contains(memory)
-        && (1.0..=MOST_RATE).contains(slowdown);
-    match figures && operators.len() <= MOST_OPERATORS {
+fn check_machine(machine: &MachineProfile) -> Result<(), String> {
+    let MachineProfile { rates, memory, slowdown, operators } = machine;
+    let figures = [rates.matmul, rates.convolution, rates.memory].into_iter().all(|r| positive(r, MAX_RATE))
+        && (0.0..=MAX_LATENCY_S).contains(&rates.overhead)
+        && (1..=MAX_MEMORY).contains(memory)
+        && (1.0..=MAX_RATE).contains(slowdown);
+    match figures && operators.len() <= MAX_OPERATORS {
         true => Ok(()),
-        false => Err("it says of its machine what can be true of none".into()),
+        false => Err("it sent impossible numbers about its machine".into()),
     }
 }
 
 fn check_link(link: &Link) -> Result<(), String> {
-    match positive(link.bandwidth, MOST_RATE) && (0.0..=MOST_LATENCY_S).contains(&link.latency) {
+    match positive(link.bandwidth, MAX_RATE) && (0.0..=MAX_LATENCY_S).contains(&link.latency) {
         true => Ok(()),
-        false => Err("it says of a link what can be true of none".into()),
+        false => Err("it sent impossible numbers about a link".into()),
     }
 }
 
@@ -170,9 +175,9 @@ mod tests {
         (0..count).map(member).collect()
     }
 
-    fn machine() -> Machine {
+    fn machine() -> MachineProfile {
         let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
-        Machine { rates, memory: 1 << 30, slowdown: 1.0, operators: Measured::default() }
+        MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators: Measured::default() }
     }
 
     fn link(bandwidth: f64) -> Link {
@@ -180,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn every_two_meet_once_and_nobody_is_in_two_places() {
+    fn every_pair_meets_once_and_nobody_is_in_two_pairs_of_a_round() {
         for peers in 1..=9u32 {
             let rounds = tournament(peers);
             let mut met = BTreeSet::new();
@@ -196,23 +201,23 @@ mod tests {
         }
     }
 
-    /// Links are as fast as the sum of their ends' numbers says, but for those between 0 and 2, which a firewall keeps apart.
+    /// A link's rate is the sum of its ends' numbers. Peers 0 and 2 cannot reach each other.
     #[test]
-    fn what_was_measured_becomes_a_cluster() {
+    fn measurements_become_a_cluster() {
         let mut survey = Survey::new(members(3));
         let mut rounds = 0;
         loop {
-            let asks = survey.ask();
-            if asks.is_empty() {
+            let requests = survey.next_requests();
+            if requests.is_empty() {
                 break;
             }
             rounds += 1;
-            assert!(survey.ask().is_empty(), "not before all have answered");
-            for (p, message) in asks {
+            assert!(survey.next_requests().is_empty(), "not before all answers have arrived");
+            for (p, message) in requests {
                 let answer = match message {
                     ToPeer::Measure { peers } => {
                         assert_eq!(peers[2], ("p2".into(), vec![2]));
-                        FromPeer::Machine(Machine { memory: 1000 + u64::from(p.0), ..machine() })
+                        FromPeer::Machine(MachineProfile { memory: 1000 + u64::from(p.0), ..machine() })
                     }
                     ToPeer::Probe { with, patience_s } => {
                         assert_eq!(patience_s, PATIENCE_S);
@@ -238,15 +243,15 @@ mod tests {
     }
 
     #[test]
-    fn figures_that_no_machine_has_are_refused() {
-        let refused = |answer: &dyn Fn(&mut Machine)| {
+    fn impossible_numbers_are_refused() {
+        let refused = |answer: &dyn Fn(&mut MachineProfile)| {
             let mut survey = Survey::new(members(1));
-            survey.ask();
+            survey.next_requests();
             let mut m = machine();
             answer(&mut m);
             survey.answer(PeerId(0), FromPeer::Machine(m)).unwrap_err()
         };
-        let changes: [&dyn Fn(&mut Machine); 6] = [
+        let changes: [&dyn Fn(&mut MachineProfile); 6] = [
             &|m| m.rates.matmul = f64::NAN,
             &|m| m.rates.memory = 0.0,
             &|m| m.rates.overhead = -1.0,
@@ -255,29 +260,29 @@ mod tests {
             &|m| m.slowdown = 0.5,
         ];
         for change in changes {
-            assert!(refused(change).contains("can be true of none"));
+            assert!(refused(change).contains("impossible numbers about its machine"));
         }
         let mut survey = Survey::new(members(1));
-        survey.ask();
-        assert!(survey.answer(PeerId(0), FromPeer::ProbingStopped).unwrap_err().contains("not asked"));
-        survey.ask();
+        survey.next_requests();
+        assert!(survey.answer(PeerId(0), FromPeer::ProbingStopped).unwrap_err().contains("nobody requested"));
+        survey.next_requests();
         for bad in [link(0.0), link(f64::INFINITY), Link { latency: f64::NAN, bandwidth: 1.0 }] {
             let mut survey = Survey::new(members(1));
-            survey.ask();
+            survey.next_requests();
             survey.answer(PeerId(0), FromPeer::Machine(machine())).unwrap();
-            assert_eq!(survey.ask().len(), 1);
+            assert_eq!(survey.next_requests().len(), 1);
             assert!(survey.answer(PeerId(0), FromPeer::Links(Some((bad, link(1.0))))).is_err());
         }
         assert!(Survey::new(members(1)).finish().is_err());
     }
 
     #[test]
-    fn many_peers_are_measured_more_briefly() {
+    fn many_peers_are_measured_in_less_time_each() {
         let patience = |count| match Survey::new(members(count)).rounds[1][0].1 {
             ToPeer::Probe { patience_s, .. } => patience_s,
             _ => 0.0,
         };
         assert_eq!(patience(20), PATIENCE_S);
-        assert!((patience(1000) * 2.0 * 1001.0 - IN_ALL_S).abs() < 1e-6);
+        assert!((patience(1000) * 2.0 * 1001.0 - MAX_PROBING_S).abs() < 1e-6);
     }
 }

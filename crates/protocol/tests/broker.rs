@@ -1,4 +1,4 @@
-//! The broker against peers whose messages arrive in any order that their lanes allow.
+//! The broker with peers whose messages arrive in any order that the lanes permit.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -8,7 +8,9 @@ use std::collections::BTreeSet;
 use common::simulation::{Disturbance, End, Scenario, TARGETS, Trace, loss, run, share};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{LearningRate, PeerId};
-use fusionllm_protocol::{EvalSchedule, FromPeer, Hello, PassReport, RunSettings, TrainingProgress, VERSION};
+use fusionllm_protocol::{
+    EvalSchedule, FromPeer, Hello, PassReport, RunSettings, SentBytes, TrainingProgress, VERSION,
+};
 use proptest::prelude::*;
 
 fn scenarios() -> impl Strategy<Value = Scenario> {
@@ -30,7 +32,7 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
     )
 }
 
-/// What must come of the steps up to `last`, whether or not the run was to go on.
+/// Checks the trace of a run that ended after step `last`.
 fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
     let RunSettings { start, steps, micro_batches, eval, checkpoint, learning_rate, .. } = s.settings;
     let mut at = start;
@@ -41,7 +43,8 @@ fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
         let broken = s.broken.contains(&at.step);
         let mean: f64 = (0..micro_batches).map(|m| share(micro_batches, m) * loss(at.step, m)).sum();
         assert_eq!((record.step, record.applied), (at.step + 1, !broken));
-        let version = trace.recoded.iter().rfind(|(_, first)| *first <= record.step).map_or(1, |(version, _)| *version);
+        let version =
+            trace.codec_versions.iter().rfind(|(_, first)| *first <= record.step).map_or(1, |(version, _)| *version);
         assert_eq!(record.version, version);
         assert_eq!(record.lr, learning_rate.at(at.updates + 1));
         assert!(record.loss == mean || (broken && record.loss.is_nan()));
@@ -61,7 +64,7 @@ fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
     assert_eq!(trace.end, Some(End::Finished(at)));
     assert_eq!(trace.commits, commits);
     let got: Vec<u64> = trace.evaluated.iter().map(|e| e.step).collect();
-    // An interrupt leaves out the last validation, or what is left of it.
+    // An interrupt may skip the last evaluation or its rest.
     assert!(got == evaluated || (interrupted && evaluated.starts_with(&got) && got.len() + 1 == evaluated.len()));
     for e in &trace.evaluated {
         let passes = eval.unwrap().passes;
@@ -90,7 +93,7 @@ fn lies() -> impl Strategy<Value = FromPeer> {
             device: String::new(),
             addr: Vec::new(),
         })),
-        small.clone().prop_map(|p| FromPeer::PeerLost { peer: PeerId(p), reason: "so it seems".into() }),
+        small.clone().prop_map(|p| FromPeer::PeerLost { peer: PeerId(p), reason: "no answer".into() }),
         (pass.clone(), small.clone(), small, number).prop_map(|(pass, report, micro_batch, value)| FromPeer::Report {
             pass,
             report,
@@ -105,7 +108,7 @@ fn lies() -> impl Strategy<Value = FromPeer> {
             pass,
             report: PassReport {
                 wait_s,
-                sent: sent.into_iter().map(|(p, b)| (PeerId(p), b)).collect(),
+                sent: sent.into_iter().map(|(to, bytes)| SentBytes { to: PeerId(to), bytes }).collect(),
                 ..PassReport::default()
             }
         }),
@@ -116,11 +119,12 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_step_once_and_in_order(s in scenarios()) {
+    fn every_step_runs_once_and_in_order(s in scenarios()) {
         check(&s, &run(&s), s.settings.steps.max(s.settings.start.step), false);
     }
 
-    /// Peers check that each pass runs by the codecs sent last before it; the broker says from which step on.
+    /// The simulated peers check that each pass uses the codecs that were sent last. The trace has the first step of
+    /// each version.
     #[test]
     fn codecs_change_between_passes(mut s in scenarios(), at in prop::collection::vec(0usize..400, 1..5), interrupt in prop::option::of(0usize..400)) {
         s.disturbances.extend(at.into_iter().map(|at| (at, Disturbance::SetCodecs)));
@@ -129,11 +133,11 @@ proptest! {
         let trace = run(&s);
         let last = trace.steps.last().map_or(s.settings.start.step, |r| r.step);
         check(&s, &trace, last, interrupt.is_some());
-        prop_assert!(trace.recoded.iter().map(|r| r.0).eq(2..2 + trace.recoded.len() as u32));
+        prop_assert!(trace.codec_versions.iter().map(|r| r.0).eq(2..2 + trace.codec_versions.len() as u32));
     }
 
     #[test]
-    fn an_interrupt_leads_to_a_last_checkpoint(mut s in scenarios(), at in 0usize..400, twice in prop::option::of(0usize..40)) {
+    fn an_interrupted_run_takes_a_last_checkpoint(mut s in scenarios(), at in 0usize..400, twice in prop::option::of(0usize..40)) {
         s.disturbances.push((at, Disturbance::Interrupt));
         s.disturbances.extend(twice.map(|later| (at + later, Disturbance::Interrupt)));
         let trace = run(&s);
@@ -143,20 +147,20 @@ proptest! {
     }
 
     #[test]
-    fn a_lost_peer_ends_the_run_by_name(mut s in scenarios(), at in 0usize..400, who in 0u32..5, interrupt in prop::option::of(0usize..400)) {
+    fn the_error_names_a_lost_peer(mut s in scenarios(), at in 0usize..400, who in 0u32..5, interrupt in prop::option::of(0usize..400)) {
         let who = who % s.peers as u32;
         s.disturbances.push((at, Disturbance::Loss(who)));
         s.disturbances.extend(interrupt.map(|at| (at, Disturbance::Interrupt)));
         s.disturbances.sort_by_key(|(at, _)| *at);
         match run(&s).end.unwrap() {
-            End::Failed(reason) => prop_assert_eq!(reason, format!("peer \"p{who}\" is gone: timed out")),
+            End::Failed(reason) => prop_assert_eq!(reason, format!("peer \"p{who}\" has left: timed out")),
             End::Finished(_) => {}
         }
     }
 
-    /// No message out of turn stops a run but by an error that names its sender.
+    /// An unexpected message can stop a run only with an error that names its sender.
     #[test]
-    fn a_liar_is_named(mut s in scenarios(), lies in prop::collection::vec((0usize..200, lies()), 1..4), who in 0u32..5) {
+    fn the_error_names_a_peer_that_breaks_the_protocol(mut s in scenarios(), lies in prop::collection::vec((0usize..200, lies()), 1..4), who in 0u32..5) {
         let who = who % s.peers as u32;
         s.disturbances.extend(lies.into_iter().map(|(at, lie)| (at, Disturbance::Lie(who, lie))));
         s.disturbances.sort_by_key(|(at, _)| *at);
@@ -171,7 +175,7 @@ proptest! {
 }
 
 #[test]
-fn interrupted_while_peers_still_load_a_run_ends_where_it_starts() {
+fn a_run_interrupted_before_its_first_step_makes_no_progress() {
     let mut s = Scenario::default();
     s.settings.start = TrainingProgress { step: 3, updates: 2 };
     s.disturbances.push((0, Disturbance::Interrupt));
@@ -186,12 +190,12 @@ fn a_run_that_diverges_ends_with_advice() {
     s.settings.steps = 100;
     let trace = run(&s);
     let Some(End::Failed(reason)) = &trace.end else { unreachable!("{trace:?}") };
-    insta::assert_snapshot!(reason, @"20 steps in a row up to step 23 had a loss or gradient that is not finite; try a lower learning rate or clipping");
+    insta::assert_snapshot!(reason, @"the loss or gradient was not finite in 20 consecutive steps up to step 23; try a lower learning rate or clipping");
     assert_eq!(trace.steps.len(), 23);
 }
 
 #[test]
-fn skipped_steps_do_not_count_for_the_learning_rate() {
+fn skipped_steps_do_not_advance_the_learning_rate() {
     let mut s = Scenario { broken: BTreeSet::from([1, 2]), ..Scenario::default() };
     s.settings.learning_rate = LearningRate { base: 1.0, warmup: 4, cosine_until: None, min: 0.0 };
     let trace = run(&s);
@@ -200,9 +204,9 @@ fn skipped_steps_do_not_count_for_the_learning_rate() {
     assert_eq!(trace.end, Some(End::Finished(TrainingProgress { step: 5, updates: 3 })));
 }
 
-/// Each lie at a moment when the run waits for this peer.
+/// Sends each wrong message while the run waits for this peer.
 #[test]
-fn what_is_said_of_liars() {
+fn errors_describe_wrong_messages() {
     let end = |at: usize, lie: FromPeer| {
         let s = Scenario { peers: 1, disturbances: vec![(at, Disturbance::Lie(0, lie))], ..Scenario::default() };
         match run(&s).end.unwrap() {
@@ -223,25 +227,25 @@ fn what_is_said_of_liars() {
         end(1, report(2, 0, 0)),
         end(1, norms(1, Vec::new())),
         end(1, done(Vec::new())),
-        end(1, done(vec![(PeerId(1), 0)])),
-        end(1, done(vec![(PeerId(0), u64::MAX)])),
+        end(1, done(vec![SentBytes { to: PeerId(1), bytes: 0 }])),
+        end(1, done(vec![SentBytes { to: PeerId(0), bytes: u64::MAX }])),
         end(1, slow),
         end(1, FromPeer::PeerLost { peer: PeerId(0), reason: String::new() }),
         end(1, FromPeer::Failed { reason: "no\nmemory".into() }),
     ];
     insta::assert_snapshot!(lines.join("\n"), @r#"
-    peer "p0" broke the protocol: it spoke of a pass that it is not in
+    peer "p0" broke the protocol: it sent a message of a pass that it is not in
     peer "p0" broke the protocol: it said twice that it is ready
-    peer "p0" broke the protocol: it reported the same twice
-    peer "p0" broke the protocol: it reported what it does not compute
-    peer "p0" broke the protocol: it reported what it does not compute
-    peer "p0" broke the protocol: it spoke of a pass that it is not in
+    peer "p0" broke the protocol: it reported the same value twice
+    peer "p0" broke the protocol: it reported a value that it does not compute
+    peer "p0" broke the protocol: it reported a value that it does not compute
+    peer "p0" broke the protocol: it sent a message of a pass that it is not in
     peer "p0" broke the protocol: it sent norms before its reports
-    peer "p0" broke the protocol: it ended a pass before all was done
-    peer "p0" broke the protocol: it sent figures that cannot be
-    peer "p0" broke the protocol: it sent figures that cannot be
-    peer "p0" broke the protocol: it sent figures that cannot be
-    peer "p0" broke the protocol: it reported the loss of a peer that is none
+    peer "p0" broke the protocol: it ended a pass that was not complete
+    peer "p0" broke the protocol: it sent impossible numbers
+    peer "p0" broke the protocol: it sent impossible numbers
+    peer "p0" broke the protocol: it sent impossible numbers
+    peer "p0" broke the protocol: it reported the loss of a peer that does not exist
     peer "p0" failed: no memory
     "#);
 }

@@ -1,4 +1,4 @@
-//! Messages as bytes, and assignments from strangers.
+//! The bytes of messages, and invalid assignments.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -9,9 +9,10 @@ use common::{names, programs};
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
-use fusionllm_plan::{Compression, Holding, Instruction, Optimizer, PeerId, Slot, Verdict};
+use fusionllm_plan::{Compression, Holding, Instruction, Optimizer, PassKind, PeerId, Slot, Verdict};
 use fusionllm_protocol::{
-    Assignment, BulkHeader, FromPeer, Hello, PassReport, TensorHeader, ToPeer, VERSION, decode, encode,
+    Assignment, BulkHeader, CodecError, CodecSpectrum, FromPeer, Hello, PassReport, ReceivedBytes, SentBytes,
+    TensorHeader, ToPeer, VERSION, decode, encode,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -31,7 +32,7 @@ fn assignment() -> Assignment {
     }
 }
 
-/// Comes back as it was; cut short or with something behind it, it is refused.
+/// A message round-trips. Truncated or followed by more bytes, it is refused.
 fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(message: T) {
     let bytes = encode(&message).unwrap();
     assert_eq!(decode::<T>(&bytes), Ok(message));
@@ -43,7 +44,7 @@ fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(mes
 }
 
 #[test]
-fn messages_come_back_as_they_were() {
+fn messages_round_trip() {
     let verdict = Verdict { apply: true, update: 3, lr: 1e-3, factor: 0.5 };
     let slot = Slot::Part { parameter: ValueId(3), part: 1 };
     let hello = Hello {
@@ -61,10 +62,10 @@ fn messages_come_back_as_they_were() {
         peak_bytes: 9,
         resident_bytes: 10,
         codec_s: 0.1,
-        sent: vec![(PeerId(1), 5)],
-        errors: vec![(PeerId(1), 0.5)],
-        spectra: vec![(PeerId(1), 3.5, 4.0)],
-        received: vec![(PeerId(2), 70_000, 0.25)],
+        sent: vec![SentBytes { to: PeerId(1), bytes: 5 }],
+        errors: vec![CodecError { to: PeerId(1), relative_error: 0.5 }],
+        spectra: vec![CodecSpectrum { to: PeerId(1), exact: 3.5, decoded: 4.0 }],
+        received: vec![ReceivedBytes { from: PeerId(2), bytes: 70_000, seconds: 0.25 }],
     };
     for m in [
         FromPeer::Hello(hello),
@@ -79,7 +80,7 @@ fn messages_come_back_as_they_were() {
     }
     for m in [
         ToPeer::Refused { reason: "full".into() },
-        ToPeer::Run { pass: 4, version: 2, train: true, step: 3 },
+        ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3 },
         ToPeer::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16)]) },
         ToPeer::Verdict { pass: 4, verdict },
         ToPeer::Snapshot { step: 9 },
@@ -87,7 +88,7 @@ fn messages_come_back_as_they_were() {
     ] {
         round_trip(m);
     }
-    round_trip(TensorHeader { pass: 3, train: false, slot, coded: false });
+    round_trip(TensorHeader { pass: 3, kind: PassKind::Eval, slot, coded: false });
     for m in [
         BulkHeader::Assign,
         BulkHeader::Load { name: "w".into(), slot: Some("exp_avg".into()) },
@@ -99,26 +100,29 @@ fn messages_come_back_as_they_were() {
 }
 
 #[test]
-fn an_assignment_comes_back_as_it_was() {
+fn an_assignment_round_trips() {
     let a = assignment();
     a.validate().unwrap();
     assert_eq!(decode::<Assignment>(&encode(&a).unwrap()), Ok(a));
 }
 
-/// Postcard writes a tag a variant and a variable-length integer a number; another layout is another version.
+/// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_4() {
+fn the_layout_of_version_5() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
-    assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, train: true, step: 2 }), [4, 0xac, 2, 7, 1, 2]);
+    assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2 }), [4, 0xac, 2, 7, 0, 2]);
     assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [8, 2, b'n', b'o']);
     let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
-    assert_eq!(encode(&TensorHeader { pass: 1, train: false, slot, coded: false }).unwrap(), [1, 0, 0, 5, 1, 0]);
-    assert_eq!(VERSION, 4);
+    assert_eq!(
+        encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
+        [1, 1, 0, 5, 1, 0]
+    );
+    assert_eq!(VERSION, 5);
 }
 
-/// A peer goes through the plan's versions one after the other.
+/// A peer takes the plan's versions one after another.
 #[test]
-fn codecs_change_with_the_next_version_alone() {
+fn codecs_change_only_with_the_next_version() {
     let mut program = assignment().train;
     let codecs = BTreeMap::from([(PeerId(1), Codec::Bf16)]);
     program.set_codecs(2, codecs.clone()).unwrap();
@@ -141,16 +145,16 @@ fn refusal(change: impl FnOnce(&mut Assignment)) -> String {
 }
 
 #[test]
-fn an_assignment_that_does_not_fit_says_why() {
+fn errors_describe_invalid_assignments() {
     insta::assert_snapshot!(refusal(|a| a.peer = PeerId(1)), @"program: it is for peer 0, not for peer 1");
-    insta::assert_snapshot!(refusal(|a| a.peers.truncate(1)), @"program: it exchanges tensors with peer 1, of 1 peers");
-    insta::assert_snapshot!(refusal(|a| a.peers.clear()), @"program: it is for peer 0, of 0 peers");
-    insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("other".into(), None)])), @r#"program: "other" is to be loaded, but nothing needs it"#);
-    insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("tied".into(), Some("momentum_buffer".into()))])), @r#"program: "tied" is to be loaded, but nothing needs it"#);
+    insta::assert_snapshot!(refusal(|a| a.peers.truncate(1)), @"program: it exchanges tensors with peer 1, but the number of peers is 1");
+    insta::assert_snapshot!(refusal(|a| a.peers.clear()), @"program: it is for peer 0, but the number of peers is 0");
+    insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("other".into(), None)])), @r#"program: "other" is to be loaded, but no program needs it"#);
+    insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("tied".into(), Some("momentum_buffer".into()))])), @r#"program: "tied" is to be loaded, but no program needs it"#);
     insta::assert_snapshot!(refusal(|a| a.train.instructions.clear()), @"program: the gradient of tied is not applied");
     insta::assert_snapshot!(refusal(|a| a.eval.instructions.retain(|i| !matches!(i, Instruction::Free { .. }))), @"program: x of micro-batch 0 is never freed");
     insta::assert_snapshot!(refusal(|a| {
-        // Training and evaluation each keep a tensor of this name, of other types.
+        // Training and evaluation each keep a tensor of this name, but of different types.
         let ty = TensorType::new(DType::F32, [9]);
         for (program, ty) in [(&mut a.train, ty), (&mut a.eval, TensorType::new(DType::F32, [8]))] {
             let value = Value { name: "mask".into(), ty, kind: ValueKind::Constant };
@@ -160,24 +164,23 @@ fn an_assignment_that_does_not_fit_says_why() {
     }), @r#"program: training and evaluation disagree about "mask""#);
 }
 
-/// What only an evaluation reads is kept too.
+/// A peer also keeps the tensors that only an evaluation reads.
 #[test]
-fn a_peer_keeps_what_either_program_needs() {
+fn a_peer_keeps_the_state_of_both_programs() {
     let mut a = assignment();
     let value = Value { name: "mask".into(), ty: TensorType::new(DType::F32, [9]), kind: ValueKind::Constant };
     a.eval.values.insert(ValueId(99), value);
     a.eval.holdings.push(Holding { value: ValueId(99), owner: false });
     a.loads.insert(("mask".into(), None));
     assert_eq!(a.validate(), Ok(()));
-    assert_eq!(a.kept().into_keys().collect::<Vec<_>>(), ["mask", "tied"]);
+    assert_eq!(a.state().into_keys().collect::<Vec<_>>(), ["mask", "tied"]);
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Whatever bytes come, nothing panics.
     #[test]
-    fn strange_bytes(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+    fn no_bytes_make_decoding_panic(bytes in prop::collection::vec(any::<u8>(), 0..64)) {
         let _ = (decode::<FromPeer>(&bytes), decode::<ToPeer>(&bytes), decode::<TensorHeader>(&bytes), decode::<BulkHeader>(&bytes));
         if let Ok(a) = decode::<Assignment>(&bytes) {
             prop_assert!(a.validate().is_err());
@@ -185,14 +188,14 @@ proptest! {
     }
 
     #[test]
-    fn a_damaged_assignment(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
+    fn a_damaged_assignment_is_refused_or_usable(changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4)) {
         let mut bytes = encode(&assignment()).unwrap();
         for (at, byte) in changes {
             let at = at.index(bytes.len());
             bytes[at] = byte;
         }
         if let Ok(a) = decode::<Assignment>(&bytes) && a.validate().is_ok() {
-            prop_assert!(a.kept().len() >= a.train.holdings.len());
+            prop_assert!(a.state().len() >= a.train.holdings.len());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Codecs that follow links, and give way where they do harm.
+//! Codecs follow the links, and yield where they do harm.
 #![allow(clippy::unwrap_used)]
 
 use fusionllm_graph::models::Gpt2Config;
@@ -8,34 +8,34 @@ use fusionllm_plan::{
     Cluster, Compression, Compressor, Device, Link, Optimizer, PeerId, Plan, Program, Rates, Schedule, Site, compile,
     equal_compute,
 };
-use fusionllm_protocol::{CodecUpdate, PassReport, Regulator, StepRecord};
+use fusionllm_protocol::{CodecError, CodecUpdate, PassReport, ReceivedBytes, Regulator, StepRecord};
 
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
 
-/// Bytes/s of each site's uplink.
+/// Bytes per second of each site's uplink.
 const UPLINK: f64 = 8e6;
 
-/// A run over two peers at each of two sites, and where it stands.
+/// A run over two peers at each of two sites.
 struct Run {
     plan: Plan,
     regulator: Regulator,
     step: u64,
-    /// What was said, with the step it was said at.
+    /// The changes, each with its step.
     lines: Vec<String>,
 }
 
-/// What a step told.
+/// The measurements of a step.
 #[derive(Clone, Copy)]
-struct Told {
-    /// How many times as fast as planned the uplinks are.
+struct Measured {
+    /// Measured rate of the uplinks over the planned rate.
     factor: f64,
-    /// From peer 1 to peer 2.
+    /// Relative error from peer 1 to peer 2.
     error: f64,
     loss: f64,
     applied: bool,
 }
 
-const WELL: Told = Told { factor: 1.0, error: 0.1, loss: 2.0, applied: true };
+const GOOD: Measured = Measured { factor: 1.0, error: 0.1, loss: 2.0, applied: true };
 
 impl Run {
     fn new(compression: Compression) -> Self {
@@ -59,16 +59,17 @@ impl Run {
         Self { plan, regulator, step: 0, lines: Vec::new() }
     }
 
-    /// So many steps that tell the same, but for what the links' codecs change.
-    fn go(&mut self, steps: u64, told: Told) {
+    /// Runs steps with the same measurements.
+    fn go(&mut self, steps: u64, measured: Measured) {
         for _ in 0..steps {
             self.step += 1;
             let bytes = 100_000;
             let mut peers = vec![PassReport::default(); 4];
-            peers[1].errors = vec![(PeerId(2), told.error)];
-            peers[2].received = vec![(PeerId(1), bytes, bytes as f64 / UPLINK / told.factor)];
-            peers[1].received = vec![(PeerId(2), bytes, bytes as f64 / UPLINK / told.factor)];
-            let (loss, applied) = (told.loss, told.applied);
+            peers[1].errors = vec![CodecError { to: PeerId(2), relative_error: measured.error }];
+            let seconds = bytes as f64 / UPLINK / measured.factor;
+            peers[2].received = vec![ReceivedBytes { from: PeerId(1), bytes, seconds }];
+            peers[1].received = vec![ReceivedBytes { from: PeerId(2), bytes, seconds }];
+            let (loss, applied) = (measured.loss, measured.applied);
             let mut record = StepRecord {
                 step: self.step,
                 version: self.plan.version,
@@ -85,7 +86,7 @@ impl Run {
                 if self.plan.codecs == codecs {
                     continue;
                 }
-                // Passes by the version before are still under way, and tell nothing.
+                // Passes of the previous version are still in flight. They are ignored.
                 record.applied = false;
                 assert_eq!(self.regulator.step(&record).unwrap(), None);
                 self.plan.codecs = codecs;
@@ -103,28 +104,28 @@ fn auto() -> Compression {
 fn codecs_follow_the_links() {
     let mut run = Run::new(auto());
     let first = run.plan.codecs.clone();
-    run.go(30, WELL);
-    run.go(30, Told { factor: 0.5, ..WELL });
+    run.go(30, GOOD);
+    run.go(30, Measured { factor: 0.5, ..GOOD });
     let slow = run.plan.codecs.clone();
     assert_ne!(slow, first);
-    run.go(30, WELL);
-    assert_eq!(run.plan.codecs, first, "as it was");
+    run.go(30, GOOD);
+    assert_eq!(run.plan.codecs, first, "as at first");
     insta::assert_snapshot!(run.lines.join("\n"), @r"
     35: a1 -> b0: int8 -> int4-hadamard: its rate fell from 64.0 to 32.0 Mbps
     64: a1 -> b0: int4-hadamard -> int8: its rate rose from 32.0 to 64.0 Mbps
     ");
-    run.go(200, Told { factor: 1.2, ..WELL });
-    assert_eq!(run.lines.len(), 2, "a fifth is no reason");
+    run.go(200, Measured { factor: 1.2, ..GOOD });
+    assert_eq!(run.lines.len(), 2, "a change by a fifth is too small");
 }
 
 #[test]
-fn what_is_the_same_again_is_not_sent() {
+fn unchanged_codecs_are_not_sent_again() {
     let at = |name| {
         let mut run = Run::new(Compression { name, ratio: 30.0, ..Compression::default() });
         let first = run.plan.codecs.clone();
-        run.go(20, WELL);
-        // The two ways are to each other as before, so AdaTopK gives them the same again.
-        run.go(20, Told { factor: 0.1, ..WELL });
+        run.go(20, GOOD);
+        // Both directions slowed down equally, so AdaTopK chooses the same codecs.
+        run.go(20, Measured { factor: 0.1, ..GOOD });
         (first != run.plan.codecs, run.lines.len())
     };
     assert_eq!(at(Compressor::AdaTopK), (false, 0));
@@ -132,36 +133,36 @@ fn what_is_the_same_again_is_not_sent() {
 }
 
 #[test]
-fn a_codec_that_does_harm_gives_way_and_stays_away() {
+fn a_harmful_codec_is_replaced_and_stays_forbidden_for_a_while() {
     let mut run = Run::new(auto());
-    run.go(16, Told { factor: 0.5, ..WELL });
-    run.go(1, Told { error: 0.9, factor: 0.5, ..WELL });
-    run.go(20, Told { factor: 0.5, ..WELL });
-    assert_eq!(run.lines, [""; 0], "once is no reason");
-    run.go(3, Told { error: 0.9, factor: 0.5, ..WELL });
-    run.go(20, Told { factor: 0.5, ..WELL });
-    // What the link calls for is stronger, but it does not get that at once.
-    run.go(100, Told { factor: 0.25, ..WELL });
-    run.go(100, Told { factor: 0.5, ..WELL });
-    run.go(30, Told { factor: 0.25, ..WELL });
+    run.go(16, Measured { factor: 0.5, ..GOOD });
+    run.go(1, Measured { error: 0.9, factor: 0.5, ..GOOD });
+    run.go(20, Measured { factor: 0.5, ..GOOD });
+    assert_eq!(run.lines, [""; 0], "a single large error is ignored");
+    run.go(3, Measured { error: 0.9, factor: 0.5, ..GOOD });
+    run.go(20, Measured { factor: 0.5, ..GOOD });
+    // The slower link needs a stronger codec, which is still forbidden.
+    run.go(100, Measured { factor: 0.25, ..GOOD });
+    run.go(100, Measured { factor: 0.5, ..GOOD });
+    run.go(30, Measured { factor: 0.25, ..GOOD });
     insta::assert_snapshot!(run.lines.join("\n"), @r"
-    40: a1 -> b0: int8 -> bf16: what arrives is off by 90 % of its norm
+    40: a1 -> b0: int8 -> bf16: the relative error of its tensors is 90 %
     265: a1 -> b0: bf16 -> int4-hadamard: its rate fell from 32.0 to 16.0 Mbps
     ");
 }
 
 #[test]
-fn a_loss_that_rises_is_every_codec_s_fault() {
+fn a_rising_loss_replaces_every_codec() {
     let mut run = Run::new(Compression { name: Compressor::Int4, guard: true, ..Compression::default() });
     for i in 0..60 {
-        // It falls, and no two batches are alike.
-        run.go(1, Told { loss: 3.0 - 0.01 * f64::from(i) + 0.2 * f64::from(i % 3), ..WELL });
+        // The loss falls, with noise.
+        run.go(1, Measured { loss: 3.0 - 0.01 * f64::from(i) + 0.2 * f64::from(i % 3), ..GOOD });
     }
-    run.go(16, Told { loss: 2.8, ..WELL });
-    assert_eq!(run.lines, [""; 0], "three are not lasting");
-    run.go(24, Told { loss: 3.4, ..WELL });
-    run.go(40, WELL);
-    run.go(1, Told { applied: false, loss: f64::NAN, ..WELL });
+    run.go(16, Measured { loss: 2.8, ..GOOD });
+    assert_eq!(run.lines, [""; 0], "the rise is too short");
+    run.go(24, Measured { loss: 3.4, ..GOOD });
+    run.go(40, GOOD);
+    run.go(1, Measured { applied: false, loss: f64::NAN, ..GOOD });
     insta::assert_snapshot!(run.lines.join("\n"), @r"
     91: a0 -> a1: int4 -> int8: the loss rose from 2.710 to 3.400
     91: a1 -> a0: int4 -> int8: the loss rose from 2.710 to 3.400
@@ -169,21 +170,21 @@ fn a_loss_that_rises_is_every_codec_s_fault() {
     91: b0 -> a1: int4 -> int8: the loss rose from 2.710 to 3.400
     91: b0 -> b1: int4 -> int8: the loss rose from 2.710 to 3.400
     91: b1 -> b0: int4 -> int8: the loss rose from 2.710 to 3.400
-    141: a0 -> a1: int8 -> bf16: loss or gradient was not finite
-    141: a1 -> a0: int8 -> bf16: loss or gradient was not finite
-    141: a1 -> b0: int8 -> bf16: loss or gradient was not finite
-    141: b0 -> a1: int8 -> bf16: loss or gradient was not finite
-    141: b0 -> b1: int8 -> bf16: loss or gradient was not finite
-    141: b1 -> b0: int8 -> bf16: loss or gradient was not finite
+    141: a0 -> a1: int8 -> bf16: the loss or gradient was not finite
+    141: a1 -> a0: int8 -> bf16: the loss or gradient was not finite
+    141: a1 -> b0: int8 -> bf16: the loss or gradient was not finite
+    141: b0 -> a1: int8 -> bf16: the loss or gradient was not finite
+    141: b0 -> b1: int8 -> bf16: the loss or gradient was not finite
+    141: b1 -> b0: int8 -> bf16: the loss or gradient was not finite
     ");
 }
 
 #[test]
-fn who_named_a_codec_is_warned() {
+fn a_codec_that_the_user_chose_only_gets_a_warning() {
     let mut run = Run::new(Compression { name: Compressor::TopK, ratio: 100.0, ..Compression::default() });
     let first = run.plan.clone();
-    run.go(20, Told { error: 0.95, ..WELL });
-    run.go(5, Told { applied: false, ..WELL });
+    run.go(20, Measured { error: 0.95, ..GOOD });
+    run.go(5, Measured { applied: false, ..GOOD });
     assert_eq!(run.plan, first);
-    insta::assert_snapshot!(run.lines.join("\n"), @"3: a1 -> b0: topk 100x -> topk 100x: what arrives is off by 95 % of its norm");
+    insta::assert_snapshot!(run.lines.join("\n"), @"3: a1 -> b0: topk 100x -> topk 100x: the relative error of its tensors is 95 %");
 }

@@ -1,4 +1,4 @@
-//! What the executor's tests share: small models, random cuts, batches.
+//! Helpers of the executor's tests: small models, random cuts, batches.
 #![allow(dead_code)]
 
 use std::collections::BTreeMap;
@@ -57,7 +57,7 @@ pub(crate) fn train_graph(graph: &Graph) -> TrainGraph {
     autodiff::differentiate(graph, graph.outputs["loss"]).unwrap()
 }
 
-/// A random cut: any number of stages on `peers` peers, each node at a random stage not before its operands'.
+/// A random cut with any number of stages on `peers` peers. Each node is at a random stage, not before its operands'.
 pub(crate) fn random_plan(graph: &Graph, peers: usize, micro_batches: u32, choices: &mut ChoiceRng) -> Plan {
     let stages = if peers == 1 { 1 + choices.below(3) } else { peers + choices.below(3) };
     let n = graph.nodes.len();
@@ -74,11 +74,11 @@ pub(crate) fn random_plan(graph: &Graph, peers: usize, micro_batches: u32, choic
             .map(|p| stage_of[p.index()])
             .max()
             .unwrap_or(0);
-        // Now and then out of line: a branch that runs elsewhere than its neighbours.
+        // Some nodes run elsewhere than their neighbours, like a branch.
         let stray = if choices.below(6) == 0 { choices.below(stages) as u32 } else { near };
         stage_of.push(stray.max(earliest));
     }
-    // Batch norm's statistics stay with their operator, so nothing else is to be watched.
+    // Batch norm's statistics stay with their operator, so any stage may be on any peer.
     let mut peer_of_stage: Vec<u32> = (0..stages).map(|s| (s % peers) as u32).collect();
     for s in 1..stages {
         peer_of_stage.swap(s, choices.below(s + 1));
@@ -88,7 +88,7 @@ pub(crate) fn random_plan(graph: &Graph, peers: usize, micro_batches: u32, choic
     Plan::from_stages(graph, &stage_of, &peer_of_stage, names, micro_batches, schedule, "random")
 }
 
-/// Gives every stage of a plan one to three turns of any of the plan's peers.
+/// Gives every stage of a plan one to three turns, each on any peer.
 pub(crate) fn replicate(mut plan: Plan, choices: &mut ChoiceRng) -> Plan {
     for stage in &mut plan.stages {
         let turns = 1 + choices.below(3.min(plan.micro_batches as usize));
@@ -116,7 +116,7 @@ pub(crate) fn initial(seed: u64) -> impl Fn(&Value) -> Result<HostTensor, ExecEr
     }
 }
 
-pub(crate) fn cluster(graph: &Graph, plan: &Plan, backends: &[Arc<dyn Backend>], training: Training) -> LocalRun {
+pub(crate) fn local_run(graph: &Graph, plan: &Plan, backends: &[Arc<dyn Backend>], training: Training) -> LocalRun {
     let programs = compile(plan, graph, &train_graph(graph)).unwrap();
     LocalRun::new(programs, backends, training, initial(training.seed)).unwrap()
 }
@@ -125,7 +125,8 @@ pub(crate) fn backends(name: &str, count: usize) -> Vec<Arc<dyn Backend>> {
     (0..count).map(|_| open(name).unwrap()).collect()
 }
 
-/// A batch drawn from (seed, step): every input of the graph, some labels ignored, micro-batches weighted by their targets.
+/// A batch drawn from the step: every input of the graph, with some labels ignored. Micro-batches are weighted by their
+/// targets.
 pub(crate) fn batch(graph: &Graph, micro_batches: u32, step: u64) -> Vec<BTreeMap<String, HostTensor>> {
     let rng = CounterRng::new(1000 + step);
     let draw = |ty: &TensorType, stream: u64, m: u32| -> HostTensor {
@@ -134,7 +135,7 @@ pub(crate) fn batch(graph: &Graph, micro_batches: u32, step: u64) -> Vec<BTreeMa
         match ty.dtype {
             DType::I64 => {
                 let classes = graph.ty(graph.outputs["logits"]).shape.last().copied().unwrap() as f64;
-                // A pattern to learn, with some noise: every ninth label does not count.
+                // A noisy pattern to learn. Every ninth label is ignored.
                 let values: Vec<i64> = (0..n)
                     .map(|i| {
                         if stream == 1 && i % 9 == 4 + u64::from(m) % 3 {
@@ -167,8 +168,8 @@ pub(crate) fn batch(graph: &Graph, micro_batches: u32, step: u64) -> Vec<BTreeMa
     parts
 }
 
-pub(crate) fn losses(graph: &Graph, cluster: &mut LocalRun, micro_batches: u32, steps: u64) -> Vec<f64> {
-    (0..steps).map(|s| cluster.step(&batch(graph, micro_batches, s)).unwrap().loss).collect()
+pub(crate) fn losses(graph: &Graph, run: &mut LocalRun, micro_batches: u32, steps: u64) -> Vec<f64> {
+    (0..steps).map(|s| run.step(&batch(graph, micro_batches, s)).unwrap().loss).collect()
 }
 
 /// A file of the reference results that PyTorch computed.

@@ -14,7 +14,7 @@ struct OneIdea {
     why: &'static str,
 }
 
-const ONE_IDEA: [OneIdea; 9] = [
+const ONE_IDEA: [OneIdea; 7] = [
     OneIdea { folder: "backend/host", modules: ["conv", "depthwise"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["config", "data"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["config", "export"], why: "not yet taken apart" },
@@ -22,8 +22,6 @@ const ONE_IDEA: [OneIdea; 9] = [
     OneIdea { folder: "node", modules: ["export", "imported"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["peer", "survey"], why: "not yet taken apart" },
     OneIdea { folder: "node", modules: ["survey", "profile"], why: "not yet taken apart" },
-    OneIdea { folder: "transport", modules: ["connection", "frame"], why: "not yet taken apart" },
-    OneIdea { folder: "transport", modules: ["connection", "lane"], why: "not yet taken apart" },
 ];
 
 /// A folder's direct children: which imports which, and the places that do so.

@@ -149,7 +149,7 @@ impl Admission {
         let mut idle: BTreeMap<PeerId, Candidate> = (0..).map(PeerId).zip(candidates).collect();
         loop {
             let mut asked = JoinSet::new();
-            for (peer, message) in survey.ask() {
+            for (peer, message) in survey.next_requests() {
                 if let Some(candidate) = idle.remove(&peer) {
                     asked.spawn(async move { ask(peer, candidate, message).await });
                 }

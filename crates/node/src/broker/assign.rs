@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 
 use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Optimizer, PeerId, Plan, Program, Slot, compile, compile_forward};
+use fusionllm_plan::{Optimizer, PeerId, PerPass, Plan, Program, Slot, compile, compile_forward};
 use fusionllm_protocol::{Assignment, BulkHeader, ExpectedReports, MAX_ASSIGNMENT_BYTES, decode, encode};
 use fusionllm_transport::{Connection, PeerAddr};
 use tokio::sync::mpsc;
@@ -23,11 +23,11 @@ pub(super) struct Peer {
     pub(super) backend: String,
     pub(super) connection: Connection,
     pub(super) outbox: Outbox,
-    pub(super) duties: ExpectedReports,
+    pub(super) expected: ExpectedReports,
     /// The training program.
     pub(super) train: Program,
-    /// The inputs that it reads in training, then those in evaluation.
-    pub(super) inputs: [Vec<PeerInput>; 2],
+    /// The inputs that it reads.
+    pub(super) inputs: PerPass<Vec<PeerInput>>,
 }
 
 /// An input that a peer reads from the broker.
@@ -117,8 +117,8 @@ impl Conductor {
         Ok(Peer {
             outbox: Outbox::new(connection.clone()),
             connection,
-            inputs: [inputs(&assignment.train), inputs(&assignment.eval)],
-            duties: ExpectedReports::new(&assignment.train, &assignment.eval),
+            inputs: PerPass { train: inputs(&assignment.train), eval: inputs(&assignment.eval) },
+            expected: ExpectedReports::new(&assignment.train, &assignment.eval),
             train: assignment.train,
             name: member.name,
             backend: member.backend,
@@ -129,7 +129,7 @@ impl Conductor {
     fn loads(&self, assignment: &Assignment, store: &Store) -> BTreeSet<Load> {
         let resumed = store.resumed().is_some();
         let mut loads = BTreeSet::new();
-        for (name, value) in assignment.kept() {
+        for (name, value) in assignment.state() {
             let given = match value.kind {
                 ValueKind::Constant => true,
                 ValueKind::Parameter(_) => resumed || self.source.is_some() || self.weights.is_some(),

@@ -55,7 +55,7 @@ pub(super) fn apply(
     observer: &mut dyn Observer,
 ) -> Result<Vec<Action>, NodeError> {
     let lines: Vec<String> = update.changes.iter().map(|change| sentence(plan, change)).collect();
-    let (mut step, mut messages) = (broker.position().step + 1, Vec::new());
+    let (mut step, mut messages) = (broker.progress().step + 1, Vec::new());
     if update.changes_codecs() {
         // The last steps are in flight: nothing is left to change.
         let Some(AppliedCodecs { version, step: first, actions }) = broker.set_codecs(&update.codecs) else {

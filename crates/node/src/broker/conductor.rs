@@ -52,7 +52,7 @@ impl Conductor {
         incoming: &mut mpsc::UnboundedReceiver<Incoming>,
     ) -> Result<TrainingProgress, NodeError> {
         let participants =
-            peers.iter().map(|p| Participant { name: p.name.clone(), duties: p.duties.clone() }).collect();
+            peers.iter().map(|p| Participant { name: p.name.clone(), expected: p.expected.clone() }).collect();
         let mut broker = Broker::new(self.settings(&plan, store), participants);
         let clock = Instant::now();
         let mut interrupted = false;
@@ -71,16 +71,16 @@ impl Conductor {
                     broker.message(from, message, now)
                 }
                 Some(Incoming::CodecUpdate(update)) => apply(update, &mut broker, &mut plan, store, observer)?,
-                Some(Incoming::SavedAll(from, step)) => broker.saved(from, step),
+                Some(Incoming::SavedAll(from, step)) => broker.snapshot_saved(from, step),
                 Some(Incoming::Keeper(KeeperEvent::Committed(step))) => {
                     observer.event(Event::Saved { step });
-                    broker.committed(step)
+                    broker.checkpoint_committed(step)
                 }
                 Some(Incoming::Keeper(KeeperEvent::Unasked(from))) => {
-                    broker.lost(from, "it sent a snapshot that was not asked for")
+                    broker.peer_lost(from, "it sent a snapshot that nobody requested")
                 }
                 Some(Incoming::Keeper(KeeperEvent::Failed(e))) => return Err(e),
-                Some(Incoming::Lost(peer, reason)) => broker.lost(peer, &reason),
+                Some(Incoming::Lost(peer, reason)) => broker.peer_lost(peer, &reason),
                 Some(Incoming::Child(reason)) => {
                     // If it had connected, its lost connection ends the run, and names the peer.
                     tracing::warn!("{reason}");
@@ -145,7 +145,7 @@ impl Conductor {
                         peer.outbox.control(&message)?;
                     }
                 }
-                Action::Feed(pass, kind) => self.feed(pass, kind, broker, plan, peers)?,
+                Action::Feed(pass, id) => self.feed(pass, id, broker, plan, peers)?,
                 Action::Step(record) => self.step_done(&record, plan, store, observer)?,
                 Action::Evaluated(EvalRecord { step, means }) => {
                     let val_loss = means.first().copied().unwrap_or(f64::NAN);

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
 use fusionllm_plan::{Plan, Slot, is_view};
-use fusionllm_protocol::{Broker, PassKind, TensorHeader};
+use fusionllm_protocol::{BatchId, Broker, TensorHeader};
 
 use super::assign::Peer;
 use super::conductor::Conductor;
@@ -117,21 +117,21 @@ impl Conductor {
     pub(super) fn feed(
         &self,
         pass: u64,
-        kind: PassKind,
+        id: BatchId,
         broker: &mut Broker,
         plan: &Plan,
         peers: &[Peer],
     ) -> Result<(), NodeError> {
         let (batch_size, size) = (self.job.train.batch, self.model.micro_batch);
-        let (batch, program) = match kind {
-            PassKind::Train { step } => (self.data.train_batch(step * batch_size as u64, batch_size), 0),
-            PassKind::Eval { index, .. } => (self.data.eval_batch(index as usize * batch_size, batch_size), 1),
+        let batch = match id {
+            BatchId::Train { step } => self.data.train_batch(step * batch_size as u64, batch_size),
+            BatchId::Eval { index, .. } => self.data.eval_batch(index as usize * batch_size, batch_size),
         };
         let batch = batch?;
         for (name, tensor) in &batch.tensors {
-            self.check_tokens(name, tensor, |row| match kind {
-                PassKind::Train { step } => self.data.train_origin(step * batch_size as u64 + row as u64),
-                PassKind::Eval { index, .. } => self.data.eval_origin(index as usize * batch_size + row),
+            self.check_tokens(name, tensor, |row| match id {
+                BatchId::Train { step } => self.data.train_origin(step * batch_size as u64 + row as u64),
+                BatchId::Eval { index, .. } => self.data.eval_origin(index as usize * batch_size + row),
             })?;
         }
         let targets = self.feeds.targets.as_ref();
@@ -160,9 +160,9 @@ impl Conductor {
             weights.push(weight);
             micro_batches.push(tensors);
         }
-        broker.weights(pass, weights, total);
+        broker.set_weights(pass, weights, total);
         for peer in peers {
-            for input in &peer.inputs[program] {
+            for input in &peer.inputs[id.kind()] {
                 let tensor = micro_batches.get(input.micro_batch as usize).and_then(|t| t.get(input.name.as_str()));
                 let ty = self.model.train.graph.find(&input.name).map(|v| self.model.train.graph.ty(v));
                 let tensor = match (tensor, ty) {
@@ -173,7 +173,7 @@ impl Conductor {
                     NodeError::input(format!("the model reads {:?}, which the data do not have", input.name))
                 })?;
                 let slot = Slot::Value { value: input.value, micro_batch: input.micro_batch };
-                peer.outbox.tensor(&TensorHeader { pass, train: program == 0, slot, coded: false }, tensor)?;
+                peer.outbox.tensor(&TensorHeader { pass, kind: id.kind(), slot, coded: false }, tensor)?;
             }
         }
         Ok(())

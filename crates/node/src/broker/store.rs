@@ -7,7 +7,7 @@ use std::time::Instant;
 use fusionllm_compress::Codec;
 use fusionllm_graph::HostTensor;
 use fusionllm_plan::{Optimizer, PeerId, PeerLoad, Plan};
-use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
+use fusionllm_protocol::{CodecSpectrum, PassReport, StepRecord, TrainingProgress};
 use fusionllm_transport::Ticket;
 
 use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
@@ -257,11 +257,11 @@ impl Store {
         self.flush()?;
         let name = |p: usize| plan.peers.get(p).cloned().unwrap_or_default();
         let spectra = record.peers.iter().enumerate().flat_map(|(from, report)| {
-            let spectrum = move |(to, before, after): &(PeerId, f64, f64)| Spectrum {
+            let spectrum = move |s: &CodecSpectrum| Spectrum {
                 from: name(from),
-                to: name(to.0 as usize),
-                before: *before,
-                after: *after,
+                to: name(s.to.0 as usize),
+                before: s.exact,
+                after: s.decoded,
             };
             report.spectra.iter().map(spectrum)
         });
@@ -355,8 +355,8 @@ impl Store {
         let mut sent = BTreeMap::new();
         for step in &self.steps {
             for (from, report) in step.peers.iter().enumerate() {
-                for (to, bytes) in &report.sent {
-                    *sent.entry((PeerId(from as u32), *to)).or_default() += bytes;
+                for s in &report.sent {
+                    *sent.entry((PeerId(from as u32), s.to)).or_default() += s.bytes;
                 }
             }
         }
@@ -369,10 +369,10 @@ impl Store {
         let mut arrivals: BTreeMap<(PeerId, PeerId), Arrivals> = BTreeMap::new();
         for step in steady {
             for (to, report) in step.peers.iter().enumerate() {
-                for (from, bytes, seconds) in &report.received {
-                    let sum = arrivals.entry((*from, PeerId(to as u32))).or_default();
-                    sum.bytes += bytes;
-                    sum.seconds += seconds;
+                for r in &report.received {
+                    let sum = arrivals.entry((r.from, PeerId(to as u32))).or_default();
+                    sum.bytes += r.bytes;
+                    sum.seconds += r.seconds;
                 }
             }
         }
@@ -381,7 +381,7 @@ impl Store {
         let summary = |((from, to), bytes): ((PeerId, PeerId), u64)| {
             let before = facts(from).and_then(|p| p.sends.get(&to)).map(|b| b * count);
             let reports = steady.iter().filter_map(|s| s.peers.get(from.0 as usize));
-            let errors = reports.flat_map(|r| r.errors.iter().filter(|e| e.0 == to).map(|e| e.1));
+            let errors = reports.flat_map(|r| r.errors.iter().filter(|e| e.to == to).map(|e| e.relative_error));
             LinkSummary {
                 from: name(from),
                 to: name(to),

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 use std::time::Instant;
 
-use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity};
+use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity, StableRanks};
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::PeerId;
 use fusionllm_protocol::{TensorHeader, ToPeer};
@@ -30,7 +30,7 @@ pub(crate) struct Tally {
     /// See [`PassReport::errors`](fusionllm_protocol::PassReport).
     pub(crate) errors: BTreeMap<PeerId, f64>,
     /// See [`PassReport::spectra`](fusionllm_protocol::PassReport).
-    pub(crate) spectra: BTreeMap<PeerId, (f64, f64)>,
+    pub(crate) spectra: BTreeMap<PeerId, StableRanks>,
 }
 
 /// What to measure of an encoded message.
@@ -128,7 +128,7 @@ impl Tally {
         *worst = worst.max(fidelity.relative_error.min(f64::MAX));
         if let Some(ranks) = fidelity.stable_ranks {
             let flattest = self.spectra.entry(to).or_insert(ranks);
-            if ranks.0 > flattest.0 {
+            if ranks.exact > flattest.exact {
                 *flattest = ranks;
             }
         }

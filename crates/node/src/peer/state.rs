@@ -17,7 +17,7 @@ pub(super) async fn load(
     assignment: &Assignment,
     mut executor: Executor,
 ) -> Result<Executor, NodeError> {
-    let kept = assignment.kept();
+    let kept = assignment.state();
     let mut loads = assignment.loads.clone();
     for (name, value) in &kept {
         if loads.contains(&(name.to_string(), None)) {

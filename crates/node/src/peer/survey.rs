@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::Backend;
 use fusionllm_plan::{Device, PeerId};
-use fusionllm_protocol::{FromPeer, Machine, ToPeer, decode};
+use fusionllm_protocol::{FromPeer, MachineProfile, ToPeer, decode};
 use fusionllm_transport::{Endpoint, PeerAddr};
 
 use crate::machine::memory;
@@ -61,7 +61,7 @@ impl Surveyed<'_> {
         }
     }
 
-    async fn machine(&self) -> Result<Machine, NodeError> {
+    async fn machine(&self) -> Result<MachineProfile, NodeError> {
         let device = match &self.profile {
             Some(device) => device.clone(),
             None => {
@@ -72,6 +72,6 @@ impl Surveyed<'_> {
         };
         let processor = self.backend.device().threads.is_some();
         let memory = self.memory.or_else(|| memory::available().filter(|_| processor)).unwrap_or(device.memory);
-        Ok(Machine { rates: device.rates, memory, slowdown: self.slowdown, operators: device.measured })
+        Ok(MachineProfile { rates: device.rates, memory, slowdown: self.slowdown, operators: device.measured })
     }
 }

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use fusionllm_compress::Codec;
-use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Snapshot};
+use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Snapshot, StableRanks};
 use fusionllm_graph::{HostTensor, ValueId};
-use fusionllm_plan::{PeerId, Program, Slot, Verdict};
-use fusionllm_protocol::{FromPeer, Inbox, PassReport, TensorHeader, ToPeer};
+use fusionllm_plan::{PassKind, PeerId, Program, Slot, Verdict};
+use fusionllm_protocol::{
+    CodecError, CodecSpectrum, FromPeer, Inbox, PassReport, ReceivedBytes, SentBytes, TensorHeader, ToPeer,
+};
 
 use super::codecs::{Codecs, Watch};
 use super::mailbox::Mailbox;
@@ -36,18 +38,21 @@ impl Worker {
     ) -> Result<(), NodeError> {
         while let Ok(command) = commands.recv() {
             match command {
-                ToPeer::Run { pass, version, train, step } => {
+                ToPeer::Run { pass, version, kind, step } => {
                     if version != self.train.version {
                         let ours = self.train.version;
                         return Err(NodeError::Protocol(format!(
                             "pass {pass} needs version {version} of the plan, but the last one sent is {ours}"
                         )));
                     }
-                    let program = if train { &self.train } else { &self.eval };
-                    self.link.train = train;
+                    let program = match kind {
+                        PassKind::Train => &self.train,
+                        PassKind::Eval => &self.eval,
+                    };
+                    self.link.kind = kind;
                     self.link.watched = self.watched(step);
                     let stats = self.executor.run(program, pass, step, &mut self.link)?;
-                    self.inbox.lock().unwrap_or_else(PoisonError::into_inner).done(pass);
+                    self.inbox.lock().unwrap_or_else(PoisonError::into_inner).passes_done(pass);
                     self.link.done(pass, stats)?;
                 }
                 // The lane keeps its order: all earlier passes are over.
@@ -84,8 +89,8 @@ pub(super) struct NetLink {
     control: Outbox,
     throughput: Throughput,
     codecs: Codecs,
-    /// Whether the pass in flight trains.
-    train: bool,
+    /// The kind of the pass in flight.
+    kind: PassKind,
     watched: Watched,
     /// Bytes sent in this pass without a codec.
     sent: BTreeMap<PeerId, u64>,
@@ -107,7 +112,7 @@ impl NetLink {
         codecs: Codecs,
     ) -> Self {
         let watched = Watched { micro_batch: 0, watch: Watch::Off };
-        Self { mailbox, outboxes, control, throughput, codecs, train: true, watched, sent: BTreeMap::new() }
+        Self { mailbox, outboxes, control, throughput, codecs, kind: PassKind::Train, watched, sent: BTreeMap::new() }
     }
 
     /// Reports a finished pass to the broker.
@@ -117,12 +122,15 @@ impl NetLink {
         for (to, bytes) in tally.sent {
             *self.sent.entry(to).or_default() += bytes;
         }
-        let sent = std::mem::take(&mut self.sent).into_iter().collect();
+        let sent = std::mem::take(&mut self.sent);
         let received = std::mem::take(&mut *self.throughput.lock().unwrap_or_else(PoisonError::into_inner));
-        let received = received.into_iter().map(|(from, a)| (from, a.bytes, a.seconds)).collect();
+        let received = received.into_iter().map(|(from, a)| ReceivedBytes { from, bytes: a.bytes, seconds: a.seconds });
         // Without a counting allocator, the tensors are all that is known.
         let peak_bytes = if memory::live_bytes() > 0 { memory::take_peak() } else { peak_bytes };
         let resident_bytes = memory::resident_peak();
+        let error = |(to, relative_error)| CodecError { to, relative_error };
+        let spectrum =
+            |(to, ranks): (PeerId, StableRanks)| CodecSpectrum { to, exact: ranks.exact, decoded: ranks.decoded };
         let report = PassReport {
             compute_s,
             wait_s,
@@ -130,10 +138,10 @@ impl NetLink {
             peak_bytes,
             resident_bytes,
             codec_s: tally.seconds,
-            sent,
-            errors: tally.errors.into_iter().collect(),
-            spectra: tally.spectra.into_iter().map(|(to, (meant, received))| (to, meant, received)).collect(),
-            received,
+            sent: sent.into_iter().map(|(to, bytes)| SentBytes { to, bytes }).collect(),
+            errors: tally.errors.into_iter().map(error).collect(),
+            spectra: tally.spectra.into_iter().map(spectrum).collect(),
+            received: received.collect(),
         };
         self.mailbox.done(pass);
         self.control.control(&FromPeer::PassDone { pass, report })
@@ -146,9 +154,7 @@ fn link_error(e: NodeError) -> ExecError {
 
 impl Communicator for NetLink {
     fn receive(&mut self, pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
-        self.mailbox
-            .take(&TensorHeader { pass, train: self.train, slot, coded: false })
-            .map_err(ExecError::Communication)
+        self.mailbox.take(&TensorHeader { pass, kind: self.kind, slot, coded: false }).map_err(ExecError::Communication)
     }
 
     fn send(
@@ -163,7 +169,7 @@ impl Communicator for NetLink {
             .outboxes
             .get(&to)
             .ok_or_else(|| ExecError::Communication(format!("there is no connection to peer {}", to.0)))?;
-        let header = TensorHeader { pass, train: self.train, slot, coded: false };
+        let header = TensorHeader { pass, kind: self.kind, slot, coded: false };
         if coding.codec != Codec::None {
             let watch = match slot {
                 Slot::Value { micro_batch, .. } if micro_batch == self.watched.micro_batch => self.watched.watch,

@@ -347,12 +347,12 @@ impl Samples {
         let mut timed = |op: &Op, operands: Vec<Tensor>, results: &[TensorType]| {
             let held = memory::live_bytes() + results.iter().map(|t| t.bytes() as u64).sum::<u64>();
             memory::take_peak();
-            pace.resume();
+            pace.restart();
             let watch = Stopwatch::start(alone);
             backend.run(op, operands, results)?;
             backend.synchronize()?;
             let took = Took { seconds: watch.seconds(), scratch: memory::take_peak().saturating_sub(held) };
-            pace.keep();
+            pace.count_work();
             Ok::<_, NodeError>(took)
         };
         for ty in types {

@@ -1,52 +1,58 @@
-//! Whether codecs do harm.
+//! Detects codecs that do harm.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use fusionllm_compress::Codec;
 use fusionllm_plan::PeerId;
 
-use super::{CodecChangeReason, Link};
+use super::change::{CodecChangeReason, LinkEnds};
 use crate::StepRecord;
 
-/// The largest relative error that is let pass. At this a quarter of a tensor's energy is lost, or as much noise as that is added. Quantisers are far below (on normal numbers
-/// int8 0.006, int4 0.1); top-k is above it where entries are so alike that the largest are not what matters, and training then suffers long before the loss rises.
-const WORST: f64 = 0.5;
+/// The largest tolerated relative error. At 0.5, a quarter of a tensor's energy is lost, or noise of that energy is
+/// added.
+///
+/// Quantisers are far below: on normal numbers, int8 has 0.006 and int4 0.1. Top-k is above it if the entries are so
+/// alike that the largest are not the important ones. Training then suffers long before the loss rises.
+const MAX_RELATIVE_ERROR: f64 = 0.5;
 
-/// Steps in a row that a link must be above it.
-const IN_A_ROW: u32 = 3;
+/// Consecutive steps with a larger error after which a codec is harmful.
+const ERROR_STEPS: u32 = 3;
 
-/// Steps whose median is the smoothed loss.
-const SMOOTHED: usize = 16;
+/// The smoothed loss is the median of this many steps.
+const SMOOTHING_STEPS: usize = 16;
 
-/// Steps in a row that the smoothed loss must be above its least by [`RISE`] of it, and by more than single losses differ.
-const RISING: u32 = 8;
-const RISE: f64 = 0.05;
+/// A rise of the smoothed loss above its minimum, relative to that minimum. It must also exceed the usual deviation
+/// of single losses.
+const MIN_LOSS_RISE: f64 = 0.05;
 
-/// Steps for which a link gets no stronger codec than the one it was given for its harm.
-const HELD: u64 = 200;
+/// Consecutive steps with such a rise after which the codecs are harmful.
+const LOSS_RISE_STEPS: u32 = 8;
 
-/// Watches the relative errors of what is sent, and the loss.
+/// Steps for which a harmful codec, or a stronger one, stays forbidden on its link.
+const HOLD_STEPS: u64 = 200;
+
+/// Watches the codecs' relative errors and the loss.
 #[derive(Debug, Default)]
 pub(super) struct Guard {
-    /// Steps in a row that a link was above the worst error.
-    above: BTreeMap<Link, u32>,
+    /// Consecutive steps with too large an error, by link.
+    error_steps: BTreeMap<LinkEnds, u32>,
     losses: VecDeque<f64>,
-    /// The least that the smoothed loss was.
+    /// The lowest smoothed loss.
     least: Option<f64>,
-    /// Steps in a row that it was risen.
-    risen: u32,
-    /// The strongest codecs that links may have, and until which step.
-    held: BTreeMap<Link, (Codec, u64)>,
+    /// Consecutive steps with a risen loss.
+    risen_steps: u32,
+    /// The strongest permitted codec of a link, and until which step.
+    held: BTreeMap<LinkEnds, (Codec, u64)>,
 }
 
 impl Guard {
-    /// The links whose codecs do harm. A loss that suffers does not say from which: all are.
+    /// The links whose codecs do harm. A rising loss does not show which link causes it, so it counts for all.
     pub(super) fn step(
         &mut self,
         record: &StepRecord,
-        codecs: &BTreeMap<Link, Codec>,
-    ) -> BTreeMap<Link, CodecChangeReason> {
-        let lossy: Vec<Link> = codecs.iter().filter(|(_, c)| **c != Codec::None).map(|(link, _)| *link).collect();
+        codecs: &BTreeMap<LinkEnds, Codec>,
+    ) -> BTreeMap<LinkEnds, CodecChangeReason> {
+        let lossy: Vec<LinkEnds> = codecs.iter().filter(|(_, c)| **c != Codec::None).map(|(link, _)| *link).collect();
         if !record.applied {
             return lossy.into_iter().map(|link| (link, CodecChangeReason::NotFinite)).collect();
         }
@@ -55,44 +61,45 @@ impl Guard {
         }
         let mut harmful = BTreeMap::new();
         for (from, report) in (0..).map(PeerId).zip(&record.peers) {
-            for (to, error) in report.errors.iter().filter(|(to, _)| lossy.contains(&(from, *to))) {
-                let above = self.above.entry((from, *to)).or_default();
-                *above = if *error > WORST { *above + 1 } else { 0 };
-                if *above == IN_A_ROW {
-                    harmful.insert((from, *to), CodecChangeReason::Error(*error));
+            for error in report.errors.iter().filter(|e| lossy.contains(&(from, e.to))) {
+                let link = (from, error.to);
+                let steps = self.error_steps.entry(link).or_default();
+                *steps = if error.relative_error > MAX_RELATIVE_ERROR { *steps + 1 } else { 0 };
+                if *steps == ERROR_STEPS {
+                    harmful.insert(link, CodecChangeReason::Error(error.relative_error));
                 }
             }
         }
         harmful
     }
 
-    /// The smoothed loss's least and itself, once it has risen for long; then it begins anew.
+    /// The lowest and the present smoothed loss, once the loss has risen for long. Then the comparison restarts.
     fn rise(&mut self, loss: f64) -> Option<(f64, f64)> {
         self.losses.push_back(loss);
-        if self.losses.len() > SMOOTHED {
+        if self.losses.len() > SMOOTHING_STEPS {
             self.losses.pop_front();
         }
         let mut sorted: Vec<f64> = self.losses.iter().copied().collect();
         sorted.sort_by(f64::total_cmp);
-        let now = *sorted.get(SMOOTHED / 2).filter(|_| sorted.len() == SMOOTHED)?;
-        let spread = sorted.iter().map(|l| (l - now).abs()).sum::<f64>() / SMOOTHED as f64;
+        let now = *sorted.get(SMOOTHING_STEPS / 2).filter(|_| sorted.len() == SMOOTHING_STEPS)?;
+        let spread = sorted.iter().map(|l| (l - now).abs()).sum::<f64>() / SMOOTHING_STEPS as f64;
         let least = self.least.map_or(now, |least| least.min(now));
         self.least = Some(least);
-        self.risen = if now - least > spread.max(RISE * least.abs()) { self.risen + 1 } else { 0 };
-        (self.risen == RISING).then(|| {
+        self.risen_steps = if now - least > spread.max(MIN_LOSS_RISE * least.abs()) { self.risen_steps + 1 } else { 0 };
+        (self.risen_steps == LOSS_RISE_STEPS).then(|| {
             self.losses.clear();
-            (self.least, self.risen) = (None, 0);
+            (self.least, self.risen_steps) = (None, 0);
             (least, now)
         })
     }
 
-    /// A link gets no codec stronger than this for a while.
-    pub(super) fn hold(&mut self, link: Link, codec: Codec, step: u64) {
-        self.held.insert(link, (codec, step + HELD));
+    /// Forbids codecs stronger than this on a link for [`HOLD_STEPS`].
+    pub(super) fn hold(&mut self, link: LinkEnds, codec: Codec, step: u64) {
+        self.held.insert(link, (codec, step + HOLD_STEPS));
     }
 
-    /// The codec chosen for a link, or the strongest that it may have.
-    pub(super) fn limit(&self, link: Link, chosen: Codec, step: u64) -> Codec {
+    /// The chosen codec of a link, or the strongest permitted one.
+    pub(super) fn limit(&self, link: LinkEnds, chosen: Codec, step: u64) -> Codec {
         const ELEMENTS: usize = 1 << 20;
         let held = self
             .held
@@ -101,8 +108,8 @@ impl Guard {
         held.map_or(chosen, |(codec, _)| *codec)
     }
 
-    /// What was counted of errors is of codecs that are gone.
+    /// Call when codecs have changed: the counted errors belong to the old ones.
     pub(super) fn codecs_changed(&mut self) {
-        self.above.clear();
+        self.error_steps.clear();
     }
 }

@@ -1,113 +1,45 @@
-//! Which codecs links have while a run goes on.
+//! Chooses the links' codecs while a run is in progress.
 
+mod change;
 mod guard;
 mod rates;
 
 use std::collections::BTreeMap;
-use std::fmt;
 
 use fusionllm_compress::Codec;
-use fusionllm_plan::{Cluster, Compression, LinkCodec, Optimizer, PeerId, Plan, PlanError, Program, Traffic};
+use fusionllm_plan::{Cluster, Compression, LinkCodec, Optimizer, Plan, PlanError, Program, Traffic};
 
 use crate::StepRecord;
+use change::LinkEnds;
+pub use change::{CodecChange, CodecChangeReason, CodecUpdate};
 use guard::Guard;
 use rates::Rates;
 
-type Link = (PeerId, PeerId);
-
-/// Suits codecs to what steps tell of the links: where codecs follow the links' rates and these change, it chooses anew; where a codec does harm, it goes back to a milder one, or says so.
+/// Adapts the codecs to the measured steps.
 ///
-/// Feed it every step. What it asks for is the plan's next version; it looks at no step of an earlier one.
+/// If the compression follows the links and their rates change, it chooses all codecs anew. If a codec does harm, its
+/// link gets the next milder one, or the user a warning.
+///
+/// Pass it every step. An update becomes the plan's next version. Steps of earlier versions are ignored.
 #[derive(Debug)]
 pub struct Regulator {
     compression: Compression,
     programs: Vec<Program>,
     optimizer: Optimizer,
     version: u32,
-    /// Of every link on which something may be compressed.
-    codecs: BTreeMap<Link, Codec>,
-    /// The links as they were planned with, where codecs follow them.
+    /// The codecs of all links that carry something compressible.
+    codecs: BTreeMap<LinkEnds, Codec>,
+    /// The planned cluster, if the codecs follow the links.
     cluster: Option<Cluster>,
-    /// How many times as fast they turned out to be.
-    factors: BTreeMap<Link, f64>,
+    /// Measured rate over planned rate.
+    factors: BTreeMap<LinkEnds, f64>,
     rates: Rates,
     guard: Guard,
 }
 
-/// Codecs for the plan's next version, or the same as before with something to be said of them.
-#[derive(Debug, Clone, PartialEq)]
-pub struct CodecUpdate {
-    /// Of all links.
-    pub codecs: Vec<LinkCodec>,
-    /// What changes, by link.
-    pub changes: Vec<CodecChange>,
-}
-
-impl CodecUpdate {
-    /// Whether any codec is to change.
-    pub fn changes_codecs(&self) -> bool {
-        self.changes.iter().any(|c| c.before != c.now)
-    }
-}
-
-/// What happens to a link's codec, and why.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct CodecChange {
-    /// The sending peer.
-    pub from: PeerId,
-    /// The receiving peer.
-    pub to: PeerId,
-    /// The codec so far.
-    pub before: Codec,
-    /// The codec from now on; the same if this is but a warning.
-    pub now: Codec,
-    /// Why.
-    pub reason: CodecChangeReason,
-}
-
-/// Why a link's codec changes.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub enum CodecChangeReason {
-    /// The link has another rate, in bytes/s.
-    Rate {
-        /// When its codec was chosen.
-        before: f64,
-        /// By now.
-        now: f64,
-    },
-    /// Other links have.
-    OtherRates,
-    /// The relative error of what it carries.
-    Error(f64),
-    /// The loss rises.
-    Loss {
-        /// The least it was.
-        least: f64,
-        /// What it is.
-        now: f64,
-    },
-    /// Loss or gradient are not finite.
-    NotFinite,
-}
-
-impl fmt::Display for CodecChangeReason {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mbps = |bytes_per_s: f64| 8e-6 * bytes_per_s;
-        match *self {
-            Self::Rate { before, now } => {
-                let verb = if now < before { "fell" } else { "rose" };
-                write!(f, "its rate {verb} from {:.1} to {:.1} Mbps", mbps(before), mbps(now))
-            }
-            Self::OtherRates => f.write_str("the rates of other links changed"),
-            Self::Error(error) => write!(f, "what arrives is off by {:.0} % of its norm", 100.0 * error),
-            Self::Loss { least, now } => write!(f, "the loss rose from {least:.3} to {now:.3}"),
-            Self::NotFinite => f.write_str("loss or gradient was not finite"),
-        }
-    }
-}
-
 impl Regulator {
-    /// For a run of this plan and its `programs`. `cluster` has the peers as its devices; without one, codecs do not follow the links.
+    /// A regulator for this plan and its `programs`. The devices of `cluster` are the peers. Without a cluster, the
+    /// codecs do not follow the links.
     pub fn new(plan: &Plan, programs: Vec<Program>, cluster: Option<Cluster>, optimizer: Optimizer) -> Self {
         let links = Traffic::new(&programs).links.into_keys();
         Self {
@@ -123,11 +55,11 @@ impl Regulator {
         }
     }
 
-    /// A step is over: what follows from it for the links' codecs, if anything.
+    /// Takes a completed step. Returns an update if codecs must change, or deserve a warning.
     ///
     /// # Errors
     ///
-    /// Codecs cannot be chosen; see [`Compression::choose`].
+    /// Those of [`Compression::choose`].
     pub fn step(&mut self, record: &StepRecord) -> Result<Option<CodecUpdate>, PlanError> {
         if record.version != self.version {
             return Ok(None);

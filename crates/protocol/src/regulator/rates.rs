@@ -1,49 +1,50 @@
-//! Whether links have changed.
+//! Detects changes of the links' rates.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use fusionllm_plan::PeerId;
 
-use super::Link;
+use super::change::LinkEnds;
 use crate::StepRecord;
 
-/// Steps whose median is a link's rate: what disturbs three of them does not count.
-const STEPS: usize = 8;
+/// A link's rate is the median of this many steps, so disturbances of up to three of them do not count.
+const MEDIAN_STEPS: usize = 8;
 
-/// By how much a rate must change.
-const CHANGE: f64 = 1.25;
+/// A rate has changed if it differs by this factor.
+const CHANGE_FACTOR: f64 = 1.25;
 
-/// A step's messages that came in less time show only that a link is at least so fast, in seconds: processes are put off for as long.
-const SHORTEST: f64 = 2e-3;
+/// Messages that took fewer seconds only show a lower bound of the rate. The scheduler suspends processes for as long.
+const MIN_MEASURED_S: f64 = 2e-3;
 
-/// Compares links with what they were.
+/// Compares the links' rates with earlier ones.
 ///
-/// A message is whole when it is handed to the network, and its time runs from its first byte's arrival to its last's: neither latency nor a sender that has little to say makes a link look slow, but
-/// what shares an uplink with it does. So rates are compared with those measured under the same codecs, not with what the plan takes the link to be.
+/// A message is complete when it is handed to the network, and its time runs from the arrival of its first byte to its
+/// last. So neither latency nor a sender with little to send makes a link appear slow, but traffic on a shared uplink
+/// does. Therefore rates are compared with measurements under the same codecs, and not with the planned rates.
 #[derive(Debug, Default)]
 pub(super) struct Rates {
-    links: BTreeMap<Link, Watched>,
+    links: BTreeMap<LinkEnds, LinkRates>,
 }
 
-/// In bytes/s.
+/// The rates of one link, in bytes per second.
 #[derive(Debug, Default)]
-struct Watched {
-    /// That of the first steps.
+struct LinkRates {
+    /// The median of the first steps.
     before: Option<f64>,
-    /// Those of the last ones.
+    /// The latest steps.
     recent: VecDeque<f64>,
 }
 
-impl Watched {
+impl LinkRates {
     fn median(&self) -> Option<f64> {
         let mut rates: Vec<f64> = self.recent.iter().copied().collect();
         rates.sort_by(f64::total_cmp);
-        (rates.len() == STEPS).then(|| rates[STEPS / 2])
+        (rates.len() == MEDIAN_STEPS).then(|| rates[MEDIAN_STEPS / 2])
     }
 
-    fn put(&mut self, rate: f64) {
+    fn add(&mut self, rate: f64) {
         self.recent.push_back(rate);
-        if self.recent.len() > STEPS {
+        if self.recent.len() > MEDIAN_STEPS {
             self.recent.pop_front();
         }
         if self.before.is_none() {
@@ -55,21 +56,22 @@ impl Watched {
     }
 }
 
-/// Whether a rate is another one.
+/// Whether a rate has changed.
 pub(super) fn differ(before: f64, now: f64) -> bool {
-    now > CHANGE * before || before > CHANGE * now
+    now > CHANGE_FACTOR * before || before > CHANGE_FACTOR * now
 }
 
 impl Rates {
-    /// Once any rate has changed, those of all links that were measured long enough, before and now. Then it begins anew.
-    pub(super) fn step(&mut self, record: &StepRecord) -> Option<BTreeMap<Link, (f64, f64)>> {
+    /// Once any rate has changed: the rates before and now of all links with enough measurements. Then the comparison
+    /// restarts.
+    pub(super) fn step(&mut self, record: &StepRecord) -> Option<BTreeMap<LinkEnds, (f64, f64)>> {
         for (to, report) in (0..).map(PeerId).zip(&record.peers) {
-            for (from, bytes, seconds) in report.received.iter().filter(|r| r.1 > 0) {
-                self.links.entry((*from, to)).or_default().put(*bytes as f64 / seconds.max(SHORTEST));
+            for r in report.received.iter().filter(|r| r.bytes > 0) {
+                self.links.entry((r.from, to)).or_default().add(r.bytes as f64 / r.seconds.max(MIN_MEASURED_S));
             }
         }
-        let known = |(link, w): (&Link, &Watched)| Some((*link, (w.before?, w.median()?)));
-        let rates: BTreeMap<Link, (f64, f64)> = self.links.iter().filter_map(known).collect();
+        let known = |(link, w): (&LinkEnds, &LinkRates)| Some((*link, (w.before?, w.median()?)));
+        let rates: BTreeMap<LinkEnds, (f64, f64)> = self.links.iter().filter_map(known).collect();
         let changed = rates.values().any(|(before, now)| differ(*before, *now));
         changed.then(|| {
             self.links.clear();
@@ -81,11 +83,11 @@ impl Rates {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::PassReport;
+    use crate::{PassReport, ReceivedBytes};
 
-    /// A step in which peer 1 got messages from peer 0.
+    /// A step in which peer 1 received messages from peer 0.
     fn step(bytes: u64, seconds: f64) -> StepRecord {
-        let received = vec![(PeerId(0), bytes, seconds)];
+        let received = vec![ReceivedBytes { from: PeerId(0), bytes, seconds }];
         let peers = vec![PassReport::default(), PassReport { received, ..PassReport::default() }];
         StepRecord { peers, ..StepRecord::default() }
     }
@@ -99,18 +101,18 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_slows_down_is_found_once() {
+    fn a_changed_rate_is_detected_once() {
         let mut rates = Rates::default();
         let halves = [[(100_000, 0.1); 20], [(100_000, 0.2); 20]].concat();
         // The median falls with the fifth slow step.
         assert_eq!(found(&mut rates, &halves), [(24, 1e6, 5e5)]);
-        assert_eq!(found(&mut rates, &[(100_000, 0.1); 8]), [(3, 5e5, 1e6)], "and when it is back");
+        assert_eq!(found(&mut rates, &[(100_000, 0.1); 8]), [(3, 5e5, 1e6)], "and again when it recovers");
     }
 
     #[test]
-    fn disturbances_change_nothing() {
+    fn short_disturbances_are_ignored() {
         let mut rates = Rates::default();
-        // By a fifth, for three steps in eight, or so fast that no clock tells.
+        // Changes by a fifth, changes in three of eight steps, and messages too fast to measure.
         let noisy: Vec<_> =
             (0..100).map(|i| (100_000, if i % 8 < 3 { 1.0 } else { 0.1 + 0.02 * f64::from(i % 2) })).collect();
         assert_eq!(found(&mut rates, &noisy), []);
@@ -120,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_carries_nothing_large_tells_nothing() {
+    fn a_link_without_large_messages_is_ignored() {
         let mut rates = Rates::default();
         let silent = [[(100_000, 0.1); 20], [(0, 0.0); 20], [(100_000, 0.1); 20]].concat();
         assert_eq!(found(&mut rates, &silent), []);

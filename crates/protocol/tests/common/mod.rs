@@ -1,4 +1,4 @@
-//! What the protocol's tests share: programs to run by, and peers that run them on nothing.
+//! Helpers of the protocol's tests: programs, and simulated peers that send what the programs require.
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod simulation;
@@ -7,7 +7,7 @@ pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::{Builder, DType, Init, autodiff};
 use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
 
-/// Programs of a step and of an evaluation for peers that hold a layer each, the first and the last the same one.
+/// Training and evaluation programs of peers with one layer each. The last peer shares the first peer's weight.
 pub(crate) fn programs(peers: usize, micro_batches: u32) -> Vec<(Program, Program)> {
     let mut b = Builder::new("layers");
     let mut y = b.input("x", DType::F32, [2, 4]).unwrap();

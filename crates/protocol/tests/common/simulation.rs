@@ -1,24 +1,24 @@
-//! A broker and peers in one thread: what is under way is delivered in an order that a seed decides.
+//! A broker and peers in one thread. A seed decides the order in which messages arrive.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_compress::{Codec, TopK, ValueFormat};
-use fusionllm_plan::{Instruction, LearningRate, LinkCodec, PeerId, Program, Verdict};
+use fusionllm_plan::{Instruction, LearningRate, LinkCodec, PassKind, PeerId, Program, Verdict};
 use fusionllm_protocol::{
-    Action, AppliedCodecs, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, Participant, PassKind,
-    PassReport, RunSettings, StepRecord, ToPeer, TrainingProgress,
+    Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, Participant,
+    PassReport, RunSettings, SentBytes, StepRecord, ToPeer, TrainingProgress,
 };
 
 use super::{ChoiceRng, names, programs};
 
-/// What disturbs a run, after so many events.
+/// A disturbance of a run.
 #[derive(Debug, Clone)]
 pub(crate) enum Disturbance {
     Interrupt,
-    /// The links get other codecs.
+    /// The links get new codecs.
     SetCodecs,
     Loss(u32),
-    /// A peer sends this out of turn.
+    /// A peer sends this message unexpectedly.
     Lie(u32, FromPeer),
 }
 
@@ -26,8 +26,9 @@ pub(crate) enum Disturbance {
 pub(crate) struct Scenario {
     pub(crate) peers: usize,
     pub(crate) settings: RunSettings,
-    /// Steps (batches trained on before them) whose numbers are not finite.
+    /// Steps whose loss or gradient is not finite, by the number of batches before them.
     pub(crate) broken: BTreeSet<u64>,
+    /// Each after this many events.
     pub(crate) disturbances: Vec<(usize, Disturbance)>,
     pub(crate) seed: u64,
 }
@@ -55,14 +56,14 @@ pub(crate) enum End {
     Failed(String),
 }
 
-/// What the broker had its driver do.
+/// The broker's actions.
 #[derive(Debug, Default)]
 pub(crate) struct Trace {
     pub(crate) steps: Vec<StepRecord>,
     pub(crate) evaluated: Vec<EvalRecord>,
     pub(crate) commits: Vec<TrainingProgress>,
     /// Versions of the plan after the first, each with its first step.
-    pub(crate) recoded: Vec<(u32, u64)>,
+    pub(crate) codec_versions: Vec<(u32, u64)>,
     pub(crate) events: usize,
     pub(crate) end: Option<End>,
 }
@@ -71,7 +72,7 @@ pub(crate) fn share(micro_batches: u32, m: u32) -> f64 {
     f64::from(m + 1) / f64::from(micro_batches * (micro_batches + 1) / 2)
 }
 
-/// The loss of a micro-batch.
+/// The loss that a micro-batch reports.
 pub(crate) fn loss(step: u64, m: u32) -> f64 {
     step as f64 + 0.25 * f64::from(m)
 }
@@ -83,14 +84,14 @@ pub(crate) fn run(scenario: &Scenario) -> Trace {
     let participants = names(scenario.peers)
         .into_iter()
         .zip(&programs)
-        .map(|(name, (train, eval))| Participant { name, duties: ExpectedReports::new(train, eval) })
+        .map(|(name, (train, eval))| Participant { name, expected: ExpectedReports::new(train, eval) })
         .collect();
     let mut s = Simulation {
         scenario,
         broker: Broker::new(scenario.settings, participants),
         peers: programs.iter().map(|(train, eval)| Peer::new(train.clone(), eval, scenario)).collect(),
         issued: 0,
-        over: 0,
+        completed: 0,
         saving: None,
         committing: None,
         clock: 0.0,
@@ -104,9 +105,9 @@ struct Simulation<'a> {
     scenario: &'a Scenario,
     broker: Broker,
     peers: Vec<Peer<'a>>,
-    /// Passes issued, and those that every peer has ended.
+    /// Passes issued, and passes that every peer has completed.
     issued: u64,
-    over: u64,
+    completed: u64,
     saving: Option<u64>,
     committing: Option<u64>,
     clock: f64,
@@ -118,13 +119,13 @@ struct Simulation<'a> {
 enum Event {
     /// The next message to a peer arrives.
     ToPeer(usize),
-    /// A peer does something.
+    /// A peer makes one step.
     Work(usize),
     /// A peer's next message arrives.
     FromPeer(usize),
     /// The last tensor of a peer's snapshot arrives.
     Saved(usize),
-    /// The checkpoint is whole.
+    /// The checkpoint is complete.
     Committed,
 }
 
@@ -137,7 +138,7 @@ impl Simulation<'_> {
                 let actions = match d {
                     Disturbance::Interrupt => self.broker.interrupt(),
                     Disturbance::SetCodecs => self.set_codecs(),
-                    Disturbance::Loss(p) => self.broker.lost(PeerId(p), "timed out"),
+                    Disturbance::Loss(p) => self.broker.peer_lost(PeerId(p), "timed out"),
                     Disturbance::Lie(p, message) => self.broker.message(PeerId(p), message, self.clock),
                 };
                 self.carry_out(actions);
@@ -152,7 +153,7 @@ impl Simulation<'_> {
                 possible.extend((!p.snapshots.is_empty()).then_some(Event::Saved(i)));
             }
             possible.extend(self.committing.map(|_| Event::Committed));
-            assert!(!possible.is_empty(), "everybody waits: {:?}", self.broker);
+            assert!(!possible.is_empty(), "deadlock: {:?}", self.broker);
             let event = possible[choices.below(possible.len())];
             self.clock += 1.0;
             self.trace.events += 1;
@@ -170,30 +171,30 @@ impl Simulation<'_> {
                     if let FromPeer::PassDone { pass, .. } = message {
                         self.peers[i].acknowledged = pass;
                     }
-                    self.over = self.peers.iter().map(|p| p.acknowledged).min().unwrap();
+                    self.completed = self.peers.iter().map(|p| p.acknowledged).min().unwrap();
                     self.broker.message(PeerId(i as u32), message, self.clock)
                 }
                 Event::Saved(i) => {
                     let step = self.peers[i].snapshots.pop_front().unwrap();
-                    self.broker.saved(PeerId(i as u32), step)
+                    self.broker.snapshot_saved(PeerId(i as u32), step)
                 }
                 Event::Committed => {
                     let step = self.committing.take().unwrap();
                     self.saving = None;
-                    self.broker.committed(step)
+                    self.broker.checkpoint_committed(step)
                 }
             };
             self.carry_out(actions);
         }
-        // Whatever comes late changes nothing.
-        assert_eq!(self.broker.lost(PeerId(0), "left"), []);
+        // Late events have no effect.
+        assert_eq!(self.broker.peer_lost(PeerId(0), "left"), []);
         assert_eq!(self.broker.interrupt(), []);
         assert_eq!(self.broker.message(PeerId(0), FromPeer::Ready, self.clock), []);
     }
 
-    /// Every peer gets a codec for its way to the next one, unlike all it had before.
+    /// Gives every peer a new codec for its link to the next peer.
     fn set_codecs(&mut self) -> Vec<Action> {
-        let ratio = 2.0 + self.trace.recoded.len() as f64;
+        let ratio = 2.0 + self.trace.codec_versions.len() as f64;
         let peers = self.scenario.peers as u32;
         let codec = |p| LinkCodec {
             from: PeerId(p),
@@ -202,7 +203,7 @@ impl Simulation<'_> {
         };
         let codecs: Vec<LinkCodec> = (0..peers).filter(|_| peers > 1).map(codec).collect();
         let Some(AppliedCodecs { version, step, actions }) = self.broker.set_codecs(&codecs) else { return Vec::new() };
-        self.trace.recoded.push((version, step));
+        self.trace.codec_versions.push((version, step));
         actions
     }
 
@@ -216,15 +217,15 @@ impl Simulation<'_> {
                         p.lane.push_back(message.clone());
                     }
                 }
-                Action::Feed(pass, kind) => {
+                Action::Feed(pass, batch) => {
                     self.issued += 1;
                     assert_eq!(pass, self.issued);
-                    assert!(self.issued - self.over <= self.scenario.settings.window);
+                    assert!(self.issued - self.completed <= self.scenario.settings.window);
                     let m = self.scenario.settings.micro_batches;
-                    if let PassKind::Train { step } = kind {
+                    if let BatchId::Train { step } = batch {
                         assert!(step < self.scenario.settings.steps);
                     }
-                    self.broker.weights(pass, (0..m).map(|i| share(m, i)).collect(), TARGETS);
+                    self.broker.set_weights(pass, (0..m).map(|i| share(m, i)).collect(), TARGETS);
                 }
                 Action::Step(record) => self.trace.steps.push(record),
                 Action::Evaluated(e) => self.trace.evaluated.push(e),
@@ -235,7 +236,7 @@ impl Simulation<'_> {
                     self.trace.commits.push(position);
                 }
                 Action::Finish(position) => {
-                    assert_eq!(position, self.broker.position());
+                    assert_eq!(position, self.broker.progress());
                     self.trace.end = Some(End::Finished(position));
                 }
                 Action::Fail(reason) => self.trace.end = Some(End::Failed(reason)),
@@ -244,20 +245,20 @@ impl Simulation<'_> {
     }
 }
 
-/// A peer that says what its programs make it say.
+/// A peer that sends the messages that its programs require.
 struct Peer<'a> {
     train: Program,
     eval: &'a Program,
     scenario: &'a Scenario,
-    /// From the broker, under way.
+    /// Messages from the broker, in flight.
     lane: VecDeque<ToPeer>,
-    /// From the broker, not yet carried out; verdicts go past them.
+    /// Commands that have arrived. Verdicts overtake them.
     commands: VecDeque<ToPeer>,
     verdicts: BTreeMap<u64, Verdict>,
-    /// What is left to say in the pass under way, before and after its verdict.
-    saying: VecDeque<FromPeer>,
+    /// Messages still to be sent in the current pass, before and after its verdict.
+    to_send: VecDeque<FromPeer>,
     awaited: Option<u64>,
-    /// To the broker, under way.
+    /// Messages to the broker, in flight.
     out: VecDeque<FromPeer>,
     snapshots: VecDeque<u64>,
     passes: u64,
@@ -276,7 +277,7 @@ impl<'a> Peer<'a> {
             lane: VecDeque::new(),
             commands: VecDeque::new(),
             verdicts: BTreeMap::new(),
-            saying: VecDeque::new(),
+            to_send: VecDeque::new(),
             awaited: None,
             out: VecDeque::from([FromPeer::Ready]),
             snapshots: VecDeque::new(),
@@ -297,7 +298,7 @@ impl<'a> Peer<'a> {
     }
 
     fn can_work(&self) -> bool {
-        match (self.saying.front(), self.awaited) {
+        match (self.to_send.front(), self.awaited) {
             (Some(FromPeer::PassDone { .. }), Some(pass)) => self.verdicts.contains_key(&pass),
             (Some(_), _) => true,
             (None, _) => !self.commands.is_empty(),
@@ -305,7 +306,7 @@ impl<'a> Peer<'a> {
     }
 
     fn work(&mut self) {
-        if let Some(message) = self.saying.pop_front() {
+        if let Some(message) = self.to_send.pop_front() {
             if matches!(message, FromPeer::PassDone { .. })
                 && let Some(pass) = self.awaited.take()
             {
@@ -321,13 +322,13 @@ impl<'a> Peer<'a> {
             ToPeer::SetCodecs { version, codecs } => {
                 self.train.set_codecs(version, codecs).unwrap();
             }
-            ToPeer::Run { pass, version, train, step } => {
-                assert_eq!(version, self.train.version, "no pass runs by codecs that were not sent");
+            ToPeer::Run { pass, version, kind, step } => {
+                assert_eq!(version, self.train.version, "a pass uses only codecs that were sent");
                 self.passes += 1;
-                assert_eq!(pass, self.passes, "every peer goes through every pass");
+                assert_eq!(pass, self.passes, "every peer runs every pass");
                 assert_eq!(step, self.trained);
-                self.begin(pass, train, step);
-                self.trained += u64::from(train);
+                self.begin(pass, kind, step);
+                self.trained += u64::from(kind == PassKind::Train);
             }
             ToPeer::Snapshot { step } => {
                 assert_eq!(step, self.trained, "a snapshot shows its step");
@@ -338,24 +339,25 @@ impl<'a> Peer<'a> {
         }
     }
 
-    fn begin(&mut self, pass: u64, train: bool, step: u64) {
+    fn begin(&mut self, pass: u64, kind: PassKind, step: u64) {
+        let train = kind == PassKind::Train;
         let program = if train { &self.train } else { self.eval };
         let broken = train && self.scenario.broken.contains(&step);
         for i in &program.instructions {
             if let Instruction::Report { report, micro_batch, .. } = *i {
-                // Odd steps break in the loss, even ones in a gradient.
+                // In odd steps the loss is not finite, in even steps a gradient.
                 let value = if broken && step % 2 == 1 { f64::NAN } else { loss(step, micro_batch) };
-                self.saying.push_back(FromPeer::Report { pass, report, micro_batch, value });
+                self.to_send.push_back(FromPeer::Report { pass, report, micro_batch, value });
             }
         }
         if train {
             let norm = if broken && step.is_multiple_of(2) { f64::INFINITY } else { 4.0 };
             let squared_norms = program.owned().map(|(_, r)| (r.parameter, norm)).collect();
-            self.saying.push_back(FromPeer::Norms { pass, squared_norms });
+            self.to_send.push_back(FromPeer::Norms { pass, squared_norms });
             self.awaited = Some(pass);
         }
-        let sent = vec![((program.peer.0 + 1) % self.scenario.peers as u32, 8)];
-        let sent = sent.into_iter().filter(|(p, _)| *p != program.peer.0).map(|(p, b)| (PeerId(p), b)).collect();
-        self.saying.push_back(FromPeer::PassDone { pass, report: PassReport { sent, ..PassReport::default() } });
+        let next = PeerId((program.peer.0 + 1) % self.scenario.peers as u32);
+        let sent = if next == program.peer { Vec::new() } else { vec![SentBytes { to: next, bytes: 8 }] };
+        self.to_send.push_back(FromPeer::PassDone { pass, report: PassReport { sent, ..PassReport::default() } });
     }
 }

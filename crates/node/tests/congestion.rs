@@ -1,0 +1,12 @@
+//! The simulator predicts transfers with the constants of the real congestion control.
+
+use fusionllm_plan::congestion as simulated;
+use fusionllm_transport::congestion as real;
+
+#[test]
+fn the_simulator_and_the_transport_agree_on_congestion_control() {
+    assert_eq!(simulated::INITIAL_WINDOW, real::INITIAL_WINDOW_BYTES);
+    assert_eq!(simulated::MAX_WINDOW, u64::from(real::RECEIVE_WINDOW_BYTES));
+    assert_eq!(simulated::MAX_SPREAD_S, real::MAX_BURST.as_secs_f64());
+    assert_eq!(simulated::SEND_FACTOR, real::PACING_GAIN);
+}

@@ -1,0 +1,412 @@
+//! The state machine that conducts a run.
+
+mod pass;
+mod run;
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+
+use fusionllm_graph::ValueId;
+use fusionllm_plan::{LinkCodec, PassKind, PeerId};
+
+use crate::expected::ReportKey;
+use crate::{ExpectedReports, FromPeer, PassReport, ToPeer};
+use pass::{Judgement, Pass, one_line, plausible};
+pub use run::{
+    Action, AppliedCodecs, BatchId, EvalRecord, EvalSchedule, Participant, RunSettings, StepRecord, TrainingProgress,
+};
+
+/// What the broker issues next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Item {
+    Pass(BatchId),
+    Snapshot(u64),
+}
+
+/// A checkpoint in progress.
+#[derive(Debug)]
+struct Saving {
+    step: u64,
+    /// The updates applied up to that step, once it is complete.
+    updates: Option<u64>,
+    /// Peers whose snapshots have not completely arrived.
+    waiting: BTreeSet<PeerId>,
+    /// Whether the driver was asked to complete it.
+    committing: bool,
+}
+
+/// A run fails after this many consecutive steps that were skipped because they were not finite.
+const MAX_SKIPPED_STEPS: u32 = 20;
+
+/// Conducts a run once its peers are assigned. Pass it events, and carry out the returned actions in order.
+///
+/// It does not trust peers. An unexpected message ends the run with an error that names its sender.
+#[derive(Debug)]
+pub struct Broker {
+    settings: RunSettings,
+    /// Version of the plan for the next pass.
+    version: u32,
+    peers: Vec<Participant>,
+    ready: BTreeSet<PeerId>,
+    /// What is issued next; `None` after the last.
+    next: Option<Item>,
+    /// Passes in flight. All peers go through them in this order.
+    passes: VecDeque<Pass>,
+    issued: u64,
+    /// Batches trained on once all passes in flight are complete.
+    trained: u64,
+    /// Updates that verdicts have applied.
+    updates: u64,
+    /// Progress after the last step that all peers completed.
+    progress: TrainingProgress,
+    saving: Option<Saving>,
+    /// The step of the last requested snapshot.
+    snapshot: Option<u64>,
+    /// Sums over the evaluation in progress, by report.
+    eval_sums: BTreeMap<u32, f64>,
+    eval_targets: u64,
+    last_end: f64,
+    skipped: u32,
+    stopping: bool,
+    over: bool,
+}
+
+/// An error ends the run. Its text completes "broke the protocol: it …".
+type Outcome = Result<Vec<Action>, &'static str>;
+
+impl Broker {
+    /// A broker of these peers, indexed by their numbers.
+    pub fn new(settings: RunSettings, peers: Vec<Participant>) -> Self {
+        let TrainingProgress { step, updates } = settings.start;
+        Self {
+            settings,
+            version: settings.version,
+            peers,
+            ready: BTreeSet::new(),
+            next: (step < settings.steps).then_some(Item::Pass(BatchId::Train { step })),
+            passes: VecDeque::new(),
+            issued: 0,
+            trained: step,
+            updates,
+            progress: settings.start,
+            saving: None,
+            snapshot: None,
+            eval_sums: BTreeMap::new(),
+            eval_targets: 0,
+            last_end: 0.0,
+            skipped: 0,
+            stopping: false,
+            over: false,
+        }
+    }
+
+    /// Progress after the last step that all peers completed.
+    pub fn progress(&self) -> TrainingProgress {
+        self.progress
+    }
+
+    /// Call when a peer's connection has ended.
+    pub fn peer_lost(&mut self, peer: PeerId, reason: &str) -> Vec<Action> {
+        let reason = format!("peer {:?} has left: {}", self.name(peer), one_line(reason));
+        self.fail(reason)
+    }
+
+    /// Stops the run after the passes in flight, with a checkpoint if the run takes checkpoints. Stops at once if not
+    /// all peers are ready.
+    pub fn interrupt(&mut self) -> Vec<Action> {
+        if self.over {
+            return Vec::new();
+        }
+        self.stopping = true;
+        let unsaved = self.trained > self.settings.start.step && self.snapshot != Some(self.trained);
+        self.next = (self.settings.checkpoint.is_some() && unsaved).then_some(Item::Snapshot(self.trained));
+        if self.started() { self.issue_next() } else { self.finish() }
+    }
+
+    /// Changes the links' codecs from the next issued pass on, as the plan's next version. Links not in `codecs` send
+    /// exactly. Returns `None` if there are no more steps.
+    pub fn set_codecs(&mut self, codecs: &[LinkCodec]) -> Option<AppliedCodecs> {
+        if self.over || self.stopping || self.trained >= self.settings.steps {
+            return None;
+        }
+        self.version += 1;
+        let version = self.version;
+        let message = |peer| {
+            let codecs = codecs.iter().filter(|l| l.from == peer).map(|l| (l.to, l.codec)).collect();
+            Action::Send(peer, ToPeer::SetCodecs { version, codecs })
+        };
+        let actions = (0..self.peers.len() as u32).map(PeerId).map(message).collect();
+        Some(AppliedCodecs { version, step: self.trained + 1, actions })
+    }
+
+    /// Sets the micro-batches' shares of a pass's loss, and the number of its targets.
+    pub fn set_weights(&mut self, pass: u64, weights: Vec<f64>, targets: u64) {
+        if let Some(p) = self.passes.iter_mut().find(|p| p.number == pass) {
+            p.weights = weights;
+            p.targets = targets;
+        }
+    }
+
+    /// Call when the checkpoint is complete, or has failed. The run continues in both cases.
+    pub fn checkpoint_committed(&mut self, step: u64) -> Vec<Action> {
+        self.saving.take_if(|s| s.step == step && s.committing);
+        self.issue_next()
+    }
+
+    /// Call for each message from a peer. `now` is a time in seconds.
+    pub fn message(&mut self, from: PeerId, message: FromPeer, now: f64) -> Vec<Action> {
+        if self.over {
+            return Vec::new();
+        }
+        let outcome = match message {
+            FromPeer::Hello(_) => Err("said hello twice"),
+            FromPeer::Machine(_) | FromPeer::Links(_) | FromPeer::ProbingStopped => {
+                Err("sent a measurement that nobody requested")
+            }
+            FromPeer::Ready => self.peer_ready(from, now),
+            FromPeer::Report { pass, report, micro_batch, value } => {
+                self.report(from, pass, ReportKey { report, micro_batch }, value)
+            }
+            FromPeer::Norms { pass, squared_norms } => self.norms(from, pass, squared_norms),
+            FromPeer::PassDone { pass, report } => self.pass_done(from, pass, report, now),
+            FromPeer::PeerLost { peer, .. } if peer == from || peer.0 as usize >= self.peers.len() => {
+                Err("reported the loss of a peer that does not exist")
+            }
+            FromPeer::PeerLost { peer, reason } => {
+                let reason = format!("{} (reported by {:?})", one_line(&reason), self.name(from));
+                Ok(self.peer_lost(peer, &reason))
+            }
+            FromPeer::Failed { reason } => {
+                let reason = format!("peer {:?} failed: {}", self.name(from), one_line(&reason));
+                Ok(self.fail(reason))
+            }
+        };
+        outcome.unwrap_or_else(|what| self.protest(from, what))
+    }
+
+    /// Call when the last tensor of a peer's snapshot has arrived.
+    pub fn snapshot_saved(&mut self, from: PeerId, step: u64) -> Vec<Action> {
+        let saving = self.saving.as_mut().filter(|s| s.step == step);
+        if !saving.is_some_and(|s| s.waiting.remove(&from)) {
+            return self.protest(from, "completed a snapshot that nobody requested");
+        }
+        self.try_commit().into_iter().collect()
+    }
+
+    fn name(&self, peer: PeerId) -> &str {
+        self.peers.get(peer.0 as usize).map_or("?", |p| p.name.as_str())
+    }
+
+    fn started(&self) -> bool {
+        self.ready.len() == self.peers.len()
+    }
+
+    fn protest(&mut self, from: PeerId, what: &str) -> Vec<Action> {
+        let reason = format!("peer {:?} broke the protocol: it {what}", self.name(from));
+        self.fail(reason)
+    }
+
+    fn fail(&mut self, reason: String) -> Vec<Action> {
+        if self.over {
+            return Vec::new();
+        }
+        self.over = true;
+        vec![Action::Broadcast(ToPeer::Stop { reason: reason.clone() }), Action::Fail(reason)]
+    }
+
+    fn finish(&mut self) -> Vec<Action> {
+        self.over = true;
+        vec![Action::Broadcast(ToPeer::Stop { reason: String::new() }), Action::Finish(self.progress)]
+    }
+
+    fn peer_ready(&mut self, from: PeerId, now: f64) -> Outcome {
+        if !self.ready.insert(from) {
+            return Err("said twice that it is ready");
+        }
+        self.last_end = now;
+        Ok(self.issue_next())
+    }
+
+    /// The pass with this number, if the peer is in it, and what the peer must send there. A peer goes through the
+    /// passes one after another.
+    fn current(&mut self, from: PeerId, number: u64) -> Result<(&mut Pass, &ExpectedReports), &'static str> {
+        let pass = self.passes.iter_mut().find(|p| !p.done.contains_key(&from)).filter(|p| p.number == number);
+        let expected = self.peers.get(from.0 as usize).map(|p| &p.expected);
+        pass.zip(expected).ok_or("sent a message of a pass that it is not in")
+    }
+
+    fn report(&mut self, from: PeerId, number: u64, key: ReportKey, value: f64) -> Outcome {
+        let (pass, expected) = self.current(from, number)?;
+        if !expected.reports(pass.batch.kind()).contains(&key) {
+            return Err("reported a value that it does not compute");
+        }
+        match pass.reports.insert(key, value) {
+            None => Ok(Vec::new()),
+            Some(_) => Err("reported the same value twice"),
+        }
+    }
+
+    fn norms(&mut self, from: PeerId, number: u64, squared_norms: Vec<(ValueId, f64)>) -> Outcome {
+        let settings = self.settings;
+        let (peers, update) = (self.peers.len(), self.updates + 1);
+        let (pass, expected) = self.current(from, number)?;
+        let kind = pass.batch.kind();
+        if kind == PassKind::Eval || !pass.voted.insert(from) {
+            return Err("sent norms that nobody waits for");
+        }
+        if !expected.all_reported(kind, &pass.reports) {
+            return Err("sent norms before its reports");
+        }
+        if !squared_norms.iter().map(|(p, _)| p).eq(expected.norms()) || squared_norms.iter().any(|(_, n)| *n < 0.0) {
+            return Err("sent norms of other gradients than its own");
+        }
+        pass.norms.extend(squared_norms);
+        if pass.voted.len() < peers {
+            return Ok(Vec::new());
+        }
+        let judgement = pass.judge(&settings, update);
+        pass.judgement = Some(judgement);
+        let verdict = judgement.verdict;
+        self.updates += u64::from(verdict.apply);
+        Ok(vec![Action::Broadcast(ToPeer::Verdict { pass: number, verdict })])
+    }
+
+    fn pass_done(&mut self, from: PeerId, number: u64, report: PassReport, now: f64) -> Outcome {
+        let peers = self.peers.len();
+        if !plausible(&report, peers as u32) {
+            return Err("sent impossible numbers");
+        }
+        let (pass, expected) = self.current(from, number)?;
+        let incomplete = match pass.batch.kind() {
+            PassKind::Train => pass.judgement.is_none(),
+            PassKind::Eval => !expected.all_reported(PassKind::Eval, &pass.reports),
+        };
+        if incomplete {
+            return Err("ended a pass that was not complete");
+        }
+        pass.done.insert(from, report);
+        let mut actions = Vec::new();
+        while let Some(pass) = self.passes.pop_front_if(|p| p.done.len() == peers) {
+            actions.extend(self.pass_over(pass, now));
+        }
+        actions.extend(self.try_commit());
+        if self.skipped >= MAX_SKIPPED_STEPS {
+            let step = self.progress.step;
+            actions.extend(self.fail(format!(
+                "the loss or gradient was not finite in {MAX_SKIPPED_STEPS} consecutive steps up to step {step}; try a \
+                 lower learning rate or clipping"
+            )));
+        }
+        actions.extend(self.issue_next());
+        Ok(actions)
+    }
+
+    /// All peers have completed this pass and all before it.
+    fn pass_over(&mut self, pass: Pass, now: f64) -> Option<Action> {
+        let elapsed = now - self.last_end;
+        self.last_end = now;
+        match pass.batch {
+            BatchId::Train { step } => self.step_over(pass, step + 1, elapsed).map(Action::Step),
+            BatchId::Eval { step, index } => {
+                pass.add_reports(&mut self.eval_sums);
+                self.eval_targets += pass.targets;
+                if index + 1 < self.settings.eval.map_or(0, |e| e.passes) {
+                    return None;
+                }
+                let targets = std::mem::take(&mut self.eval_targets) as f64;
+                let means = std::mem::take(&mut self.eval_sums).into_values().map(|s| s / targets).collect();
+                Some(Action::Evaluated(EvalRecord { step, means }))
+            }
+        }
+    }
+
+    fn step_over(&mut self, pass: Pass, step: u64, step_s: f64) -> Option<StepRecord> {
+        let Judgement { verdict, loss, grad_norm } = pass.judgement?;
+        self.skipped = if verdict.apply { 0 } else { self.skipped + 1 };
+        self.progress = TrainingProgress { step, updates: self.progress.updates + u64::from(verdict.apply) };
+        if let Some(saving) = self.saving.as_mut().filter(|s| s.step == step) {
+            saving.updates = Some(self.progress.updates);
+        }
+        let sent = pass.done.values().flat_map(|r| &r.sent);
+        Some(StepRecord {
+            step,
+            version: pass.version,
+            loss,
+            grad_norm,
+            lr: verdict.lr,
+            applied: verdict.apply,
+            step_s,
+            bytes_sent: sent.fold(0, |sum, s| sum.saturating_add(s.bytes)),
+            peers: pass.done.into_values().collect(),
+        })
+    }
+
+    /// Completes the checkpoint once every snapshot has arrived and its step is complete.
+    fn try_commit(&mut self) -> Option<Action> {
+        let saving = self.saving.as_mut().filter(|s| s.waiting.is_empty() && !s.committing)?;
+        let updates = saving.updates?;
+        saving.committing = true;
+        Some(Action::Commit(TrainingProgress { step: saving.step, updates }))
+    }
+
+    /// What follows `item` in an undisturbed run: after each step its evaluation, then its checkpoint.
+    fn after(&self, item: Item) -> Option<Item> {
+        let s = &self.settings;
+        let (step, evaluated) = match item {
+            Item::Pass(BatchId::Train { step }) => (step + 1, 0),
+            Item::Pass(BatchId::Eval { step, index }) => (step, index + 1),
+            Item::Snapshot(step) => (step, u64::MAX),
+        };
+        let due = |every: u64| step == s.steps || (every > 0 && step.is_multiple_of(every));
+        if s.eval.is_some_and(|e| due(e.steps) && evaluated < e.passes) {
+            return Some(Item::Pass(BatchId::Eval { step, index: evaluated }));
+        }
+        if s.checkpoint.is_some_and(due) && item != Item::Snapshot(step) {
+            return Some(Item::Snapshot(step));
+        }
+        (step < s.steps).then_some(Item::Pass(BatchId::Train { step }))
+    }
+
+    /// Issues the next items, as far as the window allows.
+    fn issue_next(&mut self) -> Vec<Action> {
+        let mut actions = Vec::new();
+        if self.over || !self.started() {
+            return actions;
+        }
+        while let Some(item) = self.next {
+            match item {
+                Item::Pass(batch) if (self.passes.len() as u64) < self.settings.window.max(1) => {
+                    actions.extend(self.issue(batch));
+                }
+                // One checkpoint at a time.
+                Item::Snapshot(step) if self.saving.is_none() => actions.extend(self.begin_snapshot(step)),
+                _ => break,
+            }
+            self.next = if self.stopping { None } else { self.after(item) };
+        }
+        if self.next.is_none() && self.passes.is_empty() && self.saving.is_none() {
+            actions.extend(self.finish());
+        }
+        actions
+    }
+
+    fn begin_snapshot(&mut self, step: u64) -> [Action; 2] {
+        self.snapshot = Some(step);
+        self.saving = Some(Saving {
+            step,
+            updates: (self.progress.step == step).then_some(self.progress.updates),
+            waiting: (0..self.peers.len() as u32).map(PeerId).collect(),
+            committing: false,
+        });
+        [Action::BeginCheckpoint(step), Action::Broadcast(ToPeer::Snapshot { step })]
+    }
+
+    fn issue(&mut self, batch: BatchId) -> [Action; 2] {
+        self.issued += 1;
+        let (pass, version, step) = (self.issued, self.version, batch.step());
+        self.passes.push_back(Pass::new(pass, version, batch));
+        if batch.kind() == PassKind::Train {
+            self.trained = step + 1;
+        }
+        [Action::Broadcast(ToPeer::Run { pass, version, kind: batch.kind(), step }), Action::Feed(pass, batch)]
+    }
+}

@@ -1,0 +1,98 @@
+//! A pass in flight, and the checks of a peer's report.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fusionllm_graph::ValueId;
+use fusionllm_plan::{PeerId, Verdict, clip_factor, share_of_loss};
+
+use super::run::{BatchId, RunSettings};
+use crate::PassReport;
+use crate::expected::ReportKey;
+
+#[derive(Debug)]
+pub(super) struct Pass {
+    pub(super) number: u64,
+    pub(super) version: u32,
+    pub(super) batch: BatchId,
+    /// Each micro-batch's share of the loss.
+    pub(super) weights: Vec<f64>,
+    pub(super) targets: u64,
+    pub(super) reports: BTreeMap<ReportKey, f64>,
+    pub(super) norms: BTreeMap<ValueId, f64>,
+    /// The peers whose norms have arrived.
+    pub(super) voted: BTreeSet<PeerId>,
+    pub(super) judgement: Option<Judgement>,
+    pub(super) done: BTreeMap<PeerId, PassReport>,
+}
+
+/// The broker's decision on a step.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Judgement {
+    pub(super) verdict: Verdict,
+    pub(super) loss: f64,
+    pub(super) grad_norm: f64,
+}
+
+impl Pass {
+    pub(super) fn new(number: u64, version: u32, batch: BatchId) -> Self {
+        Self {
+            number,
+            version,
+            batch,
+            weights: Vec::new(),
+            targets: 0,
+            reports: BTreeMap::new(),
+            norms: BTreeMap::new(),
+            voted: BTreeSet::new(),
+            judgement: None,
+            done: BTreeMap::new(),
+        }
+    }
+
+    /// Decides on a step of which all norms have arrived. `update` is the number of its update.
+    pub(super) fn judge(&self, settings: &RunSettings, update: u64) -> Judgement {
+        // In the order of parameters, so the sum does not depend on the order of arrival.
+        let norms: Vec<f64> = self.norms.values().copied().collect();
+        let (grad_norm, factor) = clip_factor(&norms, settings.clip);
+        let share = |m: u32| {
+            let key = ReportKey { report: 0, micro_batch: m };
+            let known = self.weights.get(m as usize).zip(self.reports.get(&key));
+            known.map_or(f64::NAN, |(w, l)| share_of_loss(*w, *l))
+        };
+        let loss: f64 = (0..settings.micro_batches).map(share).sum();
+        let apply = grad_norm.is_finite() && loss.is_finite();
+        Judgement { verdict: Verdict { apply, update, lr: settings.learning_rate.at(update), factor }, loss, grad_norm }
+    }
+
+    /// Adds this pass's reports to an evaluation's sums, by report.
+    pub(super) fn add_reports(&self, sums: &mut BTreeMap<u32, f64>) {
+        for (&ReportKey { report, micro_batch }, value) in &self.reports {
+            // The loss is a micro-batch's mean; the other reports are sums already.
+            let weight = self.weights.get(micro_batch as usize).map_or(f64::NAN, |w| w * self.targets as f64);
+            *sums.entry(report).or_default() += if report == 0 { share_of_loss(weight, *value) } else { *value };
+        }
+    }
+}
+
+/// More bytes than any peer sends to another in a pass. Sums below this bound do not overflow.
+const MAX_SENT_BYTES: u64 = 1 << 44;
+
+/// Whether a report's numbers are possible: finite, not negative, about existing peers, in the order of peers.
+pub(super) fn plausible(report: &PassReport, peers: u32) -> bool {
+    let PassReport { compute_s, wait_s, total_s, codec_s, sent, errors, spectra, received, .. } = report;
+    let number = |x: &f64| x.is_finite() && *x >= 0.0;
+    [compute_s, wait_s, total_s, codec_s].into_iter().all(number)
+        && errors.iter().all(|e| e.to.0 < peers && number(&e.relative_error))
+        && errors.is_sorted_by(|a, b| a.to < b.to)
+        && spectra.iter().all(|s| s.to.0 < peers && number(&s.exact) && number(&s.decoded))
+        && spectra.is_sorted_by(|a, b| a.to < b.to)
+        && received.iter().all(|r| r.from.0 < peers && r.bytes <= MAX_SENT_BYTES && number(&r.seconds))
+        && received.is_sorted_by(|a, b| a.from < b.from)
+        && sent.iter().all(|s| s.to.0 < peers && s.bytes <= MAX_SENT_BYTES)
+        && sent.is_sorted_by(|a, b| a.to < b.to)
+}
+
+/// A peer's text as it may appear in an error: one line of limited length.
+pub(super) fn one_line(text: &str) -> String {
+    text.chars().take(1000).map(|c| if c.is_control() { ' ' } else { c }).collect()
+}

@@ -1,0 +1,158 @@
+//! The broker's settings, records and actions.
+
+use fusionllm_plan::{LearningRate, PassKind, PeerId};
+
+use crate::{ExpectedReports, PassReport, ToPeer};
+
+/// When to evaluate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EvalSchedule {
+    /// Steps between evaluations. There is one after the last step in any case.
+    pub steps: u64,
+    /// Passes per evaluation.
+    pub passes: u64,
+}
+
+/// How far training has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TrainingProgress {
+    /// Batches trained on.
+    pub step: u64,
+    /// Updates applied. Steps whose gradients were not finite apply none.
+    pub updates: u64,
+}
+
+/// A run's settings.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RunSettings {
+    /// Version of the plan at the start.
+    pub version: u32,
+    /// Progress at the start.
+    pub start: TrainingProgress,
+    /// Steps in total, including those before `start`.
+    pub steps: u64,
+    /// Micro-batches per pass.
+    pub micro_batches: u32,
+    /// When to evaluate, if at all.
+    pub eval: Option<EvalSchedule>,
+    /// Steps between checkpoints; 0 takes only one at the end, `None` takes none.
+    pub checkpoint: Option<u64>,
+    /// The rate of each update.
+    pub learning_rate: LearningRate,
+    /// Maximum global norm of the gradient; `None` does not clip.
+    pub clip: Option<f64>,
+    /// Most passes in flight, at least 1.
+    pub window: u64,
+}
+
+/// A peer, as the broker's state machine knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Participant {
+    /// The name in messages.
+    pub name: String,
+    /// The reports and norms that the peer must send.
+    pub expected: ExpectedReports,
+}
+
+/// The batch of a pass.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchId {
+    /// A training batch.
+    Train {
+        /// Batches trained on before it.
+        step: u64,
+    },
+    /// A batch of the evaluation after `step` steps.
+    Eval {
+        /// Batches trained on before the evaluation.
+        step: u64,
+        /// Index of the pass within the evaluation.
+        index: u64,
+    },
+}
+
+impl BatchId {
+    /// The kind of the pass.
+    pub fn kind(self) -> PassKind {
+        match self {
+            Self::Train { .. } => PassKind::Train,
+            Self::Eval { .. } => PassKind::Eval,
+        }
+    }
+
+    /// Batches trained on before the pass.
+    pub fn step(self) -> u64 {
+        match self {
+            Self::Train { step } | Self::Eval { step, .. } => step,
+        }
+    }
+}
+
+/// A completed training step.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct StepRecord {
+    /// Batches trained on, including this one.
+    pub step: u64,
+    /// Version of the plan that the step used.
+    pub version: u32,
+    /// The batch's loss.
+    pub loss: f64,
+    /// Global norm of the gradient before clipping.
+    pub grad_norm: f64,
+    /// Learning rate.
+    pub lr: f64,
+    /// Whether the update was applied. It is skipped if the loss or the gradient is not finite.
+    pub applied: bool,
+    /// Seconds since the previous step ended, or since the start. Evaluations do not count.
+    pub step_s: f64,
+    /// Bytes of tensors sent between peers.
+    pub bytes_sent: u64,
+    /// Each peer's report, indexed by peer.
+    pub peers: Vec<PassReport>,
+}
+
+/// A completed evaluation.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EvalRecord {
+    /// Batches trained on before it.
+    pub step: u64,
+    /// One number per report of the program. The first is the loss, a mean over all targets. The others are sums
+    /// divided by the number of targets.
+    pub means: Vec<f64>,
+}
+
+/// What the broker's driver must do.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Action {
+    /// Send a message to one peer.
+    Send(PeerId, ToPeer),
+    /// Send a message to every peer.
+    Broadcast(ToPeer),
+    /// Stream the batch of the pass with this number to the peers that read it, and call
+    /// [`Broker::set_weights`](crate::Broker::set_weights).
+    Feed(u64, BatchId),
+    /// Record a completed step.
+    Step(StepRecord),
+    /// Record a completed evaluation.
+    Evaluated(EvalRecord),
+    /// Expect snapshots of this step.
+    BeginCheckpoint(u64),
+    /// All snapshots have arrived: complete the checkpoint, and call
+    /// [`Broker::checkpoint_committed`](crate::Broker::checkpoint_committed).
+    Commit(TrainingProgress),
+    /// The run is complete.
+    Finish(TrainingProgress),
+    /// The run failed for this reason.
+    Fail(String),
+}
+
+/// New codecs of a run in progress.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AppliedCodecs {
+    /// The version of the plan that has them.
+    pub version: u32,
+    /// The first step that uses them, counted from 1.
+    pub step: u64,
+    /// What the driver must do.
+    pub actions: Vec<Action>,
+}
