@@ -1,7 +1,7 @@
 //! Convolution with one channel in each group. Each tap adds a multiple of a row of the operand to a row of the result.
 
 use super::Float;
-use super::conv::Convolution;
+use super::convolution::Convolution;
 use super::parallel::{each, grain};
 use super::reduce::sum_of_two;
 use super::simd::simd;

@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use super::{Convolution, Float};
+use super::Float;
+use super::convolution::Convolution;
 
 /// Most rows of patches in one product: the length of its sums.
 pub(super) const DEPTH: usize = 576;

@@ -14,15 +14,11 @@ struct OneIdea {
     why: &'static str,
 }
 
-const ONE_IDEA: [OneIdea; 7] = [
-    OneIdea { folder: "backend/host", modules: ["conv", "depthwise"], why: "not yet taken apart" },
-    OneIdea { folder: "node", modules: ["config", "data"], why: "not yet taken apart" },
-    OneIdea { folder: "node", modules: ["config", "export"], why: "not yet taken apart" },
-    OneIdea { folder: "node", modules: ["config", "saved"], why: "not yet taken apart" },
-    OneIdea { folder: "node", modules: ["export", "imported"], why: "not yet taken apart" },
-    OneIdea { folder: "node", modules: ["peer", "survey"], why: "not yet taken apart" },
-    OneIdea { folder: "node", modules: ["survey", "profile"], why: "not yet taken apart" },
-];
+const ONE_IDEA: [OneIdea; 1] = [OneIdea {
+    folder: "node/broker",
+    modules: ["conductor", "feeds"],
+    why: "the conductor owns its feeds, and its methods that fill them stand beside them",
+}];
 
 /// A folder's direct children: which imports which, and the places that do so.
 type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;

@@ -3,40 +3,20 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::PoisonError;
 
-use fusionllm_graph::{HostTensor, TensorType, ValueId, ValueKind};
+use fusionllm_graph::{HostTensor, TensorType, ValueKind};
 use fusionllm_plan::{Optimizer, PeerId, PerPass, Plan, Program, Slot, compile, compile_forward};
 use fusionllm_protocol::{Assignment, BulkHeader, ExpectedReports, MAX_ASSIGNMENT_BYTES, decode, encode};
-use fusionllm_transport::{Connection, PeerAddr};
+use fusionllm_transport::PeerAddr;
 use tokio::sync::mpsc;
 
 use super::admission::Candidate;
 use super::conductor::Conductor;
 use super::emulation::Emulation;
 use super::incoming::{Incoming, receive_bulk, receive_control};
+use super::peer::{Peer, PeerInput};
 use super::store::Store;
 use crate::NodeError;
 use crate::net::{self, Outbox, neighbours};
-
-/// A peer with its share of the plan.
-pub(super) struct Peer {
-    pub(super) name: String,
-    pub(super) backend: String,
-    pub(super) connection: Connection,
-    pub(super) outbox: Outbox,
-    pub(super) expected: ExpectedReports,
-    /// The training program.
-    pub(super) train: Program,
-    /// The inputs that it reads.
-    pub(super) inputs: PerPass<Vec<PeerInput>>,
-}
-
-/// An input that a peer reads from the broker.
-pub(super) struct PeerInput {
-    pub(super) value: ValueId,
-    pub(super) micro_batch: u32,
-    /// The input's name in the graph.
-    pub(super) name: String,
-}
 
 /// A tensor that the broker sends before the first pass: a value, or one slot of its optimizer state.
 type Load = (String, Option<String>);

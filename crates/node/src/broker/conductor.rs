@@ -10,12 +10,12 @@ use fusionllm_protocol::{
 };
 use tokio::sync::mpsc;
 
-use super::assign::Peer;
 use super::codec_updates::{CodecAdvisor, apply};
 use super::feeds::Feeds;
 use super::incoming::Incoming;
 use super::keeper::KeeperEvent;
 use super::observer::{Event, Observer};
+use super::peer::Peer;
 use super::store::{PeerFacts, Store};
 use crate::NodeError;
 use crate::config::Job;

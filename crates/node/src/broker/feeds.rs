@@ -7,8 +7,8 @@ use fusionllm_import::TARGETS_KEY;
 use fusionllm_plan::{Plan, Slot, is_view};
 use fusionllm_protocol::{BatchId, Broker, TensorHeader};
 
-use super::assign::Peer;
 use super::conductor::Conductor;
+use super::peer::Peer;
 use crate::NodeError;
 use crate::data::{Dataset, IGNORED};
 

@@ -10,6 +10,7 @@ mod incoming;
 mod keeper;
 mod local;
 mod observer;
+mod peer;
 mod store;
 
 use std::net::SocketAddr;
