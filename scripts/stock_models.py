@@ -52,7 +52,7 @@ IMAGES = {
     "convnextv2": {"hidden_sizes": [16, 32], "depths": [1, 1], "num_stages": 2},
     "resnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "layer_type": "basic"},
     "regnet": {"embedding_size": 16, "hidden_sizes": [32, 64], "depths": [1, 1], "groups_width": 16,
-               "layer_type": "x"},
+               "layer_type": "x", "num_hidden_layers": None},
     "mobilenet_v1": {}, "mobilenet_v2": {}, "poolformer": {}, "mobilevit": {},
     "segformer": {"num_attention_heads": None, "hidden_size": None, "hidden_sizes": [16, 32, 64, 128]},
 }
