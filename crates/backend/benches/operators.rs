@@ -1,5 +1,6 @@
-//! Every kernel of a training step, alone: each distinct operator of a GPT-2 block with its head and of ResNet-50, forward and backward,
-//! at the shapes they have there. `bytes` are what the operator reads and writes, `items` its floating-point operations.
+//! Measures each kernel of a training step alone: every distinct operator of a GPT-2 block with its head, and of
+//! ResNet-50. Forward and backward operators have the shapes of those models. `bytes` counts what an operator reads and
+//! writes, `items` its floating-point operations.
 //!
 //! `cargo bench -p fusionllm-backend [--features candle] [-- FILTER]`
 

@@ -16,8 +16,8 @@ type Step = (u8, u8, u8, u8);
 
 const SHAPES: [&[usize]; 6] = [&[2, 3], &[3, 2], &[3], &[1, 3], &[2, 1, 2], &[]];
 
-/// A graph of `f64` parameters from a recipe. Steps whose operands do not fit are skipped. Every value that no node reads
-/// enters the loss.
+/// A graph of `f64` parameters from a recipe. Steps whose operands do not fit are skipped. Every value that no node
+/// reads enters the loss.
 fn build(parameters: &[u8], steps: &[Step]) -> Result<Graph, GraphError> {
     let mut b = Builder::new("random");
     let mut pool = Vec::new();

@@ -100,6 +100,7 @@ impl From<NodeError> for Failure {
             | NodeError::Job(_)
             | NodeError::Data(_)
             | NodeError::Weights(_)
+            | NodeError::Ticket(_)
             | NodeError::Import(_)
             | NodeError::Graph(_)
             | NodeError::Plan(_)

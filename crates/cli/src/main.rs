@@ -26,8 +26,8 @@ use crate::failure::Failure;
 #[global_allocator]
 static ALLOCATOR: Counting<mimalloc::MiMalloc> = Counting(mimalloc::MiMalloc);
 
-/// What one step frees the next one takes again. The allocator gives memory back to the system when nobody has taken it for this long, 1 s if not told
-/// otherwise: peers whose steps are longer spent up to a fifth of their time on being given it anew.
+/// The allocator returns freed memory to the system after this time; its default is 1 s. The next step needs the same
+/// memory again. With the default, peers with longer steps spent up to a fifth of their time on new pages.
 const PURGE_DELAY_MS: std::ffi::c_long = 120_000;
 
 fn keep_freed_memory() {

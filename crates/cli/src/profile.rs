@@ -15,7 +15,8 @@ use crate::output::{complain, print, print_json};
 use crate::table::Table;
 use crate::units;
 
-/// How many threads kernels share is settled once in a process, so that each number is measured by a process of its own, which knows itself by this.
+/// Marks a process that measures one number of threads. Kernels choose their threads once in a process, so each number
+/// takes a new process.
 const HERE: &str = "FUSIONLLM_PROFILE_HERE";
 
 /// Measures every backend, alone and with more and more threads.

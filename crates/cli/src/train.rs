@@ -146,7 +146,7 @@ fn run(
 
 /// Takes part in a run.
 pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
-    let ticket = args.ticket.parse().map_err(Failure::input)?;
+    let ticket = args.ticket.parse().map_err(NodeError::Ticket)?;
     let backend = open_backend(args.backend.as_deref())?;
     let (name, device) = (backend.name(), backend.device().name);
     complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));

@@ -7,7 +7,7 @@ use fusionllm_exec::ExecError;
 use fusionllm_graph::GraphError;
 use fusionllm_import::ImportError;
 use fusionllm_plan::{PeerId, PlanError};
-use fusionllm_transport::{BindError, DisconnectReason, ReceiveError, SendError};
+use fusionllm_transport::{BindError, ConnectError, DisconnectReason, ReceiveError, SendError, TicketError};
 
 use crate::config::JobError;
 use crate::data::DataError;
@@ -39,6 +39,9 @@ pub enum NodeError {
     /// A `.pt2` archive cannot be used.
     #[error(transparent)]
     Import(#[from] ImportError),
+    /// The text is not a ticket.
+    #[error(transparent)]
+    Ticket(#[from] TicketError),
     /// The broker refuses this peer.
     #[error("the broker refused this peer: {0}")]
     Refused(String),
@@ -58,7 +61,13 @@ pub enum NodeError {
     /// A connection is lost.
     #[error("{0}")]
     Lost(DisconnectReason),
-    /// A connection could not be made.
+    /// The broker does not answer, or not as a broker.
+    #[error("cannot reach the broker")]
+    BrokerUnreachable(#[source] ConnectError),
+    /// Another peer does not answer, or not as a peer.
+    #[error(transparent)]
+    Connect(#[from] ConnectError),
+    /// Peers could not be connected, or a connection was too slow.
     #[error("{0}")]
     Network(String),
     /// The other side broke the protocol.
@@ -126,6 +135,8 @@ impl NodeError {
             Self::File(e) => Some(e.hint()),
             Self::Checkpoint(e) => e.hint(),
             Self::Plan(e) => e.hint(),
+            Self::Ticket(e) => Some(e.hint()),
+            Self::BrokerUnreachable(e) | Self::Connect(e) => e.hint(),
             Self::Emulation(_) => {
                 Some("each pair of connected peers takes two sockets; `ulimit -n` says how many files may be open")
             }

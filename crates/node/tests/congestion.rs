@@ -1,7 +1,7 @@
-//! The simulator predicts transfers with the constants of the real congestion control.
+//! The simulator predicts transfers with the constants of the real congestion control and of the emulated queues.
 
 use fusionllm_plan::congestion as simulated;
-use fusionllm_transport::congestion as real;
+use fusionllm_transport::{congestion as real, emulator};
 
 #[test]
 fn the_simulator_and_the_transport_agree_on_congestion_control() {
@@ -9,4 +9,10 @@ fn the_simulator_and_the_transport_agree_on_congestion_control() {
     assert_eq!(simulated::MAX_WINDOW, u64::from(real::RECEIVE_WINDOW_BYTES));
     assert_eq!(simulated::MAX_SPREAD_S, real::MAX_BURST.as_secs_f64());
     assert_eq!(simulated::SEND_FACTOR, real::PACING_GAIN);
+}
+
+#[test]
+fn the_simulator_and_the_emulator_agree_on_queues() {
+    assert_eq!(simulated::QUEUE_S, emulator::QUEUE_TIME.as_secs_f64());
+    assert_eq!(simulated::MIN_QUEUE, emulator::MIN_QUEUE_BYTES);
 }

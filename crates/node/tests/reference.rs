@@ -1,4 +1,5 @@
-//! `docs/job.md` and `docs/testbed.md` name every key that the reader accepts, with its default, and their examples work.
+//! `docs/job.md` and `docs/testbed.md` name every key that the reader accepts, with its default. Their examples
+//! work.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -7,8 +7,8 @@
 //! $ cargo bench -p fusionllm-plan --bench search_quality [-- SEEDS [UNITS [CUTS]]]
 //! ```
 //!
-//! `SEEDS` problems (300) have at most `UNITS` devices (8) and `CUTS` places to cut (40). A fourth argument prints every
-//! problem. A short version runs as a test, in `tests/quality.rs`.
+//! `SEEDS` problems (300) have at most `UNITS` devices (8) and `CUTS` places to cut (40). A fourth argument prints
+//! every problem. A short version runs as a test, in `tests/quality.rs`.
 
 use std::time::Instant;
 

@@ -184,9 +184,22 @@ fn data_files() {
 fn tickets() {
     let dir = directory(&[]);
     let join = |ticket: &str| refused(dir.path(), &["join", ticket]);
-    assert_snapshot!(join("  "), @"error: the ticket is empty: give the line that the broker printed");
-    assert_snapshot!(join("No ticket!"), @"error: the ticket has ' ' at character 3: only a-z and 2-7 occur in one");
-    assert_snapshot!(join("aaaaaaaa"), @"error: the ticket has a typo: its checksum does not match; copy it again");
+    assert_snapshot!(join("  "), @r"
+    error: the ticket is empty
+    hint: copy the whole line after `fusionllm join` that the broker printed
+    ");
+    assert_snapshot!(join("No ticket!"), @r"
+    error: this is not a ticket: a ticket is one line of about 120 letters and digits
+    hint: copy the whole line after `fusionllm join` that the broker printed
+    ");
+    assert_snapshot!(join(&"a0".repeat(60)), @r"
+    error: the ticket has '0' at position 2, but a ticket has only the characters a-z and 2-7
+    hint: copy the whole line after `fusionllm join` that the broker printed
+    ");
+    assert_snapshot!(join(&"a".repeat(120)), @r"
+    error: the ticket has a typo: its checksum does not match
+    hint: copy the whole line after `fusionllm join` that the broker printed
+    ");
 }
 
 #[test]

@@ -66,7 +66,7 @@ async fn answer(connection: &Connection, mut lanes: Lanes) -> Result<(), NodeErr
 /// Measures the links to a peer with a [`ProbeResponder`], and back. The latency of both is half of the shortest
 /// round trip. The rate is that of the first load that takes `patience` seconds.
 pub(crate) async fn probe(endpoint: &Endpoint, to: &PeerAddr, patience: f64) -> Result<(Link, Link), NodeError> {
-    let (connection, mut lanes) = endpoint.connect(to).await.map_err(|e| NodeError::Network(e.to_string()))?;
+    let (connection, mut lanes) = endpoint.connect(to).await?;
     let measured = tokio::time::timeout(LONGEST, measure(&connection, &mut lanes, patience)).await;
     connection.close("");
     measured.unwrap_or_else(|_| Err(NodeError::Network(format!("a link took longer than {LONGEST:?} to be measured"))))

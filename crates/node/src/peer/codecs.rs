@@ -48,7 +48,7 @@ enum Job {
     Encode { header: TensorHeader, tensor: HostTensor, coding: EncodeOptions, watch: Watch, to: PeerId, outbox: Outbox },
     Decode { header: TensorHeader, bytes: Vec<u8>, ty: TensorType, from: Arc<str> },
     Tally(mpsc::Sender<Tally>),
-    Recode,
+    SetCodecs,
 }
 
 impl Codecs {
@@ -107,9 +107,9 @@ impl Codecs {
         tally.recv().map_err(|_| gone())
     }
 
-    /// Forgets the feedback of the old codecs.
-    pub(crate) fn recode(&self) -> Result<(), ExecError> {
-        self.hand_over(Job::Recode)
+    /// Announces new codecs, so that the thread forgets the feedback of the old ones.
+    pub(crate) fn set_codecs(&self) -> Result<(), ExecError> {
+        self.hand_over(Job::SetCodecs)
     }
 
     fn hand_over(&self, job: Job) -> Result<(), ExecError> {
@@ -176,7 +176,7 @@ impl Worker {
                 let _ = answer.send(std::mem::take(&mut self.tally));
                 return Ok(());
             }
-            Job::Recode => self.coder.clear_feedback(),
+            Job::SetCodecs => self.coder.clear_feedback(),
         }
         self.tally.seconds += begun.elapsed().as_secs_f64();
         Ok(())

@@ -53,7 +53,7 @@ async fn dial(
                 Ok(connection) => break connection,
                 // The peer has not read its assignment yet, so it does not know this one.
                 Err(ConnectError::Refused(_)) => tokio::time::sleep(RETRY_DELAY).await,
-                Err(e) => return Err(NodeError::Network(e.to_string())),
+                Err(e) => return Err(e.into()),
             }
         };
         dialled.insert(p, connection);

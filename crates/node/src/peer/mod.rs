@@ -77,8 +77,7 @@ pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
 
 async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, NodeError> {
     let JoinOptions { ticket, backend, name, slowdown, profile, memory, .. } = options;
-    let (broker, mut lanes) =
-        endpoint.connect(&ticket.addr).await.map_err(|e| NodeError::Network(format!("the broker: {e}")))?;
+    let (broker, mut lanes) = endpoint.connect(&ticket.addr).await.map_err(NodeError::BrokerUnreachable)?;
     let hello = Hello {
         version: VERSION,
         secret: *ticket.secret.as_bytes(),

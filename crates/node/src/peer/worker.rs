@@ -58,7 +58,7 @@ impl Worker {
                 // The lane keeps its order: all earlier passes are over.
                 ToPeer::SetCodecs { version, codecs } => {
                     self.train.set_codecs(version, codecs)?;
-                    self.link.codecs.recode()?;
+                    self.link.codecs.set_codecs()?;
                 }
                 ToPeer::Snapshot { step } => save(self.executor.snapshot(&self.train), step),
                 ToPeer::Stop { reason } if reason.is_empty() => return Ok(()),

@@ -43,8 +43,8 @@ const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150),
 /// For a model's own step, whose micro-batches need much more memory.
 const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 5 };
 const MAX_REPEATS: usize = 40;
-/// The most operators of one kind that are measured in a model.
-const SAMPLES_PER_KIND: usize = 4;
+/// The most operators of one signature that are measured in a model.
+const SAMPLES_PER_SIGNATURE: usize = 4;
 /// Bytes that wait for backward while a model is measured: more than caches hold.
 const WAITING: usize = 64 << 20;
 
@@ -235,8 +235,9 @@ fn copies(backend: &dyn Backend, repeats: usize, measured: &mut Measured) -> Res
 struct Samples {
     /// By operator name.
     operators: BTreeMap<&'static str, Vec<Sample>>,
-    /// By kind: the seconds of a model's own operators, and their scratch bytes if they use any.
-    kinds: Curves,
+    /// By signature: the seconds of a model's own operators.
+    seconds: Curves,
+    /// By signature: their scratch bytes, if they use any.
     scratch: Curves,
 }
 
@@ -275,8 +276,8 @@ impl Samples {
         Ok(())
     }
 
-    /// Measures at most [`SAMPLES_PER_KIND`] operators of each kind in a model, as its layers are alike. As many
-    /// micro-batches wait for backward as make [`WAITING`] bytes.
+    /// Measures at most [`SAMPLES_PER_SIGNATURE`] operators of each signature in a model, as its layers are alike. As
+    /// many micro-batches wait for backward as make [`WAITING`] bytes.
     fn model(
         &mut self,
         backend: &Arc<dyn Backend>,
@@ -287,15 +288,15 @@ impl Samples {
     ) -> Result<(), NodeError> {
         let graph = &train.graph;
         let mut chosen = live(train);
-        let kinds: Vec<String> = graph.node_ids().map(|n| node_signature(graph, n)).collect();
+        let signatures: Vec<String> = graph.node_ids().map(|n| node_signature(graph, n)).collect();
         let mut seen: HashMap<&str, usize> = HashMap::new();
         // The backward operators of the first layers run last, so their forward operators must be chosen.
         let (forward, backward): (Vec<NodeId>, Vec<NodeId>) =
             graph.node_ids().filter(|n| chosen[n.index()]).partition(|n| graph.node(*n).phase == Phase::Forward);
         for n in forward.iter().chain(backward.iter().rev()) {
-            let seen = seen.entry(&kinds[n.index()]).or_default();
+            let seen = seen.entry(&signatures[n.index()]).or_default();
             *seen += 1;
-            chosen[n.index()] = *seen <= SAMPLES_PER_KIND;
+            chosen[n.index()] = *seen <= SAMPLES_PER_SIGNATURE;
         }
         // A view cannot be replaced by an invented tensor.
         for id in graph.node_ids().rev() {
@@ -310,17 +311,17 @@ impl Samples {
         let made = forward.iter().filter(|n| chosen[n.index()]).flat_map(|n| &graph.node(*n).outputs);
         let kept: usize = made.filter(|v| read.contains(v)).map(|v| graph.ty(*v).bytes()).sum();
         let micro_batches = WAITING.div_ceil(kept.max(1)).clamp(1, micro_batches);
-        let mut of_kind: BTreeMap<&str, (Cost, Vec<Took>)> = BTreeMap::new();
+        let mut by_signature: BTreeMap<&str, (Cost, Vec<Took>)> = BTreeMap::new();
         for (id, took) in run(backend, graph, &chosen, micro_batches, effort, slowdown)? {
             let node = graph.node(id);
             let cost = node.op.cost(&graph.types(&node.inputs), &graph.types(&node.outputs));
-            of_kind.entry(&kinds[id.index()]).or_insert((cost, Vec::new())).1.push(took);
+            by_signature.entry(&signatures[id.index()]).or_insert((cost, Vec::new())).1.push(took);
         }
-        for (kind, (cost, took)) in of_kind {
+        for (signature, (cost, took)) in by_signature {
             let seconds = mean(&took.iter().map(|t| t.seconds).collect::<Vec<_>>());
             let scratch = took.iter().map(|t| t.scratch).max().unwrap_or(0);
-            let point = |at: f64, figure| Some((kind.to_owned(), Curve::new(vec![(at.max(1.0), figure)])?));
-            self.kinds.extend(point(work_units(&cost), seconds.max(1e-8)));
+            let point = |at: f64, figure| Some((signature.to_owned(), Curve::new(vec![(at.max(1.0), figure)])?));
+            self.seconds.extend(point(work_units(&cost), seconds.max(1e-8)));
             // A curve needs positive points.
             self.scratch.extend(point(cost.bytes, scratch as f64));
         }
@@ -410,7 +411,7 @@ impl Samples {
                 device.scratch.by_name.extend(curve(scratch).map(|c| ((*name).to_owned(), c)));
             }
         }
-        device.measured.operators.by_signature.extend(self.kinds.clone());
+        device.measured.operators.by_signature.extend(self.seconds.clone());
         device.scratch.by_signature.extend(self.scratch.clone());
         device
     }
@@ -530,12 +531,12 @@ mod tests {
         samples.model(&backend, &train, 4, effort, 1.0).unwrap();
         for node in train.graph.node_ids().filter(|n| live(&train)[n.index()]) {
             assert!(
-                samples.kinds.contains_key(&node_signature(&train.graph, node)),
+                samples.seconds.contains_key(&node_signature(&train.graph, node)),
                 "{}",
                 node_signature(&train.graph, node)
             );
         }
-        assert!(samples.kinds.len() < train.graph.nodes.len(), "layers are alike");
+        assert!(samples.seconds.len() < train.graph.nodes.len(), "layers are alike");
     }
 
     #[test]

@@ -1,4 +1,5 @@
-//! How fast a connection sends. These constants describe the congestion control of `fusionllm_transport`.
+//! How fast a connection sends. These constants describe the congestion control of `fusionllm_transport` and
+//! the queue of its emulated links.
 
 /// Bytes that a new connection may have in flight.
 pub const INITIAL_WINDOW: u64 = 128 << 10;
@@ -13,10 +14,10 @@ pub const MAX_SPREAD_S: f64 = 0.01;
 pub const SEND_FACTOR: f64 = 1.25;
 
 /// The queue of a router, in seconds of its bandwidth.
-const QUEUE_S: f64 = 0.1;
+pub const QUEUE_S: f64 = 0.1;
 
 /// The queue of a slow router, in bytes.
-const MIN_QUEUE: f64 = 65_536.0;
+pub const MIN_QUEUE: u64 = 64 << 10;
 
 /// The share of a crowded link that many connections use.
 const CROWDED_SHARE: f64 = 0.7;
@@ -49,7 +50,7 @@ pub(crate) fn send_rate(bytes: f64, round_trip_s: f64) -> f64 {
 /// `shared_uplink` of `fusionllm_transport`) used 0.9 and 0.6. Training runs that kept uplinks full used 0.87 with
 /// two, 0.8 with four.
 pub(crate) fn shared_bandwidth(bandwidth: f64, connections: usize, waiting: f64) -> f64 {
-    if connections < 2 || waiting <= (QUEUE_S * bandwidth).max(MIN_QUEUE) {
+    if connections < 2 || waiting <= (QUEUE_S * bandwidth).max(MIN_QUEUE as f64) {
         return bandwidth;
     }
     bandwidth * (CROWDED_SHARE + REMAINING_SHARE / connections as f64)

@@ -56,8 +56,8 @@ impl<'a> DeviceLinks<'a> {
     }
 
     /// Groups of `copies` devices that are near each other and equally fast. Nearness is the time that `bytes` take
-    /// between them. `model_seconds` is a device's time for the whole model. Remaining devices form smaller groups. If there
-    /// are too many groups, the fastest are kept.
+    /// between them. `model_seconds` is a device's time for the whole model. Remaining devices form smaller groups.
+    /// If there are too many groups, the fastest are kept.
     pub(super) fn groups(
         &self,
         devices: &[u32],

@@ -5,6 +5,12 @@ use std::time::Duration;
 /// Bytes that an IPv4 and a UDP header add to each datagram on a link.
 pub const HEADER_BYTES: u64 = 28;
 
+/// The time that the full queue of a usual router takes to send.
+pub const QUEUE_TIME: Duration = Duration::from_millis(100);
+
+/// The queue of a slow router, in bytes.
+pub const MIN_QUEUE_BYTES: u64 = 64 << 10;
+
 /// One direction of a link, or an uplink that several links share.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LinkSpec {
@@ -20,9 +26,12 @@ pub struct LinkSpec {
 }
 
 impl LinkSpec {
-    /// A link with the queue of a usual router: 100 ms of its rate, at least 64 KiB.
+    /// A link with the queue of a usual router: [`QUEUE_TIME`] of its rate, at least [`MIN_QUEUE_BYTES`].
     pub fn new(name: impl Into<String>, rate: Option<u64>, latency: Duration) -> Self {
-        let queue_bytes = rate.map_or(u64::MAX, |rate| (rate / 10).max(64 * 1024));
+        let queue_bytes = rate.map_or(u64::MAX, |rate| {
+            let queue = u128::from(rate) * QUEUE_TIME.as_millis() / 1000;
+            (queue as u64).max(MIN_QUEUE_BYTES)
+        });
         Self { name: name.into(), rate, latency, queue_bytes }
     }
 }

@@ -31,7 +31,7 @@ use tracing::error;
 
 use crate::batch::{BatchReader, SendBatch};
 
-pub use link::{HEADER_BYTES, LinkSpec, LinkStats};
+pub use link::{HEADER_BYTES, LinkSpec, LinkStats, MIN_QUEUE_BYTES, QUEUE_TIME};
 pub use network::{Delivery, LinkId, Network, RouteId};
 
 /// A running emulator. Dropping it ends its thread. Its methods take only links of the same emulator.
