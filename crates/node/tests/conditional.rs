@@ -1,13 +1,14 @@
 //! Tests that need a small disk of their own or the images of CIFAR-10.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::error::Error;
 use std::fs;
 use std::io::Write;
 use std::path::Path;
 use std::process::Command;
 
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_node::checkpoint::{Checkpoint, Checkpoints, Part, State};
+use fusionllm_node::checkpoint::{Checkpoint, CheckpointError, Checkpoints, Part, State};
 use fusionllm_node::data::{Cifar10, Data, Dataset};
 use requirements::Missing;
 use tempfile::TempDir;
@@ -67,6 +68,17 @@ fn state(step: u64) -> State {
     State { step, updates: step, ..State::default() }
 }
 
+/// The message of an error, its causes and its hint.
+fn described(error: CheckpointError) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(e) = cause {
+        text += &format!(": {e}");
+        cause = e.source();
+    }
+    text + "; " + error.hint().unwrap_or_default()
+}
+
 /// Writes a checkpoint, on a disk that is filled up after the last tensor if `fill`.
 fn save(disk: &SmallDisk, step: u64, tensors: &Tensors, fill: bool) -> Result<(), String> {
     let types = |part| -> Vec<(String, TensorType)> {
@@ -75,12 +87,12 @@ fn save(disk: &SmallDisk, step: u64, tensors: &Tensors, fill: bool) -> Result<()
     };
     let mut writer = disk.checkpoints().begin(step, &types(Part::Model), &types(Part::Optimizer)).unwrap();
     for (part, name, tensor) in tensors {
-        writer.put(*part, name, tensor).map_err(|e| e.to_string())?;
+        writer.put(*part, name, tensor).map_err(described)?;
     }
     if fill {
         disk.fill();
     }
-    writer.commit(state(step)).map(|_| ()).map_err(|e| e.to_string())
+    writer.commit(state(step)).map(|_| ()).map_err(described)
 }
 
 /// The disk fills up within a tensor or after the last one, of the next checkpoint or of one of the same step. Each
@@ -92,7 +104,7 @@ fn a_full_disk_harms_no_earlier_checkpoint() -> Result<(), Missing> {
         save(&disk, 5, &few(), false).unwrap();
         let message = save(&disk, step, &tensors, true).unwrap_err();
         assert!(message.contains("cannot be written: No space left on device"), "{message}");
-        assert!(message.contains("what was saved before is unharmed"), "{message}");
+        assert!(message.contains("all earlier checkpoints are intact"), "{message}");
 
         let kept: Vec<u64> = disk.checkpoints().list().unwrap().into_iter().map(|(step, _)| step).collect();
         assert_eq!(kept, [5]);

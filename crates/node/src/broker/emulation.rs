@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn what_leaves_a_site_shares_its_uplink() {
+    fn traffic_out_of_a_site_shares_its_uplink() {
         let mut e = emulation();
         let (ac, bc, ca) = (e.way(A, C).unwrap(), e.way(B, C).unwrap(), e.way(C, A).unwrap());
         assert_eq!((ac.len(), bc.len(), ca.len()), (2, 2, 2));
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn the_broker_stands_with_its_device() {
+    fn the_broker_uses_the_links_of_its_device() {
         let mut e = emulation();
         assert!(e.way(PeerId::BROKER, A).unwrap().is_empty());
         assert_eq!(e.way(PeerId::BROKER, C).unwrap(), e.way(A, C).unwrap());
@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_is_too_fast_is_named_with_what_it_got() {
+    fn a_link_that_is_too_fast_is_named_with_its_measured_rate() {
         let link = LinkStats {
             name: "the link from \"a\" to \"c\"".into(),
             rate: Some(1_250_000_000),

@@ -18,7 +18,7 @@ pub(super) struct Feeds {
     pub(super) names: BTreeMap<String, String>,
     /// The tensor that holds the targets, where it is known.
     pub(super) targets: Option<Targets>,
-    /// How many tokens an input may choose from, by the input's name.
+    /// The size of the vocabulary of an input, by the name of the input.
     vocabularies: BTreeMap<String, usize>,
 }
 
@@ -64,6 +64,25 @@ impl Feeds {
         let targets = input.and_then(from).zip(ignored).map(|(name, ignored)| Targets { name, ignored });
         Ok(Self { names, targets, vocabularies: vocabularies(graph) })
     }
+
+    /// Refuses a token that the model's embedding does not have. `origin` says where a row of the batch comes from.
+    fn check_tokens(&self, name: &str, tensor: &HostTensor, origin: impl Fn(usize) -> String) -> Result<(), NodeError> {
+        let input = self.names.get(name);
+        let Some(size) = input.and_then(|input| self.vocabularies.get(input)) else { return Ok(()) };
+        let tokens = tensor.cast(DType::I64).ok().and_then(|t| t.to_i64()).unwrap_or_default();
+        let Some(at) = tokens.iter().position(|t| !usize::try_from(*t).is_ok_and(|t| t < *size)) else {
+            return Ok(());
+        };
+        let row_len = tokens.len() / tensor.shape().first().copied().unwrap_or(1).max(1);
+        Err(NodeError::input_with_hint(
+            format!(
+                "{}: `{name}` holds the token {}, but the model's vocabulary has {size} tokens",
+                origin(at / row_len.max(1)),
+                tokens[at]
+            ),
+            format!("tokens are 0 to {}: prepare the data with the model's own tokenizer", size - 1),
+        ))
+    }
 }
 
 impl Targets {
@@ -94,26 +113,7 @@ fn vocabularies(graph: &Graph) -> BTreeMap<String, usize> {
 }
 
 impl Conductor {
-    /// Refuses a token that the model's embedding does not have. `origin` says where a row of the batch comes from.
-    fn check_tokens(&self, name: &str, tensor: &HostTensor, origin: impl Fn(usize) -> String) -> Result<(), NodeError> {
-        let input = self.feeds.names.get(name);
-        let Some(size) = input.and_then(|input| self.feeds.vocabularies.get(input)) else { return Ok(()) };
-        let tokens = tensor.cast(DType::I64).ok().and_then(|t| t.to_i64()).unwrap_or_default();
-        let Some(at) = tokens.iter().position(|t| !usize::try_from(*t).is_ok_and(|t| t < *size)) else {
-            return Ok(());
-        };
-        let row_len = tokens.len() / tensor.shape().first().copied().unwrap_or(1).max(1);
-        Err(NodeError::input_with_hint(
-            format!(
-                "{}: `{name}` holds the token {}, but the model's vocabulary has {size} tokens",
-                origin(at / row_len.max(1)),
-                tokens[at]
-            ),
-            format!("tokens are 0 to {}: prepare the data with the model's own tokenizer", size - 1),
-        ))
-    }
-
-    /// Streams the inputs of a pass, and tells the state machine how the micro-batches are weighted.
+    /// Streams the inputs of a pass, and gives the state machine the weights of the micro-batches.
     pub(super) fn feed(
         &self,
         pass: u64,
@@ -129,7 +129,7 @@ impl Conductor {
         };
         let batch = batch?;
         for (name, tensor) in &batch.tensors {
-            self.check_tokens(name, tensor, |row| match id {
+            self.feeds.check_tokens(name, tensor, |row| match id {
                 BatchId::Train { step } => self.data.train_origin(step * batch_size as u64 + row as u64),
                 BatchId::Eval { index, .. } => self.data.eval_origin(index as usize * batch_size + row),
             })?;
@@ -191,4 +191,42 @@ fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, N
     let bytes = tensor.bytes().get(first * row..(first + count) * row);
     let bytes = bytes.ok_or_else(|| NodeError::State("a batch is smaller than its micro-batches".into()))?;
     Ok(HostTensor::from_bytes(TensorType::new(tensor.dtype(), shape), bytes.to_vec())?)
+}
+
+#[cfg(test)]
+mod tests {
+    use fusionllm_graph::models::Gpt2Config;
+    use insta::assert_snapshot;
+
+    use super::*;
+    use crate::data::{Data, Tensors, Validation};
+    use crate::files::write_tensors;
+    use crate::printed;
+
+    #[test]
+    fn a_token_outside_the_vocabulary_is_reported_with_file_and_row() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("tokens.safetensors");
+        let tokens = HostTensor::from_i64([3, 2], &[0, 1, 2, 3, 4, 9]).unwrap();
+        let labels = HostTensor::from_i64([3, 2], &[1, 2, 3, 4, 5, 6]).unwrap();
+        write_tensors(&path, &BTreeMap::from([("input_ids", tokens), ("labels", labels)])).unwrap();
+        let tensors = Tensors { files: vec![path], validation: Validation::Fraction(0.0) };
+        let data = Dataset::open(&Data::Tensors(tensors), 1).unwrap();
+        let config =
+            Gpt2Config { vocab_size: 8, n_positions: 2, n_embd: 8, n_layer: 1, n_head: 1, ..Gpt2Config::default() };
+        let feeds = Feeds::new(&config.build(3, 2, DType::F32).unwrap(), &data, 3).unwrap();
+
+        let batch = data.train_batch(0, 3).unwrap();
+        let origin = |row: usize| data.train_origin(row as u64);
+        let check = |wanted: &str| {
+            let (name, tensor) = batch.tensors.iter().find(|(name, _)| *name == wanted).unwrap();
+            feeds.check_tokens(name, tensor, origin)
+        };
+        check("labels").unwrap();
+        let error = printed(check("input_ids").unwrap_err());
+        assert_snapshot!(error.replace(&dir.path().display().to_string(), "DIR"), @r"
+        DIR/tokens.safetensors, row 2: `input_ids` holds the token 9, but the model's vocabulary has 8 tokens
+        hint: tokens are 0 to 7: prepare the data with the model's own tokenizer
+        ");
+    }
 }

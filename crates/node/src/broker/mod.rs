@@ -47,7 +47,8 @@ pub struct BrokerOptions {
     pub peers: Peers,
     /// Where to listen; `None` for every interface and a free port.
     pub listen: Option<SocketAddr>,
-    /// A plan to carry out instead of making one. Joiners must use its peers' names; a peer without a stage may be absent.
+    /// A plan to carry out instead of making one. Joiners must use its peers' names. A peer without a stage may be
+    /// absent.
     pub plan: Option<Plan>,
     /// The run directory; `None` for a new one under `runs/`, or for that of the run to resume.
     pub directory: Option<PathBuf>,

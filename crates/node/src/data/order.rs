@@ -94,7 +94,7 @@ mod tests {
 
     /// Neighbours in the data are not neighbours in an epoch: the expected count is 2.
     #[test]
-    fn neighbours_are_parted() {
+    fn neighbours_are_separated() {
         let drawn = epoch(&Order::new(3, 1000), 0);
         let together = drawn.windows(2).filter(|w| w[0].abs_diff(w[1]) == 1).count();
         assert!(together < 12, "{together}");

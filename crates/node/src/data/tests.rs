@@ -118,7 +118,7 @@ fn documents_start_with_gpt2s_mark() {
 }
 
 #[test]
-fn text_without_files_is_the_projects_own() {
+fn without_files_the_sample_text_is_used() {
     let config =
         Text { files: vec![], tokenizer: Tokenizer::Bytes, context: 128, validation: Validation::Fraction(0.1) };
     let data = open(config, 1);

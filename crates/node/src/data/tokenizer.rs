@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_token_is_marked() {
+    fn unknown_tokens_are_marked() {
         assert_eq!(Tokenizer::Bytes.decode(&[104, 256, 105]), "h\u{fffd}i");
         assert_eq!(Tokenizer::Gpt2.decode(&[15496, 60000]), "Hello\u{fffd}");
         assert_eq!(Tokenizer::Bytes.decode(&[0xe6, 0x97]), "\u{fffd}");

@@ -1,23 +1,23 @@
-//! Writing files so that a crash or a full disk leaves the old content or the new, never half of it.
+//! Atomic writes: after a crash or on a full disk, a file has its old content or its new content, never a part.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
-/// A failure of the disk, at one file.
+/// A file or directory cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 #[error("{}: cannot be {action}", path.display())]
 pub struct DiskError {
     /// The file or directory.
     pub path: PathBuf,
-    /// What was tried, as in "cannot be written".
+    /// The failed action, as a participle: "cannot be `written`".
     pub action: &'static str,
-    /// The system's reason.
+    /// The reason that the system gives.
     pub source: io::Error,
 }
 
 impl DiskError {
-    /// For `map_err`.
+    /// Makes the argument of a `map_err`.
     pub(crate) fn at(path: &Path, action: &'static str) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_owned();
         move |source| Self { path, action, source }
@@ -38,7 +38,7 @@ impl DiskError {
     }
 }
 
-/// Replaces the file at `path` by `content`, in one step that a crash cannot split.
+/// Replaces the content of the file at `path` atomically.
 pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> Result<(), DiskError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
@@ -51,14 +51,14 @@ pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> Result<(), DiskError>
         fs::rename(&partial, path)
     })();
     if let Err(source) = written {
-        // The space is worth more than a second error.
+        // Free the space; the first error is the one to report.
         let _ = fs::remove_file(&partial);
         return Err(DiskError { path: path.to_owned(), action: "written", source });
     }
     sync_directory(path.parent().unwrap_or(Path::new(".")))
 }
 
-/// Makes renames and new names in a directory last through a power cut, where the system can.
+/// Flushes a directory to the disk, so that new and renamed files survive a power cut. Does nothing outside Unix.
 pub(crate) fn sync_directory(directory: &Path) -> Result<(), DiskError> {
     if cfg!(unix) {
         let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };

@@ -10,7 +10,7 @@ use safetensors::tensor::{Dtype, Metadata};
 
 use crate::files::DiskError;
 
-/// A safetensors file whose header was read and fits its length. Tensors are read when asked for.
+/// An open safetensors file. Its header is read and fits its length. Tensors are read on demand.
 #[derive(Debug)]
 pub struct Weights {
     path: PathBuf,
@@ -21,7 +21,7 @@ pub struct Weights {
 struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
-    /// From the start of the file.
+    /// In bytes from the start of the file.
     offset: u64,
 }
 
@@ -31,20 +31,20 @@ pub enum WeightsError {
     /// The file cannot be read.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// It is no safetensors file, or only a part of one.
+    /// The file is not a safetensors file, or it is incomplete.
     #[error("{}: {message}", path.display())]
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong.
         message: String,
     },
-    /// It is of another model.
+    /// The weights are those of another model.
     #[error("{}: {message}", path.display())]
     OtherModel {
         /// The file.
         path: PathBuf,
-        /// Which tensor does not fit.
+        /// The tensor that does not fit.
         message: String,
     },
 }
@@ -60,11 +60,11 @@ impl WeightsError {
     }
 }
 
-/// The format's own limit.
+/// The limit on the header that the format defines, in bytes.
 const MAX_HEADER: u64 = 100_000_000;
 
 impl Weights {
-    /// Reads the header.
+    /// Opens a file and reads its header.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl Weights {
         let expected = 8 + size + header.data_len() as u64;
         if length != expected {
             let how = if length < expected { "the file is cut short" } else { "the file is too long" };
-            return Err(malformed(format!("{how}: {length} bytes, but its header tells of {expected}")));
+            return Err(malformed(format!("{how}: {length} bytes, but its header describes {expected}")));
         }
         let tensors = header.tensors().into_iter().map(|(name, info)| {
             let offset = 8 + size + info.data_offsets.0 as u64;
@@ -103,12 +103,12 @@ impl Weights {
         &self.path
     }
 
-    /// Names and types of all tensors whose elements are of a type we have, by name.
+    /// Names and types of all tensors, sorted by name. Tensors of unsupported element types are left out.
     pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorType)> {
         self.tensors.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.ty()?)))
     }
 
-    /// Reads the tensor stored as `name`, if there is one of a type we have.
+    /// Reads the tensor stored as `name`. `None` if it is missing or its element type is not supported.
     ///
     /// # Errors
     ///
@@ -130,7 +130,7 @@ impl Weights {
         HostTensor::from_bytes(ty, bytes).map(Some).map_err(malformed)
     }
 
-    /// Adds `length` bytes of the tensor stored as `name`, from its byte `start` on, to `bytes`.
+    /// Appends `length` bytes of the tensor stored as `name` to `bytes`, from its byte `start` on.
     ///
     /// # Errors
     ///
@@ -156,21 +156,21 @@ impl Weights {
         Ok(read().map_err(DiskError::at(&self.path, "read"))?)
     }
 
-    /// Whether the file has all of a model's tensors in their shapes: what [`Self::parameter`] needs.
+    /// Checks that [`Self::parameter`] finds all tensors of a model, in the right shapes.
     ///
     /// # Errors
     ///
-    /// Names the first tensor that is missing or differs.
+    /// A tensor is missing or differs. The error names the first one.
     pub fn check<'a>(&self, model: impl IntoIterator<Item = (&'a str, &'a TensorType)>) -> Result<(), WeightsError> {
         model.into_iter().try_for_each(|(name, ty)| self.find(name, ty).map(|_| ()))
     }
 
-    /// Reads a model's tensor for a start from published weights. It may be stored in another floating-point type,
-    /// and without the prefix `transformer.`, as in weights of the bare GPT-2.
+    /// Reads a tensor of a model that starts from published weights. The file may store it in another floating-point
+    /// type. It may lack the prefix `transformer.`, as in weights of the bare GPT-2.
     ///
     /// # Errors
     ///
-    /// The tensor is missing or of another shape, or the file can no longer be read.
+    /// The tensor is missing or has another shape, or the file can no longer be read.
     pub fn parameter(&self, name: &str, ty: &TensorType) -> Result<HostTensor, WeightsError> {
         let stored = self.find(name, ty)?;
         let tensor = self.read(stored)?.ok_or_else(|| self.missing(name))?;
@@ -215,7 +215,7 @@ impl Entry {
     }
 }
 
-/// How the format names an element type.
+/// The format's name of an element type.
 pub(crate) fn stored_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F64 => Dtype::F64,
@@ -242,7 +242,7 @@ mod tests {
         TensorType::new(DType::F32, shape)
     }
 
-    /// Two floats, once in half precision without the prefix, and something we have no type for.
+    /// Two floats, twice: the second time in half precision without the prefix. And a tensor of an unsupported type.
     fn file(dir: &tempfile::TempDir) -> PathBuf {
         let full: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
         let half = [0x00, 0x3e, 0x00, 0xc0];
@@ -270,7 +270,7 @@ mod tests {
         assert_eq!(b, HostTensor::from_f32([1, 2], &[1.5, -2.0]).unwrap());
     }
 
-    /// The sample's configuration makes the model that the sample's weights are of.
+    /// The configuration in the zoo builds the model of the weights in the zoo.
     #[test]
     fn the_zoos_weights_fit_their_model() {
         let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo");
@@ -316,11 +316,11 @@ mod tests {
             hide(Weights::open(&path).unwrap_err())
         };
         assert_snapshot!(reopened(&whole[..whole.len() - 1]), @r"
-        DIR/model.safetensors: the file is cut short: 205 bytes, but its header tells of 206
+        DIR/model.safetensors: the file is cut short: 205 bytes, but its header describes 206
         hint: fetch the file again, or name another
         ");
         assert_snapshot!(reopened(&[&whole[..], b"x"].concat()), @r"
-        DIR/model.safetensors: the file is too long: 207 bytes, but its header tells of 206
+        DIR/model.safetensors: the file is too long: 207 bytes, but its header describes 206
         hint: fetch the file again, or name another
         ");
         assert_snapshot!(reopened(&whole[..20]), @r"
@@ -344,9 +344,9 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// A damaged file is refused, or gives tensors that fit it; it never panics nor asks for memory it cannot fill.
+        /// A damaged file is refused, or its tensors can be read. It never panics.
         #[test]
-        fn no_file_makes_the_reader_panic(at in 0usize..206, byte: u8, cut in proptest::option::weighted(0.2, 0usize..220)) {
+        fn damaged_files_never_panic(at in 0usize..206, byte: u8, cut in proptest::option::weighted(0.2, 0usize..220)) {
             let dir = tempfile::tempdir().unwrap();
             let path = file(&dir);
             let mut content = fs::read(&path).unwrap();

@@ -99,7 +99,7 @@ mod tests {
     /// The counters belong to the process, and this test's own allocator does not count, so one test has them to
     /// itself.
     #[test]
-    fn bytes_are_counted_until_they_are_given_back() {
+    fn bytes_are_counted_until_they_are_freed() {
         let allocator = Counting(System);
         let small = Layout::from_size_align(1000, 8).unwrap();
         assert_eq!(live_bytes(), 0);

@@ -1,14 +1,14 @@
 //! Compares an imported model with PyTorch's results.
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::path::Path;
-use std::sync::Mutex;
 
 use fusionllm_backend::open;
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
-use fusionllm_graph::{DType, HostTensor, autodiff};
+use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{ImportOptions, Precision};
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
 use serde::Serialize;
@@ -26,8 +26,8 @@ pub struct Check {
     pub loss_reference: f64,
     /// The difference of the losses over the size of the reference loss.
     pub loss_rel_err: f64,
-    /// The largest error of a gradient, `‖g − ref‖ / max(‖ref‖, 1e-6 · the largest ‖ref‖)`; NaN if a gradient is not
-    /// finite.
+    /// The largest error of a gradient, `‖g − ref‖ / max(‖ref‖, 1e-6 · the largest ‖ref‖)`. NaN if a gradient is
+    /// not finite.
     pub max_grad_rel_err: f64,
     /// The parameter with the largest error.
     pub worst_parameter: String,
@@ -52,95 +52,24 @@ impl Check {
 ///
 /// A file cannot be read, the files do not fit each other, or an operator fails.
 pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Result<Check, NodeError> {
-    let results = Weights::open(reference)?;
-    let tensor = |name: &str| -> Result<HostTensor, NodeError> {
-        results.read(name)?.ok_or_else(|| {
-            NodeError::input_with_hint(
-                format!("{}: it holds no tensor `{name}`", reference.display()),
-                "a reference has the tensors input.NAME, loss and grad.PARAMETER",
-            )
-        })
-    };
-    let loss_reference = tensor("loss")?;
+    let reference = Reference(Weights::open(reference)?);
+    let loss_reference = reference.tensor("loss")?;
     let precision = if loss_reference.dtype() == DType::F64 { Precision::Double } else { Precision::Single };
-    let first = results.tensors().find(|(name, _)| name.starts_with("input.")).map(|(_, ty)| ty);
-    let samples = first.and_then(|ty| ty.shape.first().copied());
-    let mut model = ImportedModel::open(model, ImportOptions { batch_size: samples, precision })?;
+    let options = ImportOptions { batch_size: reference.samples(), precision };
+    let mut model = ImportedModel::open(model, options)?;
     let graph = model.imported().graph.clone();
     let loss = graph.outputs.get("loss").copied().ok_or_else(|| no_loss(&graph.name))?;
     let train = autodiff::differentiate(&graph, loss)?;
 
-    let mut batch = BTreeMap::new();
-    for v in graph.inputs() {
-        let (name, ty) = (&graph.value(v).name, graph.ty(v));
-        let given = tensor(&format!("input.{name}"))?.cast(ty.dtype)?;
-        if given.ty() != ty {
-            return Err(NodeError::input(format!(
-                "{}: `input.{name}` is {}, the model takes {ty}",
-                reference.display(),
-                given.ty()
-            )));
-        }
-        batch.insert(name.clone(), given);
-    }
-    batch.insert("loss_weight".into(), HostTensor::scalar(graph.ty(loss).dtype, 1.0)?);
+    let batch = reference.batch(&graph, loss)?;
+    let mut run = one_step_run(&mut model, &graph, &train, backend, peers)?;
+    let step = run.step(&[batch])?;
+    let gradients = reference.compare(&run, &graph, &train, &model.imported().tied)?;
 
-    let names: Vec<String> = (0..peers.max(1)).map(|p| format!("p{p}")).collect();
-    let plan = equal_compute(&graph, &names, 1, Schedule::default())?;
-    let programs = compile(&plan, &graph, &train)?;
-    let backends = names
-        .iter()
-        .map(|_| open(backend).map_err(|e| NodeError::input(e.to_string())))
-        .collect::<Result<Vec<_>, _>>()?;
-    // With plain gradient descent, the momentum after one step is the gradient.
-    let training = Training {
-        optimizer: Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false }),
-        learning_rate: LearningRate { base: 0.0, warmup: 0, cosine_until: None, min: 0.0 },
-        clip: None,
-        seed: 1,
-    };
-    let source = Mutex::new(&mut model);
-    let mut cluster = LocalRun::new(programs, &backends, training, |value| {
-        let mut model = source.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-        model.initial(value).map_err(|e| ExecError::State(e.to_string()))
-    })?;
-    let step = cluster.step(&[batch])?;
-
-    let known: BTreeMap<&str, &str> =
-        model.imported().tied.iter().map(|(other, name)| (other.as_str(), name.as_str())).collect();
-    let mut gradients = Vec::new();
-    for (key, _) in results.tensors() {
-        let Some(given) = key.strip_prefix("grad.") else { continue };
-        let name = known.get(given).copied().unwrap_or(given);
-        let reference = tensor(key)?.to_f64();
-        let trained = train.gradients.iter().any(|g| graph.value(g.parameter).name == name);
-        let own = match trained {
-            true => cluster.read_slot(name, "momentum_buffer")?.to_f64(),
-            false if graph.find(name).is_some() => vec![0.0; reference.len()],
-            false => {
-                return Err(NodeError::input(format!(
-                    "{}: the model has no parameter {given:?}",
-                    results.path().display()
-                )));
-            }
-        };
-        if own.len() != reference.len() {
-            return Err(NodeError::input(format!(
-                "{}: `{key}` is not of the parameter's size",
-                results.path().display()
-            )));
-        }
-        let norm = reference.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let distance = own.iter().zip(&reference).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
-        gradients.push((given.to_owned(), distance, norm));
-    }
-    let largest = gradients.iter().map(|(_, _, norm)| *norm).fold(0.0, f64::max);
-    let error = |distance: f64, norm: f64| {
-        if distance == 0.0 { 0.0 } else { distance / norm.max(1e-6 * largest) }
-    };
+    let largest = gradients.iter().map(|g| g.norm).fold(0.0, f64::max);
     let worst = gradients
         .iter()
-        .map(|(name, distance, norm)| (name.clone(), error(*distance, *norm)))
+        .map(|g| (g.parameter.clone(), g.relative_error(largest)))
         .max_by(|a, b| a.1.total_cmp(&b.1))
         .unwrap_or_default();
     let loss_reference = loss_reference.to_f64().first().copied().unwrap_or(f64::NAN);
@@ -156,6 +85,117 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
         parameters: gradients.len(),
         operators: graph.nodes.len(),
     })
+}
+
+/// Spreads the model over `peers` peers, ready for one step that keeps its gradients.
+fn one_step_run(
+    model: &mut ImportedModel,
+    graph: &Graph,
+    train: &TrainGraph,
+    backend: &str,
+    peers: usize,
+) -> Result<LocalRun, NodeError> {
+    let names: Vec<String> = (0..peers.max(1)).map(|p| format!("p{p}")).collect();
+    let plan = equal_compute(graph, &names, 1, Schedule::default())?;
+    let programs = compile(&plan, graph, train)?;
+    let backends = names
+        .iter()
+        .map(|_| open(backend).map_err(|e| NodeError::input(e.to_string())))
+        .collect::<Result<Vec<_>, _>>()?;
+    // With plain gradient descent, the momentum after one step is the gradient.
+    let training = Training {
+        optimizer: Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false }),
+        learning_rate: LearningRate { base: 0.0, warmup: 0, cosine_until: None, min: 0.0 },
+        clip: None,
+        seed: 1,
+    };
+    Ok(LocalRun::new(programs, &backends, training, |value| {
+        model.initial(value).map_err(|e| ExecError::State(e.to_string()))
+    })?)
+}
+
+/// PyTorch's inputs, loss and gradients.
+struct Reference(Weights);
+
+/// The distance of one gradient from its reference.
+struct Gradient {
+    parameter: String,
+    distance: f64,
+    /// The norm of the reference.
+    norm: f64,
+}
+
+impl Gradient {
+    /// `largest` is the largest norm of a reference gradient. It bounds the error of gradients near zero.
+    fn relative_error(&self, largest: f64) -> f64 {
+        if self.distance == 0.0 { 0.0 } else { self.distance / self.norm.max(1e-6 * largest) }
+    }
+}
+
+impl Reference {
+    fn error(&self, message: impl fmt::Display) -> NodeError {
+        NodeError::input(format!("{}: {message}", self.0.path().display()))
+    }
+
+    fn tensor(&self, name: &str) -> Result<HostTensor, NodeError> {
+        self.0.read(name)?.ok_or_else(|| {
+            NodeError::input_with_hint(
+                format!("{}: it holds no tensor `{name}`", self.0.path().display()),
+                "a reference has the tensors input.NAME, loss and grad.PARAMETER",
+            )
+        })
+    }
+
+    /// The number of samples in the first input.
+    fn samples(&self) -> Option<usize> {
+        let first = self.0.tensors().find(|(name, _)| name.starts_with("input.")).map(|(_, ty)| ty);
+        first.and_then(|ty| ty.shape.first().copied())
+    }
+
+    /// The inputs of the graph, as one micro-batch.
+    fn batch(&self, graph: &Graph, loss: ValueId) -> Result<BTreeMap<String, HostTensor>, NodeError> {
+        let mut batch = BTreeMap::new();
+        for v in graph.inputs() {
+            let (name, ty) = (&graph.value(v).name, graph.ty(v));
+            let given = self.tensor(&format!("input.{name}"))?.cast(ty.dtype)?;
+            if given.ty() != ty {
+                return Err(self.error(format!("`input.{name}` is {}, the model takes {ty}", given.ty())));
+            }
+            batch.insert(name.clone(), given);
+        }
+        batch.insert("loss_weight".into(), HostTensor::scalar(graph.ty(loss).dtype, 1.0)?);
+        Ok(batch)
+    }
+
+    /// Compares all gradients of the reference with those that `run` computed. `tied` maps other names of a parameter
+    /// to its name in the graph.
+    fn compare(
+        &self,
+        run: &LocalRun,
+        graph: &Graph,
+        train: &TrainGraph,
+        tied: &BTreeMap<String, String>,
+    ) -> Result<Vec<Gradient>, NodeError> {
+        let mut gradients = Vec::new();
+        for (key, _) in self.0.tensors() {
+            let Some(given) = key.strip_prefix("grad.") else { continue };
+            let name = tied.get(given).map_or(given, String::as_str);
+            let reference = self.tensor(key)?.to_f64();
+            let trained = train.gradients.iter().any(|g| graph.value(g.parameter).name == name);
+            let own = match trained {
+                true => run.read_slot(name, "momentum_buffer")?.to_f64(),
+                false if graph.find(name).is_some() => vec![0.0; reference.len()],
+                false => return Err(self.error(format!("the model has no parameter {given:?}"))),
+            };
+            if own.len() != reference.len() {
+                return Err(self.error(format!("`{key}` is not of the parameter's size")));
+            }
+            let norm = reference.iter().map(|x| x * x).sum::<f64>().sqrt();
+            let distance = own.iter().zip(&reference).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+            gradients.push(Gradient { parameter: given.to_owned(), distance, norm });
+        }
+        Ok(gradients)
+    }
 }
 
 /// The error for a model that cannot be trained.

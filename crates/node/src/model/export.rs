@@ -145,3 +145,48 @@ fn write_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError> 
     }
     Ok(write_tensors(&directory.join(WEIGHTS), &tensors)?)
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use fusionllm_graph::DType;
+
+    use super::*;
+    use crate::model::imported::ImportedModel;
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().permissions().mode()
+    }
+
+    /// Exported and imported models have the mode that the umask of the user gives to any new file.
+    #[test]
+    fn written_models_have_the_usual_mode() {
+        let dir = tempfile::tempdir().unwrap();
+        let [usual, source, exported, imported] =
+            ["usual", "source", "exported", "imported"].map(|name| dir.path().join(name));
+        fs::write(&usual, "").unwrap();
+
+        let config =
+            Gpt2Config { vocab_size: 8, n_positions: 2, n_embd: 8, n_layer: 1, n_head: 1, ..Gpt2Config::default() };
+        fs::create_dir(&source).unwrap();
+        fs::write(source.join(CONFIG), config_json(&config, None).to_string()).unwrap();
+        let graph = config.build(1, 2, DType::F32).unwrap();
+        let state = graph.parameters().chain(graph.buffers()).map(|v| graph.value(v));
+        let zeros = |ty: &fusionllm_graph::TensorType| HostTensor::from_bytes(ty.clone(), vec![0; ty.bytes()]).unwrap();
+        let tensors: BTreeMap<&str, HostTensor> = state.map(|v| (v.name.as_str(), zeros(&v.ty))).collect();
+        write_tensors(&source.join(WEIGHTS), &tensors).unwrap();
+        hugging_face(&SavedModel::open(&source).unwrap(), &exported).unwrap();
+
+        let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/opt.pt2");
+        let options = fusionllm_import::ImportOptions::default();
+        ImportedModel::open(&archive, options).unwrap().write(&imported).unwrap();
+
+        for directory in [exported, imported] {
+            for entry in fs::read_dir(directory).unwrap() {
+                let path = entry.unwrap().path();
+                assert_eq!(mode(&path), mode(&usual), "{}", path.display());
+            }
+        }
+    }
+}

@@ -274,7 +274,9 @@ mod tests {
     use safetensors::tensor::{Dtype, TensorView};
 
     use super::*;
+    use crate::checkpoint::{Checkpoints, State};
     use crate::model::export::config_json;
+    use crate::printed;
 
     /// A network of random weights, as Hugging Face publishes them, and its tensors.
     fn published(dir: &std::path::Path, config: &Gpt2Config) -> BTreeMap<String, HostTensor> {
@@ -359,14 +361,30 @@ mod tests {
         published(dir.path(), &config);
         let backend = fusionllm_backend::open("cpu").unwrap();
         let open = |tokenizer| Generator::new(SavedModel::open(dir.path()).unwrap(), backend.clone(), tokenizer);
-        let unknown = open(None).err().unwrap().to_string();
-        assert!(unknown.contains("100 tokens is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
+        let unknown = printed(open(None).err().unwrap());
+        assert!(unknown.contains("100 tokens, which is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
         let mut generator = open(Some(Tokenizer::Bytes)).unwrap();
         let sampling = Sampling { temperature: 1.0, top_k: 0, seed: 2 };
         let error = generator.generate("Ax", &sampling, 9, |_| true).unwrap_err().to_string();
         assert!(error.contains(r#"the prompt has "x" in it (token 120)"#), "{error}");
         // No token is chosen that the tokenizer cannot decode. An empty prompt starts from the start token.
         assert_eq!(generator.generate("", &sampling, 9, |_| true).unwrap(), 9);
+    }
+
+    #[test]
+    fn imported_models_are_refused_with_a_hint() {
+        let dir = tempfile::tempdir().unwrap();
+        let archive = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/opt.pt2");
+        fs::write(dir.path().join("job.toml"), format!("[model]\nfile = '{}'\n", archive.display())).unwrap();
+        let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
+        checkpoints.begin(1, &[], &[]).unwrap().commit(State { step: 1, ..State::default() }).unwrap();
+        let model = SavedModel::open(dir.path()).unwrap();
+        let backend = fusionllm_backend::open("cpu").unwrap();
+        let error = printed(Generator::new(model, backend, None).err().unwrap());
+        insta::assert_snapshot!(error.replace(&dir.path().display().to_string(), "DIR"), @r"
+        DIR/checkpoints/step-1: `generate` does not support models imported from torch.export
+        hint: write the trained weights with `fusionllm export --format pt2-weights`, and generate in PyTorch
+        ");
     }
 
     fn choices(sampling: Sampling, logits: &[f32]) -> Vec<u32> {

@@ -1,11 +1,14 @@
 //! Measures how fast a backend computes, with the operators of small training steps.
 
 mod bench;
+mod file;
 mod traffic;
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::Arc;
 use std::time::Duration;
+
+pub use file::to_toml;
 
 use bench::{Stopwatch, Took, middle, run, typical};
 use fusionllm_backend::{Backend, Tensor};
@@ -19,7 +22,6 @@ use fusionllm_graph::{
 use fusionllm_plan::{
     CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Rates, is_view, node_signature, work_units,
 };
-use serde::Serialize;
 
 use crate::NodeError;
 use crate::machine::memory;
@@ -454,106 +456,5 @@ fn noise(ty: &TensorType, size: f32) -> Result<HostTensor, NodeError> {
     Ok(HostTensor::from_f32(ty.shape.clone(), &(0..ty.numel()).map(number).collect::<Vec<_>>())?)
 }
 
-/// Measured devices with their threads, as a file for [`load_profile`](crate::config::load_profile).
-///
-/// # Errors
-///
-/// TOML cannot hold a figure.
-pub fn to_toml(devices: &[(usize, Device)]) -> Result<String, NodeError> {
-    #[derive(Serialize)]
-    struct File {
-        device: Vec<Entry>,
-    }
-    #[derive(Serialize)]
-    struct Entry {
-        name: String,
-        backend: Option<String>,
-        threads: usize,
-        tflops: f64,
-        convolution_tflops: f64,
-        memory_bandwidth: String,
-        memory: String,
-        overhead: String,
-        operators: BTreeMap<String, Vec<(f64, f64)>>,
-        scratch: BTreeMap<String, Vec<(f64, f64)>>,
-    }
-    let points = |curves: &Curves| {
-        let short = |c: &Curve| c.points().iter().map(|(work, took)| (short(*work), short(*took))).collect();
-        curves.iter().map(|(name, c)| (name.clone(), short(c))).collect()
-    };
-    let entry = |(threads, d): &(usize, Device)| Entry {
-        name: format!("{}-{threads}", d.name),
-        backend: d.backend.clone(),
-        threads: *threads,
-        tflops: short(d.rates.matmul / 1e12),
-        convolution_tflops: short(d.rates.convolution / 1e12),
-        memory_bandwidth: format!("{} GB/s", short(d.rates.memory / 1e9)),
-        memory: format!("{} GiB", short(d.memory as f64 / (1u64 << 30) as f64)),
-        overhead: format!("{} us", short(d.rates.overhead * 1e6)),
-        operators: points(&d.measured.clone().into()),
-        scratch: points(&d.scratch.clone().into()),
-    };
-    let file = File { device: devices.iter().map(entry).collect() };
-    let text = toml::to_string(&file).map_err(|e| NodeError::State(format!("the profile cannot be written: {e}")))?;
-    Ok(format!(
-        "# Measured by `fusionllm profile`. In a testbed: profile = \"THIS FILE\".\n\
-         # Operators: [work, seconds], work in FLOPs for products and convolutions, in bytes for all others; scratch: [bytes, bytes beside operands and results].\n\
-         # With types: those of the job that was measured; OPERAND<OPERATOR is what that operator made a view of.\n\n{text}"
-    ))
-}
-
-/// Rounds to four significant digits.
-fn short(x: f64) -> f64 {
-    format!("{x:.3e}").parse().unwrap_or(x)
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn like_samples_make_one_point() {
-        let samples = [(1e6, 3e-4), (1.1e6, 4e-4), (1e3, 1e-6), (0.0, 1e-6)];
-        let curve = super::curve(samples.into_iter()).unwrap();
-        assert_eq!(curve.points().len(), 3);
-        assert!((curve.at(1.05e6) - 3.5e-4).abs() < 1e-9, "the mean");
-        assert!((curve.at(1e3) - 1e-6).abs() < 1e-9);
-        assert_eq!(super::curve([].into_iter()), None);
-    }
-
-    #[test]
-    fn a_models_own_operators_are_measured() {
-        let forward = gpt2((16, 2, 8, 2, 32), AttentionImplementation::Eager).unwrap();
-        let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
-        let backend = fusionllm_backend::open("cpu").unwrap();
-        let effort = Effort { warm_up: 0, patience: Duration::ZERO, repeats: 1 };
-        let mut samples = Samples::default();
-        samples.model(&backend, &train, 4, effort, 1.0).unwrap();
-        for node in train.graph.node_ids().filter(|n| live(&train)[n.index()]) {
-            assert!(
-                samples.seconds.contains_key(&node_signature(&train.graph, node)),
-                "{}",
-                node_signature(&train.graph, node)
-            );
-        }
-        assert!(samples.seconds.len() < train.graph.nodes.len(), "layers are alike");
-    }
-
-    #[test]
-    fn a_profile_survives_its_file() {
-        let rates = Rates { matmul: 5.123e10, convolution: 2e10, memory: 9e9, overhead: 2e-6 };
-        let mut device = Device::new("cpu", rates, 16 << 30);
-        device.backend = Some("cpu".into());
-        device.measured.operators.by_name.insert("mm".into(), Curve::new(vec![(1e6, 2.5e-5), (1e9, 2e-2)]).unwrap());
-        device.scratch.by_name.insert("mm".into(), Curve::new(vec![(1e6, 4096.0)]).unwrap());
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("D.toml");
-        std::fs::write(&path, to_toml(&[(2, device.clone())]).unwrap()).unwrap();
-        let back = crate::config::load_profile(&path).unwrap();
-        assert_eq!(back.len(), 1);
-        let (threads, read) = &back[0];
-        assert_eq!((*threads, read.name.as_str(), read.memory), (2, "cpu-2", device.memory));
-        assert!((read.rates.matmul - rates.matmul).abs() < 1.0 && (read.rates.overhead - 2e-6).abs() < 1e-12);
-        assert_eq!((&read.measured, &read.scratch), (&device.measured, &device.scratch));
-    }
-}
+mod tests;

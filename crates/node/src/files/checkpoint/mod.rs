@@ -1,4 +1,4 @@
-//! Saved runs: all that a run needs to go on as if it had never stopped.
+//! Checkpoints: everything that a run needs to continue as if it had not stopped.
 //!
 //! Version 1 of the layout:
 //!
@@ -7,10 +7,10 @@
 //!   step-200/                 one checkpoint, after 200 steps
 //!     manifest.json           format and version, the run's state, a digest of every tensor and file below
 //!     model.safetensors       parameters and buffers, under the graph's names (for GPT-2, Hugging Face's)
-//!     optimizer.safetensors   the optimiser's tensors: NAME.exp_avg, NAME.exp_avg_sq, NAME.momentum_buffer
-//!     config.json, ...        what the run adds, such as the model's configuration
-//!   step-300.partial/         one being written
-//!   step-200.old/             one being replaced by another of the same step
+//!     optimizer.safetensors   the optimizer state: NAME.exp_avg, NAME.exp_avg_sq, NAME.momentum_buffer
+//!     config.json, ...        further files of the run, such as the model's configuration
+//!   step-300.partial/         a checkpoint that is being written
+//!   step-200.old/             a checkpoint that is being replaced by another of the same step
 //! ```
 //!
 //! ```text
@@ -18,12 +18,13 @@
 //!   { "format": "fusionllm-checkpoint", "version": 1,
 //!     "state": { "step", "updates", "samples", "seed", "graph", "data", "loss_first" },
 //!     "model": { NAME: DIGEST }, "optimizer": { NAME: DIGEST }, "extra": { FILE: DIGEST } }
-//! DIGEST = BLAKE3 in hexadecimal: of a tensor's type as printed (`f32[2, 3]`), a zero byte and its bytes; of a
-//! file's bytes
+//! DIGEST = BLAKE3 in hexadecimal
+//!   of a tensor: over its type as printed (`f32[2, 3]`), a zero byte and its bytes
+//!   of a file:   over its bytes
 //! ```
 //!
-//! A checkpoint is written under another name, flushed to the disk, and appears by one rename. So whatever bears a
-//! checkpoint's name and holds a manifest is whole, and no failure to write one harms another.
+//! A checkpoint is written under a temporary name, flushed to the disk, and then renamed. So a directory with a
+//! checkpoint's name and a manifest is complete. A failed write does not harm other checkpoints.
 
 mod writer;
 
@@ -40,31 +41,31 @@ pub use writer::CheckpointWriter;
 use crate::files::DiskError;
 use crate::files::weights::{Weights, WeightsError};
 
-/// Where a run stood.
+/// The progress of a run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct State {
     /// Steps done.
     pub step: u64,
-    /// Updates done; fewer than steps if some were left out because they were not finite.
+    /// Updates done. Steps whose loss or gradient is not finite make no update.
     pub updates: u64,
-    /// Training samples drawn, which is the position in the data.
+    /// Training samples drawn: the position in the data.
     pub samples: u64,
-    /// The run's seed.
+    /// The seed of the run.
     pub seed: u64,
     /// Digest of the graph.
     pub graph: String,
-    /// Digest of the data, [`Dataset::digest`](crate::data::Dataset::digest).
+    /// Digest of the data, from [`Dataset::digest`](crate::data::Dataset::digest).
     pub data: String,
-    /// Loss of the run's first step.
+    /// Loss of the first step of the run.
     pub loss_first: Option<f64>,
 }
 
-/// One of a checkpoint's two files of tensors.
+/// One of the two tensor files of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
     /// Parameters and buffers.
     Model,
-    /// The optimiser's tensors, each named after its parameter, a dot, and what it is.
+    /// The optimizer state. The names are `PARAMETER.SLOT`, such as `wte.weight.exp_avg`.
     Optimizer,
 }
 
@@ -79,19 +80,19 @@ impl Part {
     }
 }
 
-/// What is wrong with a checkpoint, or with writing one.
+/// Why a checkpoint cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
-    /// The disk fails.
+    /// A file cannot be read or written.
     #[error(transparent)]
     Disk(#[from] DiskError),
-    /// There is none.
+    /// There is no checkpoint.
     #[error("{}: there is no checkpoint here", path.display())]
     Missing {
-        /// Where it was looked for.
+        /// The directory that was searched.
         path: PathBuf,
     },
-    /// It is of another version.
+    /// The checkpoint has another version of the layout.
     #[error("{}: the checkpoint has version {found} of the layout, but this program reads version {VERSION}", path.display())]
     Version {
         /// The checkpoint.
@@ -99,28 +100,28 @@ pub enum CheckpointError {
         /// Its version.
         found: u64,
     },
-    /// A part of it is missing, cut short, or of another checkpoint.
+    /// A file is missing, incomplete, or from another checkpoint.
     #[error("{}: the checkpoint is damaged: {message}", path.display())]
     Damaged {
         /// The checkpoint.
         path: PathBuf,
-        /// What is wrong with it.
+        /// What is wrong.
         message: String,
     },
-    /// It is whole, but of another model.
+    /// The checkpoint is complete, but of another model.
     #[error("{}: the checkpoint is of another model: {message}", path.display())]
     OtherModel {
         /// The checkpoint.
         path: PathBuf,
-        /// Which tensor does not fit.
+        /// The tensor that does not fit.
         message: String,
     },
-    /// What was handed over to be written is not what was announced.
+    /// A tensor or file to write is not the announced one.
     #[error("checkpoint of step {step}: {message}")]
     Unexpected {
         /// The checkpoint's step.
         step: u64,
-        /// Which tensor, and what is wrong.
+        /// The tensor, and what is wrong.
         message: String,
     },
 }
@@ -185,7 +186,7 @@ impl Checkpoints {
         Self { directory: directory.into() }
     }
 
-    /// Steps and directories of those that are there, from the oldest step on.
+    /// Steps and directories of all checkpoints, the oldest first.
     ///
     /// # Errors
     ///
@@ -200,7 +201,7 @@ impl Checkpoints {
             let path = entry.map_err(DiskError::at(&self.directory, "read"))?.path();
             let name = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
             let Some(step) = name.strip_prefix("step-") else { continue };
-            // A crash between the renames of a replacement leaves the old one alone.
+            // A crash between the two renames of a replacement leaves only the old checkpoint.
             let (step, old) = step.strip_suffix(".old").map_or((step, false), |step| (step, true));
             let Ok(step) = step.parse::<u64>() else { continue };
             if path.join(MANIFEST).is_file() && !(old && found.contains_key(&step)) {
@@ -210,8 +211,8 @@ impl Checkpoints {
         Ok(found.into_iter().collect())
     }
 
-    /// Starts to write the checkpoint after `step` steps: its tensors, in any order, then what the caller adds, then
-    /// [`CheckpointWriter::commit`]. `model` and `optimizer` name all tensors to come.
+    /// Starts to write the checkpoint after `step` steps. `model` and `optimizer` announce all its tensors, which the
+    /// caller then writes in any order. [`CheckpointWriter::commit`] finishes the checkpoint.
     ///
     /// # Errors
     ///
@@ -225,7 +226,7 @@ impl Checkpoints {
         CheckpointWriter::begin(&self.directory, step, model, optimizer)
     }
 
-    /// Removes all but the newest `keep` (at least one).
+    /// Removes all checkpoints except the newest `keep`. One always stays.
     ///
     /// # Errors
     ///
@@ -238,7 +239,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes what an earlier process left half written. Not while a checkpoint is being written.
+    /// Removes incomplete checkpoints of earlier processes. Must not run while a checkpoint is being written.
     ///
     /// # Errors
     ///
@@ -258,7 +259,7 @@ impl Checkpoints {
     }
 }
 
-/// Removes a checkpoint's directory, its manifest first: half removed, it is none.
+/// Removes the directory of a checkpoint. The manifest goes first, so that a half-removed checkpoint counts as none.
 fn remove(path: &Path) -> Result<(), DiskError> {
     match fs::remove_file(path.join(MANIFEST)) {
         Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(DiskError::at(path, "removed")(e)),
@@ -270,8 +271,8 @@ fn remove(path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// A checkpoint whose manifest and files were found to belong together. Tensors are read, and checked against their
-/// digests, when asked for.
+/// An open checkpoint. Its manifest fits its files. Tensors are read on demand, and then checked against their
+/// digests.
 #[derive(Debug)]
 pub struct Checkpoint {
     path: PathBuf,
@@ -281,11 +282,11 @@ pub struct Checkpoint {
 }
 
 impl Checkpoint {
-    /// The checkpoint at `path`, or the newest of the run at `path`.
+    /// Opens the checkpoint at `path`, or the newest one of the run at `path`.
     ///
     /// # Errors
     ///
-    /// There is none, it is of another version, or a file of it is missing or cut short.
+    /// There is no checkpoint, it has another version, or one of its files is missing or incomplete.
     pub fn find(path: &Path) -> Result<Self, CheckpointError> {
         if path.join(MANIFEST).exists() {
             return Self::open(path);
@@ -300,7 +301,7 @@ impl Checkpoint {
         }
     }
 
-    /// The checkpoint at `path`.
+    /// Opens the checkpoint at `path`.
     ///
     /// # Errors
     ///
@@ -314,7 +315,7 @@ impl Checkpoint {
             text => text.map_err(DiskError::at(&path.join(MANIFEST), "read"))?,
         };
 
-        // The version first: other versions may have other fields.
+        // Check the version first, because other versions may have other fields.
         let bad_manifest = |e: serde_json::Error| damaged(format!("{MANIFEST}: {e}"));
         let any: serde_json::Value = serde_json::from_slice(&text).map_err(bad_manifest)?;
         match (any["format"].as_str(), any["version"].as_u64()) {
@@ -346,26 +347,26 @@ impl Checkpoint {
         Ok(Self { path: path.to_owned(), manifest, model, optimizer })
     }
 
-    /// The checkpoint's directory.
+    /// The directory of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the run stood.
+    /// The progress of the run.
     pub fn state(&self) -> &State {
         &self.manifest.state
     }
 
-    /// Names and types of the tensors of a part, by name.
+    /// Names and types of the tensors of a part, sorted by name.
     pub fn tensors(&self, part: Part) -> impl Iterator<Item = (&str, TensorType)> {
         self.weights(part).tensors()
     }
 
-    /// Whether a part has exactly these tensors.
+    /// Checks that a part has exactly the `expected` tensors.
     ///
     /// # Errors
     ///
-    /// Names the first that is missing, differs, or is too many.
+    /// A tensor is missing, differs or is not expected. The error names the first one.
     pub fn check(&self, part: Part, expected: &[(String, TensorType)]) -> Result<(), CheckpointError> {
         let stored: BTreeMap<&str, TensorType> = self.tensors(part).collect();
         let other = |message| Err(CheckpointError::OtherModel { path: self.path.clone(), message });
@@ -387,7 +388,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// There is none of that name, its bytes are not those that were saved, or the disk fails.
+    /// It is missing, its bytes have changed since it was saved, or the disk fails.
     pub fn read(&self, part: Part, name: &str) -> Result<HostTensor, CheckpointError> {
         let damaged = |message: String| CheckpointError::Damaged { path: self.path.clone(), message };
         let tensor = self.weights(part).read(name).map_err(|e| match e {
@@ -403,11 +404,11 @@ impl Checkpoint {
         Ok(tensor)
     }
 
-    /// Reads a file that the run added.
+    /// Reads a file from [`CheckpointWriter::put_extra`].
     ///
     /// # Errors
     ///
-    /// There is none of that name, its bytes are not those that were saved, or the disk fails.
+    /// It is missing, its bytes have changed since it was saved, or the disk fails.
     pub fn read_extra(&self, name: &str) -> Result<Vec<u8>, CheckpointError> {
         let damaged = |message: String| CheckpointError::Damaged { path: self.path.clone(), message };
         let saved = self.manifest.extra.get(name).ok_or_else(|| damaged(format!("it has no {name}")))?;

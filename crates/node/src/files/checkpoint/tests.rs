@@ -66,7 +66,7 @@ fn names(dir: &TempDir) -> Vec<String> {
 }
 
 #[test]
-fn what_is_saved_is_read_back() {
+fn saved_tensors_are_read_back() {
     let dir = tempfile::tempdir().unwrap();
     let path = save(&dir, 200);
     assert_eq!(path, dir.path().join("checkpoints/step-200"));
@@ -106,7 +106,7 @@ fn the_order_of_arrival_does_not_matter() {
 }
 
 #[test]
-fn what_was_not_announced_is_refused() {
+fn tensors_that_were_not_announced_are_refused() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = begin(&dir, 1);
     let tensor = floats(&[3], 0.0);
@@ -130,7 +130,7 @@ fn what_was_not_announced_is_refused() {
 }
 
 #[test]
-fn the_newest_is_found_and_the_oldest_are_removed() {
+fn the_newest_checkpoint_is_found_and_the_oldest_are_removed() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
     assert_eq!(checkpoints.list().unwrap(), []);
@@ -161,7 +161,7 @@ fn the_newest_is_found_and_the_oldest_are_removed() {
 }
 
 #[test]
-fn one_of_the_same_step_is_replaced() {
+fn a_checkpoint_of_the_same_step_is_replaced() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
     save(&dir, 5);
@@ -180,7 +180,7 @@ fn one_of_the_same_step_is_replaced() {
 }
 
 #[test]
-fn damage_is_noticed() {
+fn damage_is_detected() {
     let dir = tempfile::tempdir().unwrap();
     let other = tempfile::tempdir().unwrap();
     let (path, other) = (save(&dir, 5), save(&other, 6));
@@ -195,7 +195,7 @@ fn damage_is_noticed() {
 
     fs::write(&model, &whole[..whole.len() - 4]).unwrap();
     assert_snapshot!(error(), @r"
-    DIR/checkpoints/step-5: the checkpoint is damaged: model.safetensors: the file is cut short: 300 bytes, but its header tells of 304
+    DIR/checkpoints/step-5: the checkpoint is damaged: model.safetensors: the file is cut short: 300 bytes, but its header describes 304
     hint: use another one; the checkpoints of a run are in its directory checkpoints/
     ");
     // A model of the same shapes, from another checkpoint.
@@ -248,7 +248,7 @@ fn damage_is_noticed() {
 }
 
 #[test]
-fn another_model_is_noticed() {
+fn a_checkpoint_of_another_model_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let checkpoint = Checkpoint::open(&save(&dir, 5)).unwrap();
     let error = |expected: Vec<(String, TensorType)>| hide(&dir, checkpoint.check(Part::Model, &expected).unwrap_err());

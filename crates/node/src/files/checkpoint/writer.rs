@@ -10,18 +10,18 @@ use fusionllm_graph::{HostTensor, TensorType};
 use super::{CheckpointError, FORMAT, MANIFEST, Manifest, Part, State, VERSION, digest, remove};
 use crate::files::{DiskError, TensorFile, sync_directory};
 
-/// A checkpoint being written; dropped before [`Self::commit`], it leaves nothing behind.
+/// A checkpoint that is being written. If it is dropped before [`Self::commit`], it removes its files.
 ///
 /// Each tensor goes to its final place in its file at once, so memory holds one tensor at a time.
 #[derive(Debug)]
 pub struct CheckpointWriter {
-    /// Where it will stand.
+    /// The final directory.
     target: PathBuf,
-    /// Where it stands till then; `None` once it is committed.
+    /// The temporary directory; `None` after the commit.
     partial: Option<PathBuf>,
     files: [TensorFile; 2],
     step: u64,
-    /// Of what has come.
+    /// Digests of the tensors and files written so far.
     model: BTreeMap<String, String>,
     optimizer: BTreeMap<String, String>,
     extra: BTreeMap<String, String>,
@@ -67,7 +67,7 @@ impl CheckpointWriter {
     ///
     /// # Errors
     ///
-    /// It was not announced, differs from what was, or came before; or the disk fails.
+    /// The tensor was not announced, differs from its announcement, or was written before. Or the disk fails.
     pub fn put(&mut self, part: Part, name: &str, tensor: &HostTensor) -> Result<(), CheckpointError> {
         let came = self.digests(part).contains_key(name);
         let file = &mut self.files[part as usize];
@@ -85,11 +85,11 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Adds a file. `name` is a plain file name, other than those of the checkpoint's own files.
+    /// Adds a file. `name` has no directory, and is not the name of one of the checkpoint's own files.
     ///
     /// # Errors
     ///
-    /// The name is taken or not plain; or the disk fails.
+    /// The name is taken or has a directory, or the disk fails.
     pub fn put_extra(&mut self, name: &str, content: &[u8]) -> Result<(), CheckpointError> {
         let own = Part::ALL.map(Part::file_name);
         let plain = Path::new(name).file_name().is_some_and(|n| n == name);
@@ -106,11 +106,11 @@ impl CheckpointWriter {
         Ok(())
     }
 
-    /// Makes the checkpoint appear, whole and on the disk, and gives its directory. One of the same step is replaced.
+    /// Finishes the checkpoint and returns its directory. A checkpoint of the same step is replaced.
     ///
     /// # Errors
     ///
-    /// A tensor is missing, or the disk fails: then the checkpoint is not there.
+    /// A tensor is missing, or the disk fails. Then there is no such checkpoint.
     pub fn commit(mut self, state: State) -> Result<PathBuf, CheckpointError> {
         if state.step != self.step {
             return Err(self.unexpected(format!("its state is that of step {}", state.step)));
@@ -167,7 +167,7 @@ impl CheckpointWriter {
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
         if let Some(partial) = self.partial.take() {
-            // Nobody is left to tell; the next process cleans up.
+            // An error cannot be reported here. The next process cleans up.
             let _ = remove(&partial);
         }
     }

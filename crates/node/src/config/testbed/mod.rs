@@ -1,4 +1,4 @@
-//! The testbed file: which devices there are, and what joins them.
+//! The testbed file: devices, sites and the links between them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,55 +9,55 @@ use super::gpus::{GPUS, PRODUCTS};
 use super::quantity::{RATE, SIZE, TIME};
 use super::reader::{self, JobError, Section, suggest};
 
-/// A testbed file, read.
+/// The content of a testbed file.
 ///
 /// ```toml
 /// [[device]]
 /// name = "home"                # with `count = 3`: home-0, home-1, home-2
 /// count = 3
 /// site = "home"
-/// gpu = "RTX 3080"             # or tflops, memory_bandwidth and memory outright, or profile = "DEVICE.toml"
-/// efficiency = 0.6             # what a gpu attains of its peak in matrix products
+/// gpu = "RTX 3080"             # or tflops, memory_bandwidth and memory; or profile = "DEVICE.toml"
+/// efficiency = 0.6             # fraction of its peak that the GPU reaches in matrix products
 /// slowdown = 2                 # operators take twice as long
-/// backend = "cpu"         # what its peer computes with
+/// backend = "cpu"              # of its peer
 ///
 /// [[site]]
 /// name = "home"
-/// rate = "1 Gbps"              # between each two of its devices, in each direction
+/// rate = "1 Gbps"              # between any two of its devices, in each direction
 /// latency = "0.2 ms"
-/// uplink = { rate = "8 Mbps", latency = "20 ms" }   # shared by all that leaves the site; all that enters shares another such
+/// uplink = { rate = "8 Mbps", latency = "20 ms" }   # shared by all traffic that leaves; another for all that enters
 ///
 /// [[link]]
-/// between = ["home", "lab"]    # sites or devices, or from = and to = for one direction; between sites, each pair of devices has one of its own
+/// between = ["home", "lab"]    # sites or devices; or from = and to = for one direction
 /// rate = "100 Mbps"
 /// latency = "20 ms"
 ///
 /// [broker]
-/// at = "lab"                   # with a device, by default the first, or on a machine of its own in a site
+/// at = "lab"                   # a device, by default the first; or a site, for a machine of its own there
 /// ```
 ///
-/// A message's latency is that of the uplinks and the link it takes, added up; the slowest of them limits its rate. Two sites with uplinks need no link
-/// between them.
+/// A link between sites stands for one link per pair of devices. The latency of a message is the sum over the uplinks
+/// and the link on its route. The slowest of them limits its rate. Two sites with uplinks need no link between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Testbed {
-    /// What it describes.
+    /// The devices and links that the file describes.
     pub cluster: Cluster,
 }
 
 impl Testbed {
-    /// Reads the file at `path`. Paths in it start at its directory.
+    /// Reads the file at `path`. Relative paths in it start at its directory.
     ///
     /// # Errors
     ///
-    /// The first thing wrong: bad TOML, an unknown setting, unit or name, a figure out of range, a device that no link joins to the broker, or a
-    /// profile that cannot be read.
+    /// The first problem: bad TOML, an unknown setting, unit or name, a value out of range, a device without a route
+    /// to the broker, or a profile that cannot be read.
     pub fn load(path: &Path) -> Result<Self, JobError> {
         let text = read(path, "give the path of a testbed file")?;
         let directory = path.parent().filter(|p| !p.as_os_str().is_empty());
         Self::parse(&path.display().to_string(), &text, directory.unwrap_or(Path::new(".")))
     }
 
-    /// [`Self::load`] of a file's content. Messages call it `name`; relative paths start at `directory`.
+    /// Reads a testbed from `text`. Messages call it `name`, and relative paths start at `directory`.
     ///
     /// # Errors
     ///
@@ -79,25 +79,26 @@ impl Testbed {
         for section in &devices {
             device(section, &mut names, &mut profiles, &mut machines)?;
         }
-        let mut lines = BTreeMap::new();
+        let mut direct = BTreeMap::new();
         for section in &links {
-            link(section, &names, &mut lines)?;
+            link(section, &names, &mut direct)?;
         }
         let broker_at = match broker.text("at")? {
             Some(at) => Some(names.find(&broker, "at", at)?),
-            // A link to it says that it has a machine of its own.
-            None => lines.keys().any(|(a, b)| [*a, *b].contains(&Place::Broker)).then_some(Place::Broker),
+            // A link to the broker means that it has a machine of its own.
+            None => direct.keys().any(|(a, b)| [*a, *b].contains(&Place::Broker)).then_some(Place::Broker),
         };
         broker.finish()?;
-        let lines = lines.into_iter().map(|((from, to), link)| DirectLink { from, to, link }).collect();
-        let cluster = Cluster::new(machines, sites, lines, broker_at)
+        let direct = direct.into_iter().map(|((from, to), link)| DirectLink { from, to, link }).collect();
+        let cluster = Cluster::new(machines, sites, direct, broker_at)
             .map_err(|e| JobError::new(name, e.to_string(), "correct the testbed"))?;
         connected(&cluster, &devices)?;
         Ok(Self { cluster })
     }
 }
 
-/// The devices of a file that `fusionllm profile` wrote: tables `[[device]]` as a testbed has them, each with the threads it was measured with.
+/// Reads the devices of a file that `fusionllm profile` wrote, each with its number of threads. The file has tables
+/// `[[device]]` like a testbed.
 ///
 /// # Errors
 ///
@@ -128,7 +129,7 @@ fn read(path: &Path, hint: &str) -> Result<String, JobError> {
         .map_err(|e| JobError::new(path.display(), format!("the file cannot be read: {e}"), hint))
 }
 
-/// What links and devices may name.
+/// The devices and sites by name.
 #[derive(Default)]
 struct Names(BTreeMap<String, Place>);
 
@@ -185,7 +186,7 @@ fn rate_and_latency(section: &Section<'_>) -> Result<Option<Link>, JobError> {
     }
 }
 
-fn link(section: &Section<'_>, names: &Names, lines: &mut BTreeMap<(Place, Place), Link>) -> Result<(), JobError> {
+fn link(section: &Section<'_>, names: &Names, links: &mut BTreeMap<(Place, Place), Link>) -> Result<(), JobError> {
     let form = "write between = [\"a\", \"b\"] for both directions, or from = \"a\" and to = \"b\" for one";
     let ends = match (section.texts("between")?.as_deref(), section.text("from")?, section.text("to")?) {
         (Some(&[a, b]), None, None) => {
@@ -202,10 +203,10 @@ fn link(section: &Section<'_>, names: &Names, lines: &mut BTreeMap<(Place, Place
     let key = if section.has("between") { "between" } else { "from" };
     for (from, to) in ends {
         if from == to {
-            let hint = "name two different ends; what joins the devices of one site is the site's rate and latency";
+            let hint = "name two different ends; rate and latency of a site are those between its own devices";
             return Err(section.error(key, "both ends of a link are the same", hint));
         }
-        if lines.insert((from, to), link).is_some() {
+        if links.insert((from, to), link).is_some() {
             return Err(section.error(key, "this link was given before", "leave one of the two out"));
         }
     }
@@ -252,7 +253,7 @@ fn device(
     Ok(())
 }
 
-/// A device's own figures: those of its GPU, or given outright.
+/// The speed and memory of a device: from the table of GPUs, or from its settings.
 fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
     let positive = |key| section.number(key, "above 0", |x| x > 0.0);
     if let Some(gpu) = section.text("gpu")? {
@@ -295,16 +296,17 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
     Ok(device)
 }
 
-/// Profiles that devices name, each file read once.
+/// The profiles that devices name. Each file is read once.
 struct Profiles<'a> {
     directory: &'a Path,
     files: BTreeMap<PathBuf, Vec<(usize, Device)>>,
-    /// Devices of the testbed.
+    /// The number of devices in the testbed.
     devices: usize,
 }
 
 impl Profiles<'_> {
-    /// The measured device for this backend and number of threads; by default what falls to each device if they share the machine.
+    /// The measured device for this backend and number of threads. By default, the devices share the threads of one
+    /// machine equally.
     fn device(
         &mut self,
         section: &Section<'_>,
@@ -344,7 +346,7 @@ impl Profiles<'_> {
     }
 }
 
-/// Every device exchanges inputs and verdicts with the broker.
+/// Checks that every device has a route to the broker and back, since they exchange inputs and verdicts.
 fn connected(cluster: &Cluster, sections: &[Section<'_>]) -> Result<(), JobError> {
     let mut first = 0;
     for section in sections {
@@ -365,162 +367,4 @@ fn connected(cluster: &Cluster, sections: &[Section<'_>]) -> Result<(), JobError
 }
 
 #[cfg(test)]
-mod tests {
-    use insta::assert_snapshot;
-
-    use super::*;
-    use crate::printed;
-
-    const HOME_AND_LAB: &str = r#"
-[[device]]
-name = "home"
-count = 2
-site = "home"
-gpu = "RTX 3080"
-slowdown = 2
-
-[[device]]
-name = "lab-0"
-site = "lab"
-tflops = 10
-memory_bandwidth = "500 GB/s"
-memory = "8 GiB"
-overhead = "4 ms"
-backend = "candle-cpu"
-
-[[site]]
-name = "home"
-rate = "1 Gbps"
-latency = "0.2 ms"
-uplink = { rate = "8 Mbps", latency = "20 ms" }
-
-[[site]]
-name = "lab"
-rate = "10 Gbps"
-
-[[link]]
-between = ["home", "lab"]
-rate = "100 Mbps"
-latency = "5 ms"
-
-[[link]]
-from = "lab"
-to = "home-1"
-rate = "1 Mbps"
-
-[broker]
-at = "lab"
-"#;
-
-    fn testbed(text: &str) -> Result<Cluster, JobError> {
-        Testbed::parse("t.toml", text, Path::new("/nowhere")).map(|t| t.cluster)
-    }
-
-    fn error(from: &str, to: &str) -> String {
-        assert!(HOME_AND_LAB.contains(from), "{from}");
-        printed(testbed(&HOME_AND_LAB.replacen(from, to, 1)).unwrap_err())
-    }
-
-    #[test]
-    fn a_testbed_says_what_joins_what() {
-        let c = testbed(HOME_AND_LAB).unwrap();
-        let names: Vec<&str> = c.devices().iter().map(|d| d.name.as_str()).collect();
-        assert_eq!(names, ["home-0", "home-1", "lab-0"]);
-        assert_eq!(c.link(PeerId(0), PeerId(1)), Some(Link { latency: 0.0002, bandwidth: 125e6 }));
-        assert_eq!(c.link(PeerId(0), PeerId(2)), Some(Link { latency: 0.025, bandwidth: 1e6 }));
-        assert_eq!(c.link(PeerId(2), PeerId(1)), Some(Link { latency: 0.02, bandwidth: 125e3 }), "a line of its own");
-        let [home, _, lab] = c.devices() else { panic!("three devices") };
-        assert_eq!((home.slowdown, home.memory, home.backend.as_deref()), (2.0, 10 << 30, None));
-        assert!((home.rates.matmul - 0.6 * 29.8e12).abs() < 1.0);
-        let expected = Rates { matmul: 10e12, convolution: 10e12, memory: 500e9, overhead: 4e-3 };
-        assert_eq!((lab.rates, lab.backend.as_deref()), (expected, Some("candle-cpu")));
-        assert_eq!(c.broker(), Place::Site(1));
-    }
-
-    #[test]
-    fn mistakes_are_shown_where_they_stand() {
-        assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"RTX 308\""), @r#"
-        t.toml:6:7: no GPU "RTX 308" is in the table
-        hint: did you mean `RTX 3080`? or give tflops, memory_bandwidth and memory; the table has GTX 1080 Ti, P100, V100, T4, RTX 2070, RTX 2080, RTX 2080 Ti, RTX 3060, RTX 3070, RTX 3080, RTX 3090, A10, A40, RTX A6000, A100 40GB, A100 80GB, RTX 4060, RTX 4070, RTX 4080, RTX 4090, L4, L40S, RTX 5090, H100 PCIe, H100 SXM, H200, RX 7900 XTX, MI250X die, MI300X
-        "#);
-        assert_snapshot!(error("rate = \"1 Gbps\"", "rate = \"1 Gpbs\""), @r#"
-        t.toml:20:8: there is no unit "Gpbs" of a rate
-        hint: write rate = "8 Mbps"; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
-        "#);
-        assert_snapshot!(error("rate = \"8 Mbps\"", "rate = \"0 Mbps\""), @r#"
-        t.toml:22:19: `site.uplink.rate` is 0 Mbps
-        hint: it must be above zero
-        "#);
-        assert_snapshot!(error("rate = \"100 Mbps\"", "rate = 100"), @r#"
-        t.toml:30:8: `link.rate` needs a unit
-        hint: write rate = "8 Mbps"; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
-        "#);
-        assert_snapshot!(error("[\"home\", \"lab\"]", "[\"hone\", \"lab\"]"), @r#"
-        t.toml:29:11: there is no device or site `hone`
-        hint: did you mean `home`? there are home, home-0, home-1, lab, lab-0
-        "#);
-        assert_snapshot!(error("[\"home\", \"lab\"]", "[\"home\", \"home\"]"), @r#"
-        t.toml:29:11: both ends of a link are the same
-        hint: name two different ends; what joins the devices of one site is the site's rate and latency
-        "#);
-        assert_snapshot!(error("tflops = 10\n", ""), @r#"
-        t.toml:9:1: nothing says how fast device `lab-0` is
-        hint: write gpu = "RTX 3080", or tflops, memory_bandwidth and memory, or profile = "DEVICE.toml"
-        "#);
-        assert_snapshot!(error("slowdown = 2", "slowdown = 0.5"), @r#"
-        t.toml:7:12: `device.slowdown` is 0.5
-        hint: it must be at least 1
-        "#);
-        assert_snapshot!(error("count = 2", "coutn = 2"), @r#"
-        t.toml:4:1: unknown setting `coutn` in [device]
-        hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, slowdown
-        "#);
-        assert_snapshot!(error("from = \"lab\"\n", ""), @r#"
-        t.toml:33:1: a link needs its two ends
-        hint: write between = ["a", "b"] for both directions, or from = "a" and to = "b" for one
-        "#);
-        assert_snapshot!(error("[[device]]", "[device]"), @r#"
-        t.toml:9:3: duplicate key
-        hint: the file is TOML: sections as [train], settings as name = value, text in quotes
-        "#);
-        assert_snapshot!(printed(testbed("").unwrap_err()), @r#"
-        t.toml: there are no devices
-        hint: describe each machine in a table [[device]] with a name and a gpu
-        "#);
-    }
-
-    #[test]
-    fn a_device_out_of_reach_is_named() {
-        assert_snapshot!(error("between = [\"home\", \"lab\"]", "from = \"home\"\nto = \"lab\""), @r#"
-        t.toml:3:8: no link leads from broker to home-0
-        hint: join their sites or the devices themselves by a [[link]], give both sites an uplink, or say where the broker stands: [broker] at = "NAME"
-        "#);
-    }
-
-    #[test]
-    fn a_profile_gives_each_device_its_share_of_the_machine() {
-        let dir = tempfile::tempdir().unwrap();
-        let profile = |threads: u32, tflops: f64| {
-            format!(
-                "[[device]]\nname = \"this\"\nbackend = \"cpu\"\nthreads = {threads}\ntflops = {tflops}\nmemory_bandwidth = \"9 GB/s\"\n\
-                 memory = \"4 GiB\"\noverhead = \"2 us\"\noperators = {{ mm = [[1e3, 2e-6], [1e9, 1e-2]] }}\n"
-            )
-        };
-        std::fs::write(dir.path().join("D.toml"), profile(1, 0.05) + &profile(4, 0.2)).unwrap();
-        let file = |rest: &str| {
-            format!(
-                "[[site]]\nname = \"s\"\nrate = \"1 Gbps\"\n[[device]]\nname = \"a\"\nsite = \"s\"\nprofile = \"D.toml\"\n{rest}"
-            )
-        };
-        let read = |rest: &str| Testbed::parse("t.toml", &file(rest), dir.path()).map(|t| t.cluster);
-        let alone = read("").unwrap();
-        assert_eq!(alone.devices()[0].rates.matmul, 0.2e12);
-        assert!((alone.devices()[0].measured.operators.by_name["mm"].at(1e9) - 1e-2).abs() < 1e-9);
-        assert_eq!(read("count = 4").unwrap().devices()[3].rates.matmul, 0.05e12);
-        assert_eq!(read("count = 2").unwrap().devices()[0].rates.matmul, 0.05e12, "two threads were not measured");
-        assert_eq!(read("count = 4\nthreads = 4").unwrap().devices()[0].rates.matmul, 0.2e12);
-        let e = read("threads = 3").unwrap_err();
-        assert_eq!(e.message, "D.toml has no device of backend cpu with 3 thread(s)");
-        assert_eq!(e.hint, "it has cpu with 1, cpu with 4");
-    }
-}
+mod tests;

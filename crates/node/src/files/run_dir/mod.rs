@@ -1,0 +1,406 @@
+//! The directory of a run: its job, plan, metrics, checkpoints and summary.
+//!
+//! ```text
+//! runs/0001/
+//!   job.toml         the job, with every default filled in
+//!   plan.json        the operators of each peer
+//!   ticket           what joiners need, while the run accepts them
+//!   metrics.jsonl    one line per step
+//!   checkpoints/     see `checkpoint`
+//!   summary.json     the whole run, written at its end
+//! ```
+
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+
+use crate::files::checkpoint::Checkpoints;
+use crate::files::{DiskError, write_atomic};
+
+/// The directory of a run that this process conducts. A lock keeps other processes out.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    /// Locked. Its position is the end of the file.
+    metrics: File,
+}
+
+const JOB: &str = "job.toml";
+const PLAN: &str = "plan.json";
+const TICKET: &str = "ticket";
+const METRICS: &str = "metrics.jsonl";
+const SUMMARY: &str = "summary.json";
+const CHECKPOINTS: &str = "checkpoints";
+
+/// Why a directory cannot be used for a run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// The directory holds another run.
+    #[error("{}: another run is there ({found})", path.display())]
+    Taken {
+        /// The directory.
+        path: PathBuf,
+        /// The file of the other run.
+        found: &'static str,
+    },
+    /// The directory holds no run to resume.
+    #[error("{}: there is no run here ({missing} is missing)", path.display())]
+    NotARun {
+        /// The directory.
+        path: PathBuf,
+        /// The missing file.
+        missing: &'static str,
+    },
+    /// Another process uses the directory.
+    #[error("{}: another process is running in this directory", path.display())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+impl RunDirError {
+    /// What the user can do about it.
+    pub fn hint(&self) -> Option<String> {
+        let hint = match self {
+            Self::Taken { path, .. } => {
+                return Some(format!("choose another --run-dir, or continue that run: --resume {}", path.display()));
+            }
+            Self::NotARun { .. } => "--resume takes the directory of a run, such as runs/0001",
+            Self::Busy { .. } => "wait for it, stop it, or choose another --run-dir",
+            Self::Disk(e) => e.hint(),
+        };
+        Some(hint.into())
+    }
+}
+
+/// A line of `metrics.jsonl`. Numbers that are not finite are written as `null`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// Steps done, including this one.
+    pub step: u64,
+    /// Mean loss over the targets of the step, before the update.
+    pub loss: Option<f64>,
+    /// Duration of the step in seconds.
+    pub step_s: f64,
+    /// Tokens per second. For images: images per second.
+    pub tokens_per_s: f64,
+    /// Bytes of tensors sent between peers.
+    pub bytes_sent: u64,
+    /// Learning rate of the update.
+    pub lr: f64,
+    /// Global norm of the gradient before clipping.
+    pub grad_norm: Option<f64>,
+    /// Whether the update was skipped, because the loss or the gradient was not finite.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// Codec changes of this step and warnings about codecs, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub codecs: Vec<String>,
+    /// Spectra of compressed tensors, in steps that `compression.spectral_watch` selects.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spectra: Vec<Spectrum>,
+    /// Mean loss over the held-out targets, if it was measured after this step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_loss: Option<f64>,
+    /// Fraction of the held-out targets that have the largest logit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_accuracy: Option<f64>,
+}
+
+/// The stable rank ‖X‖_F² / σ₁² of a tensor before and after a codec. Of the tensors that one micro-batch sends on a
+/// link, it is the one with the largest stable rank.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Spectrum {
+    /// The sending peer.
+    pub from: String,
+    /// The receiving peer.
+    pub to: String,
+    /// The stable rank of the tensor before encoding.
+    pub before: f64,
+    /// The stable rank of the decoded tensor.
+    pub after: f64,
+}
+
+/// The content of `summary.json`. Unknown values are `None`, written as `null`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Summary {
+    /// Steps done.
+    pub steps: u64,
+    /// Loss of the first step.
+    pub loss_first: Option<f64>,
+    /// Loss of the last step.
+    pub loss_last: Option<f64>,
+    /// Median duration of a step in seconds.
+    pub median_step_s: Option<f64>,
+    /// Predicted duration of a step in seconds.
+    pub predicted_step_s: Option<f64>,
+    /// Mean bytes of tensors sent between peers in a step.
+    pub bytes_sent_per_step: Option<u64>,
+    /// Time in steps divided by the time of the whole run.
+    pub training_overhead_ratio: Option<f64>,
+    /// The scheduler that made the plan.
+    pub scheduler: String,
+    /// The pipeline schedule.
+    #[serde(default)]
+    pub schedule: String,
+    /// Micro-batches per step.
+    #[serde(default)]
+    pub micro_batches: u32,
+    /// The compression setting.
+    pub compression: String,
+    /// The peers, in the order of the plan.
+    pub peers: Vec<PeerSummary>,
+    /// The links that carried tensors, sorted by the names of their ends.
+    pub links: Vec<LinkSummary>,
+}
+
+/// A peer in the summary.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PeerSummary {
+    /// Its name.
+    pub name: String,
+    /// Its backend.
+    pub backend: String,
+    /// Number of its forward and backward operators.
+    pub operators: u64,
+    /// Median seconds of computation in a step.
+    pub compute_s: Option<f64>,
+    /// Predicted seconds of computation in a step.
+    #[serde(default)]
+    pub predicted_compute_s: Option<f64>,
+    /// Median seconds of encoding and decoding in a step. `compute_s` excludes them.
+    #[serde(default)]
+    pub codec_s: Option<f64>,
+    /// Peak of the bytes allocated during training: tensors, network buffers and everything else.
+    pub peak_memory_bytes: Option<u64>,
+    /// Peak resident memory of its process.
+    #[serde(default)]
+    pub resident_memory_bytes: Option<u64>,
+    /// Predicted peak of `peak_memory_bytes`.
+    pub predicted_memory_bytes: Option<u64>,
+}
+
+/// A link in the summary, in one direction.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct LinkSummary {
+    /// The sending peer.
+    pub from: String,
+    /// The receiving peer.
+    pub to: String,
+    /// The codec.
+    pub codec: String,
+    /// Compression ratio: bytes before encoding divided by bytes sent.
+    pub ratio: Option<f64>,
+    /// Relative error ‖received − original‖ / ‖original‖: the largest of a step, as the median over the steps. `None`
+    /// without a codec.
+    #[serde(default)]
+    pub relative_error: Option<f64>,
+    /// Bytes per step.
+    pub bytes_per_step: Option<u64>,
+    /// Measured rate while sending.
+    pub measured_bytes_per_s: Option<f64>,
+}
+
+impl RunDir {
+    /// Creates the directory of a new run and writes the job into it. Without `path`, it takes the next free number in
+    /// `runs/`.
+    ///
+    /// # Errors
+    ///
+    /// The directory holds another run, or the disk fails.
+    pub fn create(path: Option<&Path>, job: &str) -> Result<Self, RunDirError> {
+        let path = match path {
+            Some(path) => {
+                fs::create_dir_all(path).map_err(DiskError::at(path, "created"))?;
+                path.to_owned()
+            }
+            None => next_in(Path::new("runs"))?,
+        };
+        let taken = |found| RunDirError::Taken { path: path.clone(), found };
+        if let Some(found) = [PLAN, METRICS, SUMMARY, CHECKPOINTS].into_iter().find(|name| path.join(name).exists()) {
+            return Err(taken(found));
+        }
+        let job_path = path.join(JOB);
+        // If two processes race, only one of them creates the file.
+        match OpenOptions::new().write(true).create_new(true).open(&job_path) {
+            Ok(mut file) => file.write_all(job.as_bytes()).map_err(|e| {
+                // Half a job would look like a run.
+                let _ = fs::remove_file(&job_path);
+                DiskError::at(&job_path, "written")(e)
+            })?,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(taken(JOB)),
+            Err(e) => return Err(DiskError::at(&job_path, "written")(e).into()),
+        }
+        Self::lock(path)
+    }
+
+    /// Opens the directory of an earlier run to continue after `step` steps. Removes later steps from `metrics.jsonl`,
+    /// and incomplete checkpoints.
+    ///
+    /// # Errors
+    ///
+    /// There is no run, another process uses the directory, or the disk fails.
+    pub fn resume(path: &Path, step: u64) -> Result<Self, RunDirError> {
+        if !path.join(JOB).is_file() {
+            return Err(RunDirError::NotARun { path: path.to_owned(), missing: JOB });
+        }
+        let mut run = Self::lock(path.to_owned())?;
+        let metrics = path.join(METRICS);
+        let text = fs::read(&metrics).map_err(DiskError::at(&metrics, "read"))?;
+        let kept = text.split_inclusive(|&b| b == b'\n').take_while(|line| {
+            let whole = line.ends_with(b"\n");
+            let done = serde_json::from_slice::<StepMetrics>(line);
+            whole && done.is_ok_and(|m| m.step <= step)
+        });
+        let kept = kept.map(<[u8]>::len).sum::<usize>() as u64;
+        let cut = run.metrics.set_len(kept).and_then(|()| run.metrics.seek(SeekFrom::Start(kept)));
+        cut.map_err(DiskError::at(&metrics, "written"))?;
+        // The old summary describes a run that had ended.
+        remove(&path.join(SUMMARY))?;
+        Checkpoints::new(run.checkpoints()).clean()?;
+        Ok(run)
+    }
+
+    fn lock(path: PathBuf) -> Result<Self, RunDirError> {
+        let name = path.join(METRICS);
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&name);
+        let metrics = opened.map_err(DiskError::at(&name, "written"))?;
+        match metrics.try_lock() {
+            Ok(()) => Ok(Self { path, metrics }),
+            Err(TryLockError::WouldBlock) => Err(RunDirError::Busy { path }),
+            // The file system has no locks.
+            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => Ok(Self { path, metrics }),
+            Err(TryLockError::Error(e)) => Err(DiskError::at(&name, "locked")(e).into()),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory of the checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join(CHECKPOINTS)
+    }
+
+    /// Replaces the job, for a resumed run whose settings have changed.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_job(&self, toml: &str) -> Result<(), DiskError> {
+        write_atomic(&self.path.join(JOB), toml.as_bytes())
+    }
+
+    /// Writes the plan.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_plan(&self, json: &str) -> Result<(), DiskError> {
+        write_atomic(&self.path.join(PLAN), json.as_bytes())
+    }
+
+    /// Reads the plan.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn read_plan(&self) -> Result<String, DiskError> {
+        let path = self.path.join(PLAN);
+        fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))
+    }
+
+    /// Writes the ticket. On Unix only the user can read it, because anyone with the ticket can join.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_ticket(&self, ticket: &str) -> Result<(), DiskError> {
+        let path = self.path.join(TICKET);
+        let mut options = OpenOptions::new();
+        options.write(true).create_new(true);
+        #[cfg(unix)]
+        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+        self.remove_ticket()?;
+        let written = options.open(&path).and_then(|mut file| writeln!(file, "{ticket}"));
+        written.map_err(DiskError::at(&path, "written"))
+    }
+
+    /// Removes the ticket, when the run accepts no more joiners.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn remove_ticket(&self) -> Result<(), DiskError> {
+        remove(&self.path.join(TICKET))
+    }
+
+    /// Adds a step to `metrics.jsonl`.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn record(&mut self, metrics: &StepMetrics) -> Result<(), DiskError> {
+        let line = serde_json::to_string(metrics).map_err(io::Error::from);
+        let written = line.and_then(|line| self.metrics.write_all(format!("{line}\n").as_bytes()));
+        written.map_err(DiskError::at(&self.path.join(METRICS), "written"))
+    }
+
+    /// Writes `summary.json`.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_summary(&self, summary: &Summary) -> Result<(), DiskError> {
+        let path = self.path.join(SUMMARY);
+        let json = serde_json::to_vec_pretty(summary).map_err(|e| DiskError::at(&path, "written")(e.into()))?;
+        write_atomic(&path, &json)
+    }
+}
+
+/// Reads the `metrics.jsonl` of a run. An incomplete last line is ignored.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn read_metrics(run: &Path) -> Result<Vec<StepMetrics>, DiskError> {
+    let path = run.join(METRICS);
+    let text = fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))?;
+    Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// Removes a file if it exists.
+fn remove(path: &Path) -> Result<(), DiskError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(DiskError::at(path, "removed")),
+    }
+}
+
+/// Creates the directory with the next number in `runs`.
+fn next_in(runs: &Path) -> Result<PathBuf, DiskError> {
+    fs::create_dir_all(runs).map_err(DiskError::at(runs, "created"))?;
+    let entries = fs::read_dir(runs).map_err(DiskError::at(runs, "read"))?;
+    let number = |e: fs::DirEntry| e.file_name().to_str()?.parse::<u32>().ok();
+    let mut next = entries.filter_map(|e| number(e.ok()?)).max().unwrap_or(0);
+    loop {
+        next = next.saturating_add(1);
+        let path = runs.join(format!("{next:04}"));
+        match fs::create_dir(&path) {
+            // Another process was faster.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && next < u32::MAX => {}
+            made => return made.map(|()| path.clone()).map_err(DiskError::at(&path, "created")),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,47 @@
+use super::*;
+
+#[test]
+fn similar_samples_make_one_point() {
+    let samples = [(1e6, 3e-4), (1.1e6, 4e-4), (1e3, 1e-6), (0.0, 1e-6)];
+    let curve = super::curve(samples.into_iter()).unwrap();
+    assert_eq!(curve.points().len(), 3);
+    assert!((curve.at(1.05e6) - 3.5e-4).abs() < 1e-9, "the mean");
+    assert!((curve.at(1e3) - 1e-6).abs() < 1e-9);
+    assert_eq!(super::curve([].into_iter()), None);
+}
+
+#[test]
+fn a_models_own_operators_are_measured() {
+    let forward = gpt2((16, 2, 8, 2, 32), AttentionImplementation::Eager).unwrap();
+    let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
+    let backend = fusionllm_backend::open("cpu").unwrap();
+    let effort = Effort { warm_up: 0, patience: Duration::ZERO, repeats: 1 };
+    let mut samples = Samples::default();
+    samples.model(&backend, &train, 4, effort, 1.0).unwrap();
+    for node in train.graph.node_ids().filter(|n| live(&train)[n.index()]) {
+        assert!(
+            samples.seconds.contains_key(&node_signature(&train.graph, node)),
+            "{}",
+            node_signature(&train.graph, node)
+        );
+    }
+    assert!(samples.seconds.len() < train.graph.nodes.len(), "layers are alike");
+}
+
+#[test]
+fn a_profile_survives_its_file() {
+    let rates = Rates { matmul: 5.123e10, convolution: 2e10, memory: 9e9, overhead: 2e-6 };
+    let mut device = Device::new("cpu", rates, 16 << 30);
+    device.backend = Some("cpu".into());
+    device.measured.operators.by_name.insert("mm".into(), Curve::new(vec![(1e6, 2.5e-5), (1e9, 2e-2)]).unwrap());
+    device.scratch.by_name.insert("mm".into(), Curve::new(vec![(1e6, 4096.0)]).unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("D.toml");
+    std::fs::write(&path, to_toml(&[(2, device.clone())]).unwrap()).unwrap();
+    let back = crate::config::load_profile(&path).unwrap();
+    assert_eq!(back.len(), 1);
+    let (threads, read) = &back[0];
+    assert_eq!((*threads, read.name.as_str(), read.memory), (2, "cpu-2", device.memory));
+    assert!((read.rates.matmul - rates.matmul).abs() < 1.0 && (read.rates.overhead - 2e-6).abs() < 1e-12);
+    assert_eq!((&read.measured, &read.scratch), (&device.measured, &device.scratch));
+}
