@@ -42,6 +42,10 @@ fn the_job_document_has_every_key_and_default() {
         let plain = parse("train.seed=1").unwrap();
         for (key, default) in entries {
             let Some(default) = default else { continue };
+            let section_sets_key = base.iter().any(|set| set.starts_with(&format!("{section}.{key}=")));
+            if section_sets_key {
+                continue;
+            }
             let setting = format!("{section}.{key}={default}");
             assert_eq!(parse(&setting).unwrap_or_else(|e| panic!("{setting}: {e}")), plain, "{setting} is no default");
         }

@@ -135,7 +135,7 @@ fn codecs_change_only_with_the_next_version() {
     };
     insta::assert_snapshot!(refuse(2, PeerId(1)), @"program: version 2 of the plan cannot follow version 2");
     insta::assert_snapshot!(refuse(4, PeerId(1)), @"program: version 4 of the plan cannot follow version 2");
-    insta::assert_snapshot!(refuse(3, PeerId(0)), @"program: a codec is for the way to another peer");
+    insta::assert_snapshot!(refuse(3, PeerId(0)), @"program: a codec must be for a link to another peer");
 }
 
 fn refusal(change: impl FnOnce(&mut Assignment)) -> String {

@@ -128,7 +128,7 @@ fn a_plan_that_does_not_fit_is_refused() {
     assert_snapshot!(refused(&nothing, &["--set=model.n_layer=3"]), @"error: plan: it is for another model or micro-batch size (its graph is DIGEST, this graph is DIGEST); make a new plan");
     assert_snapshot!(refused(&nothing, &["--set=train.batch=8"]), @"error: the plan is for 4 micro-batches a step, the job has 8; plan anew");
     assert!(refused(&nothing, &["--peers", "2"]).contains("'--plan <P.json>' cannot be used with '--peers <N>'"));
-    assert_snapshot!(refused(&|p| p["stages"][1]["peers"] = json!([5]), &[]), @"error: plan: stage 1 names peer 5, of 2");
+    assert_snapshot!(refused(&|p| p["stages"][1]["peers"] = json!([5]), &[]), @"error: plan: stage 1 names peer 5, but there are 2 peers");
     assert_snapshot!(refused(&|p| p["stages"][1]["peers"] = json!([0, 1, 0, 1, 0]), &[]), @"error: plan: stage 1 has 4 micro-batches for 5 turns; use more micro-batches");
     assert_snapshot!(refused(&|p| p["stages"][0]["nodes"][0] = json!(1), &[]), @"error: plan: node #1 is in two stages");
     let unknown = refused(&|p| p["schedule"] = json!("fast"), &[]);

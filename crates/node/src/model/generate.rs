@@ -101,7 +101,7 @@ impl Generator {
         let Some(tokenizer) = tokenizer.or(model.network.tokenizer) else {
             let size = config.vocab_size;
             return fail(
-                &format!("the vocabulary has {size} tokens, which is neither GPT-2's nor the bytes"),
+                &format!("a vocabulary of {size} tokens is neither GPT-2's nor that of bytes"),
                 "name the tokenizer: --tokenizer bytes or --tokenizer gpt2",
             );
         };
@@ -362,7 +362,7 @@ mod tests {
         let backend = fusionllm_backend::open("cpu").unwrap();
         let open = |tokenizer| Generator::new(SavedModel::open(dir.path()).unwrap(), backend.clone(), tokenizer);
         let unknown = printed(open(None).err().unwrap());
-        assert!(unknown.contains("100 tokens, which is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
+        assert!(unknown.contains("100 tokens is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
         let mut generator = open(Some(Tokenizer::Bytes)).unwrap();
         let sampling = Sampling { temperature: 1.0, top_k: 0, seed: 2 };
         let error = generator.generate("Ax", &sampling, 9, |_| true).unwrap_err().to_string();
