@@ -84,7 +84,7 @@ fn testbeds() {
     assert!(odd.contains("odd.toml: backend \"burn-gpu\" of device \"a\""), "{odd}");
     // What cannot be done is not left undone in silence.
     assert_snapshot!(refused(dir.path(), &[&["train", "--set=plan.scheduler=op-fence"], &TINY[..]].concat()), @r"
-    error: the scheduler op-fence must know the devices and their links
+    error: the scheduler op-fence needs the devices and their links, but none are known
     hint: describe them in a file for --testbed, or use equal-compute
     ");
     assert!(train("good.toml", &["--set=plan.scheduler=fence"]).contains("`plan.scheduler` cannot be \"fence\""));
@@ -220,7 +220,7 @@ fn graphs_whose_shapes_do_not_fit() {
     ]);
     let show = |file: &str| refused(dir.path(), &["graph", "show", file]);
     assert_snapshot!(show("misfit.json"), @r"
-    error: misfit.json: linear (linear): the operand's last size is 3, the weight's is 5; operands: f32[4, 3], f32[2, 5]
+    error: misfit.json: linear (linear): the last dimension of the operand is 3, but that of the weight is 5; operands: f32[4, 3], f32[2, 5]
     hint: mend the operator named there, or write the graph anew
     ");
     assert_snapshot!(show("cut.json"), @r"
