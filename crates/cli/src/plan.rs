@@ -59,7 +59,7 @@ pub(crate) fn simulate_file(args: &SimulateArgs, json: bool) -> Result<(), Failu
         write(path, &picture::timeline(&saved.cluster, &outcome.simulation))?;
     }
     if let Some(path) = &args.trace {
-        write(path, &picture::trace(&saved.cluster, &outcome.simulation))?;
+        write(path, &picture::chrome_trace(&saved.cluster, &outcome.simulation))?;
     }
     outcome.show(&saved, json)
 }

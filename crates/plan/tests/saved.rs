@@ -105,7 +105,7 @@ fn pictures_are_well_formed() {
             assert!(svg.contains(&format!(">{p}</text>")), "{p} is shown");
         }
     }
-    let trace: serde_json::Value = serde_json::from_str(&picture::trace(&saved.cluster, &simulation)).unwrap();
+    let trace: serde_json::Value = serde_json::from_str(&picture::chrome_trace(&saved.cluster, &simulation)).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
     let computed: f64 =
         events.iter().filter(|e| e["cat"] == "compute" && e["pid"] == 0).map(|e| e["dur"].as_f64().unwrap()).sum();

@@ -202,7 +202,7 @@ pub(crate) fn adaptive_avg_pool2d_backward<T: Float>(dx: &mut [T], grad: &[T], i
 mod tests {
     use super::*;
 
-    /// Windows over [4, 5] with padding. Those of the last column reach beyond the end.
+    /// Windows over a plane of 4 rows and 5 columns, with padding. Windows in the last column reach beyond the plane.
     const WINDOWS: Windows =
         Windows { input: [4, 5], output: [2, 3], kernel: [3, 3], stride: [2, 2], padding: [1, 1], dilation: [1, 1] };
 

@@ -228,7 +228,7 @@ fn graphs_whose_shapes_do_not_fit() {
     hint: write the graph anew; this file is damaged or of another kind
     ");
     assert_snapshot!(show("later.json"), @r"
-    error: later.json: graph file: it has version 2, this program reads version 1
+    error: later.json: graph file: it has format version 2, but this program reads version 1
     hint: write the graph anew; this file is damaged or of another kind
     ");
     assert_snapshot!(show("bert.json"), @r#"

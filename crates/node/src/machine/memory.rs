@@ -6,7 +6,8 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
-/// An allocator that counts the allocated bytes, for the `#[global_allocator]` of a program that reports them.
+/// Counts the bytes allocated now and their peak. A program that reports its memory makes this its
+/// `#[global_allocator]`.
 #[derive(Debug)]
 pub struct Counting<A>(pub A);
 

@@ -7,7 +7,7 @@ mod trace;
 
 pub use cluster::cluster;
 pub use timeline::timeline;
-pub use trace::trace;
+pub use trace::chrome_trace;
 
 /// Seconds with a readable unit.
 fn seconds(s: f64) -> String {

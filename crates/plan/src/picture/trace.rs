@@ -8,7 +8,7 @@ use crate::simulate::{Activity, Simulation};
 /// threads computes; for each receiver, another thread sends. Times are in microseconds.
 ///
 /// [format]: https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU
-pub fn trace(cluster: &Cluster, simulation: &Simulation) -> String {
+pub fn chrome_trace(cluster: &Cluster, simulation: &Simulation) -> String {
     const MICRO: f64 = 1e6;
     let mut events: Vec<Value> = Vec::new();
     // The broker comes last.

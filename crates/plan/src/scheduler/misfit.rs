@@ -7,7 +7,7 @@ use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::program::PeerId;
 use crate::schedule::Schedule;
-use crate::search::{MAX_CUTS, Problem, Segment, equal_memory};
+use crate::search::{MAX_CUT_POSITIONS, Problem, Segment, equal_memory};
 
 /// Names what is missing where: for one operator, for the parameters, or for a plan shared out by memory.
 pub(super) fn misfit(
@@ -48,7 +48,7 @@ pub(super) fn misfit(
         ));
     }
     // A plan shared out by memory shows where memory is missing.
-    let coarse = problem.with_cuts(&problem.cuts(MAX_CUTS));
+    let coarse = problem.with_cuts(&problem.cuts(MAX_CUT_POSITIONS));
     let plan = equal_memory(&coarse);
     let missing: Vec<String> = (0..plan.len())
         .filter_map(|s| {

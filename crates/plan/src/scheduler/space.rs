@@ -12,8 +12,8 @@ use crate::error::PlanError;
 use crate::plan::Plan;
 use crate::program::PeerId;
 use crate::search::{
-    MAX_CUTS, MAX_THOROUGH_UNITS, MAX_UNITS, Problem, ScoredPlan, SearchDepth, Segment, equal_compute, equal_number,
-    exact, lower_bound, op_fence, polish, search, typical_message_bytes,
+    MAX_CUT_POSITIONS, MAX_THOROUGH_UNITS, MAX_UNITS, Problem, ScoredPlan, SearchDepth, Segment, equal_compute,
+    equal_number, exact, lower_bound, op_fence, polish, search, typical_message_bytes,
 };
 use crate::simulate::STEADY_TOLERANCE;
 
@@ -360,7 +360,7 @@ impl<'a> SearchSpace<'a> {
         }
         let mut best: Option<(usize, ScoredPlan)> = None;
         for (w, Case { problem, .. }) in self.cases.iter().enumerate() {
-            let cuts = problem.cuts(MAX_CUTS);
+            let cuts = problem.cuts(MAX_CUT_POSITIONS);
             let coarse = problem.with_cuts(&cuts);
             let known = op_fence(&coarse, &options.schedules, &[]);
             let below = known.as_ref().map(|f| f.score.step);

@@ -22,7 +22,7 @@ pub use bound::lower_bound;
 pub use communities::communities;
 pub(crate) use equal::equal_memory;
 pub use equal::{equal_compute, equal_number};
-pub use exact::{MAX_CUTS, MAX_UNITS, exact, is_small};
+pub use exact::{MAX_CUT_POSITIONS, MAX_UNITS, exact, is_small};
 pub use op_fence::op_fence;
 pub(crate) use op_fence::{SearchDepth, search};
 pub(crate) use orders::typical_message_bytes;

@@ -344,7 +344,7 @@ impl Problem {
         table[lo].max(table[hi - (1 << level)])
     }
 
-    /// Seconds of a unit for the forward and the backward pass of atoms `lo..hi`.
+    /// Seconds that the unit takes for atoms `lo..hi`: one forward pass, then one backward pass.
     pub fn compute(&self, unit: usize, lo: usize, hi: usize) -> [f64; 2] {
         let s = &self.chain.seconds[self.machines.units[unit].class as usize];
         [s.forward[hi] - s.forward[lo], s.backward[hi] - s.backward[lo]]

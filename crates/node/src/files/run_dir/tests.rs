@@ -153,7 +153,8 @@ fn runs_are_numbered() {
 fn a_full_disk_has_a_hint() {
     let path = Path::new("runs/0001/metrics.jsonl");
     let error = DiskError::at(path, "written")(io::Error::from(io::ErrorKind::StorageFull));
-    assert_snapshot!(error, @r"
+    let cause = std::error::Error::source(&error).unwrap();
+    assert_snapshot!(format!("{error}\ncaused by: {cause}\nhint: {}", error.hint()), @r"
     runs/0001/metrics.jsonl: cannot be written
     caused by: no storage space
     hint: free some space, then continue with --resume; all earlier checkpoints are intact

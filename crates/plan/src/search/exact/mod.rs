@@ -16,8 +16,8 @@ use crate::schedule::Schedule;
 /// Most units of a problem that [`exact`] solves.
 pub const MAX_UNITS: usize = 8;
 
-/// Most positions for cuts, between atoms, of a problem that [`exact`] solves.
-pub const MAX_CUTS: usize = 40;
+/// Most positions between atoms where a problem for [`exact`] may be cut. It refuses larger problems.
+pub const MAX_CUT_POSITIONS: usize = 40;
 
 /// The best of all plans: every subset of units, in every order, with every cut, under each of `schedules`. If the
 /// model has tied parameters, also the plans in which one unit holds the first stage and the last.
@@ -31,11 +31,11 @@ pub fn exact(problem: &Problem, schedules: &[Schedule], below: Option<f64>) -> O
     if is_small(problem) { beam_search(problem, schedules, below, usize::MAX) } else { None }
 }
 
-/// Whether [`exact`] solves the problem: at most [`MAX_UNITS`] units of one member each, and at most [`MAX_CUTS`]
+/// Whether [`exact`] solves the problem: at most [`MAX_UNITS`] units of one member each, and at most [`MAX_CUT_POSITIONS`]
 /// cuts.
 pub fn is_small(problem: &Problem) -> bool {
     let units = &problem.machines.units;
-    units.len() <= MAX_UNITS && problem.chain.atoms <= MAX_CUTS + 1 && units.iter().all(|u| u.copies() == 1)
+    units.len() <= MAX_UNITS && problem.chain.atoms <= MAX_CUT_POSITIONS + 1 && units.iter().all(|u| u.copies() == 1)
 }
 
 /// As [`exact`], but extends only the `width` ends with the lowest bounds, per position and number of stages. It is

@@ -11,8 +11,8 @@ pub(super) struct State {
     pub(super) used: u32,
     /// The first stage's unit.
     pub(super) first: u32,
-    /// By message that crosses `lo`: the units behind it that make or use it, as a bit set. Then, by tie that is open
-    /// at `lo` and by unit, what [`parts`] counts.
+    /// One entry per message that crosses `lo`: a bit set of the units from `lo` on that make or use it. After these,
+    /// one entry per unit for each tied parameter with holders on both sides of `lo`: the count that [`parts`] gives.
     pub(super) open: Vec<u32>,
     /// The last stage, if its unit may come again as the first.
     pub(super) last: Option<LastStage>,
