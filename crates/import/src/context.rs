@@ -218,7 +218,7 @@ impl<'a> Context<'a> {
     }
 
     /// The value in the graph. Adds a constant to the graph when a node first reads it.
-    pub(crate) fn to_graph(&mut self, value: Value) -> Result<ValueId> {
+    pub(crate) fn materialize(&mut self, value: Value) -> Result<ValueId> {
         let i = match value {
             Value::Node(id) => return Ok(id),
             Value::Constant(i) => i,
@@ -258,7 +258,7 @@ impl<'a> Context<'a> {
                 return Ok(results.into_iter().map(|t| self.constant(t)).collect());
             }
         }
-        let operands = inputs.iter().map(|v| self.to_graph(*v)).collect::<Result<Vec<_>>>()?;
+        let operands = inputs.iter().map(|v| self.materialize(*v)).collect::<Result<Vec<_>>>()?;
         Ok(self.builder.apply(op, &operands)?.into_iter().map(Value::Node).collect())
     }
 

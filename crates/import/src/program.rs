@@ -451,12 +451,12 @@ impl<'a> Import<'a> {
             results = vec![("loss".into(), loss)];
         }
         for (name, value) in results {
-            let id = self.cx.to_graph(value).map_err(|r| self.model_error(r))?;
+            let id = self.cx.materialize(value).map_err(|r| self.model_error(r))?;
             self.cx.builder.output(&name, id).map_err(|e| self.graph_error(e))?;
         }
         add_correct_output(&mut self.cx.builder).map_err(|e| self.graph_error(e))?;
         for (tensor, id) in self.state.clone().into_values() {
-            let value = self.cx.read(tensor).and_then(|v| self.cx.to_graph(v)).map_err(|r| self.model_error(r))?;
+            let value = self.cx.read(tensor).and_then(|v| self.cx.materialize(v)).map_err(|r| self.model_error(r))?;
             if value != id {
                 self.cx.builder.update_buffer(id, value).map_err(|e| self.graph_error(e))?;
             }

@@ -162,7 +162,7 @@ proptest! {
     #[test]
     fn the_error_names_a_peer_that_breaks_the_protocol(mut s in scenarios(), lies in prop::collection::vec((0usize..200, lies()), 1..4), who in 0u32..5) {
         let who = who % s.peers as u32;
-        s.disturbances.extend(lies.into_iter().map(|(at, lie)| (at, Disturbance::Lie(who, lie))));
+        s.disturbances.extend(lies.into_iter().map(|(at, lie)| (at, Disturbance::Lie(who, Box::new(lie)))));
         s.disturbances.sort_by_key(|(at, _)| *at);
         match run(&s).end.unwrap() {
             End::Failed(reason) => {
@@ -208,7 +208,8 @@ fn skipped_steps_do_not_advance_the_learning_rate() {
 #[test]
 fn errors_describe_wrong_messages() {
     let end = |at: usize, lie: FromPeer| {
-        let s = Scenario { peers: 1, disturbances: vec![(at, Disturbance::Lie(0, lie))], ..Scenario::default() };
+        let s =
+            Scenario { peers: 1, disturbances: vec![(at, Disturbance::Lie(0, Box::new(lie)))], ..Scenario::default() };
         match run(&s).end.unwrap() {
             End::Failed(reason) => reason,
             End::Finished(_) => "nothing".into(),

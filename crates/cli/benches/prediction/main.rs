@@ -125,7 +125,7 @@ impl Bench {
 
     /// 64 images of noise, each with its label. The content of images does not change the time they take.
     fn write_images(&self) -> Outcome<()> {
-        let byte = |i: u32| if i % 3073 == 0 { (i / 3073 % 10) as u8 } else { (i * 7 % 251) as u8 };
+        let byte = |i: u32| if i.is_multiple_of(3073) { (i / 3073 % 10) as u8 } else { (i * 7 % 251) as u8 };
         let images: Vec<u8> = (0..64 * 3073).map(byte).collect();
         Ok(std::fs::write(self.directory.join("train.bin"), images)?)
     }

@@ -19,7 +19,7 @@ pub(crate) enum Disturbance {
     SetCodecs,
     Loss(u32),
     /// A peer sends this message unexpectedly.
-    Lie(u32, FromPeer),
+    Lie(u32, Box<FromPeer>),
 }
 
 #[derive(Debug, Clone)]
@@ -139,7 +139,7 @@ impl Simulation<'_> {
                     Disturbance::Interrupt => self.broker.interrupt(),
                     Disturbance::SetCodecs => self.set_codecs(),
                     Disturbance::Loss(p) => self.broker.peer_lost(PeerId(p), "timed out"),
-                    Disturbance::Lie(p, message) => self.broker.message(PeerId(p), message, self.clock),
+                    Disturbance::Lie(p, message) => self.broker.message(PeerId(p), *message, self.clock),
                 };
                 self.carry_out(actions);
                 self.trace.events += 1;
