@@ -26,9 +26,9 @@ pub struct Planned {
     pub lower_bound_s: Option<f64>,
     /// Sentences about the plan, for the user.
     pub notes: Vec<String>,
-    /// The training Programs, one per peer; empty before [`Self::prepared`].
+    /// The training Programs, one per peer; empty until the plan is prepared.
     pub programs: Vec<Program>,
-    /// The predicted step, where the machines are known; not before [`Self::prepared`].
+    /// The predicted step, where the machines are known; `None` until the plan is prepared.
     pub predicted: Option<Simulation>,
 }
 
