@@ -4,12 +4,12 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// Index of a value in [`Graph::values`].
+/// Index of a value in [`Graph::values`](crate::Graph::values).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct ValueId(pub u32);
 
-/// Index of a node in [`Graph::nodes`].
+/// Index of a node in [`Graph::nodes`](crate::Graph::nodes).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct NodeId(pub u32);

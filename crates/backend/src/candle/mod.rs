@@ -3,7 +3,7 @@
 //! Candle runs every operator that GPT-2 and ResNet use. Compound operators run by their decomposition. The few in
 //! [`HOST_OPERATORS`] run by kernels of this crate.
 //!
-//! *Determinism*: candle sums strided operands in another order than contiguous ones. So [`products`] and [`reduce`]
+//! *Determinism*: candle sums strided operands in another order than contiguous ones. So `products` and `reduce`
 //! give it operands whose layout depends on shapes alone. Candle never overwrites an operand.
 
 mod convolution;

@@ -1,7 +1,7 @@
 //! The suite that every backend passes. It compares results with the operators' definitions.
 //!
 //! - [`cases`] lists operators with operands.
-//! - [`values`] compares a backend's results with the [`reference`] evaluator, for several memory layouts of the
+//! - [`values`] compares a backend's results with the [`mod@reference`] evaluator, for several memory layouts of the
 //!   operands and for decompositions. It also checks that operands in use elsewhere do not change.
 //! - [`gradients`] compares each derivative with finite differences.
 //! - [`determinism`] repeats large operators with different numbers of threads.
