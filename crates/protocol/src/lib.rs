@@ -11,24 +11,33 @@
 //!
 //! ```text
 //!   joiner                         broker
-//!     | -- Hello (secret, name) ---> |   Lobby: until all peers have joined; then they are numbered by name
-//!     | <-- Measure, Probe,          |   Survey, if the machines are not known: one measurement after another,
-//!     |     StopProbing ------------ |     over separate connections (Probe)
-//!     | -- Machine, Links,           |
-//!     |    ProbingStopped ---------> |
-//!     | <-- Assignment (bulk) ------ |   Programs, the other peers, and which tensors are drawn or loaded
-//!     | <-- Load (bulk) ------------ |   parameters and optimizer state, each peer its share
+//!     | -- Hello (secret, name) ---> |   Roster: a member, with a number that stays
+//!     | <-- Contacts, Measure, Probe |   Survey, if machines are not known: one measurement after another, over
+//!     | -- Machine, Links ---------> |     separate connections (PeerHello::Probe)
+//!     | <-- Assignment (bulk) ------ |   Programs, the other peers, and where each tensor comes from
+//!     | <-- Load (bulk) ------------ |   what the broker has; the rest is drawn, or fetched from members
 //!     | -- Ready ------------------> |
 //!     | <-- Run pass 1, Run pass 2 - |   passes ahead, each with its inputs (tensors)
-//!     | == activations, gradients == peers, directly (tensors)
+//!     | == activations, gradients == peers, directly (tensors; PeerHello::Exchange)
 //!     | -- Report, Norms ----------> |
 //!     | <-- Verdict ---------------- |   once all peers' norms of the pass have arrived
 //!     | -- PassDone ---------------> |
 //!     | <-- SetCodecs -------------- |   rarely: from the next Run on, the plan's next version
-//!     | <-- Snapshot --------------- |   between two passes; training continues
-//!     | -- Saved …, SavedAll (bulk) -> |   commit
+//!     | <-- Snapshot --------------- |   a cut, between two passes; training continues
+//!     | -- Saved …, SavedAll (bulk) -> |   a checkpoint
+//!     | <-- Mirror ----------------- |   keep a copy of another peer's share (PeerHello::Fetch)
+//!     | -- Mirrored ---------------> |
+//!     | <-- Release ---------------- |   older cuts are not needed any more
 //!     | <-- Stop ------------------- |
 //! ```
+//!
+//! # Generations
+//!
+//! A *generation* is one membership and one Plan. A *cut* is the state after a step, and a generation starts from one.
+//! When a peer is lost, leaves or comes, the broker sends [`ToPeer::Regroup`], plans again for those who are there,
+//! and assigns the next generation. Its tensors come from the newest cut of which every tensor is still somewhere: with
+//! its owner, with the member that mirrors the owner's share, or in a checkpoint. Passes are numbered over all
+//! generations, so that a message of an earlier one is told by its number, and skipped.
 //!
 //! A control message is a payload in [postcard](https://postcard.jamesmunns.com) under an empty header. Frames of
 //! tensors and on the bulk lane have a header ([`TensorHeader`], [`BulkHeader`]) and a payload of raw bytes, row-major

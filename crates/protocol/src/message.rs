@@ -1,7 +1,8 @@
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
+use std::fmt;
 
 use fusionllm_compress::Codec;
-use fusionllm_graph::{TensorType, Value, ValueId};
+use fusionllm_graph::{TensorType, Value, ValueId, ValueKind};
 use fusionllm_plan::{
     Compression, Instruction, Link, Measured, Optimizer, PassKind, PeerId, PlanError, Program, Rates, Slot, Verdict,
 };
@@ -9,7 +10,10 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 5;
+pub const VERSION: u32 = 6;
+
+/// Largest first message of a connection, in bytes. Its sender is still a stranger.
+pub const MAX_HELLO_BYTES: u64 = 8 << 10;
 
 /// Largest control message, in bytes.
 pub const MAX_CONTROL_BYTES: u64 = 4 << 20;
@@ -20,7 +24,69 @@ pub const MAX_ASSIGNMENT_BYTES: u64 = 1 << 28;
 /// Largest frame of a link measurement, in bytes.
 pub const MAX_PROBE_BYTES: u64 = 4 << 20;
 
-/// A joiner's first message.
+/// A machine that has joined a run. Numbers follow the order of joining, and no number is used again.
+///
+/// A [`PeerId`] is a place in one plan. A member may have one place in one generation and another in the next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MemberId(pub u32);
+
+impl MemberId {
+    /// The broker.
+    pub const BROKER: Self = Self(u32::MAX);
+}
+
+impl fmt::Display for MemberId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match *self {
+            Self::BROKER => f.write_str("broker"),
+            Self(m) => write!(f, "member {m}"),
+        }
+    }
+}
+
+/// A tensor that outlives a step: a parameter, buffer or constant, or one slot of a parameter's optimizer state.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct TensorKey {
+    /// The parameter, buffer or constant.
+    pub name: String,
+    /// The slot, for optimizer state.
+    pub slot: Option<String>,
+}
+
+impl TensorKey {
+    /// A parameter, buffer or constant.
+    pub fn value(name: impl Into<String>) -> Self {
+        Self { name: name.into(), slot: None }
+    }
+
+    /// A slot of a parameter's optimizer state.
+    pub fn slot(name: impl Into<String>, slot: impl Into<String>) -> Self {
+        Self { name: name.into(), slot: Some(slot.into()) }
+    }
+}
+
+impl fmt::Display for TensorKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.slot {
+            None => write!(f, "{:?}", self.name),
+            Some(slot) => write!(f, "{slot} of {:?}", self.name),
+        }
+    }
+}
+
+/// How to reach a member.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Contact {
+    /// The member.
+    pub member: MemberId,
+    /// Its name.
+    pub name: String,
+    /// Its address, as the transport encodes it.
+    pub addr: Vec<u8>,
+}
+
+/// A joiner's first message. It may not be longer than [`MAX_HELLO_BYTES`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`VERSION`].
@@ -33,8 +99,30 @@ pub struct Hello {
     pub backend: String,
     /// The device's name, for people.
     pub device: String,
-    /// The address for other peers, as the transport encodes it.
+    /// The address for other members, as the transport encodes it.
     pub addr: Vec<u8>,
+}
+
+/// The first message on a connection from one member to another.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum PeerHello {
+    /// The connection carries the tensors of one generation's passes, in both directions.
+    Exchange {
+        /// [`Assignment::generation`].
+        generation: u32,
+    },
+    /// The sender asks for copies of tensors. Each comes as [`BulkHeader::Copy`], in this order, and then the sender of
+    /// this message closes the connection. [`BulkHeader::NoCopy`] is the answer of a member that does not have them.
+    Fetch {
+        /// The cut.
+        step: u64,
+        /// The tensors.
+        tensors: Vec<TensorKey>,
+        /// Most bytes per second to send; `None` for no limit.
+        bytes_per_s: Option<f64>,
+    },
+    /// The sender measures the link with [`Probe`] frames.
+    Probe,
 }
 
 /// A message from a peer to the broker.
@@ -44,12 +132,18 @@ pub enum FromPeer {
     Hello(Hello),
     /// The answer to [`ToPeer::Measure`].
     Machine(MachineProfile),
-    /// The answer to [`ToPeer::Probe`]: the links there and back, or `None` if the two cannot reach each other.
-    Links(Option<(Link, Link)>),
-    /// The answer to [`ToPeer::StopProbing`].
-    ProbingStopped,
-    /// All tensors are loaded, and the other peers are connected.
-    Ready,
+    /// The answer to [`ToPeer::Probe`].
+    Links {
+        /// The other end.
+        with: MemberId,
+        /// The links there and back, or `None` if the two cannot reach each other.
+        links: Option<(Link, Link)>,
+    },
+    /// All tensors of an assignment are loaded, and its other peers are connected.
+    Ready {
+        /// [`Assignment::generation`].
+        generation: u32,
+    },
     /// A scalar of a pass.
     Report {
         /// The pass.
@@ -75,18 +169,40 @@ pub enum FromPeer {
         /// The peer's measurements.
         report: PassReport,
     },
-    /// The connection to another peer has ended.
-    PeerLost {
-        /// The other peer.
-        peer: PeerId,
+    /// Sent every second, whatever the peer does.
+    Heartbeat(Heartbeat),
+    /// The peer has a copy of another member's share, as [`ToPeer::Mirror`] asked.
+    Mirrored {
+        /// The cut.
+        step: u64,
+        /// The member whose share it is.
+        of: MemberId,
+    },
+    /// The peer cannot reach another member, or the connection to it has ended.
+    LinkLost {
+        /// The other member.
+        member: MemberId,
         /// Why the connection ended.
         reason: String,
     },
-    /// The peer cannot continue.
+    /// The peer cannot carry out its assignment.
     Failed {
         /// Why.
         reason: String,
     },
+    /// The peer wants to leave. It goes on until the broker sends [`ToPeer::Stop`].
+    Leaving,
+}
+
+/// How far a peer has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// The generation that it works in; 0 before the first assignment.
+    pub generation: u32,
+    /// A number that grows whenever the peer gets anything done: instructions carried out, bytes loaded and sent.
+    pub progress: u64,
+    /// Whom it waits for, if it waits.
+    pub waits_for: Option<MemberId>,
 }
 
 /// A machine's speed and memory, as its peer measured them.
@@ -188,23 +304,25 @@ pub enum ToPeer {
         /// Why.
         reason: String,
     },
-    /// Measure your machine. Accept connections from the other peers, which will measure links.
-    Measure {
-        /// All peers' names and addresses, by number.
-        peers: Vec<(String, Vec<u8>)>,
-    },
-    /// Connect to another peer or to the broker, and measure the links there and back.
+    /// The members that may connect to this one, besides those of its assignment.
+    Contacts(Vec<Contact>),
+    /// Measure your machine.
+    Measure,
+    /// Connect to another member or to the broker, and measure the links there and back.
     Probe {
-        /// The peer to connect to.
-        with: PeerId,
+        /// The member to connect to.
+        with: MemberId,
         /// Seconds of sending in one direction that suffice.
         patience_s: f64,
     },
-    /// All links are measured. Accept no more connections.
-    StopProbing,
+    /// Assignments of earlier generations are void. Stop computing, keep the copies of cuts, and wait.
+    Regroup {
+        /// The next generation.
+        generation: u32,
+    },
     /// Run the training or the evaluation program.
     Run {
-        /// Number of the pass.
+        /// Number of the pass. It grows over all generations.
         pass: u64,
         /// Version of the plan that it uses.
         version: u32,
@@ -227,25 +345,57 @@ pub enum ToPeer {
         /// The codecs of the peer's links, by receiver.
         codecs: BTreeMap<PeerId, Codec>,
     },
-    /// Take a snapshot of the tensors that you own, and stream it.
+    /// Keep the tensors that you own as they are now: a cut.
     Snapshot {
-        /// The step, to be repeated in the answer.
+        /// The cut: batches trained on before it.
         step: u64,
+        /// Whether to stream them to the broker, for a checkpoint.
+        save: bool,
     },
-    /// The run has ended.
+    /// Fetch a copy of another member's share of a cut, and keep it. The tensors are those of
+    /// [`Assignment::mirrors`].
+    Mirror {
+        /// The cut.
+        step: u64,
+        /// The member whose share it is.
+        of: MemberId,
+        /// Most bytes per second; `None` for no limit.
+        bytes_per_s: Option<f64>,
+    },
+    /// Forget the cuts before this one.
+    Release {
+        /// The oldest cut that is still needed.
+        before: u64,
+    },
+    /// The run has ended, or goes on without the peer.
     Stop {
         /// Why; empty after a regular end.
         reason: String,
     },
 }
 
-/// A peer's part in a run.
+/// Where a peer gets a tensor's first content from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// Drawn from the seed, or zeros for optimizer state.
+    Seed,
+    /// The broker streams it as [`BulkHeader::Load`].
+    Broker,
+    /// A member has it in its cut of [`Assignment::start`]. It may be the peer itself.
+    Member(MemberId),
+}
+
+/// A peer's part in one generation of a run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Assignment {
+    /// The generation, from 1 on.
+    pub generation: u32,
     /// The peer's number.
     pub peer: PeerId,
-    /// All peers' names and addresses, by number.
-    pub peers: Vec<(String, Vec<u8>)>,
+    /// All peers, by number.
+    pub peers: Vec<Contact>,
+    /// Members without a part that have tensors for this peer.
+    pub donors: Vec<Contact>,
     /// The seed of initial values, dropout and codecs.
     pub seed: u64,
     /// The update rule.
@@ -256,9 +406,15 @@ pub struct Assignment {
     pub train: Program,
     /// The program of an evaluation pass.
     pub eval: Program,
-    /// The tensors that the broker streams: parameters, buffers and constants by name, optimizer state by name and
-    /// slot. All others are drawn from the seed.
-    pub loads: BTreeSet<(String, Option<String>)>,
+    /// The cut that the generation starts from: batches trained on before it.
+    pub start: u64,
+    /// The number of the last pass of earlier generations.
+    pub passes_before: u64,
+    /// Where first contents come from: those of all parameters, buffers and constants of the programs, and of the
+    /// optimizer state of owned parameters.
+    pub sources: BTreeMap<TensorKey, Source>,
+    /// The tensors of other members whose copies this peer keeps.
+    pub mirrors: BTreeMap<MemberId, BTreeMap<TensorKey, TensorType>>,
 }
 
 impl Assignment {
@@ -293,18 +449,75 @@ impl Assignment {
                 }
             }
         }
-        let trained: BTreeSet<&str> =
-            self.train.owned().map(|(_, r)| self.train.values[&r.parameter].name.as_str()).collect();
-        for (name, slot) in &self.loads {
-            let known = match slot {
-                None => state.contains_key(name.as_str()),
-                Some(slot) => trained.contains(name.as_str()) && self.optimizer.slots().contains(&slot.as_str()),
-            };
-            if !known {
-                return fail(format!("{name:?} is to be loaded, but no program needs it"));
+        self.check_sources(&state)
+    }
+
+    fn check_sources(&self, state: &BTreeMap<&str, &Value>) -> Result<(), PlanError> {
+        let fail = |m: String| Err(PlanError::Program(m));
+        let needed = self.tensors();
+        for (key, source) in &self.sources {
+            if !needed.contains_key(key) {
+                return fail(format!("it says where {key} comes from, but no program needs it"));
+            }
+            let drawn = key.slot.is_some()
+                || state.get(key.name.as_str()).is_some_and(|v| {
+                    matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_))
+                });
+            match source {
+                Source::Seed if !drawn => return fail(format!("{key} is a constant, which no seed can draw")),
+                Source::Member(m) if self.contact(*m).is_none() => {
+                    return fail(format!("{key} comes from {m}, whose address is unknown"));
+                }
+                _ => {}
             }
         }
-        Ok(())
+        match needed.keys().find(|key| !self.sources.contains_key(key)) {
+            Some(key) => fail(format!("it does not say where {key} comes from")),
+            None => Ok(()),
+        }
+    }
+
+    /// How to reach a member of this assignment.
+    pub fn contact(&self, member: MemberId) -> Option<&Contact> {
+        self.peers.iter().chain(&self.donors).find(|c| c.member == member)
+    }
+
+    /// The tensors that the peer keeps from pass to pass, with their types: those of [`Self::state`], and the optimizer
+    /// state of the parameters that it owns.
+    pub fn tensors(&self) -> BTreeMap<TensorKey, &TensorType> {
+        let values = self.state().into_iter().map(|(name, v)| (TensorKey::value(name), &v.ty));
+        let mut tensors: BTreeMap<TensorKey, &TensorType> = values.collect();
+        for (_, r) in self.train.owned() {
+            let value = &self.train.values[&r.parameter];
+            let slots = self.optimizer.slots().iter();
+            tensors.extend(slots.map(|slot| (TensorKey::slot(value.name.as_str(), *slot), &value.ty)));
+        }
+        tensors
+    }
+
+    /// The tensors of the peer's share of a cut: what it owns, with its optimizer state. Constants are not among them.
+    pub fn share(&self) -> BTreeMap<TensorKey, TensorType> {
+        let mut share = BTreeMap::new();
+        for h in self.train.holdings.iter().filter(|h| h.owner) {
+            let value = &self.train.values[&h.value];
+            if value.kind != ValueKind::Constant {
+                share.insert(TensorKey::value(value.name.as_str()), value.ty.clone());
+            }
+        }
+        for (_, r) in self.train.owned() {
+            let value = &self.train.values[&r.parameter];
+            let slots = self.optimizer.slots().iter();
+            share.extend(slots.map(|slot| (TensorKey::slot(value.name.as_str(), *slot), value.ty.clone())));
+        }
+        share
+    }
+
+    /// Bytes of all tensors that the peer keeps from pass to pass, for itself and for others; `None` if they are more
+    /// than any machine has.
+    pub fn kept_bytes(&self) -> Option<u64> {
+        let own = self.tensors();
+        let types = own.values().copied().chain(self.mirrors.values().flat_map(BTreeMap::values));
+        types.map(|ty| ty.bytes() as u64).try_fold(0u64, u64::checked_add)
     }
 
     /// The parameters, buffers and constants that the peer keeps from pass to pass for either program, by name.
@@ -337,27 +550,29 @@ pub struct TensorHeader {
 pub enum BulkHeader {
     /// Broker to peer: the payload is an [`Assignment`].
     Assign,
-    /// Broker to peer: the payload is one of [`Assignment::loads`].
+    /// Broker to peer: the payload is a tensor whose source is the broker.
     Load {
-        /// The parameter, buffer or constant.
-        name: String,
-        /// The slot, for optimizer state.
-        slot: Option<String>,
+        /// The assignment's generation.
+        generation: u32,
+        /// The tensor.
+        key: TensorKey,
     },
-    /// Peer to broker: the payload is a tensor of a snapshot.
+    /// Member to member: the payload is the next tensor that [`PeerHello::Fetch`] asked for.
+    Copy,
+    /// Member to member: the sender does not have what [`PeerHello::Fetch`] asked for.
+    NoCopy,
+    /// Peer to broker: the payload is a tensor of a cut.
     Saved {
-        /// The step.
+        /// The cut.
         step: u64,
-        /// The parameter or buffer.
-        name: String,
-        /// The slot, for optimizer state.
-        slot: Option<String>,
+        /// The tensor.
+        key: TensorKey,
         /// Element type and shape.
         ty: TensorType,
     },
-    /// Peer to broker: the snapshot is complete.
+    /// Peer to broker: all tensors of the cut have been sent.
     SavedAll {
-        /// The step.
+        /// The cut.
         step: u64,
     },
 }
