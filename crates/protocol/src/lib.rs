@@ -24,6 +24,7 @@
 //!     | -- PassDone ---------------> |
 //!     | <-- SetCodecs -------------- |   rarely: from the next Run on, the plan's next version
 //!     | <-- Snapshot --------------- |   a cut, between two passes; training continues
+//!     | -- Kept ------------------> |
 //!     | -- Saved …, SavedAll (bulk) -> |   a checkpoint
 //!     | <-- Mirror ----------------- |   keep a copy of another peer's share (PeerHello::Fetch)
 //!     | -- Mirrored ---------------> |

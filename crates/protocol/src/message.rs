@@ -178,8 +178,15 @@ pub enum FromPeer {
         /// The member whose share it is.
         of: MemberId,
     },
+    /// The peer has taken a cut, as [`ToPeer::Snapshot`] asked, and keeps it.
+    Kept {
+        /// The cut.
+        step: u64,
+    },
     /// The peer cannot reach another member, or the connection to it has ended.
     LinkLost {
+        /// The assignment's generation.
+        generation: u32,
         /// The other member.
         member: MemberId,
         /// Why the connection ended.
@@ -187,6 +194,8 @@ pub enum FromPeer {
     },
     /// The peer cannot carry out its assignment.
     Failed {
+        /// The assignment's generation.
+        generation: u32,
         /// Why.
         reason: String,
     },
