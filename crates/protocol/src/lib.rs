@@ -46,6 +46,7 @@
 
 mod broker;
 mod expected;
+mod follower;
 mod inbox;
 mod lobby;
 mod message;
@@ -57,12 +58,13 @@ pub use broker::{
     TrainingProgress,
 };
 pub use expected::ExpectedReports;
+pub use follower::{Follower, FollowerAction, Greeting, Role};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use lobby::{ExpectedPeers, Lobby, Member};
 pub use message::{
-    Assignment, BulkHeader, CodecError, CodecSpectrum, FromPeer, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES,
-    MAX_PROBE_BYTES, MachineProfile, PassReport, Probe, ReceivedBytes, SentBytes, TensorHeader, ToPeer, VERSION,
-    decode, encode,
+    Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
+    MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PassReport, PeerHello, Probe,
+    ReceivedBytes, SentBytes, Source, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode,
 };
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
 pub use survey::Survey;

@@ -111,7 +111,7 @@ pub enum PeerHello {
         /// [`Assignment::generation`].
         generation: u32,
     },
-    /// The sender asks for copies of tensors. Each comes as [`BulkHeader::Copy`], in this order, and then the sender of
+    /// The sender asks for copies of tensors. They come as [`BulkHeader::Copy`], in this order, and then the sender of
     /// this message closes the connection. [`BulkHeader::NoCopy`] is the answer of a member that does not have them.
     Fetch {
         /// The cut.
@@ -566,7 +566,8 @@ pub enum BulkHeader {
         /// The tensor.
         key: TensorKey,
     },
-    /// Member to member: the payload is the next tensor that [`PeerHello::Fetch`] asked for.
+    /// Member to member: the payload is the next piece of the tensors that [`PeerHello::Fetch`] asked for. No piece
+    /// spans two tensors.
     Copy,
     /// Member to member: the sender does not have what [`PeerHello::Fetch`] asked for.
     NoCopy,
