@@ -26,6 +26,8 @@ pub struct UnexpectedTensor {
 #[derive(Debug)]
 pub struct Inbox {
     expected: PerPass<BTreeMap<Slot, Expected>>,
+    /// The last pass of earlier generations.
+    passes_before: u64,
     /// The oldest incomplete pass.
     oldest: u64,
     /// Most passes in flight.
@@ -49,18 +51,28 @@ fn expected(program: &Program) -> BTreeMap<Slot, Expected> {
 }
 
 impl Inbox {
-    /// The inbox of a peer with these programs and at most `window` passes in flight.
-    pub fn new(train: &Program, eval: &Program, window: u64) -> Self {
+    /// The inbox of a peer with these programs and at most `window` passes in flight. `passes_before` is the number of
+    /// the last pass of earlier generations.
+    pub fn new(train: &Program, eval: &Program, window: u64, passes_before: u64) -> Self {
         let expected = PerPass { train: expected(train), eval: expected(eval) };
-        Self { expected, oldest: 1, window, seen: HashSet::new() }
+        Self { expected, passes_before, oldest: passes_before.saturating_add(1), window, seen: HashSet::new() }
     }
 
-    /// Returns the type of an incoming tensor if this sender may send it now with this many bytes of payload.
+    /// Returns the type of an incoming tensor if this sender may send it now with this many bytes of payload. `None`
+    /// for a tensor of an earlier generation, which is to be skipped.
     ///
     /// An encoded payload is at most a few bytes longer than the tensor.
-    pub fn admit(&mut self, from: PeerId, header: &TensorHeader, payload: u64) -> Result<TensorType, UnexpectedTensor> {
+    pub fn admit(
+        &mut self,
+        from: PeerId,
+        header: &TensorHeader,
+        payload: u64,
+    ) -> Result<Option<TensorType>, UnexpectedTensor> {
         let TensorHeader { pass, kind, slot, coded } = *header;
         let fail = |reason| Err(UnexpectedTensor { from, slot, pass, reason });
+        if pass <= self.passes_before {
+            return Ok(None);
+        }
         if pass < self.oldest || pass - self.oldest >= self.window {
             return fail("that pass is not in flight");
         }
@@ -80,7 +92,7 @@ impl Inbox {
         if !self.seen.insert((pass, kind, slot)) {
             return fail("it has already arrived");
         }
-        Ok(expected.ty.clone())
+        Ok(Some(expected.ty.clone()))
     }
 
     /// Call when this pass and all before it are complete.

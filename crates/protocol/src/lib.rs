@@ -1,8 +1,8 @@
 //! Messages, and the state machines of broker and peers, without I/O.
 //!
 //! Nothing here uses a socket, a file or a clock. Events and the time come in as arguments, and actions go out.
-//! [`Lobby`] gathers the peers of a run. [`Survey`] has them measure unknown machines and links. [`Broker`] conducts
-//! the run. [`Inbox`] checks the header of each tensor before a peer allocates memory for it.
+//! [`Run`] is the broker's machine for a whole run. [`Roster`] says who takes part, [`Survey`] has members measure
+//! unknown machines and links, [`Broker`] conducts one generation, and [`Custody`] knows who has which tensor. [`Inbox`] checks the header of each tensor before a peer allocates memory for it.
 //!
 //! Nobody is trusted. The broker knows the reports that each peer must send ([`ExpectedReports`]). A peer validates its
 //! [`Assignment`].
@@ -45,26 +45,28 @@
 //! and little-endian.
 
 mod broker;
+mod custody;
 mod expected;
-mod follower;
 mod inbox;
-mod lobby;
 mod message;
 mod regulator;
+mod roster;
+mod run;
 mod survey;
 
 pub use broker::{
     Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, Participant, RunSettings, StepRecord,
     TrainingProgress,
 };
+pub use custody::{Custody, Restart, Share};
 pub use expected::ExpectedReports;
-pub use follower::{Follower, FollowerAction, Greeting, Role};
 pub use inbox::{Inbox, UnexpectedTensor};
-pub use lobby::{ExpectedPeers, Lobby, Member};
 pub use message::{
     Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
     MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PassReport, PeerHello, Probe,
-    ReceivedBytes, SentBytes, Source, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode,
+    ReceivedBytes, SentBytes, Source, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode, share_of,
 };
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
-pub use survey::Survey;
+pub use roster::{ExpectedPeers, Identity, Member, Roster, Standing};
+pub use run::{Formation, Incident, IncidentKind, Mirroring, Notice, Order, Run, RunOptions};
+pub use survey::{Atlas, Survey};

@@ -504,21 +504,9 @@ impl Assignment {
         tensors
     }
 
-    /// The tensors of the peer's share of a cut: what it owns, with its optimizer state. Constants are not among them.
+    /// The peer's share of a cut.
     pub fn share(&self) -> BTreeMap<TensorKey, TensorType> {
-        let mut share = BTreeMap::new();
-        for h in self.train.holdings.iter().filter(|h| h.owner) {
-            let value = &self.train.values[&h.value];
-            if value.kind != ValueKind::Constant {
-                share.insert(TensorKey::value(value.name.as_str()), value.ty.clone());
-            }
-        }
-        for (_, r) in self.train.owned() {
-            let value = &self.train.values[&r.parameter];
-            let slots = self.optimizer.slots().iter();
-            share.extend(slots.map(|slot| (TensorKey::slot(value.name.as_str(), *slot), value.ty.clone())));
-        }
-        share
+        share_of(&self.train, self.optimizer)
     }
 
     /// Bytes of all tensors that the peer keeps from pass to pass, for itself and for others; `None` if they are more
@@ -537,6 +525,24 @@ impl Assignment {
             .map(|v| (v.name.as_str(), v))
             .collect()
     }
+}
+
+/// The share of a cut that the peer with this training program has: what it owns, with its optimizer state. Constants
+/// are not among it.
+pub fn share_of(train: &Program, optimizer: Optimizer) -> BTreeMap<TensorKey, TensorType> {
+    let mut share = BTreeMap::new();
+    for h in train.holdings.iter().filter(|h| h.owner) {
+        let value = &train.values[&h.value];
+        if value.kind != ValueKind::Constant {
+            share.insert(TensorKey::value(value.name.as_str()), value.ty.clone());
+        }
+    }
+    for (_, r) in train.owned() {
+        let value = &train.values[&r.parameter];
+        let slots = optimizer.slots().iter();
+        share.extend(slots.map(|slot| (TensorKey::slot(value.name.as_str(), *slot), value.ty.clone())));
+    }
+    share
 }
 
 /// The header of a frame on the tensors lane.

@@ -1,8 +1,10 @@
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+//! Measurements of members' machines and of the links between them.
 
-use fusionllm_plan::{Cluster, Device, DirectLink, Link, PeerId, Place, PlanError};
+use std::collections::{BTreeMap, VecDeque};
 
-use crate::{FromPeer, MachineProfile, Member, ToPeer};
+use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError};
+
+use crate::{FromPeer, MachineProfile, Member, MemberId, ToPeer};
 
 /// Seconds of sending in one direction that suffice to measure a link's rate.
 const PATIENCE_S: f64 = 0.3;
@@ -15,47 +17,116 @@ const MAX_MEMORY: u64 = 1 << 50;
 const MAX_LATENCY_S: f64 = 60.0;
 const MAX_OPERATORS: usize = 1024;
 
-/// Lets the peers measure their machines, and the links to each other and to the broker.
+/// What is known of machines and links. It is kept over generations.
+#[derive(Debug, Default)]
+pub struct Atlas {
+    machines: BTreeMap<MemberId, MachineProfile>,
+    /// The links there and back between two members, of which the first has the smaller number. `None` if they cannot
+    /// reach each other.
+    links: BTreeMap<(MemberId, MemberId), Option<(Link, Link)>>,
+}
+
+impl Atlas {
+    /// Notes that two members cannot reach each other any more.
+    pub fn cut_off(&mut self, a: MemberId, b: MemberId) {
+        self.links.insert((a.min(b), a.max(b)), None);
+    }
+
+    /// Forgets that some links of a member did not work, so that they are measured again.
+    pub fn forget_failures(&mut self, member: MemberId) {
+        self.links.retain(|(a, b), links| links.is_some() || (*a != member && *b != member));
+    }
+
+    /// The link from one member to another, if it is known and works.
+    pub fn link(&self, from: MemberId, to: MemberId) -> Option<Link> {
+        let (there, back) = (*self.links.get(&(from.min(to), from.max(to)))?)?;
+        Some(if from < to { there } else { back })
+    }
+
+    /// Whether two members are known not to reach each other.
+    pub fn is_cut_off(&self, a: MemberId, b: MemberId) -> bool {
+        self.links.get(&(a.min(b), a.max(b))) == Some(&None)
+    }
+
+    /// Whether something about these members is not measured yet.
+    pub fn lacks(&self, members: &[MemberId]) -> bool {
+        !Survey::new(members, self).rounds.is_empty()
+    }
+
+    /// The measured cluster, in which device `i` is member `i` of the list, and a note for each pair that cannot reach
+    /// each other.
+    ///
+    /// # Errors
+    ///
+    /// A machine is not measured.
+    pub fn cluster(&self, members: &[&Member]) -> Result<(Cluster, Vec<String>), PlanError> {
+        let mut devices = Vec::with_capacity(members.len());
+        for member in members {
+            let Some(machine) = self.machines.get(&member.id) else {
+                return Err(PlanError::Cluster(format!("the machine of {:?} has not been measured", member.name)));
+            };
+            devices.push(Device {
+                slowdown: machine.slowdown,
+                measured: machine.operators.clone(),
+                backend: Some(member.backend.clone()),
+                ..Device::new(member.name.clone(), machine.rates, machine.memory)
+            });
+        }
+        let place = |m: MemberId| match m {
+            MemberId::BROKER => Some(Place::Broker),
+            m => members.iter().position(|known| known.id == m).map(|i| Place::Device(i as u32)),
+        };
+        let name = |m: MemberId| members.iter().find(|known| known.id == m).map_or("the broker", |m| m.name.as_str());
+        let (mut direct, mut notes) = (Vec::new(), Vec::new());
+        for (&(a, b), links) in &self.links {
+            let Some((from, to)) = place(a).zip(place(b)) else { continue };
+            match links {
+                Some((there, back)) => {
+                    direct.push(DirectLink { from, to, link: *there });
+                    direct.push(DirectLink { from: to, to: from, link: *back });
+                }
+                None => notes.push(format!(
+                    "{} and {} cannot reach each other; check that no firewall blocks UDP between them",
+                    name(a),
+                    name(b)
+                )),
+            }
+        }
+        Ok((Cluster::new(devices, Vec::new(), direct, Some(Place::Broker))?, notes))
+    }
+}
+
+/// Lets members measure their machines, and the links to each other and to the broker, as far as the atlas lacks them.
 ///
-/// All peers first measure their machines. The links follow in the rounds of a tournament, so no machine takes part in
-/// two measurements at once. Links that share an uplink do not disturb each other, and the cost of sharing it stays
+/// All members first measure their machines. The links follow in the rounds of a tournament, so no machine takes part
+/// in two measurements at once. Links that share an uplink do not disturb each other, and the cost of sharing it stays
 /// unknown.
 #[derive(Debug)]
 pub struct Survey {
-    members: Vec<Member>,
-    rounds: VecDeque<Vec<(PeerId, ToPeer)>>,
+    rounds: VecDeque<Vec<(MemberId, ToPeer)>>,
     /// Requests without an answer.
-    pending: BTreeMap<PeerId, ToPeer>,
-    machines: BTreeMap<PeerId, MachineProfile>,
-    lines: Vec<DirectLink>,
-    /// Pairs that cannot reach each other.
-    unreachable: BTreeSet<(PeerId, PeerId)>,
+    pending: BTreeMap<MemberId, ToPeer>,
 }
 
 impl Survey {
-    /// A survey of these peers, numbered in this order.
-    pub fn new(members: Vec<Member>) -> Self {
-        let peers: Vec<(String, Vec<u8>)> = members.iter().map(|m| (m.name.clone(), m.addr.clone())).collect();
-        let all = |message: &ToPeer| (0..peers.len() as u32).map(|p| (PeerId(p), message.clone())).collect::<Vec<_>>();
-        let tournament = tournament(peers.len() as u32);
-        let patience_s = PATIENCE_S.min(MAX_PROBING_S / 2.0 / tournament.len() as f64);
-        let probes = tournament
-            .into_iter()
-            .map(|round| round.into_iter().map(|(from, with)| (from, ToPeer::Probe { with, patience_s })).collect());
-        let first = all(&ToPeer::Measure { peers: peers.clone() });
-        let rounds = [first].into_iter().chain(probes).chain([all(&ToPeer::StopProbing)]).collect();
-        Self {
-            members,
-            rounds,
-            pending: BTreeMap::new(),
-            machines: BTreeMap::new(),
-            lines: Vec::new(),
-            unreachable: BTreeSet::new(),
-        }
+    /// A survey of what is not known about these members.
+    pub fn new(members: &[MemberId], atlas: &Atlas) -> Self {
+        let unknown = |m: &&MemberId| !atlas.machines.contains_key(m);
+        let machines: Vec<_> = members.iter().filter(unknown).map(|m| (*m, ToPeer::Measure)).collect();
+        let pairs = tournament(members).into_iter().map(|mut round| {
+            round.retain(|pair| !atlas.links.contains_key(pair));
+            round
+        });
+        let pairs: Vec<_> = pairs.filter(|round| !round.is_empty()).collect();
+        let patience_s = PATIENCE_S.min(MAX_PROBING_S / 2.0 / pairs.len().max(1) as f64);
+        let probe = |(from, with)| (from, ToPeer::Probe { with, patience_s });
+        let probes = pairs.into_iter().map(|round| round.into_iter().map(probe).collect());
+        let rounds = [machines].into_iter().chain(probes).filter(|round: &Vec<_>| !round.is_empty());
+        Self { rounds: rounds.collect(), pending: BTreeMap::new() }
     }
 
     /// The next requests. Empty while an answer is missing, and at the end of the survey.
-    pub fn next_requests(&mut self) -> Vec<(PeerId, ToPeer)> {
+    pub fn next_requests(&mut self) -> Vec<(MemberId, ToPeer)> {
         if !self.pending.is_empty() {
             return Vec::new();
         }
@@ -64,73 +135,60 @@ impl Survey {
         round
     }
 
-    /// Takes an answer. The error says how the answer breaks the protocol.
-    pub fn answer(&mut self, from: PeerId, message: FromPeer) -> Result<(), String> {
+    /// A member is gone: it is asked nothing more, and nobody is asked about it.
+    pub fn lose(&mut self, member: MemberId) {
+        self.pending.remove(&member);
+        let about = |message: &ToPeer| matches!(message, ToPeer::Probe { with, .. } if *with == member);
+        for round in &mut self.rounds {
+            round.retain(|(from, message)| *from != member && !about(message));
+        }
+        self.rounds.retain(|round| !round.is_empty());
+    }
+
+    /// Whether all is measured.
+    pub fn is_over(&self) -> bool {
+        self.rounds.is_empty() && self.pending.is_empty()
+    }
+
+    /// The members whose answers are missing.
+    pub fn waits_for(&self) -> impl Iterator<Item = MemberId> {
+        self.pending.keys().copied()
+    }
+
+    /// Takes an answer into the atlas. The error says how the answer breaks the protocol.
+    pub fn answer(&mut self, from: MemberId, message: FromPeer, atlas: &mut Atlas) -> Result<(), String> {
         match (self.pending.remove(&from), message) {
-            (Some(ToPeer::Measure { .. }), FromPeer::Machine(machine)) => {
+            (Some(ToPeer::Measure), FromPeer::Machine(machine)) => {
                 check_machine(&machine)?;
-                self.machines.insert(from, machine);
+                atlas.machines.insert(from, machine);
             }
-            (Some(ToPeer::Probe { with, .. }), FromPeer::Links(Some((there, back)))) => {
-                let place = |p: PeerId| if p == PeerId::BROKER { Place::Broker } else { Place::Device(p.0) };
-                for (from, to, link) in [(from, with, there), (with, from, back)] {
-                    check_link(&link)?;
-                    self.lines.push(DirectLink { from: place(from), to: place(to), link });
+            (Some(ToPeer::Probe { with, .. }), FromPeer::Links { with: answered, links }) if with == answered => {
+                if let Some((there, back)) = &links {
+                    check_link(there)?;
+                    check_link(back)?;
                 }
+                atlas.links.insert((from, with), links);
             }
-            (Some(ToPeer::Probe { with, .. }), FromPeer::Links(None)) => {
-                self.unreachable.insert((from, with));
-            }
-            (Some(ToPeer::StopProbing), FromPeer::ProbingStopped) => {}
-            _ => return Err("it sent an answer that nobody requested".into()),
+            _ => return Err("sent a measurement that nobody requested".into()),
         }
         Ok(())
     }
-
-    /// The measured cluster, in which device `i` is peer `i`, and a note for each pair that cannot reach each other.
-    ///
-    /// # Errors
-    ///
-    /// The survey is not complete.
-    pub fn finish(self) -> Result<(Cluster, Vec<String>), PlanError> {
-        if self.machines.len() != self.members.len() || !self.rounds.is_empty() || !self.pending.is_empty() {
-            return Err(PlanError::Cluster("not all of its machines and links have been measured".into()));
-        }
-        let name = |p: PeerId| self.members.get(p.0 as usize).map_or("the broker", |m| m.name.as_str());
-        let notes = self.unreachable.iter().map(|(a, b)| {
-            format!(
-                "{} and {} cannot reach each other; check that no firewall blocks UDP between them",
-                name(*a),
-                name(*b)
-            )
-        });
-        let notes = notes.collect();
-        let devices = self.members.iter().zip(self.machines.into_values()).map(|(member, machine)| Device {
-            slowdown: machine.slowdown,
-            measured: machine.operators,
-            backend: Some(member.backend.clone()),
-            ..Device::new(member.name.clone(), machine.rates, machine.memory)
-        });
-        let cluster = Cluster::new(devices.collect(), Vec::new(), self.lines, Some(Place::Broker))?;
-        Ok((cluster, notes))
-    }
 }
 
-/// Rounds in which every pair of peers, the broker included, meets once, and nobody is in two pairs of a round.
+/// Rounds in which every pair of members, the broker included, meets once, and nobody is in two pairs of a round.
 ///
 /// This is the circle method: one participant stays, and the others move on by one place per round. The first of a pair
-/// connects to the second. The broker never connects.
-fn tournament(peers: u32) -> Vec<Vec<(PeerId, PeerId)>> {
-    // The broker stays. The circle has an odd number of seats. One is empty if the number of peers is even.
-    let seats = peers + 1 - peers % 2;
+/// has the smaller number and connects to the second. The broker never connects.
+fn tournament(members: &[MemberId]) -> Vec<Vec<(MemberId, MemberId)>> {
+    // The broker stays. The circle has an odd number of seats. One is empty if the number of members is even.
+    let seats = members.len() + 1 - members.len() % 2;
     (0..seats)
         .map(|round| {
-            let at = |place: u32| PeerId((round + place) % seats);
-            let stays = (PeerId::BROKER, at(0));
+            let at = |place: usize| members.get((round + place) % seats).copied();
+            let stays = (Some(MemberId::BROKER), at(0));
             let pairs = (1..=seats / 2).map(|i| (at(i), at(seats - i)));
-            let known = |p: PeerId| p == PeerId::BROKER || p.0 < peers;
-            let both = [stays].into_iter().chain(pairs).filter(|(a, b)| known(*a) && known(*b));
-            both.map(|(a, b)| if a < b { (a, b) } else { (b, a) }).collect()
+            let both = [stays].into_iter().chain(pairs).filter_map(|(a, b)| a.zip(b));
+            both.filter(|(a, b)| a != b).map(|(a, b)| (a.min(b), a.max(b))).collect()
         })
         .collect()
 }
@@ -147,32 +205,39 @@ fn check_machine(machine: &MachineProfile) -> Result<(), String> {
         && (1.0..=MAX_RATE).contains(slowdown);
     match figures && operators.len() <= MAX_OPERATORS {
         true => Ok(()),
-        false => Err("it sent impossible numbers about its machine".into()),
+        false => Err("sent impossible numbers about its machine".into()),
     }
 }
 
 fn check_link(link: &Link) -> Result<(), String> {
     match positive(link.bandwidth, MAX_RATE) && (0.0..=MAX_LATENCY_S).contains(&link.latency) {
         true => Ok(()),
-        false => Err("it sent impossible numbers about a link".into()),
+        false => Err("sent impossible numbers about a link".into()),
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use fusionllm_plan::{Measured, Rates};
+    use std::collections::BTreeSet;
+
+    use fusionllm_plan::{Measured, PeerId, Rates};
 
     use super::*;
+    use crate::{ExpectedPeers, Hello, Roster, VERSION};
 
-    fn members(count: u64) -> Vec<Member> {
-        let member = |i| Member {
-            connection: i,
-            name: format!("p{i}"),
-            backend: "b".into(),
-            device: "d".into(),
-            addr: vec![i as u8],
-        };
-        (0..count).map(member).collect()
+    fn ids(count: u32) -> Vec<MemberId> {
+        (0..count).map(MemberId).collect()
+    }
+
+    fn roster(count: u8) -> Roster {
+        let mut roster = Roster::new(ExpectedPeers::Any(count as usize), [7; 16]);
+        for i in 0..count {
+            let text = || "b".to_owned();
+            let name = format!("p{i}");
+            let (version, secret, addr) = (VERSION, [7; 16], vec![i]);
+            roster.join([i; 32], Hello { version, secret, name, backend: text(), device: text(), addr }).unwrap();
+        }
+        roster
     }
 
     fn machine() -> MachineProfile {
@@ -186,53 +251,53 @@ mod tests {
 
     #[test]
     fn every_pair_meets_once_and_nobody_is_in_two_pairs_of_a_round() {
-        for peers in 1..=9u32 {
-            let rounds = tournament(peers);
+        for count in 1..=9u32 {
+            let rounds = tournament(&ids(count));
             let mut met = BTreeSet::new();
             for round in &rounds {
                 let mut busy = BTreeSet::new();
                 for (a, b) in round {
-                    assert!(busy.insert(*a) && busy.insert(*b), "{peers}: {round:?}");
-                    assert!(a < b && met.insert((*a, *b)), "{peers}: {round:?}");
+                    assert!(busy.insert(*a) && busy.insert(*b), "{count}: {round:?}");
+                    assert!(a < b && met.insert((*a, *b)), "{count}: {round:?}");
                 }
             }
-            assert_eq!(met.len() as u32, peers * (peers + 1) / 2, "{peers}");
-            assert!(rounds.len() as u32 <= peers + 1);
+            assert_eq!(met.len() as u32, count * (count + 1) / 2, "{count}");
+            assert!(rounds.len() as u32 <= count + 1);
         }
     }
 
-    /// A link's rate is the sum of its ends' numbers. Peers 0 and 2 cannot reach each other.
-    #[test]
-    fn measurements_become_a_cluster() {
-        let mut survey = Survey::new(members(3));
+    /// Answers all requests. A link's rate is the sum of its ends' numbers, the broker's being 100. Members 0 and 2
+    /// cannot reach each other. Returns the number of rounds.
+    fn measure(members: &[MemberId], atlas: &mut Atlas) -> usize {
+        let mut survey = Survey::new(members, atlas);
         let mut rounds = 0;
-        loop {
+        while !survey.is_over() {
             let requests = survey.next_requests();
-            if requests.is_empty() {
-                break;
-            }
-            rounds += 1;
             assert!(survey.next_requests().is_empty(), "not before all answers have arrived");
-            for (p, message) in requests {
+            rounds += 1;
+            for (m, message) in requests {
                 let answer = match message {
-                    ToPeer::Measure { peers } => {
-                        assert_eq!(peers[2], ("p2".into(), vec![2]));
-                        FromPeer::Machine(MachineProfile { memory: 1000 + u64::from(p.0), ..machine() })
+                    ToPeer::Measure => FromPeer::Machine(MachineProfile { memory: 1000 + u64::from(m.0), ..machine() }),
+                    ToPeer::Probe { with, .. } => {
+                        let rate = f64::from(m.0) + if with == MemberId::BROKER { 100.0 } else { f64::from(with.0) };
+                        let apart = (m, with) == (MemberId(0), MemberId(2));
+                        FromPeer::Links { with, links: (!apart).then(|| (link(rate), link(10.0 * rate))) }
                     }
-                    ToPeer::Probe { with, patience_s } => {
-                        assert_eq!(patience_s, PATIENCE_S);
-                        let rate = f64::from(p.0) + if with == PeerId::BROKER { 100.0 } else { f64::from(with.0) };
-                        let apart = (p, with) == (PeerId(0), PeerId(2));
-                        FromPeer::Links((!apart).then(|| (link(rate), link(10.0 * rate))))
-                    }
-                    ToPeer::StopProbing => FromPeer::ProbingStopped,
                     other => panic!("{other:?}"),
                 };
-                survey.answer(p, answer).unwrap();
+                survey.answer(m, answer, atlas).unwrap();
             }
         }
-        assert_eq!(rounds, 1 + 3 + 1);
-        let (cluster, notes) = survey.finish().unwrap();
+        rounds
+    }
+
+    #[test]
+    fn measurements_become_a_cluster() {
+        let roster = roster(4);
+        let mut atlas = Atlas::default();
+        assert_eq!(measure(&ids(3), &mut atlas), 1 + 3);
+        let members: Vec<&Member> = roster.present().take(3).collect();
+        let (cluster, notes) = atlas.cluster(&members).unwrap();
         assert_eq!(cluster.devices()[2].memory, 1002);
         let rate = |a, b| cluster.link(PeerId(a), PeerId(b)).map(|l| l.bandwidth);
         assert_eq!((rate(1, 2), rate(2, 1), rate(0, 2)), (Some(3.0), Some(30.0), None));
@@ -240,16 +305,28 @@ mod tests {
         assert_eq!(cluster.link(PeerId::BROKER, PeerId(1)), Some(link(1010.0)));
         let [note] = &notes[..] else { panic!("{notes:?}") };
         assert!(note.starts_with("p0 and p2 cannot reach each other"), "{note}");
+
+        // A newcomer costs only its own measurements; a loss costs none.
+        assert!(!atlas.lacks(&ids(3)[1..]) && atlas.lacks(&ids(4)));
+        assert_eq!(measure(&ids(4), &mut atlas), 1 + 4);
+        let (cluster, _) = atlas.cluster(&[members[1], members[2]]).unwrap();
+        assert_eq!(cluster.link(PeerId(0), PeerId(1)).map(|l| l.bandwidth), Some(3.0));
+
+        atlas.cut_off(MemberId(2), MemberId(1));
+        assert!(atlas.is_cut_off(MemberId(1), MemberId(2)) && !atlas.lacks(&ids(4)));
+        atlas.forget_failures(MemberId(2));
+        assert!(atlas.lacks(&[MemberId(1), MemberId(2)]));
     }
 
     #[test]
     fn impossible_numbers_are_refused() {
         let refused = |answer: &dyn Fn(&mut MachineProfile)| {
-            let mut survey = Survey::new(members(1));
+            let mut atlas = Atlas::default();
+            let mut survey = Survey::new(&ids(1), &atlas);
             survey.next_requests();
             let mut m = machine();
             answer(&mut m);
-            survey.answer(PeerId(0), FromPeer::Machine(m)).unwrap_err()
+            survey.answer(MemberId(0), FromPeer::Machine(m), &mut atlas).unwrap_err()
         };
         let changes: [&dyn Fn(&mut MachineProfile); 6] = [
             &|m| m.rates.matmul = f64::NAN,
@@ -262,23 +339,24 @@ mod tests {
         for change in changes {
             assert!(refused(change).contains("impossible numbers about its machine"));
         }
-        let mut survey = Survey::new(members(1));
-        survey.next_requests();
-        assert!(survey.answer(PeerId(0), FromPeer::ProbingStopped).unwrap_err().contains("nobody requested"));
-        survey.next_requests();
         for bad in [link(0.0), link(f64::INFINITY), Link { latency: f64::NAN, bandwidth: 1.0 }] {
-            let mut survey = Survey::new(members(1));
+            let mut atlas = Atlas::default();
+            let mut survey = Survey::new(&ids(1), &atlas);
+            assert_eq!(survey.next_requests(), [(MemberId(0), ToPeer::Measure)]);
+            assert!(survey.answer(MemberId(0), FromPeer::Leaving, &mut atlas).is_err());
+            let mut survey = Survey::new(&ids(1), &atlas);
             survey.next_requests();
-            survey.answer(PeerId(0), FromPeer::Machine(machine())).unwrap();
+            survey.answer(MemberId(0), FromPeer::Machine(machine()), &mut atlas).unwrap();
             assert_eq!(survey.next_requests().len(), 1);
-            assert!(survey.answer(PeerId(0), FromPeer::Links(Some((bad, link(1.0))))).is_err());
+            let with = MemberId::BROKER;
+            let links = Some((bad, link(1.0)));
+            assert!(survey.answer(MemberId(0), FromPeer::Links { with, links }, &mut atlas).is_err());
         }
-        assert!(Survey::new(members(1)).finish().is_err());
     }
 
     #[test]
-    fn many_peers_are_measured_in_less_time_each() {
-        let patience = |count| match Survey::new(members(count)).rounds[1][0].1 {
+    fn many_members_are_measured_in_less_time_each() {
+        let patience = |count| match Survey::new(&ids(count), &Atlas::default()).rounds[1][0].1 {
             ToPeer::Probe { patience_s, .. } => patience_s,
             _ => 0.0,
         };

@@ -1,4 +1,4 @@
-//! The state machine that conducts a run.
+//! The state machine that conducts one generation of a run.
 
 mod pass;
 mod run;
@@ -10,7 +10,7 @@ use fusionllm_plan::{LinkCodec, PassKind, PeerId};
 
 use crate::expected::ReportKey;
 use crate::{ExpectedReports, FromPeer, PassReport, ToPeer};
-use pass::{Judgement, Pass, one_line, plausible};
+use pass::{Judgement, Pass, plausible};
 pub use run::{
     Action, AppliedCodecs, BatchId, EvalRecord, EvalSchedule, Participant, RunSettings, StepRecord, TrainingProgress,
 };
@@ -19,7 +19,16 @@ pub use run::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Item {
     Pass(BatchId),
-    Snapshot(u64),
+    Snapshot { step: u64, save: bool },
+}
+
+/// Why no more passes are issued.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Halt {
+    /// The user stops the run.
+    Stop,
+    /// Another generation follows.
+    Drain,
 }
 
 /// A checkpoint in progress.
@@ -37,9 +46,9 @@ struct Saving {
 /// A run fails after this many consecutive steps that were skipped because they were not finite.
 const MAX_SKIPPED_STEPS: u32 = 20;
 
-/// Conducts a run once its peers are assigned. Pass it events, and carry out the returned actions in order.
+/// Conducts a generation once its peers are assigned. Pass it events, and carry out the returned actions in order.
 ///
-/// It does not trust peers. An unexpected message ends the run with an error that names its sender.
+/// It does not trust peers. An unexpected message is an error, whose text completes "broke the protocol: it …".
 #[derive(Debug)]
 pub struct Broker {
     settings: RunSettings,
@@ -59,6 +68,10 @@ pub struct Broker {
     /// Progress after the last step that all peers completed.
     progress: TrainingProgress,
     saving: Option<Saving>,
+    /// Whether a checkpoint was due while another was in progress.
+    overdue: bool,
+    /// Whether a cut is wanted at the next opportunity.
+    cut_wanted: bool,
     /// The step of the last requested snapshot.
     snapshot: Option<u64>,
     /// Sums over the evaluation in progress, by report.
@@ -66,11 +79,11 @@ pub struct Broker {
     eval_targets: u64,
     last_end: f64,
     skipped: u32,
-    stopping: bool,
+    halt: Option<Halt>,
     over: bool,
 }
 
-/// An error ends the run. Its text completes "broke the protocol: it …".
+/// The error completes "broke the protocol: it …".
 type Outcome = Result<Vec<Action>, &'static str>;
 
 impl Broker {
@@ -82,19 +95,25 @@ impl Broker {
             version: settings.version,
             peers,
             ready: BTreeSet::new(),
-            next: (step < settings.steps).then_some(Item::Pass(BatchId::Train { step })),
+            next: match step < settings.steps {
+                true => Some(Item::Pass(BatchId::Train { step })),
+                // An earlier generation trained to the end, and lost a peer before its last checkpoint was complete.
+                false => settings.checkpoint.map(|_| Item::Snapshot { step, save: true }),
+            },
             passes: VecDeque::new(),
-            issued: 0,
+            issued: settings.passes_before,
             trained: step,
             updates,
             progress: settings.start,
             saving: None,
+            overdue: false,
+            cut_wanted: false,
             snapshot: None,
             eval_sums: BTreeMap::new(),
             eval_targets: 0,
             last_end: 0.0,
             skipped: 0,
-            stopping: false,
+            halt: None,
             over: false,
         }
     }
@@ -104,10 +123,19 @@ impl Broker {
         self.progress
     }
 
-    /// Call when a peer's connection has ended.
-    pub fn peer_lost(&mut self, peer: PeerId, reason: &str) -> Vec<Action> {
-        let reason = format!("peer {:?} has left: {}", self.name(peer), one_line(reason));
-        self.fail(reason)
+    /// The number of the last pass that was issued.
+    pub fn last_pass(&self) -> u64 {
+        self.issued
+    }
+
+    /// Whether all peers are ready.
+    pub fn is_started(&self) -> bool {
+        self.ready.len() == self.peers.len()
+    }
+
+    /// The step of the checkpoint in progress.
+    pub fn saving(&self) -> Option<u64> {
+        self.saving.as_ref().map(|s| s.step)
     }
 
     /// Stops the run after the passes in flight, with a checkpoint if the run takes checkpoints. Stops at once if not
@@ -116,25 +144,51 @@ impl Broker {
         if self.over {
             return Vec::new();
         }
-        self.stopping = true;
+        self.halt = Some(Halt::Stop);
         let unsaved = self.trained > self.settings.start.step && self.snapshot != Some(self.trained);
-        self.next = (self.settings.checkpoint.is_some() && unsaved).then_some(Item::Snapshot(self.trained));
-        if self.started() { self.issue_next() } else { self.finish() }
+        let save = self.settings.checkpoint.is_some();
+        self.next = (save && unsaved).then_some(Item::Snapshot { step: self.trained, save });
+        if self.is_started() { self.issue_next() } else { self.finish() }
+    }
+
+    /// Ends the generation after the passes in flight and their evaluation, with a cut: see [`Action::Drained`]. Call
+    /// it only once all peers are ready.
+    pub fn drain(&mut self) -> Vec<Action> {
+        if self.over || self.halt.is_some() {
+            return Vec::new();
+        }
+        self.halt = Some(Halt::Drain);
+        if !matches!(self.next, Some(Item::Pass(BatchId::Eval { .. }) | Item::Snapshot { .. })) {
+            self.next = self.last_cut();
+        }
+        self.issue_next()
+    }
+
+    /// The cut after the last issued step, unless it was taken.
+    fn last_cut(&self) -> Option<Item> {
+        let taken = self.trained == self.settings.start.step || self.snapshot == Some(self.trained);
+        (!taken).then_some(Item::Snapshot { step: self.trained, save: false })
+    }
+
+    /// Asks for a cut at the next opportunity.
+    pub fn want_cut(&mut self) {
+        self.cut_wanted = true;
     }
 
     /// Changes the links' codecs from the next issued pass on, as the plan's next version. Links not in `codecs` send
     /// exactly. Returns `None` if there are no more steps.
     pub fn set_codecs(&mut self, codecs: &[LinkCodec]) -> Option<AppliedCodecs> {
-        if self.over || self.stopping || self.trained >= self.settings.steps {
+        if self.over || self.halt.is_some() || self.trained >= self.settings.steps {
             return None;
         }
         self.version += 1;
         let version = self.version;
-        let message = |peer| {
-            let codecs = codecs.iter().filter(|l| l.from == peer).map(|l| (l.to, l.codec)).collect();
-            Action::Send(peer, ToPeer::SetCodecs { version, codecs })
+        let message = |(peer, participant): (u32, &Participant)| {
+            let of_peer = codecs.iter().filter(|l| l.from == PeerId(peer));
+            let codecs = of_peer.map(|l| (l.to, l.codec)).collect();
+            Action::Send(participant.member, ToPeer::SetCodecs { version, codecs })
         };
-        let actions = (0..self.peers.len() as u32).map(PeerId).map(message).collect();
+        let actions = (0..).zip(&self.peers).map(message).collect();
         Some(AppliedCodecs { version, step: self.trained + 1, actions })
     }
 
@@ -152,70 +206,57 @@ impl Broker {
         self.issue_next()
     }
 
-    /// Call for each message from a peer. `now` is a time in seconds.
-    pub fn message(&mut self, from: PeerId, message: FromPeer, now: f64) -> Vec<Action> {
+    /// Call for each message of a pass, and for [`FromPeer::Ready`]. Messages of passes of earlier generations are
+    /// skipped. `now` is a time in seconds.
+    ///
+    /// # Errors
+    ///
+    /// How the peer broke the protocol.
+    pub fn message(&mut self, from: PeerId, message: FromPeer, now: f64) -> Result<Vec<Action>, &'static str> {
         if self.over {
-            return Vec::new();
+            return Ok(Vec::new());
         }
-        let outcome = match message {
-            FromPeer::Hello(_) => Err("said hello twice"),
-            FromPeer::Machine(_) | FromPeer::Links(_) | FromPeer::ProbingStopped => {
-                Err("sent a measurement that nobody requested")
+        match message {
+            FromPeer::Report { pass, .. } | FromPeer::Norms { pass, .. } | FromPeer::PassDone { pass, .. }
+                if pass <= self.settings.passes_before =>
+            {
+                Ok(Vec::new())
             }
-            FromPeer::Ready => self.peer_ready(from, now),
+            FromPeer::Ready { .. } => self.peer_ready(from, now),
             FromPeer::Report { pass, report, micro_batch, value } => {
                 self.report(from, pass, ReportKey { report, micro_batch }, value)
             }
             FromPeer::Norms { pass, squared_norms } => self.norms(from, pass, squared_norms),
             FromPeer::PassDone { pass, report } => self.pass_done(from, pass, report, now),
-            FromPeer::PeerLost { peer, .. } if peer == from || peer.0 as usize >= self.peers.len() => {
-                Err("reported the loss of a peer that does not exist")
-            }
-            FromPeer::PeerLost { peer, reason } => {
-                let reason = format!("{} (reported by {:?})", one_line(&reason), self.name(from));
-                Ok(self.peer_lost(peer, &reason))
-            }
-            FromPeer::Failed { reason } => {
-                let reason = format!("peer {:?} failed: {}", self.name(from), one_line(&reason));
-                Ok(self.fail(reason))
-            }
-        };
-        outcome.unwrap_or_else(|what| self.protest(from, what))
+            _ => Err("sent a message that belongs to no pass"),
+        }
     }
 
     /// Call when the last tensor of a peer's snapshot has arrived.
-    pub fn snapshot_saved(&mut self, from: PeerId, step: u64) -> Vec<Action> {
+    ///
+    /// # Errors
+    ///
+    /// Nobody requested it.
+    pub fn snapshot_saved(&mut self, from: PeerId, step: u64) -> Result<Vec<Action>, &'static str> {
         let saving = self.saving.as_mut().filter(|s| s.step == step);
         if !saving.is_some_and(|s| s.waiting.remove(&from)) {
-            return self.protest(from, "completed a snapshot that nobody requested");
+            return Err("completed a snapshot that nobody requested");
         }
-        self.try_commit().into_iter().collect()
+        Ok(self.try_commit().into_iter().collect())
     }
 
-    fn name(&self, peer: PeerId) -> &str {
-        self.peers.get(peer.0 as usize).map_or("?", |p| p.name.as_str())
-    }
-
-    fn started(&self) -> bool {
-        self.ready.len() == self.peers.len()
-    }
-
-    fn protest(&mut self, from: PeerId, what: &str) -> Vec<Action> {
-        let reason = format!("peer {:?} broke the protocol: it {what}", self.name(from));
-        self.fail(reason)
+    fn broadcast(&self, message: ToPeer) -> impl Iterator<Item = Action> {
+        self.peers.iter().map(move |p| Action::Send(p.member, message.clone()))
     }
 
     fn fail(&mut self, reason: String) -> Vec<Action> {
-        if self.over {
-            return Vec::new();
-        }
         self.over = true;
-        vec![Action::Broadcast(ToPeer::Stop { reason: reason.clone() }), Action::Fail(reason)]
+        vec![Action::Fail(reason)]
     }
 
     fn finish(&mut self) -> Vec<Action> {
         self.over = true;
-        vec![Action::Broadcast(ToPeer::Stop { reason: String::new() }), Action::Finish(self.progress)]
+        vec![Action::Finish(self.progress)]
     }
 
     fn peer_ready(&mut self, from: PeerId, now: f64) -> Outcome {
@@ -267,7 +308,7 @@ impl Broker {
         pass.judgement = Some(judgement);
         let verdict = judgement.verdict;
         self.updates += u64::from(verdict.apply);
-        Ok(vec![Action::Broadcast(ToPeer::Verdict { pass: number, verdict })])
+        Ok(self.broadcast(ToPeer::Verdict { pass: number, verdict }).collect())
     }
 
     fn pass_done(&mut self, from: PeerId, number: u64, report: PassReport, now: f64) -> Outcome {
@@ -348,28 +389,38 @@ impl Broker {
         Some(Action::Commit(TrainingProgress { step: saving.step, updates }))
     }
 
-    /// What follows `item` in an undisturbed run: after each step its evaluation, then its checkpoint.
-    fn after(&self, item: Item) -> Option<Item> {
-        let s = &self.settings;
+    /// What follows `item` in an undisturbed generation: after each step its evaluation, then its checkpoint or cut.
+    fn after(&mut self, item: Item) -> Option<Item> {
+        let s = self.settings;
         let (step, evaluated) = match item {
             Item::Pass(BatchId::Train { step }) => (step + 1, 0),
             Item::Pass(BatchId::Eval { step, index }) => (step, index + 1),
-            Item::Snapshot(step) => (step, u64::MAX),
+            Item::Snapshot { step, .. } => (step, u64::MAX),
         };
         let due = |every: u64| step == s.steps || (every > 0 && step.is_multiple_of(every));
         if s.eval.is_some_and(|e| due(e.steps) && evaluated < e.passes) {
             return Some(Item::Pass(BatchId::Eval { step, index: evaluated }));
         }
-        if s.checkpoint.is_some_and(due) && item != Item::Snapshot(step) {
-            return Some(Item::Snapshot(step));
+        if !matches!(item, Item::Snapshot { .. }) {
+            let checkpoint = s.checkpoint.is_some_and(due) || self.overdue;
+            // Training does not wait for a slow checkpoint. Only the last one has to follow it.
+            self.overdue = checkpoint && self.saving.is_some() && step < s.steps;
+            let save = checkpoint && !self.overdue;
+            if save || self.cut_wanted {
+                return Some(Item::Snapshot { step, save });
+            }
         }
-        (step < s.steps).then_some(Item::Pass(BatchId::Train { step }))
+        match self.halt {
+            None => (step < s.steps).then_some(Item::Pass(BatchId::Train { step })),
+            Some(Halt::Drain) => self.last_cut(),
+            Some(Halt::Stop) => None,
+        }
     }
 
     /// Issues the next items, as far as the window allows.
     fn issue_next(&mut self) -> Vec<Action> {
         let mut actions = Vec::new();
-        if self.over || !self.started() {
+        if self.over || !self.is_started() {
             return actions;
         }
         while let Some(item) = self.next {
@@ -378,35 +429,58 @@ impl Broker {
                     actions.extend(self.issue(batch));
                 }
                 // One checkpoint at a time.
-                Item::Snapshot(step) if self.saving.is_none() => actions.extend(self.begin_snapshot(step)),
+                Item::Snapshot { step, save } if !save || self.saving.is_none() => {
+                    actions.extend(self.begin_snapshot(step, save));
+                }
                 _ => break,
             }
-            self.next = if self.stopping { None } else { self.after(item) };
+            self.next = match self.halt {
+                Some(Halt::Stop) => None,
+                _ => self.after(item),
+            };
         }
-        if self.next.is_none() && self.passes.is_empty() && self.saving.is_none() {
-            actions.extend(self.finish());
+        if self.next.is_none() && self.passes.is_empty() {
+            match self.halt {
+                Some(Halt::Drain) if self.trained < self.settings.steps => {
+                    self.over = true;
+                    actions.push(Action::Drained(self.progress));
+                }
+                _ if self.saving.is_none() => actions.extend(self.finish()),
+                _ => {}
+            }
         }
         actions
     }
 
-    fn begin_snapshot(&mut self, step: u64) -> [Action; 2] {
-        self.snapshot = Some(step);
-        self.saving = Some(Saving {
-            step,
-            updates: (self.progress.step == step).then_some(self.progress.updates),
-            waiting: (0..self.peers.len() as u32).map(PeerId).collect(),
-            committing: false,
-        });
-        [Action::BeginCheckpoint(step), Action::Broadcast(ToPeer::Snapshot { step })]
+    fn begin_snapshot(&mut self, step: u64, save: bool) -> Vec<Action> {
+        (self.snapshot, self.cut_wanted) = (Some(step), false);
+        let mut actions = vec![Action::Cut(step)];
+        if save {
+            self.saving = Some(Saving {
+                step,
+                updates: (self.progress.step == step).then_some(self.progress.updates),
+                waiting: (0..self.peers.len() as u32).map(PeerId).collect(),
+                committing: false,
+            });
+            actions.push(Action::BeginCheckpoint(step));
+        }
+        actions.extend(self.broadcast(ToPeer::Snapshot { step, save }));
+        actions
     }
 
-    fn issue(&mut self, batch: BatchId) -> [Action; 2] {
+    fn issue(&mut self, batch: BatchId) -> Vec<Action> {
         self.issued += 1;
         let (pass, version, step) = (self.issued, self.version, batch.step());
         self.passes.push_back(Pass::new(pass, version, batch));
         if batch.kind() == PassKind::Train {
             self.trained = step + 1;
         }
-        [Action::Broadcast(ToPeer::Run { pass, version, kind: batch.kind(), step }), Action::Feed(pass, batch)]
+        let run = ToPeer::Run { pass, version, kind: batch.kind(), step };
+        self.broadcast(run).chain([Action::Feed(pass, batch)]).collect()
     }
+}
+
+/// A member's text as it may appear in a message for people: one line of limited length.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().take(1000).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

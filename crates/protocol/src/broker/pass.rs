@@ -91,8 +91,3 @@ pub(super) fn plausible(report: &PassReport, peers: u32) -> bool {
         && sent.iter().all(|s| s.to.0 < peers && s.bytes <= MAX_SENT_BYTES)
         && sent.is_sorted_by(|a, b| a.to < b.to)
 }
-
-/// A peer's text as it may appear in an error: one line of limited length.
-pub(super) fn one_line(text: &str) -> String {
-    text.chars().take(1000).map(|c| if c.is_control() { ' ' } else { c }).collect()
-}

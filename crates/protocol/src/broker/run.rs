@@ -1,8 +1,8 @@
 //! The broker's settings, records and actions.
 
-use fusionllm_plan::{LearningRate, PassKind, PeerId};
+use fusionllm_plan::{Cluster, LearningRate, PassKind};
 
-use crate::{ExpectedReports, PassReport, ToPeer};
+use crate::{ExpectedReports, MemberId, Notice, Order, PassReport, ToPeer};
 
 /// When to evaluate.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -43,13 +43,15 @@ pub struct RunSettings {
     pub clip: Option<f64>,
     /// Most passes in flight, at least 1.
     pub window: u64,
+    /// The number of the last pass of earlier generations.
+    pub passes_before: u64,
 }
 
 /// A peer, as the broker's state machine knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Participant {
-    /// The name in messages.
-    pub name: String,
+    /// Who it is.
+    pub member: MemberId,
     /// The reports and norms that the peer must send.
     pub expected: ExpectedReports,
 }
@@ -124,10 +126,8 @@ pub struct EvalRecord {
 /// What the broker's driver must do.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
-    /// Send a message to one peer.
-    Send(PeerId, ToPeer),
-    /// Send a message to every peer.
-    Broadcast(ToPeer),
+    /// Send a message to a member.
+    Send(MemberId, ToPeer),
     /// Stream the batch of the pass with this number to the peers that read it, and call
     /// [`Broker::set_weights`](crate::Broker::set_weights).
     Feed(u64, BatchId),
@@ -135,11 +135,35 @@ pub enum Action {
     Step(StepRecord),
     /// Record a completed evaluation.
     Evaluated(EvalRecord),
+    /// The peers were asked for a cut at this step.
+    Cut(u64),
     /// Expect snapshots of this step.
     BeginCheckpoint(u64),
     /// All snapshots have arrived: complete the checkpoint, and call
     /// [`Broker::checkpoint_committed`](crate::Broker::checkpoint_committed).
     Commit(TrainingProgress),
+    /// The generation is over, as [`Broker::drain`](crate::Broker::drain) asked. The peers were asked for a cut here.
+    Drained(TrainingProgress),
+    /// Forget the checkpoint in progress.
+    AbandonCheckpoint(u64),
+    /// Close a member's connection, after what was sent to it.
+    Dismiss(MemberId),
+    /// Make a plan for these members, and call [`Run::planned`](crate::Run::planned) or
+    /// [`Run::not_planned`](crate::Run::not_planned).
+    Plan {
+        /// The members.
+        members: Vec<MemberId>,
+        /// Their machines and links, if they are measured: device `i` is member `i` of the list.
+        cluster: Option<Cluster>,
+        /// Sentences about them.
+        notes: Vec<String>,
+    },
+    /// Training goes back: what was recorded of later steps is void.
+    Rewind(TrainingProgress),
+    /// A generation begins: send every member its assignment.
+    Assign(Order),
+    /// Tell people.
+    Notice(Notice),
     /// The run is complete.
     Finish(TrainingProgress),
     /// The run failed for this reason.

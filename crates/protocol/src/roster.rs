@@ -1,0 +1,359 @@
+//! Who takes part in a run. The roster never closes: members come, fall silent, come back and go.
+
+use crate::{Contact, Hello, MemberId, VERSION};
+
+/// Longest name, backend or device, in bytes.
+const MAX_TEXT_BYTES: usize = 64;
+
+/// Longest address, in bytes.
+const MAX_ADDR_BYTES: usize = 1024;
+
+/// Most members of a run that are there at once.
+const MAX_PRESENT: usize = 1000;
+
+/// Most members of a run over its whole life. Numbers of members are never used again.
+const MAX_MEMBERS: usize = 100_000;
+
+/// The peers that a run waits for before it starts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ExpectedPeers {
+    /// This many peers, with any names.
+    Any(usize),
+    /// Peers with these names, numbered in this order.
+    Named(Vec<String>),
+}
+
+impl ExpectedPeers {
+    /// The number of peers.
+    pub fn count(&self) -> usize {
+        match self {
+            Self::Any(count) => *count,
+            Self::Named(names) => names.len(),
+        }
+    }
+}
+
+/// What a connection's handshake has proved of its other end: a public key.
+pub type Identity = [u8; 32];
+
+/// Whether a member can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Standing {
+    /// It is connected, and answers.
+    Present,
+    /// It is connected, and has not answered for too long. It is present again once it answers.
+    Silent,
+    /// Its connection has ended. It may come back.
+    Away,
+    /// It may not come back.
+    Out,
+}
+
+/// A machine that has joined.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub id: MemberId,
+    /// Its public key.
+    pub identity: Identity,
+    /// Unique among the members that are not [`Standing::Out`].
+    pub name: String,
+    /// The backend's name.
+    pub backend: String,
+    /// The device's name, for people.
+    pub device: String,
+    /// The address for other members.
+    pub addr: Vec<u8>,
+    /// Whether it can be used.
+    pub standing: Standing,
+}
+
+impl Member {
+    /// How other members reach it.
+    pub fn contact(&self) -> Contact {
+        Contact { member: self.id, name: self.name.clone(), addr: self.addr.clone() }
+    }
+}
+
+/// The members of a run.
+#[derive(Debug)]
+pub struct Roster {
+    expected: ExpectedPeers,
+    secret: [u8; 16],
+    members: Vec<Member>,
+    /// The next number for a generated name.
+    next_number: usize,
+}
+
+impl Roster {
+    /// A roster for machines that know the secret.
+    pub fn new(expected: ExpectedPeers, secret: [u8; 16]) -> Self {
+        Self { expected, secret, members: Vec::new(), next_number: 0 }
+    }
+
+    /// Admits a machine, or returns the reason for refusing it. A machine with a known identity is the member that it
+    /// was.
+    pub fn join(&mut self, identity: Identity, hello: Hello) -> Result<MemberId, String> {
+        self.check(&hello)?;
+        if let Some(member) = self.members.iter_mut().find(|m| m.identity == identity) {
+            if member.standing == Standing::Out {
+                return Err("it was put out of this run; start `join` again to come back as a new peer".into());
+            }
+            (member.backend, member.device, member.addr) = (hello.backend, hello.device, hello.addr);
+            member.standing = Standing::Present;
+            return Ok(member.id);
+        }
+        if self.present().count() >= MAX_PRESENT || self.members.len() >= MAX_MEMBERS {
+            return Err(format!("the run is full: {MAX_PRESENT} peers take part"));
+        }
+        let name = self.name_for(hello.name)?;
+        // The process of that name was started again: the old one will not come back.
+        for old in self.members.iter_mut().filter(|m| m.name == name) {
+            old.standing = Standing::Out;
+        }
+        let id = MemberId(self.members.len() as u32);
+        let Hello { backend, device, addr, .. } = hello;
+        self.members.push(Member { id, identity, name, backend, device, addr, standing: Standing::Present });
+        Ok(id)
+    }
+
+    fn check(&self, hello: &Hello) -> Result<(), String> {
+        // Compared without a branch on the bytes, so that timing reveals nothing.
+        let wrong = hello.secret.iter().zip(&self.secret).fold(0u8, |d, (a, b)| d | (a ^ b));
+        if wrong != 0 {
+            return Err("the ticket's secret is wrong; use the ticket of this run".into());
+        }
+        if hello.version != VERSION {
+            return Err(format!(
+                "it speaks protocol version {}, but the broker speaks {VERSION}; install the same FusionLLM on both",
+                hello.version
+            ));
+        }
+        for (what, text) in [("name", &hello.name), ("backend", &hello.backend), ("device", &hello.device)] {
+            if text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
+                return Err(format!("its {what} must be at most {MAX_TEXT_BYTES} bytes without control characters"));
+            }
+        }
+        if hello.name.contains(['/', '\\']) {
+            return Err(format!("its name {:?} has a slash; choose another with --name", hello.name));
+        }
+        if hello.addr.len() > MAX_ADDR_BYTES {
+            let bytes = hello.addr.len();
+            return Err(format!("its address has {bytes} bytes, but at most {MAX_ADDR_BYTES} are allowed"));
+        }
+        Ok(())
+    }
+
+    /// The name of a new member that asks for `name`.
+    fn name_for(&mut self, mut name: String) -> Result<String, String> {
+        let taken = |name: &str| {
+            self.connected().any(|m| m.name == name)
+        };
+        if taken(&name) {
+            return Err(format!("the name {name:?} is taken; choose another with --name"));
+        }
+        match &self.expected {
+            ExpectedPeers::Any(_) => {
+                // A generated name is new, even if its first bearer is away.
+                while name.is_empty() || (name.starts_with("peer-") && taken(&name)) {
+                    name = format!("peer-{}", self.next_number);
+                    self.next_number += 1;
+                }
+            }
+            ExpectedPeers::Named(names) => {
+                let left: Vec<&str> = names.iter().map(String::as_str).filter(|n| !taken(n)).collect();
+                match left.first() {
+                    None => return Err(format!("all {} peers of the run's plan have already joined", names.len())),
+                    Some(first) if name.is_empty() => name = (*first).to_owned(),
+                    Some(_) if !names.contains(&name) => {
+                        return Err(format!(
+                            "the run's plan has no peer {name:?}; join as one of those it waits for with --name: {}",
+                            left.join(", ")
+                        ));
+                    }
+                    Some(_) => {}
+                }
+            }
+        }
+        Ok(name)
+    }
+
+    /// A member. Numbers of members come from [`Self::join`].
+    pub fn get(&self, member: MemberId) -> Option<&Member> {
+        self.members.get(member.0 as usize)
+    }
+
+    /// Changes a member's standing. Nobody comes back from [`Standing::Out`].
+    pub fn set(&mut self, member: MemberId, standing: Standing) {
+        let member = self.members.get_mut(member.0 as usize);
+        if let Some(member) = member.filter(|m| m.standing != Standing::Out) {
+            member.standing = standing;
+        }
+    }
+
+    /// A member's name, for messages.
+    pub fn name(&self, member: MemberId) -> &str {
+        match member {
+            MemberId::BROKER => "the broker",
+            m => self.get(m).map_or("?", |m| m.name.as_str()),
+        }
+    }
+
+    /// Whether a member is connected and answers.
+    pub fn is_present(&self, member: MemberId) -> bool {
+        self.get(member).is_some_and(|m| m.standing == Standing::Present)
+    }
+
+    /// The members that are connected and answer.
+    pub fn present(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|m| m.standing == Standing::Present)
+    }
+
+    /// The members that are connected, whether or not they answer.
+    pub fn connected(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|m| matches!(m.standing, Standing::Present | Standing::Silent))
+    }
+
+    /// The number of peers that a run waits for before it starts.
+    pub fn wanted(&self) -> usize {
+        self.expected.count()
+    }
+
+    /// The members that are there, in the order of [`ExpectedPeers::Named`], or else of their names with digits
+    /// compared as numbers. So the order of joining has no influence.
+    pub fn in_order(&self) -> Vec<MemberId> {
+        let mut members: Vec<&Member> = self.present().collect();
+        match &self.expected {
+            ExpectedPeers::Any(_) => members.sort_by_cached_key(|m| (natural_key(&m.name), m.name.clone())),
+            ExpectedPeers::Named(names) => members.sort_by_key(|m| names.iter().position(|n| *n == m.name)),
+        }
+        members.into_iter().map(|m| m.id).collect()
+    }
+}
+
+/// Sorts `peer-2` before `peer-10`.
+fn natural_key(name: &str) -> Vec<(u64, String)> {
+    let mut key = Vec::new();
+    let mut rest = name;
+    while !rest.is_empty() {
+        let text = rest.find(|c: char| c.is_ascii_digit()).unwrap_or(rest.len());
+        let (word, tail) = rest.split_at(text);
+        let digits = tail.find(|c: char| !c.is_ascii_digit()).unwrap_or(tail.len());
+        let (number, tail) = tail.split_at(digits);
+        key.push((0, word.to_string()));
+        key.push((number.parse().unwrap_or(u64::MAX), String::new()));
+        rest = tail;
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hello(name: &str) -> Hello {
+        Hello {
+            version: VERSION,
+            secret: [7; 16],
+            name: name.into(),
+            backend: "b".into(),
+            device: "d".into(),
+            addr: vec![1],
+        }
+    }
+
+    fn roster(count: usize) -> Roster {
+        Roster::new(ExpectedPeers::Any(count), [7; 16])
+    }
+
+    fn identity(i: usize) -> Identity {
+        [i as u8; 32]
+    }
+
+    fn ordered(roster: &Roster) -> Vec<&str> {
+        roster.in_order().into_iter().map(|m| roster.name(m)).collect()
+    }
+
+    #[test]
+    fn only_the_secret_and_the_version_let_a_machine_in() {
+        let mut roster = roster(1);
+        let refused = roster.join(identity(1), Hello { secret: [8; 16], ..hello("a") }).unwrap_err();
+        assert!(refused.contains("secret"), "{refused}");
+        let refused = roster.join(identity(1), Hello { version: VERSION + 1, ..hello("a") }).unwrap_err();
+        assert!(refused.contains("install the same FusionLLM"), "{refused}");
+        assert_eq!(roster.join(identity(1), hello("a")), Ok(MemberId(0)));
+    }
+
+    #[test]
+    fn names_and_addresses_are_bounded_and_have_no_slash() {
+        let mut roster = roster(1);
+        let mut refusal = |h: Hello| roster.join(identity(1), h).unwrap_err();
+        assert!(refusal(hello(&"n".repeat(65))).contains("name"));
+        assert!(refusal(hello("a/b")).contains("slash"));
+        assert!(refusal(hello("a\\b")).contains("slash"));
+        assert!(refusal(Hello { device: "\u{1b}[2J".into(), ..hello("a") }).contains("device"));
+        assert!(refusal(Hello { backend: "b".repeat(65), ..hello("a") }).contains("backend"));
+        assert!(refusal(Hello { addr: vec![0; 1025], ..hello("a") }).contains("1025"));
+    }
+
+    #[test]
+    fn members_are_ordered_by_name_not_by_arrival() {
+        let mut roster = roster(4);
+        for (i, name) in ["p10", "p2", "", "p1"].iter().enumerate() {
+            roster.join(identity(i), hello(name)).unwrap();
+        }
+        assert_eq!(ordered(&roster), ["p1", "p2", "p10", "peer-0"]);
+        for names in [["p1", "p01", "p001"], ["p001", "p01", "p1"]] {
+            let mut roster = super::tests::roster(3);
+            for (i, name) in names.iter().enumerate() {
+                roster.join(identity(i), hello(name)).unwrap();
+            }
+            assert_eq!(ordered(&roster), ["p001", "p01", "p1"]);
+        }
+    }
+
+    #[test]
+    fn a_plan_names_its_peers() {
+        let names = vec!["lab-1".into(), "home".into(), "lab-0".into()];
+        let mut roster = Roster::new(ExpectedPeers::Named(names), [7; 16]);
+        assert_eq!(
+            roster.join(identity(1), hello("attic")).unwrap_err(),
+            r#"the run's plan has no peer "attic"; join as one of those it waits for with --name: lab-1, home, lab-0"#
+        );
+        roster.join(identity(2), hello("home")).unwrap();
+        assert!(roster.join(identity(3), hello("home")).unwrap_err().contains("taken"));
+        let first_free = roster.join(identity(4), hello("")).unwrap();
+        assert_eq!(roster.name(first_free), "lab-1");
+        roster.join(identity(5), hello("lab-0")).unwrap();
+        assert_eq!(ordered(&roster), ["lab-1", "home", "lab-0"]);
+        assert!(roster.join(identity(6), hello("")).unwrap_err().contains("already joined"));
+        roster.set(first_free, Standing::Away);
+        assert!(roster.join(identity(6), hello("")).is_ok(), "a place is free again");
+    }
+
+    #[test]
+    fn a_member_comes_back_as_itself() {
+        let mut roster = roster(2);
+        let a = roster.join(identity(1), hello("a")).unwrap();
+        roster.set(a, Standing::Away);
+        assert_eq!(ordered(&roster), Vec::<&str>::new());
+        assert_eq!(roster.join(identity(1), hello("whatever")), Ok(a));
+        assert_eq!(ordered(&roster), ["a"]);
+        // Another process of that name: the first one is out for good.
+        assert!(roster.join(identity(2), hello("a")).unwrap_err().contains("taken"));
+        roster.set(a, Standing::Away);
+        let again = roster.join(identity(2), hello("a")).unwrap();
+        assert_ne!(a, again);
+        roster.set(a, Standing::Present);
+        assert!(roster.join(identity(1), hello("a")).unwrap_err().contains("put out"));
+        assert_eq!(ordered(&roster), ["a"]);
+    }
+
+    #[test]
+    fn generated_names_are_new() {
+        let mut roster = roster(9);
+        roster.join(identity(1), hello("peer-0")).unwrap();
+        let made = roster.join(identity(2), hello("")).unwrap();
+        assert_eq!(roster.name(made), "peer-1");
+    }
+}

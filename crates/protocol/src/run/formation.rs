@@ -1,0 +1,51 @@
+//! A plan for members that are there, and what is told to the driver when its generation begins.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use crate::{ExpectedReports, MemberId, Restart, TensorKey};
+
+/// A plan for members that are there, as far as the run has to know it. Lists are in the order of peers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Formation {
+    /// The members that take part.
+    pub members: Vec<MemberId>,
+    /// What each must report.
+    pub expected: Vec<ExpectedReports>,
+    /// The tensors that each owns: its share of a cut.
+    pub shares: Vec<Arc<BTreeSet<TensorKey>>>,
+    /// Bytes of each share.
+    pub share_bytes: Vec<u64>,
+    /// Version of the plan.
+    pub version: u32,
+    /// Micro-batches per pass.
+    pub micro_batches: u32,
+    /// Predicted seconds per step, where the machines are known.
+    pub predicted_step_s: Option<f64>,
+    /// Estimated seconds that it takes to change to this plan.
+    pub move_s: f64,
+}
+
+/// A peer that keeps a copy of another one's share.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Mirroring {
+    /// The member whose share it is.
+    pub owner: MemberId,
+    /// The member that keeps the copy.
+    pub buddy: MemberId,
+}
+
+/// How a generation begins.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Order {
+    /// The generation.
+    pub generation: u32,
+    /// The members that take part, by their numbers as peers.
+    pub members: Vec<MemberId>,
+    /// The state that it starts from, and who has it.
+    pub restart: Restart,
+    /// The number of the last pass of earlier generations.
+    pub passes_before: u64,
+    /// Who keeps copies of whose share.
+    pub mirrors: Vec<Mirroring>,
+}

@@ -1,0 +1,164 @@
+//! What a run reports of its members, and what their losses cost.
+
+use crate::MemberId;
+
+/// Why a generation ended before the run did.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum IncidentKind {
+    /// A peer's connection ended.
+    Lost,
+    /// A peer did not answer for too long.
+    Silent,
+    /// A peer broke the protocol, failed or stalled.
+    Expelled,
+    /// Two peers cannot reach each other.
+    Link,
+    /// A peer left in good order.
+    Left,
+}
+
+impl IncidentKind {
+    /// The name in `summary.json`.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Lost => "lost",
+            Self::Silent => "silent",
+            Self::Expelled => "expelled",
+            Self::Link => "link",
+            Self::Left => "left",
+        }
+    }
+}
+
+/// An interruption of training. Times are in seconds.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Incident {
+    /// What happened.
+    pub kind: IncidentKind,
+    /// To whom.
+    pub member: MemberId,
+    /// The last step that was complete.
+    pub step: u64,
+    /// The step that training went back to.
+    pub restarted_at: u64,
+    /// From the last sign of life until the broker acted.
+    pub detected_s: f64,
+    /// From there until there was a new plan.
+    pub replanned_s: f64,
+    /// From there until all peers were ready.
+    pub restored_s: f64,
+    /// Seconds of training that were lost: from the cut that training went back to, until the last sign of life.
+    pub lost_work_s: f64,
+}
+
+/// An incident that is not over.
+#[derive(Debug)]
+pub(super) struct Open {
+    incident: Incident,
+    since: f64,
+}
+
+impl Open {
+    /// `heard` is the time of the last sign of life.
+    pub(super) fn begin(kind: IncidentKind, member: MemberId, step: u64, heard: f64, now: f64) -> Self {
+        let incident = Incident {
+            kind,
+            member,
+            step,
+            restarted_at: step,
+            detected_s: now - heard,
+            replanned_s: 0.0,
+            restored_s: 0.0,
+            lost_work_s: 0.0,
+        };
+        Self { incident, since: now }
+    }
+
+    /// The time of the last sign of life.
+    pub(super) fn heard(&self) -> f64 {
+        self.since - self.incident.detected_s - self.incident.replanned_s
+    }
+
+    pub(super) fn planned(&mut self, now: f64) {
+        self.incident.replanned_s += now - self.since;
+        self.since = now;
+    }
+
+    /// Training goes back to a step that was complete `lost_work_s` before the last sign of life.
+    pub(super) fn goes_back(&mut self, step: u64, lost_work_s: f64) {
+        self.incident.restarted_at = step;
+        self.incident.lost_work_s += lost_work_s;
+    }
+
+    pub(super) fn over(mut self, now: f64) -> Incident {
+        self.incident.restored_s = now - self.since;
+        self.incident
+    }
+}
+
+/// Something that people should know.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Notice {
+    /// A member joined, or came back.
+    Joined {
+        /// The member.
+        member: MemberId,
+        /// Members present.
+        present: usize,
+        /// Members that the run waits for before it starts.
+        wanted: usize,
+    },
+    /// A member has not answered for some seconds.
+    Silent {
+        /// The member.
+        member: MemberId,
+        /// Seconds.
+        seconds: f64,
+    },
+    /// A member answers again.
+    Answers {
+        /// The member.
+        member: MemberId,
+    },
+    /// A member is gone.
+    Lost {
+        /// The member.
+        member: MemberId,
+        /// Why.
+        reason: String,
+        /// Whether it had a share of the model.
+        used: bool,
+        /// The last step that was complete.
+        step: u64,
+    },
+    /// Two peers cannot reach each other any more.
+    LinkLost {
+        /// The peer that says so.
+        from: MemberId,
+        /// The other one.
+        to: MemberId,
+        /// Why.
+        reason: String,
+    },
+    /// Members measure their machines and links.
+    Measuring,
+    /// The run waits for more members.
+    Waiting {
+        /// Why.
+        reason: String,
+    },
+    /// A plan with these members is so much better that the run changes to it.
+    Better {
+        /// The members that come in.
+        members: Vec<MemberId>,
+        /// Predicted seconds that it saves.
+        gain_s: f64,
+    },
+    /// All peers of a generation are ready.
+    Started {
+        /// The generation.
+        generation: u32,
+        /// What made it necessary; `None` for the first.
+        incident: Option<Incident>,
+    },
+}

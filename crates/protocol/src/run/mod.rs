@@ -1,0 +1,546 @@
+//! The broker's machine for a whole run: from the first joiner to the last step, over all generations.
+
+mod formation;
+mod incident;
+mod running;
+mod watch;
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fusionllm_plan::{LinkCodec, PeerId};
+
+pub use formation::{Formation, Mirroring, Order};
+pub use incident::{Incident, IncidentKind, Notice};
+
+use crate::broker::one_line;
+use crate::roster::Identity;
+use crate::{
+    Action, AppliedCodecs, Atlas, Broker, Custody, FromPeer, Hello, Member, MemberId, Roster, RunSettings, Standing,
+    Survey, ToPeer, TrainingProgress,
+};
+use incident::Open;
+use running::CopyPace;
+use watch::{Change, SUSPECT_S, Watch};
+
+/// What a run needs to know before its first joiner.
+#[derive(Debug, Clone, Copy)]
+pub struct RunOptions {
+    /// The settings of every generation. Each formation replaces the plan's version and micro-batches.
+    pub settings: RunSettings,
+    /// Whether plans need measured machines and links.
+    pub measured: bool,
+}
+
+/// What the run is doing.
+#[derive(Debug)]
+enum Phase {
+    /// It waits for members. `short`: those who are there are not enough for the model.
+    Gathering { short: bool },
+    /// Members are measured.
+    Surveying(Survey),
+    /// The driver makes a plan.
+    Planning,
+    /// A generation is loading or training.
+    Running(Box<Running>),
+    Over,
+}
+
+/// A generation.
+#[derive(Debug)]
+struct Running {
+    broker: Broker,
+    formation: Formation,
+    /// Who keeps a copy of an owner's share.
+    mirrors: BTreeMap<MemberId, MemberId>,
+    /// The peers whose messages about cuts belong to this generation.
+    ready: BTreeSet<MemberId>,
+    /// The shares whose copies were asked for.
+    asked: BTreeSet<(u64, MemberId)>,
+    /// The state with which the generation ended, once it is drained.
+    drained: Option<TrainingProgress>,
+}
+
+/// The broker's side of a run. Pass it events with the time in seconds, and carry out the returned actions in order.
+///
+/// It trusts no member. One that breaks the protocol is put out, and the run goes on without it.
+#[derive(Debug)]
+pub struct Run {
+    options: RunOptions,
+    roster: Roster,
+    atlas: Atlas,
+    custody: Custody,
+    watch: Watch,
+    phase: Phase,
+    /// The generation that runs, or the one that comes next.
+    generation: u32,
+    last_pass: u64,
+    /// Whether a generation has begun.
+    begun: bool,
+    /// Progress after the last step that all peers of a generation completed.
+    progress: TrainingProgress,
+    /// Measures spares while a generation runs.
+    scout: Option<Survey>,
+    /// Members that came, or came back, since the last plan was made.
+    newcomers: BTreeSet<MemberId>,
+    /// Whether the driver makes a plan to see whether spares help.
+    weighing: bool,
+    leaving: BTreeSet<MemberId>,
+    copies: CopyPace,
+    incident: Option<Open>,
+    /// The time of the last event.
+    now: f64,
+}
+
+/// Copying takes at most one part in this many of the time. What remains of a link is for training.
+const COPY_SHARE: f64 = 5.0;
+
+/// Least seconds between two cuts for copies.
+const MIN_COPY_PERIOD_S: f64 = 2.0;
+
+/// The part of a link's rate that a copy may use.
+const COPY_RATE: f64 = 0.5;
+
+impl Run {
+    /// A run for the members of this roster.
+    pub fn new(options: RunOptions, roster: Roster) -> Self {
+        let start = options.settings.start;
+        Self {
+            options,
+            roster,
+            atlas: Atlas::default(),
+            custody: Custody::new(start),
+            watch: Watch::default(),
+            phase: Phase::Gathering { short: false },
+            generation: 1,
+            last_pass: 0,
+            begun: false,
+            progress: start,
+            scout: None,
+            newcomers: BTreeSet::new(),
+            weighing: false,
+            leaving: BTreeSet::new(),
+            copies: CopyPace::default(),
+            incident: None,
+            now: 0.0,
+        }
+    }
+
+    /// The members.
+    pub fn roster(&self) -> &Roster {
+        &self.roster
+    }
+
+    /// Progress after the last step that all peers completed.
+    pub fn progress(&self) -> TrainingProgress {
+        self.progress
+    }
+
+    /// The members of the generation that runs, by their numbers as peers.
+    pub fn peers(&self) -> &[MemberId] {
+        match &self.phase {
+            Phase::Running(r) => &r.formation.members,
+            _ => &[],
+        }
+    }
+
+    /// Whether a generation has begun.
+    pub fn has_begun(&self) -> bool {
+        self.begun
+    }
+
+    /// Whether all peers of a generation train.
+    pub fn is_training(&self) -> bool {
+        matches!(&self.phase, Phase::Running(r) if r.broker.is_started())
+    }
+
+    /// The newest step from which the loss of one member cannot take the run further back.
+    pub fn durable(&self) -> u64 {
+        self.custody.durable()
+    }
+
+    /// Admits a joiner whose handshake has proved this identity, or returns the reason for refusing it.
+    pub fn join(&mut self, identity: Identity, hello: Hello, now: f64) -> Result<(MemberId, Vec<Action>), String> {
+        self.now = now;
+        if matches!(self.phase, Phase::Over) {
+            return Err("the run is over".into());
+        }
+        let member = self.roster.join(identity, hello)?;
+        // A member that comes back on a new connection has lost the old one, whether or not anybody noticed.
+        let was_used = self.peers().contains(&member);
+        let mut actions = match was_used {
+            true => self.lose(member, "it lost its connection, and came back", Standing::Present, IncidentKind::Lost),
+            false => Vec::new(),
+        };
+        self.watch.joined(member, now);
+        self.atlas.forget_failures(member);
+        self.newcomers.insert(member);
+        let present = self.roster.present().count();
+        actions.push(Action::Notice(Notice::Joined { member, present, wanted: self.roster.wanted() }));
+        actions.extend(self.advance());
+        Ok((member, actions))
+    }
+
+    /// Call when a member's connection has ended.
+    pub fn gone(&mut self, member: MemberId, reason: &str, now: f64) -> Vec<Action> {
+        self.now = now;
+        let standing = if self.leaving.contains(&member) { Standing::Out } else { Standing::Away };
+        let actions = self.lose(member, reason, standing, IncidentKind::Lost);
+        self.watch.forget(member);
+        actions
+    }
+
+    /// Puts a member out for good.
+    pub fn expel(&mut self, member: MemberId, reason: &str, now: f64) -> Vec<Action> {
+        self.now = now;
+        let mut actions = self.lose(member, reason, Standing::Out, IncidentKind::Expelled);
+        self.watch.forget(member);
+        self.custody.lose(member);
+        actions.push(Action::Send(member, ToPeer::Stop { reason: one_line(reason) }));
+        actions.push(Action::Dismiss(member));
+        actions
+    }
+
+    /// Call for each message from a member.
+    pub fn message(&mut self, from: MemberId, message: FromPeer, now: f64) -> Vec<Action> {
+        self.now = now;
+        let Some(standing) = self.roster.get(from).map(|m| m.standing) else { return Vec::new() };
+        if matches!(self.phase, Phase::Over) || matches!(standing, Standing::Out | Standing::Away) {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        if self.watch.heard(from, now) {
+            actions.push(Action::Notice(Notice::Answers { member: from }));
+        }
+        if standing == Standing::Silent {
+            self.roster.set(from, Standing::Present);
+            self.newcomers.insert(from);
+            actions.extend(self.advance());
+        }
+        match self.take(from, message) {
+            Ok(more) => actions.extend(more),
+            Err(what) => actions.extend(self.expel(from, &format!("it broke the protocol: it {what}"), now)),
+        }
+        actions
+    }
+
+    /// The error completes "broke the protocol: it …".
+    fn take(&mut self, from: MemberId, message: FromPeer) -> Result<Vec<Action>, String> {
+        match message {
+            FromPeer::Hello(_) => Err("said hello twice".into()),
+            FromPeer::Heartbeat(heartbeat) => {
+                self.watch.heartbeat(from, heartbeat, self.now);
+                Ok(Vec::new())
+            }
+            FromPeer::Machine(_) | FromPeer::Links { .. } => self.measured(from, message),
+            FromPeer::Leaving => Ok(self.leave(from)),
+            message => self.take_running(from, message),
+        }
+    }
+
+    fn measured(&mut self, from: MemberId, message: FromPeer) -> Result<Vec<Action>, String> {
+        let survey = match (&mut self.phase, &mut self.scout) {
+            (Phase::Surveying(survey), _) | (_, Some(survey)) => survey,
+            _ => return Err("sent a measurement that nobody requested".into()),
+        };
+        survey.answer(from, message, &mut self.atlas)?;
+        Ok(self.survey_on())
+    }
+
+    /// Asks for what is to be measured next, or goes on with what was measured.
+    fn survey_on(&mut self) -> Vec<Action> {
+        let (survey, scouting) = match (&mut self.phase, &mut self.scout) {
+            (Phase::Surveying(survey), _) => (survey, false),
+            (_, Some(survey)) => (survey, true),
+            _ => return Vec::new(),
+        };
+        if !survey.is_over() {
+            return survey.next_requests().into_iter().map(|(to, message)| Action::Send(to, message)).collect();
+        }
+        if scouting {
+            self.scout = None;
+            return self.weigh();
+        }
+        self.phase = Phase::Gathering { short: false };
+        self.advance()
+    }
+
+    /// Call with the plan that [`Action::Plan`] asked for.
+    pub fn planned(&mut self, formation: Formation, now: f64) -> Vec<Action> {
+        self.now = now;
+        if std::mem::take(&mut self.weighing) {
+            return self.compare(&formation);
+        }
+        if !matches!(self.phase, Phase::Planning) {
+            return Vec::new();
+        }
+        if !formation.members.iter().all(|m| self.roster.is_present(*m)) {
+            self.phase = Phase::Gathering { short: false };
+            return self.advance();
+        }
+        if let Some(open) = &mut self.incident {
+            open.planned(now);
+        }
+        self.assign(formation)
+    }
+
+    /// Call if no plan can be made for the members that [`Action::Plan`] named.
+    pub fn not_planned(&mut self, reason: &str, now: f64) -> Vec<Action> {
+        self.now = now;
+        if std::mem::take(&mut self.weighing) || !matches!(self.phase, Phase::Planning) {
+            return Vec::new();
+        }
+        self.phase = Phase::Gathering { short: true };
+        vec![Action::Notice(Notice::Waiting { reason: reason.to_owned() })]
+    }
+
+    /// Stops the run, after the passes in flight and with a checkpoint if it trains.
+    pub fn interrupt(&mut self, now: f64) -> Vec<Action> {
+        self.now = now;
+        match &mut self.phase {
+            Phase::Running(running) => {
+                let actions = running.broker.interrupt();
+                self.follow(actions)
+            }
+            Phase::Over => Vec::new(),
+            _ => {
+                let what = if self.begun { "before it could go on" } else { "before all peers had joined" };
+                self.end(Action::Fail(format!("interrupted {what}")), &format!("interrupted {what}"))
+            }
+        }
+    }
+
+    /// Passes time. Call it a few times a second.
+    pub fn tick(&mut self, now: f64) -> Vec<Action> {
+        self.now = now;
+        if matches!(self.phase, Phase::Over) || self.watch.tick(now) {
+            return Vec::new();
+        }
+        let mut actions = Vec::new();
+        for change in self.watch.changes(now) {
+            match change {
+                Change::Silent(member) if self.roster.is_present(member) => {
+                    actions.push(Action::Notice(Notice::Silent { member, seconds: SUSPECT_S }));
+                }
+                Change::Gone(member, silence) if self.roster.is_present(member) => {
+                    let reason = format!("it has not answered for {silence:.0} s");
+                    actions.extend(self.lose(member, &reason, Standing::Silent, IncidentKind::Silent));
+                }
+                _ => {}
+            }
+        }
+        actions.extend(self.check_stall());
+        actions
+    }
+
+    fn check_stall(&mut self) -> Vec<Action> {
+        let (members, step_s): (Vec<MemberId>, f64) = match (&self.phase, &self.scout) {
+            (Phase::Surveying(survey), _) | (_, Some(survey)) => (survey.waits_for().collect(), 6.0),
+            (Phase::Running(r), _) => (r.formation.members.clone(), r.formation.predicted_step_s.unwrap_or(0.0)),
+            _ => return Vec::new(),
+        };
+        match self.watch.stalled(&members, step_s, self.now) {
+            Some((member, seconds)) => {
+                let reason = format!("it is connected, but has done nothing for {seconds:.0} s");
+                self.expel(member, &reason, self.now)
+            }
+            None => Vec::new(),
+        }
+    }
+
+    /// Changes the links' codecs from the next pass on: see [`Broker::set_codecs`].
+    pub fn set_codecs(&mut self, codecs: &[LinkCodec]) -> Option<AppliedCodecs> {
+        match &mut self.phase {
+            Phase::Running(running) => running.broker.set_codecs(codecs),
+            _ => None,
+        }
+    }
+
+    /// Sets the micro-batches' shares of a pass's loss: see [`Broker::set_weights`].
+    pub fn set_weights(&mut self, pass: u64, weights: Vec<f64>, targets: u64) {
+        if let Phase::Running(running) = &mut self.phase {
+            running.broker.set_weights(pass, weights, targets);
+        }
+    }
+
+    /// The place of a member in the plan that runs.
+    pub fn peer(&self, member: MemberId) -> Option<PeerId> {
+        let place = self.peers().iter().position(|m| *m == member)?;
+        Some(PeerId(place as u32))
+    }
+
+    /// Starts what the run waits for, if those who are there suffice.
+    fn advance(&mut self) -> Vec<Action> {
+        let Phase::Gathering { short } = self.phase else { return self.scout() };
+        let present = self.usable();
+        let wanted = if self.begun { 1 } else { self.roster.wanted() };
+        if present.len() < wanted || (short && self.newcomers.is_empty()) {
+            return Vec::new();
+        }
+        if self.options.measured && self.atlas.lacks(&present) {
+            let mut survey = Survey::new(&present, &self.atlas);
+            let requests = survey.next_requests();
+            self.watch.restart(&present, self.now);
+            self.phase = Phase::Surveying(survey);
+            let mut actions = self.introduce(&present);
+            actions.push(Action::Notice(Notice::Measuring));
+            actions.extend(requests.into_iter().map(|(to, message)| Action::Send(to, message)));
+            return actions;
+        }
+        self.newcomers.clear();
+        self.phase = Phase::Planning;
+        vec![self.plan(present)]
+    }
+
+    /// The members that plans may use, in order.
+    fn usable(&self) -> Vec<MemberId> {
+        self.roster.in_order().into_iter().filter(|m| !self.leaving.contains(m)).collect()
+    }
+
+    /// Tells members of each other, so that they let each other in.
+    fn introduce(&self, members: &[MemberId]) -> Vec<Action> {
+        let contacts: Vec<_> = members.iter().filter_map(|m| self.roster.get(*m)).map(Member::contact).collect();
+        members.iter().map(|m| Action::Send(*m, ToPeer::Contacts(contacts.clone()))).collect()
+    }
+
+    fn plan(&self, members: Vec<MemberId>) -> Action {
+        let known: Vec<&Member> = members.iter().filter_map(|m| self.roster.get(*m)).collect();
+        let (cluster, notes) = match self.options.measured.then(|| self.atlas.cluster(&known)) {
+            Some(Ok((cluster, notes))) => (Some(cluster), notes),
+            _ => (None, Vec::new()),
+        };
+        Action::Plan { members, cluster, notes }
+    }
+
+    /// A generation runs: measures newcomers, and sees whether they help.
+    fn scout(&mut self) -> Vec<Action> {
+        let Phase::Running(running) = &self.phase else { return Vec::new() };
+        let spare = self.usable().into_iter().any(|m| !running.formation.members.contains(&m));
+        if !spare || self.newcomers.is_empty() || self.scout.is_some() || !running.broker.is_started() {
+            return Vec::new();
+        }
+        if !self.options.measured {
+            // Nothing is known about any machine: one more is used as long as places are free.
+            self.newcomers.clear();
+            let free = running.formation.members.len() < self.roster.wanted();
+            return if free { self.drain() } else { Vec::new() };
+        }
+        let present = self.usable();
+        if !self.atlas.lacks(&present) {
+            return self.weigh();
+        }
+        let mut survey = Survey::new(&present, &self.atlas);
+        let requests = survey.next_requests();
+        self.watch.restart(&present, self.now);
+        self.scout = Some(survey);
+        let mut actions = self.introduce(&present);
+        actions.extend(requests.into_iter().map(|(to, message)| Action::Send(to, message)));
+        actions
+    }
+
+    /// Asks for a plan for all who are there, to compare it with the one that runs.
+    fn weigh(&mut self) -> Vec<Action> {
+        if !matches!(self.phase, Phase::Running(_)) || self.weighing {
+            return Vec::new();
+        }
+        self.newcomers.clear();
+        self.weighing = true;
+        vec![self.plan(self.usable())]
+    }
+
+    /// Ends the generation for a better plan, if that pays.
+    fn compare(&mut self, formation: &Formation) -> Vec<Action> {
+        let Phase::Running(running) = &self.phase else { return Vec::new() };
+        let all_there = formation.members.iter().all(|m| self.roster.is_present(*m));
+        let Some((now, then)) = running.formation.predicted_step_s.zip(formation.predicted_step_s) else {
+            return Vec::new();
+        };
+        let steps = self.options.settings.steps.saturating_sub(self.progress.step) as f64;
+        let gain = (now - then) * steps;
+        let names = formation.members.iter().filter(|m| !running.formation.members.contains(m));
+        let members: Vec<MemberId> = names.copied().collect();
+        if !all_there || then > 0.95 * now || gain < 2.0 * formation.move_s {
+            return Vec::new();
+        }
+        let mut actions = vec![Action::Notice(Notice::Better { members, gain_s: gain })];
+        actions.extend(self.drain());
+        actions
+    }
+
+    fn drain(&mut self) -> Vec<Action> {
+        let Phase::Running(running) = &mut self.phase else { return Vec::new() };
+        let actions = running.broker.drain();
+        self.follow(actions)
+    }
+
+    /// A member wants to leave: at once if it has no share, or else after a cut.
+    fn leave(&mut self, member: MemberId) -> Vec<Action> {
+        if !self.leaving.insert(member) {
+            return Vec::new();
+        }
+        match &self.phase {
+            Phase::Running(r) if r.formation.members.contains(&member) => {
+                if r.broker.is_started() && !self.usable().is_empty() {
+                    self.incident = Some(Open::begin(IncidentKind::Left, member, self.progress.step, self.now, self.now));
+                    return self.drain();
+                }
+                self.dismiss(member)
+            }
+            _ => self.dismiss(member),
+        }
+    }
+
+    /// Lets a member go that wanted to.
+    fn dismiss(&mut self, member: MemberId) -> Vec<Action> {
+        let stop = ToPeer::Stop { reason: String::new() };
+        let mut actions = vec![Action::Send(member, stop), Action::Dismiss(member)];
+        actions.extend(self.lose(member, "it left", Standing::Out, IncidentKind::Left));
+        self.custody.lose(member);
+        self.watch.forget(member);
+        actions
+    }
+
+    /// A member cannot be used any more, or not now.
+    fn lose(&mut self, member: MemberId, reason: &str, standing: Standing, kind: IncidentKind) -> Vec<Action> {
+        let before = self.roster.get(member).map(|m| m.standing);
+        self.roster.set(member, standing);
+        if matches!(before, None | Some(Standing::Out)) || matches!(self.phase, Phase::Over) {
+            return Vec::new();
+        }
+        self.newcomers.remove(&member);
+        let reason = one_line(reason);
+        let used = self.peers().contains(&member);
+        let step = self.progress.step;
+        let mut actions = Vec::new();
+        if before == Some(Standing::Present) || used {
+            actions.push(Action::Notice(Notice::Lost { member, reason, used, step }));
+        }
+        if let Some(scout) = &mut self.scout {
+            scout.lose(member);
+            actions.extend(self.survey_on());
+        }
+        match &mut self.phase {
+            Phase::Surveying(survey) => {
+                survey.lose(member);
+                actions.extend(self.survey_on());
+            }
+            Phase::Running(_) if used => {
+                let since = self.watch.last_heard(member).unwrap_or(self.now).min(self.now);
+                let open = Open::begin(kind, member, step, since, self.now);
+                self.incident.get_or_insert(open);
+                actions.extend(self.disband());
+                actions.extend(self.advance());
+            }
+            _ => {}
+        }
+        actions
+    }
+
+    fn end(&mut self, last: Action, reason: &str) -> Vec<Action> {
+        self.phase = Phase::Over;
+        let stop = ToPeer::Stop { reason: reason.to_owned() };
+        let mut actions: Vec<Action> =
+            self.roster.connected().map(|m| Action::Send(m.id, stop.clone())).collect();
+        actions.push(last);
+        actions
+    }
+}

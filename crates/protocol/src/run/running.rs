@@ -1,0 +1,342 @@
+//! A run while one of its generations loads or trains.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use super::incident::Open;
+use super::{
+    COPY_RATE, COPY_SHARE, Formation, IncidentKind, MIN_COPY_PERIOD_S, Mirroring, Notice, Order, Phase, Run, Running,
+};
+use crate::{
+    Action, Broker, FromPeer, MemberId, Participant, RunSettings, Share, Standing, ToPeer, TrainingProgress,
+};
+
+impl Run {
+    /// Begins a generation.
+    pub(super) fn assign(&mut self, formation: Formation) -> Vec<Action> {
+        let restart = self.custody.restart(|m| self.roster.is_present(m));
+        self.custody.rewind(restart.progress.step);
+        let mut actions = Vec::new();
+        if restart.progress.step < self.progress.step {
+            actions.push(Action::Rewind(restart.progress));
+        }
+        if let Some(open) = &mut self.incident {
+            open.goes_back(restart.progress.step, self.copies.since(restart.progress.step, open.heard()));
+        }
+        self.progress = restart.progress;
+        let settings = RunSettings {
+            version: formation.version,
+            start: restart.progress,
+            micro_batches: formation.micro_batches,
+            passes_before: self.last_pass,
+            ..self.options.settings
+        };
+        let participants = formation.members.iter().zip(&formation.expected);
+        let participants = participants.map(|(m, expected)| Participant { member: *m, expected: expected.clone() });
+        let broker = Broker::new(settings, participants.collect());
+        let mirrors = self.buddies(&formation);
+        actions.push(Action::Assign(Order {
+            generation: self.generation,
+            members: formation.members.clone(),
+            restart,
+            passes_before: self.last_pass,
+            mirrors: mirrors.clone(),
+        }));
+        self.watch.restart(&formation.members, self.now);
+        self.begun = true;
+        self.phase = Phase::Running(Box::new(Running {
+            broker,
+            formation,
+            mirrors: mirrors.into_iter().map(|m| (m.owner, m.buddy)).collect(),
+            ready: BTreeSet::new(),
+            asked: BTreeSet::new(),
+            drained: None,
+        }));
+        actions
+    }
+
+    /// Who keeps a copy of whose share: for each share the member to which copying takes the least time, what it copies
+    /// already included.
+    fn buddies(&self, formation: &Formation) -> Vec<Mirroring> {
+        let mut load: BTreeMap<MemberId, f64> = BTreeMap::new();
+        let mut mirrors = Vec::new();
+        let count = formation.members.len();
+        for (i, (&owner, &bytes)) in formation.members.iter().zip(&formation.share_bytes).enumerate() {
+            let seconds = |buddy: MemberId| {
+                let rate = self.atlas.link(owner, buddy).map_or(f64::MAX, |l| l.bandwidth);
+                load.get(&buddy).copied().unwrap_or(0.0) + bytes as f64 / rate
+            };
+            // From the next peer on, so that equal links make a ring.
+            let others = (1..count).map(|k| formation.members[(i + k) % count]);
+            let others = others.filter(|m| *m != owner && !self.atlas.is_cut_off(owner, *m));
+            let Some(buddy) = others.min_by(|a, b| seconds(*a).total_cmp(&seconds(*b))) else { continue };
+            load.insert(buddy, seconds(buddy));
+            mirrors.push(Mirroring { owner, buddy });
+        }
+        mirrors
+    }
+
+    /// Ends the generation. Its members stop, and keep their cuts.
+    pub(super) fn disband(&mut self) -> Vec<Action> {
+        let gathering = Phase::Gathering { short: false };
+        let Phase::Running(running) = std::mem::replace(&mut self.phase, gathering) else { return Vec::new() };
+        self.last_pass = running.broker.last_pass();
+        self.generation += 1;
+        let mut actions = Vec::new();
+        if let Some(step) = running.broker.saving() {
+            actions.push(Action::AbandonCheckpoint(step));
+        }
+        // A silent member reads it once it wakes.
+        let regroup = ToPeer::Regroup { generation: self.generation };
+        actions.extend(self.roster.connected().map(|m| Action::Send(m.id, regroup.clone())));
+        actions
+    }
+
+    pub(super) fn take_running(&mut self, from: MemberId, message: FromPeer) -> Result<Vec<Action>, String> {
+        let generation = self.generation;
+        let Some(peer) = self.peer(from) else { return Ok(Vec::new()) };
+        let Phase::Running(running) = &mut self.phase else { return Ok(Vec::new()) };
+        match message {
+            FromPeer::Ready { generation: of } if of != generation => Ok(Vec::new()),
+            FromPeer::Ready { .. } => {
+                let actions = running.broker.message(peer, message, self.now)?;
+                running.ready.insert(from);
+                let started = running.broker.is_started();
+                let mut actions = self.follow(actions);
+                if started {
+                    actions.extend(self.started());
+                }
+                Ok(actions)
+            }
+            // What a peer says of cuts before it is ready is about an earlier generation.
+            FromPeer::Kept { .. } | FromPeer::Mirrored { .. } if !running.ready.contains(&from) => Ok(Vec::new()),
+            FromPeer::Kept { step } => self.kept(step, from, from),
+            FromPeer::Mirrored { step, of } => self.kept(step, of, from),
+            FromPeer::LinkLost { generation: of, .. } | FromPeer::Failed { generation: of, .. } if of != generation => {
+                Ok(Vec::new())
+            }
+            FromPeer::LinkLost { member, reason, .. } => Ok(self.link_lost(from, member, &reason)),
+            FromPeer::Failed { reason, .. } => Ok(self.failed(from, &reason)),
+            message => {
+                let actions = running.broker.message(peer, message, self.now)?;
+                Ok(self.follow(actions))
+            }
+        }
+    }
+
+    /// All peers of the generation are ready.
+    fn started(&mut self) -> Vec<Action> {
+        let incident = self.incident.take().map(|open| open.over(self.now));
+        self.copies.complete(self.progress.step, self.now);
+        self.copies.next = self.now + MIN_COPY_PERIOD_S;
+        let mut actions = vec![Action::Notice(Notice::Started { generation: self.generation, incident })];
+        for leaver in std::mem::take(&mut self.leaving) {
+            // Those that have a share asked while the generation was loading.
+            let used = self.peers().contains(&leaver);
+            actions.extend(if used { self.leave(leaver) } else { self.dismiss(leaver) });
+        }
+        actions.extend(self.scout());
+        actions
+    }
+
+    /// A member confirms that it has a share of a cut.
+    fn kept(&mut self, step: u64, owner: MemberId, by: MemberId) -> Result<Vec<Action>, String> {
+        if !self.custody.keep(step, owner, by) {
+            return Err("confirmed a copy that nobody requested".into());
+        }
+        let mut actions = self.copy();
+        if self.custody.is_copied() && self.copies.copying {
+            self.copies.copied(self.now);
+            actions.extend(self.release());
+        }
+        actions.extend(self.move_on());
+        Ok(actions)
+    }
+
+    /// Has members forget the cuts that nobody needs any more.
+    fn release(&mut self) -> Vec<Action> {
+        let before = self.custody.release();
+        self.copies.forget_before(before);
+        self.roster.connected().map(|m| Action::Send(m.id, ToPeer::Release { before })).collect()
+    }
+
+    /// Asks for the copies that are missing.
+    fn copy(&mut self) -> Vec<Action> {
+        let Phase::Running(running) = &mut self.phase else { return Vec::new() };
+        let mut actions = Vec::new();
+        if let Some((step, shares)) = self.custody.uncopied() {
+            for share in shares {
+                let Some(buddy) = share.buddy.filter(|_| running.asked.insert((step, share.owner))) else { continue };
+                let rate = self.atlas.link(share.owner, buddy).map(|l| COPY_RATE * l.bandwidth);
+                actions.push(Action::Send(buddy, ToPeer::Mirror { step, of: share.owner, bytes_per_s: rate }));
+            }
+        }
+        actions
+    }
+
+    /// Once a drained generation's last cut is with all its owners, the next generation can begin.
+    fn move_on(&mut self) -> Vec<Action> {
+        let Phase::Running(running) = &self.phase else { return Vec::new() };
+        let Some(progress) = running.drained else { return Vec::new() };
+        let restart = self.custody.restart(|m| self.roster.is_present(m));
+        if restart.progress != progress {
+            return Vec::new();
+        }
+        // A leaver is not planned for. It stays as a donor until the next generation has what it owns.
+        let mut actions = self.disband();
+        actions.extend(self.advance());
+        actions
+    }
+
+    fn link_lost(&mut self, from: MemberId, to: MemberId, reason: &str) -> Vec<Action> {
+        if !self.peers().contains(&to) {
+            return Vec::new();
+        }
+        // A machine that is known no better is taken at its neighbour's word.
+        if !self.options.measured {
+            let reason = format!("{:?} cannot reach it: {reason}", self.roster.name(from));
+            return self.lose(to, &reason, Standing::Silent, IncidentKind::Link);
+        }
+        self.atlas.cut_off(from, to);
+        let step = self.progress.step;
+        let open = Open::begin(IncidentKind::Link, to, step, self.now, self.now);
+        self.incident.get_or_insert(open);
+        let mut actions = vec![Action::Notice(Notice::LinkLost { from, to, reason: reason.to_owned() })];
+        actions.extend(self.disband());
+        actions.extend(self.advance());
+        actions
+    }
+
+    fn failed(&mut self, from: MemberId, reason: &str) -> Vec<Action> {
+        let alone = self.roster.present().all(|m| m.id == from);
+        let name = self.roster.name(from).to_owned();
+        let actions = self.expel(from, &format!("it failed: {reason}"), self.now);
+        if !alone {
+            return actions;
+        }
+        // Nobody else could do better with the same work.
+        let reason = format!("peer {name:?} failed: {reason}");
+        self.end(Action::Fail(reason.clone()), &reason)
+    }
+
+    /// Call when the last tensor of a member's snapshot has arrived.
+    pub fn snapshot_saved(&mut self, from: MemberId, step: u64, now: f64) -> Vec<Action> {
+        self.now = now;
+        let peer = self.peer(from);
+        let (Some(peer), Phase::Running(running)) = (peer, &mut self.phase) else { return Vec::new() };
+        if !running.ready.contains(&from) {
+            return Vec::new();
+        }
+        match running.broker.snapshot_saved(peer, step) {
+            Ok(actions) => self.follow(actions),
+            Err(what) => self.expel(from, &format!("it broke the protocol: it {what}"), now),
+        }
+    }
+
+    /// Call when the checkpoint is complete, or has failed. The run continues in both cases.
+    pub fn checkpoint_committed(&mut self, progress: TrainingProgress, complete: bool, now: f64) -> Vec<Action> {
+        self.now = now;
+        let mut actions = Vec::new();
+        if complete {
+            self.custody.saved(progress);
+            actions.extend(self.release());
+        }
+        if let Phase::Running(running) = &mut self.phase {
+            let more = running.broker.checkpoint_committed(progress.step);
+            actions.extend(self.follow(more));
+        }
+        actions
+    }
+
+    /// Takes note of what the generation does, and adds what follows from it.
+    pub(super) fn follow(&mut self, actions: Vec<Action>) -> Vec<Action> {
+        let mut all = Vec::with_capacity(actions.len());
+        for action in actions {
+            match action {
+                Action::Cut(step) => self.begin_cut(step),
+                Action::Drained(progress) => {
+                    if let Phase::Running(running) = &mut self.phase {
+                        running.drained = Some(progress);
+                    }
+                    all.extend(self.move_on());
+                }
+                Action::Step(record) => {
+                    all.push(Action::Step(record));
+                    all.extend(self.step_over());
+                }
+                Action::Finish(_) => return [all, self.end(action, "")].concat(),
+                Action::Fail(ref reason) => {
+                    let reason = reason.clone();
+                    return [all, self.end(action, &reason)].concat();
+                }
+                other => all.push(other),
+            }
+        }
+        all
+    }
+
+    fn begin_cut(&mut self, step: u64) {
+        let Phase::Running(running) = &mut self.phase else { return };
+        let shares = running.formation.members.iter().zip(&running.formation.shares);
+        let shares = shares.filter(|(_, tensors)| !tensors.is_empty()).map(|(&owner, tensors)| Share {
+            owner,
+            tensors: tensors.clone(),
+            buddy: running.mirrors.get(&owner).copied(),
+        });
+        self.custody.begin(step, shares.collect());
+        running.asked.retain(|(of, _)| *of != step);
+        self.copies.begin(self.now);
+        if self.progress.step == step {
+            self.custody.settle(self.progress);
+        }
+    }
+
+    fn step_over(&mut self) -> Vec<Action> {
+        let Phase::Running(running) = &mut self.phase else { return Vec::new() };
+        self.progress = running.broker.progress();
+        self.custody.settle(self.progress);
+        self.copies.complete(self.progress.step, self.now);
+        if self.custody.is_copied() && self.now >= self.copies.next && !running.mirrors.is_empty() {
+            running.broker.want_cut();
+        }
+        // Its owners may have confirmed the cut before its step was complete.
+        let mut actions = self.copy();
+        actions.extend(self.move_on());
+        actions
+    }
+}
+
+/// When cuts are taken for copies, and when each step was complete.
+#[derive(Debug, Default)]
+pub(super) struct CopyPace {
+    began: f64,
+    copying: bool,
+    next: f64,
+    /// When each step since the last cut was complete.
+    completed: BTreeMap<u64, f64>,
+}
+
+impl CopyPace {
+    fn begin(&mut self, now: f64) {
+        if !self.copying {
+            (self.began, self.copying) = (now, true);
+        }
+    }
+
+    fn copied(&mut self, now: f64) {
+        self.copying = false;
+        self.next = now + MIN_COPY_PERIOD_S.max((COPY_SHARE - 1.0) * (now - self.began));
+    }
+
+    fn complete(&mut self, step: u64, now: f64) {
+        self.completed.insert(step, now);
+    }
+
+    /// Seconds from the end of a step until `then`.
+    fn since(&self, step: u64, then: f64) -> f64 {
+        self.completed.get(&step).map_or(0.0, |at| (then - at).max(0.0))
+    }
+
+    fn forget_before(&mut self, step: u64) {
+        self.completed = self.completed.split_off(&step);
+    }
+}
