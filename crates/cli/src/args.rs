@@ -104,8 +104,9 @@ pub(crate) struct BrokerArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct JoinArgs {
-    /// The ticket that the broker printed.
-    pub(crate) ticket: String,
+    /// The ticket that the broker printed; `-` reads it from standard input, so that other users do not see it
+    /// [default: the environment variable FUSIONLLM_TICKET].
+    pub(crate) ticket: Option<String>,
 
     /// Backend to compute with [default: cpu].
     #[arg(long, value_name = "BACKEND")]

@@ -19,6 +19,9 @@ use crate::report::report;
 /// More peers than this on one machine only get in each other's way.
 const MAX_LOCAL_PEERS: usize = 64;
 
+/// The environment variable that may hold a joiner's ticket.
+const TICKET_VARIABLE: &str = "FUSIONLLM_TICKET";
+
 fn job(run: &RunArgs) -> Result<Job, Failure> {
     let mut set = run.set.clone();
     set.extend(run.steps.map(|n| format!("train.steps={n}")));
@@ -146,19 +149,37 @@ fn run(
 
 /// Takes part in a run.
 pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
-    let ticket = args.ticket.parse().map_err(NodeError::Ticket)?;
+    let ticket = ticket(args.ticket)?.trim().parse().map_err(NodeError::Ticket)?;
     let backend = open_backend(args.backend.as_deref())?;
     let (name, device) = (backend.name(), backend.device().name);
     complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));
     let profile = args.profile.as_deref().map(|path| measured(path, &*backend)).transpose()?;
     let JoinArgs { pinned, slowdown, memory, .. } = args;
     let name_in_run = args.name.unwrap_or_default();
-    let options = JoinOptions { ticket, backend, name: name_in_run, pinned, slowdown, profile, memory };
+    let on_leaving = || complain("leaving; the run goes on without this machine (Ctrl-C again to leave at once)");
+    let options = JoinOptions { ticket, backend, name: name_in_run, pinned, slowdown, profile, memory, on_leaving };
     let took_part = runtime()?.block_on(fusionllm_node::join(options))?;
     match took_part {
         _ if json => print_json(&serde_json::json!({ "backend": name, "device": device, "took_part": took_part })),
         true => print("the run is over\n"),
         false => print("the run goes on, or ended, without this machine; its broker says why\n"),
+    }
+}
+
+/// The text of the ticket. Arguments stand in the list of processes, which other users can read.
+fn ticket(argument: Option<String>) -> Result<String, Failure> {
+    match argument.as_deref() {
+        Some("-") => {
+            let mut line = String::new();
+            let read = std::io::stdin().read_line(&mut line);
+            read.map_err(|e| Failure::input(format!("cannot read the ticket from standard input: {e}")))?;
+            Ok(line)
+        }
+        Some(ticket) => Ok(ticket.into()),
+        None => std::env::var(TICKET_VARIABLE).map_err(|_| {
+            Failure::input("there is no ticket")
+                .hint(format!("give the line that the broker printed as an argument, or in {TICKET_VARIABLE}"))
+        }),
     }
 }
 

@@ -1,5 +1,6 @@
 //! Messages on connections, and the queue of messages that go out.
 
+pub(crate) mod dial;
 pub(crate) mod probe;
 
 use std::collections::BTreeSet;
@@ -14,6 +15,17 @@ use serde::de::DeserializeOwned;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use crate::NodeError;
+
+/// Longest text of another machine that is shown, in bytes.
+const MAX_TEXT_BYTES: usize = 512;
+
+/// A text from another machine as it may stand on a terminal and in a log: bounded, and without characters that control
+/// either.
+pub(crate) fn printable(text: &str) -> String {
+    let turns_text = |c| matches!(c, '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}');
+    let text = &text[..text.floor_char_boundary(MAX_TEXT_BYTES)];
+    text.chars().map(|c| if c.is_control() || turns_text(c) { ' ' } else { c }).collect()
+}
 
 /// Sends a control message.
 pub(crate) async fn send_control<T: Serialize>(to: &Connection, message: &T) -> Result<(), NodeError> {
@@ -100,4 +112,16 @@ pub(crate) fn neighbours(programs: &[&Program]) -> BTreeSet<PeerId> {
         })
         .filter(|p| *p != PeerId::BROKER)
         .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_text_from_elsewhere_cannot_control_the_terminal() {
+        assert_eq!(printable("disk\x1b[2J\nfull"), "disk [2J full");
+        assert_eq!(printable("a\u{202e}b"), "a b");
+        assert_eq!(printable(&"ä".repeat(400)).len(), MAX_TEXT_BYTES);
+    }
 }

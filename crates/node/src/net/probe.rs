@@ -1,14 +1,13 @@
 //! Measures the links between two machines, in both directions. One connects and asks, the other answers.
 
-use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use fusionllm_plan::Link;
-use fusionllm_protocol::{MAX_PROBE_BYTES, Probe, decode, encode};
-use fusionllm_transport::{Allowed, Connection, Endpoint, Lane, Lanes, PeerAddr, PeerKey};
-use tokio::task::JoinSet;
+use fusionllm_protocol::{MAX_PROBE_BYTES, PeerHello, Probe, decode, encode};
+use fusionllm_transport::{Connection, Endpoint, Lane, Lanes, PeerAddr};
 
+use super::dial::dial;
 use crate::NodeError;
 
 /// Round trips per measurement; the shortest counts.
@@ -20,36 +19,11 @@ const FIRST: u64 = 16 << 10;
 /// The longest time for one measurement. A link that needs more is too slow to train over.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Lets some peers connect and answers their probes. When dropped, it lets nobody in.
-pub(crate) struct ProbeResponder {
-    endpoint: Endpoint,
-    _task: JoinSet<()>,
-}
+/// How long the other machine may take to learn this one's key.
+const ACQUAINTANCE: Duration = Duration::from_secs(10);
 
-impl ProbeResponder {
-    /// Starts to answer the peers with these keys.
-    pub(crate) fn start(endpoint: &Endpoint, keys: BTreeSet<PeerKey>) -> Self {
-        endpoint.allow(Allowed::Only(keys));
-        let mut task = JoinSet::new();
-        let accepting = endpoint.clone();
-        task.spawn(async move {
-            let mut peers = JoinSet::new();
-            while let Some((connection, lanes)) = accepting.accept().await {
-                // A peer that leaves, or that breaks the protocol, gets no answer.
-                peers.spawn(async move { drop(answer(&connection, lanes).await) });
-            }
-        });
-        Self { endpoint: endpoint.clone(), _task: task }
-    }
-}
-
-impl Drop for ProbeResponder {
-    fn drop(&mut self) {
-        self.endpoint.allow(Allowed::Only(BTreeSet::new()));
-    }
-}
-
-async fn answer(connection: &Connection, mut lanes: Lanes) -> Result<(), NodeError> {
+/// Answers the probes on a connection whose other end has said [`PeerHello::Probe`].
+pub(crate) async fn answer_probes(connection: &Connection, mut lanes: Lanes) -> Result<(), NodeError> {
     while let Some((asked, took)) = receive(&mut lanes).await? {
         match asked {
             Probe::Echo => send(connection, Probe::Echo, 0).await?,
@@ -63,10 +37,10 @@ async fn answer(connection: &Connection, mut lanes: Lanes) -> Result<(), NodeErr
     Ok(())
 }
 
-/// Measures the links to a peer with a [`ProbeResponder`], and back. The latency of both is half of the shortest
+/// Measures the links to a machine that [answers](answer_probes), and back. The latency of both is half of the shortest
 /// round trip. The rate is that of the first load that takes `patience` seconds.
 pub(crate) async fn probe(endpoint: &Endpoint, to: &PeerAddr, patience: f64) -> Result<(Link, Link), NodeError> {
-    let (connection, mut lanes) = endpoint.connect(to).await?;
+    let (connection, mut lanes) = dial(endpoint, to, &PeerHello::Probe, ACQUAINTANCE).await?;
     let measured = tokio::time::timeout(LONGEST, measure(&connection, &mut lanes, patience)).await;
     connection.close("");
     measured.unwrap_or_else(|_| Err(NodeError::Network(format!("a link took longer than {LONGEST:?} to be measured"))))
@@ -131,6 +105,7 @@ mod tests {
     use fusionllm_transport::emulator::{Emulator, LinkSpec};
 
     use super::*;
+    use crate::net;
 
     const MBPS: u64 = 125_000;
 
@@ -143,13 +118,17 @@ mod tests {
         let link = |rate| emulator.add_link(LinkSpec::new("line", Some(rate * MBPS), Duration::from_millis(5)));
         let (there, back) = (vec![link(1)], vec![link(80)]);
         let (b_for_a, _) = emulator.connect_peers(a.addr().addrs[0], b.addr().addrs[0], there, back).unwrap();
-        let answering = ProbeResponder::start(&b, BTreeSet::from([a.key()]));
-        let to = PeerAddr { key: b.key(), addrs: vec![b_for_a] };
+        let key = b.key();
+        let answering = tokio::spawn(async move {
+            let (connection, mut lanes) = b.accept().await.unwrap();
+            assert_eq!(net::next_control(&mut lanes.control).await.unwrap(), Some(PeerHello::Probe));
+            drop(answer_probes(&connection, lanes).await);
+        });
+        let to = PeerAddr { key, addrs: vec![b_for_a] };
         let (there, back) = probe(&a, &to, 0.1).await.unwrap();
         // A measured link may be slower than it is, but not faster, except for what the emulator delivers early.
         assert!(there.latency >= 4.5e-3 && there.latency == back.latency, "{there:?}");
         assert!(there.bandwidth < 0.2e6 && back.bandwidth > 2.0 * there.bandwidth, "{there:?} {back:?}");
-        drop(answering);
-        assert!(probe(&a, &to, 0.1).await.is_err(), "nobody is let in any more");
+        answering.await.unwrap();
     }
 }

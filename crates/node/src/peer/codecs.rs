@@ -8,7 +8,7 @@ use std::time::Instant;
 use fusionllm_exec::{Coder, EncodeOptions, ExecError, Fidelity, StableRanks};
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::PeerId;
-use fusionllm_protocol::{TensorHeader, ToPeer};
+use fusionllm_protocol::TensorHeader;
 
 use super::mailbox::Mailbox;
 use crate::NodeError;
@@ -52,12 +52,12 @@ enum Job {
 }
 
 impl Codecs {
-    /// Starts the thread. Decoded tensors go to `mailbox`. An error stops the peer through `commands`. With
+    /// Starts the thread. Decoded tensors go to `mailbox`. An error ends the thread and goes to `failed`. With
     /// `feedback`, each message adds what the codec left out of earlier ones.
     pub(crate) fn start(
         mailbox: Arc<Mailbox>,
-        commands: mpsc::Sender<ToPeer>,
         feedback: bool,
+        failed: impl FnOnce(String) + Send + 'static,
     ) -> Result<Self, NodeError> {
         let (jobs, queue) = mpsc::channel();
         let thread = std::thread::Builder::new().name("codec".into());
@@ -65,10 +65,7 @@ impl Codecs {
             let mut worker = Worker { coder: Coder::default(), feedback, tally: Tally::default(), mailbox };
             for job in queue {
                 if let Err(reason) = worker.work(job) {
-                    worker.mailbox.fail(reason.clone());
-                    // The computing thread may wait for a command rather than for a tensor. It may also have ended.
-                    let _ = commands.send(ToPeer::Stop { reason });
-                    return;
+                    return failed(reason);
                 }
             }
         };

@@ -4,27 +4,30 @@ use std::collections::HashMap;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::{PeerId, Verdict};
+use fusionllm_plan::Verdict;
 use fusionllm_protocol::TensorHeader;
 
-/// Holds what has arrived until the computing thread takes it.
-#[derive(Default)]
+/// Holds what has arrived until the computing thread takes it. Each generation has its own.
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,
 }
 
-#[derive(Default)]
 struct State {
     tensors: HashMap<TensorHeader, HostTensor>,
     /// The last pass that is done.
     done: u64,
     verdicts: HashMap<u64, Verdict>,
-    lost: Option<(PeerId, String)>,
     failed: Option<String>,
 }
 
 impl Mailbox {
+    /// A mailbox for the passes after this one.
+    pub(crate) fn new(done: u64) -> Self {
+        let state = State { tensors: HashMap::new(), done, verdicts: HashMap::new(), failed: None };
+        Self { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -48,21 +51,16 @@ impl Mailbox {
         self.change(|s| {
             s.done = pass;
             s.tensors.retain(|header, _| header.pass > pass);
+            s.verdicts.retain(|judged, _| *judged > pass);
         });
     }
 
-    /// Adds a verdict.
+    /// Adds a verdict. A verdict on a pass that is done is dropped.
     pub(crate) fn judge(&self, pass: u64, verdict: Verdict) {
         self.change(|s| {
-            s.verdicts.insert(pass, verdict);
-        });
-    }
-
-    /// Notes a lost connection. The first one is the one to report.
-    pub(crate) fn lose(&self, peer: PeerId, reason: String) {
-        self.change(|s| {
-            s.lost.get_or_insert((peer, reason.clone()));
-            s.failed.get_or_insert(reason);
+            if pass > s.done {
+                s.verdicts.insert(pass, verdict);
+            }
         });
     }
 
@@ -73,9 +71,9 @@ impl Mailbox {
         });
     }
 
-    /// The first connection that was lost.
-    pub(crate) fn lost(&self) -> Option<(PeerId, String)> {
-        self.lock().lost.clone()
+    /// The reason that was given to [`Self::fail`].
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.lock().failed.clone()
     }
 
     /// Waits for a tensor.
@@ -91,13 +89,30 @@ impl Mailbox {
     fn wait<T>(&self, mut ready: impl FnMut(&mut State) -> Option<T>) -> Result<T, String> {
         let mut state = self.lock();
         loop {
-            if let Some(value) = ready(&mut state) {
-                return Ok(value);
-            }
             if let Some(reason) = &state.failed {
                 return Err(reason.clone());
             }
+            if let Some(value) = ready(&mut state) {
+                return Ok(value);
+            }
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_for_earlier_passes_is_dropped_and_a_failure_ends_all_waiting() {
+        let mailbox = Mailbox::new(5);
+        let verdict = Verdict { apply: true, update: 1, lr: 0.1, factor: 1.0 };
+        mailbox.judge(5, verdict);
+        mailbox.judge(6, verdict);
+        assert_eq!(mailbox.verdict(6), Ok(verdict));
+        mailbox.fail("stopped".into());
+        mailbox.fail("again".into());
+        assert_eq!((mailbox.failure(), mailbox.verdict(5)), (Some("stopped".into()), Err("stopped".into())));
     }
 }

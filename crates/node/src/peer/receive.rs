@@ -1,18 +1,17 @@
-//! The tasks that read a peer's connections.
+//! Puts arriving tensors into the mailbox of the generation that they belong to.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use fusionllm_graph::HostTensor;
 use fusionllm_plan::PeerId;
-use fusionllm_protocol::{Inbox, TensorHeader, ToPeer, decode};
-use fusionllm_transport::{DisconnectReason, Receiver};
+use fusionllm_protocol::{Inbox, TensorHeader, decode};
+use fusionllm_transport::{Frame, Receiver};
 
 use super::codecs::Codecs;
 use super::mailbox::Mailbox;
 use crate::NodeError;
-use crate::net;
 
 /// The smallest payload whose arrival time is counted. A smaller one arrives in a few packets at once, and the clock
 /// starts only when the first of them is there.
@@ -28,86 +27,53 @@ pub(super) struct Arrived {
 /// By sender.
 pub(super) type Throughput = Arc<Mutex<BTreeMap<PeerId, Arrived>>>;
 
-/// Where arriving tensors go.
+/// Where arriving tensors of a generation go.
 #[derive(Clone)]
 pub(super) struct Arrivals {
+    pub(super) generation: u32,
     pub(super) inbox: Arc<Mutex<Inbox>>,
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) codecs: Codecs,
     pub(super) throughput: Throughput,
-    pub(super) commands: mpsc::Sender<ToPeer>,
 }
 
-/// Puts a peer's tensors into the mailbox. Each header is checked before its payload is allocated. Encoded tensors pass
-/// through the codec thread.
-pub(super) async fn receive_tensors(mut lane: Receiver, from: PeerId, name: String, arrivals: Arrivals) {
-    let Arrivals { inbox, mailbox, codecs, throughput, commands } = arrivals;
-    let sender: Arc<str> = name.as_str().into();
-    let result: Result<(), NodeError> = async {
-        while let Some(frame) = lane.next().await? {
-            let header: TensorHeader = decode(frame.header()).map_err(NodeError::Protocol)?;
-            let ty = {
-                let mut inbox = inbox.lock().unwrap_or_else(PoisonError::into_inner);
-                inbox.admit(from, &header, frame.payload_len()).map_err(|v| NodeError::Protocol(v.to_string()))?
-            };
-            let mut bytes = vec![0; frame.payload_len() as usize];
-            let begun = Instant::now();
-            frame.read_into(&mut bytes).await?;
-            if bytes.len() >= MIN_RATE_SAMPLE_BYTES && from != PeerId::BROKER {
-                let mut throughput = throughput.lock().unwrap_or_else(PoisonError::into_inner);
-                let sum = throughput.entry(from).or_default();
-                sum.bytes += bytes.len() as u64;
-                sum.seconds += begun.elapsed().as_secs_f64();
-            }
-            if header.coded {
-                codecs.receive(header, bytes, ty, &sender)?;
-            } else {
-                mailbox.put(header, HostTensor::from_bytes(ty, bytes)?);
-            }
+impl Arrivals {
+    /// Takes one tensor. Its header is checked before its payload is allocated. An encoded tensor passes through the
+    /// codec thread. A tensor of an earlier generation is skipped.
+    pub(super) async fn take(&self, frame: Frame<'_>, from: PeerId, name: &Arc<str>) -> Result<(), NodeError> {
+        let header: TensorHeader = decode(frame.header()).map_err(NodeError::Protocol)?;
+        let admitted = {
+            let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
+            inbox.admit(from, &header, frame.payload_len()).map_err(|e| NodeError::Protocol(e.to_string()))?
+        };
+        let Some(ty) = admitted else { return Ok(()) };
+        let mut bytes = vec![0; frame.payload_len() as usize];
+        let begun = Instant::now();
+        frame.read_into(&mut bytes).await?;
+        if bytes.len() >= MIN_RATE_SAMPLE_BYTES && from != PeerId::BROKER {
+            let mut throughput = self.throughput.lock().unwrap_or_else(PoisonError::into_inner);
+            let sum = throughput.entry(from).or_default();
+            sum.bytes += bytes.len() as u64;
+            sum.seconds += begun.elapsed().as_secs_f64();
+        }
+        if header.coded {
+            self.codecs.receive(header, bytes, ty, name)?;
+        } else {
+            self.mailbox.put(header, HostTensor::from_bytes(ty, bytes)?);
         }
         Ok(())
     }
-    .await;
-    let reason = match result {
-        // A peer that was stopped before this one closes its connection without a reason.
-        Ok(()) => return,
-        Err(NodeError::Lost(DisconnectReason::ClosedByPeer(reason))) if reason.is_empty() => return,
-        Err(NodeError::Lost(cause)) => {
-            mailbox.lose(from, cause.to_string());
-            format!("lost {name}: {cause}")
-        }
-        Err(e) => {
-            mailbox.fail(format!("{name}: {e}"));
-            format!("{name}: {e}")
-        }
-    };
-    // The computing thread may wait for a command rather than for a tensor. It may also have ended.
-    let _ = commands.send(ToPeer::Stop { reason });
-}
 
-/// Passes the broker's commands to the computing thread, and its verdicts to the mailbox.
-pub(super) async fn receive_commands(mut lane: Receiver, mailbox: Arc<Mailbox>, commands: mpsc::Sender<ToPeer>) {
-    loop {
-        match net::next_control::<ToPeer>(&mut lane).await {
-            Ok(Some(ToPeer::Verdict { pass, verdict })) => mailbox.judge(pass, verdict),
-            Ok(Some(message)) => {
-                if let ToPeer::Stop { reason } = &message
-                    && !reason.is_empty()
-                {
-                    mailbox.fail(format!("the broker stopped the run: {reason}"));
-                }
-                if commands.send(message).is_err() {
-                    return;
-                }
-            }
-            Ok(None) => return,
-            Err(e) => {
-                match &e {
-                    NodeError::Lost(cause) => mailbox.lose(PeerId::BROKER, cause.to_string()),
-                    e => mailbox.fail(format!("the broker: {e}")),
-                }
-                let _ = commands.send(ToPeer::Stop { reason: e.one_line() });
-                return;
+    /// Takes all tensors of a neighbour, until its connection ends. Returns why it ended.
+    pub(super) async fn take_all(&self, mut lane: Receiver, from: PeerId, name: &Arc<str>) -> NodeError {
+        loop {
+            let taken = match lane.next().await {
+                Ok(Some(frame)) => self.take(frame, from, name).await,
+                Ok(None) => Err(NodeError::Network("it stopped sending".into())),
+                Err(e) => Err(e.into()),
+            };
+            if let Err(e) = taken {
+                return e;
             }
         }
     }

@@ -1,77 +1,43 @@
 //! A joiner's answers while the broker measures its machine. [`fusionllm_protocol::Survey`] is the broker's side.
 
-use std::sync::Arc;
+use fusionllm_plan::Device;
+use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
+use fusionllm_transport::PeerAddr;
 
-use fusionllm_backend::Backend;
-use fusionllm_plan::{Device, PeerId};
-use fusionllm_protocol::{FromPeer, MachineProfile, ToPeer, decode};
-use fusionllm_transport::{Endpoint, PeerAddr};
-
+use super::shared::Shared;
 use crate::machine::memory;
-use crate::net::probe::{ProbeResponder, probe};
+use crate::net::probe::probe;
 use crate::{NodeError, profile};
 
-/// Answers the survey for this machine.
-pub(crate) struct Surveyed<'a> {
-    pub(crate) endpoint: &'a Endpoint,
-    pub(crate) broker: &'a PeerAddr,
-    pub(crate) backend: Arc<dyn Backend>,
-    pub(crate) slowdown: f64,
-    /// A profile of this machine, if there is one.
-    pub(crate) profile: Option<Device>,
-    /// Bytes of memory that the run may use; `None` for all that is free.
-    pub(crate) memory: Option<u64>,
-    /// The addresses of all peers, by number.
-    pub(crate) peers: Vec<PeerAddr>,
-    pub(crate) responder: Option<ProbeResponder>,
+/// Measures this machine, unless there is a profile of it.
+pub(super) async fn measure(shared: &Shared, profile: Option<Device>) -> Result<FromPeer, NodeError> {
+    let device = match profile {
+        Some(device) => device,
+        None => {
+            let (backend, slowdown) = (shared.backend.clone(), shared.slowdown);
+            let measured = tokio::task::spawn_blocking(move || profile::measure_briefly(&backend, slowdown));
+            measured.await.map_err(|e| NodeError::State(e.to_string()))??
+        }
+    };
+    let processor = shared.backend.device().threads.is_some();
+    let memory = shared.memory.or_else(|| memory::available().filter(|_| processor)).unwrap_or(device.memory);
+    let (rates, slowdown, operators) = (device.rates, shared.slowdown, device.measured);
+    Ok(FromPeer::Machine(MachineProfile { rates, memory, slowdown, operators }))
 }
 
-impl Surveyed<'_> {
-    /// The answer to a message of the broker.
-    pub(crate) async fn answer(&mut self, message: ToPeer) -> Result<FromPeer, NodeError> {
-        match message {
-            ToPeer::Measure { peers } => {
-                let decoded = peers.iter().map(|(name, addr)| {
-                    decode(addr).map_err(|e| NodeError::Protocol(format!("the address of {name:?}: {e}")))
-                });
-                self.peers = decoded.collect::<Result<_, _>>()?;
-                let machine = self.machine().await?;
-                // Starts only now, so that no measurement disturbs another.
-                self.responder = Some(ProbeResponder::start(self.endpoint, self.peers.iter().map(|a| a.key).collect()));
-                Ok(FromPeer::Machine(machine))
-            }
-            ToPeer::Probe { with, patience_s } => {
-                let addr = match with {
-                    PeerId::BROKER => Some(self.broker),
-                    PeerId(p) => self.peers.get(p as usize),
-                };
-                let addr = addr
-                    .ok_or_else(|| NodeError::Protocol(format!("the broker named {with}, of {}", self.peers.len())))?;
-                let links = probe(self.endpoint, addr, patience_s).await;
-                if let Err(e) = &links {
-                    tracing::warn!("no link to {with}: {e}");
-                }
-                Ok(FromPeer::Links(links.ok()))
-            }
-            ToPeer::StopProbing => {
-                self.responder = None;
-                Ok(FromPeer::ProbingStopped)
-            }
-            other => Err(NodeError::Protocol(format!("the broker said {other:?} before an assignment"))),
-        }
+/// Measures the links to a member and back. The answer names no links if the two cannot reach each other.
+pub(super) async fn measure_links(
+    shared: &Shared,
+    with: MemberId,
+    addr: Option<PeerAddr>,
+    patience_s: f64,
+) -> FromPeer {
+    let links = match addr {
+        Some(addr) => probe(&shared.endpoint, &addr, patience_s).await,
+        None => Err(NodeError::Protocol("the broker has not told its address".into())),
+    };
+    if let Err(e) = &links {
+        tracing::warn!("no link to {with}: {}", e.one_line());
     }
-
-    async fn machine(&self) -> Result<MachineProfile, NodeError> {
-        let device = match &self.profile {
-            Some(device) => device.clone(),
-            None => {
-                let (backend, slowdown) = (self.backend.clone(), self.slowdown);
-                let measured = tokio::task::spawn_blocking(move || profile::measure_briefly(&backend, slowdown));
-                measured.await.map_err(|e| NodeError::State(e.to_string()))??
-            }
-        };
-        let processor = self.backend.device().threads.is_some();
-        let memory = self.memory.or_else(|| memory::available().filter(|_| processor)).unwrap_or(device.memory);
-        Ok(MachineProfile { rates: device.rates, memory, slowdown: self.slowdown, operators: device.measured })
-    }
+    FromPeer::Links { with, links: links.ok() }
 }

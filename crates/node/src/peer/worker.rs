@@ -1,4 +1,4 @@
-//! The computing thread of a peer, and its connection to the tasks around it.
+//! The computing thread of a peer in one generation, and its connection to the tasks around it.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
@@ -8,115 +8,122 @@ use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats
 use fusionllm_graph::{HostTensor, ValueId};
 use fusionllm_plan::{PassKind, PeerId, Program, Slot, Verdict};
 use fusionllm_protocol::{
-    CodecError, CodecSpectrum, FromPeer, Inbox, PassReport, ReceivedBytes, SentBytes, TensorHeader, ToPeer,
+    Assignment, CodecError, CodecSpectrum, FromPeer, Inbox, MemberId, PassReport, ReceivedBytes, SentBytes,
+    TensorHeader,
 };
 
 use super::codecs::{Codecs, Watch};
 use super::mailbox::Mailbox;
+use super::progress::Progress;
 use super::receive::Throughput;
 use crate::NodeError;
 use crate::machine::memory;
 use crate::net::Outbox;
 
-/// The computing thread.
+/// What the computing thread is told to do, in this order.
+pub(super) enum Command {
+    /// See [`ToPeer::Run`](fusionllm_protocol::ToPeer).
+    Run { pass: u64, version: u32, kind: PassKind, step: u64 },
+    /// See [`ToPeer::SetCodecs`](fusionllm_protocol::ToPeer).
+    SetCodecs { version: u32, codecs: BTreeMap<PeerId, Codec> },
+    /// See [`ToPeer::Snapshot`](fusionllm_protocol::ToPeer).
+    Snapshot { step: u64, save: bool },
+}
+
+/// The computing thread, once everything is loaded.
 pub(super) struct Worker {
     pub(super) executor: Executor,
+    pub(super) assignment: Arc<Assignment>,
     pub(super) train: Program,
-    pub(super) eval: Program,
     pub(super) link: NetLink,
-    pub(super) inbox: Arc<Mutex<Inbox>>,
-    /// Steps from one measurement of spectra to the next; 0 for never.
-    pub(super) spectral_watch: u64,
 }
 
 impl Worker {
-    /// Carries out commands until the broker stops the run. `save` sends a snapshot of a step.
+    /// Carries out commands until their sender is dropped. `keep` gets each snapshot, its step, and whether to save it.
     pub(super) fn work(
         mut self,
-        commands: mpsc::Receiver<ToPeer>,
-        save: impl Fn(Snapshot, u64),
+        commands: &mpsc::Receiver<Command>,
+        keep: impl Fn(Snapshot, u64, bool),
     ) -> Result<(), NodeError> {
-        while let Ok(command) = commands.recv() {
-            match command {
-                ToPeer::Run { pass, version, kind, step } => {
-                    if version != self.train.version {
-                        let ours = self.train.version;
-                        return Err(NodeError::Protocol(format!(
-                            "pass {pass} needs version {version} of the plan, but the last one sent is {ours}"
-                        )));
-                    }
-                    let program = match kind {
-                        PassKind::Train => &self.train,
-                        PassKind::Eval => &self.eval,
-                    };
-                    self.link.kind = kind;
-                    self.link.watched = self.watched(step);
-                    let stats = self.executor.run(program, pass, step, &mut self.link)?;
-                    self.inbox.lock().unwrap_or_else(PoisonError::into_inner).passes_done(pass);
-                    self.link.done(pass, stats)?;
-                }
+        self.executor.prepare(&self.train)?;
+        self.executor.prepare(&self.assignment.eval)?;
+        self.link.control.control(&FromPeer::Ready { generation: self.assignment.generation })?;
+        loop {
+            let next = self.link.progress.while_waiting(MemberId::BROKER, || commands.recv());
+            match next {
+                Err(_) => return Ok(()),
+                Ok(Command::Run { pass, version, kind, step }) => self.run(pass, version, kind, step)?,
                 // The lane keeps its order: all earlier passes are over.
-                ToPeer::SetCodecs { version, codecs } => {
+                Ok(Command::SetCodecs { version, codecs }) => {
                     self.train.set_codecs(version, codecs)?;
                     self.link.codecs.set_codecs()?;
                 }
-                ToPeer::Snapshot { step } => save(self.executor.snapshot(&self.train), step),
-                ToPeer::Stop { reason } if reason.is_empty() => return Ok(()),
-                ToPeer::Stop { reason } => return Err(NodeError::Stopped(reason)),
-                ToPeer::Refused { reason } => return Err(NodeError::Refused(reason)),
-                // Verdicts go to the mailbox.
-                ToPeer::Verdict { .. } => {}
-                ToPeer::Measure { .. } | ToPeer::Probe { .. } | ToPeer::StopProbing => {
-                    return Err(NodeError::Protocol("the broker asked for measurements in the middle of a run".into()));
-                }
+                Ok(Command::Snapshot { step, save }) => keep(self.executor.snapshot(&self.train), step, save),
             }
         }
-        Err(NodeError::Network("the broker is gone".into()))
+    }
+
+    fn run(&mut self, pass: u64, version: u32, kind: PassKind, step: u64) -> Result<(), NodeError> {
+        if version != self.train.version {
+            let ours = self.train.version;
+            return Err(NodeError::Protocol(format!(
+                "pass {pass} needs version {version} of the plan, but the last one sent is {ours}"
+            )));
+        }
+        self.link.kind = kind;
+        self.link.watched = self.watched(step);
+        let program = match kind {
+            PassKind::Train => &self.train,
+            PassKind::Eval => &self.assignment.eval,
+        };
+        let stats = self.executor.run(program, pass, step, &mut self.link)?;
+        self.link.done(pass, stats)
     }
 
     /// What to measure in the step after `step` steps. Micro-batches take turns.
     fn watched(&self, step: u64) -> Watched {
+        let every = self.assignment.compression.spectral_watch;
         let micro_batch = (step % u64::from(self.train.micro_batches)) as u32;
-        let spectra = self.spectral_watch > 0 && (step + 1).is_multiple_of(self.spectral_watch);
+        let spectra = every > 0 && (step + 1).is_multiple_of(every);
         Watched { micro_batch, watch: if spectra { Watch::Spectrum } else { Watch::Error } }
     }
 }
 
 /// Sends and receives for the executor.
 pub(super) struct NetLink {
-    mailbox: Arc<Mailbox>,
-    outboxes: BTreeMap<PeerId, Outbox>,
-    control: Outbox,
-    throughput: Throughput,
-    codecs: Codecs,
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) inbox: Arc<Mutex<Inbox>>,
+    pub(super) outboxes: BTreeMap<PeerId, Outbox>,
+    /// The members, by their place in the plan.
+    pub(super) members: Vec<MemberId>,
+    /// To the broker.
+    pub(super) control: Outbox,
+    pub(super) throughput: Throughput,
+    pub(super) codecs: Codecs,
+    pub(super) progress: Arc<Progress>,
     /// The kind of the pass in flight.
-    kind: PassKind,
-    watched: Watched,
+    pub(super) kind: PassKind,
+    pub(super) watched: Watched,
     /// Bytes sent in this pass without a codec.
-    sent: BTreeMap<PeerId, u64>,
+    pub(super) sent: BTreeMap<PeerId, u64>,
 }
 
 /// The micro-batch whose encoded messages are measured in a pass.
 #[derive(Clone, Copy)]
-struct Watched {
+pub(super) struct Watched {
     micro_batch: u32,
     watch: Watch,
 }
 
-impl NetLink {
-    pub(super) fn new(
-        mailbox: Arc<Mailbox>,
-        outboxes: BTreeMap<PeerId, Outbox>,
-        control: Outbox,
-        throughput: Throughput,
-        codecs: Codecs,
-    ) -> Self {
-        let watched = Watched { micro_batch: 0, watch: Watch::Off };
-        Self { mailbox, outboxes, control, throughput, codecs, kind: PassKind::Train, watched, sent: BTreeMap::new() }
-    }
+impl Watched {
+    /// Nothing is measured.
+    pub(super) const NOTHING: Self = Self { micro_batch: 0, watch: Watch::Off };
+}
 
+impl NetLink {
     /// Reports a finished pass to the broker.
     fn done(&mut self, pass: u64, stats: PassStats) -> Result<(), NodeError> {
+        self.inbox.lock().unwrap_or_else(PoisonError::into_inner).passes_done(pass);
         let PassStats { compute_s, wait_s, total_s, peak_bytes } = stats;
         let tally = self.codecs.tally()?;
         for (to, bytes) in tally.sent {
@@ -146,6 +153,10 @@ impl NetLink {
         self.mailbox.done(pass);
         self.control.control(&FromPeer::PassDone { pass, report })
     }
+
+    fn member(&self, peer: PeerId) -> MemberId {
+        self.members.get(peer.0 as usize).copied().unwrap_or(MemberId::BROKER)
+    }
 }
 
 fn link_error(e: NodeError) -> ExecError {
@@ -153,8 +164,10 @@ fn link_error(e: NodeError) -> ExecError {
 }
 
 impl Communicator for NetLink {
-    fn receive(&mut self, pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
-        self.mailbox.take(&TensorHeader { pass, kind: self.kind, slot, coded: false }).map_err(ExecError::Communication)
+    fn receive(&mut self, pass: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError> {
+        let header = TensorHeader { pass, kind: self.kind, slot, coded: false };
+        let taken = self.progress.while_waiting(self.member(from), || self.mailbox.take(&header));
+        taken.map_err(ExecError::Communication)
     }
 
     fn send(
@@ -187,6 +200,16 @@ impl Communicator for NetLink {
 
     fn verdict(&mut self, pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
         self.control.control(&FromPeer::Norms { pass, squared_norms }).map_err(link_error)?;
-        self.mailbox.verdict(pass).map_err(ExecError::Communication)
+        let verdict = self.progress.while_waiting(MemberId::BROKER, || self.mailbox.verdict(pass));
+        verdict.map_err(ExecError::Communication)
+    }
+
+    fn instruction_done(&mut self, _index: usize) -> Result<(), ExecError> {
+        self.progress.bump();
+        // A generation that was stopped ends at once, and not only where its program waits.
+        match self.mailbox.failure() {
+            Some(reason) => Err(ExecError::Communication(reason)),
+            None => Ok(()),
+        }
     }
 }

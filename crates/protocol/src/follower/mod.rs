@@ -74,12 +74,12 @@ impl Follower {
     /// An assignment arrives on another lane than commands, so it can overtake those of the generation before. They end
     /// with the regrouping.
     pub fn takes_commands(&self) -> bool {
-        self.phase == Phase::Running && (self.first || self.regrouped >= self.assigned)
+        self.is_running() && (self.first || self.regrouped >= self.assigned)
     }
 
-    /// Whether tensors and connections are still missing.
-    pub fn is_loading(&self) -> bool {
-        self.phase == Phase::Loading
+    /// Whether the peer computes.
+    pub fn is_running(&self) -> bool {
+        self.phase == Phase::Running
     }
 
     /// Whom the peer waits for, unless it computes.

@@ -1,0 +1,87 @@
+//! An assignment as it arrives, with the tensors that the broker streams behind it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, TensorKey, decode};
+use fusionllm_transport::PeerAddr;
+use tokio::sync::mpsc;
+
+use super::worker::NetLink;
+use crate::net::neighbours;
+
+/// Tensors that wait until the computing thread has loaded those before them.
+const LOADING_QUEUE: usize = 2;
+
+/// What the computing thread gets before it computes.
+pub(super) enum Loading {
+    /// A tensor to load.
+    Tensor(TensorKey, HostTensor),
+    /// All tensors are loaded.
+    Start(Box<NetLink>),
+}
+
+/// An assignment that this peer can carry out.
+pub(super) struct Assigned {
+    pub(super) assignment: Arc<Assignment>,
+    /// The addresses of its members.
+    pub(super) addresses: BTreeMap<MemberId, PeerAddr>,
+    pub(super) loading: mpsc::Sender<Loading>,
+    pub(super) loads: mpsc::Receiver<Loading>,
+}
+
+/// The tensors that the broker still has to stream for an assignment.
+pub(super) struct Stream {
+    pub(super) generation: u32,
+    pub(super) types: BTreeMap<TensorKey, TensorType>,
+    /// Weak, so that the stream ends with the generation.
+    pub(super) loading: mpsc::WeakSender<Loading>,
+}
+
+impl Assigned {
+    /// Checks an assignment before anything is allocated for it. `memory` is what this machine gives to the run, in
+    /// bytes. The error says why the assignment does not fit.
+    pub(super) fn new(assignment: Assignment, memory: Option<u64>) -> Result<(Self, Stream), String> {
+        assignment.validate().map_err(|e| e.to_string())?;
+        if assignment.mirrors.values().flat_map(BTreeMap::values).any(|ty| ty.checked_bytes().is_none()) {
+            return Err("a copy has more bytes than any machine".into());
+        }
+        check_memory(&assignment, memory)?;
+        let addresses = addresses(assignment.peers.iter().chain(&assignment.donors))?;
+        let streamed = assignment.tensors().into_iter().filter(|(k, _)| assignment.sources[k] == Source::Broker);
+        let types = streamed.map(|(key, ty)| (key, ty.clone())).collect();
+        let (loading, loads) = mpsc::channel(LOADING_QUEUE);
+        let stream = Stream { generation: assignment.generation, types, loading: loading.downgrade() };
+        Ok((Self { assignment: Arc::new(assignment), addresses, loading, loads }, stream))
+    }
+
+    /// What the follower needs to know of it.
+    pub(super) fn role(&self) -> Role {
+        Role::new(&self.assignment, &neighbours(&[&self.assignment.train, &self.assignment.eval]))
+    }
+}
+
+/// The addresses of members.
+pub(super) fn addresses<'a>(
+    contacts: impl Iterator<Item = &'a Contact>,
+) -> Result<BTreeMap<MemberId, PeerAddr>, String> {
+    let decoded = contacts.map(|contact| match decode(&contact.addr) {
+        Ok(addr) => Ok((contact.member, addr)),
+        Err(e) => Err(format!("the address of {:?}: {e}", contact.name)),
+    });
+    decoded.collect()
+}
+
+/// A cut keeps the peer's share as it was beside the one that training changes, so the share counts twice.
+fn check_memory(assignment: &Assignment, memory: Option<u64>) -> Result<(), String> {
+    let share = assignment.share();
+    let needed = share.values().fold(assignment.kept_bytes(), |sum, ty| sum?.checked_add(ty.bytes() as u64));
+    match (needed, memory) {
+        (None, _) => Err("its tensors have more bytes than any machine".into()),
+        (Some(needed), Some(memory)) if needed > memory => {
+            Err(format!("its tensors need {needed} bytes of memory, and this machine gives the run {memory}"))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,191 @@
+//! A peer's connection to the broker. Its tasks outlive generations, and end with the connection.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use fusionllm_graph::HostTensor;
+use fusionllm_plan::PeerId;
+use fusionllm_protocol::{
+    Assignment, BulkHeader, FromPeer, Hello, MAX_ASSIGNMENT_BYTES, ToPeer, VERSION, decode, encode,
+};
+use fusionllm_transport::{ConnectError, Connection, DisconnectReason, Lanes, Receiver, Ticket};
+use tokio::task::JoinSet;
+
+use super::assigned::{Assigned, Loading, Stream};
+use super::events::{Event, FromBroker};
+use super::shared::Shared;
+use crate::NodeError;
+use crate::net::{self, Outbox};
+
+/// From one heartbeat to the next.
+const HEARTBEAT: Duration = Duration::from_secs(1);
+
+/// The waits between attempts to reach a broker that is gone double from the first of these up to the second.
+const REDIAL_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+
+/// How long to try a broker that fell silent. It may be starting again.
+const REDIAL_SILENT: Duration = Duration::from_secs(3600);
+
+/// How long to try a broker that closed the connection. It is alive, or it ended in good order.
+const REDIAL_CLOSED: Duration = Duration::from_secs(60);
+
+/// How a peer introduces itself.
+pub(super) struct Introduction {
+    pub(super) ticket: Ticket,
+    pub(super) name: String,
+}
+
+impl Introduction {
+    /// Connects to the broker and says hello.
+    pub(super) async fn dial(&self, shared: &Shared) -> Result<(Connection, Lanes), NodeError> {
+        let (connection, lanes) =
+            shared.endpoint.connect(&self.ticket.addr).await.map_err(NodeError::BrokerUnreachable)?;
+        let hello = Hello {
+            version: VERSION,
+            secret: *self.ticket.secret.as_bytes(),
+            name: self.name.clone(),
+            backend: shared.backend.name().into(),
+            device: shared.backend.device().name,
+            addr: encode(&shared.endpoint.addr()).map_err(NodeError::Protocol)?,
+        };
+        net::send_control(&connection, &FromPeer::Hello(hello)).await?;
+        Ok((connection, lanes))
+    }
+
+    /// Tries to reach a broker whose connection ended in this way.
+    pub(super) async fn redial(&self, shared: &Shared, lost: &NodeError) -> Result<(Connection, Lanes), NodeError> {
+        let limit = match lost {
+            NodeError::Lost(DisconnectReason::ClosedByPeer(_)) => REDIAL_CLOSED,
+            _ => REDIAL_SILENT,
+        };
+        let begun = Instant::now();
+        let mut delay = REDIAL_DELAYS.0;
+        loop {
+            tokio::time::sleep(delay).await;
+            match self.dial(shared).await {
+                Err(NodeError::BrokerUnreachable(e @ ConnectError::Version(_))) => {
+                    return Err(NodeError::BrokerUnreachable(e));
+                }
+                Err(e) if begun.elapsed() > limit => return Err(e),
+                Err(e) => tracing::debug!("{}", e.one_line()),
+                Ok(dialled) => return Ok(dialled),
+            }
+            delay = (delay * 2).min(REDIAL_DELAYS.1);
+        }
+    }
+}
+
+/// An open connection to the broker.
+pub(super) struct Broker {
+    pub(super) connection: Connection,
+    pub(super) outbox: Outbox,
+    /// Ends with the connection. Answers to the broker's questions may be added.
+    pub(super) tasks: JoinSet<()>,
+}
+
+impl Broker {
+    /// Reads the connection's lanes from now on, and sends heartbeats. `number` marks its events.
+    pub(super) fn new(connection: Connection, lanes: Lanes, number: u64, shared: &Arc<Shared>) -> Self {
+        let outbox = Outbox::new(connection.clone());
+        let mut tasks = JoinSet::new();
+        tasks.spawn(receive_control(lanes.control, number, shared.clone()));
+        tasks.spawn(receive_bulk(lanes.bulk, number, shared.clone()));
+        tasks.spawn(receive_tensors(lanes.tensors, shared.clone()));
+        tasks.spawn(send_heartbeats(outbox.clone(), shared.clone()));
+        Self { connection, outbox, tasks }
+    }
+}
+
+async fn send_heartbeats(outbox: Outbox, shared: Arc<Shared>) {
+    let mut ticks = tokio::time::interval(HEARTBEAT);
+    ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        ticks.tick().await;
+        if let Err(e) = outbox.control(&FromPeer::Heartbeat(shared.progress.heartbeat())) {
+            return shared.send(Event::Broken(e));
+        }
+    }
+}
+
+async fn receive_control(mut lane: Receiver, number: u64, shared: Arc<Shared>) {
+    loop {
+        let event = match net::next_control::<ToPeer>(&mut lane).await {
+            Ok(Some(message)) => FromBroker::Message(message),
+            Ok(None) => FromBroker::Gone(NodeError::Network("it closed its control lane".into())),
+            Err(e @ NodeError::Lost(_)) => FromBroker::Gone(e),
+            Err(e) => return shared.send(Event::Broken(e)),
+        };
+        let gone = matches!(event, FromBroker::Gone(_));
+        shared.send(Event::Broker(number, event));
+        if gone {
+            return;
+        }
+    }
+}
+
+/// Puts tensors from the broker where the present generation expects them.
+async fn receive_tensors(mut lane: Receiver, shared: Arc<Shared>) {
+    let name: Arc<str> = "the broker".into();
+    // The control lane reports a lost connection.
+    while let Ok(Some(frame)) = lane.next().await {
+        // Without a generation, the frame belongs to one that was stopped.
+        let Some(arrivals) = shared.arrivals() else { continue };
+        match arrivals.take(frame, PeerId::BROKER, &name).await {
+            Ok(()) => {}
+            Err(NodeError::Lost(_)) => return,
+            Err(e) => shared.send(Event::Failed {
+                generation: arrivals.generation,
+                reason: format!("the broker: {}", e.one_line()),
+            }),
+        }
+    }
+}
+
+/// Receives assignments, and the tensors that the broker streams behind them.
+async fn receive_bulk(mut lane: Receiver, number: u64, shared: Arc<Shared>) {
+    match receive_assignments(&mut lane, number, &shared).await {
+        // The control lane reports a lost connection.
+        Ok(()) | Err(NodeError::Lost(_)) => {}
+        Err(e) => shared.send(Event::Broken(e)),
+    }
+}
+
+async fn receive_assignments(lane: &mut Receiver, number: u64, shared: &Shared) -> Result<(), NodeError> {
+    let mut stream: Option<Stream> = None;
+    while let Some(frame) = lane.next().await? {
+        match decode(frame.header()).map_err(NodeError::Protocol)? {
+            BulkHeader::Assign => {
+                let bytes = frame.read(MAX_ASSIGNMENT_BYTES).await?;
+                let assignment: Assignment =
+                    decode(&bytes).map_err(|e| NodeError::Protocol(format!("the assignment: {e}")))?;
+                let generation = assignment.generation;
+                let event = match Assigned::new(assignment, shared.memory) {
+                    Ok((assigned, tensors)) => {
+                        stream = Some(tensors);
+                        FromBroker::Assigned(Box::new(assigned))
+                    }
+                    Err(reason) => {
+                        stream = None;
+                        FromBroker::Unfit { generation, reason }
+                    }
+                };
+                shared.send(Event::Broker(number, event));
+            }
+            BulkHeader::Load { generation, key } => {
+                let current = |s: &&mut Stream| s.generation == generation && s.loading.strong_count() > 0;
+                let Some(stream) = stream.as_mut().filter(current) else { continue };
+                let Some(ty) = stream.types.remove(&key) else {
+                    return Err(NodeError::Protocol(format!("the broker sent {key}, which this peer does not load")));
+                };
+                let mut bytes = vec![0; ty.bytes()];
+                frame.read_into(&mut bytes).await?;
+                // The generation may have been stopped meanwhile.
+                if let Some(loading) = stream.loading.upgrade() {
+                    let _ = loading.send(Loading::Tensor(key, HostTensor::from_bytes(ty, bytes)?)).await;
+                }
+            }
+            other => return Err(NodeError::Protocol(format!("the broker sent {other:?}"))),
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,89 @@
+//! The computing thread of one generation: loads the peer's tensors, and then runs its programs.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, mpsc};
+
+use fusionllm_exec::{Executor, Snapshot};
+use fusionllm_graph::TensorType;
+use fusionllm_protocol::{Assignment, TensorKey};
+
+use super::assigned::Loading;
+use super::events::Event;
+use super::mailbox::Mailbox;
+use super::shared::Shared;
+use super::worker::{Command, NetLink, Worker};
+use crate::NodeError;
+
+/// What the thread needs.
+pub(super) struct Compute {
+    pub(super) assignment: Arc<Assignment>,
+    pub(super) shared: Arc<Shared>,
+    pub(super) mailbox: Arc<Mailbox>,
+    pub(super) loads: tokio::sync::mpsc::Receiver<Loading>,
+    pub(super) commands: mpsc::Receiver<Command>,
+}
+
+impl Compute {
+    /// Starts the thread. Once it has ended and its tensors are freed, the loop gets [`Event::Ended`].
+    pub(super) fn start(self) -> Result<(), NodeError> {
+        let (generation, shared) = (self.assignment.generation, self.shared.clone());
+        let pool = shared.clone();
+        // The programs run on one of the kernels' threads, which saves a hand-over at every kernel. If there is only
+        // one thread, its processor time is that of the kernels.
+        let work = move || pool.threads.install(move || self.run());
+        let thread = std::thread::Builder::new().name("compute".into()).spawn(work);
+        let thread = thread.map_err(|e| NodeError::State(format!("cannot start a thread: {e}")))?;
+        tokio::task::spawn_blocking(move || {
+            let failure = match thread.join() {
+                Ok(result) => result.err().map(|e| e.one_line()),
+                Err(_) => Some("the computing thread panicked; this is a bug, please report it".into()),
+            };
+            shared.send(Event::Ended { generation, failure });
+        });
+        Ok(())
+    }
+
+    fn run(self) -> Result<(), NodeError> {
+        let Self { assignment, shared, mailbox, loads, commands } = self;
+        let mut executor = Executor::new(shared.backend.clone(), assignment.optimizer, assignment.seed);
+        executor.set_slowdown(shared.slowdown);
+        let Some(link) = load(&mut executor, &assignment, &shared, &mailbox, loads)? else { return Ok(()) };
+        let generation = assignment.generation;
+        let keep = |snapshot: Snapshot, step, save: bool| {
+            let snapshot = Arc::new(snapshot);
+            shared.vault.keep_own(step, &snapshot);
+            shared.send(Event::CutTaken { generation, step, save: save.then_some(snapshot) });
+        };
+        let train = assignment.train.clone();
+        Worker { executor, assignment, train, link }.work(&commands, keep)
+    }
+}
+
+/// Loads tensors as they come, until all are there. Returns `None` if the generation is stopped before.
+fn load(
+    executor: &mut Executor,
+    assignment: &Assignment,
+    shared: &Shared,
+    mailbox: &Mailbox,
+    mut loads: tokio::sync::mpsc::Receiver<Loading>,
+) -> Result<Option<NetLink>, NodeError> {
+    let types: BTreeMap<TensorKey, &TensorType> = assignment.tensors();
+    while mailbox.failure().is_none() {
+        match loads.blocking_recv() {
+            None => break,
+            Some(Loading::Start(link)) => return Ok(Some(*link)),
+            Some(Loading::Tensor(key, tensor)) => {
+                if types.get(&key) != Some(&tensor.ty()) {
+                    return Err(NodeError::State(format!("{key} came as {}, which is not its type", tensor.ty())));
+                }
+                match &key.slot {
+                    None => executor.load(&key.name, &tensor)?,
+                    Some(slot) => executor.load_slot(&key.name, slot, &tensor)?,
+                }
+                shared.progress.bump();
+                shared.send(Event::Loaded { generation: assignment.generation, key });
+            }
+        }
+    }
+    Ok(None)
+}

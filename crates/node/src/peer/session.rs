@@ -1,0 +1,369 @@
+//! A peer's loop: one event after another, from the first connection to the broker to the end of the run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use fusionllm_plan::Device;
+use fusionllm_protocol::{Follower, FromPeer, Greeting, MemberId, PeerHello, Role, ToPeer};
+use fusionllm_transport::{Connection, Lanes, PeerAddr, PeerKey};
+use tokio::sync::{OwnedSemaphorePermit, mpsc};
+use tokio::task::JoinSet;
+
+use super::assigned::{Assigned, addresses};
+use super::broker::{Broker, Introduction};
+use super::events::{Event, FromBroker};
+use super::generation::{Generation, MOVED_ON};
+use super::serve::{Request, watch_request};
+use super::shared::Shared;
+use super::survey::{measure, measure_links};
+use super::worker::Command;
+use crate::NodeError;
+use crate::net::printable;
+
+/// How long the computing thread may take to end once the run is over.
+const END_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How a session ends. `Ok` says whether this peer ever had a share, and stayed.
+pub(super) type Ending = Result<bool, NodeError>;
+
+/// A peer in a run.
+pub(super) struct Session {
+    pub(super) shared: Arc<Shared>,
+    pub(super) events: mpsc::UnboundedReceiver<Event>,
+    pub(super) introduction: Arc<Introduction>,
+    pub(super) follower: Follower,
+    /// The connection to the broker, while there is one.
+    pub(super) broker: Option<Broker>,
+    /// The number of that connection.
+    pub(super) number: u64,
+    /// A profile of this machine, if there is one.
+    pub(super) profile: Option<Device>,
+    /// The members that the broker named besides those of an assignment.
+    pub(super) contacts: BTreeMap<MemberId, PeerAddr>,
+    /// The members of the newest assignment.
+    pub(super) members: BTreeMap<MemberId, PeerAddr>,
+    /// The newest assignment, until its generation begins.
+    pub(super) assigned: Option<Assigned>,
+    pub(super) generation: Option<Generation>,
+    /// Neighbours whose assignment arrived before this peer's.
+    pub(super) early: BTreeMap<PeerKey, (u32, Connection, Lanes)>,
+    pub(super) requests: BTreeMap<u64, AskedFor>,
+    pub(super) next_request: u64,
+    pub(super) took_part: bool,
+    pub(super) leaving: bool,
+    /// Called when the user asks the peer to leave.
+    pub(super) on_leaving: fn(),
+    pub(super) tasks: JoinSet<()>,
+}
+
+/// A request for copies that is not answered yet.
+pub(super) struct AskedFor {
+    pub(super) step: u64,
+    pub(super) keys: Vec<fusionllm_protocol::TensorKey>,
+    pub(super) request: Request,
+}
+
+impl Session {
+    /// Takes part until the run is over for this peer.
+    pub(super) async fn run(&mut self, connection: Connection, lanes: Lanes) -> Ending {
+        self.reached(connection, lanes);
+        loop {
+            let Some(event) = self.events.recv().await else {
+                return Err(NodeError::State("the peer's loop lost its events".into()));
+            };
+            if let Some(ending) = self.handle(event) {
+                self.finish().await;
+                return ending;
+            }
+            // While the computing thread runs, it says whom it waits for.
+            if !self.follower.is_running() {
+                self.shared.progress.wait_for(self.follower.waits_for());
+            }
+        }
+    }
+
+    fn reached(&mut self, connection: Connection, lanes: Lanes) {
+        self.number += 1;
+        self.broker = Some(Broker::new(connection, lanes, self.number, &self.shared));
+    }
+
+    /// Stops computing, and waits a moment until that has ended.
+    async fn finish(&mut self) {
+        let Some(generation) = self.generation.take() else { return };
+        let number = generation.number();
+        drop(generation);
+        let ended = async {
+            while let Some(event) = self.events.recv().await {
+                if matches!(event, Event::Ended { generation, .. } if generation == number) {
+                    return;
+                }
+            }
+        };
+        let _ = tokio::time::timeout(END_TIMEOUT, ended).await;
+    }
+
+    fn handle(&mut self, event: Event) -> Option<Ending> {
+        let actions = match event {
+            Event::Broker(number, _) if number != self.number || self.broker.is_none() => return None,
+            Event::Broker(_, FromBroker::Message(message)) => return self.told(message),
+            Event::Broker(_, FromBroker::Assigned(assigned)) => return self.assigned(*assigned),
+            Event::Broker(_, FromBroker::Unfit { generation, reason }) => {
+                if self.follower.is_new(generation) {
+                    self.assigned = None;
+                }
+                self.follower.unfit(generation, reason)
+            }
+            Event::Broker(_, FromBroker::Gone(reason)) => return self.lost_broker(reason),
+            Event::Dialled(Ok((connection, lanes))) => {
+                tracing::warn!("the broker is back");
+                self.reached(connection, lanes);
+                return None;
+            }
+            Event::Dialled(Err(e)) | Event::Broken(e) => return Some(Err(e)),
+            Event::Greeted { connection, lanes, hello, place } => return self.greeted(connection, lanes, hello, place),
+            Event::Linked { generation, member, connection, lanes } => {
+                return self.link(member, generation, connection, lanes);
+            }
+            Event::Overdue { generation, member } => {
+                let reason = "it did not connect; check that no firewall keeps UDP between the two".into();
+                self.follower.overdue(generation, member, reason)
+            }
+            Event::Loaded { generation, key } => self.follower.loaded(generation, &key),
+            Event::Lost { generation, member, reason } => {
+                let reason = printable(&reason);
+                let actions = self.follower.lost(generation, member, reason.clone());
+                if !actions.is_empty() {
+                    tracing::warn!("lost {member}: {reason}");
+                }
+                actions
+            }
+            Event::Failed { generation, reason } => self.follower.failed(generation, printable(&reason)),
+            Event::CutTaken { generation, step, save } => {
+                if let (Some(snapshot), Some(broker), Some(current)) = (save, &self.broker, &mut self.generation)
+                    && current.number() == generation
+                {
+                    current.save(broker.connection.clone(), snapshot, step);
+                }
+                self.follower.cut_taken(generation, step)
+            }
+            Event::Copied { generation, step, of, tensors } => {
+                if !self.follower.wants_copy(generation, step, of) {
+                    return None;
+                }
+                self.shared.vault.keep_copies(step, tensors);
+                self.follower.copied(generation, step, of)
+            }
+            Event::RequestOver(request) => {
+                let actions = self.follower.request_over(request);
+                self.carry_out(actions);
+                self.requests.remove(&request);
+                return None;
+            }
+            Event::Ended { generation, failure } => {
+                self.follower.ended(generation, failure.map(|text| printable(&text)))
+            }
+            Event::Interrupt => return self.interrupted(),
+        };
+        self.carry_out(actions);
+        None
+    }
+
+    /// A control message of the broker.
+    fn told(&mut self, message: ToPeer) -> Option<Ending> {
+        let actions = match message {
+            ToPeer::Refused { reason } => return Some(Err(NodeError::Refused(printable(&reason)))),
+            ToPeer::Stop { reason } if reason.is_empty() => return Some(Ok(self.took_part && !self.leaving)),
+            ToPeer::Stop { reason } => return Some(Err(NodeError::Stopped(printable(&reason)))),
+            ToPeer::Contacts(contacts) => {
+                match addresses(contacts.iter()) {
+                    Ok(known) => self.contacts = known,
+                    Err(e) => return Some(Err(NodeError::Protocol(e))),
+                }
+                self.allow();
+                return None;
+            }
+            ToPeer::Measure => {
+                let (shared, profile) = (self.shared.clone(), self.profile.clone());
+                self.answer(async move { measure(&shared, profile).await });
+                return None;
+            }
+            ToPeer::Probe { with, patience_s } => {
+                let shared = self.shared.clone();
+                let addr = match with {
+                    MemberId::BROKER => Some(self.introduction.ticket.addr.clone()),
+                    member => self.address(member),
+                };
+                self.answer(async move { Ok(measure_links(&shared, with, addr, patience_s).await) });
+                return None;
+            }
+            ToPeer::Regroup { generation } => {
+                if self.assigned.as_ref().is_some_and(|a| a.assignment.generation < generation) {
+                    self.assigned = None;
+                }
+                self.follower.regroup(generation)
+            }
+            ToPeer::Mirror { step, of, bytes_per_s } => self.follower.mirror(step, of, bytes_per_s),
+            ToPeer::Release { before } => self.follower.release(before),
+            ToPeer::Verdict { pass, verdict } => {
+                if let Some(generation) = self.commanded() {
+                    generation.judge(pass, verdict);
+                }
+                return None;
+            }
+            ToPeer::Run { pass, version, kind, step } => {
+                return self.command(Command::Run { pass, version, kind, step });
+            }
+            ToPeer::SetCodecs { version, codecs } => return self.command(Command::SetCodecs { version, codecs }),
+            ToPeer::Snapshot { step, save } => return self.command(Command::Snapshot { step, save }),
+        };
+        self.carry_out(actions);
+        None
+    }
+
+    /// The generation that commands of the broker are for, if they are not for one that was stopped.
+    fn commanded(&self) -> Option<&Generation> {
+        self.generation.as_ref().filter(|_| self.follower.takes_commands())
+    }
+
+    fn command(&self, command: Command) -> Option<Ending> {
+        if let Some(generation) = self.commanded() {
+            generation.command(command);
+        }
+        None
+    }
+
+    /// Sends the broker an answer once it is there.
+    fn answer(&mut self, answer: impl Future<Output = Result<FromPeer, NodeError>> + Send + 'static) {
+        let Some(broker) = &mut self.broker else { return };
+        let (outbox, shared) = (broker.outbox.clone(), self.shared.clone());
+        broker.tasks.spawn(async move {
+            if let Err(e) = answer.await.and_then(|message| outbox.control(&message)) {
+                shared.send(Event::Broken(e));
+            }
+        });
+    }
+
+    fn assigned(&mut self, assigned: Assigned) -> Option<Ending> {
+        let role: Role = assigned.role();
+        if !self.follower.is_new(role.generation) {
+            return None;
+        }
+        let assignment = &assigned.assignment;
+        tracing::info!(generation = role.generation, peer = assignment.peer.0, "assigned");
+        if let Some(me) = assignment.peers.get(assignment.peer.0 as usize)
+            && self.introduction.name.is_empty()
+        {
+            // After a lost connection, the peer asks for the name that it has.
+            let ticket = self.introduction.ticket.clone();
+            self.introduction = Arc::new(Introduction { ticket, name: me.name.clone() });
+        }
+        self.members = assigned.addresses.clone();
+        self.allow();
+        self.assigned = Some(assigned);
+        let actions = self.follower.assign(role);
+        self.carry_out(actions);
+        None
+    }
+
+    fn lost_broker(&mut self, reason: NodeError) -> Option<Ending> {
+        let why = printable(&reason.one_line());
+        tracing::warn!("lost the broker: {why}; this peer keeps its copies and tries to reach it again");
+        if let Some(broker) = self.broker.take() {
+            broker.connection.close("the connection is of no more use");
+        }
+        self.assigned = None;
+        let actions = self.follower.disconnected();
+        self.carry_out(actions);
+        if self.leaving {
+            return Some(Ok(false));
+        }
+        let (introduction, shared) = (self.introduction.clone(), self.shared.clone());
+        self.tasks.spawn(async move {
+            let dialled = introduction.redial(&shared, &reason).await;
+            shared.send(Event::Dialled(dialled));
+        });
+        None
+    }
+
+    fn interrupted(&mut self) -> Option<Ending> {
+        match &self.broker {
+            Some(broker) if !self.leaving => {
+                self.leaving = true;
+                (self.on_leaving)();
+                broker.outbox.control(&FromPeer::Leaving).err().map(Err)
+            }
+            _ => Some(Err(NodeError::Stopped("this machine left at once".into()))),
+        }
+    }
+
+    /// A member connected to this peer.
+    fn greeted(
+        &mut self,
+        connection: Connection,
+        lanes: Lanes,
+        hello: PeerHello,
+        place: OwnedSemaphorePermit,
+    ) -> Option<Ending> {
+        let key = connection.peer();
+        let Some(from) = self.member(key) else {
+            connection.close("this is no member of the run");
+            return None;
+        };
+        match hello {
+            PeerHello::Exchange { generation } => return self.link(from, generation, connection, lanes),
+            PeerHello::Fetch { step, tensors, bytes_per_s } => {
+                let number = self.next_request;
+                self.next_request += 1;
+                while self.tasks.try_join_next().is_some() {}
+                self.tasks.spawn(watch_request(number, connection.clone(), self.shared.clone()));
+                let request = Request { connection, lanes, bytes_per_s, place };
+                self.requests.insert(number, AskedFor { step, keys: tensors.clone(), request });
+                let actions = self.follower.request(number, from, step, tensors);
+                self.carry_out(actions);
+            }
+            // Answered where it was accepted.
+            PeerHello::Probe => {}
+        }
+        None
+    }
+
+    /// A connection for exchanging tensors of a generation.
+    pub(super) fn link(
+        &mut self,
+        member: MemberId,
+        number: u32,
+        connection: Connection,
+        lanes: Lanes,
+    ) -> Option<Ending> {
+        match (self.follower.greeted(member, number), &mut self.generation) {
+            (Greeting::Use, Some(generation)) => {
+                generation.link(member, connection, lanes);
+                let actions = self.follower.connected(number, member);
+                self.carry_out(actions);
+            }
+            (Greeting::Keep, _) => {
+                if let Some((_, older, _)) = self.early.insert(connection.peer(), (number, connection, lanes)) {
+                    older.close(MOVED_ON);
+                }
+            }
+            _ => connection.close(MOVED_ON),
+        }
+        None
+    }
+
+    fn address(&self, member: MemberId) -> Option<PeerAddr> {
+        self.contacts.get(&member).or_else(|| self.members.get(&member)).cloned()
+    }
+
+    fn member(&self, key: PeerKey) -> Option<MemberId> {
+        let mut known = self.members.iter().chain(&self.contacts);
+        known.find(|(_, addr)| addr.key == key).map(|(member, _)| *member)
+    }
+
+    /// Lets the known members in, and nobody else.
+    fn allow(&self) {
+        let keys = self.members.values().chain(self.contacts.values()).map(|addr| addr.key).collect();
+        self.shared.endpoint.allow(fusionllm_transport::Allowed::Only(keys));
+    }
+}

@@ -1,0 +1,43 @@
+//! What the tasks and threads of a peer share.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use fusionllm_backend::Backend;
+use fusionllm_transport::Endpoint;
+
+use super::events::{Event, Events};
+use super::progress::Progress;
+use super::receive::Arrivals;
+use super::vault::Vault;
+
+/// What outlives the generations and connections of a peer.
+pub(super) struct Shared {
+    pub(super) endpoint: Endpoint,
+    pub(super) backend: Arc<dyn Backend>,
+    /// How many times slower than this machine to compute.
+    pub(super) slowdown: f64,
+    /// The threads that kernels compute on.
+    pub(super) threads: rayon::ThreadPool,
+    /// Bytes of memory that the run may use.
+    pub(super) memory: Option<u64>,
+    pub(super) progress: Arc<Progress>,
+    pub(super) vault: Vault,
+    /// Where tensors from the broker go; `None` while nothing computes.
+    pub(super) arrivals: Mutex<Option<Arrivals>>,
+    pub(super) events: Events,
+}
+
+impl Shared {
+    pub(super) fn send(&self, event: Event) {
+        // The loop is over if this fails.
+        let _ = self.events.send(event);
+    }
+
+    pub(super) fn arrivals(&self) -> Option<Arrivals> {
+        self.arrivals.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub(super) fn set_arrivals(&self, arrivals: Option<Arrivals>) {
+        *self.arrivals.lock().unwrap_or_else(PoisonError::into_inner) = arrivals;
+    }
+}
