@@ -35,7 +35,7 @@ impl Session {
                 if let Some(generation) = &mut self.generation {
                     generation.connect(with);
                 }
-                self.use_early_links();
+                return self.use_early_links();
             }
             FollowerAction::Tell(message) => {
                 if let Some(broker) = &self.broker
@@ -101,12 +101,14 @@ impl Session {
     }
 
     /// Uses the connections of neighbours that were assigned earlier than this peer. Others stay or are closed.
-    fn use_early_links(&mut self) {
+    fn use_early_links(&mut self) -> Vec<FollowerAction> {
+        let mut actions = Vec::new();
         for (key, (generation, connection, lanes)) in std::mem::take(&mut self.early) {
             match self.member(key) {
-                Some(member) => self.link(member, generation, connection, lanes),
+                Some(member) => actions.extend(self.link(member, generation, connection, lanes)),
                 None => connection.close("this is no member of the run"),
             }
         }
+        actions
     }
 }

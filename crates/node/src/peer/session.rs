@@ -1,11 +1,12 @@
 //! A peer's loop: one event after another, from the first connection to the broker to the end of the run.
 
 use std::collections::BTreeMap;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
 use fusionllm_plan::Device;
-use fusionllm_protocol::{Follower, FromPeer, Greeting, MemberId, PeerHello, Role, ToPeer};
+use fusionllm_protocol::{Follower, FollowerAction, FromPeer, Greeting, MemberId, PeerHello, TensorKey, ToPeer};
 use fusionllm_transport::{Connection, Lanes, PeerAddr, PeerKey};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
@@ -26,6 +27,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// How a session ends. `Ok` says whether this peer ever had a share, and stayed.
 pub(super) type Ending = Result<bool, NodeError>;
+
+/// What follows from an event: the end, or actions.
+type Outcome = ControlFlow<Ending, Vec<FollowerAction>>;
 
 /// A peer in a run.
 pub(super) struct Session {
@@ -60,7 +64,7 @@ pub(super) struct Session {
 /// A request for copies that is not answered yet.
 pub(super) struct AskedFor {
     pub(super) step: u64,
-    pub(super) keys: Vec<fusionllm_protocol::TensorKey>,
+    pub(super) keys: Vec<TensorKey>,
     pub(super) request: Request,
 }
 
@@ -72,9 +76,12 @@ impl Session {
             let Some(event) = self.events.recv().await else {
                 return Err(NodeError::State("the peer's loop lost its events".into()));
             };
-            if let Some(ending) = self.handle(event) {
-                self.finish().await;
-                return ending;
+            match self.handle(event) {
+                ControlFlow::Continue(actions) => self.carry_out(actions),
+                ControlFlow::Break(ending) => {
+                    self.finish().await;
+                    return ending;
+                }
             }
             // While the computing thread runs, it says whom it waits for.
             if !self.follower.is_running() {
@@ -103,28 +110,26 @@ impl Session {
         let _ = tokio::time::timeout(END_TIMEOUT, ended).await;
     }
 
-    fn handle(&mut self, event: Event) -> Option<Ending> {
-        let actions = match event {
-            Event::Broker(number, _) if number != self.number || self.broker.is_none() => return None,
-            Event::Broker(_, FromBroker::Message(message)) => return self.told(message),
-            Event::Broker(_, FromBroker::Assigned(assigned)) => return self.assigned(*assigned),
+    fn handle(&mut self, event: Event) -> Outcome {
+        ControlFlow::Continue(match event {
+            Event::Broker(number, _) if number != self.number || self.broker.is_none() => Vec::new(),
+            Event::Broker(_, FromBroker::Message(message)) => self.told(message)?,
+            Event::Broker(_, FromBroker::Assigned(assigned)) => self.assigned(*assigned),
             Event::Broker(_, FromBroker::Unfit { generation, reason }) => {
                 if self.follower.is_new(generation) {
                     self.assigned = None;
                 }
                 self.follower.unfit(generation, reason)
             }
-            Event::Broker(_, FromBroker::Gone(reason)) => return self.lost_broker(reason),
+            Event::Broker(_, FromBroker::Gone(reason)) => self.lost_broker(reason)?,
             Event::Dialled(Ok((connection, lanes))) => {
                 tracing::warn!("the broker is back");
                 self.reached(connection, lanes);
-                return None;
+                Vec::new()
             }
-            Event::Dialled(Err(e)) | Event::Broken(e) => return Some(Err(e)),
-            Event::Greeted { connection, lanes, hello, place } => return self.greeted(connection, lanes, hello, place),
-            Event::Linked { generation, member, connection, lanes } => {
-                return self.link(member, generation, connection, lanes);
-            }
+            Event::Dialled(Err(e)) | Event::Broken(e) => return ControlFlow::Break(Err(e)),
+            Event::Greeted { connection, lanes, hello, place } => self.greeted(connection, lanes, hello, place),
+            Event::Linked { generation, member, connection, lanes } => self.link(member, generation, connection, lanes),
             Event::Overdue { generation, member } => {
                 let reason = "it did not connect; check that no firewall keeps UDP between the two".into();
                 self.follower.overdue(generation, member, reason)
@@ -148,45 +153,37 @@ impl Session {
                 self.follower.cut_taken(generation, step)
             }
             Event::Copied { generation, step, of, tensors } => {
-                if !self.follower.wants_copy(generation, step, of) {
-                    return None;
+                if self.follower.wants_copy(generation, step, of) {
+                    self.shared.vault.keep_copies(step, tensors);
                 }
-                self.shared.vault.keep_copies(step, tensors);
                 self.follower.copied(generation, step, of)
             }
-            Event::RequestOver(request) => {
-                let actions = self.follower.request_over(request);
-                self.carry_out(actions);
-                self.requests.remove(&request);
-                return None;
-            }
+            Event::RequestOver(request) => self.follower.request_over(request),
             Event::Ended { generation, failure } => {
                 self.follower.ended(generation, failure.map(|text| printable(&text)))
             }
-            Event::Interrupt => return self.interrupted(),
-        };
-        self.carry_out(actions);
-        None
+            Event::Interrupt => self.interrupted()?,
+        })
     }
 
     /// A control message of the broker.
-    fn told(&mut self, message: ToPeer) -> Option<Ending> {
-        let actions = match message {
-            ToPeer::Refused { reason } => return Some(Err(NodeError::Refused(printable(&reason)))),
-            ToPeer::Stop { reason } if reason.is_empty() => return Some(Ok(self.took_part && !self.leaving)),
-            ToPeer::Stop { reason } => return Some(Err(NodeError::Stopped(printable(&reason)))),
-            ToPeer::Contacts(contacts) => {
-                match addresses(contacts.iter()) {
-                    Ok(known) => self.contacts = known,
-                    Err(e) => return Some(Err(NodeError::Protocol(e))),
+    fn told(&mut self, message: ToPeer) -> Outcome {
+        let end = |ending| ControlFlow::Break(ending);
+        let mut actions = Vec::new();
+        match message {
+            ToPeer::Refused { reason } => return end(Err(NodeError::Refused(printable(&reason)))),
+            ToPeer::Stop { reason } if reason.is_empty() => return end(Ok(self.took_part && !self.leaving)),
+            ToPeer::Stop { reason } => return end(Err(NodeError::Stopped(printable(&reason)))),
+            ToPeer::Contacts(contacts) => match addresses(contacts.iter()) {
+                Ok(known) => {
+                    self.contacts = known;
+                    self.allow();
                 }
-                self.allow();
-                return None;
-            }
+                Err(e) => return end(Err(NodeError::Protocol(e))),
+            },
             ToPeer::Measure => {
                 let (shared, profile) = (self.shared.clone(), self.profile.clone());
                 self.answer(async move { measure(&shared, profile).await });
-                return None;
             }
             ToPeer::Probe { with, patience_s } => {
                 let shared = self.shared.clone();
@@ -195,30 +192,25 @@ impl Session {
                     member => self.address(member),
                 };
                 self.answer(async move { Ok(measure_links(&shared, with, addr, patience_s).await) });
-                return None;
             }
             ToPeer::Regroup { generation } => {
                 if self.assigned.as_ref().is_some_and(|a| a.assignment.generation < generation) {
                     self.assigned = None;
                 }
-                self.follower.regroup(generation)
+                actions = self.follower.regroup(generation);
             }
-            ToPeer::Mirror { step, of, bytes_per_s } => self.follower.mirror(step, of, bytes_per_s),
-            ToPeer::Release { before } => self.follower.release(before),
+            ToPeer::Mirror { step, of, bytes_per_s } => actions = self.follower.mirror(step, of, bytes_per_s),
+            ToPeer::Release { before } => actions = self.follower.release(before),
             ToPeer::Verdict { pass, verdict } => {
                 if let Some(generation) = self.commanded() {
                     generation.judge(pass, verdict);
                 }
-                return None;
             }
-            ToPeer::Run { pass, version, kind, step } => {
-                return self.command(Command::Run { pass, version, kind, step });
-            }
-            ToPeer::SetCodecs { version, codecs } => return self.command(Command::SetCodecs { version, codecs }),
-            ToPeer::Snapshot { step, save } => return self.command(Command::Snapshot { step, save }),
-        };
-        self.carry_out(actions);
-        None
+            ToPeer::Run { pass, version, kind, step } => self.command(Command::Run { pass, version, kind, step }),
+            ToPeer::SetCodecs { version, codecs } => self.command(Command::SetCodecs { version, codecs }),
+            ToPeer::Snapshot { step, save } => self.command(Command::Snapshot { step, save }),
+        }
+        ControlFlow::Continue(actions)
     }
 
     /// The generation that commands of the broker are for, if they are not for one that was stopped.
@@ -226,11 +218,10 @@ impl Session {
         self.generation.as_ref().filter(|_| self.follower.takes_commands())
     }
 
-    fn command(&self, command: Command) -> Option<Ending> {
+    fn command(&self, command: Command) {
         if let Some(generation) = self.commanded() {
             generation.command(command);
         }
-        None
     }
 
     /// Sends the broker an answer once it is there.
@@ -244,10 +235,10 @@ impl Session {
         });
     }
 
-    fn assigned(&mut self, assigned: Assigned) -> Option<Ending> {
-        let role: Role = assigned.role();
+    fn assigned(&mut self, assigned: Assigned) -> Vec<FollowerAction> {
+        let role = assigned.role();
         if !self.follower.is_new(role.generation) {
-            return None;
+            return Vec::new();
         }
         let assignment = &assigned.assignment;
         tracing::info!(generation = role.generation, peer = assignment.peer.0, "assigned");
@@ -261,40 +252,34 @@ impl Session {
         self.members = assigned.addresses.clone();
         self.allow();
         self.assigned = Some(assigned);
-        let actions = self.follower.assign(role);
-        self.carry_out(actions);
-        None
+        self.follower.assign(role)
     }
 
-    fn lost_broker(&mut self, reason: NodeError) -> Option<Ending> {
+    fn lost_broker(&mut self, reason: NodeError) -> Outcome {
         let why = printable(&reason.one_line());
         tracing::warn!("lost the broker: {why}; this peer keeps its copies and tries to reach it again");
         if let Some(broker) = self.broker.take() {
             broker.connection.close("the connection is of no more use");
         }
         self.assigned = None;
-        let actions = self.follower.disconnected();
-        self.carry_out(actions);
         if self.leaving {
-            return Some(Ok(false));
+            return ControlFlow::Break(Ok(false));
         }
         let (introduction, shared) = (self.introduction.clone(), self.shared.clone());
         self.tasks.spawn(async move {
             let dialled = introduction.redial(&shared, &reason).await;
             shared.send(Event::Dialled(dialled));
         });
-        None
+        ControlFlow::Continue(self.follower.disconnected())
     }
 
-    fn interrupted(&mut self) -> Option<Ending> {
-        match &self.broker {
-            Some(broker) if !self.leaving => {
-                self.leaving = true;
-                (self.on_leaving)();
-                broker.outbox.control(&FromPeer::Leaving).err().map(Err)
-            }
-            _ => Some(Err(NodeError::Stopped("this machine left at once".into()))),
+    fn interrupted(&mut self) -> Outcome {
+        if self.leaving || self.broker.is_none() {
+            return ControlFlow::Break(Err(NodeError::Stopped("this machine left at once".into())));
         }
+        self.leaving = true;
+        (self.on_leaving)();
+        ControlFlow::Continue(vec![FollowerAction::Tell(FromPeer::Leaving)])
     }
 
     /// A member connected to this peer.
@@ -304,14 +289,14 @@ impl Session {
         lanes: Lanes,
         hello: PeerHello,
         place: OwnedSemaphorePermit,
-    ) -> Option<Ending> {
+    ) -> Vec<FollowerAction> {
         let key = connection.peer();
         let Some(from) = self.member(key) else {
             connection.close("this is no member of the run");
-            return None;
+            return Vec::new();
         };
         match hello {
-            PeerHello::Exchange { generation } => return self.link(from, generation, connection, lanes),
+            PeerHello::Exchange { generation } => self.link(from, generation, connection, lanes),
             PeerHello::Fetch { step, tensors, bytes_per_s } => {
                 let number = self.next_request;
                 self.next_request += 1;
@@ -319,13 +304,11 @@ impl Session {
                 self.tasks.spawn(watch_request(number, connection.clone(), self.shared.clone()));
                 let request = Request { connection, lanes, bytes_per_s, place };
                 self.requests.insert(number, AskedFor { step, keys: tensors.clone(), request });
-                let actions = self.follower.request(number, from, step, tensors);
-                self.carry_out(actions);
+                self.follower.request(number, from, step, tensors)
             }
             // Answered where it was accepted.
-            PeerHello::Probe => {}
+            PeerHello::Probe => Vec::new(),
         }
-        None
     }
 
     /// A connection for exchanging tensors of a generation.
@@ -335,12 +318,11 @@ impl Session {
         number: u32,
         connection: Connection,
         lanes: Lanes,
-    ) -> Option<Ending> {
+    ) -> Vec<FollowerAction> {
         match (self.follower.greeted(member, number), &mut self.generation) {
             (Greeting::Use, Some(generation)) => {
                 generation.link(member, connection, lanes);
-                let actions = self.follower.connected(number, member);
-                self.carry_out(actions);
+                return self.follower.connected(number, member);
             }
             (Greeting::Keep, _) => {
                 if let Some((_, older, _)) = self.early.insert(connection.peer(), (number, connection, lanes)) {
@@ -349,14 +331,15 @@ impl Session {
             }
             _ => connection.close(MOVED_ON),
         }
-        None
+        Vec::new()
     }
 
     fn address(&self, member: MemberId) -> Option<PeerAddr> {
         self.contacts.get(&member).or_else(|| self.members.get(&member)).cloned()
     }
 
-    fn member(&self, key: PeerKey) -> Option<MemberId> {
+    /// The member with this key.
+    pub(super) fn member(&self, key: PeerKey) -> Option<MemberId> {
         let mut known = self.members.iter().chain(&self.contacts);
         known.find(|(_, addr)| addr.key == key).map(|(member, _)| *member)
     }
