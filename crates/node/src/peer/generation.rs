@@ -49,6 +49,8 @@ pub(super) struct Generation {
     lanes: BTreeMap<PeerId, Receiver>,
     copies: BTreeMap<MemberId, AbortHandle>,
     tasks: JoinSet<()>,
+    /// What the neighbours are told when the links are closed.
+    farewell: &'static str,
 }
 
 impl Generation {
@@ -77,11 +79,17 @@ impl Generation {
             lanes: BTreeMap::new(),
             copies: BTreeMap::new(),
             tasks: JoinSet::new(),
+            farewell: MOVED_ON,
         })
     }
 
     pub(super) fn number(&self) -> u32 {
         self.assignment.generation
+    }
+
+    /// Stops, and has the neighbours report that this peer is gone.
+    pub(super) fn abandon(mut self) {
+        self.farewell = "it ended early";
     }
 
     /// Draws tensors from the seed.
@@ -270,7 +278,7 @@ impl Drop for Generation {
         self.mailbox.fail("the generation was stopped".into());
         self.shared.set_arrivals(None);
         for connection in self.links.values() {
-            connection.close(MOVED_ON);
+            connection.close(self.farewell);
         }
     }
 }

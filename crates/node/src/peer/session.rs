@@ -79,7 +79,7 @@ impl Session {
             match self.handle(event) {
                 ControlFlow::Continue(actions) => self.carry_out(actions),
                 ControlFlow::Break(ending) => {
-                    self.finish().await;
+                    self.finish(ending.is_ok()).await;
                     return ending;
                 }
             }
@@ -96,10 +96,13 @@ impl Session {
     }
 
     /// Stops computing, and waits a moment until that has ended.
-    async fn finish(&mut self) {
+    async fn finish(&mut self, in_good_order: bool) {
         let Some(generation) = self.generation.take() else { return };
         let number = generation.number();
-        drop(generation);
+        match in_good_order {
+            true => drop(generation),
+            false => generation.abandon(),
+        }
         let ended = async {
             while let Some(event) = self.events.recv().await {
                 if matches!(event, Event::Ended { generation, .. } if generation == number) {

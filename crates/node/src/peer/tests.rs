@@ -59,13 +59,15 @@ impl Member {
 
     /// The next message that is no heartbeat.
     async fn hear(&mut self) -> FromPeer {
-        loop {
-            let next = tokio::time::timeout(PATIENCE, net::next_control(&mut self.lanes.control));
-            match next.await.expect("no message").unwrap().expect("the peer left") {
-                FromPeer::Heartbeat(_) => {}
-                message => return message,
+        let next = async {
+            loop {
+                match net::next_control(&mut self.lanes.control).await.unwrap().expect("the peer left") {
+                    FromPeer::Heartbeat(_) => {}
+                    message => return message,
+                }
             }
-        }
+        };
+        tokio::time::timeout(PATIENCE, next).await.expect("no message")
     }
 
     async fn assign(&self, assignment: &Assignment) {
