@@ -38,6 +38,8 @@ pub(crate) struct History {
     pub(crate) directory: PathBuf,
     /// Loss of each step.
     pub(crate) losses: Vec<f64>,
+    /// The step of the first loss.
+    pub(crate) first_step: Option<u64>,
     /// Step, loss and accuracy of the last validation.
     pub(crate) validation: Option<(u64, f64, f64)>,
     /// Seconds from the first step's start to the end.
@@ -160,18 +162,47 @@ impl Observer for Progress {
                 }
                 self.wait_for(format!("0 of {wanted} peers"));
             }
-            Event::Joined { member, present, wanted } => {
-                if self.by_ticket {
+            Event::Joined { member, present, wanted, spare } => {
+                if self.by_ticket || spare {
                     self.say(format!("{} joined ({}, {})", member.name, member.backend, member.device));
                 }
-                self.bar.set_message(format!("{present} of {wanted} peers"));
+                if !spare {
+                    self.bar.set_message(format!("{present} of {wanted} peers"));
+                }
+            }
+            Event::Silent { name, seconds: s } => self.say(format!("{name} has not answered for {}", seconds(s))),
+            Event::Answers { name } => self.say(format!("{name} answers again")),
+            Event::Lost { name, reason, used: false, .. } => self.say(format!("{name} is gone: {reason}")),
+            Event::Lost { name, reason, step, .. } => {
+                self.say(format!("lost {name} at step {step}: {reason}; the others take over its share"));
+                self.wait_for("planning again".to_owned());
+            }
+            Event::LinkLost { from, to, reason } => {
+                self.say(format!("{from} cannot reach {to} any more: {reason}; planning around it"));
+            }
+            Event::Waiting { reason } => {
+                self.say(format!("waiting for more machines: {reason}"));
+                self.wait_for("waiting for more machines".to_owned());
+            }
+            Event::Better { names, gain_s } => {
+                let (names, gain) = (names.join(", "), seconds(gain_s));
+                self.say(format!("with {names} the run ends about {gain} earlier: changing the plan after this step"));
+            }
+            Event::Loading { sent, total } if total > 0 && self.bar.is_hidden() => {
+                let due = is_due(self.last_line.map(|t| t.elapsed()), Duration::ZERO);
+                if due && sent < total {
+                    self.last_line = Some(Instant::now());
+                    complain(format_args!("loading: {} of {} sent", bytes(sent), bytes(total)));
+                }
+            }
+            Event::Loading { sent, total } if total > 0 => {
+                self.bar.set_message(format!("loading: {} of {} sent", bytes(sent), bytes(total)));
             }
             Event::Codecs { step, lines } => {
                 for line in lines {
                     self.say(format!("step {step}: {line}"));
                 }
             }
-            Event::Left { name } => self.say(format!("{name} left")),
             Event::TurnedAway { reason } => self.say(format!("turned a joiner away: {reason}")),
             Event::Measuring => {
                 if self.bar.is_hidden() {
@@ -181,13 +212,24 @@ impl Observer for Progress {
             }
             Event::Planned { plan, notes, predicted_step_s, model, data } => {
                 self.planned(plan, &model.forward, notes, predicted_step_s);
-                self.say(data.to_string());
+                if self.history.losses.is_empty() {
+                    self.say(data.to_string());
+                }
                 self.history.prompt = self.tokenizer.and_then(|t| prompt(&opening(data, t), t));
                 self.wait_for("loading".to_string());
             }
-            Event::Started => self.start(),
+            Event::Started { incident } => {
+                if let Some(i) = incident {
+                    let took = seconds(i.detected_s + i.replanned_s + i.restored_s);
+                    self.say(format!("training goes on from step {}, {took} after the loss", i.restarted_at));
+                }
+                self.start();
+            }
             Event::Step { record, targets_per_s } => {
                 self.sent += record.bytes_sent;
+                let first = *self.history.first_step.get_or_insert(record.step);
+                // Steps that were lost with a peer are done again.
+                self.history.losses.truncate(record.step.saturating_sub(first) as usize);
                 self.history.losses.push(record.loss);
                 if !record.applied {
                     self.say(format!(
@@ -203,6 +245,9 @@ impl Observer for Progress {
             }
             // Over a slow link this takes longer than a step, and no step shows progress meanwhile.
             Event::Saving { step } if step >= self.steps => self.wait_for("fetching the trained model".to_owned()),
+            Event::NotSaved { step, error } => {
+                self.say(format!("the checkpoint of step {step} could not be written: {error}; training goes on"));
+            }
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
             Event::Shortfall { reason } => self.say(format!("note: {reason}")),
             Event::Stopping => self.say("saving and stopping; Ctrl-C again to stop at once"),
@@ -236,8 +281,10 @@ struct Pace {
 impl Pace {
     const STEPS: usize = 50;
 
+    /// Begins, or begins again: a pause is not counted into the steps.
     fn start(&mut self, now: Instant) {
-        self.started = Some(now);
+        self.started.get_or_insert(now);
+        self.recent.clear();
     }
 
     /// Seconds per step, once two steps are done. The first one is slower.

@@ -82,6 +82,14 @@ pub enum NodeError {
     /// A peer failed, or every step did.
     #[error("{0}")]
     Run(String),
+    /// A run ended early.
+    #[error("{error}")]
+    Unfinished {
+        /// Why.
+        error: Box<NodeError>,
+        /// What is safe, and how to go on.
+        hint: String,
+    },
     /// A trained model computes no numbers.
     #[error("{}: the model's logits are not numbers; its training may have diverged", path.display())]
     Diverged {
@@ -127,6 +135,7 @@ impl NodeError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Input { hint, .. } => return hint.clone(),
+            Self::Unfinished { hint, .. } => return Some(hint.clone()),
             Self::Job(e) => return Some(e.hint.clone()),
             Self::Import(e) => return e.hint(),
             Self::RunDir(e) => return e.hint(),
@@ -144,6 +153,16 @@ impl NodeError {
             _ => None,
         };
         hint.map(str::to_owned)
+    }
+
+    /// Adds what of a run is safe, unless the error is about the user's input.
+    pub(crate) fn unfinished(self, hint: String) -> Self {
+        match self {
+            Self::Run(_) | Self::Stopped(_) | Self::State(_) | Self::Network(_) | Self::File(_) | Self::Checkpoint(_) => {
+                Self::Unfinished { error: Box::new(self), hint }
+            }
+            other => other,
+        }
     }
 
     /// The message and all causes on one line, for logs and for other machines.

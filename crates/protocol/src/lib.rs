@@ -2,7 +2,8 @@
 //!
 //! Nothing here uses a socket, a file or a clock. Events and the time come in as arguments, and actions go out.
 //! [`Run`] is the broker's machine for a whole run. [`Roster`] says who takes part, [`Survey`] has members measure
-//! unknown machines and links, [`Broker`] conducts one generation, and [`Custody`] knows who has which tensor. [`Inbox`] checks the header of each tensor before a peer allocates memory for it.
+//! unknown machines and links, [`Broker`] conducts one generation, and [`Custody`] knows who has which tensor. [`Inbox`]
+//! checks the header of each tensor before a peer allocates memory for it.
 //!
 //! Nobody is trusted. The broker knows the reports that each peer must send ([`ExpectedReports`]). A peer validates its
 //! [`Assignment`].
@@ -47,6 +48,7 @@
 mod broker;
 mod custody;
 mod expected;
+mod follower;
 mod inbox;
 mod message;
 mod regulator;
@@ -60,6 +62,7 @@ pub use broker::{
 };
 pub use custody::{Custody, Restart, Share};
 pub use expected::ExpectedReports;
+pub use follower::{Follower, FollowerAction, Greeting, Role};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
     Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,

@@ -104,7 +104,7 @@ pub struct Hello {
 }
 
 /// The first message on a connection from one member to another.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum PeerHello {
     /// The connection carries the tensors of one generation's passes, in both directions.
     Exchange {

@@ -36,7 +36,7 @@ fn scenarios() -> impl Strategy<Value = Scenario> {
 fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
     let RunSettings { start, steps, micro_batches, eval, checkpoint, learning_rate, .. } = s.settings;
     let mut at = start;
-    let mut commits = Vec::new();
+    let (mut states, mut due_checkpoints) = (Vec::new(), Vec::new());
     let mut evaluated = Vec::new();
     assert_eq!(trace.steps.len() as u64, last.saturating_sub(start.step));
     for record in &trace.steps {
@@ -57,12 +57,16 @@ fn check(s: &Scenario, trace: &Trace, last: u64, interrupted: bool) {
         if eval.is_some_and(|e| due(e.steps)) {
             evaluated.push(at.step);
         }
+        states.push(at);
         if checkpoint.is_some_and(due) || (checkpoint.is_some() && at.step == last) {
-            commits.push(at);
+            due_checkpoints.push(at.step);
         }
     }
     assert_eq!(trace.end, Some(End::Finished(at)));
-    assert_eq!(trace.commits, commits);
+    // A checkpoint that is due while another is in progress is taken a little later.
+    assert!(trace.commits.iter().all(|c| states.contains(c)) && trace.commits.is_sorted_by(|a, b| a.step < b.step));
+    assert!(trace.commits.len() <= due_checkpoints.len());
+    assert!(due_checkpoints.iter().all(|due| trace.commits.iter().any(|c| c.step >= *due)));
     let got: Vec<u64> = trace.evaluated.iter().map(|e| e.step).collect();
     // An interrupt may skip the last evaluation or its rest.
     assert!(got == evaluated || (interrupted && evaluated.starts_with(&got) && got.len() + 1 == evaluated.len()));
@@ -83,8 +87,8 @@ fn lies() -> impl Strategy<Value = FromPeer> {
     let norms = prop::collection::vec((0u32..8, number.clone()), 0..4);
     let figures = (number.clone(), prop::collection::vec((small.clone(), any::<u64>()), 0..3));
     prop_oneof![
-        Just(FromPeer::Ready),
-        Just(FromPeer::Failed { reason: "\u{1b}[2J\nout of luck".into() }),
+        Just(FromPeer::Ready { generation: 1 }),
+        Just(FromPeer::Kept { step: 3 }),
         Just(FromPeer::Hello(Hello {
             version: VERSION,
             secret: [0; 16],
@@ -93,7 +97,6 @@ fn lies() -> impl Strategy<Value = FromPeer> {
             device: String::new(),
             addr: Vec::new(),
         })),
-        small.clone().prop_map(|p| FromPeer::PeerLost { peer: PeerId(p), reason: "no answer".into() }),
         (pass.clone(), small.clone(), small, number).prop_map(|(pass, report, micro_batch, value)| FromPeer::Report {
             pass,
             report,
@@ -146,18 +149,6 @@ proptest! {
         prop_assert!(last == s.settings.steps.max(s.settings.start.step) || at <= trace.events);
     }
 
-    #[test]
-    fn the_error_names_a_lost_peer(mut s in scenarios(), at in 0usize..400, who in 0u32..5, interrupt in prop::option::of(0usize..400)) {
-        let who = who % s.peers as u32;
-        s.disturbances.push((at, Disturbance::Loss(who)));
-        s.disturbances.extend(interrupt.map(|at| (at, Disturbance::Interrupt)));
-        s.disturbances.sort_by_key(|(at, _)| *at);
-        match run(&s).end.unwrap() {
-            End::Failed(reason) => prop_assert_eq!(reason, format!("peer \"p{who}\" has left: timed out")),
-            End::Finished(_) => {}
-        }
-    }
-
     /// An unexpected message can stop a run only with an error that names its sender.
     #[test]
     fn the_error_names_a_peer_that_breaks_the_protocol(mut s in scenarios(), lies in prop::collection::vec((0usize..200, lies()), 1..4), who in 0u32..5) {
@@ -166,8 +157,7 @@ proptest! {
         s.disturbances.sort_by_key(|(at, _)| *at);
         match run(&s).end.unwrap() {
             End::Failed(reason) => {
-                prop_assert!(reason.contains(&format!("\"p{who}\"")), "{}", reason);
-                prop_assert!(!reason.contains(char::is_control));
+                prop_assert!(reason.starts_with(&format!("p{who} ")), "{}", reason);
             }
             End::Finished(_) => {}
         }
@@ -221,7 +211,7 @@ fn errors_describe_wrong_messages() {
     let slow = FromPeer::PassDone { pass: 1, report: PassReport { wait_s: f64::NAN, ..PassReport::default() } };
     let lines = [
         end(0, report(1, 0, 0)),
-        end(1, FromPeer::Ready),
+        end(1, FromPeer::Ready { generation: 1 }),
         end(1, report(1, 0, 0)),
         end(1, report(1, 1, 0)),
         end(1, report(1, 0, 2)),
@@ -231,22 +221,20 @@ fn errors_describe_wrong_messages() {
         end(1, done(vec![SentBytes { to: PeerId(1), bytes: 0 }])),
         end(1, done(vec![SentBytes { to: PeerId(0), bytes: u64::MAX }])),
         end(1, slow),
-        end(1, FromPeer::PeerLost { peer: PeerId(0), reason: String::new() }),
-        end(1, FromPeer::Failed { reason: "no\nmemory".into() }),
+        end(1, FromPeer::Leaving),
     ];
-    insta::assert_snapshot!(lines.join("\n"), @r#"
-    peer "p0" broke the protocol: it sent a message of a pass that it is not in
-    peer "p0" broke the protocol: it said twice that it is ready
-    peer "p0" broke the protocol: it reported the same value twice
-    peer "p0" broke the protocol: it reported a value that it does not compute
-    peer "p0" broke the protocol: it reported a value that it does not compute
-    peer "p0" broke the protocol: it sent a message of a pass that it is not in
-    peer "p0" broke the protocol: it sent norms before its reports
-    peer "p0" broke the protocol: it ended a pass that was not complete
-    peer "p0" broke the protocol: it sent impossible numbers
-    peer "p0" broke the protocol: it sent impossible numbers
-    peer "p0" broke the protocol: it sent impossible numbers
-    peer "p0" broke the protocol: it reported the loss of a peer that does not exist
-    peer "p0" failed: no memory
-    "#);
+    insta::assert_snapshot!(lines.join("\n"), @"
+    p0 sent a message of a pass that it is not in
+    p0 said twice that it is ready
+    p0 reported the same value twice
+    p0 reported a value that it does not compute
+    p0 reported a value that it does not compute
+    p0 sent a message of a pass that it is not in
+    p0 sent norms before its reports
+    p0 ended a pass that was not complete
+    p0 sent impossible numbers
+    p0 sent impossible numbers
+    p0 sent impossible numbers
+    p0 sent a message that belongs to no pass
+    ");
 }

@@ -3,7 +3,7 @@
 
 mod common;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use common::{names, programs};
 use fusionllm_compress::Codec;
@@ -11,8 +11,8 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 use fusionllm_plan::{Compression, Holding, Instruction, Optimizer, PassKind, PeerId, Slot, Verdict};
 use fusionllm_protocol::{
-    Assignment, BulkHeader, CodecError, CodecSpectrum, FromPeer, Hello, PassReport, ReceivedBytes, SentBytes,
-    TensorHeader, ToPeer, VERSION, decode, encode,
+    Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MemberId, PassReport,
+    PeerHello, ReceivedBytes, SentBytes, Source, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -20,16 +20,29 @@ use serde::de::DeserializeOwned;
 
 fn assignment() -> Assignment {
     let (train, eval) = programs(3, 2).swap_remove(0);
-    Assignment {
+    let contact = |(m, name)| Contact { member: MemberId(m), name, addr: vec![1, 2] };
+    let mut assignment = Assignment {
+        generation: 3,
         peer: PeerId(0),
-        peers: names(3).into_iter().map(|name| (name, vec![1, 2])).collect(),
+        peers: (5..).zip(names(3)).map(contact).collect(),
+        donors: vec![contact((9, "leaver".into()))],
         seed: 7,
         optimizer: Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
         compression: Compression::default(),
         train,
         eval,
-        loads: BTreeSet::from([("tied".into(), None), ("tied".into(), Some("exp_avg".into()))]),
-    }
+        start: 12,
+        passes_before: 40,
+        sources: BTreeMap::new(),
+        mirrors: BTreeMap::from([(MemberId(6), BTreeMap::from([(TensorKey::value("w1"), f32s([4, 4]))]))]),
+    };
+    let members = [Source::Member(MemberId(5)), Source::Member(MemberId(9)), Source::Broker, Source::Seed];
+    assignment.sources = assignment.tensors().into_keys().zip(members.into_iter().cycle()).collect();
+    assignment
+}
+
+fn f32s(shape: [usize; 2]) -> TensorType {
+    TensorType::new(DType::F32, shape)
 }
 
 /// A message round-trips. Truncated or followed by more bytes, it is refused.
@@ -69,12 +82,17 @@ fn messages_round_trip() {
     };
     for m in [
         FromPeer::Hello(hello),
-        FromPeer::Ready,
+        FromPeer::Ready { generation: 2 },
+        FromPeer::Heartbeat(Heartbeat { generation: 2, progress: 70, waits_for: Some(MemberId(1)) }),
+        FromPeer::Kept { step: 4 },
+        FromPeer::Mirrored { step: 4, of: MemberId(0) },
+        FromPeer::Links { with: MemberId::BROKER, links: None },
+        FromPeer::Leaving,
         FromPeer::Report { pass: 1, report: 0, micro_batch: 2, value: f64::INFINITY },
         FromPeer::Norms { pass: u64::MAX, squared_norms: vec![(ValueId(4), 0.25)] },
         FromPeer::PassDone { pass: 2, report },
-        FromPeer::PeerLost { peer: PeerId::BROKER, reason: "gone".into() },
-        FromPeer::Failed { reason: "no memory".into() },
+        FromPeer::LinkLost { generation: 1, member: MemberId(3), reason: "gone".into() },
+        FromPeer::Failed { generation: 1, reason: "no memory".into() },
     ] {
         round_trip(m);
     }
@@ -83,16 +101,30 @@ fn messages_round_trip() {
         ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3 },
         ToPeer::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16)]) },
         ToPeer::Verdict { pass: 4, verdict },
-        ToPeer::Snapshot { step: 9 },
+        ToPeer::Snapshot { step: 9, save: true },
+        ToPeer::Mirror { step: 9, of: MemberId(2), bytes_per_s: Some(1e6) },
+        ToPeer::Release { before: 9 },
+        ToPeer::Regroup { generation: 2 },
+        ToPeer::Contacts(assignment().peers),
+        ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
         ToPeer::Stop { reason: String::new() },
+    ] {
+        round_trip(m);
+    }
+    for m in [
+        PeerHello::Exchange { generation: 4 },
+        PeerHello::Fetch { step: 9, tensors: vec![TensorKey::slot("w", "exp_avg")], bytes_per_s: None },
+        PeerHello::Probe,
     ] {
         round_trip(m);
     }
     round_trip(TensorHeader { pass: 3, kind: PassKind::Eval, slot, coded: false });
     for m in [
         BulkHeader::Assign,
-        BulkHeader::Load { name: "w".into(), slot: Some("exp_avg".into()) },
-        BulkHeader::Saved { step: 3, name: "w".into(), slot: None, ty: TensorType::new(DType::BF16, [3, 0]) },
+        BulkHeader::Load { generation: 2, key: TensorKey::slot("w", "exp_avg") },
+        BulkHeader::Copy,
+        BulkHeader::NoCopy,
+        BulkHeader::Saved { step: 3, key: TensorKey::value("w"), ty: TensorType::new(DType::BF16, [3, 0]) },
         BulkHeader::SavedAll { step: 3 },
     ] {
         round_trip(m);
@@ -108,16 +140,16 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_5() {
+fn the_layout_of_version_6() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
-    assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2 }), [4, 0xac, 2, 7, 0, 2]);
-    assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [8, 2, b'n', b'o']);
+    assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2 }), [5, 0xac, 2, 7, 0, 2]);
+    assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [11, 2, b'n', b'o']);
     let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
     assert_eq!(
         encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
         [1, 1, 0, 5, 1, 0]
     );
-    assert_eq!(VERSION, 5);
+    assert_eq!(VERSION, 6);
 }
 
 /// A peer takes the plan's versions one after another.
@@ -149,8 +181,11 @@ fn errors_describe_invalid_assignments() {
     insta::assert_snapshot!(refusal(|a| a.peer = PeerId(1)), @"program: it is for peer 0, not for peer 1");
     insta::assert_snapshot!(refusal(|a| a.peers.truncate(1)), @"program: it exchanges tensors with peer 1, but the number of peers is 1");
     insta::assert_snapshot!(refusal(|a| a.peers.clear()), @"program: it is for peer 0, but the number of peers is 0");
-    insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("other".into(), None)])), @r#"program: "other" is to be loaded, but no program needs it"#);
-    insta::assert_snapshot!(refusal(|a| a.loads = BTreeSet::from([("tied".into(), Some("momentum_buffer".into()))])), @r#"program: "tied" is to be loaded, but no program needs it"#);
+    let source = |key: TensorKey, source: Source| refusal(|a| a.sources.extend([(key, source)]));
+    insta::assert_snapshot!(source(TensorKey::value("other"), Source::Seed), @r#"program: it says where "other" comes from, but no program needs it"#);
+    insta::assert_snapshot!(source(TensorKey::slot("tied", "momentum_buffer"), Source::Seed), @r#"program: it says where momentum_buffer of "tied" comes from, but no program needs it"#);
+    insta::assert_snapshot!(source(TensorKey::value("tied"), Source::Member(MemberId(8))), @r#"program: "tied" comes from member 8, whose address is unknown"#);
+    insta::assert_snapshot!(refusal(|a| a.sources.clear()), @r#"program: it does not say where "tied" comes from"#);
     insta::assert_snapshot!(refusal(|a| a.train.instructions.clear()), @"program: the gradient of tied is not applied");
     insta::assert_snapshot!(refusal(|a| a.eval.instructions.retain(|i| !matches!(i, Instruction::Free { .. }))), @"program: x of micro-batch 0 is never freed");
     insta::assert_snapshot!(refusal(|a| {
@@ -171,8 +206,11 @@ fn a_peer_keeps_the_state_of_both_programs() {
     let value = Value { name: "mask".into(), ty: TensorType::new(DType::F32, [9]), kind: ValueKind::Constant };
     a.eval.values.insert(ValueId(99), value);
     a.eval.holdings.push(Holding { value: ValueId(99), owner: false });
-    a.loads.insert(("mask".into(), None));
+    a.sources.insert(TensorKey::value("mask"), Source::Seed);
+    assert!(a.validate().unwrap_err().to_string().contains("constant"));
+    a.sources.insert(TensorKey::value("mask"), Source::Broker);
     assert_eq!(a.validate(), Ok(()));
+    assert_eq!(a.kept_bytes(), Some(3 * 64 + 36 + 64), "a weight with two slots, the mask, and a copy for another peer");
     assert_eq!(a.state().into_keys().collect::<Vec<_>>(), ["mask", "tied"]);
 }
 

@@ -1,174 +1,204 @@
-//! Compiles a plan and streams every peer its share.
+//! Sends every member of a new generation its programs, and the tensors that only the broker has.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::PoisonError;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use fusionllm_graph::{HostTensor, TensorType, ValueKind};
-use fusionllm_plan::{Optimizer, PeerId, PerPass, Plan, Program, Slot, compile, compile_forward};
-use fusionllm_protocol::{Assignment, BulkHeader, ExpectedReports, MAX_ASSIGNMENT_BYTES, decode, encode};
-use fusionllm_transport::PeerAddr;
-use tokio::sync::mpsc;
+use bytes::Bytes;
+use fusionllm_plan::{PeerId, PerPass};
+use fusionllm_protocol::{
+    Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Regulator, Source, TensorKey, decode,
+    encode, share_of,
+};
+use fusionllm_transport::{Connection, PeerAddr};
+use tokio::sync::mpsc::UnboundedSender;
 
-use super::admission::Candidate;
+use super::codec_updates::CodecAdvisor;
 use super::conductor::Conductor;
-use super::emulation::Emulation;
-use super::incoming::{Incoming, receive_bulk, receive_control};
-use super::peer::{Peer, PeerInput};
-use super::store::Store;
+use super::generation::{Generation, Loading, Peer, inputs};
+use super::incoming::Incoming;
+use super::origin::Contents;
+use super::planner::Proposal;
 use crate::NodeError;
-use crate::net::{self, Outbox, neighbours};
+use crate::net::{self, neighbours};
 
-/// A tensor that the broker sends before the first pass: a value, or one slot of its optimizer state.
-type Load = (String, Option<String>);
-
-impl Conductor {
-    /// Compiles the plan and sends every candidate its programs and the tensors that it cannot draw from the seed.
-    pub(super) async fn assign(
-        &self,
-        plan: &Plan,
-        candidates: Vec<Candidate>,
-        mut emulation: Option<&mut Emulation>,
-        store: &Store,
-        events: &mpsc::UnboundedSender<Incoming>,
-    ) -> Result<Vec<Peer>, NodeError> {
-        let train = compile(plan, &self.model.forward, &self.model.train)?;
-        let eval = compile_forward(plan, &self.model.forward, &self.model.eval, &self.reports())?;
-        let addresses: Vec<(String, Vec<u8>)> =
-            candidates.iter().map(|c| (c.member.name.clone(), c.member.addr.clone())).collect();
-        let mut peers = Vec::with_capacity(candidates.len());
-        for ((i, candidate), (train, eval)) in (0..).map(PeerId).zip(candidates).zip(train.into_iter().zip(eval)) {
-            let mut addresses = addresses.clone();
-            if let Some(emulation) = emulation.as_deref_mut() {
-                for p in neighbours(&[&train, &eval]) {
-                    let (name, addr) = &mut addresses[p.0 as usize];
-                    let real: PeerAddr = decode(addr).map_err(|e| NodeError::Protocol(format!("{name:?}: {e}")))?;
-                    let emulated = PeerAddr { key: real.key, addrs: vec![emulation.address(i, p)?] };
-                    *addr = encode(&emulated).map_err(NodeError::Protocol)?;
-                }
-            }
-            let mut assignment = Assignment {
-                peer: i,
-                peers: addresses,
-                seed: self.job.train.seed,
-                optimizer: self.job.train.optimizer.update_rule(),
-                compression: plan.compression,
-                train,
-                eval,
-                loads: BTreeSet::new(),
-            };
-            assignment.loads = self.loads(&assignment, store);
-            peers.push(self.send_share(candidate, assignment, store, events).await?);
+impl Conductor<'_> {
+    /// Begins the generation of this order with the plan that it was made for.
+    pub(super) fn begin(&mut self, order: &Order, proposal: Proposal) -> Result<(), NodeError> {
+        let Proposal { planned, eval, .. } = proposal;
+        let (job, plan, model) = (planned.job, planned.plan, Arc::new(planned.model));
+        let checkpoint = match order.restart.holders.is_empty() {
+            true => self.store.checkpoint(order.restart.progress.step)?,
+            false => None,
+        };
+        let contents = Arc::new(Contents { origin: self.origin.clone(), model: model.clone(), checkpoint });
+        let optimizer = job.train.optimizer.update_rule();
+        let mut shares = BTreeMap::new();
+        for (member, train) in order.members.iter().zip(&planned.programs) {
+            let share = share_of(train, optimizer);
+            self.links.expect(*member, share.clone());
+            shares.insert(*member, share);
         }
-        Ok(peers)
+        let mut loading = Loading::default();
+        let mut peers = Vec::with_capacity(order.members.len());
+        for (i, (train, eval)) in (0..).zip(planned.programs.iter().zip(eval)) {
+            let member = order.members[i as usize];
+            let mirrors = order.mirrors.iter().filter(|m| m.buddy == member);
+            let mirrors = mirrors.filter_map(|m| Some((m.owner, shares.get(&m.owner)?.clone()))).collect();
+            let mut assignment = Assignment {
+                generation: order.generation,
+                peer: PeerId(i),
+                peers: Vec::new(),
+                donors: Vec::new(),
+                seed: job.train.seed,
+                optimizer,
+                compression: plan.compression,
+                train: train.clone(),
+                eval,
+                start: order.restart.progress.step,
+                passes_before: order.passes_before,
+                sources: BTreeMap::new(),
+                mirrors,
+            };
+            assignment.sources = sources(&assignment, member, order, &contents);
+            self.introduce(&mut assignment, member, order)?;
+            peers.push(self.peer(member, &assignment));
+            self.send(member, &assignment, &contents, &mut loading)?;
+        }
+        let regulator = Regulator::new(&plan, planned.programs, planned.cluster, optimizer);
+        let advisor = CodecAdvisor::start(order.generation, regulator, self.events.clone())?;
+        let predicted = planned.predicted;
+        let number = order.generation;
+        self.current = Some(Generation { number, job, model, plan, predicted, peers, advisor, loading });
+        Ok(())
     }
 
-    /// Sends one assignment with its tensors, and starts the tasks that read the peer's lanes.
-    async fn send_share(
+    fn peer(&self, member: MemberId, assignment: &Assignment) -> Peer {
+        let known = self.run.roster().get(member);
+        Peer {
+            member,
+            name: self.run.roster().name(member).to_owned(),
+            backend: known.map(|m| m.backend.clone()).unwrap_or_default(),
+            inputs: PerPass { train: inputs(&assignment.train), eval: inputs(&assignment.eval) },
+            train: assignment.train.clone(),
+        }
+    }
+
+    /// Adds how to reach the members that this one talks to. All peers are named, since links are known by number.
+    fn introduce(&mut self, assignment: &mut Assignment, me: MemberId, order: &Order) -> Result<(), NodeError> {
+        let asked = assignment.sources.values().filter_map(|source| match source {
+            Source::Member(m) => Some(*m),
+            _ => None,
+        });
+        let mut needed: BTreeSet<MemberId> = asked.chain(assignment.mirrors.keys().copied()).collect();
+        let talks_to = neighbours(&[&assignment.train, &assignment.eval]);
+        needed.extend(talks_to.iter().filter_map(|p| order.members.get(p.0 as usize)));
+        // Whoever copies this member's tensors must be let in.
+        needed.extend(order.mirrors.iter().filter(|m| m.owner == me).map(|m| m.buddy));
+        for member in &order.members {
+            assignment.peers.push(self.contact(me, *member, needed.contains(member))?);
+        }
+        for donor in needed.into_iter().filter(|m| !order.members.contains(m)) {
+            assignment.donors.push(self.contact(me, donor, true)?);
+        }
+        Ok(())
+    }
+
+    /// How `viewer` reaches `target`. On emulated links only those are set up that are `used`.
+    fn contact(&mut self, viewer: MemberId, target: MemberId, used: bool) -> Result<Contact, NodeError> {
+        let Some(member) = self.run.roster().get(target) else {
+            return Err(NodeError::State(format!("{target} is not known")));
+        };
+        let mut contact = member.contact();
+        let viewer = self.run.roster().name(viewer).to_owned();
+        if let Some(emulation) = self.emulation.as_mut().filter(|_| used && viewer != contact.name) {
+            let real: PeerAddr = decode(&contact.addr).map_err(NodeError::Protocol)?;
+            let addrs = vec![emulation.address_by_name(&viewer, &contact.name)?];
+            contact.addr = encode(&PeerAddr { addrs, ..real }).map_err(NodeError::Protocol)?;
+        }
+        Ok(contact)
+    }
+
+    /// Starts to send an assignment, and the tensors whose source is the broker.
+    fn send(
         &self,
-        candidate: Candidate,
-        assignment: Assignment,
-        store: &Store,
-        events: &mpsc::UnboundedSender<Incoming>,
-    ) -> Result<Peer, NodeError> {
-        let Candidate { member, connection, lanes } = candidate;
-        let peer = assignment.peer;
-        let bytes = encode(&assignment).map_err(NodeError::Protocol)?;
+        member: MemberId,
+        assignment: &Assignment,
+        contents: &Arc<Contents>,
+        loading: &mut Loading,
+    ) -> Result<(), NodeError> {
+        let bytes = encode(assignment).map_err(NodeError::Protocol)?;
         if bytes.len() as u64 > MAX_ASSIGNMENT_BYTES {
             return Err(NodeError::input(format!(
                 "the program of {:?} is too long to send; use fewer micro-batches",
-                member.name
+                self.run.roster().name(member)
             )));
         }
-        tokio::spawn(receive_control(lanes.control, peer, events.clone()));
-        let saved = saved_types(&assignment.train, assignment.optimizer);
-        tokio::spawn(receive_bulk(lanes.bulk, peer, saved, store.inbox(), events.clone()));
-        let lost = |e: NodeError| match e {
-            NodeError::Lost(cause) => {
-                NodeError::LostPeer { peer, name: member.name.clone(), reason: cause.to_string() }
-            }
-            e => e,
+        let Some(link) = self.links.get(member) else { return Ok(()) };
+        let types = assignment.tensors();
+        let from_broker = assignment.sources.iter().filter(|(_, source)| **source == Source::Broker);
+        let keys: Vec<TensorKey> = from_broker.map(|(key, _)| key.clone()).collect();
+        loading.total += keys.iter().filter_map(|key| types.get(key)).map(|ty| ty.bytes() as u64).sum::<u64>();
+        let load = Load {
+            connection: link.connection.clone(),
+            generation: assignment.generation,
+            keys,
+            contents: contents.clone(),
+            sent: loading.sent.clone(),
         };
-        net::send_bulk(&connection, &BulkHeader::Assign, vec![bytes.into()]).await.map_err(lost)?;
-        for (name, slot) in &assignment.loads {
-            let tensor = self.initial(name, slot.as_deref(), store)?;
-            let header = BulkHeader::Load { name: name.clone(), slot: slot.clone() };
-            net::send_bulk(&connection, &header, vec![tensor.into_bytes().into()]).await.map_err(lost)?;
-        }
-        Ok(Peer {
-            outbox: Outbox::new(connection.clone()),
-            connection,
-            inputs: PerPass { train: inputs(&assignment.train), eval: inputs(&assignment.eval) },
-            expected: ExpectedReports::new(&assignment.train, &assignment.eval),
-            train: assignment.train,
-            name: member.name,
-            backend: member.backend,
-        })
+        loading.tasks.spawn(load.run(bytes.into(), self.events.clone()));
+        Ok(())
     }
+}
 
-    /// The tensors that a peer cannot draw from the seed.
-    fn loads(&self, assignment: &Assignment, store: &Store) -> BTreeSet<Load> {
-        let resumed = store.resumed().is_some();
-        let mut loads = BTreeSet::new();
-        for (name, value) in assignment.state() {
-            let given = match value.kind {
-                ValueKind::Constant => true,
-                ValueKind::Parameter(_) => resumed || self.source.is_some() || self.weights.is_some(),
-                _ => resumed || self.source.is_some(),
+/// Where the tensors of an assignment come from: whoever has them, the member itself first.
+fn sources(
+    assignment: &Assignment,
+    me: MemberId,
+    order: &Order,
+    contents: &Contents,
+) -> BTreeMap<TensorKey, Source> {
+    let state = assignment.state();
+    let source = |key: &TensorKey| match order.restart.holders.get(key) {
+        Some(holders) if holders.contains(&me) => Source::Member(me),
+        Some(holders) => holders.first().map_or(Source::Seed, |m| Source::Member(*m)),
+        None => match state.get(key.name.as_str()) {
+            Some(value) if contents.has(key, value) => Source::Broker,
+            _ => Source::Seed,
+        },
+    };
+    assignment.tensors().into_keys().map(|key| (key.clone(), source(&key))).collect()
+}
+
+/// A task that sends one member its assignment and tensors.
+struct Load {
+    connection: Connection,
+    generation: u32,
+    keys: Vec<TensorKey>,
+    contents: Arc<Contents>,
+    sent: Arc<AtomicU64>,
+}
+
+impl Load {
+    async fn run(self, assignment: Bytes, events: UnboundedSender<Incoming>) {
+        // A lost connection is reported by the tasks that read it.
+        if net::send_bulk(&self.connection, &BulkHeader::Assign, vec![assignment]).await.is_err() {
+            return;
+        }
+        for key in self.keys {
+            let (contents, wanted) = (self.contents.clone(), key.clone());
+            let tensor = tokio::task::spawn_blocking(move || contents.read(&wanted)).await;
+            let tensor = match tensor.map_err(|e| NodeError::State(e.to_string())).and_then(|t| t) {
+                Ok(tensor) => tensor,
+                Err(e) => return drop(events.send(Incoming::LoadFailed(e))),
             };
-            if given {
-                loads.insert((name.to_string(), None));
+            let bytes = Bytes::from(tensor.into_bytes());
+            let length = bytes.len() as u64;
+            let header = BulkHeader::Load { generation: self.generation, key };
+            if net::send_bulk(&self.connection, &header, vec![bytes]).await.is_err() {
+                return;
             }
-        }
-        for (_, r) in assignment.train.owned().filter(|_| resumed) {
-            let name = &assignment.train.values[&r.parameter].name;
-            loads.extend(assignment.optimizer.slots().iter().map(|s| (name.clone(), Some(s.to_string()))));
-        }
-        loads
-    }
-
-    /// The first content of a tensor: from the checkpoint, the imported archive or the weights file.
-    fn initial(&self, name: &str, slot: Option<&str>, store: &Store) -> Result<HostTensor, NodeError> {
-        if let Some(constant) = self.model.train.graph.constants.get(name) {
-            return Ok(constant.clone());
-        }
-        if let Some(tensor) = store.saved(name, slot)? {
-            return Ok(tensor);
-        }
-        let value = self.model.forward.find(name);
-        if let (Some(source), Some(v)) = (&self.source, value) {
-            let value = self.model.forward.value(v);
-            // A weights file holds parameters only: buffers still come from the archive.
-            if self.weights.is_none() || !matches!(value.kind, ValueKind::Parameter(_)) {
-                return source.lock().unwrap_or_else(PoisonError::into_inner).initial(value);
-            }
-        }
-        match (&self.weights, value) {
-            (Some(weights), Some(v)) => Ok(weights.parameter(name, self.model.forward.ty(v))?),
-            _ => Err(NodeError::State(format!("nothing says what {name:?} starts as"))),
+            self.sent.fetch_add(length, Relaxed);
         }
     }
-}
-
-/// The inputs that a program receives from the broker.
-fn inputs(program: &Program) -> Vec<PeerInput> {
-    let incoming = program.incoming().into_iter().filter_map(|(slot, (from, _))| match slot {
-        Slot::Value { value, micro_batch } if from == PeerId::BROKER => {
-            Some(PeerInput { value, micro_batch, name: program.values[&value].name.clone() })
-        }
-        _ => None,
-    });
-    incoming.collect()
-}
-
-/// Names, slots and types of the tensors in a peer's snapshot.
-fn saved_types(program: &Program, optimizer: Optimizer) -> BTreeMap<Load, TensorType> {
-    let mut types = BTreeMap::new();
-    for h in program.holdings.iter().filter(|h| h.owner) {
-        let value = &program.values[&h.value];
-        types.insert((value.name.clone(), None), value.ty.clone());
-        for slot in optimizer.slots() {
-            types.insert((value.name.clone(), Some(slot.to_string())), value.ty.clone());
-        }
-    }
-    types
 }

@@ -3,7 +3,7 @@
 use std::sync::mpsc;
 
 use fusionllm_plan::{Plan, PlanError, SavedPlan};
-use fusionllm_protocol::{Action, AppliedCodecs, Broker, CodecChange, CodecUpdate, Regulator, StepRecord};
+use fusionllm_protocol::{Action, AppliedCodecs, CodecChange, CodecUpdate, Regulator, Run, StepRecord};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Incoming;
@@ -17,15 +17,19 @@ pub(super) struct CodecAdvisor {
 }
 
 impl CodecAdvisor {
-    /// Starts the thread, which sends its updates to `events`.
-    pub(super) fn start(mut regulator: Regulator, events: UnboundedSender<Incoming>) -> Result<Self, NodeError> {
+    /// Starts the thread, which sends its updates for this generation to `events`.
+    pub(super) fn start(
+        generation: u32,
+        mut regulator: Regulator,
+        events: UnboundedSender<Incoming>,
+    ) -> Result<Self, NodeError> {
         let (steps, records) = mpsc::channel();
         let work = move || {
             for record in records {
                 match regulator.step(&record) {
                     Ok(None) => {}
                     // The run may be over.
-                    Ok(Some(update)) => drop(events.send(Incoming::CodecUpdate(update))),
+                    Ok(Some(update)) => drop(events.send(Incoming::CodecUpdate(generation, update))),
                     Err(e) => return tracing::warn!("codecs stay as they are: {e}"),
                 }
             }
@@ -35,30 +39,26 @@ impl CodecAdvisor {
         Ok(Self { steps })
     }
 
-    /// Passes on the finished steps among `actions`.
-    pub(super) fn observe(&self, actions: &[Action]) {
-        for action in actions {
-            if let Action::Step(record) = action {
-                // If the thread has stopped, it logged the reason.
-                let _ = self.steps.send(record.clone());
-            }
-        }
+    /// Passes on a finished step.
+    pub(super) fn observe(&self, record: &StepRecord) {
+        // If the thread has stopped, it logged the reason.
+        let _ = self.steps.send(record.clone());
     }
 }
 
 /// Sends peers their new codecs, if any change, and reports the update.
 pub(super) fn apply(
     update: CodecUpdate,
-    broker: &mut Broker,
+    run: &mut Run,
     plan: &mut Plan,
     store: &mut Store,
     observer: &mut dyn Observer,
 ) -> Result<Vec<Action>, NodeError> {
     let lines: Vec<String> = update.changes.iter().map(|change| sentence(plan, change)).collect();
-    let (mut step, mut messages) = (broker.progress().step + 1, Vec::new());
+    let (mut step, mut messages) = (run.progress().step + 1, Vec::new());
     if update.changes_codecs() {
         // The last steps are in flight: nothing is left to change.
-        let Some(AppliedCodecs { version, step: first, actions }) = broker.set_codecs(&update.codecs) else {
+        let Some(AppliedCodecs { version, step: first, actions }) = run.set_codecs(&update.codecs) else {
             return Ok(Vec::new());
         };
         (plan.version, plan.codecs) = (version, update.codecs);

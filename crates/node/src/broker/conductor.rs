@@ -1,239 +1,286 @@
 //! The broker's loop: carries out the actions of the protocol's state machine until the run is over.
 
-use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
-use fusionllm_plan::{Instruction, PASSES_IN_FLIGHT, PeerId, Plan, Program, Simulation};
+use fusionllm_plan::Cluster;
 use fusionllm_protocol::{
-    Action, Broker, EvalRecord, EvalSchedule, FromPeer, Participant, RunSettings, StepRecord, TrainingProgress,
+    Action, CodecUpdate, EvalRecord, Hello, MemberId, Run, StepRecord, ToPeer, TrainingProgress, decode,
 };
-use tokio::sync::mpsc;
+use fusionllm_transport::{Connection, Lanes, PeerAddr};
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
+use tokio::time::MissedTickBehavior;
 
-use super::codec_updates::{CodecAdvisor, apply};
+use super::codec_updates::apply;
+use super::emulation::Emulation;
 use super::feeds::Feeds;
-use super::incoming::Incoming;
+use super::generation::Generation;
+use super::incoming::{Incoming, KnownKeys};
 use super::keeper::KeeperEvent;
+use super::links::{Links, refuse};
 use super::observer::{Event, Observer};
-use super::peer::Peer;
-use super::store::{PeerFacts, Store};
+use super::origin::Origin;
+use super::planner::{PlannerThread, Proposal, Request};
+use super::store::Store;
 use crate::NodeError;
-use crate::config::Job;
 use crate::data::Dataset;
-use crate::files::weights::Weights;
-use crate::model::Model;
-use crate::model::imported::ImportedModel;
 
-/// How long a peer may take to hang up after its run is over.
-const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the state machine learns the time.
+const TICK: Duration = Duration::from_millis(250);
 
-/// Everything that a run needs once its plan is made.
-pub(super) struct Conductor {
-    pub(super) job: Job,
+/// Conducts a run from its first joiner to its end.
+pub(super) struct Conductor<'a> {
+    pub(super) run: Run,
+    pub(super) links: Links,
+    /// The generation that loads or trains.
+    pub(super) current: Option<Generation>,
+    pub(super) planner: PlannerThread,
+    /// The last plan, which the state machine may use or not.
+    pub(super) proposal: Option<Box<Proposal>>,
     pub(super) data: Dataset,
-    pub(super) model: Model,
     pub(super) feeds: Feeds,
-    /// The archive that an imported model starts from.
-    pub(super) source: Option<Mutex<ImportedModel>>,
-    /// The weights that a model starts from.
-    pub(super) weights: Option<Weights>,
-    pub(super) predicted: Option<Simulation>,
+    pub(super) origin: Arc<Origin>,
+    pub(super) emulation: Option<Emulation>,
+    /// Processes of this machine that still run; `None` if joiners come by themselves.
+    pub(super) children: Option<usize>,
+    pub(super) known: KnownKeys,
+    pub(super) store: &'a mut Store,
+    pub(super) observer: &'a mut dyn Observer,
+    pub(super) events: UnboundedSender<Incoming>,
+    pub(super) clock: Instant,
+    pub(super) interrupted: bool,
 }
 
-impl Conductor {
-    /// Runs the job over the assigned peers, and returns where it ended.
-    pub(super) async fn run(
-        &self,
-        mut plan: Plan,
-        peers: Vec<Peer>,
-        advisor: CodecAdvisor,
-        store: &mut Store,
-        observer: &mut dyn Observer,
-        incoming: &mut mpsc::UnboundedReceiver<Incoming>,
+impl Conductor<'_> {
+    /// Conducts the run, and returns where it ended.
+    pub(super) async fn conduct(
+        &mut self,
+        incoming: &mut UnboundedReceiver<Incoming>,
     ) -> Result<TrainingProgress, NodeError> {
-        let participants =
-            peers.iter().map(|p| Participant { name: p.name.clone(), expected: p.expected.clone() }).collect();
-        let mut broker = Broker::new(self.settings(&plan, store), participants);
-        let clock = Instant::now();
-        let mut interrupted = false;
-        let mut ready = 0;
+        let mut ticks = tokio::time::interval(TICK);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
         loop {
-            let event = incoming.recv().await;
-            let now = clock.elapsed().as_secs_f64();
-            let actions = match event {
-                Some(Incoming::Message(from, message)) => {
-                    if message == FromPeer::Ready {
-                        ready += 1;
-                        if ready == peers.len() {
-                            observer.event(Event::Started);
-                        }
-                    }
-                    broker.message(from, message, now)
+            let actions = tokio::select! {
+                event = incoming.recv() => match event {
+                    Some(event) => self.handle(event)?,
+                    None => return Err(NodeError::State("the broker's endpoint closed".into())),
+                },
+                _ = ticks.tick() => {
+                    self.report_loading();
+                    self.run.tick(self.now())
                 }
-                Some(Incoming::CodecUpdate(update)) => apply(update, &mut broker, &mut plan, store, observer)?,
-                Some(Incoming::SavedAll(from, step)) => broker.snapshot_saved(from, step),
-                Some(Incoming::Keeper(KeeperEvent::Committed(step))) => {
-                    observer.event(Event::Saved { step });
-                    broker.checkpoint_committed(step)
-                }
-                Some(Incoming::Keeper(KeeperEvent::Unasked(from))) => {
-                    broker.peer_lost(from, "it sent a snapshot that nobody requested")
-                }
-                Some(Incoming::Keeper(KeeperEvent::Failed(e))) => return Err(e),
-                Some(Incoming::Lost(peer, reason)) => broker.peer_lost(peer, &reason),
-                Some(Incoming::Child(reason)) => {
-                    // If it had connected, its lost connection ends the run, and names the peer.
-                    tracing::warn!("{reason}");
-                    Vec::new()
-                }
-                Some(Incoming::Interrupt) if interrupted => {
-                    return Err(NodeError::Stopped("interrupted twice; the last checkpoint is whole".into()));
-                }
-                Some(Incoming::Interrupt) => {
-                    interrupted = true;
-                    observer.event(Event::Stopping);
-                    broker.interrupt()
-                }
-                Some(Incoming::Gone(_) | Incoming::Hello(..)) => Vec::new(),
-                None => return Err(NodeError::State("the broker's endpoint closed".into())),
             };
-            advisor.observe(&actions);
-            if let Some(position) = self.carry_out(actions, &mut broker, &plan, &peers, store, observer)? {
+            if let Some(progress) = self.carry_out(actions)? {
                 // The endpoint stays open until every peer has read that the run is over.
-                for peer in &peers {
-                    let _ = tokio::time::timeout(GOODBYE_TIMEOUT, peer.connection.closed()).await;
-                }
-                return Ok(position);
+                self.links.goodbye().await;
+                return Ok(progress);
             }
         }
     }
 
-    fn settings(&self, plan: &Plan, store: &Store) -> RunSettings {
-        let (job, eval_passes) = (&self.job, self.eval_passes());
-        RunSettings {
-            version: plan.version,
-            start: store.start(),
-            steps: job.train.steps,
-            micro_batches: plan.micro_batches,
-            eval: (eval_passes > 0).then_some(EvalSchedule { steps: job.eval.every, passes: eval_passes }),
-            checkpoint: Some(job.checkpoint.every),
-            learning_rate: job.train.optimizer.learning_rate(),
-            clip: job.train.optimizer.clip_norm(),
-            window: PASSES_IN_FLIGHT as u64,
+    fn now(&self) -> f64 {
+        self.clock.elapsed().as_secs_f64()
+    }
+
+    fn handle(&mut self, event: Incoming) -> Result<Vec<Action>, NodeError> {
+        let now = self.now();
+        Ok(match event {
+            Incoming::Hello(number, connection, lanes, hello) => self.admit(number, connection, *lanes, hello),
+            Incoming::Message((member, number), message) if self.links.is_current(member, number) => {
+                self.run.message(member, message, now)
+            }
+            Incoming::SavedAll((member, number), step) if self.links.is_current(member, number) => {
+                self.run.snapshot_saved(member, step, now)
+            }
+            Incoming::Gone((member, number), reason) if self.links.is_current(member, number) => {
+                self.links.remove(member);
+                self.run.gone(member, &reason, now)
+            }
+            Incoming::Broke((member, number), reason) if self.links.is_current(member, number) => {
+                self.run.expel(member, &reason, now)
+            }
+            // A connection that a newer one of the same member has replaced.
+            Incoming::Message(..) | Incoming::SavedAll(..) | Incoming::Gone(..) | Incoming::Broke(..) => Vec::new(),
+            Incoming::Planned(Ok(proposal)) => {
+                let formation = proposal.formation.clone();
+                self.proposal = Some(proposal);
+                self.run.planned(formation, now)
+            }
+            // The first plan depends on what the user gave: the error says what to change.
+            Incoming::Planned(Err(e)) if !self.run.has_begun() => return Err(e),
+            Incoming::Planned(Err(e)) => self.run.not_planned(&e.one_line(), now),
+            Incoming::CodecUpdate(generation, update) => self.change_codecs(generation, update)?,
+            Incoming::Keeper(KeeperEvent::Committed(progress)) => {
+                self.store.committed(progress);
+                self.observer.event(Event::Saved { step: progress.step });
+                self.run.checkpoint_committed(progress, true, now)
+            }
+            Incoming::Keeper(KeeperEvent::Failed(progress, error)) => {
+                self.observer.event(Event::NotSaved { step: progress.step, error: &error });
+                self.store.not_saved(error);
+                self.run.checkpoint_committed(progress, false, now)
+            }
+            Incoming::LoadFailed(e) => return Err(e),
+            Incoming::Child(reason) => self.child_ended(reason)?,
+            Incoming::Interrupt if self.interrupted => {
+                return Err(NodeError::Stopped("interrupted twice".into()));
+            }
+            Incoming::Interrupt => {
+                self.interrupted = true;
+                self.observer.event(Event::Stopping);
+                self.run.interrupt(now)
+            }
+        })
+    }
+
+    /// Takes in a joiner, or a member that comes back.
+    fn admit(&mut self, number: u64, connection: Connection, lanes: Lanes, hello: Hello) -> Vec<Action> {
+        let key = connection.peer();
+        let addr = decode::<PeerAddr>(&hello.addr);
+        let joined = match addr {
+            Ok(addr) if addr.key == key => self.run.join(*key.as_bytes(), hello, self.now()),
+            // Nobody may send others to somebody else.
+            Ok(_) => Err("its address has another key than its connection".to_owned()),
+            Err(e) => Err(format!("its address cannot be read: {e}")),
+        };
+        match joined {
+            Ok((member, actions)) => {
+                self.known.write().unwrap_or_else(PoisonError::into_inner).insert(key);
+                self.links.add(member, number, connection, lanes, self.store.inbox(), &self.events);
+                actions
+            }
+            Err(reason) => {
+                self.observer.event(Event::TurnedAway { reason: &reason });
+                tokio::spawn(refuse(connection, lanes, reason));
+                Vec::new()
+            }
         }
     }
 
-    /// Carries out what the state machine asks for. Returns the final position once the run is over.
-    fn carry_out(
-        &self,
-        actions: Vec<Action>,
-        broker: &mut Broker,
-        plan: &Plan,
-        peers: &[Peer],
-        store: &mut Store,
-        observer: &mut dyn Observer,
-    ) -> Result<Option<TrainingProgress>, NodeError> {
+    /// A process of this machine has ended badly. Without any, nobody is left to train.
+    fn child_ended(&mut self, reason: String) -> Result<Vec<Action>, NodeError> {
+        if !self.run.has_begun() {
+            return Err(NodeError::Run(reason));
+        }
+        tracing::warn!("{reason}");
+        self.children = self.children.map(|count| count.saturating_sub(1));
+        match self.children {
+            Some(0) => Err(NodeError::Run(format!("no peer is left: {reason}"))),
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn change_codecs(&mut self, generation: u32, update: CodecUpdate) -> Result<Vec<Action>, NodeError> {
+        match &mut self.current {
+            Some(current) if current.number == generation => {
+                apply(update, &mut self.run, &mut current.plan, self.store, self.observer)
+            }
+            _ => Ok(Vec::new()),
+        }
+    }
+
+    fn report_loading(&mut self) {
+        if let Some(current) = self.current.as_ref().filter(|_| !self.run.is_training()) {
+            let (sent, total) = current.loading.progress();
+            self.observer.event(Event::Loading { sent, total });
+        }
+    }
+
+    /// Carries out what the state machine asks for. Returns the final progress once the run is over.
+    fn carry_out(&mut self, actions: Vec<Action>) -> Result<Option<TrainingProgress>, NodeError> {
         for action in actions {
             match action {
-                Action::Send(to, message) => {
-                    if let Some(peer) = peers.get(to.0 as usize) {
-                        peer.outbox.control(&message)?;
-                    }
-                }
-                Action::Broadcast(message) => {
-                    for peer in peers {
-                        peer.outbox.control(&message)?;
-                    }
-                }
-                Action::Feed(pass, id) => self.feed(pass, id, broker, plan, peers)?,
-                Action::Step(record) => self.step_done(&record, plan, store, observer)?,
+                Action::Send(to, message) => self.links.send(to, &message)?,
+                Action::Dismiss(member) => self.links.dismiss(member),
+                Action::Feed(pass, id) => self.feed(pass, id)?,
+                Action::Step(record) => self.step_done(&record)?,
                 Action::Evaluated(EvalRecord { step, means }) => {
                     let val_loss = means.first().copied().unwrap_or(f64::NAN);
                     let val_accuracy = means.get(1).copied().unwrap_or(f64::NAN);
-                    store.evaluated(step, val_loss, val_accuracy)?;
-                    observer.event(Event::Evaluated { step, val_loss, val_accuracy });
+                    self.store.evaluated(step, val_loss, val_accuracy)?;
+                    self.observer.event(Event::Evaluated { step, val_loss, val_accuracy });
                 }
                 Action::BeginCheckpoint(step) => {
-                    store.begin_checkpoint(step, &self.model, self.job.train.optimizer.update_rule());
-                    observer.event(Event::Saving { step });
+                    if let Some(current) = &self.current {
+                        let optimizer = current.job.train.optimizer.update_rule();
+                        self.store.begin_checkpoint(step, &current.model, optimizer);
+                        self.observer.event(Event::Saving { step });
+                    }
                 }
-                Action::Commit(position) => store.commit(position, &self.job, &self.data, &self.model)?,
-                Action::Finish(position) => {
-                    let predicted_step_s = self.predicted.as_ref().map(|s| s.step_s);
-                    let summary = store.summarise(plan, &self.facts(peers), predicted_step_s, position)?;
-                    observer.event(Event::Finished { summary: &summary });
-                    return Ok(Some(position));
+                Action::AbandonCheckpoint(step) => self.store.abandon_checkpoint(step),
+                Action::Commit(progress) => {
+                    if let Some(current) = &self.current {
+                        self.store.commit(progress, &current.job, &self.data, &current.model)?;
+                    }
                 }
+                Action::Plan { members, cluster, notes } => self.request_plan(members, cluster, notes),
+                Action::Rewind(progress) => self.store.rewind(progress.step)?,
+                Action::Assign(order) => {
+                    let proposal = self.proposal.take();
+                    let proposal = proposal.ok_or_else(|| NodeError::State("there is no plan to assign".into()))?;
+                    self.announce(&proposal)?;
+                    self.store.begin_generation();
+                    self.begin(&order, *proposal)?;
+                }
+                Action::Notice(notice) => self.notice(&notice)?,
+                // The state machine notes a cut itself, and goes on by itself once a generation is drained.
+                Action::Cut(_) | Action::Drained(_) => {}
+                Action::Finish(progress) => return self.finish(progress).map(Some),
                 Action::Fail(reason) => return Err(NodeError::Run(reason)),
             }
         }
         Ok(None)
     }
 
-    fn step_done(
-        &self,
-        record: &StepRecord,
-        plan: &Plan,
-        store: &mut Store,
-        observer: &mut dyn Observer,
-    ) -> Result<(), NodeError> {
-        let targets_per_s = self.targets_per_step() / record.step_s.max(1e-9);
-        store.step(record, plan, targets_per_s, self.validated_after(record.step))?;
-        observer.event(Event::Step { record, targets_per_s });
+    fn request_plan(&mut self, members: Vec<MemberId>, cluster: Option<Cluster>, notes: Vec<String>) {
+        let roster = self.run.roster();
+        let members = members.into_iter().map(|m| (m, roster.name(m).to_owned())).collect();
+        self.planner.request(Request { members, cluster, notes });
+    }
+
+    /// Writes a plan that will be carried out, and tells people.
+    fn announce(&mut self, proposal: &Proposal) -> Result<(), NodeError> {
+        let planned = &proposal.planned;
+        self.store.job(&planned.job)?;
+        self.store.plan(&planned.to_json()?)?;
+        self.observer.event(Event::Planned {
+            plan: &planned.plan,
+            notes: &planned.notes,
+            predicted_step_s: planned.predicted.as_ref().map(|p| p.step_s),
+            model: &planned.model,
+            data: &self.data,
+        });
         Ok(())
     }
 
-    /// What the summary says of each peer besides its passes.
-    fn facts(&self, peers: &[Peer]) -> Vec<PeerFacts> {
-        let loads = self.predicted.as_ref().map(|s| &s.peers[..]).unwrap_or_default();
-        let facts = |(i, p): (usize, &Peer)| PeerFacts {
-            name: p.name.clone(),
-            backend: p.backend.clone(),
-            operators: p.train.nodes.len(),
-            predicted: loads.get(i).copied(),
-            sends: sends(&p.train),
-        };
-        peers.iter().enumerate().map(facts).collect()
+    fn step_done(&mut self, record: &StepRecord) -> Result<(), NodeError> {
+        let Some(current) = &self.current else { return Ok(()) };
+        let batch = current.job.train.batch;
+        let targets_per_s = self.feeds.targets_per_step(&self.data, batch) / record.step_s.max(1e-9);
+        let eval = &current.job.eval;
+        let validated = eval.passes(self.data.eval_samples(), batch) > 0
+            && (record.step.is_multiple_of(eval.every) || record.step == current.job.train.steps);
+        self.store.step(record, &current.plan, targets_per_s, validated)?;
+        current.advisor.observe(record);
+        self.observer.event(Event::Step { record, targets_per_s });
+        Ok(())
     }
 
-    /// The outputs that a validation reports. An imported model may have no `correct`.
-    pub(super) fn reports(&self) -> Vec<&'static str> {
-        let has = |name: &&str| self.model.eval.outputs.contains_key(*name);
-        ["loss", "correct"].into_iter().filter(has).collect()
-    }
-
-    /// Batches of one validation: `eval.batches`, or the whole held-out data if that is 0.
-    fn eval_passes(&self) -> u64 {
-        let held_out = self.data.eval_samples().div_ceil(self.job.train.batch) as u64;
-        match self.job.eval {
-            ref e if e.every == 0 => 0,
-            ref e if e.batches == 0 => held_out,
-            ref e => e.batches.min(held_out),
+    /// Tells all members that the run has failed.
+    pub(super) fn stop_all(&mut self, reason: &str) {
+        let stop = ToPeer::Stop { reason: reason.to_owned() };
+        for member in self.run.roster().connected() {
+            // The run is over in any case.
+            let _ = self.links.send(member.id, &stop);
         }
     }
 
-    /// Whether a validation follows a step.
-    fn validated_after(&self, step: u64) -> bool {
-        self.eval_passes() > 0 && (step.is_multiple_of(self.job.eval.every) || step == self.job.train.steps)
+    fn finish(&mut self, progress: TrainingProgress) -> Result<TrainingProgress, NodeError> {
+        self.store.ticket_used()?;
+        let Some(current) = &self.current else { return Ok(progress) };
+        let predicted_step_s = current.predicted.as_ref().map(|s| s.step_s);
+        let summary = self.store.summarise(&current.plan, &current.facts(), predicted_step_s, progress)?;
+        self.observer.event(Event::Finished { summary: &summary });
+        Ok(progress)
     }
-
-    /// Targets of a step, if none of its labels is ignored.
-    fn targets_per_step(&self) -> f64 {
-        let inputs = self.data.inputs(self.job.train.batch);
-        let targets = inputs.iter().find(|(name, _)| self.feeds.targets.as_ref().is_some_and(|t| t.name == *name));
-        targets.map_or(self.job.train.batch as f64, |(_, ty)| ty.numel() as f64)
-    }
-}
-
-/// Bytes of the tensors that a program sends to each peer, before any codec.
-fn sends(program: &Program) -> BTreeMap<PeerId, u64> {
-    let mut sends = BTreeMap::new();
-    for i in &program.instructions {
-        if let Instruction::Send { slot, to } = i
-            && let Some(value) = program.values.get(&slot.value())
-        {
-            *sends.entry(*to).or_default() += value.ty.bytes() as u64;
-        }
-    }
-    sends
 }

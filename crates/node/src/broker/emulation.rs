@@ -50,6 +50,14 @@ impl Emulation {
         Ok(self.addrs[&(viewer, target)])
     }
 
+    /// The address at which the device named `viewer` reaches the one named `target`.
+    pub(super) fn address_by_name(&mut self, viewer: &str, target: &str) -> Result<SocketAddr, NodeError> {
+        match self.cluster.find(viewer).zip(self.cluster.find(target)) {
+            Some((viewer, target)) => self.address(viewer, target),
+            None => Err(NodeError::State(format!("{viewer:?} or {target:?} is not a device of the testbed"))),
+        }
+    }
+
     /// Sentences about links that did not behave as declared.
     pub(super) fn shortfalls(&self) -> Vec<String> {
         let report = self.emulator.report();

@@ -4,13 +4,14 @@ use std::collections::BTreeMap;
 
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
-use fusionllm_plan::{Plan, Slot, is_view};
-use fusionllm_protocol::{BatchId, Broker, TensorHeader};
+use fusionllm_plan::{Slot, is_view};
+use fusionllm_protocol::{BatchId, TensorHeader};
 
 use super::conductor::Conductor;
-use super::peer::Peer;
+use super::generation::Generation;
 use crate::NodeError;
-use crate::data::{Dataset, IGNORED};
+use crate::data::{Batch, Dataset, IGNORED};
+use crate::model::Model;
 
 /// Which tensor of the data goes into which input of the model.
 pub(super) struct Feeds {
@@ -112,17 +113,12 @@ fn vocabularies(graph: &Graph) -> BTreeMap<String, usize> {
     sizes
 }
 
-impl Conductor {
+impl Conductor<'_> {
     /// Streams the inputs of a pass, and gives the state machine the weights of the micro-batches.
-    pub(super) fn feed(
-        &self,
-        pass: u64,
-        id: BatchId,
-        broker: &mut Broker,
-        plan: &Plan,
-        peers: &[Peer],
-    ) -> Result<(), NodeError> {
-        let (batch_size, size) = (self.job.train.batch, self.model.micro_batch);
+    pub(super) fn feed(&mut self, pass: u64, id: BatchId) -> Result<(), NodeError> {
+        let Some(generation) = &self.current else { return Ok(()) };
+        let Generation { job, model, plan, peers, .. } = generation;
+        let batch_size = job.train.batch;
         let batch = match id {
             BatchId::Train { step } => self.data.train_batch(step * batch_size as u64, batch_size),
             BatchId::Eval { index, .. } => self.data.eval_batch(index as usize * batch_size, batch_size),
@@ -134,37 +130,14 @@ impl Conductor {
                 BatchId::Eval { index, .. } => self.data.eval_origin(index as usize * batch_size + row),
             })?;
         }
-        let targets = self.feeds.targets.as_ref();
-        let total = match targets {
-            Some(t) => batch.tensors.iter().find(|(n, _)| *n == t.name).map_or(0, |(_, labels)| t.count(labels)),
-            None => batch.targets,
-        };
-        let mut micro_batches: Vec<BTreeMap<&str, HostTensor>> = Vec::new();
-        let mut weights = Vec::new();
-        for m in 0..plan.micro_batches as usize {
-            let mut tensors = BTreeMap::new();
-            for (name, tensor) in &batch.tensors {
-                let Some(input) = self.feeds.names.get(name.as_ref()) else { continue };
-                tensors.insert(input.as_str(), rows(tensor, m * size, size)?);
-            }
-            let weight = match targets {
-                Some(t) => {
-                    let labels = self.feeds.names.get(&t.name).and_then(|input| tensors.get(input.as_str()));
-                    labels.map_or(0, |labels| t.count(labels)) as f64 / total.max(1) as f64
-                }
-                // Nothing says which targets count: the loss is the mean of the micro-batches' means.
-                None => 1.0 / f64::from(plan.micro_batches),
-            };
-            let dtype = self.model.train.graph.ty(self.model.train.loss_weight).dtype;
-            tensors.insert("loss_weight", HostTensor::scalar(dtype, weight)?);
-            weights.push(weight);
-            micro_batches.push(tensors);
-        }
-        broker.set_weights(pass, weights, total);
+        let MicroBatches { tensors, weights, targets } = self.feeds.cut(batch, plan.micro_batches, model)?;
+        self.run.set_weights(pass, weights, targets);
+        let graph = &model.train.graph;
         for peer in peers {
+            let Some(link) = self.links.get(peer.member) else { continue };
             for input in &peer.inputs[id.kind()] {
-                let tensor = micro_batches.get(input.micro_batch as usize).and_then(|t| t.get(input.name.as_str()));
-                let ty = self.model.train.graph.find(&input.name).map(|v| self.model.train.graph.ty(v));
+                let tensor = tensors.get(input.micro_batch as usize).and_then(|t| t.get(input.name.as_str()));
+                let ty = graph.find(&input.name).map(|v| graph.ty(v));
                 let tensor = match (tensor, ty) {
                     (Some(tensor), Some(ty)) => Some(tensor.cast(ty.dtype)?),
                     (tensor, _) => tensor.cloned(),
@@ -173,10 +146,59 @@ impl Conductor {
                     NodeError::input(format!("the model reads {:?}, which the data do not have", input.name))
                 })?;
                 let slot = Slot::Value { value: input.value, micro_batch: input.micro_batch };
-                peer.outbox.tensor(&TensorHeader { pass, kind: id.kind(), slot, coded: false }, tensor)?;
+                link.outbox.tensor(&TensorHeader { pass, kind: id.kind(), slot, coded: false }, tensor)?;
             }
         }
         Ok(())
+    }
+}
+
+/// A batch, cut into micro-batches.
+struct MicroBatches {
+    /// The model's inputs of each micro-batch, by name.
+    tensors: Vec<BTreeMap<String, HostTensor>>,
+    /// Each one's share of the loss.
+    weights: Vec<f64>,
+    /// Targets of the batch.
+    targets: u64,
+}
+
+impl Feeds {
+    /// Targets of a step, if none of its labels is ignored.
+    pub(super) fn targets_per_step(&self, data: &Dataset, batch: usize) -> f64 {
+        let inputs = data.inputs(batch);
+        let targets = inputs.iter().find(|(name, _)| self.targets.as_ref().is_some_and(|t| t.name == *name));
+        targets.map_or(batch as f64, |(_, ty)| ty.numel() as f64)
+    }
+
+    fn cut(&self, batch: Batch, count: u32, model: &Model) -> Result<MicroBatches, NodeError> {
+        let size = model.micro_batch;
+        let targets = self.targets.as_ref();
+        let total = match targets {
+            Some(t) => batch.tensors.iter().find(|(n, _)| *n == t.name).map_or(0, |(_, labels)| t.count(labels)),
+            None => batch.targets,
+        };
+        let (mut micro_batches, mut weights) = (Vec::new(), Vec::new());
+        for m in 0..count as usize {
+            let mut tensors = BTreeMap::new();
+            for (name, tensor) in &batch.tensors {
+                let Some(input) = self.names.get(name.as_ref()) else { continue };
+                tensors.insert(input.clone(), rows(tensor, m * size, size)?);
+            }
+            let weight = match targets {
+                Some(t) => {
+                    let labels = self.names.get(&t.name).and_then(|input| tensors.get(input.as_str()));
+                    labels.map_or(0, |labels| t.count(labels)) as f64 / total.max(1) as f64
+                }
+                // Nothing says which targets count: the loss is the mean of the micro-batches' means.
+                None => 1.0 / f64::from(count),
+            };
+            let dtype = model.train.graph.ty(model.train.loss_weight).dtype;
+            tensors.insert("loss_weight".into(), HostTensor::scalar(dtype, weight)?);
+            weights.push(weight);
+            micro_batches.push(tensors);
+        }
+        Ok(MicroBatches { tensors: micro_batches, weights, targets: total })
     }
 }
 

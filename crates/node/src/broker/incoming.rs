@@ -1,37 +1,50 @@
 //! Everything that reaches the broker's loop. A task of its own reads each source.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
+use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_plan::PeerId;
-use fusionllm_protocol::{BulkHeader, CodecUpdate, FromPeer, Hello, decode};
-use fusionllm_transport::{Connection, Endpoint, Lanes, Receiver};
-use tokio::sync::mpsc;
+use fusionllm_graph::HostTensor;
+use fusionllm_protocol::{BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, decode};
+use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
+use tokio::sync::{Semaphore, mpsc};
 
 use super::keeper::{Inbox, KeeperEvent, SavedTensor};
+use super::links::SavedShare;
+use super::planner::Proposal;
 use crate::NodeError;
 use crate::net;
+use crate::net::probe::answer_probes;
 
-/// How long a new connection may take to send its hello.
+/// How long a new connection may take to say what it wants.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Connections that may be about to say what they want. More wait until one of these has.
+const MAX_STRANGERS: usize = 64;
+
+/// A member, and the number of its connection.
+pub(super) type Origin = (MemberId, u64);
 
 /// An event for the broker's loop.
 pub(super) enum Incoming {
     /// A connection, by number, said hello.
     Hello(u64, Connection, Box<Lanes>, Hello),
-    /// A connection closed.
-    Gone(u64),
-    /// A peer sent a control message.
-    Message(PeerId, FromPeer),
-    /// A peer sent all tensors of its snapshot of a step.
-    SavedAll(PeerId, u64),
+    /// A member sent a control message.
+    Message(Origin, FromPeer),
+    /// A member sent all tensors of its snapshot of a step.
+    SavedAll(Origin, u64),
+    /// A member's connection has ended, for this reason.
+    Gone(Origin, String),
+    /// A member sent what no member may send.
+    Broke(Origin, String),
+    /// The planner has finished.
+    Planned(Result<Box<Proposal>, NodeError>),
     /// The checkpoint thread reports.
     Keeper(KeeperEvent),
-    /// The regulator changes codecs, or warns.
-    CodecUpdate(CodecUpdate),
-    /// A peer is lost, for this reason.
-    Lost(PeerId, String),
+    /// The regulator of a generation changes codecs, or warns.
+    CodecUpdate(u32, CodecUpdate),
+    /// A tensor of an assignment could not be read.
+    LoadFailed(NodeError),
     /// A process of this machine ended badly.
     Child(String),
     /// The user or the system asks to stop.
@@ -61,67 +74,78 @@ pub(super) async fn interrupts(events: mpsc::UnboundedSender<Incoming>) {
     }
 }
 
-/// Accepts connections, and reports each that says hello in time.
-pub(super) async fn accept(endpoint: Endpoint, events: mpsc::UnboundedSender<Incoming>) {
+/// The keys of members, which may measure their links to the broker.
+pub(super) type KnownKeys = Arc<RwLock<BTreeSet<PeerKey>>>;
+
+/// Accepts connections: those of joiners are reported, those of members measure links.
+pub(super) async fn accept(endpoint: Endpoint, known: KnownKeys, events: mpsc::UnboundedSender<Incoming>) {
+    let places = Arc::new(Semaphore::new(MAX_STRANGERS));
     let mut number = 0;
     while let Some((connection, mut lanes)) = endpoint.accept().await {
+        // The semaphore is never closed.
+        let Ok(place) = places.clone().acquire_owned().await else { return };
         number += 1;
-        let events = events.clone();
+        let (known, events) = (known.clone(), events.clone());
         tokio::spawn(async move {
-            let hello = tokio::time::timeout(HELLO_TIMEOUT, net::next_control(&mut lanes.control)).await;
-            match hello {
-                Ok(Ok(Some(FromPeer::Hello(hello)))) => {
-                    let gone = connection.clone();
-                    let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
-                    gone.closed().await;
-                    let _ = events.send(Incoming::Gone(number));
-                }
+            let first = async {
+                let frame = lanes.control.next().await.ok()??;
+                frame.read(MAX_HELLO_BYTES).await.ok()
+            };
+            let first = tokio::time::timeout(HELLO_TIMEOUT, first).await.ok().flatten().unwrap_or_default();
+            drop(place);
+            if let Ok(FromPeer::Hello(hello)) = decode(&first) {
+                let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
+                return;
+            }
+            let is_member = known.read().unwrap_or_else(PoisonError::into_inner).contains(&connection.peer());
+            match decode(&first) {
+                // A member that breaks off its measurement gets no answer.
+                Ok(PeerHello::Probe) if is_member => drop(answer_probes(&connection, lanes).await),
                 _ => connection.close("say hello first"),
             }
         });
     }
 }
 
-/// Reports a peer's control messages until its connection ends.
-pub(super) async fn receive_control(mut lane: Receiver, from: PeerId, events: mpsc::UnboundedSender<Incoming>) {
+/// Reports a member's control messages until its connection ends.
+pub(super) async fn receive_control(mut lane: Receiver, from: Origin, events: mpsc::UnboundedSender<Incoming>) {
     loop {
         let event = match net::next_control::<FromPeer>(&mut lane).await {
             Ok(Some(message)) => Incoming::Message(from, message),
-            Ok(None) => Incoming::Lost(from, "it left".into()),
-            Err(e) => Incoming::Lost(from, e.one_line()),
+            Ok(None) => Incoming::Gone(from, "it left".into()),
+            Err(NodeError::Lost(reason)) => Incoming::Gone(from, reason.to_string()),
+            Err(e) => Incoming::Broke(from, e.one_line()),
         };
-        let over = matches!(event, Incoming::Lost(..));
+        let over = !matches!(event, Incoming::Message(..));
         if events.send(event).is_err() || over {
             return;
         }
     }
 }
 
-/// Hands a peer's snapshots to the checkpoint thread. `types` are those of the tensors that the peer owns.
+/// Hands a member's snapshots to the checkpoint thread. A tensor that is not of its present share is skipped: it may
+/// belong to a generation that is over.
 pub(super) async fn receive_bulk(
     mut lane: Receiver,
-    from: PeerId,
-    types: BTreeMap<(String, Option<String>), TensorType>,
+    from: Origin,
+    share: SavedShare,
     keeper: Inbox,
     events: mpsc::UnboundedSender<Incoming>,
 ) {
     let result: Result<(), NodeError> = async {
         while let Some(frame) = lane.next().await? {
             match decode(frame.header()).map_err(NodeError::Protocol)? {
-                BulkHeader::Saved { step, name, slot, ty } => {
-                    if types.get(&(name.clone(), slot.clone())) != Some(&ty) {
-                        return Err(NodeError::Protocol(format!(
-                            "its snapshot holds {name:?} of type {ty}, which it does not own"
-                        )));
+                BulkHeader::Saved { step, key, ty } => {
+                    let expected = share.lock().unwrap_or_else(PoisonError::into_inner).get(&key) == Some(&ty);
+                    if !expected {
+                        continue;
                     }
                     let mut bytes = vec![0; ty.bytes()];
                     frame.read_into(&mut bytes).await?;
                     let tensor = HostTensor::from_bytes(ty, bytes)?;
-                    keeper.put(SavedTensor { from, step, name, slot, tensor }).await;
+                    keeper.put(SavedTensor { step, key, tensor }).await;
                 }
-                BulkHeader::SavedAll { step } => {
-                    let _ = events.send(Incoming::SavedAll(from, step));
-                }
+                BulkHeader::SavedAll { step } => drop(events.send(Incoming::SavedAll(from, step))),
                 other => return Err(NodeError::Protocol(format!("a peer cannot send {other:?}"))),
             }
         }
@@ -132,6 +156,6 @@ pub(super) async fn receive_bulk(
     if let Err(e) = result
         && !matches!(e, NodeError::Lost(_))
     {
-        let _ = events.send(Incoming::Lost(from, e.one_line()));
+        let _ = events.send(Incoming::Broke(from, e.one_line()));
     }
 }

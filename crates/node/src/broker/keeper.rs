@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_plan::PeerId;
+use fusionllm_protocol::{TensorKey, TrainingProgress};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::NodeError;
@@ -15,21 +15,16 @@ const MAX_WAITING_TENSORS: usize = 4;
 
 /// What the thread reports.
 pub(super) enum KeeperEvent {
-    /// The checkpoint of this step is whole, and older ones are pruned.
-    Committed(u64),
-    /// A peer sent a snapshot that nobody asked for.
-    Unasked(PeerId),
-    /// The disk failed, or a snapshot is not as announced.
-    Failed(NodeError),
+    /// The checkpoint is whole, and older ones are pruned.
+    Committed(TrainingProgress),
+    /// The checkpoint is not written: the disk failed, or a snapshot is not as announced.
+    Failed(TrainingProgress, NodeError),
 }
 
 /// A tensor of a peer's snapshot.
 pub(super) struct SavedTensor {
-    pub(super) from: PeerId,
     pub(super) step: u64,
-    pub(super) name: String,
-    /// The slot of the optimizer state; `None` for the value itself.
-    pub(super) slot: Option<String>,
+    pub(super) key: TensorKey,
     pub(super) tensor: HostTensor,
 }
 
@@ -54,6 +49,7 @@ enum Command {
     Begin { step: u64, tensors: SavedTypes },
     Put(SavedTensor, OwnedSemaphorePermit),
     Commit(Seal),
+    Abandon(u64),
     Stop,
 }
 
@@ -88,12 +84,10 @@ impl Keeper {
     ) -> Result<Self, NodeError> {
         let (commands, mut given) = mpsc::unbounded_channel();
         let work = move || {
-            let mut worker = Worker { checkpoints, writing: None };
+            let mut worker = Worker { checkpoints, writing: None, failed: None };
             while let Some(command) = given.blocking_recv().filter(|c| !matches!(c, Command::Stop)) {
-                match worker.carry_out(command) {
-                    Ok(None) => {}
-                    Ok(Some(event)) => on_event(event),
-                    Err(e) => return on_event(KeeperEvent::Failed(e)),
+                if let Some(event) = worker.carry_out(command) {
+                    on_event(event);
                 }
             }
         };
@@ -117,6 +111,11 @@ impl Keeper {
         self.command(Command::Commit(seal));
     }
 
+    /// Forgets the checkpoint of a step, which will not be complete.
+    pub(super) fn abandon(&self, step: u64) {
+        self.command(Command::Abandon(step));
+    }
+
     fn command(&self, command: Command) {
         // If the thread has ended, it reported the reason.
         let _ = self.inbox.commands.send(command);
@@ -136,35 +135,65 @@ struct Worker {
     checkpoints: Checkpoints,
     /// The checkpoint being written, and its step.
     writing: Option<(u64, CheckpointWriter)>,
+    /// Why the checkpoint of a step cannot be complete. The run learns it at its end.
+    failed: Option<(u64, NodeError)>,
 }
 
 impl Worker {
-    fn carry_out(&mut self, command: Command) -> Result<Option<KeeperEvent>, NodeError> {
+    fn carry_out(&mut self, command: Command) -> Option<KeeperEvent> {
         match command {
             Command::Begin { step, tensors } => {
-                self.writing = Some((step, self.checkpoints.begin(step, &tensors.model, &tensors.optimizer)?));
-                Ok(None)
+                self.failed = None;
+                match self.checkpoints.begin(step, &tensors.model, &tensors.optimizer) {
+                    Ok(writer) => self.writing = Some((step, writer)),
+                    Err(e) => self.fail(step, e),
+                }
+                None
             }
-            Command::Put(SavedTensor { from, step, name, slot, tensor }, _place) => {
-                let Some((_, writer)) = self.writing.as_mut().filter(|(s, _)| *s == step) else {
-                    return Ok(Some(KeeperEvent::Unasked(from)));
+            Command::Put(SavedTensor { step, key, tensor }, _place) => {
+                // A peer may still send what belongs to a checkpoint that was abandoned.
+                let (_, writer) = self.writing.as_mut().filter(|(s, _)| *s == step)?;
+                let result = match key.slot {
+                    None => writer.put(Part::Model, &key.name, &tensor),
+                    Some(slot) => writer.put(Part::Optimizer, &format!("{}.{slot}", key.name), &tensor),
                 };
-                match slot {
-                    None => writer.put(Part::Model, &name, &tensor)?,
-                    Some(slot) => writer.put(Part::Optimizer, &format!("{name}.{slot}"), &tensor)?,
+                if let Err(e) = result {
+                    self.fail(step, e);
                 }
-                Ok(None)
+                None
             }
-            Command::Commit(Seal { state, extra, keep }) => {
-                let Some((step, mut writer)) = self.writing.take() else { return Ok(None) };
-                for (name, content) in extra {
-                    writer.put_extra(name, &content)?;
-                }
-                writer.commit(state)?;
-                self.checkpoints.prune(keep)?;
-                Ok(Some(KeeperEvent::Committed(step)))
+            Command::Commit(seal) => {
+                let progress = TrainingProgress { step: seal.state.step, updates: seal.state.updates };
+                Some(match self.commit(seal) {
+                    Ok(()) => KeeperEvent::Committed(progress),
+                    Err(e) => KeeperEvent::Failed(progress, e),
+                })
             }
-            Command::Stop => Ok(None),
+            Command::Abandon(step) => {
+                self.writing.take_if(|(s, _)| *s == step);
+                self.failed.take_if(|(s, _)| *s == step);
+                None
+            }
+            Command::Stop => None,
         }
+    }
+
+    fn fail(&mut self, step: u64, error: impl Into<NodeError>) {
+        (self.writing, self.failed) = (None, Some((step, error.into())));
+    }
+
+    fn commit(&mut self, Seal { state, extra, keep }: Seal) -> Result<(), NodeError> {
+        if let Some((_, error)) = self.failed.take() {
+            return Err(error);
+        }
+        let Some((_, mut writer)) = self.writing.take() else {
+            return Err(NodeError::State("the checkpoint was not begun".into()));
+        };
+        for (name, content) in extra {
+            writer.put_extra(name, &content)?;
+        }
+        writer.commit(state)?;
+        self.checkpoints.prune(keep)?;
+        Ok(())
     }
 }

@@ -5,10 +5,13 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
-use fusionllm_transport::Ticket;
+use fusionllm_plan::{Cluster, PeerId};
+use fusionllm_transport::{PeerAddr, Ticket};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
+use super::Peers;
+use super::emulation::{Emulation, free_addresses};
 use crate::NodeError;
 use crate::files::DiskError;
 
@@ -31,6 +34,49 @@ pub(super) struct Invitation {
     pub(super) ticket: Ticket,
     /// For emulated links: the address to listen at.
     pub(super) pinned: Option<SocketAddr>,
+}
+
+/// Peers to start on this machine, and the links between them if those are emulated.
+pub(super) struct LocalPeers {
+    pub(super) emulation: Option<Emulation>,
+    pub(super) peers: Vec<(LocalPeer, Invitation)>,
+}
+
+impl LocalPeers {
+    /// The peers to start, each with its invitation. `testbed` holds the devices that the first plan uses.
+    pub(super) fn new(peers: &Peers, testbed: Option<Cluster>, ticket: &Ticket) -> Result<Self, NodeError> {
+        let invitation = |pinned: Option<SocketAddr>, broker: PeerAddr| Invitation {
+            ticket: Ticket { addr: broker, ..ticket.clone() },
+            pinned,
+        };
+        match (peers, testbed) {
+            (Peers::Emulated { backend, .. }, Some(cluster)) => {
+                let devices = cluster.devices().to_vec();
+                let PeerAddr { key, addrs } = ticket.addr.clone();
+                let broker =
+                    addrs.first().copied().ok_or_else(|| NodeError::State("the broker has no address".into()))?;
+                let addresses = free_addresses(devices.len())?;
+                let mut emulation = Emulation::start(cluster, broker, addresses.clone())?;
+                let mut local = Vec::with_capacity(devices.len());
+                for ((i, device), pinned) in (0..).zip(devices).zip(addresses) {
+                    let broker = emulation.address(PeerId(i), PeerId::BROKER)?;
+                    let peer = LocalPeer {
+                        name: device.name,
+                        backend: device.backend.unwrap_or_else(|| backend.clone()),
+                        threads: 1,
+                        slowdown: device.slowdown,
+                    };
+                    local.push((peer, invitation(Some(pinned), PeerAddr { key, addrs: vec![broker] })));
+                }
+                Ok(Self { emulation: Some(emulation), peers: local })
+            }
+            (Peers::Local(local), _) => {
+                let invited = |p: &LocalPeer| (p.clone(), invitation(None, ticket.addr.clone()));
+                Ok(Self { emulation: None, peers: local.iter().map(invited).collect() })
+            }
+            _ => Ok(Self { emulation: None, peers: Vec::new() }),
+        }
+    }
 }
 
 /// The processes of local peers. They end with this process.

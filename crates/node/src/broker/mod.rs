@@ -1,31 +1,37 @@
 //! The broker's driver: gathers peers, plans, streams data, and carries out what the state machine asks for.
 
-mod admission;
 mod assign;
 mod codec_updates;
 mod conductor;
 mod emulation;
 mod feeds;
+mod figures;
+mod generation;
 mod incoming;
 mod keeper;
+mod links;
 mod local;
+mod notices;
 mod observer;
-mod peer;
+mod origin;
+mod planner;
 mod store;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
+use std::time::Instant;
 
-use admission::{Admission, LocalPeers, Surveyed, take};
-use codec_updates::CodecAdvisor;
 use conductor::Conductor;
 use feeds::Feeds;
-use fusionllm_plan::{Cluster, Plan, Scheduler};
-use fusionllm_protocol::{ExpectedPeers, Regulator, TrainingProgress};
+use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Scheduler};
+use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
 use incoming::{Incoming, accept, interrupts};
-use local::Children;
+use links::Links;
+use local::{Children, LocalPeers};
+use origin::Origin;
+use planner::{Planner, PlannerThread};
 use store::{Store, check};
 use tokio::sync::mpsc;
 
@@ -134,10 +140,10 @@ pub async fn conduct(
     let secret_key = SecretKey::generate();
     let pinned = matches!(peers, Peers::Emulated { .. });
     let endpoint = Endpoint::bind(EndpointOptions { secret_key, listen, pinned, ..EndpointOptions::new() }).await?;
-    let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
-    let admission = Admission { endpoint: endpoint.clone(), ticket };
-    let run = Preparation { job, data, feeds, source, weights, admission };
-    let result = run.conduct(&peers, course, &mut store, (events, incoming), observer).await;
+    let preparation = Preparation { job, data, feeds, origin: Arc::new(Origin { source, weights }), endpoint };
+    let endpoint = preparation.endpoint.clone();
+    let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
+    let result = result.map_err(|e| store.with_safe_step(e));
     let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
     endpoint.close(&reason).await;
     result
@@ -202,6 +208,25 @@ impl Course {
             Self::Measure { count, .. } => ExpectedPeers::Any(*count),
         }
     }
+
+    /// What makes the run's plans.
+    fn planner(self, job: &Job) -> Result<Planner, NodeError> {
+        Ok(match self {
+            // Later plans are for the same machines, or for what is left of them.
+            Self::Start(first) => Planner {
+                job: first.job.clone(),
+                models: vec![first.model.clone()],
+                testbed: first.cluster.clone(),
+                first: Some(first),
+                given: None,
+            },
+            Self::Measure { models, given, .. } => {
+                let mut models = models;
+                models.extend(given.as_ref().map(|g| g.model.clone()).filter(|_| models.is_empty()));
+                Planner { job: job.clone(), models, first: None, given, testbed: None }
+            }
+        })
+    }
 }
 
 fn check_given(plan: &Plan, job: &Job, model: &Model, peers: &Peers) -> Result<(), NodeError> {
@@ -230,14 +255,13 @@ fn must_measure(job: &Job, given: bool, count: usize) -> bool {
     job.compression.needs_links() || (planner && !given)
 }
 
-/// What a run has before its plan.
+/// What a run has before its first joiner.
 struct Preparation {
     job: Job,
     data: Dataset,
     feeds: Feeds,
-    source: Option<Mutex<ImportedModel>>,
-    weights: Option<Weights>,
-    admission: Admission,
+    origin: Arc<Origin>,
+    endpoint: Endpoint,
 }
 
 impl Preparation {
@@ -249,66 +273,70 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, feeds, source, weights, admission } = self;
-        store.ticket(&admission.ticket)?;
+        let Self { job, data, feeds, origin, endpoint } = self;
+        let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+        store.ticket(&ticket)?;
         let places = course.places();
-        observer.event(Event::Listening { ticket: &admission.ticket, wanted: places.count() });
-        let accepting = tokio::spawn(accept(admission.endpoint.clone(), events.clone()));
+        observer.event(Event::Listening { ticket: &ticket, wanted: places.count() });
+        let settings = settings(&job, &data, store.start());
+        let options = RunOptions { settings, measured: matches!(course, Course::Measure { .. }) };
+        let run = Run::new(options, Roster::new(places, *ticket.secret.as_bytes()));
+
+        let known = incoming::KnownKeys::default();
+        tokio::spawn(accept(endpoint, known.clone(), events.clone()));
         tokio::spawn(interrupts(events.clone()));
-        let cluster = match &course {
-            Course::Start(planned) => planned.cluster.clone(),
-            Course::Measure { .. } => None,
-        };
-        let LocalPeers { mut emulation, peers: local } = admission.local(peers, cluster)?;
+        let planner = course.planner(&job)?;
+        let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, planner.testbed.clone(), &ticket)?;
         let children = Children::start(&local, Some(store.directory()), {
             let events = events.clone();
             move |reason| drop(events.send(Incoming::Child(reason)))
         })?;
-        let mut candidates = admission.gather(places, &mut incoming, observer).await?;
-        accepting.abort();
-        store.ticket_used()?;
-
-        let mut planned = match course {
-            Course::Start(planned) => {
-                admission.close(&candidates);
-                planned
-            }
-            Course::Measure { models, given, .. } => {
-                observer.event(Event::Measuring);
-                let surveyed = admission.survey(candidates, &mut incoming).await?;
-                let Surveyed { cluster, notes, .. } = surveyed;
-                candidates = surveyed.candidates;
-                let mut planned = match given {
-                    Some(given) => place(given, &cluster)?.prepared()?,
-                    None => plan_for(&job, models, &cluster)?,
-                };
-                planned.notes.extend(notes);
-                planned
-            }
+        let mut conductor = Conductor {
+            run,
+            links: Links::default(),
+            current: None,
+            planner: PlannerThread::start(planner, events.clone())?,
+            proposal: None,
+            data,
+            feeds,
+            origin,
+            emulation,
+            children: (!matches!(peers, Peers::Joiners(_))).then_some(local.len()),
+            known,
+            store,
+            observer,
+            events,
+            clock: Instant::now(),
+            interrupted: false,
         };
-        if planned.named {
-            candidates = take(&planned.plan, candidates).await;
-        } else {
-            planned.plan.peers = candidates.iter().map(|c| c.member.name.clone()).collect();
+        let result = conductor.conduct(&mut incoming).await;
+        for reason in conductor.emulation.take().map(|e| e.shortfalls()).unwrap_or_default() {
+            conductor.observer.event(Event::Shortfall { reason: &reason });
         }
-        store.job(&planned.job)?;
-        store.plan(&planned.to_json()?)?;
-        let Planned { job, model, plan, cluster, notes, predicted, .. } = planned;
-        let predicted_step_s = predicted.as_ref().map(|p| p.step_s);
-        observer.event(Event::Planned { plan: &plan, notes: &notes, predicted_step_s, model: &model, data: &data });
-        let run = Conductor { job, data, model, feeds, source, weights, predicted };
-        let peers = run.assign(&plan, candidates, emulation.as_mut(), store, &events).await?;
-        let programs = peers.iter().map(|p| p.train.clone()).collect();
-        let regulator = Regulator::new(&plan, programs, cluster, run.job.train.optimizer.update_rule());
-        let advisor = CodecAdvisor::start(regulator, events)?;
-        let position = run.run(plan, peers, advisor, store, observer, &mut incoming).await;
-        for reason in emulation.map(|e| e.shortfalls()).unwrap_or_default() {
-            observer.event(Event::Shortfall { reason: &reason });
-        }
-        match &position {
+        match &result {
             Ok(_) => children.finish().await,
-            Err(_) => children.stop().await,
+            Err(e) => {
+                conductor.stop_all(&e.one_line());
+                children.stop().await;
+            }
         }
-        position
+        result
+    }
+}
+
+/// The settings of every generation.
+fn settings(job: &Job, data: &Dataset, start: TrainingProgress) -> RunSettings {
+    let eval_passes = job.eval.passes(data.eval_samples(), job.train.batch);
+    RunSettings {
+        version: 1,
+        start,
+        steps: job.train.steps,
+        micro_batches: 1,
+        eval: (eval_passes > 0).then_some(EvalSchedule { steps: job.eval.every, passes: eval_passes }),
+        checkpoint: Some(job.checkpoint.every),
+        learning_rate: job.train.optimizer.learning_rate(),
+        clip: job.train.optimizer.clip_norm(),
+        window: PASSES_IN_FLIGHT as u64,
+        passes_before: 0,
     }
 }

@@ -6,8 +6,9 @@ use fusionllm_plan::Plan;
 use fusionllm_protocol::{Member, StepRecord};
 use fusionllm_transport::Ticket;
 
+use crate::NodeError;
 use crate::data::Dataset;
-use crate::files::run_dir::Summary;
+use crate::files::run_dir::{IncidentSummary, Summary};
 use crate::model::Model;
 
 /// An event of a run.
@@ -26,19 +27,67 @@ pub enum Event<'a> {
         /// How many joiners the run waits for.
         wanted: usize,
     },
-    /// A joiner came.
+    /// A joiner came, or a member came back.
     Joined {
-        /// The joiner.
+        /// The member.
         member: &'a Member,
-        /// Joiners present.
+        /// Members present.
         present: usize,
-        /// Joiners that the run waits for.
+        /// Members that the run waits for before it starts.
         wanted: usize,
+        /// Whether the run has started before it.
+        spare: bool,
     },
-    /// A joiner left before the run began.
-    Left {
-        /// The joiner's name.
+    /// A member has not answered for some seconds.
+    Silent {
+        /// Its name.
         name: &'a str,
+        /// Seconds.
+        seconds: f64,
+    },
+    /// A member answers again.
+    Answers {
+        /// Its name.
+        name: &'a str,
+    },
+    /// A member is gone.
+    Lost {
+        /// Its name.
+        name: &'a str,
+        /// Why.
+        reason: &'a str,
+        /// Whether it had a share of the model. Then the run regroups.
+        used: bool,
+        /// The last step that was complete.
+        step: u64,
+    },
+    /// Two peers cannot reach each other any more. The run regroups.
+    LinkLost {
+        /// The peer that says so.
+        from: &'a str,
+        /// The other one.
+        to: &'a str,
+        /// Why.
+        reason: &'a str,
+    },
+    /// The run waits for more members.
+    Waiting {
+        /// Why.
+        reason: &'a str,
+    },
+    /// The run changes to a better plan.
+    Better {
+        /// The members that come in.
+        names: &'a [&'a str],
+        /// Predicted seconds that it saves.
+        gain_s: f64,
+    },
+    /// Peers load their shares.
+    Loading {
+        /// Bytes that the broker has sent.
+        sent: u64,
+        /// Bytes that it sends in total.
+        total: u64,
     },
     /// A joiner was refused.
     TurnedAway {
@@ -61,7 +110,10 @@ pub enum Event<'a> {
         data: &'a Dataset,
     },
     /// All peers are ready.
-    Started,
+    Started {
+        /// What made a new generation necessary; `None` for the first.
+        incident: Option<&'a IncidentSummary>,
+    },
     /// A step is done.
     Step {
         /// The figures of the step.
@@ -94,6 +146,13 @@ pub enum Event<'a> {
     Saved {
         /// The step of the checkpoint.
         step: u64,
+    },
+    /// A checkpoint could not be written. Training goes on.
+    NotSaved {
+        /// The step of the checkpoint.
+        step: u64,
+        /// Why.
+        error: &'a NodeError,
     },
     /// The emulated links did not behave as the testbed says.
     Shortfall {

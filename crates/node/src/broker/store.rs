@@ -2,20 +2,19 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::time::Instant;
+use std::sync::Arc;
 
-use fusionllm_compress::Codec;
-use fusionllm_graph::HostTensor;
-use fusionllm_plan::{Optimizer, PeerId, PeerLoad, Plan};
-use fusionllm_protocol::{CodecSpectrum, PassReport, StepRecord, TrainingProgress};
+use fusionllm_plan::{Optimizer, Plan};
+use fusionllm_protocol::{CodecSpectrum, StepRecord, TrainingProgress};
 use fusionllm_transport::Ticket;
 
+use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
 use crate::NodeError;
 use crate::config::{Family, Job};
 use crate::data::{Data, Dataset};
 use crate::files::checkpoint::{Checkpoint, Checkpoints, Part, State};
-use crate::files::run_dir::{LinkSummary, PeerSummary, RunDir, Spectrum, StepMetrics, Summary};
+use crate::files::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetrics, Summary};
 use crate::model::Model;
 use crate::model::export::config_json;
 
@@ -23,52 +22,16 @@ use crate::model::export::config_json;
 pub(super) struct Store {
     run: RunDir,
     keeper: Keeper,
-    resumed: Option<Checkpoint>,
-    steps: Vec<Step>,
+    resumed: Option<Arc<Checkpoint>>,
+    /// The last checkpoint of this run.
+    committed: Option<TrainingProgress>,
+    /// Why the last checkpoint could not be written.
+    unsaved: Option<NodeError>,
+    figures: Figures,
     /// The metrics of a step that a validation follows.
     pending: Option<StepMetrics>,
     /// Sentences about codecs, by the step that they are reported with.
     codecs: BTreeMap<u64, Vec<String>>,
-    started: Instant,
-}
-
-/// A step's figures that the summary needs.
-struct Step {
-    loss: f64,
-    step_s: f64,
-    peers: Vec<PassReport>,
-}
-
-/// A peer's figures in the summary that its passes do not report.
-pub(super) struct PeerFacts {
-    pub(super) name: String,
-    pub(super) backend: String,
-    pub(super) operators: usize,
-    pub(super) predicted: Option<PeerLoad>,
-    /// Bytes of the tensors it sends to each peer in a training step, before any codec.
-    pub(super) sends: BTreeMap<PeerId, u64>,
-}
-
-/// The name of a link's codec, as the job file writes it.
-fn codec_name(plan: &Plan, from: PeerId, to: PeerId) -> &'static str {
-    match plan.codec(from, to) {
-        Codec::TopK(_) => plan.compression.name.name(),
-        codec => codec.name(),
-    }
-}
-
-fn finite(x: f64) -> Option<f64> {
-    x.is_finite().then_some(x)
-}
-
-fn median(mut values: Vec<f64>) -> Option<f64> {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    match values.len() {
-        0 => None,
-        n if n % 2 == 1 => Some(values[middle]),
-        _ => Some((values[middle - 1] + values[middle]) / 2.0),
-    }
 }
 
 /// The run directory that a checkpoint stands in.
@@ -138,11 +101,12 @@ impl Store {
         Ok(Self {
             run,
             keeper,
-            resumed,
-            steps: Vec::new(),
+            figures: Figures::new(resumed.as_ref().and_then(|c| c.state().loss_first)),
+            resumed: resumed.map(Arc::new),
+            committed: None,
+            unsaved: None,
             pending: None,
             codecs: BTreeMap::new(),
-            started: Instant::now(),
         })
     }
 
@@ -160,24 +124,61 @@ impl Store {
         Ok(self.run.remove_ticket()?)
     }
 
-    /// The checkpoint that this run resumes.
-    pub(super) fn resumed(&self) -> Option<&Checkpoint> {
-        self.resumed.as_ref()
-    }
-
     /// The position at which this run starts.
     pub(super) fn start(&self) -> TrainingProgress {
-        let state = self.resumed.as_ref().map(Checkpoint::state);
+        let state = self.resumed.as_ref().map(|c| c.state());
         state.map_or_else(TrainingProgress::default, |s| TrainingProgress { step: s.step, updates: s.updates })
     }
 
-    /// A tensor of the resumed checkpoint, if the run resumes one.
-    pub(super) fn saved(&self, name: &str, slot: Option<&str>) -> Result<Option<HostTensor>, NodeError> {
-        let Some(checkpoint) = &self.resumed else { return Ok(None) };
-        Ok(Some(match slot {
-            None => checkpoint.read(Part::Model, name)?,
-            Some(slot) => checkpoint.read(Part::Optimizer, &format!("{name}.{slot}"))?,
-        }))
+    /// The checkpoint of a step, if there is one.
+    pub(super) fn checkpoint(&self, step: u64) -> Result<Option<Arc<Checkpoint>>, NodeError> {
+        if let Some(resumed) = self.resumed.as_ref().filter(|c| c.state().step == step) {
+            return Ok(Some(resumed.clone()));
+        }
+        match self.committed.filter(|c| c.step == step) {
+            Some(_) => Ok(Some(Arc::new(Checkpoint::open(&self.run.checkpoints().join(format!("step-{step}")))?))),
+            None => Ok(None),
+        }
+    }
+
+    /// A checkpoint is whole.
+    pub(super) fn committed(&mut self, progress: TrainingProgress) {
+        (self.committed, self.unsaved) = (Some(progress), None);
+    }
+
+    /// A checkpoint could not be written. The run reports it at its end, unless a later one is whole.
+    pub(super) fn not_saved(&mut self, error: NodeError) {
+        self.unsaved = Some(error);
+    }
+
+    /// Adds to an error of a run what is safe, and how to go on.
+    pub(super) fn with_safe_step(&self, error: NodeError) -> NodeError {
+        let resumed = self.resumed.as_ref().map(|c| c.state().step);
+        let directory = self.run.path().display();
+        let hint = match (self.committed.map(|c| c.step), resumed) {
+            (Some(step), _) => format!("step {step} is safe; go on with --resume {directory}"),
+            (None, Some(step)) => format!("the run is where it was: at step {step}; --resume goes on from there"),
+            (None, None) => return error,
+        };
+        error.unfinished(hint)
+    }
+
+    /// Training goes back to a step: later lines of the metrics are void.
+    pub(super) fn rewind(&mut self, step: u64) -> Result<(), NodeError> {
+        self.pending.take_if(|m| m.step > step);
+        self.flush()?;
+        self.figures.rewind(step);
+        Ok(self.run.rewind(step)?)
+    }
+
+    /// A generation begins: its peers' figures have nothing to do with earlier ones.
+    pub(super) fn begin_generation(&mut self) {
+        self.figures.begin_generation();
+    }
+
+    /// Notes an interruption of training for the summary.
+    pub(super) fn incident(&mut self, incident: IncidentSummary) {
+        self.figures.incident(incident);
     }
 
     /// Where snapshot tensors go.
@@ -188,6 +189,11 @@ impl Store {
     /// Opens the checkpoint of a step, before its first tensor.
     pub(super) fn begin_checkpoint(&self, step: u64, model: &Model, optimizer: Optimizer) {
         self.keeper.begin(step, saved_tensors(model, optimizer));
+    }
+
+    /// Forgets the checkpoint of a step, which will not be complete.
+    pub(super) fn abandon_checkpoint(&self, step: u64) {
+        self.keeper.abandon(step);
     }
 
     /// Completes the checkpoint, after its last tensor.
@@ -213,17 +219,10 @@ impl Store {
             seed: job.train.seed,
             graph: model.forward.digest(),
             data: data.digest().to_owned(),
-            loss_first: self.loss_first(),
+            loss_first: self.figures.loss_first(),
         };
         self.keeper.commit(Seal { state, extra, keep: job.checkpoint.keep });
         Ok(())
-    }
-
-    fn loss_first(&self) -> Option<f64> {
-        match &self.resumed {
-            Some(checkpoint) => checkpoint.state().loss_first,
-            None => self.steps.first().and_then(|s| finite(s.loss)),
-        }
     }
 
     /// Writes the job with the planner's choices.
@@ -279,7 +278,7 @@ impl Store {
             val_loss: None,
             val_accuracy: None,
         };
-        self.steps.push(Step { loss: record.loss, step_s: record.step_s, peers: record.peers.clone() });
+        self.figures.step(record);
         self.pending = Some(metrics);
         if validated { Ok(()) } else { self.flush() }
     }
@@ -300,6 +299,10 @@ impl Store {
     }
 
     /// Writes the summary at the end of the run.
+    ///
+    /// # Errors
+    ///
+    /// The last checkpoint could not be written.
     pub(super) fn summarise(
         &mut self,
         plan: &Plan,
@@ -308,97 +311,11 @@ impl Store {
         position: TrainingProgress,
     ) -> Result<Summary, NodeError> {
         self.flush()?;
-        // The first steps warm caches and allocators.
-        let steady = if self.steps.len() > 4 { &self.steps[2..] } else { &self.steps[..] };
-        let links = self.links(steady, plan, peers);
-        let in_steps: f64 = self.steps.iter().map(|s| s.step_s).sum();
-        let sent: u64 = self.sent().values().sum();
-        let summary = Summary {
-            steps: position.step,
-            loss_first: self.loss_first(),
-            loss_last: self.steps.last().and_then(|s| finite(s.loss)),
-            median_step_s: median(steady.iter().map(|s| s.step_s).collect()),
-            predicted_step_s,
-            bytes_sent_per_step: Some(sent / self.steps.len().max(1) as u64),
-            training_overhead_ratio: finite(in_steps / self.started.elapsed().as_secs_f64()),
-            scheduler: plan.scheduler.clone(),
-            schedule: plan.schedule.name().into(),
-            micro_batches: plan.micro_batches,
-            compression: plan.compression.name.to_string(),
-            peers: peers.iter().enumerate().map(|(i, p)| self.peer(steady, i, p)).collect(),
-            links,
-        };
+        let summary = self.figures.summary(plan, peers, predicted_step_s, position);
         self.run.write_summary(&summary)?;
-        Ok(summary)
-    }
-
-    fn peer(&self, steady: &[Step], index: usize, facts: &PeerFacts) -> PeerSummary {
-        let reports = |steps: &[Step], figure: fn(&PassReport) -> f64| {
-            steps.iter().filter_map(|s| s.peers.get(index)).map(figure).collect::<Vec<_>>()
-        };
-        let last = self.steps.last().and_then(|s| s.peers.get(index));
-        PeerSummary {
-            name: facts.name.clone(),
-            backend: facts.backend.clone(),
-            operators: facts.operators as u64,
-            compute_s: median(reports(steady, |r| r.compute_s)),
-            predicted_compute_s: facts.predicted.map(|l| l.compute_s),
-            codec_s: median(reports(steady, |r| r.codec_s)),
-            peak_memory_bytes: self.steps.iter().filter_map(|s| s.peers.get(index)).map(|r| r.peak_bytes).max(),
-            resident_memory_bytes: last.map(|r| r.resident_bytes).filter(|b| *b > 0),
-            predicted_memory_bytes: facts.predicted.map(|l| l.peak_bytes),
+        match self.unsaved.take() {
+            Some(error) => Err(error),
+            None => Ok(summary),
         }
     }
-
-    /// Bytes that each link carried in all steps.
-    fn sent(&self) -> BTreeMap<(PeerId, PeerId), u64> {
-        let mut sent = BTreeMap::new();
-        for step in &self.steps {
-            for (from, report) in step.peers.iter().enumerate() {
-                for s in &report.sent {
-                    *sent.entry((PeerId(from as u32), s.to)).or_default() += s.bytes;
-                }
-            }
-        }
-        sent
-    }
-
-    fn links(&self, steady: &[Step], plan: &Plan, peers: &[PeerFacts]) -> Vec<LinkSummary> {
-        let count = self.steps.len().max(1) as u64;
-        // A link's rate is its bytes over the time that it was busy, summed over whole steps.
-        let mut arrivals: BTreeMap<(PeerId, PeerId), Arrivals> = BTreeMap::new();
-        for step in steady {
-            for (to, report) in step.peers.iter().enumerate() {
-                for r in &report.received {
-                    let sum = arrivals.entry((r.from, PeerId(to as u32))).or_default();
-                    sum.bytes += r.bytes;
-                    sum.seconds += r.seconds;
-                }
-            }
-        }
-        let facts = |p: PeerId| peers.get(p.0 as usize);
-        let name = |p: PeerId| facts(p).map_or_else(|| "broker".into(), |p| p.name.clone());
-        let summary = |((from, to), bytes): ((PeerId, PeerId), u64)| {
-            let before = facts(from).and_then(|p| p.sends.get(&to)).map(|b| b * count);
-            let reports = steady.iter().filter_map(|s| s.peers.get(from.0 as usize));
-            let errors = reports.flat_map(|r| r.errors.iter().filter(|e| e.to == to).map(|e| e.relative_error));
-            LinkSummary {
-                from: name(from),
-                to: name(to),
-                codec: codec_name(plan, from, to).into(),
-                ratio: before.and_then(|before| finite(before as f64 / bytes as f64)),
-                relative_error: median(errors.collect()),
-                bytes_per_step: Some(bytes / count),
-                measured_bytes_per_s: arrivals.get(&(from, to)).and_then(|a| finite(a.bytes as f64 / a.seconds)),
-            }
-        };
-        self.sent().into_iter().map(summary).collect()
-    }
-}
-
-/// Payload of large messages, and the time that they took to arrive.
-#[derive(Default)]
-struct Arrivals {
-    bytes: u64,
-    seconds: f64,
 }

@@ -136,6 +136,18 @@ pub struct Eval {
     pub batches: u64,
 }
 
+impl Eval {
+    /// Batches of one validation, of `held_out` samples in all.
+    pub(crate) fn passes(&self, held_out: usize, batch: usize) -> u64 {
+        let all = held_out.div_ceil(batch) as u64;
+        match self {
+            Self { every: 0, .. } => 0,
+            Self { batches: 0, .. } => all,
+            Self { batches, .. } => all.min(*batches),
+        }
+    }
+}
+
 impl Data {
     /// The settings that decide about the network, without the files.
     pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Self, JobError> {

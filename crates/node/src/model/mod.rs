@@ -15,7 +15,7 @@ use crate::config::{Family, Job, Network};
 use crate::data::{Data, IMAGE_SIZE};
 
 /// The graphs of a model at one micro-batch size.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Model {
     /// Samples per micro-batch.
     pub micro_batch: usize,
@@ -37,6 +37,12 @@ impl Model {
         let train = autodiff::differentiate(&forward, loss)?;
         let eval = forward.evaluation()?;
         Ok(Self { micro_batch, forward, train, eval })
+    }
+
+    /// The outputs that a validation reports. An imported model may have no `correct`.
+    pub(crate) fn reports(&self) -> Vec<&'static str> {
+        let has = |name: &&str| self.eval.outputs.contains_key(*name);
+        ["loss", "correct"].into_iter().filter(has).collect()
     }
 }
 

@@ -98,7 +98,7 @@ impl Broker {
             next: match step < settings.steps {
                 true => Some(Item::Pass(BatchId::Train { step })),
                 // An earlier generation trained to the end, and lost a peer before its last checkpoint was complete.
-                false => settings.checkpoint.map(|_| Item::Snapshot { step, save: true }),
+                false => settings.checkpoint.filter(|_| settings.passes_before > 0).map(|_| Item::Snapshot { step, save: true }),
             },
             passes: VecDeque::new(),
             issued: settings.passes_before,

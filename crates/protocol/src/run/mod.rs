@@ -52,6 +52,8 @@ struct Running {
     formation: Formation,
     /// Who keeps a copy of an owner's share.
     mirrors: BTreeMap<MemberId, MemberId>,
+    /// Members without a part whose copies the peers load. They are needed until all peers are ready.
+    donors: BTreeSet<MemberId>,
     /// The peers whose messages about cuts belong to this generation.
     ready: BTreeSet<MemberId>,
     /// The shares whose copies were asked for.
@@ -166,7 +168,7 @@ impl Run {
         }
         let member = self.roster.join(identity, hello)?;
         // A member that comes back on a new connection has lost the old one, whether or not anybody noticed.
-        let was_used = self.peers().contains(&member);
+        let was_used = self.is_needed(member);
         let mut actions = match was_used {
             true => self.lose(member, "it lost its connection, and came back", Standing::Present, IncidentKind::Lost),
             false => Vec::new(),
@@ -362,6 +364,16 @@ impl Run {
         }
     }
 
+    /// Whether the generation cannot go on without a member.
+    fn is_needed(&self, member: MemberId) -> bool {
+        match &self.phase {
+            Phase::Running(r) => {
+                r.formation.members.contains(&member) || (!r.broker.is_started() && r.donors.contains(&member))
+            }
+            _ => false,
+        }
+    }
+
     /// The place of a member in the plan that runs.
     pub fn peer(&self, member: MemberId) -> Option<PeerId> {
         let place = self.peers().iter().position(|m| *m == member)?;
@@ -508,7 +520,7 @@ impl Run {
         }
         self.newcomers.remove(&member);
         let reason = one_line(reason);
-        let used = self.peers().contains(&member);
+        let used = self.is_needed(member);
         let step = self.progress.step;
         let mut actions = Vec::new();
         if before == Some(Standing::Present) || used {

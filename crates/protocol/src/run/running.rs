@@ -23,6 +23,8 @@ impl Run {
             open.goes_back(restart.progress.step, self.copies.since(restart.progress.step, open.heard()));
         }
         self.progress = restart.progress;
+        let first_holders = restart.holders.values().filter_map(|holders| holders.first().copied());
+        let donors = first_holders.filter(|m| !formation.members.contains(m)).collect();
         let settings = RunSettings {
             version: formation.version,
             start: restart.progress,
@@ -47,6 +49,7 @@ impl Run {
             broker,
             formation,
             mirrors: mirrors.into_iter().map(|m| (m.owner, m.buddy)).collect(),
+            donors,
             ready: BTreeSet::new(),
             asked: BTreeSet::new(),
             drained: None,
@@ -188,11 +191,11 @@ impl Run {
     }
 
     fn link_lost(&mut self, from: MemberId, to: MemberId, reason: &str) -> Vec<Action> {
-        if !self.peers().contains(&to) {
+        if !self.is_needed(to) {
             return Vec::new();
         }
-        // A machine that is known no better is taken at its neighbour's word.
-        if !self.options.measured {
+        // A machine that is known no better is taken at its neighbour's word. A donor has no part to be moved.
+        if !self.options.measured || !self.peers().contains(&to) {
             let reason = format!("{:?} cannot reach it: {reason}", self.roster.name(from));
             return self.lose(to, &reason, Standing::Silent, IncidentKind::Link);
         }

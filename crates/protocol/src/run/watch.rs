@@ -56,6 +56,11 @@ impl Watch {
     /// Notes a message. Returns whether the member's silence had been reported.
     pub(super) fn heard(&mut self, member: MemberId, now: f64) -> bool {
         self.seen.get_mut(&member).is_some_and(|seen| {
+            let silence = now - seen.heard;
+            if silence >= SUSPECT_S {
+                // It may have slept: it gets as much time to move as it had before.
+                seen.moved += silence;
+            }
             seen.heard = now;
             std::mem::take(&mut seen.reported)
         })
@@ -120,11 +125,12 @@ impl Watch {
         changes
     }
 
-    /// The member that holds the others up, if nothing has moved for too long: the root of who waits for whom.
+    /// The member that holds the others up, if nothing has moved for too long: the root of who waits for whom. Silence
+    /// is no stall.
     /// `step_s` is the expected time of a step. Returns the member and its seconds without progress.
     pub(super) fn stalled(&self, members: &[MemberId], step_s: f64, now: f64) -> Option<(MemberId, f64)> {
         let patience = STALLED_S.max(10.0 * step_s);
-        let stuck = |m: MemberId| self.seen.get(&m).filter(|seen| now - seen.moved >= patience);
+        let stuck = |m: MemberId| self.seen.get(&m).filter(|seen| now - seen.moved >= patience && now - seen.heard < SUSPECT_S);
         let mut at = members.iter().copied().find(|m| stuck(*m).is_some())?;
         let mut visited = BTreeSet::new();
         // A member that waits for one that moves is not to blame, and neither is one that waits for the broker.
@@ -192,6 +198,10 @@ mod tests {
         let members = [id(0), id(1), id(2)];
         for m in 0..3 {
             watch.heartbeat(id(m), at(7, (m > 0).then(|| id(m - 1))), 10.0);
+        }
+        let alive = |watch: &mut Watch, now: f64| (0..3).for_each(|m| assert!(!watch.heard(id(m), now)));
+        for now in 0..=80 {
+            alive(&mut watch, f64::from(now));
         }
         assert_eq!(watch.stalled(&members, 0.1, 39.0), None);
         assert_eq!(watch.stalled(&members, 0.1, 40.0), Some((id(0), 30.0)));

@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod simulation;
+pub(crate) mod world;
 
 pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::{Builder, DType, Init, autodiff};
@@ -9,18 +10,23 @@ use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
 
 /// Training and evaluation programs of peers with one layer each. The last peer shares the first peer's weight.
 pub(crate) fn programs(peers: usize, micro_batches: u32) -> Vec<(Program, Program)> {
+    programs_of(peers, peers, micro_batches)
+}
+
+/// The same for a model of this many layers, which the peers share evenly. There are at most as many peers as layers.
+pub(crate) fn programs_of(layers: usize, peers: usize, micro_batches: u32) -> Vec<(Program, Program)> {
     let mut b = Builder::new("layers");
     let mut y = b.input("x", DType::F32, [2, 4]).unwrap();
     let labels = b.input("labels", DType::I64, [2]).unwrap();
     let tied = b.parameter("tied", DType::F32, [4, 4], Init::Constant(0.5)).unwrap();
     let mut stage_of = Vec::new();
-    for p in 0..peers {
-        let w = match p {
+    for layer in 0..layers {
+        let w = match layer {
             0 => tied,
             p => b.parameter(&format!("w{p}"), DType::F32, [4, 4], Init::Constant(0.5)).unwrap(),
         };
         y = b.linear(y, w, None).unwrap();
-        stage_of.push(p as u32);
+        stage_of.push((layer * peers / layers) as u32);
     }
     y = b.linear(y, tied, None).unwrap();
     let loss = b.cross_entropy(y, labels, -100).unwrap();

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use fusionllm_compress::{Codec, TopK, ValueFormat};
 use fusionllm_plan::{Instruction, LearningRate, LinkCodec, PassKind, PeerId, Program, Verdict};
 use fusionllm_protocol::{
-    Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, Participant,
+    Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, MemberId, Participant,
     PassReport, RunSettings, SentBytes, StepRecord, ToPeer, TrainingProgress,
 };
 
-use super::{ChoiceRng, names, programs};
+use super::{ChoiceRng, programs};
 
 /// A disturbance of a run.
 #[derive(Debug, Clone)]
@@ -17,7 +17,6 @@ pub(crate) enum Disturbance {
     Interrupt,
     /// The links get new codecs.
     SetCodecs,
-    Loss(u32),
     /// A peer sends this message unexpectedly.
     Lie(u32, Box<FromPeer>),
 }
@@ -45,6 +44,7 @@ impl Default for Scenario {
             learning_rate: LearningRate { base: 1.0, warmup: 3, cosine_until: Some(9), min: 0.1 },
             clip: Some(1.0),
             window: 3,
+            passes_before: 0,
         };
         Self { peers: 3, settings, broken: BTreeSet::new(), disturbances: Vec::new(), seed: 0 }
     }
@@ -62,6 +62,7 @@ pub(crate) struct Trace {
     pub(crate) steps: Vec<StepRecord>,
     pub(crate) evaluated: Vec<EvalRecord>,
     pub(crate) commits: Vec<TrainingProgress>,
+    pub(crate) cuts: Vec<u64>,
     /// Versions of the plan after the first, each with its first step.
     pub(crate) codec_versions: Vec<(u32, u64)>,
     pub(crate) events: usize,
@@ -81,10 +82,10 @@ pub(crate) const TARGETS: u64 = 10;
 
 pub(crate) fn run(scenario: &Scenario) -> Trace {
     let programs = programs(scenario.peers, scenario.settings.micro_batches);
-    let participants = names(scenario.peers)
-        .into_iter()
+    let participants = (0..)
+        .map(MemberId)
         .zip(&programs)
-        .map(|(name, (train, eval))| Participant { name, expected: ExpectedReports::new(train, eval) })
+        .map(|(member, (train, eval))| Participant { member, expected: ExpectedReports::new(train, eval) })
         .collect();
     let mut s = Simulation {
         scenario,
@@ -138,8 +139,7 @@ impl Simulation<'_> {
                 let actions = match d {
                     Disturbance::Interrupt => self.broker.interrupt(),
                     Disturbance::SetCodecs => self.set_codecs(),
-                    Disturbance::Loss(p) => self.broker.peer_lost(PeerId(p), "timed out"),
-                    Disturbance::Lie(p, message) => self.broker.message(PeerId(p), *message, self.clock),
+                    Disturbance::Lie(p, message) => self.message(p as usize, *message),
                 };
                 self.carry_out(actions);
                 self.trace.events += 1;
@@ -172,11 +172,11 @@ impl Simulation<'_> {
                         self.peers[i].acknowledged = pass;
                     }
                     self.completed = self.peers.iter().map(|p| p.acknowledged).min().unwrap();
-                    self.broker.message(PeerId(i as u32), message, self.clock)
+                    self.message(i, message)
                 }
                 Event::Saved(i) => {
                     let step = self.peers[i].snapshots.pop_front().unwrap();
-                    self.broker.snapshot_saved(PeerId(i as u32), step)
+                    self.broker.snapshot_saved(PeerId(i as u32), step).unwrap()
                 }
                 Event::Committed => {
                     let step = self.committing.take().unwrap();
@@ -186,10 +186,18 @@ impl Simulation<'_> {
             };
             self.carry_out(actions);
         }
+        if matches!(self.trace.end, Some(End::Failed(_))) {
+            return;
+        }
         // Late events have no effect.
-        assert_eq!(self.broker.peer_lost(PeerId(0), "left"), []);
         assert_eq!(self.broker.interrupt(), []);
-        assert_eq!(self.broker.message(PeerId(0), FromPeer::Ready, self.clock), []);
+        assert_eq!(self.broker.message(PeerId(0), FromPeer::Ready { generation: 1 }, self.clock), Ok(Vec::new()));
+    }
+
+    /// A message that breaks the protocol ends the run.
+    fn message(&mut self, from: usize, message: FromPeer) -> Vec<Action> {
+        let result = self.broker.message(PeerId(from as u32), message, self.clock);
+        result.unwrap_or_else(|what| vec![Action::Fail(format!("p{from} {what}"))])
     }
 
     /// Gives every peer a new codec for its link to the next peer.
@@ -212,11 +220,6 @@ impl Simulation<'_> {
             assert_eq!(self.trace.end, None, "{action:?} after the end");
             match action {
                 Action::Send(to, message) => self.peers[to.0 as usize].lane.push_back(message),
-                Action::Broadcast(message) => {
-                    for p in &mut self.peers {
-                        p.lane.push_back(message.clone());
-                    }
-                }
                 Action::Feed(pass, batch) => {
                     self.issued += 1;
                     assert_eq!(pass, self.issued);
@@ -240,6 +243,8 @@ impl Simulation<'_> {
                     self.trace.end = Some(End::Finished(position));
                 }
                 Action::Fail(reason) => self.trace.end = Some(End::Failed(reason)),
+                Action::Cut(step) => self.trace.cuts.push(step),
+                other => unreachable!("{other:?}"),
             }
         }
     }
@@ -279,7 +284,7 @@ impl<'a> Peer<'a> {
             verdicts: BTreeMap::new(),
             to_send: VecDeque::new(),
             awaited: None,
-            out: VecDeque::from([FromPeer::Ready]),
+            out: VecDeque::from([FromPeer::Ready { generation: 1 }]),
             snapshots: VecDeque::new(),
             passes: 0,
             acknowledged: 0,
@@ -330,9 +335,9 @@ impl<'a> Peer<'a> {
                 self.begin(pass, kind, step);
                 self.trained += u64::from(kind == PassKind::Train);
             }
-            ToPeer::Snapshot { step } => {
+            ToPeer::Snapshot { step, save } => {
                 assert_eq!(step, self.trained, "a snapshot shows its step");
-                self.snapshots.push_back(step);
+                self.snapshots.extend(save.then_some(step));
             }
             ToPeer::Stop { .. } => {}
             other => unreachable!("{other:?}"),

@@ -158,6 +158,30 @@ pub struct Summary {
     pub peers: Vec<PeerSummary>,
     /// The links that carried tensors, sorted by the names of their ends.
     pub links: Vec<LinkSummary>,
+    /// Interruptions of training.
+    #[serde(default)]
+    pub incidents: Vec<IncidentSummary>,
+}
+
+/// An interruption of training, after which it went on with other members or another plan.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct IncidentSummary {
+    /// `lost`, `silent`, `expelled`, `link` or `left`.
+    pub kind: String,
+    /// The peer.
+    pub peer: String,
+    /// The last step that was complete.
+    pub step: u64,
+    /// The step that training went back to.
+    pub restarted_at: u64,
+    /// Seconds from the peer's last sign of life until the broker acted.
+    pub detected_s: f64,
+    /// Seconds from there until there was a new plan.
+    pub replanned_s: f64,
+    /// Seconds from there until all peers were ready.
+    pub restored_s: f64,
+    /// Seconds of training that were lost.
+    pub lost_work_s: f64,
 }
 
 /// A peer in the summary.
@@ -251,7 +275,20 @@ impl RunDir {
             return Err(RunDirError::NotARun { path: path.to_owned(), missing: JOB });
         }
         let mut run = Self::lock(path.to_owned())?;
-        let metrics = path.join(METRICS);
+        run.rewind(step)?;
+        // The old summary describes a run that had ended.
+        remove(&path.join(SUMMARY))?;
+        Checkpoints::new(run.checkpoints()).clean()?;
+        Ok(run)
+    }
+
+    /// Drops the metrics of all steps after this one, and of lines that are not whole.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or written.
+    pub fn rewind(&mut self, step: u64) -> Result<(), DiskError> {
+        let metrics = self.path.join(METRICS);
         let text = fs::read(&metrics).map_err(DiskError::at(&metrics, "read"))?;
         let kept = text.split_inclusive(|&b| b == b'\n').take_while(|line| {
             let whole = line.ends_with(b"\n");
@@ -259,12 +296,9 @@ impl RunDir {
             whole && done.is_ok_and(|m| m.step <= step)
         });
         let kept = kept.map(<[u8]>::len).sum::<usize>() as u64;
-        let cut = run.metrics.set_len(kept).and_then(|()| run.metrics.seek(SeekFrom::Start(kept)));
+        let cut = self.metrics.set_len(kept).and_then(|()| self.metrics.seek(SeekFrom::Start(kept)));
         cut.map_err(DiskError::at(&metrics, "written"))?;
-        // The old summary describes a run that had ended.
-        remove(&path.join(SUMMARY))?;
-        Checkpoints::new(run.checkpoints()).clean()?;
-        Ok(run)
+        Ok(())
     }
 
     fn lock(path: PathBuf) -> Result<Self, RunDirError> {

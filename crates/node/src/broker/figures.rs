@@ -1,0 +1,226 @@
+//! The figures of a run that its summary needs. They are bounded, however long the run is.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::time::Instant;
+
+use fusionllm_compress::Codec;
+use fusionllm_plan::{PeerId, PeerLoad, Plan};
+use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
+
+use crate::files::run_dir::{IncidentSummary, LinkSummary, PeerSummary, Summary};
+
+/// The last steps whose durations count for the median.
+const MAX_STEPS: usize = 10_000;
+
+/// The last steps whose reports are kept.
+const MAX_REPORTS: usize = 256;
+
+/// Incidents in the summary. A run with more has other worries.
+const MAX_INCIDENTS: usize = 1000;
+
+/// The first steps of a generation warm caches and allocators.
+const WARM_UP: u64 = 2;
+
+/// Figures of the steps so far.
+pub(super) struct Figures {
+    started: Instant,
+    loss_first: Option<f64>,
+    /// Step, loss and seconds of the last steps.
+    steps: VecDeque<(u64, f64, f64)>,
+    /// Seconds of all steps that count.
+    in_steps_s: f64,
+    incidents: Vec<IncidentSummary>,
+    generation: OfGeneration,
+}
+
+/// Figures of the present generation, whose peers have the numbers of its plan.
+#[derive(Default)]
+struct OfGeneration {
+    steps: u64,
+    /// The peers' reports of the last steps after the first ones.
+    reports: VecDeque<Vec<PassReport>>,
+    /// Bytes that each link carried in all steps.
+    sent: BTreeMap<(PeerId, PeerId), u64>,
+    /// Most bytes allocated by each peer.
+    peaks: BTreeMap<usize, u64>,
+}
+
+/// A peer's figures in the summary that its passes do not report.
+pub(super) struct PeerFacts {
+    pub(super) name: String,
+    pub(super) backend: String,
+    pub(super) operators: usize,
+    pub(super) predicted: Option<PeerLoad>,
+    /// Bytes of the tensors it sends to each peer in a training step, before any codec.
+    pub(super) sends: BTreeMap<PeerId, u64>,
+}
+
+/// The name of a link's codec, as the job file writes it.
+fn codec_name(plan: &Plan, from: PeerId, to: PeerId) -> &'static str {
+    match plan.codec(from, to) {
+        Codec::TopK(_) => plan.compression.name.name(),
+        codec => codec.name(),
+    }
+}
+
+pub(super) fn finite(x: f64) -> Option<f64> {
+    x.is_finite().then_some(x)
+}
+
+fn median(mut values: Vec<f64>) -> Option<f64> {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    match values.len() {
+        0 => None,
+        n if n % 2 == 1 => Some(values[middle]),
+        _ => Some((values[middle - 1] + values[middle]) / 2.0),
+    }
+}
+
+impl Figures {
+    /// Figures of a run that starts now. `loss_first` is that of the run that it resumes.
+    pub(super) fn new(loss_first: Option<f64>) -> Self {
+        Self {
+            started: Instant::now(),
+            loss_first,
+            steps: VecDeque::new(),
+            in_steps_s: 0.0,
+            incidents: Vec::new(),
+            generation: OfGeneration::default(),
+        }
+    }
+
+    pub(super) fn loss_first(&self) -> Option<f64> {
+        self.loss_first
+    }
+
+    pub(super) fn begin_generation(&mut self) {
+        self.generation = OfGeneration::default();
+    }
+
+    pub(super) fn incident(&mut self, incident: IncidentSummary) {
+        if self.incidents.len() < MAX_INCIDENTS {
+            self.incidents.push(incident);
+        }
+    }
+
+    pub(super) fn step(&mut self, record: &StepRecord) {
+        if self.loss_first.is_none() {
+            self.loss_first = finite(record.loss);
+        }
+        self.in_steps_s += record.step_s;
+        self.steps.push_back((record.step, record.loss, record.step_s));
+        if self.steps.len() > MAX_STEPS {
+            self.steps.pop_front();
+        }
+        let g = &mut self.generation;
+        g.steps += 1;
+        for (from, report) in record.peers.iter().enumerate() {
+            for s in &report.sent {
+                *g.sent.entry((PeerId(from as u32), s.to)).or_default() += s.bytes;
+            }
+            let peak = g.peaks.entry(from).or_default();
+            *peak = (*peak).max(report.peak_bytes);
+        }
+        g.reports.push_back(record.peers.clone());
+        // A short generation has nothing but its first steps.
+        if g.steps == 2 * WARM_UP + 1 {
+            g.reports.drain(..WARM_UP as usize);
+        }
+        if g.reports.len() > MAX_REPORTS {
+            g.reports.pop_front();
+        }
+    }
+
+    /// Training goes back: the steps after this one do not count.
+    pub(super) fn rewind(&mut self, step: u64) {
+        while let Some((_, _, step_s)) = self.steps.pop_back_if(|(s, ..)| *s > step) {
+            self.in_steps_s -= step_s;
+        }
+    }
+
+    pub(super) fn summary(
+        &self,
+        plan: &Plan,
+        peers: &[PeerFacts],
+        predicted_step_s: Option<f64>,
+        position: TrainingProgress,
+    ) -> Summary {
+        let warm = if self.steps.len() > 4 { WARM_UP as usize } else { 0 };
+        let sent: u64 = self.generation.sent.values().sum();
+        Summary {
+            steps: position.step,
+            loss_first: self.loss_first,
+            loss_last: self.steps.back().and_then(|(_, loss, _)| finite(*loss)),
+            median_step_s: median(self.steps.iter().skip(warm).map(|(_, _, s)| *s).collect()),
+            predicted_step_s,
+            bytes_sent_per_step: Some(sent / self.generation.steps.max(1)),
+            training_overhead_ratio: finite(self.in_steps_s / self.started.elapsed().as_secs_f64()),
+            scheduler: plan.scheduler.clone(),
+            schedule: plan.schedule.name().into(),
+            micro_batches: plan.micro_batches,
+            compression: plan.compression.name.to_string(),
+            peers: peers.iter().enumerate().map(|(i, p)| self.peer(i, p)).collect(),
+            links: self.links(plan, peers),
+            incidents: self.incidents.clone(),
+        }
+    }
+
+    fn peer(&self, index: usize, facts: &PeerFacts) -> PeerSummary {
+        let reports = &self.generation.reports;
+        let figures = |figure: fn(&PassReport) -> f64| {
+            median(reports.iter().filter_map(|peers| peers.get(index)).map(figure).collect())
+        };
+        let last = reports.back().and_then(|peers| peers.get(index));
+        PeerSummary {
+            name: facts.name.clone(),
+            backend: facts.backend.clone(),
+            operators: facts.operators as u64,
+            compute_s: figures(|r| r.compute_s),
+            predicted_compute_s: facts.predicted.map(|l| l.compute_s),
+            codec_s: figures(|r| r.codec_s),
+            peak_memory_bytes: self.generation.peaks.get(&index).copied(),
+            resident_memory_bytes: last.map(|r| r.resident_bytes).filter(|b| *b > 0),
+            predicted_memory_bytes: facts.predicted.map(|l| l.peak_bytes),
+        }
+    }
+
+    fn links(&self, plan: &Plan, peers: &[PeerFacts]) -> Vec<LinkSummary> {
+        let count = self.generation.steps.max(1);
+        // A link's rate is its bytes over the time that it was busy, summed over whole steps.
+        let mut arrivals: BTreeMap<(PeerId, PeerId), Arrivals> = BTreeMap::new();
+        for reports in &self.generation.reports {
+            for (to, report) in reports.iter().enumerate() {
+                for r in &report.received {
+                    let sum = arrivals.entry((r.from, PeerId(to as u32))).or_default();
+                    sum.bytes += r.bytes;
+                    sum.seconds += r.seconds;
+                }
+            }
+        }
+        let facts = |p: PeerId| peers.get(p.0 as usize);
+        let name = |p: PeerId| facts(p).map_or_else(|| "broker".into(), |p| p.name.clone());
+        let summary = |((from, to), bytes): ((PeerId, PeerId), u64)| {
+            let before = facts(from).and_then(|p| p.sends.get(&to)).map(|b| b * count);
+            let reports = self.generation.reports.iter().filter_map(|peers| peers.get(from.0 as usize));
+            let errors = reports.flat_map(|r| r.errors.iter().filter(|e| e.to == to).map(|e| e.relative_error));
+            LinkSummary {
+                from: name(from),
+                to: name(to),
+                codec: codec_name(plan, from, to).into(),
+                ratio: before.and_then(|before| finite(before as f64 / bytes as f64)),
+                relative_error: median(errors.collect()),
+                bytes_per_step: Some(bytes / count),
+                measured_bytes_per_s: arrivals.get(&(from, to)).and_then(|a| finite(a.bytes as f64 / a.seconds)),
+            }
+        };
+        self.generation.sent.iter().map(|(ends, bytes)| summary((*ends, *bytes))).collect()
+    }
+}
+
+/// Payload of large messages, and the time that they took to arrive.
+#[derive(Default)]
+struct Arrivals {
+    bytes: u64,
+    seconds: f64,
+}

@@ -1,0 +1,103 @@
+//! One generation, as the broker's driver knows it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use fusionllm_graph::ValueId;
+use fusionllm_plan::{Instruction, PeerId, PerPass, Plan, Program, Simulation, Slot};
+use fusionllm_protocol::MemberId;
+use tokio::task::JoinSet;
+
+use super::codec_updates::CodecAdvisor;
+use super::figures::PeerFacts;
+use crate::config::Job;
+use crate::model::Model;
+
+/// A membership and its plan. Dropping it stops what it still sends.
+pub(super) struct Generation {
+    pub(super) number: u32,
+    /// The job, with every choice made.
+    pub(super) job: Job,
+    pub(super) model: Arc<Model>,
+    pub(super) plan: Plan,
+    pub(super) predicted: Option<Simulation>,
+    /// By the peers' numbers.
+    pub(super) peers: Vec<Peer>,
+    pub(super) advisor: CodecAdvisor,
+    pub(super) loading: Loading,
+}
+
+/// A peer with its share of the plan.
+pub(super) struct Peer {
+    pub(super) member: MemberId,
+    pub(super) name: String,
+    pub(super) backend: String,
+    /// The training program.
+    pub(super) train: Program,
+    /// The inputs that it reads.
+    pub(super) inputs: PerPass<Vec<PeerInput>>,
+}
+
+/// An input that a peer reads from the broker.
+pub(super) struct PeerInput {
+    pub(super) value: ValueId,
+    pub(super) micro_batch: u32,
+    /// The input's name in the graph.
+    pub(super) name: String,
+}
+
+/// The tasks that send assignments and tensors, and how far they are.
+#[derive(Default)]
+pub(super) struct Loading {
+    pub(super) tasks: JoinSet<()>,
+    pub(super) sent: Arc<AtomicU64>,
+    /// Bytes of all tensors to send.
+    pub(super) total: u64,
+}
+
+impl Loading {
+    /// Bytes sent, of how many.
+    pub(super) fn progress(&self) -> (u64, u64) {
+        (self.sent.load(Relaxed), self.total)
+    }
+}
+
+impl Generation {
+    /// What the summary says of each peer besides its passes.
+    pub(super) fn facts(&self) -> Vec<PeerFacts> {
+        let loads = self.predicted.as_ref().map(|s| &s.peers[..]).unwrap_or_default();
+        let facts = |(i, p): (usize, &Peer)| PeerFacts {
+            name: p.name.clone(),
+            backend: p.backend.clone(),
+            operators: p.train.nodes.len(),
+            predicted: loads.get(i).copied(),
+            sends: sends(&p.train),
+        };
+        self.peers.iter().enumerate().map(facts).collect()
+    }
+}
+
+/// The inputs that a program receives from the broker.
+pub(super) fn inputs(program: &Program) -> Vec<PeerInput> {
+    let incoming = program.incoming().into_iter().filter_map(|(slot, (from, _))| match slot {
+        Slot::Value { value, micro_batch } if from == PeerId::BROKER => {
+            Some(PeerInput { value, micro_batch, name: program.values[&value].name.clone() })
+        }
+        _ => None,
+    });
+    incoming.collect()
+}
+
+/// Bytes of the tensors that a program sends to each peer, before any codec.
+fn sends(program: &Program) -> BTreeMap<PeerId, u64> {
+    let mut sends = BTreeMap::new();
+    for i in &program.instructions {
+        if let Instruction::Send { slot, to } = i
+            && let Some(value) = program.values.get(&slot.value())
+        {
+            *sends.entry(*to).or_default() += value.ty.bytes() as u64;
+        }
+    }
+    sends
+}

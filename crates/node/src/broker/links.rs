@@ -1,0 +1,108 @@
+//! The connections to members.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use fusionllm_graph::TensorType;
+use fusionllm_protocol::{MemberId, TensorKey, ToPeer};
+use fusionllm_transport::{Connection, Lanes};
+use tokio::sync::mpsc::UnboundedSender;
+use tokio::task::JoinSet;
+
+use super::incoming::{Incoming, receive_bulk, receive_control};
+use super::keeper::Inbox;
+use crate::NodeError;
+use crate::net::{self, Outbox};
+
+/// How long a machine that was sent away may take to hang up.
+const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The tensors that a member may send for a checkpoint, with their types.
+pub(super) type SavedShare = Arc<Mutex<BTreeMap<TensorKey, TensorType>>>;
+
+/// A member's connection.
+pub(super) struct Link {
+    /// The connection's number. A member that comes back has a new one.
+    pub(super) number: u64,
+    pub(super) connection: Connection,
+    pub(super) outbox: Outbox,
+    saved: SavedShare,
+}
+
+/// The connections to members.
+#[derive(Default)]
+pub(super) struct Links(BTreeMap<MemberId, Link>);
+
+impl Links {
+    /// Takes a member's new connection, and starts the tasks that read it.
+    pub(super) fn add(
+        &mut self,
+        member: MemberId,
+        number: u64,
+        connection: Connection,
+        lanes: Lanes,
+        keeper: Inbox,
+        events: &UnboundedSender<Incoming>,
+    ) {
+        let saved = SavedShare::default();
+        tokio::spawn(receive_control(lanes.control, (member, number), events.clone()));
+        tokio::spawn(receive_bulk(lanes.bulk, (member, number), saved.clone(), keeper, events.clone()));
+        let outbox = Outbox::new(connection.clone());
+        if let Some(old) = self.0.insert(member, Link { number, connection, outbox, saved }) {
+            old.connection.close("a newer connection replaces this one");
+        }
+    }
+
+    pub(super) fn get(&self, member: MemberId) -> Option<&Link> {
+        self.0.get(&member)
+    }
+
+    /// Whether this is the member's present connection.
+    pub(super) fn is_current(&self, member: MemberId, number: u64) -> bool {
+        self.0.get(&member).is_some_and(|link| link.number == number)
+    }
+
+    pub(super) fn remove(&mut self, member: MemberId) {
+        self.0.remove(&member);
+    }
+
+    /// Queues a message. A member without a connection gets nothing; its loss is reported elsewhere.
+    pub(super) fn send(&self, member: MemberId, message: &ToPeer) -> Result<(), NodeError> {
+        self.0.get(&member).map_or(Ok(()), |link| link.outbox.control(message))
+    }
+
+    /// Says which tensors a member may send for checkpoints.
+    pub(super) fn expect(&self, member: MemberId, share: BTreeMap<TensorKey, TensorType>) {
+        if let Some(link) = self.0.get(&member) {
+            *link.saved.lock().unwrap_or_else(PoisonError::into_inner) = share;
+        }
+    }
+
+    /// Closes a member's connection once it has read what was sent, or after a moment.
+    pub(super) fn dismiss(&mut self, member: MemberId) {
+        if let Some(link) = self.0.remove(&member) {
+            tokio::spawn(async move {
+                let _ = tokio::time::timeout(GOODBYE_TIMEOUT, link.connection.closed()).await;
+                link.connection.close("");
+            });
+        }
+    }
+
+    /// Waits until all members have hung up, or for a moment.
+    pub(super) async fn goodbye(&mut self) {
+        let wait = |link: Link| async move {
+            let _ = tokio::time::timeout(GOODBYE_TIMEOUT, link.connection.closed()).await;
+        };
+        std::mem::take(&mut self.0).into_values().map(wait).collect::<JoinSet<()>>().join_all().await;
+    }
+}
+
+/// Tells a stranger why it may not join, and waits a moment until it hangs up.
+pub(super) async fn refuse(connection: Connection, lanes: Lanes, reason: String) {
+    if net::send_control(&connection, &ToPeer::Refused { reason }).await.is_ok() {
+        let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
+    }
+    connection.close("refused");
+    drop(lanes);
+}

@@ -1,0 +1,67 @@
+//! Tells people, and the summary, what happens to a run's members.
+
+use fusionllm_protocol::{Incident, MemberId, Notice};
+
+use super::conductor::Conductor;
+use super::observer::Event;
+use crate::NodeError;
+use crate::files::run_dir::IncidentSummary;
+
+impl Conductor<'_> {
+    pub(super) fn notice(&mut self, notice: &Notice) -> Result<(), NodeError> {
+        let roster = self.run.roster();
+        let name = |m: MemberId| roster.name(m);
+        match notice {
+            Notice::Joined { member, present, wanted } => {
+                if let Some(member) = roster.get(*member) {
+                    let (present, wanted, spare) = (*present, *wanted, self.run.has_begun());
+                    self.observer.event(Event::Joined { member, present, wanted, spare });
+                }
+            }
+            Notice::Silent { member, seconds } => {
+                self.observer.event(Event::Silent { name: name(*member), seconds: *seconds });
+            }
+            Notice::Answers { member } => self.observer.event(Event::Answers { name: name(*member) }),
+            Notice::Lost { member, reason, used, step } => {
+                let event = Event::Lost { name: name(*member), reason, used: *used, step: *step };
+                self.observer.event(event);
+            }
+            Notice::LinkLost { from, to, reason } => {
+                self.observer.event(Event::LinkLost { from: name(*from), to: name(*to), reason });
+            }
+            Notice::Measuring => self.observer.event(Event::Measuring),
+            Notice::Waiting { reason } => {
+                if self.children.is_some() {
+                    // Nobody else can come.
+                    return Err(NodeError::Run(format!("those who are left cannot go on: {reason}")));
+                }
+                self.observer.event(Event::Waiting { reason });
+            }
+            Notice::Better { members, gain_s } => {
+                let names: Vec<&str> = members.iter().map(|m| name(*m)).collect();
+                self.observer.event(Event::Better { names: &names, gain_s: *gain_s });
+            }
+            Notice::Started { incident, .. } => {
+                let incident = incident.as_ref().map(|incident| summary(incident, name(incident.member)));
+                self.observer.event(Event::Started { incident: incident.as_ref() });
+                if let Some(incident) = incident {
+                    self.store.incident(incident);
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn summary(incident: &Incident, peer: &str) -> IncidentSummary {
+    IncidentSummary {
+        kind: incident.kind.name().to_owned(),
+        peer: peer.to_owned(),
+        step: incident.step,
+        restarted_at: incident.restarted_at,
+        detected_s: incident.detected_s,
+        replanned_s: incident.replanned_s,
+        restored_s: incident.restored_s,
+        lost_work_s: incident.lost_work_s,
+    }
+}

@@ -1,0 +1,92 @@
+//! A run outlives its members: random losses, sleeps, cuts, joiners and leavers on a virtual clock.
+//!
+//! `FUSIONLLM_SEEDS=10000 cargo test -p fusionllm-protocol --test churn --release` tries more seeds.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::ChoiceRng;
+use common::world::{Fault, History, Scenario, live};
+
+/// A scenario that a seed decides. The first machine may sleep and be cut off, but stays.
+fn scenario(seed: u64) -> Scenario {
+    let mut rng = ChoiceRng::new(seed);
+    let machines = 1 + rng.below(5);
+    let count = rng.below(9);
+    let faults = (0..count).map(|_| {
+        let at = 3.0 + rng.below(25_000) as f64 / 1000.0;
+        let seconds = [0.5, 2.0, 4.0, 8.0, 20.0, 45.0][rng.below(6)];
+        let others = 1 + rng.below(machines + 1);
+        let fault = match rng.below(8) {
+            0 | 1 => Fault::Kill(others),
+            2 => Fault::Sleep(rng.below(machines + 1), seconds),
+            3 => Fault::CutOff(rng.below(machines + 1), seconds),
+            4 => Fault::Part(rng.below(machines), rng.below(machines), seconds),
+            5 => Fault::Leave(others),
+            6 => Fault::Join,
+            _ => Fault::Pause(seconds.min(8.0)),
+        };
+        (at, fault)
+    });
+    let faults = faults.collect();
+    Scenario { machines, steps: 100 + rng.below(200) as u64, checkpoint: [0, 5, 25][rng.below(3)], faults, measured: rng.one_in(2), seed }
+}
+
+fn check(scenario: &Scenario) -> History {
+    let history = live(scenario);
+    assert_eq!(history.failed, None, "{scenario:?}");
+    assert_eq!(history.finished.unwrap().step, scenario.steps, "{scenario:?}");
+    assert!(history.steps.iter().copied().eq(1..=scenario.steps), "{scenario:?}: {history:?}");
+    assert_eq!(history.saved.last(), Some(&scenario.steps), "the last checkpoint is whole: {scenario:?}");
+    for step in (7..=scenario.steps).step_by(7).chain([scenario.steps]) {
+        assert!(history.evaluated.contains(&step), "no evaluation after step {step}: {scenario:?}");
+    }
+    history
+}
+
+#[test]
+fn runs_end_with_every_step_done_once_whatever_happens() {
+    let seeds = std::env::var("FUSIONLLM_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
+    let first = std::env::var("FUSIONLLM_FIRST_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
+    let histories: Vec<History> = (first..first + seeds).map(|seed| check(&scenario(seed))).collect();
+    // The scenarios are not all harmless.
+    let incidents: usize = histories.iter().map(|h| h.incidents).sum();
+    let redone: usize = histories.iter().map(|h| h.redone).sum();
+    assert!(incidents as u64 > seeds / 2 && redone as u64 > seeds / 2, "{incidents} incidents, {redone} steps redone");
+}
+
+fn quiet() -> Scenario {
+    Scenario { machines: 3, steps: 300, checkpoint: 0, faults: Vec::new(), measured: true, seed: 1 }
+}
+
+#[test]
+fn an_undisturbed_run_does_every_step_once() {
+    let history = check(&quiet());
+    assert_eq!((history.incidents, history.redone), (0, 0));
+    assert_eq!(history.saved, [300]);
+}
+
+#[test]
+fn a_killed_peer_costs_a_few_steps() {
+    let history = check(&Scenario { faults: vec![(12.0, Fault::Kill(1))], ..quiet() });
+    assert_eq!(history.incidents, 1);
+    assert!(history.redone < 60, "{} steps", history.redone);
+}
+
+#[test]
+fn a_short_sleep_costs_only_the_wait() {
+    let history = check(&Scenario { faults: vec![(10.0, Fault::Sleep(1, 4.0))], ..quiet() });
+    assert_eq!((history.incidents, history.redone), (0, 0));
+}
+
+#[test]
+fn a_peer_that_leaves_costs_no_step() {
+    let history = check(&Scenario { faults: vec![(10.0, Fault::Leave(1))], ..quiet() });
+    assert_eq!((history.incidents, history.redone), (1, 0));
+}
+
+#[test]
+fn a_broker_that_stands_still_loses_nobody() {
+    let history = check(&Scenario { faults: vec![(10.0, Fault::Pause(8.0))], ..quiet() });
+    assert_eq!((history.incidents, history.redone), (0, 0));
+}

@@ -1,0 +1,811 @@
+//! A broker and its members on a virtual clock. A seed decides what goes wrong, and when.
+//!
+//! The content of a tensor is the number of steps that were applied to it. So a step that is skipped or applied twice
+//! shows at once, wherever the tensor goes.
+
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::sync::Arc;
+
+use fusionllm_graph::ValueKind;
+use fusionllm_graph::ops::AdamwStep;
+use fusionllm_plan::{Instruction, LearningRate, Link, Measured, Optimizer, PassKind, Program, Rates};
+use fusionllm_protocol::{
+    Action, EvalSchedule, ExpectedPeers, ExpectedReports, Follower, FollowerAction, Formation, FromPeer, Heartbeat,
+    Hello, MachineProfile, MemberId, Notice, Order, PassReport, Role, Roster, Run, RunOptions, RunSettings, Source,
+    TensorKey, ToPeer,
+    TrainingProgress, VERSION, share_of,
+};
+
+use super::{ChoiceRng, programs_of};
+
+const LAYERS: usize = 6;
+const MICRO_BATCHES: u32 = 2;
+const OPTIMIZER: Optimizer =
+    Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
+
+/// Something that goes wrong.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(crate) enum Fault {
+    /// A process ends without a word.
+    Kill(usize),
+    /// A process sleeps for this many seconds.
+    Sleep(usize, f64),
+    /// A machine and the broker cannot reach each other for this many seconds.
+    CutOff(usize, f64),
+    /// Two machines cannot reach each other for this many seconds.
+    Part(usize, usize, f64),
+    /// A machine asks to leave.
+    Leave(usize),
+    /// A new machine joins.
+    Join,
+    /// The broker stands still for this many seconds.
+    Pause(f64),
+}
+
+/// What happens in a world.
+#[derive(Debug, Clone)]
+pub(crate) struct Scenario {
+    pub(crate) machines: usize,
+    pub(crate) steps: u64,
+    pub(crate) checkpoint: u64,
+    pub(crate) faults: Vec<(f64, Fault)>,
+    /// Whether machines and links are measured before they are planned for.
+    pub(crate) measured: bool,
+    pub(crate) seed: u64,
+}
+
+/// How a run ended.
+#[derive(Debug, Default)]
+pub(crate) struct History {
+    /// Steps in the order in which they were completed, without those that were gone back over.
+    pub(crate) steps: Vec<u64>,
+    pub(crate) evaluated: BTreeSet<u64>,
+    pub(crate) saved: Vec<u64>,
+    pub(crate) incidents: usize,
+    pub(crate) redone: usize,
+    pub(crate) finished: Option<TrainingProgress>,
+    pub(crate) failed: Option<String>,
+    pub(crate) seconds: f64,
+}
+
+#[derive(Debug, Clone)]
+enum Event {
+    Tick,
+    Fault(Fault),
+    Dial(usize),
+    Down(usize, Down),
+    Up(usize, u32, FromPeer),
+    Saved(usize, u32, u64, BTreeMap<TensorKey, u64>),
+    Heartbeat(usize),
+    Planned(Vec<MemberId>),
+    Committed(TrainingProgress, bool),
+    Ended(usize, u32),
+    Loaded(usize, u32, TensorKey, u64),
+    Connected(usize, u32, MemberId),
+    Fetch(usize, u32, Fetch, f64),
+    Work(usize),
+    HangUp(usize, u32),
+}
+
+/// What the broker sends on a connection.
+#[derive(Debug, Clone)]
+enum Down {
+    Control(u32, ToPeer),
+    Assign(u32, Arc<Assigned>),
+    Load(u32, u32, TensorKey, u64),
+}
+
+/// A machine's part in a generation.
+#[derive(Debug)]
+struct Assigned {
+    role: Role,
+    train: Program,
+    eval: Program,
+}
+
+#[derive(Debug, Clone)]
+struct Fetch {
+    from: MemberId,
+    step: u64,
+    keys: Vec<TensorKey>,
+    /// Whether it is a copy for the vault, and not for the generation.
+    copy: bool,
+}
+
+/// A machine with a peer's process.
+struct Machine {
+    alive: bool,
+    asleep_until: f64,
+    cut_off_until: f64,
+    /// Counts its connections to the broker.
+    connection: u32,
+    connected: bool,
+    member: Option<MemberId>,
+    follower: Follower,
+    /// The part that was assigned last, and the part in the generation that began last.
+    assigned: Option<Arc<Assigned>>,
+    part: Option<Arc<Assigned>>,
+    state: BTreeMap<TensorKey, u64>,
+    vault: BTreeMap<u64, BTreeMap<TensorKey, u64>>,
+    commands: VecDeque<ToPeer>,
+    verdicts: BTreeMap<u64, bool>,
+    /// The pass whose verdict it waits for, and its step.
+    waiting: Option<(u64, u64)>,
+    progress: u64,
+    /// When the last message of each lane arrives: they keep their order.
+    lanes: [f64; 3],
+    done: bool,
+}
+
+impl Machine {
+    /// The generation that began last.
+    fn generation(&self) -> u32 {
+        self.part.as_ref().map_or(0, |part| part.role.generation)
+    }
+}
+
+pub(crate) struct World {
+    scenario: Scenario,
+    rng: ChoiceRng,
+    now: f64,
+    serial: u64,
+    events: BTreeMap<(u64, u64), Event>,
+    run: Run,
+    machines: Vec<Machine>,
+    /// Pairs that cannot reach each other, and until when.
+    parted: BTreeMap<(usize, usize), f64>,
+    broker_paused_until: f64,
+    formation: Option<Formation>,
+    order: Option<Order>,
+    programs: Vec<(Program, Program)>,
+    saving: BTreeMap<TensorKey, u64>,
+    disk: u64,
+    history: History,
+}
+
+/// Runs a scenario to its end.
+pub(crate) fn live(scenario: &Scenario) -> History {
+    let settings = RunSettings {
+        version: 1,
+        start: TrainingProgress::default(),
+        steps: scenario.steps,
+        micro_batches: MICRO_BATCHES,
+        eval: Some(EvalSchedule { steps: 7, passes: 2 }),
+        checkpoint: Some(scenario.checkpoint),
+        learning_rate: LearningRate { base: 1.0, warmup: 0, cosine_until: None, min: 0.0 },
+        clip: None,
+        window: 3,
+        passes_before: 0,
+    };
+    let roster = Roster::new(ExpectedPeers::Any(scenario.machines), [7; 16]);
+    let mut world = World {
+        rng: ChoiceRng::new(scenario.seed),
+        now: 0.0,
+        serial: 0,
+        events: BTreeMap::new(),
+        run: Run::new(RunOptions { settings, measured: scenario.measured }, roster),
+        machines: Vec::new(),
+        parted: BTreeMap::new(),
+        broker_paused_until: 0.0,
+        formation: None,
+        order: None,
+        programs: Vec::new(),
+        saving: BTreeMap::new(),
+        disk: 0,
+        history: History::default(),
+        scenario: scenario.clone(),
+    };
+    for _ in 0..scenario.machines {
+        world.add_machine();
+    }
+    for (at, fault) in &scenario.faults {
+        world.at(*at, Event::Fault(*fault));
+    }
+    world.at(0.25, Event::Tick);
+    world.live();
+    world.history.seconds = world.now;
+    world.history
+}
+
+impl World {
+    fn at(&mut self, time: f64, event: Event) {
+        self.serial += 1;
+        // Rounded up: a time that has come must not come again.
+        self.events.insert(((time.max(self.now) * 1e6).ceil() as u64, self.serial), event);
+    }
+
+    /// A delay of up to `most` seconds.
+    fn delay(&mut self, most: f64) -> f64 {
+        most * (1.0 + self.rng.below(1000) as f64) / 1000.0
+    }
+
+    fn add_machine(&mut self) {
+        let machine = self.machines.len();
+        self.machines.push(Machine {
+            alive: true,
+            asleep_until: 0.0,
+            cut_off_until: 0.0,
+            connection: 0,
+            connected: false,
+            member: None,
+            follower: Follower::new(),
+            assigned: None,
+            part: None,
+            state: BTreeMap::new(),
+            vault: BTreeMap::new(),
+            commands: VecDeque::new(),
+            verdicts: BTreeMap::new(),
+            waiting: None,
+            progress: 0,
+            lanes: [0.0; 3],
+            done: false,
+        });
+        let soon = self.now + self.delay(1.0);
+        self.at(soon, Event::Dial(machine));
+        self.at(soon + 1.0, Event::Heartbeat(machine));
+    }
+
+    fn live(&mut self) {
+        while self.history.finished.is_none() && self.history.failed.is_none() {
+            let ((micros, _), event) = self.events.pop_first().unwrap();
+            self.now = micros as f64 / 1e6;
+            let stuck = self.now > 3000.0 || self.serial > 3_000_000;
+            assert!(!stuck, "after {} s the run has not ended: {:?} {:?} {:?}", self.now, self.scenario, self.history, self.run);
+            if std::env::var("FUSIONLLM_TRACE").is_ok() {
+                eprintln!("{:.6} {event:?}", self.now);
+            }
+            self.happen(event);
+        }
+    }
+
+    /// When a machine can next do something.
+    fn awake(&self, machine: usize) -> f64 {
+        self.machines[machine].asleep_until
+    }
+
+    fn happen(&mut self, event: Event) {
+        let of_machine = match &event {
+            Event::Dial(m)
+            | Event::Down(m, _)
+            | Event::Heartbeat(m)
+            | Event::Ended(m, _)
+            | Event::Loaded(m, ..)
+            | Event::Connected(m, ..)
+            | Event::Fetch(m, ..)
+            | Event::Work(m) => Some(*m),
+            _ => None,
+        };
+        if let Some(m) = of_machine {
+            if !self.machines[m].alive {
+                return;
+            }
+            if self.awake(m) > self.now + 1e-6 {
+                let later = self.awake(m);
+                return self.at(later, event);
+            }
+        } else if !matches!(event, Event::Fault(_)) && self.broker_paused_until > self.now + 1e-6 {
+            let later = self.broker_paused_until;
+            return self.at(later, event);
+        }
+        match event {
+            Event::Tick => {
+                let actions = self.run.tick(self.now);
+                self.at(self.now + 0.25, Event::Tick);
+                self.carry_out(actions);
+            }
+            Event::Fault(fault) => self.fault(fault),
+            Event::Dial(m) => self.dial(m),
+            Event::Down(m, down) => self.receive(m, down),
+            Event::Up(m, connection, message) => {
+                if self.machines[m].connection == connection {
+                    let member = self.machines[m].member.unwrap();
+                    let actions = self.run.message(member, message, self.now);
+                    self.carry_out(actions);
+                }
+            }
+            Event::Saved(m, connection, step, tensors) => {
+                if self.machines[m].connection == connection {
+                    self.saving.extend(tensors);
+                    let member = self.machines[m].member.unwrap();
+                    let actions = self.run.snapshot_saved(member, step, self.now);
+                    self.carry_out(actions);
+                }
+            }
+            Event::Heartbeat(m) => {
+                let machine = &self.machines[m];
+                if machine.done {
+                    return;
+                }
+                let generation = machine.generation();
+                let heartbeat =
+                    Heartbeat { generation, progress: machine.progress, waits_for: machine.follower.waits_for() };
+                self.tell(m, FromPeer::Heartbeat(heartbeat));
+                self.at(self.now + 1.0, Event::Heartbeat(m));
+            }
+            Event::Planned(members) => self.planned(members),
+            Event::Committed(progress, complete) => {
+                self.disk = progress.step;
+                self.history.saved.push(progress.step);
+                let actions = self.run.checkpoint_committed(progress, complete, self.now);
+                self.carry_out(actions);
+            }
+            Event::Ended(m, generation) => {
+                let actions = self.machines[m].follower.ended(generation, None);
+                self.follow(m, actions);
+            }
+            Event::Loaded(m, generation, key, content) => {
+                let machine = &mut self.machines[m];
+                let Some(part) = machine.part.clone().filter(|p| p.role.generation == generation) else {
+                    // The machine is still ending the generation before: tensors of the next one wait.
+                    if machine.assigned.as_ref().is_some_and(|a| a.role.generation == generation) {
+                        self.at(self.now + 0.01, Event::Loaded(m, generation, key, content));
+                    }
+                    return;
+                };
+                let start = part.role.start;
+                assert_eq!(content, start, "{key} is not of the cut that the generation starts from");
+                machine.state.insert(key.clone(), content);
+                machine.vault.entry(start).or_default().insert(key.clone(), content);
+                machine.progress += 1;
+                let actions = machine.follower.loaded(generation, &key);
+                self.follow(m, actions);
+            }
+            Event::Connected(m, generation, with) => {
+                let actions = self.machines[m].follower.connected(generation, with);
+                self.follow(m, actions);
+            }
+            Event::Fetch(m, generation, fetch, since) => self.fetch(m, generation, fetch, since),
+            Event::Work(m) => self.work(m),
+            Event::HangUp(m, connection) => self.hang_up(m, connection),
+        }
+    }
+
+    fn fault(&mut self, fault: Fault) {
+        let count = self.machines.len();
+        match fault {
+            Fault::Kill(m) if m < count => {
+                self.machines[m].alive = false;
+                let connection = self.machines[m].connection;
+                // Nobody hears of it: the connection times out.
+                self.at(self.now + 30.0, Event::HangUp(m, connection));
+            }
+            Fault::Sleep(m, seconds) if m < count => {
+                let machine = &mut self.machines[m];
+                machine.asleep_until = machine.asleep_until.max(self.now + seconds);
+                if seconds > 30.0 {
+                    let connection = machine.connection;
+                    self.at(self.now + 30.0, Event::HangUp(m, connection));
+                }
+            }
+            Fault::CutOff(m, seconds) if m < count => {
+                let machine = &mut self.machines[m];
+                machine.cut_off_until = machine.cut_off_until.max(self.now + seconds);
+                if seconds > 30.0 {
+                    let connection = machine.connection;
+                    self.at(self.now + 30.0, Event::HangUp(m, connection));
+                }
+            }
+            Fault::Part(a, b, seconds) if a < count && b < count && a != b => {
+                self.parted.insert((a.min(b), a.max(b)), self.now + seconds);
+            }
+            Fault::Leave(m) if m < count => self.tell(m, FromPeer::Leaving),
+            Fault::Join => self.add_machine(),
+            Fault::Pause(seconds) => self.broker_paused_until = self.now + seconds,
+            _ => {}
+        }
+    }
+
+    fn dial(&mut self, m: usize) {
+        if self.machines[m].cut_off_until > self.now || self.broker_paused_until > self.now {
+            return self.at(self.now + 2.0, Event::Dial(m));
+        }
+        let hello = Hello {
+            version: VERSION,
+            secret: [7; 16],
+            name: format!("m{m}"),
+            backend: "b".into(),
+            device: "d".into(),
+            addr: vec![m as u8],
+        };
+        let machine = &mut self.machines[m];
+        machine.connection += 1;
+        machine.connected = true;
+        machine.lanes = [self.now; 3];
+        match self.run.join([m as u8; 32], hello, self.now) {
+            Ok((member, actions)) => {
+                self.machines[m].member = Some(member);
+                self.carry_out(actions);
+            }
+            Err(_) => self.machines[m].done = true,
+        }
+    }
+
+    /// Both ends find that a connection has timed out.
+    fn hang_up(&mut self, m: usize, connection: u32) {
+        let machine = &mut self.machines[m];
+        if machine.connection != connection || !machine.connected {
+            return;
+        }
+        machine.connected = false;
+        machine.connection += 1;
+        let (member, alive) = (machine.member.unwrap(), machine.alive && !machine.done);
+        if alive {
+            let actions = self.machines[m].follower.disconnected();
+            self.follow(m, actions);
+            let later = self.awake(m).max(self.now) + 1.0;
+            self.at(later, Event::Dial(m));
+        }
+        let actions = self.run.gone(member, "it stopped answering", self.now);
+        self.carry_out(actions);
+    }
+
+    /// When a message arrives that is sent now, in the order of its lane.
+    fn arrival(&mut self, m: usize, lane: usize, most: f64) -> f64 {
+        let delay = self.delay(most);
+        let machine = &mut self.machines[m];
+        let at = (self.now + delay).max(machine.lanes[lane]).max(machine.cut_off_until);
+        machine.lanes[lane] = at;
+        at
+    }
+
+    fn tell(&mut self, m: usize, message: FromPeer) {
+        if self.machines[m].connected {
+            let (at, connection) = (self.arrival(m, 0, 0.02), self.machines[m].connection);
+            self.at(at, Event::Up(m, connection, message));
+        }
+    }
+
+    fn machine_of(&self, member: MemberId) -> Option<usize> {
+        self.machines.iter().position(|m| m.member == Some(member))
+    }
+
+    fn carry_out(&mut self, actions: Vec<Action>) {
+        for action in actions {
+            assert!(self.history.finished.is_none() && self.history.failed.is_none(), "{action:?} after the end");
+            match action {
+                Action::Send(to, message) => {
+                    let m = self.machine_of(to).unwrap();
+                    if self.machines[m].connected {
+                        let (at, connection) = (self.arrival(m, 1, 0.02), self.machines[m].connection);
+                        self.at(at, Event::Down(m, Down::Control(connection, message)));
+                    }
+                }
+                Action::Dismiss(_) | Action::Cut(_) | Action::Drained(_) => {}
+                Action::Feed(pass, _) => {
+                    let share = 1.0 / f64::from(MICRO_BATCHES);
+                    self.run.set_weights(pass, vec![share; MICRO_BATCHES as usize], 10);
+                }
+                Action::Step(record) => {
+                    assert_eq!(record.step, self.history.steps.last().map_or(1, |s| s + 1), "no step twice, none skipped");
+                    assert_eq!(record.loss, (record.step - 1) as f64, "the loss of that step");
+                    self.history.steps.push(record.step);
+                }
+                Action::Evaluated(record) => drop(self.history.evaluated.insert(record.step)),
+                Action::BeginCheckpoint(_) | Action::AbandonCheckpoint(_) => self.saving.clear(),
+                Action::Commit(progress) => {
+                    let all = self.programs.iter().flat_map(|(train, _)| share_of(train, OPTIMIZER).into_keys());
+                    let expected: BTreeMap<TensorKey, u64> = all.map(|key| (key, progress.step)).collect();
+                    assert_eq!(self.saving, expected, "a checkpoint has all tensors of its step");
+                    let at = self.now + self.delay(1.0);
+                    self.at(at, Event::Committed(progress, true));
+                }
+                Action::Plan { members, .. } => {
+                    let at = self.now + self.delay(0.3);
+                    self.at(at, Event::Planned(members));
+                }
+                Action::Rewind(progress) => {
+                    let before = self.history.steps.len();
+                    self.history.steps.retain(|s| *s <= progress.step);
+                    self.history.redone += before - self.history.steps.len();
+                }
+                Action::Assign(order) => self.assign(order),
+                Action::Notice(Notice::Started { incident, .. }) => {
+                    self.history.incidents += usize::from(incident.is_some());
+                }
+                Action::Notice(notice) => {
+                    if std::env::var("FUSIONLLM_TRACE").is_ok() {
+                        eprintln!("{:.6} {notice:?}", self.now);
+                    }
+                }
+                Action::Finish(progress) => self.history.finished = Some(progress),
+                Action::Fail(reason) => self.history.failed = Some(reason),
+            }
+        }
+    }
+
+    fn planned(&mut self, mut members: Vec<MemberId>) {
+        members.truncate(LAYERS);
+        let programs = programs_of(LAYERS, members.len(), MICRO_BATCHES);
+        let expected = programs.iter().map(|(train, eval)| ExpectedReports::new(train, eval)).collect();
+        let keys = |(train, _): &(Program, Program)| Arc::new(share_of(train, OPTIMIZER).into_keys().collect());
+        let formation = Formation {
+            expected,
+            shares: programs.iter().map(keys).collect(),
+            share_bytes: vec![1; members.len()],
+            version: 1,
+            micro_batches: MICRO_BATCHES,
+            // More machines are faster.
+            predicted_step_s: self.scenario.measured.then(|| 1.0 / members.len() as f64),
+            move_s: 1.0,
+            members,
+        };
+        self.formation = Some(formation.clone());
+        self.programs = programs;
+        let actions = self.run.planned(formation, self.now);
+        self.carry_out(actions);
+    }
+
+    fn assign(&mut self, order: Order) {
+        for (i, (train, eval)) in self.programs.clone().into_iter().enumerate() {
+            let me = order.members[i];
+            let m = self.machine_of(me).unwrap();
+            let share: BTreeSet<TensorKey> = share_of(&train, OPTIMIZER).into_keys().collect();
+            let mut keys = share.clone();
+            for h in &train.holdings {
+                let value = &train.values[&h.value];
+                assert!(matches!(value.kind, ValueKind::Parameter(_)));
+                keys.insert(TensorKey::value(value.name.as_str()));
+            }
+            let start = order.restart.progress.step;
+            let source = |key: &TensorKey| match order.restart.holders.get(key) {
+                Some(holders) if holders.contains(&me) => Source::Member(me),
+                Some(holders) => Source::Member(holders[0]),
+                None if start > 0 => Source::Broker,
+                None => Source::Seed,
+            };
+            let sources: BTreeMap<TensorKey, Source> = keys.iter().map(|k| (k.clone(), source(k))).collect();
+            let mirrored = order.mirrors.iter().filter(|x| x.buddy == me);
+            let mirrors = mirrored.map(|x| {
+                let owner = order.members.iter().position(|y| *y == x.owner).unwrap();
+                (x.owner, share_of(&self.programs[owner].0, OPTIMIZER).into_keys().collect())
+            });
+            let role = Role {
+                generation: order.generation,
+                me,
+                start,
+                neighbours: order.members.iter().copied().filter(|x| *x != me).collect(),
+                mirrors: mirrors.collect(),
+                share,
+                sources: sources.clone(),
+            };
+            if order.restart.holders.is_empty() {
+                assert_eq!(self.disk, start, "the broker has that state");
+            }
+            if !self.machines[m].connected {
+                continue;
+            }
+            let connection = self.machines[m].connection;
+            let at = self.arrival(m, 2, 0.1);
+            self.at(at, Event::Down(m, Down::Assign(connection, Arc::new(Assigned { role, train, eval }))));
+            for (key, _) in sources.into_iter().filter(|(_, s)| *s == Source::Broker) {
+                let at = self.arrival(m, 2, 0.1);
+                self.at(at, Event::Down(m, Down::Load(connection, order.generation, key, start)));
+            }
+        }
+        self.order = Some(order);
+    }
+
+    fn receive(&mut self, m: usize, down: Down) {
+        let present = self.machines[m].connection;
+        match down {
+            Down::Assign(connection, assigned) if connection == present => {
+                let role = assigned.role.clone();
+                self.machines[m].assigned = Some(assigned);
+                let actions = self.machines[m].follower.assign(role);
+                self.follow(m, actions);
+            }
+            Down::Load(connection, generation, key, content) if connection == present => {
+                self.happen(Event::Loaded(m, generation, key, content));
+            }
+            Down::Control(connection, message) if connection == present => self.command(m, message),
+            _ => {}
+        }
+    }
+
+    fn command(&mut self, m: usize, message: ToPeer) {
+        let machine = &mut self.machines[m];
+        let actions = match message {
+            ToPeer::Regroup { generation } => machine.follower.regroup(generation),
+            ToPeer::Release { before } => machine.follower.release(before),
+            ToPeer::Mirror { step, of, bytes_per_s } => machine.follower.mirror(step, of, bytes_per_s),
+            ToPeer::Verdict { pass, verdict } => {
+                if machine.follower.takes_commands() {
+                    machine.verdicts.insert(pass, verdict.apply);
+                    self.at(self.now, Event::Work(m));
+                }
+                Vec::new()
+            }
+            ToPeer::Measure => {
+                let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
+                let operators = Measured::default();
+                let machine = MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators };
+                self.tell(m, FromPeer::Machine(machine));
+                Vec::new()
+            }
+            ToPeer::Probe { with, .. } => {
+                let other = self.machine_of(with);
+                let until = other.and_then(|o| self.parted.get(&(m.min(o), m.max(o)))).copied().unwrap_or(0.0);
+                let reached = until <= self.now && other.is_none_or(|o| self.machines[o].alive);
+                let link = Link { latency: 0.01, bandwidth: 1e6 };
+                self.tell(m, FromPeer::Links { with, links: reached.then_some((link, link)) });
+                Vec::new()
+            }
+            ToPeer::Contacts(_) => Vec::new(),
+            ToPeer::Stop { .. } | ToPeer::Refused { .. } => {
+                machine.done = true;
+                Vec::new()
+            }
+            command => {
+                if machine.follower.takes_commands() {
+                    machine.commands.push_back(command);
+                    self.at(self.now, Event::Work(m));
+                }
+                Vec::new()
+            }
+        };
+        self.follow(m, actions);
+    }
+
+    fn follow(&mut self, m: usize, actions: Vec<FollowerAction>) {
+        for action in actions {
+            let generation = self.machines[m].generation();
+            match action {
+                FollowerAction::Stop => {
+                    let machine = &mut self.machines[m];
+                    machine.commands.clear();
+                    machine.verdicts.clear();
+                    machine.waiting = None;
+                    let ends = machine.generation();
+                    let at = self.now + self.delay(0.2);
+                    self.at(at, Event::Ended(m, ends));
+                }
+                FollowerAction::Forget { step } => drop(self.machines[m].vault.remove(&step)),
+                FollowerAction::Begin { generation } => {
+                    let machine = &mut self.machines[m];
+                    let part = machine.assigned.clone().unwrap();
+                    assert_eq!(part.role.generation, generation);
+                    machine.part = Some(part.clone());
+                    machine.state.clear();
+                    // Optimizer state starts as zeros, which nobody loads.
+                    for (key, _) in part.role.sources.iter().filter(|(k, s)| k.slot.is_some() && **s == Source::Seed) {
+                        machine.state.insert(key.clone(), 0);
+                    }
+                }
+                FollowerAction::Draw { keys } => {
+                    for key in keys {
+                        self.at(self.now, Event::Loaded(m, generation, key, 0));
+                    }
+                }
+                FollowerAction::Take { step, keys } => {
+                    for key in keys {
+                        let content = self.machines[m].vault[&step][&key];
+                        self.at(self.now, Event::Loaded(m, generation, key, content));
+                    }
+                }
+                FollowerAction::Fetch { from, step, keys } => {
+                    let at = self.now + self.delay(0.3);
+                    self.at(at, Event::Fetch(m, generation, Fetch { from, step, keys, copy: false }, self.now));
+                }
+                FollowerAction::Copy { of, step, keys, .. } => {
+                    let at = self.now + self.delay(1.0);
+                    self.at(at, Event::Fetch(m, generation, Fetch { from: of, step, keys, copy: true }, self.now));
+                }
+                FollowerAction::Connect { with } => {
+                    for member in with {
+                        let at = self.now + self.delay(0.1);
+                        self.at(at, Event::Connected(m, generation, member));
+                    }
+                }
+                FollowerAction::Start { generation } => self.tell(m, FromPeer::Ready { generation }),
+                FollowerAction::Tell(message) => self.tell(m, message),
+                FollowerAction::Serve(_) | FollowerAction::Refuse(_) => {}
+            }
+        }
+    }
+
+    fn fetch(&mut self, m: usize, generation: u32, fetch: Fetch, since: f64) {
+        if self.machines[m].generation() != generation {
+            return;
+        }
+        let Fetch { from, step, keys, copy } = fetch.clone();
+        let holder = self.machine_of(from).unwrap();
+        let until = self.parted.get(&(m.min(holder), m.max(holder))).copied().unwrap_or(0.0);
+        let there = self.machines[holder].alive && self.awake(holder) <= self.now && until <= self.now;
+        let has = |world: &Self| {
+            let cut = world.machines[holder].vault.get(&step);
+            keys.iter().all(|key| cut.is_some_and(|cut| cut.contains_key(key)))
+        };
+        if !there || !has(self) {
+            if self.now - since > 20.0 {
+                if !copy {
+                    let actions = self.machines[m].follower.lost(generation, from, "no answer".into());
+                    self.follow(m, actions);
+                }
+                return;
+            }
+            return self.at(self.now + 0.5, Event::Fetch(m, generation, fetch, since));
+        }
+        let contents: Vec<(TensorKey, u64)> =
+            keys.iter().map(|key| (key.clone(), self.machines[holder].vault[&step][key])).collect();
+        for (key, content) in contents {
+            assert_eq!(content, step, "{key} of the cut of step {step}");
+            if copy {
+                if self.machines[m].follower.wants_copy(generation, step, from) {
+                    self.machines[m].vault.entry(step).or_default().insert(key, content);
+                }
+            } else {
+                self.at(self.now, Event::Loaded(m, generation, key, content));
+            }
+        }
+        if copy {
+            let actions = self.machines[m].follower.copied(generation, step, from);
+            self.follow(m, actions);
+        }
+    }
+
+    /// Carries out the next command, or goes on after a verdict.
+    fn work(&mut self, m: usize) {
+        if let Some((pass, step)) = self.machines[m].waiting {
+            let machine = &mut self.machines[m];
+            let Some(apply) = machine.verdicts.remove(&pass) else { return };
+            assert!(apply);
+            machine.waiting = None;
+            for content in machine.state.values_mut() {
+                assert_eq!(*content, step);
+                *content += 1;
+            }
+            self.pass_done(m, pass);
+            return;
+        }
+        let Some(command) = self.machines[m].commands.pop_front() else { return };
+        self.machines[m].progress += 1;
+        match command {
+            ToPeer::Run { pass, kind, step, .. } => self.run_pass(m, pass, kind, step),
+            ToPeer::Snapshot { step, save } => self.snapshot(m, step, save),
+            _ => {}
+        }
+        if self.machines[m].waiting.is_none() {
+            self.at(self.now + 0.01, Event::Work(m));
+        }
+    }
+
+    fn run_pass(&mut self, m: usize, pass: u64, kind: PassKind, step: u64) {
+        let part = self.machines[m].part.clone().unwrap();
+        let program = if kind == PassKind::Train { &part.train } else { &part.eval };
+        assert!(self.machines[m].state.values().all(|s| *s == step), "m{m}: a pass runs on the state of its step");
+        for i in &program.instructions {
+            if let Instruction::Report { report, micro_batch, .. } = *i {
+                self.tell(m, FromPeer::Report { pass, report, micro_batch, value: step as f64 });
+            }
+        }
+        match kind {
+            PassKind::Eval => self.pass_done(m, pass),
+            PassKind::Train => {
+                let squared_norms = part.train.owned().map(|(_, r)| (r.parameter, 1.0)).collect();
+                self.tell(m, FromPeer::Norms { pass, squared_norms });
+                self.machines[m].waiting = Some((pass, step));
+            }
+        }
+    }
+
+    fn pass_done(&mut self, m: usize, pass: u64) {
+        self.tell(m, FromPeer::PassDone { pass, report: PassReport::default() });
+        let at = self.now + self.delay(0.3);
+        self.at(at, Event::Work(m));
+    }
+
+    fn snapshot(&mut self, m: usize, step: u64, save: bool) {
+        let machine = &mut self.machines[m];
+        let role = &machine.part.clone().unwrap().role;
+        let tensors: BTreeMap<TensorKey, u64> =
+            role.share.iter().map(|key| (key.clone(), machine.state[key])).collect();
+        assert!(tensors.values().all(|s| *s == step));
+        machine.vault.entry(step).or_default().extend(tensors.clone());
+        let actions = machine.follower.cut_taken(role.generation, step);
+        self.follow(m, actions);
+        if save && self.machines[m].connected {
+            let (at, connection) = (self.arrival(m, 0, 2.0), self.machines[m].connection);
+            self.at(at, Event::Saved(m, connection, step, tensors));
+        }
+    }
+}
