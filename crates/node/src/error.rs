@@ -158,9 +158,12 @@ impl NodeError {
     /// Adds what of a run is safe, unless the error is about the user's input.
     pub(crate) fn unfinished(self, hint: String) -> Self {
         match self {
-            Self::Run(_) | Self::Stopped(_) | Self::State(_) | Self::Network(_) | Self::File(_) | Self::Checkpoint(_) => {
-                Self::Unfinished { error: Box::new(self), hint }
-            }
+            Self::Run(_)
+            | Self::Stopped(_)
+            | Self::State(_)
+            | Self::Network(_)
+            | Self::File(_)
+            | Self::Checkpoint(_) => Self::Unfinished { error: Box::new(self), hint },
             other => other,
         }
     }

@@ -45,31 +45,34 @@
 //! tensors and on the bulk lane have a header ([`TensorHeader`], [`BulkHeader`]) and a payload of raw bytes, row-major
 //! and little-endian.
 
+mod action;
 mod broker;
 mod custody;
 mod expected;
 mod follower;
+mod formation;
 mod inbox;
 mod message;
+mod notice;
 mod regulator;
 mod roster;
 mod run;
 mod survey;
 
-pub use broker::{
-    Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, Participant, RunSettings, StepRecord,
-    TrainingProgress,
-};
+pub use action::{Action, BatchId, EvalRecord, StepRecord, TrainingProgress};
+pub use broker::{AppliedCodecs, Broker, EvalSchedule, Participant, RunSettings};
 pub use custody::{Custody, Restart, Share};
 pub use expected::ExpectedReports;
 pub use follower::{Follower, FollowerAction, Greeting, Role};
+pub use formation::{Formation, Mirroring, Order};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
     Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
     MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PassReport, PeerHello, Probe,
     ReceivedBytes, SentBytes, Source, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode, share_of,
 };
+pub use notice::{Incident, IncidentKind, Notice};
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
 pub use roster::{ExpectedPeers, Identity, Member, Roster, Standing};
-pub use run::{Formation, Incident, IncidentKind, Mirroring, Notice, Order, Run, RunOptions};
+pub use run::{Run, RunOptions};
 pub use survey::{Atlas, Survey};

@@ -29,7 +29,14 @@ fn scenario(seed: u64) -> Scenario {
         (at, fault)
     });
     let faults = faults.collect();
-    Scenario { machines, steps: 100 + rng.below(200) as u64, checkpoint: [0, 5, 25][rng.below(3)], faults, measured: rng.one_in(2), seed }
+    Scenario {
+        machines,
+        steps: 100 + rng.below(200) as u64,
+        checkpoint: [0, 5, 25][rng.below(3)],
+        faults,
+        measured: rng.one_in(2),
+        seed,
+    }
 }
 
 fn check(scenario: &Scenario) -> History {

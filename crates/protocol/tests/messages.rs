@@ -210,7 +210,11 @@ fn a_peer_keeps_the_state_of_both_programs() {
     assert!(a.validate().unwrap_err().to_string().contains("constant"));
     a.sources.insert(TensorKey::value("mask"), Source::Broker);
     assert_eq!(a.validate(), Ok(()));
-    assert_eq!(a.kept_bytes(), Some(3 * 64 + 36 + 64), "a weight with two slots, the mask, and a copy for another peer");
+    assert_eq!(
+        a.kept_bytes(),
+        Some(3 * 64 + 36 + 64),
+        "a weight with two slots, the mask, and a copy for another peer"
+    );
     assert_eq!(a.state().into_keys().collect::<Vec<_>>(), ["mask", "tied"]);
 }
 

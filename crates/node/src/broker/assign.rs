@@ -152,12 +152,7 @@ impl Conductor<'_> {
 }
 
 /// Where the tensors of an assignment come from: whoever has them, the member itself first.
-fn sources(
-    assignment: &Assignment,
-    me: MemberId,
-    order: &Order,
-    contents: &Contents,
-) -> BTreeMap<TensorKey, Source> {
+fn sources(assignment: &Assignment, me: MemberId, order: &Order, contents: &Contents) -> BTreeMap<TensorKey, Source> {
     let state = assignment.state();
     let source = |key: &TensorKey| match order.restart.holders.get(key) {
         Some(holders) if holders.contains(&me) => Source::Member(me),

@@ -1,16 +1,17 @@
 //! Everything that reaches the broker's loop. A task of its own reads each source.
 
-use std::collections::BTreeSet;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
-use fusionllm_graph::HostTensor;
-use fusionllm_protocol::{BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, decode};
+use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_protocol::{
+    BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, TensorKey, decode,
+};
 use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::keeper::{Inbox, KeeperEvent, SavedTensor};
-use super::links::SavedShare;
 use super::planner::Proposal;
 use crate::NodeError;
 use crate::net;
@@ -21,6 +22,9 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Connections that may be about to say what they want. More wait until one of these has.
 const MAX_STRANGERS: usize = 64;
+
+/// The tensors that a member may send for a checkpoint, with their types.
+pub(super) type SavedShare = Arc<Mutex<BTreeMap<TensorKey, TensorType>>>;
 
 /// A member, and the number of its connection.
 pub(super) type Origin = (MemberId, u64);

@@ -1,7 +1,7 @@
 //! The connections to members.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::PoisonError;
 use std::time::Duration;
 
 use fusionllm_graph::TensorType;
@@ -10,16 +10,13 @@ use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
-use super::incoming::{Incoming, receive_bulk, receive_control};
+use super::incoming::{Incoming, SavedShare, receive_bulk, receive_control};
 use super::keeper::Inbox;
 use crate::NodeError;
 use crate::net::{self, Outbox};
 
 /// How long a machine that was sent away may take to hang up.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// The tensors that a member may send for a checkpoint, with their types.
-pub(super) type SavedShare = Arc<Mutex<BTreeMap<TensorKey, TensorType>>>;
 
 /// A member's connection.
 pub(super) struct Link {

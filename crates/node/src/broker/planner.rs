@@ -84,7 +84,8 @@ impl Planner {
         let id = |name: &String| request.members.iter().find(|(_, n)| n == name).map(|(id, _)| *id);
         let members: Option<Vec<MemberId>> = planned.plan.peers.iter().map(id).collect();
         let members = members.ok_or_else(|| NodeError::State("the plan names a peer that is not there".into()))?;
-        let eval = compile_forward(&planned.plan, &planned.model.forward, &planned.model.eval, &planned.model.reports())?;
+        let eval =
+            compile_forward(&planned.plan, &planned.model.forward, &planned.model.eval, &planned.model.reports())?;
         // A run keeps its micro-batches, so that its losses do not depend on who takes part.
         self.job.train.micro_batch = Choice::made(planned.model.micro_batch);
         self.models.retain(|m| m.micro_batch == planned.model.micro_batch);

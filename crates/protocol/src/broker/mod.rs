@@ -1,7 +1,7 @@
 //! The state machine that conducts one generation of a run.
 
 mod pass;
-mod run;
+mod settings;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
@@ -9,11 +9,9 @@ use fusionllm_graph::ValueId;
 use fusionllm_plan::{LinkCodec, PassKind, PeerId};
 
 use crate::expected::ReportKey;
-use crate::{ExpectedReports, FromPeer, PassReport, ToPeer};
+use crate::{Action, BatchId, EvalRecord, ExpectedReports, FromPeer, PassReport, StepRecord, ToPeer, TrainingProgress};
 use pass::{Judgement, Pass, plausible};
-pub use run::{
-    Action, AppliedCodecs, BatchId, EvalRecord, EvalSchedule, Participant, RunSettings, StepRecord, TrainingProgress,
-};
+pub use settings::{AppliedCodecs, EvalSchedule, Participant, RunSettings};
 
 /// What the broker issues next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -98,7 +96,10 @@ impl Broker {
             next: match step < settings.steps {
                 true => Some(Item::Pass(BatchId::Train { step })),
                 // An earlier generation trained to the end, and lost a peer before its last checkpoint was complete.
-                false => settings.checkpoint.filter(|_| settings.passes_before > 0).map(|_| Item::Snapshot { step, save: true }),
+                false => settings
+                    .checkpoint
+                    .filter(|_| settings.passes_before > 0)
+                    .map(|_| Item::Snapshot { step, save: true }),
             },
             passes: VecDeque::new(),
             issued: settings.passes_before,
@@ -478,9 +479,4 @@ impl Broker {
         let run = ToPeer::Run { pass, version, kind: batch.kind(), step };
         self.broadcast(run).chain([Action::Feed(pass, batch)]).collect()
     }
-}
-
-/// A member's text as it may appear in a message for people: one line of limited length.
-pub(crate) fn one_line(text: &str) -> String {
-    text.chars().take(1000).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

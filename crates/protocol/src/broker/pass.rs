@@ -5,9 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{PeerId, Verdict, clip_factor, share_of_loss};
 
-use super::run::{BatchId, RunSettings};
-use crate::PassReport;
+use super::settings::RunSettings;
 use crate::expected::ReportKey;
+use crate::{BatchId, PassReport};
 
 #[derive(Debug)]
 pub(super) struct Pass {

@@ -1,7 +1,5 @@
 //! The broker's machine for a whole run: from the first joiner to the last step, over all generations.
 
-mod formation;
-mod incident;
 mod running;
 mod watch;
 
@@ -9,16 +7,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_plan::{LinkCodec, PeerId};
 
-pub use formation::{Formation, Mirroring, Order};
-pub use incident::{Incident, IncidentKind, Notice};
-
-use crate::broker::one_line;
-use crate::roster::Identity;
+use crate::notice::{Open, one_line};
 use crate::{
-    Action, AppliedCodecs, Atlas, Broker, Custody, FromPeer, Hello, Member, MemberId, Roster, RunSettings, Standing,
-    Survey, ToPeer, TrainingProgress,
+    Action, AppliedCodecs, Atlas, Broker, Custody, Formation, FromPeer, Hello, Identity, IncidentKind, Member,
+    MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
-use incident::Open;
 use running::CopyPace;
 use watch::{Change, SUSPECT_S, Watch};
 
@@ -35,7 +28,9 @@ pub struct RunOptions {
 #[derive(Debug)]
 enum Phase {
     /// It waits for members. `short`: those who are there are not enough for the model.
-    Gathering { short: bool },
+    Gathering {
+        short: bool,
+    },
     /// Members are measured.
     Surveying(Survey),
     /// The driver makes a plan.
@@ -492,7 +487,8 @@ impl Run {
         match &self.phase {
             Phase::Running(r) if r.formation.members.contains(&member) => {
                 if r.broker.is_started() && !self.usable().is_empty() {
-                    self.incident = Some(Open::begin(IncidentKind::Left, member, self.progress.step, self.now, self.now));
+                    self.incident =
+                        Some(Open::begin(IncidentKind::Left, member, self.progress.step, self.now, self.now));
                     return self.drain();
                 }
                 self.dismiss(member)
@@ -550,8 +546,7 @@ impl Run {
     fn end(&mut self, last: Action, reason: &str) -> Vec<Action> {
         self.phase = Phase::Over;
         let stop = ToPeer::Stop { reason: reason.to_owned() };
-        let mut actions: Vec<Action> =
-            self.roster.connected().map(|m| Action::Send(m.id, stop.clone())).collect();
+        let mut actions: Vec<Action> = self.roster.connected().map(|m| Action::Send(m.id, stop.clone())).collect();
         actions.push(last);
         actions
     }

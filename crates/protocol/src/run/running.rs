@@ -2,12 +2,11 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use super::incident::Open;
-use super::{
-    COPY_RATE, COPY_SHARE, Formation, IncidentKind, MIN_COPY_PERIOD_S, Mirroring, Notice, Order, Phase, Run, Running,
-};
+use super::{COPY_RATE, COPY_SHARE, MIN_COPY_PERIOD_S, Phase, Run, Running};
+use crate::notice::Open;
 use crate::{
-    Action, Broker, FromPeer, MemberId, Participant, RunSettings, Share, Standing, ToPeer, TrainingProgress,
+    Action, Broker, Formation, FromPeer, IncidentKind, MemberId, Mirroring, Notice, Order, Participant, RunSettings,
+    Share, Standing, ToPeer, TrainingProgress,
 };
 
 impl Run {

@@ -109,8 +109,12 @@ impl Watch {
             seen.iter().any(|(m, s)| *m != member && now - s.heard < SUSPECT_S / 2.0)
         };
         let mut changes = Vec::new();
-        let gone: BTreeSet<MemberId> =
-            self.seen.iter().filter(|(m, s)| now - s.heard >= GONE_S && others_answer(**m, &self.seen)).map(|s| *s.0).collect();
+        let gone: BTreeSet<MemberId> = self
+            .seen
+            .iter()
+            .filter(|(m, s)| now - s.heard >= GONE_S && others_answer(**m, &self.seen))
+            .map(|s| *s.0)
+            .collect();
         for (member, seen) in &mut self.seen {
             let silence = now - seen.heard;
             if silence >= SUSPECT_S && !std::mem::replace(&mut seen.reported, true) {
@@ -130,7 +134,8 @@ impl Watch {
     /// `step_s` is the expected time of a step. Returns the member and its seconds without progress.
     pub(super) fn stalled(&self, members: &[MemberId], step_s: f64, now: f64) -> Option<(MemberId, f64)> {
         let patience = STALLED_S.max(10.0 * step_s);
-        let stuck = |m: MemberId| self.seen.get(&m).filter(|seen| now - seen.moved >= patience && now - seen.heard < SUSPECT_S);
+        let stuck =
+            |m: MemberId| self.seen.get(&m).filter(|seen| now - seen.moved >= patience && now - seen.heard < SUSPECT_S);
         let mut at = members.iter().copied().find(|m| stuck(*m).is_some())?;
         let mut visited = BTreeSet::new();
         // A member that waits for one that moves is not to blame, and neither is one that waits for the broker.

@@ -12,16 +12,14 @@ use fusionllm_plan::{Instruction, LearningRate, Link, Measured, Optimizer, PassK
 use fusionllm_protocol::{
     Action, EvalSchedule, ExpectedPeers, ExpectedReports, Follower, FollowerAction, Formation, FromPeer, Heartbeat,
     Hello, MachineProfile, MemberId, Notice, Order, PassReport, Role, Roster, Run, RunOptions, RunSettings, Source,
-    TensorKey, ToPeer,
-    TrainingProgress, VERSION, share_of,
+    TensorKey, ToPeer, TrainingProgress, VERSION, share_of,
 };
 
 use super::{ChoiceRng, programs_of};
 
 const LAYERS: usize = 6;
 const MICRO_BATCHES: u32 = 2;
-const OPTIMIZER: Optimizer =
-    Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
+const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
 
 /// Something that goes wrong.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -250,7 +248,11 @@ impl World {
             let ((micros, _), event) = self.events.pop_first().unwrap();
             self.now = micros as f64 / 1e6;
             let stuck = self.now > 3000.0 || self.serial > 3_000_000;
-            assert!(!stuck, "after {} s the run has not ended: {:?} {:?} {:?}", self.now, self.scenario, self.history, self.run);
+            assert!(
+                !stuck,
+                "after {} s the run has not ended: {:?} {:?} {:?}",
+                self.now, self.scenario, self.history, self.run
+            );
             if std::env::var("FUSIONLLM_TRACE").is_ok() {
                 eprintln!("{:.6} {event:?}", self.now);
             }
@@ -476,7 +478,11 @@ impl World {
                     self.run.set_weights(pass, vec![share; MICRO_BATCHES as usize], 10);
                 }
                 Action::Step(record) => {
-                    assert_eq!(record.step, self.history.steps.last().map_or(1, |s| s + 1), "no step twice, none skipped");
+                    assert_eq!(
+                        record.step,
+                        self.history.steps.last().map_or(1, |s| s + 1),
+                        "no step twice, none skipped"
+                    );
                     assert_eq!(record.loss, (record.step - 1) as f64, "the loss of that step");
                     self.history.steps.push(record.step);
                 }

@@ -1,17 +1,8 @@
-//! The broker's settings, records and actions.
+//! What the broker's machines ask of their driver, and what they report.
 
-use fusionllm_plan::{Cluster, LearningRate, PassKind};
+use fusionllm_plan::{Cluster, PassKind};
 
-use crate::{ExpectedReports, MemberId, Notice, Order, PassReport, ToPeer};
-
-/// When to evaluate.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct EvalSchedule {
-    /// Steps between evaluations. There is one after the last step in any case.
-    pub steps: u64,
-    /// Passes per evaluation.
-    pub passes: u64,
-}
+use crate::{MemberId, Notice, Order, PassReport, ToPeer};
 
 /// How far training has come.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -20,40 +11,6 @@ pub struct TrainingProgress {
     pub step: u64,
     /// Updates applied. Steps whose gradients were not finite apply none.
     pub updates: u64,
-}
-
-/// A run's settings.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct RunSettings {
-    /// Version of the plan at the start.
-    pub version: u32,
-    /// Progress at the start.
-    pub start: TrainingProgress,
-    /// Steps in total, including those before `start`.
-    pub steps: u64,
-    /// Micro-batches per pass.
-    pub micro_batches: u32,
-    /// When to evaluate, if at all.
-    pub eval: Option<EvalSchedule>,
-    /// Steps between checkpoints; 0 takes only one at the end, `None` takes none.
-    pub checkpoint: Option<u64>,
-    /// The rate of each update.
-    pub learning_rate: LearningRate,
-    /// Maximum global norm of the gradient; `None` does not clip.
-    pub clip: Option<f64>,
-    /// Most passes in flight, at least 1.
-    pub window: u64,
-    /// The number of the last pass of earlier generations.
-    pub passes_before: u64,
-}
-
-/// A peer, as the broker's state machine knows it.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Participant {
-    /// Who it is.
-    pub member: MemberId,
-    /// The reports and norms that the peer must send.
-    pub expected: ExpectedReports,
 }
 
 /// The batch of a pass.
@@ -168,15 +125,4 @@ pub enum Action {
     Finish(TrainingProgress),
     /// The run failed for this reason.
     Fail(String),
-}
-
-/// New codecs of a run in progress.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AppliedCodecs {
-    /// The version of the plan that has them.
-    pub version: u32,
-    /// The first step that uses them, counted from 1.
-    pub step: u64,
-    /// What the driver must do.
-    pub actions: Vec<Action>,
 }

@@ -53,14 +53,14 @@ pub struct Incident {
 
 /// An incident that is not over.
 #[derive(Debug)]
-pub(super) struct Open {
+pub(crate) struct Open {
     incident: Incident,
     since: f64,
 }
 
 impl Open {
     /// `heard` is the time of the last sign of life.
-    pub(super) fn begin(kind: IncidentKind, member: MemberId, step: u64, heard: f64, now: f64) -> Self {
+    pub(crate) fn begin(kind: IncidentKind, member: MemberId, step: u64, heard: f64, now: f64) -> Self {
         let incident = Incident {
             kind,
             member,
@@ -75,22 +75,22 @@ impl Open {
     }
 
     /// The time of the last sign of life.
-    pub(super) fn heard(&self) -> f64 {
+    pub(crate) fn heard(&self) -> f64 {
         self.since - self.incident.detected_s - self.incident.replanned_s
     }
 
-    pub(super) fn planned(&mut self, now: f64) {
+    pub(crate) fn planned(&mut self, now: f64) {
         self.incident.replanned_s += now - self.since;
         self.since = now;
     }
 
     /// Training goes back to a step that was complete `lost_work_s` before the last sign of life.
-    pub(super) fn goes_back(&mut self, step: u64, lost_work_s: f64) {
+    pub(crate) fn goes_back(&mut self, step: u64, lost_work_s: f64) {
         self.incident.restarted_at = step;
         self.incident.lost_work_s += lost_work_s;
     }
 
-    pub(super) fn over(mut self, now: f64) -> Incident {
+    pub(crate) fn over(mut self, now: f64) -> Incident {
         self.incident.restored_s = now - self.since;
         self.incident
     }
@@ -161,4 +161,9 @@ pub enum Notice {
         /// What made it necessary; `None` for the first.
         incident: Option<Incident>,
     },
+}
+
+/// A member's text as it may appear in a message for people: one line of limited length.
+pub(crate) fn one_line(text: &str) -> String {
+    text.chars().take(1000).map(|c| if c.is_control() { ' ' } else { c }).collect()
 }

@@ -1,0 +1,59 @@
+//! The settings of a generation.
+
+use fusionllm_plan::LearningRate;
+
+use crate::{Action, ExpectedReports, MemberId, TrainingProgress};
+
+/// When to evaluate.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct EvalSchedule {
+    /// Steps between evaluations. There is one after the last step in any case.
+    pub steps: u64,
+    /// Passes per evaluation.
+    pub passes: u64,
+}
+
+/// A run's settings.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RunSettings {
+    /// Version of the plan at the start.
+    pub version: u32,
+    /// Progress at the start.
+    pub start: TrainingProgress,
+    /// Steps in total, including those before `start`.
+    pub steps: u64,
+    /// Micro-batches per pass.
+    pub micro_batches: u32,
+    /// When to evaluate, if at all.
+    pub eval: Option<EvalSchedule>,
+    /// Steps between checkpoints; 0 takes only one at the end, `None` takes none.
+    pub checkpoint: Option<u64>,
+    /// The rate of each update.
+    pub learning_rate: LearningRate,
+    /// Maximum global norm of the gradient; `None` does not clip.
+    pub clip: Option<f64>,
+    /// Most passes in flight, at least 1.
+    pub window: u64,
+    /// The number of the last pass of earlier generations.
+    pub passes_before: u64,
+}
+
+/// A peer, as the broker's state machine knows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Participant {
+    /// Who it is.
+    pub member: MemberId,
+    /// The reports and norms that the peer must send.
+    pub expected: ExpectedReports,
+}
+
+/// New codecs of a run in progress.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AppliedCodecs {
+    /// The version of the plan that has them.
+    pub version: u32,
+    /// The first step that uses them, counted from 1.
+    pub step: u64,
+    /// What the driver must do.
+    pub actions: Vec<Action>,
+}
