@@ -13,7 +13,11 @@ mod hosts;
 #[path = "support/requirements.rs"]
 mod requirements;
 
-requirements::main!(a_broker_and_joiners_on_three_hosts_train, a_slow_uplink_is_found_by_measuring);
+requirements::main!(
+    a_broker_and_joiners_on_three_hosts_train,
+    a_slow_uplink_is_found_by_measuring,
+    a_run_outlives_cuts_sleeps_and_deaths
+);
 
 const FUSIONLLM: &str = env!("CARGO_BIN_EXE_fusionllm");
 
@@ -108,5 +112,100 @@ fn a_slow_uplink_is_found_by_measuring() -> Result<(), Missing> {
         of.next().unwrap()
     };
     assert_eq!((codec("host-1"), codec("host-2")), ("none".into(), "adatopk".into()));
+    Ok(())
+}
+
+/// A run whose output the test follows.
+struct Watched {
+    broker: Running,
+    lines: BufReader<std::process::ChildStderr>,
+    ticket: String,
+    seen: String,
+}
+
+impl Watched {
+    /// Starts a broker on the first host, and a joiner on each of the others.
+    fn start(hosts: &Hosts, run: &std::path::Path) -> (Self, Vec<Running>) {
+        let peers = (hosts.count - 1).to_string();
+        let mut broker = Running(
+            hosts
+                .on(0, FUSIONLLM)
+                .args(["broker", "--peers", &peers, "--steps", "1500", "--run-dir"])
+                .arg(run)
+                .args(["--set=model.n_layer=4", "--set=model.n_embd=32", "--set=model.n_head=2"])
+                .args(["--set=data.context=32", "--set=train.batch=4", "--set=train.micro_batch=1"])
+                .args(["--set=eval.every=0", "--set=checkpoint.every=0", "--set=plan.scheduler=equal-compute"])
+                .stderr(Stdio::piped())
+                .spawn()
+                .unwrap(),
+        );
+        let lines = BufReader::new(broker.0.stderr.take().unwrap());
+        let mut watched = Self { broker, lines, ticket: String::new(), seen: String::new() };
+        let line = watched.wait_for("fusionllm join ");
+        watched.ticket = line.split_whitespace().last().unwrap().to_owned();
+        let joiners = (1..hosts.count).map(|i| watched.join(hosts, i)).collect();
+        (watched, joiners)
+    }
+
+    fn join(&self, hosts: &Hosts, host: usize) -> Running {
+        let name = format!("host-{host}");
+        Running(hosts.on(host, FUSIONLLM).args(["join", &self.ticket, "--name", &name]).spawn().unwrap())
+    }
+
+    /// Reads the broker's output up to a line with this text.
+    fn wait_for(&mut self, text: &str) -> String {
+        loop {
+            let mut line = String::new();
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "the broker never said {text:?}: {}", self.seen);
+            self.seen += &line;
+            if line.contains(text) {
+                return line;
+            }
+        }
+    }
+
+    fn end(&mut self) {
+        self.lines.read_to_string(&mut self.seen).unwrap();
+        assert!(self.broker.0.wait().unwrap().success(), "{}", self.seen);
+    }
+}
+
+/// Each disturbance lasts until the broker has noticed it, so that the test needs no clock.
+fn a_run_outlives_cuts_sleeps_and_deaths() -> Result<(), Missing> {
+    let hosts = Hosts::make(4).ok_or_else(|| hosts().err().unwrap())?;
+    let directory = tempfile::tempdir().unwrap();
+    let losses = |run: &std::path::Path| {
+        let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].clone();
+        text.lines().map(loss).collect::<Vec<_>>()
+    };
+    let [quiet, disturbed] = ["quiet", "disturbed"].map(|name| directory.path().join(name));
+    let (mut run, joiners) = Watched::start(&hosts, &quiet);
+    run.end();
+    drop((run, joiners));
+
+    let (mut run, mut joiners) = Watched::start(&hosts, &disturbed);
+    run.wait_for("step ");
+    // A cut that is shorter than the broker's patience costs only the wait.
+    hosts.cut(2);
+    run.wait_for("host-2 has not answered");
+    hosts.heal(2);
+    run.wait_for("host-2 answers again");
+    // A machine that sleeps longer loses its share, and comes back as a spare or with a share.
+    joiners[2].signal("-STOP");
+    run.wait_for("lost host-3");
+    joiners[2].signal("-CONT");
+    run.wait_for("host-3 answers again");
+    // A process that dies does not come back, but another one on that machine does.
+    joiners[0].signal("-9");
+    run.wait_for("lost host-1");
+    joiners[0] = run.join(&hosts, 1);
+    run.wait_for("host-1 joined");
+    run.end();
+    assert!(losses(&disturbed) == losses(&quiet), "the losses differ: {}", run.seen);
+    let summary = read(&disturbed, "summary.json");
+    let incidents: Vec<&str> =
+        summary["incidents"].as_array().unwrap().iter().filter_map(|i| i["peer"].as_str()).collect();
+    assert!(incidents.starts_with(&["host-3", "host-1"]), "{summary}");
     Ok(())
 }

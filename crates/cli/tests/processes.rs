@@ -353,19 +353,51 @@ fn joiner(broker: &Child, name: &str) -> Option<String> {
     None
 }
 
+/// The others take over its share, and no loss differs from those of a run without the kill.
 #[test]
 #[cfg(target_os = "linux")]
-fn a_killed_peer_ends_the_run_and_is_named() {
+fn a_run_outlives_a_killed_peer_bit_for_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let [whole, disturbed] = ["whole", "disturbed"].map(|name| directory.path().join(name));
+    let start = |path: &Path| {
+        let mut command = fusionllm();
+        command.args(["train", "--steps", "400", "--peers", "3", "--set=checkpoint.every=0", "--run-dir"]);
+        command.arg(path).args(TINY);
+        command
+    };
+    finished(&mut start(&whole));
+    let mut run = start_training(&mut start(&disturbed));
+    let pid = joiner(&run.process, "peer-1").expect("the joiner runs");
+    assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
+    let (status, rest) = run.end();
+    assert_eq!(status.code(), Some(0), "{rest}");
+    assert!(losses(&disturbed) == losses(&whole), "the losses differ: {rest}");
+    let summary = std::fs::read_to_string(disturbed.join("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    let [incident] = &summary["incidents"].as_array().unwrap()[..] else { panic!("{summary}") };
+    assert_eq!(incident["peer"], "peer-1");
+    let names: Vec<&str> = summary["peers"].as_array().unwrap().iter().filter_map(|p| p["name"].as_str()).collect();
+    assert_eq!(names, ["peer-0", "peer-2"]);
+    let model = |run: &Path| std::fs::read(run.join("checkpoints/step-400/model.safetensors")).unwrap();
+    assert!(model(&disturbed) == model(&whole), "the models differ");
+}
+
+/// Nobody is left to train. The error names the last peer, and says what is safe.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_without_peers_says_what_is_safe() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("run");
-    let args = ["train", "--steps", "1000000", "--peers", "3", "--set=checkpoint.every=2"];
+    let args = ["train", "--steps", "1000000", "--peers", "1", "--set=checkpoint.every=2"];
     let mut run = start_training(fusionllm().args(args).arg("--run-dir").arg(&path).args(TINY));
-    let pid = joiner(&run.process, "peer-1").expect("the joiner runs");
+    let pid = joiner(&run.process, "peer-0").expect("the joiner runs");
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     let (status, rest) = run.end();
     assert_eq!(status.code(), Some(1), "{rest}");
     let error = rest.lines().find(|l| l.starts_with("error:")).unwrap_or_else(|| panic!("no error line in {rest}"));
-    assert!(error.contains("peer-1"), "{error}");
+    assert!(error.contains("peer-0"), "{error}");
+    let hint = rest.lines().find(|l| l.starts_with("hint:")).unwrap_or_else(|| panic!("no hint in {rest}"));
+    assert!(hint.contains("is safe; go on with --resume"), "{hint}");
     let last = losses(&path).len();
     assert!(last >= 4, "{last} steps were recorded");
 }

@@ -93,9 +93,11 @@ impl Custody {
         }
     }
 
-    /// The run goes back to a cut. Later cuts are void: they will be taken again.
+    /// A generation begins from a cut. Later cuts are void: they will be taken again. Nothing of an earlier generation
+    /// is copied any further, since its shares are not those of the new one.
     pub fn rewind(&mut self, step: u64) {
         self.cuts.split_off(&(step + 1));
+        self.copying = None;
     }
 
     /// The shares that are still to be copied to their buddies, and the cut.

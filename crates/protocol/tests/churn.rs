@@ -77,7 +77,20 @@ fn an_undisturbed_run_does_every_step_once() {
 fn a_killed_peer_costs_a_few_steps() {
     let history = check(&Scenario { faults: vec![(12.0, Fault::Kill(1))], ..quiet() });
     assert_eq!(history.incidents, 1);
-    assert!(history.redone < 60, "{} steps", history.redone);
+    assert!(history.redone < 120, "{} steps", history.redone);
+}
+
+/// Copies are made in every generation. Three losses, one after another, each cost a few steps.
+#[test]
+fn every_generation_makes_copies() {
+    let faults = vec![(6.0, Fault::Leave(1)), (18.0, Fault::Kill(2)), (32.0, Fault::Join), (48.0, Fault::Kill(3))];
+    let history = check(&Scenario { machines: 5, steps: 800, faults, ..quiet() });
+    assert!(
+        history.incidents >= 3 && history.redone < 300,
+        "{} incidents, {} steps",
+        history.incidents,
+        history.redone
+    );
 }
 
 #[test]

@@ -46,6 +46,18 @@ impl Hosts {
         shape(&self.name("s"), &format!("p{host}"), rate)
     }
 
+    /// Cuts a host off.
+    #[allow(dead_code, reason = "not all that include this need it")]
+    pub(crate) fn cut(&self, host: usize) {
+        assert!(ip(&format!("-n {} link set p{host} down", self.name("s"))));
+    }
+
+    /// Connects a host again.
+    #[allow(dead_code, reason = "not all that include this need it")]
+    pub(crate) fn heal(&self, host: usize) {
+        assert!(ip(&format!("-n {} link set p{host} up", self.name("s"))));
+    }
+
     /// A command to run on a host.
     pub(crate) fn on(&self, host: usize, program: impl AsRef<Path>) -> Command {
         let mut command = Command::new("ip");
@@ -80,6 +92,14 @@ fn quietly(program: &str, arguments: &str) -> bool {
 
 /// A process that is killed when this is dropped.
 pub(crate) struct Running(pub(crate) Child);
+
+impl Running {
+    /// Sends a signal. `ip netns exec` becomes the program, so it is the program that gets it.
+    #[allow(dead_code, reason = "not all that include this need it")]
+    pub(crate) fn signal(&self, signal: &str) {
+        assert!(Command::new("kill").args([signal, &self.0.id().to_string()]).status().unwrap().success());
+    }
+}
 
 impl Drop for Running {
     fn drop(&mut self) {

@@ -446,12 +446,13 @@ impl Run {
 
     /// Asks for a plan for all who are there, to compare it with the one that runs.
     fn weigh(&mut self) -> Vec<Action> {
-        if !matches!(self.phase, Phase::Running(_)) || self.weighing {
+        let members = self.usable();
+        if !matches!(self.phase, Phase::Running(_)) || self.weighing || members.is_empty() {
             return Vec::new();
         }
         self.newcomers.clear();
         self.weighing = true;
-        vec![self.plan(self.usable())]
+        vec![self.plan(members)]
     }
 
     /// Ends the generation for a better plan, if that pays.

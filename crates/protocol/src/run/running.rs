@@ -129,7 +129,7 @@ impl Run {
     fn started(&mut self) -> Vec<Action> {
         let incident = self.incident.take().map(|open| open.over(self.now));
         self.copies.complete(self.progress.step, self.now);
-        self.copies.next = self.now + MIN_COPY_PERIOD_S;
+        self.copies.restart(self.now);
         let mut actions = vec![Action::Notice(Notice::Started { generation: self.generation, incident })];
         for leaver in std::mem::take(&mut self.leaving) {
             // Those that have a share asked while the generation was loading.
@@ -273,6 +273,14 @@ impl Run {
                 other => all.push(other),
             }
         }
+        // Only now, because the same actions may hold a cut.
+        if let Phase::Running(running) = &mut self.phase
+            && self.custody.is_copied()
+            && self.now >= self.copies.next
+            && !running.mirrors.is_empty()
+        {
+            running.broker.want_cut();
+        }
         all
     }
 
@@ -297,9 +305,6 @@ impl Run {
         self.progress = running.broker.progress();
         self.custody.settle(self.progress);
         self.copies.complete(self.progress.step, self.now);
-        if self.custody.is_copied() && self.now >= self.copies.next && !running.mirrors.is_empty() {
-            running.broker.want_cut();
-        }
         // Its owners may have confirmed the cut before its step was complete.
         let mut actions = self.copy();
         actions.extend(self.move_on());
@@ -322,6 +327,11 @@ impl CopyPace {
         if !self.copying {
             (self.began, self.copying) = (now, true);
         }
+    }
+
+    /// A generation begins. What was being copied before is void.
+    fn restart(&mut self, now: f64) {
+        (self.copying, self.next) = (false, now + MIN_COPY_PERIOD_S);
     }
 
     fn copied(&mut self, now: f64) {
