@@ -378,6 +378,11 @@ impl Run {
     /// Starts what the run waits for, if those who are there suffice.
     fn advance(&mut self) -> Vec<Action> {
         let Phase::Gathering { short } = self.phase else { return self.scout() };
+        // What was asked while a generation ran will still be answered.
+        if let Some(survey) = self.scout.take().filter(|s| !s.is_over()) {
+            self.phase = Phase::Surveying(survey);
+            return Vec::new();
+        }
         let present = self.usable();
         let wanted = if self.begun { 1 } else { self.roster.wanted() };
         if present.len() < wanted || (short && self.newcomers.is_empty()) {
