@@ -53,13 +53,13 @@ impl Admission {
     /// The peers to start on this machine, each with its invitation.
     pub(super) fn local(&self, peers: &Peers, cluster: Option<Cluster>) -> Result<LocalPeers, NodeError> {
         let invitation = |pinned: Option<SocketAddr>, broker: PeerAddr| Invitation {
-            ticket: Ticket { addr: broker, secret: self.ticket.secret.clone() },
+            ticket: Ticket { addr: broker, ..self.ticket.clone() },
             pinned,
         };
         match (peers, cluster) {
             (Peers::Emulated { backend, .. }, Some(cluster)) => {
                 let devices = cluster.devices().to_vec();
-                let PeerAddr { key, addrs } = self.endpoint.addr();
+                let PeerAddr { key, addrs, .. } = self.endpoint.addr();
                 let broker =
                     addrs.first().copied().ok_or_else(|| NodeError::State("the broker has no address".into()))?;
                 let addresses = free_addresses(devices.len())?;
@@ -73,7 +73,7 @@ impl Admission {
                         threads: 1,
                         slowdown: device.slowdown,
                     };
-                    local.push((peer, invitation(Some(pinned), PeerAddr { key, addrs: vec![broker] })));
+                    local.push((peer, invitation(Some(pinned), PeerAddr::new(key, vec![broker]))));
                 }
                 Ok(LocalPeers { emulation: Some(emulation), peers: local })
             }

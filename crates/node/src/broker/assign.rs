@@ -42,7 +42,7 @@ impl Conductor {
                 for p in neighbours(&[&train, &eval]) {
                     let (name, addr) = &mut addresses[p.0 as usize];
                     let real: PeerAddr = decode(addr).map_err(|e| NodeError::Protocol(format!("{name:?}: {e}")))?;
-                    let emulated = PeerAddr { key: real.key, addrs: vec![emulation.address(i, p)?] };
+                    let emulated = PeerAddr::new(real.key, vec![emulation.address(i, p)?]);
                     *addr = encode(&emulated).map_err(NodeError::Protocol)?;
                 }
             }

@@ -134,7 +134,7 @@ pub async fn conduct(
     let secret_key = SecretKey::generate();
     let pinned = matches!(peers, Peers::Emulated { .. });
     let endpoint = Endpoint::bind(EndpointOptions { secret_key, listen, pinned, ..EndpointOptions::new() }).await?;
-    let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+    let ticket = Ticket::new(endpoint.addr(), Secret::generate());
     let admission = Admission { endpoint: endpoint.clone(), ticket };
     let run = Preparation { job, data, feeds, source, weights, admission };
     let result = run.conduct(&peers, course, &mut store, (events, incoming), observer).await;

@@ -144,7 +144,7 @@ mod tests {
         let (there, back) = (vec![link(1)], vec![link(80)]);
         let (b_for_a, _) = emulator.connect_peers(a.addr().addrs[0], b.addr().addrs[0], there, back).unwrap();
         let answering = ProbeResponder::start(&b, BTreeSet::from([a.key()]));
-        let to = PeerAddr { key: b.key(), addrs: vec![b_for_a] };
+        let to = PeerAddr::new(b.key(), vec![b_for_a]);
         let (there, back) = probe(&a, &to, 0.1).await.unwrap();
         // A measured link may be slower than it is, but not faster, except for what the emulator delivers early.
         assert!(there.latency >= 4.5e-3 && there.latency == back.latency, "{there:?}");
