@@ -199,11 +199,17 @@ async fn the_error_names_a_peer_of_another_version() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_flood_of_refused_keys_locks_nobody_out_and_leaves_nothing() {
-    let rightful = Endpoint::bind(local()).await.unwrap();
+    // Only Linux gives a machine more than one loopback address. Elsewhere the flood comes from the peer's own.
+    let listen = if cfg!(target_os = "linux") { [127, 0, 0, 2] } else { [127, 0, 0, 1] };
+    let rightful = EndpointOptions { listen: Some((listen, 0).into()), ..local() };
+    let rightful = Endpoint::bind(rightful).await.unwrap();
     let allowed = Allowed::Only(BTreeSet::from([rightful.key()]));
-    let victim = Endpoint::bind(EndpointOptions { allowed, ..local() }).await.unwrap();
+    let connect_timeout = Duration::from_secs(5);
+    let victim = Endpoint::bind(EndpointOptions { allowed, connect_timeout, ..local() }).await.unwrap();
     let (hostile, target) = (raw(ALPN).await, address(&victim));
-    let attempts = (0..300).map(|_| {
+    let count = std::env::var("FLOOD").ok().and_then(|v| v.parse().ok()).unwrap_or(300);
+    let began = std::time::Instant::now();
+    let attempts = (0..count).map(|_| {
         let (hostile, target) = (hostile.clone(), target.clone());
         tokio::spawn(async move {
             match hostile.connect(target, ALPN).await {
@@ -214,38 +220,57 @@ async fn a_flood_of_refused_keys_locks_nobody_out_and_leaves_nothing() {
     });
     let attempts: Vec<_> = attempts.collect();
     let _connection = connects(&rightful, &victim).await;
+    println!("rightful after {:?}", began.elapsed());
+    let mut refused = 0;
     for attempt in attempts {
-        if let Some(closed) = attempt.await.unwrap() {
-            let ConnectionError::ApplicationClosed(close) = closed else { panic!("{closed}") };
+        // Others failed during their handshake, because a newcomer took their place.
+        if let Some(ConnectionError::ApplicationClosed(close)) = attempt.await.unwrap() {
             assert_eq!(u64::from(close.error_code), 1);
+            refused += 1;
         }
     }
+    assert!(refused > 0);
+    println!("flood over after {:?}", began.elapsed());
     until(|| victim.stats().handshakes == 0 && victim.stats().connections == 1).await;
+    println!("gone after {:?}", began.elapsed());
 }
 
-/// Strangers that begin and never finish once filled all 64 places until their deadline.
+/// Endpoints for 72 connections, 8 under each key. More are closed because of their key.
+async fn many_keys() -> Vec<iroh::Endpoint> {
+    let mut keys = Vec::new();
+    for _ in 0..9 {
+        keys.extend(vec![raw(ALPN).await; 8]);
+    }
+    keys
+}
+
+/// Connects and never opens a lane.
+fn begin(hostile: iroh::Endpoint, victim: &Endpoint) -> tokio::task::JoinHandle<()> {
+    let target = address(victim);
+    tokio::spawn(async move {
+        if let Ok(quic) = hostile.connect(target, ALPN).await {
+            quic.closed().await;
+        }
+    })
+}
+
+/// Strangers that begin and never finish once filled all places until their deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_that_never_open_their_lanes_lock_nobody_out() {
-    let victim = Endpoint::bind(EndpointOptions { connect_timeout: Duration::from_secs(4), ..local() }).await.unwrap();
-    let mut strangers = Vec::new();
-    for _ in 0..70 {
-        let hostile = raw(ALPN).await;
-        let target = address(&victim);
-        // The connection stays open and silent.
-        strangers.push(tokio::spawn(async move {
-            if let Ok(quic) = hostile.connect(target, ALPN).await {
-                quic.closed().await;
-            }
-        }));
-    }
+    let patient = || EndpointOptions { connect_timeout: Duration::from_secs(60), ..local() };
+    let victim = Endpoint::bind(patient()).await.unwrap();
+    let strangers: Vec<_> = many_keys().await.into_iter().map(|hostile| begin(hostile, &victim)).collect();
     until(|| victim.stats().handshakes >= 64).await;
-    let rightful = Endpoint::bind(local()).await.unwrap();
+    let rightful = Endpoint::bind(patient()).await.unwrap();
     let _connection = connects(&rightful, &victim).await;
-    // Their deadline ends what is left of them.
-    for stranger in strangers {
-        stranger.await.unwrap();
-    }
-    until(|| victim.stats().handshakes == 0 && victim.stats().connections == 1).await;
+    drop(strangers);
+}
+
+#[tokio::test]
+async fn a_stranger_that_never_opens_its_lanes_is_disconnected() {
+    let victim = Endpoint::bind(EndpointOptions { connect_timeout: Duration::from_secs(1), ..local() }).await.unwrap();
+    begin(raw(ALPN).await, &victim).await.unwrap();
+    until(|| victim.stats().handshakes == 0 && victim.stats().connections == 0).await;
 }
 
 /// The first datagrams of connections to the victim, each of another connection.
@@ -273,7 +298,7 @@ async fn first_datagrams(victim: &Endpoint, count: usize) -> Vec<Vec<u8>> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn packets_with_forged_senders_lock_nobody_out() {
-    let victim = Endpoint::bind(EndpointOptions { connect_timeout: Duration::from_secs(4), ..local() }).await.unwrap();
+    let victim = Endpoint::bind(EndpointOptions { connect_timeout: Duration::from_secs(5), ..local() }).await.unwrap();
     let target = victim.addr().addrs[0];
     let mut senders = Vec::new();
     for datagram in first_datagrams(&victim, 100).await {
@@ -285,7 +310,8 @@ async fn packets_with_forged_senders_lock_nobody_out() {
     until(|| victim.stats().handshakes >= 32).await;
     let rightful = Endpoint::bind(local()).await.unwrap();
     let _connection = connects(&rightful, &victim).await;
-    assert!(victim.stats().handshakes <= 32, "the others had to prove their address");
+    // The others had to prove their address. The rightful peer's handshake may just have ended.
+    assert!(victim.stats().handshakes <= 33, "{:?}", victim.stats());
     until(|| victim.stats().handshakes == 0 && victim.stats().connections == 1).await;
 }
 
@@ -308,8 +334,7 @@ async fn one_key_has_few_connections() {
 async fn connections_that_nobody_takes_are_bounded() {
     let victim = Endpoint::bind(local()).await.unwrap();
     let mut open = Vec::new();
-    for _ in 0..65 {
-        let hostile = raw(ALPN).await;
+    for hostile in many_keys().await {
         let quic = call(&hostile, &victim).await;
         let streams = open_lanes(&quic).await;
         open.push((hostile, quic, streams));
