@@ -22,7 +22,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
 
 async fn listen() -> Result<(), Box<dyn Error>> {
     let endpoint = Endpoint::bind(EndpointOptions::new()).await?;
-    let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+    let ticket = Ticket::new(endpoint.addr(), Secret::generate());
     println!("listening; on the other machine: ping {ticket}");
     answer(endpoint, ticket.secret).await
 }
@@ -65,7 +65,7 @@ async fn ping(ticket: Ticket) -> Result<(), Box<dyn Error>> {
 #[tokio::test]
 async fn a_machine_pings_itself() {
     let endpoint = Endpoint::bind(EndpointOptions::new()).await.unwrap();
-    let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+    let ticket = Ticket::new(endpoint.addr(), Secret::generate());
     let (answered, pinged) = tokio::join!(answer(endpoint, ticket.secret.clone()), ping(ticket));
     answered.unwrap();
     pinged.unwrap();

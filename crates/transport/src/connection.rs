@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
@@ -47,6 +47,15 @@ pub struct ConnectionStats {
     pub lost_packets: u64,
     /// Smoothed round-trip time. Zero once the connection has ended.
     pub rtt: Duration,
+}
+
+/// How packets travel to a peer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PathKind {
+    /// From machine to machine.
+    Direct,
+    /// Through a relay server.
+    Relayed,
 }
 
 impl Connection {
@@ -104,6 +113,25 @@ impl Connection {
     /// Why the connection ended; `None` while it is open.
     pub fn disconnected(&self) -> Option<Disconnected> {
         self.shared.quic.close_reason().map(|error| self.shared.disconnected(error))
+    }
+
+    /// The time since the last packet from the peer arrived. It is cheap to call at any time.
+    ///
+    /// A live peer sends a packet at least every [`keep_alive`](crate::EndpointOptions::keep_alive). So a peer that
+    /// has been silent for 3 s is probably in trouble, long before the idle timeout ends the connection. The value
+    /// can be up to 0.5 s too small. Time in which this process or its machine slept does not count.
+    pub fn silent_for(&self) -> Duration {
+        self.shared.silent_for(Instant::now())
+    }
+
+    /// How packets travel to the peer at present. A connection through a relay can become direct, and back.
+    pub fn path(&self) -> PathKind {
+        let paths = self.shared.quic.paths();
+        let path = paths.iter().find(|path| path.is_selected()).or_else(|| paths.iter().next());
+        match path.is_some_and(|path| path.is_relay()) {
+            true => PathKind::Relayed,
+            false => PathKind::Direct,
+        }
     }
 
     /// The counters.

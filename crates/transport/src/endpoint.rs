@@ -1,94 +1,30 @@
 //! One UDP port and one identity, and all connections over them.
 
-use std::collections::BTreeSet;
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, RwLock};
-use std::time::Duration;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, Instant};
 
 use iroh::endpoint::{
     ConnectError as QuicConnectError, ConnectWithOptsError, ConnectingError, ConnectionError, IdleTimeout,
-    NetReportConfig, PortmapperConfig, QuicTransportConfig, ReadError, ReadExactError, RecvStream, VarInt, WriteError,
-    presets,
+    NetReportConfig, PortmapperConfig, QuicTransportConfig, TransportErrorCode, VarInt, presets,
 };
 use iroh::{EndpointAddr, RelayMode, TransportAddr};
 use tokio::sync::mpsc;
-use tokio::task::{AbortHandle, JoinSet};
-use tracing::debug;
+use tokio::task::AbortHandle;
+use tokio::time::MissedTickBehavior;
 
+use crate::accepting::{Accepting, MAX_WAITING};
 use crate::congestion::{BurstControllerFactory, RECEIVE_WINDOW_BYTES};
 use crate::connection::{Connection, Lanes};
-use crate::frame::{ALPN, FormatError, PRELUDE_BYTES, parse_prelude, prelude};
-use crate::key::{PeerAddr, PeerKey, SecretKey};
+use crate::frame::ALPN;
+use crate::key::{PeerAddr, PeerKey, RelayUrl};
 use crate::lane::Lane;
+use crate::opening::open;
+use crate::options::{Allowed, EndpointOptions, Relay};
 use crate::pinned::Pinned;
-use crate::shared::{CODE_REFUSED, DisconnectReason, Disconnected, OpenConnections, Shared, disconnect_reason};
-use crate::stream::{Receiver, Sender};
-
-/// How an [`Endpoint`] behaves. [`EndpointOptions::new`] fits a real run.
-#[derive(Debug, Clone)]
-pub struct EndpointOptions {
-    /// The endpoint's identity.
-    pub secret_key: SecretKey,
-    /// The UDP address to listen on; port 0 picks a free one. `None`: a free port on every interface, IPv4 and
-    /// IPv6.
-    pub listen: Option<SocketAddr>,
-    /// The keys whose connections are accepted. [`Endpoint::allow`] changes them later.
-    pub allowed: Allowed,
-    /// Interval of the packets that keep a quiet connection open.
-    pub keep_alive: Duration,
-    /// A peer that is silent for this long is lost. The shorter value of both sides applies.
-    ///
-    /// Detection can take `keep_alive` longer. On a path so slow that three retransmission timeouts exceed this
-    /// value, it takes those three timeouts.
-    pub idle_timeout: Duration,
-    /// Limit for [`Endpoint::connect`], and for an arriving peer's handshake.
-    pub connect_timeout: Duration,
-    /// Use only the addresses given to [`Endpoint::connect`], or from which a peer connects, and never look for a
-    /// better path. Listens on 127.0.0.1 if `listen` is `None`.
-    ///
-    /// Emulated links need this. Otherwise peers on one machine would find each other and bypass the emulator.
-    pub pinned: bool,
-}
-
-impl EndpointOptions {
-    /// A new identity that listens on all interfaces and accepts any key. It notices a killed peer within 4.25 s.
-    pub fn new() -> Self {
-        Self {
-            secret_key: SecretKey::generate(),
-            listen: None,
-            allowed: Allowed::Any,
-            keep_alive: Duration::from_millis(750),
-            idle_timeout: Duration::from_millis(3500),
-            connect_timeout: Duration::from_secs(10),
-            pinned: false,
-        }
-    }
-}
-
-impl Default for EndpointOptions {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
-/// The keys whose connections an endpoint accepts. Others are closed before any of their bytes is read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Allowed {
-    /// Any key. The caller must authenticate the peer by its messages.
-    Any,
-    /// These keys.
-    Only(BTreeSet<PeerKey>),
-}
-
-impl Allowed {
-    fn includes(&self, key: &PeerKey) -> bool {
-        match self {
-            Self::Any => true,
-            Self::Only(keys) => keys.contains(key),
-        }
-    }
-}
+use crate::shared::{DisconnectReason, Disconnected, OpenConnections, disconnect_reason};
 
 /// An endpoint could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -143,6 +79,15 @@ impl ConnectError {
     }
 }
 
+/// What an endpoint holds at present.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct EndpointStats {
+    /// Arriving peers that have not finished their handshake and opened their lanes.
+    pub handshakes: usize,
+    /// Connections with a proved key, in both directions, also those that only open their lanes.
+    pub connections: usize,
+}
+
 /// One UDP port and one identity, with all connections over them. Clones are handles to the same endpoint.
 ///
 /// Call [`Endpoint::close`] before dropping the last handle. Otherwise peers notice only after their idle timeout.
@@ -154,22 +99,26 @@ struct Inner {
     key: PeerKey,
     /// The listening address, if the endpoint is pinned.
     pinned: Option<SocketAddr>,
+    advertise: Vec<SocketAddr>,
+    relay: Option<RelayUrl>,
     allowed: Arc<RwLock<Allowed>>,
     connections: Arc<OpenConnections>,
+    handshakes: Arc<AtomicUsize>,
     accepted: tokio::sync::Mutex<mpsc::Receiver<(Connection, Lanes)>>,
-    accepting: AbortHandle,
+    /// Accepts peers and watches for silent ones.
+    task: AbortHandle,
     connect_timeout: Duration,
 }
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        self.accepting.abort();
+        self.task.abort();
     }
 }
 
 impl Endpoint {
-    /// Opens an endpoint on the current Tokio runtime. It uses no relay, no discovery service, no name server and no
-    /// port mapping.
+    /// Opens an endpoint on the current Tokio runtime. It uses no discovery service, no name server and no port
+    /// mapping, and no relay unless [`EndpointOptions::relay`] names one.
     ///
     /// # Errors
     /// [`BindError`] if the listening address is in use or does not belong to this machine.
@@ -184,19 +133,7 @@ impl Endpoint {
             BindError { listen, reason }
         };
 
-        let idle_timeout = IdleTimeout::try_from(options.idle_timeout)
-            .map_err(|_| failed("the idle timeout is too long".to_owned()))?;
-        let lanes = VarInt::from_u32(Lane::COUNT as u32);
-        // Larger receive windows broke connections ("too many gaps in stream buffer").
-        let transport = QuicTransportConfig::builder()
-            .keep_alive_interval(options.keep_alive)
-            .max_idle_timeout(Some(idle_timeout))
-            .max_concurrent_uni_streams(lanes)
-            .max_concurrent_bidi_streams(VarInt::from_u32(0))
-            .datagram_receive_buffer_size(None)
-            .stream_receive_window(VarInt::from_u32(RECEIVE_WINDOW_BYTES))
-            .congestion_controller_factory(Arc::new(BurstControllerFactory))
-            .build();
+        let transport = transport(&options).ok_or_else(|| failed("the idle timeout is too long".to_owned()))?;
         let mut builder = iroh::Endpoint::builder(presets::Minimal)
             .secret_key(options.secret_key.0.clone())
             .alpns(vec![ALPN.to_vec()])
@@ -216,25 +153,51 @@ impl Endpoint {
                 builder = builder.bind_addr(listen).map_err(|e| failed(format!("{e:#}")))?;
             }
         }
+        let (mut advertise, mut relay) = (Vec::new(), None);
+        if pinned.is_none() {
+            advertise = options.advertise;
+            for addr in &advertise {
+                builder = builder.external_addr(*addr);
+            }
+            if let Relay::At(url) = options.relay {
+                // Iroh connects to a relay only after a probe has reached it.
+                let mut probes = NetReportConfig::minimal();
+                probes.https_probes = true;
+                builder = builder.relay_mode(RelayMode::custom([url.to_iroh()])).net_report_config(probes);
+                relay = Some(url);
+            }
+        }
         let quic = builder.bind().await.map_err(|e| failed(format!("{e:#}")))?;
 
         let allowed = Arc::new(RwLock::new(options.allowed));
         let connections = Arc::new(OpenConnections::default());
-        let (sender, accepted) = mpsc::channel(MAX_ACCEPTED);
-        let queue = AcceptQueue {
+        let handshakes = Arc::new(AtomicUsize::new(0));
+        let accepting = Accepting {
             allowed: allowed.clone(),
             connections: connections.clone(),
+            handshakes: handshakes.clone(),
             timeout: options.connect_timeout,
         };
-        let accepting = tokio::spawn(queue.run(quic.clone(), sender)).abort_handle();
+        let patience = options.idle_timeout.saturating_add(options.keep_alive).max(MIN_PATIENCE);
+        let (watching, listening) = (connections.clone(), quic.clone());
+        let (sender, accepted) = mpsc::channel(MAX_WAITING);
+        let task = tokio::spawn(async move {
+            tokio::select! {
+                () = accepting.run(listening, sender) => {}
+                () = watch(&watching, patience) => {}
+            }
+        });
         Ok(Self(Arc::new(Inner {
             quic,
             key: options.secret_key.public(),
             pinned,
+            advertise,
+            relay,
             allowed,
             connections,
+            handshakes,
             accepted: tokio::sync::Mutex::new(accepted),
-            accepting,
+            task: task.abort_handle(),
             connect_timeout: options.connect_timeout,
         })))
     }
@@ -244,48 +207,63 @@ impl Endpoint {
         self.0.key
     }
 
-    /// The addresses at which peers can reach this endpoint, sorted.
+    /// The addresses at which peers can reach this endpoint: first [`EndpointOptions::advertise`], then its own,
+    /// sorted.
     ///
-    /// If it listens on all interfaces, these are the interfaces' present addresses. Loopback is included only if
+    /// If it listens on all interfaces, its own are the interfaces' present addresses. Loopback is included only if
     /// there is no other.
     pub fn addr(&self) -> PeerAddr {
-        let addrs = match self.0.pinned {
+        let mut own = match self.0.pinned {
             Some(addr) => vec![addr],
-            None => {
-                let mut addrs: Vec<SocketAddr> = self.0.quic.addr().ip_addrs().copied().collect();
-                // A link-local address is useless without its interface.
-                addrs.retain(|addr| !matches!(addr, SocketAddr::V6(a) if a.ip().is_unicast_link_local()));
-                addrs.sort_unstable();
-                addrs
-            }
+            None => self.0.quic.addr().ip_addrs().copied().collect(),
         };
-        PeerAddr { key: self.key(), addrs }
+        // A link-local address is useless without its interface.
+        own.retain(|addr| !matches!(addr, SocketAddr::V6(a) if a.ip().is_unicast_link_local()));
+        own.retain(|addr| !self.0.advertise.contains(addr));
+        own.sort_unstable();
+        let mut addrs = self.0.advertise.clone();
+        addrs.append(&mut own);
+        PeerAddr { key: self.key(), addrs, relay: self.0.relay.clone() }
+    }
+
+    /// What the endpoint holds at present.
+    pub fn stats(&self) -> EndpointStats {
+        EndpointStats { handshakes: self.0.handshakes.load(Relaxed), connections: self.0.connections.count() }
     }
 
     /// Replaces the accepted keys. Open connections stay open.
     pub fn allow(&self, allowed: Allowed) {
-        *self.0.allowed.write().unwrap_or_else(|poisoned| poisoned.into_inner()) = allowed;
+        *self.0.allowed.write().unwrap_or_else(PoisonError::into_inner) = allowed;
     }
 
     /// Connects to a peer and returns once the peer has accepted. Connections to the same peer are independent.
     ///
     /// # Errors
-    /// See [`ConnectError`]. [`ConnectError::Refused`] can be temporary: the peer may not have learnt this
-    /// endpoint's key yet.
+    /// See [`ConnectError`]. A relay in `to` is used only if it is this endpoint's own. [`ConnectError::Refused`] can
+    /// be temporary: the peer may not have learnt this endpoint's key yet.
     pub async fn connect(&self, to: &PeerAddr) -> Result<(Connection, Lanes), ConnectError> {
         let id = iroh::PublicKey::from_bytes(to.key.as_bytes()).map_err(|_| ConnectError::InvalidKey(to.key))?;
-        if to.addrs.is_empty() {
-            return Err(ConnectError::Unreachable(to.clone(), "it has no address"));
+        // A relay of the peer's choice could be any server in this machine's network.
+        let relay = to.relay.as_ref().filter(|url| self.0.relay.as_ref() == Some(*url));
+        if to.addrs.is_empty() && relay.is_none() {
+            let why = if to.relay.is_some() { "its relay is not this peer's relay" } else { "it has no address" };
+            return Err(ConnectError::Unreachable(to.clone(), why));
         }
         let pinned = self.0.pinned.is_some();
         let addrs = to.addrs.iter().map(|addr| match pinned {
             true => Pinned::address(*addr),
             false => TransportAddr::Ip(*addr),
         });
+        let relay = relay.map(|url| TransportAddr::Relay(url.to_iroh()));
+        let addr = EndpointAddr::from_parts(id, addrs.chain(relay));
         let opening = async {
-            let addr = EndpointAddr::from_parts(id, addrs);
-            let quic = self.0.quic.connect(addr, ALPN).await;
-            let quic = quic.map_err(|error| self.refusal(to, error))?;
+            let mut attempts = 1;
+            let quic = loop {
+                match self.0.quic.connect(addr.clone(), ALPN).await {
+                    Err(error) if attempts < MAX_ATTEMPTS && proved_another_address(&error) => attempts += 1,
+                    result => break result.map_err(|error| self.refusal(to, error))?,
+                }
+            };
             open(quic, &self.0.connections).await.map_err(|gone| match gone.reason {
                 DisconnectReason::Refused => ConnectError::Refused(to.key),
                 _ => ConnectError::Disconnected(gone),
@@ -313,28 +291,27 @@ impl Endpoint {
 
     fn refusal(&self, to: &PeerAddr, error: QuicConnectError) -> ConnectError {
         let text = format!("{error:#}");
-        let error = match error {
-            QuicConnectError::Connect { source, .. } => {
-                return match source {
-                    ConnectWithOptsError::SelfConnect { .. } => {
-                        ConnectError::Unreachable(to.clone(), "that is this peer itself")
-                    }
-                    ConnectWithOptsError::EndpointClosed { .. } => ConnectError::Closed(to.key),
-                    _ => ConnectError::Handshake(to.clone(), text),
-                };
+        if let QuicConnectError::Connect { source, .. } = &error {
+            return match source {
+                ConnectWithOptsError::SelfConnect { .. } => {
+                    ConnectError::Unreachable(to.clone(), "that is this peer itself")
+                }
+                ConnectWithOptsError::EndpointClosed { .. } => ConnectError::Closed(to.key),
+                _ => ConnectError::Handshake(to.clone(), text),
+            };
+        }
+        match quic_error(&error) {
+            Some(ConnectionError::TimedOut) => {
+                ConnectError::NoAnswer { addr: to.clone(), after: self.0.connect_timeout }
             }
-            QuicConnectError::Connecting { source: ConnectingError::ConnectionError { source, .. }, .. } => source,
-            QuicConnectError::Connection { source, .. } => source,
-            _ => return ConnectError::Handshake(to.clone(), text),
-        };
-        match error {
-            ConnectionError::TimedOut => ConnectError::NoAnswer { addr: to.clone(), after: self.0.connect_timeout },
-            ConnectionError::ConnectionClosed(close) if u64::from(close.error_code) == NO_APPLICATION_PROTOCOL => {
+            Some(ConnectionError::ConnectionClosed(close))
+                if u64::from(close.error_code) == NO_APPLICATION_PROTOCOL =>
+            {
                 ConnectError::Version(to.key)
             }
-            ConnectionError::LocallyClosed => ConnectError::Closed(to.key),
-            error @ (ConnectionError::ApplicationClosed(_) | ConnectionError::Reset) => {
-                match disconnect_reason(error) {
+            Some(ConnectionError::LocallyClosed) => ConnectError::Closed(to.key),
+            Some(error @ (ConnectionError::ApplicationClosed(_) | ConnectionError::Reset)) => {
+                match disconnect_reason(error.clone()) {
                     DisconnectReason::Refused => ConnectError::Refused(to.key),
                     reason => ConnectError::Disconnected(Disconnected { peer: to.key, reason }),
                 }
@@ -352,105 +329,53 @@ impl fmt::Debug for Endpoint {
 
 /// TLS alert 120 (RFC 7301) as a QUIC error code (RFC 9001, section 4.8).
 const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
-/// Most connections that wait for [`Endpoint::accept`].
-const MAX_ACCEPTED: usize = 16;
-/// Most handshakes at once; further peers wait.
-const MAX_HANDSHAKES: usize = 64;
+/// QUIC's idle timer decides below this, because it allows for slow paths.
+const MIN_PATIENCE: Duration = Duration::from_secs(5);
+/// Interval of the looks at all connections. Each costs a lock.
+const WATCH_INTERVAL: Duration = Duration::from_millis(500);
+/// Most attempts to connect if the peer rejects a proof of address.
+const MAX_ATTEMPTS: usize = 4;
 
-/// Completes the handshakes of arriving peers, several at once, so that a slow peer does not block others.
-struct AcceptQueue {
-    allowed: Arc<RwLock<Allowed>>,
-    connections: Arc<OpenConnections>,
-    timeout: Duration,
+/// What QUIC is told. `None` if a duration is too long for it.
+fn transport(options: &EndpointOptions) -> Option<QuicTransportConfig> {
+    // Iroh gives up a path that is silent for 15 s, but never the last one. With that value, QUIC repeats a packet at
+    // least once a second, however long a path is dead. So a connection resumes about a second after its path heals.
+    let transport = QuicTransportConfig::builder()
+        .keep_alive_interval(options.keep_alive)
+        .max_idle_timeout(Some(IdleTimeout::try_from(options.idle_timeout).ok()?))
+        .max_concurrent_uni_streams(VarInt::from_u32(Lane::COUNT as u32))
+        .max_concurrent_bidi_streams(VarInt::from_u32(0))
+        .datagram_receive_buffer_size(None)
+        // Larger receive windows broke connections ("too many gaps in stream buffer").
+        .stream_receive_window(VarInt::from_u32(RECEIVE_WINDOW_BYTES))
+        .congestion_controller_factory(Arc::new(BurstControllerFactory))
+        .build();
+    Some(transport)
 }
 
-impl AcceptQueue {
-    async fn run(self, quic: iroh::Endpoint, accepted: mpsc::Sender<(Connection, Lanes)>) {
-        let queue = Arc::new(self);
-        let mut handshakes = JoinSet::new();
-        loop {
-            tokio::select! {
-                incoming = quic.accept(), if handshakes.len() < MAX_HANDSHAKES => {
-                    let Some(incoming) = incoming else { return };
-                    let (queue, accepted) = (queue.clone(), accepted.clone());
-                    handshakes.spawn(async move {
-                        match tokio::time::timeout(queue.timeout, queue.accept(incoming)).await {
-                            // Sending fails only when the endpoint is gone.
-                            Ok(Ok(connection)) => { let _ = accepted.send(connection).await; }
-                            Ok(Err(why)) => debug!(why, "refused a peer"),
-                            Err(_) => debug!("a peer began to connect and fell silent"),
-                        }
-                    });
-                }
-                Some(_) = handshakes.join_next() => {}
-            }
-        }
-    }
-
-    async fn accept(&self, incoming: iroh::endpoint::Incoming) -> Result<(Connection, Lanes), String> {
-        let quic = incoming.await.map_err(|error| format!("{error:#}"))?;
-        let peer = PeerKey::from_bytes(*quic.remote_id().as_bytes());
-        let allowed = {
-            let allowed = self.allowed.read().unwrap_or_else(|poisoned| poisoned.into_inner());
-            allowed.includes(&peer)
-        };
-        if !allowed {
-            quic.close(CODE_REFUSED, b"key not allowed");
-            return Err(format!("{peer} is not among the allowed keys"));
-        }
-        open(quic, &self.connections).await.map_err(|gone| gone.to_string())
-    }
-}
-
-/// Opens this side's lanes and waits for the peer's. Both sides do the same, so neither has a connection before the
-/// other has accepted it.
-async fn open(
-    quic: iroh::endpoint::Connection,
-    connections: &OpenConnections,
-) -> Result<(Connection, Lanes), Disconnected> {
-    let shared = Shared::new(quic);
-    connections.add(&shared);
-    let [control, tensors, bulk] = Lane::ALL;
-    let senders =
-        [open_lane(&shared, control).await?, open_lane(&shared, tensors).await?, open_lane(&shared, bulk).await?];
-
-    let mut streams: [Option<RecvStream>; Lane::COUNT] = [None, None, None];
+/// Closes connections to peers that have been silent for `patience`. Never returns.
+async fn watch(connections: &OpenConnections, patience: Duration) {
+    let mut looks = tokio::time::interval(WATCH_INTERVAL);
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        streams = match streams {
-            [Some(control), Some(tensors), Some(bulk)] => {
-                let lanes = Lanes {
-                    control: Receiver::new(Lane::Control, control, shared.clone()),
-                    tensors: Receiver::new(Lane::Tensors, tensors, shared.clone()),
-                    bulk: Receiver::new(Lane::Bulk, bulk, shared.clone()),
-                };
-                return Ok((Connection::new(shared, senders), lanes));
-            }
-            some_missing => some_missing,
-        };
-        let stream = shared.quic.accept_uni().await;
-        let mut stream = stream.map_err(|error| shared.disconnected(error))?;
-        let mut bytes = [0; PRELUDE_BYTES];
-        match stream.read_exact(&mut bytes).await {
-            Ok(()) => {}
-            Err(ReadExactError::ReadError(ReadError::ConnectionLost(error))) => {
-                return Err(shared.disconnected(error));
-            }
-            Err(_) => return Err(shared.close_broken(FormatError::NoPrelude)),
-        }
-        let lane = parse_prelude(bytes).map_err(|error| shared.close_broken(error))?;
-        if streams[lane as usize].replace(stream).is_some() {
-            return Err(shared.close_broken(FormatError::DuplicateLane(lane)));
-        }
+        looks.tick().await;
+        connections.close_silent(patience, Instant::now());
     }
 }
 
-async fn open_lane(shared: &Shared, lane: Lane) -> Result<Sender, Disconnected> {
-    let stream = shared.quic.open_uni().await;
-    let mut stream = stream.map_err(|error| shared.disconnected(error))?;
-    // On a new stream, both calls fail only if the connection is lost. The next use of it reports that.
-    let _ = stream.set_priority(lane.priority());
-    match stream.write_all(&prelude(lane)).await {
-        Err(WriteError::ConnectionLost(error)) => Err(shared.disconnected(error)),
-        _ => Ok(Sender::new(lane, stream)),
+fn quic_error(error: &QuicConnectError) -> Option<&ConnectionError> {
+    match error {
+        QuicConnectError::Connecting { source: ConnectingError::ConnectionError { source, .. }, .. } => Some(source),
+        QuicConnectError::Connection { source, .. } => Some(source),
+        _ => None,
     }
+}
+
+/// Whether the peer asked for a proof of address, and the proof reached it from another address.
+///
+/// Iroh dials all addresses of a peer with the same packets, which may leave this machine from different addresses.
+/// The next attempt can prove another one.
+fn proved_another_address(error: &QuicConnectError) -> bool {
+    matches!(quic_error(error), Some(ConnectionError::ConnectionClosed(close))
+        if close.error_code == TransportErrorCode::INVALID_TOKEN)
 }

@@ -121,6 +121,78 @@ pub struct PeerAddr {
     pub key: PeerKey,
     /// The UDP addresses on which it listens.
     pub addrs: Vec<SocketAddr>,
+    /// The relay server at which it can be met. A peer without one cannot be reached through a relay.
+    pub relay: Option<RelayUrl>,
+}
+
+impl PeerAddr {
+    /// A peer that is reached without a relay.
+    pub fn new(key: PeerKey, addrs: Vec<SocketAddr>) -> Self {
+        Self { key, addrs, relay: None }
+    }
+}
+
+/// The URL of a relay server, `http://` or `https://`, at most 255 bytes.
+///
+/// The server's secret is the URL's parameter `token`, as in `http://192.0.2.1:3340/?token=abc`. `Debug` and
+/// `Display` do not show it. [`RelayUrl::full`] and `FromStr` are inverses.
+#[derive(Clone, PartialEq, Eq)]
+pub struct RelayUrl(iroh::RelayUrl);
+
+/// A text is not the URL of a relay server.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0:?} is not the URL of a relay server, such as http://192.0.2.1:3340")]
+pub struct InvalidRelayUrl(String);
+
+impl RelayUrl {
+    /// The longest URL in bytes.
+    pub(crate) const MAX_BYTES: usize = 255;
+
+    /// The whole URL, with its secret.
+    pub fn full(&self) -> &str {
+        self.0.as_str()
+    }
+
+    pub(crate) fn to_iroh(&self) -> iroh::RelayUrl {
+        self.0.clone()
+    }
+}
+
+impl FromStr for RelayUrl {
+    type Err = InvalidRelayUrl;
+
+    fn from_str(text: &str) -> Result<Self, InvalidRelayUrl> {
+        let url = text.parse::<iroh::RelayUrl>().ok().filter(|url| {
+            matches!(url.scheme(), "http" | "https") && url.has_host() && url.as_str().len() <= Self::MAX_BYTES
+        });
+        url.map(Self).ok_or_else(|| InvalidRelayUrl(text.chars().take(64).collect()))
+    }
+}
+
+impl fmt::Display for RelayUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let host = self.0.host_str().unwrap_or_default();
+        write!(f, "{}://{host}", self.0.scheme())?;
+        self.0.port().map_or(Ok(()), |port| write!(f, ":{port}"))
+    }
+}
+
+impl fmt::Debug for RelayUrl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "RelayUrl({self})")
+    }
+}
+
+impl Serialize for RelayUrl {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.full())
+    }
+}
+
+impl<'de> Deserialize<'de> for RelayUrl {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(D::Error::custom)
+    }
 }
 
 impl fmt::Display for PeerAddr {
@@ -129,10 +201,12 @@ impl fmt::Display for PeerAddr {
         for (i, addr) in self.addrs.iter().enumerate() {
             write!(f, "{}{addr}", if i == 0 { "" } else { ", " })?;
         }
-        if self.addrs.is_empty() {
-            f.write_str("no address")?;
+        match &self.relay {
+            Some(relay) if self.addrs.is_empty() => write!(f, "the relay {relay}"),
+            Some(relay) => write!(f, ", or the relay {relay}"),
+            None if self.addrs.is_empty() => f.write_str("no address"),
+            None => Ok(()),
         }
-        Ok(())
     }
 }
 
@@ -156,6 +230,22 @@ mod tests {
     fn other_texts_are_not_keys() {
         for text in ["", "abc", &"a".repeat(51), &"1".repeat(52), &"ä".repeat(26)] {
             assert!(text.parse::<PeerKey>().is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn relay_urls_round_trip_and_hide_their_secret() {
+        let url: RelayUrl = "http://192.0.2.1:3340/?token=abc".parse().unwrap();
+        assert_eq!(url.full().parse(), Ok(url.clone()));
+        assert_eq!(format!("{url} {url:?}"), "http://192.0.2.1:3340 RelayUrl(http://192.0.2.1:3340)");
+        assert_eq!(postcard::from_bytes::<RelayUrl>(&postcard::to_allocvec(&url).unwrap()).unwrap(), url);
+    }
+
+    #[test]
+    fn other_texts_are_not_relay_urls() {
+        let long = format!("http://192.0.2.1/?token={}", "a".repeat(255));
+        for text in ["", "relay", "ftp://192.0.2.1", "http://", "data:text", &long] {
+            assert!(text.parse::<RelayUrl>().is_err(), "{text}");
         }
     }
 

@@ -30,6 +30,11 @@
 //!
 //! # What a hostile peer can do
 //!
+//! A stranger can begin handshakes. Few are open at once, only some of them from one IP address, and old ones give
+//! way to newcomers. When several are open, a newcomer must first prove its address, which costs no memory here. A
+//! handshake must end within the connect timeout, with all lanes open. One key has only a few connections, and only
+//! so many wait for [`Endpoint::accept`]. What exceeds a limit is dropped or closed at once.
+//!
 //! Before a peer's key is [`Allowed`], no byte of its streams is read. After that, a frame's header costs at most
 //! 64 KiB. A payload costs nothing until the caller has seen its header and length and allows it. QUIC buffers at
 //! most 1.25 MB per lane. A peer that breaks the format is disconnected, and both sides learn the mistake.
@@ -56,24 +61,32 @@
 //! # }
 //! ```
 
+mod accepting;
 mod batch;
 pub mod congestion;
 mod connection;
 pub mod emulator;
 mod endpoint;
 mod frame;
+mod gate;
 mod key;
 mod lane;
+mod opening;
+mod options;
 mod pinned;
+#[cfg(feature = "relay")]
+pub mod relay;
 mod shared;
+mod silence;
 mod stream;
 mod ticket;
 
-pub use connection::{Connection, ConnectionStats, Lanes};
-pub use endpoint::{Allowed, BindError, ConnectError, Endpoint, EndpointOptions};
+pub use connection::{Connection, ConnectionStats, Lanes, PathKind};
+pub use endpoint::{BindError, ConnectError, Endpoint, EndpointStats};
 pub use frame::{ALPN, FormatError, MAX_HEADER_BYTES, WIRE_VERSION};
-pub use key::{InvalidPeerKey, PeerAddr, PeerKey, SecretKey};
+pub use key::{InvalidPeerKey, InvalidRelayUrl, PeerAddr, PeerKey, RelayUrl, SecretKey};
 pub use lane::{Lane, LaneStats};
+pub use options::{Allowed, EndpointOptions, Relay};
 pub use shared::{DisconnectReason, Disconnected};
 pub use stream::{Frame, ReceiveError, Receiver, SendError};
 pub use ticket::{Secret, Ticket, TicketError};

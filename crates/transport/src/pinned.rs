@@ -54,6 +54,11 @@ impl Pinned {
     pub(crate) fn address(addr: SocketAddr) -> TransportAddr {
         TransportAddr::Custom(to_custom(addr))
     }
+
+    /// The address of a peer that iroh calls `addr`.
+    pub(crate) fn socket_addr(addr: &CustomAddr) -> io::Result<SocketAddr> {
+        from_custom(addr)
+    }
 }
 
 impl CustomTransport for Pinned {

@@ -2,12 +2,14 @@
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
 
 use iroh::endpoint::{ConnectionError, VarInt};
 
 use crate::frame::FormatError;
 use crate::key::PeerKey;
 use crate::lane::{Lane, LaneCounters};
+use crate::silence::Silence;
 
 /// A connection has ended: the peer, and why.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -70,6 +72,7 @@ pub(crate) struct Shared {
     pub(crate) received: [LaneCounters; Lane::COUNT],
     /// Why this side closed the connection. QUIC only remembers that it did.
     closed_here: OnceLock<DisconnectReason>,
+    silence: Mutex<Silence>,
 }
 
 impl Shared {
@@ -80,6 +83,7 @@ impl Shared {
             sent: Default::default(),
             received: Default::default(),
             closed_here: OnceLock::new(),
+            silence: Mutex::new(Silence::new(Instant::now())),
         })
     }
 
@@ -93,6 +97,17 @@ impl Shared {
         let message = error.to_string();
         self.close_with(DisconnectReason::PeerBrokeFormat(error), CODE_BROKEN_FORMAT, &message);
         self.disconnected(ConnectionError::LocallyClosed)
+    }
+
+    /// Gives the peer up because it has been silent for too long.
+    fn time_out(&self) {
+        self.close_with(DisconnectReason::TimedOut, CODE_CLOSED, "nothing arrived from this peer for too long");
+    }
+
+    /// How long ago the last packet arrived from the peer.
+    pub(crate) fn silent_for(&self, now: Instant) -> Duration {
+        let received = self.quic.stats().frame_rx;
+        self.silence.lock().unwrap_or_else(PoisonError::into_inner).look(received, now)
     }
 
     fn close_with(&self, reason: DisconnectReason, code: VarInt, message: &str) {
@@ -141,7 +156,7 @@ fn printable(reason: &[u8]) -> String {
     reason.chars().map(|c| if c.is_control() { ' ' } else { c }).collect()
 }
 
-/// The connections of an endpoint that may still be open, so that the endpoint can close them with a reason.
+/// The connections of an endpoint that may still be open, so that the endpoint can watch and close them.
 #[derive(Default)]
 pub(crate) struct OpenConnections(Mutex<Vec<Weak<Shared>>>);
 
@@ -152,9 +167,36 @@ impl OpenConnections {
         connections.push(Arc::downgrade(shared));
     }
 
-    pub(crate) fn close(&self, message: &str) {
+    fn open(&self) -> Vec<Arc<Shared>> {
         let connections = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        for shared in connections.iter().filter_map(Weak::upgrade) {
+        let alive = connections.iter().filter_map(Weak::upgrade);
+        alive.filter(|shared| shared.quic.close_reason().is_none()).collect()
+    }
+
+    pub(crate) fn count(&self) -> usize {
+        self.open().len()
+    }
+
+    /// The number of connections that this peer has opened.
+    pub(crate) fn arrived_from(&self, peer: &PeerKey) -> usize {
+        self.open().iter().filter(|shared| shared.peer == *peer && shared.quic.side().is_server()).count()
+    }
+
+    /// Looks at all connections, and closes those whose peer has been silent for `patience`.
+    ///
+    /// QUIC's own idle timer can take minutes. It waits for three retransmission timeouts, and those follow the
+    /// measured round trip. An acknowledgement that lay in the socket while this process was stopped counts as a
+    /// round trip of that length.
+    pub(crate) fn close_silent(&self, patience: Duration, now: Instant) {
+        for shared in self.open() {
+            if shared.silent_for(now) >= patience {
+                shared.time_out();
+            }
+        }
+    }
+
+    pub(crate) fn close(&self, message: &str) {
+        for shared in self.open() {
             shared.close(message);
         }
     }

@@ -6,19 +6,21 @@ use std::str::FromStr;
 
 use data_encoding::BASE32_NOPAD;
 
-use crate::key::{PeerAddr, PeerKey};
+use crate::key::{PeerAddr, PeerKey, RelayUrl};
 
 /// The broker's key and addresses, and the secret that proves an invitation.
 ///
 /// ```text
 ///  offset  bytes
-///   0      1      version, now 1
+///   0      1      version, now 2
 ///   1      2      length of the body, little-endian
 ///   3      1      check of bytes 0..3, to tell a typo here from a missing end
 ///   4      32     the broker's public key
 ///   36     16     secret
-///   52     1      number of addresses, 0..=32
-///   53     7|19   each address: 4 | 6, the IP's 4 | 16 bytes, port little-endian
+///   52     1|9    expiry: 0 if there is none | 1, seconds since the Unix epoch little-endian
+///          1+n    relay: its URL's length n, 0 if there is none; the URL
+///          1      number of addresses, 0..=32
+///          7|19   each address: 4 | 6, the IP's 4 | 16 bytes, port little-endian
 ///   end-4  4      check of all bytes before
 /// ```
 ///
@@ -29,6 +31,21 @@ pub struct Ticket {
     pub addr: PeerAddr,
     /// The broker accepts no other message from a peer before it has seen this.
     pub secret: Secret,
+    /// Until when the ticket is valid, in seconds since the Unix epoch. `None`: as long as the broker runs.
+    pub expires: Option<u64>,
+}
+
+impl Ticket {
+    /// A ticket without an expiry.
+    pub fn new(addr: PeerAddr, secret: Secret) -> Self {
+        Self { addr, secret, expires: None }
+    }
+
+    /// Whether the ticket is invalid at `now`, in seconds since the Unix epoch. The holder's clock may be wrong, so
+    /// only the broker's answer counts.
+    pub fn expired(&self, now: u64) -> bool {
+        self.expires.is_some_and(|expires| now >= expires)
+    }
 }
 
 /// Sixteen bytes that only invited machines know. Compared in constant time and never printed.
@@ -123,13 +140,13 @@ impl TicketError {
     }
 }
 
-const VERSION: u8 = 1;
+const VERSION: u8 = 2;
 const HEAD_BYTES: usize = 4;
 const CHECK_BYTES: usize = 4;
 /// Most addresses in a ticket, so that it stays short. A machine has few interfaces.
 const MAX_ADDRS: usize = 32;
-/// Length of a ticket without addresses. A shorter text is hardly a ticket.
-const MIN_CHARS: usize = 92;
+/// Length of a ticket without expiry, relay and addresses. A shorter text is hardly a ticket.
+const MIN_CHARS: usize = 95;
 
 impl fmt::Display for Ticket {
     /// Writes at most the first 32 addresses.
@@ -137,6 +154,17 @@ impl fmt::Display for Ticket {
         let mut body = Vec::with_capacity(128);
         body.extend_from_slice(self.addr.key.as_bytes());
         body.extend_from_slice(self.secret.as_bytes());
+        match self.expires {
+            Some(expires) => {
+                body.push(1);
+                body.extend_from_slice(&expires.to_le_bytes());
+            }
+            None => body.push(0),
+        }
+        let relay = self.addr.relay.as_ref().map_or("", RelayUrl::full);
+        // A relay's URL has at most 255 bytes.
+        body.push(relay.len() as u8);
+        body.extend_from_slice(relay.as_bytes());
         let addrs = &self.addr.addrs[..self.addr.addrs.len().min(MAX_ADDRS)];
         body.push(addrs.len() as u8);
         for addr in addrs {
@@ -225,6 +253,12 @@ impl Body<'_> {
     fn ticket(mut self) -> Option<Ticket> {
         let key = PeerKey::from_bytes(self.take()?);
         let secret = Secret(self.take()?);
+        let expires = match self.take()? {
+            [0] => None,
+            [1] => Some(u64::from_le_bytes(self.take()?)),
+            _ => return None,
+        };
+        let relay = self.relay()?;
         let [count] = self.take()?;
         if usize::from(count) > MAX_ADDRS {
             return None;
@@ -238,7 +272,18 @@ impl Body<'_> {
             };
             addrs.push(SocketAddr::new(ip, u16::from_le_bytes(self.take()?)));
         }
-        self.0.is_empty().then_some(Ticket { addr: PeerAddr { key, addrs }, secret })
+        let addr = PeerAddr { key, addrs, relay };
+        self.0.is_empty().then_some(Ticket { addr, secret, expires })
+    }
+
+    fn relay(&mut self) -> Option<Option<RelayUrl>> {
+        let [length] = self.take()?;
+        if length == 0 {
+            return Some(None);
+        }
+        let (url, rest) = self.0.split_at_checked(usize::from(length))?;
+        self.0 = rest;
+        std::str::from_utf8(url).ok()?.parse().ok().map(Some)
     }
 
     fn take<const N: usize>(&mut self) -> Option<[u8; N]> {
@@ -255,10 +300,8 @@ mod tests {
     use proptest::prelude::*;
 
     fn ticket(addrs: Vec<SocketAddr>) -> Ticket {
-        Ticket {
-            addr: PeerAddr { key: SecretKey::from_bytes([3; 32]).public(), addrs },
-            secret: Secret::from_bytes([0xa5; 16]),
-        }
+        let key = SecretKey::from_bytes([3; 32]).public();
+        Ticket::new(PeerAddr::new(key, addrs), Secret::from_bytes([0xa5; 16]))
     }
 
     fn sample() -> Ticket {
@@ -268,9 +311,11 @@ mod tests {
     #[test]
     fn a_ticket_is_one_short_line_and_round_trips() {
         assert_eq!(ticket(vec![]).to_string().len(), MIN_CHARS);
-        for ticket in [sample(), ticket(vec![])] {
+        let relayed = PeerAddr { relay: Some("http://192.0.2.1:3340/".parse().unwrap()), ..sample().addr };
+        let all = Ticket { expires: Some(1_800_000_000), ..Ticket::new(relayed, sample().secret) };
+        for ticket in [sample(), ticket(vec![]), all] {
             let text = ticket.to_string();
-            assert!(text.len() < 150, "{text}");
+            assert!(text.len() < 200, "{text}");
             assert_eq!(text.parse::<Ticket>().unwrap(), ticket);
             let copied = format!("  {}\n", text.to_ascii_uppercase());
             assert_eq!(copied.parse::<Ticket>().unwrap(), ticket);
@@ -290,10 +335,19 @@ mod tests {
         );
 
         let mut bytes = BASE32_NOPAD.decode(text.to_ascii_uppercase().as_bytes()).unwrap();
-        bytes[0] = 2;
-        bytes[3] = check::<1>(&bytes[..3])[0];
-        let newer = BASE32_NOPAD.encode(&bytes);
-        assert_eq!(newer.parse::<Ticket>(), Err(TicketError::Version(2)));
+        for other in [1, 3] {
+            bytes[0] = other;
+            bytes[3] = check::<1>(&bytes[..3])[0];
+            assert_eq!(BASE32_NOPAD.encode(&bytes).parse::<Ticket>(), Err(TicketError::Version(other)));
+        }
+    }
+
+    #[test]
+    fn a_ticket_expires_at_the_second_it_names() {
+        let ticket = Ticket { expires: Some(1_800_000_000), ..sample() };
+        assert!(!ticket.expired(1_799_999_999));
+        assert!(ticket.expired(1_800_000_000));
+        assert!(!sample().expired(u64::MAX));
     }
 
     /// "abc" was once "cut short: 3 of 0 characters".
@@ -331,10 +385,11 @@ mod tests {
         #[test]
         fn any_address_list_round_trips(
             addrs in proptest::collection::vec(any::<SocketAddr>(), 0..=MAX_ADDRS),
+            expires: Option<u64>,
         ) {
             // A ticket has no flow labels and zones, which are useless on another machine.
             let addrs = addrs.iter().map(|a| SocketAddr::new(a.ip(), a.port())).collect();
-            let ticket = ticket(addrs);
+            let ticket = Ticket { expires, ..ticket(addrs) };
             prop_assert_eq!(ticket.to_string().parse::<Ticket>().unwrap(), ticket);
         }
 

@@ -1,10 +1,14 @@
-//! A hostile peer that has passed QUIC's handshake.
+//! Strangers before QUIC's handshake, and hostile peers after it.
 
 #![allow(clippy::unwrap_used, clippy::panic)]
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::UdpSocket;
+use std::time::Duration;
+
 use fusionllm_transport::{
-    ALPN, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, FormatError, Lane, Lanes, PeerAddr,
-    PeerKey, ReceiveError,
+    ALPN, Allowed, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, FormatError, Lane, Lanes,
+    PeerAddr, PeerKey, ReceiveError,
 };
 use iroh::endpoint::{Connection as QuicConnection, ConnectionError, SendStream, presets};
 use iroh::{EndpointAddr, TransportAddr};
@@ -24,10 +28,13 @@ async fn raw(alpn: &[u8]) -> iroh::Endpoint {
         .unwrap()
 }
 
-async fn call(hostile: &iroh::Endpoint, victim: &Endpoint) -> QuicConnection {
+fn address(victim: &Endpoint) -> EndpointAddr {
     let id = iroh::PublicKey::from_bytes(victim.key().as_bytes()).unwrap();
-    let addrs = victim.addr().addrs.into_iter().map(TransportAddr::Ip);
-    hostile.connect(EndpointAddr::from_parts(id, addrs), ALPN).await.unwrap()
+    EndpointAddr::from_parts(id, victim.addr().addrs.into_iter().map(TransportAddr::Ip))
+}
+
+async fn call(hostile: &iroh::Endpoint, victim: &Endpoint) -> QuicConnection {
+    hostile.connect(address(victim), ALPN).await.unwrap()
 }
 
 async fn stream(connection: &QuicConnection, bytes: &[u8]) -> SendStream {
@@ -53,13 +60,36 @@ async fn open_valid(
     victim: &Endpoint,
 ) -> (QuicConnection, [SendStream; 3], Connection, Lanes) {
     let quic = call(hostile, victim).await;
-    let streams = [
-        stream(&quic, b"FLLM\x01\x00").await,
-        stream(&quic, b"FLLM\x01\x01").await,
-        stream(&quic, b"FLLM\x01\x02").await,
-    ];
+    let streams = open_lanes(&quic).await;
     let (connection, lanes) = victim.accept().await.unwrap();
     (quic, streams, connection, lanes)
+}
+
+async fn open_lanes(quic: &QuicConnection) -> [SendStream; 3] {
+    [stream(quic, b"FLLM\x01\x00").await, stream(quic, b"FLLM\x01\x01").await, stream(quic, b"FLLM\x01\x02").await]
+}
+
+/// Waits until the condition holds.
+async fn until(holds: impl Fn() -> bool) {
+    let mut looks = tokio::time::interval(Duration::from_millis(5));
+    while !holds() {
+        looks.tick().await;
+    }
+}
+
+/// A rightful peer connects to the victim. Returns what each side has of the connection.
+async fn connects(rightful: &Endpoint, victim: &Endpoint) -> [(Connection, Lanes); 2] {
+    let addr = victim.addr();
+    let accepting = async {
+        loop {
+            let accepted = victim.accept().await.unwrap();
+            if accepted.0.peer() == rightful.key() {
+                return accepted;
+            }
+        }
+    };
+    let (connecting, accepted) = tokio::join!(rightful.connect(&addr), accepting);
+    [connecting.unwrap(), accepted]
 }
 
 #[tokio::test]
@@ -162,7 +192,156 @@ async fn the_error_names_a_peer_of_another_version() {
     });
     let key = PeerKey::from_bytes(*newer.id().as_bytes());
     let addrs = newer.addr().ip_addrs().copied().collect();
-    let error = caller.connect(&PeerAddr { key, addrs }).await.unwrap_err();
+    let error = caller.connect(&PeerAddr::new(key, addrs)).await.unwrap_err();
     assert_eq!(error, ConnectError::Version(key));
     serving.abort();
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_flood_of_refused_keys_locks_nobody_out_and_leaves_nothing() {
+    // Only Linux gives a machine more than one loopback address. Elsewhere the flood comes from the peer's own.
+    let listen = if cfg!(target_os = "linux") { [127, 0, 0, 2] } else { [127, 0, 0, 1] };
+    let rightful = EndpointOptions { listen: Some((listen, 0).into()), ..local() };
+    let rightful = Endpoint::bind(rightful).await.unwrap();
+    let allowed = Allowed::Only(BTreeSet::from([rightful.key()]));
+    let connect_timeout = Duration::from_secs(5);
+    let victim = Endpoint::bind(EndpointOptions { allowed, connect_timeout, ..local() }).await.unwrap();
+    let (hostile, target) = (raw(ALPN).await, address(&victim));
+    let count = std::env::var("FLOOD").ok().and_then(|v| v.parse().ok()).unwrap_or(300);
+    let began = std::time::Instant::now();
+    let attempts = (0..count).map(|_| {
+        let (hostile, target) = (hostile.clone(), target.clone());
+        tokio::spawn(async move {
+            match hostile.connect(target, ALPN).await {
+                Ok(quic) => Some(quic.closed().await),
+                Err(_) => None,
+            }
+        })
+    });
+    let attempts: Vec<_> = attempts.collect();
+    let _connection = connects(&rightful, &victim).await;
+    println!("rightful after {:?}", began.elapsed());
+    let mut refused = 0;
+    for attempt in attempts {
+        // Others failed during their handshake, because a newcomer took their place.
+        if let Some(ConnectionError::ApplicationClosed(close)) = attempt.await.unwrap() {
+            assert_eq!(u64::from(close.error_code), 1);
+            refused += 1;
+        }
+    }
+    assert!(refused > 0);
+    println!("flood over after {:?}", began.elapsed());
+    until(|| victim.stats().handshakes == 0 && victim.stats().connections == 1).await;
+    println!("gone after {:?}", began.elapsed());
+}
+
+/// Endpoints for 72 connections, 8 under each key. More are closed because of their key.
+async fn many_keys() -> Vec<iroh::Endpoint> {
+    let mut keys = Vec::new();
+    for _ in 0..9 {
+        keys.extend(vec![raw(ALPN).await; 8]);
+    }
+    keys
+}
+
+/// Connects and never opens a lane.
+fn begin(hostile: iroh::Endpoint, victim: &Endpoint) -> tokio::task::JoinHandle<()> {
+    let target = address(victim);
+    tokio::spawn(async move {
+        if let Ok(quic) = hostile.connect(target, ALPN).await {
+            quic.closed().await;
+        }
+    })
+}
+
+/// Strangers that begin and never finish once filled all places until their deadline.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn strangers_that_never_open_their_lanes_lock_nobody_out() {
+    let patient = || EndpointOptions { connect_timeout: Duration::from_secs(60), ..local() };
+    let victim = Endpoint::bind(patient()).await.unwrap();
+    let strangers: Vec<_> = many_keys().await.into_iter().map(|hostile| begin(hostile, &victim)).collect();
+    until(|| victim.stats().handshakes >= 64).await;
+    let rightful = Endpoint::bind(patient()).await.unwrap();
+    let _connection = connects(&rightful, &victim).await;
+    drop(strangers);
+}
+
+#[tokio::test]
+async fn a_stranger_that_never_opens_its_lanes_is_disconnected() {
+    let victim = Endpoint::bind(EndpointOptions { connect_timeout: Duration::from_secs(1), ..local() }).await.unwrap();
+    begin(raw(ALPN).await, &victim).await.unwrap();
+    until(|| victim.stats().handshakes == 0 && victim.stats().connections == 0).await;
+}
+
+/// The first datagrams of connections to the victim, each of another connection.
+async fn first_datagrams(victim: &Endpoint, count: usize) -> Vec<Vec<u8>> {
+    let sink = tokio::net::UdpSocket::bind("127.0.0.1:0").await.unwrap();
+    let hostile = raw(ALPN).await;
+    let target = EndpointAddr::from_parts(address(victim).id, [TransportAddr::Ip(sink.local_addr().unwrap())]);
+    let dialling = (0..count).map(|_| {
+        let (hostile, target) = (hostile.clone(), target.clone());
+        tokio::spawn(async move { hostile.connect(target, ALPN).await.is_ok() })
+    });
+    let dialling: Vec<_> = dialling.collect();
+    let (mut datagrams, mut buffer) = (BTreeMap::new(), [0; 2000]);
+    while datagrams.len() < count {
+        let (length, _) = sink.recv_from(&mut buffer).await.unwrap();
+        // RFC 9000, section 17.2: the destination's connection ID stands behind its length, in byte 5.
+        let id = buffer[6..6 + usize::from(buffer[5])].to_vec();
+        datagrams.entry(id).or_insert_with(|| buffer[..length].to_vec());
+    }
+    for dial in dialling {
+        dial.abort();
+    }
+    datagrams.into_values().collect()
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn packets_with_forged_senders_lock_nobody_out() {
+    let victim = Endpoint::bind(EndpointOptions { connect_timeout: Duration::from_secs(5), ..local() }).await.unwrap();
+    let target = victim.addr().addrs[0];
+    let mut senders = Vec::new();
+    for datagram in first_datagrams(&victim, 100).await {
+        // It never reads an answer, as if the sender's address were somebody else's.
+        let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
+        sender.send_to(&datagram, target).unwrap();
+        senders.push(sender);
+    }
+    until(|| victim.stats().handshakes >= 32).await;
+    let rightful = Endpoint::bind(local()).await.unwrap();
+    let _connection = connects(&rightful, &victim).await;
+    // The others had to prove their address. The rightful peer's handshake may just have ended.
+    assert!(victim.stats().handshakes <= 33, "{:?}", victim.stats());
+    until(|| victim.stats().handshakes == 0 && victim.stats().connections == 1).await;
+}
+
+#[tokio::test]
+async fn one_key_has_few_connections() {
+    let victim = Endpoint::bind(local()).await.unwrap();
+    let hostile = raw(ALPN).await;
+    let mut open = Vec::new();
+    for _ in 0..8 {
+        open.push(open_valid(&hostile, &victim).await);
+    }
+    let ConnectionError::ApplicationClosed(close) = call(&hostile, &victim).await.closed().await else { panic!() };
+    assert_eq!(close.reason, "this key has too many connections");
+    // A closed connection makes room.
+    open.pop().unwrap().2.close("");
+    let _connection = open_valid(&hostile, &victim).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn connections_that_nobody_takes_are_bounded() {
+    let victim = Endpoint::bind(local()).await.unwrap();
+    let mut open = Vec::new();
+    for hostile in many_keys().await {
+        let quic = call(&hostile, &victim).await;
+        let streams = open_lanes(&quic).await;
+        open.push((hostile, quic, streams));
+    }
+    until(|| victim.stats().handshakes == 0 && victim.stats().connections == 64).await;
+    // They are still there, and the next peer finds a place.
+    let rightful = Endpoint::bind(local()).await.unwrap();
+    victim.accept().await.unwrap();
+    let _connection = connects(&rightful, &victim).await;
 }

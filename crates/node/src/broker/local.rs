@@ -52,7 +52,7 @@ impl LocalPeers {
         match (peers, testbed) {
             (Peers::Emulated { backend, .. }, Some(cluster)) => {
                 let devices = cluster.devices().to_vec();
-                let PeerAddr { key, addrs } = ticket.addr.clone();
+                let PeerAddr { key, addrs, .. } = ticket.addr.clone();
                 let broker =
                     addrs.first().copied().ok_or_else(|| NodeError::State("the broker has no address".into()))?;
                 let addresses = free_addresses(devices.len())?;
@@ -66,7 +66,7 @@ impl LocalPeers {
                         threads: 1,
                         slowdown: device.slowdown,
                     };
-                    local.push((peer, invitation(Some(pinned), PeerAddr { key, addrs: vec![broker] })));
+                    local.push((peer, invitation(Some(pinned), PeerAddr::new(key, vec![broker]))));
                 }
                 Ok(Self { emulation: Some(emulation), peers: local })
             }

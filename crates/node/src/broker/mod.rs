@@ -274,7 +274,7 @@ impl Preparation {
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
         let Self { job, data, feeds, origin, endpoint } = self;
-        let ticket = Ticket { addr: endpoint.addr(), secret: Secret::generate() };
+        let ticket = Ticket::new(endpoint.addr(), Secret::generate());
         store.ticket(&ticket)?;
         let places = course.places();
         observer.event(Event::Listening { ticket: &ticket, wanted: places.count() });

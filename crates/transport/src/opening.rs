@@ -1,0 +1,62 @@
+//! The first messages on a connection: each side opens its lanes.
+
+use iroh::endpoint::{ReadError, ReadExactError, RecvStream, WriteError};
+
+use crate::connection::{Connection, Lanes};
+use crate::frame::{FormatError, PRELUDE_BYTES, parse_prelude, prelude};
+use crate::lane::Lane;
+use crate::shared::{Disconnected, OpenConnections, Shared};
+use crate::stream::{Receiver, Sender};
+
+/// Opens this side's lanes and waits for the peer's. Both sides do the same, so neither has a connection before the
+/// other has accepted it.
+pub(crate) async fn open(
+    quic: iroh::endpoint::Connection,
+    connections: &OpenConnections,
+) -> Result<(Connection, Lanes), Disconnected> {
+    let shared = Shared::new(quic);
+    connections.add(&shared);
+    let [control, tensors, bulk] = Lane::ALL;
+    let senders =
+        [open_lane(&shared, control).await?, open_lane(&shared, tensors).await?, open_lane(&shared, bulk).await?];
+
+    let mut streams: [Option<RecvStream>; Lane::COUNT] = [None, None, None];
+    loop {
+        streams = match streams {
+            [Some(control), Some(tensors), Some(bulk)] => {
+                let lanes = Lanes {
+                    control: Receiver::new(Lane::Control, control, shared.clone()),
+                    tensors: Receiver::new(Lane::Tensors, tensors, shared.clone()),
+                    bulk: Receiver::new(Lane::Bulk, bulk, shared.clone()),
+                };
+                return Ok((Connection::new(shared, senders), lanes));
+            }
+            some_missing => some_missing,
+        };
+        let stream = shared.quic.accept_uni().await;
+        let mut stream = stream.map_err(|error| shared.disconnected(error))?;
+        let mut bytes = [0; PRELUDE_BYTES];
+        match stream.read_exact(&mut bytes).await {
+            Ok(()) => {}
+            Err(ReadExactError::ReadError(ReadError::ConnectionLost(error))) => {
+                return Err(shared.disconnected(error));
+            }
+            Err(_) => return Err(shared.close_broken(FormatError::NoPrelude)),
+        }
+        let lane = parse_prelude(bytes).map_err(|error| shared.close_broken(error))?;
+        if streams[lane as usize].replace(stream).is_some() {
+            return Err(shared.close_broken(FormatError::DuplicateLane(lane)));
+        }
+    }
+}
+
+async fn open_lane(shared: &Shared, lane: Lane) -> Result<Sender, Disconnected> {
+    let stream = shared.quic.open_uni().await;
+    let mut stream = stream.map_err(|error| shared.disconnected(error))?;
+    // On a new stream, both calls fail only if the connection is lost. The next use of it reports that.
+    let _ = stream.set_priority(lane.priority());
+    match stream.write_all(&prelude(lane)).await {
+        Err(WriteError::ConnectionLost(error)) => Err(shared.disconnected(error)),
+        _ => Ok(Sender::new(lane, stream)),
+    }
+}
