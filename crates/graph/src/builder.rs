@@ -17,6 +17,9 @@ pub struct Builder {
     counts: BTreeMap<String, usize>,
     phase: Phase,
     origin: Option<NodeId>,
+    rng_key: Option<ValueId>,
+    /// The number of dropouts.
+    dropouts: u64,
 }
 
 impl Builder {
@@ -37,7 +40,10 @@ impl Builder {
     pub fn extend(graph: Graph) -> Self {
         let names =
             graph.values.iter().map(|v| v.name.clone()).chain(graph.nodes.iter().map(|n| n.name.clone())).collect();
-        Self { graph, scope: Vec::new(), names, counts: BTreeMap::new(), phase: Phase::Forward, origin: None }
+        let rng_key = graph.values.iter().position(|v| v.kind == ValueKind::RngKey).map(|i| ValueId(i as u32));
+        let dropouts = graph.nodes.iter().filter(|n| matches!(n.op, Op::Dropout(_))).count() as u64;
+        let (scope, counts, phase) = (Vec::new(), BTreeMap::new(), Phase::Forward);
+        Self { graph, scope, names, counts, phase, origin: None, rng_key, dropouts }
     }
 
     /// The graph so far.
@@ -94,11 +100,12 @@ impl Builder {
 
     fn source(&mut self, name: &str, ty: TensorType, kind: ValueKind) -> Result<ValueId, GraphError> {
         let name = self.path(name);
+        let broken = |reason| Err(GraphError::Structure { graph: self.graph.name.clone(), reason });
+        if let Err(reason) = ty.check() {
+            return broken(format!("value {name:?}: {reason}"));
+        }
         if !self.names.insert(name.clone()) {
-            return Err(GraphError::Structure {
-                graph: self.graph.name.clone(),
-                reason: format!("two values are named {name:?}"),
-            });
+            return broken(format!("two values are named {name:?}"));
         }
         self.graph.values.push(Value { name, ty, kind });
         Ok(ValueId(self.graph.values.len() as u32 - 1))
@@ -141,15 +148,19 @@ impl Builder {
 
     /// The random key of the graph, added on first use.
     pub fn rng_key(&mut self) -> Result<ValueId, GraphError> {
-        match self.graph.values.iter().position(|v| v.kind == ValueKind::RngKey) {
-            Some(i) => Ok(ValueId(i as u32)),
-            None => {
-                let scope = std::mem::take(&mut self.scope);
-                let id = self.source("rng_key", TensorType::new(DType::I64, []), ValueKind::RngKey);
-                self.scope = scope;
-                id
-            }
+        if let Some(id) = self.rng_key {
+            return Ok(id);
         }
+        let scope = std::mem::take(&mut self.scope);
+        let id = self.source("rng_key", TensorType::new(DType::I64, []), ValueKind::RngKey);
+        self.scope = scope;
+        self.rng_key = id.as_ref().ok().copied();
+        id
+    }
+
+    /// The number that distinguishes the next dropout from those before it; see [`Dropout`](crate::ops::Dropout).
+    pub fn next_stream(&self) -> u64 {
+        self.dropouts
     }
 
     /// Stores `value` in `buffer` after every micro-batch.
@@ -210,6 +221,7 @@ impl Builder {
                 ValueId(first + i as u32)
             })
             .collect();
+        self.dropouts += u64::from(matches!(op, Op::Dropout(_)));
         self.graph.nodes.push(Node {
             name,
             op,

@@ -5,7 +5,7 @@ use crate::ops::{
     Embedding, Expand, Flip, Full, Gather, LayerNorm, Linear, Matmul, Permute, Reduce, ReduceKind, Reshape, Slice,
     Softmax, Split, Unary, Where,
 };
-use crate::{Builder, DType, GraphError, Op, Shape, TensorType, ValueId};
+use crate::{Builder, DType, GraphError, Shape, TensorType, ValueId};
 
 /// Operators by name. [`crate::ops`] documents their operands and shapes.
 #[allow(missing_docs)]
@@ -236,7 +236,7 @@ impl Builder {
             return Ok(x);
         }
         let key = self.rng_key()?;
-        let stream = self.graph().nodes.iter().filter(|n| matches!(n.op, Op::Dropout(_))).count() as u64;
+        let stream = self.next_stream();
         self.op(Dropout { p, stream }, &[x, key])
     }
 

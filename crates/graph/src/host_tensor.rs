@@ -52,7 +52,7 @@ impl HostTensor {
 
     /// A tensor with these bytes. Fails unless `data` has the size of `ty`.
     pub fn from_bytes(ty: TensorType, data: Vec<u8>) -> Result<Self, GraphError> {
-        if ty.checked_bytes() != Some(data.len()) {
+        if ty.check() != Ok(data.len()) {
             return Err(GraphError::Tensor(format!("{ty} cannot have {} bytes of data", data.len())));
         }
         Ok(Self { ty, data: Arc::new(data) })
@@ -102,7 +102,7 @@ impl HostTensor {
     /// The same elements with another shape. Fails if the number of elements differs.
     pub fn reshaped(self, shape: impl Into<Shape>) -> Result<Self, GraphError> {
         let ty = TensorType::new(self.ty.dtype, shape);
-        if ty.checked_bytes() != Some(self.data.len()) {
+        if ty.check() != Ok(self.data.len()) {
             return Err(GraphError::Tensor(format!("{} cannot be viewed as {ty}", self.ty)));
         }
         Ok(Self { ty, data: self.data })

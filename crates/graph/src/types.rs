@@ -78,14 +78,20 @@ impl TensorType {
         Self { dtype, shape: shape.into() }
     }
 
-    /// Number of elements; 1 for a scalar.
+    /// The largest size in bytes, 256 TiB. The sum of 2^15 such sizes still fits 64 bits.
+    pub const MAX_BYTES: usize = 1 << 48;
+
+    /// The largest number of dimensions, as in PyTorch.
+    pub const MAX_RANK: usize = 64;
+
+    /// Number of elements; 1 for a scalar. Saturates where [`Self::check`] fails.
     pub fn numel(&self) -> usize {
-        self.shape.iter().product()
+        self.shape.iter().fold(1, |n: usize, &d| n.saturating_mul(d))
     }
 
-    /// The size in bytes.
+    /// The size in bytes. Saturates where [`Self::check`] fails.
     pub fn bytes(&self) -> usize {
-        self.numel() * self.dtype.size()
+        self.numel().saturating_mul(self.dtype.size())
     }
 
     /// Number of dimensions.
@@ -93,9 +99,19 @@ impl TensorType {
         self.shape.len()
     }
 
-    /// The size in bytes, or `None` if it overflows. Check shapes from files and peers with this first.
-    pub fn checked_bytes(&self) -> Option<usize> {
-        self.shape.iter().try_fold(self.dtype.size(), |n, &d| n.checked_mul(d))
+    /// Checks a type from a file or a peer, and returns its size in bytes. Arithmetic on sizes relies on this check.
+    ///
+    /// # Errors
+    ///
+    /// It has more than [`Self::MAX_RANK`] dimensions. Or its size exceeds [`Self::MAX_BYTES`], where dimensions of
+    /// size 0 count as 1: so the product of any of its dimensions is within the limit too.
+    pub fn check(&self) -> Result<usize, String> {
+        if self.rank() > Self::MAX_RANK {
+            return Err(format!("a tensor of {} dimensions, but at most {} are possible", self.rank(), Self::MAX_RANK));
+        }
+        let within = |n: &usize| *n <= Self::MAX_BYTES;
+        let size = self.shape.iter().try_fold(self.dtype.size(), |n, &d| n.checked_mul(d.max(1)).filter(within));
+        size.map(|_| self.bytes()).ok_or_else(|| format!("{self} is larger than any memory"))
     }
 }
 

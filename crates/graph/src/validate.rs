@@ -1,6 +1,6 @@
 //! The checks that make a graph from a file or a peer safe to run.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashMap};
 
 use crate::{DType, Graph, GraphError, Node, NodeId, Phase, TensorType, ValueId, ValueKind};
 
@@ -26,8 +26,8 @@ impl Graph {
             if !names.insert(v.name.as_str()) {
                 return self.broken(format!("two values are named {:?}", v.name));
             }
-            if v.ty.checked_bytes().is_none_or(|b| b > isize::MAX as usize) {
-                return self.broken(format!("value {:?} of type {} is larger than any memory", v.name, v.ty));
+            if let Err(reason) = v.ty.check() {
+                return self.broken(format!("value {:?}: {reason}", v.name));
             }
             match &v.kind {
                 ValueKind::RngKey if v.ty != TensorType::new(DType::I64, []) => {
@@ -143,10 +143,11 @@ impl Graph {
     }
 
     fn check_constants(&self) -> Result<(), GraphError> {
+        let constants = self.values.iter().filter(|v| v.kind == ValueKind::Constant);
+        let types: HashMap<&str, &TensorType> = constants.map(|v| (v.name.as_str(), &v.ty)).collect();
         for (name, tensor) in &self.constants {
-            match self.find(name).map(|v| self.value(v)) {
-                Some(v) if v.kind == ValueKind::Constant && v.ty == *tensor.ty() => {}
-                _ => return self.broken(format!("constant {name:?} does not match the value of that name")),
+            if types.get(name.as_str()) != Some(&tensor.ty()) {
+                return self.broken(format!("constant {name:?} does not match the value of that name"));
             }
         }
         Ok(())

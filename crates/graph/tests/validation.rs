@@ -96,6 +96,20 @@ fn wrong_types_are_refused() {
     assert!(error.contains(r#"random key "x" must be an i64 scalar"#), "{error}");
 }
 
+/// A product that wraps would make a huge tensor look small.
+#[test]
+fn sizes_of_hostile_shapes_saturate() {
+    let ty = |shape: &[usize]| TensorType::new(DType::F32, shape);
+    let max = usize::MAX;
+    for shape in [&[max, 2][..], &[1 << 32, 1 << 32], &[1 << 47], &[max, max, 0], &[0, max, max], &[1; 65]] {
+        assert!(ty(shape).check().is_err(), "{shape:?}");
+        assert_eq!(ty(shape).bytes(), ty(shape).numel().saturating_mul(4), "{shape:?}");
+    }
+    assert_eq!(ty(&[1 << 32, 1 << 32]).numel(), max);
+    assert_eq!(ty(&[1 << 46]).check(), Ok(TensorType::MAX_BYTES));
+    assert_eq!((ty(&[0, 7]).check(), ty(&[]).check()), (Ok(0), Ok(4)));
+}
+
 #[test]
 fn names_and_producers_must_be_unique() {
     let error = error_after(|g| g.values[1].name = "x".into());

@@ -11,11 +11,25 @@ pub(crate) fn short(target: &str) -> &str {
     target.strip_prefix("torch.ops.").unwrap_or(target)
 }
 
-/// The name of the module that a node belongs to, in the user's model.
+/// The longest name of a module, in bytes. One node of the file may become many, and each of their names begins with
+/// it. So a longer name would make the graph grow with the square of the file.
+const MAX_MODULE_BYTES: usize = 256;
+
+/// The name of the module that a node belongs to, in the user's model. A long name is cut.
 pub(crate) fn module(node: &Node) -> &str {
     let last = node.metadata.nn_module_stack.rsplit(';').next().unwrap_or_default();
     let name = last.split(',').nth(1).unwrap_or_default();
-    name.split('@').next().unwrap_or_default()
+    let name = name.split('@').next().unwrap_or_default();
+    &name[..name.floor_char_boundary(MAX_MODULE_BYTES)]
+}
+
+/// The number of nodes of a graph and of all graphs inside it.
+pub(crate) fn node_count(graph: &schema::Graph) -> usize {
+    let inner = graph.nodes.iter().flat_map(|n| &n.inputs).filter_map(|i| match &i.arg {
+        Argument::AsGraph(g) => Some(node_count(&g.graph)),
+        _ => None,
+    });
+    graph.nodes.len() + inner.sum::<usize>()
 }
 
 /// The place of a node in the user's model, such as ` in layer1.0.conv1, model.py:12`.

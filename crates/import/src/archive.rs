@@ -166,8 +166,8 @@ impl Archive {
     /// Reads a tensor. Integers of 8 and 16 bits are widened to `i32`.
     pub(crate) fn tensor(&mut self, stored: &StoredTensor) -> Result<HostTensor, ImportError> {
         let bytes = member(&self.name, &mut self.zip, &stored.member, u64::MAX)?;
-        self.read += bytes.len() as u64;
-        if self.read > 4 * self.zip.length().max(1 << 20) {
+        self.read = self.read.saturating_add(bytes.len() as u64);
+        if self.read > self.zip.length().max(1 << 20).saturating_mul(4) {
             return Err(self.damaged(&stored.member, "the archive's members overlap".into()));
         }
         stored.tensor(bytes).map_err(|reason| self.damaged(&stored.member, reason))
@@ -263,10 +263,8 @@ impl StoredTensor {
     /// The type of the tensor when it is read.
     pub(crate) fn ty(&self) -> Result<TensorType, String> {
         let ty = TensorType::new(element_type(self.dtype)?, self.shape.clone());
-        match ty.checked_bytes() {
-            Some(bytes) if bytes <= isize::MAX as usize => Ok(ty),
-            _ => Err(format!("{:?} has too many elements", self.shape)),
-        }
+        ty.check()?;
+        Ok(ty)
     }
 
     /// The tensor, from the bytes of its storage.
@@ -286,10 +284,8 @@ impl StoredTensor {
             }
         } else {
             // Strides may repeat elements, and so describe a huge tensor. Refuse more elements than are stored.
-            if count.checked_mul(size).is_none_or(|n| n > storage.len()) {
-                return Err(too_small());
-            }
-            let mut bytes = Vec::with_capacity(count * size);
+            let length = count.checked_mul(size).filter(|n| *n <= storage.len()).ok_or_else(too_small)?;
+            let mut bytes = Vec::with_capacity(length);
             let mut index = vec![0usize; self.shape.len()];
             for _ in 0..count {
                 let at = index

@@ -6,7 +6,8 @@ use fusionllm_graph::{DType, Graph, HostTensor, Init, TensorType, ValueId};
 
 use crate::ImportError;
 use crate::analysis::{
-    argument_names, live, module, output_name, outputs, place, short, unsupported_operators, updated_buffers,
+    argument_names, live, module, node_count, output_name, outputs, place, short, unsupported_operators,
+    updated_buffers,
 };
 use crate::archive::{Archive, StoredTensor, plain_size};
 use crate::aten;
@@ -43,7 +44,8 @@ pub struct Imported {
     pub graph: Graph,
     /// Tied parameters share one tensor of the graph: further names, and the name in the graph.
     pub tied: BTreeMap<String, String>,
-    tensors: BTreeMap<String, StoredTensor>,
+    /// By name in the graph: the tensor in the archive, and its element type in the graph.
+    tensors: BTreeMap<String, (StoredTensor, DType)>,
 }
 
 /// The key in [`Graph::metadata`] of the input that has the targets of the loss.
@@ -69,13 +71,20 @@ impl Archive {
     /// The model has no such tensor, or the file is damaged or can no longer be read.
     pub fn load(&mut self, imported: &Imported, name: &str) -> Result<HostTensor, ImportError> {
         let missing = |reason: &str| ImportError::Model { archive: self.name.clone(), reason: reason.into() };
-        let stored =
-            imported.tensors.get(name).ok_or_else(|| missing(&format!("the model has no tensor {name:?}")))?.clone();
-        let value = imported.graph.find(name).ok_or_else(|| missing(&format!("the graph has no value {name:?}")))?;
-        let dtype = imported.graph.ty(value).dtype;
+        let found = imported.tensors.get(name).cloned();
+        let (stored, dtype) = found.ok_or_else(|| missing(&format!("the model has no tensor {name:?}")))?;
         let tensor = self.tensor(&stored)?;
         tensor.cast(dtype).map_err(|source| ImportError::Graph { archive: self.name.clone(), source })
     }
+}
+
+/// By member of the archive: the first parameter stored there. Others of the same content are tied to it.
+type Owners = HashMap<String, Owner>;
+
+struct Owner {
+    stored: StoredTensor,
+    name: String,
+    id: ValueId,
 }
 
 struct Import<'a> {
@@ -84,7 +93,7 @@ struct Import<'a> {
     cx: Context<'a>,
     /// The sizes of dynamic dimensions, by symbol.
     symbols: HashMap<String, i64>,
-    tensors: BTreeMap<String, StoredTensor>,
+    tensors: BTreeMap<String, (StoredTensor, DType)>,
     tied: BTreeMap<String, String>,
     /// Buffers that the forward pass updates: their tensor, and their value before the update.
     state: BTreeMap<String, (TensorId, ValueId)>,
@@ -110,7 +119,7 @@ impl<'a> Import<'a> {
         let mut import = Self {
             archive,
             program,
-            cx: Context::new(&stem, single, evaluate),
+            cx: Context::new(&stem, single, node_count(&program.graph), evaluate),
             symbols: HashMap::new(),
             tensors: BTreeMap::new(),
             tied: BTreeMap::new(),
@@ -134,6 +143,7 @@ impl<'a> Import<'a> {
 
     /// Determines the size of every symbol in the shapes of the inputs. The first dimension is the batch.
     fn bind_symbols(&mut self, batch_size: Option<usize>) -> Result<(), ImportError> {
+        let requested = batch_size.map(|n| i64::try_from(n).unwrap_or(i64::MAX));
         let mut dynamic = false;
         let mut exported = None;
         for spec in &self.program.signature.input_specs {
@@ -145,15 +155,15 @@ impl<'a> Import<'a> {
                     Size::AsInt(_) => {}
                     Size::AsExpr(e) => {
                         dynamic |= d == 0;
-                        let wanted = batch_size.filter(|_| d == 0).map(|n| n as i64);
+                        let wanted = requested.filter(|_| d == 0);
                         self.bind(e, wanted, &t.name).map_err(|r| self.model_error(r))?;
                     }
                 }
             }
         }
         match (batch_size, exported) {
-            (Some(requested), Some(exported)) if !dynamic && exported != requested as i64 => {
-                Err(ImportError::BatchSize { archive: self.archive.name.clone(), exported, requested })
+            (Some(batch), Some(exported)) if !dynamic && Some(exported) != requested => {
+                Err(ImportError::BatchSize { archive: self.archive.name.clone(), exported, requested: batch })
             }
             _ => Ok(()),
         }
@@ -199,7 +209,7 @@ impl<'a> Import<'a> {
     /// Adds inputs, parameters, buffers and constants.
     fn inputs(&mut self, names: &mut Names) -> Result<(), ImportError> {
         let updated = updated_buffers(self.program);
-        let mut owners: BTreeMap<StoredTensor, String> = BTreeMap::new();
+        let mut owners = Owners::new();
         for spec in &self.program.signature.input_specs {
             let (name, item) = match spec {
                 InputSpec::UserInput { arg: Argument::AsTensor(t) } => {
@@ -240,37 +250,31 @@ impl<'a> Import<'a> {
         Ok(TensorType::new(dtype, ty.shape))
     }
 
-    fn parameter(&mut self, name: &str, owners: &mut BTreeMap<StoredTensor, String>) -> Result<TensorId, ImportError> {
+    fn parameter(&mut self, name: &str, owners: &mut Owners) -> Result<TensorId, ImportError> {
         let stored = self.stored(name)?;
-        if let Some(owner) = owners.get(&stored) {
-            self.tied.insert(name.into(), owner.clone());
-            let id = self
-                .cx
-                .builder
-                .graph()
-                .find(owner)
-                .ok_or_else(|| self.model_error("a tied parameter has no owner".into()))?;
-            return Ok(self.cx.new_tensor(Value::Node(id)));
-        }
-        if let Some((_, owner)) = owners.iter().find(|(s, _)| s.member == stored.member) {
-            return Err(self.model_error(
-                format!(
-                    "the parameters {owner:?} and {name:?} share only part of their memory, which is not supported"
-                )
-                .into(),
-            ));
+        if let Some(first) = owners.get(&stored.member) {
+            if first.stored != stored {
+                let reason = format!(
+                    "the parameters {:?} and {name:?} share only part of their memory, which is not supported",
+                    first.name
+                );
+                return Err(self.model_error(reason.into()));
+            }
+            self.tied.insert(name.into(), first.name.clone());
+            return Ok(self.cx.new_tensor(Value::Node(first.id)));
         }
         let ty = self.type_of(&stored)?;
-        let trained = ty.dtype.is_float() && stored.requires_grad;
+        let dtype = ty.dtype;
+        let trained = dtype.is_float() && stored.requires_grad;
         let unset = Init::Constant(0.0);
         let id = match trained {
-            true => self.cx.builder.parameter(name, ty.dtype, ty.shape, unset),
+            true => self.cx.builder.parameter(name, dtype, ty.shape, unset),
             // A frozen parameter never changes.
-            false => self.cx.builder.buffer(name, ty.dtype, ty.shape, unset),
+            false => self.cx.builder.buffer(name, dtype, ty.shape, unset),
         };
         let id = id.map_err(|e| self.graph_error(e))?;
-        self.tensors.insert(name.into(), stored.clone());
-        owners.insert(stored, name.into());
+        self.tensors.insert(name.into(), (stored.clone(), dtype));
+        owners.insert(stored.member.clone(), Owner { stored, name: name.into(), id });
         Ok(self.cx.new_tensor(Value::Node(id)))
     }
 
@@ -280,12 +284,12 @@ impl<'a> Import<'a> {
         let ty = self.type_of(&stored)?;
         if !updated && ty.bytes() <= crate::context::MAX_CONSTANT_BYTES {
             let tensor = self.archive.tensor(&stored)?.cast(ty.dtype).map_err(|e| self.graph_error(e))?;
-            let value = self.cx.constant(tensor);
+            let value = self.cx.stored_constant(tensor);
             return Ok(self.cx.new_tensor(value));
         }
         let id = self.cx.builder.buffer(name, ty.dtype, ty.shape, Init::Constant(0.0));
         let id = id.map_err(|e| self.graph_error(e))?;
-        self.tensors.insert(name.into(), stored);
+        self.tensors.insert(name.into(), (stored, ty.dtype));
         let tensor = self.cx.new_tensor(Value::Node(id));
         if updated {
             self.state.insert(name.into(), (tensor, id));

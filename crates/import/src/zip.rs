@@ -151,7 +151,8 @@ impl<S: Read + Seek> Zip<S> {
         if !header.starts_with(b"PK\x03\x04") {
             return Err("it is not at the offset in the directory".into());
         }
-        let start = member.offset + HEADER + u16_at(&header, 26) + u16_at(&header, 28);
+        let lengths = HEADER + u16_at(&header, 26) + u16_at(&header, 28);
+        let start = member.offset.checked_add(lengths).ok_or("it is truncated")?;
         let bytes = self.bytes(start, member.size)?;
         match crc32fast::hash(&bytes) == member.crc {
             true => Ok(bytes),

@@ -234,3 +234,74 @@ fn a_deeply_nested_document_is_refused() {
     assert!(!import_all(archive(&program, &weights())));
     assert!(!import_all(zip(&[("net/models/model.json", text.into_bytes()), ("net/archive_format", b"pt2".to_vec())])));
 }
+
+/// The model of [`program`], with a node before its loss that reads `x` and gives a result of this type. Nothing reads
+/// the result, but `effect` overwrites it.
+fn refusal(target: &str, inputs: &[(&str, Value)], x: &[i64], result: &[i64], effect: Option<(&str, Value)>) -> String {
+    let mut program = program();
+    let graph = &mut program["graph_module"]["graph"];
+    graph["tensor_values"]["big"] = meta(7, x, false);
+    graph["tensor_values"]["odd"] = meta(7, result, false);
+    let spec = json!({"user_input": {"arg": tensor("big")}});
+    program["graph_module"]["signature"]["input_specs"].as_array_mut().unwrap().push(spec);
+    let graph = &mut program["graph_module"]["graph"];
+    let nodes = graph["nodes"].as_array_mut().unwrap();
+    let mut added = vec![node(target, &[&[("self", tensor("big"))][..], inputs].concat(), "odd")];
+    let read = node("sum.default", &[("self", tensor("odd"))], "total");
+    added.extend(effect.map(|(target, value)| node(target, &[("self", tensor("odd")), ("value", value)], "odd")));
+    added.push(read);
+    nodes.splice(0..0, added);
+    let last = nodes.len() - 1;
+    nodes[last]["outputs"] = json!([tensor("entropy")]);
+    nodes.push(node("add.Tensor", &[("self", tensor("entropy")), ("other", tensor("total"))], "loss"));
+    graph["tensor_values"]["entropy"] = meta(7, &[], true);
+    graph["tensor_values"]["total"] = meta(7, &[], false);
+    match import(archive(&program, &weights())) {
+        Ok(_) => "accepted".into(),
+        Err(e) => e.to_string(),
+    }
+}
+
+fn ints(all: &[i64]) -> Value {
+    json!({"as_ints": all})
+}
+
+/// Sizes and strides whose products or sums overflow, or that describe huge lists.
+#[test]
+fn sizes_beyond_any_memory_are_refused() {
+    let max = i64::MAX;
+    let one = [("size", ints(&[2, 5])), ("stride", ints(&[max, max]))];
+    let none = [("size", ints(&[1 << 40, 0])), ("stride", ints(&[1, 1]))];
+    let step = [("dim", 0), ("start", 0), ("end", max), ("step", 2)].map(|(n, i)| (n, json!({"as_int": i})));
+    let zero = json!({"as_float": 0.0});
+    let pool = |kernel: i64, padding: i64| {
+        let size = |n| ints(&[n, n]);
+        [("kernel_size", size(kernel)), ("padding", size(padding)), ("divisor_override", json!({"as_int": 1}))]
+    };
+    let image = [1, 1, 2, 2];
+    let cases = [
+        (refusal("alias.default", &[], &[max, max], &[max, max], None), "larger than any memory"),
+        (refusal("alias.default", &[], &[max, max, 0], &[max, max, 0], None), "larger than any memory"),
+        (refusal("alias.default", &[], &[1; 65], &[1; 65], None), "65 dimensions"),
+        (refusal("as_strided.default", &one, &[2, 5], &[2, 5], None), "reach beyond any memory"),
+        (refusal("as_strided.default", &none, &[2, 5], &[1 << 40, 0], None), "accepted"),
+        (refusal("repeat.default", &[("repeats", ints(&[1; 100_000]))], &[2, 5], &[2, 5], None), "dimensions"),
+        (refusal("slice.Tensor", &step, &[1 << 40], &[1 << 39], Some(("fill_.Scalar", zero))), "too many"),
+        (refusal("avg_pool2d.default", &pool(1 << 40, 1 << 39), &image, &image, None), "declares"),
+        (refusal("avg_pool2d.default", &pool(max, max / 2), &image, &image, None), "padding"),
+        (
+            refusal(
+                "upsample_bilinear2d.vec",
+                &[("output_size", ints(&[1 << 13, 1]))],
+                &[1, 1, 1 << 14, 1],
+                &image,
+                None,
+            ),
+            "resize",
+        ),
+    ];
+    for (case, (reason, part)) in cases.iter().enumerate() {
+        assert!(reason.contains(part), "case {case}: {reason}");
+    }
+    assert!(LARGEST.load(Ordering::Relaxed) < MAX_ALLOCATION);
+}

@@ -1,4 +1,4 @@
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{Graph, NodeId};
@@ -37,13 +37,8 @@ impl Stage {
 
     /// The peers, each once, in the plan's order.
     pub fn replicas(&self) -> Vec<PeerId> {
-        let mut replicas: Vec<PeerId> = Vec::with_capacity(self.peers.len());
-        for &p in &self.peers {
-            if !replicas.contains(&PeerId(p)) {
-                replicas.push(PeerId(p));
-            }
-        }
-        replicas
+        let mut seen = HashSet::new();
+        self.peers.iter().map(|p| PeerId(*p)).filter(|p| seen.insert(*p)).collect()
     }
 }
 
@@ -91,9 +86,10 @@ impl Plan {
         if self.micro_batches == 0 || self.stages.is_empty() {
             return fail("it needs at least one stage and one micro-batch".into());
         }
+        let mut names = HashSet::new();
         for (i, name) in self.peers.iter().enumerate() {
             let odd = |c: char| c.is_control() || c == '/' || c == '\\';
-            if name.is_empty() || name.len() > 64 || name.contains(odd) || self.peers[..i].contains(name) {
+            if name.is_empty() || name.len() > 64 || name.contains(odd) || !names.insert(name) {
                 return fail(format!(
                     "the name {name:?} of peer {i} is not valid; names are unique, have at most 64 bytes and no slashes"
                 ));
@@ -130,13 +126,13 @@ impl Plan {
         let names: Option<Vec<String>> = used.iter().map(|p| self.peers.get(p.0 as usize).cloned()).collect();
         // `validate` reports a stage whose peer does not exist.
         let Some(names) = names else { return self };
-        let number = |p: PeerId| used.range(..p).count() as u32;
+        let number: BTreeMap<PeerId, u32> = used.iter().copied().zip(0..).collect();
         for p in self.stages.iter_mut().flat_map(|s| &mut s.peers) {
-            *p = number(PeerId(*p));
+            *p = number[&PeerId(*p)];
         }
         self.codecs.retain(|l| used.contains(&l.from) && used.contains(&l.to));
         for l in &mut self.codecs {
-            (l.from, l.to) = (PeerId(number(l.from)), PeerId(number(l.to)));
+            (l.from, l.to) = (PeerId(number[&l.from]), PeerId(number[&l.to]));
         }
         self.peers = names;
         self

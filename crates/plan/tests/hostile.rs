@@ -160,7 +160,7 @@ fn refusals_name_the_instruction() {
     insta::assert_snapshot!(refusal(|p| p.peer = PeerId::BROKER), @"program: it is for the broker, which runs no program");
     insta::assert_snapshot!(refusal(|p| p.micro_batches = 1), @"program: instruction 4, `[1] receive x from broker`: its micro-batch does not exist");
     insta::assert_snapshot!(refusal(|p| value(p, "x").name = "w".into()), @r#"program: two values are named "w""#);
-    insta::assert_snapshot!(refusal(|p| value(p, "x").ty.shape = vec![usize::MAX, 3]), @r#"program: value "x" of type f32[18446744073709551615, 3] is larger than any memory"#);
+    insta::assert_snapshot!(refusal(|p| value(p, "x").ty.shape = vec![usize::MAX, 3]), @r#"program: value "x": f32[18446744073709551615, 3] is larger than any memory"#);
     insta::assert_snapshot!(refusal(|p| value(p, "x").ty.shape = vec![2, 4]), @r#"program: node #0 "first.linear" (linear): the last dimension of the operand is 4, but that of the weight is 3"#);
     insta::assert_snapshot!(refusal(|p| value(p, "first.linear").kind = ValueKind::Input), @r#"program: node #0 "first.linear" (linear): %2 does not name it as its producer"#);
     insta::assert_snapshot!(refusal(|p| p.holdings.clear()), @"program: the owner of w is not consistent");

@@ -85,8 +85,8 @@ fn attention_cost(
     outputs: &[&TensorType],
 ) -> Cost {
     let flops = sizes(q, k, v).map_or(0.0, |n| {
-        let pairs = (n.b * n.h * n.l * n.s) as f64;
-        pairs * (2.0 * (q.shape[3] + n.f) as f64 * products + 14.0)
+        let pairs: f64 = [n.b, n.h, n.l, n.s].iter().map(|n| *n as f64).product();
+        pairs * (2.0 * (q.shape[3] as f64 + n.f as f64) * products + 14.0)
     });
     Cost::new(OpClass::Matmul, flops, inputs, outputs)
 }

@@ -42,7 +42,7 @@ pub(super) fn window_size(
     let padded = input
         .checked_add(padding[0])
         .and_then(|n| n.checked_add(padding[1]))
-        .filter(|n| *n <= isize::MAX as usize)
+        .filter(|n| *n <= TensorType::MAX_BYTES)
         .ok_or("the padding is too large")?;
     ensure(padded >= extent, || {
         format!("a window of {extent} does not fit into {input} elements padded by {padding:?}")

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::{args, broadcast_shapes, ensure, ensure_dtype, ensure_float, ensure_number, ensure_same_dtype};
-use super::operator::{Cost, Operator};
+use super::operator::{Cost, Operator, elements};
 use crate::{DType, TensorType};
 
 /// A function of each element. The result has the type of the operand.
@@ -111,7 +111,7 @@ impl Operator for Unary {
             Self::Floor | Self::Ceil | Self::Round | Self::Trunc => 1.0,
             _ => 10.0,
         };
-        Cost::memory(flops * outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
+        Cost::memory(flops * elements(outputs), inputs, outputs)
     }
 }
 
@@ -416,7 +416,7 @@ impl Operator for Gelu {
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        Cost::memory(20.0 * outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
+        Cost::memory(20.0 * elements(outputs), inputs, outputs)
     }
 }
 
@@ -440,7 +440,7 @@ impl Operator for GeluBackward {
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        Cost::memory(30.0 * outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
+        Cost::memory(30.0 * elements(outputs), inputs, outputs)
     }
 }
 

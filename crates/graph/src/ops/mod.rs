@@ -130,16 +130,10 @@ impl Op {
 
     /// The types of the results for operands of these types. The error names the requirement that they fail.
     pub fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String> {
-        for t in inputs {
-            if t.checked_bytes().is_none_or(|b| b > isize::MAX as usize) {
-                return Err(format!("{t} is larger than any memory"));
-            }
-        }
+        inputs.iter().try_for_each(|t| t.check().map(drop))?;
         let outputs = self.operator().infer(inputs)?;
-        match outputs.iter().find(|t| t.checked_bytes().is_none_or(|b| b > isize::MAX as usize)) {
-            Some(t) => Err(format!("its result {t} is larger than any memory")),
-            None => Ok(outputs),
-        }
+        outputs.iter().try_for_each(|t| t.check().map(drop).map_err(|e| format!("its result: {e}")))?;
+        Ok(outputs)
     }
 
     /// The work for operands and results of these types.

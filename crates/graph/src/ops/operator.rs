@@ -14,8 +14,14 @@ pub trait Operator {
 
     /// The work on any device. By default memory-bound, with one operation per result element.
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        Cost::memory(outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
+        Cost::memory(elements(outputs), inputs, outputs)
     }
+}
+
+/// The number of elements of all these tensors. A node may name one operand many times, so no integer is sure to hold
+/// the sum.
+pub(super) fn elements(types: &[&TensorType]) -> f64 {
+    types.iter().map(|t| t.numel() as f64).sum()
 }
 
 /// The class of hardware unit that limits an operator.
@@ -46,7 +52,7 @@ pub struct Cost {
 impl Cost {
     /// `flops` operations that read every operand and write every result once.
     pub fn new(class: OpClass, flops: f64, inputs: &[&TensorType], outputs: &[&TensorType]) -> Self {
-        let bytes = inputs.iter().chain(outputs).map(|t| t.bytes()).sum::<usize>() as f64;
+        let bytes = inputs.iter().chain(outputs).map(|t| t.bytes() as f64).sum();
         Self { flops, bytes, class }
     }
 

@@ -12,6 +12,11 @@ fn image(x: &TensorType) -> Result<[usize; 4], String> {
     <[usize; 4]>::try_from(&x.shape[..]).map_err(|_| format!("needs four dimensions, got {x}"))
 }
 
+/// The elements that all windows have together.
+fn window_reads(kernel: [usize; 2], result: &TensorType) -> f64 {
+    kernel.iter().map(|n| *n as f64).product::<f64>() * result.numel() as f64
+}
+
 /// Results: the largest element of every window, and its position `row * W + column` in the operand's plane (`i64`).
 ///
 /// Padding is never the largest. Of equal elements the first is taken. As in PyTorch, NaN is larger than all numbers,
@@ -53,7 +58,7 @@ impl Operator for MaxPool2d {
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        Cost::memory((self.kernel[0] * self.kernel[1] * outputs[0].numel()) as f64, inputs, outputs)
+        Cost::memory(window_reads(self.kernel, outputs[0]), inputs, outputs)
     }
 }
 
@@ -110,7 +115,7 @@ impl Operator for AvgPool2d {
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        Cost::memory((self.kernel[0] * self.kernel[1] * outputs[0].numel()) as f64, inputs, outputs)
+        Cost::memory(window_reads(self.kernel, outputs[0]), inputs, outputs)
     }
 }
 

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::{args, ensure, ensure_dim, ensure_dtype, ensure_float, ensure_number};
-use super::operator::{Cost, Operator};
+use super::operator::{Cost, Operator, elements};
 use crate::{DType, TensorType};
 
 /// The function of a [`Reduce`].
@@ -80,7 +80,7 @@ impl Operator for Reduce {
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        Cost::memory(inputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
+        Cost::memory(elements(inputs), inputs, outputs)
     }
 }
 

@@ -3,11 +3,11 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::{args, ensure, ensure_dim, ensure_float};
-use super::operator::{Cost, Operator};
+use super::operator::{Cost, Operator, elements};
 use crate::TensorType;
 
 fn cost(inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-    Cost::memory(14.0 * outputs.iter().map(|t| t.numel()).sum::<usize>() as f64, inputs, outputs)
+    Cost::memory(14.0 * elements(outputs), inputs, outputs)
 }
 
 /// The shape rule of both backward operators: gradient and result must have the same type.

@@ -5,7 +5,7 @@ use fusionllm_graph::{DType, HostTensor};
 
 use super::entry::{entries, one};
 use crate::call::{Call, Output, size};
-use crate::context::{Context, Result, Value};
+use crate::context::{Context, MAX_POSITIONS, Result, Value};
 
 entries! {
     "zeros" ["default"] => |c, a| filled(c, a, 0.0),
@@ -72,14 +72,14 @@ fn linspace(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let (start, end) = (a.number_or("start", 0.0)?, a.number_or("end", 0.0)?);
     let steps = size(a.int("steps")?)?;
-    if steps > 1 << 24 {
-        return Err("it has more than 2^24 elements".into());
+    if steps > MAX_POSITIONS {
+        return Err(format!("it has more than {MAX_POSITIONS} elements").into());
     }
     let step = (end - start) / (steps.max(2) - 1) as f64;
     let at = |i: usize| if i < steps / 2 { start + step * i as f64 } else { end - step * (steps - 1 - i) as f64 };
     let values: Vec<f64> = if steps == 1 { vec![start] } else { (0..steps).map(at).collect() };
     let tensor = HostTensor::from_f64([steps], &values)?.cast(dtype)?;
-    one(c.constant(tensor))
+    one(c.constant(tensor)?)
 }
 
 fn eye(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {

@@ -6,7 +6,7 @@ use fusionllm_graph::ops::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Conv2dInputGrad
 use super::entry::{entries, one};
 use super::rearrange::padded;
 use crate::call::{Call, Output, size};
-use crate::context::{Context, Result, Value};
+use crate::context::{Context, MAX_CONSTANT_BYTES, Result, Value};
 
 entries! {
     "conv1d" ["default", "padding"] => |c, a| convolution(c, a, false),
@@ -107,7 +107,8 @@ fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Ve
         Some("same") => {
             let mut pads = [[0i64; 2]; 4];
             for i in 0..2 {
-                let reach = dilation[i].saturating_mul(kernel[2 + i].saturating_sub(1)) as i64;
+                let reach = dilation[i].checked_mul(kernel[2 + i].saturating_sub(1));
+                let reach = reach.and_then(|r| i64::try_from(r).ok()).ok_or("its kernel reaches too far")?;
                 pads[2 + i] = [reach / 2, reach - reach / 2];
             }
             input = padded(c, input, &pads, 0.0)?;
@@ -125,7 +126,9 @@ fn convolution(c: &mut Context<'_>, a: &Call<'_>, transposed: bool) -> Result<Ve
             let reach = kernel[2 + i].saturating_sub(1).checked_mul(dilation[i]);
             output[i] = steps
                 .zip(reach)
-                .and_then(|(s, r)| s.checked_add(r)?.checked_add(more[i])?.checked_add(1)?.checked_sub(2 * padding[i]))
+                .and_then(|(s, r)| {
+                    s.checked_add(r)?.checked_add(more[i])?.checked_add(1)?.checked_sub(padding[i].checked_mul(2)?)
+                })
                 .ok_or("its padding is too large for its operand")?;
         }
         let y = c.op(Conv2dInputGrad { conv, input: output }, &[input, w])?;
@@ -190,7 +193,7 @@ fn avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     }
     let mut y = c.op(op, &[x.value])?;
     if let Some(divisor) = divisor {
-        y = c.mul_scalar(y, (kernel[0] * kernel[1]) as f64 / divisor)?;
+        y = c.mul_scalar(y, kernel[0] as f64 * kernel[1] as f64 / divisor)?;
     }
     one(restore_shape(c, y, &x)?)
 }
@@ -276,12 +279,11 @@ fn resize_dim(
     factor: Option<f64>,
 ) -> Result<Value> {
     let n = c.shape(x)[dim];
-    if n == 0 || wanted == 0 || n > 1 << 14 || wanted > 1 << 14 {
-        return Err(format!("cannot resize {n} elements to {wanted}").into());
-    }
     if n == wanted && factor.is_none_or(|f| f == 1.0) {
         return Ok(x);
     }
+    let weights = n.checked_mul(wanted).filter(|count| (1..=MAX_CONSTANT_BYTES / size_of::<f64>()).contains(count));
+    let count = weights.ok_or_else(|| format!("cannot resize {n} elements to {wanted}"))?;
     let scale = match factor {
         _ if align && !matches!(method, Method::Nearest { .. }) => {
             if wanted > 1 {
@@ -298,19 +300,19 @@ fn resize_dim(
         let at = |i: usize| (((i as f64 + if exact { 0.5 } else { 0.0 }) * scale).floor() as i64).clamp(0, last);
         return c.index_select(x, dim, &(0..wanted).map(at).collect::<Vec<_>>());
     }
-    let mut weights = vec![0.0; wanted * n];
+    let mut weights = vec![0.0; count];
     for i in 0..wanted {
         let place = if align { i as f64 * scale } else { (i as f64 + 0.5) * scale - 0.5 };
         let taps: Vec<(i64, f64)> = match method {
             Method::Cubic => {
                 let low = place.floor();
                 let t = place - low;
-                (-1..=2).map(|k| (low as i64 + k, cubic(t - k as f64))).collect()
+                (-1..=2).map(|k| ((low as i64).saturating_add(k), cubic(t - k as f64))).collect()
             }
             _ => {
                 let place = place.max(0.0);
                 let low = place.floor();
-                vec![(low as i64, 1.0 - (place - low)), (low as i64 + 1, place - low)]
+                vec![(low as i64, 1.0 - (place - low)), ((low as i64).saturating_add(1), place - low)]
             }
         };
         for (at, weight) in taps {
@@ -318,7 +320,7 @@ fn resize_dim(
         }
     }
     let matrix = HostTensor::from_f64([wanted, n], &weights)?.cast(c.dtype(x))?;
-    let matrix = c.constant(matrix);
+    let matrix = c.constant(matrix)?;
     if dim == 2 {
         return c.matmul(matrix, x);
     }

@@ -8,7 +8,7 @@ use fusionllm_graph::{DType, HostTensor};
 
 use super::entry::{entries, one};
 use crate::call::{Call, Output, size, wrap};
-use crate::context::{Context, Result, Value};
+use crate::context::{Context, MAX_POSITIONS, Result, Value};
 
 entries! {
     "index" ["Tensor"] => index,
@@ -44,7 +44,7 @@ fn non_negative(c: &mut Context<'_>, index: Value, n: usize) -> Result<Value> {
             true => {
                 let at: Vec<i64> = known.iter().map(|i| if *i < 0 { i.saturating_add(n as i64) } else { *i }).collect();
                 let shape = c.shape(index);
-                Ok(c.constant(HostTensor::from_i64(shape, &at)?))
+                c.constant(HostTensor::from_i64(shape, &at)?)
             }
         };
     }
@@ -58,12 +58,15 @@ fn positions(c: &mut Context<'_>, mask: Value) -> Result<Option<Vec<Value>>> {
     let Some(tensor) = c.constant_tensor(mask) else { return Ok(None) };
     let shape = tensor.shape().to_vec();
     let hits: Vec<usize> = tensor.bytes().iter().enumerate().filter(|(_, b)| **b != 0).map(|(i, _)| i).collect();
+    if hits.len() > MAX_POSITIONS {
+        return Err(format!("its mask selects {} elements, too many", hits.len()).into());
+    }
     let mut stride: usize = shape.iter().product();
     let mut lists = Vec::with_capacity(shape.len());
     for &n in &shape {
         stride /= n.max(1);
         let at: Vec<i64> = hits.iter().map(|i| (i / stride.max(1) % n.max(1)) as i64).collect();
-        lists.push(c.constant(HostTensor::from_i64([at.len()], &at)?));
+        lists.push(c.constant(HostTensor::from_i64([at.len()], &at)?)?);
     }
     Ok(Some(lists))
 }

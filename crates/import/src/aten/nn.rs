@@ -203,7 +203,7 @@ pub(super) fn drop_elements(c: &mut Context<'_>, x: Value, p: f64) -> Result<Vec
     if p == 1.0 {
         return Ok(vec![c.mul_scalar(x, 0.0)?]);
     }
-    let stream = c.builder.graph().nodes.iter().filter(|n| matches!(n.op, Op::Dropout(_))).count() as u64;
+    let stream = c.builder.next_stream();
     let key = Value::Node(c.builder.rng_key()?);
     c.apply(Dropout { p, stream }, &[x, key])
 }

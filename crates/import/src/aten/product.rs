@@ -82,12 +82,19 @@ fn product_plus_bias(c: &mut Context<'_>, a: &Call<'_>, [left, right]: [&str; 2]
     one(c.add(product, bias)?)
 }
 
+/// The longest equation of `einsum`.
+const MAX_EQUATION_BYTES: usize = 1 << 12;
+
 /// Einstein's sum over named dimensions, two operands at a time.
 fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let text: String = a.string("equation").unwrap_or_default().chars().filter(|ch| !ch.is_whitespace()).collect();
     let operands = a.values(c, "tensors")?;
     if text.contains('.') {
         return Err("an ellipsis in its equation is not supported".into());
+    }
+    // The search for labels below takes time that grows with the square of the equation.
+    if text.len() > MAX_EQUATION_BYTES {
+        return Err(format!("its equation has more than {MAX_EQUATION_BYTES} bytes").into());
     }
     let (inputs, output) = match text.split_once("->") {
         Some((inputs, output)) => (inputs.to_owned(), output.chars().collect::<Vec<_>>()),

@@ -8,7 +8,7 @@ use super::entry::{entries, one};
 use super::view::{contiguous, selected, sliced};
 use crate::archive::{plain_size, row_major};
 use crate::call::{Call, Output, size, wrap, wrap_all};
-use crate::context::{Context, Result, Value};
+use crate::context::{Context, MAX_POSITIONS, Result, Value};
 use crate::error::TranslationError;
 
 entries! {
@@ -56,13 +56,20 @@ fn elements_at(c: &mut Context<'_>, x: Value, shape: &[usize], positions: &[i64]
     c.reshape(y, shape)
 }
 
-/// The positions `Σ index · stride + first` of all indices of a shape. Fails beyond 2^24 elements.
-fn positions(shape: &[usize], strides: &[i64], first: i64) -> Result<Vec<i64>> {
-    let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= 1 << 24);
-    count.ok_or("it reads more than 2^24 elements")?;
+/// The positions `Σ index · stride + first` of all indices of a shape.
+fn positions(c: &mut Context<'_>, shape: &[usize], strides: &[i64], first: i64) -> Result<Vec<i64>> {
+    if shape.contains(&0) {
+        return Ok(Vec::new());
+    }
+    let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= MAX_POSITIONS);
+    let count = count.ok_or_else(|| format!("it reads more than {MAX_POSITIONS} elements"))?;
+    c.spend(count * size_of::<i64>())?;
+    let reach = |(n, stride): (&usize, &i64)| (*n as i128 - 1) * i128::from(stride.unsigned_abs());
+    let farthest = shape.iter().zip(strides).map(reach).sum::<i128>() + i128::from(first.unsigned_abs());
+    i64::try_from(farthest).map_err(|_| "its strides reach beyond any memory")?;
     let mut all = vec![first];
     for (&n, &stride) in shape.iter().zip(strides) {
-        all = all.iter().flat_map(|&at| (0..n as i64).map(move |i| at.wrapping_add(i.wrapping_mul(stride)))).collect();
+        all = all.iter().flat_map(|&at| (0..n as i64).map(move |i| at + i * stride)).collect();
     }
     Ok(all)
 }
@@ -87,7 +94,7 @@ fn diagonal(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let mut steps: Vec<i64> = kept.iter().map(|&d| strides[d]).collect();
     out.push(length as usize);
     steps.push(strides[i] + strides[j]);
-    let at = positions(&out, &steps, if length == 0 { 0 } else { first })?;
+    let at = positions(c, &out, &steps, if length == 0 { 0 } else { first })?;
     one(elements_at(c, x, &out, &at)?)
 }
 
@@ -102,7 +109,7 @@ fn unfold(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         return Err(format!("windows of {window} by {step} do not fit size {n}").into());
     }
     let count = (n - window) / step + 1;
-    let at = positions(&[count, window], &[step as i64, 1], 0)?;
+    let at = positions(c, &[count, window], &[step as i64, 1], 0)?;
     let y = c.index_select(x, dim, &at)?;
     let mut split = shape.clone();
     split.splice(dim..=dim, [count, window]);
@@ -125,9 +132,9 @@ fn as_strided(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let own_strides = meta.strides.iter().map(|s| plain_size(s).map(|s| s as i64));
     let own_strides = own_strides.collect::<std::result::Result<Vec<_>, _>>()?;
     let first = meta.storage_offset.as_ref().map(plain_size).transpose()?.unwrap_or(0) as i64;
-    let wanted = positions(&shape, &strides, a.int_or("storage_offset", first)?)?;
+    let wanted = positions(c, &shape, &strides, a.int_or("storage_offset", first)?)?;
     let mut place = HashMap::new();
-    for (i, at) in positions(&own, &own_strides, first)?.into_iter().enumerate() {
+    for (i, at) in positions(c, &own, &own_strides, first)?.into_iter().enumerate() {
         place.insert(at, i as i64);
     }
     let at: Option<Vec<i64>> = wanted.iter().map(|p| place.get(p).copied()).collect();
@@ -199,11 +206,9 @@ fn repeat(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let mut times = a.sizes(if a.has("repeats") { "repeats" } else { "dims" })?;
     let mut shape = c.shape(x);
-    while times.len() < shape.len() {
-        times.insert(0, 1);
-    }
-    while shape.len() < times.len() {
-        shape.insert(0, 1);
+    let rank = times.len().max(shape.len());
+    for sizes in [&mut times, &mut shape] {
+        sizes.splice(..0, std::iter::repeat_n(1, rank - sizes.len()));
     }
     let interleaved: Vec<usize> = shape.iter().flat_map(|&n| [1, n]).collect();
     let spread: Vec<usize> = shape.iter().zip(&times).flat_map(|(&n, &t)| [t, n]).collect();
@@ -342,7 +347,7 @@ fn pad_from_inside(c: &mut Context<'_>, a: &Call<'_>, mode: &str) -> Result<Vec<
         }
         let n = c.shape(x)[dim] as i64;
         let limit = if mode == "reflect" { n - 1 } else { 1 << 20 };
-        if n == 0 || n > 1 << 24 || before < 0 || after < 0 || before > limit || after > limit {
+        if n == 0 || n > MAX_POSITIONS as i64 || before < 0 || after < 0 || before > limit || after > limit {
             return Err(format!("pads of {before} and {after} do not fit size {n}").into());
         }
         let at: Vec<i64> = (-before..n + after)

@@ -44,7 +44,7 @@ pub(crate) fn zip(members: &[(&str, Vec<u8>)]) -> Vec<u8> {
 pub(crate) fn meta(dtype: u32, sizes: &[i64], trained: bool) -> Value {
     let mut strides = vec![1i64; sizes.len()];
     for d in (1..sizes.len()).rev() {
-        strides[d - 1] = strides[d] * sizes[d];
+        strides[d - 1] = strides[d].saturating_mul(sizes[d]);
     }
     let ints = |v: &[i64]| v.iter().map(|n| json!({"as_int": n})).collect::<Vec<_>>();
     json!({

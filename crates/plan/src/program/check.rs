@@ -34,13 +34,15 @@ impl Program {
     fn check_values(&self) -> Check {
         want(self.peer != PeerId::BROKER, || "it is for the broker, which runs no program")?;
         want(self.micro_batches > 0, || "it has no micro-batches")?;
+        let mut reports = BTreeSet::new();
+        for name in &self.reports {
+            want(reports.insert(name), || format!("two reports are named {name:?}"))?;
+        }
         let mut names = BTreeSet::new();
         for value in self.values.values() {
             let (name, ty) = (&value.name, &value.ty);
             want(names.insert(name), || format!("two values are named {name:?}"))?;
-            want(ty.checked_bytes().is_some_and(|b| b <= isize::MAX as usize), || {
-                format!("value {name:?} of type {ty} is larger than any memory")
-            })?;
+            ty.check().map_err(|reason| format!("value {name:?}: {reason}"))?;
             match value.kind {
                 ValueKind::RngKey => want(*ty == TensorType::new(DType::I64, []), || {
                     format!("random key {name:?} is {ty}, but must be an i64 scalar")

@@ -196,19 +196,21 @@ fn atoms(graph: &Graph) -> Vec<u32> {
     // Early nodes come when they are needed, or at the end.
     for wanted in [false, true] {
         for id in graph.node_ids().filter(|n| early[n.index()] == wanted) {
-            let mut stack = vec![id];
-            while let Some(&n) = stack.last() {
-                let operands = graph.node(n).inputs.iter().filter_map(|v| graph.producer(*v));
-                match operands.into_iter().find(|p| position[p.index()] == u32::MAX) {
-                    Some(missing) => stack.push(missing),
-                    None => {
-                        if position[n.index()] == u32::MAX {
-                            position[n.index()] = count;
-                            count += 1;
-                        }
-                        stack.pop();
-                    }
+            // Nodes that wait for an operand, each with the index of the operand to look at next.
+            let mut stack = vec![(id, 0)];
+            while let Some((n, next)) = stack.last_mut() {
+                let n = *n;
+                if let Some(v) = graph.node(n).inputs.get(*next) {
+                    *next += 1;
+                    let missing = graph.producer(*v).filter(|p| position[p.index()] == u32::MAX);
+                    stack.extend(missing.map(|p| (p, 0)));
+                    continue;
                 }
+                if position[n.index()] == u32::MAX {
+                    position[n.index()] = count;
+                    count += 1;
+                }
+                stack.pop();
             }
         }
     }
