@@ -463,6 +463,9 @@ impl Assignment {
 
     fn check_sources(&self, state: &BTreeMap<&str, &Value>) -> Result<(), PlanError> {
         let fail = |m: String| Err(PlanError::Program(m));
+        for (key, ty) in self.mirrors.values().flatten() {
+            ty.check().map_err(|e| PlanError::Program(format!("the copy of {key}: {e}")))?;
+        }
         let needed = self.tensors();
         for (key, source) in &self.sources {
             if !needed.contains_key(key) {

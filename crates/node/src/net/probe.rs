@@ -124,7 +124,7 @@ mod tests {
             assert_eq!(net::next_control(&mut lanes.control).await.unwrap(), Some(PeerHello::Probe));
             drop(answer_probes(&connection, lanes).await);
         });
-        let to = PeerAddr { key, addrs: vec![b_for_a] };
+        let to = PeerAddr::new(key, vec![b_for_a]);
         let (there, back) = probe(&a, &to, 0.1).await.unwrap();
         // A measured link may be slower than it is, but not faster, except for what the emulator delivers early.
         assert!(there.latency >= 4.5e-3 && there.latency == back.latency, "{there:?}");

@@ -44,9 +44,6 @@ impl Assigned {
     /// bytes. The error says why the assignment does not fit.
     pub(super) fn new(assignment: Assignment, memory: Option<u64>) -> Result<(Self, Stream), String> {
         assignment.validate().map_err(|e| e.to_string())?;
-        if assignment.mirrors.values().flat_map(BTreeMap::values).any(|ty| ty.checked_bytes().is_none()) {
-            return Err("a copy has more bytes than any machine".into());
-        }
         check_memory(&assignment, memory)?;
         let addresses = addresses(assignment.peers.iter().chain(&assignment.donors))?;
         let streamed = assignment.tensors().into_iter().filter(|(k, _)| assignment.sources[k] == Source::Broker);

@@ -90,7 +90,7 @@ impl TestBroker {
     async fn new() -> Self {
         let local = EndpointOptions { listen: Some(([127, 0, 0, 1], 0).into()), ..EndpointOptions::new() };
         let endpoint = Endpoint::bind(local).await.unwrap();
-        let ticket = Ticket { addr: endpoint.addr(), secret: Secret::from_bytes([7; 16]) };
+        let ticket = Ticket::new(endpoint.addr(), Secret::from_bytes([7; 16]));
         Self { endpoint, ticket }
     }
 
