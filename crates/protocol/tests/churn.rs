@@ -105,6 +105,16 @@ fn a_peer_that_leaves_costs_no_step() {
     assert_eq!((history.incidents, history.redone), (1, 0));
 }
 
+/// The peer dies while the run stops. Those who are left save what there is.
+#[test]
+fn a_loss_does_not_undo_a_stop() {
+    let faults = vec![(12.0, Fault::Kill(1)), (13.0, Fault::Interrupt)];
+    let history = live(&Scenario { faults, ..quiet() });
+    assert_eq!((history.failed.as_deref(), history.incidents), (None, 1));
+    let stopped_at = history.finished.unwrap().step;
+    assert!((10..300).contains(&stopped_at) && history.saved.last() == Some(&stopped_at), "{stopped_at}");
+}
+
 #[test]
 fn a_broker_that_stands_still_loses_nobody() {
     let history = check(&Scenario { faults: vec![(10.0, Fault::Pause(8.0))], ..quiet() });

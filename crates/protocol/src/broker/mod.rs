@@ -146,7 +146,9 @@ impl Broker {
             return Vec::new();
         }
         self.halt = Some(Halt::Stop);
-        let unsaved = self.trained > self.settings.start.step && self.snapshot != Some(self.trained);
+        // A later generation may start from copies, which no checkpoint has.
+        let trained = self.trained > self.settings.start.step || self.settings.passes_before > 0;
+        let unsaved = trained && self.snapshot != Some(self.trained);
         let save = self.settings.checkpoint.is_some();
         self.next = (save && unsaved).then_some(Item::Snapshot { step: self.trained, save });
         if self.is_started() { self.issue_next() } else { self.finish() }

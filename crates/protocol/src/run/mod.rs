@@ -82,6 +82,8 @@ pub struct Run {
     /// Whether the driver makes a plan to see whether spares help.
     weighing: bool,
     leaving: BTreeSet<MemberId>,
+    /// Whether the user wants the run to stop.
+    stopping: bool,
     copies: CopyPace,
     incident: Option<Open>,
     /// The time of the last event.
@@ -116,6 +118,7 @@ impl Run {
             newcomers: BTreeSet::new(),
             weighing: false,
             leaving: BTreeSet::new(),
+            stopping: false,
             copies: CopyPace::default(),
             incident: None,
             now: 0.0,
@@ -293,6 +296,7 @@ impl Run {
     /// Stops the run, after the passes in flight and with a checkpoint if it trains.
     pub fn interrupt(&mut self, now: f64) -> Vec<Action> {
         self.now = now;
+        self.stopping = true;
         match &mut self.phase {
             Phase::Running(running) => {
                 let actions = running.broker.interrupt();

@@ -136,6 +136,11 @@ impl Run {
             let used = self.peers().contains(&leaver);
             actions.extend(if used { self.leave(leaver) } else { self.dismiss(leaver) });
         }
+        if self.stopping {
+            // A peer was lost while the run stopped: those who are left save it.
+            actions.extend(self.interrupt(self.now));
+            return actions;
+        }
         actions.extend(self.scout());
         actions
     }

@@ -38,6 +38,8 @@ pub(crate) enum Fault {
     Join,
     /// The broker stands still for this many seconds.
     Pause(f64),
+    /// The user stops the run.
+    Interrupt,
 }
 
 /// What happens in a world.
@@ -393,6 +395,10 @@ impl World {
             Fault::Leave(m) if m < count => self.tell(m, FromPeer::Leaving),
             Fault::Join => self.add_machine(),
             Fault::Pause(seconds) => self.broker_paused_until = self.now + seconds,
+            Fault::Interrupt => {
+                let actions = self.run.interrupt(self.now);
+                self.carry_out(actions);
+            }
             _ => {}
         }
     }
