@@ -390,6 +390,10 @@ fn a_run_without_peers_says_what_is_safe() {
     let path = directory.path().join("run");
     let args = ["train", "--steps", "1000000", "--peers", "1", "--set=checkpoint.every=2"];
     let mut run = start_training(fusionllm().args(args).arg("--run-dir").arg(&path).args(TINY));
+    let saved = |step: &str| path.join("checkpoints").join(step).exists();
+    while !saved("step-6") && !saved("step-8") {
+        std::thread::yield_now();
+    }
     let pid = joiner(&run.process, "peer-0").expect("the joiner runs");
     assert!(Command::new("kill").args(["-9", &pid]).status().unwrap().success());
     let (status, rest) = run.end();

@@ -155,15 +155,12 @@ impl NodeError {
         hint.map(str::to_owned)
     }
 
-    /// Adds what of a run is safe, unless the error is about the user's input.
+    /// Adds what of a run is safe, unless the error has a hint of its own.
     pub(crate) fn unfinished(self, hint: String) -> Self {
         match self {
-            Self::Run(_)
-            | Self::Stopped(_)
-            | Self::State(_)
-            | Self::Network(_)
-            | Self::File(_)
-            | Self::Checkpoint(_) => Self::Unfinished { error: Box::new(self), hint },
+            Self::Run(_) | Self::Stopped(_) | Self::State(_) | Self::Network(_) => {
+                Self::Unfinished { error: Box::new(self), hint }
+            }
             other => other,
         }
     }

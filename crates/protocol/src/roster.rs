@@ -146,7 +146,8 @@ impl Roster {
 
     /// The name of a new member that asks for `name`.
     fn name_for(&mut self, mut name: String) -> Result<String, String> {
-        let names: Vec<String> = self.connected().map(|m| m.name.clone()).collect();
+        // A silent member may be a process that died: another one takes its place.
+        let names: Vec<String> = self.present().map(|m| m.name.clone()).collect();
         let taken = |name: &str| names.iter().any(|n| n == name);
         if taken(&name) {
             return Err(format!("the name {name:?} is taken; choose another with --name"));

@@ -36,6 +36,7 @@ fn the_run_directory_keeps_the_contract() {
     let expected = [
         "bytes_sent_per_step",
         "compression",
+        "incidents",
         "links",
         "loss_first",
         "loss_last",

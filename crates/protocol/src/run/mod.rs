@@ -204,8 +204,15 @@ impl Run {
     pub fn message(&mut self, from: MemberId, message: FromPeer, now: f64) -> Vec<Action> {
         self.now = now;
         let Some(standing) = self.roster.get(from).map(|m| m.standing) else { return Vec::new() };
-        if matches!(self.phase, Phase::Over) || matches!(standing, Standing::Out | Standing::Away) {
-            return Vec::new();
+        match standing {
+            _ if matches!(self.phase, Phase::Over) => return Vec::new(),
+            Standing::Away => return Vec::new(),
+            // It has woken, and does not know yet.
+            Standing::Out => {
+                let reason = "the run goes on without this machine; start `join` again to come back".into();
+                return vec![Action::Send(from, ToPeer::Stop { reason }), Action::Dismiss(from)];
+            }
+            Standing::Present | Standing::Silent => {}
         }
         let mut actions = Vec::new();
         if self.watch.heard(from, now) {

@@ -77,7 +77,8 @@ fn a_run_writes_the_documented_files() {
           "bytes_per_step": null,
           "measured_bytes_per_s": null
         }
-      ]
+      ],
+      "incidents": []
     }
     "#);
 }
