@@ -218,8 +218,8 @@ impl Observer for Progress {
                 self.history.prompt = self.tokenizer.and_then(|t| prompt(&opening(data, t), t));
                 self.wait_for("loading".to_string());
             }
-            Event::Started { incident } => {
-                if let Some(i) = incident {
+            Event::Started { incidents } => {
+                if let Some(i) = incidents.first() {
                     let took = seconds(i.detected_s + i.replanned_s + i.restored_s);
                     self.say(format!("training goes on from step {}, {took} after the loss", i.restarted_at));
                 }

@@ -2,16 +2,7 @@
 
 use fusionllm_plan::{Cluster, PassKind};
 
-use crate::{MemberId, Notice, Order, PassReport, ToPeer};
-
-/// How far training has come.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct TrainingProgress {
-    /// Batches trained on.
-    pub step: u64,
-    /// Updates applied. Steps whose gradients were not finite apply none.
-    pub updates: u64,
-}
+use crate::{MemberId, Notice, Order, PassReport, ToPeer, TrainingProgress};
 
 /// The batch of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

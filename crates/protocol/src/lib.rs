@@ -54,12 +54,13 @@ mod formation;
 mod inbox;
 mod message;
 mod notice;
+mod progress;
 mod regulator;
 mod roster;
 mod run;
 mod survey;
 
-pub use action::{Action, BatchId, EvalRecord, StepRecord, TrainingProgress};
+pub use action::{Action, BatchId, EvalRecord, StepRecord};
 pub use broker::{AppliedCodecs, Broker, EvalSchedule, Participant, RunSettings};
 pub use custody::{Custody, Restart, Share};
 pub use expected::ExpectedReports;
@@ -72,6 +73,7 @@ pub use message::{
     ReceivedBytes, SentBytes, Source, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode, share_of,
 };
 pub use notice::{Incident, IncidentKind, Notice};
+pub use progress::TrainingProgress;
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
 pub use roster::{ExpectedPeers, Identity, Member, Roster, Standing};
 pub use run::{Run, RunOptions};

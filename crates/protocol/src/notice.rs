@@ -84,10 +84,10 @@ impl Open {
         self.since = now;
     }
 
-    /// Training goes back to a step that was complete `lost_work_s` before the last sign of life.
+    /// Training goes back to a step that was complete `lost_work_s` before the last sign of life. The last time counts.
     pub(crate) fn goes_back(&mut self, step: u64, lost_work_s: f64) {
         self.incident.restarted_at = step;
-        self.incident.lost_work_s += lost_work_s;
+        self.incident.lost_work_s = lost_work_s;
     }
 
     pub(crate) fn over(mut self, now: f64) -> Incident {
@@ -158,8 +158,8 @@ pub enum Notice {
     Started {
         /// The generation.
         generation: u32,
-        /// What made it necessary; `None` for the first.
-        incident: Option<Incident>,
+        /// What made it necessary. Nothing did for the first one, or for one with more members.
+        incidents: Vec<Incident>,
     },
 }
 

@@ -295,7 +295,11 @@ impl Preparation {
             run,
             links: Links::default(),
             current: None,
-            planner: PlannerThread::start(planner, events.clone())?,
+            planner: PlannerThread::start(planner, {
+                let events = events.clone();
+                // The run may be over.
+                move |plan| drop(events.send(Incoming::Planned(plan)))
+            })?,
             proposal: None,
             data,
             feeds,

@@ -41,10 +41,10 @@ impl Conductor<'_> {
                 let names: Vec<&str> = members.iter().map(|m| name(*m)).collect();
                 self.observer.event(Event::Better { names: &names, gain_s: *gain_s });
             }
-            Notice::Started { incident, .. } => {
-                let incident = incident.as_ref().map(|incident| summary(incident, name(incident.member)));
-                self.observer.event(Event::Started { incident: incident.as_ref() });
-                if let Some(incident) = incident {
+            Notice::Started { incidents, .. } => {
+                let incidents: Vec<_> = incidents.iter().map(|i| summary(i, name(i.member))).collect();
+                self.observer.event(Event::Started { incidents: &incidents });
+                for incident in incidents {
                     self.store.incident(incident);
                 }
             }

@@ -111,8 +111,8 @@ pub enum Event<'a> {
     },
     /// All peers are ready.
     Started {
-        /// What made a new generation necessary; `None` for the first.
-        incident: Option<&'a IncidentSummary>,
+        /// What made a new generation necessary; nothing for the first.
+        incidents: &'a [IncidentSummary],
     },
     /// A step is done.
     Step {

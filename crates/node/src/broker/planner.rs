@@ -3,15 +3,12 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
-use fusionllm_plan::{Cluster, PeerId, Program, compile_forward};
-use fusionllm_protocol::{ExpectedReports, Formation, MemberId, share_of};
-use tokio::sync::mpsc::UnboundedSender;
-
-use super::Incoming;
 use crate::NodeError;
 use crate::config::{Choice, Job};
 use crate::model::Model;
 use crate::planning::{Planned, place, plan_blind, plan_for};
+use fusionllm_plan::{Cluster, PeerId, Program, compile_forward};
+use fusionllm_protocol::{ExpectedReports, Formation, MemberId, share_of};
 
 /// What a new generation costs besides moving tensors: connecting, compiling, the first step.
 const REGROUP_S: f64 = 5.0;
@@ -53,13 +50,15 @@ pub(super) struct PlannerThread {
 }
 
 impl PlannerThread {
-    /// Starts the thread. It answers the requests in order.
-    pub(super) fn start(mut planner: Planner, events: UnboundedSender<Incoming>) -> Result<Self, NodeError> {
+    /// Starts the thread. It answers the requests in order, to `done`.
+    pub(super) fn start(
+        mut planner: Planner,
+        done: impl Fn(Result<Box<Proposal>, NodeError>) + Send + 'static,
+    ) -> Result<Self, NodeError> {
         let (requests, queue) = mpsc::channel::<Request>();
         let work = move || {
             for request in queue {
-                // The run may be over.
-                let _ = events.send(Incoming::Planned(planner.propose(request).map(Box::new)));
+                done(planner.propose(request).map(Box::new));
             }
         };
         let thread = std::thread::Builder::new().name("planner".into()).spawn(work);

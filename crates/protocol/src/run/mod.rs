@@ -85,7 +85,8 @@ pub struct Run {
     /// Whether the user wants the run to stop.
     stopping: bool,
     copies: CopyPace,
-    incident: Option<Open>,
+    /// Interruptions that are not over.
+    incidents: Vec<Open>,
     /// The time of the last event.
     now: f64,
 }
@@ -120,7 +121,7 @@ impl Run {
             leaving: BTreeSet::new(),
             stopping: false,
             copies: CopyPace::default(),
-            incident: None,
+            incidents: Vec::new(),
             now: 0.0,
         }
     }
@@ -284,9 +285,7 @@ impl Run {
             self.phase = Phase::Gathering { short: false };
             return self.advance();
         }
-        if let Some(open) = &mut self.incident {
-            open.planned(now);
-        }
+        self.incidents.iter_mut().for_each(|open| open.planned(now));
         self.assign(formation)
     }
 
@@ -504,8 +503,13 @@ impl Run {
         match &self.phase {
             Phase::Running(r) if r.formation.members.contains(&member) => {
                 if r.broker.is_started() && !self.usable().is_empty() {
-                    self.incident =
-                        Some(Open::begin(IncidentKind::Left, member, self.progress.step, self.now, self.now));
+                    self.incidents.push(Open::begin(
+                        IncidentKind::Left,
+                        member,
+                        self.progress.step,
+                        self.now,
+                        self.now,
+                    ));
                     return self.drain();
                 }
                 self.dismiss(member)
@@ -551,7 +555,7 @@ impl Run {
             Phase::Running(_) if used => {
                 let since = self.watch.last_heard(member).unwrap_or(self.now).min(self.now);
                 let open = Open::begin(kind, member, step, since, self.now);
-                self.incident.get_or_insert(open);
+                self.incidents.push(open);
                 actions.extend(self.disband());
                 actions.extend(self.advance());
             }

@@ -18,8 +18,9 @@ impl Run {
         if restart.progress.step < self.progress.step {
             actions.push(Action::Rewind(restart.progress));
         }
-        if let Some(open) = &mut self.incident {
-            open.goes_back(restart.progress.step, self.copies.since(restart.progress.step, open.heard()));
+        let step = restart.progress.step;
+        for open in &mut self.incidents {
+            open.goes_back(step, self.copies.since(step, open.heard()));
         }
         self.progress = restart.progress;
         let first_holders = restart.holders.values().filter_map(|holders| holders.first().copied());
@@ -127,10 +128,10 @@ impl Run {
 
     /// All peers of the generation are ready.
     fn started(&mut self) -> Vec<Action> {
-        let incident = self.incident.take().map(|open| open.over(self.now));
+        let incidents = std::mem::take(&mut self.incidents).into_iter().map(|open| open.over(self.now)).collect();
         self.copies.complete(self.progress.step, self.now);
         self.copies.restart(self.now);
-        let mut actions = vec![Action::Notice(Notice::Started { generation: self.generation, incident })];
+        let mut actions = vec![Action::Notice(Notice::Started { generation: self.generation, incidents })];
         for leaver in std::mem::take(&mut self.leaving) {
             // Those that have a share asked while the generation was loading.
             let used = self.peers().contains(&leaver);
@@ -206,7 +207,7 @@ impl Run {
         self.atlas.cut_off(from, to);
         let step = self.progress.step;
         let open = Open::begin(IncidentKind::Link, to, step, self.now, self.now);
-        self.incident.get_or_insert(open);
+        self.incidents.push(open);
         let mut actions = vec![Action::Notice(Notice::LinkLost { from, to, reason: reason.to_owned() })];
         actions.extend(self.disband());
         actions.extend(self.advance());

@@ -511,8 +511,8 @@ impl World {
                     self.history.redone += before - self.history.steps.len();
                 }
                 Action::Assign(order) => self.assign(order),
-                Action::Notice(Notice::Started { incident, .. }) => {
-                    self.history.incidents += usize::from(incident.is_some());
+                Action::Notice(Notice::Started { incidents, .. }) => {
+                    self.history.incidents += incidents.len();
                 }
                 Action::Notice(notice) => {
                     if std::env::var("FUSIONLLM_TRACE").is_ok() {

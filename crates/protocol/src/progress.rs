@@ -1,0 +1,10 @@
+//! How far a run has come.
+
+/// How far training has come.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct TrainingProgress {
+    /// Batches trained on.
+    pub step: u64,
+    /// Updates applied. Steps whose gradients were not finite apply none.
+    pub updates: u64,
+}
