@@ -115,6 +115,17 @@ fn a_loss_does_not_undo_a_stop() {
     assert!((10..300).contains(&stopped_at) && history.saved.last() == Some(&stopped_at), "{stopped_at}");
 }
 
+/// The run is stopped while it changes to a plan with another member, at whatever moment of the change.
+#[test]
+fn a_run_that_regroups_can_be_stopped() {
+    for tenths in 0..30 {
+        let at = 12.0 + f64::from(tenths) / 10.0;
+        let history = live(&Scenario { faults: vec![(12.0, Fault::Leave(1)), (at, Fault::Interrupt)], ..quiet() });
+        let stopped_at = history.finished.map(|p| p.step);
+        assert!(history.failed.is_none() && history.saved.last().copied() == stopped_at, "{at}: {stopped_at:?}");
+    }
+}
+
 #[test]
 fn a_broker_that_stands_still_loses_nobody() {
     let history = check(&Scenario { faults: vec![(10.0, Fault::Pause(8.0))], ..quiet() });

@@ -70,8 +70,9 @@ pub struct Broker {
     overdue: bool,
     /// Whether a cut is wanted at the next opportunity.
     cut_wanted: bool,
-    /// The step of the last requested snapshot.
+    /// The step of the last requested snapshot, and of the last one that was for a checkpoint.
     snapshot: Option<u64>,
+    saved: Option<u64>,
     /// Sums over the evaluation in progress, by report.
     eval_sums: BTreeMap<u32, f64>,
     eval_targets: u64,
@@ -110,6 +111,7 @@ impl Broker {
             overdue: false,
             cut_wanted: false,
             snapshot: None,
+            saved: None,
             eval_sums: BTreeMap::new(),
             eval_targets: 0,
             last_end: 0.0,
@@ -148,7 +150,7 @@ impl Broker {
         self.halt = Some(Halt::Stop);
         // A later generation may start from copies, which no checkpoint has.
         let trained = self.trained > self.settings.start.step || self.settings.passes_before > 0;
-        let unsaved = trained && self.snapshot != Some(self.trained);
+        let unsaved = trained && self.saved != Some(self.trained);
         let save = self.settings.checkpoint.is_some();
         self.next = (save && unsaved).then_some(Item::Snapshot { step: self.trained, save });
         if self.is_started() { self.issue_next() } else { self.finish() }
@@ -459,6 +461,7 @@ impl Broker {
         (self.snapshot, self.cut_wanted) = (Some(step), false);
         let mut actions = vec![Action::Cut(step)];
         if save {
+            self.saved = Some(step);
             self.saving = Some(Saving {
                 step,
                 updates: (self.progress.step == step).then_some(self.progress.updates),

@@ -304,14 +304,17 @@ impl Run {
         self.now = now;
         self.stopping = true;
         match &mut self.phase {
+            Phase::Over => Vec::new(),
+            // The next generation saves what its members keep, and stops, once all of it is loaded.
+            Phase::Running(running) if self.generation > 1 && !running.broker.is_started() => Vec::new(),
             Phase::Running(running) => {
                 let actions = running.broker.interrupt();
                 self.follow(actions)
             }
-            Phase::Over => Vec::new(),
+            _ if self.begun => Vec::new(),
             _ => {
-                let what = if self.begun { "before it could go on" } else { "before all peers had joined" };
-                self.end(Action::Fail(format!("interrupted {what}")), &format!("interrupted {what}"))
+                let reason = "interrupted before all peers had joined".to_owned();
+                self.end(Action::Fail(reason.clone()), &reason)
             }
         }
     }
