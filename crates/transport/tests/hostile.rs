@@ -10,7 +10,7 @@ use fusionllm_transport::{
     ALPN, Allowed, ConnectError, Connection, DisconnectReason, Endpoint, EndpointOptions, FormatError, Lane, Lanes,
     PeerAddr, PeerKey, ReceiveError,
 };
-use iroh::endpoint::{Connection as QuicConnection, ConnectionError, SendStream, presets};
+use iroh::endpoint::{ApplicationClose, Connection as QuicConnection, ConnectionError, SendStream, presets};
 use iroh::{EndpointAddr, TransportAddr};
 
 fn local() -> EndpointOptions {
@@ -207,9 +207,7 @@ async fn a_flood_of_refused_keys_locks_nobody_out_and_leaves_nothing() {
     let connect_timeout = Duration::from_secs(5);
     let victim = Endpoint::bind(EndpointOptions { allowed, connect_timeout, ..local() }).await.unwrap();
     let (hostile, target) = (raw(ALPN).await, address(&victim));
-    let count = std::env::var("FLOOD").ok().and_then(|v| v.parse().ok()).unwrap_or(300);
-    let began = std::time::Instant::now();
-    let attempts = (0..count).map(|_| {
+    let attempts = (0..300).map(|_| {
         let (hostile, target) = (hostile.clone(), target.clone());
         tokio::spawn(async move {
             match hostile.connect(target, ALPN).await {
@@ -220,19 +218,15 @@ async fn a_flood_of_refused_keys_locks_nobody_out_and_leaves_nothing() {
     });
     let attempts: Vec<_> = attempts.collect();
     let _connection = connects(&rightful, &victim).await;
-    println!("rightful after {:?}", began.elapsed());
     let mut refused = 0;
     for attempt in attempts {
         // Others failed during their handshake, because a newcomer took their place.
-        if let Some(ConnectionError::ApplicationClosed(close)) = attempt.await.unwrap() {
-            assert_eq!(u64::from(close.error_code), 1);
-            refused += 1;
-        }
+        let closed = attempt.await.unwrap();
+        let key_refused = |close: &ApplicationClose| u64::from(close.error_code) == 1;
+        refused += usize::from(matches!(closed, Some(ConnectionError::ApplicationClosed(c)) if key_refused(&c)));
     }
     assert!(refused > 0);
-    println!("flood over after {:?}", began.elapsed());
     until(|| victim.stats().handshakes == 0 && victim.stats().connections == 1).await;
-    println!("gone after {:?}", began.elapsed());
 }
 
 /// Endpoints for 72 connections, 8 under each key. More are closed because of their key.
@@ -280,7 +274,8 @@ async fn first_datagrams(victim: &Endpoint, count: usize) -> Vec<Vec<u8>> {
     let target = EndpointAddr::from_parts(address(victim).id, [TransportAddr::Ip(sink.local_addr().unwrap())]);
     let dialling = (0..count).map(|_| {
         let (hostile, target) = (hostile.clone(), target.clone());
-        tokio::spawn(async move { hostile.connect(target, ALPN).await.is_ok() })
+        // Iroh can drop the first datagram of many, so it dials until all have come.
+        tokio::spawn(async move { while hostile.connect(target.clone(), ALPN).await.is_err() {} })
     });
     let dialling: Vec<_> = dialling.collect();
     let (mut datagrams, mut buffer) = (BTreeMap::new(), [0; 2000]);
