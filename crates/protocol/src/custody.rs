@@ -109,20 +109,13 @@ impl Custody {
         Some((step, self.cuts.get(&step)?.shares.iter().filter(missing).map(|(share, _)| share)))
     }
 
-    /// Whether every owner has confirmed its share of this cut, and its step is complete.
-    pub fn is_complete(&self, step: u64) -> bool {
-        self.cuts.get(&step).is_some_and(|cut| {
-            cut.updates.is_some() && cut.shares.iter().all(|(s, holders)| holders.contains(&s.owner))
-        })
-    }
-
     /// Whether nothing is being copied.
     pub fn is_copied(&self) -> bool {
         self.copying.and_then(|step| self.cuts.get(&step)).is_none_or(copied)
     }
 
     /// The newest step from which no single loss of a member can take the run further back.
-    pub fn durable(&self) -> u64 {
+    fn durable(&self) -> u64 {
         let survives = |cut: &Cut| copied(cut) && cut.shares.iter().all(|(s, _)| s.buddy.is_some());
         let cut = self.cuts.iter().rev().find(|(_, cut)| survives(cut));
         cut.map_or(self.on_disk.step, |(step, _)| (*step).max(self.on_disk.step))
@@ -203,11 +196,11 @@ mod tests {
         custody.begin(7, shares());
         custody.settle(at(7));
         for m in [A, B, C] {
-            assert!(!custody.is_complete(7));
+            assert_eq!(step_without(&custody, &[]), 5);
             custody.keep(7, m, m);
         }
         assert_eq!((step_without(&custody, &[]), step_without(&custody, &[B])), (7, 5));
-        assert!(custody.is_complete(7) && !custody.is_copied());
+        assert!(!custody.is_copied());
         assert_eq!(custody.uncopied().unwrap().1.count(), 3);
         // Only the copy of the lost member's share matters.
         custody.keep(7, B, C);

@@ -46,6 +46,7 @@
 //! and little-endian.
 
 mod action;
+mod assignment;
 mod broker;
 mod custody;
 mod expected;
@@ -61,6 +62,7 @@ mod run;
 mod survey;
 
 pub use action::{Action, BatchId, EvalRecord, StepRecord};
+pub use assignment::{Assignment, Source, share_of};
 pub use broker::{AppliedCodecs, Broker, EvalSchedule, Participant, RunSettings};
 pub use custody::{Custody, Restart, Share};
 pub use expected::ExpectedReports;
@@ -68,9 +70,9 @@ pub use follower::{Follower, FollowerAction, Greeting, Role};
 pub use formation::{Formation, Mirroring, Order};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
-    Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
+    BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
     MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PassReport, PeerHello, Probe,
-    ReceivedBytes, SentBytes, Source, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode, share_of,
+    ReceivedBytes, SentBytes, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode,
 };
 pub use notice::{Incident, IncidentKind, Notice};
 pub use progress::TrainingProgress;

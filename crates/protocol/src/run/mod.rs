@@ -1,6 +1,8 @@
 //! The broker's machine for a whole run: from the first joiner to the last step, over all generations.
 
+mod gathering;
 mod running;
+mod spares;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -9,8 +11,8 @@ use fusionllm_plan::{LinkCodec, PeerId};
 
 use crate::notice::{Open, one_line};
 use crate::{
-    Action, AppliedCodecs, Atlas, Broker, Custody, Formation, FromPeer, Hello, Identity, IncidentKind, Member,
-    MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
+    Action, AppliedCodecs, Atlas, Broker, Custody, Formation, FromPeer, Hello, Identity, IncidentKind, MemberId,
+    Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
 use running::CopyPace;
 use watch::{Change, SUSPECT_S, Watch};
@@ -154,11 +156,6 @@ impl Run {
         matches!(&self.phase, Phase::Running(r) if r.broker.is_started())
     }
 
-    /// The newest step from which the loss of one member cannot take the run further back.
-    pub fn durable(&self) -> u64 {
-        self.custody.durable()
-    }
-
     /// Admits a joiner whose handshake has proved this identity, or returns the reason for refusing it.
     pub fn join(&mut self, identity: Identity, hello: Hello, now: f64) -> Result<(MemberId, Vec<Action>), String> {
         self.now = now;
@@ -243,60 +240,6 @@ impl Run {
             FromPeer::Leaving => Ok(self.leave(from)),
             message => self.take_running(from, message),
         }
-    }
-
-    fn measured(&mut self, from: MemberId, message: FromPeer) -> Result<Vec<Action>, String> {
-        let survey = match (&mut self.phase, &mut self.scout) {
-            (Phase::Surveying(survey), _) | (_, Some(survey)) => survey,
-            _ => return Ok(Vec::new()),
-        };
-        survey.answer(from, message, &mut self.atlas)?;
-        Ok(self.survey_on())
-    }
-
-    /// Asks for what is to be measured next, or goes on with what was measured.
-    fn survey_on(&mut self) -> Vec<Action> {
-        let (survey, scouting) = match (&mut self.phase, &mut self.scout) {
-            (Phase::Surveying(survey), _) => (survey, false),
-            (_, Some(survey)) => (survey, true),
-            _ => return Vec::new(),
-        };
-        if !survey.is_over() {
-            return survey.next_requests().into_iter().map(|(to, message)| Action::Send(to, message)).collect();
-        }
-        if scouting {
-            self.scout = None;
-            return self.weigh();
-        }
-        self.phase = Phase::Gathering { short: false };
-        self.advance()
-    }
-
-    /// Call with the plan that [`Action::Plan`] asked for.
-    pub fn planned(&mut self, formation: Formation, now: f64) -> Vec<Action> {
-        self.now = now;
-        if std::mem::take(&mut self.weighing) {
-            return self.compare(&formation);
-        }
-        if !matches!(self.phase, Phase::Planning) {
-            return Vec::new();
-        }
-        if !formation.members.iter().all(|m| self.roster.is_present(*m)) {
-            self.phase = Phase::Gathering { short: false };
-            return self.advance();
-        }
-        self.incidents.iter_mut().for_each(|open| open.planned(now));
-        self.assign(formation)
-    }
-
-    /// Call if no plan can be made for the members that [`Action::Plan`] named.
-    pub fn not_planned(&mut self, reason: &str, now: f64) -> Vec<Action> {
-        self.now = now;
-        if std::mem::take(&mut self.weighing) || !matches!(self.phase, Phase::Planning) {
-            return Vec::new();
-        }
-        self.phase = Phase::Gathering { short: true };
-        vec![Action::Notice(Notice::Waiting { reason: reason.to_owned() })]
     }
 
     /// Stops the run, after the passes in flight and with a checkpoint if it trains.
@@ -386,149 +329,6 @@ impl Run {
     pub fn peer(&self, member: MemberId) -> Option<PeerId> {
         let place = self.peers().iter().position(|m| *m == member)?;
         Some(PeerId(place as u32))
-    }
-
-    /// Starts what the run waits for, if those who are there suffice.
-    fn advance(&mut self) -> Vec<Action> {
-        let Phase::Gathering { short } = self.phase else { return self.scout() };
-        // What was asked while a generation ran will still be answered.
-        if let Some(survey) = self.scout.take().filter(|s| !s.is_over()) {
-            self.phase = Phase::Surveying(survey);
-            return Vec::new();
-        }
-        let present = self.usable();
-        let wanted = if self.begun { 1 } else { self.roster.wanted() };
-        if present.len() < wanted || (short && self.newcomers.is_empty()) {
-            return Vec::new();
-        }
-        if self.options.measured && self.atlas.lacks(&present) {
-            let mut survey = Survey::new(&present, &self.atlas);
-            let requests = survey.next_requests();
-            self.watch.restart(&present, self.now);
-            self.phase = Phase::Surveying(survey);
-            let mut actions = self.introduce(&present);
-            actions.push(Action::Notice(Notice::Measuring));
-            actions.extend(requests.into_iter().map(|(to, message)| Action::Send(to, message)));
-            return actions;
-        }
-        self.newcomers.clear();
-        self.phase = Phase::Planning;
-        vec![self.plan(present)]
-    }
-
-    /// The members that plans may use, in order.
-    fn usable(&self) -> Vec<MemberId> {
-        self.roster.in_order().into_iter().filter(|m| !self.leaving.contains(m)).collect()
-    }
-
-    /// Tells members of each other, so that they let each other in.
-    fn introduce(&self, members: &[MemberId]) -> Vec<Action> {
-        let contacts: Vec<_> = members.iter().filter_map(|m| self.roster.get(*m)).map(Member::contact).collect();
-        members.iter().map(|m| Action::Send(*m, ToPeer::Contacts(contacts.clone()))).collect()
-    }
-
-    fn plan(&self, members: Vec<MemberId>) -> Action {
-        let known: Vec<&Member> = members.iter().filter_map(|m| self.roster.get(*m)).collect();
-        let (cluster, notes) = match self.options.measured.then(|| self.atlas.cluster(&known)) {
-            Some(Ok((cluster, notes))) => (Some(cluster), notes),
-            _ => (None, Vec::new()),
-        };
-        Action::Plan { members, cluster, notes }
-    }
-
-    /// A generation runs: measures newcomers, and sees whether they help.
-    fn scout(&mut self) -> Vec<Action> {
-        let Phase::Running(running) = &self.phase else { return Vec::new() };
-        let spare = self.usable().into_iter().any(|m| !running.formation.members.contains(&m));
-        if !spare || self.newcomers.is_empty() || self.scout.is_some() || !running.broker.is_started() {
-            return Vec::new();
-        }
-        if !self.options.measured {
-            // Nothing is known about any machine: one more is used as long as places are free.
-            self.newcomers.clear();
-            let free = running.formation.members.len() < self.roster.wanted();
-            return if free { self.drain() } else { Vec::new() };
-        }
-        let present = self.usable();
-        if !self.atlas.lacks(&present) {
-            return self.weigh();
-        }
-        let mut survey = Survey::new(&present, &self.atlas);
-        let requests = survey.next_requests();
-        self.watch.restart(&present, self.now);
-        self.scout = Some(survey);
-        let mut actions = self.introduce(&present);
-        actions.extend(requests.into_iter().map(|(to, message)| Action::Send(to, message)));
-        actions
-    }
-
-    /// Asks for a plan for all who are there, to compare it with the one that runs.
-    fn weigh(&mut self) -> Vec<Action> {
-        let members = self.usable();
-        if !matches!(self.phase, Phase::Running(_)) || self.weighing || members.is_empty() {
-            return Vec::new();
-        }
-        self.newcomers.clear();
-        self.weighing = true;
-        vec![self.plan(members)]
-    }
-
-    /// Ends the generation for a better plan, if that pays.
-    fn compare(&mut self, formation: &Formation) -> Vec<Action> {
-        let Phase::Running(running) = &self.phase else { return Vec::new() };
-        let all_there = formation.members.iter().all(|m| self.roster.is_present(*m));
-        let Some((now, then)) = running.formation.predicted_step_s.zip(formation.predicted_step_s) else {
-            return Vec::new();
-        };
-        let steps = self.options.settings.steps.saturating_sub(self.progress.step) as f64;
-        let gain = (now - then) * steps;
-        let names = formation.members.iter().filter(|m| !running.formation.members.contains(m));
-        let members: Vec<MemberId> = names.copied().collect();
-        if !all_there || then > 0.95 * now || gain < 2.0 * formation.move_s {
-            return Vec::new();
-        }
-        let mut actions = vec![Action::Notice(Notice::Better { members, gain_s: gain })];
-        actions.extend(self.drain());
-        actions
-    }
-
-    fn drain(&mut self) -> Vec<Action> {
-        let Phase::Running(running) = &mut self.phase else { return Vec::new() };
-        let actions = running.broker.drain();
-        self.follow(actions)
-    }
-
-    /// A member wants to leave: at once if it has no share, or else after a cut.
-    fn leave(&mut self, member: MemberId) -> Vec<Action> {
-        if !self.leaving.insert(member) {
-            return Vec::new();
-        }
-        match &self.phase {
-            Phase::Running(r) if r.formation.members.contains(&member) => {
-                if r.broker.is_started() && !self.usable().is_empty() {
-                    self.incidents.push(Open::begin(
-                        IncidentKind::Left,
-                        member,
-                        self.progress.step,
-                        self.now,
-                        self.now,
-                    ));
-                    return self.drain();
-                }
-                self.dismiss(member)
-            }
-            _ => self.dismiss(member),
-        }
-    }
-
-    /// Lets a member go that wanted to.
-    fn dismiss(&mut self, member: MemberId) -> Vec<Action> {
-        let stop = ToPeer::Stop { reason: String::new() };
-        let mut actions = vec![Action::Send(member, stop), Action::Dismiss(member)];
-        actions.extend(self.lose(member, "it left", Standing::Out, IncidentKind::Left));
-        self.custody.lose(member);
-        self.watch.forget(member);
-        actions
     }
 
     /// A member cannot be used any more, or not now.

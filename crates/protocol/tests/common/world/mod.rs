@@ -3,19 +3,21 @@
 //! The content of a tensor is the number of steps that were applied to it. So a step that is skipped or applied twice
 //! shows at once, wherever the tensor goes.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod machine;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use fusionllm_graph::ValueKind;
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_plan::{Instruction, LearningRate, Link, Measured, Optimizer, PassKind, Program, Rates};
+use fusionllm_plan::{LearningRate, Optimizer, Program};
 use fusionllm_protocol::{
-    Action, EvalSchedule, ExpectedPeers, ExpectedReports, Follower, FollowerAction, Formation, FromPeer, Heartbeat,
-    Hello, MachineProfile, MemberId, Notice, Order, PassReport, Role, Roster, Run, RunOptions, RunSettings, Source,
-    TensorKey, ToPeer, TrainingProgress, VERSION, share_of,
+    Action, EvalSchedule, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, MemberId, Notice,
+    Order, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress, VERSION, share_of,
 };
 
 use super::{ChoiceRng, programs_of};
+use machine::{Assigned, Fetch, Machine};
 
 const LAYERS: usize = 6;
 const MICRO_BATCHES: u32 = 2;
@@ -95,55 +97,6 @@ enum Down {
     Load(u32, u32, TensorKey, u64),
 }
 
-/// A machine's part in a generation.
-#[derive(Debug)]
-struct Assigned {
-    role: Role,
-    train: Program,
-    eval: Program,
-}
-
-#[derive(Debug, Clone)]
-struct Fetch {
-    from: MemberId,
-    step: u64,
-    keys: Vec<TensorKey>,
-    /// Whether it is a copy for the vault, and not for the generation.
-    copy: bool,
-}
-
-/// A machine with a peer's process.
-struct Machine {
-    alive: bool,
-    asleep_until: f64,
-    cut_off_until: f64,
-    /// Counts its connections to the broker.
-    connection: u32,
-    connected: bool,
-    member: Option<MemberId>,
-    follower: Follower,
-    /// The part that was assigned last, and the part in the generation that began last.
-    assigned: Option<Arc<Assigned>>,
-    part: Option<Arc<Assigned>>,
-    state: BTreeMap<TensorKey, u64>,
-    vault: BTreeMap<u64, BTreeMap<TensorKey, u64>>,
-    commands: VecDeque<ToPeer>,
-    verdicts: BTreeMap<u64, bool>,
-    /// The pass whose verdict it waits for, and its step.
-    waiting: Option<(u64, u64)>,
-    progress: u64,
-    /// When the last message of each lane arrives: they keep their order.
-    lanes: [f64; 3],
-    done: bool,
-}
-
-impl Machine {
-    /// The generation that began last.
-    fn generation(&self) -> u32 {
-        self.part.as_ref().map_or(0, |part| part.role.generation)
-    }
-}
-
 pub(crate) struct World {
     scenario: Scenario,
     rng: ChoiceRng,
@@ -161,6 +114,7 @@ pub(crate) struct World {
     saving: BTreeMap<TensorKey, u64>,
     disk: u64,
     history: History,
+    traced: bool,
 }
 
 /// Runs a scenario to its end.
@@ -193,6 +147,7 @@ pub(crate) fn live(scenario: &Scenario) -> History {
         saving: BTreeMap::new(),
         disk: 0,
         history: History::default(),
+        traced: std::env::var_os("FUSIONLLM_TRACE").is_some(),
         scenario: scenario.clone(),
     };
     for _ in 0..scenario.machines {
@@ -214,6 +169,12 @@ impl World {
         self.events.insert(((time.max(self.now) * 1e6).ceil() as u64, self.serial), event);
     }
 
+    fn trace(&self, what: &impl std::fmt::Debug) {
+        if self.traced {
+            eprintln!("{:.6} {what:?}", self.now);
+        }
+    }
+
     /// A delay of up to `most` seconds.
     fn delay(&mut self, most: f64) -> f64 {
         most * (1.0 + self.rng.below(1000) as f64) / 1000.0
@@ -221,25 +182,7 @@ impl World {
 
     fn add_machine(&mut self) {
         let machine = self.machines.len();
-        self.machines.push(Machine {
-            alive: true,
-            asleep_until: 0.0,
-            cut_off_until: 0.0,
-            connection: 0,
-            connected: false,
-            member: None,
-            follower: Follower::new(),
-            assigned: None,
-            part: None,
-            state: BTreeMap::new(),
-            vault: BTreeMap::new(),
-            commands: VecDeque::new(),
-            verdicts: BTreeMap::new(),
-            waiting: None,
-            progress: 0,
-            lanes: [0.0; 3],
-            done: false,
-        });
+        self.machines.push(Machine::default());
         let soon = self.now + self.delay(1.0);
         self.at(soon, Event::Dial(machine));
         self.at(soon + 1.0, Event::Heartbeat(machine));
@@ -255,9 +198,7 @@ impl World {
                 "after {} s the run has not ended: {:?} {:?} {:?}",
                 self.now, self.scenario, self.history, self.run
             );
-            if std::env::var("FUSIONLLM_TRACE").is_ok() {
-                eprintln!("{:.6} {event:?}", self.now);
-            }
+            self.trace(&event);
             self.happen(event);
         }
     }
@@ -280,7 +221,7 @@ impl World {
             _ => None,
         };
         if let Some(m) = of_machine {
-            if !self.machines[m].alive {
+            if self.machines[m].dead {
                 return;
             }
             if self.awake(m) > self.now + 1e-6 {
@@ -368,26 +309,18 @@ impl World {
         let count = self.machines.len();
         match fault {
             Fault::Kill(m) if m < count => {
-                self.machines[m].alive = false;
-                let connection = self.machines[m].connection;
-                // Nobody hears of it: the connection times out.
-                self.at(self.now + 30.0, Event::HangUp(m, connection));
+                self.machines[m].dead = true;
+                self.silent(m, f64::INFINITY);
             }
             Fault::Sleep(m, seconds) if m < count => {
                 let machine = &mut self.machines[m];
                 machine.asleep_until = machine.asleep_until.max(self.now + seconds);
-                if seconds > 30.0 {
-                    let connection = machine.connection;
-                    self.at(self.now + 30.0, Event::HangUp(m, connection));
-                }
+                self.silent(m, seconds);
             }
             Fault::CutOff(m, seconds) if m < count => {
                 let machine = &mut self.machines[m];
                 machine.cut_off_until = machine.cut_off_until.max(self.now + seconds);
-                if seconds > 30.0 {
-                    let connection = machine.connection;
-                    self.at(self.now + 30.0, Event::HangUp(m, connection));
-                }
+                self.silent(m, seconds);
             }
             Fault::Part(a, b, seconds) if a < count && b < count && a != b => {
                 self.parted.insert((a.min(b), a.max(b)), self.now + seconds);
@@ -400,6 +333,14 @@ impl World {
                 self.carry_out(actions);
             }
             _ => {}
+        }
+    }
+
+    /// Nothing is heard of a machine for a while. Nobody hears why: after 30 s its connection times out.
+    fn silent(&mut self, m: usize, seconds: f64) {
+        if seconds > 30.0 {
+            let connection = self.machines[m].connection;
+            self.at(self.now + 30.0, Event::HangUp(m, connection));
         }
     }
 
@@ -436,7 +377,7 @@ impl World {
         }
         machine.connected = false;
         machine.connection += 1;
-        let (member, alive) = (machine.member.unwrap(), machine.alive && !machine.done);
+        let (member, alive) = (machine.member.unwrap(), !machine.dead && !machine.done);
         if alive {
             let actions = self.machines[m].follower.disconnected();
             self.follow(m, actions);
@@ -514,11 +455,7 @@ impl World {
                 Action::Notice(Notice::Started { incidents, .. }) => {
                     self.history.incidents += incidents.len();
                 }
-                Action::Notice(notice) => {
-                    if std::env::var("FUSIONLLM_TRACE").is_ok() {
-                        eprintln!("{:.6} {notice:?}", self.now);
-                    }
-                }
+                Action::Notice(notice) => self.trace(&notice),
                 Action::Finish(progress) => self.history.finished = Some(progress),
                 Action::Fail(reason) => self.history.failed = Some(reason),
             }
@@ -595,229 +532,5 @@ impl World {
             }
         }
         self.order = Some(order);
-    }
-
-    fn receive(&mut self, m: usize, down: Down) {
-        let present = self.machines[m].connection;
-        match down {
-            Down::Assign(connection, assigned) if connection == present => {
-                let role = assigned.role.clone();
-                self.machines[m].assigned = Some(assigned);
-                let actions = self.machines[m].follower.assign(role);
-                self.follow(m, actions);
-            }
-            Down::Load(connection, generation, key, content) if connection == present => {
-                self.happen(Event::Loaded(m, generation, key, content));
-            }
-            Down::Control(connection, message) if connection == present => self.command(m, message),
-            _ => {}
-        }
-    }
-
-    fn command(&mut self, m: usize, message: ToPeer) {
-        let machine = &mut self.machines[m];
-        let actions = match message {
-            ToPeer::Regroup { generation } => machine.follower.regroup(generation),
-            ToPeer::Release { before } => machine.follower.release(before),
-            ToPeer::Mirror { step, of, bytes_per_s } => machine.follower.mirror(step, of, bytes_per_s),
-            ToPeer::Verdict { pass, verdict } => {
-                if machine.follower.takes_commands() {
-                    machine.verdicts.insert(pass, verdict.apply);
-                    self.at(self.now, Event::Work(m));
-                }
-                Vec::new()
-            }
-            ToPeer::Measure => {
-                let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
-                let operators = Measured::default();
-                let machine = MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators };
-                self.tell(m, FromPeer::Machine(machine));
-                Vec::new()
-            }
-            ToPeer::Probe { with, .. } => {
-                let other = self.machine_of(with);
-                let until = other.and_then(|o| self.parted.get(&(m.min(o), m.max(o)))).copied().unwrap_or(0.0);
-                let reached = until <= self.now && other.is_none_or(|o| self.machines[o].alive);
-                let link = Link { latency: 0.01, bandwidth: 1e6 };
-                self.tell(m, FromPeer::Links { with, links: reached.then_some((link, link)) });
-                Vec::new()
-            }
-            ToPeer::Contacts(_) => Vec::new(),
-            ToPeer::Stop { .. } | ToPeer::Refused { .. } => {
-                machine.done = true;
-                Vec::new()
-            }
-            command => {
-                if machine.follower.takes_commands() {
-                    machine.commands.push_back(command);
-                    self.at(self.now, Event::Work(m));
-                }
-                Vec::new()
-            }
-        };
-        self.follow(m, actions);
-    }
-
-    fn follow(&mut self, m: usize, actions: Vec<FollowerAction>) {
-        for action in actions {
-            let generation = self.machines[m].generation();
-            match action {
-                FollowerAction::Stop => {
-                    let machine = &mut self.machines[m];
-                    machine.commands.clear();
-                    machine.verdicts.clear();
-                    machine.waiting = None;
-                    let ends = machine.generation();
-                    let at = self.now + self.delay(0.2);
-                    self.at(at, Event::Ended(m, ends));
-                }
-                FollowerAction::Forget { step } => drop(self.machines[m].vault.remove(&step)),
-                FollowerAction::Begin { generation } => {
-                    let machine = &mut self.machines[m];
-                    let part = machine.assigned.clone().unwrap();
-                    assert_eq!(part.role.generation, generation);
-                    machine.part = Some(part.clone());
-                    machine.state.clear();
-                    // Optimizer state starts as zeros, which nobody loads.
-                    for (key, _) in part.role.sources.iter().filter(|(k, s)| k.slot.is_some() && **s == Source::Seed) {
-                        machine.state.insert(key.clone(), 0);
-                    }
-                }
-                FollowerAction::Draw { keys } => {
-                    for key in keys {
-                        self.at(self.now, Event::Loaded(m, generation, key, 0));
-                    }
-                }
-                FollowerAction::Take { step, keys } => {
-                    for key in keys {
-                        let content = self.machines[m].vault[&step][&key];
-                        self.at(self.now, Event::Loaded(m, generation, key, content));
-                    }
-                }
-                FollowerAction::Fetch { from, step, keys } => {
-                    let at = self.now + self.delay(0.3);
-                    self.at(at, Event::Fetch(m, generation, Fetch { from, step, keys, copy: false }, self.now));
-                }
-                FollowerAction::Copy { of, step, keys, .. } => {
-                    let at = self.now + self.delay(1.0);
-                    self.at(at, Event::Fetch(m, generation, Fetch { from: of, step, keys, copy: true }, self.now));
-                }
-                FollowerAction::Connect { with } => {
-                    for member in with {
-                        let at = self.now + self.delay(0.1);
-                        self.at(at, Event::Connected(m, generation, member));
-                    }
-                }
-                FollowerAction::Start { generation } => self.tell(m, FromPeer::Ready { generation }),
-                FollowerAction::Tell(message) => self.tell(m, message),
-                FollowerAction::Serve(_) | FollowerAction::Refuse(_) => {}
-            }
-        }
-    }
-
-    fn fetch(&mut self, m: usize, generation: u32, fetch: Fetch, since: f64) {
-        if self.machines[m].generation() != generation {
-            return;
-        }
-        let Fetch { from, step, keys, copy } = fetch.clone();
-        let holder = self.machine_of(from).unwrap();
-        let until = self.parted.get(&(m.min(holder), m.max(holder))).copied().unwrap_or(0.0);
-        let there = self.machines[holder].alive && self.awake(holder) <= self.now && until <= self.now;
-        let has = |world: &Self| {
-            let cut = world.machines[holder].vault.get(&step);
-            keys.iter().all(|key| cut.is_some_and(|cut| cut.contains_key(key)))
-        };
-        if !there || !has(self) {
-            if self.now - since > 20.0 {
-                if !copy {
-                    let actions = self.machines[m].follower.lost(generation, from, "no answer".into());
-                    self.follow(m, actions);
-                }
-                return;
-            }
-            return self.at(self.now + 0.5, Event::Fetch(m, generation, fetch, since));
-        }
-        let contents: Vec<(TensorKey, u64)> =
-            keys.iter().map(|key| (key.clone(), self.machines[holder].vault[&step][key])).collect();
-        for (key, content) in contents {
-            assert_eq!(content, step, "{key} of the cut of step {step}");
-            if copy {
-                if self.machines[m].follower.wants_copy(generation, step, from) {
-                    self.machines[m].vault.entry(step).or_default().insert(key, content);
-                }
-            } else {
-                self.at(self.now, Event::Loaded(m, generation, key, content));
-            }
-        }
-        if copy {
-            let actions = self.machines[m].follower.copied(generation, step, from);
-            self.follow(m, actions);
-        }
-    }
-
-    /// Carries out the next command, or goes on after a verdict.
-    fn work(&mut self, m: usize) {
-        if let Some((pass, step)) = self.machines[m].waiting {
-            let machine = &mut self.machines[m];
-            let Some(apply) = machine.verdicts.remove(&pass) else { return };
-            assert!(apply);
-            machine.waiting = None;
-            for content in machine.state.values_mut() {
-                assert_eq!(*content, step);
-                *content += 1;
-            }
-            self.pass_done(m, pass);
-            return;
-        }
-        let Some(command) = self.machines[m].commands.pop_front() else { return };
-        self.machines[m].progress += 1;
-        match command {
-            ToPeer::Run { pass, kind, step, .. } => self.run_pass(m, pass, kind, step),
-            ToPeer::Snapshot { step, save } => self.snapshot(m, step, save),
-            _ => {}
-        }
-        if self.machines[m].waiting.is_none() {
-            self.at(self.now + 0.01, Event::Work(m));
-        }
-    }
-
-    fn run_pass(&mut self, m: usize, pass: u64, kind: PassKind, step: u64) {
-        let part = self.machines[m].part.clone().unwrap();
-        let program = if kind == PassKind::Train { &part.train } else { &part.eval };
-        assert!(self.machines[m].state.values().all(|s| *s == step), "m{m}: a pass runs on the state of its step");
-        for i in &program.instructions {
-            if let Instruction::Report { report, micro_batch, .. } = *i {
-                self.tell(m, FromPeer::Report { pass, report, micro_batch, value: step as f64 });
-            }
-        }
-        match kind {
-            PassKind::Eval => self.pass_done(m, pass),
-            PassKind::Train => {
-                let squared_norms = part.train.owned().map(|(_, r)| (r.parameter, 1.0)).collect();
-                self.tell(m, FromPeer::Norms { pass, squared_norms });
-                self.machines[m].waiting = Some((pass, step));
-            }
-        }
-    }
-
-    fn pass_done(&mut self, m: usize, pass: u64) {
-        self.tell(m, FromPeer::PassDone { pass, report: PassReport::default() });
-        let at = self.now + self.delay(0.3);
-        self.at(at, Event::Work(m));
-    }
-
-    fn snapshot(&mut self, m: usize, step: u64, save: bool) {
-        let machine = &mut self.machines[m];
-        let role = &machine.part.clone().unwrap().role;
-        let tensors: BTreeMap<TensorKey, u64> =
-            role.share.iter().map(|key| (key.clone(), machine.state[key])).collect();
-        assert!(tensors.values().all(|s| *s == step));
-        machine.vault.entry(step).or_default().extend(tensors.clone());
-        let actions = machine.follower.cut_taken(role.generation, step);
-        self.follow(m, actions);
-        if save && self.machines[m].connected {
-            let (at, connection) = (self.arrival(m, 0, 2.0), self.machines[m].connection);
-            self.at(at, Event::Saved(m, connection, step, tensors));
-        }
     }
 }

@@ -1,0 +1,174 @@
+//! A peer's part in one generation of a run.
+
+use std::collections::BTreeMap;
+
+use fusionllm_graph::{TensorType, Value, ValueKind};
+use fusionllm_plan::{Compression, Instruction, Optimizer, PeerId, PlanError, Program};
+use serde::{Deserialize, Serialize};
+
+use crate::{Contact, MemberId, TensorKey};
+
+/// Where a peer gets a tensor's first content from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Source {
+    /// Drawn from the seed, or zeros for optimizer state.
+    Seed,
+    /// The broker streams it as [`BulkHeader::Load`](crate::BulkHeader::Load).
+    Broker,
+    /// A member has it in its cut of [`Assignment::start`]. It may be the peer itself.
+    Member(MemberId),
+}
+
+/// A peer's part in one generation of a run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Assignment {
+    /// The generation, from 1 on.
+    pub generation: u32,
+    /// The peer's number.
+    pub peer: PeerId,
+    /// All peers, by number.
+    pub peers: Vec<Contact>,
+    /// Members without a part that have tensors for this peer.
+    pub donors: Vec<Contact>,
+    /// The seed of initial values, dropout and codecs.
+    pub seed: u64,
+    /// The update rule.
+    pub optimizer: Optimizer,
+    /// How tensors are compressed. The programs have the codecs of the peer's links.
+    pub compression: Compression,
+    /// The program of a training step.
+    pub train: Program,
+    /// The program of an evaluation pass.
+    pub eval: Program,
+    /// The cut that the generation starts from: batches trained on before it.
+    pub start: u64,
+    /// The number of the last pass of earlier generations.
+    pub passes_before: u64,
+    /// Where first contents come from: those of all parameters, buffers and constants of the programs, and of the
+    /// optimizer state of owned parameters.
+    pub sources: BTreeMap<TensorKey, Source>,
+    /// The tensors of other members whose copies this peer keeps.
+    pub mirrors: BTreeMap<MemberId, BTreeMap<TensorKey, TensorType>>,
+}
+
+impl Assignment {
+    /// Checks everything that a peer relies on, so that it need not trust the sender.
+    pub fn validate(&self) -> Result<(), PlanError> {
+        let fail = |m: String| Err(PlanError::Program(m));
+        if self.peer.0 as usize >= self.peers.len() {
+            return fail(format!("it is for {}, but the number of peers is {}", self.peer, self.peers.len()));
+        }
+        for program in [&self.train, &self.eval] {
+            program.validate()?;
+            if program.peer != self.peer {
+                return fail(format!("it is for {}, not for {}", program.peer, self.peer));
+            }
+            for i in &program.instructions {
+                if let Instruction::Receive { from: p, .. } | Instruction::Send { to: p, .. } = i
+                    && *p != PeerId::BROKER
+                    && p.0 as usize >= self.peers.len()
+                {
+                    return fail(format!(
+                        "it exchanges tensors with {p}, but the number of peers is {}",
+                        self.peers.len()
+                    ));
+                }
+            }
+        }
+        let state = self.state();
+        for program in [&self.train, &self.eval] {
+            for value in program.holdings.iter().map(|h| &program.values[&h.value]) {
+                if state.get(value.name.as_str()) != Some(&value) {
+                    return fail(format!("training and evaluation disagree about {:?}", value.name));
+                }
+            }
+        }
+        self.check_sources(&state)
+    }
+
+    fn check_sources(&self, state: &BTreeMap<&str, &Value>) -> Result<(), PlanError> {
+        let fail = |m: String| Err(PlanError::Program(m));
+        for (key, ty) in self.mirrors.values().flatten() {
+            ty.check().map_err(|e| PlanError::Program(format!("the copy of {key}: {e}")))?;
+        }
+        let needed = self.tensors();
+        for (key, source) in &self.sources {
+            if !needed.contains_key(key) {
+                return fail(format!("it says where {key} comes from, but no program needs it"));
+            }
+            let drawn = key.slot.is_some()
+                || state
+                    .get(key.name.as_str())
+                    .is_some_and(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)));
+            match source {
+                Source::Seed if !drawn => return fail(format!("{key} is a constant, which no seed can draw")),
+                Source::Member(m) if self.contact(*m).is_none() => {
+                    return fail(format!("{key} comes from {m}, whose address is unknown"));
+                }
+                _ => {}
+            }
+        }
+        match needed.keys().find(|key| !self.sources.contains_key(key)) {
+            Some(key) => fail(format!("it does not say where {key} comes from")),
+            None => Ok(()),
+        }
+    }
+
+    /// How to reach a member of this assignment.
+    pub fn contact(&self, member: MemberId) -> Option<&Contact> {
+        self.peers.iter().chain(&self.donors).find(|c| c.member == member)
+    }
+
+    /// The tensors that the peer keeps from pass to pass, with their types: those of [`Self::state`], and the optimizer
+    /// state of the parameters that it owns.
+    pub fn tensors(&self) -> BTreeMap<TensorKey, &TensorType> {
+        let values = self.state().into_iter().map(|(name, v)| (TensorKey::value(name), &v.ty));
+        let mut tensors: BTreeMap<TensorKey, &TensorType> = values.collect();
+        for (_, r) in self.train.owned() {
+            let value = &self.train.values[&r.parameter];
+            let slots = self.optimizer.slots().iter();
+            tensors.extend(slots.map(|slot| (TensorKey::slot(value.name.as_str(), *slot), &value.ty)));
+        }
+        tensors
+    }
+
+    /// The peer's share of a cut.
+    pub fn share(&self) -> BTreeMap<TensorKey, TensorType> {
+        share_of(&self.train, self.optimizer)
+    }
+
+    /// Bytes of all tensors that the peer keeps from pass to pass, for itself and for others; `None` if they are more
+    /// than any machine has.
+    pub fn kept_bytes(&self) -> Option<u64> {
+        let own = self.tensors();
+        let types = own.values().copied().chain(self.mirrors.values().flat_map(BTreeMap::values));
+        types.map(|ty| ty.bytes() as u64).try_fold(0u64, u64::checked_add)
+    }
+
+    /// The parameters, buffers and constants that the peer keeps from pass to pass for either program, by name.
+    pub fn state(&self) -> BTreeMap<&str, &Value> {
+        let programs = [&self.eval, &self.train].into_iter();
+        programs
+            .flat_map(|p| p.holdings.iter().filter_map(|h| p.values.get(&h.value)))
+            .map(|v| (v.name.as_str(), v))
+            .collect()
+    }
+}
+
+/// The share of a cut that the peer with this training program has: what it owns, with its optimizer state. Constants
+/// are not among it.
+pub fn share_of(train: &Program, optimizer: Optimizer) -> BTreeMap<TensorKey, TensorType> {
+    let mut share = BTreeMap::new();
+    for h in train.holdings.iter().filter(|h| h.owner) {
+        let value = &train.values[&h.value];
+        if value.kind != ValueKind::Constant {
+            share.insert(TensorKey::value(value.name.as_str()), value.ty.clone());
+        }
+    }
+    for (_, r) in train.owned() {
+        let value = &train.values[&r.parameter];
+        let slots = optimizer.slots().iter();
+        share.extend(slots.map(|slot| (TensorKey::slot(value.name.as_str(), *slot), value.ty.clone())));
+    }
+    share
+}
