@@ -305,6 +305,15 @@ impl Frame<'_> {
     /// # Errors
     /// [`ReceiveError::Length`] before anything is read; [`ReceiveError::Disconnected`].
     pub async fn read_into(self, buffer: &mut [u8]) -> Result<(), ReceiveError> {
+        self.read_into_with(buffer, || {}).await
+    }
+
+    /// Like [`Self::read_into`]. Calls `arrived` whenever some more of the payload has arrived, which can take long on
+    /// a slow link.
+    ///
+    /// # Errors
+    /// Those of [`Self::read_into`].
+    pub async fn read_into_with(self, buffer: &mut [u8], mut arrived: impl FnMut()) -> Result<(), ReceiveError> {
         let (lane, announced) = (self.receiver.lane, self.receiver.unread);
         let expected = buffer.len() as u64;
         if announced != expected {
@@ -316,6 +325,7 @@ impl Frame<'_> {
                 Ok(Some(length)) => {
                     filled += length;
                     self.receiver.count_read(length);
+                    arrived();
                 }
                 Ok(None) => return Err(self.receiver.truncated()),
                 Err(error) => return Err(self.receiver.error(error)),

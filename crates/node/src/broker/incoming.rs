@@ -55,29 +55,6 @@ pub(super) enum Incoming {
     Interrupt,
 }
 
-/// Reports Ctrl-C and SIGTERM.
-pub(super) async fn interrupts(events: mpsc::UnboundedSender<Incoming>) {
-    #[cfg(unix)]
-    let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-        Ok(signal) => signal,
-        Err(_) => return,
-    };
-    loop {
-        #[cfg(unix)]
-        tokio::select! {
-            result = tokio::signal::ctrl_c() => if result.is_err() { return },
-            _ = terminate.recv() => {}
-        }
-        #[cfg(not(unix))]
-        if tokio::signal::ctrl_c().await.is_err() {
-            return;
-        }
-        if events.send(Incoming::Interrupt).is_err() {
-            return;
-        }
-    }
-}
-
 /// The keys of members, which may measure their links to the broker.
 pub(super) type KnownKeys = Arc<RwLock<BTreeSet<PeerKey>>>;
 

@@ -32,6 +32,12 @@ pub(crate) fn available() -> Option<u64> {
     figure("/proc/meminfo", "MemAvailable:")
 }
 
+/// Bytes that this process may come to use in all: those that it has and those that are free. `None` where the system
+/// does not say.
+pub(crate) fn limit() -> Option<u64> {
+    Some(available()?.saturating_add(live_bytes()))
+}
+
 /// A figure of one of Linux's tables, in bytes. Other systems have no such files.
 fn figure(table: &str, name: &str) -> Option<u64> {
     let text = std::fs::read_to_string(table).ok()?;

@@ -1,6 +1,9 @@
-//! What this machine gives to a run: its memory and its threads.
+//! What this machine gives to a run: its memory, its threads, and its user's wish to stop.
 
 pub mod memory;
+mod signals;
+
+pub(crate) use signals::interrupts;
 
 use crate::NodeError;
 

@@ -43,7 +43,6 @@ impl Fetch {
         while let Some((_, ty)) = self.wanted.front().cloned() {
             match self.receive(shared, ty).await {
                 Ok(tensor) => {
-                    shared.progress.bump();
                     self.reopened = 0;
                     return Ok(self.wanted.pop_front().map(|(key, _)| (key, tensor)));
                 }
@@ -88,7 +87,7 @@ impl Fetch {
             let end = usize::try_from(frame.payload_len()).ok().and_then(|length| filled.checked_add(length));
             match end {
                 Some(end) if end > filled && end <= bytes.len() => {
-                    frame.read_into(&mut bytes[filled..end]).await?;
+                    frame.read_into_with(&mut bytes[filled..end], || shared.progress.bump()).await?;
                     filled = end;
                 }
                 _ => return Err(NodeError::Protocol("it sent a piece of the wrong size".into())),

@@ -209,6 +209,7 @@ impl Generation {
             mailbox: self.mailbox.clone(),
             codecs: codecs.clone(),
             throughput: throughput.clone(),
+            progress: self.shared.progress.clone(),
         };
         self.shared.set_arrivals(Some(arrivals.clone()));
         let mut outboxes = BTreeMap::from([(PeerId::BROKER, control.clone())]);

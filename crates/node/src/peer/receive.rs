@@ -11,6 +11,7 @@ use fusionllm_transport::{Frame, Receiver};
 
 use super::codecs::Codecs;
 use super::mailbox::Mailbox;
+use super::progress::Progress;
 use crate::NodeError;
 
 /// The smallest payload whose arrival time is counted. A smaller one arrives in a few packets at once, and the clock
@@ -35,6 +36,7 @@ pub(super) struct Arrivals {
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) codecs: Codecs,
     pub(super) throughput: Throughput,
+    pub(super) progress: Arc<Progress>,
 }
 
 impl Arrivals {
@@ -49,7 +51,7 @@ impl Arrivals {
         let Some(ty) = admitted else { return Ok(()) };
         let mut bytes = vec![0; frame.payload_len() as usize];
         let begun = Instant::now();
-        frame.read_into(&mut bytes).await?;
+        frame.read_into_with(&mut bytes, || self.progress.bump()).await?;
         if bytes.len() >= MIN_RATE_SAMPLE_BYTES && from != PeerId::BROKER {
             let mut throughput = self.throughput.lock().unwrap_or_else(PoisonError::into_inner);
             let sum = throughput.entry(from).or_default();

@@ -97,8 +97,8 @@ impl Request {
             for piece in tensor.bytes().chunks(PIECE_BYTES) {
                 pace.pause(piece.len()).await;
                 net::send_bulk(&self.connection, &BulkHeader::Copy, vec![Bytes::copy_from_slice(piece)]).await?;
+                shared.progress.bump();
             }
-            shared.progress.bump();
         }
         Ok(())
     }

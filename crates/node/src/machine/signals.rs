@@ -1,12 +1,7 @@
-//! Ctrl-C and SIGTERM at a joiner.
+//! Ctrl-C and SIGTERM.
 
-use std::sync::Arc;
-
-use super::events::Event;
-use super::shared::Shared;
-
-/// Reports every request to leave.
-pub(super) async fn interrupts(shared: Arc<Shared>) {
+/// Calls `asked` whenever the user or the system asks this process to end. Ends itself if that cannot be noticed.
+pub(crate) async fn interrupts(mut asked: impl FnMut()) {
     #[cfg(unix)]
     let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
         Ok(signal) => signal,
@@ -22,6 +17,6 @@ pub(super) async fn interrupts(shared: Arc<Shared>) {
         if tokio::signal::ctrl_c().await.is_err() {
             return;
         }
-        shared.send(Event::Interrupt);
+        asked();
     }
 }
