@@ -162,6 +162,11 @@ impl Observer for Progress {
                 }
                 self.wait_for(format!("0 of {wanted} peers"));
             }
+            Event::Continued { ticket, peers } => {
+                self.say(format!("going on where the broker was killed, once its {peers} peer(s) are back"));
+                self.say(format!("more machines can join:\n\n  fusionllm join {ticket}\n"));
+                self.wait_for("waiting for the peers to come back".to_owned());
+            }
             Event::Joined { member, present, wanted, spare } => {
                 if self.by_ticket || spare {
                     self.say(format!("{} joined ({}, {})", member.name, member.backend, member.device));

@@ -4,9 +4,8 @@ use std::net::SocketAddr;
 use std::path::Path;
 
 use fusionllm_backend::{self as backend, Backend};
-use fusionllm_node::checkpoint::Checkpoint;
 use fusionllm_node::config::{Job, Testbed, load_profile};
-use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, NodeError, Peers, conduct};
+use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Device, Plan};
 
 use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
@@ -29,9 +28,7 @@ fn job(run: &RunArgs) -> Result<Job, Failure> {
     let job = match (&run.job, &run.resume) {
         (Some(path), _) => Job::load(path, &set),
         // A checkpoint carries the job it was made by.
-        (None, Some(path)) => {
-            Job::load(&Checkpoint::find(path).map_err(NodeError::from)?.path().join("job.toml"), &set)
-        }
+        (None, Some(path)) => Job::load(&Resume::find(path)?.job(), &set),
         (None, None) => Job::quick_start(&set),
     };
     job.map_err(Failure::from)
@@ -119,7 +116,8 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     }
     let job = job(&args.run)?;
     let plan = plan(&job, &args.run, args.peers)?;
-    let count = plan.as_ref().map_or(args.peers.unwrap_or(2), |p| p.peers.len());
+    let left = args.run.resume.as_deref().map(Resume::find).transpose()?.and_then(|r| r.peers());
+    let count = plan.as_ref().map_or(args.peers.or(left).unwrap_or(2), |p| p.peers.len());
     run(&job, &args.run, json, plan, Peers::Joiners(count), args.listen)
 }
 
@@ -137,7 +135,7 @@ fn run(
         listen,
         plan,
         directory: args.run_dir.clone(),
-        resume: args.resume.as_deref().map(Checkpoint::find).transpose().map_err(NodeError::from)?,
+        resume: args.resume.as_deref().map(Resume::find).transpose()?,
     };
     runtime()?.block_on(conduct(job, options, &mut progress))?;
     let history = progress.into_history();
@@ -149,7 +147,7 @@ fn run(
 
 /// Takes part in a run.
 pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
-    let ticket = ticket(args.ticket)?.trim().parse().map_err(NodeError::Ticket)?;
+    let ticket = ticket(args.ticket)?.trim().parse().map_err(fusionllm_node::NodeError::Ticket)?;
     let backend = open_backend(args.backend.as_deref())?;
     let (name, device) = (backend.name(), backend.device().name);
     complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));

@@ -382,6 +382,74 @@ fn a_run_outlives_a_killed_peer_bit_for_bit() {
     assert!(model(&disturbed) == model(&whole), "the models differ");
 }
 
+/// A broker with joiners of these names on this machine.
+#[cfg(unix)]
+struct Joined {
+    broker: Child,
+    joiners: Vec<Child>,
+}
+
+#[cfg(unix)]
+impl Joined {
+    fn start(run: &Path, options: &[&str], names: &[&str]) -> Self {
+        let mut command = fusionllm();
+        command.args(["broker", "--listen=127.0.0.1:0", "--peers", &names.len().to_string(), "--run-dir"]);
+        let broker = command.arg(run).args(TINY).args(options).stderr(Stdio::null()).stdout(Stdio::null()).spawn();
+        let broker = broker.unwrap();
+        let ticket = loop {
+            match std::fs::read_to_string(run.join("ticket")) {
+                Ok(ticket) if ticket.ends_with('\n') => break ticket,
+                _ => std::thread::yield_now(),
+            }
+        };
+        let join = |name: &&str| {
+            let mut command = fusionllm();
+            command.args(["join", ticket.trim(), "--name", name]).stderr(Stdio::null()).spawn().unwrap()
+        };
+        Self { broker, joiners: names.iter().map(join).collect() }
+    }
+
+    /// Waits until this many steps are done.
+    fn wait_for_step(run: &Path, step: usize) {
+        while std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().lines().count() < step {
+            std::thread::yield_now();
+        }
+    }
+}
+
+/// The broker is killed and started again. Its peers come back by themselves with what they have, and no loss differs
+/// from those of a run without the kill.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_outlives_its_broker_bit_for_bit() {
+    let directory = tempfile::tempdir().unwrap();
+    let [whole, disturbed] = ["whole", "disturbed"].map(|name| directory.path().join(name));
+    // A measured plan may have another number of turns, and then other bits.
+    const EQUAL: &str = "--set=plan.scheduler=equal-number";
+    let options = ["--steps=600", "--set=checkpoint.every=0", "--set=eval.every=50", EQUAL];
+    finished(fusionllm().args(["train", "--peers=1", "--run-dir"]).arg(&whole).args(TINY).args(options));
+    let mut run = Joined::start(&disturbed, &options, &["a", "b"]);
+    Joined::wait_for_step(&disturbed, 300);
+    run.broker.kill().unwrap();
+    run.broker.wait().unwrap();
+    let ticket = std::fs::read_to_string(disturbed.join("ticket")).unwrap();
+    let output = finished(fusionllm().args(["broker", "--listen=127.0.0.1:0", "--resume"]).arg(&disturbed));
+    for mut joiner in run.joiners {
+        assert!(joiner.wait().unwrap().success());
+    }
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("once its 2 peer(s) are back") && said.contains(ticket.trim()), "{said}");
+    assert!(losses(&disturbed) == losses(&whole), "the losses differ: {said}");
+    let summary = std::fs::read_to_string(disturbed.join("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
+    let [incident] = &summary["incidents"].as_array().unwrap()[..] else { panic!("{summary}") };
+    assert_eq!(incident["kind"], "broker");
+    assert!(incident["restarted_at"].as_u64() > Some(0), "it goes on from a cut: {incident}");
+    let model = |run: &Path| std::fs::read(run.join("checkpoints/step-600/model.safetensors")).unwrap();
+    assert!(model(&disturbed) == model(&whole), "the models differ");
+    assert!(!disturbed.join("state").exists(), "a run that is over needs no state");
+}
+
 /// Nobody is left to train. The error names the last peer, and says what is safe.
 #[test]
 #[cfg(target_os = "linux")]

@@ -16,7 +16,7 @@ mod peer;
 pub mod planning;
 pub mod profile;
 
-pub use broker::{BrokerOptions, Event, LocalPeer, Observer, Peers, conduct};
+pub use broker::{BrokerOptions, Event, LocalPeer, Observer, Peers, Resume, conduct};
 pub use error::NodeError;
 #[cfg(test)]
 pub(crate) use error::printed;

@@ -108,6 +108,8 @@ pub enum Action {
     },
     /// Training goes back: what was recorded of later steps is void.
     Rewind(TrainingProgress),
+    /// Write [`Run::state`](crate::Run::state) to the disk before the next action.
+    Persist,
     /// A generation begins: send every member its assignment.
     Assign(Order),
     /// Tell people.

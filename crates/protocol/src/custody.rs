@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use serde::{Deserialize, Serialize};
+
 use crate::{MemberId, TensorKey, TrainingProgress};
 
 /// One owner's tensors of a cut.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     /// The member that owns the tensors.
     pub owner: MemberId,
@@ -16,7 +18,7 @@ pub struct Share {
     pub buddy: Option<MemberId>,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Cut {
     /// The updates applied before it, once its step is complete.
     updates: Option<u64>,
@@ -35,7 +37,7 @@ pub struct Restart {
 }
 
 /// The cuts of a run, as far as members have confirmed them.
-#[derive(Debug)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Custody {
     cuts: BTreeMap<u64, Cut>,
     /// What the broker has: the newest checkpoint, or else the run's start.
@@ -50,6 +52,17 @@ impl Custody {
     /// The custody of a run that starts here.
     pub fn new(start: TrainingProgress) -> Self {
         Self { cuts: BTreeMap::new(), on_disk: start, copying: None, newest: start.step }
+    }
+
+    /// The same custody for a broker that has this state, and no other.
+    pub(crate) fn on_another_disk(mut self, on_disk: TrainingProgress) -> Self {
+        self.on_disk = on_disk;
+        self
+    }
+
+    /// The newest step at which a cut was ever taken.
+    pub fn newest(&self) -> u64 {
+        self.newest
     }
 
     /// A cut is being taken. It replaces one of the same step, which was taken before the run went back.

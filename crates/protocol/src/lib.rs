@@ -78,5 +78,5 @@ pub use notice::{Incident, IncidentKind, Notice};
 pub use progress::TrainingProgress;
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
 pub use roster::{ExpectedPeers, Identity, Member, Roster, Standing};
-pub use run::{Run, RunOptions};
+pub use run::{Run, RunOptions, RunState};
 pub use survey::{Atlas, Survey};

@@ -8,7 +8,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -121,6 +121,8 @@ pub enum PeerHello {
     },
     /// The sender measures the link with [`Probe`] frames.
     Probe,
+    /// The sender is the broker, which was started again: the receiver's connection to it is no more.
+    Restarted,
 }
 
 /// A message from a peer to the broker.

@@ -15,6 +15,8 @@ pub enum IncidentKind {
     Link,
     /// A peer left in good order.
     Left,
+    /// The broker was started again.
+    Broker,
 }
 
 impl IncidentKind {
@@ -26,6 +28,7 @@ impl IncidentKind {
             Self::Expelled => "expelled",
             Self::Link => "link",
             Self::Left => "left",
+            Self::Broker => "broker",
         }
     }
 }

@@ -1,5 +1,7 @@
 //! Who takes part in a run. The roster never closes: members come, fall silent, come back and go.
 
+use serde::{Deserialize, Serialize};
+
 use crate::{Contact, Hello, MemberId, VERSION};
 
 /// Longest name, backend or device, in bytes.
@@ -37,7 +39,7 @@ impl ExpectedPeers {
 pub type Identity = [u8; 32];
 
 /// Whether a member can be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Standing {
     /// It is connected, and answers.
     Present,
@@ -50,7 +52,7 @@ pub enum Standing {
 }
 
 /// A machine that has joined.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
     /// Its number.
     pub id: MemberId,
@@ -89,6 +91,28 @@ impl Roster {
     /// A roster for machines that know the secret.
     pub fn new(expected: ExpectedPeers, secret: [u8; 16]) -> Self {
         Self { expected, secret, members: Vec::new(), next_number: 0 }
+    }
+
+    /// The roster of a run that goes on: its members are away. `next_name` is what [`Self::next_name`] was.
+    pub(crate) fn with_members(mut self, members: Vec<Member>, next_name: usize) -> Self {
+        self.members = members;
+        self.next_number = next_name;
+        for member in &mut self.members {
+            if member.standing != Standing::Out {
+                member.standing = Standing::Away;
+            }
+        }
+        self
+    }
+
+    /// Everybody who ever joined, by number.
+    pub fn members(&self) -> &[Member] {
+        &self.members
+    }
+
+    /// The number of the next generated name.
+    pub(crate) fn next_name(&self) -> usize {
+        self.next_number
     }
 
     /// Admits a machine, or returns the reason for refusing it. A machine with a known identity is the member that it

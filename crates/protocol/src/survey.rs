@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError};
+use serde::{Deserialize, Serialize};
 
 use crate::{FromPeer, MachineProfile, Member, MemberId, ToPeer};
 
@@ -18,7 +19,7 @@ const MAX_LATENCY_S: f64 = 60.0;
 const MAX_OPERATORS: usize = 1024;
 
 /// What is known of machines and links. It is kept over generations.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Atlas {
     machines: BTreeMap<MemberId, MachineProfile>,
     /// The links there and back between two members, of which the first has the smaller number. `None` if they cannot

@@ -18,13 +18,14 @@ fn scenario(seed: u64) -> Scenario {
         let at = 3.0 + rng.below(25_000) as f64 / 1000.0;
         let seconds = [0.5, 2.0, 4.0, 8.0, 20.0, 45.0][rng.below(6)];
         let others = 1 + rng.below(machines + 1);
-        let fault = match rng.below(8) {
+        let fault = match rng.below(9) {
             0 | 1 => Fault::Kill(others),
             2 => Fault::Sleep(rng.below(machines + 1), seconds),
             3 => Fault::CutOff(rng.below(machines + 1), seconds),
             4 => Fault::Part(rng.below(machines), rng.below(machines), seconds),
             5 => Fault::Leave(others),
             6 => Fault::Join,
+            7 => Fault::Restart(seconds),
             _ => Fault::Pause(seconds.min(8.0)),
         };
         (at, fault)

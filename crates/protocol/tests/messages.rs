@@ -115,6 +115,7 @@ fn messages_round_trip() {
         PeerHello::Exchange { generation: 4 },
         PeerHello::Fetch { step: 9, tensors: vec![TensorKey::slot("w", "exp_avg")], bytes_per_s: None },
         PeerHello::Probe,
+        PeerHello::Restarted,
     ] {
         round_trip(m);
     }
@@ -140,7 +141,7 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_6() {
+fn the_layout_of_version_7() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2 }), [5, 0xac, 2, 7, 0, 2]);
     assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [11, 2, b'n', b'o']);
@@ -149,7 +150,7 @@ fn the_layout_of_version_6() {
         encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
         [1, 1, 0, 5, 1, 0]
     );
-    assert_eq!(VERSION, 6);
+    assert_eq!(VERSION, 7);
 }
 
 /// A peer takes the plan's versions one after another.

@@ -1,13 +1,13 @@
 //! One UDP port and one identity, and all connections over them.
 
 use std::fmt;
-use std::net::{Ipv4Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use iroh::endpoint::{
-    ConnectError as QuicConnectError, ConnectWithOptsError, ConnectingError, ConnectionError, IdleTimeout,
+    BindOpts, ConnectError as QuicConnectError, ConnectWithOptsError, ConnectingError, ConnectionError, IdleTimeout,
     NetReportConfig, PortmapperConfig, QuicTransportConfig, TransportErrorCode, VarInt, presets,
 };
 use iroh::{EndpointAddr, RelayMode, TransportAddr};
@@ -129,7 +129,11 @@ impl Endpoint {
             (None, false) => None,
         };
         let failed = |reason: String| {
-            let listen = listen.map_or_else(|| "any free port".to_owned(), |addr| addr.to_string());
+            let port = || match options.ports[0] {
+                0 => "any free port".to_owned(),
+                port => format!("port {port}"),
+            };
+            let listen = listen.map_or_else(port, |addr| addr.to_string());
             BindError { listen, reason }
         };
 
@@ -152,6 +156,13 @@ impl Endpoint {
             } else {
                 builder = builder.bind_addr(listen).map_err(|e| failed(format!("{e:#}")))?;
             }
+        } else if options.ports != [0; 2] {
+            let [v4, v6] = options.ports;
+            // Some machines have no IPv6.
+            let optional = BindOpts::default().set_is_required(false);
+            let both = builder.clear_ip_transports().bind_addr((Ipv4Addr::UNSPECIFIED, v4));
+            let both = both.and_then(|b| b.bind_addr_with_opts((Ipv6Addr::UNSPECIFIED, v6), optional));
+            builder = both.map_err(|e| failed(format!("{e:#}")))?;
         }
         let (mut advertise, mut relay) = (Vec::new(), None);
         if pinned.is_none() {
@@ -224,6 +235,12 @@ impl Endpoint {
         let mut addrs = self.0.advertise.clone();
         addrs.append(&mut own);
         PeerAddr { key: self.key(), addrs, relay: self.0.relay.clone() }
+    }
+
+    /// The UDP ports over IPv4 and IPv6; 0 where it does not listen.
+    pub fn ports(&self) -> [u16; 2] {
+        let bound = self.0.quic.bound_sockets();
+        [true, false].map(|v4| bound.iter().find(|addr| addr.is_ipv4() == v4).map_or(0, SocketAddr::port))
     }
 
     /// What the endpoint holds at present.

@@ -14,6 +14,8 @@ pub struct EndpointOptions {
     /// The UDP address to listen on; port 0 picks a free one. `None`: a free port on every interface, IPv4 and
     /// IPv6.
     pub listen: Option<SocketAddr>,
+    /// The UDP ports over IPv4 and IPv6 if `listen` is `None`; 0 picks a free one.
+    pub ports: [u16; 2],
     /// Addresses that lead to this endpoint but belong to no interface of this machine. A router that forwards a
     /// port has such an address. They come first in [`Endpoint::addr`](crate::Endpoint::addr).
     pub advertise: Vec<SocketAddr>,
@@ -47,6 +49,7 @@ impl EndpointOptions {
         Self {
             secret_key: SecretKey::generate(),
             listen: None,
+            ports: [0; 2],
             advertise: Vec::new(),
             allowed: Allowed::Any,
             keep_alive: Duration::from_millis(750),

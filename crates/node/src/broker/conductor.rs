@@ -215,7 +215,9 @@ impl Conductor<'_> {
                 }
                 Action::Plan { members, cluster, notes } => self.request_plan(members, cluster, notes),
                 Action::Rewind(progress) => self.store.rewind(progress.step)?,
+                Action::Persist => self.store.persist(self.run.roster().wanted(), self.run.state())?,
                 Action::Assign(order) => {
+                    self.store.persist_atlas(self.run.atlas())?;
                     let proposal = self.proposal.take();
                     let proposal = proposal.ok_or_else(|| NodeError::State("there is no plan to assign".into()))?;
                     self.announce(&proposal)?;

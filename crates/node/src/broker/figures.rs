@@ -90,6 +90,16 @@ impl Figures {
         }
     }
 
+    /// Takes over what another broker of this run knew.
+    pub(super) fn take_over(&mut self, loss_first: Option<f64>, incidents: &[IncidentSummary]) {
+        self.loss_first = loss_first.or(self.loss_first);
+        self.incidents = incidents.to_vec();
+    }
+
+    pub(super) fn incidents(&self) -> &[IncidentSummary] {
+        &self.incidents
+    }
+
     pub(super) fn loss_first(&self) -> Option<f64> {
         self.loss_first
     }

@@ -5,18 +5,25 @@ use std::sync::PoisonError;
 use std::time::Duration;
 
 use fusionllm_graph::TensorType;
-use fusionllm_protocol::{MemberId, TensorKey, ToPeer};
-use fusionllm_transport::{Connection, Lanes};
+use fusionllm_protocol::{MemberId, PeerHello, Roster, Standing, TensorKey, ToPeer, decode};
+use fusionllm_transport::{Connection, Endpoint, Lanes, PeerAddr};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
 use super::incoming::{Incoming, SavedShare, receive_bulk, receive_control};
 use super::keeper::Inbox;
 use crate::NodeError;
+use crate::net::dial::dial;
 use crate::net::{self, Outbox};
 
 /// How long a machine that was sent away may take to hang up.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// A member believes it only once its old connection has been silent for a while, so it is told several times.
+const CALLS: usize = 4;
+
+/// From one call to the next.
+const CALL_PERIOD: Duration = Duration::from_secs(2);
 
 /// A member's connection.
 pub(super) struct Link {
@@ -92,6 +99,25 @@ impl Links {
             let _ = tokio::time::timeout(GOODBYE_TIMEOUT, link.connection.closed()).await;
         };
         std::mem::take(&mut self.0).into_values().map(wait).collect::<JoinSet<()>>().join_all().await;
+    }
+}
+
+/// Tells the members of a run, each in a task of its own, that their broker was started again. Those that cannot be
+/// reached find out by themselves, when their old connections time out.
+pub(super) fn call_back(endpoint: &Endpoint, roster: &Roster) {
+    let away = roster.members().iter().filter(|m| m.standing == Standing::Away);
+    for addr in away.filter_map(|m| decode::<PeerAddr>(&m.addr).ok()) {
+        let endpoint = endpoint.clone();
+        tokio::spawn(async move {
+            let mut calls = tokio::time::interval(CALL_PERIOD);
+            for _ in 0..CALLS {
+                calls.tick().await;
+                let called = dial(&endpoint, &addr, &PeerHello::Restarted, Duration::ZERO).await;
+                if let Ok((connection, _lanes)) = called {
+                    let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
+                }
+            }
+        });
     }
 }
 

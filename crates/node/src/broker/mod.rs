@@ -15,6 +15,7 @@ mod notices;
 mod observer;
 mod origin;
 mod planner;
+mod resume;
 mod store;
 
 use std::net::SocketAddr;
@@ -26,9 +27,9 @@ use conductor::Conductor;
 use feeds::Feeds;
 use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Scheduler};
 use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
-use fusionllm_transport::{Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
-use incoming::{Incoming, accept, interrupts};
-use links::Links;
+use fusionllm_transport::{Endpoint, EndpointOptions, Secret, Ticket};
+use incoming::{Incoming, accept};
+use links::{Links, call_back};
 use local::{Children, LocalPeers};
 use origin::Origin;
 use planner::{Planner, PlannerThread};
@@ -37,12 +38,14 @@ use tokio::sync::mpsc;
 
 pub use local::LocalPeer;
 pub use observer::{Event, Observer};
+pub use resume::Resume;
+use resume::{Left, Subject, read_atlas};
 
 use crate::NodeError;
 use crate::config::{Choice, Family, Job, Network};
 use crate::data::Dataset;
-use crate::files::checkpoint::Checkpoint;
 use crate::files::weights::Weights;
+use crate::machine::interrupts;
 use crate::model::imported::ImportedModel;
 use crate::model::{Model, models};
 use crate::planning::{Planned, place, plan_blind, plan_for};
@@ -58,8 +61,8 @@ pub struct BrokerOptions {
     pub plan: Option<Plan>,
     /// The run directory; `None` for a new one under `runs/`, or for that of the run to resume.
     pub directory: Option<PathBuf>,
-    /// The checkpoint to resume from.
-    pub resume: Option<Checkpoint>,
+    /// What to go on from.
+    pub resume: Option<Resume>,
 }
 
 /// Who takes part in a run.
@@ -104,6 +107,10 @@ pub async fn conduct(
     let BrokerOptions { peers, listen, plan, directory, resume } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
+    // Only joiners outlive their broker.
+    let joiners = matches!(peers, Peers::Joiners(_));
+    let parts = resume.map(|r| r.parts(joiners && directory.is_none())).transpose()?;
+    let (resume, left) = parts.unwrap_or_default();
     // All input is checked before anybody waits and before anything is written.
     let data = Dataset::open(&job.data, job.train.seed)?;
     let models = models(&job)?;
@@ -126,6 +133,10 @@ pub async fn conduct(
         let parameters = model.forward.parameters().map(|v| model.forward.value(v));
         weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))?;
     }
+    let subject = joiners.then(|| Subject::new(&job, &data, model));
+    if let (Some((path, left)), Some(subject)) = (&left, &subject) {
+        left.check(subject, job.train.steps, path)?;
+    }
     let course = Course::new(&job, models, plan, &peers)?;
     if let Course::Start(planned) = &course {
         job = planned.job.clone();
@@ -135,14 +146,26 @@ pub async fn conduct(
         let events = events.clone();
         move |event| drop(events.send(Incoming::Keeper(event)))
     };
-    let mut store = Store::open(directory.as_deref(), resume, &job, keeper_events)?;
+    let mut store = Store::open(directory.as_deref(), resume, left.as_ref(), subject, &job, keeper_events)?;
     observer.event(Event::Opened { directory: store.directory() });
-    let secret_key = SecretKey::generate();
-    let pinned = matches!(peers, Peers::Emulated { .. });
-    let endpoint = Endpoint::bind(EndpointOptions { secret_key, listen, pinned, ..EndpointOptions::new() }).await?;
-    let preparation = Preparation { job, data, feeds, origin: Arc::new(Origin { source, weights }), endpoint };
+    let mut identity = store.identity()?;
+    let options = EndpointOptions {
+        secret_key: identity.key.clone(),
+        listen: listen.map(|addr| identity.with_port(addr)),
+        ports: identity.ports,
+        pinned: matches!(peers, Peers::Emulated { .. }),
+        ..EndpointOptions::new()
+    };
+    let endpoint = Endpoint::bind(options).await?;
+    identity.ports = endpoint.ports();
+    store.keep_identity(&identity)?;
+    let secret = identity.secret;
+    let left = left.map(|(_, left)| left);
+    let preparation =
+        Preparation { job, data, feeds, origin: Arc::new(Origin { source, weights }), endpoint, secret, left };
     let endpoint = preparation.endpoint.clone();
     let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
+    store.forget_state()?;
     let result = result.map_err(|e| store.with_safe_step(e));
     let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
     endpoint.close(&reason).await;
@@ -150,11 +173,11 @@ pub async fn conduct(
 }
 
 /// Replaces `micro_batch = "auto"` by the size that the given plan or the resumed run uses, if there is one.
-fn settle_micro_batch(job: &mut Job, plan: Option<&Plan>, resume: Option<&Checkpoint>) -> Result<(), NodeError> {
+fn settle_micro_batch(job: &mut Job, plan: Option<&Plan>, resume: Option<&Resume>) -> Result<(), NodeError> {
     if !job.train.micro_batch.open {
         return Ok(());
     }
-    let of_run = resume.map(|c| Network::at(c.path())).transpose();
+    let of_run = resume.map(|r| Network::at(r.directory())).transpose();
     let of_run = of_run?.map(|n| n.micro_batch);
     let of_plan = plan.and_then(|p| job.train.batch.checked_div(p.micro_batches as usize));
     let divides = |size: &usize| *size > 0 && job.train.batch.is_multiple_of(*size);
@@ -262,6 +285,9 @@ struct Preparation {
     feeds: Feeds,
     origin: Arc<Origin>,
     endpoint: Endpoint,
+    secret: Secret,
+    /// What an earlier broker left.
+    left: Option<Left>,
 }
 
 impl Preparation {
@@ -273,18 +299,36 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, feeds, origin, endpoint } = self;
-        let ticket = Ticket::new(endpoint.addr(), Secret::generate());
+        let Self { job, data, feeds, origin, endpoint, secret, left } = self;
+        let ticket = Ticket::new(endpoint.addr(), secret);
         store.ticket(&ticket)?;
         let places = course.places();
-        observer.event(Event::Listening { ticket: &ticket, wanted: places.count() });
+        let wanted = places.count();
         let settings = settings(&job, &data, store.start());
         let options = RunOptions { settings, measured: matches!(course, Course::Measure { .. }) };
-        let run = Run::new(options, Roster::new(places, *ticket.secret.as_bytes()));
+        let roster = Roster::new(places, *ticket.secret.as_bytes());
+        let run = match left {
+            Some(left) => {
+                let away_s = left.age_s();
+                Run::restore(options, roster, left.run, read_atlas(store.directory())?, away_s)
+            }
+            None => Run::new(options, roster),
+        };
 
         let known = incoming::KnownKeys::default();
+        if run.has_begun() {
+            observer.event(Event::Continued { ticket: &ticket, peers: run.awaited() });
+            call_back(&endpoint, run.roster());
+        } else {
+            observer.event(Event::Listening { ticket: &ticket, wanted });
+            store.persist(wanted, run.state())?;
+        }
         tokio::spawn(accept(endpoint, known.clone(), events.clone()));
-        tokio::spawn(interrupts(events.clone()));
+        tokio::spawn({
+            let events = events.clone();
+            // The run may be over.
+            interrupts(move || drop(events.send(Incoming::Interrupt)))
+        });
         let planner = course.planner(&job)?;
         let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, planner.testbed.clone(), &ticket)?;
         let children = Children::start(&local, Some(store.directory()), {

@@ -27,6 +27,13 @@ pub enum Event<'a> {
         /// How many joiners the run waits for.
         wanted: usize,
     },
+    /// The run goes on where an earlier broker was killed, once its peers are back.
+    Continued {
+        /// What more joiners need to connect.
+        ticket: &'a Ticket,
+        /// The number of peers that trained.
+        peers: usize,
+    },
     /// A joiner came, or a member came back.
     Joined {
         /// The member.

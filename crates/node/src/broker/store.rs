@@ -1,15 +1,16 @@
 //! What a run keeps on the broker's disk: its directory, and its checkpoints.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use fusionllm_plan::{Optimizer, Plan};
-use fusionllm_protocol::{CodecSpectrum, StepRecord, TrainingProgress};
+use fusionllm_protocol::{Atlas, CodecSpectrum, RunState, StepRecord, TrainingProgress};
 use fusionllm_transport::Ticket;
 
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
+use super::resume::{Identity, Left, Subject, write_atlas};
 use crate::NodeError;
 use crate::config::{Family, Job};
 use crate::data::{Data, Dataset};
@@ -32,6 +33,8 @@ pub(super) struct Store {
     pending: Option<StepMetrics>,
     /// Sentences about codecs, by the step that they are reported with.
     codecs: BTreeMap<u64, Vec<String>>,
+    /// What the run is about, if another broker may go on with it.
+    subject: Option<Subject>,
 }
 
 /// The run directory that a checkpoint stands in.
@@ -81,32 +84,43 @@ pub(super) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &
 
 impl Store {
     /// Opens a run. A new one goes to `directory`, or to a fresh directory under `runs/`. A resumed one continues in
-    /// the checkpoint's run directory, unless `directory` asks for a new run.
+    /// the checkpoint's run directory, unless `directory` asks for a new run. One that a broker left goes on where it
+    /// is. `subject` is given if another broker may go on with the run.
     pub(super) fn open(
         directory: Option<&Path>,
         resumed: Option<Checkpoint>,
+        left: Option<&(PathBuf, Left)>,
+        subject: Option<Subject>,
         job: &Job,
         on_event: impl Fn(KeeperEvent) + Send + 'static,
     ) -> Result<Self, NodeError> {
         let toml = job.to_toml()?;
-        let run = match (directory, &resumed, resumed.as_ref().and_then(|c| run_of(c.path()))) {
-            (None, Some(checkpoint), Some(run)) => {
-                let run = RunDir::resume(run, checkpoint.state().step)?;
+        let of_checkpoint = resumed.as_ref().and_then(|c| Some((run_of(c.path())?, c.state().step)));
+        // What was done after the newest cut is void, but nobody knows that cut before the peers are back.
+        let continued = left.map(|(path, _)| (path.as_path(), u64::MAX)).or(of_checkpoint);
+        let run = match (directory, continued) {
+            (None, Some((run, step))) => {
+                let run = RunDir::resume(run, step)?;
                 run.write_job(&toml)?;
                 run
             }
             _ => RunDir::create(directory, &toml)?,
         };
+        let mut figures = Figures::new(resumed.as_ref().and_then(|c| c.state().loss_first));
+        if let Some((_, left)) = left {
+            figures.take_over(left.loss_first, &left.incidents);
+        }
         let keeper = Keeper::start(Checkpoints::new(run.checkpoints()), on_event)?;
         Ok(Self {
             run,
             keeper,
-            figures: Figures::new(resumed.as_ref().and_then(|c| c.state().loss_first)),
+            figures,
             resumed: resumed.map(Arc::new),
             committed: None,
             unsaved: None,
             pending: None,
             codecs: BTreeMap::new(),
+            subject,
         })
     }
 
@@ -122,6 +136,46 @@ impl Store {
     /// Removes the ticket once all joiners are there.
     pub(super) fn ticket_used(&self) -> Result<(), NodeError> {
         Ok(self.run.remove_ticket()?)
+    }
+
+    /// Who the broker is. Joiners of a run that goes on know it already.
+    pub(super) fn identity(&self) -> Result<Identity, NodeError> {
+        match self.subject {
+            Some(_) => Identity::of(&self.run),
+            None => Ok(Identity::generate()),
+        }
+    }
+
+    /// Notes the identity, so that the ticket stays valid when the broker is started again.
+    pub(super) fn keep_identity(&self, identity: &Identity) -> Result<(), NodeError> {
+        match self.subject {
+            Some(_) => Ok(self.run.write_identity(&identity.to_bytes())?),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes where the run stands. A full disk does not end it: without the note, a broker that is killed has to go
+    /// back to a checkpoint.
+    pub(super) fn persist(&self, wanted: usize, run: RunState) -> Result<(), NodeError> {
+        let Some(subject) = self.subject.clone() else { return Ok(()) };
+        let left = Left::new(subject, wanted, self.figures.loss_first(), self.figures.incidents().to_vec(), run);
+        if let Err(e) = self.run.write_state(&left.to_bytes()?) {
+            tracing::warn!("{}", NodeError::from(e).one_line());
+        }
+        Ok(())
+    }
+
+    /// Notes what was measured.
+    pub(super) fn persist_atlas(&self, atlas: &Atlas) -> Result<(), NodeError> {
+        match self.subject {
+            Some(_) => write_atlas(&self.run, atlas),
+            None => Ok(()),
+        }
+    }
+
+    /// The run has ended in good order, and its peers are gone.
+    pub(super) fn forget_state(&self) -> Result<(), NodeError> {
+        Ok(self.run.remove_state()?)
     }
 
     /// The position at which this run starts.

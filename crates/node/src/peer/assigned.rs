@@ -41,7 +41,7 @@ pub(super) struct Stream {
 
 impl Assigned {
     /// Checks an assignment before anything is allocated for it. `memory` is what this machine gives to the run, in
-    /// bytes. The error says why the assignment does not fit.
+    /// bytes; `None` if nobody knows. The error says why the assignment does not fit.
     pub(super) fn new(assignment: Assignment, memory: Option<u64>) -> Result<(Self, Stream), String> {
         assignment.validate().map_err(|e| e.to_string())?;
         check_memory(&assignment, memory)?;

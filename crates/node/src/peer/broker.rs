@@ -15,13 +15,14 @@ use super::assigned::{Assigned, Loading, Stream};
 use super::events::{Event, FromBroker};
 use super::shared::Shared;
 use crate::NodeError;
+use crate::machine::memory;
 use crate::net::{self, Outbox};
 
 /// From one heartbeat to the next.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The waits between attempts to reach a broker that is gone double from the first of these up to the second.
-const REDIAL_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
+const REDIAL_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
 /// How long to try a broker that fell silent. It may be starting again.
 const REDIAL_SILENT: Duration = Duration::from_secs(3600);
@@ -159,7 +160,7 @@ async fn receive_assignments(lane: &mut Receiver, number: u64, shared: &Shared) 
                 let assignment: Assignment =
                     decode(&bytes).map_err(|e| NodeError::Protocol(format!("the assignment: {e}")))?;
                 let generation = assignment.generation;
-                let event = match Assigned::new(assignment, shared.memory) {
+                let event = match Assigned::new(assignment, shared.memory.or_else(memory::limit)) {
                     Ok((assigned, tensors)) => {
                         stream = Some(tensors);
                         FromBroker::Assigned(Box::new(assigned))
@@ -178,7 +179,7 @@ async fn receive_assignments(lane: &mut Receiver, number: u64, shared: &Shared) 
                     return Err(NodeError::Protocol(format!("the broker sent {key}, which this peer does not load")));
                 };
                 let mut bytes = vec![0; ty.bytes()];
-                frame.read_into(&mut bytes).await?;
+                frame.read_into_with(&mut bytes, || shared.progress.bump()).await?;
                 // The generation may have been stopped meanwhile.
                 if let Some(loading) = stream.loading.upgrade() {
                     let _ = loading.send(Loading::Tensor(key, HostTensor::from_bytes(ty, bytes)?)).await;

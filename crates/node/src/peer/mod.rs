@@ -16,7 +16,6 @@ mod compute;
 mod events;
 mod fetch;
 mod generation;
-mod leave;
 mod mailbox;
 mod progress;
 mod receive;
@@ -35,6 +34,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
 
 use broker::Introduction;
+use events::Event;
 use fusionllm_backend::Backend;
 use fusionllm_plan::Device;
 use fusionllm_protocol::Follower;
@@ -47,7 +47,7 @@ use tokio::task::JoinSet;
 use vault::Vault;
 
 use crate::NodeError;
-use crate::machine::compute_threads;
+use crate::machine::{compute_threads, interrupts};
 
 /// How a joiner takes part.
 pub struct JoinOptions {
@@ -80,7 +80,7 @@ pub struct JoinOptions {
 ///
 /// The broker cannot be reached, refuses this peer, or stops the run.
 pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
-    let (allowed, pinned) = (Allowed::Only(BTreeSet::new()), options.pinned);
+    let (allowed, pinned) = (Allowed::Only(BTreeSet::from([options.ticket.addr.key])), options.pinned);
     let endpoint =
         Endpoint::bind(EndpointOptions { allowed, listen: pinned, pinned: pinned.is_some(), ..EndpointOptions::new() })
             .await?;
@@ -108,7 +108,10 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, No
     let (connection, lanes) = introduction.dial(&shared).await?;
     let mut tasks = JoinSet::new();
     tasks.spawn(serve::accept(shared.clone()));
-    tasks.spawn(leave::interrupts(shared.clone()));
+    tasks.spawn({
+        let shared = shared.clone();
+        interrupts(move || shared.send(Event::Interrupt))
+    });
     let mut session = Session {
         shared,
         events,

@@ -28,6 +28,9 @@ const END_TIMEOUT: Duration = Duration::from_secs(2);
 /// How a session ends. `Ok` says whether this peer ever had a share, and stayed.
 pub(super) type Ending = Result<bool, NodeError>;
 
+/// A connection that was silent for no longer is alive: QUIC's own packets come more often.
+const ALIVE: Duration = Duration::from_secs(2);
+
 /// What follows from an event: the end, or actions.
 type Outcome = ControlFlow<Ending, Vec<FollowerAction>>;
 
@@ -131,6 +134,7 @@ impl Session {
                 Vec::new()
             }
             Event::Dialled(Err(e)) | Event::Broken(e) => return ControlFlow::Break(Err(e)),
+            Event::Greeted { connection, hello: PeerHello::Restarted, .. } => self.called_back(&connection)?,
             Event::Greeted { connection, lanes, hello, place } => self.greeted(connection, lanes, hello, place),
             Event::Linked { generation, member, connection, lanes } => self.link(member, generation, connection, lanes),
             Event::Overdue { generation, member } => {
@@ -276,6 +280,16 @@ impl Session {
         ControlFlow::Continue(self.follower.disconnected())
     }
 
+    /// Somebody says that the broker was started again.
+    fn called_back(&mut self, by: &Connection) -> Outcome {
+        by.close("");
+        let broken = self.broker.as_ref().is_some_and(|b| b.connection.silent_for() > ALIVE);
+        match broken && by.peer() == self.introduction.ticket.addr.key {
+            true => self.lost_broker(NodeError::Network("it was started again".into())),
+            false => ControlFlow::Continue(Vec::new()),
+        }
+    }
+
     fn interrupted(&mut self) -> Outcome {
         if self.leaving || self.broker.is_none() {
             return ControlFlow::Break(Err(NodeError::Stopped("this machine left at once".into())));
@@ -310,7 +324,7 @@ impl Session {
                 self.follower.request(number, from, step, tensors)
             }
             // Answered where it was accepted.
-            PeerHello::Probe => Vec::new(),
+            PeerHello::Probe | PeerHello::Restarted => Vec::new(),
         }
     }
 
@@ -347,9 +361,10 @@ impl Session {
         known.find(|(_, addr)| addr.key == key).map(|(member, _)| *member)
     }
 
-    /// Lets the known members in, and nobody else.
+    /// Lets the broker and the known members in, and nobody else.
     fn allow(&self) {
-        let keys = self.members.values().chain(self.contacts.values()).map(|addr| addr.key).collect();
+        let known = self.members.values().chain(self.contacts.values());
+        let keys = known.chain([&self.introduction.ticket.addr]).map(|addr| addr.key).collect();
         self.shared.endpoint.allow(fusionllm_transport::Allowed::Only(keys));
     }
 }

@@ -67,6 +67,9 @@ impl Run {
             return Vec::new();
         }
         let present = self.usable();
+        if self.begun && (self.waits_for_return() || self.watch.all_silent(&present, self.now)) {
+            return Vec::new();
+        }
         let wanted = if self.begun { 1 } else { self.roster.wanted() };
         if present.len() < wanted || (short && self.newcomers.is_empty()) {
             return Vec::new();

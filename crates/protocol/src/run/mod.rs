@@ -3,6 +3,7 @@
 mod gathering;
 mod running;
 mod spares;
+mod state;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,8 @@ use crate::{
     Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
 use running::CopyPace;
+use state::Awaited;
+pub use state::RunState;
 use watch::{Change, SUSPECT_S, Watch};
 
 /// What a run needs to know before its first joiner.
@@ -89,9 +92,18 @@ pub struct Run {
     copies: CopyPace,
     /// Interruptions that are not over.
     incidents: Vec<Open>,
+    /// The members of the generation that ended last.
+    last_members: Vec<MemberId>,
+    awaited: Option<Awaited>,
+    /// Whether the driver's records end with [`Self::progress`].
+    rewound: bool,
     /// The time of the last event.
     now: f64,
 }
+
+/// A measurement counts as a step of this many seconds, so that a stall is called one only after the time that a
+/// measurement itself allows.
+const SURVEY_STEP_S: f64 = 12.0;
 
 /// Copying takes at most one part in this many of the time. What remains of a link is for training.
 const COPY_SHARE: f64 = 5.0;
@@ -124,6 +136,9 @@ impl Run {
             stopping: false,
             copies: CopyPace::default(),
             incidents: Vec::new(),
+            last_members: Vec::new(),
+            awaited: None,
+            rewound: true,
             now: 0.0,
         }
     }
@@ -282,12 +297,15 @@ impl Run {
             }
         }
         actions.extend(self.check_stall());
+        if matches!(self.phase, Phase::Gathering { .. }) {
+            actions.extend(self.advance());
+        }
         actions
     }
 
     fn check_stall(&mut self) -> Vec<Action> {
         let (members, step_s): (Vec<MemberId>, f64) = match (&self.phase, &self.scout) {
-            (Phase::Surveying(survey), _) | (_, Some(survey)) => (survey.waits_for().collect(), 6.0),
+            (Phase::Surveying(survey), _) | (_, Some(survey)) => (survey.waits_for().collect(), SURVEY_STEP_S),
             (Phase::Running(r), _) => (r.formation.members.clone(), r.formation.predicted_step_s.unwrap_or(0.0)),
             _ => return Vec::new(),
         };
@@ -339,6 +357,7 @@ impl Run {
             return Vec::new();
         }
         self.newcomers.remove(&member);
+        self.await_return();
         let reason = one_line(reason);
         let used = self.is_needed(member);
         let step = self.progress.step;

@@ -15,7 +15,8 @@ impl Run {
         let restart = self.custody.restart(|m| self.roster.is_present(m));
         self.custody.rewind(restart.progress.step);
         let mut actions = Vec::new();
-        if restart.progress.step < self.progress.step {
+        let rewound = std::mem::replace(&mut self.rewound, true);
+        if restart.progress.step < self.progress.step || !rewound {
             actions.push(Action::Rewind(restart.progress));
         }
         let step = restart.progress.step;
@@ -36,6 +37,8 @@ impl Run {
         let participants = participants.map(|(m, expected)| Participant { member: *m, expected: expected.clone() });
         let broker = Broker::new(settings, participants.collect());
         let mirrors = self.buddies(&formation);
+        self.awaited = None;
+        actions.push(Action::Persist);
         actions.push(Action::Assign(Order {
             generation: self.generation,
             members: formation.members.clone(),
@@ -83,6 +86,7 @@ impl Run {
         let gathering = Phase::Gathering { short: false };
         let Phase::Running(running) = std::mem::replace(&mut self.phase, gathering) else { return Vec::new() };
         self.last_pass = running.broker.last_pass();
+        self.last_members = running.formation.members;
         self.generation += 1;
         let mut actions = Vec::new();
         if let Some(step) = running.broker.saving() {
@@ -164,7 +168,8 @@ impl Run {
     fn release(&mut self) -> Vec<Action> {
         let before = self.custody.release();
         self.copies.forget_before(before);
-        self.roster.connected().map(|m| Action::Send(m.id, ToPeer::Release { before })).collect()
+        let releases = self.roster.connected().map(|m| Action::Send(m.id, ToPeer::Release { before }));
+        [Action::Persist].into_iter().chain(releases).collect()
     }
 
     /// Asks for the copies that are missing.

@@ -89,6 +89,11 @@ impl Watch {
         self.seen.get(&member).map(|seen| seen.heard)
     }
 
+    /// Whether none of these members was heard for [`SUSPECT_S`]. Then it is rather the broker that is cut off.
+    pub(super) fn all_silent(&self, members: &[MemberId], now: f64) -> bool {
+        members.iter().all(|m| self.seen.get(m).is_none_or(|seen| now - seen.heard >= SUSPECT_S))
+    }
+
     /// Passes time. Returns whether the broker itself stood still; then nobody is blamed for its silence.
     pub(super) fn tick(&mut self, now: f64) -> bool {
         let gap = now - self.ticked;

@@ -6,6 +6,9 @@
 //!   plan.json        the operators of each peer
 //!   ticket           what joiners need, while the run accepts them
 //!   metrics.jsonl    one line per step
+//!   broker-key       who the broker is, so that tickets stay valid when it is started again
+//!   state            where the run stands, while it goes on with joiners
+//!   measured         their machines and links
 //!   checkpoints/     see `checkpoint`
 //!   summary.json     the whole run, written at its end
 //! ```
@@ -33,6 +36,9 @@ const TICKET: &str = "ticket";
 const METRICS: &str = "metrics.jsonl";
 const SUMMARY: &str = "summary.json";
 const CHECKPOINTS: &str = "checkpoints";
+const IDENTITY: &str = "broker-key";
+const STATE: &str = "state";
+const ATLAS: &str = "measured";
 
 /// Why a directory cannot be used for a run.
 #[derive(Debug, thiserror::Error)]
@@ -358,14 +364,7 @@ impl RunDir {
     ///
     /// The disk fails.
     pub fn write_ticket(&self, ticket: &str) -> Result<(), DiskError> {
-        let path = self.path.join(TICKET);
-        let mut options = OpenOptions::new();
-        options.write(true).create_new(true);
-        #[cfg(unix)]
-        std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-        self.remove_ticket()?;
-        let written = options.open(&path).and_then(|mut file| writeln!(file, "{ticket}"));
-        written.map_err(DiskError::at(&path, "written"))
+        write_private(&self.path.join(TICKET), format!("{ticket}\n").as_bytes())
     }
 
     /// Removes the ticket, when the run accepts no more joiners.
@@ -375,6 +374,70 @@ impl RunDir {
     /// The disk fails.
     pub fn remove_ticket(&self) -> Result<(), DiskError> {
         remove(&self.path.join(TICKET))
+    }
+
+    /// The broker's identity, if it was written.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn read_identity(&self) -> Result<Option<Vec<u8>>, DiskError> {
+        read(&self.path.join(IDENTITY))
+    }
+
+    /// Writes the broker's identity, which only the user can read.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_identity(&self, bytes: &[u8]) -> Result<(), DiskError> {
+        write_private(&self.path.join(IDENTITY), bytes)
+    }
+
+    /// Where the run at `path` stands, if its broker did not end in good order.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn read_state(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
+        read(&path.join(STATE))
+    }
+
+    /// Writes where the run stands.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_state(&self, bytes: &[u8]) -> Result<(), DiskError> {
+        write_atomic(&self.path.join(STATE), bytes)
+    }
+
+    /// What was measured of the machines of the run at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn read_atlas(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
+        read(&path.join(ATLAS))
+    }
+
+    /// Writes what was measured.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_atlas(&self, bytes: &[u8]) -> Result<(), DiskError> {
+        write_atomic(&self.path.join(ATLAS), bytes)
+    }
+
+    /// Removes what only a run that goes on needs.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn remove_state(&self) -> Result<(), DiskError> {
+        remove(&self.path.join(STATE))?;
+        remove(&self.path.join(ATLAS))
     }
 
     /// Adds a step to `metrics.jsonl`.
@@ -409,6 +472,25 @@ pub fn read_metrics(run: &Path) -> Result<Vec<StepMetrics>, DiskError> {
     let path = run.join(METRICS);
     let text = fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))?;
     Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// The content of a file, if it exists.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
+    match fs::read(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        content => content.map(Some).map_err(DiskError::at(path, "read")),
+    }
+}
+
+/// Writes a file that only the user can read, where the system knows users.
+fn write_private(path: &Path, content: &[u8]) -> Result<(), DiskError> {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    remove(path)?;
+    let written = options.open(path).and_then(|mut file| file.write_all(content));
+    written.map_err(DiskError::at(path, "written"))
 }
 
 /// Removes a file if it exists.

@@ -51,6 +51,8 @@ pub(super) struct Machine {
     /// When the last message of each lane arrives: they keep their order.
     pub(super) lanes: [f64; 3],
     pub(super) done: bool,
+    /// Whether it asked to leave.
+    pub(super) leaving: bool,
 }
 
 impl Machine {
@@ -184,9 +186,10 @@ impl World {
             return;
         }
         let Fetch { from, step, keys, copy } = fetch.clone();
-        let holder = self.machine_of(from).unwrap();
+        // Nobody has a number before the broker is back.
+        let holder = self.machine_of(from).unwrap_or(m);
         let until = self.parted.get(&(m.min(holder), m.max(holder))).copied().unwrap_or(0.0);
-        let there = !self.machines[holder].dead && self.awake(holder) <= self.now && until <= self.now;
+        let there = holder != m && !self.machines[holder].dead && self.awake(holder) <= self.now && until <= self.now;
         let has = |world: &Self| {
             let cut = world.machines[holder].vault.get(&step);
             keys.iter().all(|key| cut.is_some_and(|cut| cut.contains_key(key)))

@@ -13,7 +13,8 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_plan::{LearningRate, Optimizer, Program};
 use fusionllm_protocol::{
     Action, EvalSchedule, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, MemberId, Notice,
-    Order, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress, VERSION, share_of,
+    Order, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress, VERSION, decode,
+    encode, share_of,
 };
 
 use super::{ChoiceRng, programs_of};
@@ -40,6 +41,8 @@ pub(crate) enum Fault {
     Join,
     /// The broker stands still for this many seconds.
     Pause(f64),
+    /// The broker is killed, and started again after this many seconds.
+    Restart(f64),
     /// The user stops the run.
     Interrupt,
 }
@@ -79,8 +82,12 @@ enum Event {
     Up(usize, u32, FromPeer),
     Saved(usize, u32, u64, BTreeMap<TensorKey, u64>),
     Heartbeat(usize),
-    Planned(Vec<MemberId>),
-    Committed(TrainingProgress, bool),
+    /// An event of this life of the broker.
+    Planned(u32, Vec<MemberId>),
+    Committed(u32, TrainingProgress, bool),
+    Reborn,
+    /// A machine notices that the broker it was connected to is no more.
+    Orphaned(usize, u32),
     Ended(usize, u32),
     Loaded(usize, u32, TensorKey, u64),
     Connected(usize, u32, MemberId),
@@ -108,44 +115,39 @@ pub(crate) struct World {
     /// Pairs that cannot reach each other, and until when.
     parted: BTreeMap<(usize, usize), f64>,
     broker_paused_until: f64,
+    /// Counts the lives of the broker.
+    life: u32,
+    broker_dead: bool,
+    /// What the broker wrote about its run, and when.
+    persisted: Option<(Vec<u8>, Vec<u8>, f64)>,
     formation: Option<Formation>,
     order: Option<Order>,
     programs: Vec<(Program, Program)>,
     saving: BTreeMap<TensorKey, u64>,
-    disk: u64,
+    disk: TrainingProgress,
     history: History,
     traced: bool,
 }
 
 /// Runs a scenario to its end.
 pub(crate) fn live(scenario: &Scenario) -> History {
-    let settings = RunSettings {
-        version: 1,
-        start: TrainingProgress::default(),
-        steps: scenario.steps,
-        micro_batches: MICRO_BATCHES,
-        eval: Some(EvalSchedule { steps: 7, passes: 2 }),
-        checkpoint: Some(scenario.checkpoint),
-        learning_rate: LearningRate { base: 1.0, warmup: 0, cosine_until: None, min: 0.0 },
-        clip: None,
-        window: 3,
-        passes_before: 0,
-    };
-    let roster = Roster::new(ExpectedPeers::Any(scenario.machines), [7; 16]);
     let mut world = World {
         rng: ChoiceRng::new(scenario.seed),
         now: 0.0,
         serial: 0,
         events: BTreeMap::new(),
-        run: Run::new(RunOptions { settings, measured: scenario.measured }, roster),
+        run: Run::new(options(scenario, TrainingProgress::default()), roster(scenario)),
         machines: Vec::new(),
         parted: BTreeMap::new(),
         broker_paused_until: 0.0,
+        life: 0,
+        broker_dead: false,
+        persisted: None,
         formation: None,
         order: None,
         programs: Vec::new(),
         saving: BTreeMap::new(),
-        disk: 0,
+        disk: TrainingProgress::default(),
         history: History::default(),
         traced: std::env::var_os("FUSIONLLM_TRACE").is_some(),
         scenario: scenario.clone(),
@@ -160,6 +162,26 @@ pub(crate) fn live(scenario: &Scenario) -> History {
     world.live();
     world.history.seconds = world.now;
     world.history
+}
+
+fn options(scenario: &Scenario, start: TrainingProgress) -> RunOptions {
+    let settings = RunSettings {
+        version: 1,
+        start,
+        steps: scenario.steps,
+        micro_batches: MICRO_BATCHES,
+        eval: Some(EvalSchedule { steps: 7, passes: 2 }),
+        checkpoint: Some(scenario.checkpoint),
+        learning_rate: LearningRate { base: 1.0, warmup: 0, cosine_until: None, min: 0.0 },
+        clip: None,
+        window: 3,
+        passes_before: 0,
+    };
+    RunOptions { settings, measured: scenario.measured }
+}
+
+fn roster(scenario: &Scenario) -> Roster {
+    Roster::new(ExpectedPeers::Any(scenario.machines), [7; 16])
 }
 
 impl World {
@@ -217,6 +239,7 @@ impl World {
             | Event::Loaded(m, ..)
             | Event::Connected(m, ..)
             | Event::Fetch(m, ..)
+            | Event::Orphaned(m, _)
             | Event::Work(m) => Some(*m),
             _ => None,
         };
@@ -228,11 +251,12 @@ impl World {
                 let later = self.awake(m);
                 return self.at(later, event);
             }
-        } else if !matches!(event, Event::Fault(_)) && self.broker_paused_until > self.now + 1e-6 {
+        } else if !matches!(event, Event::Fault(_) | Event::Reborn) && self.broker_paused_until > self.now + 1e-6 {
             let later = self.broker_paused_until;
             return self.at(later, event);
         }
         match event {
+            Event::Tick if self.broker_dead => self.at(self.now + 0.25, Event::Tick),
             Event::Tick => {
                 let actions = self.run.tick(self.now);
                 self.at(self.now + 0.25, Event::Tick);
@@ -267,9 +291,9 @@ impl World {
                 self.tell(m, FromPeer::Heartbeat(heartbeat));
                 self.at(self.now + 1.0, Event::Heartbeat(m));
             }
-            Event::Planned(members) => self.planned(members),
-            Event::Committed(progress, complete) => {
-                self.disk = progress.step;
+            Event::Planned(life, members) if life == self.life => self.planned(members),
+            Event::Committed(life, progress, complete) if life == self.life => {
+                self.disk = progress;
                 self.history.saved.push(progress.step);
                 let actions = self.run.checkpoint_committed(progress, complete, self.now);
                 self.carry_out(actions);
@@ -302,6 +326,9 @@ impl World {
             Event::Fetch(m, generation, fetch, since) => self.fetch(m, generation, fetch, since),
             Event::Work(m) => self.work(m),
             Event::HangUp(m, connection) => self.hang_up(m, connection),
+            Event::Planned(..) | Event::Committed(..) => {}
+            Event::Reborn => self.reborn(),
+            Event::Orphaned(m, connection) => self.orphaned(m, connection),
         }
     }
 
@@ -325,10 +352,14 @@ impl World {
             Fault::Part(a, b, seconds) if a < count && b < count && a != b => {
                 self.parted.insert((a.min(b), a.max(b)), self.now + seconds);
             }
-            Fault::Leave(m) if m < count => self.tell(m, FromPeer::Leaving),
+            Fault::Leave(m) if m < count => {
+                self.machines[m].leaving = true;
+                self.tell(m, FromPeer::Leaving);
+            }
             Fault::Join => self.add_machine(),
             Fault::Pause(seconds) => self.broker_paused_until = self.now + seconds,
-            Fault::Interrupt => {
+            Fault::Restart(seconds) if !self.broker_dead => self.broker_dies(seconds),
+            Fault::Interrupt if !self.broker_dead => {
                 let actions = self.run.interrupt(self.now);
                 self.carry_out(actions);
             }
@@ -344,9 +375,66 @@ impl World {
         }
     }
 
+    /// The broker is killed. What is on the way to it is lost, and so is what it has not written.
+    fn broker_dies(&mut self, seconds: f64) {
+        self.broker_dead = true;
+        self.life += 1;
+        self.broker_paused_until = 0.0;
+        for m in 0..self.machines.len() {
+            let machine = &mut self.machines[m];
+            machine.member = None;
+            if std::mem::take(&mut machine.connected) {
+                machine.connection += 1;
+                let connection = machine.connection;
+                self.at(self.now + 30.0, Event::Orphaned(m, connection));
+            }
+        }
+        self.at(self.now + seconds, Event::Reborn);
+    }
+
+    fn reborn(&mut self) {
+        self.broker_dead = false;
+        self.saving.clear();
+        let (options, roster) = (options(&self.scenario, self.disk), roster(&self.scenario));
+        self.run = match &self.persisted {
+            Some((state, atlas, at)) => {
+                let (state, atlas) = (decode(state).unwrap(), decode(atlas).unwrap());
+                Run::restore(options, roster, state, atlas, self.now - at)
+            }
+            None => Run::new(options, roster),
+        };
+        // It calls those whose addresses it knows, and reaches most of them.
+        for m in 0..self.machines.len() {
+            let connection = self.machines[m].connection;
+            if !self.rng.one_in(4) {
+                let at = self.now.max(self.machines[m].cut_off_until) + self.delay(0.5);
+                self.at(at, Event::Orphaned(m, connection));
+            }
+        }
+    }
+
+    fn orphaned(&mut self, m: usize, connection: u32) {
+        let machine = &mut self.machines[m];
+        if machine.connection != connection || machine.done {
+            return;
+        }
+        machine.connection += 1;
+        if machine.leaving {
+            machine.dead = true;
+            return;
+        }
+        let actions = machine.follower.disconnected();
+        self.follow(m, actions);
+        self.at(self.now + 1.0, Event::Dial(m));
+    }
+
     fn dial(&mut self, m: usize) {
-        if self.machines[m].cut_off_until > self.now || self.broker_paused_until > self.now {
-            return self.at(self.now + 2.0, Event::Dial(m));
+        if self.machines[m].cut_off_until > self.now || self.broker_paused_until > self.now || self.broker_dead {
+            let again = self.now + self.delay(10.0);
+            return self.at(again, Event::Dial(m));
+        }
+        if self.machines[m].connected {
+            return;
         }
         let hello = Hello {
             version: VERSION,
@@ -440,16 +528,20 @@ impl World {
                     let expected: BTreeMap<TensorKey, u64> = all.map(|key| (key, progress.step)).collect();
                     assert_eq!(self.saving, expected, "a checkpoint has all tensors of its step");
                     let at = self.now + self.delay(1.0);
-                    self.at(at, Event::Committed(progress, true));
+                    self.at(at, Event::Committed(self.life, progress, true));
                 }
                 Action::Plan { members, .. } => {
                     let at = self.now + self.delay(0.3);
-                    self.at(at, Event::Planned(members));
+                    self.at(at, Event::Planned(self.life, members));
                 }
                 Action::Rewind(progress) => {
                     let before = self.history.steps.len();
                     self.history.steps.retain(|s| *s <= progress.step);
                     self.history.redone += before - self.history.steps.len();
+                }
+                Action::Persist => {
+                    let (state, atlas) = (encode(&self.run.state()).unwrap(), encode(self.run.atlas()).unwrap());
+                    self.persisted = Some((state, atlas, self.now));
                 }
                 Action::Assign(order) => self.assign(order),
                 Action::Notice(Notice::Started { incidents, .. }) => {
@@ -518,7 +610,7 @@ impl World {
                 sources: sources.clone(),
             };
             if order.restart.holders.is_empty() {
-                assert_eq!(self.disk, start, "the broker has that state");
+                assert_eq!(self.disk.step, start, "the broker has that state");
             }
             if !self.machines[m].connected {
                 continue;

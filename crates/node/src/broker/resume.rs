@@ -1,0 +1,242 @@
+//! What a broker leaves behind, so that another one goes on with its run.
+
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use fusionllm_protocol::{Atlas, RunState, VERSION, decode, encode};
+use fusionllm_transport::{Secret, SecretKey};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::NodeError;
+use crate::config::Job;
+use crate::data::Dataset;
+use crate::files::checkpoint::{Checkpoint, CheckpointError};
+use crate::files::run_dir::{IncidentSummary, RunDir};
+use crate::model::Model;
+
+/// Where a run goes on: at a checkpoint, or where its broker was killed.
+#[derive(Debug)]
+pub struct Resume {
+    path: PathBuf,
+    checkpoint: Option<Checkpoint>,
+    left: Option<Left>,
+}
+
+impl Resume {
+    /// What there is at `path`: a run directory, or a checkpoint.
+    ///
+    /// # Errors
+    ///
+    /// There is neither a checkpoint nor what a killed broker left, or it cannot be read.
+    pub fn find(path: &Path) -> Result<Self, NodeError> {
+        let left = RunDir::read_state(path)?.map(|bytes| Left::parse(&bytes, path)).transpose()?;
+        let checkpoint = match Checkpoint::find(path) {
+            Err(CheckpointError::Missing { .. }) if left.is_some() => None,
+            found => Some(found?),
+        };
+        Ok(Self { path: path.to_owned(), checkpoint, left })
+    }
+
+    /// The job file of the run.
+    pub fn job(&self) -> PathBuf {
+        self.directory().join("job.toml")
+    }
+
+    /// The number of peers that an unfinished run waited for before it started.
+    pub fn peers(&self) -> Option<usize> {
+        self.left.as_ref().map(|left| left.wanted)
+    }
+
+    /// The newest directory with the run's job: that of the run itself, or that of the checkpoint.
+    pub(super) fn directory(&self) -> &Path {
+        match (&self.left, &self.checkpoint) {
+            (None, Some(checkpoint)) => checkpoint.path(),
+            _ => &self.path,
+        }
+    }
+
+    /// The newest checkpoint, and what the broker left, if `left` is wanted.
+    pub(super) fn parts(self, left: bool) -> Result<(Option<Checkpoint>, Option<(PathBuf, Left)>), NodeError> {
+        match self.left.filter(|_| left) {
+            Some(left) => Ok((self.checkpoint, Some((self.path, left)))),
+            None if self.checkpoint.is_none() => Err(CheckpointError::Missing { path: self.path }.into()),
+            None => Ok((self.checkpoint, None)),
+        }
+    }
+}
+
+/// What a run is about. Another run cannot go on with its tensors.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Subject {
+    graph: String,
+    data: String,
+    seed: u64,
+}
+
+impl Subject {
+    pub(super) fn new(job: &Job, data: &Dataset, model: &Model) -> Self {
+        Self { graph: model.forward.digest(), data: data.digest().to_owned(), seed: job.train.seed }
+    }
+}
+
+/// What a broker writes down while its run goes on.
+#[derive(Debug, Serialize, Deserialize)]
+pub(super) struct Left {
+    /// Seconds since the Unix epoch.
+    written: f64,
+    subject: Subject,
+    /// The number of peers that the run waits for before it starts.
+    wanted: usize,
+    pub(super) loss_first: Option<f64>,
+    pub(super) incidents: Vec<IncidentSummary>,
+    pub(super) run: RunState,
+}
+
+impl Left {
+    pub(super) fn new(
+        subject: Subject,
+        wanted: usize,
+        loss_first: Option<f64>,
+        incidents: Vec<IncidentSummary>,
+        run: RunState,
+    ) -> Self {
+        Self { written: unix_time(), subject, wanted, loss_first, incidents, run }
+    }
+
+    /// The bytes for the disk.
+    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, NodeError> {
+        versioned(self)
+    }
+
+    fn parse(bytes: &[u8], path: &Path) -> Result<Self, NodeError> {
+        of_version(bytes).map_err(|e| {
+            NodeError::input_with_hint(
+                format!("{}: what the broker left here cannot be read: {e}", path.display()),
+                "remove the file `state` there to go on from the newest checkpoint",
+            )
+        })
+    }
+
+    /// Seconds since it was written.
+    pub(super) fn age_s(&self) -> f64 {
+        (unix_time() - self.written).max(0.0)
+    }
+
+    /// Refuses to go on with another model, other data, or fewer steps than were done.
+    pub(super) fn check(&self, subject: &Subject, steps: u64, path: &Path) -> Result<(), NodeError> {
+        if self.subject != *subject {
+            return Err(NodeError::input_with_hint(
+                format!("{}: the job, the data or the seed has changed since the broker was there", path.display()),
+                "resume without a job file, or start a new run from a checkpoint's weights with model.weights",
+            ));
+        }
+        if self.run.newest_step() > steps {
+            let done = self.run.newest_step();
+            return Err(NodeError::input_with_hint(
+                format!("{}: {done} steps are done already, and the job asks for {steps}", path.display()),
+                "ask for more with --steps",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Bytes that begin with the protocol's version, because another version has other fields.
+fn versioned(value: &impl Serialize) -> Result<Vec<u8>, NodeError> {
+    let bytes = encode(value).map_err(NodeError::State)?;
+    Ok([&VERSION.to_le_bytes()[..], &bytes].concat())
+}
+
+/// What [`versioned`] wrote.
+fn of_version<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
+    match bytes.split_first_chunk() {
+        Some((version, value)) if u32::from_le_bytes(*version) == VERSION => decode(value),
+        _ => Err("another version of this program wrote it".into()),
+    }
+}
+
+fn unix_time() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
+}
+
+/// Machines and links as measured, for another broker. Without them they are measured again.
+pub(super) fn read_atlas(directory: &Path) -> Result<Atlas, NodeError> {
+    let bytes = RunDir::read_atlas(directory)?;
+    Ok(bytes.and_then(|bytes| of_version(&bytes).ok()).unwrap_or_default())
+}
+
+pub(super) fn write_atlas(run: &RunDir, atlas: &Atlas) -> Result<(), NodeError> {
+    Ok(run.write_atlas(&versioned(atlas)?)?)
+}
+
+/// Who a run's broker is, and where. With it, a ticket stays valid when the broker is started again.
+///
+/// ```text
+///  offset  bytes
+///   0      32     seed of the Ed25519 key
+///   32     16     secret of the ticket
+///   48     2      UDP port over IPv4, little-endian
+///   50     2      UDP port over IPv6, little-endian
+/// ```
+#[derive(Clone)]
+pub(super) struct Identity {
+    pub(super) key: SecretKey,
+    pub(super) secret: Secret,
+    /// Over IPv4 and IPv6; 0 for any free one.
+    pub(super) ports: [u16; 2],
+}
+
+impl Identity {
+    pub(super) fn generate() -> Self {
+        Self { key: SecretKey::generate(), secret: Secret::generate(), ports: [0; 2] }
+    }
+
+    /// The identity of this run's broker. A run that has none yet gets a new one, which is not written.
+    pub(super) fn of(run: &RunDir) -> Result<Self, NodeError> {
+        let Some(bytes) = run.read_identity()? else { return Ok(Self::generate()) };
+        Self::parse(&bytes).ok_or_else(|| {
+            NodeError::input_with_hint(
+                format!("{}: the broker's key there is damaged", run.path().display()),
+                "remove the file `broker-key` there; joiners then need the new ticket",
+            )
+        })
+    }
+
+    /// An address to listen on, with the port that joiners know if any will do.
+    pub(super) fn with_port(&self, mut addr: SocketAddr) -> SocketAddr {
+        if addr.port() == 0 {
+            addr.set_port(self.ports[usize::from(addr.is_ipv6())]);
+        }
+        addr
+    }
+
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let (key, rest) = bytes.split_first_chunk::<32>()?;
+        let (secret, rest) = rest.split_first_chunk::<16>()?;
+        let [a, b, c, d] = *<&[u8; 4]>::try_from(rest).ok()?;
+        let ports = [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])];
+        Some(Self { key: SecretKey::from_bytes(*key), secret: Secret::from_bytes(*secret), ports })
+    }
+
+    pub(super) fn to_bytes(&self) -> Vec<u8> {
+        let ports = self.ports.map(u16::to_le_bytes);
+        [&self.key.to_bytes()[..], self.secret.as_bytes(), &ports[0], &ports[1]].concat()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_identity_survives_the_disk() {
+        let identity = Identity { ports: [4433, 5544], ..Identity::generate() };
+        let again = Identity::parse(&identity.to_bytes()).unwrap();
+        assert_eq!(again.key.public(), identity.key.public());
+        assert_eq!((again.secret, again.ports), (identity.secret.clone(), identity.ports));
+        let bytes = identity.to_bytes();
+        assert!(Identity::parse(&bytes[..51]).is_none() && Identity::parse(&[&bytes[..], &[0]].concat()).is_none());
+    }
+}

@@ -1,0 +1,119 @@
+//! What a broker keeps on its disk, so that a run goes on after the broker was killed.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Phase, Run, RunOptions};
+use crate::notice::Open;
+use crate::{Atlas, Custody, IncidentKind, Member, MemberId, Roster, Standing, TrainingProgress};
+
+/// Seconds that members which went together have to come back, from the first of them on. Members try again every ten
+/// seconds at least.
+const RETURN_S: f64 = 20.0;
+
+/// What another broker needs to go on with a run, besides its [`Atlas`]. It has names and numbers, no tensors.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct RunState {
+    generation: u32,
+    last_pass: u64,
+    begun: bool,
+    progress: TrainingProgress,
+    members: Vec<Member>,
+    next_name: usize,
+    custody: Custody,
+    /// The members that the run should not go on without at once.
+    awaited: BTreeSet<MemberId>,
+}
+
+impl RunState {
+    /// Batches trained on before the newest cut that the run can have reached.
+    pub fn newest_step(&self) -> u64 {
+        self.custody.newest()
+    }
+}
+
+/// Members that went together, as when the broker was cut off. Without them the run would go back a long way, so it
+/// gives them time to come back.
+#[derive(Debug)]
+pub(super) struct Awaited {
+    members: BTreeSet<MemberId>,
+    /// Until when; `None` as long as nobody is there.
+    until: Option<f64>,
+}
+
+impl Run {
+    /// What has to be on the disk before the actions that follow [`Action::Persist`].
+    pub fn state(&self) -> RunState {
+        let (last_pass, awaited) = match &self.phase {
+            Phase::Running(r) => (r.broker.last_pass(), r.formation.members.iter().copied().collect()),
+            _ => (self.last_pass, self.awaited.iter().flat_map(|a| a.members.iter().copied()).collect()),
+        };
+        RunState {
+            generation: self.generation,
+            last_pass,
+            begun: self.begun,
+            progress: self.progress,
+            members: self.roster.members().to_vec(),
+            next_name: self.roster.next_name(),
+            custody: self.custody.clone(),
+            awaited,
+        }
+    }
+
+    /// What is known of machines and links. It has to be on the disk when a generation begins.
+    pub fn atlas(&self) -> &Atlas {
+        &self.atlas
+    }
+
+    /// Goes on with a run whose broker was killed. Its members are away, and come back by themselves.
+    ///
+    /// `roster` is one without members. `away_s` is the time since the state was written, in seconds. The newest
+    /// checkpoint may be another than the state knows: it is that of [`RunSettings::start`](crate::RunSettings::start).
+    pub fn restore(options: RunOptions, roster: Roster, state: RunState, atlas: Atlas, away_s: f64) -> Self {
+        let mut run = Self::new(options, roster.with_members(state.members, state.next_name));
+        run.custody = state.custody.on_another_disk(options.settings.start);
+        run.atlas = atlas;
+        run.generation = state.generation + 1;
+        run.last_pass = state.last_pass;
+        run.begun = state.begun;
+        if run.begun {
+            run.awaited = Some(Awaited { members: state.awaited, until: None });
+            run.rewound = false;
+            let step = state.progress.step;
+            run.incidents.push(Open::begin(IncidentKind::Broker, MemberId::BROKER, step, -away_s, 0.0));
+        }
+        run
+    }
+
+    /// The number of members that the run had better not go on without.
+    pub fn awaited(&self) -> usize {
+        self.awaited.as_ref().map_or(0, |a| a.members.len())
+    }
+
+    /// Everybody is gone: it is rather the broker that was cut off, so the members of the last generation are awaited.
+    pub(super) fn await_return(&mut self) {
+        if !self.begun || self.awaited.is_some() || self.roster.present().next().is_some() {
+            return;
+        }
+        let members = match &self.phase {
+            Phase::Running(r) => &r.formation.members,
+            _ => &self.last_members,
+        };
+        let may_return = |m: &&MemberId| self.roster.get(**m).is_some_and(|m| m.standing != Standing::Out);
+        let members = members.iter().filter(may_return).copied().collect();
+        self.awaited = Some(Awaited { members, until: None });
+    }
+
+    /// Whether the run had better wait for members to come back than plan for those who are there.
+    pub(super) fn waits_for_return(&mut self) -> bool {
+        let Some(awaited) = &mut self.awaited else { return false };
+        if self.roster.present().next().is_none() {
+            return true;
+        }
+        let until = *awaited.until.get_or_insert(self.now + RETURN_S);
+        let gone = |m: &MemberId| self.roster.get(*m).is_none_or(|m| m.standing == Standing::Out);
+        let there = |m: &MemberId| self.roster.is_present(*m) || gone(m);
+        self.now < until && !awaited.members.iter().all(there)
+    }
+}
