@@ -133,3 +133,28 @@ fn a_broker_that_stands_still_loses_nobody() {
     let history = check(&Scenario { faults: vec![(10.0, Fault::Pause(8.0))], ..quiet() });
     assert_eq!((history.incidents, history.redone), (0, 0));
 }
+
+/// Nobody hears the broker for a while, and it hears nobody. The peers are not to blame.
+#[test]
+fn a_broker_that_is_cut_off_loses_nobody() {
+    let faults = (0..3).map(|m| (10.0, Fault::CutOff(m, 10.0))).collect();
+    let history = check(&Scenario { faults, ..quiet() });
+    assert_eq!((history.incidents, history.redone), (0, 0));
+}
+
+/// Two peers are cut off together, and each has the copy of the other's share. The run waits for them, because without
+/// them it would begin again.
+#[test]
+fn a_run_waits_for_peers_that_have_what_nobody_else_has() {
+    let faults = vec![(20.0, Fault::CutOff(1, 9.0)), (20.0, Fault::CutOff(2, 9.0))];
+    let history = check(&Scenario { steps: 800, faults, ..quiet() });
+    assert!(history.incidents > 0 && history.redone < 150, "{} steps", history.redone);
+}
+
+/// The broker is killed. It goes on from a cut that its peers still have.
+#[test]
+fn a_killed_broker_costs_a_few_steps() {
+    let history = check(&Scenario { steps: 800, faults: vec![(20.0, Fault::Restart(1.0))], ..quiet() });
+    assert_eq!(history.incidents, 1);
+    assert!(history.redone < 120, "{} steps", history.redone);
+}

@@ -36,6 +36,7 @@ impl Hosts {
 
     /// Limits a host's outgoing traffic to `rate` Mbps by a token bucket of the kernel. The queue takes 100 ms, as in
     /// the emulator. False if the kernel has no token buckets.
+    #[allow(dead_code, reason = "not all that include this need it")]
     pub(crate) fn limit_from(&self, host: usize, rate: f64) -> bool {
         shape(&self.name(&host.to_string()), "eth0", rate)
     }
@@ -56,6 +57,27 @@ impl Hosts {
     #[allow(dead_code, reason = "not all that include this need it")]
     pub(crate) fn heal(&self, host: usize) {
         assert!(ip(&format!("-n {} link set p{host} up", self.name("s"))));
+    }
+
+    /// Cuts two hosts off from each other. It takes nft.
+    #[allow(dead_code, reason = "not all that include this need it")]
+    pub(crate) fn part(&self, one: usize, other: usize) {
+        for (host, from) in [(one, other), (other, one)] {
+            let name = self.name(&host.to_string());
+            let nft = |rule: String| assert!(quietly("ip", &format!("netns exec {name} nft {rule}")), "{rule}");
+            nft("add table ip parted".into());
+            nft("add chain ip parted input { type filter hook input priority 0 ; }".into());
+            nft(format!("add rule ip parted input ip saddr 10.77.0.{} drop", from + 1));
+        }
+    }
+
+    /// Lets two hosts reach each other again.
+    #[allow(dead_code, reason = "not all that include this need it")]
+    pub(crate) fn unite(&self, one: usize, other: usize) {
+        for host in [one, other] {
+            let name = self.name(&host.to_string());
+            assert!(quietly("ip", &format!("netns exec {name} nft delete table ip parted")));
+        }
     }
 
     /// A command to run on a host.

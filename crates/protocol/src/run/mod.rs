@@ -95,6 +95,8 @@ pub struct Run {
     /// The members of the generation that ended last.
     last_members: Vec<MemberId>,
     awaited: Option<Awaited>,
+    /// When a member was lost last.
+    lost_at: f64,
     /// Whether the driver's records end with [`Self::progress`].
     rewound: bool,
     /// The time of the last event.
@@ -138,6 +140,7 @@ impl Run {
             incidents: Vec::new(),
             last_members: Vec::new(),
             awaited: None,
+            lost_at: f64::NEG_INFINITY,
             rewound: true,
             now: 0.0,
         }
@@ -357,6 +360,7 @@ impl Run {
             return Vec::new();
         }
         self.newcomers.remove(&member);
+        self.lost_at = self.now;
         self.await_return();
         let reason = one_line(reason);
         let used = self.is_needed(member);

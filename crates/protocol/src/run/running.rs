@@ -359,6 +359,14 @@ impl CopyPace {
         self.completed.get(&step).map_or(0.0, |at| (then - at).max(0.0))
     }
 
+    /// Seconds from the end of one step to the end of another one; infinite if they are not known.
+    pub(super) fn work_s(&self, from: u64, to: u64) -> f64 {
+        match (self.completed.get(&from), self.completed.get(&to)) {
+            (Some(from), Some(to)) => to - from,
+            _ => f64::INFINITY,
+        }
+    }
+
     fn forget_before(&mut self, step: u64) {
         self.completed = self.completed.split_off(&step);
     }

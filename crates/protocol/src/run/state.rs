@@ -105,12 +105,23 @@ impl Run {
         self.awaited = Some(Awaited { members, until: None });
     }
 
+    /// Whether members that may come back have work that nobody else has, more than waiting for them can cost.
+    fn misses_much(&self) -> bool {
+        let without = self.custody.restart(|m| self.roster.is_present(m)).progress.step;
+        let may_return = |m: MemberId| self.roster.get(m).is_some_and(|m| m.standing != Standing::Out);
+        let with = self.custody.restart(may_return).progress.step;
+        without < with && self.copies.work_s(without, with) > RETURN_S
+    }
+
     /// Whether the run had better wait for members to come back than plan for those who are there.
     pub(super) fn waits_for_return(&mut self) -> bool {
-        let Some(awaited) = &mut self.awaited else { return false };
         if self.roster.present().next().is_none() {
+            return self.begun;
+        }
+        if self.now < self.lost_at + RETURN_S && self.misses_much() {
             return true;
         }
+        let Some(awaited) = &mut self.awaited else { return false };
         let until = *awaited.until.get_or_insert(self.now + RETURN_S);
         let gone = |m: &MemberId| self.roster.get(*m).is_none_or(|m| m.standing == Standing::Out);
         let there = |m: &MemberId| self.roster.is_present(*m) || gone(m);

@@ -55,6 +55,14 @@ impl Watch {
 
     /// Notes a message. Returns whether the member's silence had been reported.
     pub(super) fn heard(&mut self, member: MemberId, now: f64) -> bool {
+        let all_were_silent = self.seen.values().all(|seen| now - seen.heard >= SUSPECT_S);
+        if all_were_silent {
+            // It was the broker that was cut off. The others get as much time to answer as if it had not been.
+            self.seen.iter_mut().filter(|(m, _)| **m != member).for_each(|(_, seen)| {
+                seen.moved += now - seen.heard;
+                seen.heard = now;
+            });
+        }
         self.seen.get_mut(&member).is_some_and(|seen| {
             let silence = now - seen.heard;
             if silence >= SUSPECT_S {
@@ -174,6 +182,7 @@ mod tests {
     #[test]
     fn silence_is_reported_once_and_then_ends_patience() {
         let mut watch = watch(2);
+        watch.heard(id(1), 2.0);
         watch.heard(id(1), 3.0);
         assert_eq!(watch.changes(3.0), [Change::Silent(id(0))]);
         watch.heard(id(1), 4.0);
@@ -182,6 +191,17 @@ mod tests {
         assert_eq!(watch.changes(5.0), [Change::Gone(id(0), 5.0)]);
         assert!(watch.heard(id(0), 5.5));
         assert_eq!(watch.changes(5.5), []);
+    }
+
+    #[test]
+    fn after_a_silence_of_all_everybody_has_time_to_answer() {
+        let mut watch = watch(2);
+        watch.changes(20.0);
+        assert!(watch.heard(id(0), 20.0));
+        assert_eq!(watch.changes(22.0), []);
+        watch.heard(id(0), 22.5);
+        watch.heard(id(0), 25.0);
+        assert_eq!(watch.changes(25.0), [Change::Silent(id(1)), Change::Gone(id(1), 5.0)]);
     }
 
     #[test]
