@@ -189,6 +189,18 @@ impl Observer for Progress {
                 self.say(format!("waiting for more machines: {reason}"));
                 self.wait_for("waiting for more machines".to_owned());
             }
+            Event::Speed { name, times } if times > 1.5 => {
+                self.say(format!(
+                    "{name} computes {times:.1}x slower than at the start; is something else running there?"
+                ));
+            }
+            Event::Speed { name, .. } => self.say(format!("{name} computes as fast as at the start again")),
+            Event::Better { names: [], gain_s } => {
+                let gain = seconds(gain_s);
+                self.say(format!(
+                    "with other shares the run ends about {gain} earlier: changing the plan after this step"
+                ));
+            }
             Event::Better { names, gain_s } => {
                 let (names, gain) = (names.join(", "), seconds(gain_s));
                 self.say(format!("with {names} the run ends about {gain} earlier: changing the plan after this step"));

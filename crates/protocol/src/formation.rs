@@ -22,6 +22,8 @@ pub struct Formation {
     pub micro_batches: u32,
     /// Predicted seconds per step, where the machines are known.
     pub predicted_step_s: Option<f64>,
+    /// Predicted seconds of computing per step of each; empty where the machines are not known.
+    pub predicted_compute_s: Vec<f64>,
     /// Estimated seconds that it takes to change to this plan.
     pub move_s: f64,
 }

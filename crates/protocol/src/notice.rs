@@ -145,6 +145,13 @@ pub enum Notice {
     },
     /// Members measure their machines and links.
     Measuring,
+    /// A member computes at another speed than before.
+    Speed {
+        /// The member.
+        member: MemberId,
+        /// Its seconds of computing over those at the start.
+        times: f64,
+    },
     /// The run waits for more members.
     Waiting {
         /// Why.

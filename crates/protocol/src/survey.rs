@@ -25,9 +25,21 @@ pub struct Atlas {
     /// The links there and back between two members, of which the first has the smaller number. `None` if they cannot
     /// reach each other.
     links: BTreeMap<(MemberId, MemberId), Option<(Link, Link)>>,
+    /// How many times slower members compute than when they were measured.
+    slower: BTreeMap<MemberId, f64>,
 }
 
 impl Atlas {
+    /// Notes how many times slower a member computes than when it was measured.
+    pub fn set_slower(&mut self, member: MemberId, times: f64) {
+        self.slower.insert(member, times.max(1.0));
+    }
+
+    /// How many times slower a member computes than when it was measured.
+    pub fn slower(&self, member: MemberId) -> f64 {
+        self.slower.get(&member).copied().unwrap_or(1.0)
+    }
+
     /// Notes that two members cannot reach each other any more.
     pub fn cut_off(&mut self, a: MemberId, b: MemberId) {
         self.links.insert((a.min(b), a.max(b)), None);
@@ -67,7 +79,7 @@ impl Atlas {
                 return Err(PlanError::Cluster(format!("the machine of {:?} has not been measured", member.name)));
             };
             devices.push(Device {
-                slowdown: machine.slowdown,
+                slowdown: machine.slowdown * self.slower(member.id),
                 measured: machine.operators.clone(),
                 backend: Some(member.backend.clone()),
                 ..Device::new(member.name.clone(), machine.rates, machine.memory)

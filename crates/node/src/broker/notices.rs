@@ -37,6 +37,9 @@ impl Conductor<'_> {
                 }
                 self.observer.event(Event::Waiting { reason });
             }
+            Notice::Speed { member, times } => {
+                self.observer.event(Event::Speed { name: name(*member), times: *times });
+            }
             Notice::Better { members, gain_s } => {
                 let names: Vec<&str> = members.iter().map(|m| name(*m)).collect();
                 self.observer.event(Event::Better { names: &names, gain_s: *gain_s });

@@ -82,6 +82,13 @@ pub enum Event<'a> {
         /// Why.
         reason: &'a str,
     },
+    /// A peer computes at another speed than before.
+    Speed {
+        /// Its name.
+        name: &'a str,
+        /// Its seconds of computing over those at the start.
+        times: f64,
+    },
     /// The run changes to a better plan.
     Better {
         /// The members that come in.

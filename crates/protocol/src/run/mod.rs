@@ -3,6 +3,7 @@
 mod gathering;
 mod running;
 mod spares;
+mod speed;
 mod state;
 mod watch;
 
@@ -16,6 +17,7 @@ use crate::{
     Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
 use running::CopyPace;
+use speed::Speeds;
 use state::Awaited;
 pub use state::RunState;
 use watch::{Change, SUSPECT_S, Watch};
@@ -58,6 +60,8 @@ struct Running {
     ready: BTreeSet<MemberId>,
     /// The shares whose copies were asked for.
     asked: BTreeSet<(u64, MemberId)>,
+    /// Seconds per step: predicted, or as measured since a member's speed changed.
+    step_s: Option<f64>,
     /// The state with which the generation ended, once it is drained.
     drained: Option<TrainingProgress>,
 }
@@ -90,6 +94,7 @@ pub struct Run {
     /// Whether the user wants the run to stop.
     stopping: bool,
     copies: CopyPace,
+    speeds: Speeds,
     /// Interruptions that are not over.
     incidents: Vec<Open>,
     /// The members of the generation that ended last.
@@ -137,6 +142,7 @@ impl Run {
             leaving: BTreeSet::new(),
             stopping: false,
             copies: CopyPace::default(),
+            speeds: Speeds::default(),
             incidents: Vec::new(),
             last_members: Vec::new(),
             awaited: None,

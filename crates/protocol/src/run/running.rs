@@ -2,11 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use super::speed::SpeedChange;
 use super::{COPY_RATE, COPY_SHARE, MIN_COPY_PERIOD_S, Phase, Run, Running};
 use crate::notice::Open;
 use crate::{
     Action, Broker, Formation, FromPeer, IncidentKind, MemberId, Mirroring, Notice, Order, Participant, RunSettings,
-    Share, Standing, ToPeer, TrainingProgress,
+    Share, Standing, StepRecord, ToPeer, TrainingProgress,
 };
 
 impl Run {
@@ -47,14 +48,17 @@ impl Run {
             mirrors: mirrors.clone(),
         }));
         self.watch.restart(&formation.members, self.now);
+        let planned = formation.members.iter().map(|m| (*m, self.atlas.slower(*m))).collect();
+        self.speeds.begin(planned, !formation.predicted_compute_s.is_empty());
         self.begun = true;
         self.phase = Phase::Running(Box::new(Running {
             broker,
-            formation,
             mirrors: mirrors.into_iter().map(|m| (m.owner, m.buddy)).collect(),
             donors,
             ready: BTreeSet::new(),
             asked: BTreeSet::new(),
+            step_s: formation.predicted_step_s,
+            formation,
             drained: None,
         }));
         actions
@@ -273,8 +277,10 @@ impl Run {
                     all.extend(self.move_on());
                 }
                 Action::Step(record) => {
+                    let slower = self.note_speeds(&record);
                     all.push(Action::Step(record));
                     all.extend(self.step_over());
+                    all.extend(slower);
                 }
                 Action::Finish(_) => return [all, self.end(action, "")].concat(),
                 Action::Fail(ref reason) => {
@@ -309,6 +315,34 @@ impl Run {
         if self.progress.step == step {
             self.custody.settle(self.progress);
         }
+    }
+
+    /// Compares each member's computing with what the plan expects. Asks for another plan if one's speed has changed.
+    fn note_speeds(&mut self, record: &StepRecord) -> Vec<Action> {
+        let Phase::Running(running) = &mut self.phase else { return Vec::new() };
+        let predicted = &running.formation.predicted_compute_s;
+        let figures = running.formation.members.iter().zip(&record.peers).enumerate();
+        let changes = figures.filter_map(|(i, (member, report))| {
+            // Without a prediction, a plan's times can only be compared with each other.
+            let predicted = predicted.get(i).copied().unwrap_or(1.0);
+            self.speeds.note(*member, report.compute_s, predicted, self.now)
+        });
+        let changes: Vec<SpeedChange> = changes.collect();
+        self.speeds.note_step(record.step_s);
+        if changes.is_empty() {
+            return Vec::new();
+        }
+        // What was predicted for this plan does not hold any more.
+        running.step_s = running.step_s.and(self.speeds.step_s());
+        let mut actions = Vec::new();
+        for SpeedChange { member, times } in changes {
+            self.atlas.set_slower(member, times);
+            actions.push(Action::Notice(Notice::Speed { member, times }));
+        }
+        if self.options.measured {
+            actions.extend(self.weigh());
+        }
+        actions
     }
 
     fn step_over(&mut self) -> Vec<Action> {

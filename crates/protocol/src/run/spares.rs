@@ -46,7 +46,7 @@ impl Run {
     pub(super) fn compare(&mut self, formation: &Formation) -> Vec<Action> {
         let Phase::Running(running) = &self.phase else { return Vec::new() };
         let all_there = formation.members.iter().all(|m| self.roster.is_present(*m));
-        let Some((now, then)) = running.formation.predicted_step_s.zip(formation.predicted_step_s) else {
+        let Some((now, then)) = running.step_s.zip(formation.predicted_step_s) else {
             return Vec::new();
         };
         let steps = self.options.settings.steps.saturating_sub(self.progress.step) as f64;

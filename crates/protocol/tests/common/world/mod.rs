@@ -567,6 +567,7 @@ impl World {
             micro_batches: MICRO_BATCHES,
             // More machines are faster.
             predicted_step_s: self.scenario.measured.then(|| 1.0 / members.len() as f64),
+            predicted_compute_s: Vec::new(),
             move_s: 1.0,
             members,
         };
