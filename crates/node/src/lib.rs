@@ -12,11 +12,12 @@ mod files;
 mod machine;
 pub mod model;
 mod net;
+pub mod owner;
 mod peer;
 pub mod planning;
 pub mod profile;
 
-pub use broker::{BrokerOptions, Event, LocalPeer, Observer, Peers, conduct};
+pub use broker::{BrokerOptions, Entry, Event, LocalPeer, Observer, Peers, conduct};
 pub use error::NodeError;
 #[cfg(test)]
 pub(crate) use error::printed;

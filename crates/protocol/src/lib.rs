@@ -46,6 +46,7 @@
 //! and little-endian.
 
 mod action;
+mod admission;
 mod assignment;
 mod broker;
 mod custody;
@@ -55,6 +56,7 @@ mod formation;
 mod inbox;
 mod message;
 mod notice;
+mod owner;
 mod progress;
 mod regulator;
 mod roster;
@@ -62,6 +64,7 @@ mod run;
 mod survey;
 
 pub use action::{Action, BatchId, EvalRecord, StepRecord};
+pub use admission::{Admission, Invitation, TicketRole};
 pub use assignment::{Assignment, Source, share_of};
 pub use broker::{AppliedCodecs, Broker, EvalSchedule, Participant, RunSettings};
 pub use custody::{Custody, Restart, Share};
@@ -72,11 +75,12 @@ pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
     BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
     MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PassReport, PeerHello, Probe,
-    ReceivedBytes, SentBytes, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode,
+    ReceivedBytes, SentBytes, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode, hello_version,
 };
 pub use notice::{Incident, IncidentKind, Notice};
+pub use owner::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, Question, Request, RunPhase, RunStatus};
 pub use progress::TrainingProgress;
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
-pub use roster::{ExpectedPeers, Identity, Member, Roster, Standing};
+pub use roster::{ExpectedPeers, Identity, Member, Roster, Standing, other_version};
 pub use run::{Run, RunOptions};
 pub use survey::{Atlas, Survey};

@@ -97,9 +97,15 @@ impl Links {
 
 /// Tells a stranger why it may not join, and waits a moment until it hangs up.
 pub(super) async fn refuse(connection: Connection, lanes: Lanes, reason: String) {
-    if net::send_control(&connection, &ToPeer::Refused { reason }).await.is_ok() {
-        let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
+    match net::send_control(&connection, &ToPeer::Refused { reason }).await {
+        Ok(()) => part(connection, lanes).await,
+        Err(_) => connection.close("refused"),
     }
-    connection.close("refused");
+}
+
+/// Waits a moment until the other side hangs up, which has got its answer.
+pub(super) async fn part(connection: Connection, lanes: Lanes) {
+    let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
+    connection.close("answered");
     drop(lanes);
 }

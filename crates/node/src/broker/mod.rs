@@ -1,5 +1,6 @@
 //! The broker's driver: gathers peers, plans, streams data, and carries out what the state machine asks for.
 
+mod addresses;
 mod assign;
 mod codec_updates;
 mod conductor;
@@ -14,23 +15,28 @@ mod local;
 mod notices;
 mod observer;
 mod origin;
+mod owner;
 mod planner;
 mod store;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use conductor::Conductor;
 use feeds::Feeds;
 use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Scheduler};
-use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
-use fusionllm_transport::{Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
+use fusionllm_protocol::{
+    Admission, EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TicketRole, TrainingProgress,
+};
+use fusionllm_transport::{Endpoint, EndpointOptions, PeerAddr, PeerKey, SecretKey, Ticket};
 use incoming::{Incoming, accept, interrupts};
 use links::Links;
 use local::{Children, LocalPeers};
 use origin::Origin;
+use owner::invite;
 use planner::{Planner, PlannerThread};
 use store::{Store, check};
 use tokio::sync::mpsc;
@@ -42,6 +48,7 @@ use crate::NodeError;
 use crate::config::{Choice, Family, Job, Network};
 use crate::data::Dataset;
 use crate::files::checkpoint::Checkpoint;
+use crate::files::keys::allowed;
 use crate::files::weights::Weights;
 use crate::model::imported::ImportedModel;
 use crate::model::{Model, models};
@@ -60,6 +67,19 @@ pub struct BrokerOptions {
     pub directory: Option<PathBuf>,
     /// The checkpoint to resume from.
     pub resume: Option<Checkpoint>,
+    /// Who may join.
+    pub entry: Entry,
+}
+
+/// Who may join a run. The default is everybody with the ticket.
+#[derive(Debug, Clone, Default)]
+pub struct Entry {
+    /// How long the ticket is valid; `None` for as long as the run goes on.
+    pub valid: Option<Duration>,
+    /// How many machines may join with the ticket; `None` for any number.
+    pub uses: Option<u32>,
+    /// A file with the only keys that may join; `None` for all.
+    pub allow: Option<PathBuf>,
 }
 
 /// Who takes part in a run.
@@ -101,7 +121,7 @@ pub async fn conduct(
     options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<TrainingProgress, NodeError> {
-    let BrokerOptions { peers, listen, plan, directory, resume } = options;
+    let BrokerOptions { peers, listen, plan, directory, resume, entry } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
     // All input is checked before anybody waits and before anything is written.
@@ -112,6 +132,7 @@ pub async fn conduct(
         check(checkpoint, &job, &data, model)?;
     }
     let feeds = Feeds::new(&model.forward, &data, model.micro_batch)?;
+    let allowed = entry.allow.as_deref().map(allowed).transpose()?;
     let source = match &job.model.family {
         Family::Imported { file } => {
             let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
@@ -140,7 +161,8 @@ pub async fn conduct(
     let secret_key = SecretKey::generate();
     let pinned = matches!(peers, Peers::Emulated { .. });
     let endpoint = Endpoint::bind(EndpointOptions { secret_key, listen, pinned, ..EndpointOptions::new() }).await?;
-    let preparation = Preparation { job, data, feeds, origin: Arc::new(Origin { source, weights }), endpoint };
+    let origin = Arc::new(Origin { source, weights });
+    let preparation = Preparation { job, data, feeds, origin, endpoint, entry, allowed };
     let endpoint = preparation.endpoint.clone();
     let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
     let result = result.map_err(|e| store.with_safe_step(e));
@@ -262,6 +284,8 @@ struct Preparation {
     feeds: Feeds,
     origin: Arc<Origin>,
     endpoint: Endpoint,
+    entry: Entry,
+    allowed: Option<BTreeSet<PeerKey>>,
 }
 
 impl Preparation {
@@ -273,14 +297,13 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, feeds, origin, endpoint } = self;
-        let ticket = Ticket::new(endpoint.addr(), Secret::generate());
-        store.ticket(&ticket)?;
+        let Self { job, data, feeds, origin, endpoint, entry, allowed } = self;
+        let (ticket, admission) = tickets(endpoint.addr(), &entry, allowed, store)?;
         let places = course.places();
         observer.event(Event::Listening { ticket: &ticket, wanted: places.count() });
         let settings = settings(&job, &data, store.start());
         let options = RunOptions { settings, measured: matches!(course, Course::Measure { .. }) };
-        let run = Run::new(options, Roster::new(places, *ticket.secret.as_bytes()));
+        let run = Run::new(options, Roster::new(places, admission));
 
         let known = incoming::KnownKeys::default();
         tokio::spawn(accept(endpoint, known.clone(), events.clone()));
@@ -307,6 +330,7 @@ impl Preparation {
             emulation,
             children: (!matches!(peers, Peers::Joiners(_))).then_some(local.len()),
             known,
+            ticket,
             store,
             observer,
             events,
@@ -326,6 +350,23 @@ impl Preparation {
         }
         result
     }
+}
+
+/// Makes the ticket for peers, which is returned, and the owner's, and writes both to the run directory.
+fn tickets(
+    addr: PeerAddr,
+    entry: &Entry,
+    allowed: Option<BTreeSet<PeerKey>>,
+    store: &Store,
+) -> Result<(Ticket, Admission), NodeError> {
+    let (peers, for_peers) = invite(addr.clone(), TicketRole::Peer, entry.valid, entry.uses);
+    let (owner, for_owner) = invite(addr, TicketRole::Owner, None, None);
+    let mut admission = Admission::new(allowed.map(|keys| keys.iter().map(|key| *key.as_bytes()).collect()));
+    for invitation in [for_peers, for_owner] {
+        admission.invite(invitation).map_err(NodeError::State)?;
+    }
+    store.tickets(&peers, &owner)?;
+    Ok((peers, admission))
 }
 
 /// The settings of every generation.

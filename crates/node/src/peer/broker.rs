@@ -33,6 +33,8 @@ const REDIAL_CLOSED: Duration = Duration::from_secs(60);
 pub(super) struct Introduction {
     pub(super) ticket: Ticket,
     pub(super) name: String,
+    /// Tells this process from a later one with the same key.
+    pub(super) process: u64,
 }
 
 impl Introduction {
@@ -43,6 +45,7 @@ impl Introduction {
         let hello = Hello {
             version: VERSION,
             secret: *self.ticket.secret.as_bytes(),
+            process: self.process,
             name: self.name.clone(),
             backend: shared.backend.name().into(),
             device: shared.backend.device().name,

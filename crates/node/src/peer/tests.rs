@@ -99,6 +99,7 @@ impl TestBroker {
             ticket: self.ticket.clone(),
             backend: fusionllm_backend::open("cpu").unwrap(),
             name: name.into(),
+            identity: None,
             pinned: None,
             slowdown: 1.0,
             profile: None,
