@@ -143,7 +143,7 @@ impl Connection {
         let path = paths.iter().find(|path| path.is_selected()).or_else(|| paths.iter().next())?;
         match path.remote_addr() {
             TransportAddr::Ip(addr) => Some(SocketAddr::new(addr.ip().to_canonical(), addr.port())),
-            TransportAddr::Custom(addr) => Pinned::socket_addr(addr),
+            TransportAddr::Custom(addr) => Pinned::socket_addr(addr).ok(),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::{COPY_RATE, COPY_SHARE, MIN_COPY_PERIOD_S, Phase, Run, Running};
-use crate::notice::Open;
+use crate::notice::{Open, one_line};
 use crate::{
     Action, Broker, Formation, FromPeer, IncidentKind, MemberId, Mirroring, Notice, Order, Participant, RunSettings,
     Share, Standing, ToPeer, TrainingProgress,
@@ -117,6 +117,7 @@ impl Run {
             FromPeer::LinkLost { generation: of, .. } | FromPeer::Failed { generation: of, .. } if of != generation => {
                 Ok(Vec::new())
             }
+            FromPeer::LinkLost { member, .. } if member == from => Err("lost its link to itself".into()),
             FromPeer::LinkLost { member, reason, .. } => Ok(self.link_lost(from, member, &reason)),
             FromPeer::Failed { reason, .. } => Ok(self.failed(from, &reason)),
             message => {
@@ -208,7 +209,7 @@ impl Run {
         let step = self.progress.step;
         let open = Open::begin(IncidentKind::Link, to, step, self.now, self.now);
         self.incidents.push(open);
-        let mut actions = vec![Action::Notice(Notice::LinkLost { from, to, reason: reason.to_owned() })];
+        let mut actions = vec![Action::Notice(Notice::LinkLost { from, to, reason: one_line(reason) })];
         actions.extend(self.disband());
         actions.extend(self.advance());
         actions
@@ -222,7 +223,7 @@ impl Run {
             return actions;
         }
         // Nobody else could do better with the same work.
-        let reason = format!("peer {name:?} failed: {reason}");
+        let reason = format!("peer {name:?} failed: {}", one_line(reason));
         self.end(Action::Fail(reason.clone()), &reason)
     }
 
