@@ -12,7 +12,8 @@ use fusionllm_protocol::{
     Contact, FromPeer, Hello, MAX_CONTROL_BYTES, MAX_HELLO_BYTES, ToPeer, VERSION, decode, encode,
 };
 use fusionllm_transport::{
-    Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, PeerAddr, ReceiveError, Secret, Ticket,
+    Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, PeerAddr, ReceiveError, Secret, SendError,
+    Ticket,
 };
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
@@ -193,6 +194,12 @@ impl Stranger {
         self.connection.send(Lane::Control, &[], &[payload.into()]).await.unwrap();
     }
 
+    /// Sends as much as the broker takes of a message that is too long.
+    async fn flood(&self, bytes: u64) {
+        let sent = self.connection.send(Lane::Control, &[], &[vec![0; bytes as usize].into()]).await;
+        assert!(matches!(sent, Ok(()) | Err(SendError::Unread(_) | SendError::Disconnected(_))), "{sent:?}");
+    }
+
     async fn hear(&mut self) -> Result<ToPeer, ReceiveError> {
         let frame = self.lanes.control.next().await?.expect("the lane ended");
         Ok(decode(&frame.read(MAX_CONTROL_BYTES).await?).unwrap())
@@ -304,13 +311,13 @@ async fn frames_that_are_too_large_end_the_connection_and_not_the_run() {
     play(Entry::default(), 2, 3, async |mut scene| {
         // A stranger's first message.
         let stranger = scene.stranger().await;
-        stranger.send(vec![0; MAX_HELLO_BYTES as usize + 1]).await;
+        stranger.flood(MAX_HELLO_BYTES + 1).await;
         assert_eq!(stranger.closed().await, "say hello first");
         // A member's message.
         let member = scene.stranger().await;
         member.say(&FromPeer::Hello(scene.hello(&member.endpoint))).await;
         scene.hear(|told| matches!(told, Told::Joined(_)).then_some(())).await;
-        member.send(vec![0; MAX_CONTROL_BYTES as usize + 1]).await;
+        member.flood(MAX_CONTROL_BYTES + 1).await;
         let (name, reason) =
             scene.hear(|told| if let Told::Lost(name, reason) = told { Some((name, reason)) } else { None }).await;
         assert_eq!(name, "stranger");

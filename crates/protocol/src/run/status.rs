@@ -79,7 +79,8 @@ impl Run {
             return Err("the run is over".into());
         }
         let Some(member) = self.roster.named(name) else {
-            let names: Vec<&str> = self.roster.not_out().take(20).map(|m| m.name.as_str()).collect();
+            let mut names: Vec<&str> = self.roster.not_out().take(20).map(|m| m.name.as_str()).collect();
+            names.sort_unstable();
             return Err(match names[..] {
                 [] => "nobody has joined yet".to_owned(),
                 _ => format!("no member is called {name:?}; there are {}", names.join(", ")),
