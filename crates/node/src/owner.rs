@@ -170,8 +170,13 @@ async fn ask(ticket: &Ticket, question: Question) -> Result<Answer, NodeError> {
     };
     let endpoint = Endpoint::bind(options).await?;
     let answer = tokio::time::timeout(CONNECT_TIMEOUT + ANSWER_TIMEOUT, exchange(&endpoint, ticket, question)).await;
-    endpoint.close("").await;
-    answer.unwrap_or_else(|_| Err(NodeError::Network(format!("the broker did not answer within {ANSWER_TIMEOUT:?}"))))
+    let late = || Err(NodeError::Network(format!("the broker did not answer within {ANSWER_TIMEOUT:?}")));
+    let answer = answer.unwrap_or_else(|_| late());
+    // A broker that was not reached need not hear of the end.
+    if !matches!(answer, Err(NodeError::BrokerUnreachable(_))) {
+        endpoint.close("").await;
+    }
+    answer
 }
 
 async fn exchange(endpoint: &Endpoint, ticket: &Ticket, question: Question) -> Result<Answer, NodeError> {

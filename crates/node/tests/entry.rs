@@ -414,7 +414,7 @@ async fn a_member_is_kicked_while_the_run_goes_on() {
         let status = scene.status().await;
         assert_eq!(
             status.incidents.iter().map(|i| (i.kind.as_str(), i.peer.as_str())).collect::<Vec<_>>(),
-            [("expelled", "a")]
+            [("kicked", "a")]
         );
         assert_eq!(status.members.iter().map(|m| m.name.as_str()).collect::<Vec<_>>(), ["b"]);
         stays.abort();

@@ -12,7 +12,7 @@
 //!
 //! ```text
 //!   joiner                         broker
-//!     | -- Hello (secret, name) ---> |   Roster: a member, with a number that stays
+//!     | -- Hello (secret, name) ---> |   Admission: it may join. Roster: a member, with a number that stays
 //!     | <-- Contacts, Measure, Probe |   Survey, if machines are not known: one measurement after another, over
 //!     | -- Machine, Links ---------> |     separate connections (PeerHello::Probe)
 //!     | <-- Assignment (bulk) ------ |   Programs, the other peers, and where each tensor comes from
@@ -40,6 +40,17 @@
 //! and assigns the next generation. Its tensors come from the newest cut of which every tensor is still somewhere: with
 //! its owner, with the member that mirrors the owner's share, or in a checkpoint. Passes are numbered over all
 //! generations, so that a message of an earlier one is told by its number, and skipped.
+//!
+//! # Who may join
+//!
+//! [`Admission`] holds the run's tickets and keys. The run's owner shows the secret of the owner's ticket, on a
+//! connection of its own. It sends one [`Request`], gets one [`Answer`], and is no member.
+//!
+//! ```text
+//!   owner                          broker
+//!     | -- Ask (Request) ----------> |   in the place of Hello
+//!     | <-- Answer ----------------- |   RunStatus, or what was done
+//! ```
 //!
 //! A control message is a payload in [postcard](https://postcard.jamesmunns.com) under an empty header. Frames of
 //! tensors and on the bulk lane have a header ([`TensorHeader`], [`BulkHeader`]) and a payload of raw bytes, row-major

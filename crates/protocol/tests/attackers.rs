@@ -22,6 +22,7 @@ const OWNERS: [u8; 16] = [9; 16];
 /// A run, its time, and what happened since it was last asked.
 struct Stage {
     run: Run,
+    options: RunOptions,
     now: f64,
     actions: Vec<Action>,
 }
@@ -57,7 +58,8 @@ impl Stage {
         admission.invite(ticket).unwrap();
         admission.invite(Invitation::new(TicketRole::Owner, OWNERS)).unwrap();
         let roster = Roster::new(ExpectedPeers::Any(wanted), admission);
-        Self { run: Run::new(RunOptions { settings, measured: false }, roster), now: 0.0, actions: Vec::new() }
+        let options = RunOptions { settings, measured: false };
+        Self { run: Run::new(options, roster), options, now: 0.0, actions: Vec::new() }
     }
 
     /// A run of three peers, of which all but the third are ready.
@@ -237,6 +239,27 @@ fn a_kicked_member_is_told_and_its_key_cannot_come_back() {
         assert!(refused.contains("put it out for good"), "{refused}");
     }
     stage.join(3, 0).unwrap();
+}
+
+/// Members that were measured know each other's keys. They must not let a kicked one in any more.
+#[test]
+fn the_others_are_told_whom_to_let_in_after_a_kick() {
+    let mut stage = Stage::new(3, Invitation::new(TicketRole::Peer, PEERS));
+    stage.run = Run::new(RunOptions { measured: true, ..stage.options }, Roster::new(ExpectedPeers::Any(3), PEERS));
+    for m in 0..3 {
+        stage.join(m, 0).unwrap();
+    }
+    let known = |stage: &Stage, m: u32| {
+        let told = stage.actions.iter().rev().find_map(|a| match a {
+            Action::Send(MemberId(to), ToPeer::Contacts(contacts)) if *to == m => Some(contacts.clone()),
+            _ => None,
+        });
+        told.unwrap().iter().map(|c| c.member.0).collect::<Vec<_>>()
+    };
+    assert_eq!(known(&stage, 0), [0, 1, 2]);
+    let (_, actions) = stage.run.kick("m1", stage.now).unwrap();
+    stage.carry_out(actions);
+    assert_eq!((known(&stage, 0), known(&stage, 2)), (vec![0, 2], vec![0, 2]));
 }
 
 #[test]

@@ -106,8 +106,14 @@ mod tests {
         fs::write(&path, "secret\nabc\n").unwrap();
         let place = dir.path().display().to_string();
         let [identity, list] = [printed(identity(&path).unwrap_err()), printed(allowed(&path).unwrap_err())];
-        assert_snapshot!(identity.replace(&place, "DIR"), @"");
-        assert_snapshot!(list.replace(&place, "DIR"), @"");
+        assert_snapshot!(identity.replace(&place, "DIR"), @"
+        DIR/x: this is no identity of this version of fusionllm
+        hint: give the path of a new file: an identity is written there
+        ");
+        assert_snapshot!(list.replace(&place, "DIR"), @r#"
+        DIR/x:1: not a peer key: expected 52 characters of base32 (a-z, 2-7), got "secret"
+        hint: write one key per line, as `fusionllm identity FILE` prints it, and comments after #
+        "#);
         assert_eq!(fs::read_to_string(&path).unwrap(), "secret\nabc\n");
     }
 }

@@ -89,7 +89,7 @@ impl Run {
         if let Some(identity) = self.roster.get(member).map(|m| m.identity) {
             self.roster.admission_mut().ban(identity);
         }
-        let mut actions = self.put_out(member, "the run's owner put it out", IncidentKind::Expelled);
+        let mut actions = self.put_out(member, "the run's owner put it out", IncidentKind::Kicked);
         if self.options.measured {
             // Spares know each other from their measurements. From now on they do not let this one in.
             actions.extend(self.introduce(&self.usable()));

@@ -168,7 +168,7 @@ pub struct Summary {
 /// An interruption of training, after which it went on with other members or another plan.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct IncidentSummary {
-    /// `lost`, `silent`, `expelled`, `link` or `left`.
+    /// `lost`, `silent`, `expelled`, `kicked`, `link` or `left`.
     pub kind: String,
     /// The peer.
     pub peer: String,
