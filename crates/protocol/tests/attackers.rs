@@ -203,6 +203,23 @@ fn a_false_loss_names_who_reports_it_and_costs_the_victim_nothing() {
     assert!(stage.actions.is_empty(), "{:?}", stage.actions);
 }
 
+/// Each false report costs a regrouping, so a liar must not have many.
+#[test]
+fn who_reports_one_loss_after_another_is_put_out() {
+    let mut stage = Stage::training();
+    for times in 1..=3 {
+        let status = stage.run.status(stage.now);
+        let victim = stage.run.peers().iter().rev().copied().find(|m| m.0 != 0).unwrap();
+        let (generation, reason) = (status.generation, String::new());
+        stage.say(0, FromPeer::LinkLost { generation, member: victim, reason });
+        assert_eq!(stage.standing(0) == Standing::Out, times == 3, "after {times}");
+        // The victims answer.
+        stage.pass(1.0, &[0, 1, 2]);
+    }
+    assert_eq!(stage.lost(0), Some("it reported 3 lost links to members that answer"));
+    assert_eq!((stage.standing(1), stage.standing(2)), (Standing::Present, Standing::Present));
+}
+
 #[test]
 fn a_loss_of_nobody_is_ignored_and_one_of_oneself_puts_its_sender_out() {
     let mut stage = Stage::training();

@@ -6,7 +6,7 @@ mod spares;
 mod status;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_plan::{LinkCodec, PeerId};
 
@@ -90,6 +90,8 @@ pub struct Run {
     copies: CopyPace,
     /// Interruptions that are not over.
     incidents: Vec<Open>,
+    /// When each member lately said that it cannot reach another one, where its word is all that is known.
+    complaints: BTreeMap<MemberId, VecDeque<f64>>,
     /// The time of the last event.
     now: f64,
 }
@@ -125,6 +127,7 @@ impl Run {
             stopping: false,
             copies: CopyPace::default(),
             incidents: Vec::new(),
+            complaints: BTreeMap::new(),
             now: 0.0,
         }
     }

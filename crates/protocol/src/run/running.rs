@@ -9,6 +9,12 @@ use crate::{
     Share, Standing, ToPeer, TrainingProgress,
 };
 
+/// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
+const MAX_COMPLAINTS: usize = 3;
+
+/// Seconds for which a report of a lost link counts.
+const COMPLAINTS_S: f64 = 600.0;
+
 impl Run {
     /// Begins a generation.
     pub(super) fn assign(&mut self, formation: Formation) -> Vec<Action> {
@@ -202,6 +208,10 @@ impl Run {
         }
         // A machine that is known no better is taken at its neighbour's word. A donor has no part to be moved.
         if !self.options.measured || !self.peers().contains(&to) {
+            if self.complains_often(from) {
+                let reason = format!("it reported {MAX_COMPLAINTS} lost links to members that answer");
+                return self.put_out(from, &reason, IncidentKind::Expelled);
+            }
             let reason = format!("{:?} cannot reach it: {reason}", self.roster.name(from));
             return self.lose(to, &reason, Standing::Silent, IncidentKind::Link);
         }
@@ -213,6 +223,14 @@ impl Run {
         actions.extend(self.disband());
         actions.extend(self.advance());
         actions
+    }
+
+    /// Notes that a member cannot reach another one. Returns whether it says so too often to be believed.
+    fn complains_often(&mut self, from: MemberId) -> bool {
+        let times = self.complaints.entry(from).or_default();
+        times.retain(|at| self.now - at < COMPLAINTS_S);
+        times.push_back(self.now);
+        times.len() >= MAX_COMPLAINTS
     }
 
     fn failed(&mut self, from: MemberId, reason: &str) -> Vec<Action> {
