@@ -9,6 +9,7 @@ pub mod config;
 pub mod data;
 mod error;
 mod files;
+mod keys;
 mod machine;
 pub mod model;
 mod net;

@@ -12,8 +12,8 @@ use serde::Serialize;
 
 use crate::NodeError;
 use crate::files::checkpoint::Checkpoints;
-use crate::files::keys;
 use crate::files::run_dir::{RunFiles, read_metrics, read_owner_ticket};
+use crate::keys;
 use crate::net;
 
 /// How long the broker may take to be reached. A person waits.

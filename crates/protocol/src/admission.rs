@@ -5,7 +5,8 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-use crate::Identity;
+/// What a connection's handshake has proved of its other end: a public key.
+pub type Identity = [u8; 32];
 
 /// Most tickets of one run.
 const MAX_TICKETS: usize = 1000;

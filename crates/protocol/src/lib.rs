@@ -72,10 +72,11 @@ mod progress;
 mod regulator;
 mod roster;
 mod run;
+mod status;
 mod survey;
 
 pub use action::{Action, BatchId, EvalRecord, StepRecord};
-pub use admission::{Admission, Invitation, TicketRole};
+pub use admission::{Admission, Identity, Invitation, TicketRole};
 pub use assignment::{Assignment, Source, share_of};
 pub use broker::{AppliedCodecs, Broker, EvalSchedule, Participant, RunSettings};
 pub use custody::{Custody, Restart, Share};
@@ -89,9 +90,10 @@ pub use message::{
     ReceivedBytes, SentBytes, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode, hello_version,
 };
 pub use notice::{Incident, IncidentKind, Notice};
-pub use owner::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, Question, Request, RunPhase, RunStatus};
+pub use owner::{Question, Request};
 pub use progress::TrainingProgress;
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
-pub use roster::{ExpectedPeers, Identity, Member, Roster, Standing, other_version};
+pub use roster::{ExpectedPeers, Member, Roster, Standing, other_version};
 pub use run::{Run, RunOptions};
+pub use status::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, RunPhase, RunStatus};
 pub use survey::{Atlas, Survey};

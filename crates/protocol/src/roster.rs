@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Admission, Contact, Hello, MemberId, VERSION};
+use crate::{Admission, Contact, Hello, Identity, MemberId, VERSION};
 
 /// Longest name, backend or device, in bytes.
 const MAX_TEXT_BYTES: usize = 64;
@@ -34,9 +34,6 @@ impl ExpectedPeers {
         }
     }
 }
-
-/// What a connection's handshake has proved of its other end: a public key.
-pub type Identity = [u8; 32];
 
 /// Whether a member can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]

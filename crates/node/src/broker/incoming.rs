@@ -12,8 +12,8 @@ use fusionllm_protocol::{
 use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
 use tokio::sync::{Semaphore, mpsc};
 
+use super::farewell::refuse;
 use super::keeper::{Inbox, KeeperEvent, SavedTensor};
-use super::links::refuse;
 use super::planner::Proposal;
 use crate::NodeError;
 use crate::net;

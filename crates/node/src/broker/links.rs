@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 use std::sync::PoisonError;
-use std::time::Duration;
 
 use fusionllm_graph::TensorType;
 use fusionllm_protocol::{MemberId, TensorKey, ToPeer};
@@ -10,13 +9,11 @@ use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
+use super::farewell::GOODBYE_TIMEOUT;
 use super::incoming::{Incoming, SavedShare, receive_bulk, receive_control};
 use super::keeper::Inbox;
 use crate::NodeError;
-use crate::net::{self, Outbox};
-
-/// How long a machine that was sent away may take to hang up.
-const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+use crate::net::Outbox;
 
 /// A member's connection.
 pub(super) struct Link {
@@ -93,19 +90,4 @@ impl Links {
         };
         std::mem::take(&mut self.0).into_values().map(wait).collect::<JoinSet<()>>().join_all().await;
     }
-}
-
-/// Tells a stranger why it may not join, and waits a moment until it hangs up.
-pub(super) async fn refuse(connection: Connection, lanes: Lanes, reason: String) {
-    match net::send_control(&connection, &ToPeer::Refused { reason }).await {
-        Ok(()) => part(connection, lanes).await,
-        Err(_) => connection.close("refused"),
-    }
-}
-
-/// Waits a moment until the other side hangs up, which has got its answer.
-pub(super) async fn part(connection: Connection, lanes: Lanes) {
-    let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
-    connection.close("answered");
-    drop(lanes);
 }

@@ -5,6 +5,7 @@ mod assign;
 mod codec_updates;
 mod conductor;
 mod emulation;
+mod farewell;
 mod feeds;
 mod figures;
 mod generation;
@@ -18,6 +19,7 @@ mod origin;
 mod owner;
 mod planner;
 mod store;
+mod tickets;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -28,17 +30,15 @@ use std::time::{Duration, Instant};
 use conductor::Conductor;
 use feeds::Feeds;
 use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Scheduler};
-use fusionllm_protocol::{
-    Admission, EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TicketRole, TrainingProgress,
-};
-use fusionllm_transport::{Endpoint, EndpointOptions, PeerAddr, PeerKey, SecretKey, Ticket};
+use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
+use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, SecretKey};
 use incoming::{Incoming, accept, interrupts};
 use links::Links;
 use local::{Children, LocalPeers};
 use origin::Origin;
-use owner::invite;
 use planner::{Planner, PlannerThread};
 use store::{Store, check};
+use tickets::tickets;
 use tokio::sync::mpsc;
 
 pub use local::LocalPeer;
@@ -48,8 +48,8 @@ use crate::NodeError;
 use crate::config::{Choice, Family, Job, Network};
 use crate::data::Dataset;
 use crate::files::checkpoint::Checkpoint;
-use crate::files::keys::allowed;
 use crate::files::weights::Weights;
+use crate::keys::allowed;
 use crate::model::imported::ImportedModel;
 use crate::model::{Model, models};
 use crate::planning::{Planned, place, plan_blind, plan_for};
@@ -298,7 +298,7 @@ impl Preparation {
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
         let Self { job, data, feeds, origin, endpoint, entry, allowed } = self;
-        let (ticket, admission) = tickets(endpoint.addr(), &entry, allowed, store)?;
+        let (ticket, admission) = tickets(endpoint.addr(), entry.valid, entry.uses, allowed, store)?;
         let places = course.places();
         observer.event(Event::Listening { ticket: &ticket, wanted: places.count() });
         let settings = settings(&job, &data, store.start());
@@ -350,23 +350,6 @@ impl Preparation {
         }
         result
     }
-}
-
-/// Makes the ticket for peers, which is returned, and the owner's, and writes both to the run directory.
-fn tickets(
-    addr: PeerAddr,
-    entry: &Entry,
-    allowed: Option<BTreeSet<PeerKey>>,
-    store: &Store,
-) -> Result<(Ticket, Admission), NodeError> {
-    let (peers, for_peers) = invite(addr.clone(), TicketRole::Peer, entry.valid, entry.uses);
-    let (owner, for_owner) = invite(addr, TicketRole::Owner, None, None);
-    let mut admission = Admission::new(allowed.map(|keys| keys.iter().map(|key| *key.as_bytes()).collect()));
-    for invitation in [for_peers, for_owner] {
-        admission.invite(invitation).map_err(NodeError::State)?;
-    }
-    store.tickets(&peers, &owner)?;
-    Ok((peers, admission))
 }
 
 /// The settings of every generation.

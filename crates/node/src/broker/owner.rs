@@ -1,41 +1,19 @@
 //! Answers the run's owner, who is no member.
 
 use std::sync::PoisonError;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use fusionllm_protocol::{
-    Action, Answer, IncidentStatus, Invitation, MAX_LISTED, Question, Request, RunStatus, TicketRole, VERSION,
-    other_version,
+    Action, Answer, IncidentStatus, MAX_LISTED, Question, Request, RunStatus, TicketRole, VERSION, other_version,
 };
-use fusionllm_transport::{Connection, Lanes, PeerAddr, PeerKey, Secret, Ticket};
+use fusionllm_transport::{Connection, Lanes, PeerKey};
 
 use super::conductor::Conductor;
-use super::links::part;
+use super::farewell::part;
 use super::observer::Event;
+use super::tickets::invite;
 use crate::NodeError;
 use crate::net;
-
-/// Longest that a new ticket may be valid. A later second does not fit a date.
-const MAX_TICKET_S: u64 = 100 * 365 * 24 * 3600;
-
-/// The broker's time in seconds since the Unix epoch.
-pub(super) fn unix_s() -> u64 {
-    // A clock before 1970 is wrong in any case; no ticket has expired then.
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
-}
-
-/// A new ticket for `addr`, and what the roster knows of it.
-pub(super) fn invite(
-    addr: PeerAddr,
-    role: TicketRole,
-    valid: Option<Duration>,
-    uses: Option<u32>,
-) -> (Ticket, Invitation) {
-    let expires = valid.map(|valid| unix_s().saturating_add(valid.as_secs().min(MAX_TICKET_S)));
-    let ticket = Ticket { expires, ..Ticket::new(addr, Secret::generate()) };
-    let invitation = Invitation { expires, uses, ..Invitation::new(role, *ticket.secret.as_bytes()) };
-    (ticket, invitation)
-}
 
 /// Sends the answer, and closes the connection once it is read.
 async fn reply(connection: Connection, lanes: Lanes, answer: Answer) {

@@ -2,7 +2,6 @@
 
 pub mod checkpoint;
 mod disk;
-pub(crate) mod keys;
 pub mod run_dir;
 mod tensor_file;
 pub mod weights;

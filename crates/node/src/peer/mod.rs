@@ -48,7 +48,7 @@ use tokio::task::JoinSet;
 use vault::Vault;
 
 use crate::NodeError;
-use crate::files::keys::identity;
+use crate::keys::identity;
 use crate::machine::compute_threads;
 
 /// How a joiner takes part.

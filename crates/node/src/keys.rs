@@ -12,8 +12,8 @@ use std::path::Path;
 
 use fusionllm_transport::{PeerKey, SecretKey};
 
-use super::{DiskError, write_private};
 use crate::NodeError;
+use crate::files::{DiskError, write_private};
 
 /// Names the format and its version.
 const MAGIC: &str = "fusionllm-identity-1 ";
