@@ -1,5 +1,6 @@
 use std::net::SocketAddr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fusionllm_node::data::Tokenizer;
@@ -24,6 +25,16 @@ pub(crate) enum Command {
     Broker(BrokerArgs),
     /// Join a run as a peer, with the broker's ticket.
     Join(JoinArgs),
+    /// Show how a run is doing: its phase, steps, members and interruptions.
+    Status(StatusArgs),
+    /// Put a member out of a run for good. The run goes on without it.
+    Kick(KickArgs),
+    /// Make another ticket for a run.
+    Invite(InviteArgs),
+    /// Take a run's tickets back. Members stay.
+    Revoke(RevokeArgs),
+    /// Print the public key of this machine, for a run's list of allowed keys.
+    Identity(IdentityArgs),
     /// Cut a job's model over the devices of a testbed and predict the step time.
     Plan(PlanArgs),
     /// Simulate a saved plan; draw one step, or write it as a trace.
@@ -100,6 +111,64 @@ pub(crate) struct BrokerArgs {
     /// Address and port to listen on [default: all interfaces, a free port].
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Option<SocketAddr>,
+
+    #[command(flatten)]
+    pub(crate) limits: TicketLimits,
+
+    /// Admit the keys in this file alone: one per line, as `fusionllm identity` prints them.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) allow: Option<PathBuf>,
+}
+
+/// For whom a ticket is. Machines that have joined may come back in any case.
+#[derive(Debug, Args)]
+pub(crate) struct TicketLimits {
+    /// Let nobody new join with the ticket after this time, such as 90min or 7d [default: no limit].
+    #[arg(long, value_name = "TIME", value_parser = period)]
+    pub(crate) ticket_expires: Option<Duration>,
+
+    /// Let this many machines join with the ticket [default: no limit].
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) ticket_uses: Option<u32>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct StatusArgs {
+    /// A run directory, an owner's ticket, or `-` for such a ticket on standard input.
+    pub(crate) run: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KickArgs {
+    /// A run directory, an owner's ticket, or `-` for such a ticket on standard input.
+    pub(crate) run: String,
+
+    /// The member's name, as `fusionllm status` shows it. Its key cannot come back.
+    pub(crate) name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct InviteArgs {
+    /// A run directory, an owner's ticket, or `-` for such a ticket on standard input.
+    pub(crate) run: String,
+
+    #[command(flatten)]
+    pub(crate) limits: TicketLimits,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RevokeArgs {
+    /// A run directory, an owner's ticket, or `-` for such a ticket on standard input.
+    pub(crate) run: String,
+
+    /// The ticket to take back [default: all tickets for peers].
+    pub(crate) ticket: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct IdentityArgs {
+    /// The identity's file. If there is none, a new identity is written there.
+    pub(crate) file: PathBuf,
 }
 
 #[derive(Debug, Args)]
@@ -115,6 +184,10 @@ pub(crate) struct JoinArgs {
     /// Name of this peer in the run [default: the broker chooses].
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
+
+    /// Keep the same key in every run: the file of this machine's identity, written if there is none.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) identity: Option<PathBuf>,
 
     /// Emulate a slower device: each operator takes X times as long as here on one core.
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown)]
@@ -307,6 +380,10 @@ fn slowdown(text: &str) -> Result<f64, String> {
 
 fn memory(text: &str) -> Result<u64, String> {
     fusionllm_node::config::parse_size(text)
+}
+
+fn period(text: &str) -> Result<Duration, String> {
+    fusionllm_node::config::parse_period(text)
 }
 
 fn tokenizer(text: &str) -> Result<Tokenizer, String> {

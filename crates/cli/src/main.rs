@@ -6,6 +6,7 @@ mod generate;
 mod graph;
 mod import;
 mod output;
+mod owner;
 mod plan;
 mod profile;
 mod progress;
@@ -62,6 +63,11 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Train(train) => train::train(train, arguments.json),
         Command::Broker(broker) => train::broker(broker, arguments.json),
         Command::Join(join) => train::join(join, arguments.json),
+        Command::Status(args) => owner::status(&args, arguments.json),
+        Command::Kick(args) => owner::kick(&args, arguments.json),
+        Command::Invite(args) => owner::invite(&args, arguments.json),
+        Command::Revoke(args) => owner::revoke(&args, arguments.json),
+        Command::Identity(args) => owner::identity(&args, arguments.json),
         Command::Plan(args) => plan::plan(&args, arguments.json),
         Command::Simulate(args) => plan::simulate_file(&args, arguments.json),
         Command::Profile(args) => profile::profile(&args, arguments.json),

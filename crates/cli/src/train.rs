@@ -5,7 +5,7 @@ use std::path::Path;
 
 use fusionllm_backend::{self as backend, Backend};
 use fusionllm_node::config::{Job, Testbed, load_profile};
-use fusionllm_node::{BrokerOptions, JoinOptions, LocalPeer, Peers, Resume, conduct};
+use fusionllm_node::{BrokerOptions, Entry, JoinOptions, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Device, Plan};
 
 use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
@@ -45,7 +45,7 @@ fn plan(job: &Job, run: &RunArgs, peers: Option<usize>) -> Result<Option<Plan>, 
     Plan::from_json(&text).map(|p| Some(p.without_idle())).map_err(|e| fail(&e))
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -86,7 +86,7 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
             Peers::Local(names.into_iter().zip(backends.iter().cycle()).map(peer).collect())
         }
     };
-    run(&job, &args.run, json, plan, peers, Some(([127, 0, 0, 1], 0).into()))
+    run(&job, &args.run, json, plan, peers, Some(([127, 0, 0, 1], 0).into()), Entry::default())
 }
 
 /// Reads a testbed that this machine can stand in for.
@@ -118,7 +118,8 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     let plan = plan(&job, &args.run, args.peers)?;
     let left = args.run.resume.as_deref().map(Resume::find).transpose()?.and_then(|r| r.peers());
     let count = plan.as_ref().map_or(args.peers.or(left).unwrap_or(2), |p| p.peers.len());
-    run(&job, &args.run, json, plan, Peers::Joiners(count), args.listen)
+    let entry = Entry { valid: args.limits.ticket_expires, uses: args.limits.ticket_uses, allow: args.allow };
+    run(&job, &args.run, json, plan, Peers::Joiners(count), args.listen, entry)
 }
 
 fn run(
@@ -128,6 +129,7 @@ fn run(
     plan: Option<Plan>,
     peers: Peers,
     listen: Option<SocketAddr>,
+    entry: Entry,
 ) -> Result<(), Failure> {
     let mut progress = Progress::new(job, matches!(peers, Peers::Joiners(_)));
     let options = BrokerOptions {
@@ -136,6 +138,7 @@ fn run(
         plan,
         directory: args.run_dir.clone(),
         resume: args.resume.as_deref().map(Resume::find).transpose()?,
+        entry,
     };
     runtime()?.block_on(conduct(job, options, &mut progress))?;
     let history = progress.into_history();
@@ -147,18 +150,18 @@ fn run(
 
 /// Takes part in a run.
 pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
-    let ticket = ticket(args.ticket)?.trim().parse().map_err(fusionllm_node::NodeError::Ticket)?;
+    let ticket = ticket(args.ticket)?.trim().parse().map_err(NodeError::Ticket)?;
     let backend = open_backend(args.backend.as_deref())?;
-    let (name, device) = (backend.name(), backend.device().name);
-    complain(format_args!("joining with {name} on {device}; the run's progress is shown where its broker runs"));
+    let (framework, device) = (backend.name(), backend.device().name);
+    complain(format_args!("joining with {framework} on {device}; the run's progress is shown where its broker runs"));
     let profile = args.profile.as_deref().map(|path| measured(path, &*backend)).transpose()?;
-    let JoinArgs { pinned, slowdown, memory, .. } = args;
-    let name_in_run = args.name.unwrap_or_default();
+    let JoinArgs { pinned, slowdown, memory, identity, .. } = args;
+    let name = args.name.unwrap_or_default();
     let on_leaving = || complain("leaving; the run goes on without this machine (Ctrl-C again to leave at once)");
-    let options = JoinOptions { ticket, backend, name: name_in_run, pinned, slowdown, profile, memory, on_leaving };
+    let options = JoinOptions { ticket, backend, name, identity, pinned, slowdown, profile, memory, on_leaving };
     let took_part = runtime()?.block_on(fusionllm_node::join(options))?;
     match took_part {
-        _ if json => print_json(&serde_json::json!({ "backend": name, "device": device, "took_part": took_part })),
+        _ if json => print_json(&serde_json::json!({ "backend": framework, "device": device, "took_part": took_part })),
         true => print("the run is over\n"),
         false => print("the run goes on, or ended, without this machine; its broker says why\n"),
     }

@@ -45,6 +45,9 @@ pub enum NodeError {
     /// The broker refuses this peer.
     #[error("the broker refused this peer: {0}")]
     Refused(String),
+    /// The broker does not do what the run's owner asks.
+    #[error("the broker refused: {0}")]
+    Denied(String),
     /// The run was stopped.
     #[error("stopped: {0}")]
     Stopped(String),

@@ -9,14 +9,16 @@ pub mod config;
 pub mod data;
 mod error;
 mod files;
+mod keys;
 mod machine;
 pub mod model;
 mod net;
+pub mod owner;
 mod peer;
 pub mod planning;
 pub mod profile;
 
-pub use broker::{BrokerOptions, Event, LocalPeer, Observer, Peers, Resume, conduct};
+pub use broker::{BrokerOptions, Entry, Event, LocalPeer, Observer, Peers, Resume, conduct};
 pub use error::NodeError;
 #[cfg(test)]
 pub(crate) use error::printed;

@@ -12,7 +12,7 @@
 //!
 //! ```text
 //!   joiner                         broker
-//!     | -- Hello (secret, name) ---> |   Roster: a member, with a number that stays
+//!     | -- Hello (secret, name) ---> |   Admission: it may join. Roster: a member, with a number that stays
 //!     | <-- Contacts, Measure, Probe |   Survey, if machines are not known: one measurement after another, over
 //!     | -- Machine, Links ---------> |     separate connections (PeerHello::Probe)
 //!     | <-- Assignment (bulk) ------ |   Programs, the other peers, and where each tensor comes from
@@ -41,11 +41,23 @@
 //! its owner, with the member that mirrors the owner's share, or in a checkpoint. Passes are numbered over all
 //! generations, so that a message of an earlier one is told by its number, and skipped.
 //!
+//! # Who may join
+//!
+//! [`Admission`] holds the run's tickets and keys. The run's owner shows the secret of the owner's ticket, on a
+//! connection of its own. It sends one [`Request`], gets one [`Answer`], and is no member.
+//!
+//! ```text
+//!   owner                          broker
+//!     | -- Ask (Request) ----------> |   in the place of Hello
+//!     | <-- Answer ----------------- |   RunStatus, or what was done
+//! ```
+//!
 //! A control message is a payload in [postcard](https://postcard.jamesmunns.com) under an empty header. Frames of
 //! tensors and on the bulk lane have a header ([`TensorHeader`], [`BulkHeader`]) and a payload of raw bytes, row-major
 //! and little-endian.
 
 mod action;
+mod admission;
 mod assignment;
 mod broker;
 mod custody;
@@ -55,13 +67,16 @@ mod formation;
 mod inbox;
 mod message;
 mod notice;
+mod owner;
 mod progress;
 mod regulator;
 mod roster;
 mod run;
+mod status;
 mod survey;
 
 pub use action::{Action, BatchId, EvalRecord, StepRecord};
+pub use admission::{Admission, Identity, Invitation, TicketRole};
 pub use assignment::{Assignment, Source, share_of};
 pub use broker::{AppliedCodecs, Broker, EvalSchedule, Participant, RunSettings};
 pub use custody::{Custody, Restart, Share};
@@ -72,11 +87,13 @@ pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
     BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
     MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PassReport, PeerHello, Probe,
-    ReceivedBytes, SentBytes, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode,
+    ReceivedBytes, SentBytes, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode, hello_version,
 };
 pub use notice::{Incident, IncidentKind, Notice};
+pub use owner::{Question, Request};
 pub use progress::TrainingProgress;
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
-pub use roster::{ExpectedPeers, Identity, Member, Roster, Standing};
+pub use roster::{ExpectedPeers, Member, Roster, Standing, other_version};
 pub use run::{Run, RunOptions, RunState};
+pub use status::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, RunPhase, RunStatus};
 pub use survey::{Atlas, Survey};

@@ -7,6 +7,8 @@ use fusionllm_plan::{Link, Measured, PassKind, PeerId, Rates, Slot, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::Request;
+
 /// Version of the messages. Broker and joiner must have the same version.
 pub const VERSION: u32 = 7;
 
@@ -84,13 +86,17 @@ pub struct Contact {
     pub addr: Vec<u8>,
 }
 
-/// A joiner's first message. It may not be longer than [`MAX_HELLO_BYTES`].
+/// A joiner's first message. It may not be longer than [`MAX_HELLO_BYTES`]. The version stays its first field, so that
+/// [`hello_version`] can read it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Hello {
     /// [`VERSION`].
     pub version: u32,
     /// The ticket's secret.
     pub secret: [u8; 16],
+    /// A number that each start of a joiner draws. By it, the broker tells a process that comes back, with the tensors
+    /// that it keeps, from one that was started again with the same key.
+    pub process: u64,
     /// The requested name. If it is empty, the broker chooses one.
     pub name: String,
     /// The backend's name.
@@ -201,6 +207,8 @@ pub enum FromPeer {
     },
     /// The peer wants to leave. It goes on until the broker sends [`ToPeer::Stop`].
     Leaving,
+    /// The only message of a run's owner, who is no member.
+    Ask(Request),
 }
 
 /// How far a peer has come.
@@ -434,6 +442,14 @@ pub enum BulkHeader {
 /// Encodes a message.
 pub fn encode<T: Serialize>(message: &T) -> Result<Vec<u8>, String> {
     postcard::to_stdvec(message).map_err(|e| e.to_string())
+}
+
+/// The version in a [`FromPeer::Hello`] that may be of another version, and so have other fields.
+pub fn hello_version(bytes: &[u8]) -> Option<u32> {
+    match postcard::take_from_bytes::<(u32, u32)>(bytes) {
+        Ok(((0, version), _)) => Some(version),
+        _ => None,
+    }
 }
 
 /// Decodes a message from exactly these bytes.

@@ -11,6 +11,8 @@ pub enum IncidentKind {
     Silent,
     /// A peer broke the protocol, failed or stalled.
     Expelled,
+    /// The run's owner put a peer out.
+    Kicked,
     /// Two peers cannot reach each other.
     Link,
     /// A peer left in good order.
@@ -26,6 +28,7 @@ impl IncidentKind {
             Self::Lost => "lost",
             Self::Silent => "silent",
             Self::Expelled => "expelled",
+            Self::Kicked => "kicked",
             Self::Link => "link",
             Self::Left => "left",
             Self::Broker => "broker",

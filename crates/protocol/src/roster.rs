@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Contact, Hello, MemberId, VERSION};
+use crate::{Admission, Contact, Hello, Identity, MemberId, VERSION};
 
 /// Longest name, backend or device, in bytes.
 const MAX_TEXT_BYTES: usize = 64;
@@ -35,11 +35,9 @@ impl ExpectedPeers {
     }
 }
 
-/// What a connection's handshake has proved of its other end: a public key.
-pub type Identity = [u8; 32];
-
 /// Whether a member can be used.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum Standing {
     /// It is connected, and answers.
     Present,
@@ -58,6 +56,8 @@ pub struct Member {
     pub id: MemberId,
     /// Its public key.
     pub identity: Identity,
+    /// [`Hello::process`].
+    pub process: u64,
     /// Unique among the members that are not [`Standing::Out`].
     pub name: String,
     /// The backend's name.
@@ -81,16 +81,16 @@ impl Member {
 #[derive(Debug)]
 pub struct Roster {
     expected: ExpectedPeers,
-    secret: [u8; 16],
+    admission: Admission,
     members: Vec<Member>,
     /// The next number for a generated name.
     next_number: usize,
 }
 
 impl Roster {
-    /// A roster for machines that know the secret.
-    pub fn new(expected: ExpectedPeers, secret: [u8; 16]) -> Self {
-        Self { expected, secret, members: Vec::new(), next_number: 0 }
+    /// A roster for the machines that may come in.
+    pub fn new(expected: ExpectedPeers, admission: impl Into<Admission>) -> Self {
+        Self { expected, admission: admission.into(), members: Vec::new(), next_number: 0 }
     }
 
     /// The roster of a run that goes on: its members are away. `next_name` is what [`Self::next_name`] was.
@@ -115,11 +115,26 @@ impl Roster {
         self.next_number
     }
 
-    /// Admits a machine, or returns the reason for refusing it. A machine with a known identity is the member that it
-    /// was.
-    pub fn join(&mut self, identity: Identity, hello: Hello) -> Result<MemberId, String> {
-        self.check(&hello)?;
-        if let Some(member) = self.members.iter_mut().find(|m| m.identity == identity) {
+    /// Who may come in.
+    pub fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
+    /// Changes who may come in.
+    pub fn admission_mut(&mut self) -> &mut Admission {
+        &mut self.admission
+    }
+
+    /// Admits a machine, or returns the reason for refusing it. `unix_s` is the broker's time.
+    ///
+    /// A process that has joined before is the member that it was. Another process with the same key is a new member,
+    /// since it has none of the old one's tensors. See [`Self::predecessor`].
+    pub fn join(&mut self, identity: Identity, hello: Hello, unix_s: u64) -> Result<MemberId, String> {
+        let known = self.members.iter().any(|m| m.identity == identity);
+        self.admission.check(&identity, &hello.secret, known, unix_s)?;
+        check(&hello)?;
+        let itself = |m: &&mut Member| m.identity == identity && m.process == hello.process;
+        if let Some(member) = self.members.iter_mut().find(itself) {
             if member.standing == Standing::Out {
                 return Err("it was put out of this run; start `join` again to come back as a new peer".into());
             }
@@ -130,48 +145,33 @@ impl Roster {
         if self.present().count() >= MAX_PRESENT || self.members.len() >= MAX_MEMBERS {
             return Err(format!("the run is full: {MAX_PRESENT} peers take part"));
         }
-        let name = self.name_for(hello.name)?;
+        let name = self.name_for(hello.name, &identity)?;
+        if !known {
+            self.admission.note_use(&hello.secret);
+        }
         // The process of that name was started again: the old one will not come back.
-        for old in self.members.iter_mut().filter(|m| m.name == name) {
+        for old in self.members.iter_mut().filter(|m| m.name == name && m.identity != identity) {
             old.standing = Standing::Out;
         }
         let id = MemberId(self.members.len() as u32);
-        let Hello { backend, device, addr, .. } = hello;
-        self.members.push(Member { id, identity, name, backend, device, addr, standing: Standing::Present });
+        let Hello { backend, device, addr, process, .. } = hello;
+        let standing = Standing::Present;
+        self.members.push(Member { id, identity, process, name, backend, device, addr, standing });
         Ok(id)
     }
 
-    fn check(&self, hello: &Hello) -> Result<(), String> {
-        // Compared without a branch on the bytes, so that timing reveals nothing.
-        let wrong = hello.secret.iter().zip(&self.secret).fold(0u8, |d, (a, b)| d | (a ^ b));
-        if wrong != 0 {
-            return Err("the ticket's secret is wrong; use the ticket of this run".into());
-        }
-        if hello.version != VERSION {
-            return Err(format!(
-                "it speaks protocol version {}, but the broker speaks {VERSION}; install the same FusionLLM on both",
-                hello.version
-            ));
-        }
-        for (what, text) in [("name", &hello.name), ("backend", &hello.backend), ("device", &hello.device)] {
-            if text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
-                return Err(format!("its {what} must be at most {MAX_TEXT_BYTES} bytes without control characters"));
-            }
-        }
-        if hello.name.contains(['/', '\\']) {
-            return Err(format!("its name {:?} has a slash; choose another with --name", hello.name));
-        }
-        if hello.addr.len() > MAX_ADDR_BYTES {
-            let bytes = hello.addr.len();
-            return Err(format!("its address has {bytes} bytes, but at most {MAX_ADDR_BYTES} are allowed"));
-        }
-        Ok(())
+    /// The earlier process of a member's key that is not out yet. Two processes with one key cannot both take part.
+    pub fn predecessor(&self, member: MemberId) -> Option<MemberId> {
+        let identity = self.get(member)?.identity;
+        let earlier = |m: &&Member| m.identity == identity && m.id != member && m.standing != Standing::Out;
+        self.members.iter().find(earlier).map(|m| m.id)
     }
 
     /// The name of a new member that asks for `name`.
-    fn name_for(&mut self, mut name: String) -> Result<String, String> {
-        // A silent member may be a process that died: another one takes its place.
-        let names: Vec<String> = self.present().map(|m| m.name.clone()).collect();
+    fn name_for(&mut self, mut name: String, identity: &Identity) -> Result<String, String> {
+        // A silent member may be a process that died: another one takes its place. A machine may keep its own name.
+        let others = self.present().filter(|m| m.identity != *identity);
+        let names: Vec<String> = others.map(|m| m.name.clone()).collect();
         let taken = |name: &str| names.iter().any(|n| n == name);
         if taken(&name) {
             return Err(format!("the name {name:?} is taken; choose another with --name"));
@@ -215,6 +215,13 @@ impl Roster {
         }
     }
 
+    /// The member with this name, or the last one that had it.
+    pub fn named(&self, name: &str) -> Option<MemberId> {
+        let bearers = || self.members.iter().rev().filter(|m| m.name == name);
+        let member = bearers().find(|m| m.standing != Standing::Out).or_else(|| bearers().next());
+        member.map(|m| m.id)
+    }
+
     /// A member's name, for messages.
     pub fn name(&self, member: MemberId) -> &str {
         match member {
@@ -231,6 +238,11 @@ impl Roster {
     /// The members that are connected and answer.
     pub fn present(&self) -> impl Iterator<Item = &Member> {
         self.members.iter().filter(|m| m.standing == Standing::Present)
+    }
+
+    /// All members that are not [`Standing::Out`], in the order of their numbers.
+    pub fn not_out(&self) -> impl Iterator<Item = &Member> {
+        self.members.iter().filter(|m| m.standing != Standing::Out)
     }
 
     /// The members that are connected, whether or not they answer.
@@ -255,6 +267,30 @@ impl Roster {
     }
 }
 
+fn check(hello: &Hello) -> Result<(), String> {
+    if hello.version != VERSION {
+        return Err(other_version(hello.version));
+    }
+    for (what, text) in [("name", &hello.name), ("backend", &hello.backend), ("device", &hello.device)] {
+        if text.len() > MAX_TEXT_BYTES || text.chars().any(char::is_control) {
+            return Err(format!("its {what} must be at most {MAX_TEXT_BYTES} bytes without control characters"));
+        }
+    }
+    if hello.name.contains(['/', '\\']) {
+        return Err(format!("its name {:?} has a slash; choose another with --name", hello.name));
+    }
+    if hello.addr.len() > MAX_ADDR_BYTES {
+        let bytes = hello.addr.len();
+        return Err(format!("its address has {bytes} bytes, but at most {MAX_ADDR_BYTES} are allowed"));
+    }
+    Ok(())
+}
+
+/// Why a machine with another version of the messages is refused.
+pub fn other_version(version: u32) -> String {
+    format!("it speaks protocol version {version}, but the broker speaks {VERSION}; install the same FusionLLM on both")
+}
+
 /// Sorts `peer-2` before `peer-10`.
 fn natural_key(name: &str) -> Vec<(u64, String)> {
     let mut key = Vec::new();
@@ -274,11 +310,16 @@ fn natural_key(name: &str) -> Vec<(u64, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Invitation, TicketRole};
+
+    /// The broker's time. No ticket here expires.
+    const NOW: u64 = 0;
 
     fn hello(name: &str) -> Hello {
         Hello {
             version: VERSION,
             secret: [7; 16],
+            process: 0,
             name: name.into(),
             backend: "b".into(),
             device: "d".into(),
@@ -301,17 +342,17 @@ mod tests {
     #[test]
     fn only_the_secret_and_the_version_let_a_machine_in() {
         let mut roster = roster(1);
-        let refused = roster.join(identity(1), Hello { secret: [8; 16], ..hello("a") }).unwrap_err();
+        let refused = roster.join(identity(1), Hello { secret: [8; 16], ..hello("a") }, NOW).unwrap_err();
         assert!(refused.contains("secret"), "{refused}");
-        let refused = roster.join(identity(1), Hello { version: VERSION + 1, ..hello("a") }).unwrap_err();
+        let refused = roster.join(identity(1), Hello { version: VERSION + 1, ..hello("a") }, NOW).unwrap_err();
         assert!(refused.contains("install the same FusionLLM"), "{refused}");
-        assert_eq!(roster.join(identity(1), hello("a")), Ok(MemberId(0)));
+        assert_eq!(roster.join(identity(1), hello("a"), NOW), Ok(MemberId(0)));
     }
 
     #[test]
     fn names_and_addresses_are_bounded_and_have_no_slash() {
         let mut roster = roster(1);
-        let mut refusal = |h: Hello| roster.join(identity(1), h).unwrap_err();
+        let mut refusal = |h: Hello| roster.join(identity(1), h, NOW).unwrap_err();
         assert!(refusal(hello(&"n".repeat(65))).contains("name"));
         assert!(refusal(hello("a/b")).contains("slash"));
         assert!(refusal(hello("a\\b")).contains("slash"));
@@ -324,13 +365,13 @@ mod tests {
     fn members_are_ordered_by_name_not_by_arrival() {
         let mut roster = roster(4);
         for (i, name) in ["p10", "p2", "", "p1"].iter().enumerate() {
-            roster.join(identity(i), hello(name)).unwrap();
+            roster.join(identity(i), hello(name), NOW).unwrap();
         }
         assert_eq!(ordered(&roster), ["p1", "p2", "p10", "peer-0"]);
         for names in [["p1", "p01", "p001"], ["p001", "p01", "p1"]] {
             let mut roster = super::tests::roster(3);
             for (i, name) in names.iter().enumerate() {
-                roster.join(identity(i), hello(name)).unwrap();
+                roster.join(identity(i), hello(name), NOW).unwrap();
             }
             assert_eq!(ordered(&roster), ["p001", "p01", "p1"]);
         }
@@ -341,43 +382,59 @@ mod tests {
         let names = vec!["lab-1".into(), "home".into(), "lab-0".into()];
         let mut roster = Roster::new(ExpectedPeers::Named(names), [7; 16]);
         assert_eq!(
-            roster.join(identity(1), hello("attic")).unwrap_err(),
+            roster.join(identity(1), hello("attic"), NOW).unwrap_err(),
             r#"the run's plan has no peer "attic"; join as one of those it waits for with --name: lab-1, home, lab-0"#
         );
-        roster.join(identity(2), hello("home")).unwrap();
-        assert!(roster.join(identity(3), hello("home")).unwrap_err().contains("taken"));
-        let first_free = roster.join(identity(4), hello("")).unwrap();
+        roster.join(identity(2), hello("home"), NOW).unwrap();
+        assert!(roster.join(identity(3), hello("home"), NOW).unwrap_err().contains("taken"));
+        let first_free = roster.join(identity(4), hello(""), NOW).unwrap();
         assert_eq!(roster.name(first_free), "lab-1");
-        roster.join(identity(5), hello("lab-0")).unwrap();
+        roster.join(identity(5), hello("lab-0"), NOW).unwrap();
         assert_eq!(ordered(&roster), ["lab-1", "home", "lab-0"]);
-        assert!(roster.join(identity(6), hello("")).unwrap_err().contains("already joined"));
+        assert!(roster.join(identity(6), hello(""), NOW).unwrap_err().contains("already joined"));
         roster.set(first_free, Standing::Away);
-        assert!(roster.join(identity(6), hello("")).is_ok(), "a place is free again");
+        assert!(roster.join(identity(6), hello(""), NOW).is_ok(), "a place is free again");
     }
 
     #[test]
     fn a_member_comes_back_as_itself() {
         let mut roster = roster(2);
-        let a = roster.join(identity(1), hello("a")).unwrap();
+        let a = roster.join(identity(1), hello("a"), NOW).unwrap();
         roster.set(a, Standing::Away);
         assert_eq!(ordered(&roster), Vec::<&str>::new());
-        assert_eq!(roster.join(identity(1), hello("whatever")), Ok(a));
+        assert_eq!(roster.join(identity(1), hello("whatever"), NOW), Ok(a));
         assert_eq!(ordered(&roster), ["a"]);
         // Another process of that name: the first one is out for good.
-        assert!(roster.join(identity(2), hello("a")).unwrap_err().contains("taken"));
+        assert!(roster.join(identity(2), hello("a"), NOW).unwrap_err().contains("taken"));
         roster.set(a, Standing::Away);
-        let again = roster.join(identity(2), hello("a")).unwrap();
+        let again = roster.join(identity(2), hello("a"), NOW).unwrap();
         assert_ne!(a, again);
         roster.set(a, Standing::Present);
-        assert!(roster.join(identity(1), hello("a")).unwrap_err().contains("put out"));
+        assert!(roster.join(identity(1), hello("a"), NOW).unwrap_err().contains("put out"));
         assert_eq!(ordered(&roster), ["a"]);
+    }
+
+    /// A machine that keeps its key, and is started again, has lost the tensors of its old process.
+    #[test]
+    fn a_process_that_is_started_again_is_another_member_of_the_same_name() {
+        let mut roster = roster(2);
+        let ticket = Invitation { uses: Some(1), expires: Some(1), ..Invitation::new(TicketRole::Peer, [8; 16]) };
+        roster.admission_mut().invite(ticket).unwrap();
+        let hello = |process| Hello { process, secret: [8; 16], ..hello("a") };
+        let old = roster.join(identity(1), hello(0), NOW).unwrap();
+        assert!(roster.join(identity(2), hello(0), NOW).unwrap_err().contains("used up"));
+        let new = roster.join(identity(1), hello(1), 2).unwrap();
+        assert_eq!((roster.name(new), roster.predecessor(new)), ("a", Some(old)), "a known key needs no further use");
+        roster.set(old, Standing::Out);
+        assert_eq!((roster.predecessor(new), ordered(&roster)), (None, vec!["a"]));
+        assert_eq!(roster.named("a"), Some(new));
     }
 
     #[test]
     fn generated_names_are_new() {
         let mut roster = roster(9);
-        roster.join(identity(1), hello("peer-0")).unwrap();
-        let made = roster.join(identity(2), hello("")).unwrap();
+        roster.join(identity(1), hello("peer-0"), NOW).unwrap();
+        let made = roster.join(identity(2), hello(""), NOW).unwrap();
         assert_eq!(roster.name(made), "peer-1");
     }
 }

@@ -56,6 +56,18 @@ impl Atlas {
         Some(if from < to { there } else { back })
     }
 
+    /// Measured operations per second of a member's matrix products.
+    pub fn flops(&self, member: MemberId) -> Option<f64> {
+        self.machines.get(&member).map(|machine| machine.rates.matmul / machine.slowdown)
+    }
+
+    /// Bytes per second of the fastest link from a member.
+    pub fn fastest_link(&self, from: MemberId) -> Option<f64> {
+        let others = self.links.keys().filter(|(a, b)| *a == from || *b == from);
+        let rates = others.filter_map(|(a, b)| self.link(from, if *a == from { *b } else { *a }));
+        rates.map(|link| link.bandwidth).max_by(f64::total_cmp)
+    }
+
     /// Whether two members are known not to reach each other.
     pub fn is_cut_off(&self, a: MemberId, b: MemberId) -> bool {
         self.links.get(&(a.min(b), a.max(b))) == Some(&None)
@@ -250,8 +262,10 @@ mod tests {
         for i in 0..count {
             let text = || "b".to_owned();
             let name = format!("p{i}");
-            let (version, secret, addr) = (VERSION, [7; 16], vec![i]);
-            roster.join([i; 32], Hello { version, secret, name, backend: text(), device: text(), addr }).unwrap();
+            let (version, secret, process, addr) = (VERSION, [7; 16], 0, vec![i]);
+            roster
+                .join([i; 32], Hello { version, secret, process, name, backend: text(), device: text(), addr }, 0)
+                .unwrap();
         }
         roster
     }

@@ -92,6 +92,7 @@ fn lies() -> impl Strategy<Value = FromPeer> {
         Just(FromPeer::Hello(Hello {
             version: VERSION,
             secret: [0; 16],
+            process: 0,
             name: "p0".into(),
             backend: String::new(),
             device: String::new(),

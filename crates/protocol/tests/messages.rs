@@ -11,8 +11,9 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 use fusionllm_plan::{Compression, Holding, Instruction, Optimizer, PassKind, PeerId, Slot, Verdict};
 use fusionllm_protocol::{
-    Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MemberId, PassReport,
-    PeerHello, ReceivedBytes, SentBytes, Source, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode,
+    Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MemberId,
+    PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, TensorKey, ToPeer,
+    VERSION, decode, encode, hello_version,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -63,6 +64,7 @@ fn messages_round_trip() {
     let hello = Hello {
         version: VERSION,
         secret: [7; 16],
+        process: 3,
         name: "a".into(),
         backend: "cpu".into(),
         device: "CPU".into(),
@@ -96,6 +98,12 @@ fn messages_round_trip() {
     ] {
         round_trip(m);
     }
+    round_trip(FromPeer::Ask(Request {
+        version: VERSION,
+        secret: [9; 16],
+        question: Question::Kick { name: "a".into() },
+    }));
+    round_trip(Answer::Refused { reason: "no".into() });
     for m in [
         ToPeer::Refused { reason: "full".into() },
         ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3 },
@@ -151,6 +159,17 @@ fn the_layout_of_version_7() {
         [1, 1, 0, 5, 1, 0]
     );
     assert_eq!(VERSION, 7);
+}
+
+/// A joiner of another version reads why it is refused, although its hello has other fields.
+#[test]
+fn the_version_of_a_hello_is_read_whatever_follows() {
+    // Version 6 had no process number.
+    let of_version_6 = encode(&(0u32, 6u32, [7u8; 16], "a", "cpu", "CPU", [1u8, 2])).unwrap();
+    assert!(decode::<FromPeer>(&of_version_6).is_err());
+    assert_eq!(hello_version(&of_version_6), Some(6));
+    assert_eq!(hello_version(&encode(&FromPeer::Leaving).unwrap()), None);
+    assert_eq!(hello_version(&[]), None);
 }
 
 /// A peer takes the plan's versions one after another.

@@ -1,13 +1,16 @@
 //! An open connection to one peer: its lanes and its counters.
 
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use iroh::TransportAddr;
 
 use crate::key::PeerKey;
 use crate::lane::{Lane, LaneStats};
+use crate::pinned::Pinned;
 use crate::shared::{Disconnected, Shared};
 use crate::stream::{Receiver, SendError, Sender};
 
@@ -131,6 +134,17 @@ impl Connection {
         match path.is_some_and(|path| path.is_relay()) {
             true => PathKind::Relayed,
             false => PathKind::Direct,
+        }
+    }
+
+    /// The address from which the peer's packets arrive at present; `None` through a relay.
+    pub fn remote_addr(&self) -> Option<SocketAddr> {
+        let paths = self.shared.quic.paths();
+        let path = paths.iter().find(|path| path.is_selected()).or_else(|| paths.iter().next())?;
+        match path.remote_addr() {
+            TransportAddr::Ip(addr) => Some(SocketAddr::new(addr.ip().to_canonical(), addr.port())),
+            TransportAddr::Custom(addr) => Pinned::socket_addr(addr).ok(),
+            _ => None,
         }
     }
 

@@ -102,9 +102,28 @@ impl SecretKey {
         self.0.to_bytes()
     }
 
+    /// The seed's 52 characters in lower-case base32 (RFC 4648, no padding). [`FromStr`] reads them.
+    pub fn full(&self) -> String {
+        BASE32_NOPAD.encode(&self.to_bytes()).to_ascii_lowercase()
+    }
+
     /// The public half.
     pub fn public(&self) -> PeerKey {
         PeerKey(*self.0.public().as_bytes())
+    }
+}
+
+/// A text is not a secret key. It does not show the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("not a secret key: expected 52 characters of base32 (a-z, 2-7)")]
+pub struct InvalidSecretKey;
+
+impl FromStr for SecretKey {
+    type Err = InvalidSecretKey;
+
+    fn from_str(text: &str) -> Result<Self, InvalidSecretKey> {
+        // Both halves of a key have the same form.
+        text.parse::<PeerKey>().map(|seed| Self::from_bytes(*seed.as_bytes())).map_err(|_| InvalidSecretKey)
     }
 }
 
@@ -253,5 +272,8 @@ mod tests {
     fn secrets_are_not_printed() {
         let secret = SecretKey::from_bytes([9; 32]);
         assert_eq!(format!("{secret:?}"), format!("SecretKey(of {})", secret.public()));
+        let text = secret.full();
+        assert_eq!(text.parse::<SecretKey>().unwrap().public(), secret.public());
+        assert!(!text[1..].parse::<SecretKey>().unwrap_err().to_string().contains(&text[1..]));
     }
 }

@@ -84,7 +84,7 @@ mod ticket;
 pub use connection::{Connection, ConnectionStats, Lanes, PathKind};
 pub use endpoint::{BindError, ConnectError, Endpoint, EndpointStats};
 pub use frame::{ALPN, FormatError, MAX_HEADER_BYTES, WIRE_VERSION};
-pub use key::{InvalidPeerKey, InvalidRelayUrl, PeerAddr, PeerKey, RelayUrl, SecretKey};
+pub use key::{InvalidPeerKey, InvalidRelayUrl, InvalidSecretKey, PeerAddr, PeerKey, RelayUrl, SecretKey};
 pub use lane::{Lane, LaneStats};
 pub use options::{Allowed, EndpointOptions, Relay};
 pub use shared::{DisconnectReason, Disconnected};

@@ -5,23 +5,26 @@ use std::time::{Duration, Instant};
 
 use fusionllm_plan::Cluster;
 use fusionllm_protocol::{
-    Action, CodecUpdate, EvalRecord, Hello, MemberId, Run, StepRecord, ToPeer, TrainingProgress, decode,
+    Action, CodecUpdate, EvalRecord, Hello, MemberId, Run, StepRecord, ToPeer, TrainingProgress, decode, encode,
 };
-use fusionllm_transport::{Connection, Lanes, PeerAddr};
+use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::MissedTickBehavior;
 
+use super::addresses::usable;
 use super::codec_updates::apply;
 use super::emulation::Emulation;
+use super::farewell::refuse;
 use super::feeds::Feeds;
 use super::generation::Generation;
 use super::incoming::{Incoming, KnownKeys};
 use super::keeper::KeeperEvent;
-use super::links::{Links, refuse};
+use super::links::Links;
 use super::observer::{Event, Observer};
 use super::origin::Origin;
 use super::planner::{PlannerThread, Proposal, Request};
 use super::store::Store;
+use super::tickets::unix_s;
 use crate::NodeError;
 use crate::data::Dataset;
 
@@ -44,6 +47,8 @@ pub(super) struct Conductor<'a> {
     /// Processes of this machine that still run; `None` if joiners come by themselves.
     pub(super) children: Option<usize>,
     pub(super) known: KnownKeys,
+    /// The peers' first ticket. Others differ in their secret and limits.
+    pub(super) ticket: Ticket,
     pub(super) store: &'a mut Store,
     pub(super) observer: &'a mut dyn Observer,
     pub(super) events: UnboundedSender<Incoming>,
@@ -78,7 +83,7 @@ impl Conductor<'_> {
         }
     }
 
-    fn now(&self) -> f64 {
+    pub(super) fn now(&self) -> f64 {
         self.clock.elapsed().as_secs_f64()
     }
 
@@ -86,6 +91,7 @@ impl Conductor<'_> {
         let now = self.now();
         Ok(match event {
             Incoming::Hello(number, connection, lanes, hello) => self.admit(number, connection, *lanes, hello),
+            Incoming::Asked(connection, lanes, request) => self.asked(connection, *lanes, request)?,
             Incoming::Message((member, number), message) if self.links.is_current(member, number) => {
                 self.run.message(member, message, now)
             }
@@ -134,16 +140,17 @@ impl Conductor<'_> {
     }
 
     /// Takes in a joiner, or a member that comes back.
-    fn admit(&mut self, number: u64, connection: Connection, lanes: Lanes, hello: Hello) -> Vec<Action> {
+    fn admit(&mut self, number: u64, connection: Connection, lanes: Lanes, mut hello: Hello) -> Vec<Action> {
         let key = connection.peer();
-        let addr = decode::<PeerAddr>(&hello.addr);
-        let joined = match addr {
-            Ok(addr) if addr.key == key => self.run.join(*key.as_bytes(), hello, self.now()),
+        let addr = match decode::<PeerAddr>(&hello.addr) {
+            Ok(addr) if addr.key == key => {
+                encode(&usable(addr, connection.remote_addr())).map(|addr| hello.addr = addr)
+            }
             // Nobody may send others to somebody else.
             Ok(_) => Err("its address has another key than its connection".to_owned()),
             Err(e) => Err(format!("its address cannot be read: {e}")),
         };
-        match joined {
+        match addr.and_then(|()| self.run.join(*key.as_bytes(), hello, unix_s(), self.now())) {
             Ok((member, actions)) => {
                 self.known.write().unwrap_or_else(PoisonError::into_inner).insert(key);
                 self.links.add(member, number, connection, lanes, self.store.inbox(), &self.events);
@@ -215,7 +222,7 @@ impl Conductor<'_> {
                 }
                 Action::Plan { members, cluster, notes } => self.request_plan(members, cluster, notes),
                 Action::Rewind(progress) => self.store.rewind(progress.step)?,
-                Action::Persist => self.store.persist(self.run.roster().wanted(), self.run.state())?,
+                Action::Persist => self.persist()?,
                 Action::Assign(order) => {
                     self.store.persist_atlas(self.run.atlas())?;
                     let proposal = self.proposal.take();
@@ -232,6 +239,11 @@ impl Conductor<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Writes where the run stands.
+    pub(super) fn persist(&self) -> Result<(), NodeError> {
+        self.store.persist(self.run.roster().wanted(), self.run.state())
     }
 
     fn request_plan(&mut self, members: Vec<MemberId>, cluster: Option<Cluster>, notes: Vec<String>) {
@@ -278,7 +290,7 @@ impl Conductor<'_> {
     }
 
     fn finish(&mut self, progress: TrainingProgress) -> Result<TrainingProgress, NodeError> {
-        self.store.ticket_used()?;
+        self.store.remove_tickets()?;
         let Some(current) = &self.current else { return Ok(progress) };
         let predicted_step_s = current.predicted.as_ref().map(|s| s.step_s);
         let summary = self.store.summarise(&current.plan, &current.facts(), predicted_step_s, progress)?;

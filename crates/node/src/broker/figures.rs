@@ -12,6 +12,9 @@ use crate::files::run_dir::{IncidentSummary, LinkSummary, PeerSummary, Summary};
 /// The last steps whose durations count for the median.
 const MAX_STEPS: usize = 10_000;
 
+/// The last steps that tell how long a step takes at present.
+const RECENT_STEPS: usize = 20;
+
 /// The last steps whose reports are kept.
 const MAX_REPORTS: usize = 256;
 
@@ -96,12 +99,18 @@ impl Figures {
         self.incidents = incidents.to_vec();
     }
 
-    pub(super) fn incidents(&self) -> &[IncidentSummary] {
-        &self.incidents
-    }
-
     pub(super) fn loss_first(&self) -> Option<f64> {
         self.loss_first
+    }
+
+    /// The loss of the last step, and the median seconds of the last steps.
+    pub(super) fn last(&self) -> (Option<f64>, Option<f64>) {
+        let loss = self.steps.back().and_then(|(_, loss, _)| finite(*loss));
+        (loss, median(self.steps.iter().rev().take(RECENT_STEPS).map(|(_, _, s)| *s).collect()))
+    }
+
+    pub(super) fn incidents(&self) -> &[IncidentSummary] {
+        &self.incidents
     }
 
     pub(super) fn begin_generation(&mut self) {
@@ -176,7 +185,8 @@ impl Figures {
         }
     }
 
-    fn peer(&self, index: usize, facts: &PeerFacts) -> PeerSummary {
+    /// A peer's figures, by its number in the plan.
+    pub(super) fn peer(&self, index: usize, facts: &PeerFacts) -> PeerSummary {
         let reports = &self.generation.reports;
         let figures = |figure: fn(&PassReport) -> f64| {
             median(reports.iter().filter_map(|peers| peers.get(index)).map(figure).collect())

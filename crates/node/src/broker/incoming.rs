@@ -6,11 +6,13 @@ use std::time::Duration;
 
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_protocol::{
-    BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, TensorKey, decode,
+    BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, Request, TensorKey, VERSION,
+    decode, hello_version, other_version,
 };
 use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
 use tokio::sync::{Semaphore, mpsc};
 
+use super::farewell::refuse;
 use super::keeper::{Inbox, KeeperEvent, SavedTensor};
 use super::planner::Proposal;
 use crate::NodeError;
@@ -33,6 +35,8 @@ pub(super) type Origin = (MemberId, u64);
 pub(super) enum Incoming {
     /// A connection, by number, said hello.
     Hello(u64, Connection, Box<Lanes>, Hello),
+    /// The run's owner, or somebody who claims to be, asks something.
+    Asked(Connection, Box<Lanes>, Request),
     /// A member sent a control message.
     Message(Origin, FromPeer),
     /// A member sent all tensors of its snapshot of a step.
@@ -74,9 +78,19 @@ pub(super) async fn accept(endpoint: Endpoint, known: KnownKeys, events: mpsc::U
             };
             let first = tokio::time::timeout(HELLO_TIMEOUT, first).await.ok().flatten().unwrap_or_default();
             drop(place);
-            if let Ok(FromPeer::Hello(hello)) = decode(&first) {
-                let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
-                return;
+            match decode(&first) {
+                Ok(FromPeer::Hello(hello)) => {
+                    let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
+                    return;
+                }
+                Ok(FromPeer::Ask(request)) => {
+                    let _ = events.send(Incoming::Asked(connection, Box::new(lanes), request));
+                    return;
+                }
+                _ => {}
+            }
+            if let Some(version) = hello_version(&first).filter(|v| *v != VERSION) {
+                return refuse(connection, lanes, other_version(version)).await;
             }
             let is_member = known.read().unwrap_or_else(PoisonError::into_inner).contains(&connection.peer());
             match decode(&first) {

@@ -10,14 +10,12 @@ use fusionllm_transport::{Connection, Endpoint, Lanes, PeerAddr};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
+use super::farewell::GOODBYE_TIMEOUT;
 use super::incoming::{Incoming, SavedShare, receive_bulk, receive_control};
 use super::keeper::Inbox;
 use crate::NodeError;
+use crate::net::Outbox;
 use crate::net::dial::dial;
-use crate::net::{self, Outbox};
-
-/// How long a machine that was sent away may take to hang up.
-const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A member believes it only once its old connection has been silent for a while, so it is told several times.
 const CALLS: usize = 4;
@@ -119,13 +117,4 @@ pub(super) fn call_back(endpoint: &Endpoint, roster: &Roster) {
             }
         });
     }
-}
-
-/// Tells a stranger why it may not join, and waits a moment until it hangs up.
-pub(super) async fn refuse(connection: Connection, lanes: Lanes, reason: String) {
-    if net::send_control(&connection, &ToPeer::Refused { reason }).await.is_ok() {
-        let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
-    }
-    connection.close("refused");
-    drop(lanes);
 }

@@ -1,9 +1,11 @@
 //! The broker's driver: gathers peers, plans, streams data, and carries out what the state machine asks for.
 
+mod addresses;
 mod assign;
 mod codec_updates;
 mod conductor;
 mod emulation;
+mod farewell;
 mod feeds;
 mod figures;
 mod generation;
@@ -14,37 +16,42 @@ mod local;
 mod notices;
 mod observer;
 mod origin;
+mod owner;
 mod planner;
 mod resume;
 mod store;
+mod tickets;
 
+use std::collections::BTreeSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use conductor::Conductor;
 use feeds::Feeds;
 use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Scheduler};
 use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
-use fusionllm_transport::{Endpoint, EndpointOptions, Secret, Ticket};
+use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey};
 use incoming::{Incoming, accept};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
 use origin::Origin;
 use planner::{Planner, PlannerThread};
 use store::{Store, check};
+use tickets::{admission, renewed, write_tickets};
 use tokio::sync::mpsc;
 
 pub use local::LocalPeer;
 pub use observer::{Event, Observer};
 pub use resume::Resume;
-use resume::{Left, Subject, read_atlas};
+use resume::{Identity, Left, Subject, read_atlas};
 
 use crate::NodeError;
 use crate::config::{Choice, Family, Job, Network};
 use crate::data::Dataset;
 use crate::files::weights::Weights;
+use crate::keys::allowed;
 use crate::machine::interrupts;
 use crate::model::imported::ImportedModel;
 use crate::model::{Model, models};
@@ -63,6 +70,19 @@ pub struct BrokerOptions {
     pub directory: Option<PathBuf>,
     /// What to go on from.
     pub resume: Option<Resume>,
+    /// Who may join.
+    pub entry: Entry,
+}
+
+/// Who may join a run. The default is everybody with the ticket.
+#[derive(Debug, Clone, Default)]
+pub struct Entry {
+    /// How long the ticket is valid; `None` for as long as the run goes on.
+    pub valid: Option<Duration>,
+    /// How many machines may join with the ticket; `None` for any number.
+    pub uses: Option<u32>,
+    /// A file with the only keys that may join; `None` for all.
+    pub allow: Option<PathBuf>,
 }
 
 /// Who takes part in a run.
@@ -104,7 +124,7 @@ pub async fn conduct(
     options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<TrainingProgress, NodeError> {
-    let BrokerOptions { peers, listen, plan, directory, resume } = options;
+    let BrokerOptions { peers, listen, plan, directory, resume, entry } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
     // Only joiners outlive their broker.
@@ -119,6 +139,7 @@ pub async fn conduct(
         check(checkpoint, &job, &data, model)?;
     }
     let feeds = Feeds::new(&model.forward, &data, model.micro_batch)?;
+    let allowed = entry.allow.as_deref().map(allowed).transpose()?;
     let source = match &job.model.family {
         Family::Imported { file } => {
             let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
@@ -159,10 +180,9 @@ pub async fn conduct(
     let endpoint = Endpoint::bind(options).await?;
     identity.ports = endpoint.ports();
     store.keep_identity(&identity)?;
-    let secret = identity.secret;
     let left = left.map(|(_, left)| left);
-    let preparation =
-        Preparation { job, data, feeds, origin: Arc::new(Origin { source, weights }), endpoint, secret, left };
+    let origin = Arc::new(Origin { source, weights });
+    let preparation = Preparation { job, data, feeds, origin, endpoint, identity, entry, allowed, left };
     let endpoint = preparation.endpoint.clone();
     let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
     store.forget_state()?;
@@ -285,7 +305,9 @@ struct Preparation {
     feeds: Feeds,
     origin: Arc<Origin>,
     endpoint: Endpoint,
-    secret: Secret,
+    identity: Identity,
+    entry: Entry,
+    allowed: Option<BTreeSet<PeerKey>>,
     /// What an earlier broker left.
     left: Option<Left>,
 }
@@ -299,14 +321,17 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, feeds, origin, endpoint, secret, left } = self;
-        let ticket = Ticket::new(endpoint.addr(), secret);
-        store.ticket(&ticket)?;
+        let Self { job, data, feeds, origin, endpoint, identity, entry, allowed, left } = self;
+        let admission = match &left {
+            Some(left) => renewed(left.run.admission(), &entry, allowed)?,
+            None => admission(&identity, &entry, allowed)?,
+        };
+        let ticket = write_tickets(endpoint.addr(), &identity, &admission, store)?;
         let places = course.places();
         let wanted = places.count();
         let settings = settings(&job, &data, store.start());
         let options = RunOptions { settings, measured: matches!(course, Course::Measure { .. }) };
-        let roster = Roster::new(places, *ticket.secret.as_bytes());
+        let roster = Roster::new(places, admission);
         let run = match left {
             Some(left) => {
                 let away_s = left.age_s();
@@ -351,6 +376,7 @@ impl Preparation {
             emulation,
             children: (!matches!(peers, Peers::Joiners(_))).then_some(local.len()),
             known,
+            ticket,
             store,
             observer,
             events,

@@ -176,21 +176,24 @@ pub(super) fn write_atlas(run: &RunDir, atlas: &Atlas) -> Result<(), NodeError> 
 /// ```text
 ///  offset  bytes
 ///   0      32     seed of the Ed25519 key
-///   32     16     secret of the ticket
-///   48     2      UDP port over IPv4, little-endian
-///   50     2      UDP port over IPv6, little-endian
+///   32     16     secret of the ticket for peers
+///   48     16     secret of the owner's ticket
+///   64     2      UDP port over IPv4, little-endian
+///   66     2      UDP port over IPv6, little-endian
 /// ```
 #[derive(Clone)]
 pub(super) struct Identity {
     pub(super) key: SecretKey,
-    pub(super) secret: Secret,
+    /// Of the tickets for peers and for the owner.
+    pub(super) secrets: [Secret; 2],
     /// Over IPv4 and IPv6; 0 for any free one.
     pub(super) ports: [u16; 2],
 }
 
 impl Identity {
     pub(super) fn generate() -> Self {
-        Self { key: SecretKey::generate(), secret: Secret::generate(), ports: [0; 2] }
+        let secrets = [Secret::generate(), Secret::generate()];
+        Self { key: SecretKey::generate(), secrets, ports: [0; 2] }
     }
 
     /// The identity of this run's broker. A run that has none yet gets a new one, which is not written.
@@ -214,15 +217,17 @@ impl Identity {
 
     fn parse(bytes: &[u8]) -> Option<Self> {
         let (key, rest) = bytes.split_first_chunk::<32>()?;
-        let (secret, rest) = rest.split_first_chunk::<16>()?;
+        let (peers, rest) = rest.split_first_chunk::<16>()?;
+        let (owner, rest) = rest.split_first_chunk::<16>()?;
         let [a, b, c, d] = *<&[u8; 4]>::try_from(rest).ok()?;
         let ports = [u16::from_le_bytes([a, b]), u16::from_le_bytes([c, d])];
-        Some(Self { key: SecretKey::from_bytes(*key), secret: Secret::from_bytes(*secret), ports })
+        Some(Self { key: SecretKey::from_bytes(*key), secrets: [*peers, *owner].map(Secret::from_bytes), ports })
     }
 
     pub(super) fn to_bytes(&self) -> Vec<u8> {
         let ports = self.ports.map(u16::to_le_bytes);
-        [&self.key.to_bytes()[..], self.secret.as_bytes(), &ports[0], &ports[1]].concat()
+        let [peers, owner] = &self.secrets;
+        [&self.key.to_bytes()[..], peers.as_bytes(), owner.as_bytes(), &ports[0], &ports[1]].concat()
     }
 }
 
@@ -235,8 +240,8 @@ mod tests {
         let identity = Identity { ports: [4433, 5544], ..Identity::generate() };
         let again = Identity::parse(&identity.to_bytes()).unwrap();
         assert_eq!(again.key.public(), identity.key.public());
-        assert_eq!((again.secret, again.ports), (identity.secret.clone(), identity.ports));
+        assert_eq!((&again.secrets, again.ports), (&identity.secrets, identity.ports));
         let bytes = identity.to_bytes();
-        assert!(Identity::parse(&bytes[..51]).is_none() && Identity::parse(&[&bytes[..], &[0]].concat()).is_none());
+        assert!(Identity::parse(&bytes[..67]).is_none() && Identity::parse(&[&bytes[..], &[0]].concat()).is_none());
     }
 }

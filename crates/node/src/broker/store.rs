@@ -129,13 +129,23 @@ impl Store {
         self.run.path()
     }
 
-    pub(super) fn ticket(&self, ticket: &Ticket) -> Result<(), NodeError> {
-        Ok(self.run.write_ticket(&ticket.to_string())?)
+    pub(super) fn tickets(&self, peers: &Ticket, owner: &Ticket) -> Result<(), NodeError> {
+        Ok(self.run.write_tickets(&peers.to_string(), &owner.to_string())?)
     }
 
-    /// Removes the ticket once all joiners are there.
-    pub(super) fn ticket_used(&self) -> Result<(), NodeError> {
-        Ok(self.run.remove_ticket()?)
+    /// Removes the tickets once the run is over.
+    pub(super) fn remove_tickets(&self) -> Result<(), NodeError> {
+        Ok(self.run.remove_tickets()?)
+    }
+
+    /// The figures of the steps so far.
+    pub(super) fn figures(&self) -> &Figures {
+        &self.figures
+    }
+
+    /// The step of the last checkpoint that is whole.
+    pub(super) fn safe_step(&self) -> Option<u64> {
+        self.committed.map(|c| c.step).or_else(|| self.resumed.as_ref().map(|c| c.state().step))
     }
 
     /// Who the broker is. Joiners of a run that goes on know it already.

@@ -23,7 +23,7 @@ pub use network::Network;
 pub use reader::JobError;
 pub use sections::{Checkpointing, Choice, Decay, Eval, OptimizerConfig, Planning, Rule, Train};
 
-pub use quantity::parse_size;
+pub use quantity::{parse_period, parse_size};
 pub use testbed::{Testbed, load_profile};
 
 use files::Files;

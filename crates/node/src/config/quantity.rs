@@ -1,5 +1,7 @@
 //! Numbers with units.
 
+use std::time::Duration;
+
 use super::reader::{JobError, Section};
 
 /// A kind of quantity: its units, each with its factor, and an example.
@@ -33,6 +35,13 @@ pub(super) const TIME: Quantity = Quantity {
     example: "\"20 ms\"",
 };
 
+/// In seconds, for people.
+const PERIOD: Quantity = Quantity {
+    what: "a time",
+    units: &[("s", 1.0), ("min", 60.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)],
+    example: "\"2 h\"",
+};
+
 /// In bytes.
 pub(super) const SIZE: Quantity = Quantity {
     what: "a size",
@@ -58,6 +67,18 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
     match SIZE.parse(text)? {
         bytes if bytes >= 1.0 && bytes.is_finite() => Ok(bytes as u64),
         _ => Err(format!("\"{text}\" is no size above zero")),
+    }
+}
+
+/// Reads a time such as `90s`, `2h` or `7 d`, of at most 100 years.
+///
+/// # Errors
+///
+/// The problem, for a message.
+pub fn parse_period(text: &str) -> Result<Duration, String> {
+    match PERIOD.parse(text)? {
+        seconds if (0.0..=100.0 * 365.0 * 86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+        _ => Err(format!("\"{text}\" is not within 0 s and 100 years")),
     }
 }
 

@@ -58,6 +58,20 @@ pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> Result<(), DiskError>
     sync_directory(path.parent().unwrap_or(Path::new(".")))
 }
 
+/// Writes a new file with a text that, on Unix, only this user can read.
+///
+/// # Errors
+///
+/// The file exists, or the disk fails.
+pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<(), DiskError> {
+    let mut options = File::options();
+    options.write(true).create_new(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    let written = options.open(path).and_then(|mut file| file.write_all(content));
+    written.map_err(DiskError::at(path, "written"))
+}
+
 /// Flushes a directory to the disk, so that new and renamed files survive a power cut. Does nothing outside Unix.
 pub(crate) fn sync_directory(directory: &Path) -> Result<(), DiskError> {
     if cfg!(unix) {

@@ -34,6 +34,8 @@ const REDIAL_CLOSED: Duration = Duration::from_secs(60);
 pub(super) struct Introduction {
     pub(super) ticket: Ticket,
     pub(super) name: String,
+    /// Tells this process from a later one with the same key.
+    pub(super) process: u64,
 }
 
 impl Introduction {
@@ -44,6 +46,7 @@ impl Introduction {
         let hello = Hello {
             version: VERSION,
             secret: *self.ticket.secret.as_bytes(),
+            process: self.process,
             name: self.name.clone(),
             backend: shared.backend.name().into(),
             device: shared.backend.device().name,

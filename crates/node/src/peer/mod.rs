@@ -31,6 +31,7 @@ mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use broker::Introduction;
@@ -38,7 +39,7 @@ use events::Event;
 use fusionllm_backend::Backend;
 use fusionllm_plan::Device;
 use fusionllm_protocol::Follower;
-use fusionllm_transport::{Allowed, Endpoint, EndpointOptions, Ticket};
+use fusionllm_transport::{Allowed, Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
 use progress::Progress;
 use session::Session;
 use shared::Shared;
@@ -47,6 +48,7 @@ use tokio::task::JoinSet;
 use vault::Vault;
 
 use crate::NodeError;
+use crate::keys::identity;
 use crate::machine::{compute_threads, interrupts};
 
 /// How a joiner takes part.
@@ -57,6 +59,8 @@ pub struct JoinOptions {
     pub backend: Arc<dyn Backend>,
     /// The peer's name; if empty, the broker chooses one.
     pub name: String,
+    /// The file of this machine's identity, which is written if there is none; `None` for a new identity.
+    pub identity: Option<PathBuf>,
     /// For emulated links: the address to listen at. The peer then talks to no address but those it is given. `None` in
     /// real networks.
     pub pinned: Option<SocketAddr>,
@@ -81,9 +85,18 @@ pub struct JoinOptions {
 /// The broker cannot be reached, refuses this peer, or stops the run.
 pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
     let (allowed, pinned) = (Allowed::Only(BTreeSet::from([options.ticket.addr.key])), options.pinned);
-    let endpoint =
-        Endpoint::bind(EndpointOptions { allowed, listen: pinned, pinned: pinned.is_some(), ..EndpointOptions::new() })
-            .await?;
+    let secret_key = match &options.identity {
+        Some(path) => identity(path)?,
+        None => SecretKey::generate(),
+    };
+    let endpoint = Endpoint::bind(EndpointOptions {
+        secret_key,
+        allowed,
+        listen: pinned,
+        pinned: pinned.is_some(),
+        ..EndpointOptions::new()
+    })
+    .await?;
     let result = take_part(&endpoint, options).await;
     let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
     endpoint.close(&reason).await;
@@ -104,7 +117,9 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, No
         arrivals: Mutex::new(None),
         events: sender,
     });
-    let introduction = Introduction { ticket, name };
+    let mut process = [0; 8];
+    process.copy_from_slice(&Secret::generate().as_bytes()[..8]);
+    let introduction = Introduction { ticket, name, process: u64::from_le_bytes(process) };
     let (connection, lanes) = introduction.dial(&shared).await?;
     let mut tasks = JoinSet::new();
     tasks.spawn(serve::accept(shared.clone()));

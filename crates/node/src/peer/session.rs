@@ -253,8 +253,8 @@ impl Session {
             && self.introduction.name.is_empty()
         {
             // After a lost connection, the peer asks for the name that it has.
-            let ticket = self.introduction.ticket.clone();
-            self.introduction = Arc::new(Introduction { ticket, name: me.name.clone() });
+            let (ticket, process) = (self.introduction.ticket.clone(), self.introduction.process);
+            self.introduction = Arc::new(Introduction { ticket, name: me.name.clone(), process });
         }
         self.members = assigned.addresses.clone();
         self.allow();

@@ -99,6 +99,7 @@ impl TestBroker {
             ticket: self.ticket.clone(),
             backend: fusionllm_backend::open("cpu").unwrap(),
             name: name.into(),
+            identity: None,
             pinned: None,
             slowdown: 1.0,
             profile: None,
@@ -338,4 +339,26 @@ async fn a_missing_copy_is_reported() {
         member.say(ToPeer::Stop { reason: String::new() }).await;
     }
     assert!(first.await.unwrap().is_ok() && second.await.unwrap().is_ok());
+}
+
+/// Nothing more comes on such a link: a peer that said nothing of it would wait forever.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_neighbour_that_closes_its_link_without_a_reason_is_reported() {
+    let broker = TestBroker::new().await;
+    let peer = broker.join("a");
+    let mut a = broker.welcome(0).await;
+    let local = EndpointOptions { listen: Some(([127, 0, 0, 1], 0).into()), ..EndpointOptions::new() };
+    let neighbour = Endpoint::bind(local).await.unwrap();
+    let addr = encode(&neighbour.addr()).unwrap();
+    let mut with_neighbour = assignment(1, 0, [&a, &a], &a, (0, 0), |_| Source::Seed);
+    with_neighbour.peers[1] = Contact { member: MemberId(1), name: "b".into(), addr };
+    (with_neighbour.mirrors, with_neighbour.donors) = Default::default();
+    a.assign(&with_neighbour).await;
+    let (link, _lanes) = tokio::time::timeout(PATIENCE, neighbour.accept()).await.unwrap().unwrap();
+    assert_eq!(a.hear().await, FromPeer::Ready { generation: 1 });
+    link.close("");
+    let reason = "it closed the connection without a reason".into();
+    assert_eq!(a.hear().await, FromPeer::LinkLost { generation: 1, member: MemberId(1), reason });
+    a.say(ToPeer::Stop { reason: String::new() }).await;
+    assert!(peer.await.unwrap().unwrap());
 }

@@ -5,16 +5,17 @@ mod running;
 mod spares;
 mod speed;
 mod state;
+mod status;
 mod watch;
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_plan::{LinkCodec, PeerId};
 
 use crate::notice::{Open, one_line};
 use crate::{
-    Action, AppliedCodecs, Atlas, Broker, Custody, Formation, FromPeer, Hello, Identity, IncidentKind, MemberId,
-    Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
+    Action, Admission, AppliedCodecs, Atlas, Broker, Custody, Formation, FromPeer, Hello, Identity, IncidentKind,
+    MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
 use running::CopyPace;
 use speed::Speeds;
@@ -104,6 +105,8 @@ pub struct Run {
     lost_at: f64,
     /// Whether the driver's records end with [`Self::progress`].
     rewound: bool,
+    /// When each member lately said that it cannot reach another one, where its word is all that is known.
+    complaints: BTreeMap<MemberId, VecDeque<f64>>,
     /// The time of the last event.
     now: f64,
 }
@@ -148,6 +151,7 @@ impl Run {
             awaited: None,
             lost_at: f64::NEG_INFINITY,
             rewound: true,
+            complaints: BTreeMap::new(),
             now: 0.0,
         }
     }
@@ -180,23 +184,39 @@ impl Run {
         matches!(&self.phase, Phase::Running(r) if r.broker.is_started())
     }
 
-    /// Admits a joiner whose handshake has proved this identity, or returns the reason for refusing it.
-    pub fn join(&mut self, identity: Identity, hello: Hello, now: f64) -> Result<(MemberId, Vec<Action>), String> {
+    /// Who may come in.
+    pub fn admission_mut(&mut self) -> &mut Admission {
+        self.roster.admission_mut()
+    }
+
+    /// Admits a joiner whose handshake has proved this identity, or returns the reason for refusing it. `unix_s` is the
+    /// broker's time in seconds since the Unix epoch.
+    pub fn join(
+        &mut self,
+        identity: Identity,
+        hello: Hello,
+        unix_s: u64,
+        now: f64,
+    ) -> Result<(MemberId, Vec<Action>), String> {
         self.now = now;
         if matches!(self.phase, Phase::Over) {
             return Err("the run is over".into());
         }
-        let member = self.roster.join(identity, hello)?;
-        // A member that comes back on a new connection has lost the old one, whether or not anybody noticed.
-        let was_used = self.is_needed(member);
-        let mut actions = match was_used {
-            true => self.lose(member, "it lost its connection, and came back", Standing::Present, IncidentKind::Lost),
-            false => Vec::new(),
+        let member = self.roster.join(identity, hello, unix_s)?;
+        let mut actions = match self.roster.predecessor(member) {
+            Some(old) => self.put_out(old, "another process has joined with its key", IncidentKind::Lost),
+            // A member that comes back on a new connection has lost the old one, whether or not anybody noticed.
+            None if self.is_needed(member) => {
+                self.lose(member, "it lost its connection, and came back", Standing::Present, IncidentKind::Lost)
+            }
+            None => Vec::new(),
         };
         self.watch.joined(member, now);
         self.atlas.forget_failures(member);
         self.newcomers.insert(member);
         let present = self.roster.present().count();
+        // Its ticket may be for a number of machines.
+        actions.push(Action::Persist);
         actions.push(Action::Notice(Notice::Joined { member, present, wanted: self.roster.wanted() }));
         actions.extend(self.advance());
         Ok((member, actions))
@@ -211,15 +231,10 @@ impl Run {
         actions
     }
 
-    /// Puts a member out for good.
+    /// Puts a member out that broke the protocol, failed or stalled.
     pub fn expel(&mut self, member: MemberId, reason: &str, now: f64) -> Vec<Action> {
         self.now = now;
-        let mut actions = self.lose(member, reason, Standing::Out, IncidentKind::Expelled);
-        self.watch.forget(member);
-        self.custody.lose(member);
-        actions.push(Action::Send(member, ToPeer::Stop { reason: one_line(reason) }));
-        actions.push(Action::Dismiss(member));
-        actions
+        self.put_out(member, reason, IncidentKind::Expelled)
     }
 
     /// Call for each message from a member.
@@ -256,6 +271,7 @@ impl Run {
     fn take(&mut self, from: MemberId, message: FromPeer) -> Result<Vec<Action>, String> {
         match message {
             FromPeer::Hello(_) => Err("said hello twice".into()),
+            FromPeer::Ask(_) => Err("asked what only the run's owner may ask".into()),
             FromPeer::Heartbeat(heartbeat) => {
                 self.watch.heartbeat(from, heartbeat, self.now);
                 Ok(Vec::new())

@@ -4,11 +4,17 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use super::speed::SpeedChange;
 use super::{COPY_RATE, COPY_SHARE, MIN_COPY_PERIOD_S, Phase, Run, Running};
-use crate::notice::Open;
+use crate::notice::{Open, one_line};
 use crate::{
     Action, Broker, Formation, FromPeer, IncidentKind, MemberId, Mirroring, Notice, Order, Participant, RunSettings,
     Share, Standing, StepRecord, ToPeer, TrainingProgress,
 };
+
+/// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
+const MAX_COMPLAINTS: usize = 3;
+
+/// Seconds for which a report of a lost link counts.
+const COMPLAINTS_S: f64 = 600.0;
 
 impl Run {
     /// Begins a generation.
@@ -125,6 +131,7 @@ impl Run {
             FromPeer::LinkLost { generation: of, .. } | FromPeer::Failed { generation: of, .. } if of != generation => {
                 Ok(Vec::new())
             }
+            FromPeer::LinkLost { member, .. } if member == from => Err("lost its link to itself".into()),
             FromPeer::LinkLost { member, reason, .. } => Ok(self.link_lost(from, member, &reason)),
             FromPeer::Failed { reason, .. } => Ok(self.failed(from, &reason)),
             message => {
@@ -210,6 +217,10 @@ impl Run {
         }
         // A machine that is known no better is taken at its neighbour's word. A donor has no part to be moved.
         if !self.options.measured || !self.peers().contains(&to) {
+            if self.complains_often(from) {
+                let reason = format!("it reported {MAX_COMPLAINTS} lost links to members that answer");
+                return self.put_out(from, &reason, IncidentKind::Expelled);
+            }
             let reason = format!("{:?} cannot reach it: {reason}", self.roster.name(from));
             return self.lose(to, &reason, Standing::Silent, IncidentKind::Link);
         }
@@ -217,10 +228,18 @@ impl Run {
         let step = self.progress.step;
         let open = Open::begin(IncidentKind::Link, to, step, self.now, self.now);
         self.incidents.push(open);
-        let mut actions = vec![Action::Notice(Notice::LinkLost { from, to, reason: reason.to_owned() })];
+        let mut actions = vec![Action::Notice(Notice::LinkLost { from, to, reason: one_line(reason) })];
         actions.extend(self.disband());
         actions.extend(self.advance());
         actions
+    }
+
+    /// Notes that a member cannot reach another one. Returns whether it says so too often to be believed.
+    fn complains_often(&mut self, from: MemberId) -> bool {
+        let times = self.complaints.entry(from).or_default();
+        times.retain(|at| self.now - at < COMPLAINTS_S);
+        times.push_back(self.now);
+        times.len() >= MAX_COMPLAINTS
     }
 
     fn failed(&mut self, from: MemberId, reason: &str) -> Vec<Action> {
@@ -231,7 +250,7 @@ impl Run {
             return actions;
         }
         // Nobody else could do better with the same work.
-        let reason = format!("peer {name:?} failed: {reason}");
+        let reason = format!("peer {name:?} failed: {}", one_line(reason));
         self.end(Action::Fail(reason.clone()), &reason)
     }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Phase, Run, RunOptions};
 use crate::notice::Open;
-use crate::{Atlas, Custody, IncidentKind, Member, MemberId, Roster, Standing, TrainingProgress};
+use crate::{Admission, Atlas, Custody, IncidentKind, Member, MemberId, Roster, Standing, TrainingProgress};
 
 /// Seconds that members which went together have to come back, from the first of them on. Members try again every ten
 /// seconds at least.
@@ -19,6 +19,7 @@ pub struct RunState {
     last_pass: u64,
     begun: bool,
     progress: TrainingProgress,
+    admission: Admission,
     members: Vec<Member>,
     next_name: usize,
     custody: Custody,
@@ -27,6 +28,11 @@ pub struct RunState {
 }
 
 impl RunState {
+    /// Who may come in: what the roster for [`Run::restore`] has to know.
+    pub fn admission(&self) -> &Admission {
+        &self.admission
+    }
+
     /// Batches trained on before the newest cut that the run can have reached.
     pub fn newest_step(&self) -> u64 {
         self.custody.newest()
@@ -54,6 +60,7 @@ impl Run {
             last_pass,
             begun: self.begun,
             progress: self.progress,
+            admission: self.roster.admission().clone(),
             members: self.roster.members().to_vec(),
             next_name: self.roster.next_name(),
             custody: self.custody.clone(),

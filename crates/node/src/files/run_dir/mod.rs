@@ -4,7 +4,8 @@
 //! runs/0001/
 //!   job.toml         the job, with every default filled in
 //!   plan.json        the operators of each peer
-//!   ticket           what joiners need, while the run accepts them
+//!   ticket           what joiners need, while the run goes on
+//!   owner-ticket     what `status` and `kick` need, while the run goes on
 //!   metrics.jsonl    one line per step
 //!   broker-key       who the broker is, so that tickets stay valid when it is started again
 //!   state            where the run stands, while it goes on with joiners
@@ -20,7 +21,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::files::checkpoint::Checkpoints;
-use crate::files::{DiskError, write_atomic};
+use crate::files::{DiskError, write_atomic, write_private};
 
 /// The directory of a run that this process conducts. A lock keeps other processes out.
 #[derive(Debug)]
@@ -33,6 +34,7 @@ pub struct RunDir {
 const JOB: &str = "job.toml";
 const PLAN: &str = "plan.json";
 const TICKET: &str = "ticket";
+const OWNER_TICKET: &str = "owner-ticket";
 const METRICS: &str = "metrics.jsonl";
 const SUMMARY: &str = "summary.json";
 const CHECKPOINTS: &str = "checkpoints";
@@ -77,7 +79,7 @@ impl RunDirError {
             Self::Taken { path, .. } => {
                 return Some(format!("choose another --run-dir, or continue that run: --resume {}", path.display()));
             }
-            Self::NotARun { .. } => "--resume takes the directory of a run, such as runs/0001",
+            Self::NotARun { .. } => "give the directory of a run, such as runs/0001",
             Self::Busy { .. } => "wait for it, stop it, or choose another --run-dir",
             Self::Disk(e) => e.hint(),
         };
@@ -172,7 +174,7 @@ pub struct Summary {
 /// An interruption of training, after which it went on with other members or another plan.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct IncidentSummary {
-    /// `lost`, `silent`, `expelled`, `link` or `left`.
+    /// `lost`, `silent`, `expelled`, `kicked`, `link` or `left`.
     pub kind: String,
     /// The peer.
     pub peer: String,
@@ -358,22 +360,26 @@ impl RunDir {
         fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))
     }
 
-    /// Writes the ticket. On Unix only the user can read it, because anyone with the ticket can join.
+    /// Writes the peers' ticket and the owner's. On Unix only the user can read them: whoever has one can join, or put
+    /// members out.
     ///
     /// # Errors
     ///
     /// The disk fails.
-    pub fn write_ticket(&self, ticket: &str) -> Result<(), DiskError> {
-        write_private(&self.path.join(TICKET), format!("{ticket}\n").as_bytes())
+    pub fn write_tickets(&self, peers: &str, owner: &str) -> Result<(), DiskError> {
+        self.remove_tickets()?;
+        write_private(&self.path.join(TICKET), format!("{peers}\n").as_bytes())?;
+        write_private(&self.path.join(OWNER_TICKET), format!("{owner}\n").as_bytes())
     }
 
-    /// Removes the ticket, when the run accepts no more joiners.
+    /// Removes the tickets, when the run is over.
     ///
     /// # Errors
     ///
     /// The disk fails.
-    pub fn remove_ticket(&self) -> Result<(), DiskError> {
-        remove(&self.path.join(TICKET))
+    pub fn remove_tickets(&self) -> Result<(), DiskError> {
+        remove(&self.path.join(TICKET))?;
+        remove(&self.path.join(OWNER_TICKET))
     }
 
     /// The broker's identity, if it was written.
@@ -391,7 +397,9 @@ impl RunDir {
     ///
     /// The disk fails.
     pub fn write_identity(&self, bytes: &[u8]) -> Result<(), DiskError> {
-        write_private(&self.path.join(IDENTITY), bytes)
+        let path = self.path.join(IDENTITY);
+        remove(&path)?;
+        write_private(&path, bytes)
     }
 
     /// Where the run at `path` stands, if its broker did not end in good order.
@@ -482,15 +490,48 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
     }
 }
 
-/// Writes a file that only the user can read, where the system knows users.
-fn write_private(path: &Path, content: &[u8]) -> Result<(), DiskError> {
-    let mut options = OpenOptions::new();
-    options.write(true).create_new(true);
-    #[cfg(unix)]
-    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
-    remove(path)?;
-    let written = options.open(path).and_then(|mut file| file.write_all(content));
-    written.map_err(DiskError::at(path, "written"))
+/// Reads the owner's ticket of a run; `None` if there is none, because the run is over or there never was one.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn read_owner_ticket(run: &Path) -> Result<Option<String>, DiskError> {
+    let path = run.join(OWNER_TICKET);
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(DiskError::at(&path, "read")(e)),
+    }
+}
+
+/// What the files of a run say of it, whether or not its broker runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFiles {
+    /// Whether it has a summary: it was trained to its end, or stopped in good order.
+    pub over: bool,
+    /// Steps that the job asks for, if its file says so.
+    pub steps: Option<u64>,
+    /// The directory of the checkpoints.
+    pub checkpoints: PathBuf,
+}
+
+impl RunFiles {
+    /// Reads the directory of a run.
+    ///
+    /// # Errors
+    ///
+    /// There is no run, or its job cannot be read.
+    pub fn read(run: &Path) -> Result<Self, RunDirError> {
+        let job = run.join(JOB);
+        if !job.is_file() {
+            return Err(RunDirError::NotARun { path: run.to_owned(), missing: JOB });
+        }
+        let text = fs::read_to_string(&job).map_err(DiskError::at(&job, "read"))?;
+        let job = text.parse::<toml::Table>().ok();
+        let steps = job.as_ref().and_then(|job| job.get("train")?.get("steps")?.as_integer());
+        let steps = steps.and_then(|steps| u64::try_from(steps).ok());
+        Ok(Self { over: run.join(SUMMARY).is_file(), steps, checkpoints: run.join(CHECKPOINTS) })
+    }
 }
 
 /// Removes a file if it exists.

@@ -13,8 +13,14 @@ fn a_run_writes_the_documented_files() {
     let path = dir.path().join("a/run");
     let mut run = RunDir::create(Some(&path), "[train]\n").unwrap();
     run.write_plan("{}").unwrap();
-    run.write_ticket("fusionllmabc").unwrap();
+    run.write_tickets("fusionllmabc", "fusionllmowner").unwrap();
     assert_eq!(fs::read_to_string(path.join("ticket")).unwrap(), "fusionllmabc\n");
+    assert_eq!(read_owner_ticket(&path).unwrap().as_deref(), Some("fusionllmowner\n"));
+    #[cfg(unix)]
+    for name in ["ticket", "owner-ticket"] {
+        use std::os::unix::fs::PermissionsExt;
+        assert_eq!(fs::metadata(path.join(name)).unwrap().permissions().mode() & 0o777, 0o600, "{name}");
+    }
     run.record(&StepMetrics { lr: 3e-4, grad_norm: Some(1.5), ..line(1) }).unwrap();
     let measured = StepMetrics { val_loss: Some(2.0), val_accuracy: Some(0.5), ..line(2) };
     run.record(&measured).unwrap();
@@ -30,7 +36,8 @@ fn a_run_writes_the_documented_files() {
     let summary =
         Summary { steps: 3, loss_first: Some(5.5), loss_last: Some(f64::NAN), peers, links, ..Default::default() };
     run.write_summary(&summary).unwrap();
-    run.remove_ticket().unwrap();
+    run.remove_tickets().unwrap();
+    assert_eq!(read_owner_ticket(&path).unwrap(), None);
 
     let mut names: Vec<_> = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
     names.sort();
@@ -108,7 +115,7 @@ fn another_run_is_not_overwritten() {
     drop(run);
     assert_snapshot!(hide(RunDir::resume(dir.path(), 0).unwrap_err()), @r"
     DIR: there is no run here (job.toml is missing)
-    hint: --resume takes the directory of a run, such as runs/0001
+    hint: give the directory of a run, such as runs/0001
     ");
     fs::write(dir.path().join("file"), "").unwrap();
     assert_snapshot!(hide(RunDir::create(Some(&dir.path().join("file")), "").unwrap_err()), @r"

@@ -439,6 +439,7 @@ impl World {
         let hello = Hello {
             version: VERSION,
             secret: [7; 16],
+            process: 0,
             name: format!("m{m}"),
             backend: "b".into(),
             device: "d".into(),
@@ -448,7 +449,7 @@ impl World {
         machine.connection += 1;
         machine.connected = true;
         machine.lanes = [self.now; 3];
-        match self.run.join([m as u8; 32], hello, self.now) {
+        match self.run.join([m as u8; 32], hello, self.now as u64, self.now) {
             Ok((member, actions)) => {
                 self.machines[m].member = Some(member);
                 self.carry_out(actions);

@@ -1,0 +1,26 @@
+//! How a connection ends whose other side shall read a last word.
+
+use std::time::Duration;
+
+use fusionllm_protocol::ToPeer;
+use fusionllm_transport::{Connection, Lanes};
+
+use crate::net;
+
+/// How long a machine that was sent away may take to hang up.
+pub(super) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Tells a stranger why it may not join, and waits a moment until it hangs up.
+pub(super) async fn refuse(connection: Connection, lanes: Lanes, reason: String) {
+    match net::send_control(&connection, &ToPeer::Refused { reason }).await {
+        Ok(()) => part(connection, lanes).await,
+        Err(_) => connection.close("refused"),
+    }
+}
+
+/// Waits a moment until the other side hangs up, which has got its answer.
+pub(super) async fn part(connection: Connection, lanes: Lanes) {
+    let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
+    connection.close("answered");
+    drop(lanes);
+}

@@ -1,0 +1,125 @@
+//! Answers the run's owner, who is no member.
+
+use std::sync::PoisonError;
+use std::time::Duration;
+
+use fusionllm_protocol::{
+    Action, Answer, IncidentStatus, MAX_LISTED, Question, Request, RunStatus, TicketRole, VERSION, other_version,
+};
+use fusionllm_transport::{Connection, Lanes, PeerKey};
+
+use super::conductor::Conductor;
+use super::farewell::part;
+use super::observer::Event;
+use super::tickets::invite;
+use crate::NodeError;
+use crate::net;
+
+/// Sends the answer, and closes the connection once it is read.
+async fn reply(connection: Connection, lanes: Lanes, answer: Answer) {
+    if net::send_control(&connection, &answer).await.is_ok() {
+        part(connection, lanes).await;
+    }
+}
+
+impl Conductor<'_> {
+    /// Carries out an owner's request, and answers it.
+    pub(super) fn asked(
+        &mut self,
+        connection: Connection,
+        lanes: Lanes,
+        request: Request,
+    ) -> Result<Vec<Action>, NodeError> {
+        let mut actions = Vec::new();
+        // What the owner decides has to outlive this broker.
+        let decides = !matches!(request.question, Question::Status);
+        let answer = match self.permit(&request) {
+            Ok(()) => match request.question {
+                Question::Status => Answer::Status(Box::new(self.status())),
+                Question::Kick { name } => match self.run.kick(&name, self.now()) {
+                    Ok((member, done)) => {
+                        actions = done;
+                        if let Some(member) = self.run.roster().get(member) {
+                            let key = PeerKey::from_bytes(member.identity);
+                            self.known.write().unwrap_or_else(PoisonError::into_inner).remove(&key);
+                        }
+                        Answer::Done { what: format!("{name} is out of the run, and its key cannot come back") }
+                    }
+                    Err(reason) => Answer::Refused { reason },
+                },
+                Question::Revoke { secret } => match self.run.admission_mut().revoke(secret.as_ref()) {
+                    0 => Answer::Refused { reason: "no such ticket is valid".into() },
+                    count => Answer::Done { what: format!("{count} ticket(s) revoked; members stay") },
+                },
+                Question::Invite { seconds, uses } => {
+                    let valid = seconds.map(Duration::from_secs);
+                    let (ticket, invitation) = invite(self.ticket.addr.clone(), TicketRole::Peer, valid, uses);
+                    match self.run.admission_mut().invite(invitation) {
+                        Ok(()) => Answer::Ticket { text: ticket.to_string() },
+                        Err(reason) => Answer::Refused { reason },
+                    }
+                }
+            },
+            Err(reason) => {
+                self.observer.event(Event::TurnedAway { reason: &reason });
+                Answer::Refused { reason }
+            }
+        };
+        if decides {
+            self.persist()?;
+        }
+        tokio::spawn(reply(connection, lanes, answer));
+        Ok(actions)
+    }
+
+    fn permit(&self, request: &Request) -> Result<(), String> {
+        if !self.run.roster().admission().is_owner(&request.secret) {
+            return Err(
+                "this is not the owner's ticket of this run; it is in the run directory, in owner-ticket".into()
+            );
+        }
+        match request.version {
+            VERSION => Ok(()),
+            version => Err(other_version(version)),
+        }
+    }
+
+    fn status(&self) -> RunStatus {
+        let mut status = self.run.status(self.now());
+        let figures = self.store.figures();
+        (status.loss, status.step_s) = figures.last();
+        status.saved = self.store.safe_step();
+        let step_s = status.step_s.or(status.predicted_step_s);
+        status.left_s = step_s.map(|s| s * status.steps.saturating_sub(status.step) as f64);
+        let incidents = figures.incidents();
+        let earlier = incidents.len().saturating_sub(MAX_LISTED);
+        status.more_incidents = earlier as u64;
+        status.incidents = incidents[earlier..]
+            .iter()
+            .map(|i| IncidentStatus {
+                kind: i.kind.clone(),
+                peer: i.peer.clone(),
+                step: i.step,
+                restarted_at: i.restarted_at,
+                pause_s: i.detected_s + i.replanned_s + i.restored_s,
+                lost_work_s: i.lost_work_s,
+            })
+            .collect();
+        if let Some(current) = &self.current {
+            if !self.run.is_training() && !self.run.peers().is_empty() {
+                status.loading = Some(current.loading.progress());
+            }
+            let facts = current.facts();
+            for member in &mut status.members {
+                let Some((place, facts)) = member.peer.map(|p| p as usize).and_then(|p| Some((p, facts.get(p)?)))
+                else {
+                    continue;
+                };
+                let peer = figures.peer(place, facts);
+                member.operators = Some(peer.operators);
+                (member.compute_s, member.predicted_compute_s) = (peer.compute_s, peer.predicted_compute_s);
+            }
+        }
+        status
+    }
+}

@@ -1,0 +1,93 @@
+//! Makes tickets, by the broker's clock.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use fusionllm_protocol::{Admission, Invitation, TicketRole};
+use fusionllm_transport::{PeerAddr, PeerKey, Secret, Ticket};
+
+use super::Entry;
+use super::resume::Identity;
+use super::store::Store;
+use crate::NodeError;
+
+/// Longest that a new ticket may be valid. A later second does not fit a date.
+const MAX_TICKET_S: u64 = 100 * 365 * 24 * 3600;
+
+/// The broker's time in seconds since the Unix epoch.
+pub(super) fn unix_s() -> u64 {
+    // A clock before 1970 is wrong in any case; no ticket has expired then.
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
+}
+
+/// When a ticket expires that is made now, in seconds since the Unix epoch.
+fn expiry(valid: Duration) -> u64 {
+    unix_s().saturating_add(valid.as_secs().min(MAX_TICKET_S))
+}
+
+/// A new ticket for `addr`, and what the roster knows of it.
+pub(super) fn invite(
+    addr: PeerAddr,
+    role: TicketRole,
+    valid: Option<Duration>,
+    uses: Option<u32>,
+) -> (Ticket, Invitation) {
+    let expires = valid.map(expiry);
+    let ticket = Ticket { expires, ..Ticket::new(addr, Secret::generate()) };
+    let invitation = Invitation { expires, uses, ..Invitation::new(role, *ticket.secret.as_bytes()) };
+    (ticket, invitation)
+}
+
+/// Who may come in at a new run: machines with its ticket, and its owner.
+pub(super) fn admission(
+    identity: &Identity,
+    entry: &Entry,
+    allowed: Option<BTreeSet<PeerKey>>,
+) -> Result<Admission, NodeError> {
+    let mut admission = Admission::new(allowed.map(identities));
+    let [peers, owner] = &identity.secrets;
+    let peers = Invitation::new(TicketRole::Peer, *peers.as_bytes());
+    admission
+        .invite(Invitation { expires: entry.valid.map(expiry), uses: entry.uses, ..peers })
+        .and_then(|()| admission.invite(Invitation::new(TicketRole::Owner, *owner.as_bytes())))
+        .map_err(NodeError::State)?;
+    Ok(admission)
+}
+
+/// Who may come in at a run that goes on: those who could before, unless there is another list of keys.
+pub(super) fn renewed(
+    before: &Admission,
+    entry: &Entry,
+    allowed: Option<BTreeSet<PeerKey>>,
+) -> Result<Admission, NodeError> {
+    if entry.valid.is_some() || entry.uses.is_some() {
+        return Err(NodeError::input_with_hint(
+            "the run goes on with the tickets that it has, whose limits stay",
+            "make another ticket with `fusionllm invite` once the broker runs",
+        ));
+    }
+    let mut admission = before.clone();
+    if let Some(keys) = allowed {
+        admission.allow_only(identities(keys));
+    }
+    Ok(admission)
+}
+
+fn identities(keys: BTreeSet<PeerKey>) -> BTreeSet<[u8; 32]> {
+    keys.iter().map(|key| *key.as_bytes()).collect()
+}
+
+/// Writes the ticket for peers, which is returned, and the owner's to the run directory.
+pub(super) fn write_tickets(
+    addr: PeerAddr,
+    identity: &Identity,
+    admission: &Admission,
+    store: &Store,
+) -> Result<Ticket, NodeError> {
+    let [peers, owner] = identity.secrets.clone().map(|secret| {
+        let expires = admission.expires(secret.as_bytes());
+        Ticket { expires, ..Ticket::new(addr.clone(), secret) }
+    });
+    store.tickets(&peers, &owner)?;
+    Ok(peers)
+}
