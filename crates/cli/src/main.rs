@@ -1,6 +1,7 @@
 //! The `fusionllm` command: one trainer of many machines.
 
 mod args;
+mod doctor;
 mod failure;
 mod generate;
 mod graph;
@@ -9,6 +10,7 @@ mod output;
 mod plan;
 mod profile;
 mod progress;
+mod relay;
 mod report;
 mod table;
 mod train;
@@ -62,6 +64,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Train(train) => train::train(train, arguments.json),
         Command::Broker(broker) => train::broker(broker, arguments.json),
         Command::Join(join) => train::join(join, arguments.json),
+        Command::Doctor(args) => doctor::doctor(args, arguments.json),
+        Command::Relay(args) => relay::relay(args, arguments.json),
         Command::Plan(args) => plan::plan(&args, arguments.json),
         Command::Simulate(args) => plan::simulate_file(&args, arguments.json),
         Command::Profile(args) => profile::profile(&args, arguments.json),

@@ -48,7 +48,7 @@ fn plan(job: &Job, run: &RunArgs, peers: Option<usize>) -> Result<Option<Plan>, 
     Plan::from_json(&text).map(|p| Some(p.without_idle())).map_err(|e| fail(&e))
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
     tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
@@ -89,7 +89,7 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
             Peers::Local(names.into_iter().zip(backends.iter().cycle()).map(peer).collect())
         }
     };
-    run(&job, &args.run, json, plan, peers, Some(([127, 0, 0, 1], 0).into()))
+    run(&job, &args.run, json, plan, peers, (Some(([127, 0, 0, 1], 0).into()), Vec::new()))
 }
 
 /// Reads a testbed that this machine can stand in for.
@@ -120,7 +120,7 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     let job = job(&args.run)?;
     let plan = plan(&job, &args.run, args.peers)?;
     let count = plan.as_ref().map_or(args.peers.unwrap_or(2), |p| p.peers.len());
-    run(&job, &args.run, json, plan, Peers::Joiners(count), args.listen)
+    run(&job, &args.run, json, plan, Peers::Joiners(count), (args.listen, args.advertise))
 }
 
 fn run(
@@ -129,12 +129,13 @@ fn run(
     json: bool,
     plan: Option<Plan>,
     peers: Peers,
-    listen: Option<SocketAddr>,
+    (listen, advertise): (Option<SocketAddr>, Vec<SocketAddr>),
 ) -> Result<(), Failure> {
     let mut progress = Progress::new(job, matches!(peers, Peers::Joiners(_)));
     let options = BrokerOptions {
         peers,
         listen,
+        advertise,
         plan,
         directory: args.run_dir.clone(),
         resume: args.resume.as_deref().map(Checkpoint::find).transpose().map_err(NodeError::from)?,
@@ -166,8 +167,8 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// The text of the ticket. Arguments stand in the list of processes, which other users can read.
-fn ticket(argument: Option<String>) -> Result<String, Failure> {
+/// The text of the ticket, from an argument, standard input or the environment. Arguments stand in the list of processes, which other users can read.
+pub(crate) fn ticket(argument: Option<String>) -> Result<String, Failure> {
     match argument.as_deref() {
         Some("-") => {
             let mut line = String::new();

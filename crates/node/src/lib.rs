@@ -7,6 +7,7 @@
 mod broker;
 pub mod config;
 pub mod data;
+pub mod doctor;
 mod error;
 mod files;
 mod machine;
@@ -15,12 +16,15 @@ mod net;
 mod peer;
 pub mod planning;
 pub mod profile;
+mod relay;
 
 pub use broker::{BrokerOptions, Event, LocalPeer, Observer, Peers, conduct};
 pub use error::NodeError;
 #[cfg(test)]
 pub(crate) use error::printed;
 pub use files::{DiskError, checkpoint, run_dir, weights};
+pub use fusionllm_transport::{Relay, RelayUrl};
 pub use machine::memory;
 pub use model::{SavedModel, check, export, generate, imported};
 pub use peer::{JoinOptions, join};
+pub use relay::{RelayCommand, relay};

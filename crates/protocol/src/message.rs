@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, ValueId};
@@ -8,7 +9,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 6;
+pub const VERSION: u32 = 7;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -136,6 +137,8 @@ pub enum FromPeer {
         with: MemberId,
         /// The links there and back, or `None` if the two cannot reach each other.
         links: Option<(Link, Link)>,
+        /// Whether packets between the two go through a relay.
+        relayed: bool,
     },
     /// All tensors of an assignment are loaded, and its other peers are connected.
     Ready {
@@ -199,6 +202,14 @@ pub enum FromPeer {
     },
     /// The peer wants to leave. It goes on until the broker sends [`ToPeer::Stop`].
     Leaving,
+    /// The first message of a machine that only looks whether it could join. The answer is [`ToPeer::Welcome`], and
+    /// then the sender measures the link with [`Probe`] frames. It never becomes a member.
+    Visit {
+        /// [`VERSION`].
+        version: u32,
+        /// The ticket's secret.
+        secret: [u8; 16],
+    },
 }
 
 /// How far a peer has come.
@@ -378,6 +389,13 @@ pub enum ToPeer {
     Stop {
         /// Why; empty after a regular end.
         reason: String,
+    },
+    /// The answer to [`FromPeer::Visit`].
+    Welcome {
+        /// The address from which the visitor's packets arrive; `None` through a relay.
+        seen_as: Option<SocketAddr>,
+        /// The broker's clock, in seconds since the Unix epoch.
+        clock_s: f64,
     },
 }
 

@@ -86,7 +86,8 @@ fn messages_round_trip() {
         FromPeer::Heartbeat(Heartbeat { generation: 2, progress: 70, waits_for: Some(MemberId(1)) }),
         FromPeer::Kept { step: 4 },
         FromPeer::Mirrored { step: 4, of: MemberId(0) },
-        FromPeer::Links { with: MemberId::BROKER, links: None },
+        FromPeer::Links { with: MemberId::BROKER, links: None, relayed: true },
+        FromPeer::Visit { version: VERSION, secret: [7; 16] },
         FromPeer::Leaving,
         FromPeer::Report { pass: 1, report: 0, micro_batch: 2, value: f64::INFINITY },
         FromPeer::Norms { pass: u64::MAX, squared_norms: vec![(ValueId(4), 0.25)] },
@@ -108,6 +109,8 @@ fn messages_round_trip() {
         ToPeer::Contacts(assignment().peers),
         ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
         ToPeer::Stop { reason: String::new() },
+        ToPeer::Welcome { seen_as: Some(([192, 0, 2, 1], 4433).into()), clock_s: 1.8e9 },
+        ToPeer::Welcome { seen_as: None, clock_s: 1.8e9 },
     ] {
         round_trip(m);
     }
@@ -140,7 +143,7 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_6() {
+fn the_layout_of_version_7() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2 }), [5, 0xac, 2, 7, 0, 2]);
     assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [11, 2, b'n', b'o']);
@@ -149,7 +152,7 @@ fn the_layout_of_version_6() {
         encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
         [1, 1, 0, 5, 1, 0]
     );
-    assert_eq!(VERSION, 6);
+    assert_eq!(VERSION, 7);
 }
 
 /// A peer takes the plan's versions one after another.

@@ -13,6 +13,8 @@ fn help() {
         &["train"],
         &["broker"],
         &["join"],
+        &["doctor"],
+        &["relay"],
         &["plan"],
         &["simulate"],
         &["profile"],

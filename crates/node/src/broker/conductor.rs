@@ -17,11 +17,12 @@ use super::feeds::Feeds;
 use super::generation::Generation;
 use super::incoming::{Incoming, KnownKeys};
 use super::keeper::KeeperEvent;
-use super::links::{Links, refuse};
+use super::links::Links;
 use super::observer::{Event, Observer};
 use super::origin::Origin;
 use super::planner::{PlannerThread, Proposal, Request};
 use super::store::Store;
+use super::visitors::refuse;
 use crate::NodeError;
 use crate::data::Dataset;
 

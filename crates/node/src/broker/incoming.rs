@@ -8,12 +8,14 @@ use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_protocol::{
     BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, TensorKey, decode,
 };
-use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
+use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver, Secret};
 use tokio::sync::{Semaphore, mpsc};
 
 use super::keeper::{Inbox, KeeperEvent, SavedTensor};
 use super::planner::Proposal;
+use super::visitors::Visitors;
 use crate::NodeError;
+use crate::machine::interrupts::Interrupts;
 use crate::net;
 use crate::net::probe::answer_probes;
 
@@ -57,39 +59,30 @@ pub(super) enum Incoming {
 
 /// Reports Ctrl-C and SIGTERM.
 pub(super) async fn interrupts(events: mpsc::UnboundedSender<Incoming>) {
-    #[cfg(unix)]
-    let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-        Ok(signal) => signal,
-        Err(_) => return,
-    };
-    loop {
-        #[cfg(unix)]
-        tokio::select! {
-            result = tokio::signal::ctrl_c() => if result.is_err() { return },
-            _ = terminate.recv() => {}
-        }
-        #[cfg(not(unix))]
-        if tokio::signal::ctrl_c().await.is_err() {
-            return;
-        }
-        if events.send(Incoming::Interrupt).is_err() {
-            return;
-        }
-    }
+    let Ok(mut interrupts) = Interrupts::new() else { return };
+    while interrupts.next().await.is_ok() && events.send(Incoming::Interrupt).is_ok() {}
 }
 
 /// The keys of members, which may measure their links to the broker.
 pub(super) type KnownKeys = Arc<RwLock<BTreeSet<PeerKey>>>;
 
 /// Accepts connections: those of joiners are reported, those of members measure links.
-pub(super) async fn accept(endpoint: Endpoint, known: KnownKeys, events: mpsc::UnboundedSender<Incoming>) {
+///
+/// `secret` is the ticket's, which visitors must show.
+pub(super) async fn accept(
+    endpoint: Endpoint,
+    known: KnownKeys,
+    secret: Secret,
+    events: mpsc::UnboundedSender<Incoming>,
+) {
     let places = Arc::new(Semaphore::new(MAX_STRANGERS));
+    let visitors = Visitors::new(secret);
     let mut number = 0;
     while let Some((connection, mut lanes)) = endpoint.accept().await {
         // The semaphore is never closed.
         let Ok(place) = places.clone().acquire_owned().await else { return };
         number += 1;
-        let (known, events) = (known.clone(), events.clone());
+        let (known, visitors, events) = (known.clone(), visitors.clone(), events.clone());
         tokio::spawn(async move {
             let first = async {
                 let frame = lanes.control.next().await.ok()??;
@@ -97,9 +90,15 @@ pub(super) async fn accept(endpoint: Endpoint, known: KnownKeys, events: mpsc::U
             };
             let first = tokio::time::timeout(HELLO_TIMEOUT, first).await.ok().flatten().unwrap_or_default();
             drop(place);
-            if let Ok(FromPeer::Hello(hello)) = decode(&first) {
-                let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
-                return;
+            match decode(&first) {
+                Ok(FromPeer::Hello(hello)) => {
+                    let _ = events.send(Incoming::Hello(number, connection, Box::new(lanes), hello));
+                    return;
+                }
+                Ok(FromPeer::Visit { version, secret }) => {
+                    return visitors.receive(connection, lanes, version, secret).await;
+                }
+                _ => {}
             }
             let is_member = known.read().unwrap_or_else(PoisonError::into_inner).contains(&connection.peer());
             match decode(&first) {

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::incoming::{Incoming, SavedShare, receive_bulk, receive_control};
 use super::keeper::Inbox;
 use crate::NodeError;
-use crate::net::{self, Outbox};
+use crate::net::Outbox;
 
 /// How long a machine that was sent away may take to hang up.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
@@ -93,13 +93,4 @@ impl Links {
         };
         std::mem::take(&mut self.0).into_values().map(wait).collect::<JoinSet<()>>().join_all().await;
     }
-}
-
-/// Tells a stranger why it may not join, and waits a moment until it hangs up.
-pub(super) async fn refuse(connection: Connection, lanes: Lanes, reason: String) {
-    if net::send_control(&connection, &ToPeer::Refused { reason }).await.is_ok() {
-        let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
-    }
-    connection.close("refused");
-    drop(lanes);
 }

@@ -16,17 +16,18 @@ mod observer;
 mod origin;
 mod planner;
 mod store;
+mod visitors;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use conductor::Conductor;
 use feeds::Feeds;
 use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Scheduler};
 use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
-use fusionllm_transport::{Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
+use fusionllm_transport::{Endpoint, EndpointOptions, NoRelay, Relay, Secret, SecretKey, Ticket};
 use incoming::{Incoming, accept, interrupts};
 use links::Links;
 use local::{Children, LocalPeers};
@@ -47,12 +48,17 @@ use crate::model::imported::ImportedModel;
 use crate::model::{Model, models};
 use crate::planning::{Planned, place, plan_blind, plan_for};
 
+/// How long a broker waits for its relay before it prints the ticket.
+const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How to conduct a run.
 pub struct BrokerOptions {
     /// Who takes part.
     pub peers: Peers,
     /// Where to listen; `None` for every interface and a free port.
     pub listen: Option<SocketAddr>,
+    /// Addresses that lead to this machine but belong to none of its interfaces, such as a router's forwarded port.
+    pub advertise: Vec<SocketAddr>,
     /// A plan to carry out instead of making one. Joiners must use its peers' names. A peer without a stage may be
     /// absent.
     pub plan: Option<Plan>,
@@ -101,7 +107,7 @@ pub async fn conduct(
     options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<TrainingProgress, NodeError> {
-    let BrokerOptions { peers, listen, plan, directory, resume } = options;
+    let BrokerOptions { peers, listen, advertise, plan, directory, resume } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
     // All input is checked before anybody waits and before anything is written.
@@ -139,7 +145,11 @@ pub async fn conduct(
     observer.event(Event::Opened { directory: store.directory() });
     let secret_key = SecretKey::generate();
     let pinned = matches!(peers, Peers::Emulated { .. });
-    let endpoint = Endpoint::bind(EndpointOptions { secret_key, listen, pinned, ..EndpointOptions::new() }).await?;
+    // Processes of this machine need no relay.
+    let relay = if matches!(peers, Peers::Joiners(_)) { job.network.relay.clone() } else { Relay::None };
+    let endpoint = EndpointOptions { secret_key, listen, advertise, relay, pinned, ..EndpointOptions::new() };
+    let endpoint = Endpoint::bind(endpoint).await?;
+    meet_relay(&endpoint).await?;
     let preparation = Preparation { job, data, feeds, origin: Arc::new(Origin { source, weights }), endpoint };
     let endpoint = preparation.endpoint.clone();
     let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
@@ -147,6 +157,18 @@ pub async fn conduct(
     let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
     endpoint.close(&reason).await;
     result
+}
+
+/// Waits for the connection to the relay, at which joiners will meet this machine. A relay that is down for a moment
+/// does not keep the run from starting. One that nobody has chosen yet cannot stand in the ticket.
+async fn meet_relay(endpoint: &Endpoint) -> Result<(), NodeError> {
+    match endpoint.online(RELAY_TIMEOUT).await {
+        Err(e @ NoRelay::Unreachable { .. }) if endpoint.addr().relay.is_some() => {
+            tracing::warn!("{e}; only machines that reach this one directly can join until it is back");
+            Ok(())
+        }
+        result => Ok(result?),
+    }
 }
 
 /// Replaces `micro_batch = "auto"` by the size that the given plan or the resumed run uses, if there is one.
@@ -283,7 +305,7 @@ impl Preparation {
         let run = Run::new(options, Roster::new(places, *ticket.secret.as_bytes()));
 
         let known = incoming::KnownKeys::default();
-        tokio::spawn(accept(endpoint, known.clone(), events.clone()));
+        tokio::spawn(accept(endpoint, known.clone(), ticket.secret.clone(), events.clone()));
         tokio::spawn(interrupts(events.clone()));
         let planner = course.planner(&job)?;
         let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, planner.testbed.clone(), &ticket)?;

@@ -1,5 +1,7 @@
-//! What this machine gives to a run: its memory and its threads.
+//! What this machine gives to a run: its memory, its disk and its threads.
 
+pub(crate) mod disk;
+pub(crate) mod interrupts;
 pub mod memory;
 
 use crate::NodeError;

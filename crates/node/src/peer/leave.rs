@@ -4,24 +4,12 @@ use std::sync::Arc;
 
 use super::events::Event;
 use super::shared::Shared;
+use crate::machine::interrupts::Interrupts;
 
 /// Reports every request to leave.
 pub(super) async fn interrupts(shared: Arc<Shared>) {
-    #[cfg(unix)]
-    let mut terminate = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-        Ok(signal) => signal,
-        Err(_) => return,
-    };
-    loop {
-        #[cfg(unix)]
-        tokio::select! {
-            result = tokio::signal::ctrl_c() => if result.is_err() { return },
-            _ = terminate.recv() => {}
-        }
-        #[cfg(not(unix))]
-        if tokio::signal::ctrl_c().await.is_err() {
-            return;
-        }
+    let Ok(mut interrupts) = Interrupts::new() else { return };
+    while interrupts.next().await.is_ok() {
         shared.send(Event::Interrupt);
     }
 }

@@ -81,9 +81,10 @@ pub struct JoinOptions {
 /// The broker cannot be reached, refuses this peer, or stops the run.
 pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
     let (allowed, pinned) = (Allowed::Only(BTreeSet::new()), options.pinned);
+    let relay = options.ticket.relay();
     let endpoint =
-        Endpoint::bind(EndpointOptions { allowed, listen: pinned, pinned: pinned.is_some(), ..EndpointOptions::new() })
-            .await?;
+        EndpointOptions { allowed, listen: pinned, pinned: pinned.is_some(), relay, ..EndpointOptions::new() };
+    let endpoint = Endpoint::bind(endpoint).await?;
     let result = take_part(&endpoint, options).await;
     let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
     endpoint.close(&reason).await;
