@@ -118,6 +118,17 @@ mod tests {
             problems: vec![Problem { what: "it is slow".into(), advice: "make it faster".into() }],
         };
         insta::assert_snapshot!(text(&findings), @r"
+        addresses  192.168.1.2
+        router     others see 203.0.113.7, with the same port: hole punching works
+        relay      http://192.0.2.1:3340: works
+        broker     reached through the relay: 8 Mbps to it, 40 Mbps from it, 25 ms round trip
+        clock      4.00 ms behind the broker's
+        backend    odd does not work
+        memory     8 GiB free
+        disk       unknown
+
+        problem: it is slow
+          do: make it faster
         ");
     }
 }

@@ -21,7 +21,7 @@ pub struct RelayOptions {
     /// The TCP and UDP address to listen on; port 0 picks a free one.
     pub listen: SocketAddr,
     /// Only peers that know this secret may use the relay. It travels unencrypted in the first request. Whoever reads
-    /// it there can use the relay, but cannot join a run.
+    /// it there can use the relay, but cannot join a run. The UDP port needs no secret: it only tells callers their address.
     pub secret: Secret,
     /// The keys that may use the relay.
     pub allowed: Allowed,

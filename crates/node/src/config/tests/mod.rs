@@ -102,7 +102,9 @@ fn a_relay_is_a_word_or_a_url() {
         let job = job(&format!("[network]\nrelay = {relay:?}")).unwrap();
         assert!(job.to_toml().unwrap().ends_with(&format!("[network]\nrelay = {relay:?}\n")));
     }
-    assert_snapshot!(printed(&job("[network]\nrelay = \"yes\"").unwrap_err().into()), @r#"
+    assert_snapshot!(printed(job("[network]\nrelay = \"yes\"").unwrap_err()), @r#"
+    job.toml:2:9: `network.relay` cannot be "yes"
+    hint: write "none", "default", or the URL that `fusionllm relay` prints
     "#);
 }
 
