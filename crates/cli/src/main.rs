@@ -42,7 +42,8 @@ fn keep_freed_memory() {
 fn main() -> ExitCode {
     keep_freed_memory();
     let arguments = Arguments::parse();
-    let level = std::env::var("FUSIONLLM_LOG").unwrap_or_else(|_| "warn".into());
+    // A relay would warn of every machine that leaves.
+    let level = std::env::var("FUSIONLLM_LOG").unwrap_or_else(|_| "warn,iroh_relay::server=error".into());
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
         .with_writer(std::io::stderr)

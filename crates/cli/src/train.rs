@@ -117,6 +117,10 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     if args.peers == Some(0) {
         return Err(Failure::input("--peers 0: a run needs at least one peer"));
     }
+    if let Some(addr) = args.advertise.iter().find(|addr| addr.port() == 0 || addr.ip().is_unspecified()) {
+        return Err(Failure::input(format!("--advertise {addr}: no machine can connect to that address"))
+            .hint("give the address and port that lead here from outside, and the port here with --listen"));
+    }
     let job = job(&args.run)?;
     let plan = plan(&job, &args.run, args.peers)?;
     let count = plan.as_ref().map_or(args.peers.unwrap_or(2), |p| p.peers.len());

@@ -37,8 +37,8 @@ pub async fn relay(
     let interrupts = Interrupts::new().map_err(|e| NodeError::State(format!("cannot wait for signals: {e}")));
     let mut interrupts = interrupts?;
     let server = serve(RelayOptions { listen, secret, allowed: Allowed::Any }).await?;
-    let host = with_port(host.unwrap_or_else(|| guess(listen.ip()).to_string()), server.addr().port());
-    let url = server.url(&host).map_err(|_| {
+    let host = host.unwrap_or_else(|| guess(listen.ip()).to_string());
+    let url = server.url(&with_port(&host, server.addr().port())).map_err(|_| {
         let hint = "give the name or address by which other machines reach this one, such as relay.example.org";
         NodeError::input_with_hint(format!("--host {host:?} is not a host"), hint)
     })?;
@@ -49,11 +49,11 @@ pub async fn relay(
 }
 
 /// The host with a port.
-fn with_port(host: String, port: u16) -> String {
+fn with_port(host: &str, port: u16) -> String {
     match host.parse::<IpAddr>() {
         Ok(ip) => SocketAddr::new(ip, port).to_string(),
         // An IPv6 address in brackets has colons of its own.
-        Err(_) if host.rsplit(']').next().is_some_and(|end| end.contains(':')) => host,
+        Err(_) if host.rsplit(']').next().is_some_and(|end| end.contains(':')) => host.to_owned(),
         Err(_) => format!("{host}:{port}"),
     }
 }
@@ -127,7 +127,7 @@ mod tests {
 
     #[test]
     fn a_host_gets_the_port_unless_it_has_one() {
-        let at = |host: &str| with_port(host.to_owned(), 3340);
+        let at = |host| with_port(host, 3340);
         assert_eq!(at("relay.example.org"), "relay.example.org:3340");
         assert_eq!(at("relay.example.org:80"), "relay.example.org:80");
         assert_eq!(at("192.0.2.7"), "192.0.2.7:3340");

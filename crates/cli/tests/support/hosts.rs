@@ -83,6 +83,7 @@ impl Hosts {
 
     /// Limits a host's outgoing traffic to `rate` Mbps by a token bucket of the kernel. The queue takes 100 ms, as in
     /// the emulator. False if the kernel has no token buckets.
+    #[allow(dead_code, reason = "not all that include this need it")]
     pub(crate) fn limit_from(&self, host: usize, rate: f64) -> bool {
         shape(&self.name(&host.to_string()), "eth0", rate)
     }

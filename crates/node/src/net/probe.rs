@@ -64,11 +64,8 @@ pub(crate) async fn probe(endpoint: &Endpoint, to: &PeerAddr, patience: f64) -> 
 /// A connection through a relay may soon become direct, so the measurement waits for that, but not for long.
 pub(crate) async fn probe_on(connection: &Connection, lanes: &mut Lanes, patience: f64) -> Result<Probed, NodeError> {
     let measured = async {
-        let met = connection.path();
         let mut path = connection.settled(SETTLING).await;
-        if (met, path) == (PathKind::Relayed, PathKind::Direct) {
-            tracing::info!("this machine and another met through the relay and then found a direct path");
-        }
+        tracing::info!(?path, at = ?connection.remote_addr(), "measuring the link to {}", connection.peer());
         let (mut there, mut back) = measure(connection, lanes, patience).await?;
         if path != connection.path() {
             path = connection.path();

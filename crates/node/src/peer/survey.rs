@@ -36,9 +36,8 @@ pub(super) async fn measure_links(
         Some(addr) => probe(&shared.endpoint, &addr, patience_s).await,
         None => Err(NodeError::Protocol("the broker has not told its address".into())),
     };
-    match &probed {
-        Ok(probed) => tracing::info!(relayed = probed.relayed, "measured the link to {with}"),
-        Err(e) => tracing::warn!("no link to {with}: {}", e.one_line()),
+    if let Err(e) = &probed {
+        tracing::warn!("no link to {with}: {}", e.one_line());
     }
     let probed = probed.ok();
     let relayed = probed.is_some_and(|probed| probed.relayed);
