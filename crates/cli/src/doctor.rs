@@ -122,7 +122,7 @@ mod tests {
         router     others see 203.0.113.7, with the same port: hole punching works
         relay      http://192.0.2.1:3340: works
         broker     reached through the relay: 8 Mbps to it, 40 Mbps from it, 25 ms round trip
-        clock      4.00 ms behind the broker's
+        clock      4 ms behind the broker's
         backend    odd does not work
         memory     8 GiB free
         disk       unknown

@@ -39,11 +39,13 @@ fn keep_freed_memory() {
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS) };
 }
 
+/// What is logged. A relay would warn of every machine that leaves, and iroh complains when it stops using a relay.
+const LEVELS: &str = "warn,iroh_relay::server=error,iroh::socket::transports::relay=off";
+
 fn main() -> ExitCode {
     keep_freed_memory();
     let arguments = Arguments::parse();
-    // A relay would warn of every machine that leaves.
-    let level = std::env::var("FUSIONLLM_LOG").unwrap_or_else(|_| "warn,iroh_relay::server=error".into());
+    let level = std::env::var("FUSIONLLM_LOG").unwrap_or_else(|_| LEVELS.into());
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
         .with_writer(std::io::stderr)

@@ -91,7 +91,8 @@ impl Atlas {
                     direct.push(DirectLink { from: to, to: from, link: *back });
                 }
                 None => notes.push(format!(
-                    "{} and {} cannot reach each other; check that no firewall blocks UDP between them",
+                    "{} and {} cannot reach each other; check that no firewall blocks UDP between them, or name a relay in the \
+                     job: [network] relay",
                     name(a),
                     name(b)
                 )),
