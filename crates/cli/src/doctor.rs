@@ -43,7 +43,7 @@ fn text(findings: &Findings) -> String {
         ips.into_iter().collect::<Vec<_>>().join(", ")
     };
     let mut lines = vec![format!("addresses  {}", list(addresses))];
-    lines.push(format!("router     {}", describe(*nat, &list(seen_as))));
+    lines.push(format!("router     {}", describe(*nat, &list(seen_as), relay.is_some())));
     if let Some(relay) = relay {
         let url = relay.url.as_deref().unwrap_or("none of the public ones");
         lines.push(format!("relay      {url}: {}", if relay.works { "works" } else { "does not work" }));
@@ -66,12 +66,13 @@ fn text(findings: &Findings) -> String {
     lines.join("\n") + "\n"
 }
 
-fn describe(nat: Nat, seen_as: &str) -> String {
+fn describe(nat: Nat, seen_as: &str, asked_relay: bool) -> String {
     match nat {
         Nat::None => "none; others reach this machine at its own address".to_owned(),
         Nat::SamePort => format!("others see {seen_as}, with the same port: hole punching works"),
         Nat::PortPerPeer => format!("others see {seen_as}, each with another port: hole punching seldom works"),
         Nat::Unclear => format!("others see {seen_as}; its kind takes a relay and a broker to tell"),
+        Nat::Unknown if asked_relay => "the relay sees none; a ticket tells more".to_owned(),
         Nat::Unknown => "unknown; give a ticket or --relay to find out".to_owned(),
     }
 }

@@ -5,7 +5,7 @@
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::{ChildStderr, Command, Stdio};
 
 use hosts::{Hosts, Nat, Running};
 use requirements::Missing;
@@ -17,6 +17,7 @@ mod requirements;
 
 requirements::main!(
     peers_behind_routers_meet_at_the_relay_and_then_connect_directly,
+    a_broker_behind_a_router_is_found_at_the_relay,
     a_run_through_the_relay_outlives_its_restart
 );
 
@@ -93,10 +94,10 @@ impl World {
         (process, started["url"].as_str().unwrap().to_owned())
     }
 
-    /// Starts the broker, and returns it with its ticket.
-    fn broker(&self, relay: &str, steps: &str) -> (Followed<std::process::ChildStderr>, String) {
-        let mut command = self.hosts.on(0, FUSIONLLM);
-        command.args(["broker", "--peers", "2", "--steps", steps, "--run-dir"]).arg(self.path("run")).args(JOB);
+    /// Starts the broker on a host, and returns it with its ticket.
+    fn broker(&self, host: usize, peers: &str, relay: &str, steps: &str) -> (Followed<ChildStderr>, String) {
+        let mut command = self.hosts.on(host, FUSIONLLM);
+        command.args(["broker", "--peers", peers, "--steps", steps, "--run-dir"]).arg(self.path("run")).args(JOB);
         command.arg(format!("--set=network.relay={relay}")).arg("--set=plan.scheduler=equal-compute");
         // Links are measured for this codec, which at a ratio of 1 changes nothing.
         command.args(["--set=compression.name=adatopk", "--set=compression.ratio=1"]);
@@ -107,15 +108,18 @@ impl World {
         (broker, line.split_whitespace().last().unwrap().to_owned())
     }
 
-    /// Starts the joiners. What they log is in the files `joiner-0` and `joiner-1`.
+    /// Starts both joiners.
     fn join(&self, ticket: &str) -> [Running; 2] {
-        [0, 1].map(|i| {
-            let name = format!("joiner-{i}");
-            let log = File::create(self.path(&name)).unwrap();
-            let mut command = self.hosts.on(self.joiners[i], FUSIONLLM);
-            command.args(["join", ticket, "--name", &name]).env("FUSIONLLM_LOG", "fusionllm_node=info");
-            Running(command.stdout(Stdio::null()).stderr(log).spawn().unwrap())
-        })
+        [0, 1].map(|i| self.join_as(i, ticket))
+    }
+
+    /// Starts a joiner. What it logs is in the file `joiner-0` or `joiner-1`.
+    fn join_as(&self, i: usize, ticket: &str) -> Running {
+        let name = format!("joiner-{i}");
+        let log = File::create(self.path(&name)).unwrap();
+        let mut command = self.hosts.on(self.joiners[i], FUSIONLLM);
+        command.args(["join", ticket, "--name", &name]).env("FUSIONLLM_LOG", "fusionllm_node=info");
+        Running(command.stdout(Stdio::null()).stderr(log).spawn().unwrap())
     }
 
     fn logs(&self) -> String {
@@ -156,14 +160,14 @@ fn losses(run: &Path) -> Vec<serde_json::Value> {
 /// Without the relay they do not reach each other at all, so that is where they meet.
 fn peers_behind_routers_meet_at_the_relay_and_then_connect_directly() -> Result<(), Missing> {
     let world = World::make(Nat::SamePort)?;
-    let (mut broker, ticket) = world.broker("none", "40");
+    let (mut broker, ticket) = world.broker(0, "2", "none", "40");
     let joiners = world.join(&ticket);
     broker.wait_for("error: cluster: no link leads from joiner-");
     drop((broker, joiners));
     std::fs::remove_dir_all(world.path("run")).unwrap();
 
     let (relay, url) = world.relay();
-    let (broker, ticket) = world.broker(&url, "40");
+    let (broker, ticket) = world.broker(0, "2", &url, "40");
 
     let found = world.doctor(&ticket);
     assert_eq!((&found["nat"], &found["broker"]["relayed"]), (&"same-port".into(), &false.into()), "{found}");
@@ -186,10 +190,23 @@ fn peers_behind_routers_meet_at_the_relay_and_then_connect_directly() -> Result<
     Ok(())
 }
 
+fn a_broker_behind_a_router_is_found_at_the_relay() -> Result<(), Missing> {
+    let world = World::make(Nat::SamePort)?;
+    let (relay, url) = world.relay();
+    let (broker, ticket) = world.broker(world.joiners[0], "1", &url, "10");
+    let mut joiner = world.join_as(1, &ticket);
+    let said = broker.end();
+    assert!(joiner.0.wait().unwrap().success(), "{said}");
+    let log = std::fs::read_to_string(world.path("joiner-1")).unwrap();
+    assert!(log.contains("path=Direct at=Some(10.77.0.2:"), "{log}");
+    drop(relay);
+    Ok(())
+}
+
 fn a_run_through_the_relay_outlives_its_restart() -> Result<(), Missing> {
     let world = World::make(Nat::PortPerPeer)?;
     let (relay, url) = world.relay();
-    let (mut broker, ticket) = world.broker(&url, "600");
+    let (mut broker, ticket) = world.broker(0, "2", &url, "600");
     let found = world.doctor(&ticket);
     assert_eq!(found["nat"], "port-per-peer", "{found}");
 

@@ -30,6 +30,9 @@ const MAX_CLOCK_DIFFERENCE_S: f64 = 60.0;
 /// Less free memory or disk than this suffices for examples only.
 const LITTLE: u64 = 1 << 30;
 
+/// What to do about a router that gives each peer another port.
+const OPEN_NAT: &str = "if the router lets you, switch its NAT to \"full cone\" or \"endpoint-independent\"";
+
 /// What is to be looked at.
 pub struct DoctorOptions {
     /// The ticket of a run that this machine may join.
@@ -149,14 +152,9 @@ pub async fn examine(options: DoctorOptions) -> Result<Findings, NodeError> {
     endpoint.close("the examination is over").await;
     problems.extend(broker.as_ref().map_or(Vec::new(), |broker| doubts(broker, nat)));
     if nat == Nat::PortPerPeer && broker.as_ref().is_none_or(|broker| !broker.relayed) {
-        problems.push(Problem {
-            what:
-                "the router shows another port to each machine, so others behind routers reach this one only through \
-                   a relay"
-                    .into(),
-            advice: "forward a UDP port on the router, or switch its NAT to \"full cone\" or \"endpoint-independent\""
-                .into(),
-        });
+        let what = "the router shows another port to each machine, so others behind routers reach this one only through a \
+                    relay";
+        problems.push(Problem { what: what.into(), advice: OPEN_NAT.into() });
     }
     let tried = tokio::task::spawn_blocking(try_backends).await.map_err(|e| NodeError::State(e.to_string()))?;
     let (backends, failures) = tried;
@@ -248,13 +246,14 @@ fn unreachable(e: &NodeError, has_relay: bool) -> Problem {
 fn doubts(broker: &BrokerFindings, nat: Nat) -> Vec<Problem> {
     let mut problems = Vec::new();
     if broker.relayed {
+        let open_broker = "forward a UDP port to the broker on its router, and start it with --listen and --advertise";
         let advice = match nat {
-            Nat::PortPerPeer => "this machine's router gives each peer another port; forward a UDP port on it",
-            _ => "forward a UDP port to the broker on its router and start it with --listen and --advertise",
+            Nat::PortPerPeer => format!("{OPEN_NAT}; or {open_broker}"),
+            _ => open_broker.to_owned(),
         };
         problems.push(Problem {
             what: "the broker is reached only through the relay, which makes the link slower".into(),
-            advice: advice.into(),
+            advice,
         });
     }
     let ahead = broker.clock_ahead_s;
