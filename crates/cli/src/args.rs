@@ -35,6 +35,10 @@ pub(crate) enum Command {
     Revoke(RevokeArgs),
     /// Print the public key of this machine, for a run's list of allowed keys.
     Identity(IdentityArgs),
+    /// Say how this machine can be reached, what works on it, and what to do about the rest.
+    Doctor(DoctorArgs),
+    /// Run a relay server, at which machines behind routers meet.
+    Relay(RelayArgs),
     /// Cut a job's model over the devices of a testbed and predict the step time.
     Plan(PlanArgs),
     /// Simulate a saved plan; draw one step, or write it as a trace.
@@ -112,6 +116,10 @@ pub(crate) struct BrokerArgs {
     #[arg(long, value_name = "ADDR")]
     pub(crate) listen: Option<SocketAddr>,
 
+    /// Address and port that lead here from outside, such as a router's forwarded port; may be repeated.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) advertise: Vec<SocketAddr>,
+
     #[command(flatten)]
     pub(crate) limits: TicketLimits,
 
@@ -169,6 +177,31 @@ pub(crate) struct RevokeArgs {
 pub(crate) struct IdentityArgs {
     /// The identity's file. If there is none, a new identity is written there.
     pub(crate) file: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct DoctorArgs {
+    /// The ticket of a run, to try the link to its broker; `-` reads it from standard input.
+    pub(crate) ticket: Option<String>,
+
+    /// Without a ticket: the relay to try, a URL or "default".
+    #[arg(long, value_name = "URL", conflicts_with = "ticket")]
+    pub(crate) relay: Option<String>,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RelayArgs {
+    /// Address and port to listen on, with TCP and UDP; port 0 picks a free one.
+    #[arg(long, value_name = "ADDR", default_value = "0.0.0.0:3340")]
+    pub(crate) listen: SocketAddr,
+
+    /// Name or address by which other machines reach the relay [default: this machine's address].
+    #[arg(long, value_name = "NAME[:PORT]")]
+    pub(crate) host: Option<String>,
+
+    /// Keep the relay's secret in this file, so that its URL stays the same; a missing file is made.
+    #[arg(long, value_name = "FILE")]
+    pub(crate) secret: Option<PathBuf>,
 }
 
 #[derive(Debug, Args)]

@@ -104,7 +104,8 @@ impl From<NodeError> for Failure {
             | NodeError::Import(_)
             | NodeError::Graph(_)
             | NodeError::Plan(_)
-            | NodeError::Bind(_) => Self::Input(report),
+            | NodeError::Bind(_)
+            | NodeError::Relay(_) => Self::Input(report),
             NodeError::RunDir(RunDirError::Disk(_))
             | NodeError::Checkpoint(CheckpointError::Disk(_) | CheckpointError::Unexpected { .. }) => {
                 Self::Running(report)

@@ -1,6 +1,7 @@
 //! The `fusionllm` command: one trainer of many machines.
 
 mod args;
+mod doctor;
 mod failure;
 mod generate;
 mod graph;
@@ -10,6 +11,7 @@ mod owner;
 mod plan;
 mod profile;
 mod progress;
+mod relay;
 mod report;
 mod table;
 mod train;
@@ -38,10 +40,13 @@ fn keep_freed_memory() {
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS) };
 }
 
+/// What is logged. A relay would warn of every machine that leaves, and iroh complains when it stops using a relay.
+const LEVELS: &str = "warn,iroh_relay::server=error,iroh::socket::transports::relay=off";
+
 fn main() -> ExitCode {
     keep_freed_memory();
     let arguments = Arguments::parse();
-    let level = std::env::var("FUSIONLLM_LOG").unwrap_or_else(|_| "warn".into());
+    let level = std::env::var("FUSIONLLM_LOG").unwrap_or_else(|_| LEVELS.into());
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
         .with_writer(std::io::stderr)
@@ -68,6 +73,8 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Invite(args) => owner::invite(&args, arguments.json),
         Command::Revoke(args) => owner::revoke(&args, arguments.json),
         Command::Identity(args) => owner::identity(&args, arguments.json),
+        Command::Doctor(args) => doctor::doctor(args, arguments.json),
+        Command::Relay(args) => relay::relay(args, arguments.json),
         Command::Plan(args) => plan::plan(&args, arguments.json),
         Command::Simulate(args) => plan::simulate_file(&args, arguments.json),
         Command::Profile(args) => profile::profile(&args, arguments.json),

@@ -86,7 +86,8 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
             Peers::Local(names.into_iter().zip(backends.iter().cycle()).map(peer).collect())
         }
     };
-    run(&job, &args.run, json, plan, peers, Some(([127, 0, 0, 1], 0).into()), Entry::default())
+    let listen = (Some(([127, 0, 0, 1], 0).into()), Vec::new());
+    run(&job, &args.run, json, plan, peers, listen, Entry::default())
 }
 
 /// Reads a testbed that this machine can stand in for.
@@ -114,12 +115,16 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     if args.peers == Some(0) {
         return Err(Failure::input("--peers 0: a run needs at least one peer"));
     }
+    if let Some(addr) = args.advertise.iter().find(|addr| addr.port() == 0 || addr.ip().is_unspecified()) {
+        return Err(Failure::input(format!("--advertise {addr}: no machine can connect to that address"))
+            .hint("give the address and port that lead here from outside, and the port here with --listen"));
+    }
     let job = job(&args.run)?;
     let plan = plan(&job, &args.run, args.peers)?;
     let left = args.run.resume.as_deref().map(Resume::find).transpose()?.and_then(|r| r.peers());
     let count = plan.as_ref().map_or(args.peers.or(left).unwrap_or(2), |p| p.peers.len());
     let entry = Entry { valid: args.limits.ticket_expires, uses: args.limits.ticket_uses, allow: args.allow };
-    run(&job, &args.run, json, plan, Peers::Joiners(count), args.listen, entry)
+    run(&job, &args.run, json, plan, Peers::Joiners(count), (args.listen, args.advertise), entry)
 }
 
 fn run(
@@ -128,13 +133,14 @@ fn run(
     json: bool,
     plan: Option<Plan>,
     peers: Peers,
-    listen: Option<SocketAddr>,
+    (listen, advertise): (Option<SocketAddr>, Vec<SocketAddr>),
     entry: Entry,
 ) -> Result<(), Failure> {
     let mut progress = Progress::new(job, matches!(peers, Peers::Joiners(_)));
     let options = BrokerOptions {
         peers,
         listen,
+        advertise,
         plan,
         directory: args.run_dir.clone(),
         resume: args.resume.as_deref().map(Resume::find).transpose()?,
@@ -167,8 +173,8 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// The text of the ticket. Arguments stand in the list of processes, which other users can read.
-fn ticket(argument: Option<String>) -> Result<String, Failure> {
+/// The text of the ticket, from an argument, standard input or the environment. Arguments stand in the list of processes, which other users can read.
+pub(crate) fn ticket(argument: Option<String>) -> Result<String, Failure> {
     match argument.as_deref() {
         Some("-") => {
             let mut line = String::new();

@@ -7,7 +7,9 @@ use fusionllm_exec::ExecError;
 use fusionllm_graph::GraphError;
 use fusionllm_import::ImportError;
 use fusionllm_plan::{PeerId, PlanError};
-use fusionllm_transport::{BindError, ConnectError, DisconnectReason, ReceiveError, SendError, TicketError};
+use fusionllm_transport::{
+    BindError, ConnectError, DisconnectReason, NoRelay, ReceiveError, SendError, TicketError, relay::RelayError,
+};
 
 use crate::config::JobError;
 use crate::data::DataError;
@@ -111,6 +113,12 @@ pub enum NodeError {
     /// An endpoint could not be opened.
     #[error(transparent)]
     Bind(#[from] BindError),
+    /// The relay cannot be used.
+    #[error(transparent)]
+    NoRelay(#[from] NoRelay),
+    /// A relay could not be started.
+    #[error(transparent)]
+    Relay(#[from] RelayError),
     /// A graph or tensor is invalid.
     #[error(transparent)]
     Graph(#[from] GraphError),
@@ -149,6 +157,7 @@ impl NodeError {
             Self::Plan(e) => e.hint(),
             Self::Ticket(e) => Some(e.hint()),
             Self::BrokerUnreachable(e) | Self::Connect(e) => e.hint(),
+            Self::NoRelay(e) => Some(e.hint()),
             Self::Emulation(_) => {
                 Some("each pair of connected peers takes two sockets; `ulimit -n` says how many files may be open")
             }

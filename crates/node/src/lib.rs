@@ -7,6 +7,7 @@
 mod broker;
 pub mod config;
 pub mod data;
+pub mod doctor;
 mod error;
 mod files;
 mod keys;
@@ -17,12 +18,15 @@ pub mod owner;
 mod peer;
 pub mod planning;
 pub mod profile;
+mod relay;
 
 pub use broker::{BrokerOptions, Entry, Event, LocalPeer, Observer, Peers, Resume, conduct};
 pub use error::NodeError;
 #[cfg(test)]
 pub(crate) use error::printed;
 pub use files::{DiskError, checkpoint, run_dir, weights};
+pub use fusionllm_transport::{Relay, RelayUrl};
 pub use machine::memory;
 pub use model::{SavedModel, check, export, generate, imported};
 pub use peer::{JoinOptions, join};
+pub use relay::{RelayCommand, relay};

@@ -82,6 +82,7 @@ async fn play<F: Future<Output = ()>>(entry: Entry, peers: usize, steps: u64, sc
     let directory = root.path().join("run");
     let (said, mut told) = unbounded_channel();
     let options = BrokerOptions {
+        advertise: Vec::new(),
         peers: Peers::Joiners(peers),
         listen: Some(([127, 0, 0, 1], 0).into()),
         plan: None,

@@ -12,7 +12,7 @@ const JOB: &str = include_str!("../../../docs/job.md");
 const TESTBED: &str = include_str!("../../../docs/testbed.md");
 
 /// Sections of the job document, with the section of the file and the settings that make their keys valid.
-const JOB_SECTIONS: [(&[&str], &str, &[&str]); 13] = [
+const JOB_SECTIONS: [(&[&str], &str, &[&str]); 14] = [
     (&["`[model]`", "GPT-2"], "model", &[]),
     (&["`[model]`", "ResNet"], "model", &["model.family=resnet", "data.train=image.bin"]),
     (&["`[model]`", "Imported from PyTorch"], "model", &["model.file=model.pt2"]),
@@ -26,6 +26,7 @@ const JOB_SECTIONS: [(&[&str], &str, &[&str]); 13] = [
     (&["`[compression]`"], "compression", &[]),
     (&["`[checkpoint]`"], "checkpoint", &[]),
     (&["`[eval]`"], "eval", &[]),
+    (&["`[network]`"], "network", &[]),
 ];
 
 #[test]

@@ -11,6 +11,8 @@ pub type Identity = [u8; 32];
 /// Most tickets of one run.
 const MAX_TICKETS: usize = 1000;
 
+const WRONG_SECRET: &str = "the ticket's secret is wrong; use the ticket of this run";
+
 /// What the holder of a ticket may do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -134,7 +136,7 @@ impl Admission {
     /// Whether a machine may join, or the reason why not. `known`: its key has joined before.
     pub(crate) fn check(&self, identity: &Identity, secret: &[u8; 16], known: bool, unix_s: u64) -> Result<(), String> {
         let Some(ticket) = self.ticket(secret) else {
-            return Err("the ticket's secret is wrong; use the ticket of this run".into());
+            return Err(WRONG_SECRET.into());
         };
         if ticket.role == TicketRole::Owner {
             return Err("this is the owner's ticket, with which nobody can join; use the one for peers".into());
@@ -148,6 +150,16 @@ impl Admission {
                 .into());
         }
         ticket.refusal(unix_s).filter(|_| !known).map_or(Ok(()), Err)
+    }
+
+    /// Whether a machine that is new could join with this secret, or the reason why not.
+    ///
+    /// # Errors
+    ///
+    /// The reason.
+    pub fn look(&self, secret: &[u8; 16], unix_s: u64) -> Result<(), String> {
+        let Some(ticket) = self.ticket(secret) else { return Err(WRONG_SECRET.into()) };
+        ticket.refusal(unix_s).map_or(Ok(()), Err)
     }
 
     /// Notes that a machine that is new has joined with this secret.

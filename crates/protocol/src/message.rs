@@ -1,5 +1,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
+use std::net::SocketAddr;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, ValueId};
@@ -144,6 +145,8 @@ pub enum FromPeer {
         with: MemberId,
         /// The links there and back, or `None` if the two cannot reach each other.
         links: Option<(Link, Link)>,
+        /// Whether packets between the two go through a relay.
+        relayed: bool,
     },
     /// All tensors of an assignment are loaded, and its other peers are connected.
     Ready {
@@ -209,6 +212,14 @@ pub enum FromPeer {
     Leaving,
     /// The only message of a run's owner, who is no member.
     Ask(Request),
+    /// The first message of a machine that only looks whether it could join. The answer is [`ToPeer::Welcome`], and
+    /// then the sender measures the link with [`Probe`] frames. It never becomes a member.
+    Visit {
+        /// [`VERSION`].
+        version: u32,
+        /// The ticket's secret.
+        secret: [u8; 16],
+    },
 }
 
 /// How far a peer has come.
@@ -388,6 +399,13 @@ pub enum ToPeer {
     Stop {
         /// Why; empty after a regular end.
         reason: String,
+    },
+    /// The answer to [`FromPeer::Visit`].
+    Welcome {
+        /// The address from which the visitor's packets arrive; `None` through a relay.
+        seen_as: Option<SocketAddr>,
+        /// The broker's clock, in seconds since the Unix epoch.
+        clock_s: f64,
     },
 }
 

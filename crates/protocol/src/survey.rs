@@ -1,6 +1,6 @@
 //! Measurements of members' machines and of the links between them.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError};
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,8 @@ pub struct Atlas {
     links: BTreeMap<(MemberId, MemberId), Option<(Link, Link)>>,
     /// How many times slower members compute than when they were measured.
     slower: BTreeMap<MemberId, f64>,
+    /// The pairs whose packets went through a relay when they were measured.
+    relayed: BTreeSet<(MemberId, MemberId)>,
 }
 
 impl Atlas {
@@ -79,7 +81,7 @@ impl Atlas {
     }
 
     /// The measured cluster, in which device `i` is member `i` of the list, and a note for each pair that cannot reach
-    /// each other.
+    /// each other, or only through a relay.
     ///
     /// # Errors
     ///
@@ -107,11 +109,15 @@ impl Atlas {
             let Some((from, to)) = place(a).zip(place(b)) else { continue };
             match links {
                 Some((there, back)) => {
+                    if self.relayed.contains(&(a, b)) {
+                        notes.push(relayed_note(name(a), name(b), there, back));
+                    }
                     direct.push(DirectLink { from, to, link: *there });
                     direct.push(DirectLink { from: to, to: from, link: *back });
                 }
                 None => notes.push(format!(
-                    "{} and {} cannot reach each other; check that no firewall blocks UDP between them",
+                    "{} and {} cannot reach each other; check that no firewall blocks UDP between them, or name a relay in the \
+                     job: [network] relay",
                     name(a),
                     name(b)
                 )),
@@ -119,6 +125,17 @@ impl Atlas {
         }
         Ok((Cluster::new(devices, Vec::new(), direct, Some(Place::Broker))?, notes))
     }
+}
+
+fn relayed_note(a: &str, b: &str, there: &Link, back: &Link) -> String {
+    let mbps = |link: &Link| 8e-6 * link.bandwidth;
+    format!(
+        "{a} and {b} reach each other only through the relay: {:.3} and {:.3} Mbps, {:.0} ms each way; `fusionllm doctor` \
+         on both says why",
+        mbps(there),
+        mbps(back),
+        1e3 * there.latency
+    )
 }
 
 /// Lets members measure their machines, and the links to each other and to the broker, as far as the atlas lacks them.
@@ -189,11 +206,17 @@ impl Survey {
                 atlas.machines.insert(from, machine);
                 self.pending.remove(&from);
             }
-            (Some(ToPeer::Probe { with, .. }), FromPeer::Links { with: answered, links }) if *with == answered => {
+            (Some(ToPeer::Probe { with, .. }), FromPeer::Links { with: answered, links, relayed })
+                if *with == answered =>
+            {
                 if let Some((there, back)) = &links {
                     check_link(there)?;
                     check_link(back)?;
                 }
+                match relayed && links.is_some() {
+                    true => atlas.relayed.insert((from, answered)),
+                    false => atlas.relayed.remove(&(from, answered)),
+                };
                 atlas.links.insert((from, answered), links);
                 self.pending.remove(&from);
             }
@@ -311,7 +334,9 @@ mod tests {
                     ToPeer::Probe { with, .. } => {
                         let rate = f64::from(m.0) + if with == MemberId::BROKER { 100.0 } else { f64::from(with.0) };
                         let apart = (m, with) == (MemberId(0), MemberId(2));
-                        FromPeer::Links { with, links: (!apart).then(|| (link(rate), link(10.0 * rate))) }
+                        let relayed = (m, with) == (MemberId(0), MemberId(1));
+                        let links = (!apart).then(|| (link(rate), link(10.0 * rate)));
+                        FromPeer::Links { with, links, relayed }
                     }
                     other => panic!("{other:?}"),
                 };
@@ -333,8 +358,9 @@ mod tests {
         assert_eq!((rate(1, 2), rate(2, 1), rate(0, 2)), (Some(3.0), Some(30.0), None));
         assert_eq!(cluster.link(PeerId(1), PeerId::BROKER), Some(link(101.0)));
         assert_eq!(cluster.link(PeerId::BROKER, PeerId(1)), Some(link(1010.0)));
-        let [note] = &notes[..] else { panic!("{notes:?}") };
-        assert!(note.starts_with("p0 and p2 cannot reach each other"), "{note}");
+        let [relayed, apart] = &notes[..] else { panic!("{notes:?}") };
+        assert!(relayed.starts_with("p0 and p1 reach each other only through the relay: "), "{relayed}");
+        assert!(apart.starts_with("p0 and p2 cannot reach each other"), "{apart}");
 
         // A newcomer costs only its own measurements; a loss costs none.
         assert!(!atlas.lacks(&ids(3)[1..]) && atlas.lacks(&ids(4)));
@@ -373,14 +399,14 @@ mod tests {
             let mut atlas = Atlas::default();
             let mut survey = Survey::new(&ids(1), &atlas);
             assert_eq!(survey.next_requests(), [(MemberId(0), ToPeer::Measure)]);
-            let unasked = FromPeer::Links { with: MemberId(3), links: None };
+            let unasked = FromPeer::Links { with: MemberId(3), links: None, relayed: false };
             survey.answer(MemberId(0), unasked, &mut atlas).unwrap();
             assert!(!survey.is_over() && !atlas.is_cut_off(MemberId(0), MemberId(3)));
             survey.answer(MemberId(0), FromPeer::Machine(machine()), &mut atlas).unwrap();
             assert_eq!(survey.next_requests().len(), 1);
             let with = MemberId::BROKER;
             let links = Some((bad, link(1.0)));
-            assert!(survey.answer(MemberId(0), FromPeer::Links { with, links }, &mut atlas).is_err());
+            assert!(survey.answer(MemberId(0), FromPeer::Links { with, links, relayed: false }, &mut atlas).is_err());
         }
     }
 

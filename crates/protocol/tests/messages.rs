@@ -88,7 +88,8 @@ fn messages_round_trip() {
         FromPeer::Heartbeat(Heartbeat { generation: 2, progress: 70, waits_for: Some(MemberId(1)) }),
         FromPeer::Kept { step: 4 },
         FromPeer::Mirrored { step: 4, of: MemberId(0) },
-        FromPeer::Links { with: MemberId::BROKER, links: None },
+        FromPeer::Links { with: MemberId::BROKER, links: None, relayed: true },
+        FromPeer::Visit { version: VERSION, secret: [7; 16] },
         FromPeer::Leaving,
         FromPeer::Report { pass: 1, report: 0, micro_batch: 2, value: f64::INFINITY },
         FromPeer::Norms { pass: u64::MAX, squared_norms: vec![(ValueId(4), 0.25)] },
@@ -116,6 +117,8 @@ fn messages_round_trip() {
         ToPeer::Contacts(assignment().peers),
         ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
         ToPeer::Stop { reason: String::new() },
+        ToPeer::Welcome { seen_as: Some(([192, 0, 2, 1], 4433).into()), clock_s: 1.8e9 },
+        ToPeer::Welcome { seen_as: None, clock_s: 1.8e9 },
     ] {
         round_trip(m);
     }

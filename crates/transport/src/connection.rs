@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use iroh::TransportAddr;
+use iroh::endpoint::PathList;
+use n0_future::StreamExt;
 
 use crate::key::PeerKey;
 use crate::lane::{Lane, LaneStats};
@@ -129,12 +131,22 @@ impl Connection {
 
     /// How packets travel to the peer at present. A connection through a relay can become direct, and back.
     pub fn path(&self) -> PathKind {
-        let paths = self.shared.quic.paths();
-        let path = paths.iter().find(|path| path.is_selected()).or_else(|| paths.iter().next());
-        match path.is_some_and(|path| path.is_relay()) {
-            true => PathKind::Relayed,
-            false => PathKind::Direct,
-        }
+        kind(&self.shared.quic.paths())
+    }
+
+    /// Waits until packets travel directly, but no longer than `patience`. Returns how they travel then.
+    pub async fn settled(&self, patience: Duration) -> PathKind {
+        let direct = async {
+            let mut changes = self.shared.quic.paths_stream();
+            while let Some(paths) = changes.next().await {
+                if kind(&paths) == PathKind::Direct {
+                    return;
+                }
+            }
+        };
+        // Without a direct path in time, the relayed one is the answer.
+        let _ = tokio::time::timeout(patience, direct).await;
+        self.path()
     }
 
     /// The address from which the peer's packets arrive at present; `None` through a relay.
@@ -161,6 +173,14 @@ impl Connection {
             lost_packets: quic.lost_packets,
             rtt: path.map_or(Duration::ZERO, |path| path.rtt()),
         }
+    }
+}
+
+fn kind(paths: &PathList<'_>) -> PathKind {
+    let path = paths.iter().find(|path| path.is_selected()).or_else(|| paths.iter().next());
+    match path.is_some_and(|path| path.is_relay()) {
+        true => PathKind::Relayed,
+        false => PathKind::Direct,
     }
 }
 

@@ -1,7 +1,7 @@
 //! One UDP port and one identity, and all connections over them.
 
 use std::fmt;
-use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ use iroh::endpoint::{
     NetReportConfig, PortmapperConfig, QuicTransportConfig, TransportErrorCode, VarInt, presets,
 };
 use iroh::{EndpointAddr, RelayMode, TransportAddr};
+use n0_watcher::Watcher;
 use tokio::sync::mpsc;
 use tokio::task::AbortHandle;
 use tokio::time::MissedTickBehavior;
@@ -18,6 +19,7 @@ use tokio::time::MissedTickBehavior;
 use crate::accepting::{Accepting, MAX_WAITING};
 use crate::congestion::{BurstControllerFactory, RECEIVE_WINDOW_BYTES};
 use crate::connection::{Connection, Lanes};
+use crate::discovery;
 use crate::frame::ALPN;
 use crate::key::{PeerAddr, PeerKey, RelayUrl};
 use crate::lane::Lane;
@@ -79,6 +81,34 @@ impl ConnectError {
     }
 }
 
+/// An endpoint has no connection to its relay.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NoRelay {
+    /// The relay does not let this endpoint in: the secret in its URL is wrong.
+    #[error("the relay {0} does not let this machine in")]
+    Denied(String),
+    /// The relay cannot be reached.
+    #[error("the relay {relay} cannot be reached: {reason}")]
+    Unreachable {
+        /// The relay, without its secret.
+        relay: String,
+        /// What happened to the last attempt.
+        reason: String,
+    },
+}
+
+impl NoRelay {
+    /// What the user can do about it.
+    pub fn hint(&self) -> &'static str {
+        match self {
+            Self::Denied(_) => "use the whole URL that `fusionllm relay` printed, with its token",
+            Self::Unreachable { .. } => {
+                "check that the relay runs, and that no firewall blocks its port for TCP and UDP between it and this machine"
+            }
+        }
+    }
+}
+
 /// What an endpoint holds at present.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EndpointStats {
@@ -100,7 +130,7 @@ struct Inner {
     /// The listening address, if the endpoint is pinned.
     pinned: Option<SocketAddr>,
     advertise: Vec<SocketAddr>,
-    relay: Option<RelayUrl>,
+    relay: Relay,
     allowed: Arc<RwLock<Allowed>>,
     connections: Arc<OpenConnections>,
     handshakes: Arc<AtomicUsize>,
@@ -164,18 +194,26 @@ impl Endpoint {
             let both = both.and_then(|b| b.bind_addr_with_opts((Ipv6Addr::UNSPECIFIED, v6), optional));
             builder = both.map_err(|e| failed(format!("{e:#}")))?;
         }
-        let (mut advertise, mut relay) = (Vec::new(), None);
+        let (mut advertise, mut relay) = (Vec::new(), Relay::None);
         if pinned.is_none() {
             advertise = options.advertise;
             for addr in &advertise {
                 builder = builder.external_addr(*addr);
             }
-            if let Relay::At(url) = options.relay {
+            relay = options.relay;
+            let mode = match &relay {
+                Relay::None => None,
+                Relay::Public => Some(RelayMode::Default),
+                Relay::At(url) => {
+                    builder = builder.ca_tls_config(discovery::tls(url));
+                    Some(RelayMode::Custom(discovery::relay_map(url)))
+                }
+            };
+            if let Some(mode) = mode {
                 // Iroh connects to a relay only after a probe has reached it.
                 let mut probes = NetReportConfig::minimal();
                 probes.https_probes = true;
-                builder = builder.relay_mode(RelayMode::custom([url.to_iroh()])).net_report_config(probes);
-                relay = Some(url);
+                builder = builder.relay_mode(mode).net_report_config(probes);
             }
         }
         let quic = builder.bind().await.map_err(|e| failed(format!("{e:#}")))?;
@@ -234,7 +272,58 @@ impl Endpoint {
         own.sort_unstable();
         let mut addrs = self.0.advertise.clone();
         addrs.append(&mut own);
-        PeerAddr { key: self.key(), addrs, relay: self.0.relay.clone() }
+        PeerAddr { key: self.key(), addrs, relay: self.relay() }
+    }
+
+    /// The relay at which this endpoint can be met.
+    fn relay(&self) -> Option<RelayUrl> {
+        match &self.0.relay {
+            Relay::None => None,
+            Relay::At(url) => Some(url.clone()),
+            Relay::Public => self.0.quic.addr().relay_urls().next().cloned().and_then(RelayUrl::from_iroh),
+        }
+    }
+
+    /// Those of its [addresses](Self::addr) at which others see this endpoint, but which belong to no interface of
+    /// this machine: a router translates them. Only a relay tells such addresses, a moment after
+    /// [`Self::online`].
+    pub fn translated(&self) -> Vec<SocketAddr> {
+        let mut addrs = self.addr().addrs;
+        addrs.retain(|addr| !self.0.advertise.contains(addr) && UdpSocket::bind((addr.ip(), 0)).is_err());
+        addrs
+    }
+
+    /// Waits until the endpoint is connected to its relay, if it has one.
+    ///
+    /// # Errors
+    /// [`NoRelay`] if the relay refuses the endpoint, or there is no connection after `patience`.
+    pub async fn online(&self, patience: Duration) -> Result<(), NoRelay> {
+        if self.0.relay == Relay::None || self.0.pinned.is_some() {
+            return Ok(());
+        }
+        let mut watcher = self.0.quic.home_relay_status();
+        let mut last = watcher.get();
+        let name = self.relay().map_or_else(|| "of iroh's makers".to_owned(), |url| url.to_string());
+        let waiting = async {
+            loop {
+                if last.iter().any(|relay| relay.is_connected()) {
+                    return Ok(());
+                }
+                if last.iter().any(|relay| relay.auth_denied_reason().is_some()) {
+                    return Err(NoRelay::Denied(name.clone()));
+                }
+                match watcher.updated().await {
+                    Ok(status) => last = status,
+                    // The endpoint is closed.
+                    Err(_) => std::future::pending().await,
+                }
+            }
+        };
+        if let Ok(result) = tokio::time::timeout(patience, waiting).await {
+            return result;
+        }
+        let error = last.iter().find_map(|relay| relay.last_error().map(|error| format!("{error:#}")));
+        Err(NoRelay::Unreachable { relay: name, reason: error.unwrap_or_else(|| "no answer".to_owned()) })
     }
 
     /// The UDP ports over IPv4 and IPv6; 0 where it does not listen.
@@ -261,7 +350,8 @@ impl Endpoint {
     pub async fn connect(&self, to: &PeerAddr) -> Result<(Connection, Lanes), ConnectError> {
         let id = iroh::PublicKey::from_bytes(to.key.as_bytes()).map_err(|_| ConnectError::InvalidKey(to.key))?;
         // A relay of the peer's choice could be any server in this machine's network.
-        let relay = to.relay.as_ref().filter(|url| self.0.relay.as_ref() == Some(*url));
+        let own = self.relay();
+        let relay = to.relay.as_ref().filter(|url| own.as_ref() == Some(*url));
         if to.addrs.is_empty() && relay.is_none() {
             let why = if to.relay.is_some() { "its relay is not this peer's relay" } else { "it has no address" };
             return Err(ConnectError::Unreachable(to.clone(), why));

@@ -172,8 +172,26 @@ impl RelayUrl {
         self.0.as_str()
     }
 
+    pub(crate) fn from_iroh(url: iroh::RelayUrl) -> Option<Self> {
+        (url.as_str().len() <= Self::MAX_BYTES).then_some(Self(url))
+    }
+
     pub(crate) fn to_iroh(&self) -> iroh::RelayUrl {
         self.0.clone()
+    }
+
+    pub(crate) fn is_https(&self) -> bool {
+        self.0.scheme() == "https"
+    }
+
+    /// The TCP port.
+    pub(crate) fn port(&self) -> Option<u16> {
+        self.0.port_or_known_default()
+    }
+
+    /// The server's secret.
+    pub(crate) fn token(&self) -> Option<String> {
+        self.0.query_pairs().find(|(key, _)| key == "token").map(|(_, token)| token.into_owned())
     }
 }
 

@@ -65,6 +65,7 @@ mod accepting;
 mod batch;
 pub mod congestion;
 mod connection;
+mod discovery;
 pub mod emulator;
 mod endpoint;
 mod frame;
@@ -82,7 +83,7 @@ mod stream;
 mod ticket;
 
 pub use connection::{Connection, ConnectionStats, Lanes, PathKind};
-pub use endpoint::{BindError, ConnectError, Endpoint, EndpointStats};
+pub use endpoint::{BindError, ConnectError, Endpoint, EndpointStats, NoRelay};
 pub use frame::{ALPN, FormatError, MAX_HEADER_BYTES, WIRE_VERSION};
 pub use key::{InvalidPeerKey, InvalidRelayUrl, InvalidSecretKey, PeerAddr, PeerKey, RelayUrl, SecretKey};
 pub use lane::{Lane, LaneStats};

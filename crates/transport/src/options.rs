@@ -73,6 +73,9 @@ pub enum Relay {
     /// No relay. Peers need an address at which they reach each other.
     #[default]
     None,
+    /// The public relay servers of iroh's makers. The endpoint chooses the nearest one, which takes a moment:
+    /// [`Endpoint::online`](crate::Endpoint::online) waits for it.
+    Public,
     /// The relay server at this URL. Two peers behind routers first meet there and then try to connect directly.
     /// The relay sees only encrypted packets.
     At(RelayUrl),

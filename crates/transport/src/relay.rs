@@ -1,15 +1,16 @@
 //! A relay server: it carries packets between peers that cannot reach each other.
 //!
-//! It needs one TCP port that all peers reach. Peers meet there, learn each other's addresses and try to connect
-//! directly. What they send through the relay is encrypted from peer to peer. The relay learns only who sends how
+//! It needs one TCP port that all peers reach, and the UDP port of that number. Peers meet at the first, learn their
+//! public addresses at the second, and try to connect directly. What they send through the relay is encrypted from peer to peer. The relay learns only who sends how
 //! much to whom.
 
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 
 use data_encoding::BASE32_NOPAD;
-use iroh_relay::server::{Access, AccessControl, ClientRequest, RelayConfig, Server, ServerConfig};
+use iroh_relay::server::{Access, AccessControl, ClientRequest, QuicConfig, RelayConfig, Server, ServerConfig};
 
+use crate::discovery;
 use crate::key::{InvalidRelayUrl, PeerKey, RelayUrl};
 use crate::options::Allowed;
 use crate::ticket::Secret;
@@ -17,10 +18,10 @@ use crate::ticket::Secret;
 /// How a relay server behaves.
 #[derive(Debug, Clone)]
 pub struct RelayOptions {
-    /// The TCP address to listen on; port 0 picks a free one.
+    /// The TCP and UDP address to listen on; port 0 picks a free one.
     pub listen: SocketAddr,
     /// Only peers that know this secret may use the relay. It travels unencrypted in the first request. Whoever reads
-    /// it there can use the relay, but cannot join a run.
+    /// it there can use the relay, but cannot join a run. The UDP port needs no secret: it only tells callers their address.
     pub secret: Secret,
     /// The keys that may use the relay.
     pub allowed: Allowed,
@@ -47,20 +48,29 @@ pub struct RelayServer {
 /// # Errors
 /// [`RelayError`] if the listening address is in use or does not belong to this machine.
 pub async fn serve(options: RelayOptions) -> Result<RelayServer, RelayError> {
-    let RelayOptions { listen, secret, allowed } = options;
-    let failed = |reason: String| RelayError { listen, reason };
+    let RelayOptions { mut listen, secret, allowed } = options;
+    let asked = listen;
+    let failed = |reason: String| RelayError { listen: asked, reason };
     let token = BASE32_NOPAD.encode(secret.as_bytes()).to_ascii_lowercase();
+    if listen.port() == 0 {
+        // TCP and UDP need the same number. The port is free for both unless another program takes it right now.
+        let free = UdpSocket::bind(listen).and_then(|socket| socket.local_addr());
+        listen = free.map_err(|error| failed(error.to_string()))?;
+    }
     let mut relay = RelayConfig::new(listen);
     relay.access = Arc::new(Admission { secret, allowed });
+    let mut quic = QuicConfig::new(listen);
+    quic.server_config = Some(discovery::server_config(&token).map_err(|error| failed(error.to_string()))?);
     let mut config = ServerConfig::default();
     config.relay = Some(relay);
+    config.quic = Some(quic);
     let server = Server::spawn(config).await.map_err(|error| failed(format!("{error:#}")))?;
     let addr = server.http_addr().ok_or_else(|| failed("it has no address".to_owned()))?;
     Ok(RelayServer { server, addr, token })
 }
 
 impl RelayServer {
-    /// The TCP address on which it listens.
+    /// The TCP and UDP address on which it listens.
     pub fn addr(&self) -> SocketAddr {
         self.addr
     }

@@ -7,6 +7,7 @@ use std::str::FromStr;
 use data_encoding::BASE32_NOPAD;
 
 use crate::key::{PeerAddr, PeerKey, RelayUrl};
+use crate::options::Relay;
 
 /// The broker's key and addresses, and the secret that proves an invitation.
 ///
@@ -39,6 +40,11 @@ impl Ticket {
     /// A ticket without an expiry.
     pub fn new(addr: PeerAddr, secret: Secret) -> Self {
         Self { addr, secret, expires: None }
+    }
+
+    /// The relay that a holder of the ticket uses: the broker's.
+    pub fn relay(&self) -> Relay {
+        self.addr.relay.clone().map_or(Relay::None, Relay::At)
     }
 
     /// Whether the ticket is invalid at `now`, in seconds since the Unix epoch. The holder's clock may be wrong, so
@@ -319,6 +325,7 @@ mod tests {
             assert_eq!(text.parse::<Ticket>().unwrap(), ticket);
             let copied = format!("  {}\n", text.to_ascii_uppercase());
             assert_eq!(copied.parse::<Ticket>().unwrap(), ticket);
+            assert_eq!(ticket.relay() == Relay::None, ticket.addr.relay.is_none());
         }
     }
 

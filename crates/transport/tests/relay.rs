@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use fusionllm_transport::relay::{RelayOptions, RelayServer, serve};
 use fusionllm_transport::{
-    Allowed, ConnectError, Endpoint, EndpointOptions, Lane, PathKind, PeerAddr, Relay, RelayUrl, Secret,
+    Allowed, ConnectError, Endpoint, EndpointOptions, Lane, NoRelay, PathKind, PeerAddr, Relay, RelayUrl, Secret,
 };
 
 async fn relay() -> (RelayServer, RelayUrl) {
@@ -37,10 +37,16 @@ async fn meet(one: impl Into<IpAddr>, other: impl Into<IpAddr>, expected: PathKi
     let frame = from_caller.tensors.next().await.unwrap().unwrap();
     assert_eq!(frame.read(7).await.unwrap(), "payload");
 
-    let mut looks = tokio::time::interval(Duration::from_millis(10));
-    while [to_callee.path(), to_caller.path()] != [expected; 2] {
-        looks.tick().await;
+    let patience = match expected {
+        PathKind::Direct => Duration::from_secs(60),
+        PathKind::Relayed => Duration::from_millis(300),
+    };
+    for connection in [&to_callee, &to_caller] {
+        assert_eq!(connection.settled(patience).await, expected);
+        assert_eq!(connection.remote_addr().is_some(), expected == PathKind::Direct);
     }
+    assert_eq!(caller.online(Duration::from_secs(10)).await, Ok(()));
+    assert_eq!(caller.translated(), [], "loopback has no router");
     caller.close("done").await;
     callee.close("done").await;
     relay.close().await;
@@ -65,10 +71,20 @@ async fn a_peer_without_the_secret_cannot_use_the_relay() {
     let connect_timeout = Duration::from_secs(2);
     let options = EndpointOptions { relay: Relay::At(wrong.clone()), connect_timeout, ..EndpointOptions::new() };
     let caller = Endpoint::bind(options).await.unwrap();
+    assert!(matches!(caller.online(Duration::from_secs(10)).await, Err(NoRelay::Denied(_))));
 
     let addr = PeerAddr { addrs: vec![], relay: Some(wrong), ..callee.addr() };
     let error = caller.connect(&addr).await.unwrap_err();
     assert!(matches!(error, ConnectError::NoAnswer { .. } | ConnectError::Handshake(..)), "{error}");
+}
+
+#[tokio::test]
+async fn a_relay_that_is_down_is_named() {
+    let (relay, url) = relay().await;
+    relay.close().await;
+    let endpoint = endpoint(Ipv4Addr::LOCALHOST, &url).await;
+    let error = endpoint.online(Duration::from_millis(500)).await.unwrap_err();
+    assert!(error.to_string().starts_with(&format!("the relay {url} cannot be reached: ")), "{error}");
 }
 
 #[tokio::test]

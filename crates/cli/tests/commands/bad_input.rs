@@ -181,6 +181,31 @@ fn data_files() {
 }
 
 #[test]
+fn relays() {
+    let dir = directory(&[("text", "no secret\n")]);
+    assert_snapshot!(refused(dir.path(), &["relay", "--listen", "127.0.0.1:0", "--secret", "text"]), @r"
+    error: text: this is not a relay's secret
+    hint: name a file that `fusionllm relay --secret` made, or one that does not exist yet
+    ");
+    assert_snapshot!(refused(dir.path(), &["relay", "--listen", "127.0.0.1:0", "--host", "my relay"]), @r#"
+    error: --host "my relay" is not a host
+    hint: give the name or address by which other machines reach this one, such as relay.example.org
+    "#);
+    assert_snapshot!(refused(dir.path(), &["doctor", "--relay", "relay.example.org"]), @r#"
+    error: --relay "relay.example.org" is not a relay
+    hint: give "default", or the URL that `fusionllm relay` printed
+    "#);
+    assert_snapshot!(refused(dir.path(), &["broker", "--advertise", "0.0.0.0:4433"]), @r"
+    error: --advertise 0.0.0.0:4433: no machine can connect to that address
+    hint: give the address and port that lead here from outside, and the port here with --listen
+    ");
+    assert_snapshot!(refused(dir.path(), &["train", "--set=network.relay=here"]), @r#"
+    error: --set network.relay=here: `network.relay` cannot be "here"
+    hint: write "none", "default", or the URL that `fusionllm relay` prints
+    "#);
+}
+
+#[test]
 fn tickets() {
     let dir = directory(&[]);
     let join = |ticket: &str| refused(dir.path(), &["join", ticket]);

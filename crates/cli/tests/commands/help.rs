@@ -18,6 +18,8 @@ fn help() {
         &["invite"],
         &["revoke"],
         &["identity"],
+        &["doctor"],
+        &["relay"],
         &["plan"],
         &["simulate"],
         &["profile"],

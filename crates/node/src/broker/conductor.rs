@@ -25,6 +25,7 @@ use super::origin::Origin;
 use super::planner::{PlannerThread, Proposal, Request};
 use super::store::Store;
 use super::tickets::unix_s;
+use super::visitors::Visitors;
 use crate::NodeError;
 use crate::data::Dataset;
 
@@ -47,6 +48,7 @@ pub(super) struct Conductor<'a> {
     /// Processes of this machine that still run; `None` if joiners come by themselves.
     pub(super) children: Option<usize>,
     pub(super) known: KnownKeys,
+    pub(super) visitors: Visitors,
     /// The peers' first ticket. Others differ in their secret and limits.
     pub(super) ticket: Ticket,
     pub(super) store: &'a mut Store,
@@ -92,6 +94,11 @@ impl Conductor<'_> {
         Ok(match event {
             Incoming::Hello(number, connection, lanes, hello) => self.admit(number, connection, *lanes, hello),
             Incoming::Asked(connection, lanes, request) => self.asked(connection, *lanes, request)?,
+            Incoming::Visit(connection, lanes, version, secret) => {
+                let ticket = self.run.roster().admission().look(&secret, unix_s());
+                tokio::spawn(self.visitors.clone().receive(connection, *lanes, version, ticket));
+                Vec::new()
+            }
             Incoming::Message((member, number), message) if self.links.is_current(member, number) => {
                 self.run.message(member, message, now)
             }

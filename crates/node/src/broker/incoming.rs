@@ -37,6 +37,8 @@ pub(super) enum Incoming {
     Hello(u64, Connection, Box<Lanes>, Hello),
     /// The run's owner, or somebody who claims to be, asks something.
     Asked(Connection, Box<Lanes>, Request),
+    /// A machine that only looks whether it could join: its version and its ticket's secret.
+    Visit(Connection, Box<Lanes>, u32, [u8; 16]),
     /// A member sent a control message.
     Message(Origin, FromPeer),
     /// A member sent all tensors of its snapshot of a step.
@@ -85,6 +87,10 @@ pub(super) async fn accept(endpoint: Endpoint, known: KnownKeys, events: mpsc::U
                 }
                 Ok(FromPeer::Ask(request)) => {
                     let _ = events.send(Incoming::Asked(connection, Box::new(lanes), request));
+                    return;
+                }
+                Ok(FromPeer::Visit { version, secret }) => {
+                    let _ = events.send(Incoming::Visit(connection, Box::new(lanes), version, secret));
                     return;
                 }
                 _ => {}

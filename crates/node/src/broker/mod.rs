@@ -21,6 +21,7 @@ mod planner;
 mod resume;
 mod store;
 mod tickets;
+mod visitors;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -32,7 +33,7 @@ use conductor::Conductor;
 use feeds::Feeds;
 use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Scheduler};
 use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
-use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey};
+use fusionllm_transport::{Endpoint, EndpointOptions, NoRelay, PeerKey, Relay};
 use incoming::{Incoming, accept};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
@@ -41,6 +42,7 @@ use planner::{Planner, PlannerThread};
 use store::{Store, check};
 use tickets::{admission, renewed, write_tickets};
 use tokio::sync::mpsc;
+use visitors::Visitors;
 
 pub use local::LocalPeer;
 pub use observer::{Event, Observer};
@@ -57,12 +59,17 @@ use crate::model::imported::ImportedModel;
 use crate::model::{Model, models};
 use crate::planning::{Planned, place, plan_blind, plan_for};
 
+/// How long a broker waits for its relay before it prints the ticket.
+const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How to conduct a run.
 pub struct BrokerOptions {
     /// Who takes part.
     pub peers: Peers,
     /// Where to listen; `None` for every interface and a free port.
     pub listen: Option<SocketAddr>,
+    /// Addresses that lead to this machine but belong to none of its interfaces, such as a router's forwarded port.
+    pub advertise: Vec<SocketAddr>,
     /// A plan to carry out instead of making one. Joiners must use its peers' names. A peer without a stage may be
     /// absent.
     pub plan: Option<Plan>,
@@ -124,7 +131,7 @@ pub async fn conduct(
     options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<TrainingProgress, NodeError> {
-    let BrokerOptions { peers, listen, plan, directory, resume, entry } = options;
+    let BrokerOptions { peers, listen, advertise, plan, directory, resume, entry } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
     // Only joiners outlive their broker.
@@ -170,14 +177,19 @@ pub async fn conduct(
     let mut store = Store::open(directory.as_deref(), resume, left.as_ref(), subject, &job, keeper_events)?;
     observer.event(Event::Opened { directory: store.directory() });
     let mut identity = store.identity()?;
+    // Processes of this machine need no relay.
+    let relay = if joiners { job.network.relay.clone() } else { Relay::None };
     let options = EndpointOptions {
         secret_key: identity.key.clone(),
         listen: listen.map(|addr| identity.with_port(addr)),
         ports: identity.ports,
+        advertise,
+        relay,
         pinned: matches!(peers, Peers::Emulated { .. }),
         ..EndpointOptions::new()
     };
     let endpoint = Endpoint::bind(options).await?;
+    meet_relay(&endpoint).await?;
     identity.ports = endpoint.ports();
     store.keep_identity(&identity)?;
     let left = left.map(|(_, left)| left);
@@ -190,6 +202,18 @@ pub async fn conduct(
     let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
     endpoint.close(&reason).await;
     result
+}
+
+/// Waits for the connection to the relay, at which joiners will meet this machine. A relay that is down for a moment
+/// does not keep the run from starting. One that nobody has chosen yet cannot stand in the ticket.
+async fn meet_relay(endpoint: &Endpoint) -> Result<(), NodeError> {
+    match endpoint.online(RELAY_TIMEOUT).await {
+        Err(e @ NoRelay::Unreachable { .. }) if endpoint.addr().relay.is_some() => {
+            tracing::warn!("{e}; only machines that reach this one directly can join until it is back");
+            Ok(())
+        }
+        result => Ok(result?),
+    }
 }
 
 /// Replaces `micro_batch = "auto"` by the size that the given plan or the resumed run uses, if there is one.
@@ -352,7 +376,7 @@ impl Preparation {
         tokio::spawn({
             let events = events.clone();
             // The run may be over.
-            interrupts(move || drop(events.send(Incoming::Interrupt)))
+            interrupts::report(move || drop(events.send(Incoming::Interrupt)))
         });
         let planner = course.planner(&job)?;
         let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, planner.testbed.clone(), &ticket)?;
@@ -376,6 +400,7 @@ impl Preparation {
             emulation,
             children: (!matches!(peers, Peers::Joiners(_))).then_some(local.len()),
             known,
+            visitors: Visitors::new(),
             ticket,
             store,
             observer,

@@ -8,6 +8,7 @@ mod files;
 mod gpus;
 mod model;
 mod network;
+mod networking;
 mod quantity;
 mod reader;
 mod sections;
@@ -20,6 +21,7 @@ use serde::Serialize;
 
 pub use model::{Family, ModelConfig};
 pub use network::Network;
+pub use networking::{Networking, parse_relay};
 pub use reader::JobError;
 pub use sections::{Checkpointing, Choice, Decay, Eval, OptimizerConfig, Planning, Rule, Train};
 
@@ -48,6 +50,8 @@ pub struct Job {
     pub checkpoint: Checkpointing,
     /// When the loss on held-out data is measured.
     pub eval: Eval,
+    /// How the machines reach each other.
+    pub network: Networking,
 }
 
 impl Job {
@@ -97,6 +101,7 @@ impl Job {
         let compression = top.section("compression")?;
         let checkpoint = top.section("checkpoint")?;
         let eval = top.section("eval")?;
+        let network = top.section("network")?;
         top.finish()?;
 
         // The data come first, as some defaults of the model depend on them.
@@ -109,6 +114,7 @@ impl Job {
             compression: sections::compression(&compression)?,
             checkpoint: Checkpointing::read(&checkpoint)?,
             eval: Eval::read(&eval)?,
+            network: Networking::read(&network)?,
         };
         job.check(&sections)?;
         Ok(job)

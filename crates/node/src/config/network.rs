@@ -62,7 +62,7 @@ impl Network {
         let root = reader::parse(&path.display().to_string(), &super::read_file(path)?)?;
         let top = Section::top(&root);
         let (model, data, train) = (top.section("model")?, top.section("data")?, top.section("train")?);
-        for name in ["plan", "compression", "checkpoint", "eval"] {
+        for name in ["plan", "compression", "checkpoint", "eval", "network"] {
             top.section(name)?;
         }
         top.finish()?;

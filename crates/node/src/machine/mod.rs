@@ -1,9 +1,8 @@
-//! What this machine gives to a run: its memory, its threads, and its user's wish to stop.
+//! What this machine gives to a run: its memory, its disk and its threads, until its user asks to stop.
 
+pub(crate) mod disk;
+pub(crate) mod interrupts;
 pub mod memory;
-mod signals;
-
-pub(crate) use signals::interrupts;
 
 use crate::NodeError;
 

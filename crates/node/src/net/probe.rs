@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use fusionllm_plan::Link;
 use fusionllm_protocol::{MAX_PROBE_BYTES, PeerHello, Probe, decode, encode};
-use fusionllm_transport::{Connection, Endpoint, Lane, Lanes, PeerAddr};
+use fusionllm_transport::{Connection, Endpoint, Lane, Lanes, PathKind, PeerAddr};
 
 use super::dial::dial;
 use crate::NodeError;
@@ -18,6 +18,10 @@ const FIRST: u64 = 16 << 10;
 
 /// The longest time for one measurement. A link that needs more is too slow to train over.
 const LONGEST: Duration = Duration::from_secs(60);
+
+/// How long two machines that met at a relay may take to find a direct path. Learning the public addresses takes a
+/// second, and each attempt to get through two routers a few round trips.
+pub(crate) const SETTLING: Duration = Duration::from_secs(5);
 
 /// How long the other machine may take to learn this one's key.
 const ACQUAINTANCE: Duration = Duration::from_secs(10);
@@ -37,12 +41,39 @@ pub(crate) async fn answer_probes(connection: &Connection, mut lanes: Lanes) -> 
     Ok(())
 }
 
-/// Measures the links to a machine that [answers](answer_probes), and back. The latency of both is half of the shortest
-/// round trip. The rate is that of the first load that takes `patience` seconds.
-pub(crate) async fn probe(endpoint: &Endpoint, to: &PeerAddr, patience: f64) -> Result<(Link, Link), NodeError> {
+/// The links to a machine and back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Probed {
+    pub(crate) there: Link,
+    pub(crate) back: Link,
+    /// Whether a relay carries the packets.
+    pub(crate) relayed: bool,
+}
+
+/// Measures the links to a machine that [answers](answer_probes), and back.
+pub(crate) async fn probe(endpoint: &Endpoint, to: &PeerAddr, patience: f64) -> Result<Probed, NodeError> {
     let (connection, mut lanes) = dial(endpoint, to, &PeerHello::Probe, ACQUAINTANCE).await?;
-    let measured = tokio::time::timeout(LONGEST, measure(&connection, &mut lanes, patience)).await;
+    let measured = probe_on(&connection, &mut lanes, patience).await;
     connection.close("");
+    measured
+}
+
+/// Measures the links of a connection whose other end [answers](answer_probes). The latency of both is half of the
+/// shortest round trip. The rate is that of the first load that takes `patience` seconds.
+///
+/// A connection through a relay may soon become direct, so the measurement waits for that, but not for long.
+pub(crate) async fn probe_on(connection: &Connection, lanes: &mut Lanes, patience: f64) -> Result<Probed, NodeError> {
+    let measured = async {
+        let mut path = connection.settled(SETTLING).await;
+        tracing::info!(?path, at = ?connection.remote_addr(), "measuring the link to {}", connection.peer());
+        let (mut there, mut back) = measure(connection, lanes, patience).await?;
+        if path != connection.path() {
+            path = connection.path();
+            (there, back) = measure(connection, lanes, patience).await?;
+        }
+        Ok(Probed { there, back, relayed: path == PathKind::Relayed })
+    };
+    let measured = tokio::time::timeout(LONGEST, measured).await;
     measured.unwrap_or_else(|_| Err(NodeError::Network(format!("a link took longer than {LONGEST:?} to be measured"))))
 }
 
@@ -125,7 +156,8 @@ mod tests {
             drop(answer_probes(&connection, lanes).await);
         });
         let to = PeerAddr::new(key, vec![b_for_a]);
-        let (there, back) = probe(&a, &to, 0.1).await.unwrap();
+        let Probed { there, back, relayed } = probe(&a, &to, 0.1).await.unwrap();
+        assert!(!relayed);
         // A measured link may be slower than it is, but not faster, except for what the emulator delivers early.
         assert!(there.latency >= 4.5e-3 && there.latency == back.latency, "{there:?}");
         assert!(there.bandwidth < 0.2e6 && back.bandwidth > 2.0 * there.bandwidth, "{there:?} {back:?}");

@@ -94,6 +94,7 @@ pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
         allowed,
         listen: pinned,
         pinned: pinned.is_some(),
+        relay: options.ticket.relay(),
         ..EndpointOptions::new()
     })
     .await?;
@@ -125,7 +126,7 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, No
     tasks.spawn(serve::accept(shared.clone()));
     tasks.spawn({
         let shared = shared.clone();
-        interrupts(move || shared.send(Event::Interrupt))
+        interrupts::report(move || shared.send(Event::Interrupt))
     });
     let mut session = Session {
         shared,

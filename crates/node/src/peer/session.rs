@@ -215,6 +215,9 @@ impl Session {
             }
             ToPeer::Run { pass, version, kind, step } => self.command(Command::Run { pass, version, kind, step }),
             ToPeer::SetCodecs { version, codecs } => self.command(Command::SetCodecs { version, codecs }),
+            ToPeer::Welcome { .. } => {
+                return end(Err(NodeError::Protocol("the broker welcomed a member as a visitor".into())));
+            }
             ToPeer::Snapshot { step, save } => self.command(Command::Snapshot { step, save }),
         }
         ControlFlow::Continue(actions)

@@ -32,12 +32,14 @@ pub(super) async fn measure_links(
     addr: Option<PeerAddr>,
     patience_s: f64,
 ) -> FromPeer {
-    let links = match addr {
+    let probed = match addr {
         Some(addr) => probe(&shared.endpoint, &addr, patience_s).await,
         None => Err(NodeError::Protocol("the broker has not told its address".into())),
     };
-    if let Err(e) = &links {
+    if let Err(e) = &probed {
         tracing::warn!("no link to {with}: {}", e.one_line());
     }
-    FromPeer::Links { with, links: links.ok() }
+    let probed = probed.ok();
+    let relayed = probed.is_some_and(|probed| probed.relayed);
+    FromPeer::Links { with, links: probed.map(|probed| (probed.there, probed.back)), relayed }
 }

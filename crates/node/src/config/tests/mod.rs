@@ -90,6 +90,21 @@ fn an_empty_job_has_all_defaults() {
     [eval]
     every = 100
     batches = 10
+
+    [network]
+    relay = "none"
+    "#);
+}
+
+#[test]
+fn a_relay_is_a_word_or_a_url() {
+    for relay in ["none", "default", "http://192.0.2.1:3340/?token=abc"] {
+        let job = job(&format!("[network]\nrelay = {relay:?}")).unwrap();
+        assert!(job.to_toml().unwrap().ends_with(&format!("[network]\nrelay = {relay:?}\n")));
+    }
+    assert_snapshot!(printed(job("[network]\nrelay = \"yes\"").unwrap_err()), @r#"
+    job.toml:2:9: `network.relay` cannot be "yes"
+    hint: write "none", "default", or the URL that `fusionllm relay` prints
     "#);
 }
 

@@ -105,7 +105,7 @@ impl World {
                 let until = other.and_then(|o| self.parted.get(&(m.min(o), m.max(o)))).copied().unwrap_or(0.0);
                 let reached = until <= self.now && other.is_none_or(|o| !self.machines[o].dead);
                 let link = Link { latency: 0.01, bandwidth: 1e6 };
-                self.tell(m, FromPeer::Links { with, links: reached.then_some((link, link)) });
+                self.tell(m, FromPeer::Links { with, links: reached.then_some((link, link)), relayed: false });
                 Vec::new()
             }
             ToPeer::Contacts(_) => Vec::new(),
