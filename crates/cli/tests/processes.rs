@@ -409,9 +409,14 @@ impl Joined {
         Self { broker, joiners: names.iter().map(join).collect() }
     }
 
-    /// Waits until this many steps are done.
-    fn wait_for_step(run: &Path, step: usize) {
-        while std::fs::read_to_string(run.join("metrics.jsonl")).unwrap_or_default().lines().count() < step {
+    /// Waits until the peers have copies of a cut. While it trains, the broker writes its state only then.
+    fn wait_for_a_copied_cut(run: &Path) {
+        let read = |file: &str| std::fs::read(run.join(file)).unwrap_or_default();
+        while read("metrics.jsonl").is_empty() {
+            std::thread::yield_now();
+        }
+        let before = read("state");
+        while read("state") == before {
             std::thread::yield_now();
         }
     }
@@ -426,10 +431,10 @@ fn a_run_outlives_its_broker_bit_for_bit() {
     let [whole, disturbed] = ["whole", "disturbed"].map(|name| directory.path().join(name));
     // A measured plan may have another number of turns, and then other bits.
     const EQUAL: &str = "--set=plan.scheduler=equal-number";
-    let options = ["--steps=600", "--set=checkpoint.every=0", "--set=eval.every=50", EQUAL];
+    let options = ["--steps=2500", "--set=checkpoint.every=0", "--set=eval.every=500", EQUAL];
     finished(fusionllm().args(["train", "--peers=1", "--run-dir"]).arg(&whole).args(TINY).args(options));
     let mut run = Joined::start(&disturbed, &options, &["a", "b"]);
-    Joined::wait_for_step(&disturbed, 300);
+    Joined::wait_for_a_copied_cut(&disturbed);
     run.broker.kill().unwrap();
     run.broker.wait().unwrap();
     let ticket = std::fs::read_to_string(disturbed.join("ticket")).unwrap();
@@ -445,7 +450,7 @@ fn a_run_outlives_its_broker_bit_for_bit() {
     let [incident] = &summary["incidents"].as_array().unwrap()[..] else { panic!("{summary}") };
     assert_eq!(incident["kind"], "broker");
     assert!(incident["restarted_at"].as_u64() > Some(0), "it goes on from a cut: {incident}");
-    let model = |run: &Path| std::fs::read(run.join("checkpoints/step-600/model.safetensors")).unwrap();
+    let model = |run: &Path| std::fs::read(run.join("checkpoints/step-2500/model.safetensors")).unwrap();
     assert!(model(&disturbed) == model(&whole), "the models differ");
     assert!(!disturbed.join("state").exists(), "a run that is over needs no state");
 }

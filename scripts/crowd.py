@@ -1,0 +1,105 @@
+"""Many peers in one run: they join, ten of them die, and the run goes on. And the broker's memory over a long run.
+
+    python3 scripts/crowd.py --peers 100
+    python3 scripts/crowd.py --peers 2 --steps 10000 --deaths 0
+
+All processes are on this machine, over loopback. It takes a binary from `cargo build --release`.
+"""
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("--peers", type=int, default=100)
+parser.add_argument("--steps", type=int, default=40)
+parser.add_argument("--deaths", type=int, default=10, help="peers that are killed half-way")
+parser.add_argument("--binary", default="target/release/fusionllm")
+options = parser.parse_args()
+
+SETTINGS = {
+    "model.n_layer": 12,
+    "model.n_embd": 16,
+    "model.n_head": 2,
+    "data.context": 16,
+    "train.batch": 4,
+    "train.micro_batch": 1,
+    "eval.every": 0,
+    "checkpoint.every": 0,
+    "plan.scheduler": "equal-number",
+}
+
+
+def memory(process, field):
+    """Resident memory of a process, in MiB."""
+    for line in Path(f"/proc/{process.pid}/status").read_text().splitlines():
+        if line.startswith(field):
+            return int(line.split()[1]) / 1024
+    return float("nan")
+
+
+def steps(run):
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def wait(condition, broker, seconds=1200):
+    begun = time.monotonic()
+    while not condition():
+        if broker.poll() is not None:
+            raise SystemExit(f"the broker ended with status {broker.returncode}")
+        if time.monotonic() - begun > seconds:
+            raise SystemExit(f"nothing happened for {seconds} s")
+        time.sleep(0.05)
+    return time.monotonic() - begun
+
+
+with tempfile.TemporaryDirectory() as directory:
+    run = Path(directory) / "run"
+    command = [options.binary, "broker", "--listen", "127.0.0.1:0", "--run-dir", str(run)]
+    command += ["--peers", str(options.peers), "--steps", str(options.steps)]
+    command += [f"--set={key}={value}" for key, value in SETTINGS.items()]
+    log = open(Path(directory) / "broker.log", "w")
+    broker = subprocess.Popen(command, stdout=log, stderr=log)
+    wait(lambda: (run / "ticket").exists() and (run / "ticket").read_text().endswith("\n"), broker)
+    environment = {**os.environ, "FUSIONLLM_TICKET": (run / "ticket").read_text().strip()}
+    begun = time.monotonic()
+    joiners = [
+        subprocess.Popen([options.binary, "join", "--name", f"p{i}"], env=environment, stdout=log, stderr=log)
+        for i in range(options.peers)
+    ]
+    try:
+        wait(lambda: steps(run) > 0, broker)
+        print(f"{options.peers} peers: the first step was done {time.monotonic() - begun:.1f} s after the first joiner")
+        print(f"broker: {memory(broker, 'VmRSS:'):.0f} MiB after the first step")
+        wait(lambda: steps(run) >= options.steps // 2, broker, 7200)
+        print(f"broker: {memory(broker, 'VmRSS:'):.0f} MiB after {steps(run)} steps")
+        if options.deaths:
+            for joiner in joiners[1 :: max(1, options.peers // options.deaths)][: options.deaths]:
+                joiner.send_signal(signal.SIGKILL)
+            killed, before = time.monotonic(), steps(run)
+            wait(lambda: "training goes on" in (Path(directory) / "broker.log").read_text(), broker)
+            print(f"{options.deaths} peers killed at step {before}; training went on {time.monotonic() - killed:.1f} s later")
+        peak = 0.0
+        while broker.poll() is None:
+            try:
+                peak = max(peak, memory(broker, "VmHWM:"))
+            except FileNotFoundError:
+                break
+            time.sleep(0.1)
+        if broker.wait() != 0:
+            raise SystemExit((Path(directory) / "broker.log").read_text()[-2000:])
+        print(f"broker: at most {peak:.0f} MiB over {steps(run)} steps")
+        incidents = json.loads((run / "summary.json").read_text())["incidents"]
+        print(f"incidents: {len(incidents)}")
+        for line in (run / "metrics.jsonl").read_text().splitlines()[-1:]:
+            print(f"last step: {json.loads(line)['step']}, loss {json.loads(line)['loss']:.4f}")
+    finally:
+        for process in [broker, *joiners]:
+            process.kill()
+            process.wait()
