@@ -83,7 +83,9 @@ with tempfile.TemporaryDirectory() as directory:
             for joiner in joiners[1 :: max(1, options.peers // options.deaths)][: options.deaths]:
                 joiner.send_signal(signal.SIGKILL)
             killed, before = time.monotonic(), steps(run)
-            wait(lambda: "training goes on" in (Path(directory) / "broker.log").read_text(), broker)
+            goes_on = lambda: (Path(directory) / "broker.log").read_text().count("training goes on")
+            earlier = goes_on()
+            wait(lambda: goes_on() > earlier, broker)
             print(f"{options.deaths} peers killed at step {before}; training went on {time.monotonic() - killed:.1f} s later")
         peak = 0.0
         while broker.poll() is None:
@@ -96,7 +98,8 @@ with tempfile.TemporaryDirectory() as directory:
             raise SystemExit((Path(directory) / "broker.log").read_text()[-2000:])
         print(f"broker: at most {peak:.0f} MiB over {steps(run)} steps")
         incidents = json.loads((run / "summary.json").read_text())["incidents"]
-        print(f"incidents: {len(incidents)}")
+        kinds = [incident["kind"] for incident in incidents]
+        print("incidents:", ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))) or "none")
         for line in (run / "metrics.jsonl").read_text().splitlines()[-1:]:
             print(f"last step: {json.loads(line)['step']}, loss {json.loads(line)['loss']:.4f}")
     finally:

@@ -158,3 +158,10 @@ fn a_killed_broker_costs_a_few_steps() {
     assert_eq!(history.incidents, 1);
     assert!(history.redone < 120, "{} steps", history.redone);
 }
+
+/// One of five peers has a layer without parameters. Its share of a cut is empty, and it says that it has it.
+#[test]
+fn a_peer_with_nothing_to_copy_does_nothing_wrong() {
+    let history = check(&Scenario { machines: 5, ..quiet() });
+    assert_eq!((history.incidents, history.redone), (0, 0));
+}

@@ -163,6 +163,9 @@ impl Run {
 
     /// A member confirms that it has a share of a cut.
     fn kept(&mut self, step: u64, owner: MemberId, by: MemberId) -> Result<Vec<Action>, String> {
+        if self.has_nothing(owner) {
+            return Ok(Vec::new());
+        }
         if !self.custody.keep(step, owner, by) {
             return Err("confirmed a copy that nobody requested".into());
         }
@@ -173,6 +176,12 @@ impl Run {
         }
         actions.extend(self.move_on());
         Ok(actions)
+    }
+
+    /// Whether a peer of the generation owns no tensor: no cut has a share of it.
+    fn has_nothing(&self, owner: MemberId) -> bool {
+        let Phase::Running(r) = &self.phase else { return false };
+        r.formation.members.iter().zip(&r.formation.shares).any(|(m, share)| *m == owner && share.is_empty())
     }
 
     /// Has members forget the cuts that nobody needs any more.

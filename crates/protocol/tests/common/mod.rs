@@ -5,6 +5,7 @@ pub(crate) mod simulation;
 pub(crate) mod world;
 
 pub(crate) use fusionllm_graph::ChoiceRng;
+use fusionllm_graph::ops::Unary;
 use fusionllm_graph::{Builder, DType, Init, autodiff};
 use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
 
@@ -21,11 +22,15 @@ pub(crate) fn programs_of(layers: usize, peers: usize, micro_batches: u32) -> Ve
     let tied = b.parameter("tied", DType::F32, [4, 4], Init::Constant(0.5)).unwrap();
     let mut stage_of = Vec::new();
     for layer in 0..layers {
-        let w = match layer {
-            0 => tied,
-            p => b.parameter(&format!("w{p}"), DType::F32, [4, 4], Init::Constant(0.5)).unwrap(),
+        y = match layer {
+            0 => b.linear(y, tied, None).unwrap(),
+            // A layer without parameters, so that a peer may have an empty share.
+            4 => b.unary(Unary::Relu, y).unwrap(),
+            p => {
+                let w = b.parameter(&format!("w{p}"), DType::F32, [4, 4], Init::Constant(0.5)).unwrap();
+                b.linear(y, w, None).unwrap()
+            }
         };
-        y = b.linear(y, w, None).unwrap();
         stage_of.push((layer * peers / layers) as u32);
     }
     y = b.linear(y, tied, None).unwrap();
