@@ -111,7 +111,7 @@ with tempfile.TemporaryDirectory() as directory:
         "data.context": 16,
         "train.batch": 2,
         "train.micro_batch": 1,
-        "train.optimizer": "sgd",
+        "train.optimizer.name": "sgd",
         "eval.every": 0,
         "checkpoint.every": 0,
         "plan.scheduler": "equal-compute",

@@ -437,6 +437,10 @@ fn a_run_outlives_its_broker_bit_for_bit() {
     Joined::wait_for_a_copied_cut(&disturbed);
     run.broker.kill().unwrap();
     run.broker.wait().unwrap();
+    for secret in ["state", "broker-key", "ticket", "owner-ticket"] {
+        let mode = std::os::unix::fs::PermissionsExt::mode(&disturbed.join(secret).metadata().unwrap().permissions());
+        assert_eq!(mode & 0o077, 0, "others may read {secret}");
+    }
     let ticket = std::fs::read_to_string(disturbed.join("ticket")).unwrap();
     let output = finished(fusionllm().args(["broker", "--listen=127.0.0.1:0", "--resume"]).arg(&disturbed));
     for mut joiner in run.joiners {

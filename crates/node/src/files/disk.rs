@@ -1,6 +1,6 @@
 //! Atomic writes: after a crash or on a full disk, a file has its old content or its new content, never a part.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 
@@ -40,11 +40,24 @@ impl DiskError {
 
 /// Replaces the content of the file at `path` atomically.
 pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> Result<(), DiskError> {
+    replace(path, content, File::options().write(true).create(true).truncate(true))
+}
+
+/// The same for a file that only the user can read, where the system knows users.
+pub(crate) fn write_private_atomic(path: &Path, content: &[u8]) -> Result<(), DiskError> {
+    let mut options = File::options();
+    options.write(true).create(true).truncate(true);
+    #[cfg(unix)]
+    std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
+    replace(path, content, &options)
+}
+
+fn replace(path: &Path, content: &[u8], options: &OpenOptions) -> Result<(), DiskError> {
     let mut name = path.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     let partial = path.with_file_name(name);
     let written = (|| {
-        let mut file = File::create(&partial)?;
+        let mut file = options.open(&partial)?;
         file.write_all(content)?;
         file.sync_all()?;
         drop(file);

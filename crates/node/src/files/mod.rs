@@ -7,5 +7,5 @@ mod tensor_file;
 pub mod weights;
 
 pub use disk::DiskError;
-pub(crate) use disk::{sync_directory, write_atomic, write_private};
+pub(crate) use disk::{sync_directory, write_atomic, write_private, write_private_atomic};
 pub(crate) use tensor_file::{TensorFile, write_tensors};

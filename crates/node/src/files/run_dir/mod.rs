@@ -21,7 +21,7 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 
 use crate::files::checkpoint::Checkpoints;
-use crate::files::{DiskError, write_atomic, write_private};
+use crate::files::{DiskError, write_atomic, write_private, write_private_atomic};
 
 /// The directory of a run that this process conducts. A lock keeps other processes out.
 #[derive(Debug)]
@@ -397,9 +397,7 @@ impl RunDir {
     ///
     /// The disk fails.
     pub fn write_identity(&self, bytes: &[u8]) -> Result<(), DiskError> {
-        let path = self.path.join(IDENTITY);
-        remove(&path)?;
-        write_private(&path, bytes)
+        write_private_atomic(&self.path.join(IDENTITY), bytes)
     }
 
     /// Where the run at `path` stands, if its broker did not end in good order.
@@ -411,13 +409,13 @@ impl RunDir {
         read(&path.join(STATE))
     }
 
-    /// Writes where the run stands.
+    /// Writes where the run stands. Only the user can read it, because it has the secrets of tickets.
     ///
     /// # Errors
     ///
     /// The disk fails.
     pub fn write_state(&self, bytes: &[u8]) -> Result<(), DiskError> {
-        write_atomic(&self.path.join(STATE), bytes)
+        write_private_atomic(&self.path.join(STATE), bytes)
     }
 
     /// What was measured of the machines of the run at `path`.
