@@ -162,8 +162,8 @@ pub async fn conduct(
         weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))?;
     }
     let subject = joiners.then(|| Subject::new(&job, &data, model));
-    if let (Some((path, left)), Some(subject)) = (&left, &subject) {
-        left.check(subject, job.train.steps, path)?;
+    if let (Some(left), Some(subject)) = (&left, &subject) {
+        left.check(subject, job.train.steps)?;
     }
     let course = Course::new(&job, models, plan, &peers)?;
     if let Course::Start(planned) = &course {
@@ -192,7 +192,6 @@ pub async fn conduct(
     meet_relay(&endpoint).await?;
     identity.ports = endpoint.ports();
     store.keep_identity(&identity)?;
-    let left = left.map(|(_, left)| left);
     let origin = Arc::new(Origin { source, weights });
     let preparation = Preparation { job, data, feeds, origin, endpoint, identity, entry, allowed, left };
     let endpoint = preparation.endpoint.clone();

@@ -58,9 +58,9 @@ impl Resume {
     }
 
     /// The newest checkpoint, and what the broker left, if `left` is wanted.
-    pub(super) fn parts(self, left: bool) -> Result<(Option<Checkpoint>, Option<(PathBuf, Left)>), NodeError> {
+    pub(super) fn parts(self, left: bool) -> Result<(Option<Checkpoint>, Option<Left>), NodeError> {
         match self.left.filter(|_| left) {
-            Some(left) => Ok((self.checkpoint, Some((self.path, left)))),
+            Some(left) => Ok((self.checkpoint, Some(left))),
             None if self.checkpoint.is_none() => Err(CheckpointError::Missing { path: self.path }.into()),
             None => Ok((self.checkpoint, None)),
         }
@@ -84,6 +84,9 @@ impl Subject {
 /// What a broker writes down while its run goes on.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Left {
+    /// The run's directory.
+    #[serde(skip)]
+    pub(super) directory: PathBuf,
     /// Seconds since the Unix epoch.
     written: f64,
     subject: Subject,
@@ -102,7 +105,7 @@ impl Left {
         incidents: Vec<IncidentSummary>,
         run: RunState,
     ) -> Self {
-        Self { written: unix_time(), subject, wanted, loss_first, incidents, run }
+        Self { directory: PathBuf::new(), written: unix_time(), subject, wanted, loss_first, incidents, run }
     }
 
     /// The bytes for the disk.
@@ -111,7 +114,7 @@ impl Left {
     }
 
     fn parse(bytes: &[u8], path: &Path) -> Result<Self, NodeError> {
-        of_version(bytes).map_err(|e| {
+        of_version(bytes).map(|left: Self| Self { directory: path.to_owned(), ..left }).map_err(|e| {
             NodeError::input_with_hint(
                 format!("{}: what the broker left here cannot be read: {e}", path.display()),
                 "remove the file `state` there to go on from the newest checkpoint",
@@ -125,7 +128,8 @@ impl Left {
     }
 
     /// Refuses to go on with another model, other data, or fewer steps than were done.
-    pub(super) fn check(&self, subject: &Subject, steps: u64, path: &Path) -> Result<(), NodeError> {
+    pub(super) fn check(&self, subject: &Subject, steps: u64) -> Result<(), NodeError> {
+        let path = &self.directory;
         if self.subject != *subject {
             return Err(NodeError::input_with_hint(
                 format!("{}: the job, the data or the seed has changed since the broker was there", path.display()),

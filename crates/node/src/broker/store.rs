@@ -1,7 +1,7 @@
 //! What a run keeps on the broker's disk: its directory, and its checkpoints.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use fusionllm_plan::{Optimizer, Plan};
@@ -89,7 +89,7 @@ impl Store {
     pub(super) fn open(
         directory: Option<&Path>,
         resumed: Option<Checkpoint>,
-        left: Option<&(PathBuf, Left)>,
+        left: Option<&Left>,
         subject: Option<Subject>,
         job: &Job,
         on_event: impl Fn(KeeperEvent) + Send + 'static,
@@ -97,7 +97,7 @@ impl Store {
         let toml = job.to_toml()?;
         let of_checkpoint = resumed.as_ref().and_then(|c| Some((run_of(c.path())?, c.state().step)));
         // What was done after the newest cut is void, but nobody knows that cut before the peers are back.
-        let continued = left.map(|(path, _)| (path.as_path(), u64::MAX)).or(of_checkpoint);
+        let continued = left.map(|left| (left.directory.as_path(), u64::MAX)).or(of_checkpoint);
         let run = match (directory, continued) {
             (None, Some((run, step))) => {
                 let run = RunDir::resume(run, step)?;
@@ -107,7 +107,7 @@ impl Store {
             _ => RunDir::create(directory, &toml)?,
         };
         let mut figures = Figures::new(resumed.as_ref().and_then(|c| c.state().loss_first));
-        if let Some((_, left)) = left {
+        if let Some(left) = left {
             figures.take_over(left.loss_first, &left.incidents);
         }
         let keeper = Keeper::start(Checkpoints::new(run.checkpoints()), on_event)?;
