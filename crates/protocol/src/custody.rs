@@ -54,6 +54,11 @@ impl Custody {
         Self { cuts: BTreeMap::new(), on_disk: start, copying: None, newest: start.step }
     }
 
+    /// The state that the broker has: the newest checkpoint, or else the run's start.
+    pub fn on_disk(&self) -> TrainingProgress {
+        self.on_disk
+    }
+
     /// The same custody for a broker that has this state, and no other.
     pub(crate) fn on_another_disk(mut self, on_disk: TrainingProgress) -> Self {
         self.on_disk = on_disk;

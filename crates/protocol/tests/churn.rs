@@ -143,11 +143,11 @@ fn a_broker_that_is_cut_off_loses_nobody() {
 }
 
 /// Two peers are cut off together, and each has the copy of the other's share. The run waits for them, because without
-/// them it would begin again.
+/// them it would begin again, which takes longer.
 #[test]
 fn a_run_waits_for_peers_that_have_what_nobody_else_has() {
-    let faults = vec![(20.0, Fault::CutOff(1, 9.0)), (20.0, Fault::CutOff(2, 9.0))];
-    let history = check(&Scenario { steps: 800, faults, ..quiet() });
+    let faults = vec![(50.0, Fault::CutOff(1, 9.0)), (50.0, Fault::CutOff(2, 9.0))];
+    let history = check(&Scenario { steps: 1500, faults, ..quiet() });
     assert!(history.incidents > 0 && history.redone < 150, "{} steps", history.redone);
 }
 

@@ -187,7 +187,7 @@ impl Run {
     /// Has members forget the cuts that nobody needs any more.
     fn release(&mut self) -> Vec<Action> {
         let before = self.custody.release();
-        self.copies.forget_before(before);
+        self.copies.forget_before(before, self.custody.on_disk().step);
         let releases = self.roster.connected().map(|m| Action::Send(m.id, ToPeer::Release { before }));
         [Action::Persist].into_iter().chain(releases).collect()
     }
@@ -429,7 +429,8 @@ impl CopyPace {
         }
     }
 
-    fn forget_before(&mut self, step: u64) {
-        self.completed = self.completed.split_off(&step);
+    /// Forgets the steps to which the run cannot go back: those before this one, but for that of the checkpoint.
+    fn forget_before(&mut self, step: u64, on_disk: u64) {
+        self.completed.retain(|s, _| *s >= step || *s == on_disk);
     }
 }

@@ -49,7 +49,7 @@ pub(super) struct Awaited {
 }
 
 impl Run {
-    /// What has to be on the disk before the actions that follow [`Action::Persist`].
+    /// What has to be on the disk before the actions that follow [`Action::Persist`](crate::Action::Persist).
     pub fn state(&self) -> RunState {
         let (last_pass, awaited) = match &self.phase {
             Phase::Running(r) => (r.broker.last_pass(), r.formation.members.iter().copied().collect()),
