@@ -8,6 +8,8 @@ mod files;
 mod messages;
 mod programs;
 
+pub use programs::{assignment_of, one_operator};
+
 /// What the bytes look like, so that a change of them can keep their form.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
@@ -55,6 +57,7 @@ pub const TARGETS: &[Target] = &[
     binary("weights", files::weights),
     binary("images", files::images),
     binary("archive", files::archive),
+    text("operator", programs::operator),
     text("ticket", files::ticket),
     text("relay-url", files::relay_url),
     text("relay-secret", files::relay_secret),

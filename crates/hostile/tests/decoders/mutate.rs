@@ -7,32 +7,15 @@ use fusionllm_hostile::Form;
 const NUMBERS: [u64; 12] =
     [0, 1, 2, 0x7f, 0xffff, u32::MAX as u64, 1 << 31, 1 << 40, 1 << 47, i64::MAX as u64, u64::MAX - 1, u64::MAX];
 
+/// Numbers that readers of text get wrong, after a few that they get right.
+const FIGURES: [&str; 24] = [
+    "0", "1", "2", "3", "4", "5", "7", "8", "16", "64", "1000", "-1", "-2", "-0.0", "0.1", "1e308", "-1e308", "1e-320",
+    "65536", "4294967295", "1099511627776", "9223372036854775807", "-9223372036854775808", "18446744073709551615",
+];
+
 /// Words that readers of text get wrong.
-const WORDS: [&str; 24] = [
-    "0",
-    "-1",
-    "1",
-    "-0.0",
-    "1e308",
-    "-1e308",
-    "1e-320",
-    "0.1",
-    "65536",
-    "4294967295",
-    "1099511627776",
-    "9223372036854775807",
-    "-9223372036854775808",
-    "18446744073709551615",
-    "nan",
-    "inf",
-    "null",
-    "true",
-    "[]",
-    "{}",
-    "\"\"",
-    "\"\u{1f600}\"",
-    "[[[[[[[[",
-    "\\u0000",
+const WORDS: [&str; 12] = [
+    "nan", "inf", "null", "true", "false", "[]", "{}", "\"\"", "\"\u{1f600}\"", "[[[[[[[[", "\\u0000", "[1, 0, 3]",
 ];
 
 /// The samples with some bytes changed. One seed makes the same bytes every time.
@@ -42,7 +25,7 @@ pub(crate) fn mutated(samples: &[Vec<u8>], form: Form, seed: u64) -> Vec<u8> {
     for _ in 0..1 + rng.below(4) {
         let other = &samples[rng.below(samples.len())];
         match form {
-            Form::Text if rng.below(4) > 0 => change_word(&mut bytes, other, &mut rng),
+            Form::Text if rng.below(16) > 0 => change_word(&mut bytes, other, &mut rng),
             _ => change_bytes(&mut bytes, other, &mut rng),
         }
     }
@@ -86,21 +69,24 @@ fn variable_length(mut n: u64) -> Vec<u8> {
     bytes
 }
 
-/// Replaces a word by a strange one, or by one of another sample.
+/// Replaces a number by another, or a word by a strange one or one of another sample.
 fn change_word(bytes: &mut Vec<u8>, other: &[u8], rng: &mut ChoiceRng) {
     let (here, there) = (words(bytes), words(other));
-    if here.is_empty() || there.is_empty() {
+    let is_figure = |&(from, _): &(usize, usize)| bytes[from].is_ascii_digit() || bytes[from] == b'-';
+    let figures: Vec<_> = here.iter().copied().filter(is_figure).collect();
+    let (places, new) = match rng.below(8) {
+        0 if !there.is_empty() => {
+            let (from, to) = there[rng.below(there.len())];
+            (here, &other[from..to])
+        }
+        1 => (here, rng.choose(&WORDS).as_bytes()),
+        _ => (figures, rng.choose(&FIGURES).as_bytes()),
+    };
+    if places.is_empty() {
         return change_bytes(bytes, other, rng);
     }
-    let (from, to) = here[rng.below(here.len())];
-    let new = match rng.below(3) {
-        0 => {
-            let (from, to) = there[rng.below(there.len())];
-            other[from..to].to_vec()
-        }
-        _ => rng.choose(&WORDS).as_bytes().to_vec(),
-    };
-    bytes.splice(from..to, new);
+    let (from, to) = places[rng.below(places.len())];
+    bytes.splice(from..to, new.iter().copied());
 }
 
 /// Begin and end of each number, name and quoted text.

@@ -59,7 +59,6 @@ seed = 3
 optimizer = { name = "adamw", lr = 2e-3, weight_decay = 0.1, betas = [0.9, 0.99], clip = 1.0, warmup = 100, decay = "cosine" }
 [plan]
 scheduler = "op-fence"
-schedule = "1f1b"
 [compression]
 name = "adatopk"
 ratio = 10.0

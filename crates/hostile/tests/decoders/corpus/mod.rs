@@ -23,6 +23,7 @@ pub(crate) fn samples(name: &str) -> Vec<Vec<u8>> {
         "atlas" => vec![messages::atlas()],
         "codec" => messages::codec(),
         "assignment" => programs::assignments(),
+        "operator" => programs::operators(),
         "broker-key" => vec![(0..68).collect()],
         "broker-state" => vec![messages::broker_state()],
         "weights" => vec![files::weights()],

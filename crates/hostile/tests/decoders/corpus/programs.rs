@@ -1,16 +1,15 @@
-use std::collections::{BTreeMap, BTreeSet};
-
-use fusionllm_backend::conformance::{Case, cases};
+use fusionllm_backend::conformance::cases;
 use fusionllm_compress::Codec;
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_graph::{DType, Graph, Node, NodeId, Phase, TensorType, Value, ValueId, ValueKind, autodiff};
+use fusionllm_graph::{DType, Graph, Op, TensorType, autodiff};
+use fusionllm_hostile::{assignment_of, one_operator};
 use fusionllm_plan::{
-    Cluster, Compression, Device, Instruction, Link, Optimizer, Origin, PeerId, Program, Rates, SavedPlan, Schedule,
-    SimulateOptions, Slot, compile, compile_forward, equal_compute, simulate,
+    Cluster, Device, Link, Optimizer, Origin, PeerId, Rates, SavedPlan, Schedule, SimulateOptions, compile,
+    compile_forward, equal_compute, simulate,
 };
-use fusionllm_protocol::{Assignment, Contact, MemberId, Source, TensorKey, encode};
-use fusionllm_transport::{PeerAddr, SecretKey};
+use fusionllm_protocol::encode;
+use serde_json::json;
 
 fn gpt2() -> Graph {
     let config =
@@ -36,80 +35,35 @@ pub(super) fn assignments() -> Vec<Vec<u8>> {
         let train = compile(&plan, &graph, &train).unwrap();
         let eval = compile_forward(&plan, &graph, &graph.evaluation().unwrap(), &["loss", "correct"]).unwrap();
         let pairs: Vec<_> = train.into_iter().zip(eval).collect();
-        pairs.into_iter().map(|(train, eval)| assignment(train, eval, adamw()))
+        pairs.into_iter().map(|(mut train, eval)| {
+            if !train.coded.is_empty() {
+                train.codecs.insert(PeerId(1 - train.peer.0), Codec::Nvfp4);
+            }
+            assignment_of(train, eval, adamw()).unwrap()
+        })
     });
     let sgd = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.1, nesterov: true });
-    let of_operators = cases().unwrap().into_iter().flat_map(|case| {
-        let floats = case.floats.clone();
-        floats.into_iter().filter_map(move |float| one_operator(&case, float))
-    });
-    let of_operators = of_operators.map(|program| assignment(program.clone(), program, sgd));
+    let of_operators = applied().filter_map(|(op, operands)| one_operator(op, &operands));
+    let of_operators = of_operators.map(|program| assignment_of(program.clone(), program, sgd).unwrap());
     of_models.chain(of_operators).map(|a| encode(&a).unwrap()).collect()
 }
 
-fn assignment(mut train: Program, eval: Program, optimizer: Optimizer) -> Assignment {
-    let peer = train.peer;
-    let other = PeerId(1 - peer.0);
-    if !train.coded.is_empty() {
-        train.codecs.insert(other, Codec::Nvfp4);
-    }
-    let addr = encode(&PeerAddr::new(SecretKey::from_bytes([7; 32]).public(), Vec::new())).unwrap();
-    let contact = |m: u32| Contact { member: MemberId(m), name: format!("p{m}"), addr: addr.clone() };
-    let copy = TensorType::new(DType::F32, [4, 4]);
-    let mut assignment = Assignment {
-        generation: 3,
-        peer,
-        peers: vec![contact(0), contact(1)],
-        donors: vec![contact(5)],
-        seed: 7,
-        optimizer,
-        compression: Compression::default(),
-        train,
-        eval,
-        start: 12,
-        passes_before: 40,
-        sources: BTreeMap::new(),
-        mirrors: BTreeMap::from([(MemberId(6), BTreeMap::from([(TensorKey::value("w1"), copy)]))]),
-    };
-    assignment.sources = assignment.tensors().into_keys().map(|key| (key, Source::Broker)).collect();
-    assignment.validate().unwrap();
-    assignment
+/// The operators of the conformance suite, with the types of their operands.
+fn applied() -> impl Iterator<Item = (Op, Vec<TensorType>)> {
+    cases().unwrap().into_iter().flat_map(|case| {
+        let types = |float| case.arrays(float).into_iter().map(|array| array.ty).collect();
+        case.floats.iter().map(|float| (case.op.clone(), types(*float))).collect::<Vec<_>>()
+    })
 }
 
-/// A program that receives the case's operands, runs its operator, and frees all.
-fn one_operator(case: &Case, float: DType) -> Option<Program> {
-    let types: Vec<TensorType> = case.arrays(float).into_iter().map(|array| array.ty).collect();
-    // Bad operands of the right types are a case for the kernels; types that do not fit are none here.
-    let results = case.op.infer(&types.iter().collect::<Vec<_>>()).ok()?;
-    let ids = |from: usize, count: usize| (from as u32..(from + count) as u32).map(ValueId).collect::<Vec<_>>();
-    let (inputs, outputs) = (ids(0, types.len()), ids(types.len(), results.len()));
-    let node = NodeId(0);
-    let made = (0..).map(|index| ValueKind::Result { node, index });
-    let kinds = types.iter().map(|_| ValueKind::Input).chain(made);
-    let values = (0..)
-        .zip(types.iter().chain(&results))
-        .zip(kinds)
-        .map(|((id, ty), kind)| (ValueId(id), Value { name: format!("v{id}"), ty: ty.clone(), kind }));
-    let slot = |value| Slot::Value { value, micro_batch: 0 };
-    let receive = inputs.iter().map(|v| Instruction::Receive { slot: slot(*v), from: PeerId::BROKER });
-    let free = inputs.iter().chain(&outputs).map(|value| Instruction::Free { value: *value, micro_batch: 0 });
-    let run = Instruction::Run { node, micro_batch: 0 };
-    let op = case.op.clone();
-    let (name, phase) = ("n".to_owned(), Phase::Forward);
-    Some(Program {
-        peer: PeerId(0),
-        version: 1,
-        micro_batches: 1,
-        values: values.collect(),
-        holdings: Vec::new(),
-        reductions: Vec::new(),
-        reports: Vec::new(),
-        instructions: receive.chain([run]).chain(free).collect(),
-        nodes: BTreeMap::from([(node, Node { name, op, inputs, outputs, phase, origin: None })]),
-        coded: BTreeSet::new(),
-        masks: BTreeMap::new(),
-        codecs: BTreeMap::new(),
-    })
+/// The same as JSON. It has no infinite numbers.
+pub(super) fn operators() -> Vec<Vec<u8>> {
+    let taken = applied().filter(|(op, operands)| one_operator(op.clone(), operands).is_some());
+    let texts = taken.map(|(op, operands)| json!({"op": op, "operands": operands}));
+    texts
+        .filter(|text| serde_json::from_value::<Op>(text["op"].clone()).is_ok())
+        .map(|text| text.to_string().into_bytes())
+        .collect()
 }
 
 pub(super) fn graphs() -> Vec<Vec<u8>> {
