@@ -9,6 +9,7 @@
 mod allocation;
 mod corpus;
 mod mutate;
+mod regressions;
 
 use std::fmt::Write;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -93,7 +94,7 @@ fn try_all(target: &Target) -> Vec<String> {
     faults
 }
 
-/// One test, because memory is counted for the whole process.
+/// One test for all, because memory is counted for the whole process.
 #[test]
 fn no_bytes_cause_a_panic_or_take_much_memory() {
     let only = std::env::var("FUSIONLLM_TARGET").ok();

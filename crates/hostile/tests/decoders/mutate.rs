@@ -9,14 +9,35 @@ const NUMBERS: [u64; 12] =
 
 /// Numbers that readers of text get wrong, after a few that they get right.
 const FIGURES: [&str; 24] = [
-    "0", "1", "2", "3", "4", "5", "7", "8", "16", "64", "1000", "-1", "-2", "-0.0", "0.1", "1e308", "-1e308", "1e-320",
-    "65536", "4294967295", "1099511627776", "9223372036854775807", "-9223372036854775808", "18446744073709551615",
+    "0",
+    "1",
+    "2",
+    "3",
+    "4",
+    "5",
+    "7",
+    "8",
+    "16",
+    "64",
+    "1000",
+    "-1",
+    "-2",
+    "-0.0",
+    "0.1",
+    "1e308",
+    "-1e308",
+    "1e-320",
+    "65536",
+    "4294967295",
+    "1099511627776",
+    "9223372036854775807",
+    "-9223372036854775808",
+    "18446744073709551615",
 ];
 
 /// Words that readers of text get wrong.
-const WORDS: [&str; 12] = [
-    "nan", "inf", "null", "true", "false", "[]", "{}", "\"\"", "\"\u{1f600}\"", "[[[[[[[[", "\\u0000", "[1, 0, 3]",
-];
+const WORDS: [&str; 12] =
+    ["nan", "inf", "null", "true", "false", "[]", "{}", "\"\"", "\"\u{1f600}\"", "[[[[[[[[", "\\u0000", "[1, 0, 3]"];
 
 /// The samples with some bytes changed. One seed makes the same bytes every time.
 pub(crate) fn mutated(samples: &[Vec<u8>], form: Form, seed: u64) -> Vec<u8> {
