@@ -159,14 +159,3 @@ fn devices_of_one_profile_share_the_threads() {
     assert_eq!(e.message, "D.toml has no device of backend cpu with 3 thread(s)");
     assert_eq!(e.hint, "it has cpu with 1, cpu with 4");
 }
-
-/// A count of 2,147,483,647 took all memory before anything was checked.
-#[test]
-fn a_testbed_has_few_devices() {
-    let text = "[[device]]\nname = \"a\"\ngpu = \"RTX 3080\"\n[[device]]\nname = \"b\"\ngpu = \"RTX 3080\"\ncount = 2147483647\n";
-    let error = printed(Testbed::parse("t.toml", text, Path::new("/nowhere")).unwrap_err());
-    assert_snapshot!(error, @"
-    t.toml:7:9: these are 2147483648 devices or more
-    hint: a testbed has at most 4096
-    ");
-}
