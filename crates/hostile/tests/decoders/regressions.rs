@@ -53,3 +53,13 @@ fn a_slice_with_the_largest_step() {
         assert_eq!(panics(), before, "{applied}");
     }
 }
+
+/// An empty tensor with a dimension of 2^32 took 32 GiB for the places of its elements.
+#[test]
+fn reductions_of_a_long_and_empty_tensor() {
+    for (dims, shape) in [("[1]", "[0,4294967296]"), ("[0]", "[4294967296,0]"), ("[0,1]", "[4294967296,0]")] {
+        let op = format!(r#"{{"reduce":{{"kind":"prod","dims":{dims},"keepdim":false}}}}"#);
+        let applied = format!(r#"{{"op":{op},"operands":[{{"dtype":"f32","shape":{shape}}}]}}"#);
+        assert!(accepts("operator", applied.as_bytes()), "{applied}");
+    }
+}
