@@ -3,7 +3,7 @@
 use fusionllm_compress::decode as decode_tensor;
 use fusionllm_plan::LearningRate;
 use fusionllm_protocol::{
-    Admission, Answer, Atlas, BulkHeader, ExpectedPeers, FromPeer, MemberId, PeerHello, Probe, Roster, Run, RunOptions,
+    Answer, Atlas, BulkHeader, ExpectedPeers, FromPeer, MemberId, PeerHello, Probe, Roster, Run, RunOptions,
     RunSettings, RunState, TensorHeader, ToPeer, TrainingProgress, decode, hello_version,
 };
 use fusionllm_transport::PeerAddr;
@@ -76,8 +76,6 @@ pub(crate) fn atlas(bytes: &[u8]) -> bool {
     let Ok(atlas) = decode::<Atlas>(bytes) else { return false };
     let [a, b] = [MemberId(0), MemberId(1)];
     let _ = (atlas.lacks(&[a, b]), atlas.flops(a), atlas.link(a, b), atlas.fastest_link(b));
-    let mut roster = Roster::new(ExpectedPeers::Any(1), Admission::default());
-    let _ = roster.admission_mut();
     let _ = atlas.cluster(&[]);
     true
 }
