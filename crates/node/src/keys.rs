@@ -10,7 +10,7 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use fusionllm_transport::{PeerKey, SecretKey};
+use fusionllm_transport::{InvalidPeerKey, PeerKey, SecretKey};
 
 use crate::NodeError;
 use crate::files::{DiskError, write_private};
@@ -28,7 +28,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// The file cannot be read or written, or it holds something else.
 pub(crate) fn identity(path: &Path) -> Result<SecretKey, NodeError> {
     match read(path) {
-        Ok(text) => text.trim().strip_prefix(MAGIC).and_then(|key| key.parse().ok()).ok_or_else(|| {
+        Ok(text) => parse_identity(&text).ok_or_else(|| {
             NodeError::input_with_hint(
                 format!("{}: this is no identity of this version of fusionllm", path.display()),
                 "give the path of a new file: an identity is written there",
@@ -43,26 +43,30 @@ pub(crate) fn identity(path: &Path) -> Result<SecretKey, NodeError> {
     }
 }
 
+/// The key in the text of an identity file.
+pub(crate) fn parse_identity(text: &str) -> Option<SecretKey> {
+    text.trim().strip_prefix(MAGIC).and_then(|key| key.parse().ok())
+}
+
 /// Reads the list of keys in the file at `path`.
 ///
 /// # Errors
 ///
 /// The file cannot be read, or a line is no key.
 pub(crate) fn allowed(path: &Path) -> Result<BTreeSet<PeerKey>, NodeError> {
-    let text = read(path)?;
-    let mut keys = BTreeSet::new();
-    for (number, line) in (1..).zip(text.lines()) {
-        let line = line.split('#').next().unwrap_or_default().trim();
-        if !line.is_empty() {
-            keys.insert(line.parse().map_err(|e| {
-                NodeError::input_with_hint(
-                    format!("{}:{number}: {e}", path.display()),
-                    "write one key per line, as `fusionllm identity FILE` prints it, and comments after #",
-                )
-            })?);
-        }
-    }
-    Ok(keys)
+    parse_allowed(&read(path)?).map_err(|(line, e)| {
+        NodeError::input_with_hint(
+            format!("{}:{line}: {e}", path.display()),
+            "write one key per line, as `fusionllm identity FILE` prints it, and comments after #",
+        )
+    })
+}
+
+/// The keys in the text of a list. The error has the number of the line that is no key.
+pub(crate) fn parse_allowed(text: &str) -> Result<BTreeSet<PeerKey>, (usize, InvalidPeerKey)> {
+    let lines = text.lines().map(|line| line.split('#').next().unwrap_or_default().trim());
+    let keys = (1..).zip(lines).filter(|(_, line)| !line.is_empty());
+    keys.map(|(number, line)| line.parse().map_err(|e| (number, e))).collect()
 }
 
 fn read(path: &Path) -> Result<String, DiskError> {

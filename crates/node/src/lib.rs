@@ -7,6 +7,8 @@
 mod broker;
 pub mod config;
 pub mod data;
+#[doc(hidden)]
+pub mod decoders;
 pub mod doctor;
 mod error;
 mod files;

@@ -90,7 +90,8 @@ fn read_or_make(path: &Path) -> Result<Secret, NodeError> {
     }
 }
 
-fn parse(text: &str) -> Option<Secret> {
+/// The secret in the text of a file.
+pub(crate) fn parse(text: &str) -> Option<Secret> {
     let bytes = BASE32_NOPAD.decode(text.to_ascii_uppercase().as_bytes()).ok()?;
     bytes.try_into().ok().map(Secret::from_bytes)
 }

@@ -76,7 +76,8 @@ impl<B: Backend> Data<B> {
 }
 
 fn range(start: usize, end: usize, step: usize) -> Slice {
-    Slice::new(start as isize, Some(end as isize), step as isize)
+    // A step behind the end is any step, but one that is not an isize would run backwards.
+    Slice::new(start as isize, Some(end as isize), step.min((end - start).max(1)) as isize)
 }
 
 /// A slice of one dimension. The other dimensions are taken whole.

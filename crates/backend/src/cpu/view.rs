@@ -50,7 +50,8 @@ fn slice([x]: [Array; 1], op: &ops::Slice) -> Array {
     if shape[op.dim] > 0 {
         start = (start as isize + strides[op.dim] * op.start as isize) as usize;
     }
-    strides[op.dim] *= op.step as isize;
+    // A step behind the end is any step, but its product with a stride may not fit.
+    strides[op.dim] *= op.step.min((op.end - op.start).max(1)) as isize;
     x.view(shape, strides, start)
 }
 

@@ -136,7 +136,8 @@ pub(crate) fn put<T: Element>(out: &mut [T], region: &Region<'_>, shape: &[usize
     }
     let (mut start, mut strides, mut distance) = (0, vec![0; shape.len()], 1);
     for d in (0..shape.len()).rev() {
-        let (first, step) = (region.starts[d], region.steps[d]);
+        // A step behind the end is any step, but its products may not fit.
+        let (first, step) = (region.starts[d], region.steps[d].min(region.shape[d]));
         let inside = step > 0 && first + (shape[d] - 1) * step < region.shape[d];
         assert!(inside, "{} elements from {first} by {step} exceed {}", shape[d], region.shape[d]);
         start += first * distance;

@@ -120,6 +120,11 @@ pub(crate) fn weights() -> Value {
 
 /// An archive with this program and these weights.
 pub(crate) fn archive(program: &Value, weights: &Value) -> Vec<u8> {
+    archive_of(program.to_string().into_bytes(), weights)
+}
+
+/// An archive with these bytes in the place of a program.
+pub(crate) fn archive_of(program: Vec<u8>, weights: &Value) -> Vec<u8> {
     let floats = |n: usize| (0..n).flat_map(|i| (i as f32 * 0.1).to_le_bytes()).collect::<Vec<u8>>();
     let constants = json!({"config": {
         "mask": {"path_name": "tensor_0", "is_param": false, "use_pickle": false, "tensor_meta": meta(7, &[3], false)}
@@ -131,7 +136,7 @@ pub(crate) fn archive(program: &Value, weights: &Value) -> Vec<u8> {
         ("net/data/weights/model_weights_config.json", weights.to_string().into_bytes()),
         ("net/data/constants/tensor_0", floats(3)),
         ("net/data/constants/model_constants_config.json", constants.to_string().into_bytes()),
-        ("net/models/model.json", program.to_string().into_bytes()),
+        ("net/models/model.json", program),
         ("net/archive_format", b"pt2".to_vec()),
         ("net/byteorder", b"little".to_vec()),
     ])

@@ -48,6 +48,7 @@ pub use local::LocalPeer;
 pub use observer::{Event, Observer};
 pub use resume::Resume;
 use resume::{Identity, Left, Subject, read_atlas};
+pub(crate) use resume::{reads_key, reads_state};
 
 use crate::NodeError;
 use crate::config::{Choice, Family, Job, Network};

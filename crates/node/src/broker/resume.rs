@@ -161,6 +161,16 @@ fn of_version<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     }
 }
 
+/// Whether these bytes are what a broker leaves behind.
+pub(crate) fn reads_state(bytes: &[u8]) -> bool {
+    of_version::<Left>(bytes).is_ok()
+}
+
+/// Whether these bytes are a broker's identity.
+pub(crate) fn reads_key(bytes: &[u8]) -> bool {
+    Identity::parse(bytes).is_some()
+}
+
 fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }

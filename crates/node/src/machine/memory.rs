@@ -17,7 +17,7 @@ pub fn live_bytes() -> u64 {
 }
 
 /// The most bytes allocated at once since the last call.
-pub(crate) fn take_peak() -> u64 {
+pub fn take_peak() -> u64 {
     let peak = PEAK.swap(LIVE.load(Relaxed), Relaxed);
     peak.max(LIVE.load(Relaxed)) as u64
 }

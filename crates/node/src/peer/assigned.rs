@@ -59,6 +59,11 @@ impl Assigned {
     }
 }
 
+/// Whether a peer takes part as an assignment says. The error says why not.
+pub(crate) fn accepts_assignment(assignment: Assignment, memory: Option<u64>) -> Result<(), String> {
+    Assigned::new(assignment, memory).map(|(assigned, _)| drop(assigned.role()))
+}
+
 /// The addresses of members.
 pub(super) fn addresses<'a>(
     contacts: impl Iterator<Item = &'a Contact>,

@@ -34,6 +34,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+pub(crate) use assigned::accepts_assignment;
 use broker::Introduction;
 use events::Event;
 use fusionllm_backend::Backend;

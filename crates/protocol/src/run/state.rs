@@ -81,7 +81,7 @@ impl Run {
         let mut run = Self::new(options, roster.with_members(state.members, state.next_name));
         run.custody = state.custody.on_another_disk(options.settings.start);
         run.atlas = atlas;
-        run.generation = state.generation + 1;
+        run.generation = state.generation.saturating_add(1);
         run.last_pass = state.last_pass;
         run.begun = state.begun;
         if run.begun {

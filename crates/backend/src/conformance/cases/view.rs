@@ -67,6 +67,7 @@ fn slices(c: &mut Cases) {
         (&[2, 5], 1, 0, 5, 1),
         (&[0, 4], 1, 1, 3, 1),
         (&[6], 0, 0, 6, 100),
+        (&[2, 3, 4], 0, 1, 2, usize::MAX),
     ] {
         let slice = Slice { dim, start, end, step };
         for x in every_kind(c, shape) {

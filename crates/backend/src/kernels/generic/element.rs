@@ -256,6 +256,10 @@ pub(super) fn broadcast_offsets(shape: &[usize], target: &[usize]) -> Vec<usize>
 
 /// `Σ index · stride` for every index of `shape`, in row-major order.
 pub(super) fn strided_offsets(shape: &[usize], strides: &[usize]) -> Vec<usize> {
+    // The dimensions before one of size 0 may be larger than any memory.
+    if shape.contains(&0) {
+        return Vec::new();
+    }
     let mut offsets = vec![0];
     for (&n, &stride) in shape.iter().zip(strides) {
         offsets = offsets.iter().flat_map(|&o| (0..n).map(move |i| o + i * stride)).collect();

@@ -33,7 +33,10 @@ fn groups(op: &Reduce, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
         (0..shape.len()).filter(|d| op.dims.contains(d) == reduced).map(|d| (shape[d], strides[d])).unzip()
     };
     let (kept, reduced) = (pick(false), pick(true));
-    (strided_offsets(&kept.0, &kept.1), strided_offsets(&reduced.0, &reduced.1))
+    let bases = strided_offsets(&kept.0, &kept.1);
+    // Without results, nothing bounds the dimensions that are reduced.
+    let steps = if bases.is_empty() { Vec::new() } else { strided_offsets(&reduced.0, &reduced.1) };
+    (bases, steps)
 }
 
 fn fold<T: Element>(op: &Reduce, x: &Operand<'_>, start: T, f: fn(T, T) -> T) -> Result<Buffer, String> {

@@ -213,9 +213,20 @@ fn link(section: &Section<'_>, names: &Names, links: &mut BTreeMap<(Place, Place
     Ok(())
 }
 
+/// The most devices of one testbed. No planner can place a model on more, and each takes memory.
+const MAX_DEVICES: usize = 4096;
+
 /// How many devices the file describes.
 fn count(sections: &[Section<'_>]) -> Result<usize, JobError> {
-    sections.iter().map(|s| Ok(s.size("count", 1)?.unwrap_or(1))).sum()
+    let mut devices = 0;
+    for section in sections {
+        devices += section.size("count", 1)?.unwrap_or(1);
+        if devices > MAX_DEVICES {
+            let hint = format!("a testbed has at most {MAX_DEVICES}");
+            return Err(section.error("count", format!("these are {devices} devices or more"), hint));
+        }
+    }
+    Ok(devices)
 }
 
 fn device(

@@ -1,0 +1,140 @@
+//! Files and texts: of a run, of a user, and of other programs.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use fusionllm_graph::{Graph, autodiff};
+use fusionllm_import::ImportOptions;
+use fusionllm_node::checkpoint::{Checkpoint, Part};
+use fusionllm_node::config::{Job, Testbed, load_profile};
+use fusionllm_node::data::{Cifar10, Data, Dataset};
+use fusionllm_node::imported::ImportedModel;
+use fusionllm_node::weights::Weights;
+use fusionllm_node::{RelayUrl, decoders};
+use fusionllm_plan::SavedPlan;
+use fusionllm_transport::Ticket;
+
+/// A plan with more work than this is not simulated: micro-batches times operators.
+const MAX_PLANNED: u64 = 20_000;
+
+pub(crate) fn broker_key(bytes: &[u8]) -> bool {
+    decoders::broker_key(bytes)
+}
+
+pub(crate) fn broker_state(bytes: &[u8]) -> bool {
+    decoders::broker_state(bytes)
+}
+
+pub(crate) fn ticket(bytes: &[u8]) -> bool {
+    as_text(bytes).is_some_and(|text| text.parse::<Ticket>().is_ok_and(|ticket| !ticket.to_string().is_empty()))
+}
+
+pub(crate) fn relay_url(bytes: &[u8]) -> bool {
+    as_text(bytes).is_some_and(|text| text.parse::<RelayUrl>().is_ok_and(|url| !url.to_string().is_empty()))
+}
+
+pub(crate) fn relay_secret(bytes: &[u8]) -> bool {
+    as_text(bytes).is_some_and(decoders::relay_secret)
+}
+
+pub(crate) fn identity(bytes: &[u8]) -> bool {
+    as_text(bytes).is_some_and(decoders::identity)
+}
+
+pub(crate) fn allowed_keys(bytes: &[u8]) -> bool {
+    as_text(bytes).is_some_and(decoders::allowed_keys)
+}
+
+/// A safetensors file, of which every tensor is read.
+pub(crate) fn weights(bytes: &[u8]) -> bool {
+    in_file(bytes, "model.safetensors", |path| {
+        let Ok(weights) = Weights::open(path) else { return false };
+        weights.tensors().all(|(name, _)| weights.read(name).is_ok())
+    })
+}
+
+/// The manifest of a checkpoint without tensors.
+pub(crate) fn manifest(bytes: &[u8]) -> bool {
+    const NO_TENSORS: &[u8] = b"\x08\0\0\0\0\0\0\0{}      ";
+    in_file(bytes, "manifest.json", |path| {
+        let directory = path.parent().unwrap_or(path);
+        let write = |name| fs::write(directory.join(name), NO_TENSORS).is_ok();
+        if !write("model.safetensors") || !write("optimizer.safetensors") {
+            return false;
+        }
+        let Ok(checkpoint) = Checkpoint::open(directory) else { return false };
+        let _ = (checkpoint.state(), checkpoint.read(Part::Model, "w"), checkpoint.read_extra("config.json"));
+        true
+    })
+}
+
+/// CIFAR-10's binary form.
+pub(crate) fn images(bytes: &[u8]) -> bool {
+    in_file(bytes, "train.bin", |path| {
+        let data = Data::Cifar10(Cifar10 { train: vec![path.to_owned()], test: Vec::new(), augment: true });
+        let Ok(data) = Dataset::open(&data, 1) else { return false };
+        data.train_batch(0, 2).is_ok()
+    })
+}
+
+/// An archive of `torch.export`, of which every tensor is read.
+pub(crate) fn archive(bytes: &[u8]) -> bool {
+    in_file(bytes, "net.pt2", |path| {
+        let Ok(mut model) = ImportedModel::open(path, ImportOptions::default()) else { return false };
+        let graph = model.imported().graph.clone();
+        let read = graph.parameters().chain(graph.buffers()).all(|v| model.initial(graph.value(v)).is_ok());
+        read && use_graph(&graph)
+    })
+}
+
+pub(crate) fn graph(bytes: &[u8]) -> bool {
+    let Some(Ok(graph)) = as_text(bytes).map(Graph::from_json) else { return false };
+    use_graph(&graph)
+}
+
+/// What every command does with a graph.
+fn use_graph(graph: &Graph) -> bool {
+    let _ = (graph.digest(), graph.to_string(), graph.evaluation());
+    if let Some(loss) = graph.outputs.get("loss") {
+        let _ = autodiff::differentiate(graph, *loss);
+    }
+    true
+}
+
+/// A plan file, which is simulated if it is small.
+pub(crate) fn plan(bytes: &[u8]) -> bool {
+    let Some(Ok(saved)) = as_text(bytes).map(SavedPlan::from_json) else { return false };
+    if u64::from(saved.plan.micro_batches) * (1 + saved.graph.nodes.len() as u64) <= MAX_PLANNED {
+        // An error is an answer.
+        let _ = saved.simulate(true);
+    }
+    true
+}
+
+pub(crate) fn job(bytes: &[u8]) -> bool {
+    as_text(bytes).is_some_and(|text| Job::parse("job.toml", text, &nowhere(), &[]).is_ok_and(|j| j.to_toml().is_ok()))
+}
+
+pub(crate) fn testbed(bytes: &[u8]) -> bool {
+    as_text(bytes).is_some_and(|text| Testbed::parse("testbed.toml", text, &nowhere()).is_ok())
+}
+
+pub(crate) fn profile(bytes: &[u8]) -> bool {
+    in_file(bytes, "device.toml", |path| load_profile(path).is_ok())
+}
+
+/// The directory at which relative paths in texts start. Nothing is there.
+fn nowhere() -> PathBuf {
+    PathBuf::from("/nowhere")
+}
+
+fn as_text(bytes: &[u8]) -> Option<&str> {
+    std::str::from_utf8(bytes).ok()
+}
+
+/// Reads the bytes from a file of this name, in a directory of its own.
+fn in_file(bytes: &[u8], name: &str, read: impl FnOnce(&Path) -> bool) -> bool {
+    let Ok(directory) = tempfile::tempdir() else { return false };
+    let path = directory.path().join(name);
+    fs::write(&path, bytes).is_ok() && read(&path)
+}

@@ -1,0 +1,203 @@
+use std::collections::{BTreeMap, BTreeSet};
+
+use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat};
+use fusionllm_graph::{DType, TensorType, ValueId};
+use fusionllm_plan::{Curve, LearningRate, Link, Measured, PassKind, PeerId, Rates, Slot, Verdict};
+use fusionllm_protocol::{
+    Admission, Answer, BulkHeader, CodecError, CodecSpectrum, Contact, ExpectedPeers, FromPeer, Heartbeat, Hello,
+    Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question, ReceivedBytes, Request, Roster, Run,
+    RunOptions, RunSettings, SentBytes, TensorHeader, TensorKey, TicketRole, ToPeer, TrainingProgress, VERSION, encode,
+};
+use fusionllm_transport::{PeerAddr, SecretKey};
+
+fn all<T: serde::Serialize>(messages: impl IntoIterator<Item = T>) -> Vec<Vec<u8>> {
+    messages.into_iter().map(|m| encode(&m).unwrap()).collect()
+}
+
+fn addr() -> PeerAddr {
+    let key = SecretKey::from_bytes([7; 32]).public();
+    let addrs = vec!["192.0.2.1:4433".parse().unwrap(), "[2001:db8::1]:9".parse().unwrap()];
+    PeerAddr { relay: Some("http://192.0.2.1:3340/?token=abc".parse().unwrap()), ..PeerAddr::new(key, addrs) }
+}
+
+pub(super) fn address() -> Vec<Vec<u8>> {
+    all([addr()])
+}
+
+fn hello() -> Hello {
+    let addr = encode(&addr()).unwrap();
+    let (backend, device) = ("cpu".into(), "CPU".into());
+    Hello { version: VERSION, secret: [7; 16], process: 3, name: "a".into(), backend, device, addr }
+}
+
+fn machine() -> MachineProfile {
+    let curve = || Curve::new(vec![(1e3, 1e-6), (1e6, 1e-3)]).unwrap();
+    let operators =
+        Measured::from(BTreeMap::from([("mm".into(), curve()), ("add".into(), curve()), ("upload".into(), curve())]));
+    let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
+    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators }
+}
+
+pub(super) fn from_peer() -> Vec<Vec<u8>> {
+    let report = PassReport {
+        sent: vec![SentBytes { to: PeerId(1), bytes: 5 }],
+        errors: vec![CodecError { to: PeerId(1), relative_error: 0.5 }],
+        spectra: vec![CodecSpectrum { to: PeerId(1), exact: 3.5, decoded: 4.0 }],
+        received: vec![ReceivedBytes { from: PeerId(2), bytes: 70_000, seconds: 0.25 }],
+        ..PassReport::default()
+    };
+    let link = Link { latency: 0.01, bandwidth: 1e6 };
+    let ask = |question| FromPeer::Ask(Request { version: VERSION, secret: [9; 16], question });
+    all([
+        FromPeer::Hello(hello()),
+        FromPeer::Machine(machine()),
+        FromPeer::Links { with: MemberId(2), links: Some((link, link)), relayed: true },
+        FromPeer::Ready { generation: 2 },
+        FromPeer::Report { pass: 1, report: 0, micro_batch: 2, value: f64::INFINITY },
+        FromPeer::Norms { pass: u64::MAX, squared_norms: vec![(ValueId(4), 0.25), (ValueId(9), 1.5)] },
+        FromPeer::PassDone { pass: 2, report },
+        FromPeer::Heartbeat(Heartbeat { generation: 2, progress: 70, waits_for: Some(MemberId(1)) }),
+        FromPeer::Mirrored { step: 4, of: MemberId(0) },
+        FromPeer::Kept { step: 4 },
+        FromPeer::LinkLost { generation: 1, member: MemberId(3), reason: "gone".into() },
+        FromPeer::Failed { generation: 1, reason: "no memory".into() },
+        FromPeer::Leaving,
+        FromPeer::Visit { version: VERSION, secret: [7; 16] },
+        ask(Question::Status),
+        ask(Question::Kick { name: "a".into() }),
+        ask(Question::Revoke { secret: Some([1; 16]) }),
+        ask(Question::Invite { seconds: Some(60), uses: Some(3) }),
+    ])
+}
+
+pub(super) fn to_peer() -> Vec<Vec<u8>> {
+    let contact = Contact { member: MemberId(1), name: "b".into(), addr: encode(&addr()).unwrap() };
+    let top = Codec::TopK(TopK { ratio: 10.0, values: ValueFormat::Bf16 });
+    all([
+        ToPeer::Refused { reason: "full".into() },
+        ToPeer::Contacts(vec![contact.clone(), contact]),
+        ToPeer::Measure,
+        ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
+        ToPeer::Regroup { generation: 2 },
+        ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3 },
+        ToPeer::Verdict { pass: 4, verdict: Verdict { apply: true, update: 3, lr: 1e-3, factor: 0.5 } },
+        ToPeer::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16), (PeerId(2), top)]) },
+        ToPeer::Snapshot { step: 9, save: true },
+        ToPeer::Mirror { step: 9, of: MemberId(2), bytes_per_s: Some(1e6) },
+        ToPeer::Release { before: 9 },
+        ToPeer::Stop { reason: "no".into() },
+        ToPeer::Welcome { seen_as: Some(([192, 0, 2, 1], 4433).into()), clock_s: 1.8e9 },
+    ])
+}
+
+pub(super) fn peer_hello() -> Vec<Vec<u8>> {
+    let tensors = vec![TensorKey::slot("w", "exp_avg"), TensorKey::value("b")];
+    all([
+        PeerHello::Exchange { generation: 4 },
+        PeerHello::Fetch { step: 9, tensors, bytes_per_s: Some(1e6) },
+        PeerHello::Probe,
+        PeerHello::Restarted,
+    ])
+}
+
+pub(super) fn bulk_header() -> Vec<Vec<u8>> {
+    all([
+        BulkHeader::Assign,
+        BulkHeader::Load { generation: 2, key: TensorKey::slot("w", "exp_avg") },
+        BulkHeader::Copy,
+        BulkHeader::NoCopy,
+        BulkHeader::Saved { step: 3, key: TensorKey::value("w"), ty: TensorType::new(DType::BF16, [3, 4]) },
+        BulkHeader::SavedAll { step: 3 },
+    ])
+}
+
+pub(super) fn tensor_header() -> Vec<Vec<u8>> {
+    let value = ValueId(5);
+    let slots = [
+        Slot::Value { value, micro_batch: 300 },
+        Slot::Part { parameter: value, part: 1 },
+        Slot::Parameter { parameter: value },
+        Slot::Buffer { buffer: value, micro_batch: 1 },
+    ];
+    all(slots.map(|slot| TensorHeader { pass: 3, kind: PassKind::Eval, slot, coded: true }))
+}
+
+pub(super) fn probe() -> Vec<Vec<u8>> {
+    all([Probe::Echo, Probe::Load, Probe::Elapsed(0.25), Probe::Request(1 << 20)])
+}
+
+pub(super) fn answer() -> Vec<Vec<u8>> {
+    let status = Answer::Status(Box::new(run().status(3.0)));
+    all([Answer::Refused { reason: "no".into() }, Answer::Done { what: "a is out".into() }, status])
+}
+
+/// A run with two members, one of which has left.
+fn run() -> Run {
+    let settings = RunSettings {
+        version: 1,
+        start: TrainingProgress::default(),
+        steps: 5,
+        micro_batches: 2,
+        eval: None,
+        checkpoint: Some(2),
+        learning_rate: LearningRate { base: 1.0, warmup: 3, cosine_until: Some(9), min: 0.1 },
+        clip: Some(1.0),
+        window: 3,
+        passes_before: 0,
+    };
+    let mut admission = Admission::new(Some(BTreeSet::from([[1; 32], [2; 32]])));
+    let ticket = Invitation { expires: Some(1 << 40), uses: Some(5), ..Invitation::new(TicketRole::Peer, [7; 16]) };
+    admission.invite(ticket).unwrap();
+    let roster = Roster::new(ExpectedPeers::Any(3), admission);
+    let mut run = Run::new(RunOptions { settings, measured: true }, roster);
+    for (identity, name) in [([1; 32], "a"), ([2; 32], "b")] {
+        run.join(identity, Hello { name: name.into(), ..hello() }, 0, 1.0).unwrap();
+    }
+    run.gone(MemberId(1), "gone", 2.0);
+    run
+}
+
+pub(super) fn run_state() -> Vec<u8> {
+    encode(&run().state()).unwrap()
+}
+
+/// The file `state`: the protocol's version, then when, what, how many peers, the first loss, no incidents, the run.
+pub(super) fn broker_state() -> Vec<u8> {
+    let left = (1.8e9, ("graph", "data", 7u64), 3usize, Some(4.5), Vec::<u8>::new(), run().state());
+    [&VERSION.to_le_bytes()[..], &encode(&left).unwrap()].concat()
+}
+
+/// Two machines and the links between them and to the broker, in the order of the fields of `Atlas`.
+pub(super) fn atlas() -> Vec<u8> {
+    let link = Link { latency: 0.01, bandwidth: 1e6 };
+    let (a, b, broker) = (MemberId(0), MemberId(1), MemberId::BROKER);
+    let machines = BTreeMap::from([(a, machine()), (b, machine())]);
+    let links = BTreeMap::from([((a, b), Some((link, link))), ((a, broker), None)]);
+    encode(&(machines, links, BTreeMap::from([(a, 2.0)]), BTreeSet::from([(a, b)]))).unwrap()
+}
+
+pub(super) fn codec() -> Vec<Vec<u8>> {
+    let int = |bits, rotate| Codec::Int(IntBlocks { bits, rotate, stochastic: true });
+    let top = |values| Codec::TopK(TopK { ratio: 8.0, values });
+    let codecs = [
+        Codec::None,
+        Codec::Bf16,
+        Codec::Nvfp4,
+        int(Bits::Four, true),
+        int(Bits::Eight, false),
+        int(Bits::Eight, true),
+        top(ValueFormat::F32),
+        top(ValueFormat::Bf16),
+        top(ValueFormat::Int8),
+    ];
+    let mut samples = Vec::new();
+    for n in [0usize, 1, 33, 64, 100, 1000] {
+        let values: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) / 7.0).collect();
+        for codec in &codecs {
+            let mut bytes = Vec::new();
+            Encoder::new().encode(codec, &values, 3, &mut bytes).unwrap();
+            samples.push(bytes);
+        }
+    }
+    samples
+}
