@@ -3,6 +3,8 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use fusionllm_plan::{Cluster, PeerId};
+
 use crate::{ExpectedReports, MemberId, Restart, TensorKey};
 
 /// A plan for members that are there, as far as the run has to know it. Lists are in the order of peers.
@@ -24,8 +26,17 @@ pub struct Formation {
     pub predicted_step_s: Option<f64>,
     /// Predicted seconds of computing per step of each; empty where the machines are not known.
     pub predicted_compute_s: Vec<f64>,
+    /// The machines and links that it was made for, where they are known: device `i` is member `i`.
+    pub cluster: Option<Cluster>,
     /// Estimated seconds that it takes to change to this plan.
     pub move_s: f64,
+}
+
+impl Formation {
+    /// Bytes per second from one of its peers to another one, where that is known.
+    pub(crate) fn bandwidth(&self, from: usize, to: usize) -> Option<f64> {
+        Some(self.cluster.as_ref()?.link(PeerId(from as u32), PeerId(to as u32))?.bandwidth)
+    }
 }
 
 /// A peer that keeps a copy of another one's share.

@@ -117,6 +117,7 @@ impl Stage {
             let share = |(train, _)| Arc::new(share_of(train, OPTIMIZER).into_keys().collect());
             let formation = Formation {
                 predicted_compute_s: Vec::new(),
+                cluster: None,
                 expected: programs.iter().map(|(train, eval)| ExpectedReports::new(train, eval)).collect(),
                 shares: programs.iter().map(|(train, eval)| share((train, eval))).collect(),
                 share_bytes: vec![64; members.len()],

@@ -137,6 +137,7 @@ fn formation(members: Vec<MemberId>, planned: &Planned, eval: &[Program]) -> For
         micro_batches: planned.plan.micro_batches,
         predicted_step_s: planned.predicted.as_ref().map(|p| p.step_s),
         predicted_compute_s: planned.predicted.iter().flat_map(|p| p.peers.iter().map(|l| l.compute_s)).collect(),
+        cluster: planned.cluster.clone(),
         move_s: move_s(planned, &share_bytes),
         share_bytes,
         shares: shares.into_iter().map(|share| Arc::new(share.into_keys().collect())).collect(),

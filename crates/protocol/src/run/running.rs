@@ -6,8 +6,8 @@ use super::speed::SpeedChange;
 use super::{COPY_RATE, COPY_SHARE, MIN_COPY_PERIOD_S, Phase, Run, Running};
 use crate::notice::{Open, one_line};
 use crate::{
-    Action, Broker, Formation, FromPeer, IncidentKind, MemberId, Mirroring, Notice, Order, Participant, RunSettings,
-    Share, Standing, StepRecord, ToPeer, TrainingProgress,
+    Action, Atlas, Broker, Formation, FromPeer, IncidentKind, MemberId, Mirroring, Notice, Order, Participant,
+    RunSettings, Share, Standing, StepRecord, ToPeer, TrainingProgress,
 };
 
 /// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
@@ -77,15 +77,16 @@ impl Run {
         let mut mirrors = Vec::new();
         let count = formation.members.len();
         for (i, (&owner, &bytes)) in formation.members.iter().zip(&formation.share_bytes).enumerate() {
-            let seconds = |buddy: MemberId| {
-                let rate = self.atlas.link(owner, buddy).map_or(f64::MAX, |l| l.bandwidth);
-                load.get(&buddy).copied().unwrap_or(0.0) + bytes as f64 / rate
+            let seconds = |place: usize| {
+                let rate = bandwidth(&self.atlas, formation, i, place).unwrap_or(f64::MAX);
+                load.get(&formation.members[place]).copied().unwrap_or(0.0) + bytes as f64 / rate
             };
             // From the next peer on, so that equal links make a ring.
-            let others = (1..count).map(|k| formation.members[(i + k) % count]);
-            let others = others.filter(|m| *m != owner && !self.atlas.is_cut_off(owner, *m));
-            let Some(buddy) = others.min_by(|a, b| seconds(*a).total_cmp(&seconds(*b))) else { continue };
-            load.insert(buddy, seconds(buddy));
+            let others = (1..count).map(|k| (i + k) % count);
+            let others = others.filter(|place| !self.atlas.is_cut_off(owner, formation.members[*place]));
+            let Some(place) = others.min_by(|a, b| seconds(*a).total_cmp(&seconds(*b))) else { continue };
+            let buddy = formation.members[place];
+            load.insert(buddy, seconds(place));
             mirrors.push(Mirroring { owner, buddy });
         }
         mirrors
@@ -199,7 +200,10 @@ impl Run {
         if let Some((step, shares)) = self.custody.uncopied() {
             for share in shares {
                 let Some(buddy) = share.buddy.filter(|_| running.asked.insert((step, share.owner))) else { continue };
-                let rate = self.atlas.link(share.owner, buddy).map(|l| COPY_RATE * l.bandwidth);
+                let place = |m: MemberId| running.formation.members.iter().position(|x| *x == m);
+                let places = place(share.owner).zip(place(buddy));
+                let rate = places.and_then(|(from, to)| bandwidth(&self.atlas, &running.formation, from, to));
+                let rate = rate.map(|rate| COPY_RATE * rate);
                 actions.push(Action::Send(buddy, ToPeer::Mirror { step, of: share.owner, bytes_per_s: rate }));
             }
         }
@@ -383,6 +387,12 @@ impl Run {
         actions.extend(self.move_on());
         actions
     }
+}
+
+/// Bytes per second from one peer of a formation to another one: as measured, or as the plan knows it.
+fn bandwidth(atlas: &Atlas, formation: &Formation, from: usize, to: usize) -> Option<f64> {
+    let measured = atlas.link(formation.members[from], formation.members[to]).map(|l| l.bandwidth);
+    measured.or_else(|| formation.bandwidth(from, to))
 }
 
 /// When cuts are taken for copies, and when each step was complete.

@@ -569,6 +569,7 @@ impl World {
             // More machines are faster.
             predicted_step_s: self.scenario.measured.then(|| 1.0 / members.len() as f64),
             predicted_compute_s: Vec::new(),
+            cluster: None,
             move_s: 1.0,
             members,
         };
