@@ -7,6 +7,7 @@ import platform
 import statistics
 import subprocess
 import sys
+import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -49,3 +50,73 @@ def spread(figures, digits=2):
     """Median and range."""
     middle, low, high = statistics.median(figures), min(figures), max(figures)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+class Hosts:
+    """Hosts on this machine: network namespaces on one bridge, host 0 for the broker. Every other host has a line of
+    its own, which the kernel limits to `mbps` in both directions. It takes root and iproute2."""
+
+    def __init__(self, count, mbps=None):
+        self.count, self.mbps = count, mbps
+        self.tag = f"fl{os.getpid() % 10000}"
+
+    def __enter__(self):
+        self._ip(f"netns add {self.tag}s")
+        self._ip(f"-n {self.tag}s link add br0 type bridge")
+        self._ip(f"-n {self.tag}s link set br0 up")
+        for i in range(self.count):
+            host = f"{self.tag}h{i}"
+            self._ip(f"netns add {host}")
+            self._ip(f"-n {host} link set lo up")
+            self._ip(f"-n {host} link add eth0 type veth peer name p{i} netns {self.tag}s")
+            self._ip(f"-n {host} addr add 10.78.0.{i + 1}/24 dev eth0")
+            self._ip(f"-n {host} link set eth0 up")
+            self._ip(f"-n {self.tag}s link set p{i} master br0")
+            self._ip(f"-n {self.tag}s link set p{i} up")
+            if i and self.mbps:
+                for namespace, device in ((host, "eth0"), (f"{self.tag}s", f"p{i}")):
+                    bucket = f"rate {self.mbps}mbit burst 16kb latency 100ms"
+                    command = f"tc -n {namespace} qdisc add dev {device} root tbf {bucket}"
+                    subprocess.run(command.split(), check=True)
+        return self
+
+    def __exit__(self, *_):
+        for name in ["s"] + [f"h{i}" for i in range(self.count)]:
+            subprocess.run(["ip", "netns", "del", self.tag + name], stderr=subprocess.DEVNULL)
+
+    def start(self, host, command, **options):
+        """Starts a command on a host."""
+        return subprocess.Popen(["ip", "netns", "exec", f"{self.tag}h{host}", *map(str, command)], **options)
+
+    def _ip(self, arguments):
+        subprocess.run(["ip", *arguments.split()], check=True)
+
+
+def settings(values):
+    """The options of the command line that set these keys of the job file."""
+    return [f"--set={key}={value}" for key, value in values.items()]
+
+
+def metrics(run):
+    """The lines of a run's `metrics.jsonl` that are whole."""
+    path = run / "metrics.jsonl"
+    lines = path.read_bytes().split(b"\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+def wait(condition, broker, seconds=1200):
+    """Waits until a condition holds, and returns what it gave. The broker must not end meanwhile."""
+    begun = time.monotonic()
+    while not (found := condition()):
+        if broker.poll() is not None:
+            raise SystemExit(f"the broker ended with status {broker.returncode}")
+        if time.monotonic() - begun > seconds:
+            raise SystemExit(f"nothing happened for {seconds} s")
+        time.sleep(0.02)
+    return found
+
+
+def ticket(run, broker):
+    """The ticket of a run, once its broker has written it."""
+    path = run / "ticket"
+    return wait(lambda: path.exists() and path.read_text().endswith("\n") and path.read_text().strip(), broker)

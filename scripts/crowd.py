@@ -3,7 +3,8 @@
     python3 scripts/crowd.py --peers 100
     python3 scripts/crowd.py --peers 2 --steps 10000 --deaths 0
 
-All processes are on this machine, over loopback. It takes a binary from `cargo build --release`.
+All processes are on this machine, over loopback. It takes a binary from `cargo build --release`, or one that
+FUSIONLLM names.
 """
 
 import argparse
@@ -15,12 +16,14 @@ import tempfile
 import time
 from pathlib import Path
 
+from common import program, settings, ticket, wait
+
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--peers", type=int, default=100)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--deaths", type=int, default=10, help="peers that are killed half-way")
-parser.add_argument("--binary", default="target/release/fusionllm")
 options = parser.parse_args()
+BINARY = str(program())
 
 SETTINGS = {
     "model.n_layer": 12,
@@ -48,29 +51,17 @@ def steps(run):
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
-def wait(condition, broker, seconds=1200):
-    begun = time.monotonic()
-    while not condition():
-        if broker.poll() is not None:
-            raise SystemExit(f"the broker ended with status {broker.returncode}")
-        if time.monotonic() - begun > seconds:
-            raise SystemExit(f"nothing happened for {seconds} s")
-        time.sleep(0.05)
-    return time.monotonic() - begun
-
-
 with tempfile.TemporaryDirectory() as directory:
     run = Path(directory) / "run"
-    command = [options.binary, "broker", "--listen", "127.0.0.1:0", "--run-dir", str(run)]
+    command = [BINARY, "broker", "--listen", "127.0.0.1:0", "--run-dir", str(run)]
     command += ["--peers", str(options.peers), "--steps", str(options.steps)]
-    command += [f"--set={key}={value}" for key, value in SETTINGS.items()]
+    command += settings(SETTINGS)
     log = open(Path(directory) / "broker.log", "w")
     broker = subprocess.Popen(command, stdout=log, stderr=log)
-    wait(lambda: (run / "ticket").exists() and (run / "ticket").read_text().endswith("\n"), broker)
-    environment = {**os.environ, "FUSIONLLM_TICKET": (run / "ticket").read_text().strip()}
+    environment = {**os.environ, "FUSIONLLM_TICKET": ticket(run, broker)}
     begun = time.monotonic()
     joiners = [
-        subprocess.Popen([options.binary, "join", "--name", f"p{i}"], env=environment, stdout=log, stderr=log)
+        subprocess.Popen([BINARY, "join", "--name", f"p{i}"], env=environment, stdout=log, stderr=log)
         for i in range(options.peers)
     ]
     try:

@@ -195,6 +195,7 @@ impl Observer for Progress {
                 ));
             }
             Event::Speed { name, .. } => self.say(format!("{name} computes as fast as at the start again")),
+            Event::Poisoned { name, step, what, advice } => self.say(format!("step {step}: {name} {what}; {advice}")),
             Event::Better { names: [], gain_s } => {
                 let gain = seconds(gain_s);
                 self.say(format!(
@@ -265,6 +266,11 @@ impl Observer for Progress {
             Event::NotSaved { step, error } => {
                 self.say(format!("the checkpoint of step {step} could not be written: {error}; training goes on"));
             }
+            Event::DiskFull { error } => {
+                let reason = error.one_line();
+                self.say(format!("the disk is full ({reason}); free some space: training goes on, and metrics wait"));
+            }
+            Event::DiskWritten => self.say("the disk has room again; all metrics are written"),
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
             Event::Shortfall { reason } => self.say(format!("note: {reason}")),
             Event::Stopping => self.say("saving and stopping; Ctrl-C again to stop at once"),

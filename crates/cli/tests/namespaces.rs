@@ -2,21 +2,26 @@
 //! Making them takes root and iproute2.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
+use std::ffi::{OsStr, OsString};
 use std::io::{BufRead, BufReader, Read};
-use std::process::Stdio;
+use std::process::{Command, Stdio};
 
 use hosts::{Hosts, Running};
 use requirements::Missing;
+use small_disk::SmallDisk;
 
 #[path = "support/hosts.rs"]
 mod hosts;
 #[path = "support/requirements.rs"]
 mod requirements;
+#[path = "support/small_disk.rs"]
+mod small_disk;
 
 requirements::main!(
     a_broker_and_joiners_on_three_hosts_train,
     a_slow_uplink_is_found_by_measuring,
-    a_run_outlives_cuts_sleeps_and_deaths
+    a_run_outlives_cuts_sleeps_deaths_and_a_full_disk,
+    a_run_starts_from_weights_and_is_resumed_over_slow_lines
 );
 
 const FUSIONLLM: &str = env!("CARGO_BIN_EXE_fusionllm");
@@ -115,6 +120,22 @@ fn a_slow_uplink_is_found_by_measuring() -> Result<(), Missing> {
     Ok(())
 }
 
+fn losses(run: &std::path::Path) -> Vec<serde_json::Value> {
+    let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].clone();
+    text.lines().map(loss).collect()
+}
+
+/// Settings with which little is computed, and stages never have replicas.
+const SMALL: [&str; 6] = [
+    "--set=data.context=32",
+    "--set=train.batch=4",
+    "--set=train.micro_batch=1",
+    "--set=eval.every=0",
+    "--set=checkpoint.every=0",
+    "--set=plan.scheduler=equal-compute",
+];
+
 /// A run whose output the test follows.
 struct Watched {
     broker: Running,
@@ -124,21 +145,12 @@ struct Watched {
 }
 
 impl Watched {
-    /// Starts a broker on the first host, and a joiner on each of the others.
-    fn start(hosts: &Hosts, run: &std::path::Path) -> (Self, Vec<Running>) {
+    /// Starts a broker with these arguments on the first host, and a joiner on each of the others.
+    fn start<S: AsRef<OsStr>>(hosts: &Hosts, arguments: impl IntoIterator<Item = S>) -> (Self, Vec<Running>) {
         let peers = (hosts.count - 1).to_string();
-        let mut broker = Running(
-            hosts
-                .on(0, FUSIONLLM)
-                .args(["broker", "--peers", &peers, "--steps", "1500", "--run-dir"])
-                .arg(run)
-                .args(["--set=model.n_layer=4", "--set=model.n_embd=32", "--set=model.n_head=2"])
-                .args(["--set=data.context=32", "--set=train.batch=4", "--set=train.micro_batch=1"])
-                .args(["--set=eval.every=0", "--set=checkpoint.every=0", "--set=plan.scheduler=equal-compute"])
-                .stderr(Stdio::piped())
-                .spawn()
-                .unwrap(),
-        );
+        let mut broker = hosts.on(0, FUSIONLLM);
+        broker.args(["broker", "--peers", &peers]).args(arguments).stderr(Stdio::piped());
+        let mut broker = Running(broker.spawn().unwrap());
         let lines = BufReader::new(broker.0.stderr.take().unwrap());
         let mut watched = Self { broker, lines, ticket: String::new(), seen: String::new() };
         let line = watched.wait_for("fusionllm join ");
@@ -171,20 +183,23 @@ impl Watched {
 }
 
 /// Each disturbance lasts until the broker has noticed it, so that the test needs no clock.
-fn a_run_outlives_cuts_sleeps_and_deaths() -> Result<(), Missing> {
+fn a_run_outlives_cuts_sleeps_deaths_and_a_full_disk() -> Result<(), Missing> {
     let hosts = Hosts::make(4).ok_or_else(|| hosts().err().unwrap())?;
     let directory = tempfile::tempdir().unwrap();
-    let losses = |run: &std::path::Path| {
-        let text = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-        let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].clone();
-        text.lines().map(loss).collect::<Vec<_>>()
+    let disk = SmallDisk::mount(8)?;
+    let (quiet, disturbed) = (directory.path().join("quiet"), disk.path().join("disturbed"));
+    let arguments = |run: &std::path::Path| {
+        let mut arguments: Vec<OsString> = ["--steps", "1500", "--run-dir"].map(OsString::from).into();
+        arguments.push(run.into());
+        arguments.extend(["--set=model.n_layer=4", "--set=model.n_embd=32", "--set=model.n_head=2"].map(Into::into));
+        arguments.extend(SMALL.map(Into::into));
+        arguments
     };
-    let [quiet, disturbed] = ["quiet", "disturbed"].map(|name| directory.path().join(name));
-    let (mut run, joiners) = Watched::start(&hosts, &quiet);
+    let (mut run, joiners) = Watched::start(&hosts, arguments(&quiet));
     run.end();
     drop((run, joiners));
 
-    let (mut run, mut joiners) = Watched::start(&hosts, &disturbed);
+    let (mut run, mut joiners) = Watched::start(&hosts, arguments(&disturbed));
     run.wait_for("step ");
     // A cut that is shorter than the broker's patience costs only the wait.
     hosts.cut(2);
@@ -196,9 +211,14 @@ fn a_run_outlives_cuts_sleeps_and_deaths() -> Result<(), Missing> {
     run.wait_for("lost host-3");
     joiners[2].signal("-CONT");
     run.wait_for("host-3 answers again");
-    // A process that dies does not come back, but another one on that machine does.
+    // A process that dies does not come back, but another one on that machine does. Meanwhile the disk is full.
+    disk.fill();
+    run.wait_for("the disk is full");
     joiners[0].signal("-9");
-    run.wait_for("lost host-1");
+    run.wait_for("lost host-1 at step ");
+    run.wait_for("training goes on");
+    disk.empty();
+    run.wait_for("the disk has room again");
     joiners[0] = run.join(&hosts, 1);
     run.wait_for("host-1 joined");
     run.end();
@@ -207,5 +227,43 @@ fn a_run_outlives_cuts_sleeps_and_deaths() -> Result<(), Missing> {
     let incidents: Vec<&str> =
         summary["incidents"].as_array().unwrap().iter().filter_map(|i| i["peer"].as_str()).collect();
     assert!(incidents.starts_with(&["host-3", "host-1"]), "{summary}");
+    Ok(())
+}
+
+/// `scripts/slow_start.py` does the same with 1 GB.
+fn a_run_starts_from_weights_and_is_resumed_over_slow_lines() -> Result<(), Missing> {
+    let hosts = hosts()?;
+    let directory = tempfile::tempdir().unwrap();
+    let path = |name: &str| directory.path().join(name).into_os_string();
+    let mut settings: Vec<OsString> =
+        ["--set=model.n_layer=4", "--set=model.n_embd=160", "--set=model.n_head=2"].map(Into::into).into();
+    settings.extend(SMALL.map(Into::into));
+    settings.push("--set=train.optimizer.name=sgd".into());
+    let mut made = Command::new(FUSIONLLM);
+    made.args(["train", "--peers", "1", "--steps", "1", "--run-dir"]).arg(path("made")).args(&settings);
+    assert!(made.stderr(Stdio::null()).stdout(Stdio::null()).status().unwrap().success());
+
+    let mut weights = OsString::from("--set=model.weights=");
+    weights.push(path("made/checkpoints/step-1/model.safetensors"));
+    let start = |name: &str| {
+        let mut arguments = vec!["--steps".into(), "3".into(), "--run-dir".into(), path(name), weights.clone()];
+        arguments.extend(settings.clone());
+        arguments
+    };
+    let resume = |name: &str| [OsString::from("--steps"), "6".into(), "--resume".into(), path(name)].to_vec();
+    for name in ["fast", "slow"] {
+        if name == "slow" && !(1..=2).all(|host| hosts.limit_from(host, 8.0) && hosts.limit_to(host, 8.0)) {
+            return Err(Missing { requirement: "root", reason: "the kernel has no token buckets (sch_tbf)".into() });
+        }
+        for arguments in [start(name), resume(name)] {
+            let (mut run, joiners) = Watched::start(&hosts, arguments);
+            run.end();
+            drop(joiners);
+            // On a fast line, it may be over before anybody could read it.
+            assert!(name == "fast" || run.seen.contains("loading: "), "no progress is shown: {}", run.seen);
+        }
+    }
+    assert_eq!(losses(&directory.path().join("fast")).len(), 6);
+    assert_eq!(losses(&directory.path().join("slow")), losses(&directory.path().join("fast")));
     Ok(())
 }

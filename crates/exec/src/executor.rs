@@ -14,12 +14,13 @@ pub struct Executor {
     state: State,
     seed: u64,
     slowdown: f64,
+    inspect: bool,
 }
 
 impl Executor {
     /// An executor without tensors. `seed` is the seed of dropout and of codecs.
     pub fn new(backend: Arc<dyn Backend>, optimizer: Optimizer, seed: u64) -> Self {
-        Self { state: State::new(backend, optimizer), seed, slowdown: 1.0 }
+        Self { state: State::new(backend, optimizer), seed, slowdown: 1.0, inspect: false }
     }
 
     /// Imitates a machine on which all work takes `slowdown` times as long; 1 or less changes nothing.
@@ -28,6 +29,13 @@ impl Executor {
     /// must compute on that thread alone.
     pub fn set_slowdown(&mut self, slowdown: f64) {
         self.slowdown = slowdown;
+    }
+
+    /// Whether passes from now on are inspected. After each operator, the executor then looks for numbers that are not
+    /// finite, and [`PassStats::poison`] says where the first one came from. Results stay the same. Such a pass takes
+    /// longer, because every result is copied to the host.
+    pub fn set_inspect(&mut self, inspect: bool) {
+        self.inspect = inspect;
     }
 
     /// The backend.
@@ -76,6 +84,9 @@ impl Executor {
     ) -> Result<PassStats, ExecError> {
         let started = Instant::now();
         let mut run = PassRun::new(&mut self.state, program, self.seed, pass, step, self.slowdown);
+        if self.inspect {
+            run.inspect()?;
+        }
         for (index, instruction) in program.instructions.iter().enumerate() {
             if visible_to_others(instruction) {
                 run.pace.sleep_debt();
@@ -86,7 +97,7 @@ impl Executor {
             communicator.instruction_done(index)?;
         }
         run.pace.sleep_debt();
-        let mut stats = run.stats;
+        let mut stats = PassStats { poison: run.poison(), ..run.stats };
         stats.total_s = started.elapsed().as_secs_f64();
         stats.compute_s = stats.total_s - stats.wait_s;
         Ok(stats)

@@ -8,6 +8,7 @@ mod coding;
 mod communicator;
 mod error;
 mod executor;
+mod inspect;
 pub mod local;
 mod pace;
 mod pass;

@@ -69,6 +69,11 @@ impl LocalRun {
         Ok(Self { executors, programs, training, updates: 0 })
     }
 
+    /// Whether steps from now on are inspected: see [`Executor::set_inspect`].
+    pub fn set_inspect(&mut self, inspect: bool) {
+        self.executors.iter_mut().for_each(|e| e.set_inspect(inspect));
+    }
+
     /// Runs one training step. Each micro-batch maps the names of the graph's inputs to tensors, `loss_weight`
     /// included.
     pub fn step(&mut self, micro_batches: &[BTreeMap<String, HostTensor>]) -> Result<StepResult, ExecError> {

@@ -7,8 +7,9 @@ use fusionllm_backend::Tensor;
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::{Binary, SquaredNorm};
 use fusionllm_graph::{CounterRng, DType, HostTensor, NodeId, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Instruction, PeerId, Program, Slot, Verdict};
+use fusionllm_plan::{Instruction, PeerId, Poison, Program, Reduction, Slot, Verdict};
 
+use crate::inspect::{Inspector, Level};
 use crate::pace::Pace;
 use crate::state::{State, bytes};
 use crate::{Communicator, EncodeOptions, ExecError, message_seed};
@@ -24,6 +25,9 @@ pub struct PassStats {
     pub total_s: f64,
     /// Most bytes of tensors at once: parameters, state, gradients and activations. Views count as copies.
     pub peak_bytes: u64,
+    /// Where a number was first not finite, if the pass was inspected: see
+    /// [`Executor::set_inspect`](crate::Executor::set_inspect).
+    pub poison: Option<Poison>,
 }
 
 /// The key of counter-based operators: a function of (seed, step, micro-batch). `step` counts updates, so a resumed
@@ -66,6 +70,8 @@ pub(crate) struct PassRun<'a> {
     verdict: Option<Verdict>,
     /// Masks of received values for [`Program::masks`], by value and micro-batch.
     masks: HashMap<(ValueId, u32), Mask>,
+    /// Only in a pass that is inspected.
+    inspector: Option<Inspector>,
     pub(crate) stats: PassStats,
     pub(crate) live_bytes: u64,
     pub(crate) pace: Pace,
@@ -92,9 +98,21 @@ impl<'a> PassRun<'a> {
             gradients: HashMap::new(),
             verdict: None,
             masks: HashMap::new(),
+            inspector: None,
             stats: PassStats::default(),
             pace: Pace::new(slowdown),
         }
+    }
+
+    /// Looks after each instruction for numbers that are not finite.
+    pub(crate) fn inspect(&mut self) -> Result<(), ExecError> {
+        self.inspector = Some(Inspector::new(self.state, self.program)?);
+        Ok(())
+    }
+
+    /// Where an inspected pass first had a number that is not finite.
+    pub(crate) fn poison(&self) -> Option<Poison> {
+        self.inspector.as_ref().and_then(Inspector::poison)
     }
 
     /// Executes the instruction at `index`.
@@ -119,10 +137,16 @@ impl<'a> PassRun<'a> {
             }
             Instruction::UpdateState { buffer, value, micro_batch } => {
                 let tensor = self.operand(value, micro_batch, false)?;
+                if let Some(inspector) = &mut self.inspector {
+                    inspector.updated(buffer, (value, micro_batch));
+                }
                 self.set_tensor(buffer, tensor)
             }
             Instruction::Report { report, value, micro_batch } => {
                 let tensor = self.operand(value, micro_batch, false)?;
+                if let Some(inspector) = &mut self.inspector {
+                    inspector.reported(value, micro_batch);
+                }
                 communicator.report(self.pass, report, micro_batch, self.scalar(&tensor)?)
             }
             Instruction::Reduce { reduction } => self.reduce(reduction),
@@ -137,6 +161,10 @@ impl<'a> PassRun<'a> {
             && self.program.masks.values().any(|of| of.contains(&value))
         {
             self.masks.insert((value, micro_batch), Mask::new(from, &host));
+        }
+        if let Some(inspector) = &mut self.inspector {
+            let reduction = self.program.reductions.iter().position(|r| r.parameter == slot.value());
+            inspector.received(slot, from, reduction.map(|i| i as u32), &host);
         }
         let tensor = self.state.backend.upload(&host)?;
         match slot {
@@ -174,8 +202,8 @@ impl<'a> PassRun<'a> {
         communicator.send(self.pass, slot, to, host, options)
     }
 
-    fn run_node(&mut self, index: usize, node: NodeId, micro_batch: u32) -> Result<(), ExecError> {
-        let node = self.program.nodes.get(&node).ok_or_else(invalid)?;
+    fn run_node(&mut self, index: usize, id: NodeId, micro_batch: u32) -> Result<(), ExecError> {
+        let node = self.program.nodes.get(&id).ok_or_else(invalid)?;
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for (i, v) in node.inputs.iter().enumerate() {
             let last = !node.inputs[i + 1..].contains(v) && self.freed_next(index, *v, micro_batch);
@@ -183,6 +211,10 @@ impl<'a> PassRun<'a> {
         }
         let types: Vec<TensorType> = node.outputs.iter().map(|v| self.program.values[v].ty.clone()).collect();
         let results = self.state.backend.run(&node.op, inputs, &types)?;
+        if let Some(inspector) = &mut self.inspector {
+            let levels: Result<Vec<Level>, _> = results.iter().map(|t| Level::on_device(self.state, t)).collect();
+            inspector.ran(id, node, micro_batch, levels?);
+        }
         for (v, tensor) in node.outputs.iter().zip(results) {
             self.put(*v, micro_batch, tensor);
         }
@@ -198,26 +230,36 @@ impl<'a> PassRun<'a> {
         micro_batch: u32,
     ) -> Result<(), ExecError> {
         let last = self.freed_next(index, value, micro_batch);
-        let value = self.operand(value, micro_batch, last)?;
+        let term = self.operand(value, micro_batch, last)?;
         let sum = match self.parts.remove(&part) {
             None => {
-                self.live_bytes += bytes(&value);
-                value
+                self.live_bytes += bytes(&term);
+                term
             }
-            Some(sum) => self.add(sum, value)?,
+            Some(sum) => self.add(sum, term)?,
         };
+        if let Some(inspector) = &mut self.inspector {
+            let parameter = self.program.reductions.get(part.0 as usize).ok_or_else(invalid)?.parameter;
+            let level = Level::on_device(self.state, &sum)?;
+            inspector.accumulated(part, parameter, (value, micro_batch), level);
+        }
         self.parts.insert(part, sum);
         Ok(())
     }
 
     /// Adds a parameter's parts in their order.
     fn reduce(&mut self, reduction: u32) -> Result<(), ExecError> {
-        let count = self.program.reductions.get(reduction as usize).ok_or_else(invalid)?.parts.len();
+        let Reduction { parameter, ref parts, .. } =
+            *self.program.reductions.get(reduction as usize).ok_or_else(invalid)?;
+        let count = parts.len() as u32;
         let mut sum = self.parts.remove(&(reduction, 0)).ok_or_else(invalid)?;
-        for part in 1..count as u32 {
+        for part in 1..count {
             let next = self.parts.remove(&(reduction, part)).ok_or_else(invalid)?;
             self.live_bytes = self.live_bytes.saturating_sub(bytes(&next));
             sum = self.add(sum, next)?;
+        }
+        if let Some(inspector) = &mut self.inspector {
+            inspector.reduced(reduction, count, parameter, Level::on_device(self.state, &sum)?);
         }
         self.gradients.insert(reduction, sum);
         Ok(())
@@ -230,7 +272,11 @@ impl<'a> PassRun<'a> {
             if let Some(gradient) = self.gradients.get(&(i as u32)).cloned() {
                 let ty = TensorType::new(DType::F64, []);
                 let norm = self.state.backend.run(&SquaredNorm.into(), vec![gradient], &[ty])?;
-                norms.push((r.parameter, self.scalar(&first(norm)?)?));
+                let norm = self.scalar(&first(norm)?)?;
+                if let Some(inspector) = &mut self.inspector {
+                    inspector.measured(r.parameter, norm);
+                }
+                norms.push((r.parameter, norm));
             }
         }
         self.pace.sleep_debt();

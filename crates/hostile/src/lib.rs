@@ -8,6 +8,7 @@ mod files;
 mod messages;
 mod programs;
 
+pub use messages::short_run;
 pub use programs::{assignment_of, one_operator};
 
 /// What the bytes look like, so that a change of them can keep their form.

@@ -4,7 +4,7 @@ use fusionllm_compress::decode as decode_tensor;
 use fusionllm_plan::LearningRate;
 use fusionllm_protocol::{
     Answer, Atlas, BulkHeader, ExpectedPeers, FromPeer, MemberId, PeerHello, Probe, Roster, Run, RunOptions,
-    RunSettings, RunState, TensorHeader, ToPeer, TrainingProgress, decode, hello_version,
+    RunSettings, RunState, Survey, TensorHeader, ToPeer, TrainingProgress, decode, hello_version,
 };
 use fusionllm_transport::PeerAddr;
 
@@ -47,10 +47,9 @@ pub(crate) fn address(bytes: &[u8]) -> bool {
     decode::<PeerAddr>(bytes).is_ok_and(|addr| !addr.to_string().is_empty())
 }
 
-/// A run goes on from this state, until its members have not come back.
-pub(crate) fn run_state(bytes: &[u8]) -> bool {
-    let Ok(state) = decode::<RunState>(bytes) else { return false };
-    let settings = RunSettings {
+/// The settings of a short run, for tests.
+pub fn short_run() -> RunSettings {
+    RunSettings {
         version: 1,
         start: TrainingProgress::default(),
         steps: 5,
@@ -61,10 +60,21 @@ pub(crate) fn run_state(bytes: &[u8]) -> bool {
         clip: None,
         window: 2,
         passes_before: 0,
-    };
+    }
+}
+
+/// A run goes on from this state, until its members have not come back.
+pub(crate) fn run_state(bytes: &[u8]) -> bool {
+    let Ok(state) = decode::<RunState>(bytes) else { return false };
     let roster = Roster::new(ExpectedPeers::Any(2), state.admission().clone());
     let _ = state.newest_step();
-    let mut run = Run::restore(RunOptions { settings, measured: true }, roster, state, Atlas::default(), 5.0);
+    let mut run = Run::restore(
+        RunOptions { settings: short_run(), measured: true, copies: true },
+        roster,
+        state,
+        Atlas::default(),
+        5.0,
+    );
     for second in 0..30 {
         run.tick(f64::from(second));
     }
@@ -75,7 +85,7 @@ pub(crate) fn run_state(bytes: &[u8]) -> bool {
 pub(crate) fn atlas(bytes: &[u8]) -> bool {
     let Ok(atlas) = decode::<Atlas>(bytes) else { return false };
     let [a, b] = [MemberId(0), MemberId(1)];
-    let _ = (atlas.lacks(&[a, b]), atlas.flops(a), atlas.link(a, b), atlas.fastest_link(b));
+    let _ = (Survey::is_needed(&[a, b], &atlas), atlas.flops(a), atlas.link(a, b), atlas.fastest_link(b));
     let _ = atlas.cluster(&[]);
     true
 }

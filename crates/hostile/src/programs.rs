@@ -8,7 +8,7 @@ use fusionllm_exec::{Coder, Communicator, EncodeOptions, ExecError, Executor};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, Node, NodeId, Op, Phase, TensorType, Value, ValueId, ValueKind};
 use fusionllm_node::decoders::accepts;
-use fusionllm_plan::{Compression, Instruction, Optimizer, PeerId, Program, Slot, Verdict};
+use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
 use fusionllm_protocol::{Assignment, Contact, MemberId, Source, TensorKey, decode, encode};
 use fusionllm_transport::{PeerAddr, SecretKey};
 use serde::Deserialize;
@@ -95,6 +95,7 @@ fn run(assignment: &Assignment, program: &Program, fill: u8) -> Result<(), ExecE
         }
     }
     executor.prepare(program)?;
+    executor.set_inspect(true);
     let mut strangers = Strangers { incoming: program.incoming(), fill, coder: Coder::default(), encoded: Vec::new() };
     executor.run(program, assignment.passes_before, assignment.start, &mut strangers)?;
     Ok(())
@@ -152,19 +153,12 @@ pub fn assignment_of(train: Program, eval: Program, optimizer: Optimizer) -> Res
     let contact = |m: u32| Contact { member: MemberId(m), name: format!("p{m}"), addr: addr.clone() };
     let copy = TensorType::new(DType::F32, [4, 4]);
     let mut assignment = Assignment {
-        generation: 3,
-        peer: train.peer,
         peers: vec![contact(0), contact(1)],
         donors: vec![contact(5)],
-        seed: 7,
-        optimizer,
-        compression: Compression::default(),
-        train,
-        eval,
         start: 12,
         passes_before: 40,
-        sources: BTreeMap::new(),
         mirrors: BTreeMap::from([(MemberId(6), BTreeMap::from([(TensorKey::value("w1"), copy)]))]),
+        ..Assignment::new(train, eval, optimizer)
     };
     assignment.sources = assignment.tensors().into_keys().map(|key| (key, Source::Broker)).collect();
     Ok(assignment)

@@ -178,7 +178,7 @@ impl NodeError {
     }
 
     /// The message and all causes on one line, for logs and for other machines.
-    pub(crate) fn one_line(&self) -> String {
+    pub fn one_line(&self) -> String {
         let mut line = self.to_string();
         let mut cause = self.source();
         while let Some(e) = cause {

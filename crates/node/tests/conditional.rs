@@ -3,54 +3,24 @@
 
 use std::error::Error;
 use std::fs;
-use std::io::Write;
 use std::path::Path;
-use std::process::Command;
 
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_node::checkpoint::{Checkpoint, CheckpointError, Checkpoints, Part, State};
 use fusionllm_node::data::{Cifar10, Data, Dataset};
 use requirements::Missing;
-use tempfile::TempDir;
+use small_disk::SmallDisk;
 
 #[path = "../../cli/tests/support/requirements.rs"]
 mod requirements;
+#[path = "../../cli/tests/support/small_disk.rs"]
+#[allow(dead_code, reason = "not all that include this need all of it")]
+mod small_disk;
 
 requirements::main!(a_full_disk_harms_no_earlier_checkpoint, real_images_are_normalised);
 
-/// A file system of 1 MiB in memory. Dropping it unmounts it.
-struct SmallDisk(TempDir);
-
-impl SmallDisk {
-    fn mount() -> Result<Self, Missing> {
-        let dir = tempfile::tempdir().unwrap();
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=1m", "tmpfs"]).arg(dir.path()).output();
-        match mount.is_ok_and(|out| out.status.success()) {
-            true => Ok(Self(dir)),
-            false => Err(Missing { requirement: "root", reason: "mounting a small disk takes Linux and root".into() }),
-        }
-    }
-
-    fn checkpoints(&self) -> Checkpoints {
-        Checkpoints::new(self.0.path().join("checkpoints"))
-    }
-
-    /// Leaves not one free byte.
-    fn fill(&self) {
-        let mut file = fs::File::create(self.0.path().join("filler")).unwrap();
-        let mut size = 1 << 20;
-        while size > 0 {
-            if file.write_all(&vec![0; size]).is_err() {
-                size /= 2;
-            }
-        }
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg(self.0.path()).output();
-    }
+fn checkpoints(disk: &SmallDisk) -> Checkpoints {
+    Checkpoints::new(disk.path().join("checkpoints"))
 }
 
 type Tensors = Vec<(Part, &'static str, HostTensor)>;
@@ -85,7 +55,7 @@ fn save(disk: &SmallDisk, step: u64, tensors: &Tensors, fill: bool) -> Result<()
         let of_part = tensors.iter().filter(|(p, ..)| *p == part);
         of_part.map(|(_, name, tensor)| ((*name).to_owned(), tensor.ty().clone())).collect()
     };
-    let mut writer = disk.checkpoints().begin(step, &types(Part::Model), &types(Part::Optimizer)).unwrap();
+    let mut writer = checkpoints(disk).begin(step, &types(Part::Model), &types(Part::Optimizer)).unwrap();
     for (part, name, tensor) in tensors {
         writer.put(*part, name, tensor).map_err(described)?;
     }
@@ -100,17 +70,17 @@ fn save(disk: &SmallDisk, step: u64, tensors: &Tensors, fill: bool) -> Result<()
 fn a_full_disk_harms_no_earlier_checkpoint() -> Result<(), Missing> {
     let large = vec![(Part::Model, "large", floats(&[1 << 18]))];
     for (step, tensors) in [(6, large), (6, few()), (5, few())] {
-        let disk = SmallDisk::mount()?;
+        let disk = SmallDisk::mount(1)?;
         save(&disk, 5, &few(), false).unwrap();
         let message = save(&disk, step, &tensors, true).unwrap_err();
         assert!(message.contains("cannot be written: No space left on device"), "{message}");
         assert!(message.contains("all earlier checkpoints are intact"), "{message}");
 
-        let kept: Vec<u64> = disk.checkpoints().list().unwrap().into_iter().map(|(step, _)| step).collect();
+        let kept: Vec<u64> = checkpoints(&disk).list().unwrap().into_iter().map(|(step, _)| step).collect();
         assert_eq!(kept, [5]);
-        let files = fs::read_dir(disk.0.path().join("checkpoints")).unwrap();
+        let files = fs::read_dir(disk.path().join("checkpoints")).unwrap();
         assert_eq!(files.count(), 1, "no half checkpoint stays");
-        let checkpoint = Checkpoint::open(&disk.0.path().join("checkpoints/step-5")).unwrap();
+        let checkpoint = Checkpoint::open(&disk.path().join("checkpoints/step-5")).unwrap();
         assert_eq!(*checkpoint.state(), state(5));
         for (part, name, tensor) in few() {
             assert_eq!(checkpoint.read(part, name).unwrap(), tensor, "{name}");

@@ -95,6 +95,7 @@ fn cluster(devices: usize) -> Result<Cluster, Box<dyn Error>> {
     let site = |s: usize| Site {
         name: format!("site-{s}"),
         inside: Some(Link { latency: 1e-4, bandwidth: mbps(10_000.0) }),
+        downlink: None,
         uplink: (s % 3 == 2).then(|| Link { latency: 0.01, bandwidth: mbps(20.0 * (1 + s % 10) as f64) }),
     };
     let mut lines = Vec::new();

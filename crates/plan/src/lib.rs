@@ -30,7 +30,8 @@ pub use error::PlanError;
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
 pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{
-    GradientPart, Holding, Instruction, PASSES_IN_FLIGHT, PassKind, PeerId, PerPass, Program, Reduction, Slot,
+    Cause, GradientPart, Holding, Instruction, PASSES_IN_FLIGHT, PassKind, PeerId, PerPass, Poison, PoisonPlace,
+    Program, Reduction, Slot,
 };
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};

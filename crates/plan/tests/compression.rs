@@ -26,8 +26,12 @@ fn cluster(rate: f64, uplink: f64) -> Cluster {
     let rates = Rates { matmul: rate, convolution: rate, memory: rate, overhead: 1e-6 };
     let at = |name: &str, site| Device { site: Some(site), ..Device::new(name, rates, 1 << 30) };
     let inside = Some(Link { latency: 2e-4, bandwidth: 1.25e8 });
-    let site =
-        |name: &str| Site { name: name.into(), inside, uplink: Some(Link { latency: 0.005, bandwidth: uplink }) };
+    let site = |name: &str| Site {
+        name: name.into(),
+        inside,
+        uplink: Some(Link { latency: 0.005, bandwidth: uplink }),
+        downlink: None,
+    };
     let devices = vec![at("a0", 0), at("a1", 0), at("b0", 1), at("b1", 1)];
     Cluster::new(devices, vec![site("a"), site("b")], Vec::new(), None).unwrap()
 }

@@ -35,6 +35,7 @@ fn saved() -> SavedPlan {
         name: name.into(),
         inside: Some(Link { latency: 1e-4, bandwidth: 1e8 }),
         uplink,
+        downlink: None,
     });
     let cluster = Cluster::new(devices.collect(), sites.to_vec(), Vec::new(), None).unwrap();
     let optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });

@@ -31,7 +31,12 @@ fn layers() -> Graph {
 fn devices(count: usize) -> Cluster {
     let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e18, overhead: 0.0 };
     let device = |i| Device { site: Some(0), ..Device::new(format!("p{i}"), rates, 1 << 40) };
-    let site = Site { name: "here".into(), inside: Some(Link { latency: 0.0, bandwidth: 1e18 }), uplink: None };
+    let site = Site {
+        name: "here".into(),
+        inside: Some(Link { latency: 0.0, bandwidth: 1e18 }),
+        uplink: None,
+        downlink: None,
+    };
     Cluster::new((0..count).map(device).collect(), vec![site], vec![], None).unwrap()
 }
 

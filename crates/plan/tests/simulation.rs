@@ -196,7 +196,7 @@ fn an_uplink_is_shared_evenly() {
     let plan = equal_compute(&graph, &names(2), 4, Schedule::GPipe).unwrap();
     let [programs, _] = programs(&graph, &plan);
     let slow = Link { latency: 0.0, bandwidth: 1000.0 };
-    let site = |name: &str, uplink| Site { name: name.into(), inside: None, uplink };
+    let site = |name: &str, uplink| Site { name: name.into(), inside: None, uplink, downlink: None };
     let at = |i: u32| Device { site: Some(i), ..device(format!("p{i}"), 1e-6) };
     let step = |sites: Vec<Site>, lines: Vec<DirectLink>| {
         let cluster = Cluster::new(vec![at(0), at(1)], sites, lines, Some(Place::Device(1))).unwrap();
@@ -252,7 +252,12 @@ fn traffic_takes_processor_time_from_computing() {
             measured: Measured { traffic: traffic.clone(), ..Measured::default() },
             ..device(format!("p{i}"), 1e-6)
         };
-        let site = Site { name: "s".into(), inside: Some(Link { latency: 0.0, bandwidth: 1e9 }), uplink: None };
+        let site = Site {
+            name: "s".into(),
+            inside: Some(Link { latency: 0.0, bandwidth: 1e9 }),
+            uplink: None,
+            downlink: None,
+        };
         let cluster = Cluster::new(vec![at(0), at(1)], vec![site], Vec::new(), None).unwrap();
         simulate(&programs, &cluster, &options()).unwrap()
     };
@@ -285,7 +290,8 @@ fn a_thousand_peers_step() {
     let graph = gpt2(80);
     let plan = equal_compute(&graph, &names(1000), 64, Schedule::OneFOneB).unwrap();
     let programs = fusionllm_plan::compile(&plan, &graph, &train_graph(&graph)).unwrap();
-    let site = Site { name: "s".into(), inside: Some(Link { latency: 1e-3, bandwidth: 1e6 }), uplink: None };
+    let site =
+        Site { name: "s".into(), inside: Some(Link { latency: 1e-3, bandwidth: 1e6 }), uplink: None, downlink: None };
     let devices = (0..1000).map(|i| Device { site: Some(0), ..device(format!("p{i}"), 1e-3) }).collect();
     let cluster = Cluster::new(devices, vec![site], Vec::new(), None).unwrap();
     let s = simulate(&programs, &cluster, &SimulateOptions { record: false, ..options() }).unwrap();

@@ -112,6 +112,8 @@ pub enum Action {
     Persist,
     /// A generation begins: send every member its assignment.
     Assign(Order),
+    /// Put a member out for this reason. [`Run`](crate::Run) does it.
+    Expel(MemberId, String),
     /// Tell people.
     Notice(Notice),
     /// The run is complete.

@@ -52,6 +52,26 @@ pub struct Assignment {
 }
 
 impl Assignment {
+    /// An assignment of these programs in a run's first generation, which begins with its first step. Whoever makes it
+    /// adds the members and the tensors' sources.
+    pub fn new(train: Program, eval: Program, optimizer: Optimizer) -> Self {
+        Self {
+            generation: 1,
+            peer: train.peer,
+            peers: Vec::new(),
+            donors: Vec::new(),
+            seed: 0,
+            optimizer,
+            compression: Compression::default(),
+            train,
+            eval,
+            start: 0,
+            passes_before: 0,
+            sources: BTreeMap::new(),
+            mirrors: BTreeMap::new(),
+        }
+    }
+
     /// Checks everything that a peer relies on, so that it need not trust the sender.
     pub fn validate(&self) -> Result<(), PlanError> {
         let fail = |m: String| Err(PlanError::Program(m));
@@ -137,12 +157,18 @@ impl Assignment {
         share_of(&self.train, self.optimizer)
     }
 
-    /// Bytes of all tensors that the peer keeps from pass to pass, for itself and for others; `None` if they are more
-    /// than any machine has.
-    pub fn kept_bytes(&self) -> Option<u64> {
+    /// Bytes of all tensors that the peer keeps from pass to pass, for itself and for others.
+    pub fn kept_bytes(&self) -> u64 {
         let own = self.tensors();
         let types = own.values().copied().chain(self.mirrors.values().flat_map(BTreeMap::values));
-        types.map(|ty| ty.bytes() as u64).try_fold(0u64, u64::checked_add)
+        types.fold(0, |sum, ty| sum.saturating_add(ty.bytes() as u64))
+    }
+
+    /// The most bytes of tensors that a pass of either program needs, with those that the peer keeps for itself. See
+    /// [`Program::peak_bytes`].
+    pub fn peak_bytes(&self) -> u64 {
+        let own = self.tensors().values().fold(0u64, |sum, ty| sum.saturating_add(ty.bytes() as u64));
+        own.saturating_add(self.train.peak_bytes().max(self.eval.peak_bytes()))
     }
 
     /// The parameters, buffers and constants that the peer keeps from pass to pass for either program, by name.

@@ -1,7 +1,10 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::Arc;
 
-use fusionllm_graph::ValueId;
+use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_plan::{Instruction, PassKind, PerPass, Program};
+
+use crate::places::Places;
 
 /// Identifies a reported scalar within a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -15,8 +18,9 @@ pub(crate) struct ReportKey {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ExpectedReports {
     reports: PerPass<BTreeSet<ReportKey>>,
-    /// The parameters whose squared gradient norms the peer sends.
-    norms: BTreeSet<ValueId>,
+    /// The parameters whose squared gradient norms the peer sends, with their types.
+    norms: BTreeMap<ValueId, TensorType>,
+    places: Arc<Places>,
 }
 
 impl ExpectedReports {
@@ -29,8 +33,10 @@ impl ExpectedReports {
             };
             p.instructions.iter().filter_map(report).collect()
         };
-        let norms = train.owned().map(|(_, r)| r.parameter).collect();
-        Self { reports: PerPass { train: reports(train), eval: reports(eval) }, norms }
+        let ty = |v: &ValueId| train.values.get(v).map(|value| (*v, value.ty.clone()));
+        let norms = train.owned().filter_map(|(_, r)| ty(&r.parameter)).collect();
+        let reports = PerPass { train: reports(train), eval: reports(eval) };
+        Self { reports, norms, places: Arc::new(Places::new(train)) }
     }
 
     pub(crate) fn reports(&self, kind: PassKind) -> &BTreeSet<ReportKey> {
@@ -44,6 +50,28 @@ impl ExpectedReports {
 
     /// In graph order.
     pub(crate) fn norms(&self) -> impl Iterator<Item = &ValueId> {
-        self.norms.iter()
+        self.norms.keys()
     }
+
+    /// Whether a gradient of this parameter's type can have this squared norm. A gradient that is not finite has one
+    /// that is not finite either.
+    pub(crate) fn is_possible(&self, parameter: ValueId, squared_norm: f64) -> bool {
+        let most = self.norms.get(&parameter).map_or(0.0, largest_squared_norm);
+        !squared_norm.is_finite() || (0.0..=most).contains(&squared_norm)
+    }
+
+    /// What the peer may say of an inspected pass.
+    pub(crate) fn places(&self) -> &Places {
+        &self.places
+    }
+}
+
+/// The squared norm of a tensor whose numbers are all the largest of its type. Twice as much, for the rounding of sums.
+fn largest_squared_norm(ty: &TensorType) -> f64 {
+    let largest = match ty.dtype {
+        DType::F16 => 65504.0,
+        DType::BF16 | DType::F32 => f64::from(f32::MAX),
+        _ => f64::MAX,
+    };
+    2.0 * largest * largest * ty.numel().max(1) as f64
 }

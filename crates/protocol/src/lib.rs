@@ -59,6 +59,8 @@
 mod action;
 mod admission;
 mod assignment;
+mod atlas;
+mod bounded;
 mod broker;
 mod custody;
 mod expected;
@@ -68,8 +70,10 @@ mod inbox;
 mod message;
 mod notice;
 mod owner;
+mod places;
 mod progress;
 mod regulator;
+mod report;
 mod roster;
 mod run;
 mod status;
@@ -78,6 +82,7 @@ mod survey;
 pub use action::{Action, BatchId, EvalRecord, StepRecord};
 pub use admission::{Admission, Identity, Invitation, TicketRole};
 pub use assignment::{Assignment, Source, share_of};
+pub use atlas::Atlas;
 pub use broker::{AppliedCodecs, Broker, EvalSchedule, Participant, RunSettings};
 pub use custody::{Custody, Restart, Share};
 pub use expected::ExpectedReports;
@@ -85,15 +90,16 @@ pub use follower::{Follower, FollowerAction, Greeting, Role};
 pub use formation::{Formation, Mirroring, Order};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
-    BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES,
-    MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PassReport, PeerHello, Probe,
-    ReceivedBytes, SentBytes, TensorHeader, TensorKey, ToPeer, VERSION, decode, encode, hello_version,
+    BulkHeader, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES, MAX_HELLO_BYTES,
+    MAX_PROBE_BYTES, MachineProfile, MemberId, PeerHello, Probe, TensorHeader, TensorKey, ToPeer, VERSION, decode,
+    encode, hello_version,
 };
 pub use notice::{Incident, IncidentKind, Notice};
 pub use owner::{Question, Request};
 pub use progress::TrainingProgress;
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
+pub use report::{CodecError, CodecSpectrum, PassReport, ReceivedBytes, SentBytes};
 pub use roster::{ExpectedPeers, Member, Roster, Standing, other_version};
-pub use run::{Run, RunOptions, RunState};
+pub use run::{Arrival, Run, RunOptions, RunState};
 pub use status::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, RunPhase, RunStatus};
-pub use survey::{Atlas, Survey};
+pub use survey::Survey;

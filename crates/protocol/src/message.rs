@@ -8,10 +8,11 @@ use fusionllm_plan::{Link, Measured, PassKind, PeerId, Rates, Slot, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::Request;
+use crate::bounded::{Bounded, Left};
+use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 7;
+pub const VERSION: u32 = 8;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -20,7 +21,7 @@ pub const MAX_HELLO_BYTES: u64 = 8 << 10;
 pub const MAX_CONTROL_BYTES: u64 = 4 << 20;
 
 /// Largest assignment, in bytes.
-pub const MAX_ASSIGNMENT_BYTES: u64 = 1 << 28;
+pub const MAX_ASSIGNMENT_BYTES: u64 = 1 << 26;
 
 /// Largest frame of a link measurement, in bytes.
 pub const MAX_PROBE_BYTES: u64 = 4 << 20;
@@ -259,71 +260,6 @@ pub enum Probe {
     Request(u64),
 }
 
-/// A peer's measurements of one pass. Lists are in the order of peers.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct PassReport {
-    /// Seconds without waiting.
-    pub compute_s: f64,
-    /// Seconds of waiting for messages.
-    pub wait_s: f64,
-    /// Seconds in total.
-    pub total_s: f64,
-    /// Most bytes allocated at once since the previous pass: tensors, message buffers and everything else.
-    pub peak_bytes: u64,
-    /// Most bytes of the peer's process that the system has kept in memory so far; 0 if the system does not report it.
-    pub resident_bytes: u64,
-    /// Seconds of encoding and decoding, in parallel to computing.
-    pub codec_s: f64,
-    /// Bytes sent to each peer.
-    pub sent: Vec<SentBytes>,
-    /// Errors of the codecs of each link.
-    pub errors: Vec<CodecError>,
-    /// Stable ranks on each link, in steps that measure them.
-    pub spectra: Vec<CodecSpectrum>,
-    /// Large messages received from each peer.
-    pub received: Vec<ReceivedBytes>,
-}
-
-/// Bytes sent to one peer in a pass.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct SentBytes {
-    /// The receiver.
-    pub to: PeerId,
-    /// Bytes of payload.
-    pub bytes: u64,
-}
-
-/// The largest error of a codec among the tensors of one micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CodecError {
-    /// The receiver.
-    pub to: PeerId,
-    /// |decoded - exact| / |exact|, in the Euclidean norm.
-    pub relative_error: f64,
-}
-
-/// The largest stable rank among the tensors of one micro-batch.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct CodecSpectrum {
-    /// The receiver.
-    pub to: PeerId,
-    /// The stable rank of the exact tensor.
-    pub exact: f64,
-    /// The stable rank of the same tensor, decoded.
-    pub decoded: f64,
-}
-
-/// Large messages from one peer in a pass.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct ReceivedBytes {
-    /// The sender.
-    pub from: PeerId,
-    /// Bytes of payload.
-    pub bytes: u64,
-    /// Seconds from each message's first byte to its last, summed.
-    pub seconds: f64,
-}
-
 /// A message from the broker to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToPeer {
@@ -358,6 +294,8 @@ pub enum ToPeer {
         kind: PassKind,
         /// Batches trained on before it. Counter-based operators draw from it.
         step: u64,
+        /// Whether to look for numbers that are not finite, and to say where the first one came from.
+        inspect: bool,
     },
     /// The answer to all peers' norms.
     Verdict {
@@ -470,11 +408,30 @@ pub fn hello_version(bytes: &[u8]) -> Option<u32> {
     }
 }
 
+/// Bytes that the lists of a message may take in memory, whatever its length.
+const LISTS_ALWAYS: u64 = 64 << 10;
+
+/// Bytes that they may take for each byte of the message. An instruction takes up to 7, and other parts of assignments
+/// less.
+const LISTS_PER_BYTE: u64 = 10;
+
 /// Decodes a message from exactly these bytes.
+///
+/// The elements of all its lists and maps together may take 64 KiB, and ten bytes for each byte of the message. A list
+/// that claims more is refused before its first element is decoded. A list has room for up to twice its elements, and
+/// while it grows, its former memory is still there. So the decoded message, with its texts, takes at most 31 times its
+/// bytes at any time, and a few mebibytes for the room that serde gives to a list at its begin.
 pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
-    match postcard::take_from_bytes(bytes) {
-        Ok((message, [])) => Ok(message),
-        Ok((_, rest)) => Err(format!("{} bytes too many", rest.len())),
-        Err(e) => Err(e.to_string()),
+    let most = LISTS_PER_BYTE.saturating_mul(bytes.len() as u64).saturating_add(LISTS_ALWAYS);
+    let left = Left::new(Some(most));
+    let mut format = postcard::Deserializer::from_bytes(bytes);
+    match (T::deserialize(Bounded::new(&mut format, &left)), left.get()) {
+        (Err(_), None) => Err(format!("its lists need more than {most} bytes of memory")),
+        (Err(e), _) => Err(e.to_string()),
+        (Ok(message), _) => match format.finalize() {
+            Ok([]) => Ok(message),
+            Ok(rest) => Err(format!("{} bytes too many", rest.len())),
+            Err(e) => Err(e.to_string()),
+        },
     }
 }

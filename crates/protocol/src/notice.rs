@@ -155,6 +155,18 @@ pub enum Notice {
         /// Its seconds of computing over those at the start.
         times: f64,
     },
+    /// An inspected step shows where a number was first not finite, or who says so without a reason. It is told again
+    /// only if another one shows something else.
+    Poisoned {
+        /// The peer.
+        member: MemberId,
+        /// The step, counted from 1.
+        step: u64,
+        /// What the peer did or has. It follows the peer's name.
+        what: String,
+        /// What to do.
+        advice: &'static str,
+    },
     /// The run waits for more members.
     Waiting {
         /// Why.

@@ -1,11 +1,11 @@
-//! Measurements of members' machines and of the links between them.
+//! Lets members measure their machines and the links between them.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 
-use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError};
-use serde::{Deserialize, Serialize};
+use fusionllm_plan::Link;
 
-use crate::{FromPeer, MachineProfile, Member, MemberId, ToPeer};
+use crate::{Atlas, FromPeer, MachineProfile, MemberId, ToPeer};
 
 /// Seconds of sending in one direction that suffice to measure a link's rate.
 const PATIENCE_S: f64 = 0.3;
@@ -18,131 +18,11 @@ const MAX_MEMORY: u64 = 1 << 50;
 const MAX_LATENCY_S: f64 = 60.0;
 const MAX_OPERATORS: usize = 1024;
 
-/// What is known of machines and links. It is kept over generations.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
-pub struct Atlas {
-    machines: BTreeMap<MemberId, MachineProfile>,
-    /// The links there and back between two members, of which the first has the smaller number. `None` if they cannot
-    /// reach each other.
-    links: BTreeMap<(MemberId, MemberId), Option<(Link, Link)>>,
-    /// How many times slower members compute than when they were measured.
-    slower: BTreeMap<MemberId, f64>,
-    /// The pairs whose packets went through a relay when they were measured.
-    relayed: BTreeSet<(MemberId, MemberId)>,
-}
-
-impl Atlas {
-    /// Notes how many times slower a member computes than when it was measured.
-    pub fn set_slower(&mut self, member: MemberId, times: f64) {
-        self.slower.insert(member, times.max(1.0));
-    }
-
-    /// How many times slower a member computes than when it was measured.
-    pub fn slower(&self, member: MemberId) -> f64 {
-        self.slower.get(&member).copied().unwrap_or(1.0)
-    }
-
-    /// Notes that two members cannot reach each other any more.
-    pub fn cut_off(&mut self, a: MemberId, b: MemberId) {
-        self.links.insert((a.min(b), a.max(b)), None);
-    }
-
-    /// Forgets that some links of a member did not work, so that they are measured again.
-    pub fn forget_failures(&mut self, member: MemberId) {
-        self.links.retain(|(a, b), links| links.is_some() || (*a != member && *b != member));
-    }
-
-    /// The link from one member to another, if it is known and works.
-    pub fn link(&self, from: MemberId, to: MemberId) -> Option<Link> {
-        let (there, back) = (*self.links.get(&(from.min(to), from.max(to)))?)?;
-        Some(if from < to { there } else { back })
-    }
-
-    /// Measured operations per second of a member's matrix products.
-    pub fn flops(&self, member: MemberId) -> Option<f64> {
-        self.machines.get(&member).map(|machine| machine.rates.matmul / machine.slowdown)
-    }
-
-    /// Bytes per second of the fastest link from a member.
-    pub fn fastest_link(&self, from: MemberId) -> Option<f64> {
-        let others = self.links.keys().filter(|(a, b)| *a == from || *b == from);
-        let rates = others.filter_map(|(a, b)| self.link(from, if *a == from { *b } else { *a }));
-        rates.map(|link| link.bandwidth).max_by(f64::total_cmp)
-    }
-
-    /// Whether two members are known not to reach each other.
-    pub fn is_cut_off(&self, a: MemberId, b: MemberId) -> bool {
-        self.links.get(&(a.min(b), a.max(b))) == Some(&None)
-    }
-
-    /// Whether something about these members is not measured yet.
-    pub fn lacks(&self, members: &[MemberId]) -> bool {
-        !Survey::new(members, self).rounds.is_empty()
-    }
-
-    /// The measured cluster, in which device `i` is member `i` of the list, and a note for each pair that cannot reach
-    /// each other, or only through a relay.
-    ///
-    /// # Errors
-    ///
-    /// A machine is not measured.
-    pub fn cluster(&self, members: &[&Member]) -> Result<(Cluster, Vec<String>), PlanError> {
-        let mut devices = Vec::with_capacity(members.len());
-        for member in members {
-            let Some(machine) = self.machines.get(&member.id) else {
-                return Err(PlanError::Cluster(format!("the machine of {:?} has not been measured", member.name)));
-            };
-            devices.push(Device {
-                slowdown: machine.slowdown * self.slower(member.id),
-                measured: machine.operators.clone(),
-                backend: Some(member.backend.clone()),
-                ..Device::new(member.name.clone(), machine.rates, machine.memory)
-            });
-        }
-        let place = |m: MemberId| match m {
-            MemberId::BROKER => Some(Place::Broker),
-            m => members.iter().position(|known| known.id == m).map(|i| Place::Device(i as u32)),
-        };
-        let name = |m: MemberId| members.iter().find(|known| known.id == m).map_or("the broker", |m| m.name.as_str());
-        let (mut direct, mut notes) = (Vec::new(), Vec::new());
-        for (&(a, b), links) in &self.links {
-            let Some((from, to)) = place(a).zip(place(b)) else { continue };
-            match links {
-                Some((there, back)) => {
-                    if self.relayed.contains(&(a, b)) {
-                        notes.push(relayed_note(name(a), name(b), there, back));
-                    }
-                    direct.push(DirectLink { from, to, link: *there });
-                    direct.push(DirectLink { from: to, to: from, link: *back });
-                }
-                None => notes.push(format!(
-                    "{} and {} cannot reach each other; check that no firewall blocks UDP between them, or name a relay in the \
-                     job: [network] relay",
-                    name(a),
-                    name(b)
-                )),
-            }
-        }
-        Ok((Cluster::new(devices, Vec::new(), direct, Some(Place::Broker))?, notes))
-    }
-}
-
-fn relayed_note(a: &str, b: &str, there: &Link, back: &Link) -> String {
-    let mbps = |link: &Link| 8e-6 * link.bandwidth;
-    format!(
-        "{a} and {b} reach each other only through the relay: {:.3} and {:.3} Mbps, {:.0} ms each way; `fusionllm doctor` \
-         on both says why",
-        mbps(there),
-        mbps(back),
-        1e3 * there.latency
-    )
-}
-
 /// Lets members measure their machines, and the links to each other and to the broker, as far as the atlas lacks them.
 ///
 /// All members first measure their machines. The links follow in the rounds of a tournament, so no machine takes part
-/// in two measurements at once. Links that share an uplink do not disturb each other, and the cost of sharing it stays
-/// unknown.
+/// in two measurements at once. Neither does a line that several members share, so that each link through it is measured
+/// at the line's full rate.
 #[derive(Debug)]
 pub struct Survey {
     rounds: VecDeque<Vec<(MemberId, ToPeer)>>,
@@ -159,12 +39,17 @@ impl Survey {
             round.retain(|pair| !atlas.links.contains_key(pair));
             round
         });
-        let pairs: Vec<_> = pairs.filter(|round| !round.is_empty()).collect();
+        let pairs: Vec<_> = pairs.flat_map(|round| uncrowded(round, atlas)).collect();
         let patience_s = PATIENCE_S.min(MAX_PROBING_S / 2.0 / pairs.len().max(1) as f64);
         let probe = |(from, with)| (from, ToPeer::Probe { with, patience_s });
         let probes = pairs.into_iter().map(|round| round.into_iter().map(probe).collect());
         let rounds = [machines].into_iter().chain(probes).filter(|round: &Vec<_>| !round.is_empty());
         Self { rounds: rounds.collect(), pending: BTreeMap::new() }
+    }
+
+    /// Whether something about these members is not measured yet.
+    pub fn is_needed(members: &[MemberId], atlas: &Atlas) -> bool {
+        !Self::new(members, atlas).is_over()
     }
 
     /// The next requests. Empty while an answer is missing, and at the end of the survey.
@@ -244,6 +129,26 @@ fn tournament(members: &[MemberId]) -> Vec<Vec<(MemberId, MemberId)>> {
         .collect()
 }
 
+type Pair = (MemberId, MemberId);
+
+/// Splits a round of pairs so that no two pairs of a part use the same line.
+fn uncrowded(round: Vec<Pair>, atlas: &Atlas) -> Vec<Vec<Pair>> {
+    let mut parts: Vec<(BTreeSet<IpAddr>, Vec<Pair>)> = Vec::new();
+    for (a, b) in round {
+        let (from, to) = (atlas.line(a), atlas.line(b));
+        // What stays behind a router does not use its line.
+        let used: BTreeSet<IpAddr> = [from, to].into_iter().flatten().filter(|_| from != to).collect();
+        match parts.iter_mut().find(|(lines, _)| lines.is_disjoint(&used)) {
+            Some((lines, pairs)) => {
+                lines.extend(used);
+                pairs.push((a, b));
+            }
+            None => parts.push((used, vec![(a, b)])),
+        }
+    }
+    parts.into_iter().map(|(_, pairs)| pairs).collect()
+}
+
 fn positive(x: f64, max: f64) -> bool {
     x > 0.0 && x <= max
 }
@@ -274,7 +179,7 @@ mod tests {
     use fusionllm_plan::{Measured, PeerId, Rates};
 
     use super::*;
-    use crate::{ExpectedPeers, Hello, Roster, VERSION};
+    use crate::{ExpectedPeers, Hello, Member, Roster, VERSION};
 
     fn ids(count: u32) -> Vec<MemberId> {
         (0..count).map(MemberId).collect()
@@ -363,15 +268,54 @@ mod tests {
         assert!(apart.starts_with("p0 and p2 cannot reach each other"), "{apart}");
 
         // A newcomer costs only its own measurements; a loss costs none.
-        assert!(!atlas.lacks(&ids(3)[1..]) && atlas.lacks(&ids(4)));
+        assert!(!Survey::is_needed(&ids(3)[1..], &atlas) && Survey::is_needed(&ids(4), &atlas));
         assert_eq!(measure(&ids(4), &mut atlas), 1 + 4);
         let (cluster, _) = atlas.cluster(&[members[1], members[2]]).unwrap();
         assert_eq!(cluster.link(PeerId(0), PeerId(1)).map(|l| l.bandwidth), Some(3.0));
 
         atlas.cut_off(MemberId(2), MemberId(1));
-        assert!(atlas.is_cut_off(MemberId(1), MemberId(2)) && !atlas.lacks(&ids(4)));
+        assert!(atlas.is_cut_off(MemberId(1), MemberId(2)) && !Survey::is_needed(&ids(4), &atlas));
         atlas.forget_failures(MemberId(2));
-        assert!(atlas.lacks(&[MemberId(1), MemberId(2)]));
+        assert!(Survey::is_needed(&[MemberId(1), MemberId(2)], &atlas));
+    }
+
+    /// Members 1 and 2 are behind one router, and so are 3 and 4.
+    #[test]
+    fn a_shared_line_is_measured_by_one_at_a_time_and_becomes_a_site() {
+        let mut atlas = Atlas::default();
+        for (member, line) in [(1, [192, 0, 2, 1]), (2, [192, 0, 2, 1]), (3, [192, 0, 2, 9]), (4, [192, 0, 2, 9])] {
+            atlas.set_line(MemberId(member), Some(line.into()));
+        }
+        atlas.set_line(MemberId(0), Some([127, 0, 0, 1].into()));
+        let mut survey = Survey::new(&ids(5), &atlas);
+        let mut met = 0;
+        for round in &mut survey.rounds {
+            let mut lines = BTreeSet::new();
+            for (a, message) in round {
+                let ToPeer::Probe { with: b, .. } = message else { continue };
+                met += 1;
+                let ends = [atlas.line(*a), atlas.line(*b)];
+                if ends[0] != ends[1] {
+                    assert!(ends.into_iter().flatten().all(|line| lines.insert(line)));
+                }
+            }
+        }
+        assert_eq!(met, 5 * 6 / 2);
+
+        measure(&ids(5), &mut atlas);
+        let roster = roster(5);
+        let (cluster, notes) = atlas.cluster(&roster.present().collect::<Vec<_>>()).unwrap();
+        let sites: Vec<_> = cluster.sites().iter().map(|s| (s.name.as_str(), s.uplink, s.downlink)).collect();
+        let free = |bandwidth| Some(Link { latency: 0.0, bandwidth });
+        assert_eq!(
+            sites,
+            [("line of p1 and p2", free(102.0), free(1020.0)), ("line of p3 and p4", free(104.0), free(1040.0))]
+        );
+        assert!(notes.iter().any(|n| n.contains("line of p1 and p2 is shared")), "{notes:?}");
+        let rate = |a, b| cluster.link(PeerId(a), PeerId(b)).map(|l| l.bandwidth);
+        assert_eq!((rate(1, 2), rate(1, 3)), (Some(3.0), Some(4.0)), "links keep what was measured");
+        assert_eq!(cluster.uplinks(PeerId(1), PeerId(2)).count(), 0);
+        assert_eq!(cluster.uplinks(PeerId(1), PeerId(3)).count(), 2);
     }
 
     #[test]

@@ -4,160 +4,11 @@
 
 mod common;
 
-use std::sync::Arc;
-
-use common::programs;
-use fusionllm_graph::ops::AdamwStep;
-use fusionllm_plan::{LearningRate, Optimizer};
+use common::stage::{OWNERS, PEERS, Stage};
 use fusionllm_protocol::{
-    Action, Admission, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, Invitation, MemberId,
-    Notice, Question, Request, Roster, Run, RunOptions, RunPhase, RunSettings, Standing, TicketRole, ToPeer,
-    TrainingProgress, VERSION, share_of,
+    Action, ExpectedPeers, FromPeer, Heartbeat, Invitation, MemberId, Question, Request, Roster, Run, RunOptions,
+    RunPhase, Standing, TicketRole, ToPeer, VERSION,
 };
-
-const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
-const PEERS: [u8; 16] = [7; 16];
-const OWNERS: [u8; 16] = [9; 16];
-
-/// A run, its time, and what happened since it was last asked.
-struct Stage {
-    run: Run,
-    options: RunOptions,
-    now: f64,
-    actions: Vec<Action>,
-}
-
-fn hello(m: usize, process: u64) -> Hello {
-    Hello {
-        version: VERSION,
-        secret: PEERS,
-        process,
-        name: format!("m{m}"),
-        backend: "b".into(),
-        device: "d".into(),
-        addr: Vec::new(),
-    }
-}
-
-impl Stage {
-    /// A run that waits for this many members.
-    fn new(wanted: usize, ticket: Invitation) -> Self {
-        let settings = RunSettings {
-            version: 1,
-            start: TrainingProgress::default(),
-            steps: 10,
-            micro_batches: 1,
-            eval: None,
-            checkpoint: Some(0),
-            learning_rate: LearningRate { base: 1.0, warmup: 0, cosine_until: None, min: 0.0 },
-            clip: None,
-            window: 1,
-            passes_before: 0,
-        };
-        let mut admission = Admission::new(None);
-        admission.invite(ticket).unwrap();
-        admission.invite(Invitation::new(TicketRole::Owner, OWNERS)).unwrap();
-        let roster = Roster::new(ExpectedPeers::Any(wanted), admission);
-        let options = RunOptions { settings, measured: false };
-        Self { run: Run::new(options, roster), options, now: 0.0, actions: Vec::new() }
-    }
-
-    /// A run of three peers, of which all but the third are ready.
-    fn loading() -> Self {
-        let mut stage = Self::new(3, Invitation::new(TicketRole::Peer, PEERS));
-        for m in 0..3 {
-            stage.join(m, 0).unwrap();
-        }
-        stage.say(0, FromPeer::Ready { generation: 1 });
-        stage.say(1, FromPeer::Ready { generation: 1 });
-        assert_eq!(stage.run.status(stage.now).phase, RunPhase::Loading);
-        stage
-    }
-
-    fn training() -> Self {
-        let mut stage = Self::loading();
-        stage.say(2, FromPeer::Ready { generation: 1 });
-        assert_eq!(stage.run.status(stage.now).phase, RunPhase::Training);
-        stage.actions.clear();
-        stage
-    }
-
-    fn join(&mut self, m: usize, process: u64) -> Result<MemberId, String> {
-        let (member, actions) = self.run.join([m as u8; 32], hello(m, process), self.now as u64, self.now)?;
-        self.carry_out(actions);
-        Ok(member)
-    }
-
-    fn say(&mut self, m: u32, message: FromPeer) {
-        let actions = self.run.message(MemberId(m), message, self.now);
-        self.carry_out(actions);
-    }
-
-    /// Passes time, in which these members send heartbeats without progress.
-    fn pass(&mut self, seconds: f64, alive: &[u32]) {
-        let end = self.now + seconds;
-        while self.now < end {
-            self.now += 0.5;
-            for m in alive {
-                self.say(*m, FromPeer::Heartbeat(Heartbeat { generation: 1, progress: 1, waits_for: None }));
-            }
-            let actions = self.run.tick(self.now);
-            self.carry_out(actions);
-        }
-    }
-
-    /// Plans as asked, and keeps all else.
-    fn carry_out(&mut self, actions: Vec<Action>) {
-        for action in actions {
-            let Action::Plan { members, .. } = &action else {
-                self.actions.push(action);
-                continue;
-            };
-            let programs = programs(members.len(), 1);
-            let share = |(train, _)| Arc::new(share_of(train, OPTIMIZER).into_keys().collect());
-            let formation = Formation {
-                predicted_compute_s: Vec::new(),
-                cluster: None,
-                expected: programs.iter().map(|(train, eval)| ExpectedReports::new(train, eval)).collect(),
-                shares: programs.iter().map(|(train, eval)| share((train, eval))).collect(),
-                share_bytes: vec![64; members.len()],
-                version: 1,
-                micro_batches: 1,
-                predicted_step_s: Some(0.1),
-                move_s: 0.0,
-                members: members.clone(),
-            };
-            let actions = self.run.planned(formation, self.now);
-            self.carry_out(actions);
-        }
-    }
-
-    /// Why this member is gone, as people read it.
-    fn lost(&self, m: u32) -> Option<&str> {
-        self.actions.iter().rev().find_map(|a| match a {
-            Action::Notice(Notice::Lost { member, reason, .. }) if member.0 == m => Some(reason.as_str()),
-            _ => None,
-        })
-    }
-
-    /// What this member is told as its last word.
-    fn stopped(&self, m: u32) -> Option<&str> {
-        self.actions.iter().rev().find_map(|a| match a {
-            Action::Send(MemberId(to), ToPeer::Stop { reason }) if *to == m => Some(reason.as_str()),
-            _ => None,
-        })
-    }
-
-    fn standing(&self, m: u32) -> Standing {
-        self.run.roster().get(MemberId(m)).unwrap().standing
-    }
-
-    /// The run goes on with these peers.
-    fn goes_on_with(&self, peers: &[u32]) {
-        let peers: Vec<MemberId> = peers.iter().map(|m| MemberId(*m)).collect();
-        assert_eq!(self.run.peers(), peers, "{:?}", self.actions);
-    }
-}
 
 #[test]
 fn an_early_saved_all_puts_its_sender_out() {
@@ -343,5 +194,5 @@ fn the_status_names_every_member_and_its_share() {
     ];
     assert_eq!(seen.collect::<Vec<_>>(), expected);
     assert_eq!(status.members.iter().map(|m| m.share_bytes).collect::<Vec<_>>(), [Some(64), None, Some(64), None]);
-    assert_eq!((status.phase, status.generation, status.steps, status.wanted), (RunPhase::Loading, 2, 10, 3));
+    assert_eq!((status.phase, status.generation, status.steps, status.wanted), (RunPhase::Loading, 2, 60, 3));
 }

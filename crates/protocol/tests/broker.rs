@@ -6,8 +6,8 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::simulation::{Disturbance, End, Scenario, TARGETS, Trace, loss, run, share};
-use fusionllm_graph::ValueId;
-use fusionllm_plan::{LearningRate, PeerId};
+use fusionllm_graph::{NodeId, ValueId};
+use fusionllm_plan::{Cause, LearningRate, PeerId, Poison, PoisonPlace};
 use fusionllm_protocol::{
     EvalSchedule, FromPeer, Hello, PassReport, RunSettings, SentBytes, TrainingProgress, VERSION,
 };
@@ -85,7 +85,7 @@ fn lies() -> impl Strategy<Value = FromPeer> {
     let small = prop_oneof![0u32..4, Just(u32::MAX)];
     let number = prop::sample::select(vec![0.0, 1.0, -1.0, f64::NAN, f64::INFINITY, f64::MAX]);
     let norms = prop::collection::vec((0u32..8, number.clone()), 0..4);
-    let figures = (number.clone(), prop::collection::vec((small.clone(), any::<u64>()), 0..3));
+    let figures = (number.clone(), prop::collection::vec((small.clone(), any::<u64>()), 0..3), small.clone());
     prop_oneof![
         Just(FromPeer::Ready { generation: 1 }),
         Just(FromPeer::Kept { step: 3 }),
@@ -108,10 +108,14 @@ fn lies() -> impl Strategy<Value = FromPeer> {
             pass,
             squared_norms: n.into_iter().map(|(v, n)| (ValueId(v), n)).collect()
         }),
-        (pass, figures).prop_map(|(pass, (wait_s, sent))| FromPeer::PassDone {
+        (pass, figures).prop_map(|(pass, (wait_s, sent, node))| FromPeer::PassDone {
             pass,
             report: PassReport {
                 wait_s,
+                poison: (node > 0).then_some(Poison {
+                    cause: Cause::Arose,
+                    place: PoisonPlace::Node { node: NodeId(node), micro_batch: 0 },
+                }),
                 sent: sent.into_iter().map(|(to, bytes)| SentBytes { to: PeerId(to), bytes }).collect(),
                 ..PassReport::default()
             }
@@ -181,8 +185,8 @@ fn a_run_that_diverges_ends_with_advice() {
     s.settings.steps = 100;
     let trace = run(&s);
     let Some(End::Failed(reason)) = &trace.end else { unreachable!("{trace:?}") };
-    insta::assert_snapshot!(reason, @"the loss or gradient was not finite in 20 consecutive steps up to step 23; try a lower learning rate or clipping");
-    assert_eq!(trace.steps.len(), 23);
+    insta::assert_snapshot!(reason, @r#"the loss or gradient was not finite in 20 consecutive steps up to step 23; "p0" made the first number that is not finite: the result of linear "linear" in forward of micro-batch 0; try a lower learning rate or clipping"#);
+    assert_eq!((trace.steps.len(), trace.notices.len()), (23, 1));
 }
 
 #[test]

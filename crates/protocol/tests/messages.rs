@@ -9,7 +9,7 @@ use common::{names, programs};
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
-use fusionllm_plan::{Compression, Holding, Instruction, Optimizer, PassKind, PeerId, Slot, Verdict};
+use fusionllm_plan::{Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, PoisonPlace, Slot, Verdict};
 use fusionllm_protocol::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MemberId,
     PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, TensorKey, ToPeer,
@@ -22,20 +22,16 @@ use serde::de::DeserializeOwned;
 fn assignment() -> Assignment {
     let (train, eval) = programs(3, 2).swap_remove(0);
     let contact = |(m, name)| Contact { member: MemberId(m), name, addr: vec![1, 2] };
+    let optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
     let mut assignment = Assignment {
         generation: 3,
-        peer: PeerId(0),
         peers: (5..).zip(names(3)).map(contact).collect(),
         donors: vec![contact((9, "leaver".into()))],
         seed: 7,
-        optimizer: Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 }),
-        compression: Compression::default(),
-        train,
-        eval,
         start: 12,
         passes_before: 40,
-        sources: BTreeMap::new(),
         mirrors: BTreeMap::from([(MemberId(6), BTreeMap::from([(TensorKey::value("w1"), f32s([4, 4]))]))]),
+        ..Assignment::new(train, eval, optimizer)
     };
     let members = [Source::Member(MemberId(5)), Source::Member(MemberId(9)), Source::Broker, Source::Seed];
     assignment.sources = assignment.tensors().into_keys().zip(members.into_iter().cycle()).collect();
@@ -81,6 +77,7 @@ fn messages_round_trip() {
         errors: vec![CodecError { to: PeerId(1), relative_error: 0.5 }],
         spectra: vec![CodecSpectrum { to: PeerId(1), exact: 3.5, decoded: 4.0 }],
         received: vec![ReceivedBytes { from: PeerId(2), bytes: 70_000, seconds: 0.25 }],
+        poison: Some(Poison { cause: Cause::Arrived, place: PoisonPlace::Message { slot, from: PeerId(2) } }),
     };
     for m in [
         FromPeer::Hello(hello),
@@ -107,7 +104,7 @@ fn messages_round_trip() {
     round_trip(Answer::Refused { reason: "no".into() });
     for m in [
         ToPeer::Refused { reason: "full".into() },
-        ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3 },
+        ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3, inspect: true },
         ToPeer::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16)]) },
         ToPeer::Verdict { pass: 4, verdict },
         ToPeer::Snapshot { step: 9, save: true },
@@ -152,16 +149,17 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_7() {
+fn the_layout_of_version_8() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
-    assert_eq!(bytes(&ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2 }), [5, 0xac, 2, 7, 0, 2]);
+    let run = ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true };
+    assert_eq!(bytes(&run), [5, 0xac, 2, 7, 0, 2, 1]);
     assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [11, 2, b'n', b'o']);
     let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
     assert_eq!(
         encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
         [1, 1, 0, 5, 1, 0]
     );
-    assert_eq!(VERSION, 7);
+    assert_eq!(VERSION, 8);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.
@@ -233,11 +231,9 @@ fn a_peer_keeps_the_state_of_both_programs() {
     assert!(a.validate().unwrap_err().to_string().contains("constant"));
     a.sources.insert(TensorKey::value("mask"), Source::Broker);
     assert_eq!(a.validate(), Ok(()));
-    assert_eq!(
-        a.kept_bytes(),
-        Some(3 * 64 + 36 + 64),
-        "a weight with two slots, the mask, and a copy for another peer"
-    );
+    assert_eq!(a.kept_bytes(), 3 * 64 + 36 + 64, "a weight with two slots, the mask, and a copy for another peer");
+    assert_eq!(a.peak_bytes(), 3 * 64 + 36 + a.train.peak_bytes(), "a copy is no part of a pass");
+    assert!(a.train.peak_bytes() > 0);
     assert_eq!(a.state().into_keys().collect::<Vec<_>>(), ["mask", "tied"]);
 }
 

@@ -47,7 +47,7 @@ impl Run {
         let at = |name: &str, site| Device { site: Some(site), ..Device::new(name, rates, 1 << 30) };
         let inside = Some(Link { latency: 2e-4, bandwidth: 5e8 });
         let uplink = Some(Link { latency: 0.005, bandwidth: UPLINK });
-        let site = |name: &str| Site { name: name.into(), inside, uplink };
+        let site = |name: &str| Site { name: name.into(), inside, uplink, downlink: None };
         let devices = vec![at("a0", 0), at("a1", 0), at("b0", 1), at("b1", 1)];
         let cluster = Cluster::new(devices, vec![site("a"), site("b")], Vec::new(), None).unwrap();
         let names = ["a0", "a1", "b0", "b1"].map(String::from);

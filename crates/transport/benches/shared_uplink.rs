@@ -1,7 +1,12 @@
 //! Shared uplink: the share of an uplink's bandwidth that several connections reach together.
 //!
-//! Two homes have an emulated uplink of 8 Mbps and 20 ms each. 1, 2, 4 and 8 pairs of peers send messages to and fro
-//! at the same time, as stages of a pipeline and replicas do.
+//! Two homes have an emulated uplink of 8 Mbps and 20 ms each. 1, 2, 4 and 8 pairs of peers send messages at the same
+//! time. To and fro, each side answers with a message, as stages of a pipeline do. One way, all first peers send
+//! without a pause, as replicas do with their gradients.
+//!
+//! "Of best" is the time in which the messages could have crossed over the time that they took. It counts an idle
+//! uplink as lost even if nothing waits for it, as when all pairs happen to send in the same direction. "Used" counts
+//! only the time in which a message waits: the time that the messages need over the time in which any was on its way.
 //!
 //! ```console
 //! $ cargo bench -p fusionllm-transport --bench shared_uplink [-- BYTES]
@@ -19,32 +24,60 @@ type Failure = Box<dyn Error + Send + Sync>;
 
 const RATE: u64 = 1_000_000;
 const LATENCY: Duration = Duration::from_millis(20);
+/// Messages of each side to and fro. One way, a pair sends twice as many.
 const MESSAGES: usize = 20;
 /// Bytes of QUIC's largest datagram.
 const PACKET: u64 = 1_452;
+
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Pattern {
+    ToAndFro,
+    OneWay,
+}
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
     let bytes = std::env::args().skip(1).find(|a| a != "--bench").unwrap_or_else(|| "65536".into());
     let bytes = bytes.parse::<u32>().map_err(|_| format!("{bytes:?} is no number of bytes below 4 GiB"))?.into();
-    println!("messages of {bytes} bytes\npairs  a message  at best  datagrams lost");
-    for pairs in [1, 2, 4, 8] {
-        let (took, lost) = exchange(pairs, bytes).await?;
-        let each = took.as_secs_f64() / (2 * MESSAGES) as f64;
-        println!("{pairs:5}  {:6.0} ms  {:4.0} ms  {lost:14}", 1e3 * each, 1e3 * at_best(pairs, bytes).as_secs_f64());
+    println!("messages of {bytes} bytes\npattern     pairs  a message  at best  of best  used  datagrams lost");
+    for (pattern, name) in [(Pattern::ToAndFro, "to and fro"), (Pattern::OneWay, "one way")] {
+        for pairs in [1, 2, 4, 8] {
+            let Exchange { took, used, lost } = exchange(pattern, pairs, bytes).await?;
+            let [took, best] = [took, at_best(pattern, pairs, bytes)].map(|all| all.as_secs_f64());
+            let [each, best_each] = [took, best].map(|all| 1e3 * all / (2 * MESSAGES) as f64);
+            let of_best = best / took;
+            println!("{name:10}  {pairs:5}  {each:6.0} ms  {best_each:4.0} ms  {of_best:7.2}  {used:4.2}  {lost:14}");
+        }
     }
     Ok(())
 }
 
-/// The seconds of one message on an uplink that loses no packet and is never idle.
-fn at_best(pairs: u64, bytes: u64) -> Duration {
-    let sending = Duration::from_secs_f64(bytes as f64 * (1.0 + HEADER_BYTES as f64 / PACKET as f64) / RATE as f64);
-    // Half of the pairs send in one direction, the others in the other.
-    (sending * pairs as u32 / 2).max(sending + 2 * LATENCY)
+/// The time that one message takes of an uplink.
+fn sending(bytes: u64) -> Duration {
+    Duration::from_secs_f64(bytes as f64 * (1.0 + HEADER_BYTES as f64 / PACKET as f64) / RATE as f64)
 }
 
-/// The time in which all pairs send all their messages, and the number of datagrams that a full queue dropped.
-async fn exchange(pairs: u64, bytes: u64) -> Result<(Duration, u64), Failure> {
+/// The time of all messages on an uplink that loses no packet and is never idle.
+fn at_best(pattern: Pattern, pairs: u64, bytes: u64) -> Duration {
+    let sending = sending(bytes);
+    let messages = 2 * MESSAGES as u32;
+    match pattern {
+        // Half of the pairs send in one direction, the others in the other.
+        Pattern::ToAndFro => (sending * pairs as u32 / 2).max(sending + 2 * LATENCY) * messages,
+        Pattern::OneWay => sending * pairs as u32 * messages + 2 * LATENCY,
+    }
+}
+
+/// How all pairs sent all their messages.
+struct Exchange {
+    took: Duration,
+    /// The share of the uplinks that was used while messages waited.
+    used: f64,
+    /// Datagrams that a full queue dropped.
+    lost: u64,
+}
+
+async fn exchange(pattern: Pattern, pairs: u64, bytes: u64) -> Result<Exchange, Failure> {
     let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 0)?;
     let link = |name| emulator.add_link(LinkSpec::new(name, Some(RATE), LATENCY));
     // Out of one home, into the other.
@@ -61,32 +94,64 @@ async fn exchange(pairs: u64, bytes: u64) -> Result<(Duration, u64), Failure> {
     let start = Instant::now();
     let talks = ends.into_iter().map(|(one, other, calling, called)| {
         tokio::spawn(async move {
-            let talked = tokio::try_join!(talk(calling, true, bytes), talk(called, false, bytes)).map(|_| ());
+            let (first, second) = (talk(calling, pattern, true, bytes), talk(called, pattern, false, bytes));
+            let (one_did, other_did) = tokio::try_join!(first, second)?;
             // An endpoint must stay open until both sides are done.
             drop((one, other));
-            talked
+            Ok::<_, Failure>([(one_did.sent, other_did.received), (other_did.sent, one_did.received)])
         })
     });
+    let mut ways = [const { Vec::new() }; 2];
     for talk in talks.collect::<Vec<_>>() {
-        talk.await??;
+        for (way, (sent, received)) in ways.iter_mut().zip(talk.await??) {
+            way.extend(sent.into_iter().zip(received));
+        }
     }
     let took = start.elapsed();
-    Ok((took, emulator.report().links.iter().map(|link| link.overflowed).sum()))
+    let messages = ways.iter().map(Vec::len).sum::<usize>();
+    let waited = ways.map(busy).iter().sum::<Duration>();
+    let used = sending(bytes).as_secs_f64() * messages as f64 / waited.as_secs_f64();
+    let lost = emulator.report().links.iter().map(|link| link.overflowed).sum();
+    Ok(Exchange { took, used, lost })
 }
 
-/// One side of a pair.
+/// The time in which any of these messages waited for the uplink. The last bits take the latency to arrive.
+fn busy(mut messages: Vec<(Instant, Instant)>) -> Duration {
+    messages.sort();
+    let (mut sum, mut until) = (Duration::ZERO, None::<Instant>);
+    for (sent, received) in messages {
+        let left = received - 2 * LATENCY;
+        let since = until.map_or(sent, |until| until.max(sent));
+        sum += left.saturating_duration_since(since);
+        until = until.max(Some(left));
+    }
+    sum
+}
+
+/// What one side of a pair did.
+struct Talked {
+    sent: Vec<Instant>,
+    received: Vec<Instant>,
+    /// The connection stays open until the other side is done, too.
+    _open: (Connection, Lanes),
+}
+
 async fn talk(
     (connection, mut lanes): (Connection, Lanes),
+    pattern: Pattern,
     first: bool,
     bytes: u64,
-) -> Result<(Connection, Lanes), Failure> {
+) -> Result<Talked, Failure> {
+    let (mut sent, mut received) = (Vec::new(), Vec::new());
     let payload = [Bytes::from(vec![0; bytes as usize])];
     for i in 0..2 * MESSAGES {
-        if (i % 2 == 0) == first {
+        if (pattern == Pattern::OneWay || i % 2 == 0) == first {
+            sent.push(Instant::now());
             connection.send(Lane::Tensors, b"", &payload).await?;
         } else {
             lanes.tensors.next().await?.ok_or("the other side is gone")?.read(bytes).await?;
+            received.push(Instant::now());
         }
     }
-    Ok((connection, lanes))
+    Ok(Talked { sent, received, _open: (connection, lanes) })
 }

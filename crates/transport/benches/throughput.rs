@@ -1,4 +1,5 @@
-//! Two endpoints on loopback: throughput of large frames and round-trip time of a small frame.
+//! Two endpoints on loopback: throughput of large frames and round-trip time of a small frame. The benches whose
+//! names end in `raw_quic` do the same with bare streams of iroh in its default settings.
 //!
 //! `cargo bench -p fusionllm-transport`
 
@@ -12,6 +13,8 @@ use divan::Bencher;
 use divan::counter::BytesCount;
 use fusionllm_transport::emulator::{Emulator, LinkSpec};
 use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes};
+use iroh::endpoint::{RecvStream, SendStream, presets};
+use iroh::{EndpointAddr, RelayMode};
 use tokio::runtime::Runtime;
 
 fn main() {
@@ -62,6 +65,49 @@ fn round_trip_1_kib(bencher: Bencher<'_, '_>, pinned: bool) {
     });
 }
 
+#[divan::bench(sample_count = 10, sample_size = 1)]
+fn send_64_mib_raw_quic(bencher: Bencher<'_, '_>) {
+    const LENGTH: usize = 64 << 20;
+    let runtime = Runtime::new().unwrap();
+    let (_ends, mut to, _from, _back, mut arriving) = runtime.block_on(raw_pair());
+    let payload = Bytes::from(vec![1; LENGTH]);
+    bencher.counter(BytesCount::new(LENGTH)).bench_local(|| {
+        runtime.block_on(async {
+            let receiving = async {
+                let mut received = Vec::with_capacity(LENGTH);
+                while received.len() < LENGTH {
+                    let chunk = arriving.read_chunk(LENGTH - received.len()).await.unwrap().unwrap();
+                    received.extend_from_slice(&chunk);
+                }
+                received
+            };
+            let (sent, received) = tokio::join!(to.write_chunk(payload.clone()), receiving);
+            sent.unwrap();
+            received
+        })
+    });
+}
+
+#[divan::bench(sample_count = 100, sample_size = 20)]
+fn round_trip_1_kib_raw_quic(bencher: Bencher<'_, '_>) {
+    let runtime = Runtime::new().unwrap();
+    let (_ends, mut to, mut from, mut back, mut arriving) = runtime.block_on(raw_pair());
+    let echo = runtime.spawn(async move {
+        let mut payload = [0; 1024];
+        while arriving.read_exact(&mut payload).await.is_ok() {
+            back.write_all(&payload).await.unwrap();
+        }
+    });
+    let mut payload = [1; 1024];
+    bencher.bench_local(|| {
+        runtime.block_on(async {
+            to.write_all(&payload).await.unwrap();
+            from.read_exact(&mut payload).await.unwrap();
+        })
+    });
+    echo.abort();
+}
+
 /// The emulator's own speed: an unlimited link.
 #[divan::bench(sample_count = 10, sample_size = 1)]
 fn send_16_mib_over_an_emulated_link(bencher: Bencher<'_, '_>) {
@@ -105,4 +151,28 @@ async fn pair(pinned: bool) -> ([Endpoint; 2], Connection, Lanes, Connection, La
     let (to_callee, from_callee) = calling.unwrap();
     let (to_caller, from_caller) = called.unwrap();
     ([caller, callee], to_callee, from_callee, to_caller, from_caller)
+}
+
+type RawEnds = ([iroh::Endpoint; 2], [iroh::endpoint::Connection; 2]);
+
+/// Two endpoints, and a stream in each direction: its sending half at one and its receiving half at the other.
+async fn raw_pair() -> (RawEnds, SendStream, RecvStream, SendStream, RecvStream) {
+    let bind = || async {
+        let builder = iroh::Endpoint::builder(presets::Minimal).alpns(vec![b"raw".to_vec()]);
+        let builder = builder.relay_mode(RelayMode::Disabled).clear_ip_transports();
+        builder.bind_addr((Ipv4Addr::LOCALHOST, 0)).unwrap().bind().await.unwrap()
+    };
+    let (caller, callee) = (bind().await, bind().await);
+    let addr = EndpointAddr::new(callee.id()).with_ip_addr(callee.bound_sockets()[0]);
+    let accepting = async { callee.accept().await.unwrap().await.unwrap() };
+    let (calling, called) = tokio::join!(caller.connect(addr, b"raw"), accepting);
+    let calling = calling.unwrap();
+    let (mut to, mut back) = (calling.open_uni().await.unwrap(), called.open_uni().await.unwrap());
+    // A peer learns of a stream by its first byte.
+    to.write_all(&[0]).await.unwrap();
+    back.write_all(&[0]).await.unwrap();
+    let (mut from, mut arriving) = (calling.accept_uni().await.unwrap(), called.accept_uni().await.unwrap());
+    from.read_exact(&mut [0]).await.unwrap();
+    arriving.read_exact(&mut [0]).await.unwrap();
+    (([caller, callee], [calling, called]), to, from, back, arriving)
 }

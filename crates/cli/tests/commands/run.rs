@@ -42,6 +42,7 @@ fn the_run_directory_keeps_the_contract() {
         "loss_last",
         "median_step_s",
         "micro_batches",
+        "overhead_s",
         "peers",
         "predicted_step_s",
         "schedule",

@@ -3,7 +3,7 @@
 //!
 //! `FUSIONLLM_MUTATIONS=1000000 cargo test -p fusionllm-hostile --release` tries more changes of each sample, from
 //! `FUSIONLLM_FIRST_MUTATION` on. `FUSIONLLM_TARGET=graph` tries one decoder. `-- --nocapture` shows the slowest case
-//! of each.
+//! of each. `FUSIONLLM_CORPUS=DIR` writes the samples to files, and `fuzz/` at the root is for libFuzzer.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod allocation;
@@ -108,6 +108,19 @@ fn try_all(target: &Target) -> Vec<String> {
         slowest.0
     );
     faults
+}
+
+/// Valid bytes for a fuzzer to begin with, in one directory for each decoder, if `FUSIONLLM_CORPUS` names a place.
+#[test]
+fn samples_are_written_where_asked() {
+    let Some(place) = std::env::var_os("FUSIONLLM_CORPUS") else { return };
+    for target in TARGETS {
+        let directory = std::path::Path::new(&place).join(target.name);
+        std::fs::create_dir_all(&directory).unwrap();
+        for (i, sample) in corpus::samples(target.name).iter().enumerate() {
+            std::fs::write(directory.join(format!("sample-{i}")), sample).unwrap();
+        }
+    }
 }
 
 /// One test for all, because memory is counted for the whole process.

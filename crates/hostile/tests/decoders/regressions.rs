@@ -1,6 +1,10 @@
 //! Bytes that once did harm.
 
-use fusionllm_hostile::TARGETS;
+use fusionllm_graph::ops::{Full, SgdStep};
+use fusionllm_graph::{DType, Op, TensorType};
+use fusionllm_hostile::{TARGETS, assignment_of, one_operator};
+use fusionllm_node::decoders;
+use fusionllm_plan::Optimizer;
 
 use crate::corpus::samples;
 use crate::panics;
@@ -62,4 +66,20 @@ fn reductions_of_a_long_and_empty_tensor() {
         let applied = format!(r#"{{"op":{op},"operands":[{{"dtype":"f32","shape":{shape}}}]}}"#);
         assert!(accepts("operator", applied.as_bytes()), "{applied}");
     }
+}
+
+/// Only the tensors that a peer keeps were counted, so a value of any size was made, and the process ended without
+/// memory.
+#[test]
+fn a_program_with_a_huge_value_is_refused() {
+    const MEMORY: u64 = 1 << 20;
+    let full = |size: usize| Op::from(Full { ty: TensorType::new(DType::F32, [size]), value: 1.0 });
+    let accepted = |op: Op| {
+        let program = one_operator(op, &[]).unwrap();
+        let sgd = Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false });
+        decoders::accepts(assignment_of(program.clone(), program, sgd).unwrap(), Some(MEMORY))
+    };
+    assert_eq!(accepted(full(1 << 18)), Ok(()));
+    let refused = accepted(full(1 << 33)).unwrap_err();
+    assert_eq!(refused, "its programs need 34359738368 bytes of memory, and this machine gives the run 1048576");
 }

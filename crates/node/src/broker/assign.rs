@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use fusionllm_plan::{PeerId, PerPass};
+use fusionllm_plan::PerPass;
 use fusionllm_protocol::{
     Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Regulator, Source, TensorKey, decode,
     encode, share_of,
@@ -41,24 +41,17 @@ impl Conductor<'_> {
         }
         let mut loading = Loading::default();
         let mut peers = Vec::with_capacity(order.members.len());
-        for (i, (train, eval)) in (0..).zip(planned.programs.iter().zip(eval)) {
-            let member = order.members[i as usize];
+        for (member, (train, eval)) in order.members.iter().copied().zip(planned.programs.iter().zip(eval)) {
             let mirrors = order.mirrors.iter().filter(|m| m.buddy == member);
             let mirrors = mirrors.filter_map(|m| Some((m.owner, shares.get(&m.owner)?.clone()))).collect();
             let mut assignment = Assignment {
                 generation: order.generation,
-                peer: PeerId(i),
-                peers: Vec::new(),
-                donors: Vec::new(),
                 seed: job.train.seed,
-                optimizer,
                 compression: plan.compression,
-                train: train.clone(),
-                eval,
                 start: order.restart.progress.step,
                 passes_before: order.passes_before,
-                sources: BTreeMap::new(),
                 mirrors,
+                ..Assignment::new(train.clone(), eval, optimizer)
             };
             assignment.sources = sources(&assignment, member, order, &contents);
             self.introduce(&mut assignment, member, order)?;

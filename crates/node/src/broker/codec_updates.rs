@@ -62,7 +62,7 @@ pub(super) fn apply(
             return Ok(Vec::new());
         };
         (plan.version, plan.codecs) = (version, update.codecs);
-        store.plan(&rewritten(&store.plan_text()?, plan)?)?;
+        store.plan(rewritten(&store.plan_text()?, plan)?)?;
         (step, messages) = (first, actions);
     }
     observer.event(Event::Codecs { step, lines: &lines });

@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use fusionllm_plan::Cluster;
 use fusionllm_protocol::{
-    Action, CodecUpdate, EvalRecord, Hello, MemberId, Run, StepRecord, ToPeer, TrainingProgress, decode, encode,
+    Action, Arrival, CodecUpdate, EvalRecord, Hello, MemberId, Run, StepRecord, ToPeer, TrainingProgress, decode,
+    encode,
 };
 use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -19,6 +20,7 @@ use super::feeds::Feeds;
 use super::generation::Generation;
 use super::incoming::{Incoming, KnownKeys};
 use super::keeper::KeeperEvent;
+use super::ledger::DiskNews;
 use super::links::Links;
 use super::observer::{Event, Observer};
 use super::origin::Origin;
@@ -74,6 +76,7 @@ impl Conductor<'_> {
                 },
                 _ = ticks.tick() => {
                     self.report_loading();
+                    self.report_disk();
                     self.run.tick(self.now())
                 }
             };
@@ -149,15 +152,15 @@ impl Conductor<'_> {
     /// Takes in a joiner, or a member that comes back.
     fn admit(&mut self, number: u64, connection: Connection, lanes: Lanes, mut hello: Hello) -> Vec<Action> {
         let key = connection.peer();
+        let from = connection.remote_addr();
+        let arrival = Arrival { identity: *key.as_bytes(), from: from.map(|addr| addr.ip()), unix_s: unix_s() };
         let addr = match decode::<PeerAddr>(&hello.addr) {
-            Ok(addr) if addr.key == key => {
-                encode(&usable(addr, connection.remote_addr())).map(|addr| hello.addr = addr)
-            }
+            Ok(addr) if addr.key == key => encode(&usable(addr, from)).map(|addr| hello.addr = addr),
             // Nobody may send others to somebody else.
             Ok(_) => Err("its address has another key than its connection".to_owned()),
             Err(e) => Err(format!("its address cannot be read: {e}")),
         };
-        match addr.and_then(|()| self.run.join(*key.as_bytes(), hello, unix_s(), self.now())) {
+        match addr.and_then(|()| self.run.join(arrival, hello, self.now())) {
             Ok((member, actions)) => {
                 self.known.write().unwrap_or_else(PoisonError::into_inner).insert(key);
                 self.links.add(member, number, connection, lanes, self.store.inbox(), &self.events);
@@ -200,6 +203,14 @@ impl Conductor<'_> {
         }
     }
 
+    fn report_disk(&mut self) {
+        match self.store.take_news() {
+            Some(DiskNews::Full(error)) => self.observer.event(Event::DiskFull { error: &error }),
+            Some(DiskNews::Written) => self.observer.event(Event::DiskWritten),
+            None => {}
+        }
+    }
+
     /// Carries out what the state machine asks for. Returns the final progress once the run is over.
     fn carry_out(&mut self, actions: Vec<Action>) -> Result<Option<TrainingProgress>, NodeError> {
         for action in actions {
@@ -231,7 +242,7 @@ impl Conductor<'_> {
                 Action::Rewind(progress) => self.store.rewind(progress.step)?,
                 Action::Persist => self.persist()?,
                 Action::Assign(order) => {
-                    self.store.persist_atlas(self.run.atlas())?;
+                    self.store.persist_atlas(self.run.atlas());
                     let proposal = self.proposal.take();
                     let proposal = proposal.ok_or_else(|| NodeError::State("there is no plan to assign".into()))?;
                     self.announce(&proposal)?;
@@ -239,8 +250,8 @@ impl Conductor<'_> {
                     self.begin(&order, *proposal)?;
                 }
                 Action::Notice(notice) => self.notice(&notice)?,
-                // The state machine notes a cut itself, and goes on by itself once a generation is drained.
-                Action::Cut(_) | Action::Drained(_) => {}
+                // The state machine notes a cut itself, puts members out, and goes on once a generation is drained.
+                Action::Cut(_) | Action::Expel(..) | Action::Drained(_) => {}
                 Action::Finish(progress) => return self.finish(progress).map(Some),
                 Action::Fail(reason) => return Err(NodeError::Run(reason)),
             }
@@ -263,7 +274,7 @@ impl Conductor<'_> {
     fn announce(&mut self, proposal: &Proposal) -> Result<(), NodeError> {
         let planned = &proposal.planned;
         self.store.job(&planned.job)?;
-        self.store.plan(&planned.to_json()?)?;
+        self.store.plan(planned.to_json()?)?;
         self.observer.event(Event::Planned {
             plan: &planned.plan,
             notes: &planned.notes,

@@ -164,7 +164,7 @@ mod tests {
         let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 0.0 };
         let link = |bandwidth| Link { latency: 0.0, bandwidth };
         let device = |name: &str, site| Device { site, ..Device::new(name, rates, 1 << 30) };
-        let home = Site { name: "home".into(), inside: Some(link(1e8)), uplink: Some(link(1e6)) };
+        let home = Site { name: "home".into(), inside: Some(link(1e8)), uplink: Some(link(1e6)), downlink: None };
         let line = |from, to| DirectLink { from, to, link: link(1e7) };
         let lines = vec![line(Place::Site(0), Place::Device(2)), line(Place::Device(2), Place::Site(0))];
         let devices = vec![device("a", Some(0)), device("b", Some(0)), device("c", None)];

@@ -32,6 +32,8 @@ pub(super) struct Figures {
     steps: VecDeque<(u64, f64, f64)>,
     /// Seconds of all steps that count.
     in_steps_s: f64,
+    /// Seconds until the first step began.
+    start_s: Option<f64>,
     incidents: Vec<IncidentSummary>,
     generation: OfGeneration,
 }
@@ -88,6 +90,7 @@ impl Figures {
             loss_first,
             steps: VecDeque::new(),
             in_steps_s: 0.0,
+            start_s: None,
             incidents: Vec::new(),
             generation: OfGeneration::default(),
         }
@@ -128,6 +131,7 @@ impl Figures {
             self.loss_first = finite(record.loss);
         }
         self.in_steps_s += record.step_s;
+        self.start_s.get_or_insert(self.started.elapsed().as_secs_f64() - record.step_s);
         self.steps.push_back((record.step, record.loss, record.step_s));
         if self.steps.len() > MAX_STEPS {
             self.steps.pop_front();
@@ -175,6 +179,7 @@ impl Figures {
             predicted_step_s,
             bytes_sent_per_step: Some(sent / self.generation.steps.max(1)),
             training_overhead_ratio: finite(self.in_steps_s / self.started.elapsed().as_secs_f64()),
+            overhead_s: self.overhead(),
             scheduler: plan.scheduler.clone(),
             schedule: plan.schedule.name().into(),
             micro_batches: plan.micro_batches,
@@ -183,6 +188,16 @@ impl Figures {
             links: self.links(plan, peers),
             incidents: self.incidents.clone(),
         }
+    }
+
+    /// Seconds that were not spent in steps, by what took them.
+    fn overhead(&self) -> BTreeMap<String, f64> {
+        let mut overhead: BTreeMap<String, f64> = self.start_s.map(|s| ("start".into(), s)).into_iter().collect();
+        for i in &self.incidents {
+            let seconds = i.detected_s + i.replanned_s + i.restored_s + i.lost_work_s;
+            *overhead.entry(i.kind.clone()).or_default() += seconds;
+        }
+        overhead
     }
 
     /// A peer's figures, by its number in the plan.

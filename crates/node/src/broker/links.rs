@@ -23,6 +23,9 @@ const CALLS: usize = 4;
 /// From one call to the next.
 const CALL_PERIOD: Duration = Duration::from_secs(2);
 
+/// How long a silent member's machine may take to say that the member's process has ended.
+const PORT_TIMEOUT: Duration = Duration::from_secs(2);
+
 /// A member's connection.
 pub(super) struct Link {
     /// The connection's number. A member that comes back has a new one.
@@ -67,6 +70,18 @@ impl Links {
 
     pub(super) fn remove(&mut self, member: MemberId) {
         self.0.remove(&member);
+    }
+
+    /// Asks a silent member's machine whether its process has ended. If so, nobody has to wait for it any longer.
+    pub(super) fn look_after(&self, member: MemberId, events: &UnboundedSender<Incoming>) {
+        let Some(Link { number, connection, .. }) = self.0.get(&member) else { return };
+        let (number, connection, events) = (*number, connection.clone(), events.clone());
+        tokio::spawn(async move {
+            if connection.port_is_closed(PORT_TIMEOUT).await {
+                let reason = "its process has ended: its machine says that nobody listens at its port".to_owned();
+                let _ = events.send(Incoming::Gone((member, number), reason));
+            }
+        });
     }
 
     /// Queues a message. A member without a connection gets nothing; its loss is reported elsewhere.

@@ -11,6 +11,7 @@ mod figures;
 mod generation;
 mod incoming;
 mod keeper;
+mod ledger;
 mod links;
 mod local;
 mod notices;
@@ -354,7 +355,8 @@ impl Preparation {
         let places = course.places();
         let wanted = places.count();
         let settings = settings(&job, &data, store.start());
-        let options = RunOptions { settings, measured: matches!(course, Course::Measure { .. }) };
+        let measured = matches!(course, Course::Measure { .. });
+        let options = RunOptions { settings, measured, copies: job.checkpoint.copies };
         let roster = Roster::new(places, admission);
         let run = match left {
             Some(left) => {

@@ -20,6 +20,7 @@ impl Conductor<'_> {
             }
             Notice::Silent { member, seconds } => {
                 self.observer.event(Event::Silent { name: name(*member), seconds: *seconds });
+                self.links.look_after(*member, &self.events);
             }
             Notice::Answers { member } => self.observer.event(Event::Answers { name: name(*member) }),
             Notice::Lost { member, reason, used, step } => {
@@ -39,6 +40,9 @@ impl Conductor<'_> {
             }
             Notice::Speed { member, times } => {
                 self.observer.event(Event::Speed { name: name(*member), times: *times });
+            }
+            Notice::Poisoned { member, step, what, advice } => {
+                self.observer.event(Event::Poisoned { name: name(*member), step: *step, what, advice });
             }
             Notice::Better { members, gain_s } => {
                 let names: Vec<&str> = members.iter().map(|m| name(*m)).collect();

@@ -89,6 +89,17 @@ pub enum Event<'a> {
         /// Its seconds of computing over those at the start.
         times: f64,
     },
+    /// A skipped step was inspected: where a number was first not finite, if that is something new.
+    Poisoned {
+        /// The peer's name.
+        name: &'a str,
+        /// The step.
+        step: u64,
+        /// What the peer did or has. It follows the name.
+        what: &'a str,
+        /// What to do.
+        advice: &'a str,
+    },
     /// The run changes to a better plan.
     Better {
         /// The members that come in.
@@ -168,6 +179,13 @@ pub enum Event<'a> {
         /// Why.
         error: &'a NodeError,
     },
+    /// The disk is full. Training goes on, and what could not be written waits in memory.
+    DiskFull {
+        /// Which file cannot be written.
+        error: &'a NodeError,
+    },
+    /// The disk has room again, and all that waited is written.
+    DiskWritten,
     /// The emulated links did not behave as the testbed says.
     Shortfall {
         /// What happened.

@@ -10,6 +10,7 @@ use fusionllm_transport::Ticket;
 
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
+use super::ledger::{DiskNews, Ledger};
 use super::resume::{Identity, Left, Subject, write_atlas};
 use crate::NodeError;
 use crate::config::{Family, Job};
@@ -21,7 +22,7 @@ use crate::model::export::config_json;
 
 /// The run directory, its checkpoints, and the figures of the steps so far.
 pub(super) struct Store {
-    run: RunDir,
+    ledger: Ledger,
     keeper: Keeper,
     resumed: Option<Arc<Checkpoint>>,
     /// The last checkpoint of this run.
@@ -112,7 +113,7 @@ impl Store {
         }
         let keeper = Keeper::start(Checkpoints::new(run.checkpoints()), on_event)?;
         Ok(Self {
-            run,
+            ledger: Ledger::new(run),
             keeper,
             figures,
             resumed: resumed.map(Arc::new),
@@ -126,16 +127,16 @@ impl Store {
 
     /// The run's directory.
     pub(super) fn directory(&self) -> &Path {
-        self.run.path()
+        self.ledger.run().path()
     }
 
     pub(super) fn tickets(&self, peers: &Ticket, owner: &Ticket) -> Result<(), NodeError> {
-        Ok(self.run.write_tickets(&peers.to_string(), &owner.to_string())?)
+        Ok(self.ledger.run().write_tickets(&peers.to_string(), &owner.to_string())?)
     }
 
     /// Removes the tickets once the run is over.
     pub(super) fn remove_tickets(&self) -> Result<(), NodeError> {
-        Ok(self.run.remove_tickets()?)
+        Ok(self.ledger.run().remove_tickets()?)
     }
 
     /// The figures of the steps so far.
@@ -151,7 +152,7 @@ impl Store {
     /// Who the broker is. Joiners of a run that goes on know it already.
     pub(super) fn identity(&self) -> Result<Identity, NodeError> {
         match self.subject {
-            Some(_) => Identity::of(&self.run),
+            Some(_) => Identity::of(self.ledger.run()),
             None => Ok(Identity::generate()),
         }
     }
@@ -159,7 +160,7 @@ impl Store {
     /// Notes the identity, so that the ticket stays valid when the broker is started again.
     pub(super) fn keep_identity(&self, identity: &Identity) -> Result<(), NodeError> {
         match self.subject {
-            Some(_) => Ok(self.run.write_identity(&identity.to_bytes())?),
+            Some(_) => Ok(self.ledger.run().write_identity(&identity.to_bytes())?),
             None => Ok(()),
         }
     }
@@ -169,23 +170,24 @@ impl Store {
     pub(super) fn persist(&self, wanted: usize, run: RunState) -> Result<(), NodeError> {
         let Some(subject) = self.subject.clone() else { return Ok(()) };
         let left = Left::new(subject, wanted, self.figures.loss_first(), self.figures.incidents().to_vec(), run);
-        if let Err(e) = self.run.write_state(&left.to_bytes()?) {
+        if let Err(e) = self.ledger.run().write_state(&left.to_bytes()?) {
             tracing::warn!("{}", NodeError::from(e).one_line());
         }
         Ok(())
     }
 
-    /// Notes what was measured.
-    pub(super) fn persist_atlas(&self, atlas: &Atlas) -> Result<(), NodeError> {
-        match self.subject {
-            Some(_) => write_atlas(&self.run, atlas),
-            None => Ok(()),
+    /// Notes what was measured. A full disk does not end the run here either.
+    pub(super) fn persist_atlas(&self, atlas: &Atlas) {
+        if self.subject.is_some()
+            && let Err(e) = write_atlas(self.ledger.run(), atlas)
+        {
+            tracing::warn!("{}", e.one_line());
         }
     }
 
     /// The run has ended in good order, and its peers are gone.
     pub(super) fn forget_state(&self) -> Result<(), NodeError> {
-        Ok(self.run.remove_state()?)
+        Ok(self.ledger.run().remove_state()?)
     }
 
     /// The position at which this run starts.
@@ -200,7 +202,9 @@ impl Store {
             return Ok(Some(resumed.clone()));
         }
         match self.committed.filter(|c| c.step == step) {
-            Some(_) => Ok(Some(Arc::new(Checkpoint::open(&self.run.checkpoints().join(format!("step-{step}")))?))),
+            Some(_) => {
+                Ok(Some(Arc::new(Checkpoint::open(&self.ledger.run().checkpoints().join(format!("step-{step}")))?)))
+            }
             None => Ok(None),
         }
     }
@@ -218,7 +222,7 @@ impl Store {
     /// Adds to an error of a run what is safe, and how to go on.
     pub(super) fn with_safe_step(&self, error: NodeError) -> NodeError {
         let resumed = self.resumed.as_ref().map(|c| c.state().step);
-        let directory = self.run.path().display();
+        let directory = self.ledger.run().path().display();
         let hint = match (self.committed.map(|c| c.step), resumed) {
             (Some(step), _) => format!("step {step} is safe; go on with --resume {directory}"),
             (None, Some(step)) => format!("the run is where it was: at step {step}; --resume goes on from there"),
@@ -232,7 +236,7 @@ impl Store {
         self.pending.take_if(|m| m.step > step);
         self.flush()?;
         self.figures.rewind(step);
-        Ok(self.run.rewind(step)?)
+        self.ledger.rewind(step)
     }
 
     /// A generation begins: its peers' figures have nothing to do with earlier ones.
@@ -290,18 +294,23 @@ impl Store {
     }
 
     /// Writes the job with the planner's choices.
-    pub(super) fn job(&self, job: &Job) -> Result<(), NodeError> {
-        Ok(self.run.write_job(&job.to_toml()?)?)
+    pub(super) fn job(&mut self, job: &Job) -> Result<(), NodeError> {
+        self.ledger.replace_job(job.to_toml()?)
     }
 
     /// Writes the plan file.
-    pub(super) fn plan(&self, json: &str) -> Result<(), NodeError> {
-        Ok(self.run.write_plan(json)?)
+    pub(super) fn plan(&mut self, json: String) -> Result<(), NodeError> {
+        self.ledger.replace_plan(json)
     }
 
-    /// Reads what [`Self::plan`] wrote last.
+    /// What [`Self::plan`] was given last.
     pub(super) fn plan_text(&self) -> Result<String, NodeError> {
-        Ok(self.run.read_plan()?)
+        self.ledger.plan()
+    }
+
+    /// What has changed of the disk since the last call.
+    pub(super) fn take_news(&mut self) -> Option<DiskNews> {
+        self.ledger.take_news()
     }
 
     /// Notes sentences about codecs for the metrics of a coming step.
@@ -357,7 +366,7 @@ impl Store {
 
     fn flush(&mut self) -> Result<(), NodeError> {
         match self.pending.take() {
-            Some(metrics) => Ok(self.run.record(&metrics)?),
+            Some(metrics) => self.ledger.record(metrics),
             None => Ok(()),
         }
     }
@@ -366,7 +375,7 @@ impl Store {
     ///
     /// # Errors
     ///
-    /// The last checkpoint could not be written.
+    /// The last checkpoint or the metrics could not be written.
     pub(super) fn summarise(
         &mut self,
         plan: &Plan,
@@ -375,8 +384,9 @@ impl Store {
         position: TrainingProgress,
     ) -> Result<Summary, NodeError> {
         self.flush()?;
+        self.ledger.write()?;
         let summary = self.figures.summary(plan, peers, predicted_step_s, position);
-        self.run.write_summary(&summary)?;
+        self.ledger.run().write_summary(&summary)?;
         match self.unsaved.take() {
             Some(error) => Err(error),
             None => Ok(summary),

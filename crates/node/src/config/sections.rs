@@ -125,6 +125,8 @@ pub struct Checkpointing {
     pub every: u64,
     /// Checkpoints that are kept. Default 3.
     pub keep: usize,
+    /// Whether peers keep copies of each other's share. Default true.
+    pub copies: bool,
 }
 
 /// `[eval]`: when the loss on held-out data is measured.
@@ -401,8 +403,11 @@ pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError
 
 impl Checkpointing {
     pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
-        let checkpointing =
-            Self { every: section.count("every", 0)?.unwrap_or(200), keep: section.size("keep", 1)?.unwrap_or(3) };
+        let checkpointing = Self {
+            every: section.count("every", 0)?.unwrap_or(200),
+            keep: section.size("keep", 1)?.unwrap_or(3),
+            copies: section.flag("copies")?.unwrap_or(true),
+        };
         section.finish()?;
         Ok(checkpointing)
     }

@@ -75,15 +75,19 @@ pub(super) fn addresses<'a>(
     decoded.collect()
 }
 
-/// A cut keeps the peer's share as it was beside the one that training changes, so the share counts twice.
+/// Refuses what needs more than the machine gives, or than any machine has. Copies for others stand on the disk, so they
+/// are not added to a pass. But a disk may be full.
 fn check_memory(assignment: &Assignment, memory: Option<u64>) -> Result<(), String> {
-    let share = assignment.share();
-    let needed = share.values().fold(assignment.kept_bytes(), |sum, ty| sum?.checked_add(ty.bytes() as u64));
-    match (needed, memory) {
-        (None, _) => Err("its tensors have more bytes than any machine".into()),
-        (Some(needed), Some(memory)) if needed > memory => {
-            Err(format!("its tensors need {needed} bytes of memory, and this machine gives the run {memory}"))
+    for (what, needed) in [("tensors", assignment.kept_bytes()), ("programs", assignment.peak_bytes())] {
+        match memory {
+            _ if needed == u64::MAX => return Err(format!("its {what} need more memory than any machine has")),
+            Some(memory) if needed > memory => {
+                let reason =
+                    format!("its {what} need {needed} bytes of memory, and this machine gives the run {memory}");
+                return Err(reason);
+            }
+            _ => {}
         }
-        _ => Ok(()),
     }
+    Ok(())
 }

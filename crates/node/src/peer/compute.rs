@@ -11,6 +11,7 @@ use super::assigned::Loading;
 use super::events::Event;
 use super::mailbox::Mailbox;
 use super::shared::Shared;
+use super::vault::Spool;
 use super::worker::{Command, NetLink, Worker};
 use crate::NodeError;
 
@@ -49,10 +50,18 @@ impl Compute {
         executor.set_slowdown(shared.slowdown);
         let Some(link) = load(&mut executor, &assignment, &shared, &mailbox, loads)? else { return Ok(()) };
         let generation = assignment.generation;
+        // It is written before training goes on. Later, the update would need memory for a second version of all.
         let keep = |snapshot: Snapshot, step, save: bool| {
-            let snapshot = Arc::new(snapshot);
-            shared.vault.keep_own(step, &snapshot);
-            shared.send(Event::CutTaken { generation, step, save: save.then_some(snapshot) });
+            let mut spool = Spool::default();
+            let tensors = snapshot.tensors.iter().map(|t| {
+                let key = TensorKey { name: t.name.clone(), slot: t.slot.map(str::to_owned) };
+                shared.progress.bump();
+                Ok((key, spool.keep(snapshot.download(t)?)))
+            });
+            let tensors = tensors.collect::<Result<Vec<_>, NodeError>>()?;
+            shared.vault.keep(step, tensors.iter().cloned());
+            shared.send(Event::CutTaken { generation, step, save: save.then_some(tensors) });
+            Ok(())
         };
         let train = assignment.train.clone();
         Worker { executor, assignment, train, link }.work(&commands, keep)

@@ -1,14 +1,11 @@
 //! Everything that reaches a peer's loop. A task or thread of its own reads each source.
 
-use std::sync::Arc;
-
-use fusionllm_exec::Snapshot;
-use fusionllm_graph::HostTensor;
 use fusionllm_protocol::{MemberId, PeerHello, TensorKey, ToPeer};
 use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::assigned::Assigned;
+use super::vault::Kept;
 use crate::NodeError;
 
 /// Where events go. Sending fails only once the loop is over, and then nobody needs them.
@@ -33,9 +30,9 @@ pub(super) enum Event {
     /// Something of a generation failed.
     Failed { generation: u32, reason: String },
     /// The vault has a cut, which is to be sent to the broker if it comes along.
-    CutTaken { generation: u32, step: u64, save: Option<Arc<Snapshot>> },
+    CutTaken { generation: u32, step: u64, save: Option<Vec<(TensorKey, Kept)>> },
     /// A copy of a member's tensors is complete.
-    Copied { generation: u32, step: u64, of: MemberId, tensors: Vec<(TensorKey, HostTensor)> },
+    Copied { generation: u32, step: u64, of: MemberId, tensors: Vec<(TensorKey, Kept)> },
     /// A request waited long enough, or its sender has gone.
     RequestOver(u64),
     /// The computing thread of a generation has ended, by itself for this reason.

@@ -4,7 +4,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
-use fusionllm_exec::Snapshot;
 use fusionllm_graph::HostTensor;
 use fusionllm_plan::{PASSES_IN_FLIGHT, PassKind, PeerId, Verdict};
 use fusionllm_protocol::{Assignment, Inbox, MemberId, PeerHello, TensorKey};
@@ -20,7 +19,7 @@ use super::mailbox::Mailbox;
 use super::receive::{Arrivals, Throughput};
 use super::shared::Shared;
 use super::state;
-use super::vault::Kept;
+use super::vault::{Kept, Spool};
 use super::worker::{Command, NetLink, Watched};
 use crate::NodeError;
 use crate::net::Outbox;
@@ -151,10 +150,17 @@ impl Generation {
         let mut fetch = Fetch::new(to, step, bytes_per_s, wanted);
         let task = self.tasks.spawn(async move {
             let mut tensors = Vec::new();
+            let mut spool = Spool::default();
             let mut delay = COPY_DELAYS.0;
             loop {
                 match fetch.next(&shared).await {
-                    Ok(Some(tensor)) => tensors.push(tensor),
+                    Ok(Some((key, tensor))) => {
+                        let keep = move || (spool.keep(tensor), spool);
+                        // It is cancelled only with the process.
+                        let Ok((kept, rest)) = tokio::task::spawn_blocking(keep).await else { return };
+                        spool = rest;
+                        tensors.push((key, kept));
+                    }
                     Ok(None) => return shared.send(Event::Copied { generation, step, of, tensors }),
                     Err(e) => {
                         tracing::debug!("{of} was not copied yet: {}", e.one_line());
@@ -253,10 +259,11 @@ impl Generation {
     }
 
     /// Streams a cut to the broker.
-    pub(super) fn save(&mut self, broker: Connection, snapshot: Arc<Snapshot>, step: u64) {
+    pub(super) fn save(&mut self, broker: Connection, tensors: Vec<(TensorKey, Kept)>, step: u64) {
         let (shared, generation) = (self.shared.clone(), self.number());
         self.tasks.spawn(async move {
-            if let Err(e) = state::save(broker, snapshot, step, &shared.progress).await {
+            let _saving = shared.begin_saving();
+            if let Err(e) = state::save(broker, tensors, step, &shared.progress).await {
                 let reason = format!("a snapshot could not be read: {}", e.one_line());
                 shared.send(Event::Failed { generation, reason });
             }

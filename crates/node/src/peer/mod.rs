@@ -116,6 +116,7 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, No
         memory,
         progress: Arc::new(Progress::default()),
         vault: Vault::default(),
+        saving: tokio::sync::watch::Sender::new(0),
         arrivals: Mutex::new(None),
         events: sender,
     });

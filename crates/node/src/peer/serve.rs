@@ -96,6 +96,8 @@ impl Request {
             let tensor = read.map_err(|e| NodeError::State(e.to_string()))??;
             for piece in tensor.bytes().chunks(PIECE_BYTES) {
                 pace.pause(piece.len()).await;
+                // The run's end waits for its last checkpoint, and for no copy.
+                shared.saved().await;
                 net::send_bulk(&self.connection, &BulkHeader::Copy, vec![Bytes::copy_from_slice(piece)]).await?;
                 shared.progress.bump();
             }

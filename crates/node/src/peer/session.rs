@@ -152,16 +152,16 @@ impl Session {
             }
             Event::Failed { generation, reason } => self.follower.failed(generation, printable(&reason)),
             Event::CutTaken { generation, step, save } => {
-                if let (Some(snapshot), Some(broker), Some(current)) = (save, &self.broker, &mut self.generation)
+                if let (Some(tensors), Some(broker), Some(current)) = (save, &self.broker, &mut self.generation)
                     && current.number() == generation
                 {
-                    current.save(broker.connection.clone(), snapshot, step);
+                    current.save(broker.connection.clone(), tensors, step);
                 }
                 self.follower.cut_taken(generation, step)
             }
             Event::Copied { generation, step, of, tensors } => {
                 if self.follower.wants_copy(generation, step, of) {
-                    self.shared.vault.keep_copies(step, tensors);
+                    self.shared.vault.keep(step, tensors);
                 }
                 self.follower.copied(generation, step, of)
             }
@@ -213,7 +213,9 @@ impl Session {
                     generation.judge(pass, verdict);
                 }
             }
-            ToPeer::Run { pass, version, kind, step } => self.command(Command::Run { pass, version, kind, step }),
+            ToPeer::Run { pass, version, kind, step, inspect } => {
+                self.command(Command::Run { pass, version, kind, step, inspect });
+            }
             ToPeer::SetCodecs { version, codecs } => self.command(Command::SetCodecs { version, codecs }),
             ToPeer::Welcome { .. } => {
                 return end(Err(NodeError::Protocol("the broker welcomed a member as a visitor".into())));

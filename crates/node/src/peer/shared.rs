@@ -4,6 +4,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fusionllm_backend::Backend;
 use fusionllm_transport::Endpoint;
+use tokio::sync::watch;
 
 use super::events::{Event, Events};
 use super::progress::Progress;
@@ -22,12 +23,35 @@ pub(super) struct Shared {
     pub(super) memory: Option<u64>,
     pub(super) progress: Arc<Progress>,
     pub(super) vault: Vault,
+    /// How many cuts are being streamed to the broker, for checkpoints.
+    pub(super) saving: watch::Sender<usize>,
     /// Where tensors from the broker go; `None` while nothing computes.
     pub(super) arrivals: Mutex<Option<Arrivals>>,
     pub(super) events: Events,
 }
 
+/// While it lives, copies for other members wait.
+pub(super) struct Saving<'a>(&'a watch::Sender<usize>);
+
+impl Drop for Saving<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|count| *count -= 1);
+    }
+}
+
 impl Shared {
+    /// Begins to stream a cut to the broker.
+    pub(super) fn begin_saving(&self) -> Saving<'_> {
+        self.saving.send_modify(|count| *count += 1);
+        Saving(&self.saving)
+    }
+
+    /// Waits until no cut is being streamed to the broker.
+    pub(super) async fn saved(&self) {
+        // The sender lives as long as `self`.
+        let _ = self.saving.subscribe().wait_for(|count| *count == 0).await;
+    }
+
     pub(super) fn send(&self, event: Event) {
         // The loop is over if this fails.
         let _ = self.events.send(event);

@@ -1,9 +1,6 @@
 //! A peer's tensors that outlive a step: where their first contents come from, and how snapshots reach the broker.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
-use fusionllm_exec::Snapshot;
 use fusionllm_graph::{HostTensor, ValueKind};
 use fusionllm_protocol::{Assignment, BulkHeader, TensorKey};
 use fusionllm_transport::Connection;
@@ -47,23 +44,20 @@ pub(super) fn read(
     Ok(())
 }
 
-/// Streams a snapshot to the broker. Its lane has the lowest priority.
+/// Streams a cut to the broker. Its lane has the lowest priority.
 ///
 /// # Errors
 ///
 /// A tensor could not be read. A lost connection is no error here: the control lane reports it.
 pub(super) async fn save(
     broker: Connection,
-    snapshot: Arc<Snapshot>,
+    tensors: Vec<(TensorKey, Kept)>,
     step: u64,
     progress: &Progress,
 ) -> Result<(), NodeError> {
-    for i in 0..snapshot.tensors.len() {
-        let from = snapshot.clone();
-        let read = tokio::task::spawn_blocking(move || from.download(&from.tensors[i])).await;
+    for (key, kept) in tensors {
+        let read = tokio::task::spawn_blocking(move || kept.read()).await;
         let tensor = read.map_err(|e| NodeError::State(e.to_string()))??;
-        let t = &snapshot.tensors[i];
-        let key = TensorKey { name: t.name.clone(), slot: t.slot.map(str::to_owned) };
         let header = BulkHeader::Saved { step, key, ty: tensor.ty().clone() };
         if net::send_bulk(&broker, &header, vec![Bytes::from(tensor.into_bytes())]).await.is_err() {
             return Ok(());

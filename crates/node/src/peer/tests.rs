@@ -5,9 +5,7 @@ use std::time::Duration;
 
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{Builder, DType, HostTensor, Init, autodiff};
-use fusionllm_plan::{
-    Compression, Optimizer, PassKind, PeerId, Plan, Program, Schedule, Slot, Verdict, compile, compile_forward,
-};
+use fusionllm_plan::{Optimizer, PassKind, PeerId, Plan, Program, Schedule, Slot, Verdict, compile, compile_forward};
 use fusionllm_protocol::{
     Assignment, BulkHeader, Contact, FromPeer, Hello, MemberId, Source, TensorHeader, TensorKey, ToPeer, encode,
 };
@@ -133,18 +131,12 @@ fn assignment(
         let (train, eval) = programs[place].clone();
         Assignment {
             generation,
-            peer: PeerId(place as u32),
             peers: members.iter().map(|m| m.contact()).collect(),
             donors: vec![donor.contact()],
             seed: 7,
-            optimizer: OPTIMIZER,
-            compression: Compression::default(),
-            train,
-            eval,
             start: start.0,
             passes_before: start.1,
-            sources: BTreeMap::new(),
-            mirrors: BTreeMap::new(),
+            ..Assignment::new(train, eval, OPTIMIZER)
         }
     };
     let mut assignment = base(place);
@@ -156,7 +148,7 @@ fn assignment(
 /// Trains one step, and returns the loss.
 async fn train(members: &mut [Member; 2], pass: u64, step: u64) -> f64 {
     for (member, (program, _)) in members.iter().zip(programs()) {
-        member.say(ToPeer::Run { pass, version: program.version, kind: PassKind::Train, step }).await;
+        member.say(ToPeer::Run { pass, version: program.version, kind: PassKind::Train, step, inspect: false }).await;
         for (slot, (from, ty)) in program.incoming() {
             if from != PeerId::BROKER {
                 continue;

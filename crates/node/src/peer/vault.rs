@@ -1,29 +1,116 @@
 //! The cuts that this member has: its own shares and copies of others'. They outlive generations and connections.
+//!
+//! They stand on the disk, because memory is for training. Their files have no names, so nothing is left of them when
+//! the process ends.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use fusionllm_exec::{ExecError, Snapshot};
-use fusionllm_graph::HostTensor;
+use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_protocol::TensorKey;
 
+use crate::NodeError;
+
 /// A tensor of a cut.
-#[derive(Clone)]
+#[derive(Debug, Clone)]
 pub(super) enum Kept {
-    /// One of the peer's own tensors, at this place of a snapshot.
-    Own(Arc<Snapshot>, usize),
-    /// A copy of another member's.
-    Copy(HostTensor),
+    /// In a file, from this place on.
+    Disk(Arc<File>, u64, TensorType),
+    /// The disk had no room for it.
+    Memory(HostTensor),
 }
 
 impl Kept {
-    /// The content. Call it where blocking is allowed: the backend may have to copy it.
-    pub(super) fn read(&self) -> Result<HostTensor, ExecError> {
+    /// The content. Call it where blocking is allowed.
+    pub(super) fn read(&self) -> Result<HostTensor, NodeError> {
         match self {
-            Self::Own(snapshot, i) => snapshot.download(&snapshot.tensors[*i]),
-            Self::Copy(tensor) => Ok(tensor.clone()),
+            Self::Memory(tensor) => Ok(tensor.clone()),
+            Self::Disk(file, offset, ty) => {
+                let mut bytes = vec![0; ty.bytes()];
+                let read = read_at(file, &mut bytes, *offset);
+                read.map_err(|e| NodeError::State(format!("a cut cannot be read from the disk: {e}")))?;
+                Ok(HostTensor::from_bytes(ty.clone(), bytes)?)
+            }
         }
     }
+}
+
+/// A file that takes tensors of one cut.
+#[derive(Debug, Default)]
+pub(super) struct Spool {
+    file: Option<Arc<File>>,
+    end: u64,
+    full: bool,
+}
+
+impl Spool {
+    /// Keeps a tensor. What the disk cannot take stays in memory.
+    pub(super) fn keep(&mut self, tensor: HostTensor) -> Kept {
+        if self.full {
+            return Kept::Memory(tensor);
+        }
+        match self.write(&tensor) {
+            Ok((file, offset)) => Kept::Disk(file, offset, tensor.ty().clone()),
+            Err(e) => {
+                tracing::warn!("copies stay in memory, as there is no room for them in {}: {e}", directory().display());
+                self.full = true;
+                Kept::Memory(tensor)
+            }
+        }
+    }
+
+    fn write(&mut self, tensor: &HostTensor) -> io::Result<(Arc<File>, u64)> {
+        let file = match &self.file {
+            Some(file) => file.clone(),
+            None => self.file.insert(Arc::new(tempfile::tempfile_in(directory())?)).clone(),
+        };
+        let offset = self.end;
+        write_at(&file, tensor.bytes(), offset)?;
+        self.end += tensor.bytes().len() as u64;
+        Ok((file, offset))
+    }
+}
+
+/// Where cuts stand. On many systems `/tmp` is memory, and `/var/tmp` is not.
+fn directory() -> PathBuf {
+    let on_disk = PathBuf::from("/var/tmp");
+    match std::env::var_os("TMPDIR") {
+        None if on_disk.is_dir() => on_disk,
+        _ => std::env::temp_dir(),
+    }
+}
+
+#[cfg(unix)]
+fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(unix)]
+fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(windows)]
+fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = std::os::windows::fs::FileExt::seek_write(file, bytes, offset)?;
+        (bytes, offset) = (&bytes[written..], offset + written as u64);
+    }
+    Ok(())
 }
 
 /// The contents of the cuts. [`Follower`](fusionllm_protocol::Follower) decides what stays here.
@@ -33,20 +120,9 @@ pub(super) struct Vault {
 }
 
 impl Vault {
-    /// Keeps the peer's own tensors as they are now.
-    pub(super) fn keep_own(&self, step: u64, snapshot: &Arc<Snapshot>) {
-        let tensors = snapshot.tensors.iter().enumerate();
-        let own = tensors.map(|(i, t)| {
-            let key = TensorKey { name: t.name.clone(), slot: t.slot.map(str::to_owned) };
-            (key, Kept::Own(snapshot.clone(), i))
-        });
-        self.lock().entry(step).or_default().extend(own);
-    }
-
-    /// Keeps copies of another member's tensors.
-    pub(super) fn keep_copies(&self, step: u64, tensors: Vec<(TensorKey, HostTensor)>) {
-        let copies = tensors.into_iter().map(|(key, tensor)| (key, Kept::Copy(tensor)));
-        self.lock().entry(step).or_default().extend(copies);
+    /// Keeps tensors of a cut.
+    pub(super) fn keep(&self, step: u64, tensors: impl IntoIterator<Item = (TensorKey, Kept)>) {
+        self.lock().entry(step).or_default().extend(tensors);
     }
 
     /// These tensors of a cut; `None` if one is not here.
@@ -57,7 +133,7 @@ impl Vault {
     }
 
     pub(super) fn forget(&self, step: u64) {
-        // Dropped without the lock: it may free much memory.
+        // Dropped without the lock: the system may free much.
         let forgotten = self.lock().remove(&step);
         drop(forgotten);
     }
@@ -75,14 +151,27 @@ mod tests {
     fn cuts_are_kept_by_step_and_forgotten() {
         let vault = Vault::default();
         let (a, b) = (TensorKey::value("a"), TensorKey::slot("a", "momentum"));
-        let tensor = |x| HostTensor::from_f32([1], &[x]).unwrap();
-        vault.keep_copies(3, vec![(a.clone(), tensor(1.0))]);
+        let tensor = |x| HostTensor::from_f32([2], &[x, -x]).unwrap();
+        let mut spool = Spool::default();
+        vault.keep(3, [(a.clone(), spool.keep(tensor(1.0)))]);
         assert!(vault.find(3, [&a, &b]).is_none());
-        vault.keep_copies(3, vec![(b.clone(), tensor(2.0))]);
-        vault.keep_copies(4, vec![(a.clone(), tensor(3.0))]);
+        vault.keep(3, [(b.clone(), spool.keep(tensor(2.0)))]);
+        vault.keep(4, [(a.clone(), Kept::Memory(tensor(3.0)))]);
+        assert!(matches!(&vault.find(3, [&b]).unwrap()[0], Kept::Disk(_, 8, _)));
         let read = |step, key| vault.find(step, [key]).map(|kept| kept[0].read().unwrap());
-        assert_eq!(read(3, &b), Some(tensor(2.0)));
+        assert_eq!((read(3, &a), read(3, &b)), (Some(tensor(1.0)), Some(tensor(2.0))));
         vault.forget(3);
         assert_eq!((read(3, &a), read(4, &a)), (None, Some(tensor(3.0))));
+    }
+
+    /// `/dev/full` is a disk without room.
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn what_the_disk_cannot_take_stays_in_memory() {
+        let full = File::options().write(true).open("/dev/full").unwrap();
+        let mut spool = Spool { file: Some(Arc::new(full)), ..Spool::default() };
+        let tensor = HostTensor::from_f32([1], &[7.0]).unwrap();
+        let kept = [spool.keep(tensor.clone()), spool.keep(tensor.clone())];
+        assert!(kept.iter().all(|kept| matches!(kept, Kept::Memory(t) if *t == tensor)));
     }
 }

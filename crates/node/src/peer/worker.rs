@@ -23,7 +23,7 @@ use crate::net::Outbox;
 /// What the computing thread is told to do, in this order.
 pub(super) enum Command {
     /// See [`ToPeer::Run`](fusionllm_protocol::ToPeer).
-    Run { pass: u64, version: u32, kind: PassKind, step: u64 },
+    Run { pass: u64, version: u32, kind: PassKind, step: u64, inspect: bool },
     /// See [`ToPeer::SetCodecs`](fusionllm_protocol::ToPeer).
     SetCodecs { version: u32, codecs: BTreeMap<PeerId, Codec> },
     /// See [`ToPeer::Snapshot`](fusionllm_protocol::ToPeer).
@@ -43,7 +43,7 @@ impl Worker {
     pub(super) fn work(
         mut self,
         commands: &mpsc::Receiver<Command>,
-        keep: impl Fn(Snapshot, u64, bool),
+        keep: impl Fn(Snapshot, u64, bool) -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
         self.executor.prepare(&self.train)?;
         self.executor.prepare(&self.assignment.eval)?;
@@ -52,13 +52,16 @@ impl Worker {
             let next = self.link.progress.while_waiting(MemberId::BROKER, || commands.recv());
             match next {
                 Err(_) => return Ok(()),
-                Ok(Command::Run { pass, version, kind, step }) => self.run(pass, version, kind, step)?,
+                Ok(Command::Run { pass, version, kind, step, inspect }) => {
+                    self.executor.set_inspect(inspect);
+                    self.run(pass, version, kind, step)?;
+                }
                 // The lane keeps its order: all earlier passes are over.
                 Ok(Command::SetCodecs { version, codecs }) => {
                     self.train.set_codecs(version, codecs)?;
                     self.link.codecs.set_codecs()?;
                 }
-                Ok(Command::Snapshot { step, save }) => keep(self.executor.snapshot(&self.train), step, save),
+                Ok(Command::Snapshot { step, save }) => keep(self.executor.snapshot(&self.train), step, save)?,
             }
         }
     }
@@ -124,7 +127,7 @@ impl NetLink {
     /// Reports a finished pass to the broker.
     fn done(&mut self, pass: u64, stats: PassStats) -> Result<(), NodeError> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner).passes_done(pass);
-        let PassStats { compute_s, wait_s, total_s, peak_bytes } = stats;
+        let PassStats { compute_s, wait_s, total_s, peak_bytes, poison } = stats;
         let tally = self.codecs.tally()?;
         for (to, bytes) in tally.sent {
             *self.sent.entry(to).or_default() += bytes;
@@ -149,6 +152,7 @@ impl NetLink {
             errors: tally.errors.into_iter().map(error).collect(),
             spectra: tally.spectra.into_iter().map(spectrum).collect(),
             received: received.collect(),
+            poison,
         };
         self.mailbox.done(pass);
         self.control.control(&FromPeer::PassDone { pass, report })

@@ -49,6 +49,9 @@ pub struct Site {
     /// The link that all messages share that leave the site. In the other direction, all that enter it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<Link>,
+    /// The link that all messages share that enter the site, if it differs from `uplink`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub downlink: Option<Link>,
 }
 
 /// An end of a [`DirectLink`].
@@ -151,7 +154,7 @@ impl Cluster {
             }
         }
         for s in &self.sites {
-            for link in [s.inside, s.uplink].into_iter().flatten() {
+            for link in [s.inside, s.uplink, s.downlink].into_iter().flatten() {
                 check_link(&link, || format!("site {:?}", s.name))?;
             }
         }
@@ -219,7 +222,9 @@ impl Cluster {
         }
         let uplink = |site: Option<u32>, outward| {
             let site = site?;
-            Some((UplinkId { site, outward }, self.sites[site as usize].uplink?))
+            let Site { uplink, downlink, .. } = &self.sites[site as usize];
+            let link = if outward { *uplink } else { downlink.or(*uplink) };
+            Some((UplinkId { site, outward }, link?))
         };
         let (up, down) = (uplink(a_site, true), uplink(b_site, false));
         (direct.is_some() || (up.is_some() && down.is_some())).then_some(Route { direct, up, down })
@@ -302,8 +307,9 @@ impl Cluster {
         }
         let mut sites = self.sites.clone();
         for (i, site) in (0..).zip(&mut sites) {
-            if let (Some(uplink), Some(factor)) = (&mut site.uplink, best.get(&i)) {
-                uplink.bandwidth *= factor;
+            let Some(factor) = best.get(&i) else { continue };
+            for link in [&mut site.uplink, &mut site.downlink].into_iter().flatten() {
+                link.bandwidth *= factor;
             }
         }
         let mut direct = self.direct.clone();
@@ -412,8 +418,13 @@ mod tests {
     fn cluster(broker: Option<Place>) -> Cluster {
         let rates = Rates { matmul: 1e12, convolution: 1e12, memory: 1e11, overhead: 1e-6 };
         let at = |name: &str, site| Device { site: Some(site), ..Device::new(name, rates, 1 << 30) };
-        let home = Site { name: "home".into(), inside: Some(link(0.001, 1e8)), uplink: Some(link(0.0625, 1e6)) };
-        let lab = Site { name: "lab".into(), inside: None, uplink: None };
+        let home = Site {
+            name: "home".into(),
+            inside: Some(link(0.001, 1e8)),
+            uplink: Some(link(0.0625, 1e6)),
+            downlink: None,
+        };
+        let lab = Site { name: "lab".into(), inside: None, uplink: None, downlink: None };
         let direct = vec![
             DirectLink { from: Place::Site(0), to: Place::Site(1), link: link(0.125, 5e6) },
             DirectLink { from: Place::Site(1), to: Place::Site(0), link: link(0.125, 5e5) },

@@ -106,7 +106,8 @@ fn groups(cluster: &Cluster, first_stage: &[usize]) -> Vec<Group> {
             let describe = |what: &str, l: Link| format!("{what} {}, {}", rate(l.bandwidth), seconds(l.latency));
             let inside = site.and_then(|s| s.inside).filter(|_| devices.len() > 1).map(|l| describe("inside", l));
             let uplink = site.and_then(|s| s.uplink).map(|l| describe("uplink", l));
-            let subtitle = inside.into_iter().chain(uplink).collect::<Vec<_>>().join(" · ");
+            let downlink = site.and_then(|s| s.downlink).map(|l| describe("downlink", l));
+            let subtitle = inside.into_iter().chain(uplink).chain(downlink).collect::<Vec<_>>().join(" · ");
             Group { title: site.map_or(String::new(), |s| s.name.clone()), subtitle, devices, place: [0.0; 4] }
         })
         .collect();

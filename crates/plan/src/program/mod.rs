@@ -2,7 +2,9 @@
 
 mod check;
 mod display;
+mod memory;
 mod pass;
+mod poison;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -11,7 +13,9 @@ use fusionllm_compress::{Codec, HEADER_BYTES, exact_bytes};
 use fusionllm_graph::{Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
+pub(crate) use memory::Memory;
 pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
+pub use poison::{Cause, Poison, PoisonPlace};
 
 use crate::error::PlanError;
 

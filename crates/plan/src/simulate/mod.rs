@@ -9,7 +9,6 @@
 
 mod engine;
 mod load;
-mod memory;
 mod messages;
 mod network;
 mod steps;

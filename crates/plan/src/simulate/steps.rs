@@ -1,16 +1,15 @@
 //! One peer's instructions as steps that take time.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{NodeId, Phase, ValueId};
 
-use super::memory::Memory;
 use super::messages::{Messages, value_type};
 use super::{Activity, SimulateOptions};
 use crate::cost::{CopyDirection, Device, signature, squared_norm, sum, update};
 use crate::error::PlanError;
-use crate::program::{Instruction, PeerId, Program, Slot};
+use crate::program::{Instruction, Memory, PeerId, Program, Slot};
 
 /// One step of a peer.
 #[derive(Debug, Clone, Copy)]
@@ -47,11 +46,15 @@ pub(super) struct Writer<'a> {
     /// By node number, less the first.
     nodes: Vec<NodeCost>,
     first_node: u32,
-    memory: Memory,
+    memory: Memory<'a>,
+    /// Bytes that stay from step to step.
+    kept: u64,
     /// By micro-batch: whether its backward pass has begun.
     backward_begun: Vec<bool>,
     /// By reduction.
     updates: Vec<UpdateCost>,
+    /// Sums that have begun, by reduction and part.
+    sums: HashSet<(u32, u32)>,
     out: Vec<Step>,
 }
 
@@ -76,9 +79,11 @@ impl<'a> Writer<'a> {
             messages,
             nodes: node_costs(program, device)?,
             first_node: program.nodes.keys().next().map_or(0, |n| n.0),
-            memory: Memory::new(program, options)?,
+            memory: Memory::new(program),
+            kept: kept(program, options)?,
             backward_begun: vec![false; program.micro_batches as usize],
             updates,
+            sums: HashSet::new(),
             out: Vec::new(),
         })
     }
@@ -86,40 +91,31 @@ impl<'a> Writer<'a> {
     pub(super) fn steps(mut self) -> Result<Vec<Step>, PlanError> {
         let program = self.program;
         for (at, i) in program.instructions.iter().enumerate() {
+            let held = self.kept.saturating_add(self.memory.step(at));
             match *i {
-                Instruction::Receive { slot, .. } => self.receive(slot)?,
-                Instruction::Send { slot, to } => self.send(slot, to)?,
-                Instruction::Run { node, micro_batch } => self.run(at, node, micro_batch)?,
-                Instruction::Free { value, micro_batch } => self.memory.free(value, micro_batch),
-                Instruction::Accumulate { reduction, part, value, micro_batch } => {
-                    let bytes = self.parameter_bytes(reduction)?;
-                    let first = self.memory.accumulate(reduction, part, bytes);
-                    // The first term is moved, not added.
-                    let next = program.instructions.get(at + 1);
-                    let moved = first && next == Some(&Instruction::Free { value, micro_batch });
-                    let held = self.memory.live() - if moved { bytes } else { 0 };
+                Instruction::Receive { slot, .. } => self.receive(slot, held)?,
+                Instruction::Send { slot, to } => self.send(slot, to, held)?,
+                Instruction::Run { node, micro_batch } => self.run(node, micro_batch, held)?,
+                Instruction::Accumulate { reduction, part, micro_batch, .. } => {
+                    let first = self.sums.insert((reduction, part));
                     let seconds = if first { 0.0 } else { self.sum_seconds(reduction)? };
                     self.compute(Activity::WeightGrad, Some(micro_batch), seconds, held);
                 }
-                Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
+                Instruction::Free { .. } | Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
                 Instruction::Reduce { reduction } => {
-                    let bytes = self.parameter_bytes(reduction)?;
+                    let seconds = self.sum_seconds(reduction)?;
                     let more = program.reductions[reduction as usize].parts.len().saturating_sub(1);
-                    let peak = self.memory.live();
-                    self.memory.remove(more as u64 * bytes);
-                    self.compute(Activity::Update, None, more as f64 * self.sum_seconds(reduction)?, peak);
+                    self.compute(Activity::Update, None, more as f64 * seconds, held);
                 }
                 Instruction::Clip => {
                     let owned: Vec<u32> = program.owned().map(|(i, _)| i).collect();
                     let seconds = owned.iter().map(|&i| self.updates[i as usize].norm).sum();
-                    self.compute(Activity::Update, None, seconds, self.memory.live());
+                    self.compute(Activity::Update, None, seconds, held);
                     self.out.push(Step::Clip);
                 }
                 Instruction::Update { reduction } => {
-                    let bytes = self.parameter_bytes(reduction)?;
-                    let peak = self.memory.live();
-                    self.memory.remove(bytes);
-                    self.compute(Activity::Update, None, self.updates[reduction as usize].optimizer, peak);
+                    self.parameter(reduction)?;
+                    self.compute(Activity::Update, None, self.updates[reduction as usize].optimizer, held);
                 }
             }
         }
@@ -136,52 +132,38 @@ impl<'a> Writer<'a> {
         r.map(|r| r.parameter).ok_or_else(|| self.not_validated())
     }
 
-    fn parameter_bytes(&self, reduction: u32) -> Result<u64, PlanError> {
-        Ok(value_type(self.program, self.parameter(reduction)?)?.bytes() as u64)
-    }
-
     /// Seconds to add a term to a parameter's gradient.
     fn sum_seconds(&self, reduction: u32) -> Result<f64, PlanError> {
         Ok(sum(value_type(self.program, self.parameter(reduction)?)?).seconds(self.device))
     }
 
-    fn receive(&mut self, slot: Slot) -> Result<(), PlanError> {
+    fn receive(&mut self, slot: Slot, held: u64) -> Result<(), PlanError> {
         let found = self.messages.find(self.program.peer, slot).map(|(id, m)| (id, m.bytes));
         let (message, wire_bytes) = found.ok_or_else(|| self.not_validated())?;
         self.out.push(Step::Receive { message });
         let bytes = value_type(self.program, slot.value())?.bytes() as u64;
-        match slot {
-            Slot::Value { value, micro_batch } => self.memory.put(value, micro_batch),
-            Slot::Part { .. } => self.memory.add(bytes),
-            Slot::Parameter { .. } | Slot::Buffer { .. } => {}
-        }
         let copy = self.device.copy_seconds(CopyDirection::Upload, bytes as f64);
-        self.exchange(slot, copy + self.device.traffic_seconds(wire_bytes), bytes);
+        self.exchange(slot, copy + self.device.traffic_seconds(wire_bytes), held);
         Ok(())
     }
 
-    fn send(&mut self, slot: Slot, to: PeerId) -> Result<(), PlanError> {
+    fn send(&mut self, slot: Slot, to: PeerId, held: u64) -> Result<(), PlanError> {
         let bytes = value_type(self.program, slot.value())?.bytes() as u64;
-        self.exchange(slot, self.device.copy_seconds(CopyDirection::Download, bytes as f64), bytes);
-        if let Slot::Part { .. } = slot {
-            self.memory.remove(bytes);
-        }
+        self.exchange(slot, self.device.copy_seconds(CopyDirection::Download, bytes as f64), held);
         let (message, wire_bytes) = self.messages.find(to, slot).map(|(id, m)| (id, m.bytes)).ok_or_else(|| {
             PlanError::Program(format!("{} sends {to} a message that {to} does not expect", self.program.peer))
         })?;
         self.out.push(Step::Send { message });
         let traffic = self.device.traffic_seconds(wire_bytes);
         if traffic > 0.0 {
-            self.exchange(slot, traffic, 0);
+            self.exchange(slot, traffic, self.kept.saturating_add(self.memory.live()));
         }
         Ok(())
     }
 
-    fn run(&mut self, at: usize, node: NodeId, micro_batch: u32) -> Result<(), PlanError> {
-        let program = self.program;
+    fn run(&mut self, node: NodeId, micro_batch: u32, held: u64) -> Result<(), PlanError> {
         let cost = node.0.checked_sub(self.first_node).and_then(|n| self.nodes.get(n as usize)).copied();
         let NodeCost { seconds, scratch, phase } = cost.ok_or_else(|| self.not_validated())?;
-        let n = program.nodes.get(&node).ok_or_else(|| self.not_validated())?;
         let begun = self.backward_begun.get(micro_batch as usize).ok_or_else(|| self.not_validated())?;
         let begun = *begun || phase != Phase::Forward;
         self.backward_begun[micro_batch as usize] = begun;
@@ -192,17 +174,12 @@ impl<'a> Writer<'a> {
             Phase::InputGrad => Activity::Backward,
             Phase::WeightGrad => Activity::WeightGrad,
         };
-        let frees = program.instructions[at + 1..].iter().map_while(|i| match *i {
-            Instruction::Free { value, micro_batch: m } if m == micro_batch => Some(value),
-            _ => None,
-        });
-        let peak = self.memory.run(n, micro_batch, frees);
-        self.compute(activity, Some(micro_batch), seconds, peak + scratch);
+        self.compute(activity, Some(micro_batch), seconds, held + scratch);
         Ok(())
     }
 
-    /// Computes for a message, or loses computing time to it. `bytes` of it are held meanwhile.
-    fn exchange(&mut self, slot: Slot, seconds: f64, bytes: u64) {
+    /// Computes for a message, or loses computing time to it.
+    fn exchange(&mut self, slot: Slot, seconds: f64, held: u64) {
         let (activity, micro_batch) = match slot {
             Slot::Value { micro_batch, .. } if self.backward_begun.get(micro_batch as usize) == Some(&true) => {
                 (Activity::Backward, Some(micro_batch))
@@ -212,7 +189,7 @@ impl<'a> Writer<'a> {
             }
             Slot::Part { .. } | Slot::Parameter { .. } => (Activity::Update, None),
         };
-        self.compute(activity, micro_batch, seconds, self.memory.live() + bytes);
+        self.compute(activity, micro_batch, seconds, held);
     }
 
     /// Adds a step, or extends the last one if that is the same activity.
@@ -230,6 +207,19 @@ impl<'a> Writer<'a> {
             self.out.push(Step::Compute { activity, micro_batch, seconds, peak: held });
         }
     }
+}
+
+/// Bytes of parameters, buffers, constants and optimizer state.
+fn kept(program: &Program, options: &SimulateOptions) -> Result<u64, PlanError> {
+    let bytes = |v: ValueId| Ok::<u64, PlanError>(value_type(program, v)?.bytes() as u64);
+    let mut kept = 0u64;
+    for h in &program.holdings {
+        kept = kept.saturating_add(bytes(h.value)?);
+    }
+    for (_, r) in program.owned() {
+        kept = kept.saturating_add(bytes(r.parameter)?.saturating_mul(options.optimizer.slots().len() as u64));
+    }
+    Ok(kept)
 }
 
 /// By node number, less the first.

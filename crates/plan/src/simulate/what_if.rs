@@ -154,7 +154,11 @@ impl Change {
                 }
             }
             Self::Uplink { site, then, .. } => match sites.get_mut(site as usize) {
-                Some(site) => site.uplink = Some(then),
+                Some(site) => {
+                    // A downlink of its own is never the worse for it.
+                    site.downlink = site.downlink.map(|l| if l.bandwidth > then.bandwidth { l } else { then });
+                    site.uplink = Some(then);
+                }
                 None => return Ok(None),
             },
             Self::Device { peer, times } => match devices.get_mut(peer.0 as usize) {

@@ -2,16 +2,17 @@
 
 mod pass;
 mod settings;
+mod steps;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use fusionllm_graph::ValueId;
 use fusionllm_plan::{LinkCodec, PassKind, PeerId};
 
 use crate::expected::ReportKey;
-use crate::{Action, BatchId, EvalRecord, ExpectedReports, FromPeer, PassReport, StepRecord, ToPeer, TrainingProgress};
-use pass::{Judgement, Pass, plausible};
+use crate::{Action, BatchId, EvalRecord, ExpectedReports, FromPeer, PassReport, ToPeer, TrainingProgress};
+use pass::{Pass, plausible};
 pub use settings::{AppliedCodecs, EvalSchedule, Participant, RunSettings};
+use steps::{Findings, MAX_SKIPPED_STEPS};
 
 /// What the broker issues next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,9 +41,6 @@ struct Saving {
     /// Whether the driver was asked to complete it.
     committing: bool,
 }
-
-/// A run fails after this many consecutive steps that were skipped because they were not finite.
-const MAX_SKIPPED_STEPS: u32 = 20;
 
 /// Conducts a generation once its peers are assigned. Pass it events, and carry out the returned actions in order.
 ///
@@ -78,6 +76,9 @@ pub struct Broker {
     eval_targets: u64,
     last_end: f64,
     skipped: u32,
+    /// Whether the next training pass is inspected, because the last step with a verdict was skipped.
+    inspect: bool,
+    findings: Findings,
     halt: Option<Halt>,
     over: bool,
 }
@@ -116,6 +117,8 @@ impl Broker {
             eval_targets: 0,
             last_end: 0.0,
             skipped: 0,
+            inspect: false,
+            findings: Findings::default(),
             halt: None,
             over: false,
         }
@@ -291,37 +294,15 @@ impl Broker {
         }
     }
 
-    fn norms(&mut self, from: PeerId, number: u64, squared_norms: Vec<(ValueId, f64)>) -> Outcome {
-        let settings = self.settings;
-        let (peers, update) = (self.peers.len(), self.updates + 1);
-        let (pass, expected) = self.current(from, number)?;
-        let kind = pass.batch.kind();
-        if kind == PassKind::Eval || !pass.voted.insert(from) {
-            return Err("sent norms that nobody waits for");
-        }
-        if !expected.all_reported(kind, &pass.reports) {
-            return Err("sent norms before its reports");
-        }
-        if !squared_norms.iter().map(|(p, _)| p).eq(expected.norms()) || squared_norms.iter().any(|(_, n)| *n < 0.0) {
-            return Err("sent norms of other gradients than its own");
-        }
-        pass.norms.extend(squared_norms);
-        if pass.voted.len() < peers {
-            return Ok(Vec::new());
-        }
-        let judgement = pass.judge(&settings, update);
-        pass.judgement = Some(judgement);
-        let verdict = judgement.verdict;
-        self.updates += u64::from(verdict.apply);
-        Ok(self.broadcast(ToPeer::Verdict { pass: number, verdict }).collect())
-    }
-
     fn pass_done(&mut self, from: PeerId, number: u64, report: PassReport, now: f64) -> Outcome {
         let peers = self.peers.len();
         if !plausible(&report, peers as u32) {
             return Err("sent impossible numbers");
         }
         let (pass, expected) = self.current(from, number)?;
+        if report.poison.is_some_and(|poison| !pass.inspect || !expected.places().has(&poison.place)) {
+            return Err("found what is not finite in a place that it does not have, or was not asked to look at");
+        }
         let incomplete = match pass.batch.kind() {
             PassKind::Train => pass.judgement.is_none(),
             PassKind::Eval => !expected.all_reported(PassKind::Eval, &pass.reports),
@@ -334,56 +315,36 @@ impl Broker {
         while let Some(pass) = self.passes.pop_front_if(|p| p.done.len() == peers) {
             actions.extend(self.pass_over(pass, now));
         }
+        if actions.iter().any(|action| matches!(action, Action::Expel(..))) {
+            // Another generation follows.
+            self.over = true;
+            return Ok(actions);
+        }
         actions.extend(self.try_commit());
         if self.skipped >= MAX_SKIPPED_STEPS {
-            let step = self.progress.step;
-            actions.extend(self.fail(format!(
-                "the loss or gradient was not finite in {MAX_SKIPPED_STEPS} consecutive steps up to step {step}; try a \
-                 lower learning rate or clipping"
-            )));
+            actions.extend(self.fail(self.diverged()));
         }
         actions.extend(self.issue_next());
         Ok(actions)
     }
 
     /// All peers have completed this pass and all before it.
-    fn pass_over(&mut self, pass: Pass, now: f64) -> Option<Action> {
+    fn pass_over(&mut self, pass: Pass, now: f64) -> Vec<Action> {
         let elapsed = now - self.last_end;
         self.last_end = now;
         match pass.batch {
-            BatchId::Train { step } => self.step_over(pass, step + 1, elapsed).map(Action::Step),
+            BatchId::Train { step } => self.step_over(pass, step + 1, elapsed),
             BatchId::Eval { step, index } => {
                 pass.add_reports(&mut self.eval_sums);
                 self.eval_targets += pass.targets;
                 if index + 1 < self.settings.eval.map_or(0, |e| e.passes) {
-                    return None;
+                    return Vec::new();
                 }
                 let targets = std::mem::take(&mut self.eval_targets) as f64;
                 let means = std::mem::take(&mut self.eval_sums).into_values().map(|s| s / targets).collect();
-                Some(Action::Evaluated(EvalRecord { step, means }))
+                vec![Action::Evaluated(EvalRecord { step, means })]
             }
         }
-    }
-
-    fn step_over(&mut self, pass: Pass, step: u64, step_s: f64) -> Option<StepRecord> {
-        let Judgement { verdict, loss, grad_norm } = pass.judgement?;
-        self.skipped = if verdict.apply { 0 } else { self.skipped + 1 };
-        self.progress = TrainingProgress { step, updates: self.progress.updates + u64::from(verdict.apply) };
-        if let Some(saving) = self.saving.as_mut().filter(|s| s.step == step) {
-            saving.updates = Some(self.progress.updates);
-        }
-        let sent = pass.done.values().flat_map(|r| &r.sent);
-        Some(StepRecord {
-            step,
-            version: pass.version,
-            loss,
-            grad_norm,
-            lr: verdict.lr,
-            applied: verdict.apply,
-            step_s,
-            bytes_sent: sent.fold(0, |sum, s| sum.saturating_add(s.bytes)),
-            peers: pass.done.into_values().collect(),
-        })
     }
 
     /// Completes the checkpoint once every snapshot has arrived and its step is complete.
@@ -477,11 +438,12 @@ impl Broker {
     fn issue(&mut self, batch: BatchId) -> Vec<Action> {
         self.issued += 1;
         let (pass, version, step) = (self.issued, self.version, batch.step());
-        self.passes.push_back(Pass::new(pass, version, batch));
+        let inspect = self.inspect && batch.kind() == PassKind::Train;
+        self.passes.push_back(Pass::new(pass, version, batch, inspect));
         if batch.kind() == PassKind::Train {
             self.trained = step + 1;
         }
-        let run = ToPeer::Run { pass, version, kind: batch.kind(), step };
+        let run = ToPeer::Run { pass, version, kind: batch.kind(), step, inspect };
         self.broadcast(run).chain([Action::Feed(pass, batch)]).collect()
     }
 }

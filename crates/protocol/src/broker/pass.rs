@@ -3,17 +3,19 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{PeerId, Verdict, clip_factor, share_of_loss};
+use fusionllm_plan::{PassKind, PeerId, Verdict, clip_factor, share_of_loss};
 
 use super::settings::RunSettings;
 use crate::expected::ReportKey;
-use crate::{BatchId, PassReport};
+use crate::{BatchId, ExpectedReports, PassReport};
 
 #[derive(Debug)]
 pub(super) struct Pass {
     pub(super) number: u64,
     pub(super) version: u32,
     pub(super) batch: BatchId,
+    /// Whether the peers look for numbers that are not finite.
+    pub(super) inspect: bool,
     /// Each micro-batch's share of the loss.
     pub(super) weights: Vec<f64>,
     pub(super) targets: u64,
@@ -34,11 +36,12 @@ pub(super) struct Judgement {
 }
 
 impl Pass {
-    pub(super) fn new(number: u64, version: u32, batch: BatchId) -> Self {
+    pub(super) fn new(number: u64, version: u32, batch: BatchId, inspect: bool) -> Self {
         Self {
             number,
             version,
             batch,
+            inspect,
             weights: Vec::new(),
             targets: 0,
             reports: BTreeMap::new(),
@@ -62,6 +65,15 @@ impl Pass {
         let loss: f64 = (0..settings.micro_batches).map(share).sum();
         let apply = grad_norm.is_finite() && loss.is_finite();
         Judgement { verdict: Verdict { apply, update, lr: settings.learning_rate.at(update), factor }, loss, grad_norm }
+    }
+
+    /// Whether a peer has sent a norm or a loss that is not finite. A micro-batch without targets has no loss.
+    pub(super) fn is_spoilt_by(&self, peer: &ExpectedReports) -> bool {
+        let counts = |m: u32| self.weights.get(m as usize).is_some_and(|w| *w != 0.0);
+        let losses = peer.reports(PassKind::Train).iter().filter(|key| key.report == 0 && counts(key.micro_batch));
+        let mut norms = peer.norms().filter_map(|p| self.norms.get(p));
+        let mut losses = losses.filter_map(|key| self.reports.get(key));
+        norms.any(|n| !n.is_finite()) || losses.any(|l| !l.is_finite())
     }
 
     /// Adds this pass's reports to an evaluation's sums, by report.

@@ -43,6 +43,8 @@ pub struct RunSettings {
 pub struct Participant {
     /// Who it is.
     pub member: MemberId,
+    /// Its name.
+    pub name: String,
     /// The reports and norms that the peer must send.
     pub expected: ExpectedReports,
 }

@@ -74,7 +74,7 @@ impl Run {
         if present.len() < wanted || (short && self.newcomers.is_empty()) {
             return Vec::new();
         }
-        if self.options.measured && self.atlas.lacks(&present) {
+        if self.options.measured && Survey::is_needed(&present, &self.atlas) {
             let mut survey = Survey::new(&present, &self.atlas);
             let requests = survey.next_requests();
             self.watch.restart(&present, self.now);

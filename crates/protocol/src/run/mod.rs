@@ -9,6 +9,7 @@ mod status;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::net::IpAddr;
 
 use fusionllm_plan::{LinkCodec, PeerId};
 
@@ -30,6 +31,19 @@ pub struct RunOptions {
     pub settings: RunSettings,
     /// Whether plans need measured machines and links.
     pub measured: bool,
+    /// Whether peers keep copies of each other's shares. Without them, a loss takes the run back to a checkpoint.
+    pub copies: bool,
+}
+
+/// How a joiner came.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Arrival {
+    /// What its handshake has proved.
+    pub identity: Identity,
+    /// From where its packets come, if they come directly.
+    pub from: Option<IpAddr>,
+    /// The broker's time, in seconds since the Unix epoch.
+    pub unix_s: u64,
 }
 
 /// What the run is doing.
@@ -59,8 +73,8 @@ struct Running {
     donors: BTreeSet<MemberId>,
     /// The peers whose messages about cuts belong to this generation.
     ready: BTreeSet<MemberId>,
-    /// The shares whose copies were asked for.
-    asked: BTreeSet<(u64, MemberId)>,
+    /// When the copy of a share was asked for, by cut and owner.
+    asked: BTreeMap<(u64, MemberId), f64>,
     /// Seconds per step: predicted, or as measured since a member's speed changed.
     step_s: Option<f64>,
     /// The state with which the generation ended, once it is drained.
@@ -115,8 +129,12 @@ pub struct Run {
 /// measurement itself allows.
 const SURVEY_STEP_S: f64 = 12.0;
 
-/// Copying takes at most one part in this many of the time. What remains of a link is for training.
-const COPY_SHARE: f64 = 5.0;
+/// The largest part of the training time that copies may cost by estimate. What they really cost is some 1.3 times that,
+/// because they are also read, written and encrypted.
+const MAX_COPY_COST: f64 = 0.02;
+
+/// Copies are made as often as is best if members are lost after this many seconds of training on average.
+const SECONDS_PER_LOSS: f64 = 600.0;
 
 /// Least seconds between two cuts for copies.
 const MIN_COPY_PERIOD_S: f64 = 2.0;
@@ -189,20 +207,14 @@ impl Run {
         self.roster.admission_mut()
     }
 
-    /// Admits a joiner whose handshake has proved this identity, or returns the reason for refusing it. `unix_s` is the
-    /// broker's time in seconds since the Unix epoch.
-    pub fn join(
-        &mut self,
-        identity: Identity,
-        hello: Hello,
-        unix_s: u64,
-        now: f64,
-    ) -> Result<(MemberId, Vec<Action>), String> {
+    /// Admits a joiner, or returns the reason for refusing it.
+    pub fn join(&mut self, arrival: Arrival, hello: Hello, now: f64) -> Result<(MemberId, Vec<Action>), String> {
         self.now = now;
         if matches!(self.phase, Phase::Over) {
             return Err("the run is over".into());
         }
-        let member = self.roster.join(identity, hello, unix_s)?;
+        let member = self.roster.join(arrival.identity, hello, arrival.unix_s)?;
+        self.atlas.set_line(member, arrival.from);
         let mut actions = match self.roster.predecessor(member) {
             Some(old) => self.put_out(old, "another process has joined with its key", IncidentKind::Lost),
             // A member that comes back on a new connection has lost the old one, whether or not anybody noticed.

@@ -1,9 +1,10 @@
 //! A run while one of its generations loads or trains.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::speed::SpeedChange;
-use super::{COPY_RATE, COPY_SHARE, MIN_COPY_PERIOD_S, Phase, Run, Running};
+use super::{COPY_RATE, MAX_COPY_COST, MIN_COPY_PERIOD_S, Phase, Run, Running, SECONDS_PER_LOSS};
 use crate::notice::{Open, one_line};
 use crate::{
     Action, Atlas, Broker, Formation, FromPeer, IncidentKind, MemberId, Mirroring, Notice, Order, Participant,
@@ -41,9 +42,14 @@ impl Run {
             ..self.options.settings
         };
         let participants = formation.members.iter().zip(&formation.expected);
-        let participants = participants.map(|(m, expected)| Participant { member: *m, expected: expected.clone() });
+        let participants = participants.map(|(m, expected)| Participant {
+            member: *m,
+            name: self.roster.name(*m).to_owned(),
+            expected: expected.clone(),
+        });
         let broker = Broker::new(settings, participants.collect());
-        let mirrors = self.buddies(&formation);
+        let mirrors = if self.options.copies { self.buddies(&formation) } else { Vec::new() };
+        self.copies.plan(self.slowest_copy_s(&formation, &mirrors));
         self.awaited = None;
         actions.push(Action::Persist);
         actions.push(Action::Assign(Order {
@@ -62,7 +68,7 @@ impl Run {
             mirrors: mirrors.into_iter().map(|m| (m.owner, m.buddy)).collect(),
             donors,
             ready: BTreeSet::new(),
-            asked: BTreeSet::new(),
+            asked: BTreeMap::new(),
             step_s: formation.predicted_step_s,
             formation,
             drained: None,
@@ -90,6 +96,16 @@ impl Run {
             mirrors.push(Mirroring { owner, buddy });
         }
         mirrors
+    }
+
+    /// The seconds that the slowest copy of a share takes a link, as far as the links are known.
+    fn slowest_copy_s(&self, formation: &Formation, mirrors: &[Mirroring]) -> f64 {
+        let place = |m: MemberId| formation.members.iter().position(|member| *member == m);
+        let seconds = mirrors.iter().filter_map(|mirror| {
+            let (from, to) = place(mirror.owner).zip(place(mirror.buddy))?;
+            Some(formation.share_bytes[from] as f64 / bandwidth(&self.atlas, formation, from, to)?)
+        });
+        seconds.fold(0.0, f64::max)
     }
 
     /// Ends the generation. Its members stop, and keep their cuts.
@@ -170,9 +186,14 @@ impl Run {
         if !self.custody.keep(step, owner, by) {
             return Err("confirmed a copy that nobody requested".into());
         }
+        if let Phase::Running(running) = &self.phase
+            && let Some(asked) = running.asked.get(&(step, owner)).filter(|_| by != owner)
+        {
+            self.copies.share_copied(self.now - asked);
+        }
         let mut actions = self.copy();
         if self.custody.is_copied() && self.copies.copying {
-            self.copies.copied(self.now);
+            self.copies.copied();
             actions.extend(self.release());
         }
         actions.extend(self.move_on());
@@ -199,7 +220,9 @@ impl Run {
         let mut actions = Vec::new();
         if let Some((step, shares)) = self.custody.uncopied() {
             for share in shares {
-                let Some(buddy) = share.buddy.filter(|_| running.asked.insert((step, share.owner))) else { continue };
+                let Some(buddy) = share.buddy else { continue };
+                let Entry::Vacant(asked) = running.asked.entry((step, share.owner)) else { continue };
+                asked.insert(self.now);
                 let place = |m: MemberId| running.formation.members.iter().position(|x| *x == m);
                 let places = place(share.owner).zip(place(buddy));
                 let rate = places.and_then(|(from, to)| bandwidth(&self.atlas, &running.formation, from, to));
@@ -309,11 +332,14 @@ impl Run {
                     all.extend(self.move_on());
                 }
                 Action::Step(record) => {
-                    let slower = self.note_speeds(&record);
+                    // An inspected step takes longer. Only a skipped one is inspected again and again.
+                    let slower = if record.applied { self.note_speeds(&record) } else { Vec::new() };
                     all.push(Action::Step(record));
                     all.extend(self.step_over());
                     all.extend(slower);
                 }
+                // The generation that asks for it does nothing more.
+                Action::Expel(member, reason) => all.extend(self.expel(member, &reason, self.now)),
                 Action::Finish(_) => return [all, self.end(action, "")].concat(),
                 Action::Fail(ref reason) => {
                     let reason = reason.clone();
@@ -342,7 +368,7 @@ impl Run {
             buddy: running.mirrors.get(&owner).copied(),
         });
         self.custody.begin(step, shares.collect());
-        running.asked.retain(|(of, _)| *of != step);
+        running.asked.retain(|(of, _), _| *of != step);
         self.copies.begin(self.now);
         if self.progress.step == step {
             self.custody.settle(self.progress);
@@ -400,26 +426,49 @@ fn bandwidth(atlas: &Atlas, formation: &Formation, from: usize, to: usize) -> Op
 pub(super) struct CopyPace {
     began: f64,
     copying: bool,
+    /// The longest time that the copy of one share took, of the cut that is being copied.
+    longest_s: f64,
+    /// What copying a cut costs at most, in seconds of training: as the last one did, or by the links' rates.
+    cost_s: f64,
     next: f64,
     /// When each step since the last cut was complete.
     completed: BTreeMap<u64, f64>,
 }
 
+/// Seconds from one cut for copies to the next, if copying one costs so many seconds of training.
+///
+/// The period `t` with the least expected waste `cost / t + t / (2 * SECONDS_PER_LOSS)`: what copies cost, and what is
+/// done again after a loss. J. W. Young, "A first order approximation to the optimum checkpoint interval", 1974.
+fn copy_period(cost: f64) -> f64 {
+    (2.0 * cost * SECONDS_PER_LOSS).sqrt().max(cost / MAX_COPY_COST).max(MIN_COPY_PERIOD_S)
+}
+
 impl CopyPace {
     fn begin(&mut self, now: f64) {
         if !self.copying {
-            (self.began, self.copying) = (now, true);
+            (self.began, self.copying, self.longest_s) = (now, true, 0.0);
         }
     }
 
-    /// A generation begins. What was being copied before is void.
-    fn restart(&mut self, now: f64) {
-        (self.copying, self.next) = (false, now + MIN_COPY_PERIOD_S);
+    /// A generation is planned, in which the slowest copy takes a link this long. What was being copied before is void.
+    fn plan(&mut self, slowest_s: f64) {
+        (self.copying, self.cost_s) = (false, slowest_s);
     }
 
-    fn copied(&mut self, now: f64) {
+    /// A generation begins.
+    fn restart(&mut self, now: f64) {
+        self.next = now + copy_period(self.cost_s);
+    }
+
+    fn share_copied(&mut self, seconds: f64) {
+        self.longest_s = self.longest_s.max(seconds);
+    }
+
+    fn copied(&mut self) {
         self.copying = false;
-        self.next = now + MIN_COPY_PERIOD_S.max((COPY_SHARE - 1.0) * (now - self.began));
+        // A copy takes at most this much from training, if the same link bounds both.
+        self.cost_s = COPY_RATE * self.longest_s;
+        self.next = self.began + copy_period(self.cost_s);
     }
 
     fn complete(&mut self, step: u64, now: f64) {
@@ -442,5 +491,25 @@ impl CopyPace {
     /// Forgets the steps to which the run cannot go back: those before this one, but for that of the checkpoint.
     fn forget_before(&mut self, step: u64, on_disk: u64) {
         self.completed.retain(|s, _| *s >= step || *s == on_disk);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn copies_cost_little_and_are_as_frequent_as_is_best() {
+        let waste = |cost: f64, period: f64| cost / period + period / (2.0 * SECONDS_PER_LOSS);
+        for cost in [0.0, 0.001, 0.05, 0.5, 5.0, 600.0] {
+            let period = copy_period(cost);
+            assert!(period >= MIN_COPY_PERIOD_S && cost / period <= 1.001 * MAX_COPY_COST, "{cost}: {period}");
+            if period > MIN_COPY_PERIOD_S && cost / period < 0.999 * MAX_COPY_COST {
+                let around = [0.8, 1.25].map(|factor| waste(cost, factor * period));
+                assert!(around.iter().all(|other| *other > waste(cost, period)), "{cost}: {period}");
+            }
+        }
+        assert!((copy_period(0.05) - 7.75).abs() < 0.01);
+        assert_eq!(copy_period(3.0), 150.0);
     }
 }

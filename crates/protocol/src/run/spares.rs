@@ -19,7 +19,7 @@ impl Run {
             return if free { self.drain() } else { Vec::new() };
         }
         let present = self.usable();
-        if !self.atlas.lacks(&present) {
+        if !Survey::is_needed(&present, &self.atlas) {
             return self.weigh();
         }
         let mut survey = Survey::new(&present, &self.atlas);

@@ -2,6 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 pub(crate) mod simulation;
+pub(crate) mod stage;
 pub(crate) mod world;
 
 pub(crate) use fusionllm_graph::ChoiceRng;

@@ -3,10 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_compress::{Codec, TopK, ValueFormat};
-use fusionllm_plan::{Instruction, LearningRate, LinkCodec, PassKind, PeerId, Program, Verdict};
+use fusionllm_plan::{
+    Cause, Instruction, LearningRate, LinkCodec, PassKind, PeerId, Poison, PoisonPlace, Program, Verdict,
+};
 use fusionllm_protocol::{
-    Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, MemberId, Participant,
-    PassReport, RunSettings, SentBytes, StepRecord, ToPeer, TrainingProgress,
+    Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, MemberId, Notice,
+    Participant, PassReport, RunSettings, SentBytes, StepRecord, ToPeer, TrainingProgress,
 };
 
 use super::{ChoiceRng, programs};
@@ -63,6 +65,7 @@ pub(crate) struct Trace {
     pub(crate) evaluated: Vec<EvalRecord>,
     pub(crate) commits: Vec<TrainingProgress>,
     pub(crate) cuts: Vec<u64>,
+    pub(crate) notices: Vec<Notice>,
     /// Versions of the plan after the first, each with its first step.
     pub(crate) codec_versions: Vec<(u32, u64)>,
     pub(crate) events: usize,
@@ -85,7 +88,11 @@ pub(crate) fn run(scenario: &Scenario) -> Trace {
     let participants = (0..)
         .map(MemberId)
         .zip(&programs)
-        .map(|(member, (train, eval))| Participant { member, expected: ExpectedReports::new(train, eval) })
+        .map(|(member, (train, eval))| Participant {
+            member,
+            name: format!("p{}", member.0),
+            expected: ExpectedReports::new(train, eval),
+        })
         .collect();
     let mut s = Simulation {
         scenario,
@@ -244,6 +251,7 @@ impl Simulation<'_> {
                 }
                 Action::Fail(reason) => self.trace.end = Some(End::Failed(reason)),
                 Action::Cut(step) => self.trace.cuts.push(step),
+                Action::Notice(notice) => self.trace.notices.push(notice),
                 other => unreachable!("{other:?}"),
             }
         }
@@ -327,12 +335,12 @@ impl<'a> Peer<'a> {
             ToPeer::SetCodecs { version, codecs } => {
                 self.train.set_codecs(version, codecs).unwrap();
             }
-            ToPeer::Run { pass, version, kind, step } => {
+            ToPeer::Run { pass, version, kind, step, inspect } => {
                 assert_eq!(version, self.train.version, "a pass uses only codecs that were sent");
                 self.passes += 1;
                 assert_eq!(pass, self.passes, "every peer runs every pass");
                 assert_eq!(step, self.trained);
-                self.begin(pass, kind, step);
+                self.begin(pass, kind, step, inspect);
                 self.trained += u64::from(kind == PassKind::Train);
             }
             ToPeer::Snapshot { step, save } => {
@@ -344,7 +352,7 @@ impl<'a> Peer<'a> {
         }
     }
 
-    fn begin(&mut self, pass: u64, kind: PassKind, step: u64) {
+    fn begin(&mut self, pass: u64, kind: PassKind, step: u64, inspect: bool) {
         let train = kind == PassKind::Train;
         let program = if train { &self.train } else { self.eval };
         let broken = train && self.scenario.broken.contains(&step);
@@ -363,6 +371,22 @@ impl<'a> Peer<'a> {
         }
         let next = PeerId((program.peer.0 + 1) % self.scenario.peers as u32);
         let sent = if next == program.peer { Vec::new() } else { vec![SentBytes { to: next, bytes: 8 }] };
-        self.to_send.push_back(FromPeer::PassDone { pass, report: PassReport { sent, ..PassReport::default() } });
+        let poison = (inspect && broken).then(|| poison(program));
+        let report = PassReport { sent, poison, ..PassReport::default() };
+        self.to_send.push_back(FromPeer::PassDone { pass, report });
+    }
+}
+
+/// What a peer finds in a broken step: the first peer's first node makes what the others receive.
+fn poison(program: &Program) -> Poison {
+    let received = program.incoming().into_iter().find(|(_, (from, _))| *from != PeerId::BROKER);
+    match received {
+        Some((slot, (from, _))) if program.peer != PeerId(0) => {
+            Poison { cause: Cause::Arrived, place: PoisonPlace::Message { slot, from } }
+        }
+        _ => {
+            let node = *program.nodes.keys().next().unwrap();
+            Poison { cause: Cause::Arose, place: PoisonPlace::Node { node, micro_batch: 0 } }
+        }
     }
 }

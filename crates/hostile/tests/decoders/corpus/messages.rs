@@ -1,12 +1,16 @@
 use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 
 use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat};
 use fusionllm_graph::{DType, TensorType, ValueId};
-use fusionllm_plan::{Curve, LearningRate, Link, Measured, PassKind, PeerId, Rates, Slot, Verdict};
+use fusionllm_hostile::short_run;
+use fusionllm_plan::{
+    Cause, Curve, LearningRate, Link, Measured, PassKind, PeerId, Poison, PoisonPlace, Rates, Slot, Verdict,
+};
 use fusionllm_protocol::{
-    Admission, Answer, BulkHeader, CodecError, CodecSpectrum, Contact, ExpectedPeers, FromPeer, Heartbeat, Hello,
-    Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question, ReceivedBytes, Request, Roster, Run,
-    RunOptions, RunSettings, SentBytes, TensorHeader, TensorKey, TicketRole, ToPeer, TrainingProgress, VERSION, encode,
+    Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, Contact, ExpectedPeers, FromPeer, Heartbeat,
+    Hello, Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question, ReceivedBytes, Request,
+    Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader, TensorKey, TicketRole, ToPeer, VERSION, encode,
 };
 use fusionllm_transport::{PeerAddr, SecretKey};
 
@@ -44,6 +48,7 @@ pub(super) fn from_peer() -> Vec<Vec<u8>> {
         errors: vec![CodecError { to: PeerId(1), relative_error: 0.5 }],
         spectra: vec![CodecSpectrum { to: PeerId(1), exact: 3.5, decoded: 4.0 }],
         received: vec![ReceivedBytes { from: PeerId(2), bytes: 70_000, seconds: 0.25 }],
+        poison: Some(Poison { cause: Cause::Arose, place: PoisonPlace::Kept { value: ValueId(3) } }),
         ..PassReport::default()
     };
     let link = Link { latency: 0.01, bandwidth: 1e6 };
@@ -79,7 +84,7 @@ pub(super) fn to_peer() -> Vec<Vec<u8>> {
         ToPeer::Measure,
         ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
         ToPeer::Regroup { generation: 2 },
-        ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3 },
+        ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3, inspect: true },
         ToPeer::Verdict { pass: 4, verdict: Verdict { apply: true, update: 3, lr: 1e-3, factor: 0.5 } },
         ToPeer::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16), (PeerId(2), top)]) },
         ToPeer::Snapshot { step: 9, save: true },
@@ -134,24 +139,20 @@ pub(super) fn answer() -> Vec<Vec<u8>> {
 /// A run with two members, one of which has left.
 fn run() -> Run {
     let settings = RunSettings {
-        version: 1,
-        start: TrainingProgress::default(),
-        steps: 5,
-        micro_batches: 2,
-        eval: None,
         checkpoint: Some(2),
         learning_rate: LearningRate { base: 1.0, warmup: 3, cosine_until: Some(9), min: 0.1 },
         clip: Some(1.0),
         window: 3,
-        passes_before: 0,
+        ..short_run()
     };
     let mut admission = Admission::new(Some(BTreeSet::from([[1; 32], [2; 32]])));
     let ticket = Invitation { expires: Some(1 << 40), uses: Some(5), ..Invitation::new(TicketRole::Peer, [7; 16]) };
     admission.invite(ticket).unwrap();
     let roster = Roster::new(ExpectedPeers::Any(3), admission);
-    let mut run = Run::new(RunOptions { settings, measured: true }, roster);
+    let mut run = Run::new(RunOptions { settings, measured: true, copies: true }, roster);
     for (identity, name) in [([1; 32], "a"), ([2; 32], "b")] {
-        run.join(identity, Hello { name: name.into(), ..hello() }, 0, 1.0).unwrap();
+        let arrival = Arrival { identity, from: None, unix_s: 0 };
+        run.join(arrival, Hello { name: name.into(), ..hello() }, 1.0).unwrap();
     }
     run.gone(MemberId(1), "gone", 2.0);
     run
@@ -173,7 +174,8 @@ pub(super) fn atlas() -> Vec<u8> {
     let (a, b, broker) = (MemberId(0), MemberId(1), MemberId::BROKER);
     let machines = BTreeMap::from([(a, machine()), (b, machine())]);
     let links = BTreeMap::from([((a, b), Some((link, link))), ((a, broker), None)]);
-    encode(&(machines, links, BTreeMap::from([(a, 2.0)]), BTreeSet::from([(a, b)]))).unwrap()
+    let lines = BTreeMap::from([(a, IpAddr::from([192, 0, 2, 1]))]);
+    encode(&(machines, links, BTreeMap::from([(a, 2.0)]), BTreeSet::from([(a, b)]), lines)).unwrap()
 }
 
 pub(super) fn codec() -> Vec<Vec<u8>> {

@@ -77,7 +77,7 @@ pub(super) fn plan() -> Vec<u8> {
     let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
     let devices = names.iter().map(|name| Device { site: Some(0), ..Device::new(name, rates, 1 << 20) });
     let link = Link { latency: 1e-4, bandwidth: 1e8 };
-    let site = fusionllm_plan::Site { name: "home".into(), inside: Some(link), uplink: Some(link) };
+    let site = fusionllm_plan::Site { name: "home".into(), inside: Some(link), uplink: Some(link), downlink: None };
     let cluster = Cluster::new(devices.collect(), vec![site], Vec::new(), None).unwrap();
     let saved = SavedPlan { plan, cluster, graph, optimizer: adamw(), origin: Origin::default() };
     let options = SimulateOptions { optimizer: saved.optimizer, record: false };

@@ -162,14 +162,25 @@ fn site(section: &Section<'_>, index: u32, names: &mut Names) -> Result<Site, Jo
     let name = required(section, "name", "a site needs a name", "write name = \"home\"")?.to_owned();
     names.add(section, &name, Place::Site(index))?;
     let inside = rate_and_latency(section)?;
-    let uplink = section.section("uplink")?;
-    let shared = rate_and_latency(&uplink)?;
-    if section.has("uplink") && shared.is_none() {
-        return Err(section.error("uplink", "an uplink needs a rate", "write uplink = { rate = \"8 Mbps\" }"));
+    let uplink = shared_link(section, "uplink")?;
+    let downlink = shared_link(section, "downlink")?;
+    if downlink.is_some() && uplink.is_none() {
+        let reason = "a site with a downlink needs an uplink";
+        return Err(section.error("downlink", reason, "write uplink = { rate = \"8 Mbps\" } beside it"));
     }
-    uplink.finish()?;
     section.finish()?;
-    Ok(Site { name, inside, uplink: shared })
+    Ok(Site { name, inside, uplink, downlink })
+}
+
+fn shared_link(section: &Section<'_>, name: &'static str) -> Result<Option<Link>, JobError> {
+    let table = section.section(name)?;
+    let link = rate_and_latency(&table)?;
+    if section.has(name) && link.is_none() {
+        let hint = format!("write {name} = {{ rate = \"8 Mbps\" }}");
+        return Err(section.error(name, format!("{name} needs a rate"), hint));
+    }
+    table.finish()?;
+    Ok(link)
 }
 
 fn required<'a>(section: &Section<'a>, key: &'static str, message: &str, hint: &str) -> Result<&'a str, JobError> {

@@ -86,6 +86,7 @@ fn an_empty_job_has_all_defaults() {
     [checkpoint]
     every = 200
     keep = 3
+    copies = true
 
     [eval]
     every = 100
@@ -143,6 +144,7 @@ fn a_language_model_job_survives_writing() {
         [checkpoint]
         every = 200
         keep = 3
+        copies = true
     "#;
     fs::write(dir.path().join("job.toml"), text).unwrap();
     let job = Job::load(&dir.path().join("job.toml"), &[]).unwrap();

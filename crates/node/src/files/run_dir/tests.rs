@@ -57,6 +57,7 @@ fn a_run_writes_the_documented_files() {
       "predicted_step_s": null,
       "bytes_sent_per_step": null,
       "training_overhead_ratio": null,
+      "overhead_s": {},
       "scheduler": "",
       "schedule": "",
       "micro_batches": 0,

@@ -12,9 +12,9 @@ use fusionllm_graph::ValueKind;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_plan::{LearningRate, Optimizer, Program};
 use fusionllm_protocol::{
-    Action, EvalSchedule, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, MemberId, Notice,
-    Order, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress, VERSION, decode,
-    encode, share_of,
+    Action, Arrival, EvalSchedule, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, MemberId,
+    Notice, Order, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress, VERSION,
+    decode, encode, share_of,
 };
 
 use super::{ChoiceRng, programs_of};
@@ -177,7 +177,7 @@ fn options(scenario: &Scenario, start: TrainingProgress) -> RunOptions {
         window: 3,
         passes_before: 0,
     };
-    RunOptions { settings, measured: scenario.measured }
+    RunOptions { settings, measured: scenario.measured, copies: true }
 }
 
 fn roster(scenario: &Scenario) -> Roster {
@@ -449,7 +449,10 @@ impl World {
         machine.connection += 1;
         machine.connected = true;
         machine.lanes = [self.now; 3];
-        match self.run.join([m as u8; 32], hello, self.now as u64, self.now) {
+        // Every third machine is behind the same router.
+        let from = m.is_multiple_of(3).then_some([192, 0, 2, 1].into());
+        let arrival = Arrival { identity: [m as u8; 32], from, unix_s: self.now as u64 };
+        match self.run.join(arrival, hello, self.now) {
             Ok((member, actions)) => {
                 self.machines[m].member = Some(member);
                 self.carry_out(actions);
@@ -508,7 +511,7 @@ impl World {
                         self.at(at, Event::Down(m, Down::Control(connection, message)));
                     }
                 }
-                Action::Dismiss(_) | Action::Cut(_) | Action::Drained(_) => {}
+                Action::Dismiss(_) | Action::Cut(_) | Action::Expel(..) | Action::Drained(_) => {}
                 Action::Feed(pass, _) => {
                     let share = 1.0 / f64::from(MICRO_BATCHES);
                     self.run.set_weights(pass, vec![share; MICRO_BATCHES as usize], 10);

@@ -1,0 +1,113 @@
+//! What a run writes into its directory while it trains. A full disk delays it and does not end the run.
+
+use std::collections::VecDeque;
+use std::io::ErrorKind;
+
+use crate::NodeError;
+use crate::files::DiskError;
+use crate::files::run_dir::{RunDir, StepMetrics};
+
+/// Most steps whose metrics wait for room on the disk. They take some 30 MB.
+const MAX_WAITING: usize = 100_000;
+
+/// A change of what can be written.
+#[derive(Debug)]
+pub(super) enum DiskNews {
+    /// The disk is full, and the run goes on.
+    Full(NodeError),
+    /// All that waited is written.
+    Written,
+}
+
+/// The files that change while a run goes on, and what could not be written to them yet.
+pub(super) struct Ledger {
+    run: RunDir,
+    lines: VecDeque<StepMetrics>,
+    job: Option<String>,
+    plan: Option<String>,
+    full: bool,
+    news: Option<DiskNews>,
+}
+
+impl Ledger {
+    pub(super) fn new(run: RunDir) -> Self {
+        Self { run, lines: VecDeque::new(), job: None, plan: None, full: false, news: None }
+    }
+
+    pub(super) fn run(&self) -> &RunDir {
+        &self.run
+    }
+
+    /// Adds the metrics of a step.
+    pub(super) fn record(&mut self, metrics: StepMetrics) -> Result<(), NodeError> {
+        self.lines.push_back(metrics);
+        let written = self.write();
+        self.allow_full(written)
+    }
+
+    /// Replaces the job.
+    pub(super) fn replace_job(&mut self, toml: String) -> Result<(), NodeError> {
+        self.job = Some(toml);
+        let written = self.write();
+        self.allow_full(written)
+    }
+
+    /// Replaces the plan.
+    pub(super) fn replace_plan(&mut self, json: String) -> Result<(), NodeError> {
+        self.plan = Some(json);
+        let written = self.write();
+        self.allow_full(written)
+    }
+
+    /// Drops the metrics of all steps after this one.
+    pub(super) fn rewind(&mut self, step: u64) -> Result<(), NodeError> {
+        self.lines.retain(|metrics| metrics.step <= step);
+        Ok(self.run.rewind(step)?)
+    }
+
+    /// The plan, whether or not it is written.
+    pub(super) fn plan(&self) -> Result<String, NodeError> {
+        self.plan.clone().map_or_else(|| Ok(self.run.read_plan()?), Ok)
+    }
+
+    /// What has changed since the last call.
+    pub(super) fn take_news(&mut self) -> Option<DiskNews> {
+        self.news.take()
+    }
+
+    /// Writes all that waits.
+    ///
+    /// # Errors
+    ///
+    /// The disk is still full, or fails.
+    pub(super) fn write(&mut self) -> Result<(), DiskError> {
+        if let Some(job) = &self.job {
+            self.run.write_job(job)?;
+            self.job = None;
+        }
+        if let Some(plan) = &self.plan {
+            self.run.write_plan(plan)?;
+            self.plan = None;
+        }
+        while let Some(metrics) = self.lines.front() {
+            self.run.record(metrics)?;
+            self.lines.pop_front();
+        }
+        Ok(())
+    }
+
+    fn allow_full(&mut self, written: Result<(), DiskError>) -> Result<(), NodeError> {
+        match written {
+            Ok(()) if self.full => (self.full, self.news) = (false, Some(DiskNews::Written)),
+            Ok(()) => {}
+            Err(e) if !is_full(&e) || self.lines.len() > MAX_WAITING => return Err(e.into()),
+            Err(_) if self.full => {}
+            Err(e) => (self.full, self.news) = (true, Some(DiskNews::Full(e.into()))),
+        }
+        Ok(())
+    }
+}
+
+fn is_full(error: &DiskError) -> bool {
+    matches!(error.source.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}

@@ -1,0 +1,161 @@
+//! What a run writes of its steps and of itself: the records of `metrics.jsonl` and `summary.json`.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// A line of `metrics.jsonl`. Numbers that are not finite are written as `null`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct StepMetrics {
+    /// Steps done, including this one.
+    pub step: u64,
+    /// Mean loss over the targets of the step, before the update.
+    pub loss: Option<f64>,
+    /// Duration of the step in seconds.
+    pub step_s: f64,
+    /// Tokens per second. For images: images per second.
+    pub tokens_per_s: f64,
+    /// Bytes of tensors sent between peers.
+    pub bytes_sent: u64,
+    /// Learning rate of the update.
+    pub lr: f64,
+    /// Global norm of the gradient before clipping.
+    pub grad_norm: Option<f64>,
+    /// Whether the update was skipped, because the loss or the gradient was not finite.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub skipped: bool,
+    /// Codec changes of this step and warnings about codecs, one sentence each.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub codecs: Vec<String>,
+    /// Spectra of compressed tensors, in steps that `compression.spectral_watch` selects.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub spectra: Vec<Spectrum>,
+    /// Mean loss over the held-out targets, if it was measured after this step.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_loss: Option<f64>,
+    /// Fraction of the held-out targets that have the largest logit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub val_accuracy: Option<f64>,
+}
+
+/// The stable rank ‖X‖_F² / σ₁² of a tensor before and after a codec. Of the tensors that one micro-batch sends on a
+/// link, it is the one with the largest stable rank.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Spectrum {
+    /// The sending peer.
+    pub from: String,
+    /// The receiving peer.
+    pub to: String,
+    /// The stable rank of the tensor before encoding.
+    pub before: f64,
+    /// The stable rank of the decoded tensor.
+    pub after: f64,
+}
+
+/// The content of `summary.json`. Unknown values are `None`, written as `null`.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct Summary {
+    /// Steps done.
+    pub steps: u64,
+    /// Loss of the first step.
+    pub loss_first: Option<f64>,
+    /// Loss of the last step.
+    pub loss_last: Option<f64>,
+    /// Median duration of a step in seconds.
+    pub median_step_s: Option<f64>,
+    /// Predicted duration of a step in seconds.
+    pub predicted_step_s: Option<f64>,
+    /// Mean bytes of tensors sent between peers in a step.
+    pub bytes_sent_per_step: Option<u64>,
+    /// Time in steps divided by the time of the whole run. Steps that were done again count once.
+    pub training_overhead_ratio: Option<f64>,
+    /// Where the rest of the time went, in seconds: `start` until the first step began, and incidents by their kind. What
+    /// is left after that is mostly the last checkpoint.
+    #[serde(default)]
+    pub overhead_s: BTreeMap<String, f64>,
+    /// The scheduler that made the plan.
+    pub scheduler: String,
+    /// The pipeline schedule.
+    #[serde(default)]
+    pub schedule: String,
+    /// Micro-batches per step.
+    #[serde(default)]
+    pub micro_batches: u32,
+    /// The compression setting.
+    pub compression: String,
+    /// The peers, in the order of the plan.
+    pub peers: Vec<PeerSummary>,
+    /// The links that carried tensors, sorted by the names of their ends.
+    pub links: Vec<LinkSummary>,
+    /// Interruptions of training.
+    #[serde(default)]
+    pub incidents: Vec<IncidentSummary>,
+}
+
+/// An interruption of training, after which it went on with other members or another plan.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct IncidentSummary {
+    /// `lost`, `silent`, `expelled`, `kicked`, `link` or `left`.
+    pub kind: String,
+    /// The peer.
+    pub peer: String,
+    /// The last step that was complete.
+    pub step: u64,
+    /// The step that training went back to.
+    pub restarted_at: u64,
+    /// Seconds from the peer's last sign of life until the broker acted.
+    pub detected_s: f64,
+    /// Seconds from there until there was a new plan.
+    pub replanned_s: f64,
+    /// Seconds from there until all peers were ready.
+    pub restored_s: f64,
+    /// Seconds of training that were lost.
+    pub lost_work_s: f64,
+}
+
+/// A peer in the summary.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct PeerSummary {
+    /// Its name.
+    pub name: String,
+    /// Its backend.
+    pub backend: String,
+    /// Number of its forward and backward operators.
+    pub operators: u64,
+    /// Median seconds of computation in a step.
+    pub compute_s: Option<f64>,
+    /// Predicted seconds of computation in a step.
+    #[serde(default)]
+    pub predicted_compute_s: Option<f64>,
+    /// Median seconds of encoding and decoding in a step. `compute_s` excludes them.
+    #[serde(default)]
+    pub codec_s: Option<f64>,
+    /// Peak of the bytes allocated during training: tensors, network buffers and everything else.
+    pub peak_memory_bytes: Option<u64>,
+    /// Peak resident memory of its process.
+    #[serde(default)]
+    pub resident_memory_bytes: Option<u64>,
+    /// Predicted peak of `peak_memory_bytes`.
+    pub predicted_memory_bytes: Option<u64>,
+}
+
+/// A link in the summary, in one direction.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct LinkSummary {
+    /// The sending peer.
+    pub from: String,
+    /// The receiving peer.
+    pub to: String,
+    /// The codec.
+    pub codec: String,
+    /// Compression ratio: bytes before encoding divided by bytes sent.
+    pub ratio: Option<f64>,
+    /// Relative error ‖received − original‖ / ‖original‖: the largest of a step, as the median over the steps. `None`
+    /// without a codec.
+    #[serde(default)]
+    pub relative_error: Option<f64>,
+    /// Bytes per step.
+    pub bytes_per_step: Option<u64>,
+    /// Measured rate while sending.
+    pub measured_bytes_per_s: Option<f64>,
+}

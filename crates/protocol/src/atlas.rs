@@ -1,0 +1,185 @@
+//! What is known of members' machines and of the links between them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+
+use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError, Site};
+use serde::{Deserialize, Serialize};
+
+use crate::{MachineProfile, Member, MemberId};
+
+/// What is known of machines and links. It is kept over generations.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+pub struct Atlas {
+    pub(crate) machines: BTreeMap<MemberId, MachineProfile>,
+    /// The links there and back between two members, of which the first has the smaller number. `None` if they cannot
+    /// reach each other.
+    pub(crate) links: BTreeMap<(MemberId, MemberId), Option<(Link, Link)>>,
+    /// How many times slower members compute than when they were measured.
+    slower: BTreeMap<MemberId, f64>,
+    /// The pairs whose packets went through a relay when they were measured.
+    pub(crate) relayed: BTreeSet<(MemberId, MemberId)>,
+    /// The addresses from which members' packets reach the broker.
+    lines: BTreeMap<MemberId, IpAddr>,
+}
+
+impl Atlas {
+    /// Notes how many times slower a member computes than when it was measured.
+    pub fn set_slower(&mut self, member: MemberId, times: f64) {
+        self.slower.insert(member, times.max(1.0));
+    }
+
+    /// Notes the address from which a member's packets reach the broker. Machines behind one router have the same one,
+    /// and share the router's line. `None` if it says nothing, as on one machine.
+    pub fn set_line(&mut self, member: MemberId, from: Option<IpAddr>) {
+        match from.map(|ip| ip.to_canonical()).filter(|ip| !ip.is_loopback()) {
+            Some(ip) => self.lines.insert(member, ip),
+            None => self.lines.remove(&member),
+        };
+    }
+
+    /// The line of a member, if it is known.
+    pub(crate) fn line(&self, member: MemberId) -> Option<IpAddr> {
+        self.lines.get(&member).copied()
+    }
+
+    /// How many times slower a member computes than when it was measured.
+    pub fn slower(&self, member: MemberId) -> f64 {
+        self.slower.get(&member).copied().unwrap_or(1.0)
+    }
+
+    /// Notes that two members cannot reach each other any more.
+    pub fn cut_off(&mut self, a: MemberId, b: MemberId) {
+        self.links.insert((a.min(b), a.max(b)), None);
+    }
+
+    /// Forgets that some links of a member did not work, so that they are measured again.
+    pub fn forget_failures(&mut self, member: MemberId) {
+        self.links.retain(|(a, b), links| links.is_some() || (*a != member && *b != member));
+    }
+
+    /// The link from one member to another, if it is known and works.
+    pub fn link(&self, from: MemberId, to: MemberId) -> Option<Link> {
+        let (there, back) = (*self.links.get(&(from.min(to), from.max(to)))?)?;
+        Some(if from < to { there } else { back })
+    }
+
+    /// Measured operations per second of a member's matrix products.
+    pub fn flops(&self, member: MemberId) -> Option<f64> {
+        self.machines.get(&member).map(|machine| machine.rates.matmul / machine.slowdown)
+    }
+
+    /// Bytes per second of the fastest link from a member.
+    pub fn fastest_link(&self, from: MemberId) -> Option<f64> {
+        let others = self.links.keys().filter(|(a, b)| *a == from || *b == from);
+        let rates = others.filter_map(|(a, b)| self.link(from, if *a == from { *b } else { *a }));
+        rates.map(|link| link.bandwidth).max_by(f64::total_cmp)
+    }
+
+    /// Whether two members are known not to reach each other.
+    pub fn is_cut_off(&self, a: MemberId, b: MemberId) -> bool {
+        self.links.get(&(a.min(b), a.max(b))) == Some(&None)
+    }
+
+    /// The measured cluster, in which device `i` is member `i` of the list. Members that share a line form a site with
+    /// an uplink. There is a note for each such line, and for each pair that cannot reach each other, or only through a
+    /// relay.
+    ///
+    /// # Errors
+    ///
+    /// A machine is not measured.
+    pub fn cluster(&self, members: &[&Member]) -> Result<(Cluster, Vec<String>), PlanError> {
+        let mut devices = Vec::with_capacity(members.len());
+        for member in members {
+            let Some(machine) = self.machines.get(&member.id) else {
+                return Err(PlanError::Cluster(format!("the machine of {:?} has not been measured", member.name)));
+            };
+            devices.push(Device {
+                slowdown: machine.slowdown * self.slower(member.id),
+                measured: machine.operators.clone(),
+                backend: Some(member.backend.clone()),
+                ..Device::new(member.name.clone(), machine.rates, machine.memory)
+            });
+        }
+        let place = |m: MemberId| match m {
+            MemberId::BROKER => Some(Place::Broker),
+            m => members.iter().position(|known| known.id == m).map(|i| Place::Device(i as u32)),
+        };
+        let name = |m: MemberId| members.iter().find(|known| known.id == m).map_or("the broker", |m| m.name.as_str());
+        let (mut direct, mut notes) = (Vec::new(), Vec::new());
+        for (&(a, b), links) in &self.links {
+            let Some((from, to)) = place(a).zip(place(b)) else { continue };
+            match links {
+                Some((there, back)) => {
+                    if self.relayed.contains(&(a, b)) {
+                        notes.push(relayed_note(name(a), name(b), there, back));
+                    }
+                    direct.push(DirectLink { from, to, link: *there });
+                    direct.push(DirectLink { from: to, to: from, link: *back });
+                }
+                None => notes.push(format!(
+                    "{} and {} cannot reach each other; check that no firewall blocks UDP between them, or name a relay in the \
+                     job: [network] relay",
+                    name(a),
+                    name(b)
+                )),
+            }
+        }
+        let mut sites = Vec::new();
+        for sharers in self.sharers(members) {
+            let Some(site) = self.shared_line(members, &sharers) else { continue };
+            notes.push(shared_note(&site));
+            sharers.iter().for_each(|i| devices[*i].site = Some(sites.len() as u32));
+            sites.push(site);
+        }
+        Ok((Cluster::new(devices, sites, direct, Some(Place::Broker))?, notes))
+    }
+
+    /// The places of members that share a line, for each line.
+    fn sharers(&self, members: &[&Member]) -> Vec<Vec<usize>> {
+        let mut by_line: BTreeMap<IpAddr, Vec<usize>> = BTreeMap::new();
+        for (i, member) in members.iter().enumerate() {
+            if let Some(line) = self.line(member.id) {
+                by_line.entry(line).or_default().push(i);
+            }
+        }
+        by_line.into_values().filter(|sharers| sharers.len() > 1).collect()
+    }
+
+    /// The site of members that share a line. No two of them were measured at once, so the fastest link through the
+    /// line tells its rate. `None` if none is known.
+    fn shared_line(&self, members: &[&Member], sharers: &[usize]) -> Option<Site> {
+        let inside: BTreeSet<MemberId> = sharers.iter().map(|i| members[*i].id).collect();
+        let ends = self.links.keys().filter(|(a, b)| inside.contains(a) != inside.contains(b));
+        let outward = ends.map(|(a, b)| if inside.contains(a) { (*a, *b) } else { (*b, *a) });
+        let fastest = |links: &mut dyn Iterator<Item = Option<Link>>| {
+            let rates = links.flatten().map(|link| link.bandwidth);
+            rates.max_by(f64::total_cmp).map(|bandwidth| Link { latency: 0.0, bandwidth })
+        };
+        let uplink = fastest(&mut outward.clone().map(|(from, to)| self.link(from, to)))?;
+        let downlink = fastest(&mut outward.map(|(to, from)| self.link(from, to)))?;
+        let names: Vec<&str> = sharers.iter().map(|i| members[*i].name.as_str()).collect();
+        let name = match &names[..] {
+            [first, second] => format!("line of {first} and {second}"),
+            all => format!("line of {} and {} more", all[0], all.len() - 1),
+        };
+        Some(Site { name, inside: None, uplink: Some(uplink), downlink: Some(downlink) })
+    }
+}
+
+fn shared_note(site: &Site) -> String {
+    let mbps = |link: Option<Link>| link.map_or(0.0, |link| 8e-6 * link.bandwidth);
+    let (up, down) = (mbps(site.uplink), mbps(site.downlink));
+    format!("the {} is shared: {up:.3} Mbps out of it, {down:.3} Mbps into it, for all of them together", site.name)
+}
+
+fn relayed_note(a: &str, b: &str, there: &Link, back: &Link) -> String {
+    let mbps = |link: &Link| 8e-6 * link.bandwidth;
+    format!(
+        "{a} and {b} reach each other only through the relay: {:.3} and {:.3} Mbps, {:.0} ms each way; `fusionllm doctor` \
+         on both says why",
+        mbps(there),
+        mbps(back),
+        1e3 * there.latency
+    )
+}

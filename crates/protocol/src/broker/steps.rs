@@ -1,0 +1,183 @@
+//! What the broker makes of a step: the verdict on its norms, and what its reports say once all peers are done.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use fusionllm_graph::ValueId;
+use fusionllm_plan::{PassKind, PeerId, Poison, PoisonPlace};
+
+use super::pass::{Judgement, Pass};
+use super::{Broker, Outcome};
+use crate::places::Sentence;
+use crate::{Action, Notice, StepRecord, ToPeer, TrainingProgress};
+
+/// A run fails after this many consecutive steps that were skipped because they were not finite.
+pub(super) const MAX_SKIPPED_STEPS: u32 = 20;
+
+/// A peer is put out after this many inspected steps in a row in which its own findings contradict its numbers.
+const MAX_CONTRADICTIONS: u32 = 3;
+
+/// What inspected steps have shown.
+#[derive(Debug, Default)]
+pub(super) struct Findings {
+    /// Whom they point at, and at what, as it was told last. `None` for what is a contradiction.
+    told: Option<(PeerId, Option<Poison>)>,
+    /// The same in words, since the last update.
+    culprit: Option<String>,
+    /// Inspected steps in a row in which a peer contradicted itself.
+    contradictions: BTreeMap<PeerId, u32>,
+}
+
+impl Broker {
+    /// Takes a peer's squared norms, and gives the verdict once all peers' have come.
+    ///
+    /// A norm is its sender's word. The broker refuses one that no gradient of the type can have. One that is not
+    /// finite skips the step. Then the next ones are inspected, and a peer that cannot say why is put out. Any other
+    /// norm looks like that of some honest peer:
+    ///
+    /// - A tiny one, such as 0 or 1e-300, looks like that of parameters that do not matter to the loss, such as those
+    ///   behind a dead ReLU. The global norm is then too small, and gradients are clipped less, or not at all. The
+    ///   factor is at most 1 whatever the norms are, so no gradient grows beyond what its owner computed, and updates
+    ///   stay finite.
+    /// - A huge one looks like that of a gradient that explodes. With clipping, the gradients of this step count next
+    ///   to nothing.
+    ///
+    /// In both cases the peer could do as much harm with a false gradient, which the broker never sees.
+    pub(super) fn norms(&mut self, from: PeerId, number: u64, squared_norms: Vec<(ValueId, f64)>) -> Outcome {
+        let settings = self.settings;
+        let (peers, update) = (self.peers.len(), self.updates + 1);
+        let (pass, expected) = self.current(from, number)?;
+        let kind = pass.batch.kind();
+        if kind == PassKind::Eval || !pass.voted.insert(from) {
+            return Err("sent norms that nobody waits for");
+        }
+        if !expected.all_reported(kind, &pass.reports) {
+            return Err("sent norms before its reports");
+        }
+        if !squared_norms.iter().map(|(p, _)| p).eq(expected.norms()) {
+            return Err("sent norms of other gradients than its own");
+        }
+        if !squared_norms.iter().all(|(p, norm)| expected.is_possible(*p, *norm)) {
+            return Err("sent a norm that no gradient of its type can have");
+        }
+        pass.norms.extend(squared_norms);
+        if pass.voted.len() < peers {
+            return Ok(Vec::new());
+        }
+        let judgement = pass.judge(&settings, update);
+        pass.judgement = Some(judgement);
+        let verdict = judgement.verdict;
+        self.updates += u64::from(verdict.apply);
+        // What is issued from now on: earlier passes in flight are not.
+        self.inspect = !verdict.apply;
+        Ok(self.broadcast(ToPeer::Verdict { pass: number, verdict }).collect())
+    }
+
+    /// All peers have completed this step.
+    pub(super) fn step_over(&mut self, pass: Pass, step: u64, step_s: f64) -> Vec<Action> {
+        let Some(Judgement { verdict, loss, grad_norm }) = pass.judgement else { return Vec::new() };
+        self.progress = TrainingProgress { step, updates: self.progress.updates + u64::from(verdict.apply) };
+        if let Some(saving) = self.saving.as_mut().filter(|s| s.step == step) {
+            saving.updates = Some(self.progress.updates);
+        }
+        let findings = match verdict.apply {
+            true => {
+                self.skipped = 0;
+                (self.findings.culprit, self.findings.contradictions) = Default::default();
+                Vec::new()
+            }
+            false => {
+                self.skipped += 1;
+                self.find(&pass, step)
+            }
+        };
+        let sent = pass.done.values().flat_map(|r| &r.sent);
+        let record = StepRecord {
+            step,
+            version: pass.version,
+            loss,
+            grad_norm,
+            lr: verdict.lr,
+            applied: verdict.apply,
+            step_s,
+            bytes_sent: sent.fold(0, |sum, s| sum.saturating_add(s.bytes)),
+            peers: pass.done.into_values().collect(),
+        };
+        [Action::Step(record)].into_iter().chain(findings).collect()
+    }
+
+    /// Says what a skipped step has shown, if it was inspected.
+    fn find(&mut self, pass: &Pass, step: u64) -> Vec<Action> {
+        if !pass.inspect {
+            return Vec::new();
+        }
+        let contradictory = self.contradictory(pass);
+        let found = self.culprit(pass).map(|(peer, poison)| (peer, Some(poison)));
+        let mut actions = Vec::new();
+        if let Some((peer, poison)) = found.or(contradictory.first().map(|peer| (*peer, None))) {
+            let names: Vec<&str> = self.peers.iter().map(|p| p.name.as_str()).collect();
+            let participant = &self.peers[peer.0 as usize];
+            let Sentence { what, advice } = match &poison {
+                Some(poison) => participant.expected.places().describe(poison, &names),
+                None => contradiction(),
+            };
+            self.findings.culprit = Some(format!("{:?} {what}; {advice}", participant.name));
+            let told = (peer, poison.map(Poison::of_any_micro_batch));
+            if self.findings.told.replace(told) != Some(told) {
+                let member = participant.member;
+                actions.push(Action::Notice(Notice::Poisoned { member, step, what, advice }));
+            }
+        }
+        let before = std::mem::take(&mut self.findings.contradictions);
+        let count = |peer: PeerId| (peer, before.get(&peer).map_or(1, |times| times + 1));
+        self.findings.contradictions = contradictory.into_iter().map(count).collect();
+        for (peer, times) in &self.findings.contradictions {
+            if *times >= MAX_CONTRADICTIONS {
+                let what = contradiction().what;
+                let reason = format!("in {times} inspected steps in a row, it {what}");
+                actions.push(Action::Expel(self.peers[peer.0 as usize].member, reason));
+            }
+        }
+        actions
+    }
+
+    /// The peers whose loss or norms are not finite, and which have found no reason. An honest peer finds one: such a
+    /// number is computed from what the peer has looked at.
+    fn contradictory(&self, pass: &Pass) -> BTreeSet<PeerId> {
+        let peers = (0..).map(PeerId).zip(&self.peers);
+        let spoilt = peers.filter(|(peer, participant)| {
+            let silent = pass.done.get(peer).is_some_and(|report| report.poison.is_none());
+            silent && pass.is_spoilt_by(&participant.expected)
+        });
+        spoilt.map(|(peer, _)| peer).collect()
+    }
+
+    /// The peer at which a number was first not finite, as far as the peers say.
+    fn culprit(&self, pass: &Pass) -> Option<(PeerId, Poison)> {
+        let found = |peer: &PeerId| pass.done.get(peer).and_then(|report| report.poison);
+        let order = |(peer, poison): &(PeerId, Poison)| {
+            // What came from a peer that has an explanation of its own is not the first.
+            let passed_on = match poison.place {
+                PoisonPlace::Message { from, .. } => found(&from).is_some(),
+                _ => false,
+            };
+            let places = self.peers[peer.0 as usize].expected.places();
+            (poison.cause, passed_on, places.order(&poison.place), *peer)
+        };
+        let all = pass.done.keys().filter_map(|peer| Some((*peer, found(peer)?)));
+        all.min_by_key(order)
+    }
+
+    /// Why the run fails after too many skipped steps.
+    pub(super) fn diverged(&self) -> String {
+        let step = self.progress.step;
+        let why = self.findings.culprit.as_deref().unwrap_or("try a lower learning rate or clipping");
+        format!("the loss or gradient was not finite in {MAX_SKIPPED_STEPS} consecutive steps up to step {step}; {why}")
+    }
+}
+
+fn contradiction() -> Sentence {
+    Sentence {
+        what: "sent a loss or norms that are not finite, but found no such number that they come from".into(),
+        advice: "the run goes on without it if it does so again",
+    }
+}

@@ -1,0 +1,250 @@
+//! Numbers that are not finite: who made them is named, and who only says so is put out.
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::stage::{Said, Stage};
+use fusionllm_graph::ValueId;
+use fusionllm_plan::{Cause, PeerId, Poison, PoisonPlace, Slot};
+use fusionllm_protocol::{Action, FromPeer, Notice, PassReport, Standing, StepRecord, ToPeer};
+
+fn poison(cause: Cause, place: PoisonPlace) -> Option<Poison> {
+    Some(Poison { cause, place })
+}
+
+/// The first node of a peer.
+fn first_node(stage: &Stage, peer: usize, cause: Cause) -> Option<Poison> {
+    let node = *stage.programs[peer].nodes.keys().next().unwrap();
+    poison(cause, PoisonPlace::Node { node, micro_batch: 0 })
+}
+
+/// The first message to a peer from another one.
+fn message(stage: &Stage, to: usize, from: PeerId) -> Option<Poison> {
+    let slot = stage.programs[to].incoming().into_iter().find(|(_, (sender, _))| *sender == from).unwrap().0;
+    poison(Cause::Arrived, PoisonPlace::Message { slot, from })
+}
+
+/// What people read of where numbers were not finite.
+fn told(stage: &Stage) -> Vec<String> {
+    let lines = stage.actions.iter().filter_map(|a| match a {
+        Action::Notice(Notice::Poisoned { member, step, what, advice }) => {
+            Some(format!("step {step}: {} {what}; {advice}", stage.run.roster().name(*member)))
+        }
+        _ => None,
+    });
+    lines.collect()
+}
+
+fn steps(stage: &Stage) -> Vec<&StepRecord> {
+    stage.actions.iter().filter_map(|a| if let Action::Step(record) = a { Some(record) } else { None }).collect()
+}
+
+fn failure(stage: &Stage) -> Option<&str> {
+    stage.actions.iter().find_map(|a| if let Action::Fail(reason) = a { Some(reason.as_str()) } else { None })
+}
+
+#[test]
+fn the_pass_after_a_skipped_step_is_inspected_and_names_who_made_the_number() {
+    let mut stage = Stage::training();
+    let found = [message(&stage, 0, PeerId(1)), first_node(&stage, 1, Cause::Arose), message(&stage, 2, PeerId(1))];
+    let overflow = |m: u32, said: &mut Said| {
+        *said = Said { loss: f64::NAN, squared_norm: f64::INFINITY, poison: found[m as usize] };
+    };
+    assert!(!stage.step(|_, _| {}), "nothing was skipped yet");
+    assert!(!stage.step(overflow));
+    assert_eq!(told(&stage), [""; 0], "nobody has looked yet");
+    assert!(stage.step(overflow) && stage.step(overflow));
+    insta::assert_snapshot!(told(&stage).join("\n"), @r#"step 3: m1 made the first number that is not finite: the result of linear "linear_2" in forward of micro-batch 0; try a lower learning rate or clipping"#);
+    assert!(stage.step(|_, _| {}), "it is inspected, and nothing is found");
+    assert!(!stage.step(|_, _| {}), "an update was applied");
+    assert!(steps(&stage).iter().map(|r| r.applied).eq([true, false, false, false, true, true]));
+    assert_eq!(told(&stage).len(), 1, "the same again is no news");
+}
+
+#[test]
+fn another_place_is_news_and_the_last_one_stands_in_the_error() {
+    let mut stage = Stage::training();
+    let first = first_node(&stage, 0, Cause::Arose);
+    let weight = poison(Cause::Arose, PoisonPlace::Kept { value: stage.programs[2].holdings[0].value });
+    for step in 0..20 {
+        let (at, found) = if step < 9 { (0, first) } else { (2, weight) };
+        stage.step(|m, said| {
+            if m == at {
+                (said.squared_norm, said.poison) = (f64::NAN, found);
+            }
+        });
+    }
+    insta::assert_snapshot!(told(&stage).join("\n"), @r#"
+    step 2: m0 made the first number that is not finite: the result of linear "linear" in forward of micro-batch 0; try a lower learning rate or clipping
+    step 10: m2 has "tied", which was not finite before the step; go back to an earlier checkpoint, with a lower learning rate
+    "#);
+    insta::assert_snapshot!(failure(&stage).unwrap(), @r#"the loss or gradient was not finite in 20 consecutive steps up to step 20; "m2" has "tied", which was not finite before the step; go back to an earlier checkpoint, with a lower learning rate"#);
+}
+
+/// Two peers contradict each other, and nobody else knows more. People read both names.
+#[test]
+fn a_message_that_its_sender_knows_nothing_of_names_both_ends() {
+    let mut stage = Stage::training();
+    let received = message(&stage, 2, PeerId(1));
+    for _ in 0..5 {
+        stage.step(|m, said| {
+            if m == 2 {
+                (said.squared_norm, said.poison) = (f64::NAN, received);
+            }
+        });
+    }
+    insta::assert_snapshot!(told(&stage).join("\n"), @r#"step 2: m2 says that "linear_2" of micro-batch 0 was not finite when it came from "m1"; one of the two is at fault, or the codec between them; `fusionllm kick` removes a peer"#);
+    stage.goes_on_with(&[0, 1, 2]);
+}
+
+#[test]
+fn data_that_is_not_finite_is_named() {
+    let mut stage = Stage::training();
+    let slot = Slot::Value { value: ValueId(0), micro_batch: 0 };
+    let input = poison(Cause::Arose, PoisonPlace::Message { slot, from: PeerId::BROKER });
+    for _ in 0..2 {
+        stage.step(|m, said| {
+            if m == 0 {
+                (said.squared_norm, said.poison) = (f64::NAN, input);
+            }
+        });
+    }
+    insta::assert_snapshot!(told(&stage).join("\n"), @r#"step 2: m0 got an input that is not finite: "x"; look for such numbers in the data"#);
+}
+
+/// A peer that skips every step by its word alone. The run goes on without it after three inspected steps, before the
+/// twenty that would end it.
+#[test]
+fn norms_that_are_not_finite_for_no_reason_put_their_sender_out() {
+    for lie in [f64::NAN, f64::INFINITY] {
+        let mut stage = Stage::training();
+        for step in 0..4 {
+            assert_eq!(stage.standing(1), Standing::Present, "before step {step}");
+            stage.step(|m, said| {
+                if m == 1 {
+                    said.squared_norm = lie;
+                }
+            });
+        }
+        assert_eq!(stage.standing(1), Standing::Out);
+        insta::allow_duplicates! {
+            insta::assert_snapshot!(told(&stage).join("\n"), @"step 2: m1 sent a loss or norms that are not finite, but found no such number that they come from; the run goes on without it if it does so again");
+            insta::assert_snapshot!(stage.lost(1).unwrap(), @"in 3 inspected steps in a row, it sent a loss or norms that are not finite, but found no such number that they come from");
+        }
+        assert_eq!(stage.stopped(1), stage.lost(1));
+        stage.goes_on_with(&[0, 2]);
+        stage.all_ready();
+        stage.actions.clear();
+        assert!(!stage.step(|_, _| {}));
+        assert!(steps(&stage)[0].applied);
+    }
+}
+
+/// The same with a loss. Only the last peer computes one.
+#[test]
+fn a_loss_that_is_not_finite_for_no_reason_puts_its_sender_out() {
+    let mut stage = Stage::training();
+    for _ in 0..4 {
+        stage.step(|_, said| said.loss = f64::NAN);
+    }
+    assert!(stage.lost(2).unwrap().starts_with("in 3 inspected steps in a row, it sent a loss or norms"));
+    stage.goes_on_with(&[0, 1]);
+}
+
+/// Three in a row. A real overflow now and then puts nobody out.
+#[test]
+fn a_contradiction_now_and_then_puts_nobody_out() {
+    let mut stage = Stage::training();
+    for step in 0..30 {
+        stage.step(|m, said| {
+            if m == 1 && step % 4 != 3 {
+                said.squared_norm = f64::NAN;
+            }
+        });
+    }
+    assert_eq!(stage.lost(1), None);
+    stage.goes_on_with(&[0, 1, 2]);
+}
+
+/// Such norms look like those of parameters that do not matter to the loss. They can only weaken the clipping.
+#[test]
+fn tiny_norms_change_nothing_but_the_clipping() {
+    for lie in [0.0, -0.0, 1e-300, f64::MIN_POSITIVE / 2.0] {
+        let mut stage = Stage::clipping(0.5);
+        for liars in [&[1][..], &[0, 1, 2]] {
+            stage.actions.clear();
+            stage.step(|m, said| {
+                if liars.contains(&m) {
+                    said.squared_norm = lie;
+                }
+            });
+            let verdict = stage.actions.iter().find_map(|a| match a {
+                Action::Send(_, ToPeer::Verdict { verdict, .. }) => Some(*verdict),
+                _ => None,
+            });
+            let verdict = verdict.unwrap();
+            assert!(verdict.apply && verdict.lr.is_finite(), "{verdict:?}");
+            assert!(verdict.factor > 0.0 && verdict.factor <= 1.0, "no gradient grows: {verdict:?}");
+            let record = steps(&stage)[0];
+            assert!(record.applied && record.grad_norm.is_finite(), "{record:?}");
+        }
+        stage.goes_on_with(&[0, 1, 2]);
+        assert_eq!(told(&stage), [""; 0]);
+    }
+}
+
+/// A squared norm may be huge, but not larger than that of a gradient of the largest numbers.
+#[test]
+fn a_norm_that_no_gradient_can_have_puts_its_sender_out() {
+    for (lie, refused) in [(1e70, false), (1e80, true), (f64::MAX, true), (-1.0, true), (-1e-300, true)] {
+        let mut stage = Stage::training();
+        stage.step(|m, said| {
+            if m == 1 {
+                said.squared_norm = lie;
+            }
+        });
+        match refused {
+            false => assert!(steps(&stage)[0].applied),
+            true => {
+                let reason = stage.lost(1).unwrap();
+                assert_eq!(reason, "it broke the protocol: it sent a norm that no gradient of its type can have");
+                stage.goes_on_with(&[0, 2]);
+            }
+        }
+    }
+}
+
+/// A peer can name only places of its own program, and only if it was asked.
+#[test]
+fn a_place_that_a_peer_does_not_have_puts_it_out() {
+    let mut stage = Stage::training();
+    let others = first_node(&stage, 0, Cause::Arose);
+    let value = ValueId(u32::MAX);
+    let nowhere = [
+        others,
+        poison(Cause::Arose, PoisonPlace::Kept { value }),
+        poison(Cause::Arose, PoisonPlace::Gradient { parameter: value }),
+        poison(Cause::Arose, PoisonPlace::OptimizerState { parameter: value }),
+        poison(Cause::Arrived, message(&stage, 1, PeerId(0)).map(|p| p.place).map(elsewhere).unwrap()),
+    ];
+    for place in nowhere {
+        let mut stage = Stage::training();
+        stage.step(|_, said| said.squared_norm = f64::NAN);
+        stage.step(|m, said| said.poison = if m == 1 { place } else { None });
+        let reason = stage.lost(1).unwrap();
+        assert!(reason.contains("in a place that it does not have"), "{place:?}: {reason}");
+        stage.goes_on_with(&[0, 2]);
+    }
+    // Nobody asked.
+    let own = first_node(&stage, 1, Cause::Arose);
+    stage.say(1, FromPeer::PassDone { pass: 1, report: PassReport { poison: own, ..PassReport::default() } });
+    assert!(stage.lost(1).unwrap().contains("was not asked to look at"));
+}
+
+/// The same message from another sender.
+fn elsewhere(place: PoisonPlace) -> PoisonPlace {
+    match place {
+        PoisonPlace::Message { slot, .. } => PoisonPlace::Message { slot, from: PeerId(2) },
+        other => other,
+    }
+}

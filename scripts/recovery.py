@@ -1,0 +1,137 @@
+"""What the loss of a peer costs, and what it costs to be ready for one.
+
+    python3 scripts/recovery.py deaths [--deaths 5] [--every SECONDS]
+    python3 scripts/recovery.py copies [--rounds 3] [--mbps 100] [--steps 60]
+
+Model: a GPT-2 of 10.8 million parameters with AdamW, so 130 MB of parameters and optimizer state, over three joiners.
+
+`deaths` kills joiners of one run over loopback with SIGKILL, each a while after training went on from the one before,
+and starts a new one each time. It prints the seconds from each kill to the broker's decision, to the moment when all
+peers are ready, and to the next completed step, and then the training overhead ratio of the whole run.
+
+`copies` runs the same steps with the copies that peers keep of each other's share, and without them, in turns. Each
+joiner stands behind a line of its own, in a network namespace. It takes root and iproute2.
+
+It takes a binary from `cargo build --release`, or one that FUSIONLLM names.
+"""
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from common import Hosts, machine, metrics, program, settings, spread, ticket, wait
+
+parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+parser.add_argument("what", choices=["deaths", "copies"])
+parser.add_argument("--deaths", type=int, default=5)
+parser.add_argument("--every", type=float, default=15.0, help="seconds of training before each death")
+parser.add_argument("--rounds", type=int, default=3)
+parser.add_argument("--mbps", type=float, default=100.0, help="rate of each joiner's line")
+parser.add_argument("--steps", type=int, default=60)
+options = parser.parse_args()
+BINARY = str(program())
+PEERS = 3
+SETTINGS = {
+    "model.n_layer": 6,
+    "model.n_embd": 384,
+    "model.n_head": 6,
+    "data.context": 64,
+    "train.batch": 4,
+    "train.micro_batch": 1,
+    "eval.every": 0,
+    "checkpoint.every": 0,
+    # The same stages in every row.
+    "plan.scheduler": "equal-compute",
+}
+
+
+def deaths(directory):
+    run, log = directory / "run", directory / "broker.log"
+    command = [BINARY, "broker", "--listen", "127.0.0.1:0", "--peers", str(PEERS), "--run-dir", str(run)]
+    # It is interrupted long before.
+    command += ["--steps", "1000000", *settings(SETTINGS)]
+    with open(log, "w") as out:
+        broker = subprocess.Popen(command, stdout=out, stderr=out)
+    environment = {**os.environ, "FUSIONLLM_TICKET": ticket(run, broker)}
+    join = lambda name: subprocess.Popen(
+        [BINARY, "join", "--name", name], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    joiners = {f"p{i}": join(f"p{i}") for i in range(PEERS)}
+    said = lambda what: log.read_text().count(what)
+    last = lambda: (metrics(run) or [{"step": 0}])[-1]["step"]
+    seen = {"decision": [], "ready": [], "next step": []}
+    try:
+        wait(last, broker)
+        for death in range(options.deaths):
+            time.sleep(options.every)
+            # One that has a part. A newcomer may be a spare.
+            used = json.loads((run / "plan.json").read_text())["peers"]
+            name = next(name for name in joiners if name in used)
+            lost, ready = said("lost "), said("training goes on")
+            joiners[name].send_signal(signal.SIGKILL)
+            killed = time.monotonic()
+            since = lambda: time.monotonic() - killed
+            joiners.pop(name).wait()
+            wait(lambda: said("lost ") > lost, broker)
+            seen["decision"].append(since())
+            wait(lambda: said("training goes on") > ready, broker)
+            seen["ready"].append(since())
+            before = last()
+            wait(lambda: last() > before, broker)
+            seen["next step"].append(since())
+            joiners[f"n{death}"] = join(f"n{death}")
+        time.sleep(options.every)
+        broker.send_signal(signal.SIGINT)
+        broker.wait()
+        for what, figures in seen.items():
+            print(f"from the kill to the {what}: {spread(figures)} s")
+        summary = json.loads((run / "summary.json").read_text())
+        for i in summary["incidents"]:
+            parts = ", ".join(f"{part[:-2].replace('_', ' ')} {i[part]:.2f} s" for part in i if part.endswith("_s"))
+            print(f"  {i['peer']} at step {i['step']}, back to {i['restarted_at']}: {parts}")
+        cost = sum(i[part] for i in summary["incidents"] for part in i if part.endswith("_s"))
+        in_steps = sum(line["step_s"] for line in metrics(run))
+        print(f"{summary['steps']} steps, {in_steps:.0f} s in steps that count, {cost:.1f} s in interruptions")
+        print(f"training overhead ratio with a death every {options.every:.0f} s: {in_steps / (in_steps + cost):.3f}")
+    finally:
+        for process in [broker, *joiners.values()]:
+            process.kill()
+            process.wait()
+
+
+def copies(directory):
+    took = {"true": [], "false": []}
+    for number in range(2 * options.rounds):
+        kept = ["true", "false"][(number + number // 2) % 2]
+        run = directory / f"run{number}"
+        with Hosts(PEERS + 1, options.mbps) as hosts, open(directory / "log", "a") as log:
+            command = [BINARY, "broker", "--peers", PEERS, "--run-dir", run, "--steps", options.steps]
+            command += [*settings(SETTINGS), f"--set=checkpoint.copies={kept}"]
+            # Without it, joiners are not measured, and copies do not keep to a part of a link's rate.
+            command += ["--set=compression.name=auto"]
+            broker = hosts.start(0, command, stdout=log, stderr=log)
+            joined = ticket(run, broker)
+            joiners = [
+                hosts.start(i, [BINARY, "join", joined, "--name", f"p{i}"], stdout=log, stderr=log)
+                for i in range(1, PEERS + 1)
+            ]
+            wait(lambda: broker.poll() is not None or len(metrics(run)) >= options.steps, broker)
+            took[kept].append(sum(line["step_s"] for line in metrics(run)[2:]))
+            for process in [broker, *joiners]:
+                process.kill()
+                process.wait()
+        print(f"copies {kept:5}: {took[kept][-1]:.2f} s for {options.steps - 2} steps", flush=True)
+    ratios = [with_copies / without for with_copies, without in zip(took["true"], took["false"])]
+    print(f"time with copies over time without them: {spread(ratios, 3)}")
+    print(f"medians: {statistics.median(took['true']):.2f} s, {statistics.median(took['false']):.2f} s")
+
+
+print(machine())
+with tempfile.TemporaryDirectory() as directory:
+    {"deaths": deaths, "copies": copies}[options.what](Path(directory))
