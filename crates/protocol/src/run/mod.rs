@@ -129,9 +129,8 @@ pub struct Run {
 /// measurement itself allows.
 const SURVEY_STEP_S: f64 = 12.0;
 
-/// The largest part of the training time that copies may cost by estimate. What they really cost is some 1.3 times that,
-/// because they are also read, written and encrypted.
-const MAX_COPY_COST: f64 = 0.02;
+/// The largest part of the training time that copies may cost.
+const MAX_COPY_COST: f64 = 0.025;
 
 /// Copies are made as often as is best if members are lost after this many seconds of training on average.
 const SECONDS_PER_LOSS: f64 = 600.0;

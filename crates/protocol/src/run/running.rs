@@ -1,9 +1,9 @@
 //! A run while one of its generations loads or trains.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use super::speed::SpeedChange;
+use super::speed::{SpeedChange, median};
 use super::{COPY_RATE, MAX_COPY_COST, MIN_COPY_PERIOD_S, Phase, Run, Running, SECONDS_PER_LOSS};
 use crate::notice::{Open, one_line};
 use crate::{
@@ -333,7 +333,11 @@ impl Run {
                 }
                 Action::Step(record) => {
                     // An inspected step takes longer. Only a skipped one is inspected again and again.
-                    let slower = if record.applied { self.note_speeds(&record) } else { Vec::new() };
+                    let mut slower = Vec::new();
+                    if record.applied {
+                        self.copies.note_step(record.step_s);
+                        slower = self.note_speeds(&record);
+                    }
                     all.push(Action::Step(record));
                     all.extend(self.step_over());
                     all.extend(slower);
@@ -428,12 +432,20 @@ pub(super) struct CopyPace {
     copying: bool,
     /// The longest time that the copy of one share took, of the cut that is being copied.
     longest_s: f64,
-    /// What copying a cut costs at most, in seconds of training: as the last one did, or by the links' rates.
+    /// The seconds of each step during which that cut was copied.
+    beside: Vec<f64>,
+    /// The seconds of the last steps during which nothing was copied.
+    quiet: VecDeque<f64>,
+    /// What copying a cut costs, in seconds of training: as steps showed, or by the links' rates.
     cost_s: f64,
+    /// When the next cut is due. Infinite until the cost of the last one is known.
     next: f64,
     /// When each step since the last cut was complete.
     completed: BTreeMap<u64, f64>,
 }
+
+/// Steps whose median is the time of a step without copies.
+const QUIET_STEPS: usize = 15;
 
 /// Seconds from one cut for copies to the next, if copying one costs so many seconds of training.
 ///
@@ -446,13 +458,16 @@ fn copy_period(cost: f64) -> f64 {
 impl CopyPace {
     fn begin(&mut self, now: f64) {
         if !self.copying {
-            (self.began, self.copying, self.longest_s) = (now, true, 0.0);
+            (self.began, self.copying, self.longest_s, self.next) = (now, true, 0.0, f64::INFINITY);
+            self.beside.clear();
         }
     }
 
     /// A generation is planned, in which the slowest copy takes a link this long. What was being copied before is void.
     fn plan(&mut self, slowest_s: f64) {
         (self.copying, self.cost_s) = (false, slowest_s);
+        self.beside.clear();
+        self.quiet.clear();
     }
 
     /// A generation begins.
@@ -466,13 +481,39 @@ impl CopyPace {
 
     fn copied(&mut self) {
         self.copying = false;
-        // A copy takes at most this much from training, if the same link bounds both.
-        self.cost_s = COPY_RATE * self.longest_s;
-        self.next = self.began + copy_period(self.cost_s);
     }
 
     fn complete(&mut self, step: u64, now: f64) {
         self.completed.insert(step, now);
+    }
+
+    /// Notes the seconds of a step. The first one that ends after a cut was copied tells what that cost.
+    fn note_step(&mut self, step_s: f64) {
+        if !self.copying && self.next.is_finite() {
+            self.quiet.push_back(step_s);
+            if self.quiet.len() > QUIET_STEPS {
+                self.quiet.pop_front();
+            }
+            return;
+        }
+        self.beside.push(step_s);
+        if !self.copying {
+            self.cost_s = self.cost();
+            self.next = self.began + copy_period(self.cost_s);
+        }
+    }
+
+    /// What copying the last cut cost: by how much the steps beside it were slower than others. If the same link bounds
+    /// training and copies, training loses what the copies took of it. The figure keeps within sight of that, because
+    /// steps are also slow or fast for other reasons.
+    fn cost(&self) -> f64 {
+        let if_bound = COPY_RATE * self.longest_s;
+        if self.quiet.is_empty() {
+            return if_bound;
+        }
+        let quiet = median(self.quiet.iter().copied().collect());
+        let slower = self.beside.iter().sum::<f64>() - self.beside.len() as f64 * quiet;
+        0.5 * (self.cost_s + slower.clamp(0.1 * if_bound, 2.0 * if_bound))
     }
 
     /// Seconds from the end of a step until `then`.
@@ -510,6 +551,39 @@ mod tests {
             }
         }
         assert!((copy_period(0.05) - 7.75).abs() < 0.01);
-        assert_eq!(copy_period(3.0), 150.0);
+        assert_eq!(copy_period(3.0), 120.0);
+    }
+
+    /// The seconds between the last two of many cuts, if a step takes a second and a copy takes its link ten, at half
+    /// the link's rate. Steps beside a copy take longer by this factor.
+    fn period(factor: f64) -> f64 {
+        let (mut pace, mut now, mut step) = (CopyPace::default(), 0.0, 0);
+        pace.plan(10.0);
+        pace.restart(now);
+        let (mut last, mut period) = (0.0, 0.0);
+        for _ in 0..20_000 {
+            if !pace.copying && now >= pace.next {
+                pace.begin(now);
+                (last, period) = (now, now - last);
+            }
+            let step_s = if pace.copying { factor } else { 1.0 };
+            now += step_s;
+            step += 1;
+            pace.complete(step, now);
+            if pace.copying && now >= pace.began + 20.0 {
+                pace.share_copied(20.0);
+                pace.copied();
+            }
+            pace.note_step(step_s);
+        }
+        period
+    }
+
+    #[test]
+    fn copies_that_cost_nothing_are_made_more_often() {
+        let [free, dear] = [1.0, 2.0].map(period);
+        // A tenth of what they would cost if links bound the steps, and all of it.
+        assert!((free - copy_period(1.0)).abs() <= 2.0, "{free}");
+        assert!((dear - copy_period(10.0)).abs() <= 2.0, "{dear}");
     }
 }
