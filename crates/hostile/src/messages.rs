@@ -1,5 +1,7 @@
 //! Messages between the machines of a run, and what a broker keeps of them on its disk.
 
+use std::sync::Arc;
+
 use fusionllm_compress::decode as decode_tensor;
 use fusionllm_plan::LearningRate;
 use fusionllm_protocol::{
@@ -69,7 +71,7 @@ pub(crate) fn run_state(bytes: &[u8]) -> bool {
     let roster = Roster::new(ExpectedPeers::Any(2), state.admission().clone());
     let _ = state.newest_step();
     let mut run = Run::restore(
-        RunOptions { settings: short_run(), measured: true, copies: true },
+        RunOptions { settings: short_run(), measured: true, programs: Arc::default(), copies: true },
         roster,
         state,
         Atlas::default(),

@@ -278,7 +278,7 @@ fn try_backends() -> (Vec<BackendFindings>, Vec<Problem>) {
     let (mut all, mut problems) = (Vec::new(), Vec::new());
     for name in backend::names() {
         let tried = backend::open(name).map_err(NodeError::from).and_then(|opened| {
-            let device = profile::measure_briefly(&opened, 1.0)?;
+            let device = profile::measure_briefly(&opened, 1.0, None, &[])?;
             Ok((opened.device().name, device.rates))
         });
         if let Err(e) = &tried {

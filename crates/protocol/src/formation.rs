@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use fusionllm_plan::{Cluster, PeerId};
+use fusionllm_plan::{Cluster, Link, PeerId, UplinkId};
 
 use crate::{ExpectedReports, MemberId, Restart, TensorKey};
 
@@ -36,6 +36,17 @@ impl Formation {
     /// Bytes per second from one of its peers to another one, where that is known.
     pub(crate) fn bandwidth(&self, from: usize, to: usize) -> Option<f64> {
         Some(self.cluster.as_ref()?.link(PeerId(from as u32), PeerId(to as u32))?.bandwidth)
+    }
+
+    /// The shared uplinks from one of its peers to another one, as far as they are known.
+    pub(crate) fn uplinks(&self, from: usize, to: usize) -> impl Iterator<Item = (UplinkId, Link)> {
+        self.cluster.iter().flat_map(move |cluster| cluster.uplinks(PeerId(from as u32), PeerId(to as u32)))
+    }
+
+    /// Whether two of its peers are known to be in one site.
+    pub(crate) fn share_a_site(&self, a: usize, b: usize) -> bool {
+        let site = |peer: usize| self.cluster.as_ref()?.devices().get(peer)?.site;
+        site(a).is_some() && site(a) == site(b)
     }
 }
 

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use fusionllm_plan::Link;
+use fusionllm_plan::{Link, Program};
 
 use crate::{Atlas, FromPeer, MachineProfile, MemberId, ToPeer};
 
@@ -16,7 +16,7 @@ const MAX_PROBING_S: f64 = 60.0;
 const MAX_RATE: f64 = 1e18;
 const MAX_MEMORY: u64 = 1 << 50;
 const MAX_LATENCY_S: f64 = 60.0;
-const MAX_OPERATORS: usize = 1024;
+const MAX_OPERATORS: usize = 4096;
 
 /// Lets members measure their machines, and the links to each other and to the broker, as far as the atlas lacks them.
 ///
@@ -31,10 +31,11 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// A survey of what is not known about these members.
-    pub fn new(members: &[MemberId], atlas: &Atlas) -> Self {
+    /// A survey of what is not known about these members. Each measures its machine with `programs`, too.
+    pub fn new(members: &[MemberId], atlas: &Atlas, programs: &[Program]) -> Self {
         let unknown = |m: &&MemberId| !atlas.machines.contains_key(m);
-        let machines: Vec<_> = members.iter().filter(unknown).map(|m| (*m, ToPeer::Measure)).collect();
+        let measure = |m: &MemberId| (*m, ToPeer::Measure { programs: programs.to_vec() });
+        let machines: Vec<_> = members.iter().filter(unknown).map(measure).collect();
         let pairs = tournament(members).into_iter().map(|mut round| {
             round.retain(|pair| !atlas.links.contains_key(pair));
             round
@@ -49,7 +50,7 @@ impl Survey {
 
     /// Whether something about these members is not measured yet.
     pub fn is_needed(members: &[MemberId], atlas: &Atlas) -> bool {
-        !Self::new(members, atlas).is_over()
+        !Self::new(members, atlas, &[]).is_over()
     }
 
     /// The next requests. Empty while an answer is missing, and at the end of the survey.
@@ -86,7 +87,7 @@ impl Survey {
     /// lost, when it was asked. The error says how the answer breaks the protocol.
     pub fn answer(&mut self, from: MemberId, message: FromPeer, atlas: &mut Atlas) -> Result<(), String> {
         match (self.pending.get(&from), message) {
-            (Some(ToPeer::Measure), FromPeer::Machine(machine)) => {
+            (Some(ToPeer::Measure { .. }), FromPeer::Machine(machine)) => {
                 check_machine(&machine)?;
                 atlas.machines.insert(from, machine);
                 self.pending.remove(&from);
@@ -227,7 +228,7 @@ mod tests {
     /// Answers all requests. A link's rate is the sum of its ends' numbers, the broker's being 100. Members 0 and 2
     /// cannot reach each other. Returns the number of rounds.
     fn measure(members: &[MemberId], atlas: &mut Atlas) -> usize {
-        let mut survey = Survey::new(members, atlas);
+        let mut survey = Survey::new(members, atlas, &[]);
         let mut rounds = 0;
         while !survey.is_over() {
             let requests = survey.next_requests();
@@ -235,7 +236,9 @@ mod tests {
             rounds += 1;
             for (m, message) in requests {
                 let answer = match message {
-                    ToPeer::Measure => FromPeer::Machine(MachineProfile { memory: 1000 + u64::from(m.0), ..machine() }),
+                    ToPeer::Measure { .. } => {
+                        FromPeer::Machine(MachineProfile { memory: 1000 + u64::from(m.0), ..machine() })
+                    }
                     ToPeer::Probe { with, .. } => {
                         let rate = f64::from(m.0) + if with == MemberId::BROKER { 100.0 } else { f64::from(with.0) };
                         let apart = (m, with) == (MemberId(0), MemberId(2));
@@ -287,7 +290,7 @@ mod tests {
             atlas.set_line(MemberId(member), Some(line.into()));
         }
         atlas.set_line(MemberId(0), Some([127, 0, 0, 1].into()));
-        let mut survey = Survey::new(&ids(5), &atlas);
+        let mut survey = Survey::new(&ids(5), &atlas, &[]);
         let mut met = 0;
         for round in &mut survey.rounds {
             let mut lines = BTreeSet::new();
@@ -322,7 +325,7 @@ mod tests {
     fn impossible_numbers_are_refused() {
         let refused = |answer: &dyn Fn(&mut MachineProfile)| {
             let mut atlas = Atlas::default();
-            let mut survey = Survey::new(&ids(1), &atlas);
+            let mut survey = Survey::new(&ids(1), &atlas, &[]);
             survey.next_requests();
             let mut m = machine();
             answer(&mut m);
@@ -341,8 +344,8 @@ mod tests {
         }
         for bad in [link(0.0), link(f64::INFINITY), Link { latency: f64::NAN, bandwidth: 1.0 }] {
             let mut atlas = Atlas::default();
-            let mut survey = Survey::new(&ids(1), &atlas);
-            assert_eq!(survey.next_requests(), [(MemberId(0), ToPeer::Measure)]);
+            let mut survey = Survey::new(&ids(1), &atlas, &[]);
+            assert_eq!(survey.next_requests(), [(MemberId(0), ToPeer::Measure { programs: Vec::new() })]);
             let unasked = FromPeer::Links { with: MemberId(3), links: None, relayed: false };
             survey.answer(MemberId(0), unasked, &mut atlas).unwrap();
             assert!(!survey.is_over() && !atlas.is_cut_off(MemberId(0), MemberId(3)));
@@ -356,7 +359,7 @@ mod tests {
 
     #[test]
     fn many_members_are_measured_in_less_time_each() {
-        let patience = |count| match Survey::new(&ids(count), &Atlas::default()).rounds[1][0].1 {
+        let patience = |count| match Survey::new(&ids(count), &Atlas::default(), &[]).rounds[1][0].1 {
             ToPeer::Probe { patience_s, .. } => patience_s,
             _ => 0.0,
         };

@@ -115,7 +115,8 @@ fn a_kicked_member_is_told_and_its_key_cannot_come_back() {
 #[test]
 fn the_others_are_told_whom_to_let_in_after_a_kick() {
     let mut stage = Stage::new(3, Invitation::new(TicketRole::Peer, PEERS));
-    stage.run = Run::new(RunOptions { measured: true, ..stage.options }, Roster::new(ExpectedPeers::Any(3), PEERS));
+    stage.run =
+        Run::new(RunOptions { measured: true, ..stage.options.clone() }, Roster::new(ExpectedPeers::Any(3), PEERS));
     for m in 0..3 {
         stage.join(m, 0).unwrap();
     }

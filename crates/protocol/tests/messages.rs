@@ -112,6 +112,7 @@ fn messages_round_trip() {
         ToPeer::Release { before: 9 },
         ToPeer::Regroup { generation: 2 },
         ToPeer::Contacts(assignment().peers),
+        ToPeer::Measure { programs: vec![assignment().train] },
         ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
         ToPeer::Stop { reason: String::new() },
         ToPeer::Welcome { seen_as: Some(([192, 0, 2, 1], 4433).into()), clock_s: 1.8e9 },
@@ -149,7 +150,7 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_8() {
+fn the_layout_of_version_9() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     let run = ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true };
     assert_eq!(bytes(&run), [5, 0xac, 2, 7, 0, 2, 1]);
@@ -159,7 +160,8 @@ fn the_layout_of_version_8() {
         encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
         [1, 1, 0, 5, 1, 0]
     );
-    assert_eq!(VERSION, 8);
+    assert_eq!(bytes(&ToPeer::Measure { programs: Vec::new() }), [2, 0]);
+    assert_eq!(VERSION, 9);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.

@@ -32,7 +32,7 @@ use std::time::{Duration, Instant};
 
 use conductor::Conductor;
 use feeds::Feeds;
-use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Scheduler};
+use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Program, Scheduler};
 use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, NoRelay, PeerKey, Relay};
 use incoming::{Incoming, accept};
@@ -60,6 +60,7 @@ use crate::machine::interrupts;
 use crate::model::imported::ImportedModel;
 use crate::model::{Model, models};
 use crate::planning::{Planned, place, plan_blind, plan_for};
+use crate::profile::samples;
 
 /// How long a broker waits for its relay before it prints the ticket.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
@@ -277,6 +278,15 @@ impl Course {
         }
     }
 
+    /// What joiners measure of the job's models.
+    fn samples(&self, job: &Job) -> Vec<Program> {
+        match self {
+            Self::Start(_) => Vec::new(),
+            Self::Measure { given: Some(given), .. } => samples(std::slice::from_ref(&given.model), job.train.batch),
+            Self::Measure { models, .. } => samples(models, job.train.batch),
+        }
+    }
+
     /// What makes the run's plans.
     fn planner(self, job: &Job) -> Result<Planner, NodeError> {
         Ok(match self {
@@ -356,7 +366,8 @@ impl Preparation {
         let wanted = places.count();
         let settings = settings(&job, &data, store.start());
         let measured = matches!(course, Course::Measure { .. });
-        let options = RunOptions { settings, measured, copies: job.checkpoint.copies };
+        let options =
+            RunOptions { settings, measured, programs: course.samples(&job).into(), copies: job.checkpoint.copies };
         let roster = Roster::new(places, admission);
         let run = match left {
             Some(left) => {

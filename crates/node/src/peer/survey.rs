@@ -1,6 +1,6 @@
 //! A joiner's answers while the broker measures its machine. [`fusionllm_protocol::Survey`] is the broker's side.
 
-use fusionllm_plan::Device;
+use fusionllm_plan::{Device, Program};
 use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
 use fusionllm_transport::PeerAddr;
 
@@ -9,18 +9,21 @@ use crate::machine::memory;
 use crate::net::probe::probe;
 use crate::{NodeError, profile};
 
-/// Measures this machine, unless there is a profile of it.
-pub(super) async fn measure(shared: &Shared, profile: Option<Device>) -> Result<FromPeer, NodeError> {
-    let device = match profile {
-        Some(device) => device,
-        None => {
-            let (backend, slowdown) = (shared.backend.clone(), shared.slowdown);
-            let measured = tokio::task::spawn_blocking(move || profile::measure_briefly(&backend, slowdown));
-            measured.await.map_err(|e| NodeError::State(e.to_string()))??
-        }
-    };
-    let processor = shared.backend.device().threads.is_some();
-    let memory = shared.memory.or_else(|| memory::available().filter(|_| processor)).unwrap_or(device.memory);
+/// Measures this machine, unless there is a profile of it, with these operators of the job's model.
+pub(super) async fn measure(
+    shared: &Shared,
+    profile: Option<Device>,
+    programs: Vec<Program>,
+) -> Result<FromPeer, NodeError> {
+    let (backend, slowdown) = (shared.backend.clone(), shared.slowdown);
+    let processor = backend.device().threads.is_some();
+    let memory = shared.memory.or_else(|| memory::available().filter(|_| processor));
+    let measured = tokio::task::spawn_blocking(move || match profile {
+        Some(device) => Ok(device),
+        None => profile::measure_briefly(&backend, slowdown, memory, &programs),
+    });
+    let device = measured.await.map_err(|e| NodeError::State(e.to_string()))??;
+    let memory = memory.unwrap_or(device.memory);
     let (rates, slowdown, operators) = (device.rates, shared.slowdown, device.measured);
     Ok(FromPeer::Machine(MachineProfile { rates, memory, slowdown, operators }))
 }

@@ -1,6 +1,6 @@
 //! Times operators inside a Program that the executor runs, as a peer does.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -8,33 +8,36 @@ use cpu_time::ProcessTime;
 use fusionllm_backend::Backend;
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor};
 use fusionllm_graph::ops::SgdStep;
-use fusionllm_graph::{DType, Graph, HostTensor, NodeId, Phase, ValueId, ValueKind};
-use fusionllm_plan::{Holding, Instruction, Optimizer, PeerId, Program, Slot, Verdict};
+use fusionllm_graph::{DType, HostTensor, NodeId, Value, ValueId};
+use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
 
 use super::{Effort, MAX_REPEATS, mean, noise};
 use crate::NodeError;
 use crate::machine::memory;
 
-/// Runs the `chosen` nodes repeatedly: forward for all micro-batches, then backward. Values that other nodes would
-/// make are invented. Returns the typical time of each node.
+/// Runs a Program without peers repeatedly. The tensors that it holds are invented, but for these constants. Returns the
+/// typical time of each node.
+///
+/// # Errors
+///
+/// The Program is not valid, or the backend fails.
 pub(super) fn run(
     backend: &Arc<dyn Backend>,
-    graph: &Graph,
-    chosen: &[bool],
-    micro_batches: usize,
+    program: &Program,
+    constants: &BTreeMap<String, HostTensor>,
     effort: Effort,
     slowdown: f64,
 ) -> Result<Vec<(NodeId, Took)>, NodeError> {
-    let program = program(graph, chosen, micro_batches as u32);
+    program.validate()?;
     // Nothing is drawn and no parameter is updated, so seed and rule have no effect.
     let sgd = Optimizer::Sgd(SgdStep { momentum: 0.0, weight_decay: 0.0, nesterov: false });
     let mut executor = Executor::new(backend.clone(), sgd, 1);
-    for held in &program.holdings {
-        executor.load(&graph.value(held.value).name, &content(graph, held.value)?)?;
+    for value in program.holdings.iter().map(|held| &program.values[&held.value]) {
+        executor.load(&value.name, &content(value, constants)?)?;
     }
-    executor.prepare(&program)?;
+    executor.prepare(program)?;
     let alone = backend.device().threads == Some(1);
-    let mut bench = Bench::new(&program, backend.as_ref(), alone);
+    let mut bench = Bench::new(program, backend.as_ref(), alone);
     let started = Instant::now();
     for repeat in 0..effort.warm_up + MAX_REPEATS {
         if repeat == effort.warm_up {
@@ -42,65 +45,12 @@ pub(super) fn run(
             executor.set_slowdown(slowdown);
         }
         bench.begin();
-        executor.run(&program, 0, 0, &mut bench)?;
+        executor.run(program, 0, 0, &mut bench)?;
         if repeat + 1 >= effort.warm_up + effort.repeats && started.elapsed() > effort.patience {
             break;
         }
     }
     Ok(bench.took())
-}
-
-/// The program of a peer with the `chosen` nodes, if all their other inputs were constants.
-fn program(graph: &Graph, chosen: &[bool], micro_batches: u32) -> Program {
-    let nodes: Vec<NodeId> = graph.node_ids().filter(|n| chosen[n.index()]).collect();
-    let mut uses = vec![0usize; graph.values.len()];
-    let (mut values, mut holdings) = (BTreeMap::new(), Vec::new());
-    for n in &nodes {
-        let node = graph.node(*n);
-        for v in &node.inputs {
-            uses[v.index()] += 1;
-        }
-        values.extend(node.inputs.iter().chain(&node.outputs).map(|v| (*v, graph.value(*v).clone())));
-    }
-    for (v, value) in &mut values {
-        let made = graph.producer(*v).is_some_and(|n| chosen[n.index()]);
-        if !made && value.kind != ValueKind::RngKey {
-            value.kind = ValueKind::Constant;
-            holdings.push(Holding { value: *v, owner: false });
-        }
-    }
-    let mut instructions = Vec::new();
-    let mut left = vec![uses; micro_batches as usize];
-    let (forward, backward) = nodes.split_at(nodes.partition_point(|n| graph.node(*n).phase == Phase::Forward));
-    for half in [forward, backward] {
-        for (micro_batch, left) in (0..).zip(&mut left) {
-            for n in half {
-                instructions.push(Instruction::Run { node: *n, micro_batch });
-                let node = graph.node(*n);
-                for v in &node.inputs {
-                    left[v.index()] -= 1;
-                }
-                let touched: BTreeSet<ValueId> = node.inputs.iter().chain(&node.outputs).copied().collect();
-                let done = touched.into_iter().filter(|v| left[v.index()] == 0);
-                let done = done.filter(|v| matches!(values[v].kind, ValueKind::Result { .. }));
-                instructions.extend(done.map(|value| Instruction::Free { value, micro_batch }));
-            }
-        }
-    }
-    Program {
-        peer: PeerId(0),
-        version: 0,
-        micro_batches,
-        nodes: nodes.iter().map(|n| (*n, graph.node(*n).clone())).collect(),
-        values,
-        holdings,
-        reductions: Vec::new(),
-        reports: Vec::new(),
-        instructions,
-        coded: BTreeSet::new(),
-        masks: BTreeMap::new(),
-        codecs: BTreeMap::new(),
-    }
 }
 
 /// Times the instructions of a program without peers.
@@ -231,24 +181,17 @@ pub(super) fn typical(took: &[Took]) -> Took {
     Took { seconds: mean(middle(&seconds)), scratch: took.iter().map(|t| t.scratch).max().unwrap_or(0) }
 }
 
-/// Invented content: small classes and tokens, positive statistics, and small numbers.
-fn content(graph: &Graph, v: ValueId) -> Result<HostTensor, NodeError> {
-    let value = graph.value(v);
-    let count = value.ty.numel();
-    Ok(match (&value.kind, value.ty.dtype) {
-        (ValueKind::Constant, _) => match graph.constants.get(&value.name) {
-            Some(tensor) => tensor.clone(),
-            None => HostTensor::zeros(value.ty.clone()),
-        },
-        (_, DType::I64) => {
-            let numbers: Vec<i64> = (0..count as i64).map(|i| (i * 7) % 10).collect();
+/// The content of a constant, or else an invented one: small classes and tokens, and small numbers.
+fn content(value: &Value, constants: &BTreeMap<String, HostTensor>) -> Result<HostTensor, NodeError> {
+    if let Some(tensor) = constants.get(&value.name) {
+        return Ok(tensor.clone());
+    }
+    Ok(match value.ty.dtype {
+        DType::I64 => {
+            let numbers: Vec<i64> = (0..value.ty.numel() as i64).map(|i| i % 2).collect();
             HostTensor::from_i64(value.ty.shape.clone(), &numbers)?
         }
-        (ValueKind::Buffer(_), _) => {
-            let ones = vec![1.0f32; count];
-            HostTensor::from_f32(value.ty.shape.clone(), &ones)?
-        }
-        (_, DType::F32) => noise(&value.ty, 0.05)?,
+        DType::F32 => noise(&value.ty, 0.05)?,
         _ => HostTensor::zeros(value.ty.clone()),
     })
 }

@@ -2,13 +2,15 @@
 
 mod bench;
 mod file;
+mod sample;
 mod traffic;
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
 pub use file::to_toml;
+pub(crate) use sample::samples;
 
 use bench::{Stopwatch, Took, middle, run, typical};
 use fusionllm_backend::{Backend, Tensor};
@@ -17,10 +19,10 @@ use fusionllm_exec::{self as exec, Coder, Pace};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
-    Cost, CounterRng, DType, Graph, HostTensor, NodeId, Op, Phase, TensorType, TrainGraph, ValueId, autodiff,
+    Cost, CounterRng, DType, Graph, HostTensor, Node, Op, TensorType, TrainGraph, ValueId, autodiff,
 };
 use fusionllm_plan::{
-    CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Rates, is_view, node_signature, work_units,
+    CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Program, Rates, work_units,
 };
 
 use crate::NodeError;
@@ -44,11 +46,11 @@ const THOROUGH: Effort = Effort { warm_up: 1, patience: Duration::from_millis(70
 const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150), repeats: 1 };
 /// For a model's own step, whose micro-batches need much more memory.
 const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 5 };
+/// For a job's own step, while the other joiners wait.
+const JOINING: Effort = Effort { warm_up: 1, patience: Duration::from_millis(1500), repeats: 1 };
 const MAX_REPEATS: usize = 40;
-/// The most operators of one signature that are measured in a model.
-const SAMPLES_PER_SIGNATURE: usize = 4;
-/// Bytes that wait for backward while a model is measured: more than caches hold.
-const WAITING: usize = 64 << 20;
+/// Estimated seconds of a pass over a job's own operators that a joiner measures.
+const MAX_PASS_S: f64 = 5.0;
 
 /// Measures operators in general, and those of `models`, which step in micro-batches over `batch` samples. If there
 /// are models, fewer general networks are measured. `on_progress` gets the name of each network before it runs. With
@@ -69,13 +71,54 @@ pub fn measure(
     measure_on(backend, general, (models, batch), slowdown, on_progress)
 }
 
-/// Measures a few small networks in about a second, for a machine that joins a run.
+/// Measures a few small networks in about a second, and then operators of a job's model, by [`samples`] of it. These may
+/// be a stranger's. One that is not valid, or needs more than `memory` bytes or too much time, is left out, with a
+/// warning.
 ///
 /// # Errors
 ///
 /// The backend fails.
-pub(crate) fn measure_briefly(backend: &Arc<dyn Backend>, slowdown: f64) -> Result<Device, NodeError> {
-    measure_on(backend, (few_networks()?, BRIEF), (&[], 0), slowdown, |_| {})
+pub(crate) fn measure_briefly(
+    backend: &Arc<dyn Backend>,
+    slowdown: f64,
+    memory: Option<u64>,
+    own: &[Program],
+) -> Result<Device, NodeError> {
+    let mut device = measure_on(backend, (few_networks()?, BRIEF), (&[], 0), slowdown, |_| {})?;
+    crate::machine::compute_threads(slowdown)?.install(|| {
+        let mut samples = Samples::default();
+        for program in own {
+            let measured = fits(program, memory, slowdown, &device).and_then(|()| {
+                samples.own(backend, program, &BTreeMap::new(), JOINING, slowdown).map_err(|e| e.one_line())
+            });
+            if let Err(reason) = measured {
+                tracing::warn!("the job's own operators are not measured: {reason}");
+            }
+        }
+        device.measured.operators.by_signature.extend(samples.seconds);
+    });
+    Ok(device)
+}
+
+/// Whether a Program can be measured. The error says why not.
+fn fits(program: &Program, memory: Option<u64>, slowdown: f64, device: &Device) -> Result<(), String> {
+    program.validate().map_err(|e| e.to_string())?;
+    let needed = sample::needed_bytes(program);
+    if let Some(memory) = memory.filter(|memory| needed > *memory) {
+        return Err(format!("they need {needed} bytes of memory, and this machine gives the run {memory}"));
+    }
+    let one: f64 = program.nodes.values().map(|node| device.seconds(node.op.name(), &cost_of(program, node))).sum();
+    let seconds = one * f64::from(program.micro_batches) * slowdown;
+    if seconds > MAX_PASS_S {
+        return Err(format!("they would take {seconds:.0} s"));
+    }
+    Ok(())
+}
+
+/// The cost of a node of a valid Program.
+fn cost_of(program: &Program, node: &Node) -> Cost {
+    let types = |values: &[ValueId]| values.iter().map(|v| &program.values[v].ty).collect::<Vec<_>>();
+    node.op.cost(&types(&node.inputs), &types(&node.outputs))
 }
 
 fn measure_on(
@@ -98,7 +141,8 @@ fn measure_on(
         }
         for model in models {
             on_progress(&format!("{} in micro-batches of {}", model.forward.name, model.micro_batch));
-            samples.model(backend, &model.train, batch / model.micro_batch, OWN, slowdown)?;
+            let sample = sample::sample(&model.train, batch / model.micro_batch);
+            samples.own(backend, &sample, &model.train.graph.constants, OWN, slowdown)?;
             samples.updates(backend.as_ref(), &model.train.graph, THOROUGH, slowdown)?;
         }
         let mut device = samples.device(backend.as_ref());
@@ -271,53 +315,29 @@ impl Samples {
         slowdown: f64,
     ) -> Result<(), NodeError> {
         let graph = &train.graph;
-        for (id, took) in run(backend, graph, &live(train), 1, effort, slowdown)? {
+        let program = sample::program(graph, &sample::live(train), 1);
+        for (id, took) in run(backend, &program, &graph.constants, effort, slowdown)? {
             let node = graph.node(id);
             self.add(&node.op, &graph.types(&node.inputs), &graph.types(&node.outputs), took);
         }
         Ok(())
     }
 
-    /// Measures at most [`SAMPLES_PER_SIGNATURE`] operators of each signature in a model, as its layers are alike. As
-    /// many micro-batches wait for backward as make [`WAITING`] bytes.
-    fn model(
+    /// Measures a model's own operators, by a [sample](sample::sample) of them.
+    fn own(
         &mut self,
         backend: &Arc<dyn Backend>,
-        train: &TrainGraph,
-        micro_batches: usize,
+        sample: &Program,
+        constants: &BTreeMap<String, HostTensor>,
         effort: Effort,
         slowdown: f64,
     ) -> Result<(), NodeError> {
-        let graph = &train.graph;
-        let mut chosen = live(train);
-        let signatures: Vec<String> = graph.node_ids().map(|n| node_signature(graph, n)).collect();
-        let mut seen: HashMap<&str, usize> = HashMap::new();
-        // The backward operators of the first layers run last, so their forward operators must be chosen.
-        let (forward, backward): (Vec<NodeId>, Vec<NodeId>) =
-            graph.node_ids().filter(|n| chosen[n.index()]).partition(|n| graph.node(*n).phase == Phase::Forward);
-        for n in forward.iter().chain(backward.iter().rev()) {
-            let seen = seen.entry(&signatures[n.index()]).or_default();
-            *seen += 1;
-            chosen[n.index()] = *seen <= SAMPLES_PER_SIGNATURE;
-        }
-        // A view cannot be replaced by an invented tensor.
-        for id in graph.node_ids().rev() {
-            let read = if chosen[id.index()] { &graph.node(id).inputs[..] } else { &[] };
-            for maker in read.iter().filter_map(|v| graph.producer(*v)) {
-                let made = graph.node(maker);
-                chosen[maker.index()] |= is_view(&made.op, &graph.types(&made.inputs), &graph.types(&made.outputs));
-            }
-        }
-        // What one micro-batch keeps for backward.
-        let read: BTreeSet<ValueId> = backward.iter().flat_map(|n| graph.node(*n).inputs.iter().copied()).collect();
-        let made = forward.iter().filter(|n| chosen[n.index()]).flat_map(|n| &graph.node(*n).outputs);
-        let kept: usize = made.filter(|v| read.contains(v)).map(|v| graph.ty(*v).bytes()).sum();
-        let micro_batches = WAITING.div_ceil(kept.max(1)).clamp(1, micro_batches);
+        let took = run(backend, sample, constants, effort, slowdown)?;
+        let signatures = sample::signatures(sample);
         let mut by_signature: BTreeMap<&str, (Cost, Vec<Took>)> = BTreeMap::new();
-        for (id, took) in run(backend, graph, &chosen, micro_batches, effort, slowdown)? {
-            let node = graph.node(id);
-            let cost = node.op.cost(&graph.types(&node.inputs), &graph.types(&node.outputs));
-            by_signature.entry(&signatures[id.index()]).or_insert((cost, Vec::new())).1.push(took);
+        for (id, took) in took {
+            let cost = cost_of(sample, &sample.nodes[&id]);
+            by_signature.entry(&signatures[&id]).or_insert((cost, Vec::new())).1.push(took);
         }
         for (signature, (cost, took)) in by_signature {
             let seconds = mean(&took.iter().map(|t| t.seconds).collect::<Vec<_>>());
@@ -417,12 +437,6 @@ impl Samples {
         device.scratch.by_signature.extend(self.scratch.clone());
         device
     }
-}
-
-/// For each node, whether a step runs it.
-fn live(train: &TrainGraph) -> Vec<bool> {
-    let parts = train.gradients.iter().flat_map(|g| g.contributions.iter().copied());
-    train.graph.ancestors(parts.chain([train.loss]))
 }
 
 /// A curve through points of work and figure. Points of similar work become one point, their mean, because

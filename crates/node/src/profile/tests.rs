@@ -1,3 +1,7 @@
+use std::collections::BTreeSet;
+
+use fusionllm_plan::node_signature;
+
 use super::*;
 
 #[test]
@@ -17,8 +21,9 @@ fn a_models_own_operators_are_measured() {
     let backend = fusionllm_backend::open("cpu").unwrap();
     let effort = Effort { warm_up: 0, patience: Duration::ZERO, repeats: 1 };
     let mut samples = Samples::default();
-    samples.model(&backend, &train, 4, effort, 1.0).unwrap();
-    for node in train.graph.node_ids().filter(|n| live(&train)[n.index()]) {
+    let sample = sample::sample(&train, 4);
+    samples.own(&backend, &sample, &train.graph.constants, effort, 1.0).unwrap();
+    for node in train.graph.node_ids().filter(|n| sample::live(&train)[n.index()]) {
         assert!(
             samples.seconds.contains_key(&node_signature(&train.graph, node)),
             "{}",
@@ -26,6 +31,23 @@ fn a_models_own_operators_are_measured() {
         );
     }
     assert!(samples.seconds.len() < train.graph.nodes.len(), "layers are alike");
+}
+
+#[test]
+fn a_joiner_measures_the_programs_that_fit_it() {
+    let forward = gpt2((16, 2, 8, 2, 32), AttentionImplementation::Sdpa).unwrap();
+    let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
+    let eval = forward.evaluation().unwrap();
+    let own = samples(&[Model { micro_batch: 2, forward, train, eval }], 8);
+    let backend = fusionllm_backend::open("cpu").unwrap();
+    let known = |memory, programs: &[Program]| {
+        measure_briefly(&backend, 1.0, memory, programs).unwrap().measured.operators.by_signature.len()
+    };
+    let distinct: BTreeSet<String> = sample::signatures(&own[0]).into_values().collect();
+    assert_eq!(known(Some(1 << 30), &own), distinct.len());
+    assert_eq!(known(Some(1 << 10), &own), 0, "more than its memory");
+    let invalid = Program { values: BTreeMap::new(), ..own[0].clone() };
+    assert_eq!(known(None, &[invalid]), 0);
 }
 
 #[test]

@@ -1,5 +1,6 @@
 //! The broker's machine for a whole run: from the first joiner to the last step, over all generations.
 
+mod copies;
 mod gathering;
 mod running;
 mod spares;
@@ -10,27 +11,30 @@ mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
+use std::sync::Arc;
 
-use fusionllm_plan::{LinkCodec, PeerId};
+use fusionllm_plan::{LinkCodec, PeerId, Program};
 
 use crate::notice::{Open, one_line};
 use crate::{
     Action, Admission, AppliedCodecs, Atlas, Broker, Custody, Formation, FromPeer, Hello, Identity, IncidentKind,
     MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
-use running::CopyPace;
+use copies::{COPY_RATE, CopyPace};
 use speed::Speeds;
 use state::Awaited;
 pub use state::RunState;
 use watch::{Change, SUSPECT_S, Watch};
 
 /// What a run needs to know before its first joiner.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct RunOptions {
     /// The settings of every generation. Each formation replaces the plan's version and micro-batches.
     pub settings: RunSettings,
     /// Whether plans need measured machines and links.
     pub measured: bool,
+    /// What machines are measured with besides operators in general: operators of the job's model.
+    pub programs: Arc<[Program]>,
     /// Whether peers keep copies of each other's shares. Without them, a loss takes the run back to a checkpoint.
     pub copies: bool,
 }
@@ -128,18 +132,6 @@ pub struct Run {
 /// A measurement counts as a step of this many seconds, so that a stall is called one only after the time that a
 /// measurement itself allows.
 const SURVEY_STEP_S: f64 = 12.0;
-
-/// The largest part of the training time that copies may cost.
-const MAX_COPY_COST: f64 = 0.025;
-
-/// Copies are made as often as is best if members are lost after this many seconds of training on average.
-const SECONDS_PER_LOSS: f64 = 600.0;
-
-/// Least seconds between two cuts for copies.
-const MIN_COPY_PERIOD_S: f64 = 2.0;
-
-/// The part of a link's rate that a copy may use.
-const COPY_RATE: f64 = 0.5;
 
 impl Run {
     /// A run for the members of this roster.

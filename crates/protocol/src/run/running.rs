@@ -1,14 +1,15 @@
 //! A run while one of its generations loads or trains.
 
 use std::collections::btree_map::Entry;
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet};
 
-use super::speed::{SpeedChange, median};
-use super::{COPY_RATE, MAX_COPY_COST, MIN_COPY_PERIOD_S, Phase, Run, Running, SECONDS_PER_LOSS};
+use super::copies::{bandwidth, buddies};
+use super::speed::SpeedChange;
+use super::{COPY_RATE, Phase, Run, Running};
 use crate::notice::{Open, one_line};
 use crate::{
-    Action, Atlas, Broker, Formation, FromPeer, IncidentKind, MemberId, Mirroring, Notice, Order, Participant,
-    RunSettings, Share, Standing, StepRecord, ToPeer, TrainingProgress,
+    Action, Broker, Formation, FromPeer, IncidentKind, MemberId, Notice, Order, Participant, RunSettings, Share,
+    Standing, StepRecord, ToPeer, TrainingProgress,
 };
 
 /// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
@@ -48,8 +49,9 @@ impl Run {
             expected: expected.clone(),
         });
         let broker = Broker::new(settings, participants.collect());
-        let mirrors = if self.options.copies { self.buddies(&formation) } else { Vec::new() };
-        self.copies.plan(self.slowest_copy_s(&formation, &mirrors));
+        let (mirrors, copied_s) =
+            if self.options.copies { buddies(&self.atlas, &formation) } else { Default::default() };
+        self.copies.plan(copied_s);
         self.awaited = None;
         actions.push(Action::Persist);
         actions.push(Action::Assign(Order {
@@ -74,38 +76,6 @@ impl Run {
             drained: None,
         }));
         actions
-    }
-
-    /// Who keeps a copy of whose share: for each share the member to which copying takes the least time, what it copies
-    /// already included.
-    fn buddies(&self, formation: &Formation) -> Vec<Mirroring> {
-        let mut load: BTreeMap<MemberId, f64> = BTreeMap::new();
-        let mut mirrors = Vec::new();
-        let count = formation.members.len();
-        for (i, (&owner, &bytes)) in formation.members.iter().zip(&formation.share_bytes).enumerate() {
-            let seconds = |place: usize| {
-                let rate = bandwidth(&self.atlas, formation, i, place).unwrap_or(f64::MAX);
-                load.get(&formation.members[place]).copied().unwrap_or(0.0) + bytes as f64 / rate
-            };
-            // From the next peer on, so that equal links make a ring.
-            let others = (1..count).map(|k| (i + k) % count);
-            let others = others.filter(|place| !self.atlas.is_cut_off(owner, formation.members[*place]));
-            let Some(place) = others.min_by(|a, b| seconds(*a).total_cmp(&seconds(*b))) else { continue };
-            let buddy = formation.members[place];
-            load.insert(buddy, seconds(place));
-            mirrors.push(Mirroring { owner, buddy });
-        }
-        mirrors
-    }
-
-    /// The seconds that the slowest copy of a share takes a link, as far as the links are known.
-    fn slowest_copy_s(&self, formation: &Formation, mirrors: &[Mirroring]) -> f64 {
-        let place = |m: MemberId| formation.members.iter().position(|member| *member == m);
-        let seconds = mirrors.iter().filter_map(|mirror| {
-            let (from, to) = place(mirror.owner).zip(place(mirror.buddy))?;
-            Some(formation.share_bytes[from] as f64 / bandwidth(&self.atlas, formation, from, to)?)
-        });
-        seconds.fold(0.0, f64::max)
     }
 
     /// Ends the generation. Its members stop, and keep their cuts.
@@ -416,174 +386,5 @@ impl Run {
         let mut actions = self.copy();
         actions.extend(self.move_on());
         actions
-    }
-}
-
-/// Bytes per second from one peer of a formation to another one: as measured, or as the plan knows it.
-fn bandwidth(atlas: &Atlas, formation: &Formation, from: usize, to: usize) -> Option<f64> {
-    let measured = atlas.link(formation.members[from], formation.members[to]).map(|l| l.bandwidth);
-    measured.or_else(|| formation.bandwidth(from, to))
-}
-
-/// When cuts are taken for copies, and when each step was complete.
-#[derive(Debug, Default)]
-pub(super) struct CopyPace {
-    began: f64,
-    copying: bool,
-    /// The longest time that the copy of one share took, of the cut that is being copied.
-    longest_s: f64,
-    /// The seconds of each step during which that cut was copied.
-    beside: Vec<f64>,
-    /// The seconds of the last steps during which nothing was copied.
-    quiet: VecDeque<f64>,
-    /// What copying a cut costs, in seconds of training: as steps showed, or by the links' rates.
-    cost_s: f64,
-    /// When the next cut is due. Infinite until the cost of the last one is known.
-    next: f64,
-    /// When each step since the last cut was complete.
-    completed: BTreeMap<u64, f64>,
-}
-
-/// Steps whose median is the time of a step without copies.
-const QUIET_STEPS: usize = 15;
-
-/// Seconds from one cut for copies to the next, if copying one costs so many seconds of training.
-///
-/// The period `t` with the least expected waste `cost / t + t / (2 * SECONDS_PER_LOSS)`: what copies cost, and what is
-/// done again after a loss. J. W. Young, "A first order approximation to the optimum checkpoint interval", 1974.
-fn copy_period(cost: f64) -> f64 {
-    (2.0 * cost * SECONDS_PER_LOSS).sqrt().max(cost / MAX_COPY_COST).max(MIN_COPY_PERIOD_S)
-}
-
-impl CopyPace {
-    fn begin(&mut self, now: f64) {
-        if !self.copying {
-            (self.began, self.copying, self.longest_s, self.next) = (now, true, 0.0, f64::INFINITY);
-            self.beside.clear();
-        }
-    }
-
-    /// A generation is planned, in which the slowest copy takes a link this long. What was being copied before is void.
-    fn plan(&mut self, slowest_s: f64) {
-        (self.copying, self.cost_s) = (false, slowest_s);
-        self.beside.clear();
-        self.quiet.clear();
-    }
-
-    /// A generation begins.
-    fn restart(&mut self, now: f64) {
-        self.next = now + copy_period(self.cost_s);
-    }
-
-    fn share_copied(&mut self, seconds: f64) {
-        self.longest_s = self.longest_s.max(seconds);
-    }
-
-    fn copied(&mut self) {
-        self.copying = false;
-    }
-
-    fn complete(&mut self, step: u64, now: f64) {
-        self.completed.insert(step, now);
-    }
-
-    /// Notes the seconds of a step. The first one that ends after a cut was copied tells what that cost.
-    fn note_step(&mut self, step_s: f64) {
-        if !self.copying && self.next.is_finite() {
-            self.quiet.push_back(step_s);
-            if self.quiet.len() > QUIET_STEPS {
-                self.quiet.pop_front();
-            }
-            return;
-        }
-        self.beside.push(step_s);
-        if !self.copying {
-            self.cost_s = self.cost();
-            self.next = self.began + copy_period(self.cost_s);
-        }
-    }
-
-    /// What copying the last cut cost: by how much the steps beside it were slower than others. If the same link bounds
-    /// training and copies, training loses what the copies took of it. The figure keeps within sight of that, because
-    /// steps are also slow or fast for other reasons.
-    fn cost(&self) -> f64 {
-        let if_bound = COPY_RATE * self.longest_s;
-        if self.quiet.is_empty() {
-            return if_bound;
-        }
-        let quiet = median(self.quiet.iter().copied().collect());
-        let slower = self.beside.iter().sum::<f64>() - self.beside.len() as f64 * quiet;
-        0.5 * (self.cost_s + slower.clamp(0.1 * if_bound, 2.0 * if_bound))
-    }
-
-    /// Seconds from the end of a step until `then`.
-    fn since(&self, step: u64, then: f64) -> f64 {
-        self.completed.get(&step).map_or(0.0, |at| (then - at).max(0.0))
-    }
-
-    /// Seconds from the end of one step to the end of another one; infinite if they are not known.
-    pub(super) fn work_s(&self, from: u64, to: u64) -> f64 {
-        match (self.completed.get(&from), self.completed.get(&to)) {
-            (Some(from), Some(to)) => to - from,
-            _ => f64::INFINITY,
-        }
-    }
-
-    /// Forgets the steps to which the run cannot go back: those before this one, but for that of the checkpoint.
-    fn forget_before(&mut self, step: u64, on_disk: u64) {
-        self.completed.retain(|s, _| *s >= step || *s == on_disk);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn copies_cost_little_and_are_as_frequent_as_is_best() {
-        let waste = |cost: f64, period: f64| cost / period + period / (2.0 * SECONDS_PER_LOSS);
-        for cost in [0.0, 0.001, 0.05, 0.5, 5.0, 600.0] {
-            let period = copy_period(cost);
-            assert!(period >= MIN_COPY_PERIOD_S && cost / period <= 1.001 * MAX_COPY_COST, "{cost}: {period}");
-            if period > MIN_COPY_PERIOD_S && cost / period < 0.999 * MAX_COPY_COST {
-                let around = [0.8, 1.25].map(|factor| waste(cost, factor * period));
-                assert!(around.iter().all(|other| *other > waste(cost, period)), "{cost}: {period}");
-            }
-        }
-        assert!((copy_period(0.05) - 7.75).abs() < 0.01);
-        assert_eq!(copy_period(3.0), 120.0);
-    }
-
-    /// The seconds between the last two of many cuts, if a step takes a second and a copy takes its link ten, at half
-    /// the link's rate. Steps beside a copy take longer by this factor.
-    fn period(factor: f64) -> f64 {
-        let (mut pace, mut now, mut step) = (CopyPace::default(), 0.0, 0);
-        pace.plan(10.0);
-        pace.restart(now);
-        let (mut last, mut period) = (0.0, 0.0);
-        for _ in 0..20_000 {
-            if !pace.copying && now >= pace.next {
-                pace.begin(now);
-                (last, period) = (now, now - last);
-            }
-            let step_s = if pace.copying { factor } else { 1.0 };
-            now += step_s;
-            step += 1;
-            pace.complete(step, now);
-            if pace.copying && now >= pace.began + 20.0 {
-                pace.share_copied(20.0);
-                pace.copied();
-            }
-            pace.note_step(step_s);
-        }
-        period
-    }
-
-    #[test]
-    fn copies_that_cost_nothing_are_made_more_often() {
-        let [free, dear] = [1.0, 2.0].map(period);
-        // A tenth of what they would cost if links bound the steps, and all of it.
-        assert!((free - copy_period(1.0)).abs() <= 2.0, "{free}");
-        assert!((dear - copy_period(10.0)).abs() <= 2.0, "{dear}");
     }
 }

@@ -78,8 +78,9 @@ impl Run {
     /// `roster` is one without members. `away_s` is the time since the state was written, in seconds. The newest
     /// checkpoint may be another than the state knows: it is that of [`RunSettings::start`](crate::RunSettings::start).
     pub fn restore(options: RunOptions, roster: Roster, state: RunState, atlas: Atlas, away_s: f64) -> Self {
+        let start = options.settings.start;
         let mut run = Self::new(options, roster.with_members(state.members, state.next_name));
-        run.custody = state.custody.on_another_disk(options.settings.start);
+        run.custody = state.custody.on_another_disk(start);
         run.atlas = atlas;
         run.generation = state.generation.saturating_add(1);
         run.last_pass = state.last_pass;

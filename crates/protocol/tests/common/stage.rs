@@ -69,9 +69,9 @@ impl Stage {
         admission.invite(ticket).unwrap();
         admission.invite(Invitation::new(TicketRole::Owner, OWNERS)).unwrap();
         let roster = Roster::new(ExpectedPeers::Any(wanted), admission);
-        let options = RunOptions { settings, measured: false, copies: true };
+        let options = RunOptions { settings, measured: false, programs: Arc::default(), copies: true };
         Self {
-            run: Run::new(options, roster),
+            run: Run::new(options.clone(), roster),
             options,
             now: 0.0,
             actions: Vec::new(),
@@ -103,7 +103,7 @@ impl Stage {
     pub(crate) fn clipping(norm: f64) -> Self {
         let mut stage = Self::new(3, Invitation::new(TicketRole::Peer, PEERS));
         stage.options.settings.clip = Some(norm);
-        stage.run = Run::new(stage.options, Roster::new(ExpectedPeers::Any(3), PEERS));
+        stage.run = Run::new(stage.options.clone(), Roster::new(ExpectedPeers::Any(3), PEERS));
         Self::start(Self::load(stage))
     }
 

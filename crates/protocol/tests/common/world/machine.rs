@@ -93,7 +93,7 @@ impl World {
                 }
                 Vec::new()
             }
-            ToPeer::Measure => {
+            ToPeer::Measure { .. } => {
                 let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
                 let operators = Measured::default();
                 let machine = MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators };

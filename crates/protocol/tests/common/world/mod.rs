@@ -177,7 +177,7 @@ fn options(scenario: &Scenario, start: TrainingProgress) -> RunOptions {
         window: 3,
         passes_before: 0,
     };
-    RunOptions { settings, measured: scenario.measured, copies: true }
+    RunOptions { settings, measured: scenario.measured, programs: Arc::default(), copies: true }
 }
 
 fn roster(scenario: &Scenario) -> Roster {
