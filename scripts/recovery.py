@@ -2,15 +2,21 @@
 
     python3 scripts/recovery.py deaths [--deaths 5] [--every SECONDS]
     python3 scripts/recovery.py copies [--rounds 3] [--mbps 100] [--steps 60]
+    python3 scripts/recovery.py slow [--every SECONDS]
 
 Model: a GPT-2 of 10.8 million parameters with AdamW, so 130 MB of parameters and optimizer state, over three joiners.
 
-`deaths` kills joiners of one run over loopback with SIGKILL, each a while after training went on from the one before,
-and starts a new one each time. It prints the seconds from each kill to the broker's decision, to the moment when all
-peers are ready, and to the next completed step, and then the training overhead ratio of the whole run.
+`deaths` kills joiners of one run over loopback with SIGKILL, and starts a new one each time. The first dies after half
+of the period, and the run ends half a period after the last. It prints the seconds from each kill to the broker's
+decision, to the moment when all peers are ready, and to the next completed step. Then it prints the training overhead
+ratio: what the steps take at their median, over the time of the whole run. So it counts copies, too.
 
-`copies` runs the same steps with the copies that peers keep of each other's share, and without them, in turns. Each
-joiner stands behind a line of its own, in a network namespace. It takes root and iproute2.
+`copies` runs the same steps with the copies that peers keep of each other's share, and without them, in turns. It also
+prints what copies cost by the steps beside them. Each joiner stands behind a line of its own, in a network namespace.
+It takes root and iproute2.
+
+`slow` makes one of the joiners four times slower for a while: it is stopped for three quarters of the time. The script
+prints what the broker says of it, and the median step before, at the begin and at the end.
 
 It takes a binary from `cargo build --release`, or one that FUSIONLLM names.
 """
@@ -28,9 +34,9 @@ from pathlib import Path
 from common import Hosts, machine, metrics, program, settings, spread, ticket, wait
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("what", choices=["deaths", "copies"])
+parser.add_argument("what", choices=["deaths", "copies", "slow"])
 parser.add_argument("--deaths", type=int, default=5)
-parser.add_argument("--every", type=float, default=15.0, help="seconds of training before each death")
+parser.add_argument("--every", type=float, default=15.0, help="seconds of training from one death to the next")
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--mbps", type=float, default=100.0, help="rate of each joiner's line")
 parser.add_argument("--steps", type=int, default=60)
@@ -69,7 +75,7 @@ def deaths(directory):
     try:
         wait(last, broker)
         for death in range(options.deaths):
-            time.sleep(options.every)
+            time.sleep(options.every if death else options.every / 2)
             # One that has a part. A newcomer may be a spare.
             used = json.loads((run / "plan.json").read_text())["peers"]
             name = next(name for name in joiners if name in used)
@@ -86,7 +92,7 @@ def deaths(directory):
             wait(lambda: last() > before, broker)
             seen["next step"].append(since())
             joiners[f"n{death}"] = join(f"n{death}")
-        time.sleep(options.every)
+        time.sleep(options.every / 2)
         broker.send_signal(signal.SIGINT)
         broker.wait()
         for what, figures in seen.items():
@@ -96,11 +102,57 @@ def deaths(directory):
             parts = ", ".join(f"{part[:-2].replace('_', ' ')} {i[part]:.2f} s" for part in i if part.endswith("_s"))
             print(f"  {i['peer']} at step {i['step']}, back to {i['restarted_at']}: {parts}")
         cost = sum(i[part] for i in summary["incidents"] for part in i if part.endswith("_s"))
-        in_steps = sum(line["step_s"] for line in metrics(run))
-        print(f"{summary['steps']} steps, {in_steps:.0f} s in steps that count, {cost:.1f} s in interruptions")
-        print(f"training overhead ratio with a death every {options.every:.0f} s: {in_steps / (in_steps + cost):.3f}")
+        steps = [line["step_s"] for line in metrics(run)]
+        print(f"{len(steps)} steps, {sum(steps):.0f} s in steps that count, {cost:.1f} s in interruptions")
+        least = len(steps) * statistics.median(steps)
+        print(f"copies slowed the steps down by {summary['overhead_s']['copies']:.1f} s in all")
+        ratio = least / (sum(steps) + cost)
+        print(f"training overhead ratio with a death every {options.every:.0f} s: {ratio:.3f}")
     finally:
         for process in [broker, *joiners.values()]:
+            process.kill()
+            process.wait()
+
+
+def slow(directory):
+    run, log = directory / "run", directory / "broker.log"
+    command = [BINARY, "broker", "--listen", "127.0.0.1:0", "--peers", str(PEERS), "--run-dir", str(run)]
+    # Joiners are measured, and the planner may leave one out.
+    command += ["--steps", "1000000", *settings(SETTINGS | {"plan.scheduler": "op-fence", "compression.name": "auto"})]
+    with open(log, "w") as out:
+        broker = subprocess.Popen(command, stdout=out, stderr=out)
+    environment = {**os.environ, "FUSIONLLM_TICKET": ticket(run, broker)}
+    joiners = [
+        subprocess.Popen([BINARY, "join", "--name", f"p{i}"], env=environment, stdout=subprocess.DEVNULL,
+                         stderr=subprocess.DEVNULL)
+        for i in range(PEERS)
+    ]
+    # The medians of all steps from one number of them to another one.
+    median = lambda begin, end: statistics.median([line["step_s"] for line in metrics(run)[begin:end]])
+    try:
+        wait(lambda: metrics(run), broker)
+        time.sleep(options.every)
+        begin = len(metrics(run))
+        used = json.loads((run / "plan.json").read_text())["peers"]
+        print(f"the plan uses {', '.join(used)}; median step {median(3, begin):.3f} s")
+        name = used[-1]
+        hogged = joiners[int(name[1:])]
+        until, quarter = time.monotonic() + 4 * options.every, time.monotonic() + options.every / 4
+        early = begin
+        while time.monotonic() < until:
+            hogged.send_signal(signal.SIGSTOP)
+            time.sleep(0.03)
+            hogged.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+            if time.monotonic() < quarter:
+                early = len(metrics(run))
+        end = len(metrics(run))
+        used = json.loads((run / "plan.json").read_text())["peers"]
+        print(f"{name} four times slower: median step {median(begin + 1, early):.3f} s at the begin")
+        print(f"the plan uses {', '.join(used)}; median step {median((early + end) // 2, end):.3f} s at the end")
+        print("".join(line for line in log.read_text().splitlines(True) if "slow" in line or "goes on" in line), end="")
+    finally:
+        for process in [broker, *joiners]:
             process.kill()
             process.wait()
 
@@ -121,12 +173,14 @@ def copies(directory):
                 hosts.start(i, [BINARY, "join", joined, "--name", f"p{i}"], stdout=log, stderr=log)
                 for i in range(1, PEERS + 1)
             ]
-            wait(lambda: broker.poll() is not None or len(metrics(run)) >= options.steps, broker)
+            broker.wait()
             took[kept].append(sum(line["step_s"] for line in metrics(run)[2:]))
+            cost = json.loads((run / "summary.json").read_text())["overhead_s"]["copies"]
             for process in [broker, *joiners]:
                 process.kill()
                 process.wait()
-        print(f"copies {kept:5}: {took[kept][-1]:.2f} s for {options.steps - 2} steps", flush=True)
+        took_s, share = took[kept][-1], 100 * cost / took[kept][-1]
+        print(f"copies {kept:5}: {took_s:.2f} s for {options.steps - 2} steps; copies cost {share:.2f} %", flush=True)
     ratios = [with_copies / without for with_copies, without in zip(took["true"], took["false"])]
     print(f"time with copies over time without them: {spread(ratios, 3)}")
     print(f"medians: {statistics.median(took['true']):.2f} s, {statistics.median(took['false']):.2f} s")
@@ -134,4 +188,4 @@ def copies(directory):
 
 print(machine())
 with tempfile.TemporaryDirectory() as directory:
-    {"deaths": deaths, "copies": copies}[options.what](Path(directory))
+    {"deaths": deaths, "copies": copies, "slow": slow}[options.what](Path(directory))

@@ -112,13 +112,12 @@ pub(crate) struct BrokerArgs {
     #[arg(long, value_name = "N", conflicts_with = "plan")]
     pub(crate) peers: Option<usize>,
 
-    /// Address and port to listen on [default: all interfaces, a free port].
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) listen: Option<SocketAddr>,
+    /// What you know of the joiners' machines and links, by their names; the rest is measured.
+    #[arg(long, value_name = "T.toml")]
+    pub(crate) testbed: Option<PathBuf>,
 
-    /// Address and port that lead here from outside, such as a router's forwarded port; may be repeated.
-    #[arg(long, value_name = "ADDR")]
-    pub(crate) advertise: Vec<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) listening: Listening,
 
     #[command(flatten)]
     pub(crate) limits: TicketLimits,
@@ -126,6 +125,18 @@ pub(crate) struct BrokerArgs {
     /// Admit the keys in this file alone: one per line, as `fusionllm identity` prints them.
     #[arg(long, value_name = "FILE")]
     pub(crate) allow: Option<PathBuf>,
+}
+
+/// Where a machine listens.
+#[derive(Debug, Args)]
+pub(crate) struct Listening {
+    /// Address and port to listen on [default: all interfaces, a free port].
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) listen: Option<SocketAddr>,
+
+    /// Address and port that lead here from outside, such as a router's forwarded port; may be repeated.
+    #[arg(long, value_name = "ADDR")]
+    pub(crate) advertise: Vec<SocketAddr>,
 }
 
 /// For whom a ticket is. Machines that have joined may come back in any case.
@@ -234,9 +245,12 @@ pub(crate) struct JoinArgs {
     #[arg(long, value_name = "SIZE", value_parser = memory)]
     pub(crate) memory: Option<u64>,
 
-    /// Listen on this address and connect to given addresses alone. Emulated links need it.
-    #[arg(long, value_name = "ADDR", hide = true)]
-    pub(crate) pinned: Option<SocketAddr>,
+    #[command(flatten)]
+    pub(crate) listening: Listening,
+
+    /// Connect to given addresses alone. Emulated links need it.
+    #[arg(long, hide = true)]
+    pub(crate) pinned: bool,
 }
 
 #[derive(Debug, Args)]

@@ -1,14 +1,13 @@
 //! `train`, `broker` and `join`.
 
-use std::net::SocketAddr;
 use std::path::Path;
 
 use fusionllm_backend::{self as backend, Backend};
-use fusionllm_node::config::{Job, Testbed, load_profile};
+use fusionllm_node::config::{Job, Known, Testbed, load_profile};
 use fusionllm_node::{BrokerOptions, Entry, JoinOptions, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Device, Plan};
 
-use crate::args::{BrokerArgs, JoinArgs, RunArgs, TrainArgs};
+use crate::args::{BrokerArgs, JoinArgs, Listening, RunArgs, TrainArgs};
 use crate::failure::Failure;
 use crate::generate::open_backend;
 use crate::output::{complain, print, print_json};
@@ -86,8 +85,8 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
             Peers::Local(names.into_iter().zip(backends.iter().cycle()).map(peer).collect())
         }
     };
-    let listen = (Some(([127, 0, 0, 1], 0).into()), Vec::new());
-    run(&job, &args.run, json, plan, peers, listen, Entry::default())
+    let options = BrokerOptions { listen: Some(([127, 0, 0, 1], 0).into()), plan, ..BrokerOptions::new(peers) };
+    run(&job, &args.run, json, options)
 }
 
 /// Reads a testbed that this machine can stand in for.
@@ -115,37 +114,30 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     if args.peers == Some(0) {
         return Err(Failure::input("--peers 0: a run needs at least one peer"));
     }
-    if let Some(addr) = args.advertise.iter().find(|addr| addr.port() == 0 || addr.ip().is_unspecified()) {
-        return Err(Failure::input(format!("--advertise {addr}: no machine can connect to that address"))
-            .hint("give the address and port that lead here from outside, and the port here with --listen"));
-    }
+    check_listening(&args.listening)?;
+    let known = args.testbed.as_deref().map(Known::load).transpose().map_err(NodeError::from)?;
     let job = job(&args.run)?;
     let plan = plan(&job, &args.run, args.peers)?;
     let left = args.run.resume.as_deref().map(Resume::find).transpose()?.and_then(|r| r.peers());
     let count = plan.as_ref().map_or(args.peers.or(left).unwrap_or(2), |p| p.peers.len());
     let entry = Entry { valid: args.limits.ticket_expires, uses: args.limits.ticket_uses, allow: args.allow };
-    run(&job, &args.run, json, plan, Peers::Joiners(count), (args.listen, args.advertise), entry)
+    let Listening { listen, advertise } = args.listening;
+    let options = BrokerOptions { listen, advertise, plan, known, entry, ..BrokerOptions::new(Peers::Joiners(count)) };
+    run(&job, &args.run, json, options)
 }
 
-fn run(
-    job: &Job,
-    args: &RunArgs,
-    json: bool,
-    plan: Option<Plan>,
-    peers: Peers,
-    (listen, advertise): (Option<SocketAddr>, Vec<SocketAddr>),
-    entry: Entry,
-) -> Result<(), Failure> {
-    let mut progress = Progress::new(job, matches!(peers, Peers::Joiners(_)));
-    let options = BrokerOptions {
-        peers,
-        listen,
-        advertise,
-        plan,
-        directory: args.run_dir.clone(),
-        resume: args.resume.as_deref().map(Resume::find).transpose()?,
-        entry,
-    };
+fn check_listening(listening: &Listening) -> Result<(), Failure> {
+    match listening.advertise.iter().find(|addr| addr.port() == 0 || addr.ip().is_unspecified()) {
+        Some(addr) => Err(Failure::input(format!("--advertise {addr}: no machine can connect to that address"))
+            .hint("give the address and port that lead here from outside, and the port here with --listen")),
+        None => Ok(()),
+    }
+}
+
+fn run(job: &Job, args: &RunArgs, json: bool, options: BrokerOptions) -> Result<(), Failure> {
+    let mut progress = Progress::new(job, matches!(options.peers, Peers::Joiners(_)));
+    let resume = args.resume.as_deref().map(Resume::find).transpose()?;
+    let options = BrokerOptions { directory: args.run_dir.clone(), resume, ..options };
     runtime()?.block_on(conduct(job, options, &mut progress))?;
     let history = progress.into_history();
     match &history.summary {
@@ -161,10 +153,19 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     let (framework, device) = (backend.name(), backend.device().name);
     complain(format_args!("joining with {framework} on {device}; the run's progress is shown where its broker runs"));
     let profile = args.profile.as_deref().map(|path| measured(path, &*backend)).transpose()?;
-    let JoinArgs { pinned, slowdown, memory, identity, .. } = args;
-    let name = args.name.unwrap_or_default();
-    let on_leaving = || complain("leaving; the run goes on without this machine (Ctrl-C again to leave at once)");
-    let options = JoinOptions { ticket, backend, name, identity, pinned, slowdown, profile, memory, on_leaving };
+    check_listening(&args.listening)?;
+    let options = JoinOptions {
+        name: args.name.unwrap_or_default(),
+        identity: args.identity,
+        listen: args.listening.listen,
+        advertise: args.listening.advertise,
+        pinned: args.pinned,
+        slowdown: args.slowdown,
+        profile,
+        memory: args.memory,
+        on_leaving: || complain("leaving; the run goes on without this machine (Ctrl-C again to leave at once)"),
+        ..JoinOptions::new(ticket, backend)
+    };
     let took_part = runtime()?.block_on(fusionllm_node::join(options))?;
     match took_part {
         _ if json => print_json(&serde_json::json!({ "backend": framework, "device": device, "took_part": took_part })),

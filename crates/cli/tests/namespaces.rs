@@ -20,6 +20,7 @@ mod small_disk;
 requirements::main!(
     a_broker_and_joiners_on_three_hosts_train,
     a_slow_uplink_is_found_by_measuring,
+    peers_behind_one_line_share_it,
     a_run_outlives_cuts_sleeps_deaths_and_a_full_disk,
     a_run_starts_from_weights_and_is_resumed_over_slow_lines
 );
@@ -28,8 +29,13 @@ const FUSIONLLM: &str = env!("CARGO_BIN_EXE_fusionllm");
 
 /// A broker on the first host, a joiner on each of the others; the run's directory once it is over.
 fn run(hosts: &Hosts, directory: &std::path::Path, settings: &[&str]) -> std::path::PathBuf {
+    run_on(hosts, &(1..hosts.count).collect::<Vec<_>>(), directory, settings)
+}
+
+/// A broker on the first host, and joiners on these; the run's directory once it is over.
+fn run_on(hosts: &Hosts, joiners: &[usize], directory: &std::path::Path, settings: &[&str]) -> std::path::PathBuf {
     let run = directory.join("run");
-    let peers = (hosts.count - 1).to_string();
+    let peers = joiners.len().to_string();
     let mut broker = Running(
         hosts
             .on(0, FUSIONLLM)
@@ -51,11 +57,10 @@ fn run(hosts: &Hosts, directory: &std::path::Path, settings: &[&str]) -> std::pa
             break ticket.trim().to_string();
         }
     };
-    let joiners: Vec<Running> = (1..hosts.count)
-        .map(|i| {
-            Running(hosts.on(i, FUSIONLLM).args(["join", &ticket, "--name", &format!("host-{i}")]).spawn().unwrap())
-        })
-        .collect();
+    let join = |(i, host): (usize, &usize)| {
+        Running(hosts.on(*host, FUSIONLLM).args(["join", &ticket, "--name", &format!("host-{i}")]).spawn().unwrap())
+    };
+    let joiners: Vec<Running> = (1..).zip(joiners).map(join).collect();
     let mut rest = String::new();
     lines.read_to_string(&mut rest).unwrap();
     assert!(broker.0.wait().unwrap().success(), "{rest}");
@@ -117,6 +122,30 @@ fn a_slow_uplink_is_found_by_measuring() -> Result<(), Missing> {
         of.next().unwrap()
     };
     assert_eq!((codec("host-1"), codec("host-2")), ("none".into(), "adatopk".into()));
+    Ok(())
+}
+
+/// Two joiners on one host have its line in common. The run finds that out, measures the line by one of them at a time,
+/// and plans for a site.
+fn peers_behind_one_line_share_it() -> Result<(), Missing> {
+    let hosts = hosts()?;
+    if !hosts.limit_from(1, 8.0) || !hosts.limit_to(1, 16.0) {
+        return Err(Missing { requirement: "root", reason: "the kernel has no token buckets (sch_tbf)".into() });
+    }
+    let directory = tempfile::tempdir().unwrap();
+    let run = run_on(&hosts, &[1, 1, 2], directory.path(), &["--set=compression.name=adatopk"]);
+    let cluster = &read(&run, "plan.json")["cluster"];
+    let [site] = &cluster["sites"].as_array().unwrap()[..] else { panic!("{cluster}") };
+    assert_eq!(site["name"], "line of host-1 and host-2");
+    let rate = |line: &str| site[line]["bandwidth"].as_f64().unwrap();
+    assert!((0.5e6..1.5e6).contains(&rate("uplink")) && (1e6..3e6).contains(&rate("downlink")), "{site}");
+    let sites: Vec<_> = cluster["devices"].as_array().unwrap().iter().map(|d| d["site"].as_u64()).collect();
+    assert_eq!(sites, [Some(0), Some(0), None]);
+    for line in cluster["links"].as_array().unwrap() {
+        let ends = [&line["from"], &line["to"]].map(|end| end["device"].as_u64());
+        let behind = ends.map(|end| end.is_some_and(|device| device < 2));
+        assert_eq!(line["bandwidth"].as_f64().unwrap() > 4e6, behind[0] == behind[1], "{line}");
+    }
     Ok(())
 }
 

@@ -104,8 +104,8 @@ fn a_testbed_changes_no_loss() {
     assert!(summary["median_step_s"].as_f64().unwrap() >= least, "{summary}");
 }
 
-/// Without a testbed file, joiners measure themselves and their links, and the planner chooses the open settings. A
-/// resumed run keeps these settings.
+/// Joiners measure what the testbed file does not say of themselves and their links, and the planner chooses the open
+/// settings. A resumed run keeps these settings.
 #[test]
 fn joiners_are_measured_and_planned_for() {
     let directory = tempfile::tempdir().unwrap();
@@ -113,8 +113,14 @@ fn joiners_are_measured_and_planned_for() {
     let profile = directory.path().join("profile.toml");
     let device = "[[device]]\nname = \"a\"\nbackend = \"cpu\"\ntflops = 0.01\nmemory_bandwidth = \"9 GB/s\"\nmemory = \"1 GiB\"\n";
     std::fs::write(&profile, device).unwrap();
+    let testbed = directory.path().join("testbed.toml");
+    let known = "[[device]]\nname = \"a\"\n[[device]]\nname = \"c\"\nmemory = \"500 MiB\"\n\
+                 [[link]]\nfrom = \"c\"\nto = \"a\"\nrate = \"80 Mbps\"\n";
+    std::fs::write(&testbed, known).unwrap();
     let mut broker = fusionllm()
-        .args(["broker", "--peers", "3", "--steps", "4", "--run-dir"])
+        .args(["broker", "--peers", "3", "--steps", "4", "--testbed"])
+        .arg(&testbed)
+        .arg("--run-dir")
         .arg(&path)
         .args(TINY)
         .args(["--set=train.micro_batch=auto", "--set=plan.scheduler=op-fence"])
@@ -155,7 +161,12 @@ fn joiners_are_measured_and_planned_for() {
     );
     let plan: serde_json::Value = serde_json::from_str(&read("plan.json")).unwrap();
     let devices = plan["cluster"]["devices"].as_array().unwrap();
-    assert!(devices.iter().all(|d| d["memory"] == 600 << 20), "{plan}");
+    assert!(devices.iter().all(|d| d["memory"] == if d["name"] == "c" { 500 << 20 } else { 600 << 20 }), "{plan}");
+    let end = |name: &str| serde_json::json!({ "device": devices.iter().position(|d| d["name"] == name) });
+    for line in plan["cluster"]["links"].as_array().unwrap() {
+        let known = line["from"] == end("c") && line["to"] == end("a");
+        assert_eq!(line["bandwidth"] == 1e7, known, "{line}");
+    }
     let profiled = |d: &serde_json::Value| d["rates"]["matmul"] == 1e10;
     assert!(devices.iter().all(|d| profiled(d) == (d["name"] != "a")), "{plan}");
     // Both directions between each pair of devices, and between each device and the broker.

@@ -82,13 +82,10 @@ async fn play<F: Future<Output = ()>>(entry: Entry, peers: usize, steps: u64, sc
     let directory = root.path().join("run");
     let (said, mut told) = unbounded_channel();
     let options = BrokerOptions {
-        advertise: Vec::new(),
-        peers: Peers::Joiners(peers),
         listen: Some(([127, 0, 0, 1], 0).into()),
-        plan: None,
         directory: Some(directory.clone()),
-        resume: None,
         entry,
+        ..BrokerOptions::new(Peers::Joiners(peers))
     };
     let mut watcher = Watcher(said);
     let mut broker = Box::pin(conduct(&job, options, &mut watcher));
@@ -131,16 +128,12 @@ impl Scene {
     }
 
     fn join_with(&self, ticket: &Ticket, name: &str, identity: Option<&Path>) -> JoinHandle<Result<bool, NodeError>> {
+        let backend = fusionllm_backend::open("cpu").unwrap();
         tokio::spawn(join(JoinOptions {
-            ticket: ticket.clone(),
-            backend: fusionllm_backend::open("cpu").unwrap(),
             name: name.into(),
             identity: identity.map(Path::to_owned),
-            pinned: None,
-            slowdown: 1.0,
-            profile: None,
             memory: Some(1 << 30),
-            on_leaving: || {},
+            ..JoinOptions::new(ticket.clone(), backend)
         }))
     }
 

@@ -4,7 +4,7 @@
 use std::time::Duration;
 
 use fusionllm_node::config::Job;
-use fusionllm_node::{BrokerOptions, Entry, Event, JoinOptions, NodeError, Observer, Peers, conduct, join};
+use fusionllm_node::{BrokerOptions, Event, JoinOptions, NodeError, Observer, Peers, conduct, join};
 use fusionllm_transport::Ticket;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -32,17 +32,8 @@ impl Observer for Reader {
 }
 
 fn peer(ticket: &Ticket, name: &str) -> JoinOptions {
-    JoinOptions {
-        ticket: ticket.clone(),
-        backend: fusionllm_backend::open("cpu").unwrap(),
-        name: name.into(),
-        identity: None,
-        pinned: None,
-        slowdown: 1.0,
-        profile: None,
-        memory: Some(1 << 30),
-        on_leaving: || {},
-    }
+    let backend = fusionllm_backend::open("cpu").unwrap();
+    JoinOptions { name: name.into(), memory: Some(1 << 30), ..JoinOptions::new(ticket.clone(), backend) }
 }
 
 /// Conducts a run of two peers at this learning rate to its bad end.
@@ -64,13 +55,9 @@ async fn diverge(lr: &str) -> (Reader, String) {
     let job = Job::quick_start(&settings).unwrap();
     let root = tempfile::tempdir().unwrap();
     let options = BrokerOptions {
-        advertise: Vec::new(),
-        peers: Peers::Joiners(2),
         listen: Some(([127, 0, 0, 1], 0).into()),
-        plan: None,
         directory: Some(root.path().join("run")),
-        resume: None,
-        entry: Entry::default(),
+        ..BrokerOptions::new(Peers::Joiners(2))
     };
     let (tickets, mut ticket) = unbounded_channel();
     let mut reader = Reader { tickets, skipped: Vec::new(), poisoned: Vec::new() };

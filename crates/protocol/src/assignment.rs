@@ -157,10 +157,9 @@ impl Assignment {
         share_of(&self.train, self.optimizer)
     }
 
-    /// Bytes of all tensors that the peer keeps from pass to pass, for itself and for others.
-    pub fn kept_bytes(&self) -> u64 {
-        let own = self.tensors();
-        let types = own.values().copied().chain(self.mirrors.values().flat_map(BTreeMap::values));
+    /// Bytes of the copies that the peer keeps of others' shares.
+    pub fn mirrored_bytes(&self) -> u64 {
+        let types = self.mirrors.values().flat_map(BTreeMap::values);
         types.fold(0, |sum, ty| sum.saturating_add(ty.bytes() as u64))
     }
 

@@ -18,7 +18,7 @@ fn scenario(seed: u64) -> Scenario {
         let at = 3.0 + rng.below(25_000) as f64 / 1000.0;
         let seconds = [0.5, 2.0, 4.0, 8.0, 20.0, 45.0][rng.below(6)];
         let others = 1 + rng.below(machines + 1);
-        let fault = match rng.below(9) {
+        let fault = match rng.below(10) {
             0 | 1 => Fault::Kill(others),
             2 => Fault::Sleep(rng.below(machines + 1), seconds),
             3 => Fault::CutOff(rng.below(machines + 1), seconds),
@@ -26,6 +26,7 @@ fn scenario(seed: u64) -> Scenario {
             5 => Fault::Leave(others),
             6 => Fault::Join,
             7 => Fault::Restart(seconds),
+            8 => Fault::Slow(others - 1, [1.0, 4.0, 10.0][rng.below(3)]),
             _ => Fault::Pause(seconds.min(8.0)),
         };
         (at, fault)
@@ -126,6 +127,16 @@ fn a_run_that_regroups_can_be_stopped() {
         let stopped_at = history.finished.map(|p| p.step);
         assert!(history.failed.is_none() && history.saved.last().copied() == stopped_at, "{at}: {stopped_at:?}");
     }
+}
+
+/// The plan is mended without the machine that has become slow, and nothing is computed again.
+#[test]
+fn a_machine_that_becomes_slow_is_left_out() {
+    let history = check(&Scenario { steps: 600, faults: vec![(20.0, Fault::Slow(1, 5.0))], ..quiet() });
+    assert_eq!((history.incidents, history.redone, &history.used[..]), (0, 0, &[0, 2][..]));
+    // Without figures to plan with, it stays.
+    let blind = Scenario { steps: 600, faults: vec![(20.0, Fault::Slow(1, 5.0))], measured: false, ..quiet() };
+    assert_eq!(check(&blind).used, [0, 1, 2]);
 }
 
 #[test]

@@ -311,7 +311,8 @@ impl Conductor<'_> {
         self.store.remove_tickets()?;
         let Some(current) = &self.current else { return Ok(progress) };
         let predicted_step_s = current.predicted.as_ref().map(|s| s.step_s);
-        let summary = self.store.summarise(&current.plan, &current.facts(), predicted_step_s, progress)?;
+        let (facts, copies_s) = (current.facts(), self.run.copies_s());
+        let summary = self.store.summarise(&current.plan, &facts, predicted_step_s, progress, copies_s)?;
         self.observer.event(Event::Finished { summary: &summary });
         Ok(progress)
     }

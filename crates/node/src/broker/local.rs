@@ -105,7 +105,7 @@ impl Children {
                 command.args(["--slowdown", &peer.slowdown.to_string()]);
             }
             if let Some(listen) = invitation.pinned {
-                command.args(["--pinned", &listen.to_string()]);
+                command.args(["--pinned", "--listen", &listen.to_string()]);
             }
             command.env("RAYON_NUM_THREADS", peer.threads.to_string());
             command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);

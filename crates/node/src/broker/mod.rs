@@ -52,7 +52,7 @@ use resume::{Identity, Left, Subject, read_atlas};
 pub(crate) use resume::{reads_key, reads_state};
 
 use crate::NodeError;
-use crate::config::{Choice, Family, Job, Network};
+use crate::config::{Choice, Family, Job, Known, Network};
 use crate::data::Dataset;
 use crate::files::weights::Weights;
 use crate::keys::allowed;
@@ -76,12 +76,30 @@ pub struct BrokerOptions {
     /// A plan to carry out instead of making one. Joiners must use its peers' names. A peer without a stage may be
     /// absent.
     pub plan: Option<Plan>,
+    /// What is known of the joiners' machines and links without measuring, by their names.
+    pub known: Option<Known>,
     /// The run directory; `None` for a new one under `runs/`, or for that of the run to resume.
     pub directory: Option<PathBuf>,
     /// What to go on from.
     pub resume: Option<Resume>,
     /// Who may join.
     pub entry: Entry,
+}
+
+impl BrokerOptions {
+    /// A new run of these peers, in a new directory under `runs/`, that listens on every interface.
+    pub fn new(peers: Peers) -> Self {
+        Self {
+            peers,
+            listen: None,
+            advertise: Vec::new(),
+            plan: None,
+            known: None,
+            directory: None,
+            resume: None,
+            entry: Entry::default(),
+        }
+    }
 }
 
 /// Who may join a run. The default is everybody with the ticket.
@@ -134,7 +152,7 @@ pub async fn conduct(
     options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<TrainingProgress, NodeError> {
-    let BrokerOptions { peers, listen, advertise, plan, directory, resume, entry } = options;
+    let BrokerOptions { peers, listen, advertise, plan, known, directory, resume, entry } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
     // Only joiners outlive their broker.
@@ -168,7 +186,7 @@ pub async fn conduct(
     if let (Some(left), Some(subject)) = (&left, &subject) {
         left.check(subject, job.train.steps)?;
     }
-    let course = Course::new(&job, models, plan, &peers)?;
+    let course = Course::new(&job, models, plan, &peers, known)?;
     if let Course::Start(planned) = &course {
         job = planned.job.clone();
     }
@@ -244,11 +262,19 @@ enum Course {
         models: Vec<Model>,
         /// A given plan, whose codecs follow the measured links.
         given: Option<Planned>,
+        /// What counts more than measurements.
+        known: Option<Known>,
     },
 }
 
 impl Course {
-    fn new(job: &Job, mut models: Vec<Model>, plan: Option<Plan>, peers: &Peers) -> Result<Self, NodeError> {
+    fn new(
+        job: &Job,
+        mut models: Vec<Model>,
+        plan: Option<Plan>,
+        peers: &Peers,
+        known: Option<Known>,
+    ) -> Result<Self, NodeError> {
         let given = match plan {
             Some(plan) => {
                 check_given(&plan, job, &models[0], peers)?;
@@ -257,8 +283,8 @@ impl Course {
             None => None,
         };
         Ok(match (peers, given) {
-            (Peers::Joiners(count), given) if must_measure(job, given.is_some(), *count) => {
-                Self::Measure { count: *count, models, given }
+            (Peers::Joiners(count), given) if known.is_some() || must_measure(job, given.is_some(), *count) => {
+                Self::Measure { count: *count, models, given, known }
             }
             (Peers::Emulated { testbed, .. }, Some(given)) => Self::Start(place(given, testbed)?.prepared()?),
             (Peers::Emulated { testbed, .. }, None) => Self::Start(plan_for(job, models, testbed)?),
@@ -297,11 +323,12 @@ impl Course {
                 testbed: first.cluster.clone(),
                 first: Some(first),
                 given: None,
+                known: None,
             },
-            Self::Measure { models, given, .. } => {
+            Self::Measure { models, given, known, .. } => {
                 let mut models = models;
                 models.extend(given.as_ref().map(|g| g.model.clone()).filter(|_| models.is_empty()));
-                Planner { job: job.clone(), models, first: None, given, testbed: None }
+                Planner { job: job.clone(), models, first: None, given, testbed: None, known }
             }
         })
     }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
 use crate::NodeError;
-use crate::config::{Choice, Job};
+use crate::config::{Choice, Job, Known};
 use crate::model::Model;
 use crate::planning::{Planned, place, plan_blind, plan_for};
 use fusionllm_plan::{Cluster, PeerId, Program, compile_forward};
@@ -24,6 +24,8 @@ pub(super) struct Planner {
     pub(super) given: Option<Planned>,
     /// The machines, if they are known without measuring.
     pub(super) testbed: Option<Cluster>,
+    /// What counts more than measurements.
+    pub(super) known: Option<Known>,
 }
 
 /// A request for a plan.
@@ -75,8 +77,12 @@ impl PlannerThread {
 impl Planner {
     fn propose(&mut self, request: Request) -> Result<Proposal, NodeError> {
         let names: Vec<&str> = request.members.iter().map(|(_, name)| name.as_str()).collect();
-        let mut planned = self.plan(&names, request.cluster)?;
-        planned.notes.extend(request.notes);
+        let (cluster, notes) = match (&self.known, request.cluster) {
+            (Some(known), Some(measured)) => known.correct(&measured).map(|(cluster, notes)| (Some(cluster), notes))?,
+            (_, cluster) => (cluster, Vec::new()),
+        };
+        let mut planned = self.plan(&names, cluster)?;
+        planned.notes.extend(request.notes.into_iter().chain(notes));
         if !planned.named {
             planned.plan.peers = names.iter().map(|name| (*name).to_owned()).collect();
         }

@@ -382,10 +382,12 @@ impl Store {
         peers: &[PeerFacts],
         predicted_step_s: Option<f64>,
         position: TrainingProgress,
+        copies_s: f64,
     ) -> Result<Summary, NodeError> {
         self.flush()?;
         self.ledger.write()?;
-        let summary = self.figures.summary(plan, peers, predicted_step_s, position);
+        let mut summary = self.figures.summary(plan, peers, predicted_step_s, position);
+        summary.overhead_s.insert("copies".into(), copies_s);
         self.ledger.run().write_summary(&summary)?;
         match self.unsaved.take() {
             Some(error) => Err(error),

@@ -26,7 +26,7 @@ pub use reader::JobError;
 pub use sections::{Checkpointing, Choice, Decay, Eval, OptimizerConfig, Planning, Rule, Train};
 
 pub use quantity::{parse_period, parse_size};
-pub use testbed::{Testbed, load_profile};
+pub use testbed::{Known, Testbed, load_profile};
 
 use files::Files;
 use reader::{Node, Section};

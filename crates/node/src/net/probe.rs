@@ -16,6 +16,12 @@ const ECHOES: usize = 8;
 /// Bytes of the first load. Each further load is twice as large.
 const FIRST: u64 = 16 << 10;
 
+/// A load that takes as many round trips is no longer bound by how fast the sender dares to send.
+const ROUND_TRIPS: f64 = 8.0;
+
+/// The rate of loads that cannot grow is known once one is less than this many times as fast as the one before.
+const STEADY: f64 = 1.25;
+
 /// The longest time for one measurement. A link that needs more is too slow to train over.
 const LONGEST: Duration = Duration::from_secs(60);
 
@@ -59,7 +65,7 @@ pub(crate) async fn probe(endpoint: &Endpoint, to: &PeerAddr, patience: f64) -> 
 }
 
 /// Measures the links of a connection whose other end [answers](answer_probes). The latency of both is half of the
-/// shortest round trip. The rate is that of the first load that takes `patience` seconds.
+/// shortest round trip. The rate is that of the first load that takes `patience` seconds and several round trips.
 ///
 /// A connection through a relay may soon become direct, so the measurement waits for that, but not for long.
 pub(crate) async fn probe_on(connection: &Connection, lanes: &mut Lanes, patience: f64) -> Result<Probed, NodeError> {
@@ -85,6 +91,7 @@ async fn measure(connection: &Connection, lanes: &mut Lanes, patience: f64) -> R
         expect(lanes).await?;
         shortest = shortest.min(sent.elapsed().as_secs_f64());
     }
+    let patience = patience.max(ROUND_TRIPS * shortest);
     let mut links = [Link { latency: shortest / 2.0, bandwidth: 0.0 }; 2];
     for (link, forth) in links.iter_mut().zip([true, false]) {
         let mut bytes = FIRST;
@@ -99,11 +106,11 @@ async fn measure(connection: &Connection, lanes: &mut Lanes, patience: f64) -> R
                 (other, _) => return Err(NodeError::Protocol(format!("a peer answered a measurement with {other:?}"))),
             };
             // A load that arrives in one piece takes less time than the clock shows.
-            link.bandwidth = bytes as f64 / took.max(1e-6);
-            if took >= patience || bytes >= MAX_PROBE_BYTES {
+            let before = std::mem::replace(&mut link.bandwidth, bytes as f64 / took.max(1e-6));
+            if took >= patience || (bytes >= MAX_PROBE_BYTES && link.bandwidth < STEADY * before) {
                 break;
             }
-            bytes *= 2;
+            bytes = (2 * bytes).min(MAX_PROBE_BYTES);
         }
     }
     Ok(links.into())
@@ -140,14 +147,13 @@ mod tests {
 
     const MBPS: u64 = 125_000;
 
-    /// 1 Mbps there, 80 Mbps back, and 5 ms in each direction.
-    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_slow_link_is_told_from_a_fast_one() {
+    /// What two machines measure of lines of these rates there and back, in Mbps, and of this latency in milliseconds.
+    async fn measured(there: u64, back: u64, latency: u64) -> Probed {
         let bind = || Endpoint::bind(EndpointOptions { pinned: true, ..EndpointOptions::new() });
         let (a, b) = (bind().await.unwrap(), bind().await.unwrap());
         let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 1).unwrap();
-        let link = |rate| emulator.add_link(LinkSpec::new("line", Some(rate * MBPS), Duration::from_millis(5)));
-        let (there, back) = (vec![link(1)], vec![link(80)]);
+        let link = |rate| emulator.add_link(LinkSpec::new("line", Some(rate * MBPS), Duration::from_millis(latency)));
+        let (there, back) = (vec![link(there)], vec![link(back)]);
         let (b_for_a, _) = emulator.connect_peers(a.addr().addrs[0], b.addr().addrs[0], there, back).unwrap();
         let key = b.key();
         let answering = tokio::spawn(async move {
@@ -156,11 +162,26 @@ mod tests {
             drop(answer_probes(&connection, lanes).await);
         });
         let to = PeerAddr::new(key, vec![b_for_a]);
-        let Probed { there, back, relayed } = probe(&a, &to, 0.1).await.unwrap();
-        assert!(!relayed);
+        let probed = probe(&a, &to, 0.1).await.unwrap();
+        answering.await.unwrap();
+        assert!(!probed.relayed);
+        probed
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_slow_link_is_told_from_a_fast_one() {
+        let Probed { there, back, .. } = measured(1, 80, 5).await;
         // A measured link may be slower than it is, but not faster, except for what the emulator delivers early.
         assert!(there.latency >= 4.5e-3 && there.latency == back.latency, "{there:?}");
         assert!(there.bandwidth < 0.2e6 && back.bandwidth > 2.0 * there.bandwidth, "{there:?} {back:?}");
-        answering.await.unwrap();
+    }
+
+    /// A window's worth of bytes takes a round trip of 200 ms, however fast the line is.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn a_fast_line_is_known_to_be_fast_however_long_it_is() {
+        let Probed { there, back, .. } = measured(80, 80, 100).await;
+        for link in [there, back] {
+            assert!(link.latency >= 0.095 && link.bandwidth > 0.4 * 80e6 / 8.0, "{link:?}");
+        }
     }
 }

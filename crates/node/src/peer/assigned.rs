@@ -40,11 +40,16 @@ pub(super) struct Stream {
 }
 
 impl Assigned {
-    /// Checks an assignment before anything is allocated for it. `memory` is what this machine gives to the run, in
-    /// bytes; `None` if nobody knows. The error says why the assignment does not fit.
-    pub(super) fn new(assignment: Assignment, memory: Option<u64>) -> Result<(Self, Stream), String> {
+    /// Checks an assignment before anything is allocated for it. `memory` is what this machine gives to the run, and
+    /// `disk` what is free where copies stand, in bytes; `None` if nobody knows. The error says why the assignment does
+    /// not fit.
+    pub(super) fn new(
+        assignment: Assignment,
+        memory: Option<u64>,
+        disk: Option<u64>,
+    ) -> Result<(Self, Stream), String> {
         assignment.validate().map_err(|e| e.to_string())?;
-        check_memory(&assignment, memory)?;
+        check_room(&assignment, memory, disk)?;
         let addresses = addresses(assignment.peers.iter().chain(&assignment.donors))?;
         let streamed = assignment.tensors().into_iter().filter(|(k, _)| assignment.sources[k] == Source::Broker);
         let types = streamed.map(|(key, ty)| (key, ty.clone())).collect();
@@ -61,7 +66,7 @@ impl Assigned {
 
 /// Whether a peer takes part as an assignment says. The error says why not.
 pub(crate) fn accepts_assignment(assignment: Assignment, memory: Option<u64>) -> Result<(), String> {
-    Assigned::new(assignment, memory).map(|(assigned, _)| drop(assigned.role()))
+    Assigned::new(assignment, memory, None).map(|(assigned, _)| drop(assigned.role()))
 }
 
 /// The addresses of members.
@@ -75,10 +80,14 @@ pub(super) fn addresses<'a>(
     decoded.collect()
 }
 
-/// Refuses what needs more than the machine gives, or than any machine has. Copies for others stand on the disk, so they
-/// are not added to a pass. But a disk may be full.
-fn check_memory(assignment: &Assignment, memory: Option<u64>) -> Result<(), String> {
-    for (what, needed) in [("tensors", assignment.kept_bytes()), ("programs", assignment.peak_bytes())] {
+/// Refuses what needs more than the machine gives, or than any machine has. Copies for others take memory only where the
+/// disk has no room for them.
+fn check_room(assignment: &Assignment, memory: Option<u64>, disk: Option<u64>) -> Result<(), String> {
+    let copies = match assignment.mirrored_bytes() {
+        u64::MAX => u64::MAX,
+        bytes => bytes.saturating_sub(disk.unwrap_or(0)),
+    };
+    for (what, needed) in [("copies for others", copies), ("programs", assignment.peak_bytes())] {
         match memory {
             _ if needed == u64::MAX => return Err(format!("its {what} need more memory than any machine has")),
             Some(memory) if needed > memory => {

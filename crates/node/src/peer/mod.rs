@@ -62,9 +62,12 @@ pub struct JoinOptions {
     pub name: String,
     /// The file of this machine's identity, which is written if there is none; `None` for a new identity.
     pub identity: Option<PathBuf>,
-    /// For emulated links: the address to listen at. The peer then talks to no address but those it is given. `None` in
-    /// real networks.
-    pub pinned: Option<SocketAddr>,
+    /// Where to listen; `None` for every interface and a free port.
+    pub listen: Option<SocketAddr>,
+    /// Addresses that lead to this machine but belong to none of its interfaces, such as a router's forwarded port.
+    pub advertise: Vec<SocketAddr>,
+    /// For emulated links: whether the peer talks to no address but those it is given.
+    pub pinned: bool,
     /// How many times slower than this machine to compute, at least 1. Above 1, the backend gets one thread.
     pub slowdown: f64,
     /// A profile of this machine; `None` to measure it briefly if the broker asks.
@@ -73,6 +76,25 @@ pub struct JoinOptions {
     pub memory: Option<u64>,
     /// Called when Ctrl-C or SIGTERM asks the peer to leave. A second one ends it at once.
     pub on_leaving: fn(),
+}
+
+impl JoinOptions {
+    /// A peer under a name of the broker's choice, with a new identity, that gives the run all that is free.
+    pub fn new(ticket: Ticket, backend: Arc<dyn Backend>) -> Self {
+        Self {
+            ticket,
+            backend,
+            name: String::new(),
+            identity: None,
+            listen: None,
+            advertise: Vec::new(),
+            pinned: false,
+            slowdown: 1.0,
+            profile: None,
+            memory: None,
+            on_leaving: || {},
+        }
+    }
 }
 
 /// Takes part in a run until the broker ends it. Returns whether this peer ever had a share and stayed to the end. A plan
@@ -85,7 +107,7 @@ pub struct JoinOptions {
 ///
 /// The broker cannot be reached, refuses this peer, or stops the run.
 pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
-    let (allowed, pinned) = (Allowed::Only(BTreeSet::from([options.ticket.addr.key])), options.pinned);
+    let allowed = Allowed::Only(BTreeSet::from([options.ticket.addr.key]));
     let secret_key = match &options.identity {
         Some(path) => identity(path)?,
         None => SecretKey::generate(),
@@ -93,8 +115,9 @@ pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
     let endpoint = Endpoint::bind(EndpointOptions {
         secret_key,
         allowed,
-        listen: pinned,
-        pinned: pinned.is_some(),
+        listen: options.listen,
+        advertise: options.advertise.clone(),
+        pinned: options.pinned,
         relay: options.ticket.relay(),
         ..EndpointOptions::new()
     })

@@ -13,6 +13,7 @@ use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_protocol::TensorKey;
 
 use crate::NodeError;
+use crate::machine::disk;
 
 /// A tensor of a cut.
 #[derive(Debug, Clone)]
@@ -72,6 +73,11 @@ impl Spool {
         self.end += tensor.bytes().len() as u64;
         Ok((file, offset))
     }
+}
+
+/// Bytes that there is room for.
+pub(super) fn room() -> Option<u64> {
+    disk::available(&directory())
 }
 
 /// Where cuts stand. On many systems `/tmp` is memory, and `/var/tmp` is not.

@@ -81,6 +81,8 @@ pub(super) struct CopyPace {
     quiet: VecDeque<f64>,
     /// What copying a cut costs, in seconds of training: as steps showed, or by the links' rates.
     cost_s: f64,
+    /// What all copies cost so far, in seconds of training.
+    pub(super) spent_s: f64,
     /// When the next cut is due. Infinite until the cost of the last one is known.
     pub(super) next: f64,
     /// When each step since the last cut was complete.
@@ -144,22 +146,25 @@ impl CopyPace {
         }
         self.beside.push(step_s);
         if !self.copying {
-            self.cost_s = self.cost();
-            self.next = self.began + copy_period(self.cost_s);
+            self.settle();
         }
     }
 
-    /// What copying the last cut cost: by how much the steps beside it were slower than others. If the same link bounds
-    /// training and copies, training loses what the copies took of it. The figure keeps within sight of that, because
-    /// steps are also slow or fast for other reasons.
-    fn cost(&self) -> f64 {
+    /// Learns what copying the last cut cost: by how much the steps beside it were slower than others. If the same link
+    /// bounds training and copies, training loses what the copies took of it. The figure keeps within sight of that,
+    /// because steps are also slow or fast for other reasons.
+    fn settle(&mut self) {
         let if_bound = COPY_RATE * self.longest_s;
         if self.quiet.is_empty() {
-            return if_bound;
+            self.cost_s = if_bound;
+            self.spent_s += if_bound;
+        } else {
+            let quiet = median(self.quiet.iter().copied().collect());
+            let slower = self.beside.iter().sum::<f64>() - self.beside.len() as f64 * quiet;
+            self.cost_s = 0.5 * (self.cost_s + slower.clamp(0.1 * if_bound, 2.0 * if_bound));
+            self.spent_s += slower;
         }
-        let quiet = median(self.quiet.iter().copied().collect());
-        let slower = self.beside.iter().sum::<f64>() - self.beside.len() as f64 * quiet;
-        0.5 * (self.cost_s + slower.clamp(0.1 * if_bound, 2.0 * if_bound))
+        self.next = self.began + copy_period(self.cost_s);
     }
 
     /// Seconds from the end of a step until `then`.

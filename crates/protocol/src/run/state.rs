@@ -73,6 +73,11 @@ impl Run {
         &self.atlas
     }
 
+    /// By how many seconds copies have slowed down the steps beside them, since this broker started.
+    pub fn copies_s(&self) -> f64 {
+        self.copies.spent_s.max(0.0)
+    }
+
     /// Goes on with a run whose broker was killed. Its members are away, and come back by themselves.
     ///
     /// `roster` is one without members. `away_s` is the time since the state was written, in seconds. The newest

@@ -1,7 +1,11 @@
 //! The testbed file: devices, sites and the links between them.
 
-use std::collections::BTreeMap;
+mod known;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
+
+pub use known::Known;
 
 use fusionllm_plan::{Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
 
@@ -52,9 +56,8 @@ impl Testbed {
     /// The first problem: bad TOML, an unknown setting, unit or name, a value out of range, a device without a route
     /// to the broker, or a profile that cannot be read.
     pub fn load(path: &Path) -> Result<Self, JobError> {
-        let text = read(path, "give the path of a testbed file")?;
-        let directory = path.parent().filter(|p| !p.as_os_str().is_empty());
-        Self::parse(&path.display().to_string(), &text, directory.unwrap_or(Path::new(".")))
+        let (text, directory) = read(path, "give the path of a testbed file")?;
+        Self::parse(&path.display().to_string(), &text, directory)
     }
 
     /// Reads a testbed from `text`. Messages call it `name`, and relative paths start at `directory`.
@@ -63,6 +66,11 @@ impl Testbed {
     ///
     /// As [`Self::load`].
     pub fn parse(name: &str, text: &str, directory: &Path) -> Result<Self, JobError> {
+        Ok(Self { cluster: Self::parts(name, text, directory, true)?.cluster })
+    }
+
+    /// Reads a testbed. If it must be `whole`, every device needs a speed and a route to the broker.
+    fn parts(name: &str, text: &str, directory: &Path, whole: bool) -> Result<Parts, JobError> {
         let root = reader::parse(name, text)?;
         let top = Section::top(&root);
         let (devices, sites, links) = (top.tables("device")?, top.tables("site")?, top.tables("link")?);
@@ -75,15 +83,22 @@ impl Testbed {
         let mut names = Names::default();
         let sites = sites.iter().zip(0..).map(|(s, i)| site(s, i, &mut names)).collect::<Result<Vec<_>, _>>()?;
         let mut profiles = Profiles { directory, files: BTreeMap::new(), devices: count(&devices)? };
-        let mut machines: Vec<Device> = Vec::new();
+        let (mut machines, mut timed) = (Vec::new(), BTreeSet::new());
         for section in &devices {
-            device(section, &mut names, &mut profiles, &mut machines)?;
+            let added = machines.len();
+            if device(section, &mut names, &mut profiles, &mut machines, whole)? {
+                timed.extend(machines[added..].iter().map(|d: &Device| d.name.clone()));
+            }
         }
         let mut direct = BTreeMap::new();
         for section in &links {
             link(section, &names, &mut direct)?;
         }
         let broker_at = match broker.text("at")? {
+            Some(_) if !whole => {
+                let hint = "leave [broker] out; links to `broker` may be given";
+                return Err(broker.error("at", "the broker stands where it was started", hint));
+            }
             Some(at) => Some(names.find(&broker, "at", at)?),
             // A link to the broker means that it has a machine of its own.
             None => direct.keys().any(|(a, b)| [*a, *b].contains(&Place::Broker)).then_some(Place::Broker),
@@ -92,9 +107,18 @@ impl Testbed {
         let direct = direct.into_iter().map(|((from, to), link)| DirectLink { from, to, link }).collect();
         let cluster = Cluster::new(machines, sites, direct, broker_at)
             .map_err(|e| JobError::new(name, e.to_string(), "correct the testbed"))?;
-        connected(&cluster, &devices)?;
-        Ok(Self { cluster })
+        if whole {
+            connected(&cluster, &devices)?;
+        }
+        Ok(Parts { cluster, timed })
     }
+}
+
+/// What a testbed file says.
+struct Parts {
+    cluster: Cluster,
+    /// The devices whose speed it says. Another one has rates of 1.
+    timed: BTreeSet<String>,
 }
 
 /// Reads the devices of a file that `fusionllm profile` wrote, each with its number of threads. The file has tables
@@ -105,7 +129,7 @@ impl Testbed {
 /// As [`Testbed::load`].
 pub fn load_profile(path: &Path) -> Result<Vec<(usize, Device)>, JobError> {
     let name = path.display().to_string();
-    let root = reader::parse(&name, &read(path, "make it with `fusionllm profile -o DEVICE.toml`")?)?;
+    let root = reader::parse(&name, &read(path, "make it with `fusionllm profile -o DEVICE.toml`")?.0)?;
     let top = Section::top(&root);
     let sections = top.tables("device")?;
     top.finish()?;
@@ -124,9 +148,12 @@ pub fn load_profile(path: &Path) -> Result<Vec<(usize, Device)>, JobError> {
     }
 }
 
-fn read(path: &Path, hint: &str) -> Result<String, JobError> {
-    std::fs::read_to_string(path)
-        .map_err(|e| JobError::new(path.display(), format!("the file cannot be read: {e}"), hint))
+/// The text of a file, and its directory.
+fn read<'p>(path: &'p Path, hint: &str) -> Result<(String, &'p Path), JobError> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|e| JobError::new(path.display(), format!("the file cannot be read: {e}"), hint))?;
+    let directory = path.parent().filter(|p| !p.as_os_str().is_empty());
+    Ok((text, directory.unwrap_or(Path::new("."))))
 }
 
 /// The devices and sites by name.
@@ -240,12 +267,14 @@ fn count(sections: &[Section<'_>]) -> Result<usize, JobError> {
     Ok(devices)
 }
 
+/// Adds the devices of a table. Returns whether it says how fast they are. If `whole`, it must.
 fn device(
     section: &Section<'_>,
     names: &mut Names,
     profiles: &mut Profiles<'_>,
     machines: &mut Vec<Device>,
-) -> Result<(), JobError> {
+    whole: bool,
+) -> Result<bool, JobError> {
     let name = required(section, "name", "a device needs a name", "write name = \"a\"")?.to_owned();
     let site = match section.text("site")? {
         None => None,
@@ -255,9 +284,11 @@ fn device(
         },
     };
     let backend = section.text("backend")?.map(str::to_owned);
+    let timed = whole || ["profile", "gpu", "tflops", "memory_bandwidth"].into_iter().any(|key| section.has(key));
     let mut device = match section.text("profile")? {
         Some(file) => profiles.device(section, file, backend.as_deref(), name.clone())?,
-        None => figures(section, name.clone())?,
+        None if timed => figures(section, name.clone())?,
+        None => Device::new(name.clone(), Rates { matmul: 1.0, convolution: 1.0, memory: 1.0, overhead: 0.0 }, 0),
     };
     if let Some(memory) = section.quantity("memory", &SIZE, true)? {
         device.memory = memory as u64;
@@ -272,7 +303,7 @@ fn device(
         names.add(section, &name, Place::Device(machines.len() as u32))?;
         machines.push(Device { name, ..device.clone() });
     }
-    Ok(())
+    Ok(timed)
 }
 
 /// The speed and memory of a device: from the table of GPUs, or from its settings.

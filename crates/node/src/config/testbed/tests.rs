@@ -159,3 +159,50 @@ fn devices_of_one_profile_share_the_threads() {
     assert_eq!(e.message, "D.toml has no device of backend cpu with 3 thread(s)");
     assert_eq!(e.hint, "it has cpu with 1, cpu with 4");
 }
+
+/// Two machines that were measured, with a link of 1 MB/s between them and of 2 MB/s to the broker.
+fn measured() -> Cluster {
+    let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 0.0 };
+    let device = |name: &str| Device::new(name, rates, 1 << 30);
+    let link = |from, to, bandwidth| DirectLink { from, to, link: Link { latency: 0.001, bandwidth } };
+    let (a, b) = (Place::Device(0), Place::Device(1));
+    let pairs = [(a, b, 1e6), (a, Place::Broker, 2e6), (b, Place::Broker, 2e6)];
+    let links = pairs.into_iter().flat_map(|(from, to, rate)| [link(from, to, rate), link(to, from, rate)]);
+    Cluster::new(vec![device("a"), device("b")], Vec::new(), links.collect(), Some(Place::Broker)).unwrap()
+}
+
+#[test]
+fn what_is_known_counts_more_than_measurements() {
+    let known = |text: &str| Known::parse("k.toml", text, Path::new(".")).unwrap();
+    let rate = |c: &Cluster, from, to| c.link(from, to).map(|l| l.bandwidth);
+    let (a, b) = (PeerId(0), PeerId(1));
+
+    let sites = "[[site]]\nname = \"home\"\nuplink = { rate = \"8 Mbps\" }\n[[site]]\nname = \"lab\"\nuplink = { rate = \"80 Mbps\" }\n\
+                 [[device]]\nname = \"b\"\nsite = \"lab\"\nmemory = \"1 MiB\"\n[[device]]\nname = \"a\"\nsite = \"home\"\ntflops = 3\n\
+                 memory_bandwidth = \"9 GB/s\"\nmemory = \"4 GiB\"\n[[device]]\nname = \"c\"\n";
+    let (cluster, notes) = known(sites).correct(&measured()).unwrap();
+    assert_eq!(notes, ["the testbed file has c, but nobody of that name is here"]);
+    assert_eq!(
+        (rate(&cluster, a, b), rate(&cluster, b, a)),
+        (Some(1e6), Some(1e6)),
+        "both through the uplink of 8 Mbps"
+    );
+    assert_eq!(cluster.uplinks(a, b).count(), 2);
+    let [first, second] = cluster.devices() else { panic!("{:?}", cluster.devices()) };
+    assert_eq!((first.rates.matmul, first.memory), (3e12, 1 << 30), "the machine gives no more");
+    assert_eq!((second.rates.matmul, second.memory), (1e9, 1 << 20), "its speed was measured");
+    assert_eq!(rate(&cluster, b, PeerId::BROKER), Some(2e6), "so was its link to the broker");
+
+    let link = "[[device]]\nname = \"a\"\n[[device]]\nname = \"b\"\n[[link]]\nfrom = \"a\"\nto = \"b\"\nrate = \"80 Mbps\"\n\
+                [[link]]\nbetween = [\"b\", \"broker\"]\nrate = \"40 Mbps\"\n";
+    let (cluster, notes) = known(link).correct(&measured()).unwrap();
+    assert!(notes.is_empty());
+    assert_eq!((rate(&cluster, a, b), rate(&cluster, b, a)), (Some(1e7), Some(1e6)));
+    assert_eq!((rate(&cluster, PeerId::BROKER, b), rate(&cluster, PeerId::BROKER, a)), (Some(5e6), Some(2e6)));
+
+    let broker = "[[device]]\nname = \"a\"\n[broker]\nat = \"a\"\n";
+    assert_snapshot!(printed(Known::parse("k.toml", broker, Path::new(".")).unwrap_err()), @r"
+    k.toml:4:6: the broker stands where it was started
+    hint: leave [broker] out; links to `broker` may be given
+    ");
+}

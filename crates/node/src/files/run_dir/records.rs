@@ -69,8 +69,8 @@ pub struct Summary {
     pub bytes_sent_per_step: Option<u64>,
     /// Time in steps divided by the time of the whole run. Steps that were done again count once.
     pub training_overhead_ratio: Option<f64>,
-    /// Where the rest of the time went, in seconds: `start` until the first step began, and incidents by their kind. What
-    /// is left after that is mostly the last checkpoint.
+    /// What took time, in seconds: `start` until the first step began, and incidents by their kind. `copies` are seconds
+    /// by which they slowed down steps. What is left of the rest is mostly the last checkpoint.
     #[serde(default)]
     pub overhead_s: BTreeMap<String, f64>,
     /// The scheduler that made the plan.

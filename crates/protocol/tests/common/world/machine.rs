@@ -10,6 +10,9 @@ use fusionllm_protocol::{
 
 use super::{Down, Event, World};
 
+/// What a machine says that it computed in a pass.
+pub(super) const COMPUTE_S: f64 = 0.1;
+
 /// A machine's part in a generation.
 #[derive(Debug)]
 pub(super) struct Assigned {
@@ -53,6 +56,9 @@ pub(super) struct Machine {
     pub(super) done: bool,
     /// Whether it asked to leave.
     pub(super) leaving: bool,
+    /// How many times slower it is than at the start, if it is.
+    pub(super) slower: Option<f64>,
+    pub(super) busy_until: f64,
 }
 
 impl Machine {
@@ -224,6 +230,10 @@ impl World {
 
     /// Carries out the next command, or goes on after a verdict.
     pub(super) fn work(&mut self, m: usize) {
+        if self.machines[m].busy_until > self.now + 1e-6 {
+            let later = self.machines[m].busy_until;
+            return self.at(later, Event::Work(m));
+        }
         if let Some((pass, step)) = self.machines[m].waiting {
             let machine = &mut self.machines[m];
             let Some(apply) = machine.verdicts.remove(&pass) else { return };
@@ -268,8 +278,12 @@ impl World {
     }
 
     pub(super) fn pass_done(&mut self, m: usize, pass: u64) {
-        self.tell(m, FromPeer::PassDone { pass, report: PassReport::default() });
+        let slower = self.machines[m].slower.unwrap_or(1.0);
+        let report = PassReport { compute_s: COMPUTE_S * slower, ..PassReport::default() };
+        self.tell(m, FromPeer::PassDone { pass, report });
         let at = self.now + self.delay(0.3);
+        // One that is as fast as at the start does its work between messages.
+        self.machines[m].busy_until = self.now + COMPUTE_S * (slower - 1.0);
         self.at(at, Event::Work(m));
     }
 

@@ -18,7 +18,7 @@ use fusionllm_protocol::{
 };
 
 use super::{ChoiceRng, programs_of};
-use machine::{Assigned, Fetch, Machine};
+use machine::{Assigned, COMPUTE_S, Fetch, Machine};
 
 const LAYERS: usize = 6;
 const MICRO_BATCHES: u32 = 2;
@@ -39,6 +39,8 @@ pub(crate) enum Fault {
     Leave(usize),
     /// A new machine joins.
     Join,
+    /// A machine computes this many times slower than at the start.
+    Slow(usize, f64),
     /// The broker stands still for this many seconds.
     Pause(f64),
     /// The broker is killed, and started again after this many seconds.
@@ -68,6 +70,8 @@ pub(crate) struct History {
     pub(crate) saved: Vec<u64>,
     pub(crate) incidents: usize,
     pub(crate) redone: usize,
+    /// The machines of the last generation.
+    pub(crate) used: Vec<usize>,
     pub(crate) finished: Option<TrainingProgress>,
     pub(crate) failed: Option<String>,
     pub(crate) seconds: f64,
@@ -124,6 +128,7 @@ pub(crate) struct World {
     order: Option<Order>,
     programs: Vec<(Program, Program)>,
     saving: BTreeMap<TensorKey, u64>,
+    saving_step: u64,
     disk: TrainingProgress,
     history: History,
     traced: bool,
@@ -147,6 +152,7 @@ pub(crate) fn live(scenario: &Scenario) -> History {
         order: None,
         programs: Vec::new(),
         saving: BTreeMap::new(),
+        saving_step: 0,
         disk: TrainingProgress::default(),
         history: History::default(),
         traced: std::env::var_os("FUSIONLLM_TRACE").is_some(),
@@ -274,7 +280,10 @@ impl World {
             }
             Event::Saved(m, connection, step, tensors) => {
                 if self.machines[m].connection == connection {
-                    self.saving.extend(tensors);
+                    // The keeper skips what belongs to a checkpoint that was abandoned.
+                    if self.saving_step == step {
+                        self.saving.extend(tensors);
+                    }
                     let member = self.machines[m].member.unwrap();
                     let actions = self.run.snapshot_saved(member, step, self.now);
                     self.carry_out(actions);
@@ -356,6 +365,7 @@ impl World {
                 self.machines[m].leaving = true;
                 self.tell(m, FromPeer::Leaving);
             }
+            Fault::Slow(m, times) if m < count => self.machines[m].slower = Some(times),
             Fault::Join => self.add_machine(),
             Fault::Pause(seconds) => self.broker_paused_until = self.now + seconds,
             Fault::Restart(seconds) if !self.broker_dead => self.broker_dies(seconds),
@@ -526,7 +536,11 @@ impl World {
                     self.history.steps.push(record.step);
                 }
                 Action::Evaluated(record) => drop(self.history.evaluated.insert(record.step)),
-                Action::BeginCheckpoint(_) | Action::AbandonCheckpoint(_) => self.saving.clear(),
+                Action::BeginCheckpoint(step) => {
+                    self.saving.clear();
+                    self.saving_step = step;
+                }
+                Action::AbandonCheckpoint(_) => self.saving.clear(),
                 Action::Commit(progress) => {
                     let all = self.programs.iter().flat_map(|(train, _)| share_of(train, OPTIMIZER).into_keys());
                     let expected: BTreeMap<TensorKey, u64> = all.map(|key| (key, progress.step)).collect();
@@ -559,6 +573,11 @@ impl World {
     }
 
     fn planned(&mut self, mut members: Vec<MemberId>) {
+        // A slow machine would hold up the others.
+        let fast: Vec<MemberId> = members.iter().copied().filter(|m| self.run.atlas().slower(*m) < 2.0).collect();
+        if self.scenario.measured && !fast.is_empty() {
+            members = fast;
+        }
         members.truncate(LAYERS);
         let programs = programs_of(LAYERS, members.len(), MICRO_BATCHES);
         let expected = programs.iter().map(|(train, eval)| ExpectedReports::new(train, eval)).collect();
@@ -570,8 +589,8 @@ impl World {
             version: 1,
             micro_batches: MICRO_BATCHES,
             // More machines are faster.
-            predicted_step_s: self.scenario.measured.then(|| 1.0 / members.len() as f64),
-            predicted_compute_s: Vec::new(),
+            predicted_step_s: self.scenario.measured.then(|| 0.6 / members.len() as f64),
+            predicted_compute_s: vec![COMPUTE_S; if self.scenario.measured { members.len() } else { 0 }],
             cluster: None,
             move_s: 1.0,
             members,
@@ -583,6 +602,7 @@ impl World {
     }
 
     fn assign(&mut self, order: Order) {
+        self.history.used.clear();
         for (i, (train, eval)) in self.programs.clone().into_iter().enumerate() {
             let me = order.members[i];
             let m = self.machine_of(me).unwrap();
@@ -623,6 +643,7 @@ impl World {
             }
             let connection = self.machines[m].connection;
             let at = self.arrival(m, 2, 0.1);
+            self.history.used.push(m);
             self.at(at, Event::Down(m, Down::Assign(connection, Arc::new(Assigned { role, train, eval }))));
             for (key, _) in sources.into_iter().filter(|(_, s)| *s == Source::Broker) {
                 let at = self.arrival(m, 2, 0.1);
