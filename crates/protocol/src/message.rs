@@ -24,7 +24,7 @@ pub const MAX_CONTROL_BYTES: u64 = 4 << 20;
 pub const MAX_ASSIGNMENT_BYTES: u64 = 1 << 26;
 
 /// Largest frame of a link measurement, in bytes.
-pub const MAX_PROBE_BYTES: u64 = 4 << 20;
+pub const MAX_PROBE_BYTES: u64 = 16 << 20;
 
 /// A machine that has joined a run. Numbers follow the order of joining, and no number is used again.
 ///

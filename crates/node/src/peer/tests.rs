@@ -290,7 +290,7 @@ async fn an_assignment_that_is_too_large_is_refused_and_the_peer_stays() {
     let mut a = broker.welcome(0).await;
     let mut large = assignment(1, 0, [&a, &a], &a, (0, 0), |_| Source::Seed);
     // No disk has room for this copy.
-    let ty = fusionllm_graph::TensorType::new(DType::F32, [1 << 48]);
+    let ty = fusionllm_graph::TensorType::new(DType::F32, [1 << 44]);
     large.mirrors = BTreeMap::from([(a.id, BTreeMap::from([(TensorKey::value("w1"), ty)]))]);
     a.assign(&large).await;
     match a.hear().await {
