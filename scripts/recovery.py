@@ -57,6 +57,13 @@ SETTINGS = {
 }
 
 
+def peers(run):
+    """The names of the peers that the plan uses."""
+    named = json.loads((run / "plan.json").read_text())["peers"]
+    # Where machines are measured, the plan also says what they do.
+    return [peer if isinstance(peer, str) else peer["name"] for peer in named]
+
+
 def deaths(directory):
     run, log = directory / "run", directory / "broker.log"
     command = [BINARY, "broker", "--listen", "127.0.0.1:0", "--peers", str(PEERS), "--run-dir", str(run)]
@@ -77,7 +84,7 @@ def deaths(directory):
         for death in range(options.deaths):
             time.sleep(options.every if death else options.every / 2)
             # One that has a part. A newcomer may be a spare.
-            used = json.loads((run / "plan.json").read_text())["peers"]
+            used = peers(run)
             name = next(name for name in joiners if name in used)
             lost, ready = said("lost "), said("training goes on")
             joiners[name].send_signal(signal.SIGKILL)
@@ -133,7 +140,7 @@ def slow(directory):
         wait(lambda: metrics(run), broker)
         time.sleep(options.every)
         begin = len(metrics(run))
-        used = json.loads((run / "plan.json").read_text())["peers"]
+        used = peers(run)
         print(f"the plan uses {', '.join(used)}; median step {median(3, begin):.3f} s")
         name = used[-1]
         hogged = joiners[int(name[1:])]
@@ -147,7 +154,7 @@ def slow(directory):
             if time.monotonic() < quarter:
                 early = len(metrics(run))
         end = len(metrics(run))
-        used = json.loads((run / "plan.json").read_text())["peers"]
+        used = peers(run)
         print(f"{name} four times slower: median step {median(begin + 1, early):.3f} s at the begin")
         print(f"the plan uses {', '.join(used)}; median step {median((early + end) // 2, end):.3f} s at the end")
         print("".join(line for line in log.read_text().splitlines(True) if "slow" in line or "goes on" in line), end="")
