@@ -157,7 +157,8 @@ def slow(directory):
         used = peers(run)
         print(f"{name} four times slower: median step {median(begin + 1, early):.3f} s at the begin")
         print(f"the plan uses {', '.join(used)}; median step {median((early + end) // 2, end):.3f} s at the end")
-        print("".join(line for line in log.read_text().splitlines(True) if "slow" in line or "goes on" in line), end="")
+        print(f"predicted for that plan: {json.loads((run / 'plan.json').read_text())['predicted_step_s']:.3f} s")
+        print("the broker: ", *log.read_text().splitlines()[-5:], sep="\n  ")
     finally:
         for process in [broker, *joiners]:
             process.kill()

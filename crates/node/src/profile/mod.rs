@@ -19,10 +19,10 @@ use fusionllm_exec::{self as exec, Coder, Pace};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
-    Cost, CounterRng, DType, Graph, HostTensor, Node, Op, TensorType, TrainGraph, ValueId, autodiff,
+    Cost, CounterRng, DType, Graph, HostTensor, Node, NodeId, Op, TensorType, TrainGraph, ValueId, autodiff,
 };
 use fusionllm_plan::{
-    CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Program, Rates, work_units,
+    CodecStep, CopyDirection, Curve, Curves, Device, Instruction, Measured, Optimizer, Program, Rates, work_units,
 };
 
 use crate::NodeError;
@@ -107,8 +107,13 @@ fn fits(program: &Program, memory: Option<u64>, slowdown: f64, device: &Device) 
     if let Some(memory) = memory.filter(|memory| needed > *memory) {
         return Err(format!("they need {needed} bytes of memory, and this machine gives the run {memory}"));
     }
-    let one: f64 = program.nodes.values().map(|node| device.seconds(node.op.name(), &cost_of(program, node))).sum();
-    let seconds = one * f64::from(program.micro_batches) * slowdown;
+    let cost = |node: &Node| device.seconds(node.op.name(), &cost_of(program, node));
+    let costs: BTreeMap<NodeId, f64> = program.nodes.iter().map(|(id, node)| (*id, cost(node))).collect();
+    let runs = program.instructions.iter().filter_map(|instruction| match instruction {
+        Instruction::Run { node, .. } => Some(costs[node]),
+        _ => None,
+    });
+    let seconds = slowdown * runs.sum::<f64>();
     if seconds > MAX_PASS_S {
         return Err(format!("they would take {seconds:.0} s"));
     }

@@ -13,8 +13,8 @@ const SAMPLES_PER_SIGNATURE: usize = 4;
 const WAITING: usize = 64 << 20;
 /// The most models, of a job's, of which joiners measure operators.
 const MAX_SAMPLES: usize = 3;
-/// The most operators that a sample for joiners has, so that their answer is short.
-const MAX_OPERATORS: usize = 1500;
+/// The most operators that a sample for joiners has. The broker takes the times of a few thousand from each.
+const MAX_OPERATORS: usize = 1000;
 
 /// What joiners measure of a job's models. Nothing, if the planner has many to choose from, or if their operators are
 /// too many.
