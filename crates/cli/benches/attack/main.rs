@@ -1,8 +1,8 @@
 //! Attacks: the steps of one run, in turns with and without strangers that attack its broker.
 //!
 //! Broker, joiners and attackers are processes of this machine. First comes a run that nobody attacks. In the second
-//! run, each attack lasts some seconds, with a quiet time before it. All attackers together take the machine's own
-//! processors, so their rates are options, and the processor time that they took is printed.
+//! run, each attack lasts some seconds, with a quiet time before it. The run has the first core, and the attackers have
+//! the second one. It takes Linux and `taskset`.
 //!
 //! ```console
 //! $ cargo bench -p fusionllm-cli --bench attack
@@ -11,6 +11,7 @@
 #![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
 
 use std::collections::{BTreeMap, VecDeque};
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
@@ -68,6 +69,13 @@ impl Options {
     }
 }
 
+/// A command that keeps to one core, so that attackers take no time from the run by their own computing.
+fn on_core(core: usize, program: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new("taskset");
+    command.args(["--cpu-list", &core.to_string()]).arg(program);
+    command
+}
+
 /// A process that is killed when this is dropped.
 struct Running(Child);
 
@@ -87,7 +95,7 @@ struct Run {
 impl Run {
     fn start(directory: PathBuf, options: &Options) -> Self {
         let log = File::create(directory.with_extension("log")).unwrap();
-        let broker = Command::new(FUSIONLLM)
+        let broker = on_core(0, FUSIONLLM)
             .args(["broker", "--peers", &options.peers.to_string(), "--steps", &options.steps.to_string(), "--run-dir"])
             .arg(&directory)
             .args(["--set=model.n_layer=6", "--set=model.n_embd=96", "--set=model.n_head=4", "--set=data.context=32"])
@@ -104,7 +112,7 @@ impl Run {
         }
         let join = |i: usize| {
             let (ticket, log) = (run.ticket().unwrap(), log.try_clone().unwrap());
-            let mut command = Command::new(FUSIONLLM);
+            let mut command = on_core(0, FUSIONLLM);
             command.args(["join", &ticket, "--name", &format!("peer-{i}")]).stdin(Stdio::null());
             Running(command.stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap())
         };
@@ -159,7 +167,7 @@ struct Attacker {
 
 impl Attacker {
     fn start(attack: Attack, ticket: &str, rate: f64) -> Self {
-        let mut command = Command::new(std::env::current_exe().unwrap());
+        let mut command = on_core(1, std::env::current_exe().unwrap());
         command.args(["--attack", &name(attack), ticket, &rate.to_string()]);
         let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(process.stdout.take().unwrap());
