@@ -8,7 +8,12 @@
 //! prove that it receives what is sent to its address (RFC 9000, section 8.1.2). That costs one round trip and no
 //! memory here. It is not always asked: a peer that is dialled at several addresses at once proves only one of
 //! them, and can fail if its packet to another address arrives first.
+//!
+//! A handshake that ends at once costs a signature, too. So each source, and all of them together, have an allowance of
+//! handshakes that comes back with time. After a quiet time, a whole site may come at once. Once half of an allowance is
+//! used, the rest is for newcomers who have proved their address. So nobody can use it up in another one's name.
 
+use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
 use std::time::{Duration, Instant};
 
@@ -21,9 +26,13 @@ pub(crate) const RETRY_ABOVE: usize = 32;
 /// A younger handshake keeps its place. A rightful peer needs a few round trips. The newcomer whose packet is
 /// dropped repeats it after about a second.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);
+/// Handshakes that one source may begin at once, and per second after that. One costs over a millisecond of a core.
+const OF_ONE_SOURCE: Limit = Limit { burst: 256.0, per_second: 20.0 };
+/// The same of all sources together.
+const OF_ALL: Limit = Limit { burst: 512.0, per_second: 40.0 };
 
 /// Where a packet comes from, as far as one machine can choose it freely.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     /// An IPv4 address, or the first half of an IPv6 address: a site owns all addresses of its network.
     Ip(IpAddr),
@@ -51,10 +60,42 @@ pub(crate) enum Verdict<H> {
     Drop,
 }
 
+/// How many handshakes may begin.
+#[derive(Debug, Clone, Copy)]
+struct Limit {
+    burst: f64,
+    per_second: f64,
+}
+
+/// What was used of a [`Limit`].
+#[derive(Debug, Clone, Copy)]
+struct Used {
+    handshakes: f64,
+    at: Instant,
+}
+
+impl Limit {
+    /// How many of its handshakes are used now. They are given back as time passes.
+    fn used(self, used: Option<Used>, now: Instant) -> f64 {
+        let Some(Used { handshakes, at }) = used else { return 0.0 };
+        (handshakes - self.per_second * now.saturating_duration_since(at).as_secs_f64()).max(0.0)
+    }
+
+    /// Uses one more.
+    fn add(self, used: Option<Used>, now: Instant) -> Used {
+        Used { handshakes: self.used(used, now) + 1.0, at: now }
+    }
+}
+
 /// The open handshakes, oldest first. `H` is the caller's handle to one.
 #[derive(Debug)]
 pub(crate) struct Gate<H> {
     open: Vec<Handshake<H>>,
+    /// Of [`OF_ALL`].
+    used: Option<Used>,
+    /// Of [`OF_ONE_SOURCE`]. A source is forgotten once it has all of it again, so there are at most as many as
+    /// handshakes of [`OF_ALL`] are used, and those of the last second.
+    used_by: HashMap<Source, Used>,
 }
 
 #[derive(Debug)]
@@ -68,7 +109,7 @@ struct Handshake<H> {
 
 impl<H> Gate<H> {
     pub(crate) fn new() -> Self {
-        Self { open: Vec::new() }
+        Self { open: Vec::new(), used: None, used_by: HashMap::new() }
     }
 
     pub(crate) fn len(&self) -> usize {
@@ -77,8 +118,14 @@ impl<H> Gate<H> {
 
     /// Decides about a newcomer. After `Begin`, the caller calls [`Gate::enter`].
     pub(crate) fn ask(&mut self, source: Source, proved: bool, now: Instant) -> Verdict<H> {
-        if !proved && self.open.len() >= RETRY_ABOVE {
+        let of_all = OF_ALL.used(self.used, now) / OF_ALL.burst;
+        let of_source = OF_ONE_SOURCE.used(self.used_by.get(&source).copied(), now) / OF_ONE_SOURCE.burst;
+        let used = of_all.max(of_source);
+        if !proved && (self.open.len() >= RETRY_ABOVE || used > 0.5) {
             return Verdict::Retry;
+        }
+        if used >= 1.0 {
+            return Verdict::Drop;
         }
         let young = |handshake: &Handshake<H>| now.saturating_duration_since(handshake.since) < GRACE;
         let victim = if self.count(source) >= MAX_FROM_ONE_SOURCE {
@@ -104,6 +151,12 @@ impl<H> Gate<H> {
     /// A handshake begins.
     pub(crate) fn enter(&mut self, handle: H, source: Source, proved: bool, now: Instant) {
         self.open.push(Handshake { handle, source, proved, since: now });
+        self.used = Some(OF_ALL.add(self.used, now));
+        let of_source = OF_ONE_SOURCE.add(self.used_by.get(&source).copied(), now);
+        if self.used_by.len() >= 2 * OF_ALL.burst as usize {
+            self.used_by.retain(|_, used| OF_ONE_SOURCE.used(Some(*used), now) > 0.0);
+        }
+        self.used_by.insert(source, of_source);
     }
 
     /// The handshakes whose handle fits have ended.
@@ -185,6 +238,37 @@ mod tests {
         gate.leave(|handle| *handle == 3);
         assert_eq!(gate.len(), MAX_FROM_ONE_SOURCE - 1);
         assert_eq!(gate.ask(source(1), true, now), Verdict::Begin(None));
+    }
+
+    /// How many of `count` handshakes, one every `interval`, may begin if each ends at once.
+    fn begun(gate: &mut Gate<usize>, source: Source, count: usize, interval: Duration, from: Instant) -> usize {
+        let times = (0..count).map(|i| from + interval * i as u32);
+        let begins = times.filter(|now| {
+            let begins = gate.ask(source, true, *now) == Verdict::Begin(None);
+            if begins {
+                gate.enter(0, source, true, *now);
+                gate.leave(|_| true);
+            }
+            begins
+        });
+        begins.count()
+    }
+
+    #[test]
+    fn a_source_that_comes_again_and_again_has_to_wait() {
+        let (start, millisecond) = (Instant::now(), Duration::from_millis(1));
+        let mut gate = Gate::new();
+        // After the first 256, 20 in each of 10 s.
+        let flood = begun(&mut gate, source(1), 10_000, millisecond, start);
+        assert!((455..=457).contains(&flood), "{flood}");
+        let now = start + 10_000 * millisecond;
+        assert_eq!(gate.ask(source(1), false, now), Verdict::Retry, "its address may be another one's");
+        assert_eq!(begun(&mut gate, source(2), 100, millisecond, now), 100, "others come in");
+        // Strangers at many addresses use up what is left for all, and leave 40 in a second.
+        let many: usize = (3..2000).map(|i| begun(&mut gate, source(i), 5, millisecond, now)).sum();
+        assert!(many < 512 && gate.used_by.len() <= 1024, "{many}");
+        let later = now + Duration::from_secs(60);
+        assert_eq!(begun(&mut gate, source(1), 100, millisecond, later), 100, "after a quiet time");
     }
 
     #[test]
