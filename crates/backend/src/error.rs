@@ -15,7 +15,7 @@ pub enum BackendError {
     #[error("{op} on {backend}: {reason}; operands: {operands:?}")]
     Operator {
         /// The backend's name.
-        backend: &'static str,
+        backend: String,
         /// The operator's ATen name.
         op: String,
         /// The cause.
@@ -27,8 +27,25 @@ pub enum BackendError {
     #[error("{backend} cannot take this tensor: {reason}")]
     Tensor {
         /// The backend's name.
-        backend: &'static str,
+        backend: String,
         /// The cause.
+        reason: String,
+    },
+    /// A value that something reads was not given.
+    #[error("no tensor was given for {name:?}")]
+    Missing {
+        /// The value's name.
+        name: String,
+    },
+    /// The caller stopped a segment.
+    #[error("the segment was stopped")]
+    Stopped,
+    /// A process that computes for this one did not do what it was asked.
+    #[error("worker {command:?}: {reason}")]
+    Worker {
+        /// The command that started it.
+        command: String,
+        /// What happened, and what it last wrote to its standard error.
         reason: String,
     },
     /// A graph is invalid.

@@ -1,8 +1,9 @@
 //! Tensors and kernels: the trait that a tensor framework implements, its implementations, and the suite that tests
 //! them all.
 //!
-//! A backend runs one operator on tensors, and copies tensors to its device and back. It knows nothing of graphs,
-//! peers or gradients. [`open`] chooses a backend by name.
+//! A backend runs operators on tensors, one by one or as a [`Segment`], and copies tensors to its device and back. It
+//! knows nothing of graphs, peers or gradients. [`open`] chooses a backend by name. [`worker`] lets another process
+//! compute.
 
 #[cfg(feature = "burn")]
 pub mod burn;
@@ -16,7 +17,9 @@ mod guard;
 mod interpret;
 mod kernels;
 mod machine;
+mod segment;
 mod tensor;
+pub mod worker;
 
 use std::sync::Arc;
 
@@ -25,6 +28,7 @@ use fusionllm_graph::{HostTensor, Op, TensorType};
 pub use cpu::Cpu;
 pub use error::BackendError;
 pub use interpret::{interpret, run_decomposed};
+pub use segment::{Done, Prepared, Segment, SegmentNode};
 pub use tensor::Tensor;
 
 /// The device that a backend computes on.
@@ -43,7 +47,7 @@ pub struct DeviceInfo {
 /// Results depend on the operands alone: the same operands give the same bits, with any number of threads.
 pub trait Backend: Send + Sync {
     /// The name by which users choose it.
-    fn name(&self) -> &'static str;
+    fn name(&self) -> &str;
 
     /// The device it computes on.
     fn device(&self) -> DeviceInfo;
@@ -58,6 +62,28 @@ pub trait Backend: Send + Sync {
     ///
     /// The backend may overwrite an operand that nothing else holds. An index out of range is an error, never a panic.
     fn run(&self, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<Vec<Tensor>, BackendError>;
+
+    /// Gets ready to run a segment many times. The default is for backends that run operators one by one.
+    fn prepare(&self, segment: Segment) -> Result<Prepared, BackendError> {
+        Ok(Prepared::new(segment, ()))
+    }
+
+    /// Runs a segment that this backend has prepared. `inputs` have the types that it states.
+    ///
+    /// The backend may overwrite an input that nothing else holds. It tells `done` of each node that has run, as soon
+    /// as it knows.
+    ///
+    /// # Errors
+    ///
+    /// An operator failed, or [`BackendError::Stopped`] if `done` said so.
+    fn run_segment(
+        &self,
+        segment: &Prepared,
+        inputs: Vec<Tensor>,
+        done: Done<'_>,
+    ) -> Result<Vec<Tensor>, BackendError> {
+        segment.run_each(self, inputs, done)
+    }
 
     /// Waits until all started work is done. The default is for backends whose kernels have finished when `run`
     /// returns.
@@ -82,8 +108,19 @@ pub fn names() -> &'static [&'static str] {
     ]
 }
 
-/// Opens a backend by name.
+/// The name of the backend that a worker's command line makes.
+pub fn worker_name(command: &str) -> String {
+    format!("{WORKER}{command}")
+}
+
+/// What a backend's name begins with if the rest is the command line of a worker.
+const WORKER: &str = "worker:";
+
+/// Opens a backend by name, or starts a worker by a [`worker_name`].
 pub fn open(name: &str) -> Result<Arc<dyn Backend>, BackendError> {
+    if let Some(command) = name.strip_prefix(WORKER) {
+        return Ok(Arc::new(worker::Worker::start(command)?));
+    }
     match name {
         Cpu::NAME => Ok(Arc::new(Cpu)),
         #[cfg(feature = "burn")]

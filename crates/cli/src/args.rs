@@ -45,6 +45,9 @@ pub(crate) enum Command {
     Simulate(SimulateArgs),
     /// Measure how fast this machine computes, for testbed files.
     Profile(ProfileArgs),
+    /// Check what computes.
+    #[command(subcommand)]
+    Backend(BackendCommand),
     /// Continue a text with a trained language model.
     Generate(GenerateArgs),
     /// Write a trained model for other programs.
@@ -52,6 +55,18 @@ pub(crate) enum Command {
     /// Import, show or check a model as a graph of operators.
     #[command(subcommand)]
     Graph(GraphCommand),
+}
+
+/// What computes.
+#[derive(Debug, Args)]
+pub(crate) struct BackendArgs {
+    /// Backend to compute with [default: cpu].
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Option<String>,
+
+    /// Compute with another program: the command line of a worker, as in docs/worker.md.
+    #[arg(long, value_name = "CMD", conflicts_with = "backend")]
+    pub(crate) worker: Option<String>,
 }
 
 /// Options of `train` and `broker`.
@@ -101,6 +116,10 @@ pub(crate) struct TrainArgs {
     /// Backends of the peers, separated by commas; peers take them in turn [default: cpu].
     #[arg(long, value_name = "BACKEND", value_delimiter = ',')]
     pub(crate) backend: Vec<String>,
+
+    /// A worker to compute with, by its command line; peers take workers in turn after the backends.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) worker: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -221,9 +240,8 @@ pub(crate) struct JoinArgs {
     /// [default: the environment variable FUSIONLLM_TICKET].
     pub(crate) ticket: Option<String>,
 
-    /// Backend to compute with [default: cpu].
-    #[arg(long, value_name = "BACKEND")]
-    pub(crate) backend: Option<String>,
+    #[command(flatten)]
+    pub(crate) backend: BackendArgs,
 
     /// Name of this peer in the run [default: the broker chooses].
     #[arg(long, value_name = "NAME")]
@@ -312,6 +330,10 @@ pub(crate) struct ProfileArgs {
     #[arg(long, value_name = "BACKEND")]
     pub(crate) backend: Option<String>,
 
+    /// Measure another program: the command line of a worker, as in docs/worker.md.
+    #[arg(long, value_name = "CMD", conflicts_with = "backend")]
+    pub(crate) worker: Option<String>,
+
     /// Measure with N threads only.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
     pub(crate) threads: Option<u16>,
@@ -319,6 +341,22 @@ pub(crate) struct ProfileArgs {
     /// Pause between operators as an emulated device with this slowdown does, which cools caches.
     #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown)]
     pub(crate) slowdown: f64,
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum BackendCommand {
+    /// Compare every operator with its definition, in values, gradients and repeated runs.
+    Check(CheckBackendArgs),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct CheckBackendArgs {
+    #[command(flatten)]
+    pub(crate) backend: BackendArgs,
+
+    /// Check only operators whose name contains this word, such as "conv2d".
+    #[arg(long, value_name = "WORD")]
+    pub(crate) only: Option<String>,
 }
 
 #[derive(Debug, Subcommand)]
@@ -354,9 +392,8 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "REF.safetensors")]
     pub(crate) against: PathBuf,
 
-    /// Backend to compute with [default: cpu].
-    #[arg(long, value_name = "BACKEND")]
-    pub(crate) backend: Option<String>,
+    #[command(flatten)]
+    pub(crate) backend: BackendArgs,
 
     /// Number of peers to cut the model over, all of them in this process.
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
@@ -402,9 +439,8 @@ pub(crate) struct GenerateArgs {
     #[arg(long, value_name = "S", default_value_t = 1)]
     pub(crate) seed: u64,
 
-    /// Backend to compute with [default: cpu].
-    #[arg(long, value_name = "BACKEND")]
-    pub(crate) backend: Option<String>,
+    #[command(flatten)]
+    pub(crate) backend: BackendArgs,
 
     /// The tokenizer, if the checkpoint does not name one.
     #[arg(long, value_name = "TOKENIZER", value_parser = tokenizer)]

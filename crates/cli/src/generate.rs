@@ -3,7 +3,6 @@
 use std::io::IsTerminal;
 use std::time::Instant;
 
-use fusionllm_backend as backend;
 use fusionllm_node::generate::{Generator, Sampling};
 use fusionllm_node::{SavedModel, export};
 use serde_json::json;
@@ -15,7 +14,7 @@ use crate::units::seconds;
 
 /// Prints the prompt and the text that the model goes on with, as it comes.
 pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
-    let backend = open_backend(args.backend.as_deref())?;
+    let backend = args.backend.open()?;
     let model = SavedModel::open(&args.checkpoint)?;
     let mut generator = Generator::new(model, backend, args.tokenizer)?;
     let sampling = Sampling { temperature: args.temperature, top_k: args.top_k, seed: args.seed };
@@ -90,10 +89,4 @@ pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
         args.output.display(),
         model.path().display()
     ))
-}
-
-/// The backend of this name, or the default one.
-pub(crate) fn open_backend(name: Option<&str>) -> Result<std::sync::Arc<dyn backend::Backend>, Failure> {
-    let name = name.or(backend::names().first().copied()).unwrap_or_default();
-    backend::open(name).map_err(|e| Failure::input(format!("--backend {name}: {e}")))
 }

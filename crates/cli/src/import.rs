@@ -51,8 +51,7 @@ pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
 
 /// Compares a model with PyTorch's results.
 pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
-    let backend = args.backend.as_deref().unwrap_or(fusionllm_backend::names()[0]);
-    let result = compare(&args.model, &args.against, backend, args.peers.into())?;
+    let result = compare(&args.model, &args.against, &args.backend.name(), args.peers.into())?;
     if json {
         output::print_json(&result)?;
     } else {

@@ -1,6 +1,7 @@
 //! The `fusionllm` command: one trainer of many machines.
 
 mod args;
+mod backend;
 mod doctor;
 mod failure;
 mod generate;
@@ -22,7 +23,7 @@ use std::process::ExitCode;
 use clap::Parser;
 use fusionllm_node::memory::Counting;
 
-use crate::args::{Arguments, Command, GraphCommand};
+use crate::args::{Arguments, BackendCommand, Command, GraphCommand};
 use crate::failure::Failure;
 
 // Measured on a GPT-2 block: 0.7 of PyTorch's time with it, 0.94 with glibc's allocator.
@@ -78,6 +79,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
         Command::Plan(args) => plan::plan(&args, arguments.json),
         Command::Simulate(args) => plan::simulate_file(&args, arguments.json),
         Command::Profile(args) => profile::profile(&args, arguments.json),
+        Command::Backend(BackendCommand::Check(args)) => backend::check(&args, arguments.json),
         Command::Generate(args) => generate::generate(&args, arguments.json),
         Command::Export(args) => generate::export(&args, arguments.json),
         Command::Graph(GraphCommand::Import(args)) => import::import(&args, arguments.json),

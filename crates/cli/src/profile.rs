@@ -8,9 +8,9 @@ use fusionllm_node::model::models;
 use fusionllm_node::profile::{measure, to_toml};
 use fusionllm_plan::Device;
 
-use crate::args::ProfileArgs;
+use crate::args::{BackendArgs, ProfileArgs};
+use crate::backend::open_backend;
 use crate::failure::Failure;
-use crate::generate::open_backend;
 use crate::output::{complain, print, print_json};
 use crate::table::Table;
 use crate::units;
@@ -28,23 +28,26 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
         }
         None => (0, Vec::new()),
     };
-    let backend = args.backend.as_deref().map(|name| open_backend(Some(name))).transpose()?;
-    if let (Some(backend), true) = (&backend, std::env::var_os(HERE).is_some()) {
+    let chosen = BackendArgs { backend: args.backend.clone(), worker: args.worker.clone() };
+    if std::env::var_os(HERE).is_some() {
         let on_progress = |name: &str| complain(format_args!("    {name}"));
-        return print_json(&measure(backend, args.slowdown, batch, &models, on_progress).map_err(Failure::running)?);
+        let backend = chosen.open()?;
+        return print_json(&measure(&backend, args.slowdown, batch, &models, on_progress).map_err(Failure::running)?);
     }
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads: Vec<usize> = match args.threads {
         Some(threads) => vec![usize::from(threads)],
         None => (0..).map(|i| 1 << i).take_while(|n| *n < cores).chain([cores]).collect(),
     };
-    let names: Vec<&str> = match &backend {
-        Some(backend) => vec![backend.name()],
-        None => backend::names().to_vec(),
+    let names: Vec<String> = match chosen.is_given() {
+        true => vec![chosen.name()],
+        false => backend::names().iter().map(|name| (*name).to_owned()).collect(),
     };
     let mut devices = Vec::new();
-    for name in names {
-        for &n in &threads {
+    for name in &names {
+        // A bad name, or a worker that cannot be started, is the user's error. A worker has its own threads.
+        let alone = open_backend(name)?.device().threads.is_none();
+        for &n in if alone { &threads[..1] } else { &threads } {
             complain(format_args!("measuring {name} with {n} thread(s)"));
             devices.push((n, child(name, n, args)?));
         }

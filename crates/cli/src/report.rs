@@ -9,8 +9,8 @@ use fusionllm_node::SavedModel;
 use fusionllm_node::generate::{Generator, Sampling};
 use fusionllm_node::run_dir::Summary;
 
+use crate::backend::open_backend;
 use crate::failure::Failure;
-use crate::generate::open_backend;
 use crate::output::{complain, legible, print};
 use crate::progress::History;
 use crate::table::Table;
@@ -89,7 +89,8 @@ fn sample(prompt: &str, directory: &Path) -> Result<(), Failure> {
     let started = Instant::now();
     let mut text = String::new();
     let mut write = || -> Result<(), Failure> {
-        let mut generator = Generator::new(SavedModel::open(directory)?, open_backend(None)?, None)?;
+        let mut generator =
+            Generator::new(SavedModel::open(directory)?, open_backend(fusionllm_backend::names()[0])?, None)?;
         let sampling = Sampling { temperature: 0.8, top_k: 0, seed: 1 };
         generator.generate(prompt, &sampling, CHARACTERS, |piece| {
             text += piece;

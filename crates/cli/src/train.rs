@@ -8,8 +8,8 @@ use fusionllm_node::{BrokerOptions, Entry, JoinOptions, LocalPeer, NodeError, Pe
 use fusionllm_plan::{Cluster, Device, Plan};
 
 use crate::args::{BrokerArgs, JoinArgs, Listening, RunArgs, TrainArgs};
+use crate::backend::open_backend;
 use crate::failure::Failure;
-use crate::generate::open_backend;
 use crate::output::{complain, print, print_json};
 use crate::progress::Progress;
 use crate::report::report;
@@ -65,10 +65,13 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
         let what = if plan.is_some() { format!("the plan's {count} peers") } else { format!("--peers {count}") };
         return Err(Failure::input(format!("{what} must lie in 1 to {MAX_LOCAL_PEERS}")));
     }
-    let default = [backend::names().first().copied().unwrap_or_default().to_owned()];
-    let backends = if args.backend.is_empty() { &default[..] } else { &args.backend };
-    for name in backends {
-        open_backend(Some(name))?;
+    let mut backends: Vec<String> = args.backend.clone();
+    backends.extend(args.worker.iter().map(|command| backend::worker_name(command)));
+    if backends.is_empty() {
+        backends.extend(backend::names().first().map(|name| (*name).to_owned()));
+    }
+    for name in &backends {
+        open_backend(name)?;
     }
     // A process counts the cores that it may use.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
@@ -149,8 +152,8 @@ fn run(job: &Job, args: &RunArgs, json: bool, options: BrokerOptions) -> Result<
 /// Takes part in a run.
 pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     let ticket = ticket(args.ticket)?.trim().parse().map_err(NodeError::Ticket)?;
-    let backend = open_backend(args.backend.as_deref())?;
-    let (framework, device) = (backend.name(), backend.device().name);
+    let backend = args.backend.open()?;
+    let (framework, device) = (backend.name().to_owned(), backend.device().name);
     complain(format_args!("joining with {framework} on {device}; the run's progress is shown where its broker runs"));
     let profile = args.profile.as_deref().map(|path| measured(path, &*backend)).transpose()?;
     check_listening(&args.listening)?;

@@ -67,7 +67,7 @@ struct Timed {
 }
 
 impl Backend for Timed {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         self.backend.name()
     }
 

@@ -1,11 +1,11 @@
 use std::sync::Arc;
-use std::time::Instant;
 
 use fusionllm_backend::Backend;
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::{Instruction, Optimizer, Program};
+use fusionllm_plan::{Optimizer, Program};
 
 use crate::pass::PassRun;
+use crate::script::Script;
 use crate::state::State;
 use crate::{Communicator, ExecError, PassStats, Snapshot};
 
@@ -63,10 +63,11 @@ impl Executor {
         self.state.read_slot(name, slot)
     }
 
-    /// Validates a program, checks that its parameters, buffers and constants are loaded with the right types, and
-    /// creates missing optimizer state as zeros. Call it once before the first [`Self::run`].
-    pub fn prepare(&mut self, program: &Program) -> Result<(), ExecError> {
-        self.state.prepare(program)
+    /// Validates a program, checks that its parameters, buffers and constants are loaded with the right types, creates
+    /// missing optimizer state as zeros, and has the backend prepare its segments.
+    pub fn prepare(&mut self, program: &Program) -> Result<Script, ExecError> {
+        self.state.prepare(program)?;
+        Script::new(program, &self.state.optimizer, &*self.state.backend, false)
     }
 
     /// The present tensors that `program`'s peer owns.
@@ -74,37 +75,26 @@ impl Executor {
         self.state.snapshot(program)
     }
 
-    /// Runs a program once. `step` counts the updates before it; counter-based operators draw from it.
+    /// Runs a program once, by the script that [`Self::prepare`] made of it. Codecs may have changed since. `step` counts
+    /// the updates before it; counter-based operators draw from it.
     pub fn run(
         &mut self,
         program: &Program,
+        script: &Script,
         pass: u64,
         step: u64,
         communicator: &mut dyn Communicator,
     ) -> Result<PassStats, ExecError> {
-        let started = Instant::now();
-        let mut run = PassRun::new(&mut self.state, program, self.seed, pass, step, self.slowdown);
-        if self.inspect {
-            run.inspect()?;
+        if script.instructions != program.instructions.len() {
+            return Err(ExecError::State("the script is another program's".into()));
         }
-        for (index, instruction) in program.instructions.iter().enumerate() {
-            if visible_to_others(instruction) {
-                run.pace.sleep_debt();
-            }
-            run.execute(index, instruction, communicator)?;
-            run.stats.peak_bytes = run.stats.peak_bytes.max(run.live_bytes);
-            run.pace.count_work();
-            communicator.instruction_done(index)?;
+        let numbers = (self.seed, pass, step);
+        if !self.inspect {
+            return PassRun::new(&mut self.state, program, script, numbers, self.slowdown).run(communicator);
         }
-        run.pace.sleep_debt();
-        let mut stats = PassStats { poison: run.poison(), ..run.stats };
-        stats.total_s = started.elapsed().as_secs_f64();
-        stats.compute_s = stats.total_s - stats.wait_s;
-        Ok(stats)
+        let script = Script::new(program, &self.state.optimizer, &*self.state.backend, true)?;
+        let mut run = PassRun::new(&mut self.state, program, &script, numbers, self.slowdown);
+        run.inspect()?;
+        run.run(communicator)
     }
-}
-
-/// Whether other processes can notice when an instruction begins.
-fn visible_to_others(instruction: &Instruction) -> bool {
-    matches!(instruction, Instruction::Receive { .. } | Instruction::Send { .. } | Instruction::Report { .. })
 }

@@ -7,7 +7,7 @@ use fusionllm_graph::{DType, HostTensor, Node, NodeId, Op, ValueId, ValueKind};
 use fusionllm_plan::{Cause, PeerId, Poison, PoisonPlace, Program, Slot};
 
 use crate::ExecError;
-use crate::state::State;
+use crate::state::{Key, State};
 
 /// The worst number of a tensor. Order matters: operators turn an infinity into NaN, but never back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -68,7 +68,8 @@ impl Inspector {
         let mut inspector = Self::default();
         for holding in &program.holdings {
             let value = &program.values[&holding.value];
-            let Some(tensor) = state.tensors.get(&value.name) else { continue };
+            let key = Key { name: value.name.clone(), slot: None };
+            let Some(tensor) = state.get(&key) else { continue };
             let level = Level::on_device(state, tensor)?;
             inspector.tensors.insert(holding.value, level);
             let place = PoisonPlace::Kept { value: holding.value };
@@ -81,7 +82,7 @@ impl Inspector {
         }
         for (_, reduction) in program.owned() {
             let parameter = reduction.parameter;
-            for slot in state.slots.get(&program.values[&parameter].name).into_iter().flatten() {
+            for (_, slot) in state.slots(&program.values[&parameter].name) {
                 // A moment that has overflowed stops its parameter, and need not harm anything else.
                 if Level::on_device(state, slot)? > Level::Finite {
                     inspector.find(Cause::Perhaps, PoisonPlace::OptimizerState { parameter });

@@ -1,8 +1,8 @@
 //! Runs Programs on a backend.
 //!
-//! An [`Executor`] keeps a peer's parameters, buffers and optimizer state, and runs Programs instruction by
-//! instruction. It reaches other peers and the broker only through a [`Communicator`]. [`local`] runs all peers of a
-//! plan in this process.
+//! An [`Executor`] keeps a peer's parameters, buffers and optimizer state, and runs Programs. A [`Script`] is a Program
+//! cut into segments, which a backend runs as a whole. The executor reaches other peers and the broker only through a
+//! [`Communicator`]. [`local`] runs all peers of a plan in this process.
 
 mod coding;
 mod communicator;
@@ -12,6 +12,7 @@ mod inspect;
 pub mod local;
 mod pace;
 mod pass;
+mod script;
 mod state;
 
 pub use coding::{Coder, EncodeOptions, Fidelity, StableRanks, message_seed};
@@ -20,4 +21,5 @@ pub use error::ExecError;
 pub use executor::Executor;
 pub use pace::Pace;
 pub use pass::{PassStats, rng_key};
+pub use script::Script;
 pub use state::{Snapshot, SnapshotTensor};

@@ -10,7 +10,7 @@ use fusionllm_plan::{
     Instruction, LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor, share_of_loss,
 };
 
-use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, PassStats};
+use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, PassStats, Script};
 
 /// How a [`LocalRun`] trains.
 #[derive(Debug, Clone, Copy)]
@@ -40,6 +40,7 @@ pub struct StepResult {
 pub struct LocalRun {
     executors: Vec<Executor>,
     programs: Vec<Program>,
+    scripts: Vec<Script>,
     training: Training,
     updates: u64,
 }
@@ -57,16 +58,17 @@ impl LocalRun {
             return Err(ExecError::State(format!("{} programs, but {} backends", programs.len(), backends.len())));
         }
         let mut executors = Vec::with_capacity(programs.len());
+        let mut scripts = Vec::with_capacity(programs.len());
         for (program, backend) in programs.iter().zip(backends) {
             let mut executor = Executor::new(backend.clone(), training.optimizer, training.seed);
             for holding in &program.holdings {
                 let value = &program.values[&holding.value];
                 executor.load(&value.name, &initial(value)?)?;
             }
-            executor.prepare(program)?;
+            scripts.push(executor.prepare(program)?);
             executors.push(executor);
         }
-        Ok(Self { executors, programs, training, updates: 0 })
+        Ok(Self { executors, programs, scripts, training, updates: 0 })
     }
 
     /// Whether steps from now on are inspected: see [`Executor::set_inspect`].
@@ -119,13 +121,13 @@ impl LocalRun {
     fn run_peers(&mut self, board: &Board) -> Result<Vec<PassStats>, ExecError> {
         let step = self.updates;
         let results: Vec<_> = std::thread::scope(|scope| {
-            let peers = self.executors.iter_mut().zip(&self.programs);
+            let peers = self.executors.iter_mut().zip(self.programs.iter().zip(&self.scripts));
             let threads: Vec<_> = peers
-                .map(|(executor, program)| {
+                .map(|(executor, (program, script))| {
                     scope.spawn(move || {
                         let (coder, encoded) = (Coder::default(), Vec::new());
                         let mut communicator = BoardCommunicator { board, peer: program.peer, coder, encoded };
-                        let result = executor.run(program, 0, step, &mut communicator);
+                        let result = executor.run(program, script, 0, step, &mut communicator);
                         if let Err(e) = &result {
                             let mut b = board.lock();
                             b.failed.get_or_insert_with(|| e.to_string());

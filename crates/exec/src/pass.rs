@@ -1,17 +1,18 @@
-//! One pass: the execution of a Program's instructions.
+//! One pass: the execution of a Program's script.
 
 use std::collections::HashMap;
+use std::ops::{ControlFlow, Range};
 use std::time::Instant;
 
 use fusionllm_backend::Tensor;
 use fusionllm_compress::Codec;
-use fusionllm_graph::ops::{Binary, SquaredNorm};
-use fusionllm_graph::{CounterRng, DType, HostTensor, NodeId, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Instruction, PeerId, Poison, Program, Reduction, Slot, Verdict};
+use fusionllm_graph::{CounterRng, HostTensor, ValueId};
+use fusionllm_plan::{Instruction, PeerId, Poison, Program, Slot, Verdict};
 
 use crate::inspect::{Inspector, Level};
 use crate::pace::Pace;
-use crate::state::{State, bytes};
+use crate::script::{Compute, Place, Script, Step, invalid};
+use crate::state::{Key, State, bytes};
 use crate::{Communicator, EncodeOptions, ExecError, message_seed};
 
 /// The duration and the memory of one pass on one peer.
@@ -59,43 +60,39 @@ impl Mask {
 pub(crate) struct PassRun<'a> {
     state: &'a mut State,
     program: &'a Program,
+    script: &'a Script,
     seed: u64,
     pass: u64,
     step: u64,
-    values: HashMap<(ValueId, u32), Tensor>,
-    /// Sums over micro-batches, by (reduction, part).
-    parts: HashMap<(u32, u32), Tensor>,
-    /// Complete gradients, by reduction.
-    gradients: HashMap<u32, Tensor>,
+    /// What does not stay from pass to pass.
+    places: HashMap<Place, Tensor>,
     verdict: Option<Verdict>,
     /// Masks of received values for [`Program::masks`], by value and micro-batch.
     masks: HashMap<(ValueId, u32), Mask>,
     /// Only in a pass that is inspected.
     inspector: Option<Inspector>,
-    pub(crate) stats: PassStats,
-    pub(crate) live_bytes: u64,
-    pub(crate) pace: Pace,
+    stats: PassStats,
+    live_bytes: u64,
+    pace: Pace,
 }
 
 impl<'a> PassRun<'a> {
     pub(crate) fn new(
         state: &'a mut State,
         program: &'a Program,
-        seed: u64,
-        pass: u64,
-        step: u64,
+        script: &'a Script,
+        (seed, pass, step): (u64, u64, u64),
         slowdown: f64,
     ) -> Self {
         Self {
             live_bytes: state.bytes(),
             state,
             program,
+            script,
             seed,
             pass,
             step,
-            values: HashMap::new(),
-            parts: HashMap::new(),
-            gradients: HashMap::new(),
+            places: HashMap::new(),
             verdict: None,
             masks: HashMap::new(),
             inspector: None,
@@ -104,54 +101,103 @@ impl<'a> PassRun<'a> {
         }
     }
 
-    /// Looks after each instruction for numbers that are not finite.
+    /// Looks after each instruction for numbers that are not finite. Each must be a segment of its own.
     pub(crate) fn inspect(&mut self) -> Result<(), ExecError> {
         self.inspector = Some(Inspector::new(self.state, self.program)?);
         Ok(())
     }
 
-    /// Where an inspected pass first had a number that is not finite.
-    pub(crate) fn poison(&self) -> Option<Poison> {
-        self.inspector.as_ref().and_then(Inspector::poison)
+    /// Carries out the script.
+    pub(crate) fn run(mut self, communicator: &mut dyn Communicator) -> Result<PassStats, ExecError> {
+        let started = Instant::now();
+        let script = self.script;
+        for step in &script.steps {
+            match step {
+                Step::Alone(index) => {
+                    self.pace.sleep_debt();
+                    self.instruction(&self.program.instructions[*index], communicator)?;
+                    self.count(self.live_bytes);
+                    self.pace.count_work();
+                    communicator.instruction_done(*index)?;
+                }
+                Step::Compute(compute) => {
+                    self.compute(compute, communicator)?;
+                    self.count(self.live_bytes);
+                    self.look(compute)?;
+                }
+            }
+        }
+        self.pace.sleep_debt();
+        let poison = self.inspector.as_ref().and_then(Inspector::poison);
+        let total_s = started.elapsed().as_secs_f64();
+        Ok(PassStats { poison, total_s, compute_s: total_s - self.stats.wait_s, ..self.stats })
     }
 
-    /// Executes the instruction at `index`.
-    pub(crate) fn execute(
-        &mut self,
-        index: usize,
-        instruction: &Instruction,
-        communicator: &mut dyn Communicator,
-    ) -> Result<(), ExecError> {
+    fn count(&mut self, bytes: u64) {
+        self.stats.peak_bytes = self.stats.peak_bytes.max(bytes);
+    }
+
+    /// Runs a segment, or moves tensors to other places.
+    fn compute(&mut self, compute: &Compute, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
+        let Range { start: mut next, end } = compute.instructions;
+        for place in &compute.freed {
+            self.take(*place)?;
+        }
+        if compute.update && !self.verdict.ok_or_else(invalid)?.apply {
+            for (place, _) in compute.inputs.iter().filter(|(place, _)| matches!(place, Place::Gradient(_))) {
+                self.take(*place)?;
+            }
+        } else {
+            // What leaves its place is held by the segment alone, so kernels can work in place.
+            let tensor = |(place, leaves): &(Place, bool)| match leaves {
+                true => self.take(*place),
+                false => self.get(*place),
+            };
+            let inputs = compute.inputs.iter().map(tensor).collect::<Result<Vec<_>, _>>()?;
+            self.count(self.live_bytes + compute.peak_bytes);
+            let results = match &compute.prepared {
+                None => compute.moves.iter().map(|i| inputs[*i].clone()).collect(),
+                Some(prepared) => {
+                    let mut failed = None;
+                    let mut done = |node: usize| {
+                        self.pace.count_work();
+                        while failed.is_none() && next < compute.until[node] {
+                            failed = communicator.instruction_done(next).err();
+                            next += 1;
+                        }
+                        if failed.is_some() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+                    };
+                    let results = self.state.backend.run_segment(prepared, inputs, &mut done);
+                    failed.map_or(Ok(()), Err)?;
+                    results?
+                }
+            };
+            for (place, tensor) in compute.outputs.iter().zip(results) {
+                self.put(*place, tensor)?;
+            }
+        }
+        for index in next..end {
+            communicator.instruction_done(index)?;
+        }
+        Ok(())
+    }
+
+    /// Carries out an instruction that reaches others.
+    fn instruction(&mut self, instruction: &Instruction, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
         match *instruction {
             Instruction::Receive { slot, from } => self.receive(slot, from, communicator),
-            Instruction::Run { node, micro_batch } => self.run_node(index, node, micro_batch),
             Instruction::Send { slot, to } => self.send(slot, to, communicator),
-            Instruction::Free { value, micro_batch } => {
-                if let Some(tensor) = self.values.remove(&(value, micro_batch)) {
-                    self.live_bytes = self.live_bytes.saturating_sub(bytes(&tensor));
-                }
-                Ok(())
-            }
-            Instruction::Accumulate { reduction, part, value, micro_batch } => {
-                self.accumulate(index, (reduction, part), value, micro_batch)
-            }
-            Instruction::UpdateState { buffer, value, micro_batch } => {
-                let tensor = self.operand(value, micro_batch, false)?;
-                if let Some(inspector) = &mut self.inspector {
-                    inspector.updated(buffer, (value, micro_batch));
-                }
-                self.set_tensor(buffer, tensor)
-            }
             Instruction::Report { report, value, micro_batch } => {
-                let tensor = self.operand(value, micro_batch, false)?;
+                let tensor = self.get(Place::Value(value, micro_batch))?;
                 if let Some(inspector) = &mut self.inspector {
                     inspector.reported(value, micro_batch);
                 }
-                communicator.report(self.pass, report, micro_batch, self.scalar(&tensor)?)
+                let value = self.numbers(&tensor)?.first().copied();
+                let value = value.ok_or_else(|| ExecError::State("a reported tensor is empty".into()))?;
+                communicator.report(self.pass, report, micro_batch, value)
             }
-            Instruction::Reduce { reduction } => self.reduce(reduction),
             Instruction::Clip => self.clip(communicator),
-            Instruction::Update { reduction } => self.update(reduction),
+            _ => Err(invalid()),
         }
     }
 
@@ -167,31 +213,15 @@ impl<'a> PassRun<'a> {
             inspector.received(slot, from, reduction.map(|i| i as u32), &host);
         }
         let tensor = self.state.backend.upload(&host)?;
-        match slot {
-            Slot::Value { value, micro_batch } => self.put(value, micro_batch, tensor),
-            Slot::Part { parameter, part } => {
-                let reduction = self.reduction_of(parameter)?;
-                self.live_bytes += bytes(&tensor);
-                self.parts.insert((reduction, part), tensor);
-            }
-            // After a step that was not applied, this equals the present copy.
-            Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => self.set_tensor(v, tensor)?,
-        }
-        Ok(())
+        // After a step that was not applied, a parameter equals the present copy.
+        self.put(self.place(slot)?, tensor)
     }
 
     fn send(&mut self, slot: Slot, to: PeerId, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
+        let place = self.place(slot)?;
         let tensor = match slot {
-            Slot::Value { value, micro_batch } => self.operand(value, micro_batch, false)?,
-            Slot::Part { parameter, part } => {
-                let reduction = self.reduction_of(parameter)?;
-                let tensor = self.parts.remove(&(reduction, part)).ok_or_else(invalid)?;
-                self.live_bytes = self.live_bytes.saturating_sub(bytes(&tensor));
-                tensor
-            }
-            Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => {
-                self.state.tensors.get(self.name(v)?).cloned().ok_or_else(invalid)?
-            }
+            Slot::Part { .. } => self.take(place)?,
+            _ => self.get(place)?,
         };
         let seed = message_seed(self.seed, self.step, slot);
         let options = EncodeOptions { codec: self.program.codec(slot, to), seed };
@@ -202,118 +232,57 @@ impl<'a> PassRun<'a> {
         communicator.send(self.pass, slot, to, host, options)
     }
 
-    fn run_node(&mut self, index: usize, id: NodeId, micro_batch: u32) -> Result<(), ExecError> {
-        let node = self.program.nodes.get(&id).ok_or_else(invalid)?;
-        let mut inputs = Vec::with_capacity(node.inputs.len());
-        for (i, v) in node.inputs.iter().enumerate() {
-            let last = !node.inputs[i + 1..].contains(v) && self.freed_next(index, *v, micro_batch);
-            inputs.push(self.operand(*v, micro_batch, last)?);
-        }
-        let types: Vec<TensorType> = node.outputs.iter().map(|v| self.program.values[v].ty.clone()).collect();
-        let results = self.state.backend.run(&node.op, inputs, &types)?;
-        if let Some(inspector) = &mut self.inspector {
-            let levels: Result<Vec<Level>, _> = results.iter().map(|t| Level::on_device(self.state, t)).collect();
-            inspector.ran(id, node, micro_batch, levels?);
-        }
-        for (v, tensor) in node.outputs.iter().zip(results) {
-            self.put(*v, micro_batch, tensor);
-        }
-        Ok(())
-    }
-
-    /// Adds a micro-batch's gradient to its part's sum.
-    fn accumulate(
-        &mut self,
-        index: usize,
-        part: (u32, u32),
-        value: ValueId,
-        micro_batch: u32,
-    ) -> Result<(), ExecError> {
-        let last = self.freed_next(index, value, micro_batch);
-        let term = self.operand(value, micro_batch, last)?;
-        let sum = match self.parts.remove(&part) {
-            None => {
-                self.live_bytes += bytes(&term);
-                term
-            }
-            Some(sum) => self.add(sum, term)?,
-        };
-        if let Some(inspector) = &mut self.inspector {
-            let parameter = self.program.reductions.get(part.0 as usize).ok_or_else(invalid)?.parameter;
-            let level = Level::on_device(self.state, &sum)?;
-            inspector.accumulated(part, parameter, (value, micro_batch), level);
-        }
-        self.parts.insert(part, sum);
-        Ok(())
-    }
-
-    /// Adds a parameter's parts in their order.
-    fn reduce(&mut self, reduction: u32) -> Result<(), ExecError> {
-        let Reduction { parameter, ref parts, .. } =
-            *self.program.reductions.get(reduction as usize).ok_or_else(invalid)?;
-        let count = parts.len() as u32;
-        let mut sum = self.parts.remove(&(reduction, 0)).ok_or_else(invalid)?;
-        for part in 1..count {
-            let next = self.parts.remove(&(reduction, part)).ok_or_else(invalid)?;
-            self.live_bytes = self.live_bytes.saturating_sub(bytes(&next));
-            sum = self.add(sum, next)?;
-        }
-        if let Some(inspector) = &mut self.inspector {
-            inspector.reduced(reduction, count, parameter, Level::on_device(self.state, &sum)?);
-        }
-        self.gradients.insert(reduction, sum);
-        Ok(())
-    }
-
     /// Sends the norms of the owned gradients and waits for the verdict.
     fn clip(&mut self, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
-        let mut norms = Vec::new();
-        for (i, r) in self.program.reductions.iter().enumerate() {
-            if let Some(gradient) = self.gradients.get(&(i as u32)).cloned() {
-                let ty = TensorType::new(DType::F64, []);
-                let norm = self.state.backend.run(&SquaredNorm.into(), vec![gradient], &[ty])?;
-                let norm = self.scalar(&first(norm)?)?;
-                if let Some(inspector) = &mut self.inspector {
-                    inspector.measured(r.parameter, norm);
-                }
-                norms.push((r.parameter, norm));
+        let numbers = match self.script.norms.is_empty() {
+            true => Vec::new(),
+            false => {
+                let norms = self.take(Place::Norms)?;
+                self.numbers(&norms)?
             }
+        };
+        let mut norms = Vec::with_capacity(numbers.len());
+        for (reduction, norm) in self.script.norms.iter().zip(numbers) {
+            let parameter = self.program.reductions.get(*reduction as usize).ok_or_else(invalid)?.parameter;
+            if let Some(inspector) = &mut self.inspector {
+                inspector.measured(parameter, norm);
+            }
+            norms.push((parameter, norm));
         }
-        self.pace.sleep_debt();
         self.verdict = Some(self.wait(|pass| communicator.verdict(pass, norms))?);
         Ok(())
     }
 
-    /// Applies the optimizer to one owned parameter, unless the verdict skips the step.
-    fn update(&mut self, reduction: u32) -> Result<(), ExecError> {
-        let parameter = self.program.reductions.get(reduction as usize).ok_or_else(invalid)?.parameter;
-        let gradient = self.gradients.remove(&reduction).ok_or_else(invalid)?;
-        self.live_bytes = self.live_bytes.saturating_sub(bytes(&gradient));
-        let verdict = self.verdict.ok_or_else(invalid)?;
-        if !verdict.apply {
-            return Ok(());
+    /// Shows the inspector what a segment of one instruction has computed.
+    fn look(&mut self, compute: &Compute) -> Result<(), ExecError> {
+        let Some(mut inspector) = self.inspector.take() else { return Ok(()) };
+        let level = |place| self.places.get(&place).map(|t| Level::on_device(self.state, t)).unwrap_or(Err(invalid()));
+        let parameter = |reduction: u32| self.program.reductions.get(reduction as usize).ok_or_else(invalid);
+        for instruction in &self.program.instructions[compute.instructions.clone()] {
+            match *instruction {
+                Instruction::Run { node: id, micro_batch } => {
+                    let node = self.program.nodes.get(&id).ok_or_else(invalid)?;
+                    let levels = node.outputs.iter().map(|v| level(Place::Value(*v, micro_batch)));
+                    inspector.ran(id, node, micro_batch, levels.collect::<Result<Vec<Level>, _>>()?);
+                }
+                Instruction::Accumulate { reduction, part, value, micro_batch } => {
+                    let sum = level(Place::Part(reduction, part))?;
+                    let parameter = parameter(reduction)?.parameter;
+                    inspector.accumulated((reduction, part), parameter, (value, micro_batch), sum);
+                }
+                Instruction::Reduce { reduction } => {
+                    let of = parameter(reduction)?;
+                    let sum = level(Place::Gradient(reduction))?;
+                    inspector.reduced(reduction, of.parts.len() as u32, of.parameter, sum);
+                }
+                Instruction::UpdateState { buffer, value, micro_batch } => {
+                    inspector.updated(buffer, (value, micro_batch));
+                }
+                _ => {}
+            }
         }
-        let name = self.name(parameter)?.to_string();
-        let hyper = self.state.optimizer.hyper(&verdict);
-        let hyper = self.state.backend.upload(&HostTensor::from_f64([hyper.len()], &hyper)?)?;
-        // Removed from the state, so that the kernel holds the only references and can update in place.
-        let parameter = self.state.tensors.remove(&name).ok_or_else(invalid)?;
-        let slots = self.state.slots.remove(&name).ok_or_else(invalid)?;
-        let types = vec![parameter.ty().clone(); 1 + slots.len()];
-        let mut operands = vec![parameter, gradient];
-        operands.extend(slots);
-        operands.push(hyper);
-        let op = self.state.optimizer.op();
-        let mut results = self.state.backend.run(&op, operands, &types)?.into_iter();
-        let updated = results.next().ok_or_else(invalid)?;
-        self.state.tensors.insert(name.clone(), updated);
-        self.state.slots.insert(name, results.collect());
+        self.inspector = Some(inspector);
         Ok(())
-    }
-
-    fn add(&self, a: Tensor, b: Tensor) -> Result<Tensor, ExecError> {
-        let ty = a.ty().clone();
-        first(self.state.backend.run(&Binary::Add.into(), vec![a, b], &[ty])?)
     }
 
     /// Waits for others. This time counts neither as computing nor as work to slow down.
@@ -345,65 +314,70 @@ impl<'a> PassRun<'a> {
         Ok(HostTensor::from_bytes(ty, data)?)
     }
 
-    fn put(&mut self, value: ValueId, micro_batch: u32, tensor: Tensor) {
-        self.live_bytes += bytes(&tensor);
-        self.values.insert((value, micro_batch), tensor);
+    /// What is at a place. It stays there.
+    fn get(&mut self, place: Place) -> Result<Tensor, ExecError> {
+        let host = match place {
+            _ if place.is_state() => {
+                let tensor = self.state.get(&self.key(place)?).cloned();
+                return tensor.ok_or_else(|| ExecError::State(format!("this peer has no tensor for {place:?}")));
+            }
+            _ if let Some(tensor) = self.places.get(&place) => return Ok(tensor.clone()),
+            Place::Key(micro_batch) => HostTensor::from_i64([], &[rng_key(self.seed, self.step, micro_batch)])?,
+            Place::Hyper => {
+                let hyper = self.state.optimizer.hyper(&self.verdict.ok_or_else(invalid)?);
+                HostTensor::from_f64([hyper.len()], &hyper)?
+            }
+            _ => return Err(invalid()),
+        };
+        let tensor = self.state.backend.upload(&host)?;
+        self.places.insert(place, tensor.clone());
+        Ok(tensor)
     }
 
-    fn set_tensor(&mut self, value: ValueId, tensor: Tensor) -> Result<(), ExecError> {
-        let name = self.name(value)?.into();
-        self.state.tensors.insert(name, tensor);
+    /// What is at a place, which is empty then.
+    fn take(&mut self, place: Place) -> Result<Tensor, ExecError> {
+        if place.is_state() {
+            return self.state.take(&self.key(place)?).ok_or_else(invalid);
+        }
+        let tensor = self.places.remove(&place).ok_or_else(invalid)?;
+        self.live_bytes = self.live_bytes.saturating_sub(bytes(&tensor));
+        Ok(tensor)
+    }
+
+    fn put(&mut self, place: Place, tensor: Tensor) -> Result<(), ExecError> {
+        if place.is_state() {
+            self.state.put(self.key(place)?, tensor);
+        } else {
+            self.live_bytes += bytes(&tensor);
+            self.places.insert(place, tensor);
+        }
         Ok(())
     }
 
-    /// A value of a micro-batch. At its `last` use the pass gives up its own reference, so that kernels can work in
-    /// place.
-    fn operand(&mut self, v: ValueId, micro_batch: u32, last: bool) -> Result<Tensor, ExecError> {
-        if last && let Some(tensor) = self.values.remove(&(v, micro_batch)) {
-            self.live_bytes = self.live_bytes.saturating_sub(bytes(&tensor));
-            return Ok(tensor);
-        }
-        if let Some(tensor) = self.values.get(&(v, micro_batch)) {
-            return Ok(tensor.clone());
-        }
-        let value = self.program.values.get(&v).ok_or_else(invalid)?;
-        if value.kind == ValueKind::RngKey {
-            let key = rng_key(self.seed, self.step, micro_batch);
-            return Ok(self.state.backend.upload(&HostTensor::from_i64([], &[key])?)?);
-        }
-        let tensor = self.state.tensors.get(&value.name).cloned();
-        tensor.ok_or_else(|| ExecError::State(format!("this peer has no tensor {:?}", value.name)))
+    /// The name of a tensor that stays.
+    fn key(&self, place: Place) -> Result<Key, ExecError> {
+        let (value, slot) = match place {
+            Place::Slot(parameter, slot) => (parameter, Some(slot)),
+            Place::Tensor(value) => (value, None),
+            _ => return Err(invalid()),
+        };
+        let value = self.program.values.get(&value).ok_or_else(invalid)?;
+        Ok(Key { name: value.name.clone(), slot })
     }
 
-    /// Whether a value is freed directly after the instruction at `index`.
-    fn freed_next(&self, index: usize, v: ValueId, micro_batch: u32) -> bool {
-        self.program.instructions[index + 1..]
-            .iter()
-            .take_while(|i| matches!(i, Instruction::Free { .. }))
-            .any(|i| *i == Instruction::Free { value: v, micro_batch })
+    /// Where the tensor of a message stays.
+    fn place(&self, slot: Slot) -> Result<Place, ExecError> {
+        Ok(match slot {
+            Slot::Value { value, micro_batch } => Place::Value(value, micro_batch),
+            Slot::Part { parameter, part } => {
+                let reduction = self.program.reductions.iter().position(|r| r.parameter == parameter);
+                Place::Part(reduction.ok_or_else(invalid)? as u32, part)
+            }
+            Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => Place::Tensor(v),
+        })
     }
 
-    fn name(&self, v: ValueId) -> Result<&'a str, ExecError> {
-        let program = self.program;
-        program.values.get(&v).map(|v| v.name.as_str()).ok_or_else(invalid)
+    fn numbers(&self, tensor: &Tensor) -> Result<Vec<f64>, ExecError> {
+        Ok(self.state.backend.download(tensor)?.to_f64())
     }
-
-    fn reduction_of(&self, parameter: ValueId) -> Result<u32, ExecError> {
-        let index = self.program.reductions.iter().position(|r| r.parameter == parameter);
-        index.map(|i| i as u32).ok_or_else(invalid)
-    }
-
-    fn scalar(&self, tensor: &Tensor) -> Result<f64, ExecError> {
-        let values = self.state.backend.download(tensor)?.to_f64();
-        values.first().copied().ok_or_else(|| ExecError::State("a reported tensor is empty".into()))
-    }
-}
-
-/// The error for what [`Program::validate`] rules out.
-fn invalid() -> ExecError {
-    ExecError::State("the program refers to something missing; it was not validated".into())
-}
-
-fn first(results: Vec<Tensor>) -> Result<Tensor, ExecError> {
-    results.into_iter().next().ok_or_else(|| ExecError::State("a kernel returned no result".into()))
 }

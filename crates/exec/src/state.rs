@@ -33,61 +33,86 @@ impl Snapshot {
     }
 }
 
+/// The name of a tensor that stays from pass to pass: of a parameter, buffer or constant, or of a parameter's optimizer
+/// state.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Key {
+    pub(crate) name: String,
+    /// Index of the optimizer's slot.
+    pub(crate) slot: Option<usize>,
+}
+
 /// A peer's backend, and its tensors there.
 pub(crate) struct State {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) optimizer: Optimizer,
-    /// Parameters, buffers and constants by name.
-    pub(crate) tensors: BTreeMap<String, Tensor>,
-    /// Optimizer state of owned parameters by name, one tensor per slot.
-    pub(crate) slots: BTreeMap<String, Vec<Tensor>>,
+    tensors: BTreeMap<Key, Tensor>,
 }
 
 impl State {
     pub(crate) fn new(backend: Arc<dyn Backend>, optimizer: Optimizer) -> Self {
-        Self { backend, optimizer, tensors: BTreeMap::new(), slots: BTreeMap::new() }
+        Self { backend, optimizer, tensors: BTreeMap::new() }
+    }
+
+    pub(crate) fn get(&self, key: &Key) -> Option<&Tensor> {
+        self.tensors.get(key)
+    }
+
+    pub(crate) fn take(&mut self, key: &Key) -> Option<Tensor> {
+        self.tensors.remove(key)
+    }
+
+    pub(crate) fn put(&mut self, key: Key, tensor: Tensor) {
+        self.tensors.insert(key, tensor);
+    }
+
+    /// A parameter's optimizer state, as far as it is there.
+    pub(crate) fn slots(&self, name: &str) -> impl Iterator<Item = (&'static str, &Tensor)> {
+        let slots = self.optimizer.slots().iter().enumerate();
+        slots.filter_map(move |(i, slot)| Some((*slot, self.tensors.get(&Key { name: name.into(), slot: Some(i) })?)))
     }
 
     pub(crate) fn load(&mut self, name: &str, tensor: &HostTensor) -> Result<(), ExecError> {
         let tensor = self.backend.upload(tensor)?;
-        self.tensors.insert(name.into(), tensor);
+        self.put(Key { name: name.into(), slot: None }, tensor);
         Ok(())
     }
 
     pub(crate) fn load_slot(&mut self, name: &str, slot: &str, tensor: &HostTensor) -> Result<(), ExecError> {
-        let Some(index) = self.optimizer.slots().iter().position(|s| *s == slot) else {
+        let Some(index) = self.slot(slot) else {
             return Err(ExecError::State(format!("the optimizer has no state {slot:?} for {name:?}")));
         };
-        if !self.slots.contains_key(name) {
-            let zeros = self.zero_slots(tensor.ty())?;
-            self.slots.insert(name.into(), zeros);
-        }
-        if let Some(slots) = self.slots.get_mut(name) {
-            slots[index] = self.backend.upload(tensor)?;
-        }
+        self.zero_slots(name, tensor.ty())?;
+        let tensor = self.backend.upload(tensor)?;
+        self.put(Key { name: name.into(), slot: Some(index) }, tensor);
         Ok(())
     }
 
+    fn slot(&self, slot: &str) -> Option<usize> {
+        self.optimizer.slots().iter().position(|s| *s == slot)
+    }
+
     pub(crate) fn read(&self, name: &str) -> Result<HostTensor, ExecError> {
-        match self.tensors.get(name) {
+        match self.get(&Key { name: name.into(), slot: None }) {
             Some(t) => Ok(self.backend.download(t)?),
             None => Err(ExecError::State(format!("this peer has no tensor {name:?}"))),
         }
     }
 
     pub(crate) fn read_slot(&self, name: &str, slot: &str) -> Result<HostTensor, ExecError> {
-        let index = self.optimizer.slots().iter().position(|s| *s == slot);
-        match index.and_then(|i| self.slots.get(name)?.get(i)) {
+        let index = self.slot(slot);
+        match index.and_then(|i| self.get(&Key { name: name.into(), slot: Some(i) })) {
             Some(t) => Ok(self.backend.download(t)?),
             None => Err(ExecError::State(format!("this peer has no optimizer state {slot:?} of {name:?}"))),
         }
     }
 
+    /// Checks that the program's tensors are there, and makes missing optimizer state.
     pub(crate) fn prepare(&mut self, program: &Program) -> Result<(), ExecError> {
         program.validate()?;
         for holding in &program.holdings {
             let value = &program.values[&holding.value];
-            match self.tensors.get(&value.name) {
+            match self.get(&Key { name: value.name.clone(), slot: None }) {
                 None => return Err(ExecError::State(format!("{:?} was not loaded", value.name))),
                 Some(t) if *t.ty() != value.ty => {
                     let (name, expected, loaded) = (&value.name, &value.ty, t.ty());
@@ -98,18 +123,21 @@ impl State {
         }
         for reduction in program.reductions.iter().filter(|r| r.owner == program.peer) {
             let value = &program.values[&reduction.parameter];
-            if !self.slots.contains_key(&value.name) {
-                let zeros = self.zero_slots(&value.ty)?;
-                self.slots.insert(value.name.clone(), zeros);
-            }
+            self.zero_slots(&value.name, &value.ty)?;
         }
         Ok(())
     }
 
-    fn zero_slots(&self, ty: &TensorType) -> Result<Vec<Tensor>, ExecError> {
-        let zeros = HostTensor::zeros(ty.clone());
-        let slots = self.optimizer.slots().iter().map(|_| self.backend.upload(&zeros));
-        Ok(slots.collect::<Result<_, _>>()?)
+    /// Makes a parameter's optimizer state where it is missing.
+    fn zero_slots(&mut self, name: &str, ty: &TensorType) -> Result<(), ExecError> {
+        for slot in 0..self.optimizer.slots().len() {
+            let key = Key { name: name.into(), slot: Some(slot) };
+            if self.get(&key).is_none() {
+                let zeros = self.backend.upload(&HostTensor::zeros(ty.clone()))?;
+                self.put(key, zeros);
+            }
+        }
+        Ok(())
     }
 
     pub(crate) fn snapshot(&self, program: &Program) -> Snapshot {
@@ -119,11 +147,10 @@ impl State {
             if value.kind == ValueKind::Constant {
                 continue;
             }
-            if let Some(tensor) = self.tensors.get(&value.name) {
-                tensors.push(SnapshotTensor { name: value.name.clone(), slot: None, tensor: tensor.clone() });
-            }
-            for (slot, tensor) in self.optimizer.slots().iter().zip(self.slots.get(&value.name).into_iter().flatten()) {
-                tensors.push(SnapshotTensor { name: value.name.clone(), slot: Some(slot), tensor: tensor.clone() });
+            let name = &value.name;
+            let tensor = self.get(&Key { name: name.clone(), slot: None }).map(|tensor| (None, tensor));
+            for (slot, tensor) in tensor.into_iter().chain(self.slots(name).map(|(slot, t)| (Some(slot), t))) {
+                tensors.push(SnapshotTensor { name: name.clone(), slot, tensor: tensor.clone() });
             }
         }
         Snapshot { tensors, backend: self.backend.clone() }
@@ -131,7 +158,7 @@ impl State {
 
     /// Bytes of all tensors.
     pub(crate) fn bytes(&self) -> u64 {
-        self.tensors.values().chain(self.slots.values().flatten()).map(bytes).sum()
+        self.tensors.values().map(bytes).sum()
     }
 }
 

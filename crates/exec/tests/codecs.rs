@@ -154,9 +154,9 @@ fn gradients_share_the_masks_of_their_activations() {
                 let value = &program.values[&held.value];
                 executor.load(&value.name, &initial(1)(value).unwrap()).unwrap();
             }
-            executor.prepare(&program).unwrap();
+            let script = executor.prepare(&program).unwrap();
             let mut others = OtherPeers { program: &program, inputs: batch(&graph, 2, 0), sent: Vec::new() };
-            executor.run(&program, 0, 0, &mut others).unwrap();
+            executor.run(&program, &script, 0, 0, &mut others).unwrap();
             for (value, tensor) in others.sent {
                 let numbers = tensor.to_f64();
                 let masked_out = numbers.iter().step_by(3).all(|x| *x == 0.0) && numbers.iter().any(|x| *x != 0.0);

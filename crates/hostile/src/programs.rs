@@ -94,10 +94,10 @@ fn run(assignment: &Assignment, program: &Program, fill: u8) -> Result<(), ExecE
             Some(slot) => executor.load_slot(&key.name, slot, &tensor)?,
         }
     }
-    executor.prepare(program)?;
+    let script = executor.prepare(program)?;
     executor.set_inspect(true);
     let mut strangers = Strangers { incoming: program.incoming(), fill, coder: Coder::default(), encoded: Vec::new() };
-    executor.run(program, assignment.passes_before, assignment.start, &mut strangers)?;
+    executor.run(program, &script, assignment.passes_before, assignment.start, &mut strangers)?;
     Ok(())
 }
 

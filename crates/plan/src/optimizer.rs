@@ -30,6 +30,14 @@ impl Optimizer {
         }
     }
 
+    /// The number of elements of [`Self::hyper`].
+    pub fn hyper_len(&self) -> usize {
+        match self {
+            Self::Adamw(_) => 4,
+            Self::Sgd(_) => 2,
+        }
+    }
+
     /// The operator's `hyper` operand for a verdict.
     pub fn hyper(&self, v: &Verdict) -> Vec<f64> {
         match self {

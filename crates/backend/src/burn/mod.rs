@@ -30,7 +30,7 @@ impl Burn {
 const NAME: &str = Burn::NAME;
 
 impl Backend for Burn {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         NAME
     }
 
@@ -54,7 +54,7 @@ impl Backend for Burn {
             Ran::Decompose(inputs) => match run_decomposed(self, op, inputs)? {
                 Some(results) => Ok(results),
                 None => Err(BackendError::Operator {
-                    backend: NAME,
+                    backend: NAME.into(),
                     op: op.name().into(),
                     reason: "has neither a kernel nor a decomposition".into(),
                     operands: Vec::new(),
@@ -81,11 +81,10 @@ fn run<B: burn_backend::Backend>(
     let mut data = Vec::with_capacity(inputs.len());
     for tensor in inputs {
         let ty = tensor.ty().clone();
-        data.push(
-            tensor
-                .into_inner::<Data<B>>()
-                .ok_or_else(|| BackendError::Tensor { backend, reason: format!("{ty} belongs to another backend") })?,
-        );
+        data.push(tensor.into_inner::<Data<B>>().ok_or_else(|| BackendError::Tensor {
+            backend: backend.into(),
+            reason: format!("{ty} belongs to another backend"),
+        })?);
     }
     let wrap = |types: &[TensorType], data: Vec<Data<B>>| -> Vec<Tensor> {
         types.iter().zip(data).map(|(ty, d)| Tensor::new(ty.clone(), d)).collect()
@@ -102,12 +101,14 @@ fn run<B: burn_backend::Backend>(
             Ok(Ran::Done(wrap(outputs, results)))
         }
         Ok(None) => Ok(Ran::Decompose(wrap(&types, data))),
-        Err(reason) => Err(BackendError::Operator { backend, op: op.name().into(), reason, operands: types }),
+        Err(reason) => {
+            Err(BackendError::Operator { backend: backend.into(), op: op.name().into(), reason, operands: types })
+        }
     }
 }
 
 fn not_moved(reason: String) -> BackendError {
-    BackendError::Tensor { backend: NAME, reason }
+    BackendError::Tensor { backend: NAME.into(), reason }
 }
 
 fn foreign(tensor: &Tensor) -> BackendError {

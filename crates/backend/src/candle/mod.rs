@@ -35,7 +35,7 @@ impl Candle {
     pub const NAME: &str = "candle-cpu";
 
     fn unusable(reason: impl Into<String>) -> BackendError {
-        BackendError::Tensor { backend: Self::NAME, reason: reason.into() }
+        BackendError::Tensor { backend: Self::NAME.into(), reason: reason.into() }
     }
 }
 
@@ -126,7 +126,7 @@ fn to_host(x: &Array, ty: &TensorType) -> Result<HostTensor> {
 }
 
 impl Backend for Candle {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         Self::NAME
     }
 
@@ -151,7 +151,7 @@ impl Backend for Candle {
         outputs: &[TensorType],
     ) -> std::result::Result<Vec<Tensor>, BackendError> {
         let fail = |reason: String, inputs: &[Tensor]| BackendError::Operator {
-            backend: Self::NAME,
+            backend: Self::NAME.into(),
             op: op.name().into(),
             reason,
             operands: inputs.iter().map(|t| t.ty().clone()).collect(),
@@ -167,7 +167,7 @@ impl Backend for Candle {
                 drop(operands);
                 let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
                 run_decomposed(self, op, inputs)?.ok_or_else(|| BackendError::Operator {
-                    backend: Self::NAME,
+                    backend: Self::NAME.into(),
                     op: op.name().into(),
                     reason: "has neither a kernel nor a decomposition".into(),
                     operands: types,

@@ -32,12 +32,12 @@ impl Cpu {
     pub const NAME: &str = "cpu";
 
     fn not_moved(reason: impl Into<String>) -> BackendError {
-        BackendError::Tensor { backend: Self::NAME, reason: reason.into() }
+        BackendError::Tensor { backend: Self::NAME.into(), reason: reason.into() }
     }
 }
 
 impl Backend for Cpu {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         Self::NAME
     }
 
@@ -57,7 +57,7 @@ impl Backend for Cpu {
     fn run(&self, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<Vec<Tensor>, BackendError> {
         let types: Vec<TensorType> = inputs.iter().map(|t| t.ty().clone()).collect();
         let fail = |reason| BackendError::Operator {
-            backend: Self::NAME,
+            backend: Self::NAME.into(),
             op: op.name().into(),
             reason,
             operands: types.clone(),

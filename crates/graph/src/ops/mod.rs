@@ -123,6 +123,18 @@ macro_rules! define_op {
 with_operators!(define_op);
 
 impl Op {
+    /// The operator's key in text formats, such as `layer_norm`.
+    pub fn tag(&self) -> String {
+        let mut tag = String::new();
+        for c in self.variant().chars() {
+            if c.is_uppercase() && !tag.is_empty() {
+                tag.push('_');
+            }
+            tag.extend(c.to_lowercase());
+        }
+        tag
+    }
+
     /// The operator's name in ATen.
     pub fn name(&self) -> &'static str {
         self.operator().name()

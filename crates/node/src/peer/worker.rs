@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
 use fusionllm_compress::Codec;
-use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Snapshot, StableRanks};
+use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Script, Snapshot, StableRanks};
 use fusionllm_graph::{HostTensor, ValueId};
 use fusionllm_plan::{PassKind, PeerId, Program, Slot, Verdict};
 use fusionllm_protocol::{
@@ -45,8 +45,7 @@ impl Worker {
         commands: &mpsc::Receiver<Command>,
         keep: impl Fn(Snapshot, u64, bool) -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
-        self.executor.prepare(&self.train)?;
-        self.executor.prepare(&self.assignment.eval)?;
+        let scripts = [self.executor.prepare(&self.train)?, self.executor.prepare(&self.assignment.eval)?];
         self.link.control.control(&FromPeer::Ready { generation: self.assignment.generation })?;
         loop {
             let next = self.link.progress.while_waiting(MemberId::BROKER, || commands.recv());
@@ -54,7 +53,7 @@ impl Worker {
                 Err(_) => return Ok(()),
                 Ok(Command::Run { pass, version, kind, step, inspect }) => {
                     self.executor.set_inspect(inspect);
-                    self.run(pass, version, kind, step)?;
+                    self.run(&scripts, pass, version, kind, step)?;
                 }
                 // The lane keeps its order: all earlier passes are over.
                 Ok(Command::SetCodecs { version, codecs }) => {
@@ -66,7 +65,15 @@ impl Worker {
         }
     }
 
-    fn run(&mut self, pass: u64, version: u32, kind: PassKind, step: u64) -> Result<(), NodeError> {
+    /// `scripts` are those of training and evaluation.
+    fn run(
+        &mut self,
+        [train, eval]: &[Script; 2],
+        pass: u64,
+        version: u32,
+        kind: PassKind,
+        step: u64,
+    ) -> Result<(), NodeError> {
         if version != self.train.version {
             let ours = self.train.version;
             return Err(NodeError::Protocol(format!(
@@ -75,11 +82,11 @@ impl Worker {
         }
         self.link.kind = kind;
         self.link.watched = self.watched(step);
-        let program = match kind {
-            PassKind::Train => &self.train,
-            PassKind::Eval => &self.assignment.eval,
+        let (program, script) = match kind {
+            PassKind::Train => (&self.train, train),
+            PassKind::Eval => (&self.assignment.eval, eval),
         };
-        let stats = self.executor.run(program, pass, step, &mut self.link)?;
+        let stats = self.executor.run(program, script, pass, step, &mut self.link)?;
         self.link.done(pass, stats)
     }
 

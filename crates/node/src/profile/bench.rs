@@ -35,7 +35,7 @@ pub(super) fn run(
     for value in program.holdings.iter().map(|held| &program.values[&held.value]) {
         executor.load(&value.name, &content(value, constants)?)?;
     }
-    executor.prepare(program)?;
+    let script = executor.prepare(program)?;
     let alone = backend.device().threads == Some(1);
     let mut bench = Bench::new(program, backend.as_ref(), alone);
     let started = Instant::now();
@@ -45,7 +45,7 @@ pub(super) fn run(
             executor.set_slowdown(slowdown);
         }
         bench.begin();
-        executor.run(program, 0, 0, &mut bench)?;
+        executor.run(program, &script, 0, 0, &mut bench)?;
         if repeat + 1 >= effort.warm_up + effort.repeats && started.elapsed() > effort.patience {
             break;
         }

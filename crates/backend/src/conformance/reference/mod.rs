@@ -262,7 +262,7 @@ impl Reference {
 }
 
 impl Backend for Reference {
-    fn name(&self) -> &'static str {
+    fn name(&self) -> &str {
         Self::NAME
     }
 
@@ -271,12 +271,13 @@ impl Backend for Reference {
     }
 
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {
-        let array = Array::from_host(tensor).map_err(|reason| BackendError::Tensor { backend: Self::NAME, reason })?;
+        let array =
+            Array::from_host(tensor).map_err(|reason| BackendError::Tensor { backend: Self::NAME.into(), reason })?;
         Ok(Tensor::new(tensor.ty().clone(), array))
     }
 
     fn download(&self, tensor: &Tensor) -> Result<HostTensor, BackendError> {
-        let fail = |reason| BackendError::Tensor { backend: Self::NAME, reason };
+        let fail = |reason| BackendError::Tensor { backend: Self::NAME.into(), reason };
         let array = tensor.get::<Array>().ok_or_else(|| fail("it belongs to another backend".into()))?;
         array.to_host().map_err(fail)
     }
@@ -288,7 +289,9 @@ impl Backend for Reference {
             arrays.ok_or_else(|| "an operand belongs to another backend".to_string()).and_then(|a| evaluate(op, &a));
         match results {
             Ok(results) => Ok(results.into_iter().map(|a| Tensor::new(a.ty.clone(), a)).collect()),
-            Err(reason) => Err(BackendError::Operator { backend: Self::NAME, op: op.name().into(), reason, operands }),
+            Err(reason) => {
+                Err(BackendError::Operator { backend: Self::NAME.into(), op: op.name().into(), reason, operands })
+            }
         }
     }
 }

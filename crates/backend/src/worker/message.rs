@@ -1,0 +1,84 @@
+//! The messages of docs/worker.md.
+
+use std::path::Path;
+
+use fusionllm_graph::TensorType;
+use serde::{Deserialize, Serialize};
+
+use crate::Segment;
+
+/// The version of the protocol.
+pub const PROTOCOL: u32 = 1;
+
+/// What a worker says of itself.
+#[derive(Debug, Clone, Deserialize)]
+pub struct Hello {
+    /// The version of the protocol that it speaks.
+    pub protocol: u32,
+    /// What users see as the backend.
+    pub name: String,
+    /// The framework's version.
+    pub version: String,
+    /// The maker's name of the device.
+    pub device: String,
+    /// The device's memory in bytes, where known.
+    pub memory_bytes: Option<u64>,
+    /// The element types that it holds.
+    pub dtypes: Vec<String>,
+    /// The operators that it runs.
+    pub operators: Vec<String>,
+}
+
+/// The first message to a worker, and all requests.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Request<'a> {
+    Start {
+        protocol: u32,
+    },
+    Exchange {
+        path: &'a Path,
+        bytes: u64,
+    },
+    Upload {
+        tensor: u64,
+        #[serde(rename = "type")]
+        ty: &'a TensorType,
+        at: u64,
+    },
+    Download {
+        tensor: u64,
+        at: u64,
+    },
+    Prepare {
+        segment: u64,
+        #[serde(flatten)]
+        of: &'a Segment,
+    },
+    Run {
+        segment: u64,
+        inputs: &'a [u64],
+        outputs: &'a [u64],
+        free: &'a [u64],
+    },
+    Synchronize {},
+}
+
+/// A message from a worker.
+#[derive(Debug, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Answer {
+    Hello(Hello),
+    Done {},
+    Error(Failed),
+    Alive {},
+}
+
+/// Why a request was not carried out.
+#[derive(Debug, Deserialize)]
+pub(super) struct Failed {
+    pub(super) reason: String,
+    /// The place of the node in its segment.
+    pub(super) node: Option<usize>,
+    pub(super) kind: Option<String>,
+}

@@ -1,0 +1,201 @@
+//! The process of a worker: its start, its messages, and its end.
+
+use std::collections::VecDeque;
+use std::io::{self, BufRead, BufReader, Read, Write};
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
+use std::time::Duration;
+
+use super::message::{Answer, Failed, Hello, PROTOCOL, Request};
+use crate::BackendError;
+
+/// How long a worker may take until its first message. Large frameworks load slowly.
+const START: Duration = Duration::from_secs(120);
+/// How long a worker may be silent.
+const SILENCE: Duration = Duration::from_secs(30);
+/// The longest line that is read of a worker.
+const MAX_LINE: u64 = 1 << 20;
+/// How many lines of its standard error are kept, and how much of each.
+const KEPT_LINES: usize = 12;
+const KEPT_CHARS: usize = 300;
+
+pub(super) struct Process {
+    command: String,
+    child: Child,
+    /// `None` once the process is to end.
+    requests: Option<ChildStdin>,
+    answers: Receiver<io::Result<Vec<u8>>>,
+    last_words: Arc<Mutex<VecDeque<String>>>,
+    /// Disconnected once all of the standard error was read.
+    listening: Receiver<()>,
+    /// Why nothing more can be asked.
+    broken: Option<String>,
+}
+
+impl Process {
+    pub(super) fn start(command: &str) -> Result<(Self, Hello), BackendError> {
+        let refuse = |reason: String| BackendError::Worker { command: command.into(), reason };
+        let words = shlex::split(command).filter(|words| !words.is_empty());
+        let words = words.ok_or_else(|| refuse("the command has no words, or a quote is not closed".into()))?;
+        let mut child = Command::new(&words[0]);
+        child.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        // Ctrl-C is for the peer, which needs its worker to leave in good order.
+        #[cfg(unix)]
+        std::os::unix::process::CommandExt::process_group(&mut child, 0);
+        let mut child = child.spawn().map_err(|e| refuse(format!("it cannot be started: {e}")))?;
+        let last_words = Arc::default();
+        let (listener, listening) = mpsc::channel();
+        if let Some(stderr) = child.stderr.take() {
+            let last_words = Arc::clone(&last_words);
+            thread::spawn(move || {
+                listen(stderr, &last_words);
+                drop(listener);
+            });
+        }
+        let (sender, answers) = mpsc::channel();
+        if let Some(stdout) = child.stdout.take() {
+            thread::spawn(move || read_lines(stdout, &sender));
+        }
+        let requests = child.stdin.take();
+        let command = command.into();
+        let mut process = Self { command, child, requests, answers, last_words, listening, broken: None };
+        let hello = match process.answer(START)? {
+            Answer::Hello(hello) => hello,
+            other => return Err(process.broken(format!("its first message is not hello, but {other:?}"))),
+        };
+        if hello.protocol != PROTOCOL {
+            let (name, theirs) = (&hello.name, hello.protocol);
+            let reason = format!(
+                "{name} speaks version {theirs} of the worker protocol, and this program version {PROTOCOL}; install \
+                 the same release of both"
+            );
+            return Err(process.broken(reason));
+        }
+        process.send(&Request::Start { protocol: PROTOCOL })?;
+        Ok((process, hello))
+    }
+
+    /// Sends a request and waits for its answer. The outer error means that the process is of no more use.
+    pub(super) fn ask(&mut self, request: &Request<'_>) -> Result<Result<(), Failed>, BackendError> {
+        self.send(request)?;
+        match self.answer(SILENCE)? {
+            Answer::Done {} => Ok(Ok(())),
+            Answer::Error(failed) => Ok(Err(Failed { reason: printable(&failed.reason, usize::MAX), ..failed })),
+            other => Err(self.broken(format!("it answered with {other:?}"))),
+        }
+    }
+
+    fn send(&mut self, request: &Request<'_>) -> Result<(), BackendError> {
+        if let Some(reason) = &self.broken {
+            return Err(self.error(reason.clone()));
+        }
+        let mut line = serde_json::to_vec(request).map_err(|e| self.error(e.to_string()))?;
+        line.push(b'\n');
+        let written = match &mut self.requests {
+            Some(requests) => requests.write_all(&line).and_then(|()| requests.flush()),
+            None => Err(io::ErrorKind::BrokenPipe.into()),
+        };
+        // If the process has ended, the reason stands in what it wrote.
+        written.or_else(|e| self.answer(SILENCE).and(Err(self.broken(format!("it takes no requests: {e}")))))
+    }
+
+    /// The next message, but for signs of life.
+    fn answer(&mut self, patience: Duration) -> Result<Answer, BackendError> {
+        loop {
+            let line = match self.answers.recv_timeout(patience) {
+                Ok(Ok(line)) => line,
+                Ok(Err(e)) => return Err(self.broken(format!("its messages cannot be read: {e}"))),
+                Err(RecvTimeoutError::Timeout) => {
+                    return Err(self.broken(format!("it has been silent for {} s", patience.as_secs())));
+                }
+                Err(RecvTimeoutError::Disconnected) => {
+                    let status = self.child.wait().map(|status| status.to_string()).unwrap_or_default();
+                    return Err(self.broken(format!("it ended ({status})")));
+                }
+            };
+            match serde_json::from_slice(&line) {
+                Ok(Answer::Alive {}) => {}
+                Ok(answer) => return Ok(answer),
+                Err(_) => {
+                    let line = printable(&String::from_utf8_lossy(&line), KEPT_CHARS);
+                    return Err(self.broken(format!("it wrote {line:?} where a message was expected")));
+                }
+            }
+        }
+    }
+
+    /// The process is of no more use: ends it.
+    fn broken(&mut self, reason: String) -> BackendError {
+        self.requests = None;
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        // A child of the process may keep it open.
+        let _ = self.listening.recv_timeout(Duration::from_secs(1));
+        self.broken = Some(reason.clone());
+        self.error(reason)
+    }
+
+    /// An error with the reason, and what the process last wrote to its standard error.
+    pub(super) fn error(&self, mut reason: String) -> BackendError {
+        let last_words = self.last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        if !last_words.is_empty() {
+            reason += "; its last lines:";
+        }
+        for line in &*last_words {
+            reason += "\n  ";
+            reason += line;
+        }
+        BackendError::Worker { command: self.command.clone(), reason }
+    }
+}
+
+impl Drop for Process {
+    /// A worker ends when its requests do. One that does not is ended.
+    fn drop(&mut self) {
+        self.requests = None;
+        let ended = self.answers.recv_timeout(Duration::from_secs(2));
+        if !matches!(ended, Err(RecvTimeoutError::Disconnected)) {
+            let _ = self.child.kill();
+        }
+        let _ = self.child.wait();
+    }
+}
+
+/// Passes on each line of the process's messages.
+fn read_lines(stdout: ChildStdout, lines: &mpsc::Sender<io::Result<Vec<u8>>>) {
+    let mut stdout = BufReader::new(stdout);
+    loop {
+        let mut line = Vec::new();
+        let read = stdout.by_ref().take(MAX_LINE).read_until(b'\n', &mut line);
+        let line = match read {
+            Ok(0) => return,
+            Ok(_) => Ok(line),
+            Err(e) => Err(e),
+        };
+        if lines.send(line).is_err() {
+            return;
+        }
+    }
+}
+
+/// Keeps the last lines of the process's standard error.
+fn listen(stderr: impl Read, last_words: &Mutex<VecDeque<String>>) {
+    let mut stderr = BufReader::new(stderr);
+    let mut line = Vec::new();
+    while stderr.by_ref().take(MAX_LINE).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
+        let text = printable(String::from_utf8_lossy(&line).trim_end(), KEPT_CHARS);
+        let mut last_words = last_words.lock().unwrap_or_else(PoisonError::into_inner);
+        last_words.push_back(text);
+        if last_words.len() > KEPT_LINES {
+            last_words.pop_front();
+        }
+        line.clear();
+    }
+}
+
+/// Text without what a terminal would obey.
+fn printable(text: &str, chars: usize) -> String {
+    text.chars().filter(|c| !c.is_control() || *c == '\n').take(chars).collect()
+}

@@ -1,0 +1,394 @@
+//! Cuts a Program into segments: what a backend can run without the executor in between.
+
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::ops::Range;
+use std::sync::Arc;
+
+use fusionllm_backend::{Backend, Prepared, Segment, SegmentNode};
+use fusionllm_graph::ops::{Binary, Cat, Reshape, SquaredNorm};
+use fusionllm_graph::{DType, Op, TensorType, ValueId, ValueKind};
+use fusionllm_plan::{Instruction, Optimizer, Program, Slot};
+
+use crate::ExecError;
+
+/// Where a tensor stays between segments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) enum Place {
+    /// A value of one micro-batch.
+    Value(ValueId, u32),
+    /// The key of a micro-batch's random numbers.
+    Key(u32),
+    /// A parameter, buffer or constant.
+    Tensor(ValueId),
+    /// Optimizer state of a parameter, by the slot's index.
+    Slot(ValueId, usize),
+    /// A sum over micro-batches, by reduction and part.
+    Part(u32, u32),
+    /// A complete gradient, by reduction.
+    Gradient(u32),
+    /// The optimizer's numbers of this step.
+    Hyper,
+    /// The squared norms of [`Script::norms`], as one tensor.
+    Norms,
+}
+
+impl Place {
+    /// Whether the tensor stays from pass to pass.
+    pub(crate) fn is_state(self) -> bool {
+        matches!(self, Self::Tensor(_) | Self::Slot(..))
+    }
+}
+
+/// A Program as a backend runs it.
+pub struct Script {
+    pub(crate) steps: Vec<Step>,
+    /// The reductions whose squared norms are measured, in graph order.
+    pub(crate) norms: Vec<u32>,
+    /// The number of instructions, to notice another program.
+    pub(crate) instructions: usize,
+}
+
+/// One step of a [`Script`].
+pub(crate) enum Step {
+    /// The instruction at this index.
+    Alone(usize),
+    /// A segment.
+    Compute(Compute),
+}
+
+/// A segment, and where its tensors come from and go.
+pub(crate) struct Compute {
+    /// The instructions that it stands for.
+    pub(crate) instructions: Range<usize>,
+    /// For each node, the index of the first instruction that is not done after it.
+    pub(crate) until: Vec<usize>,
+    /// The inputs, and whether they leave their place.
+    pub(crate) inputs: Vec<(Place, bool)>,
+    pub(crate) outputs: Vec<Place>,
+    /// Places that are emptied, and that no node reads.
+    pub(crate) freed: Vec<Place>,
+    /// Whether it updates parameters, which a verdict can forbid.
+    pub(crate) update: bool,
+    /// Most bytes that the segment holds at once, beside tensors that stay in their places.
+    pub(crate) peak_bytes: u64,
+    /// `None` if tensors only change their places.
+    pub(crate) prepared: Option<Arc<Prepared>>,
+    /// For each output, its index among the inputs. Only where nothing is prepared.
+    pub(crate) moves: Vec<usize>,
+}
+
+impl Script {
+    /// Cuts a valid Program. With `each`, every instruction is a segment of its own.
+    ///
+    /// # Errors
+    ///
+    /// The backend cannot prepare a segment.
+    pub(crate) fn new(
+        program: &Program,
+        optimizer: &Optimizer,
+        backend: &dyn Backend,
+        each: bool,
+    ) -> Result<Self, ExecError> {
+        let mut cutter = Cutter {
+            program,
+            optimizer,
+            backend,
+            open: Open::default(),
+            parts: BTreeSet::new(),
+            gradients: Vec::new(),
+            norms: Vec::new(),
+            steps: Vec::new(),
+            prepared: HashMap::new(),
+        };
+        for (index, instruction) in program.instructions.iter().enumerate() {
+            cutter.instruction(index, instruction)?;
+            if each {
+                cutter.cut(index + 1)?;
+            }
+        }
+        cutter.cut(program.instructions.len())?;
+        Ok(Self { steps: cutter.steps, norms: cutter.norms, instructions: program.instructions.len() })
+    }
+}
+
+/// A value of the open segment. Inputs get the first numbers once all are known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Local {
+    Input(usize),
+    Result(usize),
+}
+
+/// The segment that grows.
+#[derive(Default)]
+struct Open {
+    from: usize,
+    inputs: Vec<(Place, TensorType)>,
+    nodes: Vec<(Op, Vec<Local>, Vec<TensorType>)>,
+    /// The instruction of each node.
+    instructions: Vec<usize>,
+    results: usize,
+    /// What the places hold, as far as the segment knows.
+    held: BTreeMap<Place, Local>,
+    /// Places that were written.
+    written: BTreeSet<Place>,
+    freed: Vec<Place>,
+    update: bool,
+}
+
+impl Open {
+    fn read(&mut self, place: Place, ty: &TensorType) -> Local {
+        *self.held.entry(place).or_insert_with(|| {
+            self.inputs.push((place, ty.clone()));
+            Local::Input(self.inputs.len() - 1)
+        })
+    }
+
+    fn write(&mut self, place: Place, local: Local) {
+        self.held.insert(place, local);
+        self.written.insert(place);
+    }
+
+    fn free(&mut self, place: Place) {
+        self.written.remove(&place);
+        if self.held.remove(&place).is_none() {
+            self.freed.push(place);
+        }
+    }
+
+    fn run(&mut self, index: usize, op: Op, inputs: Vec<Local>, outputs: Vec<TensorType>) -> Vec<Local> {
+        let results = self.results..self.results + outputs.len();
+        self.results = results.end;
+        self.nodes.push((op, inputs, outputs));
+        self.instructions.push(index);
+        results.map(Local::Result).collect()
+    }
+
+    fn is_empty(&self) -> bool {
+        self.nodes.is_empty() && self.written.is_empty() && self.freed.is_empty() && self.inputs.is_empty()
+    }
+}
+
+struct Cutter<'a> {
+    program: &'a Program,
+    optimizer: &'a Optimizer,
+    backend: &'a dyn Backend,
+    open: Open,
+    /// The parts that have a sum.
+    parts: BTreeSet<(u32, u32)>,
+    /// The reductions that have a gradient.
+    gradients: Vec<u32>,
+    norms: Vec<u32>,
+    steps: Vec<Step>,
+    /// By their text: micro-batches have the same segments.
+    prepared: HashMap<String, Arc<Prepared>>,
+}
+
+impl Cutter<'_> {
+    fn instruction(&mut self, index: usize, instruction: &Instruction) -> Result<(), ExecError> {
+        let program = self.program;
+        let updates = matches!(instruction, Instruction::Update { .. });
+        if updates != self.open.update {
+            self.cut(index)?;
+            self.open.update = updates;
+        }
+        match *instruction {
+            Instruction::Run { node, micro_batch } => {
+                let node = program.nodes.get(&node).ok_or_else(invalid)?;
+                let inputs =
+                    node.inputs.iter().map(|v| self.operand(*v, micro_batch)).collect::<Result<Vec<_>, _>>()?;
+                let types = node.outputs.iter().map(|v| self.ty(*v).cloned()).collect::<Result<Vec<_>, _>>()?;
+                let results = self.open.run(index, node.op.clone(), inputs, types);
+                for (v, result) in node.outputs.iter().zip(results) {
+                    self.open.write(Place::Value(*v, micro_batch), result);
+                }
+            }
+            Instruction::Free { value, micro_batch } => self.open.free(Place::Value(value, micro_batch)),
+            Instruction::Accumulate { reduction, part, value, micro_batch } => {
+                let mut sum = self.operand(value, micro_batch)?;
+                let place = Place::Part(reduction, part);
+                if !self.parts.insert((reduction, part)) {
+                    sum = self.add(index, place, sum, self.ty(value)?.clone());
+                }
+                self.open.write(place, sum);
+            }
+            Instruction::UpdateState { buffer, value, micro_batch } => {
+                let local = self.operand(value, micro_batch)?;
+                self.open.write(Place::Tensor(buffer), local);
+            }
+            Instruction::Reduce { reduction } => {
+                let of = program.reductions.get(reduction as usize).ok_or_else(invalid)?;
+                let ty = self.ty(of.parameter)?.clone();
+                let mut sum = self.open.read(Place::Part(reduction, 0), &ty);
+                for part in 1..of.parts.len() as u32 {
+                    let next = self.open.read(Place::Part(reduction, part), &ty);
+                    sum = self.sum(index, sum, next, &ty);
+                }
+                for part in 0..of.parts.len() as u32 {
+                    self.open.free(Place::Part(reduction, part));
+                    self.parts.remove(&(reduction, part));
+                }
+                self.open.write(Place::Gradient(reduction), sum);
+                self.gradients.push(reduction);
+            }
+            Instruction::Clip => {
+                self.measure_norms(index)?;
+                self.alone(index)?;
+            }
+            Instruction::Update { reduction } => self.update(index, reduction)?,
+            Instruction::Receive { slot: Slot::Part { parameter, part }, .. } => {
+                let reduction = program.reductions.iter().position(|r| r.parameter == parameter).ok_or_else(invalid)?;
+                self.parts.insert((reduction as u32, part));
+                self.alone(index)?;
+            }
+            Instruction::Send { slot: Slot::Part { parameter, part }, .. } => {
+                let reduction = program.reductions.iter().position(|r| r.parameter == parameter).ok_or_else(invalid)?;
+                self.parts.remove(&(reduction as u32, part));
+                self.alone(index)?;
+            }
+            Instruction::Receive { .. } | Instruction::Send { .. } | Instruction::Report { .. } => {
+                self.alone(index)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn alone(&mut self, index: usize) -> Result<(), ExecError> {
+        self.cut(index)?;
+        self.steps.push(Step::Alone(index));
+        self.open.from = index + 1;
+        Ok(())
+    }
+
+    /// The squared norms of all gradients as one tensor, so that one copy brings them to the host.
+    fn measure_norms(&mut self, index: usize) -> Result<(), ExecError> {
+        let mut gradients = std::mem::take(&mut self.gradients);
+        gradients.sort_unstable();
+        let scalar = TensorType::new(DType::F64, []);
+        let single = TensorType::new(DType::F64, [1]);
+        let mut norms = Vec::with_capacity(gradients.len());
+        for reduction in &gradients {
+            let of = self.program.reductions.get(*reduction as usize).ok_or_else(invalid)?;
+            let ty = self.ty(of.parameter)?.clone();
+            let gradient = self.open.read(Place::Gradient(*reduction), &ty);
+            let norm = self.open.run(index, SquaredNorm.into(), vec![gradient], vec![scalar.clone()]);
+            norms.extend(self.open.run(index, Reshape { shape: vec![1] }.into(), norm, vec![single.clone()]));
+        }
+        if !norms.is_empty() {
+            let all = TensorType::new(DType::F64, [norms.len()]);
+            let all = self.open.run(index, Cat { dim: 0 }.into(), norms, vec![all]);
+            self.open.write(Place::Norms, all[0]);
+        }
+        self.norms = gradients;
+        Ok(())
+    }
+
+    fn update(&mut self, index: usize, reduction: u32) -> Result<(), ExecError> {
+        let parameter = self.program.reductions.get(reduction as usize).ok_or_else(invalid)?.parameter;
+        let ty = self.ty(parameter)?.clone();
+        let gradient = Place::Gradient(reduction);
+        let mut places = vec![Place::Tensor(parameter)];
+        places.extend((0..self.optimizer.slots().len()).map(|slot| Place::Slot(parameter, slot)));
+        let mut inputs: Vec<Local> = places.iter().map(|place| self.open.read(*place, &ty)).collect();
+        inputs.insert(1, self.open.read(gradient, &ty));
+        let hyper = TensorType::new(DType::F64, [self.optimizer.hyper_len()]);
+        inputs.push(self.open.read(Place::Hyper, &hyper));
+        let results = self.open.run(index, self.optimizer.op(), inputs, vec![ty; places.len()]);
+        for (place, result) in places.into_iter().zip(results) {
+            self.open.write(place, result);
+        }
+        self.open.free(gradient);
+        Ok(())
+    }
+
+    fn add(&mut self, index: usize, place: Place, term: Local, ty: TensorType) -> Local {
+        let sum = self.open.read(place, &ty);
+        self.sum(index, sum, term, &ty)
+    }
+
+    fn sum(&mut self, index: usize, a: Local, b: Local, ty: &TensorType) -> Local {
+        self.open.run(index, Binary::Add.into(), vec![a, b], vec![ty.clone()])[0]
+    }
+
+    fn operand(&mut self, v: ValueId, micro_batch: u32) -> Result<Local, ExecError> {
+        let value = self.program.values.get(&v).ok_or_else(invalid)?;
+        let place = match value.kind {
+            ValueKind::RngKey => Place::Key(micro_batch),
+            ValueKind::Parameter(_) | ValueKind::Buffer(_) | ValueKind::Constant => Place::Tensor(v),
+            ValueKind::Input | ValueKind::Result { .. } => Place::Value(v, micro_batch),
+        };
+        Ok(self.open.read(place, &value.ty))
+    }
+
+    fn ty(&self, v: ValueId) -> Result<&TensorType, ExecError> {
+        self.program.values.get(&v).map(|v| &v.ty).ok_or_else(invalid)
+    }
+
+    /// Ends the open segment before the instruction at `end`.
+    fn cut(&mut self, end: usize) -> Result<(), ExecError> {
+        let open = std::mem::replace(&mut self.open, Open { from: end, ..Open::default() });
+        if open.is_empty() && open.from >= end {
+            return Ok(());
+        }
+        let count = open.inputs.len();
+        let number = |local: &Local| match *local {
+            Local::Input(i) => i,
+            Local::Result(i) => count + i,
+        };
+        let leaves = |place: &Place| open.written.contains(place) || !open.held.contains_key(place);
+        let inputs: Vec<(Place, bool)> = open.inputs.iter().map(|(place, _)| (*place, leaves(place))).collect();
+        let (outputs, locals): (Vec<Place>, Vec<usize>) =
+            open.written.iter().filter_map(|place| Some((*place, number(open.held.get(place)?)))).unzip();
+        let mut until: Vec<usize> = open.instructions.iter().skip(1).copied().collect();
+        until.push(end);
+        until.truncate(open.nodes.len());
+        let mut compute = Compute {
+            instructions: open.from..end,
+            until,
+            inputs,
+            outputs,
+            freed: open.freed,
+            update: open.update,
+            peak_bytes: 0,
+            prepared: None,
+            moves: Vec::new(),
+        };
+        if open.nodes.is_empty() {
+            compute.moves = locals;
+        } else {
+            let nodes = open.nodes.into_iter().map(|(op, inputs, outputs)| SegmentNode {
+                op,
+                inputs: inputs.iter().map(|local| number(local) as u32).collect(),
+                outputs,
+            });
+            let segment = Segment {
+                inputs: open.inputs.into_iter().map(|(_, ty)| ty).collect(),
+                nodes: nodes.collect(),
+                outputs: locals.iter().map(|local| *local as u32).collect(),
+            };
+            // What an update makes replaces what it reads.
+            if !open.update {
+                let given: Vec<bool> =
+                    compute.inputs.iter().map(|(place, leaves)| *leaves && !place.is_state()).collect();
+                compute.peak_bytes = segment.peak_bytes(&given);
+            }
+            compute.prepared = Some(self.prepare(segment)?);
+        }
+        self.steps.push(Step::Compute(compute));
+        Ok(())
+    }
+
+    fn prepare(&mut self, segment: Segment) -> Result<Arc<Prepared>, ExecError> {
+        let text = format!("{segment:?}");
+        if let Some(prepared) = self.prepared.get(&text) {
+            return Ok(prepared.clone());
+        }
+        let prepared = Arc::new(self.backend.prepare(segment)?);
+        self.prepared.insert(text, prepared.clone());
+        Ok(prepared)
+    }
+}
+
+/// The error for what [`Program::validate`] rules out.
+pub(crate) fn invalid() -> ExecError {
+    ExecError::State("the program refers to something missing; it was not validated".into())
+}
