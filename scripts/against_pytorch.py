@@ -2,13 +2,15 @@
 """Times the same training step here and in PyTorch eager, and prints the ratios and both memory figures.
 
     pip install torch
-    python3 scripts/against_pytorch.py [gpt2|gpt2-narrow|resnet50] [--steps 10] [--threads 2]
+    python3 scripts/against_pytorch.py [gpt2|gpt2-narrow|resnet50] [--steps 10] [--threads 2] [--worker CMD]
 
 Models, all float32, trained with AdamW:
 
     gpt2         GPT-2 small's width, heads and vocabulary at 4 layers, batch 4 x 256, no dropout, tied embeddings
     gpt2-narrow  8 layers of width 256 with 4 heads and a byte vocabulary, batch 2 x 128, no dropout, tied embeddings
     resnet50     ResNet-50 on 4 images of 224 x 224
+
+With --worker, this side computes with a worker, such as --worker "python -m fusionllm_torch".
 
 PyTorch has a row for each of its flags: AdamW with fused=True, and for the CNN channels_last. Its gradients are set to
 None before the forward pass, which is its fastest way to clear them.
@@ -182,6 +184,7 @@ def main():
     parser.add_argument("model", nargs="?", choices=VARIANTS, default="gpt2")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--worker", metavar="CMD")
     parser.add_argument("--serve", metavar="VARIANT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
@@ -191,7 +194,9 @@ def main():
     subprocess.run([*cargo, "--no-run"], cwd=ROOT, check=True)
     threads = str(args.threads)
     environment = os.environ | {"RAYON_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
-    ours = Side("FusionLLM", [*cargo, "--", args.model, "--serve"], environment)
+    worker = ["--worker", args.worker] if args.worker else []
+    environment["PYTHONPATH"] = str(ROOT / "python")
+    ours = Side("FusionLLM", [*cargo, "--", args.model, "--serve", *worker], environment)
     script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--threads", threads, "--serve"]
     theirs = [Side(f"PyTorch, {variant}", [*script, variant], environment) for variant in VARIANTS[args.model]]
     for side in theirs:

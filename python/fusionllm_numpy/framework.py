@@ -6,6 +6,7 @@ Each operator is a function of its operands. Its attributes are keyword argument
 from __future__ import annotations
 
 import math
+import operator
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -14,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from fusionllm_worker import Framework, Plan, Runner, Segment, TensorType
+from fusionllm_worker.windows import Pair, pool, windows
 
 Array = np.ndarray
-Pair = Sequence[int]
 Attributes = dict[str, Any]
 
-DTYPES = {"f64": np.dtype("<f8"), "f32": np.dtype("<f4"), "i64": np.dtype("<i8"), "i32": np.dtype("<i4"),
-          "bool": np.dtype("?")}  # fmt: skip
+CODES = {"f64": "<f8", "f32": "<f4", "i64": "<i8", "i32": "<i4", "bool": "?"}
+DTYPES = {name: np.dtype(code) for name, code in CODES.items()}
 
 
 # Element by element
@@ -59,9 +60,6 @@ BINARY: dict[str, Callable[[Array, Array], Array]] = {
     **{name: getattr(np, name) for name in ("maximum", "minimum", "fmod", "remainder", "floor_divide")},
     **{"add": np.add, "sub": np.subtract, "mul": np.multiply, "div": np.divide, "pow": np.power},
 }
-COMPARE = {"eq": np.equal, "ne": np.not_equal, "lt": np.less, "le": np.less_equal, "gt": np.greater,
-           "ge": np.greater_equal}  # fmt: skip
-LOGICAL = {"and": np.logical_and, "or": np.logical_or, "xor": np.logical_xor}
 
 
 def binary(a: Array, b: Array, *, op: str) -> Array:
@@ -77,13 +75,11 @@ def binary_scalar(x: Array, *, op: str, scalar: float, reverse: bool) -> Array:
 
 def clamp(x: Array, *, min: float | None = None, max: float | None = None, open: bool = False) -> Array:
     # `open` concerns the gradient alone.
-    if min is not None:
-        x = np.maximum(x, number(min, x.dtype))
+    x = x if min is None else np.maximum(x, number(min, x.dtype))
     return x if max is None else np.minimum(x, number(max, x.dtype))
 
 
 # Reductions
-
 
 REDUCE = {"sum": np.sum, "mean": np.mean, "amax": np.max, "amin": np.min, "prod": np.prod, "any": np.any, "all": np.all}
 
@@ -92,10 +88,6 @@ def reduce(x: Array, *, kind: str, dims: Sequence[int], keepdim: bool) -> Array:
     # Sums of i32 stay i32, which NumPy would widen.
     dtype = {"dtype": x.dtype} if kind in ("sum", "prod") else {}
     return REDUCE[kind](x, axis=tuple(dims), keepdims=keepdim, **dtype)
-
-
-def arg_reduce(x: Array, *, largest: bool, dim: int, keepdim: bool) -> Array:
-    return (np.argmax if largest else np.argmin)(x, axis=dim, keepdims=keepdim)
 
 
 # Views and moves
@@ -126,10 +118,6 @@ def constant_pad(x: Array, *, pads: Sequence[Pair], value: float) -> Array:
     y = np.full([before + n + after for n, (before, after) in zip(x.shape, pads)], number(value, x.dtype))
     y[tuple(slice(before, before + n) for n, (before, _) in zip(x.shape, pads))] = x
     return y
-
-
-def full(*, ty: Attributes, value: float) -> Array:
-    return np.full(ty["shape"], number(value, DTYPES[ty["dtype"]]))
 
 
 def arange(*, dtype: str, start: float, step: float, len: int) -> Array:
@@ -172,7 +160,7 @@ def advanced(x: Array, index: Sequence[Array], indexed: Sequence[bool]) -> tuple
     return tuple(checked(next(given), n) if marked else slice(None) for n, marked in zip(x.shape, indexed))
 
 
-def put(x: Array, at: tuple[Any, ...], values: Array, *, accumulate: bool) -> Array:
+def put(x: Array, at: tuple[Any, ...], values: Array, accumulate: bool) -> Array:
     """A copy of `x` where values are written to, or added at, the places in `at`, in row-major order of the values."""
     y = x.copy()
     if accumulate:
@@ -250,24 +238,6 @@ def conv2d_weight_grad(g: Array, x: Array, *, conv: Attributes, kernel: Pair) ->
     return dw.reshape(g.shape[1], x.shape[1] // conv["groups"], *kernel)
 
 
-def windows(n: int, kernel: int, stride: int, padding: int, dilation: int, ceil: bool = False) -> tuple[int, int]:
-    """The number of windows along one side, and how far the last one reaches beyond the padded operand."""
-    extent = dilation * (kernel - 1) + 1
-    steps = n + 2 * padding - extent
-    count = (-(-steps // stride) if ceil else steps // stride) + 1
-    # A window must start inside the operand or its left padding.
-    if ceil and (count - 1) * stride >= n + padding:
-        count -= 1
-    return count, max(0, (count - 1) * stride - steps)
-
-
-def pool(input: Pair, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool) -> tuple[Pair, Pair]:
-    """The size of a pool's result, and how far the last windows reach beyond the padded operand."""
-    sides = zip(input, kernel, stride, padding, dilation)
-    size, beyond = zip(*(windows(*side, ceil_mode) for side in sides))
-    return size, beyond
-
-
 def max_pool2d(
     x: Array, *, kernel: Pair, stride: Pair, padding: Pair, dilation: Pair, ceil_mode: bool
 ) -> tuple[Array, Array]:
@@ -338,7 +308,7 @@ def adaptive_avg_pool2d_backward(g: Array, *, input: Pair) -> Array:
     return x
 
 
-# Random numbers
+# Training
 
 
 def philox(counter: Array, stream: int, key: int) -> Array:
@@ -360,10 +330,8 @@ def dropout(x: Array, key: Array, *, p: float, stream: int) -> tuple[Array, Arra
     return np.where(kept, x * number(1 / (1 - p), x.dtype), number(0, x.dtype)), kept
 
 
-# A decomposition would not check the targets
-
-
 def cross_entropy_backward(g: Array, logits: Array, target: Array, lse: Array, *, ignore_index: int) -> Array:
+    # A decomposition would not check the targets.
     counts = target != ignore_index
     rows, columns = np.flatnonzero(counts), checked(target[counts], logits.shape[1])
     d = np.where(counts[:, None], np.exp(logits - lse[:, None]), 0)
@@ -371,55 +339,40 @@ def cross_entropy_backward(g: Array, logits: Array, target: Array, lse: Array, *
     return d * (g / g.dtype.type(max(len(rows), 1)))
 
 
+NAMED = (
+    binary, binary_scalar, clamp, reduce, slice_backward, split, constant_pad, arange, embedding_dense_backward,
+    sort, top_k, conv2d, conv2d_input_grad, conv2d_weight_grad, max_pool2d, max_pool2d_backward, avg_pool2d,
+    avg_pool2d_backward, adaptive_avg_pool2d, adaptive_avg_pool2d_backward, dropout, cross_entropy_backward,
+)  # fmt: skip
+
 OPERATORS: dict[str, Callable[..., Any]] = {
+    **{function.__name__: function for function in NAMED},
     "unary": lambda x, op: np.asarray(UNARY[op](x), x.dtype),
-    "binary": binary,
-    "binary_scalar": binary_scalar,
-    "compare": lambda a, b, op: COMPARE[op](a, b),
-    "compare_scalar": lambda x, op, scalar: COMPARE[op](x, number(scalar, x.dtype)),
-    "logical": lambda a, b, op: LOGICAL[op](a, b),
+    "compare": lambda a, b, op: getattr(operator, op)(a, b),
+    "compare_scalar": lambda x, op, scalar: getattr(operator, op)(x, number(scalar, x.dtype)),
+    "logical": lambda a, b, op: getattr(np, f"logical_{op}")(a, b),
     "where": np.where,
-    "clamp": clamp,
     "cast": lambda x, dtype: convert(x, DTYPES[dtype]),
-    "reduce": reduce,
-    "arg_reduce": arg_reduce,
+    "arg_reduce": lambda x, largest, dim, keepdim: (np.argmax if largest else np.argmin)(x, dim, keepdims=keepdim),
     "cum_sum": lambda x, dim: np.cumsum(x, axis=dim, dtype=x.dtype),
     "reshape": lambda x, shape: x.reshape(shape),
     "permute": lambda x, dims: x.transpose(dims),
     "expand": lambda x, shape: np.broadcast_to(x, shape),
     "detach": lambda x: x,
     "slice": part,
-    "slice_backward": slice_backward,
     "cat": lambda *xs, dim: np.concatenate(xs, axis=dim),
-    "split": split,
     "flip": lambda x, dims: np.flip(x, axis=tuple(dims)),
-    "constant_pad": constant_pad,
     "triangle": lambda x, upper, diagonal: (np.triu if upper else np.tril)(x, diagonal),
-    "full": full,
-    "arange": arange,
+    "full": lambda ty, value: np.full(ty["shape"], number(value, DTYPES[ty["dtype"]])),
     "embedding": lambda weight, ids, padding_idx: weight[checked(ids, len(weight))],
-    "embedding_dense_backward": embedding_dense_backward,
     "index_select": lambda x, index, dim: x[slices(x, index, dim)],
-    "index_add": lambda x, index, source, dim: put(x, slices(x, index, dim), source, accumulate=True),
+    "index_add": lambda x, index, source, dim: put(x, slices(x, index, dim), source, True),
     "gather": lambda x, index, dim: x[elements(x, index, dim)],
-    "scatter_add": lambda x, index, source, dim: put(x, elements(x, index, dim), source, accumulate=True),
-    "scatter": lambda x, index, source, dim: put(x, elements(x, index, dim), source, accumulate=False),
+    "scatter_add": lambda x, index, source, dim: put(x, elements(x, index, dim), source, True),
+    "scatter": lambda x, index, source, dim: put(x, elements(x, index, dim), source, False),
     "index": lambda x, *index, indexed: x[advanced(x, index, indexed)],
-    "index_put": lambda x, v, *index, indexed, accumulate: put(x, advanced(x, index, indexed), v, accumulate=accumulate),
-    "sort": sort,
-    "top_k": top_k,
+    "index_put": lambda x, values, *at, indexed, accumulate: put(x, advanced(x, at, indexed), values, accumulate),
     "matmul": np.matmul,
-    "conv2d": conv2d,
-    "conv2d_input_grad": conv2d_input_grad,
-    "conv2d_weight_grad": conv2d_weight_grad,
-    "max_pool2d": max_pool2d,
-    "max_pool2d_backward": max_pool2d_backward,
-    "avg_pool2d": avg_pool2d,
-    "avg_pool2d_backward": avg_pool2d_backward,
-    "adaptive_avg_pool2d": adaptive_avg_pool2d,
-    "adaptive_avg_pool2d_backward": adaptive_avg_pool2d_backward,
-    "dropout": dropout,
-    "cross_entropy_backward": cross_entropy_backward,
 }
 
 
@@ -433,8 +386,7 @@ class NumPy(Framework):
     operators = list(OPERATORS)
 
     def __init__(self) -> None:
-        # A division by zero gives infinity, as the operators define it, and no warning.
-        np.seterr(all="ignore")
+        np.seterr(all="ignore")  # A division by zero gives infinity, as the operators define it, and no warning.
 
     def upload(self, type: TensorType, data: memoryview) -> Array:
         return np.ndarray(type.shape, DTYPES[type.dtype], data).copy()

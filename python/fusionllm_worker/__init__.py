@@ -29,7 +29,7 @@ Runner = Callable[[list[Any], Set[int]], list[Any]]
 
 
 class Framework(ABC):
-    """What a worker computes with. Its tensors are of any type, and nothing here looks into them."""
+    """What a worker computes with. Its tensors are of any type that has a `shape`."""
 
     #: What users see as the backend.
     name: str
@@ -87,7 +87,7 @@ class Worker:
         self.exchange: Exchange | None = None
         self.tensors: dict[int, tuple[TensorType, Any]] = {}
         self.segments: dict[int, tuple[Segment, Runner]] = {}
-        self.requests: dict[str, Callable[[dict[str, Any]], None]] = {
+        self.requests: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "exchange": self.open_exchange,
             "upload": self.upload,
             "download": self.download,
@@ -110,7 +110,7 @@ class Worker:
     def region(self, start: int, length: int) -> memoryview:
         """A part of the exchange file."""
         if length == 0:
-            return memoryview(b"")
+            return memoryview(bytearray())
         if self.exchange is None:
             raise ValueError("there is no exchange file")
         return self.exchange[start, start + length]
@@ -120,9 +120,13 @@ class Worker:
         data = self.region(request["at"], type.nbytes)
         self.tensors[request["tensor"]] = type, self.framework.upload(type, data)
 
-    def download(self, request: dict[str, Any]) -> None:
+    def download(self, request: dict[str, Any]) -> dict[str, Any]:
         type, tensor = self.tensor(request["tensor"])
-        self.framework.download(tensor, self.region(request["at"], type.nbytes))
+        shape = tuple(tensor.shape)
+        # The peer complains of any other shape.
+        if shape == type.shape:
+            self.framework.download(tensor, self.region(request["at"], type.nbytes))
+        return {"type": {"dtype": type.dtype, "shape": shape}}
 
     def prepare(self, request: dict[str, Any]) -> None:
         segment = Segment.parse(request)
@@ -159,7 +163,7 @@ class Worker:
 def answer(worker: Worker, kind: str, request: dict[str, Any]) -> dict[str, Any]:
     """Carries out a request, and returns the message that answers it."""
     try:
-        worker.requests[kind](request)
+        return {"done": worker.requests[kind](request) or {}}
     except Exception as e:  # Whatever a framework raises is an answer to the peer.
         error: dict[str, Any] = {}
         if isinstance(e, NodeError):
@@ -167,7 +171,6 @@ def answer(worker: Worker, kind: str, request: dict[str, Any]) -> dict[str, Any]
         reason = str(e) or type(e).__name__
         no_room = isinstance(e, MemoryError) or any(text in reason for text in NO_ROOM)
         return {"error": {"reason": reason, **error, "kind": "memory" if no_room else "operator"}}
-    return {"done": {}}
 
 
 def streams() -> tuple[BinaryIO, BinaryIO]:

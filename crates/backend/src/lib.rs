@@ -85,6 +85,11 @@ pub trait Backend: Send + Sync {
         segment.run_each(self, inputs, done)
     }
 
+    /// Whether a segment runs as one, so that its operators take another time in it than alone.
+    fn runs_segments_whole(&self) -> bool {
+        false
+    }
+
     /// Waits until all started work is done. The default is for backends whose kernels have finished when `run`
     /// returns.
     fn synchronize(&self) -> Result<(), BackendError> {

@@ -1,4 +1,5 @@
 use std::net::SocketAddr;
+use std::num::NonZeroUsize;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -357,6 +358,10 @@ pub(crate) struct CheckBackendArgs {
     /// Check only operators whose name contains this word, such as "conv2d".
     #[arg(long, value_name = "WORD")]
     pub(crate) only: Option<String>,
+
+    /// Check every Nth case only, for frameworks that compile each.
+    #[arg(long, value_name = "N", default_value = "1")]
+    pub(crate) every: NonZeroUsize,
 }
 
 #[derive(Debug, Subcommand)]

@@ -51,6 +51,7 @@ pub(crate) fn check(args: &CheckBackendArgs, json: bool) -> Result<(), Failure> 
             return Err(Failure::input(format!("--only {word}: no operator's name contains that")));
         }
     }
+    let cases: Vec<Case> = cases.into_iter().step_by(args.every.get()).collect();
     type Part<'a> = (&'static str, &'a dyn Fn(&dyn Backend, &[Case]) -> Report);
     let parts: [Part<'_>; 4] = [
         ("transfers", &|backend, _| conformance::transfers(backend)),

@@ -2,6 +2,7 @@
 //!
 //! ```console
 //! $ cargo bench -p fusionllm-exec --bench step -- [MODEL] [--peers N] [--micro-batches N] [--steps N] [--serve]
+//!       [--worker CMD]
 //! ```
 //!
 //! | model | what |
@@ -10,7 +11,7 @@
 //! | `gpt2-narrow` | 8 layers of width 256 with a byte vocabulary, batch 2 x 128: small operators |
 //! | `resnet50` | 4 images of 224 x 224 |
 //!
-//! All peers run in this process. A wrapper around the backend measures each call of `Backend::run`. With `--serve`
+//! All peers run in this process. A wrapper around the backend measures each segment. With `--serve`
 //! the benchmark runs one step for every line on standard input and answers with one line of JSON. That is how
 //! `scripts/against_pytorch.py` alternates these steps with PyTorch's.
 
@@ -21,7 +22,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use fusionllm_backend::{Backend, BackendError, DeviceInfo, Tensor, open};
+use fusionllm_backend::{Backend, BackendError, DeviceInfo, Done, Prepared, Segment, Tensor, open, worker_name};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, StepResult, Training};
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
@@ -38,10 +39,12 @@ struct Options {
     micro_batches: usize,
     steps: usize,
     serve: bool,
+    backend: String,
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let mut o = Options { model: "gpt2".into(), peers: 1, micro_batches: 1, steps: 10, serve: false };
+    let mut o =
+        Options { model: "gpt2".into(), peers: 1, micro_batches: 1, steps: 10, serve: false, backend: "cpu".into() };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut number =
@@ -52,6 +55,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
             "--micro-batches" => o.micro_batches = number()?,
             "--steps" => o.steps = number()?,
             "--serve" => o.serve = true,
+            "--worker" => o.backend = worker_name(&args.next().ok_or("--worker takes a command")?),
             // Cargo passes it to every benchmark.
             "--bench" => {}
             other => return Err(format!("unknown argument {other:?}").into()),
@@ -60,7 +64,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
     Ok(o)
 }
 
-/// A backend that measures the time inside [`Backend::run`].
+/// A backend that measures the time inside [`Backend::run_segment`].
 struct Timed {
     backend: Arc<dyn Backend>,
     nanoseconds: AtomicU64,
@@ -86,6 +90,22 @@ impl Backend for Timed {
     fn run(&self, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<Vec<Tensor>, BackendError> {
         let started = Instant::now();
         let results = self.backend.run(op, inputs, outputs);
+        self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Relaxed);
+        results
+    }
+
+    fn prepare(&self, segment: Segment) -> Result<Prepared, BackendError> {
+        self.backend.prepare(segment)
+    }
+
+    fn run_segment(
+        &self,
+        segment: &Prepared,
+        inputs: Vec<Tensor>,
+        done: Done<'_>,
+    ) -> Result<Vec<Tensor>, BackendError> {
+        let started = Instant::now();
+        let results = self.backend.run_segment(segment, inputs, done);
         self.nanoseconds.fetch_add(started.elapsed().as_nanos() as u64, Relaxed);
         results
     }
@@ -145,7 +165,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let train = autodiff::differentiate(&graph, graph.outputs["loss"])?;
     let names: Vec<String> = (0..options.peers).map(|p| format!("p{p}")).collect();
     let plan = equal_compute(&graph, &names, options.micro_batches as u32, Schedule::OneFOneB)?;
-    let timed = Arc::new(Timed { backend: open("cpu")?, nanoseconds: AtomicU64::new(0) });
+    let timed = Arc::new(Timed { backend: open(&options.backend)?, nanoseconds: AtomicU64::new(0) });
     let backends: Vec<Arc<dyn Backend>> =
         vec![timed.clone(); options.peers].into_iter().map(|backend| backend as Arc<dyn Backend>).collect();
     let training = Training {

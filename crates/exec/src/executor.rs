@@ -70,6 +70,13 @@ impl Executor {
         Script::new(program, &self.state.optimizer, &*self.state.backend, false)
     }
 
+    /// The same with each instruction as a segment of its own, to see what each takes or computes. Results have the same
+    /// bits where the backend runs segments operator by operator.
+    pub fn prepare_each(&mut self, program: &Program) -> Result<Script, ExecError> {
+        self.state.prepare(program)?;
+        Script::new(program, &self.state.optimizer, &*self.state.backend, true)
+    }
+
     /// The present tensors that `program`'s peer owns.
     pub fn snapshot(&self, program: &Program) -> Snapshot {
         self.state.snapshot(program)
@@ -92,7 +99,7 @@ impl Executor {
         if !self.inspect {
             return PassRun::new(&mut self.state, program, script, numbers, self.slowdown).run(communicator);
         }
-        let script = Script::new(program, &self.state.optimizer, &*self.state.backend, true)?;
+        let script = self.prepare_each(program)?;
         let mut run = PassRun::new(&mut self.state, program, &script, numbers, self.slowdown);
         run.inspect()?;
         run.run(communicator)

@@ -69,9 +69,17 @@ pub(super) enum Request<'a> {
 #[serde(rename_all = "snake_case")]
 pub(super) enum Answer {
     Hello(Hello),
-    Done {},
+    Done(Finished),
     Error(Failed),
     Alive {},
+}
+
+/// A request was carried out.
+#[derive(Debug, Deserialize)]
+pub(super) struct Finished {
+    /// The type of a tensor that was downloaded.
+    #[serde(rename = "type")]
+    pub(super) ty: Option<TensorType>,
 }
 
 /// Why a request was not carried out.

@@ -16,6 +16,7 @@ use crate::{Backend, BackendError, DeviceInfo, Done, Prepared, Segment, SegmentN
 use exchange::Exchange;
 use message::{Failed, Request};
 pub use message::{Hello, PROTOCOL};
+pub use process::Patience;
 use process::Process;
 
 /// A process that computes.
@@ -66,7 +67,12 @@ impl Worker {
     ///
     /// The command cannot be started, or the process does not say that it is a worker of this protocol's version.
     pub fn start(command: &str) -> Result<Self, BackendError> {
-        let (process, hello) = Process::start(command)?;
+        Self::start_with(command, Patience::default())
+    }
+
+    /// The same with other times to wait.
+    pub fn start_with(command: &str, patience: Patience) -> Result<Self, BackendError> {
+        let (process, hello) = Process::start(command, patience)?;
         Ok(Self {
             dtypes: hello.dtypes.iter().filter_map(|name| serde_json::from_value(name.as_str().into()).ok()).collect(),
             operators: hello.operators.iter().cloned().collect(),
@@ -185,7 +191,10 @@ impl Backend for Worker {
         let mut conversation = self.conversation();
         conversation.exchange(bytes)?;
         let answer = conversation.process.ask(&Request::Download { tensor: number, at: 0 })?;
-        answer.map_err(|failed| self.failed(failed, &[], &[]))?;
+        let finished = answer.map_err(|failed| self.failed(failed, &[], &[]))?;
+        if let Some(ty) = finished.ty.filter(|ty| ty != tensor.ty()) {
+            return Err(self.refused(format!("it sent {ty} instead of {}", tensor.ty())));
+        }
         let read = conversation.exchange(bytes)?.read(bytes);
         let data = read.map_err(|reason| conversation.process.error(reason))?;
         Ok(HostTensor::from_bytes(tensor.ty().clone(), data)?)
@@ -249,8 +258,12 @@ impl Backend for Worker {
         }
     }
 
+    fn runs_segments_whole(&self) -> bool {
+        true
+    }
+
     fn synchronize(&self) -> Result<(), BackendError> {
         let answer = self.conversation().process.ask(&Request::Synchronize {})?;
-        answer.map_err(|failed| self.failed(failed, &[], &[]))
+        answer.map(drop).map_err(|failed| self.failed(failed, &[], &[]))
     }
 }

@@ -8,13 +8,24 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
-use super::message::{Answer, Failed, Hello, PROTOCOL, Request};
+use super::message::{Answer, Failed, Finished, Hello, PROTOCOL, Request};
 use crate::BackendError;
 
-/// How long a worker may take until its first message. Large frameworks load slowly.
-const START: Duration = Duration::from_secs(120);
-/// How long a worker may be silent.
-const SILENCE: Duration = Duration::from_secs(30);
+/// How long to wait for a worker.
+#[derive(Debug, Clone, Copy)]
+pub struct Patience {
+    /// Until its first message. Large frameworks load slowly.
+    pub start: Duration,
+    /// Between two messages.
+    pub silence: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { start: Duration::from_secs(120), silence: Duration::from_secs(30) }
+    }
+}
+
 /// The longest line that is read of a worker.
 const MAX_LINE: u64 = 1 << 20;
 /// How many lines of its standard error are kept, and how much of each.
@@ -23,6 +34,7 @@ const KEPT_CHARS: usize = 300;
 
 pub(super) struct Process {
     command: String,
+    patience: Patience,
     child: Child,
     /// `None` once the process is to end.
     requests: Option<ChildStdin>,
@@ -35,7 +47,7 @@ pub(super) struct Process {
 }
 
 impl Process {
-    pub(super) fn start(command: &str) -> Result<(Self, Hello), BackendError> {
+    pub(super) fn start(command: &str, patience: Patience) -> Result<(Self, Hello), BackendError> {
         let refuse = |reason: String| BackendError::Worker { command: command.into(), reason };
         let words = shlex::split(command).filter(|words| !words.is_empty());
         let words = words.ok_or_else(|| refuse("the command has no words, or a quote is not closed".into()))?;
@@ -60,8 +72,8 @@ impl Process {
         }
         let requests = child.stdin.take();
         let command = command.into();
-        let mut process = Self { command, child, requests, answers, last_words, listening, broken: None };
-        let hello = match process.answer(START)? {
+        let mut process = Self { command, patience, child, requests, answers, last_words, listening, broken: None };
+        let hello = match process.answer(patience.start)? {
             Answer::Hello(hello) => hello,
             other => return Err(process.broken(format!("its first message is not hello, but {other:?}"))),
         };
@@ -78,10 +90,10 @@ impl Process {
     }
 
     /// Sends a request and waits for its answer. The outer error means that the process is of no more use.
-    pub(super) fn ask(&mut self, request: &Request<'_>) -> Result<Result<(), Failed>, BackendError> {
+    pub(super) fn ask(&mut self, request: &Request<'_>) -> Result<Result<Finished, Failed>, BackendError> {
         self.send(request)?;
-        match self.answer(SILENCE)? {
-            Answer::Done {} => Ok(Ok(())),
+        match self.answer(self.patience.silence)? {
+            Answer::Done(done) => Ok(Ok(done)),
             Answer::Error(failed) => Ok(Err(Failed { reason: printable(&failed.reason, usize::MAX), ..failed })),
             other => Err(self.broken(format!("it answered with {other:?}"))),
         }
@@ -98,7 +110,8 @@ impl Process {
             None => Err(io::ErrorKind::BrokenPipe.into()),
         };
         // If the process has ended, the reason stands in what it wrote.
-        written.or_else(|e| self.answer(SILENCE).and(Err(self.broken(format!("it takes no requests: {e}")))))
+        written
+            .or_else(|e| self.answer(self.patience.silence).and(Err(self.broken(format!("it takes no requests: {e}")))))
     }
 
     /// The next message, but for signs of life.
@@ -108,7 +121,7 @@ impl Process {
                 Ok(Ok(line)) => line,
                 Ok(Err(e)) => return Err(self.broken(format!("its messages cannot be read: {e}"))),
                 Err(RecvTimeoutError::Timeout) => {
-                    return Err(self.broken(format!("it has been silent for {} s", patience.as_secs())));
+                    return Err(self.broken(format!("it has been silent for {} s", patience.as_secs_f64())));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     let status = self.child.wait().map(|status| status.to_string()).unwrap_or_default();
@@ -119,7 +132,7 @@ impl Process {
                 Ok(Answer::Alive {}) => {}
                 Ok(answer) => return Ok(answer),
                 Err(_) => {
-                    let line = printable(&String::from_utf8_lossy(&line), KEPT_CHARS);
+                    let line = printable(String::from_utf8_lossy(&line).trim_end(), KEPT_CHARS);
                     return Err(self.broken(format!("it wrote {line:?} where a message was expected")));
                 }
             }

@@ -39,7 +39,10 @@ const DATAGRAMS: usize = 200;
 /// Addresses that they are sent from.
 const SENDERS: usize = 99;
 
-/// The longest that a stranger waits for anything.
+/// The longest that a stranger waits for an answer before it connects again.
+const HASTE: Duration = Duration::from_secs(1);
+
+/// The longest that it waits for anything else.
 const PATIENCE: Duration = Duration::from_secs(15);
 
 /// Attackers that are ready. They count what they have done.
@@ -72,7 +75,7 @@ impl Attackers {
         Self { attack, runtime, broker, endpoints, datagrams, done: AtomicU64::new(0) }
     }
 
-    /// Connections refused, packets sent, or bytes sent, so far.
+    /// Connections tried, packets sent, or bytes sent, so far.
     pub(crate) fn done(&self) -> u64 {
         self.done.load(Relaxed)
     }
@@ -88,15 +91,16 @@ impl Attackers {
         });
     }
 
-    /// Some strangers at once, each of which begins again as soon as it is refused, but no more than `rate` per second.
+    /// Many strangers at once, each of which begins again as soon as it is refused or has waited for [`HASTE`], but no more
+    /// than `rate` per second.
     async fn connect_again_and_again(&self, rate: f64, stop: &AtomicBool) {
         let (begun, tickets) = (Instant::now(), AtomicU64::new(0));
-        let strangers = self.endpoints.iter().map(async |endpoint| {
+        let strangers = self.endpoints.iter().flat_map(|endpoint| [endpoint; PER_KEY]).map(async |endpoint| {
             while !stop.load(Relaxed) {
                 let turn = tickets.fetch_add(1, Relaxed) as f64 / rate;
                 tokio::time::sleep_until((begun + Duration::from_secs_f64(turn)).into()).await;
-                let refused = tokio::time::timeout(PATIENCE, self.is_refused(endpoint)).await;
-                self.done.fetch_add(u64::from(refused == Ok(Some(()))), Relaxed);
+                let _ = tokio::time::timeout(HASTE, self.is_refused(endpoint)).await;
+                self.done.fetch_add(1, Relaxed);
             }
         });
         join_all(strangers).await;

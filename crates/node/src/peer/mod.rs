@@ -37,7 +37,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) use assigned::accepts_assignment;
 use broker::Introduction;
 use events::Event;
-use fusionllm_backend::Backend;
+use fusionllm_backend::{Backend, DeviceInfo};
 use fusionllm_plan::Device;
 use fusionllm_protocol::Follower;
 use fusionllm_transport::{Allowed, Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
@@ -131,6 +131,9 @@ pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
 async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, NodeError> {
     let JoinOptions { ticket, backend, name, slowdown, profile, memory, on_leaving, .. } = options;
     let (sender, events) = mpsc::unbounded_channel();
+    // A processor shares its memory with other programs, so what is free counts.
+    let DeviceInfo { threads, memory_bytes, .. } = backend.device();
+    let memory = memory.or(memory_bytes.filter(|_| threads.is_none()));
     let shared = Arc::new(Shared {
         endpoint: endpoint.clone(),
         backend,

@@ -16,8 +16,7 @@ pub(super) async fn measure(
     programs: Vec<Program>,
 ) -> Result<FromPeer, NodeError> {
     let (backend, slowdown) = (shared.backend.clone(), shared.slowdown);
-    let processor = backend.device().threads.is_some();
-    let memory = shared.memory.or_else(|| memory::available().filter(|_| processor));
+    let memory = shared.memory.or_else(memory::available);
     let measured = tokio::task::spawn_blocking(move || match profile {
         Some(device) => Ok(device),
         None => profile::measure_briefly(&backend, slowdown, memory, &programs),

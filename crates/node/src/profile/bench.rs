@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use cpu_time::ProcessTime;
 use fusionllm_backend::Backend;
-use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor};
+use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, Script};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, NodeId, Value, ValueId};
 use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
@@ -35,9 +35,29 @@ pub(super) fn run(
     for value in program.holdings.iter().map(|held| &program.values[&held.value]) {
         executor.load(&value.name, &content(value, constants)?)?;
     }
-    let script = executor.prepare(program)?;
-    let alone = backend.device().threads == Some(1);
-    let mut bench = Bench::new(program, backend.as_ref(), alone);
+    let whole = executor.prepare(program)?;
+    if !backend.runs_segments_whole() {
+        return Ok(time(&mut executor, program, &whole, effort, slowdown)?.took());
+    }
+    // Operators take less time in a segment than alone. Each gets its share of what the segments take.
+    let each = executor.prepare_each(program)?;
+    let each = time(&mut executor, program, &each, effort, slowdown)?;
+    let ratio = time(&mut executor, program, &whole, effort, slowdown)?.total() / each.total().max(1e-9);
+    let share = |(node, took): (NodeId, Took)| (node, Took { seconds: took.seconds * ratio, ..took });
+    Ok(each.took().into_iter().map(share).collect())
+}
+
+/// Runs a program repeatedly.
+fn time<'a>(
+    executor: &mut Executor,
+    program: &'a Program,
+    script: &Script,
+    effort: Effort,
+    slowdown: f64,
+) -> Result<Bench<'a>, NodeError> {
+    let backend = executor.backend().clone();
+    let mut bench = Bench::new(program, backend);
+    executor.set_slowdown(1.0);
     let started = Instant::now();
     for repeat in 0..effort.warm_up + MAX_REPEATS {
         if repeat == effort.warm_up {
@@ -45,18 +65,18 @@ pub(super) fn run(
             executor.set_slowdown(slowdown);
         }
         bench.begin();
-        executor.run(program, &script, 0, 0, &mut bench)?;
+        executor.run(program, script, 0, 0, &mut bench)?;
         if repeat + 1 >= effort.warm_up + effort.repeats && started.elapsed() > effort.patience {
             break;
         }
     }
-    Ok(bench.took())
+    Ok(bench)
 }
 
 /// Times the instructions of a program without peers.
 struct Bench<'a> {
     program: &'a Program,
-    backend: &'a dyn Backend,
+    backend: Arc<dyn Backend>,
     alone: bool,
     /// Seconds of each instruction, pass by pass.
     passes: Vec<Vec<f64>>,
@@ -68,7 +88,8 @@ struct Bench<'a> {
 }
 
 impl<'a> Bench<'a> {
-    fn new(program: &'a Program, backend: &'a dyn Backend, alone: bool) -> Self {
+    fn new(program: &'a Program, backend: Arc<dyn Backend>) -> Self {
+        let alone = backend.device().threads == Some(1);
         let scratch = vec![0; program.instructions.len()];
         Self { program, backend, alone, passes: Vec::new(), scratch, watch: Stopwatch::start(alone), held: 0 }
     }
@@ -82,6 +103,13 @@ impl<'a> Bench<'a> {
     fn restart(&mut self) {
         memory::take_peak();
         (self.watch, self.held) = (Stopwatch::start(self.alone), memory::live_bytes());
+    }
+
+    /// The mean time of a pass over the middle half of all passes.
+    fn total(&self) -> f64 {
+        let mut passes: Vec<f64> = self.passes.iter().map(|pass| pass.iter().sum()).collect();
+        passes.sort_by(f64::total_cmp);
+        mean(middle(&passes))
     }
 
     /// The mean time of each node over the middle half of all passes. The slowest and fastest passes include

@@ -1,0 +1,240 @@
+//! Peers that compute with other frameworks, in processes of their own: NumPy and JAX, and PyTorch where it is
+//! installed.
+//!
+//! Python is `FUSIONLLM_PYTHON`, or else the environment that `.ci/run python` makes.
+#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::Arc;
+
+use fusionllm_backend::{Backend, open, worker_name};
+use fusionllm_exec::ExecError;
+use fusionllm_exec::local::{LocalRun, Training};
+use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
+use fusionllm_graph::ops::AdamwStep;
+use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, ValueKind, autodiff};
+use fusionllm_import::ImportOptions;
+use fusionllm_node::imported::ImportedModel;
+use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use requirements::Missing;
+
+#[path = "support/requirements.rs"]
+mod requirements;
+
+requirements::main!(
+    numpy_passes_the_conformance_suite,
+    jax_passes_a_part_of_the_conformance_suite,
+    pytorch_passes_the_conformance_suite,
+    frameworks_train_as_one,
+    pytorch_trains_with_the_others,
+    a_run_outlives_a_worker,
+    a_worker_that_cannot_start_is_named
+);
+
+const FUSIONLLM: &str = env!("CARGO_BIN_EXE_fusionllm");
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
+}
+
+/// The command line of Python with these modules.
+fn python(requirement: &'static str, modules: &str) -> Result<String, Missing> {
+    let python =
+        std::env::var_os("FUSIONLLM_PYTHON").map_or_else(|| root().join("target/python/bin/python"), PathBuf::from);
+    let imported = Command::new(&python).args(["-c", &format!("import {modules}")]).output();
+    match imported {
+        Ok(output) if output.status.success() => Ok(format!("'{}'", python.display())),
+        _ => {
+            let reason = format!("takes Python with {modules} at {}: see `.ci/run python`", python.display());
+            Err(Missing { requirement, reason })
+        }
+    }
+}
+
+/// The command line of a worker.
+fn worker(framework: &str) -> Result<String, Missing> {
+    let python = match framework {
+        "torch" => python("torch", "torch")?,
+        _ => python("python", "numpy, jax")?,
+    };
+    let path = root().join("python");
+    Ok(format!("env 'PYTHONPATH={}' {python} -m fusionllm_{framework}", path.display()))
+}
+
+fn fusionllm(arguments: &[&str]) -> Output {
+    Command::new(FUSIONLLM).args(arguments).output().unwrap()
+}
+
+fn conforms(framework: &str, arguments: &[&str]) -> Result<(), Missing> {
+    let worker = worker(framework)?;
+    let output = fusionllm(&[&["backend", "check", "--worker", &worker], arguments].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    Ok(())
+}
+
+fn numpy_passes_the_conformance_suite() -> Result<(), Missing> {
+    conforms("numpy", &[])
+}
+
+/// JAX compiles each case. All of them take some ten minutes.
+fn jax_passes_a_part_of_the_conformance_suite() -> Result<(), Missing> {
+    conforms("jax", &["--every", "24"])
+}
+
+fn pytorch_passes_the_conformance_suite() -> Result<(), Missing> {
+    conforms("torch", &[])
+}
+
+fn gpt2() -> Graph {
+    let config =
+        Gpt2Config { vocab_size: 31, n_positions: 12, n_embd: 16, n_layer: 3, n_head: 2, ..Gpt2Config::default() };
+    config.build(2, 12, DType::F32).unwrap()
+}
+
+fn resnet() -> Graph {
+    let config = ResNetConfig { depth: 18, num_classes: 10, stem: ResNetStem::Cifar, width: 4 };
+    config.build(2, 16, DType::F32).unwrap()
+}
+
+/// The losses of a graph that is cut over peers with these backends. Batches are drawn with classes below `classes`.
+fn losses(
+    graph: &Graph,
+    backends: &[Arc<dyn Backend>],
+    classes: f64,
+    mut initial: impl FnMut(&fusionllm_graph::Value) -> HostTensor,
+) -> Vec<f64> {
+    const MICRO_BATCHES: u32 = 2;
+    let train = autodiff::differentiate(graph, graph.outputs["loss"]).unwrap();
+    let names: Vec<String> = (0..backends.len()).map(|p| format!("p{p}")).collect();
+    let plan = equal_compute(graph, &names, MICRO_BATCHES, Schedule::default()).unwrap();
+    let adamw = AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
+    let training = Training {
+        optimizer: Optimizer::Adamw(adamw),
+        // At a higher rate, one activation that rounds to the other side of 0 changes a ResNet's loss by more than this.
+        learning_rate: LearningRate { base: 2e-4, warmup: 5, cosine_until: Some(60), min: 1e-5 },
+        clip: Some(1.0),
+        seed: 7,
+    };
+    let programs = compile(&plan, graph, &train).unwrap();
+    let mut run = LocalRun::new(programs, backends, training, |value| Ok::<_, ExecError>(initial(value))).unwrap();
+    let rng = CounterRng::new(5);
+    let step = |step: u64| {
+        let batch: Vec<_> = (0..u64::from(MICRO_BATCHES))
+            .map(|m| {
+                let draw = |i: u64| f64::from(rng.uniform(i, 2 * step + m));
+                let inputs = graph.inputs().map(|v| {
+                    let value = graph.value(v);
+                    let numbers = 0..value.ty.numel() as u64;
+                    let shape = value.ty.shape.clone();
+                    let tensor = match value.ty.dtype {
+                        DType::I64 => HostTensor::from_i64(
+                            shape,
+                            &numbers.map(|i| (classes * draw(i)) as i64).collect::<Vec<_>>(),
+                        ),
+                        _ => HostTensor::from_f32(shape, &numbers.map(|i| draw(i) as f32 - 0.5).collect::<Vec<_>>()),
+                    };
+                    (value.name.clone(), tensor.unwrap())
+                });
+                let mut inputs: BTreeMap<String, HostTensor> = inputs.collect();
+                inputs.insert("loss_weight".into(), HostTensor::from_f32([], &[0.5]).unwrap());
+                inputs
+            })
+            .collect();
+        run.step(&batch).unwrap().loss
+    };
+    (0..50).map(step).collect()
+}
+
+/// Fifty steps of three models over peers with these backends have the losses of the default backend alone.
+fn train_together(names: &[String]) {
+    let drawn = |value: &fusionllm_graph::Value| match &value.kind {
+        ValueKind::Parameter(init) | ValueKind::Buffer(init) => init.draw(1, &value.name, &value.ty).unwrap(),
+        _ => panic!("{:?} has no initial value", value.name),
+    };
+    let file = root().join("testdata/zoo/llama.pt2");
+    let imported = ImportedModel::open(&file, ImportOptions::default()).unwrap();
+    let llama = imported.imported().graph.clone();
+    let mixed: Vec<Arc<dyn Backend>> = names.iter().map(|name| open(name).unwrap()).collect();
+    let alone = vec![open("cpu").unwrap(); mixed.len()];
+    for (model, graph, classes) in [("gpt2", gpt2(), 31.0), ("resnet", resnet(), 10.0), ("llama.pt2", llama, 32.0)] {
+        let [expected, got] = [&alone, &mixed].map(|backends| {
+            let mut imported = ImportedModel::open(&file, ImportOptions::default()).unwrap();
+            losses(&graph, backends, classes, |value| match model {
+                "llama.pt2" => imported.initial(value).unwrap(),
+                _ => drawn(value),
+            })
+        });
+        for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            assert!((got - expected).abs() <= 1e-4 * expected.abs(), "{model}, step {step}: {got}, alone {expected}");
+        }
+    }
+}
+
+fn frameworks_train_as_one() -> Result<(), Missing> {
+    let mut names: Vec<String> = fusionllm_backend::names().iter().map(|name| (*name).to_owned()).collect();
+    names.push(worker_name(&worker("jax")?));
+    names.push(worker_name(&worker("numpy")?));
+    train_together(&names);
+    Ok(())
+}
+
+fn pytorch_trains_with_the_others() -> Result<(), Missing> {
+    let names = ["cpu".to_owned(), worker_name(&worker("torch")?), worker_name(&worker("jax")?)];
+    train_together(&names);
+    Ok(())
+}
+
+/// The process ends in the middle of a segment. Its peer leaves, and the others go on with the losses they would have.
+fn a_run_outlives_a_worker() -> Result<(), Missing> {
+    let dies = "import os, fusionllm_worker as worker; runs = [0]; run = worker.Worker.run\n\
+                def counted(self, request):\n    \
+                    runs[0] += 1\n    \
+                    runs[0] < 60 or os._exit(3)\n    \
+                    run(self, request)\n\
+                worker.Worker.run = counted\n\
+                import runpy; runpy.run_module('fusionllm_numpy', run_name='__main__')";
+    let directory = tempfile::tempdir().unwrap();
+    let train = |name: &str, backends: &[&str]| {
+        let run = directory.path().join(name);
+        let options = ["train", "--peers", "3", "--steps", "30", "--run-dir", run.to_str().unwrap()];
+        let small = [
+            "--set=model.n_layer=2",
+            "--set=model.n_embd=16",
+            "--set=model.n_head=2",
+            "--set=data.context=16",
+            "--set=train.batch=4",
+            "--set=train.micro_batch=1",
+            "--set=eval.every=0",
+        ];
+        let output = fusionllm(&[&options[..], &small, backends].concat());
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success(), "{said}");
+        let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+        let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].as_f64();
+        let losses: Vec<f64> = metrics.lines().filter_map(loss).collect();
+        assert_eq!(losses.len(), 30);
+        let summary = std::fs::read(run.join("summary.json")).unwrap();
+        let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+        (losses, summary["incidents"].clone(), said)
+    };
+    let command = worker("numpy")?;
+    let command = command.replace("-m fusionllm_numpy", &format!("-c \"{dies}\""));
+    let (expected, ..) = train("quiet", &[]);
+    let (losses, incidents, said) = train("disturbed", &["--backend", "cpu,cpu", "--worker", &command]);
+    for (step, (got, expected)) in losses.iter().zip(&expected).enumerate() {
+        assert!((got - expected).abs() <= 1e-4 * expected, "step {step}: {got} {expected}");
+    }
+    assert_eq!(incidents.as_array().map(Vec::len), Some(1), "{incidents}");
+    assert!(said.contains("it ended (exit status: 3)"), "{said}");
+    Ok(())
+}
+
+fn a_worker_that_cannot_start_is_named() -> Result<(), Missing> {
+    let output = fusionllm(&["train", "--peers", "2", "--worker", "no-such-program --fast"]);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains(r#"worker "no-such-program --fast": it cannot be started"#), "{said}");
+    Ok(())
+}

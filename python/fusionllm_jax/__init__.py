@@ -1,0 +1,1 @@
+"""A FusionLLM worker that computes with JAX. It compiles each segment as a whole."""

@@ -1,0 +1,1 @@
+"""A FusionLLM worker that computes with PyTorch, on any of its devices."""

@@ -1,0 +1,22 @@
+"""`python -m fusionllm_torch`: serves one peer."""
+
+import argparse
+import os
+
+from fusionllm_worker import Framework, serve
+
+parser = argparse.ArgumentParser(prog="fusionllm_torch")
+parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps, xpu, … (default: cpu)")
+arguments = parser.parse_args()
+
+# The same operands must give the same bits. cuBLAS reads this when it starts.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def start() -> Framework:
+    from fusionllm_torch.framework import Torch
+
+    return Torch(arguments.device)
+
+
+serve(start)

@@ -1,0 +1,101 @@
+"""PyTorch as a framework: a segment is a list of calls of its kernels."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Set
+from functools import cache
+
+import torch
+from torch import Tensor
+
+import fusionllm_torch.attention  # noqa: F401 (adds its operators)
+from fusionllm_torch.device import DTYPES, Device
+from fusionllm_torch.operators import OPERATORS, Call
+from fusionllm_torch.segments import Memory, grouped
+from fusionllm_worker import Framework, NodeError, Plan, Runner, Segment, TensorType
+from fusionllm_worker.segment import Function
+
+if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
+    raise ImportError(f"this worker needs PyTorch 2.4 or newer, not {torch.__version__}")
+
+
+class Torch(Framework):
+    """PyTorch on one device."""
+
+    name = "torch"
+    version = torch.__version__
+    operators = list(OPERATORS)
+
+    def __init__(self, device: str) -> None:
+        self.place = Device(device)
+        self.device = self.place.label
+        self.memory_bytes = self.place.memory_bytes
+        self.dtypes = list(self.place.dtypes)
+        # The same operands give the same bits. Kernels that cannot promise it warn; the conformance suite finds them.
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.utils.deterministic.fill_uninitialized_memory = False
+        torch.backends.cudnn.benchmark = False
+        # f32 means f32, also where the device has faster products of less precision.
+        torch.backends.cuda.matmul.allow_tf32 = False
+        torch.backends.cudnn.allow_tf32 = False
+        warnings.filterwarnings("ignore", message="The given buffer is not writable")
+
+    @torch.inference_mode()
+    def upload(self, type: TensorType, data: memoryview) -> Tensor:
+        dtype = DTYPES[type.dtype]
+        device = self.place.place(dtype)
+        if not data:
+            return torch.empty(type.shape, dtype=dtype, device=device)
+        tensor = torch.frombuffer(data, dtype=dtype).view(type.shape)
+        return self.place.remember(tensor, tensor.to(device, copy=True))
+
+    @torch.inference_mode()
+    def download(self, tensor: Tensor, into: memoryview) -> None:
+        self.place.check()
+        if into:
+            torch.frombuffer(into, dtype=tensor.dtype).view(tensor.shape).copy_(tensor)
+
+    def prepare(self, segment: Segment) -> Runner:
+        segment, places = grouped(segment)
+
+        @cache
+        def compiled(freed: frozenset[int]) -> tuple[Plan, list[Function]]:
+            """The segment as one that may overwrite these inputs, and what finishes each output."""
+            memory = Memory(segment, freed)
+            functions = []
+            for number, place in enumerate(places):
+                try:
+                    functions.append(self.function(segment, number, memory.writable(number)))
+                except Exception as e:
+                    raise NodeError(place, e) from e
+            return Plan(segment, functions), memory.finish()
+
+        @torch.inference_mode()
+        def run(inputs: list[Tensor], freed: Set[int]) -> list[Tensor]:
+            plan, finish = compiled(frozenset(freed))
+            try:
+                return [last(output) for last, output in zip(finish, plan(inputs))]
+            except NodeError as e:
+                raise NodeError(places[e.node], e.reason) from e
+
+        return run
+
+    def function(self, segment: Segment, number: int, writable: frozenset[int]) -> Function:
+        """The function of a node."""
+        node = segment.nodes[number]
+        operands = [segment.types[i] for i in node.inputs]
+        results = [segment.types[i] for i in node.results]
+        if not any(type.nbytes for type in results) and results:
+            # Nothing to compute, and not all kernels take empty tensors.
+            return lambda *_: self.empty(results)
+        return OPERATORS[node.name](Call(node.attributes, operands, results, writable, self.place))
+
+    def empty(self, types: list[TensorType]) -> Tensor | tuple[Tensor, ...]:
+        tensors = tuple(
+            torch.empty(t.shape, dtype=DTYPES[t.dtype], device=self.place.place(DTYPES[t.dtype])) for t in types
+        )
+        return tensors if len(tensors) > 1 else tensors[0]
+
+    def synchronize(self) -> None:
+        self.place.synchronize()
