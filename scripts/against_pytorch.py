@@ -2,15 +2,17 @@
 """Times the same training step here and in PyTorch eager, and prints the ratios and both memory figures.
 
     pip install torch
-    python3 scripts/against_pytorch.py [gpt2|gpt2-narrow|resnet50] [--steps 10] [--threads 2] [--worker CMD]
+    python3 scripts/against_pytorch.py [MODEL] [--steps 10] [--threads 2] [--worker CMD] [--device cuda]
 
 Models, all float32, trained with AdamW:
 
     gpt2         GPT-2 small's width, heads and vocabulary at 4 layers, batch 4 x 256, no dropout, tied embeddings
+    gpt2-small   all 12 layers of it, batch 4 x 1024, for a GPU
     gpt2-narrow  8 layers of width 256 with 4 heads and a byte vocabulary, batch 2 x 128, no dropout, tied embeddings
     resnet50     ResNet-50 on 4 images of 224 x 224
 
-With --worker, this side computes with a worker, such as --worker "python -m fusionllm_torch".
+With --worker, this side computes with a worker, such as --worker "python -m fusionllm_torch". --device is where
+PyTorch's side computes. Memory figures are those of processes, so they are left out then.
 
 PyTorch has a row for each of its flags: AdamW with fused=True, and for the CNN channels_last. Its gradients are set to
 None before the forward pass, which is its fastest way to clear them.
@@ -34,6 +36,7 @@ from common import ROOT, machine, spread
 # Variants of PyTorch's step for each model: flags joined by a plus.
 VARIANTS = {
     "gpt2": ["default", "fused"],
+    "gpt2-small": ["default", "fused", "fused+compile"],
     "gpt2-narrow": ["default", "fused"],
     "resnet50": ["default", "fused", "channels_last", "channels_last+fused"],
 }
@@ -75,11 +78,15 @@ def gpt2(torch, width=768, heads=12, layers=4, vocabulary=50257, positions=1024,
             self.head.weight = self.wte.weight
 
         def forward(self, tokens, labels):
-            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1]))
+            x = self.wte(tokens) + self.wpe(torch.arange(tokens.shape[1], device=tokens.device))
             return F.cross_entropy(self.head(self.ln_f(self.h(x))).flatten(0, 1), labels.flatten())
 
     draw = lambda: torch.randint(0, vocabulary, batch)
     return Model(), (draw(), draw())
+
+
+def gpt2_small(torch):
+    return gpt2(torch, layers=12, batch=(4, 1024))
 
 
 def gpt2_narrow(torch):
@@ -127,25 +134,31 @@ def memory(key):
             return int(line.split()[1]) * 1024
 
 
-def serve(model, variant, threads):
+def serve(model, variant, threads, device):
     """Runs a step for every line on standard input, as the benchmark `step` does with --serve."""
     import torch
 
     torch.set_num_threads(threads)
     torch.manual_seed(1)
     before = memory("VmRSS")
-    model, batch = {"gpt2": gpt2, "gpt2-narrow": gpt2_narrow, "resnet50": resnet50}[model](torch)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+    models = {"gpt2": gpt2, "gpt2-small": gpt2_small, "gpt2-narrow": gpt2_narrow, "resnet50": resnet50}
+    model, batch = models[model](torch)
+    model, batch = model.to(device), tuple(x.to(device) for x in batch)
     if "channels_last" in variant:
         model = model.to(memory_format=torch.channels_last)
         batch = tuple(x.to(memory_format=torch.channels_last) if x.dim() == 4 else x for x in batch)
+    forward = torch.compile(model) if "compile" in variant else model
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused="fused" in variant)
     print(json.dumps({"parameters": sum(p.numel() for p in model.parameters()), "before_bytes": before}), flush=True)
     for _ in sys.stdin:
         started = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss = model(*batch)
+        loss = forward(*batch)
         loss.backward()
         optimizer.step()
+        if device != "cpu":
+            torch.cuda.synchronize()
         took = time.perf_counter() - started
         print(json.dumps({"step_s": took, "loss": loss.item(), "peak_bytes": memory("VmHWM")}), flush=True)
 
@@ -185,19 +198,26 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--worker", metavar="CMD")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--step-binary", metavar="FILE", help="the benchmark `step`, already built")
     parser.add_argument("--serve", metavar="VARIANT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        return serve(args.model, args.serve.split("+"), args.threads)
+        return serve(args.model, args.serve.split("+"), args.threads, args.device)
 
-    cargo = ["cargo", "bench", "-q", "-p", "fusionllm-exec", "--bench", "step"]
-    subprocess.run([*cargo, "--no-run"], cwd=ROOT, check=True)
+    if args.step_binary:
+        step = [args.step_binary]
+    else:
+        cargo = ["cargo", "bench", "-q", "-p", "fusionllm-exec", "--bench", "step"]
+        subprocess.run([*cargo, "--no-run"], cwd=ROOT, check=True)
+        step = [*cargo, "--"]
     threads = str(args.threads)
     environment = os.environ | {"RAYON_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     worker = ["--worker", args.worker] if args.worker else []
     environment["PYTHONPATH"] = str(ROOT / "python")
-    ours = Side("FusionLLM", [*cargo, "--", args.model, "--serve", *worker], environment)
-    script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--threads", threads, "--serve"]
+    ours = Side("FusionLLM", [*step, args.model, "--serve", *worker], environment)
+    script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--threads", threads, "--device", args.device,
+              "--serve"]
     theirs = [Side(f"PyTorch, {variant}", [*script, variant], environment) for variant in VARIANTS[args.model]]
     for side in theirs:
         if ours.hello["parameters"] != side.hello["parameters"]:
@@ -218,7 +238,8 @@ def main():
         ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours.steps, side.steps)]
         added = side.peak() - side.hello["before_bytes"]
         median = statistics.median(s["step_s"] for s in side.steps)
-        print(f"| {side.name} | {median:.3f} | {spread(ratios)} | {side.peak() / 2**20:.0f} | {added / 2**20:.0f} |")
+        memory_columns = "| |" if args.worker else f"{side.peak() / 2**20:.0f} | {added / 2**20:.0f} |"
+        print(f"| {side.name} | {median:.4f} | {spread(ratios)} | {memory_columns}")
     for side in sides:
         side.close()
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 
-use fusionllm_graph::{Builder, Graph, Op, TensorType, ValueId};
+use fusionllm_graph::{Graph, Op, ValueId};
 
 use crate::{Backend, BackendError, Prepared, Segment, Tensor};
 
@@ -23,25 +23,13 @@ pub fn interpret(
     segment.run_each(backend, tensors, &mut |_| ControlFlow::Continue(()))
 }
 
-/// The decomposition of an operator for operands of these types: a segment with the operands as inputs. `None` if it
-/// has none.
-pub(crate) fn decomposition(op: &Op, operands: &[&TensorType]) -> Result<Option<Segment>, BackendError> {
-    let mut b = Builder::new(op.name());
-    let mut ids = Vec::with_capacity(operands.len());
-    for (i, ty) in operands.iter().enumerate() {
-        ids.push(b.input(&format!("operand{i}"), ty.dtype, ty.shape.clone())?);
-    }
-    let results = op.decompose(&mut b, &ids)?;
-    results.map(|results| Segment::of_graph(b.graph(), &ids, &results)).transpose()
-}
-
 /// Runs an operator by its decomposition. Returns `None` if it has none.
 pub fn run_decomposed(
     backend: &dyn Backend,
     op: &Op,
     inputs: Vec<Tensor>,
 ) -> Result<Option<Vec<Tensor>>, BackendError> {
-    let segment = decomposition(op, &inputs.iter().map(Tensor::ty).collect::<Vec<_>>())?;
+    let segment = Segment::of_decomposition(op, &inputs.iter().map(Tensor::ty).collect::<Vec<_>>())?;
     let run = |segment| Prepared::new(segment, ()).run_each(backend, inputs, &mut |_| ControlFlow::Continue(()));
     segment.map(run).transpose()
 }

@@ -3,10 +3,9 @@
 use std::any::Any;
 use std::ops::ControlFlow;
 
-use fusionllm_graph::{Graph, Op, TensorType, ValueId};
+use fusionllm_graph::{Builder, Graph, Op, TensorType, ValueId};
 use serde::Serialize;
 
-use crate::interpret::decomposition;
 use crate::{Backend, BackendError, Tensor};
 
 /// Operators that run without a message in between.
@@ -64,6 +63,17 @@ impl Segment {
         Ok(segment)
     }
 
+    /// The decomposition of an operator for operands of these types, which are the inputs. `None` if it has none.
+    pub(crate) fn of_decomposition(op: &Op, operands: &[&TensorType]) -> Result<Option<Self>, BackendError> {
+        let mut b = Builder::new(op.name());
+        let mut ids = Vec::with_capacity(operands.len());
+        for (i, ty) in operands.iter().enumerate() {
+            ids.push(b.input(&format!("operand{i}"), ty.dtype, ty.shape.clone())?);
+        }
+        let results = op.decompose(&mut b, &ids)?;
+        results.map(|results| Self::of_graph(b.graph(), &ids, &results)).transpose()
+    }
+
     /// The types of all values, by number.
     pub fn values(&self) -> Vec<&TensorType> {
         self.inputs.iter().chain(self.nodes.iter().flat_map(|n| &n.outputs)).collect()
@@ -114,7 +124,7 @@ impl Segment {
         for node in &self.nodes {
             let inputs: Vec<u32> = node.inputs.iter().map(|v| numbers[*v as usize]).collect();
             let types: Vec<&TensorType> = node.inputs.iter().map(|v| values[*v as usize]).collect();
-            let parts = if runs(&node.op) { None } else { decomposition(&node.op, &types)? };
+            let parts = if runs(&node.op) { None } else { Self::of_decomposition(&node.op, &types)? };
             if let Some(parts) = parts {
                 numbers.extend(parts.expand_into(nodes, inputs, next, runs)?);
             } else {

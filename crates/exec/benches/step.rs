@@ -8,6 +8,7 @@
 //! | model | what |
 //! | --- | --- |
 //! | `gpt2` | GPT-2 small's width, heads and vocabulary at 4 layers, batch 4 x 256 |
+//! | `gpt2-small` | all 12 layers of it, batch 4 x 1024: for a GPU |
 //! | `gpt2-narrow` | 8 layers of width 256 with a byte vocabulary, batch 2 x 128: small operators |
 //! | `resnet50` | 4 images of 224 x 224 |
 //!
@@ -50,7 +51,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
         let mut number =
             || args.next().ok_or(format!("{arg} takes a number"))?.parse::<usize>().map_err(|e| e.to_string());
         match arg.as_str() {
-            "gpt2" | "gpt2-narrow" | "resnet50" => o.model = arg,
+            "gpt2" | "gpt2-small" | "gpt2-narrow" | "resnet50" => o.model = arg,
             "--peers" => o.peers = number()?,
             "--micro-batches" => o.micro_batches = number()?,
             "--steps" => o.steps = number()?,
@@ -127,6 +128,7 @@ fn model(name: &str, micro_batches: usize) -> Result<(Graph, f64), Box<dyn Error
         "gpt2-narrow" => {
             (Gpt2Config { n_layer: 8, n_embd: 256, n_head: 4, vocab_size: 256, n_positions: 128, ..small }, 128)
         }
+        "gpt2-small" => (Gpt2Config { n_layer: 12, ..small }, 1024),
         _ => (small, 256),
     };
     Ok((config.build(micro_batch, context, DType::F32)?, config.vocab_size as f64))

@@ -93,7 +93,9 @@ impl Script {
             program,
             optimizer,
             backend,
+            each,
             open: Open::default(),
+            reports: Vec::new(),
             parts: BTreeSet::new(),
             gradients: Vec::new(),
             norms: Vec::new(),
@@ -106,6 +108,7 @@ impl Script {
                 cutter.cut(index + 1)?;
             }
         }
+        cutter.report(program.instructions.len())?;
         cutter.cut(program.instructions.len())?;
         Ok(Self { steps: cutter.steps, norms: cutter.norms, instructions: program.instructions.len() })
     }
@@ -172,7 +175,11 @@ struct Cutter<'a> {
     program: &'a Program,
     optimizer: &'a Optimizer,
     backend: &'a dyn Backend,
+    each: bool,
     open: Open,
+    /// Reports that wait until the device is waited for anyway: their instructions and values, and whether these are
+    /// freed then.
+    reports: Vec<(usize, Place, bool)>,
     /// The parts that have a sum.
     parts: BTreeSet<(u32, u32)>,
     /// The reductions that have a gradient.
@@ -202,7 +209,13 @@ impl Cutter<'_> {
                     self.open.write(Place::Value(*v, micro_batch), result);
                 }
             }
-            Instruction::Free { value, micro_batch } => self.open.free(Place::Value(value, micro_batch)),
+            Instruction::Free { value, micro_batch } => {
+                let place = Place::Value(value, micro_batch);
+                match self.reports.iter_mut().find(|(_, reported, _)| *reported == place) {
+                    Some((_, _, freed)) => *freed = true,
+                    None => self.open.free(place),
+                }
+            }
             Instruction::Accumulate { reduction, part, value, micro_batch } => {
                 let mut sum = self.operand(value, micro_batch)?;
                 let place = Place::Part(reduction, part);
@@ -231,6 +244,7 @@ impl Cutter<'_> {
                 self.gradients.push(reduction);
             }
             Instruction::Clip => {
+                self.report(index)?;
                 self.measure_norms(index)?;
                 self.alone(index)?;
             }
@@ -245,9 +259,26 @@ impl Cutter<'_> {
                 self.parts.remove(&(reduction as u32, part));
                 self.alone(index)?;
             }
+            Instruction::Report { value, micro_batch, .. } if !self.each => {
+                self.reports.push((index, Place::Value(value, micro_batch), false));
+            }
             Instruction::Receive { .. } | Instruction::Send { .. } | Instruction::Report { .. } => {
                 self.alone(index)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Ends the open segment before the instruction at `end`, and reports what has waited.
+    fn report(&mut self, end: usize) -> Result<(), ExecError> {
+        if self.reports.is_empty() {
+            return Ok(());
+        }
+        self.cut(end)?;
+        let reports = std::mem::take(&mut self.reports);
+        self.steps.extend(reports.iter().map(|(index, ..)| Step::Alone(*index)));
+        for (_, place, _) in reports.into_iter().filter(|(_, _, freed)| *freed) {
+            self.open.free(place);
         }
         Ok(())
     }

@@ -40,7 +40,7 @@ const DATAGRAMS: usize = 200;
 const SENDERS: usize = 99;
 
 /// The longest that a stranger waits for an answer before it connects again.
-const HASTE: Duration = Duration::from_secs(1);
+const HASTE: Duration = Duration::from_millis(250);
 
 /// The longest that it waits for anything else.
 const PATIENCE: Duration = Duration::from_secs(15);
