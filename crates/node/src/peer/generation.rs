@@ -241,6 +241,7 @@ impl Generation {
             progress: self.shared.progress.clone(),
             kind: PassKind::Train,
             watched: Watched::NOTHING,
+            on_host: self.shared.backend.device().threads.is_some(),
             sent: BTreeMap::new(),
         };
         // All tensors are loaded, so there is room in the queue.

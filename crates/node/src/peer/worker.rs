@@ -114,6 +114,8 @@ pub(super) struct NetLink {
     /// The kind of the pass in flight.
     pub(super) kind: PassKind,
     pub(super) watched: Watched,
+    /// Whether tensors are in this process's memory.
+    pub(super) on_host: bool,
     /// Bytes sent in this pass without a codec.
     pub(super) sent: BTreeMap<PeerId, u64>,
 }
@@ -142,8 +144,8 @@ impl NetLink {
         let sent = std::mem::take(&mut self.sent);
         let received = std::mem::take(&mut *self.throughput.lock().unwrap_or_else(PoisonError::into_inner));
         let received = received.into_iter().map(|(from, a)| ReceivedBytes { from, bytes: a.bytes, seconds: a.seconds });
-        // Without a counting allocator, the tensors are all that is known.
-        let peak_bytes = if memory::live_bytes() > 0 { memory::take_peak() } else { peak_bytes };
+        // Without a counting allocator, or on another device, the tensors are all that is known.
+        let peak_bytes = if self.on_host && memory::live_bytes() > 0 { memory::take_peak() } else { peak_bytes };
         let resident_bytes = memory::resident_peak();
         let error = |(to, relative_error)| CodecError { to, relative_error };
         let spectrum =
