@@ -187,7 +187,13 @@ def streams() -> tuple[BinaryIO, BinaryIO]:
 def serve(start: Callable[[], Framework]) -> None:
     """Serves a peer until standard input ends. `start` imports and returns the framework."""
     requests, answers = streams()
-    framework = start()
+    try:
+        framework = start()
+    except ImportError as e:
+        sys.exit(f"{e}: install it for {sys.executable}, or start the worker with another Python")
+    except (RuntimeError, ValueError, AssertionError, AttributeError) as e:
+        # What frameworks raise for a device that they do not have.
+        sys.exit(f"the device cannot be used: {e}")
     lock = threading.Lock()
 
     def send(message: dict[str, Any]) -> None:

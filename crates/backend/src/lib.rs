@@ -36,7 +36,7 @@ pub use tensor::Tensor;
 pub struct DeviceInfo {
     /// The maker's name for it.
     pub name: String,
-    /// Number of threads; `None` for a device other than a processor.
+    /// Number of threads of this process; `None` if another device, or another process, computes and has the tensors.
     pub threads: Option<usize>,
     /// Total memory in bytes, where known.
     pub memory_bytes: Option<u64>,

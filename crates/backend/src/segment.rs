@@ -198,6 +198,10 @@ impl Prepared {
                 operands.push(take(&mut values, *v, last)?);
             }
             let results = backend.run(&node.op, operands, &node.outputs)?;
+            if results.len() != node.outputs.len() {
+                let name = format!("result {} of {}", results.len(), node.op.name());
+                return Err(BackendError::Missing { name });
+            }
             for tensor in results {
                 let used = self.last.get(values.len()).is_some_and(|last| *last != LastUse::Never);
                 values.push(used.then_some(tensor));

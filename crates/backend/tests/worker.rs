@@ -129,19 +129,22 @@ fn tensors_of_others_are_refused() {
     assert_eq!(error, "fake cannot take this tensor: it does not hold f64");
 }
 
-/// What it no longer needs leaves the device with the next request.
+/// What it no longer needs leaves the device with the next segment, or before the next tensor comes.
 #[test]
 fn dropped_tensors_are_freed() {
     // Every answer repeats the request to standard error, and the last one ends the worker.
-    let echo = r#"read start; for i in 1 2 3 4 5; do read request; echo '{"done": {}}'; echo \"$request\" >&2; done"#;
+    let echo =
+        r#"read start; for i in 1 2 3 4 5 6 7; do read request; echo '{"done": {}}'; echo \"$request\" >&2; done"#;
     let worker = Worker::start(&after_hello(&echo.replace(r#"\""#, "\""))).unwrap();
     let ty = [TensorType::new(DType::F32, [2])];
     let kept = upload(&worker).unwrap();
     let first = worker.run(&Unary::Exp.into(), vec![kept.clone()], &ty).unwrap().remove(0);
     let _second = worker.run(&Unary::Exp.into(), vec![first], &ty).unwrap();
     drop(kept);
+    upload(&worker).unwrap();
     let error = worker.synchronize().unwrap_err().to_string();
     let runs: Vec<&str> = error.lines().filter(|line| line.contains("\"run\"")).collect();
     assert!(runs[0].contains(r#""inputs":[1],"outputs":[2],"free":[]"#), "{error}");
     assert!(runs[1].contains(r#""inputs":[2],"outputs":[3],"free":[2]"#), "{error}");
+    assert!(error.contains(r#"{"free":{"tensors":[1]}}"#), "{error}");
 }

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The smallest file. It has room for most activations.
-const MIN_BYTES: u64 = 1 << 20;
+/// Files are multiples of this. One has room for most activations.
+const UNIT: u64 = 1 << 20;
 /// The memory that processes share on Linux.
 const SHARED_MEMORY: &str = "/dev/shm";
 /// Tells the names of a process's files apart.
@@ -25,7 +25,7 @@ impl Exchange {
     /// A new file with room for at least so many bytes. The room is taken at once, so that neither side runs out of it
     /// later.
     pub(super) fn create(bytes: u64) -> Result<Self, String> {
-        let bytes = bytes.max(MIN_BYTES).next_power_of_two();
+        let bytes = bytes.max(1).checked_next_multiple_of(UNIT).ok_or("no tensor is that large")?;
         let mut places = vec![std::env::temp_dir()];
         if Path::new(SHARED_MEMORY).is_dir() {
             places.insert(0, SHARED_MEMORY.into());

@@ -8,25 +8,18 @@ use serde::{Deserialize, Serialize};
 use crate::Segment;
 
 /// The version of the protocol.
-pub const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 1;
 
 /// What a worker says of itself.
 #[derive(Debug, Clone, Deserialize)]
-pub struct Hello {
-    /// The version of the protocol that it speaks.
-    pub protocol: u32,
-    /// What users see as the backend.
-    pub name: String,
-    /// The framework's version.
-    pub version: String,
-    /// The maker's name of the device.
-    pub device: String,
-    /// The device's memory in bytes, where known.
-    pub memory_bytes: Option<u64>,
-    /// The element types that it holds.
-    pub dtypes: Vec<String>,
-    /// The operators that it runs.
-    pub operators: Vec<String>,
+pub(super) struct Hello {
+    pub(super) protocol: u32,
+    pub(super) name: String,
+    pub(super) version: String,
+    pub(super) device: String,
+    pub(super) memory_bytes: Option<u64>,
+    pub(super) dtypes: Vec<String>,
+    pub(super) operators: Vec<String>,
 }
 
 /// The first message to a worker, and all requests.
@@ -60,6 +53,9 @@ pub(super) enum Request<'a> {
         inputs: &'a [u64],
         outputs: &'a [u64],
         free: &'a [u64],
+    },
+    Free {
+        tensors: &'a [u64],
     },
     Synchronize {},
 }

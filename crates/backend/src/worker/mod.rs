@@ -14,8 +14,7 @@ use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
 use crate::{Backend, BackendError, DeviceInfo, Done, Prepared, Segment, SegmentNode, Tensor};
 use exchange::Exchange;
-use message::{Failed, Request};
-pub use message::{Hello, PROTOCOL};
+use message::{Failed, Hello, Request};
 pub use process::Patience;
 use process::Process;
 
@@ -83,11 +82,6 @@ impl Worker {
         })
     }
 
-    /// What the worker said of itself.
-    pub fn hello(&self) -> &Hello {
-        &self.hello
-    }
-
     fn conversation(&self) -> std::sync::MutexGuard<'_, Conversation> {
         self.conversation.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -141,6 +135,7 @@ impl Conversation {
     /// A place in the exchange file for a tensor. The worker knows the file.
     fn exchange(&mut self, bytes: usize) -> Result<&mut Exchange, BackendError> {
         if self.exchange.as_ref().is_none_or(|exchange| exchange.bytes() < bytes as u64) {
+            self.exchange = None;
             let exchange = Exchange::create(bytes as u64).map_err(|reason| self.process.error(reason))?;
             let request = Request::Exchange { path: exchange.path(), bytes: exchange.bytes() };
             if let Err(failed) = self.process.ask(&request)? {
@@ -168,14 +163,20 @@ impl Backend for Worker {
     }
 
     fn device(&self) -> DeviceInfo {
-        let Hello { device, memory_bytes, .. } = &self.hello;
+        let Hello { name, version, device, memory_bytes, .. } = &self.hello;
         // The time of its threads is not this process's.
-        DeviceInfo { name: device.clone(), threads: None, memory_bytes: *memory_bytes }
+        DeviceInfo { name: format!("{device}, {name} {version}"), threads: None, memory_bytes: *memory_bytes }
     }
 
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {
         self.check_type(tensor.ty())?;
         let mut conversation = self.conversation();
+        // Weights that a former generation held leave the device before new ones come.
+        let dropped = self.dropped();
+        if !dropped.is_empty() {
+            let answer = conversation.process.ask(&Request::Free { tensors: &dropped })?;
+            answer.map_err(|failed| self.failed(failed, &[], &[]))?;
+        }
         let exchange = conversation.exchange(tensor.bytes().len())?;
         let written = exchange.write(tensor.bytes());
         written.map_err(|reason| conversation.process.error(reason))?;

@@ -74,7 +74,11 @@ impl Process {
         let command = command.into();
         let mut process = Self { command, patience, child, requests, answers, last_words, listening, broken: None };
         let hello = match process.answer(patience.start)? {
-            Answer::Hello(hello) => hello,
+            Answer::Hello(hello) => {
+                let [name, version, device] =
+                    [&hello.name, &hello.version, &hello.device].map(|text| printable(text, KEPT_CHARS));
+                Hello { name, version, device, ..hello }
+            }
             other => return Err(process.broken(format!("its first message is not hello, but {other:?}"))),
         };
         if hello.protocol != PROTOCOL {
