@@ -73,7 +73,7 @@ pub(crate) struct BackendArgs {
 /// Options of `train` and `broker`.
 #[derive(Debug, Args)]
 pub(crate) struct RunArgs {
-    /// The job file.
+    /// The job file; `-` reads it from standard input.
     pub(crate) job: Option<PathBuf>,
 
     /// Override a key of the job file, such as train.steps=50.
@@ -274,7 +274,7 @@ pub(crate) struct JoinArgs {
 
 #[derive(Debug, Args)]
 pub(crate) struct PlanArgs {
-    /// The job file.
+    /// The job file; `-` reads it from standard input.
     pub(crate) job: PathBuf,
 
     /// The devices and links to plan for.
@@ -483,9 +483,9 @@ pub(crate) struct ExportArgs {
     /// A run's directory, a checkpoint's, or one with config.json and model.safetensors from Hugging Face.
     pub(crate) checkpoint: PathBuf,
 
-    /// The program whose files to write.
+    /// The program whose files to write [default: by the kind of model].
     #[arg(long, value_enum)]
-    pub(crate) format: ExportFormat,
+    pub(crate) format: Option<ExportFormat>,
 
     /// The directory to write. It must not contain a model yet.
     #[arg(short, long, value_name = "DIR")]

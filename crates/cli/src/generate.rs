@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Instant;
 
+use fusionllm_node::config::Family;
 use fusionllm_node::generate::{Generator, Sampling};
 use fusionllm_node::{SavedModel, export};
 use serde_json::json;
@@ -60,7 +61,12 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
 /// Writes a trained model for other programs.
 pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
     let model = SavedModel::open(&args.checkpoint)?;
-    let files: &[&str] = match args.format {
+    let format = args.format.unwrap_or(match &model.network.family {
+        Family::Gpt2(_) => ExportFormat::Hf,
+        Family::Resnet(_) => ExportFormat::Torchvision,
+        Family::Imported { .. } => ExportFormat::Pt2Weights,
+    });
+    let files: &[&str] = match format {
         ExportFormat::Hf => {
             export::hugging_face(&model, &args.output)?;
             &["config.json", "model.safetensors"]

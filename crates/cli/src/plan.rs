@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
-use fusionllm_node::config::{Job, Testbed};
+use fusionllm_node::config::Testbed;
 use fusionllm_node::model::models;
 use fusionllm_node::planning::{Planned, plan_for};
 use fusionllm_plan::{
@@ -16,6 +16,7 @@ use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
 use crate::output::{print, print_json};
 use crate::table::{Table, WIDTH, wrap};
+use crate::train::load_job;
 use crate::units;
 
 /// Plans a job for a testbed and prints the predictions.
@@ -23,7 +24,7 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let mut set = args.set.clone();
     set.extend(args.scheduler.as_ref().map(|name| format!("plan.scheduler={name}")));
     set.extend(args.compression.as_ref().map(|name| format!("compression.name={name}")));
-    let job = Job::load(&args.job, &set)?;
+    let job = load_job(&args.job, &set)?;
     let testbed = Testbed::load(&args.testbed)?.cluster;
     let started = Instant::now();
     let Planned { plan, model, cluster, lower_bound_s, notes, programs, predicted, .. } =

@@ -3,7 +3,6 @@
 use std::process::{Command, Stdio};
 
 use fusionllm_backend as backend;
-use fusionllm_node::config::Job;
 use fusionllm_node::model::models;
 use fusionllm_node::profile::{measure, to_toml};
 use fusionllm_plan::Device;
@@ -13,6 +12,7 @@ use crate::backend::open_backend;
 use crate::failure::Failure;
 use crate::output::{complain, print, print_json};
 use crate::table::Table;
+use crate::train::load_job;
 use crate::units;
 
 /// Marks a process that measures one number of threads. Kernels choose their threads once in a process, so each number
@@ -23,7 +23,7 @@ const HERE: &str = "FUSIONLLM_PROFILE_HERE";
 pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     let (batch, models) = match &args.job {
         Some(path) => {
-            let job = Job::load(path, &[])?;
+            let job = load_job(path, &[])?;
             (job.train.batch, models(&job)?)
         }
         None => (0, Vec::new()),

@@ -25,12 +25,22 @@ fn job(run: &RunArgs) -> Result<Job, Failure> {
     set.extend(run.steps.map(|n| format!("train.steps={n}")));
     set.extend(run.seed.map(|s| format!("train.seed={s}")));
     let job = match (&run.job, &run.resume) {
-        (Some(path), _) => Job::load(path, &set),
+        (Some(path), _) => return load_job(path, &set),
         // A checkpoint carries the job it was made by.
         (None, Some(path)) => Job::load(&Resume::find(path)?.job(), &set),
         (None, None) => Job::quick_start(&set),
     };
     job.map_err(Failure::from)
+}
+
+/// Reads a job file, or a job from standard input if the path is `-`.
+pub(crate) fn load_job(path: &Path, set: &[String]) -> Result<Job, Failure> {
+    if path.as_os_str() != "-" {
+        return Job::load(path, set).map_err(Failure::from);
+    }
+    let text = std::io::read_to_string(std::io::stdin())
+        .map_err(|e| Failure::input(format!("the job cannot be read from standard input: {e}")))?;
+    Job::parse("standard input", &text, Path::new("."), set).map_err(Failure::from)
 }
 
 /// The plan to carry out, if one is given: by an option, or by the job unless the number of peers says otherwise.

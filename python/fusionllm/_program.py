@@ -1,0 +1,129 @@
+"""Runs the program `fusionllm`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import sysconfig
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+#: How often what a running program has written is looked at, in seconds.
+GLANCE = 0.2
+
+#: How long a program that was interrupted has to end, in seconds.
+FAREWELL = 30.0
+
+
+class FusionError(Exception):
+    """What `fusionllm` could not do, in its words."""
+
+
+def find() -> str:
+    """The path of the program: the one that was installed with this package, or else the one on the `PATH`.
+
+    Raises:
+        FusionError: There is none.
+    """
+    installed = Path(sysconfig.get_path("scripts")) / ("fusionllm.exe" if os.name == "nt" else "fusionllm")
+    if installed.is_file():
+        return str(installed)
+    found = shutil.which("fusionllm")
+    if found is None:
+        raise FusionError(f"there is no program at {installed}, and no `fusionllm` on the PATH: pip install fusionllm")
+    return found
+
+
+def run(
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str] | None = None,
+    text: str | None = None,
+    progress: bool = True,
+    glance: Callable[[], None] = lambda: None,
+) -> dict[str, Any]:
+    """Runs the program and returns the JSON object that it prints.
+
+    Args:
+        arguments: The command and its arguments, without `--json`.
+        environment: Variables beside those of this process.
+        text: What the program reads on standard input.
+        progress: Whether what the program says while it runs appears on standard error.
+        glance: Called a few times a second, and once after the program has ended.
+
+    Raises:
+        FusionError: The program failed.
+        KeyboardInterrupt: The program was interrupted, too, and has ended.
+    """
+    process = subprocess.Popen(
+        [find(), *arguments, "--json"],
+        env={**os.environ, **(environment or {})},
+        stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        encoding="utf-8",
+        errors="replace",
+    )
+    if process.stdin is not None:
+        # A program that has ended already says why.
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(text or "")
+    said: list[str] = []
+    printed: list[str] = []
+    listeners = [
+        threading.Thread(target=_listen, args=(process.stderr, said, progress), daemon=True),
+        threading.Thread(target=_listen, args=(process.stdout, printed, False), daemon=True),
+    ]
+    for listener in listeners:
+        listener.start()
+    try:
+        while True:
+            try:
+                process.wait(GLANCE)
+                break
+            except subprocess.TimeoutExpired:
+                glance()
+    except BaseException:
+        _end(process)
+        raise
+    for listener in listeners:
+        listener.join()
+    glance()
+    if process.returncode != 0:
+        raise FusionError(_reason(said) or f"fusionllm ended with status {process.returncode}")
+    result: dict[str, Any] = json.loads("".join(printed))
+    return result
+
+
+def _listen(stream: Any, into: list[str], show: bool) -> None:
+    for line in stream:
+        into.append(line)
+        if show:
+            sys.stderr.write(line)
+            sys.stderr.flush()
+
+
+def _reason(said: list[str]) -> str:
+    """What the program said from its error on."""
+    start = next((i for i, line in enumerate(said) if line.startswith("error: ")), max(0, len(said) - 5))
+    return "".join(said[start:]).removeprefix("error: ").strip()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Lets the program end as Ctrl-C does, so that nothing it started stays."""
+    if os.name != "nt":
+        process.send_signal(signal.SIGINT)
+        try:
+            process.wait(FAREWELL)
+            return
+        except subprocess.TimeoutExpired:
+            pass
+    process.kill()
+    process.wait()

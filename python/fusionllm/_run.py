@@ -1,0 +1,100 @@
+"""What a run has left in its directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusionllm import _program
+
+if TYPE_CHECKING:
+    import numpy
+    import torch
+
+
+@dataclass(frozen=True)
+class Step:
+    """The figures of one step."""
+
+    step: int
+    #: The mean loss of the batch.
+    loss: float
+    #: How long the step took, in seconds.
+    step_s: float
+    tokens_per_s: float
+    #: Bytes that all peers sent to each other.
+    bytes_sent: int
+    #: The learning rate.
+    lr: float
+    #: The global norm of the gradient, before clipping.
+    grad_norm: float | None = None
+    #: The loss on held-out data, where it was measured after this step.
+    val_loss: float | None = None
+    #: The share of held-out targets that were predicted, likewise.
+    val_accuracy: float | None = None
+
+    @classmethod
+    def parse(cls, line: str) -> Step:
+        """Reads a line of `metrics.jsonl`."""
+        known = {field.name for field in fields(cls)}
+        return cls(**{name: value for name, value in json.loads(line).items() if name in known})
+
+
+class Run:
+    """A run's directory: its figures and its weights."""
+
+    def __init__(self, directory: str | os.PathLike[str]) -> None:
+        self.directory = Path(directory)
+
+    def __repr__(self) -> str:
+        return f"Run({str(self.directory)!r})"
+
+    @property
+    def steps(self) -> list[Step]:
+        """The figures of each step so far."""
+        text = (self.directory / "metrics.jsonl").read_text(encoding="utf-8")
+        # A line without its end is still being written.
+        return [Step.parse(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    @property
+    def losses(self) -> list[float]:
+        """The mean loss of each step so far."""
+        return [step.loss for step in self.steps]
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """The whole run in figures. It is written when the run ends."""
+        summary: dict[str, Any] = json.loads((self.directory / "summary.json").read_text(encoding="utf-8"))
+        return summary
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """The weights of the newest checkpoint as PyTorch's tensors, for `load_state_dict`.
+
+        They have the names of the exported model, of `transformers` (GPT-2) or of torchvision (ResNet).
+
+        Raises:
+            FusionError: There is no checkpoint yet.
+        """
+        from safetensors.torch import load_file
+
+        with tempfile.TemporaryDirectory() as directory:
+            return load_file(self._export(directory))
+
+    def weights(self) -> dict[str, numpy.ndarray]:
+        """The same as NumPy's arrays.
+
+        Raises:
+            FusionError: There is no checkpoint yet.
+        """
+        from safetensors.numpy import load_file
+
+        with tempfile.TemporaryDirectory() as directory:
+            return load_file(self._export(directory))
+
+    def _export(self, directory: str) -> Path:
+        _program.run(["export", str(self.directory), "--output", directory], progress=False)
+        return Path(directory) / "model.safetensors"

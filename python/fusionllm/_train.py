@@ -1,0 +1,198 @@
+"""Trains a model on this machine, or over several."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from fusionllm import _program
+from fusionllm._run import Run, Step
+
+#: A job: the path of a file, or its sections as `docs/job.md` names them.
+Job = str | os.PathLike[str] | Mapping[str, Any]
+
+
+def train(
+    job: Job | None = None,
+    *,
+    data: Mapping[str, Any] | None = None,
+    peers: int | None = None,
+    backends: Sequence[str] = (),
+    workers: Sequence[str] = (),
+    testbed: str | os.PathLike[str] | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    progress: bool = True,
+) -> Run:
+    """Trains on this machine, one process per peer. Without a job, it trains a small GPT-2 on a built-in text.
+
+    Args:
+        job: The job. Relative paths start at the directory of its file, or at the current directory.
+        data: Training data in memory, by the names of the model's inputs, with one row per sample: tensors of PyTorch
+            or whatever NumPy takes. They stand for the job's `[data]`, and are kept in the run's directory.
+        peers: The number of peers; 4 if nothing else says so.
+        backends: Backends of the program, which peers take in turn.
+        workers: Command lines of workers, which peers take in turn after the backends. See :func:`worker`.
+        testbed: A file of devices and links to emulate.
+        run_dir: The run's directory. Without it, it is a new one under `runs/`.
+        resume: A run's directory, or a checkpoint, to continue from.
+        on_step: Called after each step.
+        progress: Whether the progress appears on standard error.
+
+    Returns:
+        The run, with its figures and its weights.
+
+    Raises:
+        FusionError: The job is wrong, or training failed.
+        ValueError: Data in memory stand beside a job file, or the job has something that no file can have.
+    """
+    arguments = _options("--backend", [",".join(backends)] if backends else []) + _options("--worker", workers)
+    if testbed is not None:
+        arguments += ["--testbed", os.fspath(testbed)]
+    return _conduct("train", job, data, peers, arguments, run_dir, resume, on_step, progress)
+
+
+def broker(
+    job: Job | None = None,
+    *,
+    data: Mapping[str, Any] | None = None,
+    peers: int | None = None,
+    run_dir: str | os.PathLike[str] | None = None,
+    resume: str | os.PathLike[str] | None = None,
+    on_step: Callable[[Step], None] | None = None,
+    progress: bool = True,
+) -> Run:
+    """Trains over several machines, once `peers` of them have joined with :func:`join` or `fusionllm join`.
+
+    The ticket that they need is part of the progress, and stands in the file `ticket` of the run's directory.
+    Arguments, results and errors are those of :func:`train`.
+    """
+    return _conduct("broker", job, data, peers, [], run_dir, resume, on_step, progress)
+
+
+def _conduct(
+    command: str,
+    job: Job | None,
+    data: Mapping[str, Any] | None,
+    peers: int | None,
+    options: list[str],
+    run_dir: str | os.PathLike[str] | None,
+    resume: str | os.PathLike[str] | None,
+    on_step: Callable[[Step], None] | None,
+    progress: bool,
+) -> Run:
+    if data is not None and not isinstance(job, Mapping):
+        raise ValueError("data in memory need the job as a mapping; a job file names its data itself")
+    arguments = [command, *options]
+    if resume is not None:
+        arguments += ["--resume", os.fspath(resume)]
+    if run_dir is None and resume is not None:
+        # It goes on in its own directory.
+        directory = _run_of(Path(resume))
+    else:
+        directory = Path(run_dir) if run_dir is not None else _new_directory()
+        arguments += ["--run-dir", str(directory)]
+    if peers is not None:
+        arguments += ["--peers", str(peers)]
+    job_text = None
+    if isinstance(job, Mapping):
+        sections = dict(job) if data is None else {**job, "data": _keep(directory, data, job.get("data", {}))}
+        job_text = toml(sections)
+        arguments.append("-")
+    elif job is not None:
+        arguments.append(os.fspath(job))
+    metrics = _Metrics(directory / "metrics.jsonl", on_step)
+    _program.run(arguments, text=job_text, progress=progress, glance=metrics.glance)
+    return Run(directory)
+
+
+class _Metrics:
+    """Reports the steps that a run adds to its file."""
+
+    def __init__(self, path: Path, on_step: Callable[[Step], None] | None) -> None:
+        self.path = path
+        self.on_step = on_step
+        self.read = path.stat().st_size if path.exists() else 0
+
+    def glance(self) -> None:
+        if self.on_step is None or not self.path.exists():
+            return
+        with self.path.open("rb") as file:
+            # A run that goes back to a checkpoint cuts the file.
+            self.read = min(self.read, file.seek(0, os.SEEK_END))
+            file.seek(self.read)
+            new = file.read()
+        lines = new[: new.rfind(b"\n") + 1]
+        self.read += len(lines)
+        for line in lines.splitlines():
+            self.on_step(Step.parse(line.decode()))
+
+
+def _run_of(resume: Path) -> Path:
+    """The run's directory of itself, or of a checkpoint in it."""
+    return resume.parent.parent if resume.parent.name == "checkpoints" else resume
+
+
+def _new_directory() -> Path:
+    runs = Path("runs")
+    runs.mkdir(exist_ok=True)
+    taken = (int(entry.name) for entry in runs.iterdir() if entry.name.isdecimal())
+    number = max(taken, default=0)
+    while True:
+        number += 1
+        directory = runs / f"{number:04}"
+        try:
+            directory.mkdir()
+            return directory
+        except FileExistsError:
+            continue
+
+
+def _keep(directory: Path, data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Writes data to the run's directory, where a resumed run finds them, and returns the job's `[data]`."""
+    file = (directory / "data.safetensors").resolve()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_file({name: _rows(value) for name, value in data.items()}, file)
+    return {**settings, "kind": "tensors", "files": [file]}
+
+
+def _rows(value: Any) -> np.ndarray:
+    if hasattr(value, "detach"):
+        value = value.detach().cpu().numpy()
+    return np.ascontiguousarray(value)
+
+
+def toml(sections: Mapping[str, Any]) -> str:
+    """A job file with these sections."""
+    lines = []
+    for name, section in sections.items():
+        if not isinstance(section, Mapping):
+            raise ValueError(f"the job's {name!r} must be a section: a mapping of its settings, not {section!r}")
+        lines += [f"[{json.dumps(name)}]", *(f"{json.dumps(key)} = {_value(value)}" for key, value in section.items())]
+    return "\n".join([*lines, ""])
+
+
+def _value(value: Any) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | os.PathLike):
+        # TOML's strings have JSON's escapes, but no surrogates.
+        return json.dumps(os.fspath(value), ensure_ascii=False)
+    if isinstance(value, int | float):
+        return repr(value)
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, Sequence):
+        return "[" + ", ".join(map(_value, value)) + "]"
+    raise ValueError(f"a job takes strings, numbers, booleans, lists and mappings, not {value!r}")
+
+
+def _options(name: str, values: Sequence[str]) -> list[str]:
+    return [word for value in values for word in (name, value)]

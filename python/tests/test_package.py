@@ -1,0 +1,158 @@
+"""The functions of the package `fusionllm`. Those that train need the program on the `PATH`."""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import shutil
+import sys
+import tomllib
+from pathlib import Path
+
+import fusionllm
+import numpy as np
+import pytest
+from fusionllm._train import toml
+
+needs_program = pytest.mark.skipif(shutil.which("fusionllm") is None, reason="needs the program on the PATH")
+needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+
+TINY = {
+    "model": {"family": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1},
+    "data": {"context": 8},
+    "train": {"steps": 3, "batch": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def test_a_mapping_becomes_the_same_job_file() -> None:
+    job = {
+        "model": {"file": Path('my "model"\n.pt2'), "n_layer": 2},
+        "data": {"files": ["a/*.txt", "größe"], "validation": 0.05},
+        "train": {"optimizer": {"name": "adamw", "betas": [0.9, 0.95], "lr": 1e-5}},
+        "eval": {},
+        "checkpoint": {"copies": False},
+    }
+    read = tomllib.loads(toml(job))
+    job["model"]["file"] = str(job["model"]["file"])
+    assert read == job
+
+
+def test_what_no_job_file_can_have_is_refused() -> None:
+    with pytest.raises(ValueError, match="'steps' must be a section"):
+        toml({"steps": 3})
+    with pytest.raises(ValueError, match="not None"):
+        toml({"train": {"steps": None}})
+
+
+def test_data_in_memory_do_not_stand_beside_a_job_file() -> None:
+    with pytest.raises(ValueError, match="job as a mapping"):
+        fusionllm.train("job.toml", data={"x": np.zeros(2)})
+
+
+def test_a_workers_command_line_is_that_of_this_python() -> None:
+    assert shlex.split(fusionllm.worker("torch", device="cuda:1")) == [
+        sys.executable, "-m", "fusionllm_torch", "--device", "cuda:1",
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no device"):
+        fusionllm.worker("jax", device="cuda")
+    with pytest.raises(ValueError, match="no worker"):
+        fusionllm.worker("tensorflow")
+
+
+@needs_program
+def test_every_step_is_reported_once_and_runs_are_numbered(capfd: pytest.CaptureFixture[str]) -> None:
+    seen: list[fusionllm.Step] = []
+    run = fusionllm.train(TINY, peers=1, on_step=seen.append, progress=False)
+    assert (run.directory, [s.step for s in seen]) == (Path("runs/0001"), [1, 2, 3])
+    assert run.steps == seen and run.losses == [s.loss for s in seen]
+    assert run.summary["steps"] == 3 and run.summary["loss_last"] == run.losses[-1]
+    assert capfd.readouterr().err == ""
+    assert fusionllm.train(TINY, peers=1, progress=False).losses == run.losses
+    assert Path("runs/0002").is_dir()
+
+
+@needs_program
+def test_a_run_is_resumed_in_its_directory() -> None:
+    whole = fusionllm.train({**TINY, "train": {"steps": 5, "batch": 2}}, peers=1, run_dir="whole", progress=False)
+    fusionllm.train(TINY, peers=1, run_dir="half", progress=False)
+    seen: list[int] = []
+    rest = {**TINY, "train": {"steps": 5, "batch": 2}}
+    run = fusionllm.train(rest, peers=1, resume="half", on_step=lambda s: seen.append(s.step), progress=False)
+    assert (run.directory, seen, run.losses) == (Path("half"), [4, 5], whole.losses)
+
+
+@needs_program
+def test_weights_have_the_names_of_transformers() -> None:
+    weights = fusionllm.train(TINY, peers=2, progress=False).weights()
+    assert weights["transformer.wte.weight"].shape == (256, 8)
+
+
+@needs_program
+def test_errors_are_those_of_the_program() -> None:
+    with pytest.raises(fusionllm.FusionError, match=r"standard input.*unknown setting `stepz`[\s\S]*did you mean"):
+        fusionllm.train({"train": {"stepz": 3}})
+    with pytest.raises(fusionllm.FusionError, match="this checkpoint is not there"):
+        fusionllm.Run("nowhere").weights()
+    with pytest.raises(fusionllm.FusionError, match="ticket"):
+        fusionllm.join("nonsense", progress=False)
+
+
+@needs_program
+def test_what_a_callback_raises_ends_the_run() -> None:
+    def stop(step: fusionllm.Step) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fusionllm.train({**TINY, "train": {"steps": 100_000, "batch": 2}}, peers=1, on_step=stop, progress=False)
+    # It ended as by Ctrl-C: what was done is summed up.
+    assert 1 <= fusionllm.Run("runs/0001").summary["steps"] < 100_000
+
+
+@needs_torch
+def test_models_that_cannot_be_trained_are_refused() -> None:
+    import torch
+
+    class Twice(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+    with pytest.raises(ValueError, match=r"mean loss as one number, and it returns torch.float32 of shape"):
+        fusionllm.export(Twice(), (torch.zeros(2, 3),), "m.pt2")
+    with pytest.raises(ValueError, match=r"at least two samples.*\[\[1, 3\]\]"):
+        fusionllm.export(Twice(), {"x": torch.zeros(1, 3)}, "m.pt2")
+    with pytest.raises(ValueError, match="one batch of tensors"):
+        fusionllm.export(Twice(), [3], "m.pt2")
+    assert not Path("m.pt2").exists()
+
+
+@needs_program
+@needs_torch
+def test_a_model_of_pytorch_comes_back_trained() -> None:
+    import torch
+
+    class Mean(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = torch.nn.BatchNorm1d(3)
+            self.line = torch.nn.Linear(3, 1)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.mse_loss(self.line(self.norm(x)), y)
+
+    torch.manual_seed(1)
+    x = torch.randn(64, 3)
+    y = x.sum(dim=1, keepdim=True)
+    model = Mean()
+    # By name, and with a batch norm, whose statistics stand among the outputs of the exported program.
+    fusionllm.export(model, {"x": x[:2], "y": y[:2]}, "mean.pt2")
+    train = {"steps": 80, "batch": 16, "micro_batch": 16, "optimizer": {"name": "sgd", "lr": 0.1}}
+    job = {"model": {"file": "mean.pt2"}, "train": train}
+    run = fusionllm.train(job, data={"x": x, "y": y}, peers=2, progress=False)
+    before = model.eval()(x, y).item()
+    model.load_state_dict(run.state_dict())
+    assert model(x, y).item() < 0.2 < before
