@@ -7,7 +7,7 @@ The package brings the program `fusionllm`, workers for PyTorch, JAX and NumPy, 
     model.load_state_dict(run.state_dict())
 
     run = fusionllm.broker(job, peers=3)                     # over several machines: prints a ticket
-    fusionllm.join(ticket, worker=fusionllm.worker("torch", device="cuda"))     # on each of the others
+    fusionllm.join(ticket)                                   # on each of the others, with all its accelerators
 """
 
 from fusionllm._export import export

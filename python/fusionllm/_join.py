@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import sys
+from collections.abc import Sequence
 from typing import Literal
 
 from fusionllm import _program
@@ -30,18 +31,20 @@ def worker(framework: Literal["torch", "jax", "numpy"], *, device: str | None = 
 def join(
     ticket: str,
     *,
-    backend: str | None = None,
-    worker: str | None = None,
+    backends: Sequence[str] = (),
+    workers: Sequence[str] = (),
     name: str | None = None,
     memory: str | None = None,
     progress: bool = True,
 ) -> bool:
     """Takes part in a run until it ends. An interrupt hands this machine's share over before it leaves.
 
+    Without backends and workers, each accelerator of this machine makes a peer, or else its processor.
+
     Args:
         ticket: The line that the broker printed.
-        backend: A backend of the program, such as `cpu`.
-        worker: The command line of a worker, such as :func:`worker` makes.
+        backends: Backends of the program, such as `cpu`. Each makes a peer.
+        workers: Command lines of workers, such as :func:`worker` makes. Each makes a peer.
         name: The name of this machine in the run.
         memory: What the run may use, such as `8 GiB`.
         progress: Whether messages appear on standard error. The progress of the run is shown at its broker.
@@ -52,8 +55,9 @@ def join(
     Raises:
         FusionError: The ticket is wrong, the broker cannot be reached, or this machine failed.
     """
-    options = {"--backend": backend, "--worker": worker, "--name": name, "--memory": memory}
-    arguments = [word for option, value in options.items() if value is not None for word in (option, value)]
+    options = [("--backend", b) for b in backends] + [("--worker", w) for w in workers]
+    options += [(option, value) for option, value in (("--name", name), ("--memory", memory)) if value is not None]
+    arguments = [word for option in options for word in option]
     # Other users can read the arguments of a process.
     result = _program.run(["join", *arguments], environment={"FUSIONLLM_TICKET": ticket}, progress=progress)
-    return bool(result["took_part"])
+    return any(peer["took_part"] for peer in result.get("peers", [result]))

@@ -53,7 +53,8 @@ def train(
         FusionError: The job is wrong, or training failed.
         ValueError: Data in memory stand beside a job file, or the job has something that no file can have.
     """
-    arguments = _options("--backend", [",".join(backends)] if backends else []) + _options("--worker", workers)
+    arguments = [word for name in backends for word in ("--backend", name)]
+    arguments += [word for command in workers for word in ("--worker", command)]
     if testbed is not None:
         arguments += ["--testbed", os.fspath(testbed)]
     return _conduct("train", job, data, peers, arguments, run_dir, resume, on_step, progress)
@@ -192,7 +193,3 @@ def _value(value: Any) -> str:
     if isinstance(value, Sequence):
         return "[" + ", ".join(map(_value, value)) + "]"
     raise ValueError(f"a job takes strings, numbers, booleans, lists and mappings, not {value!r}")
-
-
-def _options(name: str, values: Sequence[str]) -> list[str]:
-    return [word for value in values for word in (name, value)]

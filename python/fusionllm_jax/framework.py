@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fusionllm_jax.operators import DTYPES, OPERATORS, Array, checks
-from fusionllm_worker import Framework, NodeError, Runner, Segment, TensorType
+from fusionllm_worker import Found, Framework, NodeError, Runner, Segment, TensorType
 
 jax.config.update("jax_enable_x64", True)
 # f32 means f32, also where the device has faster products of less precision.
@@ -29,12 +29,23 @@ class Jax(Framework):
     dtypes = list(DTYPES)
     operators = list(OPERATORS)
 
-    def __init__(self) -> None:
-        [self.placement] = jax.devices()[:1]
+    def __init__(self, device: int = 0) -> None:
+        devices = jax.devices()
+        if device >= len(devices):
+            raise ValueError(f"JAX has no device {device}, only {devices}")
+        self.placement = devices[device]
         self.device = self.placement.device_kind
         self.memory_bytes = (self.placement.memory_stats() or {}).get("bytes_limit")
         self.latest: list[Array] = []
         self.runners: dict[str, Runner] = {}
+
+    @classmethod
+    def found(cls) -> list[Found]:
+        devices = [cls(number) for number in range(len(jax.devices()))]
+        return [
+            Found(["--device", str(number)], d.device, d.memory_bytes, d.placement.platform != "cpu")
+            for number, d in enumerate(devices)
+        ]
 
     def upload(self, type: TensorType, data: memoryview) -> Array:
         # JAX may keep the array that it is given. So this one is a copy.

@@ -18,6 +18,16 @@ DTYPES = {
 }
 
 
+def names() -> list[str]:
+    """The devices of this machine, the processor last."""
+    found = [f"cuda:{i}" for i in range(torch.cuda.device_count())]
+    if hasattr(torch, "xpu"):
+        found += [f"xpu:{i}" for i in range(torch.xpu.device_count())]
+    if torch.backends.mps.is_available():
+        found.append("mps")
+    return [*found, "cpu"]
+
+
 class Device:
     """A PyTorch device."""
 

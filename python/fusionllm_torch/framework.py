@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 import fusionllm_torch.attention  # noqa: F401 (adds its operators)
-from fusionllm_torch.device import DTYPES, Device
+from fusionllm_torch.device import DTYPES, Device, names
 from fusionllm_torch.operators import OPERATORS, Call
 from fusionllm_torch.segments import Memory, grouped
-from fusionllm_worker import Framework, NodeError, Plan, Runner, Segment, TensorType
+from fusionllm_worker import Found, Framework, NodeError, Plan, Runner, Segment, TensorType
 from fusionllm_worker.segment import Function
 
 if tuple(int(part) for part in torch.__version__.split(".")[:2]) < (2, 4):
@@ -40,6 +40,11 @@ class Torch(Framework):
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         warnings.filterwarnings("ignore", message="The given buffer is not writable")
+
+    @classmethod
+    def found(cls) -> list[Found]:
+        devices = [(name, Device(name)) for name in names()]
+        return [Found(["--device", name], d.label, d.memory_bytes, not d.is_cpu) for name, d in devices]
 
     @torch.inference_mode()
     def upload(self, type: TensorType, data: memoryview) -> Tensor:

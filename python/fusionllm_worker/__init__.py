@@ -12,11 +12,12 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Set
+from dataclasses import dataclass
 from typing import Any, BinaryIO
 
 from fusionllm_worker.segment import NodeError, Plan, Segment, TensorType
 
-__all__ = ["Framework", "NodeError", "Plan", "Runner", "Segment", "TensorType", "serve"]
+__all__ = ["Found", "Framework", "NodeError", "Plan", "Runner", "Segment", "TensorType", "serve"]
 
 PROTOCOL = 1
 
@@ -26,6 +27,20 @@ NO_ROOM = ("out of memory", "RESOURCE_EXHAUSTED", "can't allocate memory")
 #: Runs a segment. Takes its inputs and the positions of those that it may overwrite, and returns its outputs. The list
 #: of inputs holds the only references to those, so that a runner which clears it early frees memory early.
 Runner = Callable[[list[Any], Set[int]], list[Any]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A device of this machine."""
+
+    #: What the worker takes on its command line to use it.
+    arguments: list[str]
+    #: The maker's name.
+    device: str
+    #: Its memory, if it is known.
+    memory_bytes: int | None
+    #: Whether it is something else than the processor.
+    accelerator: bool
 
 
 class Framework(ABC):
@@ -61,6 +76,12 @@ class Framework(ABC):
 
     def synchronize(self) -> None:
         """Waits until the device has finished all work."""
+
+    @classmethod
+    def found(cls) -> list[Found]:
+        """The devices of this machine that the framework can use, those that are not the processor first."""
+        framework = cls()
+        return [Found([], framework.device, framework.memory_bytes, accelerator=False)]
 
 
 class Exchange:

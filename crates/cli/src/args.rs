@@ -241,8 +241,15 @@ pub(crate) struct JoinArgs {
     /// [default: the environment variable FUSIONLLM_TICKET].
     pub(crate) ticket: Option<String>,
 
-    #[command(flatten)]
-    pub(crate) backend: BackendArgs,
+    /// Backend to compute with [default: every accelerator of this machine, or else cpu]. May be repeated; each makes a
+    /// peer.
+    #[arg(long, value_name = "BACKEND")]
+    pub(crate) backend: Vec<String>,
+
+    /// Compute with another program: the command line of a worker, as in docs/worker.md. May be repeated; each makes a
+    /// peer.
+    #[arg(long, value_name = "CMD")]
+    pub(crate) worker: Vec<String>,
 
     /// Name of this peer in the run [default: the broker chooses].
     #[arg(long, value_name = "NAME")]
@@ -334,6 +341,10 @@ pub(crate) struct ProfileArgs {
     /// Measure another program: the command line of a worker, as in docs/worker.md.
     #[arg(long, value_name = "CMD", conflicts_with = "backend")]
     pub(crate) worker: Option<String>,
+
+    /// List what this machine could compute with, and measure nothing.
+    #[arg(long, conflicts_with_all = ["job", "output", "backend", "worker", "threads"])]
+    pub(crate) list: bool,
 
     /// Measure with N threads only.
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]

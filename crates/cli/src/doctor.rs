@@ -6,9 +6,10 @@ use fusionllm_node::{NodeError, Relay};
 
 use crate::args::DoctorArgs;
 use crate::failure::Failure;
+use crate::join::ticket;
 use crate::output::{complain, print, print_json};
 use crate::table::wrap;
-use crate::train::{runtime, ticket};
+use crate::train::runtime;
 use crate::units::{bytes, count, rate, seconds};
 
 /// Characters of a line.

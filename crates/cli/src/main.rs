@@ -2,11 +2,13 @@
 
 mod args;
 mod backend;
+mod devices;
 mod doctor;
 mod failure;
 mod generate;
 mod graph;
 mod import;
+mod join;
 mod output;
 mod owner;
 mod plan;
@@ -68,7 +70,7 @@ fn run(arguments: Arguments) -> Result<(), Failure> {
     match arguments.command {
         Command::Train(train) => train::train(train, arguments.json),
         Command::Broker(broker) => train::broker(broker, arguments.json),
-        Command::Join(join) => train::join(join, arguments.json),
+        Command::Join(join) => join::join(join, arguments.json),
         Command::Status(args) => owner::status(&args, arguments.json),
         Command::Kick(args) => owner::kick(&args, arguments.json),
         Command::Invite(args) => owner::invite(&args, arguments.json),

@@ -2,13 +2,13 @@
 
 use std::process::{Command, Stdio};
 
-use fusionllm_backend as backend;
 use fusionllm_node::model::models;
 use fusionllm_node::profile::{measure, to_toml};
 use fusionllm_plan::Device;
 
 use crate::args::{BackendArgs, ProfileArgs};
 use crate::backend::open_backend;
+use crate::devices;
 use crate::failure::Failure;
 use crate::output::{complain, print, print_json};
 use crate::table::Table;
@@ -19,8 +19,11 @@ use crate::units;
 /// takes a new process.
 const HERE: &str = "FUSIONLLM_PROFILE_HERE";
 
-/// Measures every backend, alone and with more and more threads.
+/// Measures every backend and every worker that is found, alone and with more and more threads.
 pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
+    if args.list {
+        return devices::list(json);
+    }
     let (batch, models) = match &args.job {
         Some(path) => {
             let job = load_job(path, &[])?;
@@ -41,7 +44,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     };
     let names: Vec<String> = match chosen.is_given() {
         true => vec![chosen.name()],
-        false => backend::names().iter().map(|name| (*name).to_owned()).collect(),
+        false => devices::all().into_iter().map(|candidate| candidate.name).collect(),
     };
     let mut devices = Vec::new();
     for name in &names {

@@ -1,24 +1,21 @@
-//! `train`, `broker` and `join`.
+//! `train` and `broker`.
 
 use std::path::Path;
 
-use fusionllm_backend::{self as backend, Backend};
-use fusionllm_node::config::{Job, Known, Testbed, load_profile};
-use fusionllm_node::{BrokerOptions, Entry, JoinOptions, LocalPeer, NodeError, Peers, Resume, conduct};
-use fusionllm_plan::{Cluster, Device, Plan};
+use fusionllm_backend as backend;
+use fusionllm_node::config::{Job, Known, Testbed};
+use fusionllm_node::{BrokerOptions, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
+use fusionllm_plan::{Cluster, Plan};
 
-use crate::args::{BrokerArgs, JoinArgs, Listening, RunArgs, TrainArgs};
+use crate::args::{BrokerArgs, Listening, RunArgs, TrainArgs};
 use crate::backend::open_backend;
 use crate::failure::Failure;
-use crate::output::{complain, print, print_json};
+use crate::output::print_json;
 use crate::progress::Progress;
 use crate::report::report;
 
 /// More peers than this on one machine only get in each other's way.
 const MAX_LOCAL_PEERS: usize = 64;
-
-/// The environment variable that may hold a joiner's ticket.
-const TICKET_VARIABLE: &str = "FUSIONLLM_TICKET";
 
 fn job(run: &RunArgs) -> Result<Job, Failure> {
     let mut set = run.set.clone();
@@ -139,7 +136,7 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     run(&job, &args.run, json, options)
 }
 
-fn check_listening(listening: &Listening) -> Result<(), Failure> {
+pub(crate) fn check_listening(listening: &Listening) -> Result<(), Failure> {
     match listening.advertise.iter().find(|addr| addr.port() == 0 || addr.ip().is_unspecified()) {
         Some(addr) => Err(Failure::input(format!("--advertise {addr}: no machine can connect to that address"))
             .hint("give the address and port that lead here from outside, and the port here with --listen")),
@@ -157,63 +154,4 @@ fn run(job: &Job, args: &RunArgs, json: bool, options: BrokerOptions) -> Result<
         Some(summary) if json => print_json(summary),
         _ => report(&history),
     }
-}
-
-/// Takes part in a run.
-pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
-    let ticket = ticket(args.ticket)?.trim().parse().map_err(NodeError::Ticket)?;
-    let backend = args.backend.open()?;
-    let (framework, device) = (backend.name().to_owned(), backend.device().name);
-    complain(format_args!("joining with {framework} on {device}; the run's progress is shown where its broker runs"));
-    let profile = args.profile.as_deref().map(|path| measured(path, &*backend)).transpose()?;
-    check_listening(&args.listening)?;
-    let options = JoinOptions {
-        name: args.name.unwrap_or_default(),
-        identity: args.identity,
-        listen: args.listening.listen,
-        advertise: args.listening.advertise,
-        pinned: args.pinned,
-        slowdown: args.slowdown,
-        profile,
-        memory: args.memory,
-        on_leaving: || complain("leaving; the run goes on without this machine (Ctrl-C again to leave at once)"),
-        ..JoinOptions::new(ticket, backend)
-    };
-    let took_part = runtime()?.block_on(fusionllm_node::join(options))?;
-    match took_part {
-        _ if json => print_json(&serde_json::json!({ "backend": framework, "device": device, "took_part": took_part })),
-        true => print("the run is over\n"),
-        false => print("the run goes on, or ended, without this machine; its broker says why\n"),
-    }
-}
-
-/// The text of the ticket, from an argument, standard input or the environment. Arguments stand in the list of processes, which other users can read.
-pub(crate) fn ticket(argument: Option<String>) -> Result<String, Failure> {
-    match argument.as_deref() {
-        Some("-") => {
-            let mut line = String::new();
-            let read = std::io::stdin().read_line(&mut line);
-            read.map_err(|e| Failure::input(format!("cannot read the ticket from standard input: {e}")))?;
-            Ok(line)
-        }
-        Some(ticket) => Ok(ticket.into()),
-        None => std::env::var(TICKET_VARIABLE).map_err(|_| {
-            Failure::input("there is no ticket")
-                .hint(format!("give the line that the broker printed as an argument, or in {TICKET_VARIABLE}"))
-        }),
-    }
-}
-
-/// The profile's device that this process is: of its backend, with as many of its threads as were measured.
-fn measured(path: &Path, backend: &dyn Backend) -> Result<Device, Failure> {
-    let devices = load_profile(path)?;
-    let (name, threads) = (backend.name(), backend.device().threads.unwrap_or(1));
-    let fitting = devices.into_iter().filter(|(n, d)| *n <= threads && d.backend.as_deref() == Some(name));
-    fitting.max_by_key(|(n, _)| *n).map(|(_, device)| device).ok_or_else(|| {
-        Failure::input(format!(
-            "{}: it has no device of backend {name} with at most {threads} thread(s)",
-            path.display()
-        ))
-        .hint(format!("measure this machine with `fusionllm profile --backend {name} -o DEVICE.toml`"))
-    })
 }

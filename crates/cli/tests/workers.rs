@@ -30,7 +30,8 @@ requirements::main!(
     frameworks_train_as_one,
     pytorch_trains_with_the_others,
     a_run_outlives_a_worker,
-    a_worker_that_cannot_start_is_named
+    a_worker_that_cannot_start_is_named,
+    a_machine_joins_with_each_of_its_accelerators
 );
 
 const FUSIONLLM: &str = env!("CARGO_BIN_EXE_fusionllm");
@@ -236,5 +237,72 @@ fn a_worker_that_cannot_start_is_named() -> Result<(), Missing> {
     let said = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains(r#"worker "no-such-program --fast": it cannot be started"#), "{said}");
+    Ok(())
+}
+
+/// This Python says that it has two accelerators. Each of them is NumPy.
+fn a_machine_joins_with_each_of_its_accelerators() -> Result<(), Missing> {
+    let directory = tempfile::tempdir().unwrap();
+    let found = |device: &str, accelerator: bool| {
+        serde_json::json!({
+            "name": "numpy", "version": "2", "device": device, "memory_bytes": 1_u64 << 30, "accelerator": accelerator,
+            "arguments": ["-m", "fusionllm_numpy"],
+        })
+    };
+    let workers = [found("Tachyon 9000", true), found("processor", false), found("Tachyon 9001", true)];
+    let listing = directory.path().join("listing.json");
+    std::fs::write(&listing, serde_json::json!({ "workers": workers }).to_string()).unwrap();
+    let python = directory.path().join("python");
+    let script = format!(
+        "#!/bin/sh\nif [ \"$2\" = fusionllm_worker ]; then cat '{}'; else exec {} \"$@\"; fi\n",
+        listing.display(),
+        self::python("python", "numpy")?
+    );
+    std::fs::write(&python, script).unwrap();
+    std::fs::set_permissions(&python, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let with_listing = |arguments: &[&str]| {
+        let mut command = Command::new(FUSIONLLM);
+        command.args(arguments).env("FUSIONLLM_PYTHON", &python).env("PYTHONPATH", root().join("python"));
+        command
+    };
+
+    let listed = with_listing(&["profile", "--list", "--json"]).output().unwrap();
+    let listed: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap();
+    let best: Vec<&str> = listed["best"].as_array().unwrap().iter().map(|b| b["device"].as_str().unwrap()).collect();
+    assert_eq!(best, ["Tachyon 9000", "Tachyon 9001"]);
+
+    let run = directory.path().join("run");
+    let broker = ["broker", "--peers", "2", "--steps", "3", "--run-dir", run.to_str().unwrap()];
+    let small = ["--set=model.n_layer=1", "--set=model.n_embd=8", "--set=data.context=8", "--set=eval.every=0"];
+    let mut broker = Command::new(FUSIONLLM)
+        .args(broker)
+        .args(small)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The ticket stands on a line of its own.
+    let said = std::io::BufReader::new(broker.stderr.take().unwrap());
+    let mut lines = std::io::BufRead::lines(said).map(Result::unwrap);
+    let ticket = lines.find_map(|line| line.trim().strip_prefix("fusionllm join ").map(str::to_owned)).unwrap();
+    let joined = with_listing(&["join", &ticket, "--name", "gpu", "--json"]).output().unwrap();
+    let rest: Vec<String> = lines.collect();
+    assert!(broker.wait().unwrap().success(), "{rest:#?}");
+    assert!(joined.status.success(), "{}", String::from_utf8_lossy(&joined.stderr));
+    let joined: serde_json::Value = serde_json::from_slice(&joined.stdout).unwrap();
+    assert_eq!(joined["peers"].as_array().map(Vec::len), Some(2), "{joined}");
+    let summary: serde_json::Value = serde_json::from_slice(&std::fs::read(run.join("summary.json")).unwrap()).unwrap();
+    let peers: BTreeMap<&str, &str> = summary["peers"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|peer| (peer["name"].as_str().unwrap(), peer["backend"].as_str().unwrap()))
+        .collect();
+    assert_eq!(peers, BTreeMap::from([("gpu-0", "numpy"), ("gpu-1", "numpy")]));
+
+    // One key is one member of a run.
+    let refused = with_listing(&["join", &ticket, "--identity", "me.key"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(2));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("--identity: several peers cannot share it"));
     Ok(())
 }

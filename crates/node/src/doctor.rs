@@ -54,7 +54,7 @@ pub struct Findings {
     pub relay: Option<RelayFindings>,
     /// The broker of the ticket; `None` without a ticket or if it cannot be reached.
     pub broker: Option<BrokerFindings>,
-    /// The backends of this program.
+    /// The backends of this program, and workers for accelerators.
     pub backends: Vec<BackendFindings>,
     /// Bytes of free memory, where the system says it.
     pub memory: Option<u64>,
@@ -273,20 +273,22 @@ fn shortage(what: &str, bytes: Option<u64>, advice: &str) -> Option<Problem> {
     Some(Problem { what, advice: advice.into() })
 }
 
-/// Opens each backend, and computes a little with it.
+/// Opens each backend, and each worker with an accelerator, and computes a little with it.
 fn try_backends() -> (Vec<BackendFindings>, Vec<Problem>) {
     let (mut all, mut problems) = (Vec::new(), Vec::new());
-    for name in backend::names() {
-        let tried = backend::open(name).map_err(NodeError::from).and_then(|opened| {
+    let workers = backend::worker::find().into_iter().filter(|worker| worker.accelerator);
+    let workers = workers.map(|worker| (worker.name, backend::worker_name(&worker.command)));
+    for (name, open) in backend::names().iter().map(|name| ((*name).into(), (*name).into())).chain(workers) {
+        let tried = backend::open(&open).map_err(NodeError::from).and_then(|opened| {
             let device = profile::measure_briefly(&opened, 1.0, None, &[])?;
             Ok((opened.device().name, device.rates))
         });
         if let Err(e) = &tried {
-            let advice = "use another backend: join --backend NAME".to_owned();
+            let advice = "use another backend or worker: join --backend NAME, join --worker CMD".to_owned();
             problems.push(Problem { what: format!("backend {name} does not work: {}", e.one_line()), advice });
         }
         let (device, rates) = tried.ok().unzip();
-        all.push(BackendFindings { name: (*name).to_owned(), device, rates });
+        all.push(BackendFindings { name, device, rates });
     }
     (all, problems)
 }

@@ -27,7 +27,7 @@ pub use error::NodeError;
 #[cfg(test)]
 pub(crate) use error::printed;
 pub use files::{DiskError, checkpoint, run_dir, weights};
-pub use fusionllm_transport::{Relay, RelayUrl};
+pub use fusionllm_transport::{Relay, RelayUrl, Ticket};
 pub use machine::memory;
 pub use model::{SavedModel, check, export, generate, imported};
 pub use peer::{JoinOptions, join};

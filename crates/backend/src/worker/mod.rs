@@ -3,6 +3,7 @@
 //! docs/worker.md is the reference of the protocol.
 
 mod exchange;
+mod find;
 mod message;
 mod process;
 
@@ -14,6 +15,7 @@ use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
 use crate::{Backend, BackendError, DeviceInfo, Done, Prepared, Segment, SegmentNode, Tensor};
 use exchange::Exchange;
+pub use find::{FoundWorker, find};
 use message::{Failed, Hello, Request};
 pub use process::Patience;
 use process::Process;

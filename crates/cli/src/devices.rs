@@ -1,0 +1,124 @@
+//! What this machine could compute with, and what it computes with if nobody says.
+
+use fusionllm_backend::worker::{FoundWorker, find};
+use fusionllm_backend::{names, open, worker_name};
+use serde::Serialize;
+
+use crate::failure::Failure;
+use crate::output::{complain, print, print_json};
+use crate::table::Table;
+use crate::units::bytes;
+
+/// A framework on one of this machine's devices.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub(crate) struct Candidate {
+    /// Its name for [`open`].
+    #[serde(skip)]
+    pub(crate) name: String,
+    framework: String,
+    /// The maker's name.
+    device: String,
+    /// Bytes of its memory, where known.
+    memory: Option<u64>,
+    /// Whether it is something else than the processor.
+    accelerator: bool,
+    /// What makes a command use it.
+    option: String,
+}
+
+impl Candidate {
+    fn built_in(name: &str) -> Option<Self> {
+        let device = open(name).ok()?.device();
+        Some(Self {
+            name: name.to_owned(),
+            framework: name.to_owned(),
+            accelerator: device.threads.is_none(),
+            device: device.name,
+            memory: device.memory_bytes,
+            option: format!("--backend {name}"),
+        })
+    }
+
+    /// Frameworks know less of the processor than this program.
+    fn worker(found: FoundWorker, processor: &str) -> Self {
+        let FoundWorker { name, version, device, memory_bytes, accelerator, command } = found;
+        Self {
+            framework: format!("{name} {version}"),
+            device: if accelerator { device } else { processor.to_owned() },
+            memory: memory_bytes,
+            accelerator,
+            option: format!("--worker \"{command}\""),
+            name: worker_name(&command),
+        }
+    }
+}
+
+/// The backends of this program and the workers that were found, on every device.
+pub(crate) fn all() -> Vec<Candidate> {
+    complain("looking for devices and frameworks");
+    let mut all: Vec<Candidate> = names().iter().filter_map(|name| Candidate::built_in(name)).collect();
+    let processor = all.iter().find(|c| !c.accelerator).map(|c| c.device.clone()).unwrap_or_default();
+    all.extend(find().into_iter().map(|found| Candidate::worker(found, &processor)));
+    all
+}
+
+/// The accelerators of the first framework that has any, or else the first of all.
+fn best(all: &[Candidate]) -> Vec<&Candidate> {
+    match all.iter().find(|candidate| candidate.accelerator) {
+        Some(first) => all.iter().filter(|c| c.accelerator && c.framework == first.framework).collect(),
+        None => all.iter().take(1).collect(),
+    }
+}
+
+/// The names of what this machine should compute with: one for each of its accelerators, or one for its processor.
+pub(crate) fn choose() -> Vec<String> {
+    best(&all()).into_iter().map(|candidate| candidate.name.clone()).collect()
+}
+
+/// Prints all, those that [`choose`] takes with a mark.
+pub(crate) fn list(json: bool) -> Result<(), Failure> {
+    let all = all();
+    let chosen = best(&all);
+    if json {
+        return print_json(&serde_json::json!({ "candidates": all, "best": chosen }));
+    }
+    let mut table = Table::new(["", "FRAMEWORK", "DEVICE", "MEMORY", "OPTION"], [3]);
+    for candidate in &all {
+        let Candidate { framework, device, memory, option, .. } = candidate;
+        table.row([
+            if chosen.contains(&candidate) { "*" } else { "" }.to_owned(),
+            framework.clone(),
+            device.clone(),
+            memory.map(bytes).unwrap_or_default(),
+            option.clone(),
+        ]);
+    }
+    print(&format!("{table}\n* is what `fusionllm join` takes without an option\n"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_accelerators_of_one_framework_are_the_best() {
+        let candidate = |framework: &str, device: &str, accelerator| Candidate {
+            name: String::new(),
+            framework: framework.into(),
+            device: device.into(),
+            memory: None,
+            accelerator,
+            option: String::new(),
+        };
+        let all = [
+            candidate("cpu", "Xeon", false),
+            candidate("torch 2.11", "H100", true),
+            candidate("torch 2.11", "A100", true),
+            candidate("torch 2.11", "Xeon", false),
+            candidate("jax 0.10", "H100", true),
+        ];
+        assert_eq!(best(&all), [&all[1], &all[2]]);
+        assert_eq!(best(&all[..1]), [&all[0]]);
+        assert_eq!(best(&[]), [] as [&Candidate; 0]);
+    }
+}

@@ -1,0 +1,159 @@
+//! `join`.
+
+use std::path::Path;
+use std::sync::Once;
+
+use fusionllm_backend::{Backend, worker_name};
+use fusionllm_node::config::load_profile;
+use fusionllm_node::{JoinOptions, NodeError, Ticket};
+use fusionllm_plan::Device;
+use serde_json::json;
+use tokio::task::JoinSet;
+
+use crate::args::JoinArgs;
+use crate::backend::open_backend;
+use crate::devices;
+use crate::failure::Failure;
+use crate::output::{complain, print, print_json};
+use crate::train::{check_listening, runtime};
+
+/// The environment variable that may hold a joiner's ticket.
+const TICKET_VARIABLE: &str = "FUSIONLLM_TICKET";
+
+/// What became of one peer.
+struct Part {
+    framework: String,
+    device: String,
+    /// Whether it had a share, and stayed to the end.
+    took_part: Result<bool, NodeError>,
+}
+
+/// Takes part in a run, with one peer for each backend or worker.
+pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
+    let ticket: Ticket = ticket(args.ticket.clone())?.trim().parse().map_err(NodeError::Ticket)?;
+    check_listening(&args.listening)?;
+    let mut names = args.backend.clone();
+    names.extend(args.worker.iter().map(|command| worker_name(command)));
+    if names.is_empty() {
+        names = devices::choose();
+    }
+    if names.len() > 1 {
+        check_several(&args)?;
+    }
+    let count = names.len() as u64;
+    let mut peers = Vec::new();
+    for (i, name) in names.iter().enumerate() {
+        let backend = open_backend(name)?;
+        let profile = args.profile.as_deref().map(|path| measured(path, &*backend)).transpose()?;
+        peers.push(JoinOptions {
+            name: match &args.name {
+                Some(name) if count > 1 => format!("{name}-{i}"),
+                name => name.clone().unwrap_or_default(),
+            },
+            identity: args.identity.clone(),
+            listen: args.listening.listen,
+            advertise: args.listening.advertise.clone(),
+            pinned: args.pinned,
+            slowdown: args.slowdown,
+            profile,
+            memory: args.memory.map(|bytes| bytes / count),
+            on_leaving,
+            ..JoinOptions::new(ticket.clone(), backend)
+        });
+    }
+    for peer in &peers {
+        complain(format_args!("joining with {} on {}", peer.backend.name(), peer.backend.device().name));
+    }
+    complain("the run's progress is shown where its broker runs");
+    let parts = runtime()?.block_on(take_part(peers));
+    report(parts, json)
+}
+
+/// What belongs to one peer cannot be shared by several.
+fn check_several(args: &JoinArgs) -> Result<(), Failure> {
+    let alone = [
+        ("--identity", args.identity.is_some()),
+        ("--profile", args.profile.is_some()),
+        ("--listen", args.listening.listen.is_some()),
+        ("--advertise", !args.listening.advertise.is_empty()),
+    ];
+    match alone.iter().find(|(_, given)| *given) {
+        Some((option, _)) => Err(Failure::input(format!("{option}: several peers cannot share it"))
+            .hint("choose one with --backend or --worker, and start the others by commands of their own")),
+        None => Ok(()),
+    }
+}
+
+/// Lets all peers take part until the run ends for each.
+async fn take_part(peers: Vec<JoinOptions>) -> Vec<Part> {
+    let mut running = JoinSet::new();
+    let mut parts = Vec::new();
+    for options in peers {
+        let (framework, device) = (options.backend.name().to_owned(), options.backend.device().name);
+        running.spawn(async move { Part { framework, device, took_part: fusionllm_node::join(options).await } });
+    }
+    while let Some(ended) = running.join_next().await {
+        match ended {
+            Ok(part) => {
+                if let (Err(e), false) = (&part.took_part, running.is_empty()) {
+                    complain(format_args!("{} on {} is out: {}", part.framework, part.device, e.one_line()));
+                }
+                parts.push(part);
+            }
+            Err(e) => std::panic::resume_unwind(e.into_panic()),
+        }
+    }
+    parts
+}
+
+fn report(parts: Vec<Part>, json: bool) -> Result<(), Failure> {
+    let mut done = Vec::new();
+    for Part { framework, device, took_part } in parts {
+        let took_part = took_part?;
+        done.push(json!({ "backend": framework, "device": device, "took_part": took_part }));
+    }
+    match &done[..] {
+        [one] if json => print_json(one),
+        _ if json => print_json(&json!({ "peers": done })),
+        _ if done.iter().any(|part| part["took_part"] == true) => print("the run is over\n"),
+        _ => print("the run goes on, or ended, without this machine; its broker says why\n"),
+    }
+}
+
+/// Says once that this machine leaves, however many peers it has.
+fn on_leaving() {
+    static SAID: Once = Once::new();
+    SAID.call_once(|| complain("leaving; the run goes on without this machine (Ctrl-C again to leave at once)"));
+}
+
+/// The text of the ticket, from an argument, standard input or the environment. Arguments stand in the list of
+/// processes, which other users can read.
+pub(crate) fn ticket(argument: Option<String>) -> Result<String, Failure> {
+    match argument.as_deref() {
+        Some("-") => {
+            let mut line = String::new();
+            let read = std::io::stdin().read_line(&mut line);
+            read.map_err(|e| Failure::input(format!("cannot read the ticket from standard input: {e}")))?;
+            Ok(line)
+        }
+        Some(ticket) => Ok(ticket.into()),
+        None => std::env::var(TICKET_VARIABLE).map_err(|_| {
+            Failure::input("there is no ticket")
+                .hint(format!("give the line that the broker printed as an argument, or in {TICKET_VARIABLE}"))
+        }),
+    }
+}
+
+/// The profile's device that this process is: of its backend, with as many of its threads as were measured.
+fn measured(path: &Path, backend: &dyn Backend) -> Result<Device, Failure> {
+    let devices = load_profile(path)?;
+    let (name, threads) = (backend.name(), backend.device().threads.unwrap_or(1));
+    let fitting = devices.into_iter().filter(|(n, d)| *n <= threads && d.backend.as_deref() == Some(name));
+    fitting.max_by_key(|(n, _)| *n).map(|(_, device)| device).ok_or_else(|| {
+        Failure::input(format!(
+            "{}: it has no device of backend {name} with at most {threads} thread(s)",
+            path.display()
+        ))
+        .hint(format!("measure this machine with `fusionllm profile --backend {name} -o DEVICE.toml`"))
+    })
+}
