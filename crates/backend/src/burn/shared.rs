@@ -43,22 +43,26 @@ pub(super) fn run<B: Framework>(
         }
         ops::run::<B>(device, op, &mut data, &types, outputs)
     });
-    let fail = |reason| BackendError::Operator {
-        backend: backend.name().into(),
-        op: op.name().into(),
-        reason,
-        operands: types.clone(),
-    };
     match ran {
         Ok(Some(results)) => {
             let stored = |ty: &TensorType| shape(&ty.shape).to_vec();
             debug_assert!(results.iter().zip(outputs).all(|(d, t)| d.shape() == stored(t)), "{op:?}: {results:?}");
             Ok(wrap(outputs, results))
         }
-        Ok(None) => run_decomposed(backend, op, wrap(&types, data))?
-            .ok_or_else(|| fail("has neither a kernel nor a decomposition".into())),
-        Err(reason) => Err(fail(reason)),
+        Ok(None) => decomposed(backend, op, wrap(&types, data)),
+        Err(reason) => Err(failed(backend, op, reason, types)),
     }
+}
+
+/// Runs an operator by its decomposition.
+pub(super) fn decomposed(backend: &dyn Backend, op: &Op, inputs: Vec<Tensor>) -> Result<Vec<Tensor>, BackendError> {
+    let types = inputs.iter().map(|t| t.ty().clone()).collect();
+    run_decomposed(backend, op, inputs)?
+        .ok_or_else(|| failed(backend, op, "has neither a kernel nor a decomposition".into(), types))
+}
+
+fn failed(backend: &dyn Backend, op: &Op, reason: String, operands: Vec<TensorType>) -> BackendError {
+    BackendError::Operator { backend: backend.name().into(), op: op.name().into(), reason, operands }
 }
 
 fn unusable(backend: &dyn Backend, reason: String) -> BackendError {

@@ -6,7 +6,7 @@ use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 use super::tensor::{Data, Framework, by_kind};
 use super::{adapter, shared};
 use crate::guard::guarded;
-use crate::{Backend, BackendError, Cpu, DeviceInfo, Tensor, run_decomposed};
+use crate::{Backend, BackendError, Cpu, DeviceInfo, Tensor};
 
 /// burn on a graphics adapter, over wgpu: Vulkan, Metal or DirectX 12.
 ///
@@ -100,13 +100,12 @@ impl Backend for Wgpu {
     }
 
     fn run(&self, op: &Op, inputs: Vec<Tensor>, outputs: &[TensorType]) -> Result<Vec<Tensor>, BackendError> {
-        if inputs.iter().map(Tensor::ty).chain(outputs).all(|ty| self.holds(ty)) && !is_wrong(op) {
+        if inputs.iter().map(Tensor::ty).chain(outputs).all(|ty| self.holds(ty)) && !burn_is_wrong(op) {
             return self.stream.executes(|| shared::run::<CubeBackend>(self, &self.device, op, inputs, outputs));
         }
-        // Only the four hyper-parameters are f64. The decomposition converts them, and leaves the rest where it is.
-        let steps = matches!(op, Op::AdamwStep(_) | Op::SgdStep(_)) && outputs.iter().all(|ty| self.holds(ty));
-        if steps && let Some(results) = run_decomposed(self, op, inputs.clone())? {
-            return Ok(results);
+        // Only the hyper-parameters are f64. The decomposition converts them, and leaves the rest where it is.
+        if matches!(op, Op::AdamwStep(_) | Op::SgdStep(_)) && outputs.iter().all(|ty| self.holds(ty)) {
+            return shared::decomposed(self, op, inputs);
         }
         self.run_on_host(op, &inputs, outputs)
     }
@@ -126,6 +125,6 @@ impl Backend for Wgpu {
 
 /// Whether burn's kernel for adapters does not compute what the operator is. Scattered floats are added in the order in
 /// which threads come to them, and the maxima of pools lose NaN and some indices.
-fn is_wrong(op: &Op) -> bool {
+fn burn_is_wrong(op: &Op) -> bool {
     matches!(op, Op::ScatterAdd(_) | Op::MaxPool2d(_) | Op::MaxPool2dBackward(_))
 }
