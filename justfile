@@ -23,6 +23,10 @@ doc:
 test *arguments:
     cargo test --all-features {{arguments}}
 
+# Tests of the backend burn-wgpu on Mesa's software adapter
+wgpu:
+    .ci/run wgpu
+
 # Licences, sources and bans of dependencies
 deny:
     .ci/run deny

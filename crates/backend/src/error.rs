@@ -31,6 +31,14 @@ pub enum BackendError {
         /// The cause.
         reason: String,
     },
+    /// There is no such device, or it does not work.
+    #[error("{backend} has no device: {reason}")]
+    Device {
+        /// The backend's name.
+        backend: String,
+        /// The cause.
+        reason: String,
+    },
     /// A value that something reads was not given.
     #[error("no tensor was given for {name:?}")]
     Missing {

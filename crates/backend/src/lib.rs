@@ -5,7 +5,7 @@
 //! knows nothing of graphs, peers or gradients. [`open`] chooses a backend by name. [`worker`] lets another process
 //! compute.
 
-#[cfg(feature = "burn")]
+#[cfg(any(feature = "burn", feature = "wgpu"))]
 pub mod burn;
 #[cfg(feature = "candle")]
 pub mod candle;
@@ -110,6 +110,8 @@ pub fn names() -> &'static [&'static str] {
         burn::Burn::NAME,
         #[cfg(feature = "candle")]
         candle::Candle::NAME,
+        #[cfg(feature = "wgpu")]
+        burn::Wgpu::NAME,
     ]
 }
 
@@ -126,12 +128,16 @@ pub fn open(name: &str) -> Result<Arc<dyn Backend>, BackendError> {
     if let Some(command) = name.strip_prefix(WORKER) {
         return Ok(Arc::new(worker::Worker::start(command)?));
     }
-    match name {
-        Cpu::NAME => Ok(Arc::new(Cpu)),
+    let (framework, device) =
+        name.split_once(':').map_or((name, None), |(framework, device)| (framework, Some(device)));
+    match (framework, device) {
+        (Cpu::NAME, None) => Ok(Arc::new(Cpu)),
         #[cfg(feature = "burn")]
-        burn::Burn::NAME => Ok(Arc::new(burn::Burn)),
+        (burn::Burn::NAME, None) => Ok(Arc::new(burn::Burn)),
         #[cfg(feature = "candle")]
-        candle::Candle::NAME => Ok(Arc::new(candle::Candle)),
+        (candle::Candle::NAME, None) => Ok(Arc::new(candle::Candle)),
+        #[cfg(feature = "wgpu")]
+        (burn::Wgpu::NAME, device) => Ok(Arc::new(burn::Wgpu::open(device)?)),
         _ => Err(BackendError::Unknown { name: name.into(), known: names().join(", ") }),
     }
 }

@@ -1,13 +1,17 @@
 //! Whole models on the optional frameworks train as on the default backend.
 
-#![cfg(any(feature = "burn", feature = "candle"))]
+#![cfg(any(feature = "burn", feature = "candle", feature = "wgpu"))]
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
 
-use fusionllm_backend::{Backend, interpret, names, open};
+use backends::backends;
+use fusionllm_backend::{Backend, Cpu, interpret};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::{DType, Graph, HostTensor, Init, TrainGraph, ValueKind, autodiff};
+
+#[path = "support/backends.rs"]
+mod backends;
 
 fn gpt2(attention: AttentionImplementation, dtype: DType) -> Graph {
     let config = Gpt2Config {
@@ -61,17 +65,16 @@ fn train_step(backend: &dyn Backend, train: &TrainGraph) -> Vec<Vec<f64>> {
 
 fn agree(graph: &Graph, tolerance: f64) {
     let train = autodiff::differentiate(graph, graph.outputs["loss"]).unwrap();
-    let step = |name: &str| train_step(&*open(name).unwrap(), &train);
-    let (default, others) = names().split_first().unwrap();
-    let expected = step(default);
-    for name in others {
-        for (i, (found, expected)) in step(name).iter().zip(&expected).enumerate() {
+    let expected = train_step(&Cpu, &train);
+    for backend in backends().into_iter().filter(|backend| backend.name() != Cpu::NAME) {
+        for (i, (found, expected)) in train_step(&*backend, &train).iter().zip(&expected).enumerate() {
             let size = expected.iter().fold(0.0f64, |m, v| m.max(v.abs())).max(1e-3);
             let apart = found.iter().zip(expected).fold(0.0f64, |m, (a, b)| m.max((a - b).abs()));
             assert!(
                 apart <= tolerance * size,
-                "{} on {name}, result {i}: {apart} apart at a size of {size}",
-                graph.name
+                "{} on {}, result {i}: {apart} apart at a size of {size}",
+                graph.name,
+                backend.name()
             );
         }
     }

@@ -4,12 +4,16 @@
 
 use std::collections::BTreeMap;
 
+use backends::backends;
 use fusionllm_backend::conformance::reference::Reference;
-use fusionllm_backend::{Backend, interpret, names, open};
+use fusionllm_backend::{Backend, interpret};
 use fusionllm_graph::ops::{Binary, Cat, ConstantPad, Gather, LayerNorm, Linear, Softmax, Split, Unary};
 use fusionllm_graph::{Builder, CounterRng, DType, Graph, GraphError, HostTensor, Init, ValueId, autodiff};
 use proptest::prelude::*;
 use proptest::test_runner::RngSeed;
+
+#[path = "support/backends.rs"]
+mod backends;
 
 /// One step of a recipe: the operator, two of the values so far, and a number that chooses attributes.
 type Step = (u8, u8, u8, u8);
@@ -167,7 +171,7 @@ fn check(parameters: &[u8], steps: &[Step]) -> Result<(), TestCaseError> {
     let slopes: Vec<(ValueId, Vec<f64>)> =
         graph.parameters().map(|p| (p, (0..graph.ty(p).numel()).map(|e| slope(p, e)).collect())).collect();
 
-    let mut backends: Vec<std::sync::Arc<dyn Backend>> = names().iter().map(|n| open(n).unwrap()).collect();
+    let mut backends = backends();
     backends.push(std::sync::Arc::new(Reference));
     for backend in backends {
         let mut found = run(&*backend, &train.graph, &given, &targets).into_iter();

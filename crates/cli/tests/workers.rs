@@ -20,6 +20,8 @@ use fusionllm_node::imported::ImportedModel;
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
 use requirements::Missing;
 
+#[path = "../../backend/tests/support/backends.rs"]
+mod backends;
 #[path = "support/requirements.rs"]
 mod requirements;
 
@@ -174,7 +176,7 @@ fn train_together(names: &[String]) {
 }
 
 fn frameworks_train_as_one() -> Result<(), Missing> {
-    let mut names: Vec<String> = fusionllm_backend::names().iter().map(|name| (*name).to_owned()).collect();
+    let mut names: Vec<String> = backends::backends().iter().map(|backend| backend.name().to_owned()).collect();
     names.push(worker_name(&worker("jax")?));
     names.push(worker_name(&worker("numpy")?));
     train_together(&names);

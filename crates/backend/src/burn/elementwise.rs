@@ -1,16 +1,14 @@
 //! Operators that work element by element.
 
 use burn_backend::tensor::{BoolTensor, FloatTensor};
-use burn_backend::{Backend, BoolDType, IntDType, Scalar, TensorData};
+use burn_backend::{IntDType, Scalar};
 use fusionllm_graph::ops::{Binary, BinaryScalar, Clamp, Compare, Dropout, Logical, Unary};
 use fusionllm_graph::{DType, TensorType};
 
-use super::tensor::{Data, float_type, int_type, scalar, shape};
+use super::tensor::{Data, Framework, float_type, int_type, scalar};
 use crate::kernels::generic::keep_mask;
 
-const BOOL: BoolDType = BoolDType::Native;
-
-pub(super) fn float_unary<B: Backend>(op: Unary, x: FloatTensor<B>) -> Result<FloatTensor<B>, String> {
+pub(super) fn float_unary<B: Framework>(op: Unary, x: FloatTensor<B>) -> Result<FloatTensor<B>, String> {
     Ok(match op {
         Unary::Neg => B::float_neg(x),
         Unary::Abs => B::float_abs(x),
@@ -51,7 +49,7 @@ pub(super) fn float_unary<B: Backend>(op: Unary, x: FloatTensor<B>) -> Result<Fl
 const NEEDS_GENERIC: &str = "needs a generic kernel";
 
 /// The operands have the same shape.
-pub(super) fn float_binary<B: Backend>(
+pub(super) fn float_binary<B: Framework>(
     op: Binary,
     a: FloatTensor<B>,
     b: FloatTensor<B>,
@@ -63,11 +61,11 @@ pub(super) fn float_binary<B: Backend>(
         Binary::Div => B::float_div(a, b),
         Binary::Pow => B::float_powf(a, b),
         Binary::Maximum => {
-            let keep = B::float_greater(a.clone(), b.clone(), BOOL);
+            let keep = B::float_greater(a.clone(), b.clone(), B::BOOL);
             winner::<B>(keep, a, b)
         }
         Binary::Minimum => {
-            let keep = B::float_lower(a.clone(), b.clone(), BOOL);
+            let keep = B::float_lower(a.clone(), b.clone(), B::BOOL);
             winner::<B>(keep, a, b)
         }
         Binary::Fmod | Binary::Remainder | Binary::FloorDivide => return Err(NEEDS_GENERIC.into()),
@@ -75,12 +73,12 @@ pub(super) fn float_binary<B: Backend>(
 }
 
 /// `a` where it wins or is NaN, else `b`. A NaN in `b` stays, since `a` never wins against it.
-fn winner<B: Backend>(wins: BoolTensor<B>, a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
-    let keep = B::bool_or(wins, B::float_is_nan(a.clone(), BOOL));
+fn winner<B: Framework>(wins: BoolTensor<B>, a: FloatTensor<B>, b: FloatTensor<B>) -> FloatTensor<B> {
+    let keep = B::bool_or(wins, B::float_is_nan(a.clone(), B::BOOL));
     B::float_mask_where(b, keep, a)
 }
 
-pub(super) fn float_binary_scalar<B: Backend>(
+pub(super) fn float_binary_scalar<B: Framework>(
     op: &BinaryScalar,
     x: FloatTensor<B>,
     ty: &TensorType,
@@ -104,23 +102,24 @@ pub(super) fn float_binary_scalar<B: Backend>(
 }
 
 /// The operands have the same shape.
-pub(super) fn compare<B: Backend>(op: Compare, a: Data<B>, b: Data<B>) -> Result<BoolTensor<B>, String> {
+pub(super) fn compare<B: Framework>(op: Compare, a: Data<B>, b: Data<B>) -> Result<BoolTensor<B>, String> {
     Ok(match (a, b) {
         (Data::Float(a), Data::Float(b)) => match op {
-            Compare::Eq => B::float_equal(a, b, BOOL),
-            Compare::Ne => B::float_not_equal(a, b, BOOL),
-            Compare::Lt => B::float_lower(a, b, BOOL),
-            Compare::Le => B::float_lower_equal(a, b, BOOL),
-            Compare::Gt => B::float_greater(a, b, BOOL),
-            Compare::Ge => B::float_greater_equal(a, b, BOOL),
+            Compare::Eq => B::float_equal(a, b, B::BOOL),
+            // For shaders, NaN may be neither equal to a number nor different from it.
+            Compare::Ne => B::bool_not(B::float_equal(a, b, B::BOOL)),
+            Compare::Lt => B::float_lower(a, b, B::BOOL),
+            Compare::Le => B::float_lower_equal(a, b, B::BOOL),
+            Compare::Gt => B::float_greater(a, b, B::BOOL),
+            Compare::Ge => B::float_greater_equal(a, b, B::BOOL),
         },
         (Data::Int(a), Data::Int(b)) => match op {
-            Compare::Eq => B::int_equal(a, b, BOOL),
-            Compare::Ne => B::int_not_equal(a, b, BOOL),
-            Compare::Lt => B::int_lower(a, b, BOOL),
-            Compare::Le => B::int_lower_equal(a, b, BOOL),
-            Compare::Gt => B::int_greater(a, b, BOOL),
-            Compare::Ge => B::int_greater_equal(a, b, BOOL),
+            Compare::Eq => B::int_equal(a, b, B::BOOL),
+            Compare::Ne => B::int_not_equal(a, b, B::BOOL),
+            Compare::Lt => B::int_lower(a, b, B::BOOL),
+            Compare::Le => B::int_lower_equal(a, b, B::BOOL),
+            Compare::Gt => B::int_greater(a, b, B::BOOL),
+            Compare::Ge => B::int_greater_equal(a, b, B::BOOL),
         },
         // false < true
         (Data::Bool(a), Data::Bool(b)) => match op {
@@ -135,7 +134,7 @@ pub(super) fn compare<B: Backend>(op: Compare, a: Data<B>, b: Data<B>) -> Result
     })
 }
 
-pub(super) fn compare_scalar<B: Backend>(
+pub(super) fn compare_scalar<B: Framework>(
     op: Compare,
     x: Data<B>,
     value: f64,
@@ -144,26 +143,26 @@ pub(super) fn compare_scalar<B: Backend>(
     let s = scalar(value, dtype);
     Ok(match x {
         Data::Float(x) => match op {
-            Compare::Eq => B::float_equal_elem(x, s, BOOL),
-            Compare::Ne => B::float_not_equal_elem(x, s, BOOL),
-            Compare::Lt => B::float_lower_elem(x, s, BOOL),
-            Compare::Le => B::float_lower_equal_elem(x, s, BOOL),
-            Compare::Gt => B::float_greater_elem(x, s, BOOL),
-            Compare::Ge => B::float_greater_equal_elem(x, s, BOOL),
+            Compare::Eq => B::float_equal_elem(x, s, B::BOOL),
+            Compare::Ne => B::bool_not(B::float_equal_elem(x, s, B::BOOL)),
+            Compare::Lt => B::float_lower_elem(x, s, B::BOOL),
+            Compare::Le => B::float_lower_equal_elem(x, s, B::BOOL),
+            Compare::Gt => B::float_greater_elem(x, s, B::BOOL),
+            Compare::Ge => B::float_greater_equal_elem(x, s, B::BOOL),
         },
         Data::Int(x) => match op {
-            Compare::Eq => B::int_equal_elem(x, s, BOOL),
-            Compare::Ne => B::int_not_equal_elem(x, s, BOOL),
-            Compare::Lt => B::int_lower_elem(x, s, BOOL),
-            Compare::Le => B::int_lower_equal_elem(x, s, BOOL),
-            Compare::Gt => B::int_greater_elem(x, s, BOOL),
-            Compare::Ge => B::int_greater_equal_elem(x, s, BOOL),
+            Compare::Eq => B::int_equal_elem(x, s, B::BOOL),
+            Compare::Ne => B::int_not_equal_elem(x, s, B::BOOL),
+            Compare::Lt => B::int_lower_elem(x, s, B::BOOL),
+            Compare::Le => B::int_lower_equal_elem(x, s, B::BOOL),
+            Compare::Gt => B::int_greater_elem(x, s, B::BOOL),
+            Compare::Ge => B::int_greater_equal_elem(x, s, B::BOOL),
         },
         Data::Bool(_) => return Err("needs numbers".into()),
     })
 }
 
-pub(super) fn logical<B: Backend>(op: Logical, a: BoolTensor<B>, b: BoolTensor<B>) -> BoolTensor<B> {
+pub(super) fn logical<B: Framework>(op: Logical, a: BoolTensor<B>, b: BoolTensor<B>) -> BoolTensor<B> {
     match op {
         Logical::And => B::bool_and(a, b),
         Logical::Or => B::bool_or(a, b),
@@ -172,7 +171,7 @@ pub(super) fn logical<B: Backend>(op: Logical, a: BoolTensor<B>, b: BoolTensor<B
 }
 
 /// The operands have the same shape.
-pub(super) fn choose<B: Backend>(condition: Data<B>, a: Data<B>, b: Data<B>) -> Result<Data<B>, String> {
+pub(super) fn choose<B: Framework>(condition: Data<B>, a: Data<B>, b: Data<B>) -> Result<Data<B>, String> {
     let condition = condition.bool()?;
     Ok(match (a, b) {
         (Data::Float(a), Data::Float(b)) => Data::Float(B::float_mask_where(b, condition, a)),
@@ -183,7 +182,7 @@ pub(super) fn choose<B: Backend>(condition: Data<B>, a: Data<B>, b: Data<B>) -> 
 }
 
 // The lower end first: where the ends cross, the upper one holds, as in PyTorch.
-pub(super) fn clamp<B: Backend>(op: &Clamp, mut x: Data<B>, dtype: DType) -> Result<Data<B>, String> {
+pub(super) fn clamp<B: Framework>(op: &Clamp, mut x: Data<B>, dtype: DType) -> Result<Data<B>, String> {
     if let Some(min) = op.min {
         let s = scalar(min, dtype);
         x = match x {
@@ -203,15 +202,15 @@ pub(super) fn clamp<B: Backend>(op: &Clamp, mut x: Data<B>, dtype: DType) -> Res
     Ok(x)
 }
 
-pub(super) fn cast<B: Backend>(x: Data<B>, from: DType, to: DType) -> Data<B> {
+pub(super) fn cast<B: Framework>(x: Data<B>, from: DType, to: DType) -> Data<B> {
     if from == to {
         return x;
     }
     match (x, to) {
-        (Data::Float(x), DType::Bool) => Data::Bool(B::float_not_equal_elem(x, Scalar::Float(0.0), BOOL)),
+        (Data::Float(x), DType::Bool) => Data::Bool(B::bool_not(B::float_equal_elem(x, Scalar::Float(0.0), B::BOOL))),
         (Data::Float(x), DType::I64 | DType::I32) => Data::Int(B::float_into_int(x, int_type(to))),
         (Data::Float(x), _) => Data::Float(B::float_cast(x, float_type(to))),
-        (Data::Int(x), DType::Bool) => Data::Bool(B::int_not_equal_elem(x, Scalar::Int(0), BOOL)),
+        (Data::Int(x), DType::Bool) => Data::Bool(B::int_not_equal_elem(x, Scalar::Int(0), B::BOOL)),
         (Data::Int(x), DType::I64 | DType::I32) => Data::Int(B::int_cast(x, int_type(to))),
         (Data::Int(x), _) => Data::Float(B::int_into_float(x, float_type(to))),
         (Data::Bool(x), DType::I32) => Data::Int(B::bool_into_int(x, IntDType::I32)),
@@ -221,7 +220,7 @@ pub(super) fn cast<B: Backend>(x: Data<B>, from: DType, to: DType) -> Data<B> {
 }
 
 /// The result and the mask. The mask has type `ty`.
-pub(super) fn dropout<B: Backend>(
+pub(super) fn dropout<B: Framework>(
     op: &Dropout,
     x: Data<B>,
     key: Data<B>,
@@ -231,8 +230,7 @@ pub(super) fn dropout<B: Backend>(
     let &[key] = &key.into_i64()?[..] else {
         return Err("needs one key".into());
     };
-    let mask = TensorData::new(keep_mask(key, op.stream, op.p, ty.numel()), shape(&ty.shape));
-    let mask = B::bool_from_data(mask, device);
+    let mask = Data::<B>::from_bools(keep_mask(key, op.stream, op.p, ty.numel()), &ty.shape, device);
     let scaled = B::float_mul_scalar(x.float()?, Scalar::Float(1.0 / (1.0 - op.p)));
     let y = B::float_mask_fill(scaled, B::bool_not(mask.clone()), Scalar::Float(0.0));
     Ok(vec![Data::Float(y), Data::Bool(mask)])

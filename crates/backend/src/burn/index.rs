@@ -1,29 +1,28 @@
 //! Operators that address elements by integers. Indices are checked first, since burn panics on bad ones.
 
-use burn_backend::Backend;
 use burn_backend::tensor::{IndexingUpdateOp, IntTensor};
 use fusionllm_graph::ops::{EmbeddingDenseBackward, MaxPool2dBackward};
 use fusionllm_graph::{DType, TensorType};
 
 use super::elementwise::cast;
-use super::tensor::Data;
+use super::tensor::{Data, Framework};
 use crate::kernels::check_indices;
 
 /// Fails on the first target that is neither a class nor ignored. The decomposition would not notice it.
-pub(super) fn check_targets<B: Backend>(target: &Data<B>, classes: usize, ignored: i64) -> Result<(), String> {
+pub(super) fn check_targets<B: Framework>(target: &Data<B>, classes: usize, ignored: i64) -> Result<(), String> {
     let mut counted = target.clone().into_i64()?;
     counted.retain(|t| *t != ignored);
     check_indices(&counted, classes).map_err(|e| e.to_string())
 }
 
 /// The index for burn, or an error unless every element is below `size`.
-fn checked<B: Backend>(index: Data<B>, size: usize) -> Result<IntTensor<B>, String> {
+fn checked<B: Framework>(index: Data<B>, size: usize) -> Result<IntTensor<B>, String> {
     check_indices(&index.clone().into_i64()?, size).map_err(|e| e.to_string())?;
     index.int()
 }
 
 /// Applies `f`. Booleans become integers for it, since burn-flex returns selected booleans as another type.
-fn through_integers<B: Backend>(x: Data<B>, f: impl FnOnce(Data<B>) -> Data<B>) -> Data<B> {
+fn through_integers<B: Framework>(x: Data<B>, f: impl FnOnce(Data<B>) -> Data<B>) -> Data<B> {
     match x {
         Data::Bool(_) => cast(f(cast(x, DType::Bool, DType::I32)), DType::I32, DType::Bool),
         x => f(x),
@@ -31,7 +30,7 @@ fn through_integers<B: Backend>(x: Data<B>, f: impl FnOnce(Data<B>) -> Data<B>) 
 }
 
 /// Selects slices of `dim` by a one-dimensional index.
-pub(super) fn select<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
+pub(super) fn select<B: Framework>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
     let i = checked(index, x.shape()[dim])?;
     Ok(through_integers(x, |x| match x {
         Data::Float(t) => Data::Float(B::float_select(t, dim, i)),
@@ -40,13 +39,13 @@ pub(super) fn select<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Resu
     }))
 }
 
-pub(super) fn embedding<B: Backend>(weight: Data<B>, ids: Data<B>, out: &TensorType) -> Result<Data<B>, String> {
+pub(super) fn embedding<B: Framework>(weight: Data<B>, ids: Data<B>, out: &TensorType) -> Result<Data<B>, String> {
     let count = ids.shape().iter().product();
     Ok(select(weight, 0, ids.reshape(&[count]))?.reshape(&out.shape))
 }
 
 /// Adds slices of a float source, in order, to the slices of `x` that the index names.
-pub(super) fn index_add<B: Backend>(
+pub(super) fn index_add<B: Framework>(
     x: Data<B>,
     dim: usize,
     index: Data<B>,
@@ -57,7 +56,7 @@ pub(super) fn index_add<B: Backend>(
     Ok(Data::Float(B::float_select_assign(x.float()?, dim, i, source, IndexingUpdateOp::Add)))
 }
 
-pub(super) fn embedding_backward<B: Backend>(
+pub(super) fn embedding_backward<B: Framework>(
     op: &EmbeddingDenseBackward,
     g: Data<B>,
     ids: Data<B>,
@@ -81,7 +80,7 @@ pub(super) fn embedding_backward<B: Backend>(
     }
 }
 
-pub(super) fn gather<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
+pub(super) fn gather<B: Framework>(x: Data<B>, dim: usize, index: Data<B>) -> Result<Data<B>, String> {
     let i = index.shape();
     // burn needs the same sizes in the other dimensions.
     let mut x = x;
@@ -100,7 +99,7 @@ pub(super) fn gather<B: Backend>(x: Data<B>, dim: usize, index: Data<B>) -> Resu
 
 /// Adds a float source to the elements that [`gather`] would read. The index has the size of `x` in all dimensions
 /// but `dim`.
-pub(super) fn scatter_add<B: Backend>(
+pub(super) fn scatter_add<B: Framework>(
     x: Data<B>,
     dim: usize,
     index: Data<B>,
@@ -113,7 +112,7 @@ pub(super) fn scatter_add<B: Backend>(
     Ok(Data::Float(B::float_scatter(dim, x.float()?, i, source.float()?, IndexingUpdateOp::Add)))
 }
 
-pub(super) fn max_pool_backward<B: Backend>(
+pub(super) fn max_pool_backward<B: Framework>(
     op: &MaxPool2dBackward,
     g: Data<B>,
     at: Data<B>,

@@ -1,10 +1,9 @@
 //! Runs each operator by burn's functions, by a generic kernel, or by its decomposition.
 
-use burn_backend::Backend;
 use fusionllm_graph::ops::{Binary, ReduceKind, ScatterAdd, Unary};
 use fusionllm_graph::{HostTensor, Op, TensorType};
 
-use super::tensor::Data;
+use super::tensor::{Data, Framework};
 use super::{elementwise, index, reduce, spatial, view};
 use crate::kernels::generic::{self, Operand};
 
@@ -12,7 +11,7 @@ use crate::kernels::generic::{self, Operand};
 /// decomposed.
 ///
 /// At least one result is not empty.
-pub(super) fn run<B: Backend>(
+pub(super) fn run<B: Framework>(
     device: &B::Device,
     op: &Op,
     inputs: &mut Vec<Data<B>>,
@@ -102,7 +101,7 @@ pub(super) fn run<B: Backend>(
 
 const OTHER_FAMILY: &str = "belongs to another family of operators";
 
-fn arithmetic<B: Backend>(
+fn arithmetic<B: Framework>(
     device: &B::Device,
     op: &Op,
     inputs: Vec<Data<B>>,
@@ -144,7 +143,7 @@ fn arithmetic<B: Backend>(
     }])
 }
 
-fn movement<B: Backend>(
+fn movement<B: Framework>(
     device: &B::Device,
     op: &Op,
     inputs: Vec<Data<B>>,
@@ -167,7 +166,7 @@ fn movement<B: Backend>(
     }])
 }
 
-fn indexing<B: Backend>(
+fn indexing<B: Framework>(
     device: &B::Device,
     op: &Op,
     inputs: Vec<Data<B>>,
@@ -208,7 +207,7 @@ fn indexing<B: Backend>(
 }
 
 /// Reductions, products, convolutions and pools.
-fn sums<B: Backend>(
+fn sums<B: Framework>(
     device: &B::Device,
     op: &Op,
     mut inputs: Vec<Data<B>>,
@@ -263,7 +262,7 @@ fn needs_generic_kernel(op: &Op, types: &[TensorType]) -> bool {
     }
 }
 
-fn run_generic<B: Backend>(
+fn run_generic<B: Framework>(
     device: &B::Device,
     op: &Op,
     inputs: Vec<Data<B>>,
@@ -283,11 +282,11 @@ fn run_generic<B: Backend>(
 }
 
 /// All `N` operands.
-fn all<B: Backend, const N: usize>(inputs: Vec<Data<B>>) -> Result<[Data<B>; N], String> {
+fn all<B: Framework, const N: usize>(inputs: Vec<Data<B>>) -> Result<[Data<B>; N], String> {
     inputs.try_into().map_err(|v: Vec<Data<B>>| format!("takes {N} operand(s), got {}", v.len()))
 }
 
 /// The one operand.
-fn one<B: Backend>(inputs: Vec<Data<B>>) -> Result<Data<B>, String> {
+fn one<B: Framework>(inputs: Vec<Data<B>>) -> Result<Data<B>, String> {
     all::<B, 1>(inputs).map(|[x]| x)
 }

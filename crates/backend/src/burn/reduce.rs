@@ -1,17 +1,16 @@
 //! Reductions of floats. The order of additions depends on the shape alone: operands are made contiguous, and long
 //! sums are cut into chunks of fixed size.
 
-use burn_backend::Backend;
 use fusionllm_graph::ops::{Reduce, ReduceKind};
 use fusionllm_graph::{DType, TensorType};
 
 use super::elementwise::cast;
-use super::tensor::Data;
+use super::tensor::{Data, Framework};
 
 /// Most elements that burn sums in one call.
 const CHUNK: usize = 4096;
 
-pub(super) fn reduce<B: Backend>(
+pub(super) fn reduce<B: Framework>(
     op: &Reduce,
     x: Data<B>,
     ty: &TensorType,
@@ -29,7 +28,7 @@ pub(super) fn reduce<B: Backend>(
     }
     // Sums in half precision would lose small addends.
     let wide = if ty.dtype == DType::F64 { DType::F64 } else { DType::F32 };
-    let mut x = cast(x.contiguous(), ty.dtype, wide);
+    let mut x = cast(B::contiguous(x), ty.dtype, wide);
     match op.kind {
         ReduceKind::Sum | ReduceKind::Mean => {
             let mut shape = ty.shape.clone();
@@ -64,22 +63,22 @@ pub(super) fn reduce<B: Backend>(
 }
 
 /// Sums a contiguous `[outer, n, inner]` over `n`.
-fn sum_middle<B: Backend>(x: Data<B>, outer: usize, n: usize, inner: usize) -> Result<Data<B>, String> {
+fn sum_middle<B: Framework>(x: Data<B>, outer: usize, n: usize, inner: usize) -> Result<Data<B>, String> {
     if n <= CHUNK {
         return along_middle(x.reshape(&[outer, n, inner]), outer, inner);
     }
     let (chunks, rest) = (n / CHUNK, n % CHUNK);
     let x = x.reshape(&[outer, n, inner]);
-    let body = x.clone().narrow(1, 0, chunks * CHUNK).contiguous();
+    let body = B::contiguous(x.clone().narrow(1, 0, chunks * CHUNK));
     let body = body.reshape(&[outer * chunks, CHUNK, inner]);
     let mut sums = along_middle(body, outer * chunks, inner)?.reshape(&[outer, chunks, inner]);
     if rest > 0 {
-        let tail = along_middle(x.narrow(1, chunks * CHUNK, n).contiguous(), outer, inner)?;
+        let tail = along_middle(B::contiguous(x.narrow(1, chunks * CHUNK, n)), outer, inner)?;
         sums = Data::cat(vec![sums, tail.reshape(&[outer, 1, inner])], 1)?;
     }
     sum_middle(sums, outer, chunks + usize::from(rest > 0), inner)
 }
 
-fn along_middle<B: Backend>(x: Data<B>, outer: usize, inner: usize) -> Result<Data<B>, String> {
+fn along_middle<B: Framework>(x: Data<B>, outer: usize, inner: usize) -> Result<Data<B>, String> {
     Ok(Data::Float(B::float_sum_dim(x.float()?, 1)).reshape(&[outer, inner]))
 }

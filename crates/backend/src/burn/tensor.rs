@@ -9,9 +9,18 @@ use fusionllm_graph::{DType, HostTensor, TensorType};
 
 const _: () = assert!(cfg!(target_endian = "little"), "tensors in host memory are little-endian");
 
-/// A tensor of burn backend `B`.
+/// One of burn's backends, with what they do not do alike.
+pub(super) trait Framework: Backend {
+    /// How it stores booleans.
+    const BOOL: BoolDType;
+
+    /// The tensor in row-major order, as if it had just been uploaded. For kernels whose bits depend on strides.
+    fn contiguous(x: Data<Self>) -> Data<Self>;
+}
+
+/// A tensor of burn backend `B`. Without dimensions it has the shape `[1]`, since not all backends know such tensors.
 #[derive(Debug, Clone)]
-pub(super) enum Data<B: Backend> {
+pub(super) enum Data<B: Framework> {
     Float(FloatTensor<B>),
     Int(IntTensor<B>),
     Bool(BoolTensor<B>),
@@ -43,8 +52,9 @@ pub(super) fn int_type(dtype: DType) -> IntDType {
     if dtype == DType::I32 { IntDType::I32 } else { IntDType::I64 }
 }
 
+/// The shape in which [`Data`] of these dimensions is stored.
 pub(super) fn shape(dims: &[usize]) -> Shape {
-    Shape::from(dims.to_vec())
+    Shape::from(if dims.is_empty() { vec![1] } else { dims.to_vec() })
 }
 
 /// A scalar of the element type, converted as casts convert.
@@ -57,7 +67,7 @@ pub(super) fn scalar(value: f64, dtype: DType) -> Scalar {
     }
 }
 
-impl<B: Backend> Data<B> {
+impl<B: Framework> Data<B> {
     /// Copies a tensor to the device.
     pub(super) fn from_host(tensor: &HostTensor, device: &B::Device) -> Self {
         fn typed<E: Element + bytemuck::Pod>(t: &HostTensor) -> TensorData {
@@ -74,9 +84,14 @@ impl<B: Backend> Data<B> {
             DType::I32 => Self::Int(B::int_from_data(typed::<i32>(tensor), device)),
             DType::Bool => {
                 let v: Vec<bool> = tensor.bytes().iter().map(|&b| b != 0).collect();
-                Self::Bool(B::bool_from_data(TensorData::new(v, shape(tensor.shape())), device))
+                Self::Bool(Self::from_bools(v, tensor.shape(), device))
             }
         }
+    }
+
+    pub(super) fn from_bools(values: Vec<bool>, dims: &[usize], device: &B::Device) -> BoolTensor<B> {
+        let data = TensorData::new(values, shape(dims));
+        B::bool_from_data(data.convert_dtype(BurnType::Bool(B::BOOL)), device)
     }
 
     /// A tensor without elements.
@@ -89,8 +104,8 @@ impl<B: Backend> Data<B> {
         let (s, v) = (shape(&ty.shape), scalar(value, ty.dtype));
         match ty.dtype {
             DType::I64 | DType::I32 => Self::Int(B::int_full(s, v, device, int_type(ty.dtype))),
-            DType::Bool if value != 0.0 => Self::Bool(B::bool_ones(s, device, BoolDType::Native)),
-            DType::Bool => Self::Bool(B::bool_zeros(s, device, BoolDType::Native)),
+            DType::Bool if value != 0.0 => Self::Bool(B::bool_ones(s, device, B::BOOL)),
+            DType::Bool => Self::Bool(B::bool_zeros(s, device, B::BOOL)),
             _ => Self::Float(B::float_full(s, v, device, float_type(ty.dtype))),
         }
     }
@@ -109,7 +124,10 @@ impl<B: Backend> Data<B> {
         if ty.numel() == 0 {
             return Ok(HostTensor::zeros(ty.clone()));
         }
-        let data = self.into_data()?;
+        let mut data = self.into_data()?;
+        if ty.dtype == DType::Bool {
+            data = data.try_cast(burn_type(ty.dtype)).map_err(|e| e.to_string())?;
+        }
         if data.dtype() != burn_type(ty.dtype) {
             return Err(format!("{:?} came back where {ty} was expected", data.dtype()));
         }

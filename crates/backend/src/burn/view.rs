@@ -1,25 +1,21 @@
 //! Operators that move elements, or only change how they are addressed.
 
-use burn_backend::{Backend, Slice};
+use burn_backend::Slice;
 use fusionllm_graph::ops::{ConstantPad, SliceBackward, Split};
 use fusionllm_graph::{TensorType, ops};
 
-use super::tensor::{Data, by_kind, shape};
+use super::tensor::{Data, Framework, by_kind, shape};
 
-impl<B: Backend> Data<B> {
+impl<B: Framework> Data<B> {
     pub(super) fn reshape(self, dims: &[usize]) -> Self {
         let s = shape(dims);
         by_kind!(self, t => B::float_reshape(t, s), B::int_reshape(t, s), B::bool_reshape(t, s))
     }
 
-    /// The tensor in row-major order, as if it had just been uploaded. For kernels whose bits depend on strides.
-    pub(super) fn contiguous(self) -> Self {
-        // burn-flex copies a tensor that is not contiguous before it reshapes it, even to the same shape.
-        let dims = self.shape();
-        self.reshape(&dims)
-    }
-
     pub(super) fn permute(self, dims: &[usize]) -> Self {
+        if dims.is_empty() {
+            return self;
+        }
         by_kind!(self, t => B::float_permute(t, dims), B::int_permute(t, dims), B::bool_permute(t, dims))
     }
 
@@ -89,12 +85,12 @@ fn of(op: &ops::Slice, rank: usize) -> Vec<Slice> {
     along(op.dim, rank, range(op.start, op.end, op.step))
 }
 
-pub(super) fn slice<B: Backend>(op: &ops::Slice, x: Data<B>) -> Data<B> {
+pub(super) fn slice<B: Framework>(op: &ops::Slice, x: Data<B>) -> Data<B> {
     let slices = of(op, x.shape().len());
     x.slice(&slices)
 }
 
-pub(super) fn slice_backward<B: Backend>(
+pub(super) fn slice_backward<B: Framework>(
     op: &SliceBackward,
     g: Data<B>,
     out: &TensorType,
@@ -107,7 +103,7 @@ pub(super) fn slice_backward<B: Backend>(
     whole.assign(&of(&op.slice, out.rank()), g)
 }
 
-pub(super) fn split<B: Backend>(op: &Split, x: Data<B>, outputs: &[TensorType], device: &B::Device) -> Vec<Data<B>> {
+pub(super) fn split<B: Framework>(op: &Split, x: Data<B>, outputs: &[TensorType], device: &B::Device) -> Vec<Data<B>> {
     let mut start = 0;
     let mut parts = Vec::with_capacity(op.sizes.len());
     for (&size, ty) in op.sizes.iter().zip(outputs) {
@@ -120,25 +116,25 @@ pub(super) fn split<B: Backend>(op: &Split, x: Data<B>, outputs: &[TensorType], 
     parts
 }
 
-pub(super) fn cat<B: Backend>(inputs: Vec<Data<B>>, dim: usize) -> Result<Data<B>, String> {
+pub(super) fn cat<B: Framework>(inputs: Vec<Data<B>>, dim: usize) -> Result<Data<B>, String> {
     Data::cat(inputs.into_iter().filter(|x| !x.shape().contains(&0)).collect(), dim)
 }
 
 // Some of burn's kernels do not support negative strides.
-pub(super) fn flip<B: Backend>(dims: &[usize], x: Data<B>) -> Data<B> {
-    if dims.is_empty() { x } else { x.flip(dims).contiguous() }
+pub(super) fn flip<B: Framework>(dims: &[usize], x: Data<B>) -> Data<B> {
+    if dims.is_empty() { x } else { B::contiguous(x.flip(dims)) }
 }
 
-pub(super) fn pad<B: Backend>(
+pub(super) fn pad<B: Framework>(
     op: &ConstantPad,
     x: Data<B>,
     out: &TensorType,
     device: &B::Device,
 ) -> Result<Data<B>, String> {
-    let dims = x.shape();
-    if dims == out.shape {
+    if op.pads.iter().all(|pad| *pad == [0, 0]) {
         return Ok(x);
     }
+    let dims = x.shape();
     let whole = Data::full(out, op.value, device);
     if dims.contains(&0) {
         return Ok(whole);

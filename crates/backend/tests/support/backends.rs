@@ -1,0 +1,16 @@
+//! Which backends the tests run on.
+
+use std::sync::Arc;
+
+use fusionllm_backend::{Backend, names, open};
+
+/// The backends that `FUSIONLLM_BACKENDS` names, separated by commas. Without it, those of this build that every
+/// machine can run: a graphics adapter is tested where it is asked for.
+pub(crate) fn backends() -> Vec<Arc<dyn Backend>> {
+    let chosen = std::env::var("FUSIONLLM_BACKENDS").ok();
+    let names: Vec<&str> = match &chosen {
+        Some(chosen) => chosen.split(',').collect(),
+        None => names().iter().copied().filter(|name| *name != "burn-wgpu").collect(),
+    };
+    names.into_iter().map(|name| open(name).unwrap()).collect()
+}
