@@ -19,6 +19,7 @@ mod generation;
 mod mailbox;
 mod progress;
 mod receive;
+mod scratch;
 mod serve;
 mod session;
 mod shared;
