@@ -166,6 +166,7 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
         slowdown: args.slowdown,
         profile,
         memory: args.memory,
+        on_offloading: crate::return_freed_memory,
         on_leaving: || complain("leaving; the run goes on without this machine (Ctrl-C again to leave at once)"),
         ..JoinOptions::new(ticket, backend)
     };

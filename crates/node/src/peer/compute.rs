@@ -50,7 +50,9 @@ impl Compute {
         let Self { assignment, shared, mailbox, loads, commands } = self;
         let mut executor = Executor::new(shared.backend.clone(), assignment.optimizer, assignment.seed);
         executor.set_slowdown(shared.slowdown);
-        if [&assignment.train, &assignment.eval].iter().any(|p| p.offloaded_bytes(Medium::Disk).total() > 0) {
+        // An evaluation moves no more than a training step.
+        if assignment.train.offloaded_bytes(Medium::Disk).total() > 0 {
+            (shared.on_offloading)();
             executor.set_disk(Arc::new(Scratch::new()?));
         }
         // Before anything is loaded, so that memory never holds it all.

@@ -53,7 +53,6 @@ fn disk_rate() -> f64 {
     DISK_RATE
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
 fn is_disk_rate(rate: &f64) -> bool {
     *rate == DISK_RATE
 }

@@ -17,8 +17,12 @@ pub(crate) fn rewrite(program: &mut Program, offload: &PeerOffload) {
             continue;
         }
         for Gap { after, before } in gaps(program, what, &spans) {
-            after.map(|at| offloads.entry(at).or_default().push(what));
-            before.map(|at| loads.entry(at).or_default().push(what));
+            if let Some(at) = after {
+                offloads.entry(at).or_default().push(what);
+            }
+            if let Some(at) = before {
+                loads.entry(at).or_default().push(what);
+            }
         }
     }
     let instructions = std::mem::take(&mut program.instructions);
