@@ -4,16 +4,14 @@
 
 mod common;
 
-use std::collections::BTreeSet;
-
 use common::*;
 use fusionllm_graph::models::Gpt2Config;
-use fusionllm_graph::ops::{AdamwStep, Unary};
-use fusionllm_graph::{Builder, DType, Graph, Init, TrainGraph, ValueKind};
+use fusionllm_graph::ops::AdamwStep;
+use fusionllm_graph::{DType, Graph, TrainGraph};
 use fusionllm_plan::{
-    Cluster, Compression, Device, Instruction, Link, Medium, Movable, Optimizer, PROCESS_BYTES, PeerId, PeerOffload,
-    Plan, PlanError, PlanOptions, Program, Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload,
-    compile, compile_forward, schedule, simulate,
+    Cluster, Compression, Device, Instruction, Link, Medium, Movable, Optimizer, PROCESS_BYTES, Plan, PlanError,
+    PlanOptions, Program, Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile,
+    compile_forward, schedule, simulate,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
@@ -199,36 +197,4 @@ fn a_program_that_uses_what_is_away_is_refused() {
         }
     }
     assert!(kinds.len() >= 3, "{kinds:?}");
-}
-
-/// Two products on one peer, with everything away that can be.
-#[test]
-fn moves_stand_around_the_uses() {
-    let mut b = Builder::new("two products");
-    let x = b.input("x", DType::F32, [64, 64]).unwrap();
-    let [v, w] = ["v", "w"].map(|name| b.parameter(name, DType::F32, [64, 64], Init::Normal { std: 1.0 }).unwrap());
-    let y = b.matmul(x, v).unwrap();
-    let y = b.unary(Unary::Tanh, y).unwrap();
-    let z = b.matmul(y, w).unwrap();
-    let z = b.sum(z, &[0, 1], false).unwrap();
-    b.output("loss", z).unwrap();
-    let graph = b.finish().unwrap();
-    let names = |kind: fn(&ValueKind) -> bool| {
-        graph.values.iter().filter(|v| kind(&v.kind)).map(|v| v.name.clone()).collect::<BTreeSet<_>>()
-    };
-    let parameters = names(|k| matches!(k, ValueKind::Parameter(_)));
-    let mut plan = one_peer(&graph, 1);
-    plan.offload = vec![PeerOffload {
-        peer: PeerId(0),
-        to: Medium::Disk,
-        optimizer: vec![parameters.clone()],
-        activations: names(|k| matches!(k, ValueKind::Input | ValueKind::Result { .. })),
-        gradients: parameters.clone(),
-        parameters,
-    }];
-    let program = compile(&plan, &graph, &train_graph(&graph)).unwrap().swap_remove(0);
-    program.validate().unwrap();
-    let text = program.to_string();
-    let lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.contains("free")).collect();
-    assert_eq!(lines, Vec::<&str>::new(), "{text}");
 }
