@@ -58,6 +58,7 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
             profile,
             memory: args.memory.map(|bytes| bytes / count),
             on_leaving,
+            on_offloading: crate::return_freed_memory,
             ..JoinOptions::new(ticket.clone(), backend)
         });
     }

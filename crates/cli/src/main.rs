@@ -36,11 +36,18 @@ static ALLOCATOR: Counting<mimalloc::MiMalloc> = Counting(mimalloc::MiMalloc);
 /// memory again. With the default, peers with longer steps spent up to a fifth of their time on new pages.
 const PURGE_DELAY_MS: std::ffi::c_long = 120_000;
 
+/// `mi_option_purge_delay`, which the bindings leave out.
+const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
+
 fn keep_freed_memory() {
-    /// `mi_option_purge_delay`, which the bindings leave out.
-    const PURGE_DELAY: libmimalloc_sys::mi_option_t = 15;
     // SAFETY: sets a number that the allocator reads atomically; a number that is no option of its own is ignored.
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS) };
+}
+
+/// For a peer whose memory is short: what it frees must not add to what it holds.
+fn return_freed_memory() {
+    // SAFETY: as above.
+    unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 0) };
 }
 
 /// What is logged. A relay would warn of every machine that leaves, and iroh complains when it stops using a relay.

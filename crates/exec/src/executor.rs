@@ -7,7 +7,7 @@ use fusionllm_plan::{Optimizer, Program};
 use crate::pass::PassRun;
 use crate::script::Script;
 use crate::state::State;
-use crate::{Communicator, ExecError, PassStats, Snapshot};
+use crate::{Communicator, ExecError, PassStats, Snapshot, Storage};
 
 /// Runs Programs on a backend, and keeps a peer's tensors between them.
 pub struct Executor {
@@ -41,6 +41,21 @@ impl Executor {
     /// The backend.
     pub fn backend(&self) -> &Arc<dyn Backend> {
         &self.state.backend
+    }
+
+    /// Where tensors go that programs offload to the disk. Without one, such programs fail.
+    pub fn set_disk(&mut self, disk: Arc<dyn Storage>) {
+        self.state.media.disk = Some(disk);
+    }
+
+    /// Loads what `program` has outside the device's memory between passes to where it rests, from now on. Else it is in
+    /// memory until the program is prepared.
+    ///
+    /// # Errors
+    ///
+    /// The program is not valid, or the medium has no room.
+    pub fn rest(&mut self, program: &Program) -> Result<(), ExecError> {
+        self.state.rest(program)
     }
 
     /// Sets a parameter, buffer or constant.

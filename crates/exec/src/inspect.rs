@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use fusionllm_backend::Tensor;
-use fusionllm_graph::{DType, HostTensor, Node, NodeId, Op, ValueId, ValueKind};
+use fusionllm_graph::{DType, HostTensor, Node, NodeId, Op, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{Cause, PeerId, Poison, PoisonPlace, Program, Slot};
 
 use crate::ExecError;
-use crate::state::{Key, State};
+use crate::state::{Held, Key, State};
 
 /// The worst number of a tensor. Order matters: operators turn an infinity into NaN, but never back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -43,6 +43,14 @@ impl Level {
             false => Ok(Self::Finite),
         }
     }
+
+    /// The same for a tensor that stays from pass to pass, wherever it is.
+    fn of_state(state: &State, held: &Held, ty: &TensorType) -> Result<Self, ExecError> {
+        match ty.dtype.is_float() {
+            true => Ok(Self::of(&held.download(&*state.backend)?)),
+            false => Ok(Self::Finite),
+        }
+    }
 }
 
 /// What an inspected pass has met so far. What its maps do not have is finite.
@@ -69,8 +77,8 @@ impl Inspector {
         for holding in &program.holdings {
             let value = &program.values[&holding.value];
             let key = Key { name: value.name.clone(), slot: None };
-            let Some(tensor) = state.get(&key) else { continue };
-            let level = Level::on_device(state, tensor)?;
+            let Some(held) = state.held(&key) else { continue };
+            let level = Level::of_state(state, held, &value.ty)?;
             inspector.tensors.insert(holding.value, level);
             let place = PoisonPlace::Kept { value: holding.value };
             match (&value.kind, level) {
@@ -82,9 +90,10 @@ impl Inspector {
         }
         for (_, reduction) in program.owned() {
             let parameter = reduction.parameter;
-            for (_, slot) in state.slots(&program.values[&parameter].name) {
+            let value = &program.values[&parameter];
+            for (_, slot) in state.slots(&value.name) {
                 // A moment that has overflowed stops its parameter, and need not harm anything else.
-                if Level::on_device(state, slot)? > Level::Finite {
+                if Level::of_state(state, slot, &value.ty)? > Level::Finite {
                     inspector.find(Cause::Perhaps, PoisonPlace::OptimizerState { parameter });
                 }
             }

@@ -14,6 +14,7 @@ mod pace;
 mod pass;
 mod script;
 mod state;
+mod storage;
 
 pub use coding::{Coder, EncodeOptions, Fidelity, StableRanks, message_seed};
 pub use communicator::Communicator;
@@ -23,3 +24,4 @@ pub use pace::Pace;
 pub use pass::{PassStats, rng_key};
 pub use script::Script;
 pub use state::{Snapshot, SnapshotTensor};
+pub use storage::{HostMemory, Storage, Stored};

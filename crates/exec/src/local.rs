@@ -10,7 +10,7 @@ use fusionllm_plan::{
     Instruction, LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor, share_of_loss,
 };
 
-use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, PassStats, Script};
+use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, HostMemory, PassStats, Script};
 
 /// How a [`LocalRun`] trains.
 #[derive(Debug, Clone, Copy)]
@@ -61,6 +61,8 @@ impl LocalRun {
         let mut scripts = Vec::with_capacity(programs.len());
         for (program, backend) in programs.iter().zip(backends) {
             let mut executor = Executor::new(backend.clone(), training.optimizer, training.seed);
+            // All peers share this process, and its memory stands for their disks.
+            executor.set_disk(Arc::new(HostMemory));
             for holding in &program.holdings {
                 let value = &program.values[&holding.value];
                 executor.load(&value.name, &initial(value)?)?;

@@ -2,18 +2,19 @@
 
 use std::collections::HashMap;
 use std::ops::{ControlFlow, Range};
+use std::sync::Arc;
 use std::time::Instant;
 
 use fusionllm_backend::Tensor;
 use fusionllm_compress::Codec;
 use fusionllm_graph::{CounterRng, HostTensor, ValueId};
-use fusionllm_plan::{Instruction, PeerId, Poison, Program, Slot, Verdict};
+use fusionllm_plan::{Instruction, Medium, Movable, PeerId, Poison, Program, Slot, Verdict};
 
 use crate::inspect::{Inspector, Level};
 use crate::pace::Pace;
 use crate::script::{Compute, Place, Script, Step, invalid};
 use crate::state::{Key, State, bytes};
-use crate::{Communicator, EncodeOptions, ExecError, message_seed};
+use crate::{Communicator, EncodeOptions, ExecError, Stored, message_seed};
 
 /// The duration and the memory of one pass on one peer.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -66,6 +67,8 @@ pub(crate) struct PassRun<'a> {
     step: u64,
     /// What does not stay from pass to pass.
     places: HashMap<Place, Tensor>,
+    /// What of it is away.
+    away: HashMap<Place, Arc<dyn Stored>>,
     verdict: Option<Verdict>,
     /// Masks of received values for [`Program::masks`], by value and micro-batch.
     masks: HashMap<(ValueId, u32), Mask>,
@@ -93,6 +96,7 @@ impl<'a> PassRun<'a> {
             pass,
             step,
             places: HashMap::new(),
+            away: HashMap::new(),
             verdict: None,
             masks: HashMap::new(),
             inspector: None,
@@ -197,6 +201,8 @@ impl<'a> PassRun<'a> {
                 communicator.report(self.pass, report, micro_batch, value)
             }
             Instruction::Clip => self.clip(communicator),
+            Instruction::Offload { what, to } => self.offload(what, to),
+            Instruction::Load { what, .. } => self.load(what),
             _ => Err(invalid()),
         }
     }
@@ -214,7 +220,39 @@ impl<'a> PassRun<'a> {
         }
         let tensor = self.state.backend.upload(&host)?;
         // After a step that was not applied, a parameter equals the present copy.
-        self.put(self.place(slot)?, tensor)
+        let place = self.place(slot)?;
+        if place.is_state() && self.state.get(&self.key(place)?).is_none() {
+            // It takes the place of one that is away.
+            self.live_bytes += bytes(&tensor);
+        }
+        self.put(place, tensor)
+    }
+
+    /// Moves a tensor out of the device's memory.
+    fn offload(&mut self, what: Movable, to: Medium) -> Result<(), ExecError> {
+        let place = self.place_of(what)?;
+        if place.is_state() {
+            let freed = self.state.offload(&self.key(place)?, to)?;
+            self.live_bytes = self.live_bytes.saturating_sub(freed);
+            return Ok(());
+        }
+        let tensor = self.take(place)?;
+        let host = self.state.backend.download(&tensor)?;
+        drop(tensor);
+        self.away.insert(place, self.state.media.store(to, host)?);
+        Ok(())
+    }
+
+    /// Moves a tensor back into the device's memory.
+    fn load(&mut self, what: Movable) -> Result<(), ExecError> {
+        let place = self.place_of(what)?;
+        if place.is_state() {
+            self.live_bytes += self.state.fetch(&self.key(place)?)?;
+            return Ok(());
+        }
+        let away = self.away.remove(&place).ok_or_else(invalid)?;
+        let tensor = self.state.backend.upload(&away.load()?)?;
+        self.put(place, tensor)
     }
 
     fn send(&mut self, slot: Slot, to: PeerId, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
@@ -363,6 +401,20 @@ impl<'a> PassRun<'a> {
         };
         let value = self.program.values.get(&value).ok_or_else(invalid)?;
         Ok(Key { name: value.name.clone(), slot })
+    }
+
+    /// Where a movable tensor stays.
+    fn place_of(&self, what: Movable) -> Result<Place, ExecError> {
+        Ok(match what {
+            Movable::Value { value, micro_batch } => Place::Value(value, micro_batch),
+            Movable::Part { reduction, part } => Place::Part(reduction, part),
+            Movable::Gradient { reduction } => Place::Gradient(reduction),
+            Movable::Parameter { parameter } => Place::Tensor(parameter),
+            Movable::Slot { reduction, slot } => {
+                let of = self.program.reductions.get(reduction as usize).ok_or_else(invalid)?;
+                Place::Slot(of.parameter, slot as usize)
+            }
+        })
     }
 
     /// Where the tensor of a message stays.

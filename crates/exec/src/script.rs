@@ -7,7 +7,7 @@ use std::sync::Arc;
 use fusionllm_backend::{Backend, Prepared, Segment, SegmentNode};
 use fusionllm_graph::ops::{Binary, Cat, Reshape, SquaredNorm};
 use fusionllm_graph::{DType, Op, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Instruction, Optimizer, Program, Slot};
+use fusionllm_plan::{Instruction, Movable, Optimizer, Program, Slot};
 
 use crate::ExecError;
 
@@ -28,6 +28,8 @@ pub(crate) enum Place {
     Gradient(u32),
     /// The optimizer's numbers of this step.
     Hyper,
+    /// The squared norm of a gradient that leaves memory before all norms are measured, by reduction.
+    Norm(u32),
     /// The squared norms of [`Script::norms`], as one tensor.
     Norms,
 }
@@ -98,6 +100,7 @@ impl Script {
             reports: Vec::new(),
             parts: BTreeSet::new(),
             gradients: Vec::new(),
+            measured: BTreeSet::new(),
             norms: Vec::new(),
             steps: Vec::new(),
             prepared: HashMap::new(),
@@ -184,6 +187,8 @@ struct Cutter<'a> {
     parts: BTreeSet<(u32, u32)>,
     /// The reductions that have a gradient.
     gradients: Vec<u32>,
+    /// Those of them whose norm is measured already.
+    measured: BTreeSet<u32>,
     norms: Vec<u32>,
     steps: Vec<Step>,
     /// By their text: micro-batches have the same segments.
@@ -262,7 +267,20 @@ impl Cutter<'_> {
             Instruction::Report { value, micro_batch, .. } if !self.each => {
                 self.reports.push((index, Place::Value(value, micro_batch), false));
             }
-            Instruction::Receive { .. } | Instruction::Send { .. } | Instruction::Report { .. } => {
+            Instruction::Offload { what, .. } => {
+                if let Movable::Gradient { reduction } = what
+                    && self.gradients.contains(&reduction)
+                {
+                    let norm = self.norm(index, reduction)?;
+                    self.open.write(Place::Norm(reduction), norm);
+                    self.measured.insert(reduction);
+                }
+                self.alone(index)?;
+            }
+            Instruction::Receive { .. }
+            | Instruction::Send { .. }
+            | Instruction::Report { .. }
+            | Instruction::Load { .. } => {
                 self.alone(index)?;
             }
         }
@@ -294,15 +312,17 @@ impl Cutter<'_> {
     fn measure_norms(&mut self, index: usize) -> Result<(), ExecError> {
         let mut gradients = std::mem::take(&mut self.gradients);
         gradients.sort_unstable();
-        let scalar = TensorType::new(DType::F64, []);
         let single = TensorType::new(DType::F64, [1]);
         let mut norms = Vec::with_capacity(gradients.len());
         for reduction in &gradients {
-            let of = self.program.reductions.get(*reduction as usize).ok_or_else(invalid)?;
-            let ty = self.ty(of.parameter)?.clone();
-            let gradient = self.open.read(Place::Gradient(*reduction), &ty);
-            let norm = self.open.run(index, SquaredNorm.into(), vec![gradient], vec![scalar.clone()]);
-            norms.extend(self.open.run(index, Reshape { shape: vec![1] }.into(), norm, vec![single.clone()]));
+            norms.push(match self.measured.remove(reduction) {
+                true => {
+                    let norm = self.open.read(Place::Norm(*reduction), &single);
+                    self.open.free(Place::Norm(*reduction));
+                    norm
+                }
+                false => self.norm(index, *reduction)?,
+            });
         }
         if !norms.is_empty() {
             let all = TensorType::new(DType::F64, [norms.len()]);
@@ -311,6 +331,16 @@ impl Cutter<'_> {
         }
         self.norms = gradients;
         Ok(())
+    }
+
+    /// The squared norm of a gradient, as a list of one number.
+    fn norm(&mut self, index: usize, reduction: u32) -> Result<Local, ExecError> {
+        let of = self.program.reductions.get(reduction as usize).ok_or_else(invalid)?;
+        let ty = self.ty(of.parameter)?.clone();
+        let gradient = self.open.read(Place::Gradient(reduction), &ty);
+        let norm = self.open.run(index, SquaredNorm.into(), vec![gradient], vec![TensorType::new(DType::F64, [])]);
+        let single = TensorType::new(DType::F64, [1]);
+        Ok(self.open.run(index, Reshape { shape: vec![1] }.into(), norm, vec![single])[0])
     }
 
     fn update(&mut self, index: usize, reduction: u32) -> Result<(), ExecError> {

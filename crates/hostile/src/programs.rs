@@ -80,6 +80,7 @@ fn is_short(program: &Program) -> bool {
             let r = &program.reductions[*reduction as usize];
             (r.parts.len() * program.values[&r.parameter].ty.bytes()) as f64
         }
+        Instruction::Offload { what, .. } | Instruction::Load { what, .. } => program.movable_bytes(*what) as f64,
         Instruction::Free { .. } | Instruction::Clip => 0.0,
     };
     program.instructions.iter().map(work).sum::<f64>() <= MAX_WORK

@@ -9,6 +9,7 @@ mod compile;
 mod cost;
 mod error;
 mod graph_facts;
+mod offload;
 mod optimizer;
 pub mod picture;
 mod plan;
@@ -18,20 +19,22 @@ mod schedule;
 mod scheduler;
 pub mod search;
 mod simulate;
+mod size;
 
 pub use codecs::{Compression, Compressor, LinkCodec, SLACK, Traffic};
 pub use compile::{Placement, compile, compile_forward};
 pub use cost::{
-    Cluster, CodecStep, CopyDirection, Curve, Curves, Device, DirectLink, ExtraOperator, Flow, HeldTensor, Link,
-    Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates, Route, Site, UplinkId, Work,
-    congestion, is_view, message_bytes, node_signature, signature, work_units,
+    Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,
+    HOST_LINK_RATE, HeldTensor, Link, Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates,
+    Route, Site, UplinkId, Work, congestion, is_view, message_bytes, node_signature, signature, work_units,
 };
 pub use error::PlanError;
+pub use offload::PeerOffload;
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
 pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{
-    Cause, GradientPart, Holding, Instruction, PASSES_IN_FLIGHT, PassKind, PeerId, PerPass, Poison, PoisonPlace,
-    Program, Reduction, Slot,
+    Cause, GradientPart, Holding, Instruction, Medium, Movable, OffloadedBytes, PASSES_IN_FLIGHT, PassKind, PeerId,
+    PerPass, Poison, PoisonPlace, Program, Reduction, Slot,
 };
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::codecs::{Compression, LinkCodec};
 use crate::error::PlanError;
+use crate::offload::PeerOffload;
 use crate::program::PeerId;
 use crate::schedule::Schedule;
 
@@ -70,6 +71,9 @@ pub struct Plan {
     /// The codecs of directed links, sorted by sender and receiver. A link without one sends tensors exactly.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub codecs: Vec<LinkCodec>,
+    /// What peers keep outside their devices' memory, sorted by peer. The others keep everything in memory.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub offload: Vec<PeerOffload>,
 }
 
 impl Plan {
@@ -96,6 +100,7 @@ impl Plan {
             }
         }
         self.check_codecs()?;
+        self.check_offload(graph)?;
         let stage_of = self.stage_of(graph)?;
         for id in graph.node_ids() {
             for v in &graph.node(id).inputs {
@@ -134,6 +139,10 @@ impl Plan {
         for l in &mut self.codecs {
             (l.from, l.to) = (PeerId(number[&l.from]), PeerId(number[&l.to]));
         }
+        self.offload.retain(|o| used.contains(&o.peer));
+        for o in &mut self.offload {
+            o.peer = PeerId(number[&o.peer]);
+        }
         self.peers = names;
         self
     }
@@ -154,6 +163,20 @@ impl Plan {
             }
         }
         Ok(())
+    }
+
+    /// Each peer has at most one entry, and all names are the graph's.
+    fn check_offload(&self, graph: &Graph) -> Result<(), PlanError> {
+        let fail = |m: String| Err(PlanError::Plan(m));
+        let peers = self.peers.len() as u32;
+        if !self.offload.iter().all(|o| o.peer.0 < peers) || !self.offload.is_sorted_by(|a, b| a.peer < b.peer) {
+            return fail("what peers offload is not sorted by peer, or names a peer that does not exist".into());
+        }
+        let known: HashSet<&String> = graph.values.iter().map(|v| &v.name).collect();
+        match self.offload.iter().flat_map(PeerOffload::names).find(|name| !known.contains(name)) {
+            Some(name) => fail(format!("it offloads {name:?}, which the graph does not have")),
+            None => Ok(()),
+        }
     }
 
     /// The codec of a link.
@@ -223,6 +246,7 @@ impl Plan {
             scheduler: scheduler.into(),
             compression: Compression::default(),
             codecs: Vec::new(),
+            offload: Vec::new(),
         }
     }
 

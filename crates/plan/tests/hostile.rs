@@ -64,6 +64,7 @@ fn can_run(p: &Program) -> bool {
             }),
             Instruction::Clip => !std::mem::replace(&mut judged, true),
             Instruction::Update { reduction } => judged && gradients.remove(&reduction),
+            Instruction::Offload { what, .. } | Instruction::Load { what, .. } => p.movable_value(what).is_some(),
         };
         if !ok {
             return false;

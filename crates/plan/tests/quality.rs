@@ -65,6 +65,7 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
             class: machines.units[slowest].class,
             memory: group.iter().map(|u| machines.units[*u].memory).fold(f64::INFINITY, f64::min),
             inside: worst(group, group),
+            offload: None,
         }
     });
     let units = units.collect();

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fusionllm_graph::{TensorType, Value, ValueKind};
-use fusionllm_plan::{Compression, Instruction, Optimizer, PeerId, PlanError, Program};
+use fusionllm_plan::{Compression, Instruction, Medium, Movable, Optimizer, PeerId, PlanError, Program};
 use serde::{Deserialize, Serialize};
 
 use crate::{Contact, MemberId, TensorKey};
@@ -95,6 +95,22 @@ impl Assignment {
                 }
             }
         }
+        let slots = self.optimizer.slots().len();
+        if self.train.resting().keys().any(|what| matches!(what, Movable::Slot { slot, .. } if *slot as usize >= slots))
+        {
+            return fail(format!("it offloads optimizer state, but a parameter has only {slots} tensors of it"));
+        }
+        let parameters = |program: &Program| -> BTreeMap<String, Medium> {
+            let resting = program.resting().into_iter();
+            let parameters = resting.filter(|(what, _)| matches!(what, Movable::Parameter { .. }));
+            let named = parameters
+                .filter_map(|(what, at)| Some((program.values[&program.movable_value(what)?].name.clone(), at)));
+            named.collect()
+        };
+        let resting = parameters(&self.train);
+        if parameters(&self.eval).iter().any(|(name, medium)| resting.get(name) != Some(medium)) {
+            return fail("training and evaluation disagree about what is offloaded between passes".into());
+        }
         let state = self.state();
         for program in [&self.train, &self.eval] {
             for value in program.holdings.iter().map(|h| &program.values[&h.value]) {
@@ -163,10 +179,12 @@ impl Assignment {
         types.fold(0, |sum, ty| sum.saturating_add(ty.bytes() as u64))
     }
 
-    /// The most bytes of tensors that a pass of either program needs, with those that the peer keeps for itself. See
-    /// [`Program::peak_bytes`].
+    /// The most bytes of tensors in memory that a pass of either program needs, with those that the peer keeps there for
+    /// itself. See [`Program::peak_bytes`].
     pub fn peak_bytes(&self) -> u64 {
         let own = self.tensors().values().fold(0u64, |sum, ty| sum.saturating_add(ty.bytes() as u64));
+        let away = self.train.resting();
+        let own = away.keys().fold(own, |sum, what| sum.saturating_sub(self.train.movable_bytes(*what)));
         own.saturating_add(self.train.peak_bytes().max(self.eval.peak_bytes()))
     }
 

@@ -98,6 +98,8 @@ impl Atlas {
                 slowdown: machine.slowdown * self.slower(member.id),
                 measured: machine.operators.clone(),
                 backend: Some(member.backend.clone()),
+                disk: machine.disk,
+                host_link: machine.host_link,
                 ..Device::new(member.name.clone(), machine.rates, machine.memory)
             });
         }

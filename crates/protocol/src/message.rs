@@ -12,7 +12,7 @@ use crate::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 9;
+pub const VERSION: u32 = 10;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -245,6 +245,10 @@ pub struct MachineProfile {
     pub slowdown: f64,
     /// Measured times of operators.
     pub operators: Measured,
+    /// Bytes/s of its disk.
+    pub disk: f64,
+    /// Bytes/s between the device's memory and its host's, if the device has memory of its own.
+    pub host_link: Option<f64>,
 }
 
 /// The header of a frame of a link measurement. The machine that connected measures, and the other answers.

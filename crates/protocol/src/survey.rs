@@ -155,8 +155,9 @@ fn positive(x: f64, max: f64) -> bool {
 }
 
 fn check_machine(machine: &MachineProfile) -> Result<(), String> {
-    let MachineProfile { rates, memory, slowdown, operators } = machine;
-    let figures = [rates.matmul, rates.convolution, rates.memory].into_iter().all(|r| positive(r, MAX_RATE))
+    let MachineProfile { rates, memory, slowdown, operators, disk, host_link } = machine;
+    let mut attained = [rates.matmul, rates.convolution, rates.memory, *disk].into_iter().chain(*host_link);
+    let figures = attained.all(|r| positive(r, MAX_RATE))
         && (0.0..=MAX_LATENCY_S).contains(&rates.overhead)
         && (1..=MAX_MEMORY).contains(memory)
         && (1.0..=MAX_RATE).contains(slowdown);
@@ -201,7 +202,8 @@ mod tests {
 
     fn machine() -> MachineProfile {
         let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
-        MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators: Measured::default() }
+        let operators = Measured::default();
+        MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, disk: 5e8, host_link: None }
     }
 
     fn link(bandwidth: f64) -> Link {

@@ -5,6 +5,7 @@ mod bad_input;
 mod examples;
 mod graph;
 mod help;
+mod offload;
 mod plan;
 mod run;
 

@@ -1,6 +1,6 @@
 //! Common GPUs with their makers' figures.
 
-use fusionllm_plan::{Device, Rates};
+use fusionllm_plan::{Device, HOST_LINK_RATE, Rates};
 
 /// A GPU by its data sheet: boost clock, single precision without tensor cores.
 pub(super) struct Gpu {
@@ -67,6 +67,7 @@ impl Gpu {
             memory: (share * MEMORY).min(1.0) * self.gb_per_s * 1e9,
             overhead: OVERHEAD,
         };
-        Device::new(name, rates, (self.gib * (1u64 << 30) as f64) as u64)
+        let memory = (self.gib * (1u64 << 30) as f64) as u64;
+        Device { host_link: Some(HOST_LINK_RATE), ..Device::new(name, rates, memory) }
     }
 }

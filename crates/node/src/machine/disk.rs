@@ -1,6 +1,9 @@
 //! The disk of this machine.
 
-use std::path::Path;
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
 
 /// Bytes that this user may still write on the disk with this directory; `None` where the system does not say.
 #[cfg(unix)]
@@ -12,6 +15,64 @@ pub(crate) fn available(directory: &Path) -> Option<u64> {
 #[cfg(not(unix))]
 pub(crate) fn available(_: &Path) -> Option<u64> {
     None
+}
+
+/// Bytes that there is room for in [`directory`].
+pub(crate) fn room() -> Option<u64> {
+    available(&directory())
+}
+
+/// Where files stand that end with the process. On many systems `/tmp` is memory, and `/var/tmp` is not.
+pub(crate) fn directory() -> PathBuf {
+    let on_disk = PathBuf::from("/var/tmp");
+    match std::env::var_os("TMPDIR") {
+        None if on_disk.is_dir() => on_disk,
+        _ => std::env::temp_dir(),
+    }
+}
+
+#[cfg(unix)]
+pub(crate) fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
+}
+
+#[cfg(unix)]
+pub(crate) fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
+    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
+}
+
+#[cfg(windows)]
+pub(crate) fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
+            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
+        }
+    }
+    Ok(())
+}
+
+#[cfg(windows)]
+pub(crate) fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
+    while !bytes.is_empty() {
+        let written = std::os::windows::fs::FileExt::seek_write(file, bytes, offset)?;
+        (bytes, offset) = (&bytes[written..], offset + written as u64);
+    }
+    Ok(())
+}
+
+/// Bytes that are written and read to measure the disk.
+const PROBE_BYTES: usize = 16 << 20;
+
+/// Bytes/s at which a file in [`directory`] is written and read back; `None` if it cannot be. The system holds recent
+/// files in memory, as it does for a run that leaves it room.
+pub(crate) fn rate() -> Option<f64> {
+    let file = tempfile::tempfile_in(directory()).ok()?;
+    let mut bytes = vec![1; PROBE_BYTES];
+    let started = Instant::now();
+    write_at(&file, &bytes, 0).ok()?;
+    read_at(&file, &mut bytes, 0).ok()?;
+    Some(2.0 * PROBE_BYTES as f64 / started.elapsed().as_secs_f64().max(1e-6))
 }
 
 #[cfg(test)]

@@ -4,11 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_plan::Medium;
 use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, TensorKey, decode};
 use fusionllm_transport::PeerAddr;
 use tokio::sync::mpsc;
 
 use super::worker::NetLink;
+use crate::machine::memory as machine_memory;
 use crate::net::neighbours;
 
 /// Tensors that wait until the computing thread has loaded those before them.
@@ -81,8 +83,16 @@ pub(super) fn addresses<'a>(
 }
 
 /// Refuses what needs more than the machine gives, or than any machine has. Copies for others take memory only where the
-/// disk has no room for them.
+/// disk has no room for them, and what is offloaded goes first.
 fn check_room(assignment: &Assignment, memory: Option<u64>, disk: Option<u64>) -> Result<(), String> {
+    let away = |medium| assignment.train.offloaded_bytes(medium).total();
+    let (on_disk, in_host) = (away(Medium::Disk), away(Medium::Host));
+    for (what, room, needed) in [("disk", disk, on_disk), ("the host's memory", machine_memory::limit(), in_host)] {
+        if let Some(room) = room.filter(|room| needed > *room) {
+            return Err(format!("its programs offload {needed} bytes to {what}, which has room for {room}"));
+        }
+    }
+    let disk = disk.map(|room| room.saturating_sub(on_disk));
     let copies = match assignment.mirrored_bytes() {
         u64::MAX => u64::MAX,
         bytes => bytes.saturating_sub(disk.unwrap_or(0)),

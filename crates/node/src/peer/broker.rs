@@ -14,9 +14,8 @@ use tokio::task::JoinSet;
 use super::assigned::{Assigned, Loading, Stream};
 use super::events::{Event, FromBroker};
 use super::shared::Shared;
-use super::vault;
 use crate::NodeError;
-use crate::machine::memory;
+use crate::machine::{disk, memory};
 use crate::net::{self, Outbox};
 
 /// From one heartbeat to the next.
@@ -164,7 +163,7 @@ async fn receive_assignments(lane: &mut Receiver, number: u64, shared: &Shared) 
                 let assignment: Assignment =
                     decode(&bytes).map_err(|e| NodeError::Protocol(format!("the assignment: {e}")))?;
                 let generation = assignment.generation;
-                let event = match Assigned::new(assignment, shared.memory.or_else(memory::limit), vault::room()) {
+                let event = match Assigned::new(assignment, shared.memory.or_else(memory::limit), disk::room()) {
                     Ok((assigned, tensors)) => {
                         stream = Some(tensors);
                         FromBroker::Assigned(Box::new(assigned))

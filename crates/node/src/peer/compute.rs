@@ -5,11 +5,13 @@ use std::sync::{Arc, mpsc};
 
 use fusionllm_exec::{Executor, Snapshot};
 use fusionllm_graph::TensorType;
+use fusionllm_plan::Medium;
 use fusionllm_protocol::{Assignment, TensorKey};
 
 use super::assigned::Loading;
 use super::events::Event;
 use super::mailbox::Mailbox;
+use super::scratch::Scratch;
 use super::shared::Shared;
 use super::vault::Spool;
 use super::worker::{Command, NetLink, Worker};
@@ -48,6 +50,13 @@ impl Compute {
         let Self { assignment, shared, mailbox, loads, commands } = self;
         let mut executor = Executor::new(shared.backend.clone(), assignment.optimizer, assignment.seed);
         executor.set_slowdown(shared.slowdown);
+        // An evaluation moves no more than a training step.
+        if assignment.train.offloaded_bytes(Medium::Disk).total() > 0 {
+            (shared.on_offloading)();
+            executor.set_disk(Arc::new(Scratch::new()?));
+        }
+        // Before anything is loaded, so that memory never holds it all.
+        executor.rest(&assignment.train)?;
         let Some(link) = load(&mut executor, &assignment, &shared, &mailbox, loads)? else { return Ok(()) };
         let generation = assignment.generation;
         // It is written before training goes on. Later, the update would need memory for a second version of all.

@@ -19,6 +19,7 @@ mod generation;
 mod mailbox;
 mod progress;
 mod receive;
+mod scratch;
 mod serve;
 mod session;
 mod shared;
@@ -76,6 +77,8 @@ pub struct JoinOptions {
     pub memory: Option<u64>,
     /// Called when Ctrl-C or SIGTERM asks the peer to leave. A second one ends it at once.
     pub on_leaving: fn(),
+    /// Called before the peer computes by a plan that offloads tensors, because memory is short.
+    pub on_offloading: fn(),
 }
 
 impl JoinOptions {
@@ -93,6 +96,7 @@ impl JoinOptions {
             profile: None,
             memory: None,
             on_leaving: || {},
+            on_offloading: || {},
         }
     }
 }
@@ -129,7 +133,7 @@ pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
 }
 
 async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, NodeError> {
-    let JoinOptions { ticket, backend, name, slowdown, profile, memory, on_leaving, .. } = options;
+    let JoinOptions { ticket, backend, name, slowdown, profile, memory, on_leaving, on_offloading, .. } = options;
     let (sender, events) = mpsc::unbounded_channel();
     // A processor shares its memory with other programs, so what is free counts.
     let DeviceInfo { threads, memory_bytes, .. } = backend.device();
@@ -140,6 +144,7 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, No
         slowdown,
         threads: compute_threads(slowdown)?,
         memory,
+        on_offloading,
         progress: Arc::new(Progress::default()),
         vault: Vault::default(),
         saving: tokio::sync::watch::Sender::new(0),

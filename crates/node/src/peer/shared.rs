@@ -21,6 +21,8 @@ pub(super) struct Shared {
     pub(super) threads: rayon::ThreadPool,
     /// Bytes of memory that the run may use.
     pub(super) memory: Option<u64>,
+    /// Called before the peer computes by a plan that offloads tensors.
+    pub(super) on_offloading: fn(),
     pub(super) progress: Arc<Progress>,
     pub(super) vault: Vault,
     /// How many cuts are being streamed to the broker, for checkpoints.

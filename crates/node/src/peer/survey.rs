@@ -1,11 +1,11 @@
 //! A joiner's answers while the broker measures its machine. [`fusionllm_protocol::Survey`] is the broker's side.
 
-use fusionllm_plan::{Device, Program};
+use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE, Program};
 use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
 use fusionllm_transport::PeerAddr;
 
 use super::shared::Shared;
-use crate::machine::memory;
+use crate::machine::{disk, memory};
 use crate::net::probe::probe;
 use crate::{NodeError, profile};
 
@@ -17,14 +17,21 @@ pub(super) async fn measure(
 ) -> Result<FromPeer, NodeError> {
     let (backend, slowdown) = (shared.backend.clone(), shared.slowdown);
     let memory = shared.memory.or_else(memory::available);
+    // A worker on the processor has tensors elsewhere, too, but in the same memory.
+    let of_device = shared.backend.device();
+    let host_link = (of_device.threads.is_none() && of_device.memory_bytes.is_some()).then_some(HOST_LINK_RATE);
     let measured = tokio::task::spawn_blocking(move || match profile {
         Some(device) => Ok(device),
-        None => profile::measure_briefly(&backend, slowdown, memory, &programs),
+        None => {
+            let disk = disk::rate().unwrap_or(DISK_RATE);
+            let measured = profile::measure_briefly(&backend, slowdown, memory, &programs);
+            measured.map(|device| Device { disk, host_link, ..device })
+        }
     });
     let device = measured.await.map_err(|e| NodeError::State(e.to_string()))??;
     let memory = memory.unwrap_or(device.memory);
-    let (rates, slowdown, operators) = (device.rates, shared.slowdown, device.measured);
-    Ok(FromPeer::Machine(MachineProfile { rates, memory, slowdown, operators }))
+    let Device { rates, measured: operators, disk, host_link, .. } = device;
+    Ok(FromPeer::Machine(MachineProfile { rates, memory, slowdown: shared.slowdown, operators, disk, host_link }))
 }
 
 /// Measures the links to a member and back. The answer names no links if the two cannot reach each other.

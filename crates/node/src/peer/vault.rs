@@ -6,14 +6,13 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_protocol::TensorKey;
 
 use crate::NodeError;
-use crate::machine::disk;
+use crate::machine::disk::{directory, read_at, write_at};
 
 /// A tensor of a cut.
 #[derive(Debug, Clone)]
@@ -73,50 +72,6 @@ impl Spool {
         self.end += tensor.bytes().len() as u64;
         Ok((file, offset))
     }
-}
-
-/// Bytes that there is room for.
-pub(super) fn room() -> Option<u64> {
-    disk::available(&directory())
-}
-
-/// Where cuts stand. On many systems `/tmp` is memory, and `/var/tmp` is not.
-fn directory() -> PathBuf {
-    let on_disk = PathBuf::from("/var/tmp");
-    match std::env::var_os("TMPDIR") {
-        None if on_disk.is_dir() => on_disk,
-        _ => std::env::temp_dir(),
-    }
-}
-
-#[cfg(unix)]
-fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::read_exact_at(file, bytes, offset)
-}
-
-#[cfg(unix)]
-fn write_at(file: &File, bytes: &[u8], offset: u64) -> io::Result<()> {
-    std::os::unix::fs::FileExt::write_all_at(file, bytes, offset)
-}
-
-#[cfg(windows)]
-fn read_at(file: &File, mut bytes: &mut [u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        match std::os::windows::fs::FileExt::seek_read(file, bytes, offset)? {
-            0 => return Err(io::ErrorKind::UnexpectedEof.into()),
-            read => (bytes, offset) = (&mut bytes[read..], offset + read as u64),
-        }
-    }
-    Ok(())
-}
-
-#[cfg(windows)]
-fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Result<()> {
-    while !bytes.is_empty() {
-        let written = std::os::windows::fs::FileExt::seek_write(file, bytes, offset)?;
-        (bytes, offset) = (&bytes[written..], offset + written as u64);
-    }
-    Ok(())
 }
 
 /// The contents of the cuts. [`Follower`](fusionllm_protocol::Follower) decides what stays here.

@@ -8,6 +8,7 @@ use super::compiler::Compiler;
 use super::emit::{Emitter, insert_frees};
 use super::uses::Uses;
 use crate::codecs::codable;
+use crate::offload::rewrite;
 use crate::program::{Holding, Instruction, PeerId, Program};
 
 /// Writes the Program of every peer.
@@ -106,5 +107,8 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
         program.codecs = ours.map(|l| (l.to, l.codec)).collect();
     }
     program.values = touched.into_iter().map(|v| (v, c.graph.value(v).clone())).collect();
+    if let Some(offload) = c.plan.offload.iter().find(|o| o.peer == peer) {
+        rewrite(&mut program, offload);
+    }
     program
 }

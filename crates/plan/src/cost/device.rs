@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::curve::Curve;
 use super::measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
 use super::operators::work_units;
+use crate::program::Medium;
 
 /// Bytes/s of a tensor that a codec encodes or decodes where it was not measured.
 const CODEC_RATE: f64 = 1e9;
@@ -34,6 +35,26 @@ pub struct Device {
     /// The backend of its peer; `None` for the default.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backend: Option<String>,
+    /// Bytes/s that its disk reads and writes.
+    #[serde(default = "disk_rate", skip_serializing_if = "is_disk_rate")]
+    pub disk: f64,
+    /// Bytes/s between the device's memory and its host's, if the device has memory of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host_link: Option<f64>,
+}
+
+/// Bytes/s of a disk that was not measured: about a SATA solid-state drive's.
+pub const DISK_RATE: f64 = 5e8;
+
+/// Bytes/s between a device's memory and its host's where copies were not measured: about PCI Express 3.0 with 16 lanes.
+pub const HOST_LINK_RATE: f64 = 1.2e10;
+
+fn disk_rate() -> f64 {
+    DISK_RATE
+}
+
+fn is_disk_rate(rate: &f64) -> bool {
+    *rate == DISK_RATE
 }
 
 /// The rates that a device attains, as opposed to its peak.
@@ -61,6 +82,8 @@ impl Device {
             measured: Measured::default(),
             scratch: OperatorCurves::default(),
             backend: None,
+            disk: DISK_RATE,
+            host_link: None,
         }
     }
 
@@ -109,6 +132,20 @@ impl Device {
     pub(crate) fn copy_seconds(&self, direction: CopyDirection, bytes: f64) -> f64 {
         let read_and_write = 2.0 * bytes / self.rates.memory;
         self.slowdown * self.measured.copies(direction).map_or(read_and_write, |curve| curve.at(bytes))
+    }
+
+    /// Bytes/s to the medium that the device offloads to: its host's memory if it has memory of its own, else the disk.
+    pub(crate) fn offload_rate(&self) -> f64 {
+        self.host_link.unwrap_or(self.disk)
+    }
+
+    /// Seconds of the computing thread to move `bytes` between the device's memory and a medium.
+    pub(crate) fn move_seconds(&self, direction: CopyDirection, medium: Medium, bytes: f64) -> f64 {
+        match (medium, self.host_link) {
+            (Medium::Host, Some(rate)) if self.measured.copies(direction).is_none() => bytes / rate,
+            (Medium::Host, _) => self.copy_seconds(direction, bytes),
+            (Medium::Disk, _) => self.copy_seconds(direction, bytes) + bytes / self.disk,
+        }
     }
 
     /// Bytes that an operator holds beside its operands and results. Read by signature if its time was measured by

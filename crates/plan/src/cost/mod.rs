@@ -13,7 +13,7 @@ pub use cluster::{Cluster, DirectLink, Link, Place, Route, Site, UplinkId};
 pub use congestion::message_bytes;
 pub use curve::{Curve, Curves};
 pub(crate) use device::classes;
-pub use device::{Device, Rates};
+pub use device::{DISK_RATE, Device, HOST_LINK_RATE, Rates};
 pub use extra::ExtraOperator;
 pub(crate) use extra::{squared_norm, sum, update};
 pub use measured::{CodecStep, CopyDirection, Measured, OperatorCurves};

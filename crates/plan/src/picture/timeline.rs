@@ -19,6 +19,7 @@ fn color(activity: Activity) -> &'static str {
         Activity::Backward => "#f59e0b",
         Activity::WeightGrad => "#fcd34d",
         Activity::Update => "#8b5cf6",
+        Activity::Offload => "#a3744a",
         Activity::Wait => "#eef0f3",
         Activity::Verdict => "#d8dce3",
     }
@@ -30,6 +31,7 @@ fn word(activity: Activity) -> &'static str {
         Activity::Backward => "backward",
         Activity::WeightGrad => "weight gradients",
         Activity::Update => "update",
+        Activity::Offload => "offload and load",
         Activity::Wait => "wait",
         Activity::Verdict => "verdict",
     }

@@ -31,6 +31,7 @@ pub fn chrome_trace(cluster: &Cluster, simulation: &Simulation) -> String {
             Activity::Backward => ("backward", "compute"),
             Activity::WeightGrad => ("weight gradients", "compute"),
             Activity::Update => ("update", "compute"),
+            Activity::Offload => ("offload and load", "compute"),
             Activity::Wait => ("wait", "wait"),
             Activity::Verdict => ("wait for the verdict", "wait"),
         };

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 
-use super::{GradientPart, Instruction, PeerId, Program, Reduction, Slot};
+use super::{GradientPart, Instruction, Medium, Movable, PeerId, Program, Reduction, Slot};
 use crate::error::PlanError;
 
 type Check = Result<(), String>;
@@ -130,6 +130,8 @@ struct Walk<'a> {
     awaited: HashSet<Slot>,
     parts: Vec<Vec<Part>>,
     gradients: Vec<Gradient>,
+    /// What is not in memory, and where it is instead.
+    away: BTreeMap<Movable, Medium>,
 }
 
 impl<'a> Walk<'a> {
@@ -161,6 +163,7 @@ impl<'a> Walk<'a> {
         }
         Ok(Self {
             program,
+            away: program.resting(),
             held,
             reductions,
             present: HashSet::new(),
@@ -172,7 +175,8 @@ impl<'a> Walk<'a> {
     }
 
     fn step(&mut self, i: &Instruction) -> Check {
-        want(self.seen.insert(*i), || "it is repeated")?;
+        let moves = matches!(i, Instruction::Offload { .. } | Instruction::Load { .. });
+        want(moves || self.seen.insert(*i), || "it is repeated")?;
         if let Some(m) = i.micro_batch() {
             want(m < self.program.micro_batches, || "its micro-batch does not exist")?;
         }
@@ -187,11 +191,13 @@ impl<'a> Walk<'a> {
                 node.outputs.iter().try_for_each(|v| self.put(*v, micro_batch))
             }
             Instruction::Free { value, micro_batch } => {
+                self.in_memory(Movable::Value { value, micro_batch })?;
                 want(self.present.remove(&(value, micro_batch)), || "the value is not present")
             }
             Instruction::Accumulate { reduction, part, value, micro_batch } => {
                 self.available(value, micro_batch)?;
                 let me = self.program.peer;
+                self.in_memory(Movable::Part { reduction, part })?;
                 let (r, state) = self.part(reduction, part)?;
                 let p = &r.parts[part as usize];
                 want((p.peer, p.value) == (me, value), || "it is not this peer's part")?;
@@ -223,9 +229,50 @@ impl<'a> Walk<'a> {
             Instruction::Clip => Ok(()),
             Instruction::Update { reduction } => {
                 want(self.seen.contains(&Instruction::Clip), || "it comes before the verdict")?;
+                self.for_update(reduction)?;
                 self.advance(reduction, Gradient::Reduced, Gradient::Applied)
             }
+            Instruction::Offload { what, to } => {
+                self.exists(what)?;
+                want(self.away.insert(what, to).is_none(), || "it is away already")
+            }
+            Instruction::Load { what, from } => want(self.away.remove(&what) == Some(from), || "it is not there"),
         }
+    }
+
+    fn in_memory(&self, what: Movable) -> Check {
+        want(!self.away.contains_key(&what), || "a tensor that it needs is not in memory")
+    }
+
+    /// Everything that an update changes must be in memory.
+    fn for_update(&self, reduction: u32) -> Check {
+        let parameter = self.program.reductions.get(reduction as usize).map(|r| r.parameter);
+        let of = |what: &Movable| match *what {
+            Movable::Gradient { reduction: r } | Movable::Slot { reduction: r, .. } => r == reduction,
+            Movable::Parameter { parameter: p } => parameter == Some(p),
+            Movable::Value { .. } | Movable::Part { .. } => false,
+        };
+        want(!self.away.keys().any(of), || "a tensor that it needs is not in memory")
+    }
+
+    /// Whether there is a tensor to move.
+    fn exists(&mut self, what: Movable) -> Check {
+        let exists = match what {
+            Movable::Value { value, micro_batch } => self.present.contains(&(value, micro_batch)),
+            Movable::Part { reduction, part } => {
+                matches!(self.part(reduction, part)?.1, Part::Sum { added: 1.., .. } | Part::Received)
+            }
+            Movable::Gradient { reduction } => self.gradients.get(reduction as usize) == Some(&Gradient::Reduced),
+            Movable::Parameter { parameter } => {
+                let kind = &self.value(parameter)?.kind;
+                matches!(kind, ValueKind::Parameter(_)) && self.held.contains_key(&parameter)
+            }
+            Movable::Slot { reduction, .. } => {
+                let r = self.program.reductions.get(reduction as usize);
+                r.is_some_and(|r| r.owner == self.program.peer)
+            }
+        };
+        want(exists, || "there is nothing to move")
     }
 
     fn receive(&mut self, slot: Slot, from: PeerId) -> Check {
@@ -250,6 +297,8 @@ impl<'a> Walk<'a> {
             Slot::Parameter { parameter } => {
                 let kind = &self.value(parameter)?.kind;
                 let copy = matches!(kind, ValueKind::Parameter(_)) && self.held.get(&parameter) == Some(&false);
+                // The new value takes the place of one that is away.
+                self.away.remove(&Movable::Parameter { parameter });
                 want(copy && from != PeerId::BROKER, || "this peer keeps no copy of it")
             }
             Slot::Buffer { buffer, .. } => want(
@@ -263,6 +312,7 @@ impl<'a> Walk<'a> {
         want(to != self.program.peer && to != PeerId::BROKER, || "it must go to another peer")?;
         match slot {
             Slot::Value { value, micro_batch } => {
+                self.in_memory(Movable::Value { value, micro_batch })?;
                 want(self.present.contains(&(value, micro_batch)), || "the value is not present")
             }
             Slot::Part { parameter, part } => {
@@ -273,6 +323,7 @@ impl<'a> Walk<'a> {
                 self.take(reduction, part)
             }
             Slot::Parameter { parameter } => {
+                self.in_memory(Movable::Parameter { parameter })?;
                 let reduction = self.reduction(parameter)?;
                 want(self.gradients[reduction as usize] == Gradient::Applied, || "it is not updated yet")
             }
@@ -282,6 +333,7 @@ impl<'a> Walk<'a> {
 
     /// What must be done at the end.
     fn end(&self) -> Check {
+        want(self.away == self.program.resting(), || "what was moved is not back where it was at the beginning")?;
         if let Some((v, m)) = self.present.iter().min() {
             return Err(format!("{} of micro-batch {m} is never freed", self.program.name(*v)));
         }
@@ -299,6 +351,8 @@ impl<'a> Walk<'a> {
     }
 
     fn available(&self, v: ValueId, micro_batch: u32) -> Check {
+        self.in_memory(Movable::Value { value: v, micro_batch })?;
+        self.in_memory(Movable::Parameter { parameter: v })?;
         let there = self.present.contains(&(v, micro_batch))
             || self.held.contains_key(&v)
             || self.value(v)?.kind == ValueKind::RngKey;
@@ -336,7 +390,7 @@ impl<'a> Walk<'a> {
         };
         want(whole, || format!("part {part} is not complete"))?;
         *state = Part::Taken;
-        Ok(())
+        self.in_memory(Movable::Part { reduction, part })
     }
 
     fn advance(&mut self, reduction: u32, from: Gradient, to: Gradient) -> Check {

@@ -4,7 +4,7 @@ use std::fmt;
 
 use fusionllm_graph::{ValueId, ValueKind};
 
-use super::{Instruction, Program, Slot};
+use super::{Instruction, Movable, Program, Slot};
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -43,6 +43,13 @@ impl Program {
             None => format!("reduction {reduction}"),
         };
         let list = |values: &[ValueId]| values.iter().map(|v| self.name(*v)).collect::<Vec<_>>().join(", ");
+        let movable = |what: Movable| match what {
+            Movable::Value { value, .. } => self.name(value),
+            Movable::Part { reduction, part } => format!("part {part} of {}", parameter(reduction)),
+            Movable::Gradient { reduction } => format!("the gradient of {}", parameter(reduction)),
+            Movable::Parameter { parameter } => self.name(parameter),
+            Movable::Slot { reduction, slot } => format!("slot {slot} of {}", parameter(reduction)),
+        };
         let text = match *i {
             Instruction::Receive { slot: s, from } => format!("receive {} from {from}", slot(s)),
             Instruction::Send { slot: s, to } => format!("send {} to {to}", slot(s)),
@@ -64,6 +71,8 @@ impl Program {
             Instruction::Reduce { reduction } => format!("reduce {}", parameter(reduction)),
             Instruction::Clip => "clip".into(),
             Instruction::Update { reduction } => format!("update {}", parameter(reduction)),
+            Instruction::Offload { what, to } => format!("offload {} to {to}", movable(what)),
+            Instruction::Load { what, from } => format!("load {} from {from}", movable(what)),
         };
         match i.micro_batch() {
             Some(m) => format!("[{m}] {text}"),

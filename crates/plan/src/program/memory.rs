@@ -5,11 +5,11 @@ use std::collections::{HashMap, HashSet};
 
 use fusionllm_graph::{Node, NodeId, Op, Value, ValueId, ValueKind};
 
-use super::{Instruction, Program, Slot};
+use super::{Instruction, Movable, Program, Slot};
 use crate::graph_facts::shares_storage;
 
-/// The tensors of a pass, in bytes: values of micro-batches, sums of gradients, and copies for messages. Tensors that
-/// stay from pass to pass are not among them. A reshaped, permuted or expanded tensor shares the bytes of its operand.
+/// The tensors of a pass, in bytes: values of micro-batches, sums of gradients, copies for messages, and what is loaded.
+/// Tensors that stay in memory from pass to pass are not among them. A reshaped, permuted or expanded tensor shares the bytes of its operand.
 ///
 /// The Program may be a stranger's. Sums stop at the largest number, and nothing is allocated for what is not there.
 pub(crate) struct Memory<'a> {
@@ -25,32 +25,37 @@ pub(crate) struct Memory<'a> {
 
 /// The bytes of a value.
 #[derive(Clone, Copy)]
-struct Bytes {
-    own: u64,
+pub(crate) struct Bytes {
+    pub(crate) own: u64,
     /// The value whose bytes these are, if it is a view.
-    root: ValueId,
-    of_root: u64,
+    pub(crate) root: ValueId,
+    pub(crate) of_root: u64,
     /// Whether the root stays from pass to pass.
-    stays: bool,
+    pub(crate) stays: bool,
+}
+
+/// The bytes of a Program's values.
+pub(crate) fn storage(program: &Program) -> HashMap<ValueId, Bytes> {
+    let held: HashSet<ValueId> = program.holdings.iter().map(|h| h.value).collect();
+    let bytes = |(v, value): (&ValueId, &Value)| {
+        let own = value.ty.bytes() as u64;
+        (*v, Bytes { own, root: *v, of_root: own, stays: held.contains(v) })
+    };
+    let mut values: HashMap<ValueId, Bytes> = program.values.iter().map(bytes).collect();
+    for node in program.nodes.values().filter(|node| shares_storage(&node.op)) {
+        let ([input], [output]) = (&node.inputs[..], &node.outputs[..]) else { continue };
+        let (Some(of), Some(view)) = (values.get(input).copied(), values.get_mut(output)) else { continue };
+        // An expanded tensor repeats its elements. No view of them has another shape.
+        if !matches!(node.op, Op::Reshape(_)) || of.own <= of.of_root {
+            *view = Bytes { own: view.own, ..of };
+        }
+    }
+    values
 }
 
 impl<'a> Memory<'a> {
     pub(crate) fn new(program: &'a Program) -> Self {
-        let held: HashSet<ValueId> = program.holdings.iter().map(|h| h.value).collect();
-        let bytes = |(v, value): (&ValueId, &Value)| {
-            let own = value.ty.bytes() as u64;
-            (*v, Bytes { own, root: *v, of_root: own, stays: held.contains(v) })
-        };
-        let mut values: HashMap<ValueId, Bytes> = program.values.iter().map(bytes).collect();
-        for node in program.nodes.values().filter(|node| shares_storage(&node.op)) {
-            let ([input], [output]) = (&node.inputs[..], &node.outputs[..]) else { continue };
-            let (Some(of), Some(view)) = (values.get(input).copied(), values.get_mut(output)) else { continue };
-            // An expanded tensor repeats its elements. No view of them has another shape.
-            if !matches!(node.op, Op::Reshape(_)) || of.own <= of.of_root {
-                *view = Bytes { own: view.own, ..of };
-            }
-        }
-        Self { program, live: 0, values, shares: HashMap::new(), sums: HashSet::new() }
+        Self { program, live: 0, values: storage(program), shares: HashMap::new(), sums: HashSet::new() }
     }
 
     /// Bytes held now.
@@ -104,6 +109,24 @@ impl<'a> Memory<'a> {
                 let most = self.live;
                 self.remove(self.of_parameter(reduction));
                 most
+            }
+            // A copy is made for the medium, as for a message.
+            Instruction::Offload { what, .. } => {
+                let bytes = self.program.movable_bytes(what);
+                let most = self.live.saturating_add(bytes);
+                match what {
+                    Movable::Value { value, micro_batch } => self.free(value, micro_batch),
+                    _ => self.remove(bytes),
+                }
+                most
+            }
+            Instruction::Load { what, .. } => {
+                let bytes = self.program.movable_bytes(what);
+                match what {
+                    Movable::Value { value, micro_batch } => self.put(value, micro_batch),
+                    _ => self.add(bytes),
+                }
+                self.live.saturating_add(bytes)
             }
             Instruction::UpdateState { .. } | Instruction::Report { .. } | Instruction::Clip => self.live,
         }

@@ -3,6 +3,7 @@
 mod check;
 mod display;
 mod memory;
+mod offload;
 mod pass;
 mod poison;
 
@@ -13,7 +14,8 @@ use fusionllm_compress::{Codec, HEADER_BYTES, exact_bytes};
 use fusionllm_graph::{Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use memory::Memory;
+pub(crate) use memory::{Memory, storage};
+pub use offload::{Medium, Movable, OffloadedBytes};
 pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
 pub use poison::{Cause, Poison, PoisonPlace};
 
@@ -155,6 +157,21 @@ pub enum Instruction {
         /// Index in [`Program::reductions`].
         reduction: u32,
     },
+    /// Moves a tensor out of the device's memory. Nothing uses it until it is loaded. What has not changed since it was
+    /// loaded need not be copied.
+    Offload {
+        /// The tensor.
+        what: Movable,
+        /// Where it goes.
+        to: Medium,
+    },
+    /// Moves a tensor back into the device's memory.
+    Load {
+        /// The tensor.
+        what: Movable,
+        /// Where it is.
+        from: Medium,
+    },
 }
 
 impl Instruction {
@@ -167,7 +184,9 @@ impl Instruction {
             | Self::Free { micro_batch, .. }
             | Self::Accumulate { micro_batch, .. }
             | Self::UpdateState { micro_batch, .. }
-            | Self::Report { micro_batch, .. } => Some(micro_batch),
+            | Self::Report { micro_batch, .. }
+            | Self::Offload { what: Movable::Value { micro_batch, .. }, .. }
+            | Self::Load { what: Movable::Value { micro_batch, .. }, .. } => Some(micro_batch),
             _ => None,
         }
     }

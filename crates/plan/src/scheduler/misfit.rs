@@ -8,6 +8,7 @@ use crate::error::PlanError;
 use crate::program::PeerId;
 use crate::schedule::Schedule;
 use crate::search::{MAX_CUT_POSITIONS, Problem, Segment, equal_memory};
+use crate::size::size;
 
 /// Names what is missing where: for one operator, for the parameters, or for a plan shared out by memory.
 pub(super) fn misfit(
@@ -63,12 +64,4 @@ pub(super) fn misfit(
     PlanError::Memory(format!(
         "no cut fits the devices' memory: the cut in proportion to memory lacks {missing}; use smaller micro-batches, or add devices"
     ))
-}
-
-fn size(bytes: f64) -> String {
-    match bytes {
-        b if b >= 1024.0 * 1024.0 * 1024.0 => format!("{:.1} GiB", b / 1024.0 / 1024.0 / 1024.0),
-        b if b >= 1024.0 * 1024.0 => format!("{:.1} MiB", b / 1024.0 / 1024.0),
-        b => format!("{:.1} KiB", b / 1024.0),
-    }
 }

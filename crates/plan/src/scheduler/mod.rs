@@ -87,7 +87,15 @@ fn cut(
         return Err(PlanError::Plan("there is no workload, or no schedule, to choose from".into()));
     };
     if options.scheduler.needs_cluster() {
-        return SearchSpace::new(workloads, cluster, options, rule)?.plan(options);
+        let space = || SearchSpace::new(workloads, cluster, options, rule);
+        let kept = space()?.plan(options);
+        let lacks_memory = match &kept {
+            Ok(scheduled) => !scheduled.fits(),
+            Err(e) => matches!(e, PlanError::Memory(_)),
+        };
+        // If offloading does not help either, the message says what memory is missing.
+        let offloaded = lacks_memory.then(|| space()?.offloading().plan(options));
+        return offloaded.and_then(Result::ok).filter(Scheduled::fits).map_or(kept, Ok);
     }
     let names: Vec<String> = cluster.devices().iter().map(|d| d.name.clone()).collect();
     let plan = schedule_unknown(first, &names, Some(options.scheduler), schedule)?;
@@ -95,7 +103,7 @@ fn cut(
     let Prepared { plan, programs, simulation } =
         prepare(plan, first, Some(cluster), Compression::default(), options.optimizer)?;
     let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
-    Ok(Scheduled {
+    let mut scheduled = Scheduled {
         plan,
         devices: (0..names.len() as u32).map(PeerId).collect(),
         cluster: cluster.clone(),
@@ -105,5 +113,7 @@ fn cut(
         estimate_s: None,
         lower_bound_s,
         notes: Vec::new(),
-    })
+    };
+    scheduled.offload(options.optimizer)?;
+    Ok(scheduled)
 }

@@ -2,6 +2,8 @@ use super::options::{PlanOptions, Workload};
 use super::prepare::{Prepared, prepare};
 use crate::cost::Cluster;
 use crate::error::PlanError;
+use crate::offload::{Offloaded, offload, sentence};
+use crate::optimizer::Optimizer;
 use crate::plan::Plan;
 use crate::program::{PeerId, Program};
 use crate::simulate::Simulation;
@@ -43,9 +45,28 @@ impl Scheduled {
         Ok(())
     }
 
+    /// Whether each device has enough memory.
+    pub(super) fn fits(&self) -> bool {
+        self.simulation.peers.iter().zip(self.cluster.devices()).all(|(p, d)| p.peak_bytes <= d.memory)
+    }
+
+    /// Has the peers that lack memory offload tensors, if all peers fit then.
+    pub(super) fn offload(&mut self, optimizer: Optimizer) -> Result<(), PlanError> {
+        if self.fits() {
+            return Ok(());
+        }
+        let Some(offloaded) = offload(&self.programs, &self.simulation, &self.cluster, optimizer)? else {
+            return Ok(());
+        };
+        let Offloaded { choices, programs, simulation } = offloaded;
+        let sentences = self.plan.peers.iter().zip(&programs).filter_map(|(name, program)| sentence(name, program));
+        self.notes.extend(sentences);
+        (self.plan.offload, self.programs, self.simulation) = (choices, programs, simulation);
+        Ok(())
+    }
+
     /// Plans are compared by whether some device lacks memory, then by the seconds of a step.
     pub(super) fn key(&self, step_factor: f64) -> (bool, f64) {
-        let mut devices = self.simulation.peers.iter().zip(self.cluster.devices());
-        (devices.any(|(p, d)| p.peak_bytes > d.memory), step_factor * self.simulation.step_s)
+        (!self.fits(), step_factor * self.simulation.step_s)
     }
 }

@@ -51,6 +51,8 @@ pub(super) struct SearchSpace<'a> {
     devices: Vec<u32>,
     /// The share of each device's memory that plans may use.
     memory_share: f64,
+    /// Whether devices offload what does not fit.
+    offloads: bool,
     /// The rule by which messages between stages are assumed to be compressed.
     rule: Option<Compression>,
     /// By workload.
@@ -125,7 +127,8 @@ impl<'a> SearchSpace<'a> {
                 cluster.name(d)
             )));
         }
-        let mut space = Self { cluster, links, class, devices, memory_share: 1.0, rule, cases: Vec::new() };
+        let mut space =
+            Self { cluster, links, class, devices, memory_share: 1.0, offloads: false, rule, cases: Vec::new() };
         for &workload in workloads {
             let mut model = ModelChain::new(workload.forward, workload.train, &options.optimizer, &kinds);
             if let Some(rule) = rule {
@@ -146,6 +149,13 @@ impl<'a> SearchSpace<'a> {
         Ok(space)
     }
 
+    /// The same for devices that offload what does not fit into their memory. The search counts the time that takes.
+    pub(super) fn offloading(mut self) -> Self {
+        self.offloads = true;
+        self.cases.iter_mut().flat_map(|c| &mut c.problem.machines.units).for_each(|u| self.links.let_offload(u));
+        self
+    }
+
     /// Makes a plan by [`Scheduler::OpFence`] or [`Scheduler::Exact`].
     pub(super) fn plan(mut self, options: &PlanOptions) -> Result<Scheduled, PlanError> {
         let bound = self.bound(options);
@@ -162,7 +172,7 @@ impl<'a> SearchSpace<'a> {
             };
             let judged = self.judge(choices, bound, options)?;
             let headroom = judged.headroom;
-            if headroom >= 1.0 {
+            if headroom >= 1.0 || self.offloads {
                 return Ok(judged.scheduled);
             }
             if best.as_ref().is_none_or(|b| headroom > b.headroom) {
@@ -214,9 +224,7 @@ impl<'a> SearchSpace<'a> {
         let rule = self.rule.unwrap_or_default();
         let Prepared { plan, programs, simulation } = prepare(plan, workload, Some(&cluster), rule, options.optimizer)?;
         let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
-        let needs = simulation.peers.iter().zip(cluster.devices());
-        let headroom = needs.map(|(p, d)| d.memory as f64 / p.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min);
-        let scheduled = Scheduled {
+        let mut scheduled = Scheduled {
             plan,
             devices,
             cluster,
@@ -227,6 +235,11 @@ impl<'a> SearchSpace<'a> {
             lower_bound_s: bound,
             notes: self.notes(&used),
         };
+        if self.offloads {
+            scheduled.offload(options.optimizer)?;
+        }
+        let needs = scheduled.simulation.peers.iter().zip(scheduled.cluster.devices());
+        let headroom = needs.map(|(p, d)| d.memory as f64 / p.peak_bytes.max(1) as f64).fold(f64::INFINITY, f64::min);
         Ok(Judged { headroom, scheduled })
     }
 
@@ -342,6 +355,9 @@ impl<'a> SearchSpace<'a> {
         let groups = self.links.groups(&self.devices, copies, typical_message_bytes(problem), &seconds);
         let mut machines = self.links.machines(&groups, &self.class, &seconds);
         machines.units.iter_mut().for_each(|u| u.memory *= self.memory_share);
+        if self.offloads {
+            machines.units.iter_mut().for_each(|u| self.links.let_offload(u));
+        }
         problem.with_machines(machines)
     }
 

@@ -1,8 +1,8 @@
 //! From a cluster to units: single devices, or devices joined as replicas.
 
-use crate::cost::Cluster;
+use crate::cost::{Cluster, Device};
 use crate::program::PeerId;
-use crate::search::{LinkCost, Machines, Unit, UplinkShare, communities};
+use crate::search::{LinkCost, Machines, OffloadCost, Unit, UplinkShare, communities};
 
 /// Most units among which a plan is searched.
 const MAX_UNITS: usize = 96;
@@ -90,6 +90,16 @@ impl<'a> DeviceLinks<'a> {
         groups
     }
 
+    /// Lets a unit take more than its memory, for the time that offloading the rest takes.
+    pub(super) fn let_offload(&self, unit: &mut Unit) {
+        let rates =
+            unit.members.iter().filter_map(|d| self.cluster.devices().get(*d as usize)).map(Device::offload_rate);
+        // What is offloaded leaves and returns.
+        let per_byte = 2.0 / rates.fold(f64::INFINITY, f64::min);
+        unit.offload = Some(OffloadCost { memory: unit.memory, per_byte });
+        unit.memory = f64::INFINITY;
+    }
+
     /// Groups as units. `class` is by device.
     pub(super) fn machines(&self, groups: &[Vec<u32>], class: &[u32], model_seconds: impl Fn(u32) -> f64) -> Machines {
         let devices = self.cluster.devices().len();
@@ -110,6 +120,7 @@ impl<'a> DeviceLinks<'a> {
                 class: class[slowest as usize],
                 memory: memory as f64,
                 inside: worst(members, members),
+                offload: None,
             }
         };
         let all: Vec<&Vec<u32>> = groups.iter().chain([&broker]).collect();

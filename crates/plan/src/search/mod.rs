@@ -26,7 +26,9 @@ pub use exact::{MAX_CUT_POSITIONS, MAX_UNITS, exact, is_small};
 pub use op_fence::op_fence;
 pub(crate) use op_fence::{SearchDepth, search};
 pub(crate) use orders::typical_message_bytes;
-pub use problem::{Chain, Input, LinkCost, Machines, Message, Problem, Seconds, Tie, TieUser, Unit, UplinkShare};
+pub use problem::{
+    Chain, Input, LinkCost, Machines, Message, OffloadCost, Problem, Seconds, Tie, TieUser, Unit, UplinkShare,
+};
 pub(crate) use problem::{MAX_THOROUGH_UNITS, prefix_sums};
 pub(crate) use refine::polish;
 pub use score::{Bottleneck, Score, ScoredPlan, Segment};

@@ -131,6 +131,17 @@ pub struct Unit {
     pub memory: f64,
     /// The slowest link among the members.
     pub inside: LinkCost,
+    /// The price of bytes beyond the members' memory, if they offload those. [`Self::memory`] is then infinite.
+    pub offload: Option<OffloadCost>,
+}
+
+/// What it costs a unit to need more than its memory.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct OffloadCost {
+    /// The smallest member's memory, in bytes.
+    pub memory: f64,
+    /// Seconds of a step for each byte beyond it.
+    pub per_byte: f64,
 }
 
 /// The cost of messages from one unit to another.
@@ -359,12 +370,15 @@ impl Problem {
         s.weight[hi] - s.weight[lo]
     }
 
-    /// Seconds of a unit to apply a step to atoms `lo..hi`, including the wait for the verdict.
+    /// Seconds of a unit to apply a step to atoms `lo..hi`, including the wait for the verdict and the time to offload what
+    /// exceeds its memory.
     pub(crate) fn step_end(&self, unit: usize, lo: usize, hi: usize) -> f64 {
         let s = &self.chain.seconds[self.machines.units[unit].class as usize];
         let broker = self.machines.broker();
         let verdict = self.machines.link(unit, broker).latency + self.machines.link(broker, unit).latency;
-        s.update[hi] - s.update[lo] + verdict
+        // Activations count as those of one micro-batch.
+        let beyond = |cost: OffloadCost| cost.per_byte * (self.memory(unit, lo, hi, 1) - cost.memory).max(0.0);
+        s.update[hi] - s.update[lo] + verdict + self.machines.units[unit].offload.map_or(0.0, beyond)
     }
 
     /// Peak bytes of each member of a unit with atoms `lo..hi`. `in_flight` is the unit's number of micro-batches

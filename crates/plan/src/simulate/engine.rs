@@ -452,7 +452,7 @@ impl Peer {
             Activity::Wait | Activity::Verdict => load.wait_s += seconds,
             Activity::Forward => load.forward_s += seconds,
             Activity::Update => self.current.update_s += seconds,
-            Activity::Backward | Activity::WeightGrad => {}
+            Activity::Backward | Activity::WeightGrad | Activity::Offload => {}
         }
         if activity.computes() {
             load.compute_s += seconds;

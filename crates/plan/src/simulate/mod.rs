@@ -121,6 +121,8 @@ pub enum Activity {
     WeightGrad,
     /// Sums gradients, computes their norms, or runs the optimizer.
     Update,
+    /// Moves tensors out of the device's memory, or back.
+    Offload,
     /// Waits for a message.
     Wait,
     /// Waits for the verdict.

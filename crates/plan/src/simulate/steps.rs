@@ -9,7 +9,7 @@ use super::messages::{Messages, value_type};
 use super::{Activity, SimulateOptions};
 use crate::cost::{CopyDirection, Device, signature, squared_norm, sum, update};
 use crate::error::PlanError;
-use crate::program::{Instruction, Memory, PeerId, Program, Slot};
+use crate::program::{Instruction, Medium, Memory, Movable, PeerId, Program, Slot};
 
 /// One step of a peer.
 #[derive(Debug, Clone, Copy)]
@@ -55,6 +55,8 @@ pub(super) struct Writer<'a> {
     updates: Vec<UpdateCost>,
     /// Sums that have begun, by reduction and part.
     sums: HashSet<(u32, u32)>,
+    /// State that was loaded and has not changed since.
+    unchanged: HashSet<Movable>,
     out: Vec<Step>,
 }
 
@@ -80,10 +82,11 @@ impl<'a> Writer<'a> {
             nodes: node_costs(program, device)?,
             first_node: program.nodes.keys().next().map_or(0, |n| n.0),
             memory: Memory::new(program),
-            kept: kept(program, options)?,
+            kept: program.kept_bytes(options.optimizer.slots().len()),
             backward_begun: vec![false; program.micro_batches as usize],
             updates,
             sums: HashSet::new(),
+            unchanged: HashSet::new(),
             out: Vec::new(),
         })
     }
@@ -114,8 +117,19 @@ impl<'a> Writer<'a> {
                     self.out.push(Step::Clip);
                 }
                 Instruction::Update { reduction } => {
-                    self.parameter(reduction)?;
+                    let updated = self.parameter(reduction)?;
+                    self.unchanged.retain(|what| program.movable_value(*what) != Some(updated));
                     self.compute(Activity::Update, None, self.updates[reduction as usize].optimizer, held);
+                }
+                Instruction::Offload { what, to } if !self.unchanged.contains(&what) => {
+                    self.movement(what, CopyDirection::Download, to, held);
+                }
+                Instruction::Offload { .. } => {}
+                Instruction::Load { what, from } => {
+                    self.movement(what, CopyDirection::Upload, from, held);
+                    if what.is_state() {
+                        self.unchanged.insert(what);
+                    }
                 }
             }
         }
@@ -192,6 +206,16 @@ impl<'a> Writer<'a> {
         self.compute(activity, micro_batch, seconds, held);
     }
 
+    /// Moves a tensor out of memory, or back.
+    fn movement(&mut self, what: Movable, direction: CopyDirection, medium: Medium, held: u64) {
+        let seconds = self.device.move_seconds(direction, medium, self.program.movable_bytes(what) as f64);
+        let micro_batch = match what {
+            Movable::Value { micro_batch, .. } => Some(micro_batch),
+            _ => None,
+        };
+        self.compute(Activity::Offload, micro_batch, seconds, held);
+    }
+
     /// Adds a step, or extends the last one if that is the same activity.
     fn compute(&mut self, activity: Activity, micro_batch: Option<u32>, seconds: f64, held: u64) {
         let backward = |a: Activity| matches!(a, Activity::Backward | Activity::WeightGrad);
@@ -207,19 +231,6 @@ impl<'a> Writer<'a> {
             self.out.push(Step::Compute { activity, micro_batch, seconds, peak: held });
         }
     }
-}
-
-/// Bytes of parameters, buffers, constants and optimizer state.
-fn kept(program: &Program, options: &SimulateOptions) -> Result<u64, PlanError> {
-    let bytes = |v: ValueId| Ok::<u64, PlanError>(value_type(program, v)?.bytes() as u64);
-    let mut kept = 0u64;
-    for h in &program.holdings {
-        kept = kept.saturating_add(bytes(h.value)?);
-    }
-    for (_, r) in program.owned() {
-        kept = kept.saturating_add(bytes(r.parameter)?.saturating_mul(options.optimizer.slots().len() as u64));
-    }
-    Ok(kept)
 }
 
 /// By node number, less the first.

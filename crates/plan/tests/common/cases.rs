@@ -65,7 +65,7 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
     let units: Vec<Unit> = (0..units as u32)
         .map(|u| {
             let memory = if tight { need / units as f64 * d.log_uniform(0.8, 4.0) } else { need * 100.0 };
-            Unit { members: vec![u], class: u, memory, inside: LinkCost::NONE }
+            Unit { members: vec![u], class: u, memory, inside: LinkCost::NONE, offload: None }
         })
         .collect();
     let mut links = Vec::new();

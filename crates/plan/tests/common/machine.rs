@@ -196,6 +196,8 @@ impl Machine {
                 let gradient = p.gradients.remove(&reduction).unwrap();
                 p.state.insert(parameter, symbol((p.state[&parameter], gradient)));
             }
+            // They change no value.
+            Instruction::Offload { .. } | Instruction::Load { .. } => {}
         }
         let held: BTreeSet<u32> = p.values.keys().map(|(_, m)| *m).collect();
         p.most_held = p.most_held.max(held.len());

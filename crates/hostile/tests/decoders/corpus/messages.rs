@@ -40,7 +40,7 @@ fn machine() -> MachineProfile {
     let operators =
         Measured::from(BTreeMap::from([("mm".into(), curve()), ("add".into(), curve()), ("upload".into(), curve())]));
     let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
-    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators }
+    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, disk: 5e8, host_link: None }
 }
 
 pub(super) fn from_peer() -> Vec<Vec<u8>> {

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use fusionllm_plan::{Cluster, Device, DirectLink, PeerId, Place, PlanError};
+use fusionllm_plan::{Cluster, DISK_RATE, Device, DirectLink, PeerId, Place, PlanError};
 
 use super::{Parts, Testbed, read};
 use crate::config::reader::JobError;
@@ -86,6 +86,8 @@ impl Known {
             // What the machine gives is all there is.
             memory: if known.memory == 0 { measured.memory } else { measured.memory.min(known.memory) },
             backend: measured.backend.clone(),
+            disk: if known.disk == DISK_RATE { device.disk } else { known.disk },
+            host_link: known.host_link.or(device.host_link),
             ..device.clone()
         }
     }

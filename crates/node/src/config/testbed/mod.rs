@@ -293,6 +293,8 @@ fn device(
     if let Some(memory) = section.quantity("memory", &SIZE, true)? {
         device.memory = memory as u64;
     }
+    device.disk = section.quantity("disk", &RATE, true)?.unwrap_or(device.disk);
+    device.host_link = section.quantity("host_link", &RATE, true)?.or(device.host_link);
     device.site = site;
     device.backend = backend.or(device.backend);
     device.slowdown = section.number("slowdown", "at least 1", |x| x >= 1.0)?.unwrap_or(1.0);

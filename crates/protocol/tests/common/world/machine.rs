@@ -102,7 +102,8 @@ impl World {
             ToPeer::Measure { .. } => {
                 let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
                 let operators = Measured::default();
-                let machine = MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators };
+                let machine =
+                    MachineProfile { rates, memory: 1 << 30, slowdown: 1.0, operators, disk: 5e8, host_link: None };
                 self.tell(m, FromPeer::Machine(machine));
                 Vec::new()
             }

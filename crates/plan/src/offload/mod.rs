@@ -1,0 +1,74 @@
+//! What peers keep outside their devices' memory, and when it is moved.
+
+mod choice;
+mod rewrite;
+mod uses;
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+pub(crate) use choice::{Offloaded, offload};
+pub(crate) use rewrite::rewrite;
+
+use crate::program::{Medium, OffloadedBytes, PeerId, Program};
+use crate::size::size;
+
+/// What a peer keeps outside its device's memory while nothing uses it. Tensors are named as in the graph.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerOffload {
+    /// The peer.
+    pub peer: PeerId,
+    /// Where the tensors go.
+    pub to: Medium,
+    /// By slot of the optimizer: the owned parameters whose state in that slot is away until their update.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub optimizer: Vec<BTreeSet<String>>,
+    /// The activations that are away between forward and backward, in every micro-batch.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub activations: BTreeSet<String>,
+    /// The parameters whose gradients are away between two sums, and until their update.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub gradients: BTreeSet<String>,
+    /// The parameters that are away between two uses.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub parameters: BTreeSet<String>,
+}
+
+impl PeerOffload {
+    /// Nothing is away.
+    pub(crate) fn nothing(peer: PeerId, to: Medium) -> Self {
+        let (optimizer, none) = (Vec::new(), BTreeSet::new());
+        Self { peer, to, optimizer, activations: none.clone(), gradients: none.clone(), parameters: none }
+    }
+
+    /// The names of all tensors.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
+        let sets = [&self.activations, &self.gradients, &self.parameters];
+        self.optimizer.iter().chain(sets).flatten()
+    }
+}
+
+/// What a peer keeps outside its device's memory, for the user; `None` if it keeps everything there. `name` is the
+/// peer's.
+pub(crate) fn sentence(name: &str, program: &Program) -> Option<String> {
+    let on = |medium: Medium| {
+        let OffloadedBytes { optimizer, gradients, activations, parameters } = program.offloaded_bytes(medium);
+        let kinds = [
+            (optimizer, "optimizer state"),
+            (activations, "activations"),
+            (gradients, "gradients"),
+            (parameters, "parameters"),
+        ];
+        let there = kinds.into_iter().filter(|(bytes, _)| *bytes > 0);
+        let there: Vec<String> = there.map(|(bytes, what)| format!("{} of {what}", size(bytes as f64))).collect();
+        let place = match medium {
+            Medium::Host => "in the host's memory",
+            Medium::Disk => "on disk",
+        };
+        (!there.is_empty()).then(|| format!("{} {place}", there.join(", ")))
+    };
+    let media: Vec<String> = [Medium::Host, Medium::Disk].into_iter().filter_map(on).collect();
+    (!media.is_empty())
+        .then(|| format!("{name} has too little memory for its share, and offloads {}", media.join("; ")))
+}

@@ -1,0 +1,200 @@
+//! Plans for devices with less memory than their share needs.
+
+#![allow(clippy::unwrap_used)]
+
+mod common;
+
+use common::*;
+use fusionllm_graph::models::Gpt2Config;
+use fusionllm_graph::ops::AdamwStep;
+use fusionllm_graph::{DType, Graph, TrainGraph};
+use fusionllm_plan::{
+    Cluster, Compression, Device, Instruction, Link, Medium, Movable, Optimizer, PROCESS_BYTES, Plan, PlanError,
+    PlanOptions, Program, Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile,
+    compile_forward, schedule, simulate,
+};
+
+const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
+
+/// Parameters, gradients and two moments of 1.7 million parameters.
+fn model() -> Graph {
+    let config =
+        Gpt2Config { vocab_size: 256, n_positions: 16, n_embd: 128, n_layer: 8, n_head: 4, ..Gpt2Config::default() };
+    config.build(1, 16, DType::F32).unwrap()
+}
+
+fn state_bytes(graph: &Graph) -> u64 {
+    graph.parameters().map(|v| 4 * graph.ty(v).bytes() as u64).sum()
+}
+
+fn cluster(count: usize, change: impl Fn(&mut Device)) -> Cluster {
+    let rates = Rates { matmul: 1e9, convolution: 1e9, memory: 1e9, overhead: 1e-6 };
+    let device = |i| {
+        let mut device = Device { site: Some(0), ..Device::new(format!("p{i}"), rates, 1 << 40) };
+        change(&mut device);
+        device
+    };
+    let link = Some(Link { latency: 1e-3, bandwidth: 1e7 });
+    let site = Site { name: "here".into(), inside: link, uplink: None, downlink: None };
+    Cluster::new((0..count).map(device).collect(), vec![site], vec![], None).unwrap()
+}
+
+fn plan(graph: &Graph, train: &TrainGraph, scheduler: Scheduler, cluster: &Cluster) -> Result<Scheduled, PlanError> {
+    let options = PlanOptions {
+        scheduler,
+        optimizer: OPTIMIZER,
+        schedules: vec![Schedule::OneFOneB],
+        replicas: 1,
+        compression: Compression::default(),
+    };
+    schedule(&[Workload { forward: graph, train, micro_batches: 2 }], cluster, &options)
+}
+
+fn moves(program: &Program) -> Vec<Movable> {
+    let what = |i: &Instruction| match *i {
+        Instruction::Offload { what, .. } => Some(what),
+        _ => None,
+    };
+    program.instructions.iter().filter_map(what).collect()
+}
+
+#[test]
+fn a_third_of_the_state_is_enough() {
+    let graph = model();
+    let train = train_graph(&graph);
+    let limit = state_bytes(&graph) / 3 + PROCESS_BYTES;
+    for scheduler in [Scheduler::OpFence, Scheduler::Exact, Scheduler::EqualCompute] {
+        let cluster = cluster(1, |d| d.memory = limit);
+        let made = plan(&graph, &train, scheduler, &cluster).unwrap();
+        let load = made.simulation.peers[0];
+        assert!(load.peak_bytes <= limit, "{} of {limit}", load.peak_bytes);
+        assert_eq!(made.notes.len(), 1);
+        assert!(made.notes[0].starts_with("p0 has too little memory for its share, and offloads "), "{:?}", made.notes);
+        let program = &made.programs[0];
+        program.validate().unwrap();
+        assert!(program.kept_bytes(2) + program.peak_bytes() + PROCESS_BYTES <= limit);
+        let state = program.offloaded_bytes(Medium::Disk);
+        assert!(state.optimizer > 0 && state.gradients > 0 && state.total() > limit, "{state:?}");
+        // The plan alone says all of it.
+        let read = Plan::from_json(&made.plan.to_json().unwrap()).unwrap();
+        assert_eq!(read, made.plan);
+        assert_eq!(compile(&read, &graph, &train).unwrap(), made.programs);
+        let eval = compile_forward(&read, &graph, &graph.evaluation().unwrap(), &["loss"]).unwrap();
+        eval[0].validate().unwrap();
+        assert_eq!(eval[0].resting().len(), program.resting().keys().filter(|m| is_parameter(m)).count());
+    }
+}
+
+fn is_parameter(what: &&Movable) -> bool {
+    matches!(what, Movable::Parameter { .. })
+}
+
+#[test]
+fn with_enough_memory_nothing_is_offloaded() {
+    let graph = model();
+    let train = train_graph(&graph);
+    let made = plan(&graph, &train, Scheduler::OpFence, &cluster(1, |_| {})).unwrap();
+    let need = made.simulation.peers[0].peak_bytes;
+    let exact = plan(&graph, &train, Scheduler::OpFence, &cluster(1, |d| d.memory = need + need / 10)).unwrap();
+    assert_eq!(made.plan, exact.plan);
+    assert!(!made.plan.to_json().unwrap().contains("offload"));
+    assert!(made.notes.is_empty() && moves(&made.programs[0]).is_empty());
+}
+
+/// The cheapest bytes go first: state that is touched once in a step.
+#[test]
+fn little_is_offloaded_where_little_is_missing() {
+    let graph = model();
+    let train = train_graph(&graph);
+    let need = plan(&graph, &train, Scheduler::OpFence, &cluster(1, |_| {})).unwrap().simulation.peers[0].peak_bytes;
+    let made = plan(&graph, &train, Scheduler::OpFence, &cluster(1, |d| d.memory = need - (1 << 20))).unwrap();
+    let away = made.programs[0].offloaded_bytes(Medium::Disk);
+    assert!(away.optimizer >= 1 << 20 && away.optimizer < 8 << 20, "{away:?}");
+    assert_eq!(away.total(), away.optimizer);
+}
+
+#[test]
+fn what_cannot_fit_is_refused_as_before() {
+    let graph = model();
+    let train = train_graph(&graph);
+    let error = plan(&graph, &train, Scheduler::OpFence, &cluster(1, |d| d.memory = 1 << 20)).unwrap_err();
+    let text = error.to_string();
+    assert!(text.contains("operator") && text.contains("needs") || text.contains("are missing"), "{text}");
+}
+
+#[test]
+fn a_device_with_memory_of_its_own_offloads_to_its_host() {
+    let graph = model();
+    let train = train_graph(&graph);
+    let limit = state_bytes(&graph) / 3 + PROCESS_BYTES;
+    let with = |host_link| {
+        let cluster = cluster(1, |d| (d.memory, d.host_link) = (limit, host_link));
+        plan(&graph, &train, Scheduler::OpFence, &cluster).unwrap()
+    };
+    let (host, disk) = (with(Some(1e10)), with(None));
+    assert_eq!(host.programs[0].offloaded_bytes(Medium::Disk).total(), 0);
+    assert!(host.programs[0].offloaded_bytes(Medium::Host).total() > 0);
+    assert!(host.notes[0].ends_with(" in the host's memory"), "{:?}", host.notes);
+    assert!(host.simulation.step_s < disk.simulation.step_s, "the link to the host is faster than the disk");
+}
+
+/// Two devices that have too little memory even together. Each gets a share.
+#[test]
+fn several_devices_offload() {
+    let graph = model();
+    let train = train_graph(&graph);
+    let limit = state_bytes(&graph) / 5 + PROCESS_BYTES;
+    // A disk so slow that dividing the model pays.
+    let cluster = cluster(2, |d| (d.memory, d.disk) = (limit, 1e7));
+    let made = plan(&graph, &train, Scheduler::OpFence, &cluster).unwrap();
+    assert_eq!(made.plan.offload.len(), 2, "{:?}", made.notes);
+    assert!(made.simulation.peers.iter().all(|p| p.peak_bytes <= limit));
+    made.programs.iter().for_each(|p| p.validate().unwrap());
+}
+
+/// A slower disk makes a longer step, by the bytes that move.
+#[test]
+fn the_simulator_counts_the_moves() {
+    let graph = model();
+    let train = train_graph(&graph);
+    let limit = state_bytes(&graph) / 3 + PROCESS_BYTES;
+    let at = |disk: f64| {
+        let cluster = cluster(1, |d| (d.memory, d.disk) = (limit, disk));
+        let made = plan(&graph, &train, Scheduler::OpFence, &cluster).unwrap();
+        let step = simulate(&made.programs, &cluster, &SimulateOptions::new(OPTIMIZER)).unwrap().step_s;
+        assert_eq!(step, made.simulation.step_s);
+        (step, made.programs[0].offloaded_bytes(Medium::Disk))
+    };
+    let ((fast, away), (slow, same)) = (at(1e9), at(1e6));
+    assert_eq!(away, same);
+    // Optimizer state and gradients leave and return once at the least.
+    let least = 2.0 * (away.optimizer + away.gradients) as f64;
+    assert!(slow - fast > 0.99 * least * (1e-6 - 1e-9), "{slow} {fast}");
+}
+
+/// Peers are strangers: a program that uses what is away is refused.
+#[test]
+fn a_program_that_uses_what_is_away_is_refused() {
+    let graph = model();
+    let train = train_graph(&graph);
+    let cluster = cluster(1, |d| d.memory = state_bytes(&graph) / 4 + PROCESS_BYTES);
+    let made = plan(&graph, &train, Scheduler::OpFence, &cluster).unwrap();
+    let program = &made.programs[0];
+    let moves = (0..program.instructions.len())
+        .filter(|at| matches!(program.instructions[*at], Instruction::Offload { .. } | Instruction::Load { .. }));
+    let mut kinds: Vec<Movable> = Vec::new();
+    for at in moves {
+        let mut changed = program.clone();
+        let gone = changed.instructions.remove(at);
+        assert!(changed.validate().is_err(), "without {gone:?}");
+        let mut repeated = program.clone();
+        repeated.instructions.insert(at, gone);
+        assert!(repeated.validate().is_err(), "with {gone:?} twice");
+        if let Instruction::Offload { what, .. } = gone
+            && !kinds.iter().any(|k| std::mem::discriminant(k) == std::mem::discriminant(&what))
+        {
+            kinds.push(what);
+        }
+    }
+    assert!(kinds.len() >= 3, "{kinds:?}");
+}
