@@ -20,8 +20,9 @@ pub(crate) struct Candidate {
     device: String,
     /// Bytes of its memory, where known.
     memory: Option<u64>,
-    /// Whether it is something else than the processor.
-    accelerator: bool,
+    /// Whether it is better than the processor for sure. The program's own backends for graphics adapters start each
+    /// operator alone, and an adapter may be software, so they are not.
+    better: bool,
     /// What makes a command use it.
     option: String,
 }
@@ -32,7 +33,7 @@ impl Candidate {
         Some(Self {
             name: name.to_owned(),
             framework: name.to_owned(),
-            accelerator: device.threads.is_none(),
+            better: false,
             device: device.name,
             memory: device.memory_bytes,
             option: format!("--backend {name}"),
@@ -46,7 +47,7 @@ impl Candidate {
             framework: format!("{name} {version}"),
             device: if accelerator { device } else { processor.to_owned() },
             memory: memory_bytes,
-            accelerator,
+            better: accelerator,
             option: format!("--worker \"{command}\""),
             name: worker_name(&command),
         }
@@ -57,15 +58,15 @@ impl Candidate {
 pub(crate) fn all() -> Vec<Candidate> {
     complain("looking for devices and frameworks");
     let mut all: Vec<Candidate> = names().iter().filter_map(|name| Candidate::built_in(name)).collect();
-    let processor = all.iter().find(|c| !c.accelerator).map(|c| c.device.clone()).unwrap_or_default();
+    let processor = all.first().map(|c| c.device.clone()).unwrap_or_default();
     all.extend(find().into_iter().map(|found| Candidate::worker(found, &processor)));
     all
 }
 
 /// The accelerators of the first framework that has any, or else the first of all.
 fn best(all: &[Candidate]) -> Vec<&Candidate> {
-    match all.iter().find(|candidate| candidate.accelerator) {
-        Some(first) => all.iter().filter(|c| c.accelerator && c.framework == first.framework).collect(),
+    match all.iter().find(|candidate| candidate.better) {
+        Some(first) => all.iter().filter(|c| c.better && c.framework == first.framework).collect(),
         None => all.iter().take(1).collect(),
     }
 }
@@ -102,12 +103,12 @@ mod tests {
 
     #[test]
     fn all_accelerators_of_one_framework_are_the_best() {
-        let candidate = |framework: &str, device: &str, accelerator| Candidate {
+        let candidate = |framework: &str, device: &str, better| Candidate {
             name: String::new(),
             framework: framework.into(),
             device: device.into(),
             memory: None,
-            accelerator,
+            better,
             option: String::new(),
         };
         let all = [

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use fusionllm_backend as backend;
+use fusionllm_backend::{self as backend, BackendError};
 use fusionllm_plan::{Link, Rates};
 use fusionllm_protocol::{FromPeer, ToPeer, VERSION};
 use fusionllm_transport::{ConnectError, Endpoint, EndpointOptions, Lanes, Relay, Ticket};
@@ -279,7 +279,12 @@ fn try_backends() -> (Vec<BackendFindings>, Vec<Problem>) {
     let workers = backend::worker::find().into_iter().filter(|worker| worker.accelerator);
     let workers = workers.map(|worker| (worker.name, backend::worker_name(&worker.command)));
     for (name, open) in backend::names().iter().map(|name| ((*name).into(), (*name).into())).chain(workers) {
-        let tried = backend::open(&open).map_err(NodeError::from).and_then(|opened| {
+        let opened = match backend::open(&open) {
+            // Not every machine has what each backend of this build computes on.
+            Err(BackendError::Device { .. }) => continue,
+            opened => opened,
+        };
+        let tried = opened.map_err(NodeError::from).and_then(|opened| {
             let device = profile::measure_briefly(&opened, 1.0, None, &[])?;
             Ok((opened.device().name, device.rates))
         });
