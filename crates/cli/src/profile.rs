@@ -45,17 +45,15 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     };
     let mut devices = Vec::new();
     for name in &names {
-        let opened = match open_backend(name) {
+        let alone = match open_backend(name) {
             // Not every machine has what a backend of this build computes on.
             Err(failure) if !chosen.is_given() => {
                 complain(format_args!("leaving {name} out: {}", failure.message()));
                 continue;
             }
-            // A bad name, or a worker that cannot be started, is the user's error.
-            opened => opened?,
+            // A bad name, or a worker that cannot be started, is the user's error. A worker has its own threads.
+            opened => opened?.device().threads.is_none(),
         };
-        // A worker has its own threads.
-        let alone = opened.device().threads.is_none();
         for &n in if alone { &threads[..1] } else { &threads } {
             complain(format_args!("measuring {name} with {n} thread(s)"));
             devices.push((n, child(name, n, args)?));
