@@ -109,7 +109,7 @@ fn errors_name_the_place_in_the_file() {
     "#);
     assert_snapshot!(error("count = 2", "coutn = 2"), @r#"
     t.toml:4:1: unknown setting `coutn` in [device]
-    hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, slowdown
+    hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, disk, host_link, slowdown
     "#);
     assert_snapshot!(error("from = \"lab\"\n", ""), @r#"
     t.toml:33:1: a link needs its two ends
