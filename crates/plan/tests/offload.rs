@@ -81,7 +81,7 @@ fn a_third_of_the_state_is_enough() {
         assert_eq!(compile(&read, &graph, &train).unwrap(), made.programs);
         let eval = compile_forward(&read, &graph, &graph.evaluation().unwrap(), &["loss"]).unwrap();
         eval[0].validate().unwrap();
-        assert_eq!(eval[0].resting().len(), program.resting().keys().filter(|m| is_parameter(m)).count());
+        assert_eq!(eval[0].resting().len(), program.resting().keys().filter(is_parameter).count());
     }
 }
 
