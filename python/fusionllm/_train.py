@@ -17,6 +17,9 @@ from fusionllm._run import Run, Step
 #: A job: the path of a file, or its sections as `docs/job.md` names them.
 Job = str | os.PathLike[str] | Mapping[str, Any]
 
+#: The file in a run's directory with data that were given in memory.
+DATA = "data.safetensors"
+
 
 def train(
     job: Job | None = None,
@@ -96,9 +99,10 @@ def _conduct(
         arguments += ["--resume", os.fspath(resume)]
     if run_dir is None and resume is not None:
         # It goes on in its own directory.
-        directory = _run_of(Path(resume))
+        directory, made = _run_of(Path(resume)), False
     else:
         directory = Path(run_dir) if run_dir is not None else _new_directory()
+        made = run_dir is None or not directory.exists()
         arguments += ["--run-dir", str(directory)]
     if peers is not None:
         arguments += ["--peers", str(peers)]
@@ -110,7 +114,11 @@ def _conduct(
     elif job is not None:
         arguments.append(os.fspath(job))
     metrics = _Metrics(directory / "metrics.jsonl", on_step)
-    _program.run(arguments, text=job_text, progress=progress, glance=metrics.glance)
+    try:
+        _program.run(arguments, text=job_text, progress=progress, glance=metrics.glance)
+    finally:
+        if made:
+            _drop_unbegun(directory)
     return Run(directory)
 
 
@@ -156,9 +164,16 @@ def _new_directory() -> Path:
             continue
 
 
+def _drop_unbegun(directory: Path) -> None:
+    """Removes a directory that was made for a run that never began: the program has written nothing to it."""
+    if directory.is_dir() and {entry.name for entry in directory.iterdir()} <= {DATA}:
+        (directory / DATA).unlink(missing_ok=True)
+        directory.rmdir()
+
+
 def _keep(directory: Path, data: Mapping[str, Any], settings: Mapping[str, Any]) -> dict[str, Any]:
     """Writes data to the run's directory, where a resumed run finds them, and returns the job's `[data]`."""
-    file = (directory / "data.safetensors").resolve()
+    file = (directory / DATA).resolve()
     file.parent.mkdir(parents=True, exist_ok=True)
     save_file({name: _rows(value) for name, value in data.items()}, file)
     return {**settings, "kind": "tensors", "files": [file]}
@@ -166,7 +181,9 @@ def _keep(directory: Path, data: Mapping[str, Any], settings: Mapping[str, Any])
 
 def _rows(value: Any) -> np.ndarray:
     if hasattr(value, "detach"):
-        value = value.detach().cpu().numpy()
+        value = value.detach().cpu()
+        # NumPy has no bfloat16. Its values are f32's, too.
+        value = (value.float() if "bfloat16" in str(value.dtype) else value).numpy()
     return np.ascontiguousarray(value)
 
 

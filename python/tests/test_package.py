@@ -103,6 +103,36 @@ def test_errors_are_those_of_the_program() -> None:
 
 
 @needs_program
+def test_a_run_that_never_began_leaves_nothing() -> None:
+    rows = np.zeros((4, 8), np.int64)
+    with pytest.raises(fusionllm.FusionError, match="tensors are for models from elsewhere"):
+        fusionllm.train({**TINY, "data": {}}, data={"input_ids": rows, "labels": rows}, progress=False)
+    assert not list(Path("runs").iterdir())
+
+
+@needs_program
+@needs_torch
+def test_data_in_memory_find_the_inputs_that_they_are_meant_for() -> None:
+    import torch
+
+    class Distance(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = torch.nn.Parameter(torch.ones(3))
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return (self.scale * x - y).square().mean()
+
+    rows = torch.arange(12, dtype=torch.bfloat16).reshape(4, 3)
+    fusionllm.export(Distance(), (rows.float(), rows.float()), "model.pt2")
+    job = {"model": {"file": "model.pt2"}, "train": {"steps": 1, "batch": 4, "micro_batch": 4}}
+    run = fusionllm.train(job, data={"x": rows, "y": 0 * rows}, peers=1, progress=False)
+    assert run.losses == pytest.approx([rows.float().square().mean().item()])
+    with pytest.raises(fusionllm.FusionError, match=r"the model takes x: .*, but the data have a: "):
+        fusionllm.train(job, data={"a": rows, "b": 0 * rows}, peers=1, progress=False)
+
+
+@needs_program
 def test_what_a_callback_raises_ends_the_run() -> None:
     def stop(step: fusionllm.Step) -> None:
         raise KeyboardInterrupt

@@ -32,18 +32,31 @@ pub(super) struct Targets {
 }
 
 impl Feeds {
-    /// Matches inputs by name. Where the names differ, inputs match in order if their numbers and types agree.
+    /// Matches inputs by name. Where the names differ, the inputs of text and of images match in order, if their
+    /// numbers and types agree. Tensors of a file have no order that means anything: they match by type, if each fits
+    /// one input alone.
     pub(super) fn new(graph: &Graph, data: &Dataset, micro_batch: usize) -> Result<Self, NodeError> {
         let given = data.inputs(micro_batch);
         let wanted: Vec<(&str, &TensorType)> =
             graph.inputs().map(|v| (graph.value(v).name.as_str(), graph.ty(v))).collect();
         let fits = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.is_float() == b.dtype.is_float();
         let named = |name: &str, ty: &TensorType| given.iter().any(|(n, t)| n == name && fits(t, ty));
-        let names: BTreeMap<String, String> = if wanted.iter().all(|(name, ty)| named(name, ty)) {
-            wanted.iter().map(|(name, _)| (name.to_string(), name.to_string())).collect()
-        } else if wanted.len() == given.len() && wanted.iter().zip(&given).all(|((_, a), (_, b))| fits(a, b)) {
-            given.iter().zip(&wanted).map(|((from, _), (to, _))| (from.to_string(), to.to_string())).collect()
+        let alone = |ty: &TensorType| {
+            wanted.iter().filter(|(_, t)| fits(t, ty)).count() == 1
+                && given.iter().filter(|(_, t)| fits(t, ty)).count() == 1
+        };
+        let pairs: Vec<(&str, &str)> = if wanted.iter().all(|(name, ty)| named(name, ty)) {
+            wanted.iter().map(|(name, _)| (*name, *name)).collect()
+        } else if wanted.len() != given.len() {
+            Vec::new()
+        } else if data.has_order() {
+            let pairs = given.iter().zip(&wanted).filter(|((_, a), (_, b))| fits(a, b));
+            pairs.map(|((from, _), (to, _))| (from.as_ref(), *to)).collect()
         } else {
+            let from = |ty: &TensorType| given.iter().find(|(_, t)| fits(t, ty) && alone(t));
+            wanted.iter().filter_map(|(to, ty)| Some((from(ty)?.0.as_ref(), *to))).collect()
+        };
+        if pairs.len() != wanted.len() {
             let list = |all: Vec<String>| all.join(", ");
             return Err(NodeError::input_with_hint(
                 format!(
@@ -55,7 +68,9 @@ impl Feeds {
                     "give tensors of those names and types, for micro-batches of {micro_batch} (train.micro_batch)"
                 ),
             ));
-        };
+        }
+        let names: BTreeMap<String, String> =
+            pairs.iter().map(|(from, to)| (from.to_string(), to.to_string())).collect();
         let (input, ignored) = match graph.metadata.get(TARGETS_KEY) {
             Some(targets) => (targets["input"].as_str(), targets["ignore_index"].as_i64()),
             None if graph.metadata.contains_key("family") => (Some("labels"), Some(IGNORED)),

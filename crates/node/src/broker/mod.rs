@@ -283,7 +283,7 @@ impl Course {
             None => None,
         };
         Ok(match (peers, given) {
-            (Peers::Joiners(count), given) if known.is_some() || must_measure(job, given.is_some(), *count) => {
+            (Peers::Joiners(count), given) if known.is_some() || must_measure(job, given.is_some()) => {
                 Self::Measure { count: *count, models, given, known }
             }
             (Peers::Emulated { testbed, .. }, Some(given)) => Self::Start(place(given, testbed)?.prepared()?),
@@ -350,12 +350,12 @@ fn check_given(plan: &Plan, job: &Job, model: &Model, peers: &Peers) -> Result<(
     Ok(())
 }
 
-/// Whether the joiners must be measured, for the plan or for its codecs. A single joiner with nothing to choose is not.
-fn must_measure(job: &Job, given: bool, count: usize) -> bool {
+/// Whether the joiners must be measured, for the plan or for its codecs. A single joiner is as well: what its memory
+/// cannot hold must wait elsewhere.
+fn must_measure(job: &Job, given: bool) -> bool {
     let planner = match job.plan.scheduler {
         Some(Scheduler::EqualNumber | Scheduler::EqualCompute) => false,
-        Some(Scheduler::OpFence | Scheduler::Exact) => true,
-        None => count > 1 || job.train.micro_batch.open,
+        Some(Scheduler::OpFence | Scheduler::Exact) | None => true,
     };
     job.compression.needs_links() || (planner && !given)
 }
@@ -456,6 +456,8 @@ impl Preparation {
             Ok(_) => children.finish().await,
             Err(e) => {
                 conductor.stop_all(&e.one_line());
+                // The endpoint stays open until every peer has read why.
+                conductor.links.goodbye().await;
                 children.stop().await;
             }
         }

@@ -144,6 +144,11 @@ impl Dataset {
         }
     }
 
+    /// Whether the order of [`inputs`](Self::inputs) means something: what a model reads, then its targets.
+    pub fn has_order(&self) -> bool {
+        !matches!(self.source, Source::Tensors(_))
+    }
+
     /// A digest of all file contents, as 64 hexadecimal digits. A resumed run compares it to detect changed data.
     pub fn digest(&self) -> &str {
         match &self.source {

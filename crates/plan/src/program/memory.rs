@@ -9,7 +9,8 @@ use super::{Instruction, Movable, Program, Slot};
 use crate::graph_facts::shares_storage;
 
 /// The tensors of a pass, in bytes: values of micro-batches, sums of gradients, copies for messages, and what is loaded.
-/// Tensors that stay in memory from pass to pass are not among them. A reshaped, permuted or expanded tensor shares the bytes of its operand.
+/// Tensors that stay in memory from pass to pass are not among them. A reshaped, permuted or expanded tensor shares the
+/// bytes of its operand.
 ///
 /// The Program may be a stranger's. Sums stop at the largest number, and nothing is allocated for what is not there.
 pub(crate) struct Memory<'a> {

@@ -251,11 +251,10 @@ impl Run {
     fn failed(&mut self, from: MemberId, reason: &str) -> Vec<Action> {
         let alone = self.roster.present().all(|m| m.id == from);
         let name = self.roster.name(from).to_owned();
-        let actions = self.expel(from, &format!("it failed: {reason}"), self.now);
         if !alone {
-            return actions;
+            return self.expel(from, &format!("it failed: {reason}"), self.now);
         }
-        // Nobody else could do better with the same work.
+        // Nobody else could do better with the same work. The member reads why, as it is still one.
         let reason = format!("peer {name:?} failed: {}", one_line(reason));
         self.end(Action::Fail(reason.clone()), &reason)
     }
