@@ -517,10 +517,12 @@ def scores(q: Array, k: Array, mask: Array | None, is_causal: bool, scale: float
     return jnp.where(np.tri(*s.shape[2:], dtype=bool), s, -jnp.inf) if is_causal else s
 
 
-@widened
 def attention(
     q: Array, k: Array, v: Array, mask: Array | None = None, *, is_causal: bool, scale: float
 ) -> tuple[Array, Array]:
+    dtype = q.dtype
+    # The logarithm stays in single precision: rounded to half, backward's weights would not add to 1.
+    q, k, v, mask = (None if x is None else x.astype(jnp.float32) if x.dtype in HALVES else x for x in (q, k, v, mask))
     s = scores(q, k, mask, is_causal, scale)
     top = jnp.max(s, axis=3, keepdims=True, initial=-jnp.inf)
     # A query without keys: its exponentials are 0 rather than NaN.
@@ -528,7 +530,7 @@ def attention(
     e = jnp.exp(s - top)
     total = jnp.sum(e, axis=3, keepdims=True)
     p = e / jnp.where(total == 0, 1, total)
-    return p @ repeated(v, q.shape[1]), (jnp.log(total) + top)[..., 0]
+    return (p @ repeated(v, q.shape[1])).astype(dtype), (jnp.log(total) + top)[..., 0]
 
 
 @widened

@@ -91,7 +91,7 @@ def scaled_dot_product_attention(call: Call) -> Function:
                 s = scores(wide(q), wide(k), bias, causal, scale)
                 lse = s.logsumexp(3)
                 out = s.sub_(finite(lse).unsqueeze(3)).exp_() @ wide(v)
-        return out.to(dtype), lse.to(dtype)
+        return out.to(dtype), lse
 
     return attend
 

@@ -43,6 +43,14 @@ impl DType {
         matches!(self, Self::F64 | Self::F32 | Self::F16 | Self::BF16)
     }
 
+    /// The type in which numbers of this type are summed: `F32` for 16-bit floats, which are too coarse for sums.
+    pub fn accumulator(self) -> Self {
+        match self {
+            Self::F16 | Self::BF16 => Self::F32,
+            dtype => dtype,
+        }
+    }
+
     /// The name in files and printed graphs: that of safetensors, in lower case.
     pub fn name(self) -> &'static str {
         match self {

@@ -34,12 +34,30 @@ pub struct Operand {
     pub array: Array,
     /// Whether it takes the float type that the case runs in. Otherwise it keeps its own type.
     pub follows: bool,
+    /// Whether it is a sum: where it follows, its type is the [accumulator](DType::accumulator).
+    pub sum: bool,
+}
+
+impl Operand {
+    /// Its values in a case that runs in float type `dtype`.
+    fn array(&self, dtype: DType) -> Array {
+        match (self.follows, self.sum) {
+            (false, _) => self.array.clone(),
+            (true, false) => self.array.converted(dtype),
+            (true, true) => self.array.converted(dtype.accumulator()),
+        }
+    }
+
+    /// The same as a sum.
+    pub(super) fn summed(&self) -> Self {
+        Self { sum: true, ..self.clone() }
+    }
 }
 
 impl Case {
     /// The operands with float type `dtype`.
     pub fn arrays(&self, dtype: DType) -> Vec<Array> {
-        self.operands.iter().map(|o| if o.follows { o.array.converted(dtype) } else { o.array.clone() }).collect()
+        self.operands.iter().map(|o| o.array(dtype)).collect()
     }
 
     /// Compares no derivative: there is none here, or finite differences cannot find it.
@@ -160,16 +178,16 @@ impl Cases {
 
     /// These floats.
     pub(super) fn given(&self, shape: &[usize], values: &[f64]) -> Operand {
-        Operand { array: Array::from_f64(shape, values.to_vec()), follows: true }
+        Operand { array: Array::from_f64(shape, values.to_vec()), follows: true, sum: false }
     }
 
     /// These f64, whatever type the case runs in.
     pub(super) fn doubles(&self, shape: &[usize], values: &[f64]) -> Operand {
-        Operand { array: Array::from_f64(shape, values.to_vec()), follows: false }
+        Operand { array: Array::from_f64(shape, values.to_vec()), follows: false, sum: false }
     }
 
     fn whole(&self, dtype: DType, shape: &[usize], values: Vec<i64>) -> Operand {
-        Operand { array: Array::new(TensorType::new(dtype, shape), Elements::Int(values)), follows: false }
+        Operand { array: Array::new(TensorType::new(dtype, shape), Elements::Int(values)), follows: false, sum: false }
     }
 
     /// `i64` in `0 .. below`.
@@ -208,5 +226,5 @@ impl Cases {
 pub(super) fn results(op: impl Into<Op>, operands: &[&Operand]) -> Result<Vec<Operand>, String> {
     let arrays: Vec<Array> = operands.iter().map(|o| o.array.clone()).collect();
     let results = evaluate(&op.into(), &arrays)?;
-    Ok(results.into_iter().map(|array| Operand { follows: array.ty.dtype.is_float(), array }).collect())
+    Ok(results.into_iter().map(|array| Operand { follows: array.ty.dtype.is_float(), sum: false, array }).collect())
 }

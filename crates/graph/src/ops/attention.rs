@@ -13,6 +13,9 @@ use crate::{DType, TensorType};
 /// `out = softmax(scale q kᵀ + mask) v`, and `lse` is the logarithm of the softmax's denominator. `G` must divide `H`:
 /// query head `h` reads key head `h / (H / G)`.
 ///
+/// For 16-bit operands `lse` is f32: rounded to 16 bits, the weights that backward computes from it would no longer
+/// add to 1.
+///
 /// The mask broadcasts to `[B, H, L, S]`. A boolean mask is true where a key takes part. A mask of the operands' type
 /// is added to the scores. A query without any key gives 0, and minus infinity as `lse`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -67,7 +70,10 @@ impl Operator for ScaledDotProductAttention {
         let ([q, k, v], mask) = args_opt(inputs)?;
         let n = sizes(q, k, v)?;
         check_mask(mask, q, &n)?;
-        Ok(vec![TensorType::new(q.dtype, [n.b, n.h, n.l, n.f]), TensorType::new(q.dtype, [n.b, n.h, n.l])])
+        Ok(vec![
+            TensorType::new(q.dtype, [n.b, n.h, n.l, n.f]),
+            TensorType::new(q.dtype.accumulator(), [n.b, n.h, n.l]),
+        ])
     }
 
     fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {

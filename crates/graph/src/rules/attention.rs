@@ -20,6 +20,8 @@ impl GraphRules for ScaledDotProductAttention {
             // The mask is a learned bias: its gradient is that of the scores, summed to its shape.
             grads.push(cx.if_wanted(3, |cx| {
                 let d = self.score_gradients(cx.b, &operands)?.1;
+                let dtype = cx.b.ty(mask).dtype;
+                let d = cx.b.cast(d, dtype)?;
                 cx.b.sum_to(d, mask)
             })?);
         }
@@ -27,14 +29,16 @@ impl GraphRules for ScaledDotProductAttention {
     }
 
     fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
+        let dtype = b.ty(inputs[0]).dtype;
+        let inputs = widened(b, inputs)?;
         let (q, k, v) = (inputs[0], inputs[1], inputs[2]);
         let heads = b.ty(q).shape[1];
         if b.ty(k).shape[2] == 0 {
             // Without keys, no query has a maximum score.
-            let (dtype, rows) = (b.ty(q).dtype, b.ty(q).shape[..3].to_vec());
+            let rows = b.ty(q).shape[..3].to_vec();
             let width = b.ty(v).shape[3];
             let out = b.full(TensorType::new(dtype, [&rows[..], &[width]].concat()), 0.0)?;
-            return Ok(Some(vec![out, b.full(TensorType::new(dtype, rows), f64::NEG_INFINITY)?]));
+            return Ok(Some(vec![out, b.full(TensorType::new(dtype.accumulator(), rows), f64::NEG_INFINITY)?]));
         }
         let scores = self.scores(b, q, k, inputs.get(3).copied())?;
         let max = b.amax(scores, &[3], true)?;
@@ -52,6 +56,7 @@ impl GraphRules for ScaledDotProductAttention {
         let p = b.div(e, divisor)?;
         let v = repeat_heads(b, v, heads)?;
         let out = b.matmul(p, v)?;
+        let out = b.cast(out, dtype)?;
         let shape = b.ty(lse).shape[..3].to_vec();
         Ok(Some(vec![out, b.reshape(lse, shape)?]))
     }
@@ -83,8 +88,9 @@ impl ScaledDotProductAttention {
 
     /// From (gradient, q, k, v, out, lse, mask?): the attention weights P and the gradient of the scores.
     ///
-    /// The latter is P (G Vᵀ - Σ G out).
+    /// The latter is P (G Vᵀ - Σ G out). Both have the type of `lse`.
     fn score_gradients(&self, b: &mut Builder, operands: &[ValueId]) -> Result<(ValueId, ValueId), GraphError> {
+        let operands = widened(b, operands)?;
         let [g, q, k, v, out, lse] = [operands[0], operands[1], operands[2], operands[3], operands[4], operands[5]];
         let heads = b.ty(q).shape[1];
         let scores = self.scores(b, q, k, operands.get(6).copied())?;
@@ -106,6 +112,12 @@ impl ScaledDotProductAttention {
         let ds = b.mul(p, centred)?;
         Ok((p, ds))
     }
+}
+
+/// The operands in the type in which they are summed. A boolean mask stays.
+fn widened(b: &mut Builder, operands: &[ValueId]) -> Result<Vec<ValueId>, GraphError> {
+    let mut widen = |x: &ValueId| b.cast(*x, b.ty(*x).dtype.accumulator());
+    operands.iter().map(&mut widen).collect()
 }
 
 /// Repeats key heads, so that each query head has its own.
@@ -132,6 +144,8 @@ fn sum_heads(b: &mut Builder, x: ValueId, groups: usize) -> Result<ValueId, Grap
 impl GraphRules for ScaledDotProductAttentionBackward {
     // dV = Pᵀ G, dQ = scale dS K, dK = scale dSᵀ Q.
     fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
+        let dtype = b.ty(inputs[1]).dtype;
+        let inputs = &widened(b, inputs)?[..];
         let (g, q, k) = (inputs[0], inputs[1], inputs[2]);
         let (heads, groups) = (b.ty(q).shape[1], b.ty(k).shape[1]);
         let (p, ds) = self.forward.score_gradients(b, inputs)?;
@@ -144,6 +158,6 @@ impl GraphRules for ScaledDotProductAttentionBackward {
         let dst = b.transpose(ds)?;
         let dk = b.matmul(dst, q)?;
         let dk = sum_heads(b, dk, groups)?;
-        Ok(Some(vec![dq, dk, dv]))
+        Ok(Some([dq, dk, dv].into_iter().map(|d| b.cast(d, dtype)).collect::<Result<_, _>>()?))
     }
 }

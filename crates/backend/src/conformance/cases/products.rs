@@ -1,6 +1,6 @@
 use fusionllm_graph::ops::{Linear, Matmul, ScaledDotProductAttention, ScaledDotProductAttentionBackward};
 
-use crate::conformance::case::{Cases, Operand, results};
+use crate::conformance::case::{Case, Cases, Operand, results};
 
 pub(super) fn cases(c: &mut Cases) -> Result<(), String> {
     for (a, b) in [
@@ -33,10 +33,15 @@ pub(super) fn cases(c: &mut Cases) -> Result<(), String> {
 }
 
 /// Attention, and its backward operator on the results.
-fn both(c: &mut Cases, op: ScaledDotProductAttention, operands: Vec<Operand>, gradient: bool) -> Result<(), String> {
+fn both<'c>(
+    c: &'c mut Cases,
+    op: ScaledDotProductAttention,
+    operands: Vec<Operand>,
+    gradient: bool,
+) -> Result<&'c mut Case, String> {
     let forward = results(op, &operands.iter().collect::<Vec<_>>())?;
     let g = c.floats(&forward[0].array.ty.shape);
-    let backward: Vec<Operand> = [&g, &operands[0], &operands[1], &operands[2], &forward[0], &forward[1]]
+    let backward: Vec<Operand> = [&g, &operands[0], &operands[1], &operands[2], &forward[0], &forward[1].summed()]
         .into_iter()
         .chain(operands.get(3))
         .cloned()
@@ -45,8 +50,7 @@ fn both(c: &mut Cases, op: ScaledDotProductAttention, operands: Vec<Operand>, gr
     if !gradient {
         case.values_only();
     }
-    c.add(ScaledDotProductAttentionBackward { forward: op }, backward).tied().slack(3.0);
-    Ok(())
+    Ok(c.add(ScaledDotProductAttentionBackward { forward: op }, backward).tied().slack(3.0))
 }
 
 fn attention(c: &mut Cases) -> Result<(), String> {
@@ -96,8 +100,10 @@ fn attention(c: &mut Cases) -> Result<(), String> {
     forward.values_only().slack(300.0);
     let op = ScaledDotProductAttention { is_causal: true, scale: 0.5 };
     let operands = vec![c.floats(&[1, 2, 5, 4]), c.floats(&[1, 2, 5, 4]), c.floats(&[1, 2, 5, 4])];
-    c.add(op, operands).half();
+    c.add(op, operands.clone()).half();
+    both(c, op, operands, true)?.half();
     // Longer than a block of any tiled kernel.
     let operands = vec![c.floats(&[1, 2, 70, 8]), c.floats(&[1, 2, 70, 8]), c.floats(&[1, 2, 70, 8])];
-    both(c, op, operands, false)
+    both(c, op, operands, false)?;
+    Ok(())
 }
