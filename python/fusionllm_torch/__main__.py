@@ -7,6 +7,7 @@ from fusionllm_worker import Framework, serve
 
 parser = argparse.ArgumentParser(prog="fusionllm_torch")
 parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps, xpu, … (default: cpu)")
+parser.add_argument("--bf16", action="store_true", help="compute runs of precision bf16 so, on any device")
 arguments = parser.parse_args()
 
 # The same operands must give the same bits. cuBLAS reads this when it starts.
@@ -16,7 +17,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 def start() -> Framework:
     from fusionllm_torch.framework import Torch
 
-    return Torch(arguments.device)
+    return Torch(arguments.device, bf16=arguments.bf16)
 
 
 serve(start)

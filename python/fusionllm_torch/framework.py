@@ -27,11 +27,12 @@ class Torch(Framework):
     version = torch.__version__
     operators = list(OPERATORS)
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, bf16: bool = False) -> None:
         self.place = Device(device)
         self.device = self.place.label
         self.memory_bytes = self.place.memory_bytes
         self.dtypes = list(self.place.dtypes)
+        self.gains_from_bf16 = bf16 or self.place.has_bf16_units
         # The same operands give the same bits. Kernels that cannot promise it warn; the conformance suite finds them.
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use fusionllm_backend::{Backend, open, worker_name};
+use fusionllm_backend::{Autocast, Backend, open, worker_name};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
@@ -31,6 +31,8 @@ requirements::main!(
     pytorch_passes_the_conformance_suite,
     frameworks_train_as_one,
     pytorch_trains_with_the_others,
+    peers_in_bf16_train_beside_peers_in_f32,
+    a_worker_computes_in_bf16_beside_others,
     a_run_outlives_a_worker,
     a_worker_that_cannot_start_is_named,
     a_machine_joins_with_each_of_its_accelerators
@@ -64,6 +66,10 @@ fn worker(framework: &str) -> Result<String, Missing> {
     };
     let path = root().join("python");
     Ok(format!("env 'PYTHONPATH={}' {python} -m fusionllm_{framework}", path.display()))
+}
+
+fn open_worker(framework: &str) -> Result<Arc<dyn Backend>, Missing> {
+    Ok(open(&worker_name(&worker(framework)?)).unwrap())
 }
 
 fn fusionllm(arguments: &[&str]) -> Output {
@@ -150,8 +156,16 @@ fn losses(
     (0..50).map(step).collect()
 }
 
-/// Fifty steps of three models over peers with these backends have the losses of the default backend alone.
-fn train_together(names: &[String]) {
+/// The losses of each step are those expected, within a share of them.
+fn assert_close(losses: &[f64], expected: &[f64], tolerance: f64, what: &str) {
+    for (step, (got, expected)) in losses.iter().zip(expected).enumerate() {
+        assert!((got - expected).abs() <= tolerance * expected.abs(), "{what}, step {step}: {got}, not {expected}");
+    }
+}
+
+/// Fifty steps of three models over peers with these backends have the losses of the default backend alone, within
+/// `tolerance` as a share of them.
+fn train_together(mixed: &[Arc<dyn Backend>], tolerance: f64) {
     let drawn = |value: &fusionllm_graph::Value| match &value.kind {
         ValueKind::Parameter(init) | ValueKind::Buffer(init) => init.draw(1, &value.name, &value.ty).unwrap(),
         _ => panic!("{:?} has no initial value", value.name),
@@ -159,33 +173,79 @@ fn train_together(names: &[String]) {
     let file = root().join("testdata/zoo/llama.pt2");
     let imported = ImportedModel::open(&file, ImportOptions::default()).unwrap();
     let llama = imported.imported().graph.clone();
-    let mixed: Vec<Arc<dyn Backend>> = names.iter().map(|name| open(name).unwrap()).collect();
     let alone = vec![open("cpu").unwrap(); mixed.len()];
     for (model, graph, classes) in [("gpt2", gpt2(), 31.0), ("resnet", resnet(), 10.0), ("llama.pt2", llama, 32.0)] {
-        let [expected, got] = [&alone, &mixed].map(|backends| {
+        let [expected, got] = [&alone[..], mixed].map(|backends| {
             let mut imported = ImportedModel::open(&file, ImportOptions::default()).unwrap();
             losses(&graph, backends, classes, |value| match model {
                 "llama.pt2" => imported.initial(value).unwrap(),
                 _ => drawn(value),
             })
         });
-        for (step, (got, expected)) in got.iter().zip(&expected).enumerate() {
-            assert!((got - expected).abs() <= 1e-4 * expected.abs(), "{model}, step {step}: {got}, alone {expected}");
-        }
+        assert_close(&got, &expected, tolerance, model);
     }
 }
 
 fn frameworks_train_as_one() -> Result<(), Missing> {
-    let mut names: Vec<String> = backends::backends().iter().map(|backend| backend.name().to_owned()).collect();
-    names.push(worker_name(&worker("jax")?));
-    names.push(worker_name(&worker("numpy")?));
-    train_together(&names);
+    let mut backends = backends::backends();
+    backends.push(open_worker("jax")?);
+    backends.push(open_worker("numpy")?);
+    train_together(&backends, 1e-4);
     Ok(())
 }
 
 fn pytorch_trains_with_the_others() -> Result<(), Missing> {
-    let names = ["cpu".to_owned(), worker_name(&worker("torch")?), worker_name(&worker("jax")?)];
-    train_together(&names);
+    train_together(&[open("cpu").unwrap(), open_worker("torch")?, open_worker("jax")?], 1e-4);
+    Ok(())
+}
+
+fn peers_in_bf16_train_beside_peers_in_f32() -> Result<(), Missing> {
+    let narrow = |backend| Arc::new(Autocast::new(backend)) as Arc<dyn Backend>;
+    let cpu = open("cpu").unwrap();
+    train_together(&[cpu.clone(), narrow(cpu), narrow(open_worker("jax")?)], 0.01);
+    Ok(())
+}
+
+/// Trains a small GPT-2 for 30 steps over three peers. Returns the losses, the incidents, and what was said.
+fn train(run: &Path, options: &[&str]) -> (Vec<f64>, serde_json::Value, String) {
+    let small = [
+        "train",
+        "--peers=3",
+        "--steps=30",
+        "--run-dir",
+        run.to_str().unwrap(),
+        "--set=model.n_layer=2",
+        "--set=model.n_embd=16",
+        "--set=model.n_head=2",
+        "--set=data.context=16",
+        "--set=train.batch=4",
+        "--set=train.micro_batch=1",
+        "--set=eval.every=0",
+    ];
+    let output = fusionllm(&[&small, options].concat());
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(output.status.success(), "{said}");
+    let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
+    let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].as_f64();
+    let losses: Vec<f64> = metrics.lines().filter_map(loss).collect();
+    assert_eq!(losses.len(), 30);
+    let summary = std::fs::read(run.join("summary.json")).unwrap();
+    let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
+    (losses, summary["incidents"].clone(), said)
+}
+
+/// Only the worker that gains from bf16 computes in it.
+fn a_worker_computes_in_bf16_beside_others() -> Result<(), Missing> {
+    let directory = tempfile::tempdir().unwrap();
+    let command = format!("{} --bf16", worker("jax")?);
+    let train = |precision: &str| {
+        let precision_option = format!("--set=train.precision={precision}");
+        let options = ["--backend", "cpu,cpu", "--worker", &command, &precision_option];
+        train(&directory.path().join(precision), &options).0
+    };
+    let (exact, rounded) = (train("f32"), train("bf16"));
+    assert_ne!(exact, rounded);
+    assert_close(&rounded, &exact, 0.01, "gpt2");
     Ok(())
 }
 
@@ -199,36 +259,12 @@ fn a_run_outlives_a_worker() -> Result<(), Missing> {
                 worker.Worker.run = counted\n\
                 import runpy; runpy.run_module('fusionllm_numpy', run_name='__main__')";
     let directory = tempfile::tempdir().unwrap();
-    let train = |name: &str, backends: &[&str]| {
-        let run = directory.path().join(name);
-        let options = ["train", "--peers", "3", "--steps", "30", "--run-dir", run.to_str().unwrap()];
-        let small = [
-            "--set=model.n_layer=2",
-            "--set=model.n_embd=16",
-            "--set=model.n_head=2",
-            "--set=data.context=16",
-            "--set=train.batch=4",
-            "--set=train.micro_batch=1",
-            "--set=eval.every=0",
-        ];
-        let output = fusionllm(&[&options[..], &small, backends].concat());
-        let said = String::from_utf8_lossy(&output.stderr).into_owned();
-        assert!(output.status.success(), "{said}");
-        let metrics = std::fs::read_to_string(run.join("metrics.jsonl")).unwrap();
-        let loss = |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["loss"].as_f64();
-        let losses: Vec<f64> = metrics.lines().filter_map(loss).collect();
-        assert_eq!(losses.len(), 30);
-        let summary = std::fs::read(run.join("summary.json")).unwrap();
-        let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
-        (losses, summary["incidents"].clone(), said)
-    };
+    let train = |name: &str, options: &[&str]| train(&directory.path().join(name), options);
     let command = worker("numpy")?;
     let command = command.replace("-m fusionllm_numpy", &format!("-c \"{dies}\""));
     let (expected, ..) = train("quiet", &[]);
     let (losses, incidents, said) = train("disturbed", &["--backend", "cpu,cpu", "--worker", &command]);
-    for (step, (got, expected)) in losses.iter().zip(&expected).enumerate() {
-        assert!((got - expected).abs() <= 1e-4 * expected, "step {step}: {got} {expected}");
-    }
+    assert_close(&losses, &expected, 1e-4, "gpt2");
     assert_eq!(incidents.as_array().map(Vec::len), Some(1), "{incidents}");
     assert!(said.contains("it ended (exit status: 3)"), "{said}");
     Ok(())

@@ -170,6 +170,10 @@ impl Backend for Worker {
         DeviceInfo { name: format!("{device}, {name} {version}"), threads: None, memory_bytes: *memory_bytes }
     }
 
+    fn gains_from_bf16(&self) -> bool {
+        self.hello.gains_from_bf16 && self.dtypes.contains(&DType::BF16)
+    }
+
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {
         self.check_type(tensor.ty())?;
         let mut conversation = self.conversation();

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_plan::{Compression, Compressor, LearningRate, Optimizer, Schedule, Scheduler};
+use fusionllm_plan::{Compression, Compressor, LearningRate, Optimizer, Precision, Schedule, Scheduler};
 use serde::{Serialize, Serializer};
 
 use super::files::Files;
@@ -50,6 +50,8 @@ pub struct Train {
     /// The order of forward and backward work, which changes no result. Default `auto`; without known machines that
     /// is `1f1b`.
     pub schedule: Choice<Schedule>,
+    /// In which type peers compute. Default f32.
+    pub precision: Precision,
     /// How gradients change parameters.
     pub optimizer: OptimizerConfig,
 }
@@ -262,12 +264,21 @@ impl Train {
         };
         let seed = section.count("seed", 0)?.unwrap_or(1);
         let schedule = section.choice("schedule", &schedules)?.flatten();
+        let precisions = Precision::ALL.map(|p| (p.name(), p));
+        if section.is("precision", "fp16") || section.is("precision", "f16") {
+            return Err(section.error(
+                "precision",
+                "fp16 has so small a range that gradients vanish in it without a loss scale, which there is not",
+                "write precision = \"bf16\", which has the range of f32",
+            ));
+        }
         let train = Self {
             steps,
             batch,
             micro_batch: micro_batch.unwrap_or(Choice::made(default)),
             seed,
             schedule: Choice { value: schedule.unwrap_or_default(), open: schedule.is_none() },
+            precision: section.choice("precision", &precisions)?.unwrap_or_default(),
             optimizer: OptimizerConfig::read(&section.section("optimizer")?, steps)?,
         };
         section.finish()?;

@@ -188,9 +188,9 @@ impl Session {
                 }
                 Err(e) => return end(Err(NodeError::Protocol(e))),
             },
-            ToPeer::Measure { programs } => {
+            ToPeer::Measure { programs, precision } => {
                 let (shared, profile) = (self.shared.clone(), self.profile.clone());
-                self.answer(async move { measure(&shared, profile, programs).await });
+                self.answer(async move { measure(&shared, profile, programs, precision).await });
             }
             ToPeer::Probe { with, patience_s } => {
                 let shared = self.shared.clone();

@@ -50,5 +50,12 @@ pub(super) fn cases(c: &mut Cases) -> Result<(), String> {
         c.add(Conv2dInputGrad { conv, input: [x[2], x[3]] }, vec![c.floats(&y), c.floats(&w)]).slack(3.0);
         c.add(Conv2dWeightGrad { conv, kernel }, vec![c.floats(&y), c.floats(&x)]).slack(5.0);
     }
+    let (conv, [x, w, y]) = (
+        Conv2d { stride: [1, 1], padding: [0, 0], dilation: [1, 1], groups: 1 },
+        [[2, 3, 5, 4], [4, 3, 3, 3], [2, 4, 3, 2]],
+    );
+    c.add(conv, vec![c.floats(&x), c.floats(&w)]).half().slack(3.0);
+    c.add(Conv2dInputGrad { conv, input: [5, 4] }, vec![c.floats(&y), c.floats(&w)]).half().slack(3.0);
+    c.add(Conv2dWeightGrad { conv, kernel: [3, 3] }, vec![c.floats(&y), c.floats(&x)]).half().slack(5.0);
     Ok(())
 }

@@ -33,12 +33,12 @@ pub(super) fn cases(c: &mut Cases) -> Result<(), String> {
 }
 
 /// Attention, and its backward operator on the results.
-fn both<'c>(
-    c: &'c mut Cases,
+fn both(
+    c: &mut Cases,
     op: ScaledDotProductAttention,
     operands: Vec<Operand>,
     gradient: bool,
-) -> Result<&'c mut Case, String> {
+) -> Result<&mut Case, String> {
     let forward = results(op, &operands.iter().collect::<Vec<_>>())?;
     let g = c.floats(&forward[0].array.ty.shape);
     let backward: Vec<Operand> = [&g, &operands[0], &operands[1], &operands[2], &forward[0], &forward[1].summed()]

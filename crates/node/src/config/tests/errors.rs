@@ -192,6 +192,10 @@ fn errors_in_types() {
 
 #[test]
 fn errors_in_meaning() {
+    assert_snapshot!(error("[train]\nprecision = \"fp16\""), @r#"
+    job.toml:2:13: fp16 has so small a range that gradients vanish in it without a loss scale, which there is not
+    hint: write precision = "bf16", which has the range of f32
+    "#);
     assert_snapshot!(error("[train]\nbatch = 10\nmicro_batch = 4"), @r#"
     job.toml:3:15: `train.batch` = 10 does not divide into micro-batches of 4
     hint: write micro_batch = 2, another divisor of 10, or "auto"
