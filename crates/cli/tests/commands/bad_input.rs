@@ -49,7 +49,7 @@ fn job_files() {
     ");
     assert_snapshot!(train("misspelt.toml"), @r"
     error: misspelt.toml:2:1: unknown setting `step` in [train]
-    hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(train("wrong.toml"), @r"
     error: wrong.toml:3:10: `model.n_head` = 4 does not divide `model.n_embd` = 30
@@ -131,7 +131,7 @@ fn options() {
     let train = |args: &[&str]| refused(dir.path(), &[&["train"], args].concat());
     assert_snapshot!(train(&["--set", "train.setps=3"]), @r"
     error: --set train.setps=3: unknown setting `setps` in [train]
-    hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(train(&["--peers", "0"]), @"error: --peers 0 must lie in 1 to 64");
     assert_snapshot!(refused(dir.path(), &["broker", "--peers", "0"]), @"error: --peers 0: a run needs at least one peer");

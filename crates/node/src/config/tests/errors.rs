@@ -17,7 +17,7 @@ fn errors_in_overrides() {
     let error = |setting: &str| printed(with(&[setting]).unwrap_err());
     assert_snapshot!(error("train.bath=4"), @r"
     --set train.bath=4: unknown setting `bath` in [train]
-    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(error("trian.batch=4"), @r"
     --set trian.batch=4: unknown section `trian`
@@ -85,7 +85,7 @@ fn errors_of_form() {
 fn errors_in_names() {
     assert_snapshot!(error("[train]\nsteps = 10\nbtach = 4"), @r"
     job.toml:3:1: unknown setting `btach` in [train]
-    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, optimizer
+    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(error("[trian]\nsteps = 10"), @r"
     job.toml:1:2: unknown section `trian`

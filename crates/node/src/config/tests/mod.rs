@@ -59,6 +59,7 @@ fn an_empty_job_has_all_defaults() {
     micro_batch = 2
     seed = 1
     schedule = "auto"
+    precision = "f32"
 
     [train.optimizer]
     name = "adamw"
