@@ -1,18 +1,21 @@
 #!/usr/bin/env python3
-"""Times the same training step here and in PyTorch eager, and prints the ratios and both memory figures.
+"""Times the same training step here and in PyTorch, and prints the ratios and both memory figures.
 
     pip install torch
-    python3 scripts/against_pytorch.py [MODEL] [--steps 10] [--threads 2] [--worker CMD] [--device cuda]
+    python3 scripts/against_pytorch.py [MODEL] [--steps 10] [--threads 2] [--worker CMD] [--device cuda] [--bf16]
 
-Models, all float32, trained with AdamW:
+Models, in float32 without TF32, trained with AdamW:
 
     gpt2         GPT-2 small's width, heads and vocabulary at 4 layers, batch 4 x 256, no dropout, tied embeddings
     gpt2-small   all 12 layers of it, batch 4 x 1024, for a GPU
     gpt2-narrow  8 layers of width 256 with 4 heads and a byte vocabulary, batch 2 x 128, no dropout, tied embeddings
     resnet50     ResNet-50 on 4 images of 224 x 224
 
+With --bf16, both sides compute products in bf16: PyTorch's by its autocast, this side's as in a run with
+`precision = "bf16"`. Parameters and the optimizer's state remain float32.
+
 With --worker, this side computes with a worker, such as --worker "python -m fusionllm_torch". --device is where
-PyTorch's side computes. Memory figures are those of processes, so they are left out then.
+PyTorch's side computes.
 
 PyTorch has a row for each of its flags: AdamW with fused=True, and for the CNN channels_last. Its gradients are set to
 None before the forward pass, which is its fastest way to clear them.
@@ -20,6 +23,8 @@ None before the forward pass, which is its fastest way to clear them.
 Each row runs in a process of its own, with the same number of threads. The rows take turns step by step, so that a
 change of the machine's speed affects all of them. Peak memory is the process's largest resident set. The second
 memory figure leaves out what was resident before the model existed: the interpreter and libtorch on PyTorch's side.
+With --worker, the processes differ too much for that. On CUDA, the column then has the device's memory that the row's
+first two steps took: what the allocator holds, and about half a gigabyte for CUDA itself.
 """
 
 import argparse
@@ -134,7 +139,7 @@ def memory(key):
             return int(line.split()[1]) * 1024
 
 
-def serve(model, variant, threads, device):
+def serve(model, variant, threads, device, bf16):
     """Runs a step for every line on standard input, as the benchmark `step` does with --serve."""
     import torch
 
@@ -154,7 +159,8 @@ def serve(model, variant, threads, device):
     for _ in sys.stdin:
         started = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss = forward(*batch)
+        with torch.autocast(torch.device(device).type, torch.bfloat16, enabled=bf16):
+            loss = forward(*batch)
         loss.backward()
         optimizer.step()
         if device != "cpu":
@@ -163,15 +169,29 @@ def serve(model, variant, threads, device):
         print(json.dumps({"step_s": took, "loss": loss.item(), "peak_bytes": memory("VmHWM")}), flush=True)
 
 
-class Side:
-    """One row: a process that runs a step whenever it is asked to."""
+def free_memory(device):
+    """What is free of a CUDA device's memory, in bytes; 0 for another device."""
+    if not device.startswith("cuda"):
+        return 0
+    import torch
 
-    def __init__(self, name, command, environment):
+    return torch.cuda.mem_get_info(device)[0]
+
+
+class Side:
+    """One row: a process that runs a step whenever it is asked to. It has run two when this returns."""
+
+    def __init__(self, name, command, environment, device):
+        free = free_memory(device)
         self.name = name
         self.process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
         self.hello = self.answer()
         self.steps = []
+        for _ in range(2):  # they fill caches and pools
+            self.step()
+        self.steps.clear()
+        self.device_bytes = free - free_memory(device)
 
     def answer(self):
         line = self.process.stdout.readline()
@@ -184,8 +204,12 @@ class Side:
         self.process.stdin.flush()
         self.steps.append(self.answer())
 
-    def peak(self):
-        return self.steps[-1]["peak_bytes"]
+    def memory(self, worker):
+        """The columns about memory."""
+        if worker:
+            return "| |" if not self.device_bytes else f"| {self.device_bytes / 2**20:.0f} |"
+        peak = self.steps[-1]["peak_bytes"]
+        return f"{peak / 2**20:.0f} | {(peak - self.hello['before_bytes']) / 2**20:.0f} |"
 
     def close(self):
         self.process.stdin.close()
@@ -199,11 +223,12 @@ def main():
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--worker", metavar="CMD")
     parser.add_argument("--device", default="cpu")
+    parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--step-binary", metavar="FILE", help="the benchmark `step`, already built")
     parser.add_argument("--serve", metavar="VARIANT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
-        return serve(args.model, args.serve.split("+"), args.threads, args.device)
+        return serve(args.model, args.serve.split("+"), args.threads, args.device, args.bf16)
 
     if args.step_binary:
         step = [args.step_binary]
@@ -213,33 +238,30 @@ def main():
         step = [*cargo, "--"]
     threads = str(args.threads)
     environment = os.environ | {"RAYON_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+    precision = ["--bf16"] if args.bf16 else []
     worker = ["--worker", args.worker] if args.worker else []
     environment["PYTHONPATH"] = str(ROOT / "python")
-    ours = Side("FusionLLM", [*step, args.model, "--serve", *worker], environment)
+    ours = Side("FusionLLM", [*step, args.model, "--serve", *worker, *precision], environment, args.device)
     script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--threads", threads, "--device", args.device,
-              "--serve"]
-    theirs = [Side(f"PyTorch, {variant}", [*script, variant], environment) for variant in VARIANTS[args.model]]
+              *precision, "--serve"]
+    theirs = [Side(f"PyTorch, {variant}", [*script, variant], environment, args.device)
+              for variant in VARIANTS[args.model]]
     for side in theirs:
         if ours.hello["parameters"] != side.hello["parameters"]:
             sys.exit(f"not the same model: {ours.hello['parameters']} and {side.hello['parameters']} parameters")
     sides = [ours, *theirs]
-    for side in sides:
-        side.step()  # fills caches and pools
-        side.steps.clear()
     for _ in range(args.steps):
         for side in sides:
             side.step()
     print(f"{machine()}; {args.threads} threads")
-    print(f"{args.model}, {ours.hello['parameters'] / 1e6:.1f} M parameters, {args.steps} steps of each row in turn; "
+    print(f"{args.model}, {'bf16' if args.bf16 else 'float32'}, {ours.hello['parameters'] / 1e6:.1f} M parameters, {args.steps} steps of each row in turn; "
           "ours / theirs: medians of the turns' ratios (range)\n")
     print("| row | step, s | ours / theirs | peak resident, MiB | of these by the model, MiB |")
     print("| --- | --- | --- | --- | --- |")
     for side in sides:
         ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours.steps, side.steps)]
-        added = side.peak() - side.hello["before_bytes"]
         median = statistics.median(s["step_s"] for s in side.steps)
-        memory_columns = "| |" if args.worker else f"{side.peak() / 2**20:.0f} | {added / 2**20:.0f} |"
-        print(f"| {side.name} | {median:.4f} | {spread(ratios)} | {memory_columns}")
+        print(f"| {side.name} | {median:.4f} | {spread(ratios)} | {side.memory(args.worker)}")
     for side in sides:
         side.close()
 

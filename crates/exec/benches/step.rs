@@ -2,7 +2,7 @@
 //!
 //! ```console
 //! $ cargo bench -p fusionllm-exec --bench step -- [MODEL] [--peers N] [--micro-batches N] [--steps N] [--serve]
-//!       [--worker CMD]
+//!       [--backend NAME | --worker CMD] [--bf16]
 //! ```
 //!
 //! | model | what |
@@ -12,7 +12,7 @@
 //! | `gpt2-narrow` | 8 layers of width 256 with a byte vocabulary, batch 2 x 128: small operators |
 //! | `resnet50` | 4 images of 224 x 224 |
 //!
-//! All peers run in this process. A wrapper around the backend measures each segment. With `--serve`
+//! All peers run in this process. With `--bf16` they compute products in bf16, as in runs of that precision. A wrapper around the backend measures each segment. With `--serve`
 //! the benchmark runs one step for every line on standard input and answers with one line of JSON. That is how
 //! `scripts/against_pytorch.py` alternates these steps with PyTorch's.
 
@@ -23,7 +23,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use fusionllm_backend::{Backend, BackendError, DeviceInfo, Done, Prepared, Segment, Tensor, open, worker_name};
+use fusionllm_backend::{Autocast, Backend, BackendError, DeviceInfo, Done, Prepared, Segment, Tensor, open, worker_name};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, StepResult, Training};
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
@@ -40,12 +40,13 @@ struct Options {
     micro_batches: usize,
     steps: usize,
     serve: bool,
+    bf16: bool,
     backend: String,
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
-    let mut o =
-        Options { model: "gpt2".into(), peers: 1, micro_batches: 1, steps: 10, serve: false, backend: "cpu".into() };
+    let (model, backend) = ("gpt2".into(), "cpu".into());
+    let mut o = Options { model, peers: 1, micro_batches: 1, steps: 10, serve: false, bf16: false, backend };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut number =
@@ -56,6 +57,8 @@ fn options() -> Result<Options, Box<dyn Error>> {
             "--micro-batches" => o.micro_batches = number()?,
             "--steps" => o.steps = number()?,
             "--serve" => o.serve = true,
+            "--bf16" => o.bf16 = true,
+            "--backend" => o.backend = args.next().ok_or("--backend takes a name")?,
             "--worker" => o.backend = worker_name(&args.next().ok_or("--worker takes a command")?),
             // Cargo passes it to every benchmark.
             "--bench" => {}
@@ -167,7 +170,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let train = autodiff::differentiate(&graph, graph.outputs["loss"])?;
     let names: Vec<String> = (0..options.peers).map(|p| format!("p{p}")).collect();
     let plan = equal_compute(&graph, &names, options.micro_batches as u32, Schedule::OneFOneB)?;
-    let timed = Arc::new(Timed { backend: open(&options.backend)?, nanoseconds: AtomicU64::new(0) });
+    let backend = open(&options.backend)?;
+    let backend = if options.bf16 { Arc::new(Autocast::new(backend)) } else { backend };
+    let timed = Arc::new(Timed { backend, nanoseconds: AtomicU64::new(0) });
     let backends: Vec<Arc<dyn Backend>> =
         vec![timed.clone(); options.peers].into_iter().map(|backend| backend as Arc<dyn Backend>).collect();
     let training = Training {
