@@ -195,7 +195,10 @@ fn frameworks_train_as_one() -> Result<(), Missing> {
 }
 
 fn pytorch_trains_with_the_others() -> Result<(), Missing> {
-    train_together(&[open("cpu").unwrap(), open_worker("torch")?, open_worker("jax")?], 1e-4);
+    let mut backends = backends::backends();
+    backends.push(open_worker("torch")?);
+    backends.push(open_worker("jax")?);
+    train_together(&backends, 1e-4);
     Ok(())
 }
 

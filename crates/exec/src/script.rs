@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Prepared, Segment, SegmentNode};
 use fusionllm_graph::ops::{Binary, Cat, Reshape, SquaredNorm};
-use fusionllm_graph::{DType, Op, TensorType, ValueId, ValueKind};
+use fusionllm_graph::{DType, NodeId, Op, TensorType, ValueId, ValueKind};
 use fusionllm_plan::{Instruction, Movable, Optimizer, Program, Slot};
 
 use crate::ExecError;
@@ -138,6 +138,8 @@ struct Open {
     /// Places that were written.
     written: BTreeSet<Place>,
     freed: Vec<Place>,
+    /// The nodes that run in it, with their micro-batches.
+    ran: BTreeSet<(NodeId, u32)>,
     update: bool,
 }
 
@@ -205,6 +207,11 @@ impl Cutter<'_> {
         }
         match *instruction {
             Instruction::Run { node, micro_batch } => {
+                // Within a segment, a compiler may compute once what is the same, and so keep what was to be freed.
+                if self.open.ran.contains(&(node, micro_batch)) {
+                    self.cut(index)?;
+                }
+                self.open.ran.insert((node, micro_batch));
                 let node = program.nodes.get(&node).ok_or_else(invalid)?;
                 let inputs =
                     node.inputs.iter().map(|v| self.operand(*v, micro_batch)).collect::<Result<Vec<_>, _>>()?;

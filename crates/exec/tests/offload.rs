@@ -1,4 +1,4 @@
-//! What leaves the device's memory comes back with the same bits.
+//! What leaves the device's memory comes back with the same bits, and so does what is computed again.
 
 mod common;
 
@@ -11,16 +11,22 @@ use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::{DType, Graph};
 use fusionllm_plan::{
     Cluster, Compression, Device, Medium, PROCESS_BYTES, PeerId, PeerOffload, Plan, PlanOptions, Rates, Schedule,
-    Scheduler, Workload, schedule,
+    Scheduler, Workload, compile, schedule,
 };
 
 /// The plan with everything away that can be.
-fn away(graph: &Graph, mut plan: Plan, slots: usize, to: Medium) -> Plan {
+fn away(graph: &Graph, plan: Plan, slots: usize, to: Medium) -> Plan {
+    away_or_again(graph, plan, slots, to, |_| false)
+}
+
+/// The plan with the activations that `again` picks computed twice, and everything else away that can be.
+fn away_or_again(graph: &Graph, mut plan: Plan, slots: usize, to: Medium, again: impl Fn(&str) -> bool) -> Plan {
     let parameters: BTreeSet<String> = graph.parameters().map(|v| graph.value(v).name.clone()).collect();
     let offload = |peer: u32| PeerOffload {
         peer: PeerId(peer),
         to,
         optimizer: vec![parameters.clone(); slots],
+        recomputed: graph.values.iter().map(|v| v.name.clone()).filter(|name| again(name)).collect(),
         activations: graph.values.iter().map(|v| v.name.clone()).collect(),
         gradients: parameters.clone(),
         parameters: parameters.clone(),
@@ -50,6 +56,18 @@ fn check(graph: &Graph, training: Training, seed: u64) {
             let plan = away(graph, plan.clone(), slots, to);
             let mut run = local_run(graph, &plan, &backends("cpu", peers), training);
             assert_eq!(losses(graph, &mut run, micro_batches, steps), expected, "{peers} peers");
+            equal_state(graph, training, &run, &kept);
+        }
+        // All activations are computed again, then some of them, and the others are away.
+        for one_in in [1, 2, 5] {
+            let picked: BTreeSet<&str> =
+                graph.values.iter().map(|v| &*v.name).filter(|_| choices.one_in(one_in)).collect();
+            let plan = away_or_again(graph, plan.clone(), slots, Medium::Disk, |name| picked.contains(name));
+            let programs = compile(&plan, graph, &train_graph(graph)).unwrap();
+            programs.iter().for_each(|p| p.validate().unwrap());
+            assert!(programs.iter().any(|p| p.recomputed_bytes() > 0));
+            let mut run = local_run(graph, &plan, &backends("cpu", peers), training);
+            assert_eq!(losses(graph, &mut run, micro_batches, steps), expected, "{peers} peers, one in {one_in}");
             equal_state(graph, training, &run, &kept);
         }
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fusionllm_graph::{ValueId, ValueKind};
 
 use super::compiler::Compiler;
-use super::emit::{Emitter, insert_frees};
+use super::emit::Emitter;
 use super::uses::Uses;
 use crate::codecs::codable;
 use crate::offload::rewrite;
@@ -28,8 +28,7 @@ pub(super) fn programs(c: &Compiler<'_>) -> Vec<Program> {
         if used.contains(&peer) {
             emitter.finish_pass(c.kind);
         }
-        let instructions = insert_frees(c.graph, emitter.out);
-        program(c, peer, instructions, &uses)
+        program(c, peer, emitter.out, &uses)
     });
     programs.collect()
 }
@@ -107,6 +106,7 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
         program.codecs = ours.map(|l| (l.to, l.codec)).collect();
     }
     program.values = touched.into_iter().map(|v| (v, c.graph.value(v).clone())).collect();
+    program.insert_frees();
     if let Some(offload) = c.plan.offload.iter().find(|o| o.peer == peer) {
         rewrite(&mut program, offload);
     }

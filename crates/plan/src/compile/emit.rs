@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use fusionllm_graph::{Graph, NodeId, StateUpdate, ValueId, ValueKind};
+use fusionllm_graph::{NodeId, StateUpdate, ValueId, ValueKind};
 
 use super::compiler::{Compiler, Pass};
 use super::uses::Uses;
@@ -144,33 +144,4 @@ impl<'a> Emitter<'a> {
             out.push(Instruction::Receive { slot: Slot::Parameter { parameter: r.parameter }, from: r.owner });
         }
     }
-}
-
-/// Puts an [`Instruction::Free`] behind the last use of each value of each micro-batch.
-pub(super) fn insert_frees(graph: &Graph, instructions: Vec<Instruction>) -> Vec<Instruction> {
-    let transient = |v: ValueId| matches!(graph.value(v).kind, ValueKind::Result { .. } | ValueKind::Input);
-    let mut gone: HashSet<(ValueId, u32)> = HashSet::new();
-    let mut reversed = Vec::with_capacity(instructions.len() * 2);
-    for i in instructions.into_iter().rev() {
-        let mut touch = |value: ValueId, micro_batch: u32| {
-            if transient(value) && gone.insert((value, micro_batch)) {
-                reversed.push(Instruction::Free { value, micro_batch });
-            }
-        };
-        match i {
-            Instruction::Run { node, micro_batch } => {
-                let n = graph.node(node);
-                n.inputs.iter().chain(&n.outputs).for_each(|v| touch(*v, micro_batch));
-            }
-            Instruction::Receive { slot: Slot::Value { value, micro_batch }, .. }
-            | Instruction::Send { slot: Slot::Value { value, micro_batch }, .. }
-            | Instruction::Accumulate { value, micro_batch, .. }
-            | Instruction::UpdateState { value, micro_batch, .. }
-            | Instruction::Report { value, micro_batch, .. } => touch(value, micro_batch),
-            _ => {}
-        }
-        reversed.push(i);
-    }
-    reversed.reverse();
-    reversed
 }

@@ -1,14 +1,15 @@
-//! The choice of what leaves a device's memory.
+//! The choice of what leaves a device's memory, and of what is computed again.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::PeerOffload;
+use super::recompute::Activations;
 use super::rewrite::{activations, rewrite};
-use crate::cost::{Cluster, Device};
+use crate::cost::{Cluster, CopyDirection, Device};
 use crate::error::PlanError;
 use crate::optimizer::Optimizer;
 use crate::program::{Medium, Program};
-use crate::simulate::{SimulateOptions, Simulation, simulate};
+use crate::simulate::{SimulateOptions, Simulation, node_seconds, simulate};
 
 /// Smaller tensors stay in memory. Moving one takes a call of the system, however small it is.
 const MIN_BYTES: u64 = 4 << 10;
@@ -16,9 +17,9 @@ const MIN_BYTES: u64 = 4 << 10;
 /// How often the choice is made again with less memory, if the simulated step needs more than was counted.
 const MAX_ATTEMPTS: usize = 4;
 
-/// Programs of which some offload tensors.
+/// Programs of which some offload tensors, or compute some again.
 pub(crate) struct Offloaded {
-    /// What peers offload, by peer.
+    /// What peers do to need less memory, by peer.
     pub(crate) choices: Vec<PeerOffload>,
     /// The Programs.
     pub(crate) programs: Vec<Program>,
@@ -30,7 +31,7 @@ pub(crate) struct Offloaded {
 /// round sizes up, mimalloc by up to an eighth, and predictions of memory are off by a few percent.
 const MEMORY_SHARE: f64 = 0.85;
 
-/// Has the peers that lack memory offload as much as they must. `simulation` is the simulated step of the Programs, in
+/// Has the peers that lack memory offload and compute again as much as they must. `simulation` is the simulated step of the Programs, in
 /// which nothing is offloaded. Returns `None` if some peer lacks memory even so.
 pub(crate) fn offload(
     programs: &[Program],
@@ -55,7 +56,7 @@ pub(crate) fn offload(
             if counted(program, slots) <= *room {
                 continue;
             }
-            let Some(choice) = choose(program, device, slots, *room) else { return Ok(None) };
+            let Some(choice) = choose(program, device, slots, *room)? else { return Ok(None) };
             rewrite(program, &choice);
             choices.push(choice);
         }
@@ -73,15 +74,15 @@ fn counted(program: &Program, slots: usize) -> u64 {
     program.kept_bytes(slots).saturating_add(program.peak_bytes())
 }
 
-/// What a peer offloads so that its tensors take at most `room` bytes of memory; `None` if they need more even so.
+/// What a peer does so that its tensors take at most `room` bytes of memory; `None` if they need more even so.
 ///
-/// The bytes that save most for the time they take go first. Optimizer state is moved once in a step, and activations once
-/// for every micro-batch. A gradient leaves and returns for every micro-batch, to free the bytes of one. A parameter is
-/// read even more often.
-fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Option<PeerOffload> {
+/// The bytes that cost least time go first. Optimizer state is moved once in a step, and activations are moved or computed
+/// again for every micro-batch. A gradient leaves and returns for every micro-batch, to free the bytes of one. A parameter
+/// is read even more often.
+fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Result<Option<PeerOffload>, PlanError> {
     let medium = if device.host_link.is_some() { Medium::Host } else { Medium::Disk };
-    let classes = Classes::new(program, slots);
-    let fits = |counts: &[usize; 4]| {
+    let classes = Classes::new(program, device, medium, slots)?;
+    let fits = |counts: &[usize; 5]| {
         let mut moved = program.clone();
         rewrite(&mut moved, &classes.first(counts, PeerOffload::nothing(program.peer, medium)));
         counted(&moved, slots) <= room
@@ -98,17 +99,17 @@ fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Option
     let needed = least(all.iter().sum(), |count| fits(&prefix(count)));
     let mut counts = prefix(needed);
     if !fits(&counts) {
-        return None;
+        return Ok(None);
     }
-    // Not all of the earlier classes need be away. Activations come first, since they are moved most often.
-    for class in [1, 0, 2] {
+    // Not all of the earlier classes are needed, then. The dearest come first.
+    for class in [2, 1, 3, 0] {
         counts[class] = least(counts[class], |count| {
             let mut fewer = counts;
             fewer[class] = count;
             fits(&fewer)
         });
     }
-    Some(classes.first(&counts, PeerOffload::nothing(program.peer, medium)))
+    Ok(Some(classes.first(&counts, PeerOffload::nothing(program.peer, medium))))
 }
 
 /// The least number, at most `most`, that satisfies `enough`, which larger ones do as well; `most` if none does.
@@ -121,57 +122,104 @@ fn least(most: usize, enough: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// The tensors that may be offloaded: optimizer state, activations, gradients, parameters. The largest come first in each
-/// class.
-struct Classes([Vec<Candidate>; 4]);
+/// What may be done: activations that are computed again in less time than state takes to move; optimizer state that
+/// moves; other activations, moved or computed again; gradients; parameters. The cheapest come first in each class, and
+/// the largest of what costs the same.
+struct Classes([Vec<Candidate>; 5]);
 
 struct Candidate {
     name: String,
-    /// Of optimizer state.
-    slot: usize,
+    what: Kind,
     bytes: u64,
+    /// Seconds of a step for a byte that is saved, to compare activations.
+    rate: f64,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Kind {
+    Recomputed,
+    /// In this slot of the optimizer.
+    State(usize),
+    Activation,
+    Gradient,
+    Parameter,
 }
 
 impl Classes {
-    fn new(program: &Program, slots: usize) -> Self {
+    fn new(program: &Program, device: &Device, medium: Medium, slots: usize) -> Result<Self, PlanError> {
         let of = |v| (program.name(v), program.values.get(&v).map_or(0, |v| v.ty.bytes() as u64));
-        let owned: Vec<_> = program.owned().map(|(_, r)| of(r.parameter)).collect();
-        let state = (0..slots).flat_map(|slot| owned.iter().map(move |(name, bytes)| (slot, name.clone(), *bytes)));
-        let summed = program.reductions.iter().map(|r| of(r.parameter));
         let trained: BTreeSet<_> = program.reductions.iter().map(|r| r.parameter).collect();
-        let parameters = program.holdings.iter().filter(|h| trained.contains(&h.value)).map(|h| of(h.value));
-        let plain = |(name, bytes)| (0, name, bytes);
-        let candidates = |tensors: Vec<(usize, String, u64)>| {
-            let large = tensors.into_iter().filter(|(.., bytes)| *bytes >= MIN_BYTES);
-            let mut large: Vec<Candidate> = large.map(|(slot, name, bytes)| Candidate { name, slot, bytes }).collect();
-            // The order of names makes plans deterministic.
-            large.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| (&a.name, a.slot).cmp(&(&b.name, b.slot))));
-            large
+        let owned: Vec<_> = program.owned().map(|(_, r)| of(r.parameter)).collect();
+        let state = (0..slots).flat_map(|slot| owned.iter().cloned().map(move |of| (Kind::State(slot), of)));
+        let summed = trained.iter().map(|v| (Kind::Gradient, of(*v)));
+        let held = program.holdings.iter().filter(|h| trained.contains(&h.value));
+        let parameters = held.map(|h| (Kind::Parameter, of(h.value)));
+        let candidates = |tensors: &mut dyn Iterator<Item = (Kind, (String, u64))>| {
+            let all = tensors.map(|(what, (name, bytes))| Candidate { name, what, bytes, rate: 0.0 });
+            sorted(all.filter(|c| c.bytes >= MIN_BYTES).collect())
         };
-        Self([
-            candidates(state.collect()),
-            candidates(activations(program).into_iter().map(plain).collect()),
-            candidates(summed.map(plain).collect()),
-            candidates(parameters.map(plain).collect()),
-        ])
+        let (cheap, dear) = activation_candidates(program, device, medium)?;
+        let state = candidates(&mut { state });
+        Ok(Self([cheap, state, dear, candidates(&mut { summed }), candidates(&mut { parameters })]))
     }
 
-    /// The first tensors of each class.
-    fn first(&self, counts: &[usize; 4], nothing: PeerOffload) -> PeerOffload {
-        let [state, activations, gradients, parameters] = &self.0;
-        let names = |class: &[Candidate], count: usize| class[..count].iter().map(|c| c.name.clone()).collect();
-        let mut offload = PeerOffload {
-            activations: names(activations, counts[1]),
-            gradients: names(gradients, counts[2]),
-            parameters: names(parameters, counts[3]),
-            ..nothing
-        };
-        for Candidate { name, slot, .. } in &state[..counts[0]] {
-            if offload.optimizer.len() <= *slot {
-                offload.optimizer.resize(slot + 1, BTreeSet::new());
-            }
-            offload.optimizer[*slot].insert(name.clone());
+    /// The first candidates of each class.
+    fn first(&self, counts: &[usize; 5], mut offload: PeerOffload) -> PeerOffload {
+        for Candidate { name, what, .. } in self.0.iter().zip(counts).flat_map(|(class, count)| &class[..*count]) {
+            let names = match *what {
+                Kind::Recomputed => &mut offload.recomputed,
+                Kind::State(slot) => {
+                    let slots = offload.optimizer.len().max(slot + 1);
+                    offload.optimizer.resize(slots, BTreeSet::new());
+                    &mut offload.optimizer[slot]
+                }
+                Kind::Activation => &mut offload.activations,
+                Kind::Gradient => &mut offload.gradients,
+                Kind::Parameter => &mut offload.parameters,
+            };
+            names.insert(name.clone());
         }
         offload
     }
+}
+
+/// The order of names makes plans deterministic.
+fn sorted(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
+    candidates.sort_by(|a, b| {
+        let dearer = a.rate.total_cmp(&b.rate);
+        dearer.then(b.bytes.cmp(&a.bytes)).then_with(|| (&a.name, a.what).cmp(&(&b.name, b.what)))
+    });
+    candidates
+}
+
+/// What may be done with activations: what costs less than to move as many bytes of state, and the rest. Each activation
+/// is moved or computed again, whichever takes less time.
+fn activation_candidates(
+    program: &Program,
+    device: &Device,
+    medium: Medium,
+) -> Result<(Vec<Candidate>, Vec<Candidate>), PlanError> {
+    // Of a tensor's way out and back, for a byte.
+    let moving = |bytes: u64| {
+        let seconds = |direction| device.move_seconds(direction, medium, bytes as f64);
+        (seconds(CopyDirection::Download) + seconds(CopyDirection::Upload)) / bytes as f64
+    };
+    let waiting = Activations::new(program);
+    let times = node_seconds(program, device)?;
+    let movable = activations(program).into_iter().filter(|(_, bytes)| *bytes >= MIN_BYTES);
+    let moved = movable.map(|(name, bytes)| {
+        let rate = moving(bytes) * waiting.times_per_byte();
+        (name.clone(), Candidate { name, what: Kind::Activation, bytes, rate })
+    });
+    let mut candidates: BTreeMap<String, Candidate> = moved.collect();
+    for again in waiting.candidates(&times, MIN_BYTES) {
+        let rate = again.rate() * waiting.times_per_byte();
+        if candidates.get(&again.name).is_none_or(|moved| rate < moved.rate) {
+            let (name, bytes) = (again.name, again.bytes);
+            candidates.insert(name.clone(), Candidate { name, what: Kind::Recomputed, bytes, rate });
+        }
+    }
+    let cheap = |c: &Candidate| c.what == Kind::Recomputed && c.rate < moving(c.bytes);
+    let (cheap, dear) = candidates.into_values().partition(cheap);
+    Ok((sorted(cheap), sorted(dear)))
 }

@@ -1,6 +1,7 @@
-//! What peers keep outside their devices' memory, and when it is moved.
+//! How peers need less memory than their share takes: what they keep elsewhere, and what they compute again.
 
 mod choice;
+mod recompute;
 mod rewrite;
 mod uses;
 
@@ -14,7 +15,8 @@ pub(crate) use rewrite::rewrite;
 use crate::program::{Medium, OffloadedBytes, PeerId, Program};
 use crate::size::size;
 
-/// What a peer keeps outside its device's memory while nothing uses it. Tensors are named as in the graph.
+/// What a peer keeps outside its device's memory while nothing uses it, and what it computes again instead of keeping it.
+/// Tensors are named as in the graph.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerOffload {
     /// The peer.
@@ -24,6 +26,9 @@ pub struct PeerOffload {
     /// By slot of the optimizer: the owned parameters whose state in that slot is away until their update.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub optimizer: Vec<BTreeSet<String>>,
+    /// The activations that backward computes again, in every micro-batch. They are freed after forward.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    pub recomputed: BTreeSet<String>,
     /// The activations that are away between forward and backward, in every micro-batch.
     #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
     pub activations: BTreeSet<String>,
@@ -39,18 +44,18 @@ impl PeerOffload {
     /// Nothing is away.
     pub(crate) fn nothing(peer: PeerId, to: Medium) -> Self {
         let (optimizer, none) = (Vec::new(), BTreeSet::new());
-        Self { peer, to, optimizer, activations: none.clone(), gradients: none.clone(), parameters: none }
+        let [recomputed, activations, gradients, parameters] = [none.clone(), none.clone(), none.clone(), none];
+        Self { peer, to, optimizer, recomputed, activations, gradients, parameters }
     }
 
     /// The names of all tensors.
     pub(crate) fn names(&self) -> impl Iterator<Item = &String> {
-        let sets = [&self.activations, &self.gradients, &self.parameters];
+        let sets = [&self.recomputed, &self.activations, &self.gradients, &self.parameters];
         self.optimizer.iter().chain(sets).flatten()
     }
 }
 
-/// What a peer keeps outside its device's memory, for the user; `None` if it keeps everything there. `name` is the
-/// peer's.
+/// What a peer does to need less memory, for the user; `None` if it does nothing. `name` is the peer's.
 pub(crate) fn sentence(name: &str, program: &Program) -> Option<String> {
     let on = |medium: Medium| {
         let OffloadedBytes { optimizer, gradients, activations, parameters } = program.offloaded_bytes(medium);
@@ -69,6 +74,10 @@ pub(crate) fn sentence(name: &str, program: &Program) -> Option<String> {
         (!there.is_empty()).then(|| format!("{} {place}", there.join(", ")))
     };
     let media: Vec<String> = [Medium::Host, Medium::Disk].into_iter().filter_map(on).collect();
-    (!media.is_empty())
-        .then(|| format!("{name} has too little memory for its share, and offloads {}", media.join("; ")))
+    let offloads = (!media.is_empty()).then(|| format!("offloads {}", media.join("; ")));
+    let again = program.recomputed_bytes();
+    let recomputes =
+        (again > 0).then(|| format!("computes {} of activations again in each micro-batch", size(again as f64)));
+    let does: Vec<String> = recomputes.into_iter().chain(offloads).collect();
+    (!does.is_empty()).then(|| format!("{name} has too little memory for its share, and {}", does.join(", and ")))
 }

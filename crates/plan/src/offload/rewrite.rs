@@ -1,22 +1,25 @@
-//! Writes a peer's moves into its Program.
+//! Writes what a peer does to need less memory into its Program.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use fusionllm_graph::{Node, Phase};
+use fusionllm_graph::ValueId;
 
 use super::PeerOffload;
+use super::recompute::{Activations, recompute};
 use super::uses::{Span, uses};
 use crate::program::{Instruction, Movable, Program, Slot};
 
-/// Writes the moves that `offload` asks for into a Program that has none. What the Program does not have is left out.
+/// Writes what `offload` asks for into a Program that has none of it. What the Program does not have is left out.
 pub(crate) fn rewrite(program: &mut Program, offload: &PeerOffload) {
+    let made_twice = recompute(program, &offload.recomputed);
     reduce_early(program, offload);
+    let activations = Activations::new(program);
     let (mut loads, mut offloads) = (BTreeMap::<usize, Vec<Movable>>::new(), BTreeMap::<usize, Vec<Movable>>::new());
     for (what, spans) in uses(program, offload.optimizer.len()) {
-        if !chosen(program, offload, what) {
+        if !chosen(program, offload, &made_twice, what) {
             continue;
         }
-        for Gap { after, before } in gaps(program, what, &spans) {
+        for Gap { after, before } in gaps(program, &activations, what, &spans) {
             if let Some(at) = after {
                 offloads.entry(at).or_default().push(what);
             }
@@ -37,10 +40,10 @@ pub(crate) fn rewrite(program: &mut Program, offload: &PeerOffload) {
 
 /// The names of the activations that could be away between forward and backward, with the bytes of one micro-batch.
 pub(super) fn activations(program: &Program) -> BTreeMap<String, u64> {
-    let mut found = BTreeMap::new();
+    let (mut found, activations) = (BTreeMap::new(), Activations::new(program));
     for (what, spans) in uses(program, 0) {
         if let Movable::Value { value, .. } = what
-            && !gaps(program, what, &spans).is_empty()
+            && !gaps(program, &activations, what, &spans).is_empty()
         {
             found.insert(program.name(value), program.movable_bytes(what));
         }
@@ -48,10 +51,10 @@ pub(super) fn activations(program: &Program) -> BTreeMap<String, u64> {
     found
 }
 
-fn chosen(program: &Program, offload: &PeerOffload, what: Movable) -> bool {
+fn chosen(program: &Program, offload: &PeerOffload, made_twice: &HashSet<ValueId>, what: Movable) -> bool {
     let Some(value) = program.movable_value(what).and_then(|v| program.values.get(&v)) else { return false };
     match what {
-        Movable::Value { .. } => offload.activations.contains(&value.name),
+        Movable::Value { value: v, .. } => offload.activations.contains(&value.name) && !made_twice.contains(&v),
         Movable::Part { .. } | Movable::Gradient { .. } => offload.gradients.contains(&value.name),
         Movable::Parameter { parameter } => {
             offload.parameters.contains(&value.name) && program.holdings.iter().any(|h| h.value == parameter)
@@ -69,20 +72,14 @@ struct Gap {
     before: Option<usize>,
 }
 
-fn gaps(program: &Program, what: Movable, spans: &[Span]) -> Vec<Gap> {
+fn gaps(program: &Program, activations: &Activations<'_>, what: Movable, spans: &[Span]) -> Vec<Gap> {
     let instructions = &program.instructions;
     let between = spans.windows(2).map(|pair| (pair[0].to, pair[1].from));
     let gap = |(after, before): (usize, usize)| Gap { after: Some(after), before: Some(before) };
     match what {
         Movable::Value { micro_batch, .. } => {
-            let phase = |i: &Instruction| match *i {
-                Instruction::Run { node, micro_batch: m } if m == micro_batch => program.nodes.get(&node),
-                _ => None,
-            };
-            let forward = |node: &Node| node.phase == Phase::Forward;
-            let leaves = |after: usize| instructions[..=after].iter().rev().find_map(phase).is_some_and(forward);
-            let returns = |before: usize| instructions[before..].iter().find_map(phase).is_some_and(|n| !forward(n));
-            between.filter(|(after, before)| leaves(*after) && returns(*before)).map(gap).collect()
+            let backward = |at: usize| activations.is_backward(micro_batch, at);
+            between.filter(|(after, before)| !backward(*after) && backward(*before)).map(gap).collect()
         }
         Movable::Part { .. } | Movable::Gradient { .. } => between.map(gap).collect(),
         Movable::Parameter { .. } | Movable::Slot { .. } => {

@@ -15,7 +15,7 @@ pub(super) struct Span {
 
 /// The spans of every tensor that can move, in order. None touches the next.
 pub(super) fn uses(program: &Program, slots: usize) -> BTreeMap<Movable, Vec<Span>> {
-    let mut uses = Uses { program, spans: BTreeMap::new(), made: HashMap::new(), lives: HashMap::new() };
+    let mut uses = Uses { program, spans: BTreeMap::new(), made: HashMap::new(), lives: Vec::new() };
     for (at, i) in program.instructions.iter().enumerate() {
         uses.instruction(at, i, slots);
     }
@@ -46,8 +46,8 @@ struct Uses<'a> {
     spans: BTreeMap<Movable, Vec<Span>>,
     /// When the values present were made.
     made: HashMap<(ValueId, u32), usize>,
-    /// Values that were made and freed.
-    lives: HashMap<(ValueId, u32), Span>,
+    /// Values of micro-batches that were made and freed. What is computed again lives twice.
+    lives: Vec<(ValueId, u32, Span)>,
 }
 
 impl Uses<'_> {
@@ -91,7 +91,7 @@ impl Uses<'_> {
             Instruction::Free { value, micro_batch } => {
                 self.value(value, micro_batch, at);
                 if let Some(from) = self.made.remove(&(value, micro_batch)) {
-                    self.lives.insert((value, micro_batch), Span { from, to: at });
+                    self.lives.push((value, micro_batch, Span { from, to: at }));
                 }
             }
             Instruction::Accumulate { reduction, part, value, micro_batch } => {
@@ -120,7 +120,7 @@ impl Uses<'_> {
     fn add_views(&mut self) {
         let storage = storage(self.program);
         let mut sharing: HashMap<(ValueId, u32), Vec<(ValueId, Span)>> = HashMap::new();
-        for ((v, micro_batch), life) in &self.lives {
+        for (v, micro_batch, life) in &self.lives {
             if let Some(of) = storage.get(v) {
                 sharing.entry((of.root, *micro_batch)).or_default().push((*v, *life));
             }

@@ -17,8 +17,8 @@ fn want<R: Into<String>>(condition: bool, reason: impl FnOnce() -> R) -> Check {
 impl Program {
     /// Checks everything that running the Program relies on, so that a program from a stranger can be trusted.
     ///
-    /// It checks every reference, and every type by the operator's own rule. Each value exists when it is used and is
-    /// freed once. No message is sent or expected twice. Each gradient is summed over all of this peer's
+    /// It checks every reference, and every type by the operator's own rule. Each value exists when it is used, and is
+    /// freed. No message is sent or expected twice. Each gradient is summed over all of this peer's
     /// micro-batches, in order, before it is applied.
     pub fn validate(&self) -> Result<(), PlanError> {
         let parts = [Self::check_values, Self::check_nodes, Self::check_coded];
@@ -175,8 +175,12 @@ impl<'a> Walk<'a> {
     }
 
     fn step(&mut self, i: &Instruction) -> Check {
-        let moves = matches!(i, Instruction::Offload { .. } | Instruction::Load { .. });
-        want(moves || self.seen.insert(*i), || "it is repeated")?;
+        let may_repeat = matches!(
+            i,
+            // What was freed may be computed again.
+            Instruction::Run { .. } | Instruction::Free { .. } | Instruction::Offload { .. } | Instruction::Load { .. }
+        );
+        want(may_repeat || self.seen.insert(*i), || "it is repeated")?;
         if let Some(m) = i.micro_batch() {
             want(m < self.program.micro_batches, || "its micro-batch does not exist")?;
         }

@@ -2,6 +2,7 @@
 
 mod check;
 mod display;
+mod frees;
 mod memory;
 mod offload;
 mod pass;
@@ -14,7 +15,7 @@ use fusionllm_compress::{Codec, HEADER_BYTES, exact_bytes};
 use fusionllm_graph::{Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
-pub(crate) use memory::{Memory, storage};
+pub(crate) use memory::{Bytes, Memory, storage};
 pub use offload::{Medium, Movable, OffloadedBytes};
 pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
 pub use poison::{Cause, Poison, PoisonPlace};

@@ -14,6 +14,7 @@ mod network;
 mod steps;
 mod what_if;
 
+pub(crate) use steps::node_seconds;
 pub use what_if::{Change, WhatIf, what_if};
 
 use crate::cost::{Cluster, UplinkId};

@@ -233,6 +233,13 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// The predicted seconds of each node of a Program.
+pub(crate) fn node_seconds(program: &Program, device: &Device) -> Result<HashMap<NodeId, f64>, PlanError> {
+    let costs = node_costs(program, device)?;
+    let first = program.nodes.keys().next().map_or(0, |n| n.0);
+    Ok(program.nodes.keys().map(|id| (*id, costs[(id.0 - first) as usize].seconds)).collect())
+}
+
 /// By node number, less the first.
 fn node_costs(program: &Program, device: &Device) -> Result<Vec<NodeCost>, PlanError> {
     let first = program.nodes.keys().next().map_or(0, |n| n.0);
