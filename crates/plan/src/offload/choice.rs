@@ -1,14 +1,16 @@
 //! The choice of what leaves a device's memory, and of what is computed again.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
+
+use fusionllm_graph::NodeId;
 
 use super::PeerOffload;
-use super::recompute::Activations;
+use super::recompute::{Activations, Recomputed};
 use super::rewrite::{activations, rewrite};
 use crate::cost::{Cluster, CopyDirection, Device};
 use crate::error::PlanError;
 use crate::optimizer::Optimizer;
-use crate::program::{Medium, Program};
+use crate::program::{Instruction, Medium, Program};
 use crate::simulate::{SimulateOptions, Simulation, node_seconds, simulate};
 
 /// Smaller tensors stay in memory. Moving one takes a call of the system, however small it is.
@@ -16,6 +18,10 @@ const MIN_BYTES: u64 = 4 << 10;
 
 /// How often the choice is made again with less memory, if the simulated step needs more than was counted.
 const MAX_ATTEMPTS: usize = 4;
+
+/// How much may depend on each other among what is computed again, from the least that any memory needs: see
+/// [`Activations::spread`].
+const SPREADS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
 
 /// Programs of which some offload tensors, or compute some again.
 pub(crate) struct Offloaded {
@@ -81,35 +87,38 @@ fn counted(program: &Program, slots: usize) -> u64 {
 /// is read even more often.
 fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Result<Option<PeerOffload>, PlanError> {
     let medium = if device.host_link.is_some() { Medium::Host } else { Medium::Disk };
-    let classes = Classes::new(program, device, medium, slots)?;
-    let fits = |counts: &[usize; 5]| {
-        let mut moved = program.clone();
-        rewrite(&mut moved, &classes.first(counts, PeerOffload::nothing(program.peer, medium)));
-        counted(&moved, slots) <= room
-    };
-    let all = classes.0.each_ref().map(Vec::len);
-    // As many as are needed, class by class.
-    let prefix = |mut left: usize| {
-        all.map(|len| {
-            let count = len.min(left);
-            left -= count;
-            count
-        })
-    };
-    let needed = least(all.iter().sum(), |count| fits(&prefix(count)));
-    let mut counts = prefix(needed);
-    if !fits(&counts) {
-        return Ok(None);
+    let (waiting, times) = (Activations::new(program), node_seconds(program, device)?);
+    let again = waiting.candidates(&times, MIN_BYTES);
+    let mut best: Option<(f64, PeerOffload)> = None;
+    for spread in SPREADS {
+        let again = waiting.spread(&again, spread);
+        let classes = Classes::new(program, device, medium, slots, (&waiting, &again));
+        let rewritten = |counts: &[usize; 5]| {
+            let choice = classes.first(counts, PeerOffload::nothing(program.peer, medium));
+            let mut program = program.clone();
+            rewrite(&mut program, &choice);
+            (program, choice)
+        };
+        let Some(counts) = classes.least(|counts| counted(&rewritten(counts).0, slots) <= room) else { continue };
+        let (program, choice) = rewritten(&counts);
+        let takes = seconds(&program, device, &times);
+        if best.as_ref().is_none_or(|(least, _)| takes < *least) {
+            best = Some((takes, choice));
+        }
     }
-    // Not all of the earlier classes are needed, then. The dearest come first.
-    for class in [2, 1, 3, 0] {
-        counts[class] = least(counts[class], |count| {
-            let mut fewer = counts;
-            fewer[class] = count;
-            fits(&fewer)
-        });
-    }
-    Ok(Some(classes.first(&counts, PeerOffload::nothing(program.peer, medium))))
+    Ok(best.map(|(_, choice)| choice))
+}
+
+/// Seconds of the computing thread for operators and moves.
+fn seconds(program: &Program, device: &Device, times: &HashMap<NodeId, f64>) -> f64 {
+    let moving = |direction, medium, what| device.move_seconds(direction, medium, program.movable_bytes(what) as f64);
+    let seconds = program.instructions.iter().map(|i| match *i {
+        Instruction::Run { node, .. } => times.get(&node).copied().unwrap_or(0.0),
+        Instruction::Offload { what, to } => moving(CopyDirection::Download, to, what),
+        Instruction::Load { what, from } => moving(CopyDirection::Upload, from, what),
+        _ => 0.0,
+    });
+    seconds.sum()
 }
 
 /// The least number, at most `most`, that satisfies `enough`, which larger ones do as well; `most` if none does.
@@ -146,7 +155,14 @@ enum Kind {
 }
 
 impl Classes {
-    fn new(program: &Program, device: &Device, medium: Medium, slots: usize) -> Result<Self, PlanError> {
+    /// `again` has the activations that wait, and those of them that may be computed again.
+    fn new(
+        program: &Program,
+        device: &Device,
+        medium: Medium,
+        slots: usize,
+        again: (&Activations<'_>, &[&Recomputed]),
+    ) -> Self {
         let of = |v| (program.name(v), program.values.get(&v).map_or(0, |v| v.ty.bytes() as u64));
         let trained: BTreeSet<_> = program.reductions.iter().map(|r| r.parameter).collect();
         let owned: Vec<_> = program.owned().map(|(_, r)| of(r.parameter)).collect();
@@ -158,9 +174,36 @@ impl Classes {
             let all = tensors.map(|(what, (name, bytes))| Candidate { name, what, bytes, rate: 0.0 });
             sorted(all.filter(|c| c.bytes >= MIN_BYTES).collect())
         };
-        let (cheap, dear) = activation_candidates(program, device, medium)?;
+        let (cheap, dear) = activation_candidates(program, device, medium, again);
         let state = candidates(&mut { state });
-        Ok(Self([cheap, state, dear, candidates(&mut { summed }), candidates(&mut { parameters })]))
+        Self([cheap, state, dear, candidates(&mut { summed }), candidates(&mut { parameters })])
+    }
+
+    /// How many of each class are enough; `None` if all are not.
+    fn least(&self, fits: impl Fn(&[usize; 5]) -> bool) -> Option<[usize; 5]> {
+        let all = self.0.each_ref().map(Vec::len);
+        // As many as are needed, class by class.
+        let prefix = |mut left: usize| {
+            all.map(|len| {
+                let count = len.min(left);
+                left -= count;
+                count
+            })
+        };
+        let needed = least(all.iter().sum(), |count| fits(&prefix(count)));
+        let mut counts = prefix(needed);
+        if !fits(&counts) {
+            return None;
+        }
+        // Not all of the earlier classes are needed, then. The dearest come first.
+        for class in [2, 1, 3, 0] {
+            counts[class] = least(counts[class], |count| {
+                let mut fewer = counts;
+                fewer[class] = count;
+                fits(&fewer)
+            });
+        }
+        Some(counts)
     }
 
     /// The first candidates of each class.
@@ -198,28 +241,26 @@ fn activation_candidates(
     program: &Program,
     device: &Device,
     medium: Medium,
-) -> Result<(Vec<Candidate>, Vec<Candidate>), PlanError> {
+    (waiting, again): (&Activations<'_>, &[&Recomputed]),
+) -> (Vec<Candidate>, Vec<Candidate>) {
     // Of a tensor's way out and back, for a byte.
     let moving = |bytes: u64| {
         let seconds = |direction| device.move_seconds(direction, medium, bytes as f64);
         (seconds(CopyDirection::Download) + seconds(CopyDirection::Upload)) / bytes as f64
     };
-    let waiting = Activations::new(program);
-    let times = node_seconds(program, device)?;
     let movable = activations(program).into_iter().filter(|(_, bytes)| *bytes >= MIN_BYTES);
     let moved = movable.map(|(name, bytes)| {
         let rate = moving(bytes) * waiting.times_per_byte();
         (name.clone(), Candidate { name, what: Kind::Activation, bytes, rate })
     });
     let mut candidates: BTreeMap<String, Candidate> = moved.collect();
-    for again in waiting.candidates(&times, MIN_BYTES) {
-        let rate = again.rate() * waiting.times_per_byte();
-        if candidates.get(&again.name).is_none_or(|moved| rate < moved.rate) {
-            let (name, bytes) = (again.name, again.bytes);
+    for again in again {
+        let (name, bytes, rate) = (again.name.clone(), again.bytes, again.rate() * waiting.times_per_byte());
+        if candidates.get(&name).is_none_or(|moved| rate < moved.rate) {
             candidates.insert(name.clone(), Candidate { name, what: Kind::Recomputed, bytes, rate });
         }
     }
     let cheap = |c: &Candidate| c.what == Kind::Recomputed && c.rate < moving(c.bytes);
     let (cheap, dear) = candidates.into_values().partition(cheap);
-    Ok((sorted(cheap), sorted(dear)))
+    (sorted(cheap), sorted(dear))
 }

@@ -161,9 +161,6 @@ impl<'a> Activations<'a> {
 
     /// The activations that can be computed again, each with its bytes and with the seconds of its nodes, the fewest
     /// seconds for a byte first. `seconds` has those of each node.
-    ///
-    /// Backward computes all that depends on each other at once. If that were everything, nothing would be saved. So
-    /// among `n` activations, those that depend on each other have about `1/√n` of the bytes (Chen et al., 2016).
     pub(super) fn candidates(&self, seconds: &HashMap<NodeId, f64>, min_bytes: u64) -> Vec<Recomputed> {
         let mut found: Vec<Recomputed> = Vec::new();
         for root in self.groups.keys() {
@@ -175,13 +172,22 @@ impl<'a> Activations<'a> {
             }
         }
         found.sort_by(|a, b| a.rate().total_cmp(&b.rate()).then_with(|| a.name.cmp(&b.name)));
-        let total: u64 = found.iter().map(|c| c.bytes).sum();
-        let limit = (total as f64 / (found.len().max(1) as f64).sqrt()) as u64;
+        found
+    }
+
+    /// Those of the candidates that may all be computed again.
+    ///
+    /// Backward computes all that depends on each other at once, and then holds all of it. If that were everything,
+    /// nothing would be saved. So those of `n` activations that depend on each other take at most `spread/√n` of all
+    /// bytes (Chen et al., 2016).
+    pub(super) fn spread<'c>(&self, candidates: &'c [Recomputed], spread: f64) -> Vec<&'c Recomputed> {
+        let total: u64 = candidates.iter().map(|c| c.bytes).sum();
+        let limit = (spread * total as f64 / (candidates.len().max(1) as f64).sqrt()) as u64;
         let neighbours = self.neighbours();
         // Nodes that depend on each other, and the group of each node.
         let mut groups: Vec<BTreeSet<NodeId>> = Vec::new();
         let mut group_of: HashMap<NodeId, usize> = HashMap::new();
-        found.retain(|candidate| {
+        let admit = |candidate: &&Recomputed| {
             let around = candidate.nodes.iter().filter_map(|node| neighbours.get(node)).flatten();
             let near: BTreeSet<usize> =
                 candidate.nodes.iter().chain(around).filter_map(|node| group_of.get(node).copied()).collect();
@@ -193,8 +199,8 @@ impl<'a> Activations<'a> {
                 groups.push(all);
             }
             fits
-        });
-        found
+        };
+        candidates.iter().filter(admit).collect()
     }
 }
 
