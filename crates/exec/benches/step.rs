@@ -23,7 +23,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use fusionllm_backend::{Autocast, Backend, BackendError, DeviceInfo, Done, Prepared, Segment, Tensor, open, worker_name};
+use fusionllm_backend::{
+    Autocast, Backend, BackendError, DeviceInfo, Done, Prepared, Segment, Tensor, open, worker_name,
+};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, StepResult, Training};
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig};

@@ -90,8 +90,9 @@ fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Result
     let (waiting, times) = (Activations::new(program), node_seconds(program, device)?);
     let again = waiting.candidates(&times, MIN_BYTES);
     let mut best: Option<(f64, PeerOffload)> = None;
-    for spread in SPREADS {
-        let again = waiting.spread(&again, spread);
+    let mut sets: Vec<_> = SPREADS.map(|spread| waiting.spread(&again, spread)).into();
+    sets.dedup_by_key(|again| again.len());
+    for again in sets {
         let classes = Classes::new(program, device, medium, slots, (&waiting, &again));
         let rewritten = |counts: &[usize; 5]| {
             let choice = classes.first(counts, PeerOffload::nothing(program.peer, medium));

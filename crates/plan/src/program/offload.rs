@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
 
-use fusionllm_graph::ValueId;
+use fusionllm_graph::{Phase, ValueId};
 use serde::{Deserialize, Serialize};
 
 use super::{Instruction, Program, storage};
@@ -135,9 +135,11 @@ impl Program {
         self.resting().keys().fold(all, |sum, what| sum.saturating_sub(self.movable_bytes(*what)))
     }
 
-    /// Bytes of the activations that it computes twice, of the micro-batch that has most of them.
+    /// Bytes of the activations that backward reads and that are computed twice, of the micro-batch that has most.
     pub fn recomputed_bytes(&self) -> u64 {
         let storage = storage(self);
+        let backward = self.nodes.values().filter(|node| node.phase != Phase::Forward).flat_map(|node| &node.inputs);
+        let read: HashSet<ValueId> = backward.filter_map(|v| storage.get(v)).map(|of| of.root).collect();
         let mut ran = HashSet::new();
         let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
         for i in &self.instructions {
@@ -145,7 +147,7 @@ impl Program {
                 && !ran.insert((node, micro_batch))
             {
                 let outputs = self.nodes.get(&node).map_or(&[][..], |node| &node.outputs);
-                let own = outputs.iter().filter_map(|v| storage.get(v).filter(|of| of.root == *v));
+                let own = outputs.iter().filter_map(|v| storage.get(v).filter(|of| of.root == *v && read.contains(v)));
                 let sum = bytes.entry(micro_batch).or_default();
                 *sum = own.fold(*sum, |sum, of| sum.saturating_add(of.own));
             }
