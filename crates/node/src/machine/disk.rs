@@ -61,18 +61,27 @@ pub(crate) fn write_at(file: &File, mut bytes: &[u8], mut offset: u64) -> io::Re
     Ok(())
 }
 
-/// Bytes that are written and read to measure the disk.
-const PROBE_BYTES: usize = 16 << 20;
+/// Bytes of the tensors that are written and read to measure the disk, and their number.
+const PROBE_BYTES: usize = 1 << 20;
+const PROBES: usize = 24;
 
-/// Bytes/s at which a file in [`directory`] is written and read back; `None` if it cannot be. The system holds recent
-/// files in memory, as it does for a run that leaves it room.
+/// Bytes/s at which tensors are written to a file in [`directory`] and read back; `None` if they cannot be. The system
+/// holds recent files in memory, as it does for a run that leaves it room.
 pub(crate) fn rate() -> Option<f64> {
     let file = tempfile::tempfile_in(directory()).ok()?;
-    let mut bytes = vec![1; PROBE_BYTES];
-    let started = Instant::now();
-    write_at(&file, &bytes, 0).ok()?;
-    read_at(&file, &mut bytes, 0).ok()?;
-    Some(2.0 * PROBE_BYTES as f64 / started.elapsed().as_secs_f64().max(1e-6))
+    let probe = |place: usize| {
+        let (bytes, offset) = (vec![1; PROBE_BYTES], (place * PROBE_BYTES) as u64);
+        let started = Instant::now();
+        write_at(&file, &bytes, offset).ok()?;
+        let mut read = vec![0; PROBE_BYTES];
+        read_at(&file, &mut read, offset).ok()?;
+        Some(started.elapsed().as_secs_f64())
+    };
+    // A run writes to the same places in every step.
+    (0..PROBES).try_for_each(|place| probe(place).map(|_| ()))?;
+    let mut seconds = (0..PROBES).map(probe).collect::<Option<Vec<f64>>>()?;
+    seconds.sort_by(f64::total_cmp);
+    Some(2.0 * PROBE_BYTES as f64 / seconds[PROBES / 2].max(1e-7))
 }
 
 #[cfg(test)]
