@@ -51,7 +51,7 @@ fn a_run_needs_a_third_of_its_state() {
     let limit = state / 3 + fusionllm_plan::PROCESS_BYTES;
     let (log, limited) = train(dir.path(), "limited", &format!("{} KiB", limit >> 10), &MODEL);
     assert_eq!(losses(&dir.path().join("limited")), losses(&dir.path().join("kept")), "the same bits");
-    assert!(log.contains("a has too little memory for its share, and offloads "), "{log}");
+    assert!(log.contains("a has too little memory for its share, and ") && log.contains("offloads "), "{log}");
 
     let plan: Value = serde_json::from_str(&fs::read_to_string(dir.path().join("limited/plan.json")).unwrap()).unwrap();
     assert_eq!((&plan["offload"][0]["peer"], &plan["offload"][0]["to"]), (&0.into(), &"disk".into()));
