@@ -1,4 +1,4 @@
-"""PyTorch as a framework: a segment is a list of calls of its kernels."""
+"""PyTorch as a framework: a segment is a list of calls of its kernels, or one function of them."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ class Torch(Framework):
                 outputs = plain(inputs, freed)
                 whole = None
                 reason = e.reason if isinstance(e, NodeError) else e
-                print(f"a segment of {len(places)} nodes runs node by node: {reason!r}", file=sys.stderr)
+                print(f"a segment runs node by node: {reason!r}", file=sys.stderr)
                 return outputs
 
         return run
@@ -123,7 +123,7 @@ class Torch(Framework):
                 if self.compile:
                     function = compiled(function, inputs)
                 if self.cuda_graphs:
-                    function = Replayed(function, inputs)
+                    function = Replayed(function, inputs, place.torch)
             results = function(*inputs)
             for bad in results[count:]:
                 place.fail_if(bad)

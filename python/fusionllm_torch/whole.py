@@ -32,24 +32,26 @@ class Replayed:
     are copied before the next replay.
     """
 
-    def __init__(self, function: Whole, inputs: Sequence[Tensor]) -> None:
+    def __init__(self, function: Whole, inputs: Sequence[Tensor], device: torch.device) -> None:
         self.inputs = [x.clone() for x in inputs]
-        current = torch.cuda.current_stream()
-        aside = torch.cuda.Stream()
-        aside.wait_stream(current)
-        mode = torch.cuda.get_sync_debug_mode()
-        # The first run loads kernels and libraries. It fails if it waits for the device, as no graph can.
-        torch.cuda.set_sync_debug_mode("error")
-        try:
+        with torch.cuda.device(device):
+            current, aside = torch.cuda.current_stream(), torch.cuda.Stream()
+            aside.wait_stream(current)
             with torch.cuda.stream(aside):
+                # This loads kernels and libraries.
                 function(*self.inputs)
-        finally:
-            torch.cuda.set_sync_debug_mode(mode)
-            current.wait_stream(aside)
-        self.graph = torch.cuda.CUDAGraph()
-        # A capture that fails leaves its own stream as the current one. The outer block restores the former.
-        with torch.cuda.stream(current), torch.cuda.graph(self.graph):
-            self.outputs = function(*self.inputs)
+                mode = torch.cuda.get_sync_debug_mode()
+                # Now it fails if it waits for the device, as no graph can.
+                torch.cuda.set_sync_debug_mode("error")
+                try:
+                    function(*self.inputs)
+                finally:
+                    torch.cuda.set_sync_debug_mode(mode)
+                    current.wait_stream(aside)
+            self.graph = torch.cuda.CUDAGraph()
+            # A capture that fails leaves its own stream as the current one. The outer block restores the former.
+            with torch.cuda.stream(current), torch.cuda.graph(self.graph):
+                self.outputs = function(*self.inputs)
 
     def __call__(self, *inputs: Tensor) -> list[Tensor]:
         if inputs:
