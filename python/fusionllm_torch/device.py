@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -40,6 +41,8 @@ class Device:
             del self.dtypes["f64"]
         #: Whether an index was out of range, since this was last asked. It stays on the device.
         self.bad_index: Tensor | None = None
+        #: Whether checks may read a tensor at once. Else they are late: :meth:`check` tells.
+        self.reads = self.is_cpu
 
     @property
     def module(self) -> object:
@@ -86,12 +89,12 @@ class Device:
     def checked(self, index: Tensor, size: int) -> Tensor:
         """The index, whose elements must lie in `0 .. size`.
 
-        A device other than the processor is not waited for. There the elements are limited to the range, and
-        :meth:`check` tells later.
+        A device other than the processor is not waited for, and a trace has no elements. There they are limited to the
+        range, and :meth:`check` tells later.
         """
         if not index.numel():
             return index
-        if not self.is_cpu and size > 0:
+        if not self.reads and size > 0:
             self.fail_if(((index < 0) | (index >= size)).any())
             return index.clamp(0, size - 1)
         low, high = (int(bound) for bound in torch.aminmax(index))
@@ -102,7 +105,7 @@ class Device:
     def nonzero(self, divisor: Tensor) -> Tensor:
         """An integer divisor, whose elements must not be 0."""
         zero = (divisor == 0).any()
-        if self.is_cpu:
+        if self.reads:
             if zero:
                 raise ZeroDivisionError("an integer is divided by zero")
             return divisor
@@ -111,6 +114,16 @@ class Device:
 
     def fail_if(self, bad: Tensor) -> None:
         self.bad_index = bad if self.bad_index is None else self.bad_index | bad
+
+    def late(self, plan: Callable[[list[Tensor]], list[Tensor]], *inputs: Tensor) -> tuple[Tensor, ...]:
+        """The row-major outputs of a plan, and at the end, if it has checks, whether one failed. None is read here."""
+        reads, bad = self.reads, self.bad_index
+        self.reads, self.bad_index = False, None
+        try:
+            outputs = tuple(x.contiguous() for x in plan(list(inputs)))
+            return outputs if self.bad_index is None else (*outputs, self.bad_index)
+        finally:
+            self.reads, self.bad_index = reads, bad
 
     def check(self) -> None:
         """Raises what the device has found since the last check. Waits for it."""

@@ -1,10 +1,11 @@
-"""PyTorch as a framework: a segment is a list of calls of its kernels."""
+"""PyTorch as a framework: a segment is a list of calls of its kernels, or one function of them."""
 
 from __future__ import annotations
 
+import sys
 import warnings
-from collections.abc import Set
-from functools import cache
+from collections.abc import Callable, Set
+from functools import cache, partial
 
 import torch
 from torch import Tensor
@@ -12,7 +13,8 @@ from torch import Tensor
 import fusionllm_torch.attention  # noqa: F401 (adds its operators)
 from fusionllm_torch.device import DTYPES, Device, names
 from fusionllm_torch.operators import OPERATORS, Call
-from fusionllm_torch.segments import Memory, grouped
+from fusionllm_torch.segments import STEPS, Memory, grouped
+from fusionllm_torch.whole import Replayed, Whole, apart, compiled
 from fusionllm_worker import Found, Framework, NodeError, Plan, Runner, Segment, TensorType
 from fusionllm_worker.segment import Function
 
@@ -27,8 +29,11 @@ class Torch(Framework):
     version = torch.__version__
     operators = list(OPERATORS)
 
-    def __init__(self, device: str, bf16: bool = False) -> None:
+    def __init__(self, device: str, bf16: bool = False, compile: bool = False, cuda_graphs: bool = False) -> None:
         self.place = Device(device)
+        if cuda_graphs and not self.place.is_cuda:
+            raise ValueError(f"--cuda-graphs needs a CUDA device, and --device is {device}")
+        self.compile, self.cuda_graphs = compile, cuda_graphs
         self.device = self.place.label
         self.memory_bytes = self.place.memory_bytes
         self.dtypes = list(self.place.dtypes)
@@ -66,7 +71,7 @@ class Torch(Framework):
         segment, places = grouped(segment)
 
         @cache
-        def compiled(freed: frozenset[int]) -> tuple[Plan, list[Function]]:
+        def planned(freed: frozenset[int]) -> tuple[Plan, list[Function]]:
             """The segment as one that may overwrite these inputs, and what finishes each output."""
             memory = Memory(segment, freed)
             functions = []
@@ -77,13 +82,54 @@ class Torch(Framework):
                     raise NodeError(place, e) from e
             return Plan(segment, functions), memory.finish()
 
-        @torch.inference_mode()
-        def run(inputs: list[Tensor], freed: Set[int]) -> list[Tensor]:
-            plan, finish = compiled(frozenset(freed))
+        def plain(inputs: list[Tensor], freed: Set[int]) -> list[Tensor]:
+            plan, finish = planned(frozenset(freed))
             try:
                 return [last(output) for last, output in zip(finish, plan(inputs))]
             except NodeError as e:
                 raise NodeError(places[e.node], e.reason) from e
+
+        whole: Runner | None = None
+        # The host reads an optimiser's numbers. Its steps are one kernel for many parameters anyway.
+        if (self.compile or self.cuda_graphs) and not any(node.name in STEPS for node in segment.nodes):
+            whole = self.whole(segment, lambda: planned(frozenset())[0])
+
+        @torch.inference_mode()
+        def run(inputs: list[Tensor], freed: Set[int]) -> list[Tensor]:
+            nonlocal whole
+            if whole is None:
+                return plain(inputs, freed)
+            try:
+                return whole(inputs, freed)
+            except Exception as e:
+                # The inputs are as they were. If a node is to blame, it fails here, too, and is named.
+                outputs = plain(inputs, freed)
+                whole = None
+                reason = e.reason if isinstance(e, NodeError) else e
+                print(f"a segment runs node by node: {reason!r}", file=sys.stderr)
+                return outputs
+
+        return run
+
+    def whole(self, segment: Segment, plan: Callable[[], Plan]) -> Runner:
+        """Runs the segment as one function, which the first run makes of a plan that overwrites no input."""
+        place, count = self.place, len(segment.outputs)
+        function: Whole | None = None
+
+        def run(inputs: list[Tensor], freed: Set[int]) -> list[Tensor]:
+            nonlocal function
+            if function is None:
+                function = partial(place.late, plan())
+                if self.compile:
+                    function = compiled(function, inputs)
+                if self.cuda_graphs:
+                    function = Replayed(function, inputs, place.torch)
+            results = function(*inputs)
+            for bad in results[count:]:
+                place.fail_if(bad)
+            if place.is_cpu:
+                place.check()
+            return apart(results[:count], (x for i, x in enumerate(inputs) if i not in freed))
 
         return run
 

@@ -569,10 +569,11 @@ def dropout(call: Call) -> Function:
     n, device = math.prod(shape), call.device.torch
     # An element is kept if its 24 random bits, as a number in [0, 1), are at least p.
     threshold = math.ceil(p * 2**24)
-    # The processor takes a few counters at a time, so that the intermediate numbers stay in its cache.
-    part = 1 << 15 if call.device.is_cpu else max(n, 1)
 
     def drop(x: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        # The processor takes a few counters at a time, so that the intermediate numbers stay in its cache. Compiled,
+        # there are none.
+        part = 1 << 15 if call.device.reads else max(n, 1)
         counters = torch.arange(-(-n // 4), device=device).split(part)
         kept = [philox(counter, stream, key).view(-1) >> 8 >= threshold for counter in counters]
         mask = torch.cat(kept)[:n].view(shape)
