@@ -1,9 +1,9 @@
 //! The bytes that a peer holds while it runs a Program.
 
 use std::collections::hash_map::Entry;
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
-use fusionllm_graph::{Node, NodeId, Op, Value, ValueId, ValueKind};
+use fusionllm_graph::{Node, NodeId, Op, Phase, Value, ValueId, ValueKind};
 
 use super::{Instruction, Movable, Program, Slot};
 use crate::graph_facts::shares_storage;
@@ -205,6 +205,26 @@ impl Program {
         // An expanded tensor takes its full size as soon as a kernel needs its elements side by side.
         let results = self.values.values().filter(|v| matches!(v.kind, ValueKind::Result { .. }));
         results.map(|v| v.ty.bytes() as u64).fold(most, u64::max)
+    }
+
+    /// Bytes of the activations that backward reads and that are computed twice, of the micro-batch that has most.
+    pub fn recomputed_bytes(&self) -> u64 {
+        let storage = storage(self);
+        let backward = self.nodes.values().filter(|node| node.phase != Phase::Forward).flat_map(|node| &node.inputs);
+        let read: HashSet<ValueId> = backward.filter_map(|v| storage.get(v)).map(|of| of.root).collect();
+        let mut ran = HashSet::new();
+        let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
+        for i in &self.instructions {
+            if let Instruction::Run { node, micro_batch } = *i
+                && !ran.insert((node, micro_batch))
+            {
+                let outputs = self.nodes.get(&node).map_or(&[][..], |node| &node.outputs);
+                let own = outputs.iter().filter_map(|v| storage.get(v).filter(|of| of.root == *v && read.contains(v)));
+                let sum = bytes.entry(micro_batch).or_default();
+                *sum = own.fold(*sum, |sum, of| sum.saturating_add(of.own));
+            }
+        }
+        bytes.into_values().max().unwrap_or(0)
     }
 }
 

@@ -1,12 +1,12 @@
 //! Tensors that leave the device's memory for a while.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::BTreeMap;
 use std::fmt;
 
-use fusionllm_graph::{Phase, ValueId};
+use fusionllm_graph::ValueId;
 use serde::{Deserialize, Serialize};
 
-use super::{Instruction, Program, storage};
+use super::{Instruction, Program};
 
 /// Where a tensor is while it is not in the device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -133,26 +133,6 @@ impl Program {
         let state = |sum: u64, v: ValueId| sum.saturating_add(bytes(v).saturating_mul(slots as u64));
         let all = self.owned().fold(held, |sum, (_, r)| state(sum, r.parameter));
         self.resting().keys().fold(all, |sum, what| sum.saturating_sub(self.movable_bytes(*what)))
-    }
-
-    /// Bytes of the activations that backward reads and that are computed twice, of the micro-batch that has most.
-    pub fn recomputed_bytes(&self) -> u64 {
-        let storage = storage(self);
-        let backward = self.nodes.values().filter(|node| node.phase != Phase::Forward).flat_map(|node| &node.inputs);
-        let read: HashSet<ValueId> = backward.filter_map(|v| storage.get(v)).map(|of| of.root).collect();
-        let mut ran = HashSet::new();
-        let mut bytes: BTreeMap<u32, u64> = BTreeMap::new();
-        for i in &self.instructions {
-            if let Instruction::Run { node, micro_batch } = *i
-                && !ran.insert((node, micro_batch))
-            {
-                let outputs = self.nodes.get(&node).map_or(&[][..], |node| &node.outputs);
-                let own = outputs.iter().filter_map(|v| storage.get(v).filter(|of| of.root == *v && read.contains(v)));
-                let sum = bytes.entry(micro_batch).or_default();
-                *sum = own.fold(*sum, |sum, of| sum.saturating_add(of.own));
-            }
-        }
-        bytes.into_values().max().unwrap_or(0)
     }
 
     /// Bytes that the program has on `medium`.
