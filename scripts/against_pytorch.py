@@ -254,9 +254,10 @@ def main():
         for side in sides:
             side.step()
     print(f"{machine()}; {args.threads} threads")
-    print(f"{args.model}, {'bf16' if args.bf16 else 'float32'}, {ours.hello['parameters'] / 1e6:.1f} M parameters, {args.steps} steps of each row in turn; "
-          "ours / theirs: medians of the turns' ratios (range)\n")
-    print("| row | step, s | ours / theirs | peak resident, MiB | of these by the model, MiB |")
+    print(f"{args.model}, {'bf16' if args.bf16 else 'float32'}, {ours.hello['parameters'] / 1e6:.1f} M parameters, "
+          f"{args.steps} steps of each row in turn; ours / theirs: medians of the turns' ratios (range)\n")
+    second = "peak of the device's memory" if args.device != "cpu" else "of these by the model"
+    print(f"| row | step, s | ours / theirs | peak resident, MiB | {second}, MiB |")
     print("| --- | --- | --- | --- | --- |")
     for side in sides:
         ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours.steps, side.steps)]
