@@ -242,8 +242,8 @@ def main():
     worker = ["--worker", args.worker] if args.worker else []
     environment["PYTHONPATH"] = str(ROOT / "python")
     ours = Side("FusionLLM", [*step, args.model, "--serve", *worker, *precision], environment, args.device)
-    script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--threads", threads, "--device", args.device,
-              *precision, "--serve"]
+    script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--threads", threads,
+              "--device", args.device, *precision, "--serve"]
     theirs = [Side(f"PyTorch, {variant}", [*script, variant], environment, args.device)
               for variant in VARIANTS[args.model]]
     for side in theirs:
