@@ -47,7 +47,6 @@ impl Conductor<'_> {
             let mut assignment = Assignment {
                 generation: order.generation,
                 seed: job.train.seed,
-                precision: job.train.precision,
                 compression: plan.compression,
                 start: order.restart.progress.step,
                 passes_before: order.passes_before,
