@@ -72,6 +72,7 @@ impl Conductor<'_> {
             member,
             name: self.run.roster().name(member).to_owned(),
             backend: known.map(|m| m.backend.clone()).unwrap_or_default(),
+            device: known.map(|m| m.device.clone()).unwrap_or_default(),
             inputs: PerPass { train: inputs(&assignment.train), eval: inputs(&assignment.eval) },
             train: assignment.train.clone(),
         }
