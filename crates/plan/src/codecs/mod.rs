@@ -9,4 +9,4 @@ pub use choice::SLACK;
 pub(crate) use choice::assign;
 pub use rule::{Compression, Compressor, LinkCodec};
 pub use traffic::Traffic;
-pub(crate) use traffic::{codable, takes_codec};
+pub(crate) use traffic::codable;

@@ -2,21 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use fusionllm_graph::{DType, TensorType};
+use fusionllm_graph::TensorType;
 
 use crate::cost::{Cluster, UplinkId};
 use crate::error::PlanError;
-use crate::program::{Instruction, PeerId, Program, Slot};
+use crate::program::{Instruction, PeerId, Program, Slot, takes_codec};
 
 /// Whether a codec may apply to a message. True for activations and their gradients; false for inputs, parameters,
 /// their gradients and integers.
 pub(crate) fn codable(slot: Slot, other_end: PeerId, ty: &TensorType, varies: bool) -> bool {
     matches!(slot, Slot::Value { .. }) && other_end != PeerId::BROKER && takes_codec(ty.dtype) && varies
-}
-
-/// Whether codecs take tensors of a type.
-pub(crate) fn takes_codec(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::BF16)
 }
 
 /// The messages of one step that may be compressed, by link.

@@ -5,8 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 
-use super::{GradientPart, Instruction, Medium, Movable, PeerId, Program, Reduction, Slot};
-use crate::codecs::takes_codec;
+use super::{GradientPart, Instruction, Medium, Movable, PeerId, Program, Reduction, Slot, takes_codec};
 use crate::error::PlanError;
 
 type Check = Result<(), String>;
