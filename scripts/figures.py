@@ -28,10 +28,10 @@ import json
 import os
 import pathlib
 import re
+import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 
 import figure_tables
 from common import ROOT, program, refuse
@@ -93,7 +93,9 @@ def measure(args, into, chosen):
     """Runs the measurements that are not done, writes each result at once, and returns the names of those that
     failed."""
     here = conditions(args.quick)
+    os.environ["FUSIONLLM"] = str(program())  # commands run in folders of their own
     due, failed = {}, []
+    version = "quick" if args.quick else here["commit"].replace(" ", "-")
     results = read_results(into)
     same = lambda old: old and all(old.get(key) == here[key] for key in ("commit", "quick", "machine"))
     for full, one in chosen.items():
@@ -109,7 +111,7 @@ def measure(args, into, chosen):
         left = minutes(list(due.values())[number:])
         print(f"== {number + 1} of {len(due)}: {full}, about {left:g} min left: {one.shown(args.quick)}", flush=True)
         try:
-            found = run(one, args.quick)
+            found = run(one, args.quick, ROOT / "target/figures/work" / f"{full.replace('/', '-')}-{version}")
         except Failed as failure:
             print(f"{full}: {failure}", file=sys.stderr, flush=True)
             failed.append(full)
@@ -125,19 +127,27 @@ class Failed(Exception):
     """A measurement that gave no result."""
 
 
-def run(one, quick):
-    with tempfile.TemporaryDirectory() as scratch:
-        # Building a benchmark does not belong to its time.
-        command, results = one.command(quick, pathlib.Path(scratch))
-        watch = Watch()
-        done = subprocess.run([*map(str, command)], cwd=ROOT, stdin=subprocess.DEVNULL)
-        busy = watch.figures()
-        if done.returncode:
-            raise Failed(f"ended with status {done.returncode}")
-        try:
-            return busy | {"result": rounded(one.figures(results.read_text()))}
-        except (OSError, ValueError, KeyError, IndexError) as error:
-            raise Failed(f"its results cannot be read: {error!r}") from error
+def run(one, quick, folder):
+    """Runs a measurement in a folder of its own. One that failed leaves the folder, so that the next try goes on where
+    the command can."""
+    folder.mkdir(parents=True, exist_ok=True)
+    # Building a benchmark does not belong to its time.
+    command, results = one.command(quick, folder)
+    results.unlink(missing_ok=True)
+    shutil.rmtree(folder / "run", ignore_errors=True)
+    # The program finds its examples from the repository, and scripts keep what they have in the folder.
+    at = ROOT if one.tool[0] == "program" else folder
+    watch = Watch()
+    done = subprocess.run([*map(str, command)], cwd=at, stdin=subprocess.DEVNULL)
+    busy = watch.figures()
+    if done.returncode:
+        raise Failed(f"ended with status {done.returncode}")
+    try:
+        found = busy | {"result": rounded(one.figures(results.read_text()))}
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise Failed(f"its results cannot be read: {error!r}") from error
+    shutil.rmtree(folder)
+    return found
 
 
 def rounded(value):
