@@ -159,6 +159,17 @@ SECTIONS = {
         Measurement("jax-narrow", ("script", "against_jax.py"), "gpt2-narrow --steps 30", "gpt2-narrow --steps 1", 3, 2,
                     ("jax",)),
     ],
+    "faults": [
+        Measurement("storm", ("benchmark", "fusionllm-cli", "faults"), "--seed 3 --steps 11000",
+                    "--seed 3 --steps 200 --faults 1", 16, 2, ("root", "ip")),
+    ],
+    "attack": [
+        Measurement("turns", ("benchmark", "fusionllm-cli", "attack"), "--connections 250 --seconds 40 --steps 8000",
+                    "--connections 50 --seconds 1 --steps 100", 14, 1, ("taskset",)),
+    ],
+    "transport": [
+        Measurement("quic", ("benchmark", "fusionllm-transport", "throughput"), "", "", 1, 1),
+    ],
     "codecs": [
         Measurement("speed", ("benchmark", "fusionllm-compress", "codecs"), "", "", 2, 2),
     ],

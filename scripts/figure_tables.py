@@ -25,12 +25,18 @@ class Results:
     def there(self, *names):
         return [name for name in names if name in self]
 
+    def caution(self, name):
+        """What README must say beside an old result that does not keep to the rules of today's."""
+        said = self.records[name].get("caution")
+        return f" ({said})" if said else ""
+
     def source(self, *names):
         """Where the figures are from: the commands, and the conditions under which they were measured."""
         names = self.there(*names)
         commands = dict.fromkeys(self.records[name]["command"] for name in names)
-        noun = "Command" if len(commands) == 1 else "Commands"
-        lines = [f"{noun}: " + ", ".join(f"`{command}`" for command in commands) + "."] if commands else []
+        if not commands:
+            return "Nothing was measured yet."
+        parts = ["\n".join(["```console", *(f"$ {command}" for command in commands), "```"])]
         groups = {}
         for name in names:
             groups.setdefault(conditions(self.records[name]), []).append(self.records[name])
@@ -38,16 +44,13 @@ class Results:
             shares = [record["others_share"] for record in records if record.get("others_share") is not None]
             busy = f"Other processes took {percents(shares)} of the processor time." if shares else \
                 "It was not recorded how busy the machine was."
-            lines.append(f"{words} {busy}")
-        return "\n\n".join(wrapped(line) for line in lines)
+            parts.append(wrapped(f"{words} {busy}"))
+        return "\n\n".join(parts)
 
 
 def conditions(record):
     """When and on what a result was measured, in a sentence or two."""
-    facts = record["machine"]
-    details = [*filter(None, [facts.get("level"), *facts.get("extras", [])])]
-    text = f"{facts['cores']} cores of {facts['processor']}" + (f" ({', '.join(details)})" if details else "")
-    text += f", {facts['memory_gib']} GiB" if facts.get("memory_gib") else ""
+    text = processor_of(record["machine"])
     names = {"torch": "PyTorch", "jax": "JAX"}
     text += "".join(f", {names.get(name, name)} {version}" for name, version in record.get("versions", {}).items())
     commit = f", commit {record['commit']}" if record.get("commit") else ""
@@ -56,6 +59,12 @@ def conditions(record):
     words = f"Measured on {record['date']}: {text}{commit}{build}."
     words += f" {record['note']}" if record.get("note") else ""
     return f"**A quick trial of a few steps, which measures nothing.** {words}" if record["quick"] else words
+
+
+def processor_of(facts):
+    details = [*filter(None, [facts.get("level"), *facts.get("extras", [])])]
+    text = f"{facts['cores']} cores of {facts['processor']}" + (f" ({', '.join(details)})" if details else "")
+    return text + (f", {facts['memory_gib']} GiB" if facts.get("memory_gib") else "")
 
 
 def percents(shares):
@@ -68,9 +77,8 @@ def wrapped(text):
 
 
 def table(headings, rows):
-    line = lambda cells: "| " + " | ".join(cells) + " |"
-    return "\n".join(line(cells).replace("|  |", "| |").replace("|  |", "| |")
-                     for cells in [headings, ["---"] * len(headings), *rows])
+    line = lambda cells: "|" + "|".join(f" {cell} " if cell else " " for cell in cells) + "|"
+    return "\n".join(line(cells) for cells in [headings, ["---"] * len(headings), *rows])
 
 
 def spread(figures, digits=2, sign=""):
@@ -80,6 +88,8 @@ def spread(figures, digits=2, sign=""):
 
 
 def seconds(value):
+    if value is None:
+        return ""
     return f"{value:.3f} s" if value < 0.3 else f"{value:.2f} s"
 
 
@@ -88,8 +98,8 @@ def mib(count):
 
 
 def best_rival(result):
-    """The rival's fastest row."""
-    return min(result["rows"][1:], key=lambda row: row["step_s"])
+    """The rival's fastest row. Some old results have ratios alone."""
+    return min(result["rows"][1:], key=lambda row: (row["step_s"] or 0, -row["ratio"][0]))
 
 
 def against(results, names, memory):
@@ -221,15 +231,20 @@ def convergence(results):
         if name in results:
             r = results[name]
             rows = [[f"`{row['codec']}`", f"{row['val_loss']:.3f}" if row["val_loss"] else "",
-                     "" if row["codec"] == "none" else f"{row['change_percent']:+.2f} %",
+                     "" if row["codec"] == "none" else change(row["change_percent"]),
                      f"{row['bytes'] / 1e6:.0f} MB" if row.get("bytes") else ""] for row in r["rows"]]
             headings = ["codec", f"{model}: validation loss after {r['steps']} steps", "against none", "sent"]
             parts.append(table(headings, rows))
     return "\n\n".join([*parts, results.source("convergence/gpt2", "convergence/resnet")])
 
 
+def change(percent):
+    return f"{percent:+.2f} %" if abs(percent) < 10 else f"{percent:+.0f} %"
+
+
 def codecs(results):
-    rows = [[f"`{row['codec']}`", spread(row["encode"]), spread(row["decode"]) if row["decode"] else ""]
+    ratio = lambda figures: figures if isinstance(figures, str) else spread(figures)  # old results are sentences
+    rows = [[f"`{row['codec']}`", ratio(row["encode"]), ratio(row["decode"])]
             for row in results["codecs/speed"]["rows"]]
     return table(["codec", "encode", "decode"], rows) + "\n\n" + results.source("codecs/speed")
 
@@ -273,7 +288,7 @@ def memory(results):
     for row in results["memory/runs"]["rows"]:
         rows.append([row["model"], row["memory"], seconds(row["predicted_s"]), seconds(row["measured_s"]),
                      f"{off(row['predicted_s'], row['measured_s']):+.0f} %", f"{row['peak_bytes'] / 1e6:.0f} MB",
-                     repr(row["loss"]) if isinstance(row["loss"], float) else row["loss"]])
+                     row["loss"]])
     headings = ["model", "memory", "predicted step", "measured step", "off by", "measured memory", "last loss"]
     return table(headings, rows) + "\n\n" + results.source("memory/runs")
 
@@ -297,12 +312,39 @@ def recovery(results):
                      f"{spread(r['share_percent'])} %"])
     if "recovery/slow" in results:
         r = results["recovery/slow"]
-        rows.append(["a step before one of three joiners becomes four times slower", seconds(r["before_s"])])
-        rows.append(["a step just after", seconds(r["slowed_s"])])
+        if r["before_s"]:
+            rows.append(["a step before one of three joiners becomes four times slower", seconds(r["before_s"])])
+        rows.append(["a step just after one of three joiners became four times slower", seconds(r["slowed_s"])])
         rows.append([f"a step at the end, with {r['peers_at_the_end']} of {r['peers_before']} peers",
                      seconds(r["end_s"])])
     names = [f"recovery/{name}" for name in ("deaths", "overhead", "copies", "slow")]
     return table(["what", "measured"], rows) + "\n\n" + results.source(*names)
+
+
+def faults(results):
+    r = results["faults/storm"]
+    waits = r["until_training_goes_on_s"]
+    rows = [[f"faults, in a run of {r['storm_s']:.0f} s", str(r["faults"])],
+            ["interruptions of training", str(len(waits))],
+            ["losses that differ from the undisturbed run's", f"{r['losses_that_differ']} of {r['losses']}"]]
+    if waits:
+        rows.append(["from the last sign of life until training goes on", f"{min(waits):.1f} to {max(waits):.1f} s"])
+    return table(["what", "measured"], rows) + "\n\n" + results.source("faults/storm")
+
+
+def attack(results):
+    r = results["attack/turns"]
+    rows = [[f"{row['attack']}, {row['rate']:.0f}", f"{row['ratio']:.2f}", f"{row['attempts']:.0f}"] for row in r["rows"]]
+    words = f"Of {r['losses']} losses, {r['losses_that_differ']} differ from the undisturbed run's."
+    headings = ["attack and its rate", "steps under attack over quiet ones", "attempts"]
+    return "\n\n".join([table(headings, rows), words, results.source("attack/turns")])
+
+
+def transport(results):
+    exact = lambda value: f"{1e3 * value:.0f} ms" if value > 0.01 else f"{1e6 * value:.0f} us"
+    rows = [[row["what"], exact(row["ours_s"]), exact(row["raw_s"]), spread(row["ratio"])]
+            for row in results["transport/quic"]["rows"]]
+    return table(["what", "ours", "raw QUIC", "ours / raw"], rows) + "\n\n" + results.source("transport/quic")
 
 
 def slow_lines(results):
@@ -323,11 +365,13 @@ def crowd(results):
     for name in (names := results.there("crowd/hundred", "crowd/long")):
         r = results[name]
         who = f"{r['peers']} peers: "
-        rows.append([who + "from the first joiner to the first step", f"{r['first_step_s']:.1f} s"])
+        if r["first_step_s"]:
+            rows.append([who + "from the first joiner to the first step", f"{r['first_step_s']:.1f} s"])
         if r["goes_on_s"]:
             rows.append([who + f"{r['deaths']} of them killed, until training goes on", f"{r['goes_on_s']:.1f} s"])
-        rows.append([who + f"memory of the broker after {r['half_way_steps']} steps", f"{r['half_way_mib']:.0f} MiB"])
-        rows.append([who + f"at most over {r['steps']} steps", f"{r['peak_mib']:.0f} MiB"])
+        if r["half_way_mib"]:
+            rows.append([who + f"memory of the broker after {r['half_way_steps']} steps", f"{r['half_way_mib']:.0f} MiB"])
+        rows.append([who + f"memory of the broker, at most over {r['steps']} steps", f"{r['peak_mib']:.0f} MiB"])
     return table(["what", "measured"], rows) + "\n\n" + results.source(*names)
 
 
@@ -349,8 +393,8 @@ def learning(results):
                        ("learning/cifar10", "10,000 images of CIFAR-10, ResNet-18 of width 16")):
         if name in results:
             r = results[name]
-            reached = [f"validation loss {r['val_loss']:.2f}"] * bool(r.get("val_loss"))
-            reached += [f"accuracy {100 * r['val_accuracy']:.1f} %"] * bool(r.get("val_accuracy"))
+            reached = [f"validation loss {r.get('val_loss') or 0:.2f}"] * bool(r.get("val_loss"))
+            reached += [f"accuracy {100 * (r.get('val_accuracy') or 0):.1f} %"] * bool(r.get("val_accuracy"))
             rows.append([what, ", ".join(reached), f"{r['steps_s'] / 60:.0f} min"])
     return table(["what", "reached", "in"], rows) + "\n\n" + results.source("learning/shakespeare", "learning/cifar10")
 
@@ -362,7 +406,7 @@ def readme(results):
     if names:
         models = "; ".join(results[name]["model"] for name in names)
         ratios = "; ".join(f"{best_rival(results[name])['ratio'][0]:.2f}" for name in names)
-        rows.append([f"step over PyTorch's with its fastest flags, one machine: {models}", ratios,
+        rows.append([f"our step over PyTorch's with its fastest flags (below 1 is faster): {models}", ratios,
                      "scripts/against_pytorch.py"])
     if "headline/rows" in results:
         steps = {row["row"]: row for row in results["headline/rows"]["rows"]}
@@ -372,16 +416,18 @@ def readme(results):
         rows.append(["step, four peers behind two 8 Mbps uplinks: " + "; ".join(title for _, title in wanted),
                      "; ".join(f"{steps[key]['step_s'][0]:.2f}" for key, _ in wanted) + " s",
                      "scripts/compression.py headline"])
+        rows += loss_row("training loss there", steps.get("op-fence/none"), steps.get("op-fence/auto"),
+                         steps.get("op-fence/auto", {}).get("steps"), "scripts/compression.py headline")
     if "pipelining/rows" in results:
-        rows += readme_pipelining(results["pipelining/rows"])
+        rows += readme_pipelining(results["pipelining/rows"], results.caution("pipelining/rows"))
     if "convergence/gpt2" in results:
         r = results["convergence/gpt2"]
-        change = {row["codec"]: row["change_percent"] for row in r["rows"]}
+        changes = {row["codec"]: row["change_percent"] for row in r["rows"]}
         wanted = [(key, title) for key, title in (("auto", "`auto`"), ("int8", "`int8`"), ("topk@10", "top-k at 10x"))
-                  if key in change]
+                  if key in changes]
         rows.append([f"validation loss after {r['steps']} steps, against no codec: "
-                     + "; ".join(title for _, title in wanted),
-                     "; ".join(f"{change[key]:+.2f} %" for key, _ in wanted), "scripts/compression.py convergence"])
+                     + "; ".join(title for _, title in wanted) + results.caution("convergence/gpt2"),
+                     "; ".join(change(changes[key]) for key, _ in wanted), "scripts/compression.py convergence"])
     if (found := errors(results)):
         low, high = min(low for low, _ in found.values()), max(high for _, high in found.values())
         ranges = [f"{low:+.0f} to {high:+.0f} %"]
@@ -398,10 +444,14 @@ def readme(results):
         *names, "headline/rows", "pipelining/rows", "convergence/gpt2", "prediction/testbeds", "learning/shakespeare")]
     trial = "**These are quick trials of a few steps, which measure nothing.**\n\n" * any(
         results.records[name]["quick"] for name in used)
-    return trial + table(["what", "figure", "command"], [[*cells, f"`{command}`"] for *cells, command in rows])
+    dates = sorted(results.records[name]["date"] for name in used)
+    machines = dict.fromkeys(processor_of(results.records[name]["machine"]) for name in used)
+    words = wrapped(f"Measured from {dates[0]} to {dates[-1]} on {'; '.join(machines)}.") if used else ""
+    made = table(["what", "figure", "command"], [[*cells, f"`{command}`"] for *cells, command in rows])
+    return f"{trial}{made}\n\n{words}"
 
 
-def readme_pipelining(r):
+def readme_pipelining(r, caution):
     """The rows without codecs first, each beside PyTorch's best for the same hosts; then codecs, with the losses."""
     ours = {row["row"]: row for row in r["rows"] if row["row"].startswith("fusionllm/")}
     everywhere, one_site = rivals(r["rows"])
@@ -409,22 +459,32 @@ def readme_pipelining(r):
     step = lambda row: f"{row['step_s'][0]:.2f}"
     rows = []
     if one_site and "fusionllm/free" in ours:
-        rows.append(["step, 8 hosts in two sites, free to leave hosts out: PyTorch at its best; ours, no codec",
+        rows.append(["step, 8 hosts in two sites, free to leave hosts out: PyTorch at its best"
+                     f"{caution}; ours, no codec",
                      f"{step(one_site)}; {step(ours['fusionllm/free'])} s", script])
     plain, coded = ours.get("fusionllm/limited"), ours.get("fusionllm/limited/auto")
     if everywhere and plain and coded:
-        rows.append(["step where the model needs all 8 hosts: PyTorch at its best; ours, no codec; ours, lossy codecs",
+        rows.append(["step where the model needs all 8 hosts: PyTorch at its best"
+                     f"{caution}; ours, no codec; ours, lossy codecs",
                      f"{step(everywhere)}; {step(plain)}; {step(coded)} s", script])
-        if plain.get("loss_last") and coded.get("loss_last"):
-            change = 100 * (coded["loss_last"] / plain["loss_last"] - 1)
-            rows.append([f"training loss there after {r['warm_up'] + r['steps']} steps: no codec; lossy codecs",
-                         f"{plain['loss_last']:.2f}; {coded['loss_last']:.2f} ({change:+.1f} %)", script])
+        rows += loss_row("training loss there", plain, coded, r["warm_up"] + r["steps"], script)
     return rows
+
+
+def loss_row(title, plain, coded, steps, script):
+    """What lossy codecs do to the loss, beside a row that they make faster."""
+    if not plain or not coded:
+        return []
+    figure = MISSING
+    if plain.get("loss_last") and coded.get("loss_last"):
+        figure = f"{plain['loss_last']:.2f}; {coded['loss_last']:.2f} " \
+            f"({change(100 * (coded['loss_last'] / plain['loss_last'] - 1))})"
+    return [[f"{title} after {steps} steps: no codec; lossy codecs", figure, script]]
 
 
 TABLES = {
     "readme": readme, "pytorch": pytorch, "pipeline": pipeline, "planning": planning, "headline": headline,
     "pipelining": pipelining, "convergence": convergence, "codecs": codecs, "prediction": prediction,
     "all-errors": all_errors, "memory": memory, "recovery": recovery, "workers": workers, "jax": jax,
-    "slow-lines": slow_lines, "crowd": crowd, "import": imports, "learning": learning,
+    "faults": faults, "attack": attack, "transport": transport, "slow-lines": slow_lines, "crowd": crowd, "import": imports, "learning": learning,
 }

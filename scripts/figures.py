@@ -201,7 +201,7 @@ def filled(text, results, document):
             refuse(f"{document} has a place for figures {place['name']!r}, which nothing makes")
         inline = "\n" not in place["text"]
         made = table(figure_tables.Results(results))
-        return place[1] + (made if inline else f"\n{made.strip()}\n") + place[4]
+        return place[1] + (made if inline else f"\n\n{made.strip()}\n\n") + place[4]
 
     return PLACE.sub(fill, text)
 
