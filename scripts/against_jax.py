@@ -4,8 +4,8 @@
     pip install jax
     python3 scripts/against_jax.py [MODEL] [--steps 10]
 
-Models, float32, trained with AdamW: `gpt2` and `gpt2-narrow` of scripts/against_pytorch.py. Plain JAX has the whole step
-in one `jax.jit`, with parameters and optimizer state donated, and JAX's own `dot_product_attention`.
+Models, float32, trained with AdamW: `gpt2` and `gpt2-narrow` of scripts/against_pytorch.py. Plain JAX has the whole
+step in one `jax.jit`, with parameters and optimizer state donated, and JAX's own `dot_product_attention`.
 
 Each side runs in a process of its own, on the same cores. They take turns step by step.
 """

@@ -113,7 +113,8 @@ SECTIONS = {
     ],
     "pipeline": [
         Measurement("cpu", ("script", "pipeline_cpu.py"), "--rounds 2", "--rounds 1", 4, 2),
-        Measurement("outside", ("benchmark", "fusionllm-exec", "step"), "gpt2 --steps 8", "gpt2-narrow --steps 2", 1, 1),
+        Measurement("outside", ("benchmark", "fusionllm-exec", "step"), "gpt2 --steps 8", "gpt2-narrow --steps 2",
+                    1, 1),
     ],
     "planning": [
         Measurement("speed", ("benchmark", "fusionllm-plan", "planning_speed"), "", "48", 1, 1),

@@ -251,14 +251,18 @@ def codecs(results):
 
 def prediction(results):
     r = results["prediction/testbeds"]
-    error = lambda figures: spread(figures, 1, "+").replace(" (", " % (") if len(figures) > 1 else f"{figures[0]:+.1f} %"
+
+    def error(figures):
+        text = spread(figures, 1, "+")
+        return text.replace(" (", " % (") if "(" in text else text + " %"
+
     rows = [[row["testbed"], seconds(row["predicted_s"]), seconds(row["measured_s"]), error(row["step"]),
              error(row["compute"]), error(row["memory"])] for row in r["rows"]]
     every, sizes = r["all"], r["all"]["median_sizes"]
-    words = (f"Of the {every['runs']} runs, {every['within_10_percent']} are within 10 % of the prediction. Their errors "
-             f"are {every['step'][1]:+.1f} to {every['step'][2]:+.1f} %. The median size of the errors is "
-             f"{sizes['step']:.1f} % for the step, {sizes['compute']:.1f} % for computing and {sizes['memory']:.1f} % for "
-             f"memory.")
+    words = (f"Of the {every['runs']} runs, {every['within_10_percent']} are within 10 % of the prediction. Their "
+             f"errors are {every['step'][1]:+.1f} to {every['step'][2]:+.1f} %. The median size of the errors is "
+             f"{sizes['step']:.1f} % for the step, {sizes['compute']:.1f} % for computing and "
+             f"{sizes['memory']:.1f} % for memory.")
     headings = ["testbed", "predicted", "measured", "step off by", "computing off by", "memory off by"]
     return "\n\n".join([table(headings, rows), wrapped(words), results.source("prediction/testbeds")])
 
@@ -334,7 +338,8 @@ def faults(results):
 
 def attack(results):
     r = results["attack/turns"]
-    rows = [[f"{row['attack']}, {row['rate']:.0f}", f"{row['ratio']:.2f}", f"{row['attempts']:.0f}"] for row in r["rows"]]
+    rows = [[f"{row['attack']}, {row['rate']:.0f}", f"{row['ratio']:.2f}", f"{row['attempts']:.0f}"]
+            for row in r["rows"]]
     words = f"Of {r['losses']} losses, {r['losses_that_differ']} differ from the undisturbed run's."
     headings = ["attack and its rate", "steps under attack over quiet ones", "attempts"]
     return "\n\n".join([table(headings, rows), words, results.source("attack/turns")])
@@ -370,7 +375,8 @@ def crowd(results):
         if r["goes_on_s"]:
             rows.append([who + f"{r['deaths']} of them killed, until training goes on", f"{r['goes_on_s']:.1f} s"])
         if r["half_way_mib"]:
-            rows.append([who + f"memory of the broker after {r['half_way_steps']} steps", f"{r['half_way_mib']:.0f} MiB"])
+            rows.append([who + f"memory of the broker after {r['half_way_steps']} steps",
+                         f"{r['half_way_mib']:.0f} MiB"])
         rows.append([who + f"memory of the broker, at most over {r['steps']} steps", f"{r['peak_mib']:.0f} MiB"])
     return table(["what", "measured"], rows) + "\n\n" + results.source(*names)
 
@@ -439,7 +445,8 @@ def readme(results):
     if "learning/shakespeare" in results:
         r = results["learning/shakespeare"]
         rows.append(["validation loss on Shakespeare's plays, 4 peers",
-                     f"{r['val_loss']:.2f} in {r['steps_s'] / 60:.0f} min", "fusionllm train examples/tinyshakespeare.toml"])
+                     f"{r['val_loss']:.2f} in {r['steps_s'] / 60:.0f} min",
+                     "fusionllm train examples/tinyshakespeare.toml"])
     used = [name for name in results.records if name in (
         *names, "headline/rows", "pipelining/rows", "convergence/gpt2", "prediction/testbeds", "learning/shakespeare")]
     trial = "**These are quick trials of a few steps, which measure nothing.**\n\n" * any(
@@ -486,5 +493,6 @@ TABLES = {
     "readme": readme, "pytorch": pytorch, "pipeline": pipeline, "planning": planning, "headline": headline,
     "pipelining": pipelining, "convergence": convergence, "codecs": codecs, "prediction": prediction,
     "all-errors": all_errors, "memory": memory, "recovery": recovery, "workers": workers, "jax": jax,
-    "faults": faults, "attack": attack, "transport": transport, "slow-lines": slow_lines, "crowd": crowd, "import": imports, "learning": learning,
+    "faults": faults, "attack": attack, "transport": transport, "slow-lines": slow_lines,
+    "crowd": crowd, "import": imports, "learning": learning,
 }

@@ -47,7 +47,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="SECTION", help="such as pytorch or pytorch/gpt2; all by default")
     parser.add_argument("--list", action="store_true", help="print what there is, and how long it takes")
-    parser.add_argument("--documents", action="store_true", help="write the documents from the file, and measure nothing")
+    parser.add_argument("--documents", action="store_true", help="write the documents, and measure nothing")
     parser.add_argument("--check", action="store_true", help="fail where the documents differ from the file")
     parser.add_argument("--quick", action="store_true", help="few steps of everything")
     parser.add_argument("--again", action="store_true", help="measure also what this commit was measured for already")
@@ -106,7 +106,8 @@ def measure(args, into, chosen):
         else:
             due[full] = one
     minutes = lambda of: sum(one.quick_minutes if args.quick else one.minutes for one in of)
-    print(f"{machine()}\n{len(due)} measurements, about {minutes(due.values()):g} minutes on two quiet cores", flush=True)
+    print(f"{machine()}\n{len(due)} measurements, about {minutes(due.values()):g} minutes on two quiet cores",
+          flush=True)
     for number, (full, one) in enumerate(due.items()):
         left = minutes(list(due.values())[number:])
         print(f"== {number + 1} of {len(due)}: {full}, about {left:g} min left: {one.shown(args.quick)}", flush=True)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Trains the same steps with enough memory and with little, where the plan offloads or computes again what does not fit.
+"""Trains the same steps with enough memory and with little, where the plan offloads or recomputes what does not fit.
 
     cargo build --release && python3 scripts/little_memory.py [--steps 6] [--small] [--results FILE]
 
@@ -41,7 +41,8 @@ def main():
     add_results(parser)
     args = parser.parse_args()
     print(f"{machine()}\n")
-    print("| model | memory | predicted, s | measured, s | allocated, MB | last loss |\n| --- | --- | --- | --- | --- | --- |")
+    print("| model | memory | predicted, s | measured, s | allocated, MB | last loss |\n"
+          "| --- | --- | --- | --- | --- | --- |")
     rows = []
     for model, job, limits in [("width 64, 16 tokens", SMALL, ["8 GiB"])] if args.small else ROWS:
         for limit in limits:

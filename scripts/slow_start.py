@@ -85,10 +85,12 @@ with tempfile.TemporaryDirectory() as directory:
     checkpoint, total = size(weights)
     file = checkpoint / "model.safetensors"
     least = file.stat().st_size * 8 / (options.mbps * 1e6) / options.peers
-    print(f"weights of {file.stat().st_size / 1e6:.0f} MB; {options.peers} lines of {options.mbps} Mbps need {least:.0f} s")
+    print(f"weights of {file.stat().st_size / 1e6:.0f} MB; "
+          f"{options.peers} lines of {options.mbps} Mbps need {least:.0f} s")
     with Hosts(options.peers + 1, options.mbps) as hosts:
         run = directory / "run"
-        started = train(hosts, run, ["--steps", "3", "--run-dir", str(run), f"--set=model.weights={file}", *given], "start")
+        started = train(hosts, run, [
+            "--steps", "3", "--run-dir", str(run), f"--set=model.weights={file}", *given], "start")
         resumed = train(hosts, run, ["--steps", "6", "--resume", str(run)], "resume")
         print("losses:", " ".join(f"{line['loss']:.4f}" for line in metrics(run)))
     write_results(options.results, {
