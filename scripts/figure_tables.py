@@ -10,6 +10,10 @@ MIB = 2**20
 MISSING = "not measured"
 
 
+class NotMeasured(Exception):
+    """A table's result is not in the file. The exception's text is the name of the measurement."""
+
+
 class Results:
     """The results by the names of their measurements."""
 
@@ -20,6 +24,8 @@ class Results:
         return name in self.records
 
     def __getitem__(self, name):
+        if name not in self.records:
+            raise NotMeasured(name)
         return self.records[name]["result"]
 
     def there(self, *names):
@@ -32,10 +38,10 @@ class Results:
 
     def source(self, *names):
         """Where the figures are from: the commands, and the conditions under which they were measured."""
-        names = self.there(*names)
+        wanted, names = names, self.there(*names)
         commands = dict.fromkeys(self.records[name]["command"] for name in names)
         if not commands:
-            return "Nothing was measured yet."
+            raise NotMeasured(wanted[0])
         parts = ["\n".join(["```console", *(f"$ {command}" for command in commands), "```"])]
         groups = {}
         for name in names:
@@ -132,7 +138,8 @@ def workers(results):
 
 def jax(results):
     rows = []
-    for name in (names := results.there("workers/jax-gpt2", "workers/jax-narrow")):
+    names = ["workers/jax-gpt2", "workers/jax-narrow"]
+    for name in results.there(*names):
         ours, theirs = results[name]["rows"]
         rows.append([f"`{results[name]['model']}`", seconds(ours["step_s"]), seconds(theirs["step_s"]),
                      spread(theirs["ratio"])])
@@ -367,7 +374,8 @@ def slow_lines(results):
 
 def crowd(results):
     rows = []
-    for name in (names := results.there("crowd/hundred", "crowd/long")):
+    names = ["crowd/hundred", "crowd/long"]
+    for name in results.there(*names):
         r = results[name]
         who = f"{r['peers']} peers: "
         if r["first_step_s"]:

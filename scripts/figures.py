@@ -201,7 +201,10 @@ def filled(text, results, document):
         if table is None:
             refuse(f"{document} has a place for figures {place['name']!r}, which nothing makes")
         inline = "\n" not in place["text"]
-        made = table(figure_tables.Results(results))
+        try:
+            made = table(figure_tables.Results(results))
+        except figure_tables.NotMeasured as missing:
+            made = f"`scripts/figures.py {missing}` was not run yet."
         return place[1] + (made if inline else f"\n\n{made.strip()}\n\n") + place[4]
 
     return PLACE.sub(fill, text)

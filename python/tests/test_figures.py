@@ -103,3 +103,10 @@ def test_time_of_other_processes_is_what_the_machine_was_busy_less_our_own() -> 
     # The machine worked for 12 s, of which 8 s were ours: 4 s of 2 x 10 s.
     assert watch._share(112.0, 18.0, 10.0) == pytest.approx(0.2)
     assert watch._share(105.0, 18.0, 10.0) == 0.0
+
+
+def test_a_table_without_results_says_what_to_run() -> None:
+    for document in figures.DOCUMENTS:
+        figures.filled((ROOT / document).read_text(), {}, document)
+    made = figures.filled("<!-- figures: jax -->\n<!-- end -->", {}, "README.md")
+    assert "`scripts/figures.py workers/jax-gpt2` was not run yet." in made
