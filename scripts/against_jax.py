@@ -4,8 +4,8 @@
     pip install jax
     python3 scripts/against_jax.py [MODEL] [--steps 10]
 
-Models, float32, trained with AdamW: `gpt2` and `gpt2-narrow` of scripts/against_pytorch.py. Plain JAX has the whole step
-in one `jax.jit`, with parameters and optimizer state donated, and JAX's own `dot_product_attention`.
+Models, float32, trained with AdamW: `gpt2` and `gpt2-narrow` of scripts/against_pytorch.py. Plain JAX has the whole
+step in one `jax.jit`, with parameters and optimizer state donated, and JAX's own `dot_product_attention`.
 
 Each side runs in a process of its own, on the same cores. They take turns step by step.
 """
@@ -14,13 +14,11 @@ import argparse
 import json
 import os
 import pathlib
-import statistics
-import subprocess
 import sys
 import time
 
 from against_pytorch import Side, memory
-from common import ROOT, machine, spread
+from common import ROOT, add_results, benchmark, machine, spread, write_results
 
 # Width, heads, layers, vocabulary, positions, batch.
 MODELS = {"gpt2": (768, 12, 4, 50257, 1024, (4, 256)), "gpt2-narrow": (256, 4, 8, 256, 128, (2, 128))}
@@ -96,16 +94,16 @@ def main():
     parser.add_argument("model", nargs="?", choices=MODELS, default="gpt2")
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
+    add_results(parser)
     args = parser.parse_args()
     if args.serve:
         return serve(args.model)
-    cargo = ["cargo", "bench", "-q", "-p", "fusionllm-exec", "--bench", "step"]
-    subprocess.run([*cargo, "--no-run"], cwd=ROOT, check=True)
     environment = os.environ | {"PYTHONPATH": str(ROOT / "python")}
     worker = ["--worker", f"{sys.executable} -m fusionllm_jax"]
-    ours = Side("JAX's worker", [*cargo, "--", args.model, "--serve", *worker], environment)
+    ours = Side("JAX's worker", [*benchmark("fusionllm-exec", "step"), args.model, "--serve", *worker],
+                environment, "cpu")
     script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--serve"]
-    theirs = Side("plain JAX, one jit", script, environment)
+    theirs = Side("plain JAX, one jit", script, environment, "cpu")
     if ours.hello["parameters"] != theirs.hello["parameters"]:
         sys.exit(f"not the same model: {ours.hello['parameters']} and {theirs.hello['parameters']} parameters")
     for side in (ours, theirs):
@@ -117,10 +115,14 @@ def main():
     print(f"{machine()}\n{args.model}, {ours.hello['parameters'] / 1e6:.1f} M parameters, {args.steps} steps in turn\n")
     print("| row | step, s | worker / row: medians of the turns' ratios (range) |")
     print("| --- | --- | --- |")
-    for side in (ours, theirs):
+    rows = [side.figures(ours, worker=True) for side in (ours, theirs)]
+    for side, row in zip((ours, theirs), rows):
         ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours.steps, side.steps)]
-        print(f"| {side.name} | {statistics.median(s['step_s'] for s in side.steps):.4f} | {spread(ratios)} |")
+        print(f"| {row['row']} | {row['step_s']:.4f} | {spread(ratios)} |")
         side.close()
+    write_results(args.results, {
+        "model": args.model, "precision": "float32", "parameters": ours.hello["parameters"], "steps": args.steps,
+        "worker": True, "device": "cpu", "rows": rows})
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 """Times one training step over slow links, here and with PyTorch's torch.distributed.pipelining, in one run.
 
     pip install torch && cargo build --release
-    sudo python3 scripts/against_pipelining.py [--rounds 2] [--steps 6] [--rows ROW,ROW] [--out RESULT.json]
+    sudo python3 scripts/against_pipelining.py [--rounds 2] [--steps 6] [--rows ROW,ROW] [--results FILE]
 
 Hosts: eight network namespaces in two sites. The kernel shapes the links (HTB): 1 Gbps inside a site, 8 Mbps between
 two hosts of different sites. The hosts joined alternately: a, b, a, b, and so on. All hosts share this machine's cores,
@@ -16,11 +16,15 @@ Rows:
     pytorch/joined      PyTorch on all hosts, in the order in which they joined, as many layers each
     pytorch/sorted      PyTorch on all hosts, sorted by site by hand
     pytorch/one-site    PyTorch on the four hosts of one site
+
+                        Each placement also has rows with other schedules and numbers of micro-batches, because its best
+                        setting is what counts.
+
     fusionllm/limited   FusionLLM; every host offers so little memory (--memory) that the model needs all of them,
                         which the script checks: seven hosts must be too few
     fusionllm/free      FusionLLM; it may leave hosts out
 
-A PyTorch row may end in /SCHEDULE@MICRO-BATCHES, as in pytorch/one-site/gpipe@4 (1f1b@8 by default). A FusionLLM row
+A row of PyTorch may end in /SCHEDULE@MICRO-BATCHES, as in pytorch/one-site/gpipe@4 (1f1b@8 by default). A FusionLLM row
 may end in /CODEC, as in fusionllm/free/auto (none by default). PyTorch runs with gloo, AdamW with fused=True, and
 gradients set to None. FusionLLM's broker measures hosts and links itself (`broker --peers`, `join`). Its schedule is
 1F1B too.
@@ -49,7 +53,7 @@ import tempfile
 import time
 
 from against_pytorch import block
-from common import ROOT, machine, program, refuse, spread
+from common import ROOT, add_results, machine, program, refuse, spread, summary, write_results
 
 SITES = "abababab"
 WIDTH, HEADS, LAYERS, VOCABULARY, CONTEXT, BATCH, MICRO_BATCH = 256, 4, 8, 256, 128, 16, 2
@@ -61,7 +65,9 @@ PLACEMENTS = {
     "sorted": sorted(range(len(SITES)), key=SITES.__getitem__),
     "one-site": [host for host, site in enumerate(SITES) if site == SITES[0]],
 }
-ROWS = ["pytorch/joined", "pytorch/sorted", "pytorch/one-site",
+ROWS = ["pytorch/joined",
+        "pytorch/sorted", "pytorch/sorted/gpipe@8", "pytorch/sorted/1f1b@16",
+        "pytorch/one-site", "pytorch/one-site/gpipe@8", "pytorch/one-site/1f1b@4", "pytorch/one-site/gpipe@4",
         "fusionllm/limited", "fusionllm/limited/auto", "fusionllm/free", "fusionllm/free/auto"]
 JOB = f"""
 [model]
@@ -102,7 +108,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=2, help="runs of each row")
     parser.add_argument("--rows", default=",".join(ROWS), help="the rows to run, separated by commas")
     parser.add_argument("--memory", type=int, default=45, help="MiB that a host offers in the rows fusionllm/limited")
-    parser.add_argument("--out", type=pathlib.Path, default="against-pipelining.json")
+    add_results(parser)
     parser.add_argument("--stage", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.stage is not None:
@@ -147,6 +153,19 @@ class Row:
         runner = run_fusionllm if self.stages is None else run_pytorch
         return runner(self, scratch, hosts, steps)
 
+    def figures(self):
+        """The row, as results have it. The loss is that after the last step."""
+        last = self.runs[-1]
+        return {
+            "row": self.name, "title": self.title, "hosts": len(last["hosts"]),
+            "sites": len({SITES[host] for host in last["hosts"]}),
+            "step_s": summary([run["median_s"] for run in self.runs]),
+            "predicted_s": statistics.median([run.get("predicted_s") or 0 for run in self.runs]) or None,
+            "allocated_bytes": max(run.get("allocated_bytes") or 0 for run in self.runs) or None,
+            "resident_bytes": max(run["resident_bytes"] for run in self.runs),
+            "loss_last": last["loss"][-1],
+        }
+
 
 def compare(args, rows, scratch, hosts):
     sources = sorted((ROOT / "crates").glob("*/src/**/*.rs"))
@@ -159,7 +178,6 @@ def compare(args, rows, scratch, hosts):
             run = row.run(scratch, hosts, args.warm_up + args.steps)
             run["median_s"] = statistics.median(run["step_s"][args.warm_up:])
             row.runs.append(run)
-            args.out.write_text(json.dumps({row.name: row.runs for row in rows}, indent=1))
             print(f"round {turn + 1}, {row.title}: {run['median_s']:.2f} s on {names(run['hosts'])}", file=sys.stderr)
     print(f"{machine()}; {len(SITES)} hosts, {INSIDE} Mbps inside a site, {BETWEEN} Mbps between two sites")
     print(f"{args.rounds} rounds of {args.steps} measured steps after {args.warm_up}; median of the rounds (range)\n")
@@ -171,9 +189,12 @@ def compare(args, rows, scratch, hosts):
         predicted = [f"{run['predicted_s']:.2f}" for run in row.runs if run.get("predicted_s")]
         resident = max(run["resident_bytes"] for run in row.runs) / 2**20
         allocated = [f"{run['allocated_bytes'] / 2**20:.0f}" for run in row.runs if "allocated_bytes" in run]
-        losses = f"{row.runs[-1]['loss'][0]:.2f} to {row.runs[-1]['loss'][-1]:.2f}"
+        losses = f"{row.runs[-1]['loss'][0]:.3f} to {row.runs[-1]['loss'][-1]:.3f}"
         print(f"| {row.title} | {used} | {spread([run['median_s'] for run in row.runs])} | {spread(ratios, 1)} "
               f"| {', '.join(predicted) or '-'} | {', '.join(allocated) or '-'} | {resident:.0f} | {losses} |")
+    write_results(args.results, {
+        "rounds": args.rounds, "steps": args.steps, "warm_up": args.warm_up, "memory_mib": args.memory,
+        "inside_mbps": INSIDE, "between_mbps": BETWEEN, "rows": [row.figures() for row in rows]})
 
 
 def names(hosts):

@@ -2,7 +2,8 @@
 """Times the same training step here and in PyTorch, and prints the ratios and both memory figures.
 
     pip install torch
-    python3 scripts/against_pytorch.py [MODEL] [--steps 10] [--threads 2] [--worker CMD] [--device cuda] [--bf16]
+    python3 scripts/against_pytorch.py [MODEL] [--steps 10] [--threads 2] [--variants LIST] [--worker CMD]
+        [--device cuda] [--bf16] [--results FILE]
 
 Models, in float32 without TF32, trained with AdamW:
 
@@ -17,8 +18,9 @@ With --bf16, both sides compute products in bf16: PyTorch's by its autocast, thi
 With --worker, this side computes with a worker, such as --worker "python -m fusionllm_torch". --device is where
 PyTorch's side computes.
 
-PyTorch has a row for each of its flags: AdamW with fused=True, and for the CNN channels_last. Its gradients are set to
-None before the forward pass, which is its fastest way to clear them.
+PyTorch has a row for each of its flags: AdamW with fused=True, torch.compile, and for the CNN channels_last. The last
+line compares with its fastest row. --variants takes some of the rows, separated by commas. PyTorch's gradients are set
+to None before the forward pass, which is its fastest way to clear them.
 
 Each row runs in a process of its own, with the same number of threads. The rows take turns step by step, so that a
 change of the machine's speed affects all of them. Peak memory is the process's largest resident set. The second
@@ -36,14 +38,14 @@ import subprocess
 import sys
 import time
 
-from common import ROOT, machine, spread
+from common import ROOT, add_results, benchmark, machine, spread, summary, write_results
 
 # Variants of PyTorch's step for each model: flags joined by a plus.
 VARIANTS = {
-    "gpt2": ["default", "fused"],
+    "gpt2": ["default", "fused", "fused+compile"],
     "gpt2-small": ["default", "fused", "fused+compile"],
-    "gpt2-narrow": ["default", "fused"],
-    "resnet50": ["default", "fused", "channels_last", "channels_last+fused"],
+    "gpt2-narrow": ["default", "fused", "fused+compile"],
+    "resnet50": ["default", "fused", "channels_last", "channels_last+fused", "channels_last+fused+compile"],
 }
 
 
@@ -204,12 +206,16 @@ class Side:
         self.process.stdin.flush()
         self.steps.append(self.answer())
 
-    def memory(self, worker):
-        """The columns about memory."""
-        if worker:
-            return "| |" if not self.device_bytes else f"| {self.device_bytes / 2**20:.0f} |"
-        peak = self.steps[-1]["peak_bytes"]
-        return f"{peak / 2**20:.0f} | {(peak - self.hello['before_bytes']) / 2**20:.0f} |"
+    def median_s(self):
+        return statistics.median(step["step_s"] for step in self.steps)
+
+    def figures(self, ours, worker):
+        """The row, as results have it. With a worker, the resident sets of the processes cannot be compared."""
+        peak, before = self.steps[-1]["peak_bytes"], self.hello["before_bytes"]
+        ratios = [mine["step_s"] / theirs["step_s"] for mine, theirs in zip(ours.steps, self.steps)]
+        memory = {"device_bytes": self.device_bytes or None} if worker else {
+            "peak_bytes": peak, "model_bytes": peak - before}
+        return {"row": self.name, "step_s": self.median_s(), "ratio": summary(ratios), **memory}
 
     def close(self):
         self.process.stdin.close()
@@ -225,17 +231,14 @@ def main():
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--bf16", action="store_true")
     parser.add_argument("--step-binary", metavar="FILE", help="the benchmark `step`, already built")
+    parser.add_argument("--variants", metavar="LIST", help="rows of PyTorch, separated by commas; by default all")
+    add_results(parser)
     parser.add_argument("--serve", metavar="VARIANT", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve:
         return serve(args.model, args.serve.split("+"), args.threads, args.device, args.bf16)
 
-    if args.step_binary:
-        step = [args.step_binary]
-    else:
-        cargo = ["cargo", "bench", "-q", "-p", "fusionllm-exec", "--bench", "step"]
-        subprocess.run([*cargo, "--no-run"], cwd=ROOT, check=True)
-        step = [*cargo, "--"]
+    step = [args.step_binary] if args.step_binary else benchmark("fusionllm-exec", "step")
     threads = str(args.threads)
     environment = os.environ | {"RAYON_NUM_THREADS": threads, "OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
     precision = ["--bf16"] if args.bf16 else []
@@ -245,7 +248,7 @@ def main():
     script = [sys.executable, pathlib.Path(__file__).resolve(), args.model, "--threads", threads,
               "--device", args.device, *precision, "--serve"]
     theirs = [Side(f"PyTorch, {variant}", [*script, variant], environment, args.device)
-              for variant in VARIANTS[args.model]]
+              for variant in (args.variants.split(",") if args.variants else VARIANTS[args.model])]
     for side in theirs:
         if ours.hello["parameters"] != side.hello["parameters"]:
             sys.exit(f"not the same model: {ours.hello['parameters']} and {side.hello['parameters']} parameters")
@@ -253,18 +256,33 @@ def main():
     for _ in range(args.steps):
         for side in sides:
             side.step()
-    print(f"{machine()}; {args.threads} threads")
-    print(f"{args.model}, {'bf16' if args.bf16 else 'float32'}, {ours.hello['parameters'] / 1e6:.1f} M parameters, "
-          f"{args.steps} steps of each row in turn; ours / theirs: medians of the turns' ratios (range)\n")
-    second = "peak of the device's memory" if args.device != "cpu" else "of these by the model"
-    print(f"| row | step, s | ours / theirs | peak resident, MiB | {second}, MiB |")
-    print("| --- | --- | --- | --- | --- |")
-    for side in sides:
-        ratios = [a["step_s"] / b["step_s"] for a, b in zip(ours.steps, side.steps)]
-        median = statistics.median(s["step_s"] for s in side.steps)
-        print(f"| {side.name} | {median:.4f} | {spread(ratios)} | {side.memory(args.worker)}")
+    report(args, sides)
     for side in sides:
         side.close()
+
+
+def report(args, sides):
+    """Prints the table, and writes it where --results says."""
+    ours, *theirs = sides
+    precision, parameters = "bf16" if args.bf16 else "float32", ours.hello["parameters"]
+    print(f"{machine()}; {args.threads} threads")
+    print(f"{args.model}, {precision}, {parameters / 1e6:.1f} M parameters, "
+          f"{args.steps} steps of each row in turn; ours / theirs: medians of the turns' ratios (range)\n")
+    rows = [side.figures(ours, args.worker) for side in sides]
+    columns = {"peak_bytes": "peak resident", "model_bytes": "of these by the model",
+               "device_bytes": "peak of the device's memory"}
+    columns = {key: title for key, title in columns.items() if key in rows[0]}
+    print("| row | step, s | ours / theirs |" + "".join(f" {title}, MiB |" for title in columns.values()))
+    print("| --- | --- | --- |" + " --- |" * len(columns))
+    for side, row in zip(sides, rows):
+        ratios = [mine["step_s"] / step["step_s"] for mine, step in zip(ours.steps, side.steps)]
+        memory = "".join(f" {row[key] / 2**20:.0f} |" if row[key] else " |" for key in columns)
+        print(f"| {row['row']} | {row['step_s']:.4f} | {spread(ratios)} |{memory}")
+    best = min(rows[1:], key=lambda row: row["step_s"])
+    print(f"\nagainst its fastest row, {best['row']}: {best['ratio'][0]:.2f}")
+    write_results(args.results, {
+        "model": args.model, "precision": precision, "parameters": parameters, "steps": args.steps,
+        "threads": args.threads, "worker": bool(args.worker), "device": args.device, "rows": rows})
 
 
 if __name__ == "__main__":

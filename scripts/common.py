@@ -1,13 +1,14 @@
-"""What the measuring scripts share: finding and running the program, naming the machine, printing spreads."""
+"""What the measuring scripts share: finding and running the program, printing spreads, writing results."""
 
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
 import time
+
+from machine import machine  # noqa: F401, scripts take it from here
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -19,6 +20,19 @@ def program():
     if not path.is_file():
         refuse(f"there is no {path}\n  hint: run `cargo build --release`, or name the program in FUSIONLLM")
     return path
+
+
+def benchmark(package, name):
+    """The command that starts a benchmark, which Cargo builds first. FUSIONLLM_PROFILE names another profile of Cargo
+    than `bench`, such as `dev` to try a script."""
+    command = ["cargo", "bench", "-q", "-p", package, "--bench", name, "--no-run", "--message-format=json"]
+    command += ["--profile", os.environ.get("FUSIONLLM_PROFILE", "bench")]
+    done = subprocess.run(command, cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    for line in done.stdout.splitlines():
+        message = json.loads(line)
+        if message.get("executable") and message["target"]["name"] == name:
+            return [message["executable"], "--bench"]
+    refuse(f"`{' '.join(command)}` built no benchmark")
 
 
 def refuse(complaint):
@@ -34,22 +48,25 @@ def answer(*command):
     return json.loads(done.stdout)
 
 
-def machine():
-    """The processor, its cores and its widest vectors, in one line."""
-    try:
-        text = pathlib.Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return f"{len(os.sched_getaffinity(0))} cores, {platform.machine()}"
-    facts = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
-    facts = {key.strip(): value.strip() for key, value in facts.items()}
-    vectors = "with AVX-512" if "avx512f" in facts.get("flags", "").split() else "without AVX-512"
-    return f"{len(os.sched_getaffinity(0))} cores of {facts.get('model name', platform.machine())}, {vectors}"
-
-
 def spread(figures, digits=2):
     """Median and range."""
     middle, low, high = statistics.median(figures), min(figures), max(figures)
     return f"{middle:.{digits}f} ({low:.{digits}f} to {high:.{digits}f})"
+
+
+def summary(figures):
+    """Median, least and largest, as results have them."""
+    return [statistics.median(figures), min(figures), max(figures)]
+
+
+def add_results(parser):
+    parser.add_argument("--results", type=pathlib.Path, metavar="FILE", help="also write the figures to FILE, as JSON")
+
+
+def write_results(path, figures):
+    """Writes what `scripts/figures.py` reads, where a path is given."""
+    if path:
+        path.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 class Hosts:

@@ -3,7 +3,8 @@
 
     cargo build --release
     python3 scripts/compression.py headline [--peers 4] [--steps 12] [--rounds 1] [--rows ROW,ROW] [--out DIR]
-    python3 scripts/compression.py convergence [--peers 4] [--steps 400] [--rows ROW,ROW] [--out DIR] [--model resnet]
+    python3 scripts/compression.py convergence [--peers 4] [--steps 400] [--codecs CODEC,CODEC] [--out DIR]
+        [--model resnet]
 
 Model: a byte-level GPT-2 of 10 million parameters on Shakespeare's plays. With --model resnet it is a ResNet-18 of
 width 16 on 10,000 images of CIFAR-10, which `examples/cifar10.sh` fetches. Every row has the same seed and data.
@@ -11,17 +12,18 @@ width 16 on 10,000 images of CIFAR-10, which `examples/cifar10.sh` fetches. Ever
 Testbed: two sites with 1 Gbps inside. Each site has one uplink of 8 Mbps and 20 ms, which all its outgoing traffic
 shares. The peers joined alternately: a, b, a, b, and so on. Links are emulated, with one process a peer.
 
-A row is SCHEDULER/CODEC, as in op-fence/auto. The ratio of top-k follows an @, as in op-fence/topk@10. `+shared` after
-the codec gives the gradient the activation's mask. `+all` after the scheduler limits the memory of the devices, so that
-the plan uses every device: the limit is the largest that does.
+A row of `headline` is SCHEDULER/CODEC, as in op-fence/auto. The ratio of top-k follows an @, as in op-fence/topk@10.
+`+shared` after the codec gives the gradient the activation's mask. `+all` after the scheduler limits the memory of the
+devices, so that the plan uses every device: the limit is the largest that does.
 
 `headline` prints a table of step times, with the rows of earlier calls that are in DIR. It splits the speed-up over
 each baseline into placement (op-fence+all/none), devices left out (op-fence/none), and codecs (op-fence/auto). With
 several rounds the rows take turns, and a row counts with the median of its rounds.
 
-`convergence` trains with the plans of `headline`, or makes them, but over this machine's own links, so that many steps
-take little time. It prints losses at equal steps, and plots validation loss against steps, against time over the
-emulated links, and against bytes (DIR/loss-*.svg).
+`convergence` trains once with each codec. All rows have the same cut: the plan of op-fence+all without codecs. Only the
+codecs of its links differ; those of `auto` and `adatopk` are chosen for the testbed's links. Training itself goes over
+this machine's own links, so that many steps take little time. The script prints losses at equal steps, and plots
+validation loss against steps and against bytes (DIR/loss-*.svg).
 
 FUSIONLLM names the program, by default target/release/fusionllm.
 """
@@ -34,11 +36,14 @@ import shutil
 import subprocess
 import sys
 
-from common import ROOT, answer, machine, program
+from common import ROOT, add_results, answer, machine, program, summary, write_results
 
 BASELINES = ["equal-number/none", "equal-compute/none"]
 SPLIT = [("placement", "op-fence+all/none"), ("devices left out", "op-fence/none"), ("codecs", "op-fence/auto")]
 ROWS = BASELINES + [row for _, row in SPLIT]
+CUT = "op-fence+all"
+CODECS = ["none", "bf16", "int8", "int4-hadamard", "int4", "nvfp4", "topk@10", "topk@30", "adatopk@30", "topk@100",
+          "topk@10+shared", "topk@30+shared", "adatopk@30+shared", "auto"]
 RATIOS = {"topk": 30, "adatopk": 30, "auto": 30}
 RESNET = """
 [model]
@@ -88,11 +93,13 @@ def main():
     parser.add_argument("--steps", type=int, help="12 by default, 400 for convergence")
     parser.add_argument("--baseline-steps", type=int, default=3, help="steps of the slow baselines, for headline")
     parser.add_argument("--rounds", type=int, default=1, help="runs of each row, for headline")
-    parser.add_argument("--rows", default=",".join(ROWS), help="separated by commas")
+    parser.add_argument("--rows", default=",".join(ROWS), help="of headline, separated by commas")
+    parser.add_argument("--codecs", default=",".join(CODECS), help="of convergence, separated by commas")
     parser.add_argument("--uplink", default="8 Mbps")
     parser.add_argument("--model", choices=["gpt2", "resnet"], default="gpt2")
     parser.add_argument("--data", type=pathlib.Path, default=ROOT / "examples/data", help="folder of the data")
     parser.add_argument("--out", type=pathlib.Path, default="compression-results")
+    add_results(parser)
     a = parser.parse_args()
     a.out = a.out.resolve() / a.model
     a.out.mkdir(parents=True, exist_ok=True)
@@ -200,73 +207,104 @@ def headline(a):
             kept.write_text(json.dumps(results, indent=1))
             print(f"{label}: {summary['median_step_s']:.2f} s", file=sys.stderr)
     print(f"{machine()}; {a.peers} peers, medians\n")
-    print("| row | devices used | step, s | range of the rounds, s | predicted, s | MB a step | codecs' share |\n"
-          "| --- | --- | --- | --- | --- | --- | --- |")
-    for label, s in results.items():
-        predicted = "-" if s["predicted_step_s"] is None else f"{s['predicted_step_s']:.2f}"
-        codecs = max(p.get("codec_s") or 0 for p in s["peers"]) / s["median_step_s"]
-        used = sum(p["operators"] > 0 for p in s["peers"])
-        runs = s.get("rounds_s") or [s["median_step_s"]]
-        print(f"| {label} | {used} of {a.peers} | {s['median_step_s']:.2f} | {runs[0]:.2f} to {runs[-1]:.2f} "
-              f"| {predicted} | {s['bytes_sent_per_step'] / 1e6:.2f} | {100 * codecs:.1f} % |")
-    split(results)
+    rows = [headline_row(label, results[label]) for label in results]
+    print("| row | devices used | step, s | range of the rounds, s | predicted, s | MB a step | codecs' share "
+          "| loss |\n| --- | --- | --- | --- | --- | --- | --- | --- |")
+    for row in rows:
+        middle, low, high = row["step_s"]
+        predicted = "-" if row["predicted_s"] is None else f"{row['predicted_s']:.2f}"
+        print(f"| {row['row']} | {row['used']} of {a.peers} | {middle:.2f} | {low:.2f} to {high:.2f} | {predicted} "
+              f"| {row['bytes_per_step'] / 1e6:.2f} | {100 * row['codec_share']:.1f} % "
+              f"| {row['loss_last']:.3f} after {row['steps']} |")
+    factors = split(results)
+    for baseline, causes in factors.items():
+        print(f"{baseline}: " + ", ".join(f"{cause} x {factor:.2f}" for cause, factor in causes.items()))
+    write_results(a.results, {"peers": a.peers, "uplink": a.uplink, "rounds": a.rounds, "rows": rows,
+                              "factors": factors})
+
+
+def headline_row(label, run):
+    """A row as results have it, from a run's summary."""
+    return {
+        "row": label,
+        "used": sum(peer["operators"] > 0 for peer in run["peers"]),
+        "steps": run["steps"],
+        "step_s": summary(run.get("rounds_s") or [run["median_step_s"]]),
+        "predicted_s": run["predicted_step_s"],
+        "bytes_per_step": run["bytes_sent_per_step"],
+        "codec_share": max(peer.get("codec_s") or 0 for peer in run["peers"]) / run["median_step_s"],
+        "loss_last": run["loss_last"],
+    }
 
 
 def split(results):
     """The speed-up over each baseline, as a product of what caused it."""
     if any(row not in results for _, row in SPLIT):
-        return
-    print("\n| over | times as fast | " + " | ".join(cause for cause, _ in SPLIT) + " |")
-    print("| --- | --- |" + " --- |" * len(SPLIT))
+        return {}
+    factors = {}
     for baseline in (row for row in BASELINES if row in results):
-        before, factors = results[baseline]["median_step_s"], []
-        for _, row in SPLIT:
-            factors.append(before / results[row]["median_step_s"])
+        before, causes = results[baseline]["median_step_s"], {}
+        for cause, row in SPLIT:
+            causes[cause] = before / results[row]["median_step_s"]
             before = results[row]["median_step_s"]
-        total = results[baseline]["median_step_s"] / before
-        print(f"| {baseline} | {total:.1f} | " + " | ".join(f"x {factor:.2f}" for factor in factors) + " |")
+        factors[baseline] = causes
+    return factors
 
 
-def plan_of(a, row):
-    path = directory(a, "planned", row).with_suffix(".json")
-    answer(program(), "plan", a.out / "job.toml", "--testbed", testbed_of(a, row), "-o", path, *overrides(row))
-    return path
+def plan_with(a, codec):
+    """The plan that all rows of `convergence` share, with this codec on its links. One step over the emulated links
+    makes it, because `auto` and `adatopk` must know them."""
+    row = f"{CUT}/none"
+    plan = directory(a, "cut", row).with_suffix(".json")
+    if not plan.exists():
+        answer(program(), "plan", a.out / "job.toml", "--testbed", testbed_of(a, row), "-o", plan, *overrides(row))
+    if codec == "none":
+        return plan
+    run = directory(a, "coded", codec)
+    quiet = ["--set", "eval.every=0", "--set", "checkpoint.every=0"]
+    settings = [*overrides(f"{CUT}/{codec}"), *quiet]
+    if train(a, run, settings, ["--steps", "1", "--plan", plan, "--testbed", testbed_of(a, row)]) is None:
+        return None
+    cut, same_cut = (json.loads(path.read_text())["stages"] for path in (plan, run / "plan.json"))
+    if cut != same_cut:
+        sys.exit(f"{codec}: its plan has another cut than that without codecs")
+    return run / "plan.json"
 
 
 def convergence(a):
-    steps = str(a.steps or 400)
-    kept = a.out / f"convergence-{a.peers}.json"
+    steps = a.steps or 400
+    kept = a.out / f"convergence-{a.peers}-{steps}.json"
     curves = json.loads(kept.read_text()) if kept.exists() else {}
-    for row in a.rows.split(","):
-        plan = directory(a, "shaped", row) / "plan.json"
-        shaped = directory(a, "shaped", row) / "summary.json"
-        if not plan.exists():
-            plan = plan_of(a, row)
-        settings = ["--set", "eval.every=50", "--set", "eval.batches=10", "--set", "checkpoint.every=0"]
-        run = directory(a, "learned", row)
-        if train(a, run, settings, ["--steps", steps, "--plan", plan]) is None:
+    for codec in (codec for codec in a.codecs.split(",") if codec not in curves):
+        plan = plan_with(a, codec)
+        settings = ["--set", f"eval.every={min(50, steps)}", "--set", "eval.batches=10", "--set", "checkpoint.every=0"]
+        run = directory(a, "learned", codec)
+        if plan is None or train(a, run, settings, ["--steps", str(steps), "--plan", plan]) is None:
             continue
-        step_s = json.loads(shaped.read_text())["median_step_s"] if shaped.exists() else None
-        lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         bytes_sent, points = 0, []
-        for line in lines:
+        for line in map(json.loads, (run / "metrics.jsonl").read_text().splitlines()):
             bytes_sent += line["bytes_sent"]
             if "val_loss" in line:
-                points.append((line["step"], (step_s or 0) * line["step"], bytes_sent, line["val_loss"]))
-        curves[row] = points
+                points.append((line["step"], bytes_sent, line["val_loss"]))
+        curves[codec] = points
         kept.write_text(json.dumps(curves, indent=1))
-    exact = curves.get("op-fence/none") or next(iter(curves.values()), [])
-    print("| row | steps | validation loss | against uncompressed | MB |\n| --- | --- | --- | --- | --- |")
-    for row, points in curves.items():
+        print(f"{codec}: {points[-1][2]:.4f}", file=sys.stderr)
+    if "none" not in curves:
+        sys.exit("there is no row without codecs to compare with")
+    rows = []
+    print(f"{machine()}; the cut of {CUT}\n")
+    print("| codec | steps | validation loss | against none | MB |\n| --- | --- | --- | --- | --- |")
+    for codec, points in curves.items():
         # At the last step that both have reached.
-        at = min(points[-1][0], exact[-1][0])
-        mine, uncompressed = (next(p for p in line if p[0] == at) for line in (points, exact))
-        error = 100 * (mine[3] / uncompressed[3] - 1)
-        print(f"| {row} | {at} | {mine[3]:.4f} | {error:+.2f} % | {mine[2] / 1e6:.0f} |")
-    units = [("steps", "steps"), ("time", "seconds over shaped links"), ("bytes", "bytes")]
-    for index, (name, unit) in enumerate(units):
-        lines = {row: [(p[index], p[3]) for p in points] for row, points in curves.items()}
-        plot(a.out / f"loss-{a.peers}-{name}.svg", lines, unit)
+        at = min(points[-1][0], curves["none"][-1][0])
+        mine, exact = (next(point for point in curves[row] if point[0] == at) for row in (codec, "none"))
+        change = 100 * (mine[2] / exact[2] - 1)
+        rows.append({"codec": codec, "step": at, "val_loss": mine[2], "change_percent": change, "bytes": mine[1]})
+        print(f"| {codec} | {at} | {mine[2]:.4f} | {change:+.2f} % | {mine[1] / 1e6:.0f} |")
+    write_results(a.results, {"model": a.model, "steps": steps, "cut": CUT, "rows": rows})
+    for index, name in enumerate(["steps", "bytes"]):
+        lines = {codec: [(point[index], point[2]) for point in points] for codec, points in curves.items()}
+        plot(a.out / f"loss-{a.peers}-{name}.svg", lines, name)
 
 
 COLOURS = ["#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2", "#97bbf5", "#9c6b4e", "#9498a0",

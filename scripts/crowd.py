@@ -16,12 +16,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import program, settings, ticket, wait
+from common import add_results, program, settings, ticket, wait, write_results
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--peers", type=int, default=100)
 parser.add_argument("--steps", type=int, default=40)
 parser.add_argument("--deaths", type=int, default=10, help="peers that are killed half-way")
+add_results(parser)
 options = parser.parse_args()
 BINARY = str(program())
 
@@ -66,10 +67,13 @@ with tempfile.TemporaryDirectory() as directory:
     ]
     try:
         wait(lambda: steps(run) > 0, broker)
-        print(f"{options.peers} peers: the first step was done {time.monotonic() - begun:.1f} s after the first joiner")
-        print(f"broker: {memory(broker, 'VmRSS:'):.0f} MiB after the first step")
+        first_s, early = time.monotonic() - begun, memory(broker, "VmRSS:")
+        found = {"peers": options.peers, "deaths": options.deaths, "first_step_s": first_s, "after_one_step_mib": early}
+        print(f"{options.peers} peers: the first step was done {first_s:.1f} s after the first joiner")
+        print(f"broker: {early:.0f} MiB after the first step")
         wait(lambda: steps(run) >= options.steps // 2, broker, 7200)
-        print(f"broker: {memory(broker, 'VmRSS:'):.0f} MiB after {steps(run)} steps")
+        found |= {"half_way_steps": steps(run), "half_way_mib": memory(broker, "VmRSS:"), "goes_on_s": None}
+        print(f"broker: {found['half_way_mib']:.0f} MiB after {found['half_way_steps']} steps")
         if options.deaths:
             for joiner in joiners[1 :: max(1, options.peers // options.deaths)][: options.deaths]:
                 joiner.send_signal(signal.SIGKILL)
@@ -77,7 +81,8 @@ with tempfile.TemporaryDirectory() as directory:
             goes_on = lambda: (Path(directory) / "broker.log").read_text().count("training goes on")
             earlier = goes_on()
             wait(lambda: goes_on() > earlier, broker)
-            print(f"{options.deaths} peers killed at step {before}; training went on {time.monotonic() - killed:.1f} s later")
+            found["goes_on_s"] = time.monotonic() - killed
+            print(f"{options.deaths} peers killed at step {before}; training went on {found['goes_on_s']:.1f} s later")
         peak = 0.0
         while broker.poll() is None:
             try:
@@ -88,6 +93,7 @@ with tempfile.TemporaryDirectory() as directory:
         if broker.wait() != 0:
             raise SystemExit((Path(directory) / "broker.log").read_text()[-2000:])
         print(f"broker: at most {peak:.0f} MiB over {steps(run)} steps")
+        write_results(options.results, found | {"steps": steps(run), "peak_mib": peak})
         incidents = json.loads((run / "summary.json").read_text())["incidents"]
         kinds = [incident["kind"] for incident in incidents]
         print("incidents:", ", ".join(f"{kinds.count(kind)} {kind}" for kind in sorted(set(kinds))) or "none")

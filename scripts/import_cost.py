@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from common import machine, program
+from common import add_results, machine, program, write_results
 
 MODELS = ["gpt2", "resnet101"]
 
@@ -30,7 +30,9 @@ def main():
     parser.add_argument("models", nargs="*", metavar="model", help="gpt2 or resnet101, both by default")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--archives", type=pathlib.Path)
+    add_results(parser)
     args = parser.parse_args()
+    rows = []
     if unknown := set(args.models) - set(MODELS):
         parser.error(f"there is no model {', '.join(unknown)}: give gpt2 or resnet101")
     binary = program()
@@ -47,6 +49,8 @@ def main():
             seconds, resident = statistics.median(r[0] for r in runs), max(r[1] for r in runs)
             size = archive.stat().st_size
             print(f"| {name} | {size / 2**20:.0f} | {seconds:.2f} | {resident / 2**20:.0f} |", flush=True)
+            rows.append({"model": name, "archive_bytes": size, "import_s": seconds, "resident_bytes": resident})
+    write_results(args.results, {"repeats": args.repeats, "rows": rows})
 
 
 def measure(binary, archive, output):

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import tempfile
 
-from common import ROOT, machine, program
+from common import ROOT, add_results, machine, program, summary, write_results
 
 MODEL = ["n_layer=4", "n_embd=768", "n_head=12", "n_positions=256", "resid_pdrop=0", "embd_pdrop=0", "attn_pdrop=0"]
 SHORT, LONG = 3, 9
@@ -44,6 +44,7 @@ def main():
     parser.add_argument("job", nargs="?")
     parser.add_argument("--set", action="append", default=[])
     parser.add_argument("--rounds", type=int, default=3)
+    add_results(parser)
     options = parser.parse_args()
     args = [options.job] if options.job else [
         *(f"--set=model.{m}" for m in MODEL), "--set=data.context=256", "--set=train.batch=4",
@@ -63,6 +64,8 @@ def main():
     print(machine())
     print(f"processor time of a step, median of {options.rounds}: "
           f"one peer {one:.3f} s, four {four:.3f} s, ratio {four / one:.2f}")
+    ratios = [more / alone for alone, more in zip(*seconds.values())]
+    write_results(options.results, {"rounds": options.rounds, "one_s": one, "four_s": four, "ratio": summary(ratios)})
 
 
 if __name__ == "__main__":

@@ -31,7 +31,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Hosts, machine, metrics, program, settings, spread, ticket, wait
+from common import (
+    Hosts, add_results, machine, metrics, program, settings, spread, summary as spread_of, ticket, wait, write_results)
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("what", choices=["deaths", "copies", "slow"])
@@ -40,6 +41,7 @@ parser.add_argument("--every", type=float, default=15.0, help="seconds of traini
 parser.add_argument("--rounds", type=int, default=3)
 parser.add_argument("--mbps", type=float, default=100.0, help="rate of each joiner's line")
 parser.add_argument("--steps", type=int, default=60)
+add_results(parser)
 options = parser.parse_args()
 BINARY = str(program())
 PEERS = 3
@@ -115,6 +117,11 @@ def deaths(directory):
         print(f"copies slowed the steps down by {summary['overhead_s']['copies']:.1f} s in all")
         ratio = least / (sum(steps) + cost)
         print(f"training overhead ratio with a death every {options.every:.0f} s: {ratio:.3f}")
+        write_results(options.results, {
+            "deaths": options.deaths, "every_s": options.every, "steps": len(steps), "overhead_ratio": ratio,
+            "interruptions_s": cost, "copies_s": summary["overhead_s"]["copies"],
+            **{f"{what.replace(' ', '_')}_s": spread_of(figures) for what, figures in seen.items()},
+            "lost_work_s": spread_of([i["lost_work_s"] for i in summary["incidents"]])})
     finally:
         for process in [broker, *joiners.values()]:
             process.kill()
@@ -141,7 +148,8 @@ def slow(directory):
         time.sleep(options.every)
         begin = len(metrics(run))
         used = peers(run)
-        print(f"the plan uses {', '.join(used)}; median step {median(3, begin):.3f} s")
+        quiet_s, before = median(3, begin), len(used)
+        print(f"the plan uses {', '.join(used)}; median step {quiet_s:.3f} s")
         name = used[-1]
         hogged = joiners[int(name[1:])]
         until, quarter = time.monotonic() + 4 * options.every, time.monotonic() + options.every / 4
@@ -155,9 +163,14 @@ def slow(directory):
                 early = len(metrics(run))
         end = len(metrics(run))
         used = peers(run)
-        print(f"{name} four times slower: median step {median(begin + 1, early):.3f} s at the begin")
-        print(f"the plan uses {', '.join(used)}; median step {median((early + end) // 2, end):.3f} s at the end")
-        print(f"predicted for that plan: {json.loads((run / 'plan.json').read_text())['predicted_step_s']:.3f} s")
+        early_s, end_s = median(begin + 1, early), median((early + end) // 2, end)
+        print(f"{name} four times slower: median step {early_s:.3f} s at the begin")
+        print(f"the plan uses {', '.join(used)}; median step {end_s:.3f} s at the end")
+        predicted_s = json.loads((run / "plan.json").read_text())["predicted_step_s"]
+        print(f"predicted for that plan: {predicted_s:.3f} s")
+        write_results(options.results, {
+            "every_s": options.every, "peers_before": before, "peers_at_the_end": len(used), "before_s": quiet_s,
+            "slowed_s": early_s, "end_s": end_s, "predicted_s": predicted_s})
         print("the broker: ", *log.read_text().splitlines()[-5:], sep="\n  ")
     finally:
         for process in [broker, *joiners]:
@@ -166,7 +179,7 @@ def slow(directory):
 
 
 def copies(directory):
-    took = {"true": [], "false": []}
+    took, shares = {"true": [], "false": []}, []
     for number in range(2 * options.rounds):
         kept = ["true", "false"][(number + number // 2) % 2]
         run = directory / f"run{number}"
@@ -188,10 +201,14 @@ def copies(directory):
                 process.kill()
                 process.wait()
         took_s, share = took[kept][-1], 100 * cost / took[kept][-1]
+        shares += [share] if kept == "true" else []
         print(f"copies {kept:5}: {took_s:.2f} s for {options.steps - 2} steps; copies cost {share:.2f} %", flush=True)
     ratios = [with_copies / without for with_copies, without in zip(took["true"], took["false"])]
     print(f"time with copies over time without them: {spread(ratios, 3)}")
     print(f"medians: {statistics.median(took['true']):.2f} s, {statistics.median(took['false']):.2f} s")
+    write_results(options.results, {
+        "mbps": options.mbps, "steps": options.steps, "share_percent": spread_of(shares), "ratio": spread_of(ratios),
+        "with_copies_s": spread_of(took["true"]), "without_s": spread_of(took["false"])})
 
 
 print(machine())

@@ -13,19 +13,20 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Hosts, metrics, program, settings, ticket
+from common import Hosts, add_results, metrics, program, settings, ticket, write_results
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--embd", type=int, default=256)
 parser.add_argument("--layers", type=int, default=4)
 parser.add_argument("--mbps", type=float, default=8.0, help="rate of each joiner's line")
 parser.add_argument("--peers", type=int, default=3)
+add_results(parser)
 options = parser.parse_args()
 BINARY = str(program())
 
 
 def train(hosts, run, arguments, what):
-    """Runs a broker and its joiners. Prints the seconds to the first step and to the end."""
+    """Runs a broker and its joiners. Prints and returns the seconds to the first step and to the end."""
     log = run.with_suffix(".log")
     with open(log, "a") as out:
         out.write(f"--- {what}\n")
@@ -55,6 +56,7 @@ def train(hosts, run, arguments, what):
     print(f"{what}: first step after {first:.0f} s, over after {took:.0f} s, {len(progress)} lines of progress")
     if progress:
         print(f"  {progress[0]}  ...  {progress[-1]}")
+    return {"first_step_s": first, "over_s": took, "progress_lines": len(progress)}
 
 
 def size(directory):
@@ -83,9 +85,14 @@ with tempfile.TemporaryDirectory() as directory:
     checkpoint, total = size(weights)
     file = checkpoint / "model.safetensors"
     least = file.stat().st_size * 8 / (options.mbps * 1e6) / options.peers
-    print(f"weights of {file.stat().st_size / 1e6:.0f} MB; {options.peers} lines of {options.mbps} Mbps need {least:.0f} s")
+    print(f"weights of {file.stat().st_size / 1e6:.0f} MB; "
+          f"{options.peers} lines of {options.mbps} Mbps need {least:.0f} s")
     with Hosts(options.peers + 1, options.mbps) as hosts:
         run = directory / "run"
-        train(hosts, run, ["--steps", "3", "--run-dir", str(run), f"--set=model.weights={file}", *given], "start")
-        train(hosts, run, ["--steps", "6", "--resume", str(run)], "resume")
+        started = train(hosts, run, [
+            "--steps", "3", "--run-dir", str(run), f"--set=model.weights={file}", *given], "start")
+        resumed = train(hosts, run, ["--steps", "6", "--resume", str(run)], "resume")
         print("losses:", " ".join(f"{line['loss']:.4f}" for line in metrics(run)))
+    write_results(options.results, {
+        "weights_bytes": file.stat().st_size, "mbps": options.mbps, "lines_need_s": least, "start": started,
+        "resume": resumed})

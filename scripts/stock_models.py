@@ -2,7 +2,7 @@
 """Counts the stock models of transformers and torchvision whose loss and gradients here match PyTorch's.
 
     pip install torch torchvision transformers safetensors && cargo build --release
-    python3 scripts/stock_models.py [--only TEXT] [--keep DIR]
+    python3 scripts/stock_models.py [--only TEXT] [--keep DIR] [--results FILE]
 
 Each model is an unmodified class with a small configuration and random weights, in training mode, with every dropout
 at 0. torch.export writes it, and PyTorch computes loss and gradients of one batch. `fusionllm graph check` compares
@@ -23,7 +23,7 @@ import sys
 import tempfile
 import warnings
 
-from common import program
+from common import add_results, program, write_results
 
 # Hugging Face's names of model types, with settings that the shared ones below do not cover.
 CAUSAL = {
@@ -75,6 +75,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="the models whose names contain this")
     parser.add_argument("--keep", type=pathlib.Path, help="keep the exported models and references in this folder")
+    add_results(parser)
     args = parser.parse_args()
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
     warnings.filterwarnings("ignore")
@@ -92,6 +93,9 @@ def main():
     tried = len(outcomes) - counts["skipped"]
     print(f"\n{counts['matches']} of {tried} stock models match PyTorch; {counts['differs']} differ, "
           f"{counts['refused']} are refused; {counts['skipped']} cannot be built or exported by PyTorch itself here")
+    named = lambda kind: [f"{name}: {sentence}" for name, (found, sentence) in outcomes.items() if found == kind]
+    write_results(args.results, counts | {
+        "tried": tried, "refusals": named("refused"), "differences": named("differs"), "skips": named("skipped")})
 
 
 def models():

@@ -2,6 +2,7 @@
 //!
 //! `cargo bench -p fusionllm-compress` prints divan's table, then each codec's speed over that of `memcpy`. Codec and
 //! `memcpy` are timed alternately, so both see the same machine. Targets for encoding: 0.1 for top-k, 0.2 for the rest.
+//! `--results FILE` after `--` writes the latter to a file, too, as JSON, and leaves out divan's table.
 //! `FUSIONLLM_ELEMENTS` sets the number of elements for the comparison (by default 4 Mi).
 
 #![allow(clippy::unwrap_used)]
@@ -16,9 +17,15 @@ use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat, dec
 const ELEMENTS: usize = 1 << 20;
 
 fn main() {
-    divan::main();
+    let results = std::env::args().skip_while(|a| a != "--results").nth(1);
+    if results.is_none() {
+        divan::main();
+    }
     if std::env::args().any(|a| a == "--bench") {
-        ratios();
+        let rows = ratios();
+        if let Some(file) = results {
+            std::fs::write(file, serde_json::json!({ "rows": rows }).to_string()).unwrap();
+        }
     }
 }
 
@@ -89,7 +96,8 @@ fn decoding(bencher: Bencher<'_, '_>, name: &str) {
     bencher.counter(BytesCount::new(4 * ELEMENTS)).bench_local(|| decode(black_box(&bytes), &mut out).unwrap());
 }
 
-fn ratios() {
+fn ratios() -> Vec<serde_json::Value> {
+    let mut rows = Vec::new();
     let elements = std::env::var("FUSIONLLM_ELEMENTS").ok().and_then(|n| n.parse().ok()).unwrap_or(4 << 20);
     let values = input(elements);
     let mut out = vec![0.0; elements];
@@ -115,7 +123,11 @@ fn ratios() {
             copy / back,
             codec.ratio(elements),
         );
+        rows.push(serde_json::json!({
+            "codec": name, "encode": [copy / encode], "decode": [copy / back], "wire_ratio": codec.ratio(elements),
+        }));
     }
+    rows
 }
 
 fn seconds(mut f: impl FnMut()) -> f64 {

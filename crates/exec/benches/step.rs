@@ -2,7 +2,7 @@
 //!
 //! ```console
 //! $ cargo bench -p fusionllm-exec --bench step -- [MODEL] [--peers N] [--micro-batches N] [--steps N] [--serve]
-//!       [--backend NAME | --worker CMD] [--bf16]
+//!       [--backend NAME | --worker CMD] [--bf16] [--results FILE]
 //! ```
 //!
 //! | model | what |
@@ -14,7 +14,8 @@
 //!
 //! All peers run in this process. With `--bf16` the model is in that precision. A wrapper around the backend measures each
 //! segment. With `--serve` the benchmark runs one step for every line on standard input and answers with one line of
-//! JSON. That is how `scripts/against_pytorch.py` alternates these steps with PyTorch's.
+//! JSON. That is how `scripts/against_pytorch.py` alternates these steps with PyTorch's. `--results` also writes the
+//! figures to a file, as JSON.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -42,11 +43,13 @@ struct Options {
     serve: bool,
     bf16: bool,
     backend: String,
+    results: Option<String>,
 }
 
 fn options() -> Result<Options, Box<dyn Error>> {
     let (model, backend) = ("gpt2".into(), "cpu".into());
-    let mut o = Options { model, peers: 1, micro_batches: 1, steps: 10, serve: false, bf16: false, backend };
+    let mut o =
+        Options { model, peers: 1, micro_batches: 1, steps: 10, serve: false, bf16: false, backend, results: None };
     let mut args = std::env::args().skip(1);
     while let Some(arg) = args.next() {
         let mut number =
@@ -58,6 +61,7 @@ fn options() -> Result<Options, Box<dyn Error>> {
             "--steps" => o.steps = number()?,
             "--serve" => o.serve = true,
             "--bf16" => o.bf16 = true,
+            "--results" => o.results = Some(args.next().ok_or("--results takes a file")?),
             "--backend" => o.backend = args.next().ok_or("--backend takes a name")?,
             "--worker" => o.backend = worker_name(&args.next().ok_or("--worker takes a command")?),
             // Cargo passes it to every benchmark.
@@ -226,15 +230,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         options.micro_batches
     )?;
     writeln!(out, "step          {:8.1} ms, median of {}", times[times.len() / 2] * 1e3, times.len())?;
-    writeln!(out, "outside       {:8.2} % of the peers' working time is not in Backend::run", {
-        100.0 * (working - kernels) / working
-    })?;
+    let outside = (working - kernels) / working;
+    writeln!(out, "outside       {:8.2} % of the peers' working time is not in Backend::run", 100.0 * outside)?;
     writeln!(
         out,
         "peak resident {:8.1} MiB, {:.1} before parameters",
         memory("VmHWM") as f64 / 1048576.0,
         before as f64 / 1048576.0
     )?;
+    if let Some(file) = options.results {
+        let figures = serde_json::json!({
+            "model": options.model, "parameters": parameters(&graph), "peers": options.peers, "steps": times.len(),
+            "step_s": times[times.len() / 2], "outside_share": outside, "peak_bytes": memory("VmHWM"),
+        });
+        std::fs::write(file, figures.to_string())?;
+    }
     Ok(())
 }
 

@@ -3,8 +3,10 @@
 //! It also prints the simulated step time of each plan.
 //!
 //! ```console
-//! $ cargo bench -p fusionllm-plan --bench planning_speed [-- DEVICES ...]
+//! $ cargo bench -p fusionllm-plan --bench planning_speed [-- DEVICES ... --results FILE]
 //! ```
+//!
+//! `--results` also writes the figures to a file, as JSON.
 
 use std::error::Error;
 use std::time::Instant;
@@ -16,9 +18,12 @@ use fusionllm_plan::{
     Cluster, Compression, Device, DirectLink, Link, Optimizer, PeerId, Place, PlanOptions, Rates, Schedule, Scheduler,
     SimulateOptions, Site, Workload, compile, schedule, simulate,
 };
+use serde_json::json;
 
 fn main() -> Result<(), Box<dyn Error>> {
-    let sizes: Vec<usize> = std::env::args().skip(1).filter_map(|a| a.parse().ok()).collect();
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let sizes: Vec<usize> = arguments.iter().filter_map(|a| a.parse().ok()).collect();
+    let mut plans = Vec::new();
     let config = Gpt2Config {
         n_layer: 48,
         n_embd: 1600,
@@ -56,6 +61,11 @@ fn main() -> Result<(), Box<dyn Error>> {
             let conditions = SimulateOptions::new(optimizer);
             let start = Instant::now();
             let simulation = simulate(&programs, &used, &conditions)?;
+            let simulated_in = start.elapsed().as_secs_f64();
+            plans.push(json!({
+                "devices": devices, "scheduler": scheduler.name(), "planned_s": planned, "step_s": simulation.step_s,
+                "simulated_in_s": simulated_in, "lower_bound_s": made.lower_bound_s,
+            }));
             println!(
                 "{devices} devices, {scheduler}: planned in {planned:.2} s; {} peers in {} stages, {:?}, at most {} replicas; closed form {:.1} s, \
                  simulated {:.1} s (in {:.1} s), lower bound {:.1} s; peak {:.0} % of a device's memory",
@@ -65,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                 made.plan.stages.iter().map(|s| s.peers.len()).max().unwrap_or(0),
                 made.estimate_s.unwrap_or(f64::NAN),
                 simulation.step_s,
-                start.elapsed().as_secs_f64(),
+                simulated_in,
                 made.lower_bound_s,
                 simulation
                     .peers
@@ -75,6 +85,9 @@ fn main() -> Result<(), Box<dyn Error>> {
                     .fold(0.0, f64::max),
             );
         }
+    }
+    if let Some(at) = arguments.iter().position(|a| a == "--results") {
+        std::fs::write(arguments.get(at + 1).ok_or("--results takes a file")?, json!({ "plans": plans }).to_string())?;
     }
     Ok(())
 }

@@ -4,11 +4,11 @@
 //! It also prints the ratio of the lower bound to the best step time.
 //!
 //! ```console
-//! $ cargo bench -p fusionllm-plan --bench search_quality [-- SEEDS [UNITS [CUTS]]]
+//! $ cargo bench -p fusionllm-plan --bench search_quality [-- SEEDS [UNITS [CUTS]] --results FILE]
 //! ```
 //!
 //! `SEEDS` problems (300) have at most `UNITS` devices (8) and `CUTS` places to cut (40). A fourth argument prints
-//! every problem. A short version runs as a test, in `tests/quality.rs`.
+//! every problem. `--results` also writes the figures to a file, as JSON. A short version runs as a test, in `tests/quality.rs`.
 
 use std::time::Instant;
 
@@ -97,6 +97,16 @@ fn main() {
         bounds.first().copied().unwrap_or(f64::NAN)
     );
     println!("seconds: OP-Fence {fence_s:.1}, exact {exact_s:.1}, bound {bound_s:.1}");
+    if let Some(file) = std::env::args().skip_while(|a| a != "--results").nth(1) {
+        let figures = serde_json::json!({
+            "problems": ratios.len(), "median": middle(&ratios), "worst": ratios.last(), "beaten_by_baseline": worse,
+            "bound_median": middle(&bounds),
+        });
+        if let Err(e) = std::fs::write(&file, figures.to_string()) {
+            eprintln!("{file}: {e}");
+            std::process::exit(1);
+        }
+    }
 }
 
 fn show(segments: &[fusionllm_plan::search::Segment]) -> String {

@@ -2,11 +2,13 @@
 //! names end in `raw_quic` do the same with bare streams of iroh in its default settings.
 //!
 //! `cargo bench -p fusionllm-transport`
+//!
+//! With `--results FILE` after `--`, both take turns instead, and the figures go to a file as JSON.
 
 #![allow(clippy::unwrap_used)]
 
 use std::net::Ipv4Addr;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use divan::Bencher;
@@ -18,7 +20,79 @@ use iroh::{EndpointAddr, RelayMode};
 use tokio::runtime::Runtime;
 
 fn main() {
-    divan::main();
+    match std::env::args().skip_while(|a| a != "--results").nth(1) {
+        Some(file) => std::fs::write(file, compare()).unwrap(),
+        None => divan::main(),
+    }
+}
+
+/// Times ours and raw QUIC in turns.
+fn compare() -> String {
+    const LENGTH: usize = 64 << 20;
+    let runtime = Runtime::new().unwrap();
+    let (_ends, to, mut from, back, mut lanes) = runtime.block_on(pair(EndpointOptions::new().pinned));
+    let (_raw_ends, mut raw_to, mut raw_from, mut raw_back, mut raw_arriving) = runtime.block_on(raw_pair());
+    let (large, small) = (Bytes::from(vec![1; LENGTH]), Bytes::from(vec![1; 1024]));
+    let [mut ours, mut raw, mut our_trips, mut raw_trips] = [const { Vec::new() }; 4];
+    for _ in 0..20 {
+        let started = Instant::now();
+        runtime.block_on(async {
+            let receiving = async { lanes.tensors.next().await.unwrap().unwrap().read(LENGTH as u64).await.unwrap() };
+            let payload = [large.clone()];
+            let (sent, _received) = tokio::join!(to.send(Lane::Tensors, b"", &payload), receiving);
+            sent.unwrap();
+        });
+        ours.push(started.elapsed().as_secs_f64());
+        let started = Instant::now();
+        runtime.block_on(async {
+            let mut received = vec![0; LENGTH];
+            let (sent, arrived) =
+                tokio::join!(raw_to.write_chunk(large.clone()), raw_arriving.read_exact(&mut received));
+            sent.unwrap();
+            arrived.unwrap();
+        });
+        raw.push(started.elapsed().as_secs_f64());
+        for _ in 0..100 {
+            let started = Instant::now();
+            runtime.block_on(async {
+                to.send(Lane::Control, b"", &[small.clone()]).await.unwrap();
+                let there = lanes.control.next().await.unwrap().unwrap().read(1024).await.unwrap();
+                back.send(Lane::Control, b"", &[there]).await.unwrap();
+                from.control.next().await.unwrap().unwrap().read(1024).await.unwrap();
+            });
+            our_trips.push(started.elapsed().as_secs_f64());
+            let (started, mut payload) = (Instant::now(), [1; 1024]);
+            runtime.block_on(async {
+                raw_to.write_all(&payload).await.unwrap();
+                raw_arriving.read_exact(&mut payload).await.unwrap();
+                raw_back.write_all(&payload).await.unwrap();
+                raw_from.read_exact(&mut payload).await.unwrap();
+            });
+            raw_trips.push(started.elapsed().as_secs_f64());
+        }
+    }
+    // The first turn opens the windows of both.
+    ours.remove(0);
+    raw.remove(0);
+    let rows = [row("64 MiB", &ours, &raw), row("a round trip of 1 KiB", &our_trips, &raw_trips)];
+    format!("{{\"rows\": [{}]}}", rows.join(", "))
+}
+
+/// A line of the results: medians, and the median, least and largest ratio of the turns.
+fn row(what: &str, ours: &[f64], raw: &[f64]) -> String {
+    let sorted = |mut figures: Vec<f64>| {
+        figures.sort_by(f64::total_cmp);
+        figures
+    };
+    let middle = |figures: &[f64]| sorted(figures.to_vec())[figures.len() / 2];
+    let ratios = sorted(ours.iter().zip(raw).map(|(a, b)| a / b).collect());
+    let (ours, raw, ratio) = (middle(ours), middle(raw), middle(&ratios));
+    println!("{what}: {ours:.6} s, raw QUIC {raw:.6} s, ratio {ratio:.3}");
+    let ends = [ratios[0], ratios[ratios.len() - 1]];
+    format!(
+        "{{\"what\": \"{what}\", \"ours_s\": {ours}, \"raw_s\": {raw}, \"ratio\": [{ratio}, {}, {}]}}",
+        ends[0], ends[1]
+    )
 }
 
 #[divan::bench(args = [false, true], sample_count = 10, sample_size = 1)]

@@ -8,6 +8,8 @@
 //! $ cargo bench -p fusionllm-cli --bench attack
 //! $ cargo bench -p fusionllm-cli --bench attack -- --connections 1000 --packets 2000 --slow 64
 //! ```
+//!
+//! `--results FILE` also writes the figures to a file, as JSON.
 #![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
 
 use std::collections::{BTreeMap, VecDeque};
@@ -39,12 +41,17 @@ struct Options {
     packets: f64,
     /// Slow connections at once.
     slow: f64,
+    results: Option<PathBuf>,
 }
 
 fn options(mut given: VecDeque<String>) -> Result<Options, String> {
     let (steps, peers, seconds) = (6000, 3, 10.0);
-    let mut options = Options { steps, peers, seconds, connections: 100.0, packets: 2000.0, slow: 32.0 };
+    let mut options = Options { steps, peers, seconds, connections: 100.0, packets: 2000.0, slow: 32.0, results: None };
     while let Some(name) = given.pop_front() {
+        if name == "--results" {
+            options.results = Some(given.pop_front().ok_or("--results takes a file")?.into());
+            continue;
+        }
         let value: f64 = given.pop_front().and_then(|v| v.parse().ok()).ok_or(format!("{name} needs a number"))?;
         match name.as_str() {
             "--steps" => options.steps = value as usize,
@@ -283,6 +290,7 @@ fn main() -> Result<(), String> {
         "{:<10} {:>6} {:>10} {:>6} {:>9} {:>16}",
         "attack", "steps", "median", "ratio", "attempts", "processor time"
     );
+    let mut rows = Vec::new();
     for (attack, of_kind) in &turns {
         let median = median(of_kind.steps.clone());
         println!(
@@ -294,8 +302,19 @@ fn main() -> Result<(), String> {
             of_kind.done,
             100.0 * of_kind.processor_s / of_kind.seconds,
         );
+        rows.extend(attack.map(|a| {
+            serde_json::json!({
+                "attack": name(Attack::ALL[a]), "rate": options.rate(Attack::ALL[a]), "ratio": median / quiet_s,
+                "attempts": of_kind.done, "steps": of_kind.steps.len(),
+            })
+        }));
     }
     let differ = undisturbed.iter().zip(&disturbed).filter(|(a, b)| a.loss.to_bits() != b.loss.to_bits()).count();
-    println!("{differ} of {} losses differ", undisturbed.len().max(disturbed.len()));
+    let losses = undisturbed.len().max(disturbed.len());
+    println!("{differ} of {losses} losses differ");
+    if let Some(file) = options.results {
+        let figures = serde_json::json!({ "rows": rows, "losses": losses, "losses_that_differ": differ });
+        std::fs::write(&file, figures.to_string()).map_err(|e| format!("{}: {e}", file.display()))?;
+    }
     Ok(())
 }

@@ -5,10 +5,10 @@
 //! to end by itself, with the losses of the undisturbed run.
 //!
 //! ```console
-//! $ cargo bench -p fusionllm-cli --bench faults [-- --seed N --faults N --peers N --steps N]
+//! $ cargo bench -p fusionllm-cli --bench faults [-- --seed N --faults N --peers N --steps N --results FILE]
 //! ```
 //!
-//! It takes root and iproute2, and nft for cuts between two joiners. A run of 20 faults takes about ten minutes.
+//! `--results` also writes the figures to a file, as JSON. It takes root and iproute2, and nft for cuts between two joiners. A run of 20 faults takes about ten minutes.
 #![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
 
 use std::collections::VecDeque;
@@ -33,13 +33,18 @@ struct Options {
     faults: usize,
     peers: usize,
     steps: usize,
+    results: Option<PathBuf>,
 }
 
 fn options() -> Result<Options, String> {
-    let mut options = Options { seed: 1, faults: 20, peers: 4, steps: 6000 };
+    let mut options = Options { seed: 1, faults: 20, peers: 4, steps: 6000, results: None };
     // Cargo adds `--bench`.
     let mut given: VecDeque<String> = std::env::args().skip(1).filter(|a| a != "--bench").collect();
     while let Some(name) = given.pop_front() {
+        if name == "--results" {
+            options.results = Some(given.pop_front().ok_or("--results takes a file")?.into());
+            continue;
+        }
         let value = given.pop_front().and_then(|v| v.parse().ok()).ok_or(format!("{name} needs a number"))?;
         match name.as_str() {
             "--seed" => options.seed = value,
@@ -273,5 +278,16 @@ fn main() -> Result<(), String> {
         options.steps
     );
     println!("training overhead ratio {:.3}", quiet_s / storm_s);
+    if let Some(file) = options.results {
+        let incidents = summary["incidents"].as_array().into_iter().flatten();
+        let sum = |incident: &Value| -> Option<f64> {
+            ["detected_s", "replanned_s", "restored_s"].iter().map(|key| incident[key].as_f64()).sum()
+        };
+        let figures = serde_json::json!({
+            "faults": done, "steps": options.steps, "storm_s": storm_s, "quiet_s": quiet_s, "losses_that_differ": differ,
+            "losses": disturbed.len(), "until_training_goes_on_s": incidents.filter_map(sum).collect::<Vec<_>>(),
+        });
+        std::fs::write(&file, figures.to_string()).map_err(|e| format!("{}: {e}", file.display()))?;
+    }
     Ok(())
 }
