@@ -173,6 +173,16 @@ impl Archive {
         stored.tensor(bytes).map_err(|reason| self.damaged(&stored.member, reason))
     }
 
+    /// The bytes of tensors that were read so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.read
+    }
+
+    /// Does not count what was read after [`Self::bytes_read`] was `bytes`, because it is read again.
+    pub(crate) fn forget_reads_after(&mut self, bytes: u64) {
+        self.read = bytes;
+    }
+
     pub(crate) fn damaged(&self, member: &str, reason: String) -> ImportError {
         ImportError::Damaged { archive: self.name.clone(), member: member.into(), reason }
     }

@@ -23,6 +23,7 @@ mod call;
 mod catalog;
 mod context;
 mod error;
+mod layout;
 mod loss;
 mod program;
 mod prune;

@@ -1,12 +1,12 @@
 //! The translation of an archive into a graph.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use fusionllm_graph::{DType, Graph, HostTensor, Init, TensorType, ValueId};
+use fusionllm_graph::{DType, Graph, HostTensor, Init, Op, TensorType, ValueId};
 
 use crate::ImportError;
 use crate::analysis::{
-    argument_names, live, module, node_count, output_name, outputs, place, short, unsupported_operators,
+    argument_names, live, module, node_count, output_name, outputs, parts, place, short, unsupported_operators,
     updated_buffers,
 };
 use crate::archive::{Archive, StoredTensor, plain_size};
@@ -48,6 +48,9 @@ pub struct Imported {
     tensors: BTreeMap<String, (StoredTensor, DType)>,
 }
 
+/// A first pass finds the buffers that are updated. The second one takes only the others for constants.
+const MAX_PASSES: usize = 2;
+
 /// The key in [`Graph::metadata`] of the input that has the targets of the loss.
 pub const TARGETS_KEY: &str = "targets";
 
@@ -78,13 +81,24 @@ impl Archive {
     }
 }
 
-/// By member of the archive: the first parameter stored there. Others of the same content are tied to it.
-type Owners = HashMap<String, Owner>;
+/// The parameters and buffers of each member of the archive. Those with the same content are one tensor.
+type Owners = HashMap<String, Vec<Owner>>;
 
 struct Owner {
     stored: StoredTensor,
     name: String,
-    id: ValueId,
+    tensor: TensorId,
+    kind: Kind,
+}
+
+/// How the content of a stored tensor changes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    /// Training updates it.
+    Parameter,
+    /// The forward pass updates it.
+    Updated,
+    Constant,
 }
 
 struct Import<'a> {
@@ -97,14 +111,16 @@ struct Import<'a> {
     tied: BTreeMap<String, String>,
     /// Buffers that the forward pass updates: their tensor, and their value before the update.
     state: BTreeMap<String, (TensorId, ValueId)>,
+    /// Buffers that are constants, because they are never updated.
+    constants: BTreeMap<String, TensorId>,
 }
 
-impl<'a> Import<'a> {
+impl Import<'_> {
     fn run(
-        archive: &'a mut Archive,
-        program: &'a schema::GraphModule,
+        archive: &mut Archive,
+        program: &schema::GraphModule,
         options: ImportOptions,
-        evaluate: Evaluate<'a>,
+        evaluate: Evaluate<'_>,
     ) -> Result<Imported, ImportError> {
         let name = archive.name.clone();
         let stem = std::path::Path::new(&name).file_stem().map_or("model".into(), |s| s.to_string_lossy().into_owned());
@@ -116,21 +132,38 @@ impl<'a> Import<'a> {
             Precision::Single => DType::F32,
             Precision::Double => DType::F64,
         };
-        let mut import = Self {
-            archive,
-            program,
-            cx: Context::new(&stem, single, node_count(&program.graph), evaluate),
-            symbols: HashMap::new(),
-            tensors: BTreeMap::new(),
-            tied: BTreeMap::new(),
-            state: BTreeMap::new(),
-        };
-        let mut names = Names::new();
-        import.bind_symbols(options.batch_size)?;
-        import.inputs(&mut names)?;
-        let graph = &import.program.graph;
-        import.nodes(graph, &mut names, &live(graph, &outputs(graph, &import.program.signature)))?;
-        import.finish(&names)
+        let mut updated = updated_buffers(&program.signature);
+        for _ in 0..MAX_PASSES {
+            let mut import = Import {
+                archive: &mut *archive,
+                program,
+                cx: Context::new(&stem, single, node_count(&program.graph), evaluate),
+                symbols: HashMap::new(),
+                tensors: BTreeMap::new(),
+                tied: BTreeMap::new(),
+                state: BTreeMap::new(),
+                constants: BTreeMap::new(),
+            };
+            let mut names = Names::new();
+            import.bind_symbols(options.batch_size)?;
+            let read = import.archive.bytes_read();
+            import.inputs(&updated, &mut names)?;
+            let graph = &import.program.graph;
+            import.nodes(graph, &mut names, &live(graph, &outputs(graph, &import.program.signature)))?;
+            let written: Vec<String> = import.written_constants().map(str::to_owned).collect();
+            if written.is_empty() {
+                return import.finish(&names);
+            }
+            import.archive.forget_reads_after(read);
+            updated.extend(written);
+        }
+        let reason = "which buffers its forward pass updates depends on their content";
+        Err(ImportError::Model { archive: name, reason: reason.into() })
+    }
+
+    /// The names of buffers that were taken for constants, and that some node overwrites.
+    fn written_constants(&self) -> impl Iterator<Item = &str> {
+        self.constants.iter().filter(|(_, tensor)| self.cx.is_written(**tensor)).map(|(name, _)| name.as_str())
     }
 
     fn model_error(&self, reason: TranslationError) -> ImportError {
@@ -207,8 +240,7 @@ impl<'a> Import<'a> {
     }
 
     /// Adds inputs, parameters, buffers and constants.
-    fn inputs(&mut self, names: &mut Names) -> Result<(), ImportError> {
-        let updated = updated_buffers(self.program);
+    fn inputs(&mut self, updated: &BTreeSet<String>, names: &mut Names) -> Result<(), ImportError> {
         let mut owners = Owners::new();
         for spec in &self.program.signature.input_specs {
             let (name, item) = match spec {
@@ -226,10 +258,10 @@ impl<'a> Import<'a> {
                     (&arg.name, Item::Tensor(self.parameter(parameter_name, &mut owners)?))
                 }
                 InputSpec::Buffer { arg, buffer_name } => {
-                    (&arg.name, Item::Tensor(self.buffer(buffer_name, updated.contains(&arg.name))?))
+                    (&arg.name, Item::Tensor(self.buffer(buffer_name, updated.contains(buffer_name), &mut owners)?))
                 }
                 InputSpec::TensorConstant { arg, tensor_constant_name } => {
-                    (&arg.name, Item::Tensor(self.buffer(tensor_constant_name, false)?))
+                    (&arg.name, Item::Tensor(self.constant(tensor_constant_name, &mut owners)?))
                 }
                 InputSpec::ConstantInput { name } => (name, Item::Unused),
                 _ => continue,
@@ -250,50 +282,103 @@ impl<'a> Import<'a> {
         Ok(TensorType::new(dtype, ty.shape))
     }
 
+    /// The tensor of the same content that was added before, if there is one.
+    fn shared(
+        &mut self,
+        name: &str,
+        stored: &StoredTensor,
+        kind: Kind,
+        owners: &Owners,
+    ) -> Result<Option<TensorId>, ImportError> {
+        let Some(sharing) = owners.get(&stored.member) else { return Ok(None) };
+        if let Some(same) = sharing.iter().find(|o| o.stored == *stored && o.kind == kind) {
+            if kind != Kind::Constant {
+                self.tied.insert(name.into(), same.name.clone());
+            }
+            return Ok(Some(same.tensor));
+        }
+        match sharing.iter().find(|o| o.kind != Kind::Constant || kind != Kind::Constant) {
+            Some(other) => Err(self.model_error(
+                format!(
+                    "{:?} and {name:?} share memory and one of them is updated, which is not supported",
+                    other.name
+                )
+                .into(),
+            )),
+            None => Ok(None),
+        }
+    }
+
     fn parameter(&mut self, name: &str, owners: &mut Owners) -> Result<TensorId, ImportError> {
         let stored = self.stored(name)?;
-        if let Some(first) = owners.get(&stored.member) {
-            if first.stored != stored {
-                let reason = format!(
-                    "the parameters {:?} and {name:?} share only part of their memory, which is not supported",
-                    first.name
-                );
-                return Err(self.model_error(reason.into()));
-            }
-            self.tied.insert(name.into(), first.name.clone());
-            return Ok(self.cx.new_tensor(Value::Node(first.id)));
-        }
         let ty = self.type_of(&stored)?;
-        let dtype = ty.dtype;
-        let trained = dtype.is_float() && stored.requires_grad;
+        if !ty.dtype.is_float() || !stored.requires_grad {
+            // A frozen parameter changes only if the forward pass overwrites it.
+            return self.stored_node(name, stored, Kind::Updated, owners);
+        }
+        let tensor = self.stored_node(name, stored, Kind::Parameter, owners)?;
+        let owner = format!("the parameter {name:?}, which is not supported; overwrite a copy (`clone`)");
+        self.cx.fix(tensor, owner);
+        Ok(tensor)
+    }
+
+    /// Adds a parameter or buffer that the graph reads and may update.
+    fn stored_node(
+        &mut self,
+        name: &str,
+        stored: StoredTensor,
+        kind: Kind,
+        owners: &mut Owners,
+    ) -> Result<TensorId, ImportError> {
+        if let Some(tensor) = self.shared(name, &stored, kind, owners)? {
+            return Ok(tensor);
+        }
+        let TensorType { dtype, shape } = self.type_of(&stored)?;
         let unset = Init::Constant(0.0);
-        let id = match trained {
-            true => self.cx.builder.parameter(name, dtype, ty.shape, unset),
-            // A frozen parameter never changes.
-            false => self.cx.builder.buffer(name, dtype, ty.shape, unset),
+        let id = match kind {
+            Kind::Parameter => self.cx.builder.parameter(name, dtype, shape, unset),
+            Kind::Updated | Kind::Constant => self.cx.builder.buffer(name, dtype, shape, unset),
         };
         let id = id.map_err(|e| self.graph_error(e))?;
+        let tensor = self.cx.new_tensor(Value::Node(id));
+        if kind != Kind::Parameter {
+            self.state.insert(name.into(), (tensor, id));
+        }
         self.tensors.insert(name.into(), (stored.clone(), dtype));
-        owners.insert(stored.member.clone(), Owner { stored, name: name.into(), id });
-        Ok(self.cx.new_tensor(Value::Node(id)))
+        owners.entry(stored.member.clone()).or_default().push(Owner { stored, name: name.into(), tensor, kind });
+        Ok(tensor)
     }
 
     /// Adds a buffer. A buffer that is never updated becomes a constant, unless it is too large.
-    fn buffer(&mut self, name: &str, updated: bool) -> Result<TensorId, ImportError> {
+    fn buffer(&mut self, name: &str, updated: bool, owners: &mut Owners) -> Result<TensorId, ImportError> {
         let stored = self.stored(name)?;
         let ty = self.type_of(&stored)?;
-        if !updated && ty.bytes() <= crate::context::MAX_CONSTANT_BYTES {
-            let tensor = self.archive.tensor(&stored)?.cast(ty.dtype).map_err(|e| self.graph_error(e))?;
-            let value = self.cx.stored_constant(tensor);
-            return Ok(self.cx.new_tensor(value));
+        if updated || ty.bytes() > crate::context::MAX_CONSTANT_BYTES {
+            return self.stored_node(name, stored, Kind::Updated, owners);
         }
-        let id = self.cx.builder.buffer(name, ty.dtype, ty.shape, Init::Constant(0.0));
-        let id = id.map_err(|e| self.graph_error(e))?;
-        self.tensors.insert(name.into(), (stored, ty.dtype));
-        let tensor = self.cx.new_tensor(Value::Node(id));
-        if updated {
-            self.state.insert(name.into(), (tensor, id));
-        }
+        let tensor = match self.shared(name, &stored, Kind::Constant, owners)? {
+            Some(tensor) => tensor,
+            None => {
+                let content = self.archive.tensor(&stored)?.cast(ty.dtype).map_err(|e| self.graph_error(e))?;
+                let value = self.cx.stored_constant(content);
+                let (tensor, kind) = (self.cx.new_tensor(value), Kind::Constant);
+                let owner = Owner { stored, name: name.into(), tensor, kind };
+                owners.entry(owner.stored.member.clone()).or_default().push(owner);
+                tensor
+            }
+        };
+        self.constants.insert(name.into(), tensor);
+        Ok(tensor)
+    }
+
+    /// Adds a tensor that the module keeps, but not as a buffer.
+    fn constant(&mut self, name: &str, owners: &mut Owners) -> Result<TensorId, ImportError> {
+        let tensor = self.buffer(name, false, owners)?;
+        let owner = format!(
+            "the tensor {name:?}, and PyTorch keeps the change from pass to pass; make it a buffer \
+             (`register_buffer`), or overwrite a copy (`clone`)"
+        );
+        self.cx.fix(tensor, owner);
         Ok(tensor)
     }
 
@@ -321,14 +406,14 @@ impl<'a> Import<'a> {
             for (target, out) in targets.into_iter().zip(outs) {
                 let Some(target) = target else { continue };
                 let item = match out {
-                    Output::Value(value) => Item::Tensor(self.cx.new_tensor(value)),
-                    Output::Alias(tensor) => Item::Tensor(tensor),
-                    Output::View(tensor, ops) => {
-                        Item::Tensor(self.cx.view(tensor, ops).map_err(|r| self.node_error(node, r))?)
-                    }
-                    Output::Item(item) => item,
+                    Output::Value(value) => self.cx.new_result(value).map(Item::Tensor),
+                    Output::Alias(tensor) => Ok(Item::Tensor(tensor)),
+                    Output::View(tensor, steps) => self.cx.view(tensor, steps).map(Item::Tensor),
+                    Output::Detached(tensor) => self.cx.detached(tensor).map(Item::Tensor),
+                    Output::Item(item) => Ok(item),
                     Output::Unavailable => continue,
                 };
+                let item = item.map_err(|r| self.node_error(node, r))?;
                 if let Item::Tensor(tensor) = item {
                     self.check_result(graph, target, tensor).map_err(|r| self.node_error(node, r))?;
                 }
@@ -371,6 +456,8 @@ impl<'a> Import<'a> {
                 let value = self.cx.read(other)?;
                 self.cx.write(tensor, value)?;
             }
+            // `unsqueeze_`, `detach_` and their kin change how the tensor sees its memory, and write nothing.
+            Some(seen @ (Output::View(..) | Output::Detached(_))) => return Ok(vec![seen]),
             _ => return Err("it has no in-place form".into()),
         }
         Ok(vec![Output::Alias(tensor)])
@@ -383,8 +470,13 @@ impl<'a> Import<'a> {
         let Some((place, Argument::AsGraph(GraphArgument { graph }))) = place.map(|p| (p, &node.inputs[p].arg)) else {
             return Err(refused(self, "it has no subgraph"));
         };
-        let gradients = !(node.target.ends_with("wrap_with_set_grad_enabled")
-            && matches!(node.inputs.first().map(|i| &i.arg), Some(Argument::AsBool(false))));
+        let gradients = match node.inputs.first().map(|i| &i.arg) {
+            Some(Argument::AsBool(enabled)) if node.target.ends_with("wrap_with_set_grad_enabled") => *enabled,
+            _ if node.target.ends_with("wrap_with_set_grad_enabled") => {
+                return Err(refused(self, "it does not say whether gradients are on"));
+            }
+            _ => self.cx.gradients,
+        };
         let given = &node.inputs[place + 1..];
         if given.len() < graph.inputs.len() {
             return Err(refused(self, "its subgraph takes more operands than the call has"));
@@ -404,21 +496,11 @@ impl<'a> Import<'a> {
             inner.insert(parameter.to_owned(), item);
         }
         let results: Vec<&str> = graph.outputs.iter().flat_map(argument_names).collect();
+        let outside = std::mem::replace(&mut self.cx.gradients, gradients);
         self.nodes(graph, &mut inner, &live(graph, &results))?;
-        let mut outs = Vec::new();
-        for result in results {
-            outs.push(match inner.get(result) {
-                Some(Item::Tensor(tensor)) if gradients => Output::Alias(*tensor),
-                Some(Item::Tensor(tensor)) => {
-                    let value =
-                        self.cx.read(*tensor).and_then(|v| self.cx.detach(v)).map_err(|r| self.node_error(node, r))?;
-                    Output::Value(value)
-                }
-                Some(item) => Output::Item(item.clone()),
-                None => return Err(refused(self, "its subgraph returns a value that no node computed")),
-            });
-        }
-        Ok(outs)
+        self.cx.gradients = outside;
+        let missing = || refused(self, "its subgraph returns a value that no node computed");
+        results.into_iter().map(|result| inner.get(result).cloned().map(Output::Item).ok_or_else(missing)).collect()
     }
 
     fn finish(mut self, names: &Names) -> Result<Imported, ImportError> {
@@ -461,6 +543,7 @@ impl<'a> Import<'a> {
         add_correct_output(&mut self.cx.builder).map_err(|e| self.graph_error(e))?;
         for (tensor, id) in self.state.clone().into_values() {
             let value = self.cx.read(tensor).and_then(|v| self.cx.materialize(v)).map_err(|r| self.model_error(r))?;
+            let value = undetached(self.cx.builder.graph(), value);
             if value != id {
                 self.cx.builder.update_buffer(id, value).map_err(|e| self.graph_error(e))?;
             }
@@ -482,10 +565,15 @@ impl<'a> Import<'a> {
     }
 }
 
+/// The same numbers as a value, from the operator that made them. The new value of a buffer needs no detaching.
+fn undetached(graph: &Graph, value: ValueId) -> ValueId {
+    match graph.producer(value).map(|node| graph.node(node)) {
+        Some(node) if matches!(node.op, Op::Detach(_)) => node.inputs[0],
+        _ => value,
+    }
+}
+
 fn call<'b>(node: &'b Node, graph: &'b schema::Graph, names: &'b Names) -> Call<'b> {
-    let mut parts = short(&node.target).splitn(3, '.');
-    let library = parts.next().unwrap_or_default();
-    let name = parts.next().unwrap_or_default();
-    let overload = parts.next().unwrap_or_default();
+    let (library, name, overload) = parts(node);
     Call { node, library, name, overload, names, metas: &graph.tensor_values }
 }

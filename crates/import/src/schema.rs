@@ -58,7 +58,12 @@ pub(crate) struct Metadata {
 pub(crate) struct NamedArgument {
     pub(crate) name: String,
     pub(crate) arg: Argument,
+    #[serde(default)]
+    pub(crate) kind: Option<i64>,
 }
+
+/// The [`NamedArgument::kind`] of an argument that can only be given by keyword.
+pub(crate) const KEYWORD: i64 = 2;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Named {

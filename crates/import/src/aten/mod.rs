@@ -12,6 +12,7 @@ mod nn;
 mod product;
 mod rearrange;
 mod reduce;
+mod strided;
 mod symbol;
 mod view;
 

@@ -158,8 +158,10 @@ fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let functional = a.name.ends_with("_functional");
     if tracked && !functional {
         // These operators overwrite the running statistics, although their names do not end with `_`.
-        c.write(a.tensor("running_mean")?, results[3])?;
-        c.write(a.tensor("running_var")?, results[4])?;
+        for (name, statistic) in [("running_mean", results[3]), ("running_var", results[4])] {
+            let statistic = c.detach(statistic)?;
+            c.write(a.tensor(name)?, statistic)?;
+        }
     }
     let mut outs: Vec<Output> = results[..3].iter().map(|v| Output::Value(*v)).collect();
     if a.name == "_batch_norm_with_update_functional" {
@@ -212,12 +214,11 @@ fn dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, if a.has("input") { "input" } else { "self" })?;
     let p = a.number_or("p", 0.5)?;
     if p == 0.0 || !a.bool_or("train", true)? {
-        let mut outs = vec![x.into()];
-        if a.name == "native_dropout" {
-            let shape = c.shape(x);
-            outs.push(c.full(DType::Bool, &shape, 1.0)?.into());
+        if a.name != "native_dropout" {
+            return Ok(vec![Output::Alias(a.first_tensor()?)]);
         }
-        return Ok(outs);
+        let shape = c.shape(x);
+        return Ok(vec![x.into(), c.full(DType::Bool, &shape, 1.0)?.into()]);
     }
     Ok(drop_elements(c, x, p)?.into_iter().map(Output::Value).collect())
 }
@@ -227,7 +228,7 @@ fn feature_dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let p = a.number_or("p", 0.5)?;
     if p == 0.0 || !a.bool_or("train", true)? {
-        return one(x);
+        return Ok(vec![Output::Alias(a.first_tensor()?)]);
     }
     let mut shape = c.shape(x);
     shape.iter_mut().skip(2).for_each(|n| *n = 1);
