@@ -279,10 +279,11 @@ impl<'a> Call<'a> {
         Layout::of(self.metas.get(self.outputs().first().copied().flatten()?)?)
     }
 
-    /// Whether the result has the strides of `self`. Where it does not, it is a copy.
+    /// Whether the result has the element type and the strides that `self` has in the file. Where it does not, it is a
+    /// copy.
     pub(crate) fn keeps_layout(&self) -> bool {
         let both = self.layout("self").zip(self.result_layout());
-        both.is_none_or(|(from, to)| from.has_strides(&to.strides))
+        both.is_none_or(|(from, to)| from.element_type == to.element_type && from.has_strides(&to.strides))
     }
 }
 

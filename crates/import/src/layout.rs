@@ -3,8 +3,10 @@
 use crate::archive::row_major;
 use crate::schema::{Hint, Size, TensorMeta};
 
-/// Sizes, strides and offset of a tensor when it was exported.
+/// Element type, sizes, strides and offset of a tensor when it was exported.
 pub(crate) struct Layout {
+    /// The number of PyTorch's `ScalarType`.
+    pub(crate) element_type: i64,
     pub(crate) shape: Vec<usize>,
     pub(crate) strides: Vec<usize>,
     pub(crate) offset: usize,
@@ -16,7 +18,7 @@ impl Layout {
         let sizes = |all: &[Size]| all.iter().map(exported).collect::<Option<Vec<_>>>();
         let (shape, strides) = (sizes(&meta.sizes)?, sizes(&meta.strides)?);
         let offset = meta.storage_offset.as_ref().map_or(Some(0), exported)?;
-        (shape.len() == strides.len()).then_some(Self { shape, strides, offset })
+        (shape.len() == strides.len()).then_some(Self { element_type: meta.dtype, shape, strides, offset })
     }
 
     /// Whether the elements follow each other in memory, in the order of their indices.

@@ -450,6 +450,25 @@ impl Import<'_> {
             return Ok(outs);
         }
         let tensor = call.first_tensor()?;
+        // A number to fill with is read before anything is written.
+        let read = if entry.name == "fill" { &[] } else { node.inputs.get(1..).unwrap_or_default() };
+        let operands = read.iter().flat_map(|input| argument_names(&input.arg));
+        for operand in operands.filter_map(|name| names.get(name)) {
+            if let Item::Tensor(operand) = operand {
+                self.cx.check_overlap(tensor, *operand, aten::works_by_element(entry))?;
+            }
+        }
+        // PyTorch's autograd does not see these.
+        let unseen = entry.name.starts_with("logical_");
+        let gradients = self.cx.gradients;
+        self.cx.gradients &= !unseen;
+        let written = self.overwritten(tensor, outs);
+        self.cx.gradients = gradients;
+        written
+    }
+
+    /// Overwrites a tensor with the first result of an operator, for its in-place form.
+    fn overwritten(&mut self, tensor: TensorId, outs: Vec<Output>) -> Result<Vec<Output>, TranslationError> {
         match outs.into_iter().next() {
             Some(Output::Value(value)) => self.cx.write(tensor, value)?,
             Some(Output::Alias(other)) => {

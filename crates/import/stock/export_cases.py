@@ -9,7 +9,6 @@ loss, gradients and buffers after one pass. `cases.json` lists the cases: what i
 where PyTorch refuses it. The test `crates/node/tests/pytorch.rs` compares them with ours.
 """
 
-import copy
 import importlib
 import json
 import pathlib
@@ -50,11 +49,11 @@ def main():
 
 def export(case, stem):
     """Writes the archive of a case, and PyTorch's results in eager mode."""
-    module, inputs = case.build()
-    program = torch.export.export(copy.deepcopy(module), copy.deepcopy(inputs))
+    program = torch.export.export(*case.build())
     if case.decomposed:
         program = program.run_decompositions()
     torch.export.save(program, f"{stem}.pt2")
+    module, inputs = case.build()
     names = program.graph_signature.user_inputs
     tensors = {f"input.{name}": tensor.clone() for name, tensor in zip(names, inputs)}
     loss = module(*inputs)

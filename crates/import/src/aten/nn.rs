@@ -154,14 +154,16 @@ fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         return Ok(vec![y.into(), mean.into(), rstd.into(), mean.into(), var.into()]);
     }
     let op = BatchNorm { momentum: a.number_or("momentum", 0.1)?, eps };
-    let results = c.apply(op, &[x, weight, bias, mean, var])?;
+    let mut results = c.apply(op, &[x, weight, bias, mean, var])?;
+    // No gradient flows through statistics.
+    for statistic in &mut results[1..] {
+        *statistic = c.detach(*statistic)?;
+    }
     let functional = a.name.ends_with("_functional");
     if tracked && !functional {
         // These operators overwrite the running statistics, although their names do not end with `_`.
-        for (name, statistic) in [("running_mean", results[3]), ("running_var", results[4])] {
-            let statistic = c.detach(statistic)?;
-            c.write(a.tensor(name)?, statistic)?;
-        }
+        c.write(a.tensor("running_mean")?, results[3])?;
+        c.write(a.tensor("running_var")?, results[4])?;
     }
     let mut outs: Vec<Output> = results[..3].iter().map(|v| Output::Value(*v)).collect();
     if a.name == "_batch_norm_with_update_functional" {

@@ -8,9 +8,9 @@ use crate::archive::row_major;
 use crate::call::{Call, Output, size, wrap};
 use crate::context::{Context, MAX_POSITIONS, Result, Step};
 
-/// A view of `self`: the elements at these row-major positions, as a tensor of this shape.
+/// A view of the first operand: the elements at these row-major positions, as a tensor of this shape.
 fn elements_at(c: &mut Context<'_>, a: &Call<'_>, shape: Vec<usize>, positions: &[i64]) -> Result<Vec<Output>> {
-    let x = a.value(c, "self")?;
+    let x = c.read(a.first_tensor()?)?;
     let numel = c.ty(x).numel();
     let mut steps = Vec::new();
     if positions.len() != numel || positions.iter().enumerate().any(|(i, at)| i as i64 != *at) {
@@ -40,10 +40,12 @@ fn positions(c: &mut Context<'_>, shape: &[usize], strides: &[i64], first: i64) 
 }
 
 pub(super) fn diagonal(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let x = a.value(c, "self")?;
+    // `linalg_diagonal` calls its operand `A`.
+    let (operand, dims) = if a.has("A") { ("A", (-2, -1)) } else { ("self", (0, 1)) };
+    let x = a.value(c, operand)?;
     let shape = c.shape(x);
     let rank = shape.len();
-    let (i, j) = (wrap(a.int_or("dim1", 0)?, rank)?, wrap(a.int_or("dim2", 1)?, rank)?);
+    let (i, j) = (wrap(a.int_or("dim1", dims.0)?, rank)?, wrap(a.int_or("dim2", dims.1)?, rank)?);
     if rank < 2 || i == j {
         return Err("it needs two dimensions".into());
     }

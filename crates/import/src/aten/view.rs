@@ -21,6 +21,7 @@ entries! {
     "unsqueeze" ["default"] => unsqueeze,
     "squeeze" ["default", "dim", "dims"] => squeeze,
     "transpose" ["int"] => transpose,
+    "transpose_" ["default"] => transpose,
     "swapaxes" ["default"] => transpose,
     "swapdims" ["default"] => transpose,
     "t" ["default"] => |c, a| reversed(c, a),
@@ -48,6 +49,7 @@ entries! {
     "unfold" ["default"] => unfold,
     "as_strided" ["default"] => as_strided,
     "detach" ["default"] => |_, a| Ok(vec![Output::Detached(a.first_tensor()?)]),
+    "real" ["default"] => |_, a| Ok(vec![Output::Alias(a.first_tensor()?)]),
     "alias" ["default"] => |_, a| view_of_self(a, Vec::new()),
     "broadcast_tensors" ["default"] => broadcast_tensors,
     "meshgrid" ["default", "indexing"] => meshgrid,
@@ -86,7 +88,8 @@ fn view(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if a.overload == "dtype" {
         let x = a.value(c, "self")?;
         if a.dtype(c, "dtype")? == Some(c.dtype(x)) {
-            return view_of_self(a, Vec::new());
+            // No gradient flows through it.
+            return Ok(vec![Output::Detached(a.first_tensor()?)]);
         }
         return Err("a view with another element type is not supported".into());
     }

@@ -6,8 +6,10 @@
 //! computed from a root. A write changes one root; another takes over the numbers when it is next read, and keeps its
 //! gradient.
 
-use fusionllm_graph::Op;
+use std::collections::HashSet;
+
 use fusionllm_graph::ops::{Expand, IndexPut, IndexSelect, Permute, Slice};
+use fusionllm_graph::{DType, Op};
 
 use super::{Context, MAX_POSITIONS, Result, Value};
 
@@ -40,7 +42,7 @@ pub(super) struct Storage {
 }
 
 /// How a view is computed from the tensor that it is a view of.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
     /// An operator that selects, orders or repeats elements.
     Op(Op),
@@ -200,6 +202,76 @@ impl Context<'_> {
         storage.newest = at;
         (root.value, root.version) = (value, storage.version);
         Ok(())
+    }
+
+    /// Fails if an operator that overwrites `written` reads other elements of it through `read`: what it reads then
+    /// depends on the order in which it writes. An operator that works `by_element` may read the element that it
+    /// overwrites.
+    pub(crate) fn check_overlap(&mut self, written: TensorId, read: TensorId, by_element: bool) -> Result<()> {
+        if self.tensors[written.0].storage != self.tensors[read.0].storage {
+            return Ok(());
+        }
+        let (to, from) = (self.steps(written), self.steps(read));
+        let common = to.iter().zip(&from).take_while(|(a, b)| a == b).count();
+        let apart = match (to.get(common), from.get(common)) {
+            (Some(Step::Op(Op::Slice(a))), Some(Step::Op(Op::Slice(b)))) => {
+                a.dim == b.dim && (a.end <= b.start || b.end <= a.start)
+            }
+            (None, None) => by_element,
+            _ => false,
+        };
+        if apart || self.reads_its_own_elements(written, &to, &from, by_element)? {
+            return Ok(());
+        }
+        Err("it reads elements that it overwrites, so its result depends on the order of its writes; read from a copy \
+             (`clone`)"
+            .into())
+    }
+
+    /// Whether none of the elements behind the steps `from` is overwritten through the steps `to`, or only those that
+    /// stand at the same place. `tensor` is one of the tensors.
+    fn reads_its_own_elements(
+        &mut self,
+        tensor: TensorId,
+        to: &[Step],
+        from: &[Step],
+        by_element: bool,
+    ) -> Result<bool> {
+        let root = self.tensors[self.tensors[tensor.0].root.0].value;
+        let shape = self.shape(root);
+        let all = self.arange(DType::I64, 0.0, 1.0, shape.iter().product())?;
+        let all = self.reshape(all, &shape)?;
+        let mut ends = [all; 2];
+        for (end, steps) in ends.iter_mut().zip([to, from]) {
+            for step in steps {
+                *end = self.viewed(*end, step)?;
+            }
+        }
+        let [written, mut read] = ends;
+        let target = self.shape(written);
+        let broadcasts = fusionllm_graph::ops::broadcast_shapes(&[&self.shape(read), &target]);
+        let paired = by_element && broadcasts.is_ok_and(|shape| shape == target);
+        if paired {
+            read = self.expand(read, &target)?;
+        }
+        let too_large = "its operands share memory, and are too large to find out which elements";
+        let written = self.constant_integers(written)?.ok_or(too_large)?;
+        let read = self.constant_integers(read)?.ok_or(too_large)?;
+        let overwritten: HashSet<i64> = written.iter().copied().collect();
+        let own = |i: usize, at: i64| paired && written.get(i) == Some(&at);
+        Ok(read.iter().enumerate().all(|(i, at)| own(i, *at) || !overwritten.contains(at)))
+    }
+
+    /// The steps from the root of a tensor to it.
+    fn steps(&self, tensor: TensorId) -> Vec<Step> {
+        let mut steps = Vec::new();
+        let mut at = tensor;
+        while let Some((base, step)) = &self.tensors[at.0].view {
+            steps.push(step.clone());
+            at = *base;
+        }
+        steps.reverse();
+        steps
     }
 
     /// `whole` with the part that `step` selects replaced by `part`.

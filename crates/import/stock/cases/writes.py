@@ -2,7 +2,7 @@
 
 import torch
 
-from cases import buffer, case, parameter
+from cases import case, parameter
 
 # Each overwrites a part of `y`, a tensor [3, 4] that has a gradient. `x` has none.
 WRITES = {
@@ -60,6 +60,21 @@ WRITES = {
     "cumsum_": lambda y, x: y[0].cumsum_(0),
     "baddbmm_": lambda y, x: y[None].baddbmm_(x[None, :, :3], x[None]),
     "addmm_": lambda y, x: y.addmm_(x[:, :3], x),
+    "ge_": lambda y, x: y[1].ge_(0.5),
+    "eq_with_a_tensor": lambda y, x: y[1].eq_(x[1]),
+    "sign_": lambda y, x: y[1].sign_(),
+    "round_": lambda y, x: y[1].round_(),
+    "floor_": lambda y, x: y[1].floor_(),
+    "trunc_": lambda y, x: y.t()[1].trunc_(),
+    "remainder_": lambda y, x: y[1].remainder_(0.7),
+    "fmod_": lambda y, x: y[1].fmod_(0.7),
+    "sqrt_": lambda y, x: y[1].square_().add_(1).sqrt_(),
+    "log1p_": lambda y, x: y[1].square_().log1p_(),
+    "nan_to_num_": lambda y, x: y[1].nan_to_num_(),
+    "copysign_": lambda y, x: y[1].copysign_(x[1]),
+    "logical_and_": lambda y, x: y[1].logical_and_(x[1] > 0),
+    "logical_xor_": lambda y, x: y[1].logical_xor_(x[1] > 0),
+    "tril_of_a_view": lambda y, x: y.t()[1:].tril_(),
     "gt_": lambda y, x: y[1].gt_(0),
     "logical_not_": lambda y, x: y[1].logical_not_(),
     "iadd": lambda y, x: y[0].__iadd__(x[0]),
@@ -76,6 +91,19 @@ WRITES = {
     "overlapping_strides": lambda y, x: y.as_strided((3, 3), (1, 1)).mul_(2),
     "a_part_of_itself": lambda y, x: y[1:].add_(y[:-1]),
     "its_own_transposed": lambda y, x: y[:, :3].copy_(y[:, :3].t()),
+    "columns_of_itself": lambda y, x: y[:, 1:].copy_(y[:, :-1]),
+    "columns_of_itself_in_brackets": lambda y, x: y.__setitem__((slice(None), slice(0, 2)), y[:, 1:3]),
+    "other_columns_of_itself": lambda y, x: y[:, :2].add_(y[:, 2:]),
+    "every_second_column_of_itself": lambda y, x: y[:, ::2].add_(y[:, 1::2]),
+    "another_row_of_itself": lambda y, x: y[0].add_(y[2]),
+    "its_diagonal_and_a_column": lambda y, x: y.diagonal().add_(y[:, 3]),
+    "its_diagonal_and_its_first_column": lambda y, x: y.diagonal().add_(y[:, 0]),
+    "its_own_element": lambda y, x: y[:, :3].sub_(y[0, 0]),
+    "another_element_of_itself": lambda y, x: y[:, :3].sub_(y[0, 3]),
+    "a_detached_part_of_itself": lambda y, x: y[:, 1:].add_(y.detach()[:, :-1]),
+    "its_own_values_at_a_list": lambda y, x: y.index_put_((torch.tensor([0]),), y[1:2]),
+    "its_own_values_at_another_list": lambda y, x: y[:2].index_put_((torch.tensor([0]),), y[2:]),
+    "fill_with_its_own_element": lambda y, x: y[1].fill_(y[1, 1]),
     "itself": lambda y, x: y.add_(y),
     "a_copy_of_itself": lambda y, x: y[1:].add_(y[:-1].clone()),
     "twice_through_two_views": lambda y, x: (y[0].add_(1), y.t()[0].mul_(2)),
@@ -86,9 +114,20 @@ WRITES = {
     "set_": lambda y, x: y.detach().set_(x),
     "normal_": lambda y, x: torch.zeros(3).normal_(),
 }
+OVERLAP = "it reads elements that it overwrites"
 REFUSED = {
     "overlapping_windows": "elements overlap",
     "overlapping_strides": "elements overlap",
+    "its_own_transposed": OVERLAP,
+    "columns_of_itself": OVERLAP,
+    "columns_of_itself_in_brackets": OVERLAP,
+    "its_own_element": OVERLAP,
+    "a_detached_part_of_itself": OVERLAP,
+    "index_fill_": "aten.index_fill_.int_Scalar",
+    "masked_scatter_": "aten.masked_scatter_.default",
+    "fill_diagonal_": "aten.fill_diagonal_.default",
+    "resize_": "aten.resize_.default",
+    "set_": "aten.set_.source_Tensor",
     "out_of_add": "aten.add.out",
     "out_of_a_view": "aten.add.out",
     "normal_": "aten.normal_",
@@ -96,6 +135,7 @@ REFUSED = {
 PYTORCH = {
     "expanded": "more than one element of the written-to tensor",
     "expanded_with_fill_": "more than one element of the written-to tensor",
+    "its_own_values_at_a_list": "some elements of the input tensor and the written-to tensor",
     "a_part_of_itself": "some elements of the input tensor and the written-to tensor",
 }
 

@@ -215,11 +215,12 @@ impl Reference {
     ) -> Result<(String, f64), NodeError> {
         let mut worst = (String::new(), 0.0);
         for (key, _) in self.0.tensors() {
-            let Some(name) = key.strip_prefix("buffer.") else { continue };
+            let Some(given) = key.strip_prefix("buffer.") else { continue };
+            let name = model.imported().tied.get(given).map_or(given, String::as_str).to_owned();
             let reference = self.tensor(key)?.to_f64();
             let own = match graph.buffers().any(|v| graph.value(v).name == name) {
-                true => run.read(name)?.to_f64(),
-                false => model.archive().state_dict_tensor(name)?.to_f64(),
+                true => run.read(&name)?.to_f64(),
+                false => model.archive().state_dict_tensor(&name)?.to_f64(),
             };
             if own.len() != reference.len() {
                 return Err(self.error(format!("`{key}` is not of the buffer's size")));
@@ -227,7 +228,7 @@ impl Reference {
             let (distance, norm) = distance_and_norm(&own, &reference);
             let error = if distance == 0.0 { 0.0 } else { distance / norm.max(f64::MIN_POSITIVE) };
             if worst.0.is_empty() || error.is_nan() || error > worst.1 {
-                worst = (name.to_owned(), error);
+                worst = (given.to_owned(), error);
             }
         }
         Ok(worst)
