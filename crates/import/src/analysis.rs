@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::aten;
+use crate::decompositions::decomposes;
 use crate::error::UnsupportedOperator;
 use crate::schema::{self, Argument, KEYWORD, Node, OptionalTensor, OutputSpec, SymBool, SymFloat, SymInt};
 
@@ -18,8 +19,10 @@ pub(crate) fn parts(node: &Node) -> (&str, &str, &str) {
     (part(), part(), part())
 }
 
-/// The only trace that `x.data = y` leaves in an archive. `torch.export` drops the assignment itself.
-pub(crate) const ASSIGNMENT_TO_DATA: &str = "_has_compatible_shallow_copy_type";
+/// Whether an operator is the only trace that `x.data = y` leaves in an archive. `torch.export` drops the assignment.
+pub(crate) fn is_assignment_to_data(target: &str) -> bool {
+    target.contains("aten._has_compatible_shallow_copy_type.")
+}
 
 /// The longest name of a module, in bytes. One node of the file may become many, and each of their names begins with
 /// it. So a longer name would make the graph grow with the square of the file.
@@ -94,7 +97,7 @@ fn has_effects(node: &Node) -> bool {
     // An operator writes to a tensor that is given by keyword, such as `out`.
     let out = node.inputs.iter().any(|i| i.kind == Some(KEYWORD) && matches!(i.arg, Argument::AsTensor(_)));
     let unknown = library != "aten" && aten::OTHERS.iter().all(|(known, _)| *known != library);
-    in_place || out || unknown || name.contains("batch_norm") || name == ASSIGNMENT_TO_DATA
+    in_place || out || unknown || name.contains("batch_norm") || is_assignment_to_data(&node.target)
 }
 
 /// The names of the results of the model, and of the new values of its buffers.
@@ -148,7 +151,11 @@ pub(crate) fn unsupported_operators(graph: &schema::Graph, signature: &schema::S
     }
     let mut found = BTreeMap::new();
     collect(graph, &live(graph, &outputs(graph, signature)), &mut found);
-    found.into_iter().map(|(target, uses)| UnsupportedOperator { target, uses }).collect()
+    let operator = |(target, uses): (String, Vec<String>)| {
+        let decomposes = decomposes(&target);
+        UnsupportedOperator { target, uses, decomposes }
+    };
+    found.into_iter().map(operator).collect()
 }
 
 /// Calls of subgraphs that can be replaced by the nodes of the subgraph.

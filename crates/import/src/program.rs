@@ -124,8 +124,10 @@ impl Import<'_> {
     ) -> Result<Imported, ImportError> {
         let name = archive.name.clone();
         let stem = std::path::Path::new(&name).file_stem().map_or("model".into(), |s| s.to_string_lossy().into_owned());
-        let operators = unsupported_operators(&program.graph, &program.signature);
+        let mut operators = unsupported_operators(&program.graph, &program.signature);
         if !operators.is_empty() {
+            let again = archive.is_decomposed();
+            operators.iter_mut().for_each(|operator| operator.decomposes &= !again);
             return Err(ImportError::UnsupportedOperators { archive: name, operators });
         }
         let single = match options.precision {
@@ -268,7 +270,19 @@ impl Import<'_> {
             };
             names.insert(name.clone(), item);
         }
+        self.tie_other_names(&owners);
         Ok(())
+    }
+
+    /// Ties the names of which the graph knows only one. Export in strict mode writes such graphs.
+    fn tie_other_names(&mut self, owners: &Owners) {
+        for (name, stored) in &self.archive.weights {
+            let known = self.tensors.contains_key(name) || self.tied.contains_key(name);
+            let sharing = owners.get(&stored.member).filter(|_| !known).into_iter().flatten();
+            if let Some(same) = sharing.into_iter().find(|o| o.stored == *stored && o.kind != Kind::Constant) {
+                self.tied.insert(name.clone(), same.name.clone());
+            }
+        }
     }
 
     fn stored(&self, name: &str) -> Result<StoredTensor, ImportError> {
@@ -373,11 +387,23 @@ impl Import<'_> {
 
     /// Adds a tensor that the module keeps, but not as a buffer.
     fn constant(&mut self, name: &str, owners: &mut Owners) -> Result<TensorId, ImportError> {
-        let tensor = self.buffer(name, false, owners)?;
-        let owner = format!(
-            "the tensor {name:?}, and PyTorch keeps the change from pass to pass; make it a buffer \
-             (`register_buffer`), or overwrite a copy (`clone`)"
-        );
+        // Without a name, it comes from a tensor that `torch.export` could not trace, and the archive may lack its content.
+        let untraced = format!("{name:?}, which torch.export took for a constant, as it does with `x.data`");
+        let lifted = name.starts_with("lifted_tensor_");
+        let tensor = match self.buffer(name, false, owners) {
+            Err(ImportError::Damaged { .. }) if lifted => {
+                let reason = format!("the archive lacks the content of {untraced}; use `x.detach()` instead");
+                return Err(self.model_error(reason.into()));
+            }
+            tensor => tensor?,
+        };
+        let owner = match lifted {
+            true => format!("{untraced}; write to `x.detach()` instead"),
+            false => format!(
+                "the tensor {name:?}, and PyTorch keeps the change from pass to pass; make it a buffer \
+                 (`register_buffer`), or overwrite a copy (`clone`)"
+            ),
+        };
         self.cx.fix(tensor, owner);
         Ok(tensor)
     }

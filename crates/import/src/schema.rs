@@ -15,6 +15,9 @@ pub(crate) struct ExportedProgram {
     pub(crate) schema_version: SchemaVersion,
     #[serde(default)]
     pub(crate) torch_version: Option<String>,
+    /// The dialects of the graph: `TRAINING` from the export itself, `ATEN` and others after decompositions.
+    #[serde(default)]
+    pub(crate) verifiers: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]

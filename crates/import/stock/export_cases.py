@@ -49,7 +49,7 @@ def main():
 
 def export(case, stem):
     """Writes the archive of a case, and PyTorch's results in eager mode."""
-    program = torch.export.export(*case.build())
+    program = torch.export.export(*case.build(), strict=case.strict)
     if case.decomposed:
         program = program.run_decompositions()
     torch.export.save(program, f"{stem}.pt2")

@@ -21,6 +21,7 @@ decorator says so:
 Further arguments of the decorator:
 
     training=False      The module is exported in evaluation mode.
+    strict=True         The module is exported in strict mode.
     decomposed=True     The archive is written after `run_decompositions()`.
     tolerance=1e-3      The largest relative error, which is 1e-5 by default.
     name="text"         The name of the case, where several share one function.
@@ -61,6 +62,7 @@ class Case:
     refused: str | None
     pytorch: str | None
     training: bool
+    strict: bool
     decomposed: bool
     tolerance: float
 
@@ -101,7 +103,9 @@ def made(given):
     return torch.tensor(given) if isinstance(given, list) else torch.randn(*given)
 
 
-def case(name=None, refused=None, pytorch=None, training=True, decomposed=False, tolerance=1e-5, **tensors):
+def case(
+    name=None, refused=None, pytorch=None, training=True, strict=False, decomposed=False, tolerance=1e-5, **tensors
+):
     """Adds the decorated function or class to the cases."""
 
     def added(model):
@@ -109,7 +113,7 @@ def case(name=None, refused=None, pytorch=None, training=True, decomposed=False,
         full = f"{subject}::{name or model.__name__}"
         if any(other.name == full for other in CASES):
             raise ValueError(f"there are two cases {full}")
-        CASES.append(Case(full, model, tensors, refused, pytorch, training, decomposed, tolerance))
+        CASES.append(Case(full, model, tensors, refused, pytorch, training, strict, decomposed, tolerance))
         return model
 
     return added

@@ -340,6 +340,24 @@ def a_write_through_data(x, w):
     return (y * x).sum()
 
 
+@case(x=(3, 3), w=parameter(3, 3), strict=True, refused="as it does with `x.data`; use `x.detach()` instead")
+def a_write_through_data_in_strict_mode(x, w):
+    y = w * 2
+    y.data.fill_(1.0)
+    return (y * x).sum()
+
+
+@case(x=(3, 3), w=parameter(3, 3), b=buffer(3), strict=True)
+def parts_without_gradients_in_strict_mode(x, w, b):
+    y = w * 2
+    with torch.no_grad():
+        y.mul_(2)
+        v = y[0] + 1
+        b.add_(1)
+    y.detach()[1].fill_(1.0)
+    return (y * x).sum() + (v * w[0] * b).sum()
+
+
 @case(x=(3, 3), w=parameter(3, 3), refused="_has_compatible_shallow_copy_type")
 def an_assignment_to_data(x, w):
     y = w * 2

@@ -190,6 +190,7 @@ class WrittenAttribute(Base):
         return (self.f(x) * self.count).sum()
 
 
+@module("tied_parameters_in_strict_mode", strict=True)
 @module("tied_parameters")
 class Tied(Base):
     def __init__(self):
@@ -239,6 +240,7 @@ class SharedBuffers(Base):
         return (self.f(x) * self.a * self.b).sum() + self.c.sum()
 
 
+@module("tied_buffers_are_updated_in_strict_mode", strict=True)
 @module("tied_buffers_are_updated")
 class UpdatedSharedBuffers(Base):
     def __init__(self):

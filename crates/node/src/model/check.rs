@@ -61,7 +61,7 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
     let loss_reference = reference.tensor("loss")?;
     let precision = if loss_reference.dtype() == DType::F64 { Precision::Double } else { Precision::Single };
     let options = ImportOptions { batch_size: reference.samples(), precision };
-    let mut model = ImportedModel::open(model, options)?;
+    let mut model = ImportedModel::open(model, options)?.warn();
     let graph = model.imported().graph.clone();
     let loss = graph.outputs.get("loss").copied().ok_or_else(|| no_loss(&graph.name))?;
     let train = autodiff::differentiate(&graph, loss)?;
