@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::aten;
 use crate::decompositions::decomposes;
-use crate::error::UnsupportedOperator;
+use crate::error::{UnsupportedOperator, is_assignment_to_data};
 use crate::schema::{self, Argument, KEYWORD, Node, OptionalTensor, OutputSpec, SymBool, SymFloat, SymInt};
 
 /// `aten.add.Tensor` of `torch.ops.aten.add.Tensor`.
@@ -17,11 +17,6 @@ pub(crate) fn parts(node: &Node) -> (&str, &str, &str) {
     let mut parts = short(&node.target).splitn(3, '.');
     let mut part = || parts.next().unwrap_or_default();
     (part(), part(), part())
-}
-
-/// Whether an operator is the only trace that `x.data = y` leaves in an archive. `torch.export` drops the assignment.
-pub(crate) fn is_assignment_to_data(target: &str) -> bool {
-    target.contains("aten._has_compatible_shallow_copy_type.")
 }
 
 /// The longest name of a module, in bytes. One node of the file may become many, and each of their names begins with

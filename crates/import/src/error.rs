@@ -5,9 +5,6 @@ use std::path::PathBuf;
 
 use fusionllm_graph::GraphError;
 
-use crate::analysis::is_assignment_to_data;
-use crate::decompositions::decomposes;
-
 /// An archive that cannot be read or translated. [`ImportError::hint`] says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum ImportError {
@@ -50,6 +47,8 @@ pub enum ImportError {
         place: Box<str>,
         /// The reason.
         reason: String,
+        /// Whether `run_decompositions()` of PyTorch would replace the operator by others.
+        decomposes: bool,
     },
     /// The model as a whole cannot be used.
     #[error("{archive}: {reason}")]
@@ -86,13 +85,18 @@ impl ImportError {
             Self::Unreadable { .. } => "check the path, and that you may read the file".into(),
             Self::Damaged { .. } => "save the model again with torch.export.save of PyTorch 2.9 or later".into(),
             Self::UnsupportedOperators { operators, .. } => without_unsupported(operators),
-            Self::Node { target, .. } if !target.contains("_.") && decomposes(target) => DECOMPOSE.into(),
+            Self::Node { decomposes: true, .. } => DECOMPOSE.into(),
             Self::BatchSize { exported, .. } => {
                 format!("set train.micro_batch = {exported}, or export the model with a dynamic batch dimension")
             }
             Self::Node { .. } | Self::Model { .. } | Self::Graph { .. } => return None,
         })
     }
+}
+
+/// Whether an operator is the only trace that `x.data = y` leaves in an archive. `torch.export` drops the assignment.
+pub(crate) fn is_assignment_to_data(target: &str) -> bool {
+    target.contains("aten._has_compatible_shallow_copy_type.")
 }
 
 /// The hint where PyTorch can replace an operator by others.

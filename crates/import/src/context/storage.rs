@@ -321,7 +321,9 @@ impl Context<'_> {
             return self.cat(&[before, part, after], dim);
         }
         if (end - start).div_ceil(step) > MAX_POSITIONS {
-            return Err(format!("it writes with a step of {step} to more than {MAX_POSITIONS} positions").into());
+            return Err(
+                format!("it writes with a step of {step} to more than {MAX_POSITIONS} positions, too many").into()
+            );
         }
         let positions: Vec<i64> = (start..end).step_by(step).map(|at| at as i64).collect();
         let positions = self.positions(&positions)?;
