@@ -404,7 +404,7 @@ pub(crate) struct CheckArgs {
     /// The archive that torch.export.save wrote.
     pub(crate) model: PathBuf,
 
-    /// PyTorch's results: a safetensors file with input.NAME, loss and grad.PARAMETER.
+    /// PyTorch's results: a safetensors file with input.NAME, loss, grad.PARAMETER and, if wanted, buffer.NAME.
     #[arg(long, value_name = "REF.safetensors")]
     pub(crate) against: PathBuf,
 

@@ -1,7 +1,7 @@
 //! `graph import` and `graph check`: models from PyTorch.
 
 use fusionllm_import::ImportOptions;
-use fusionllm_node::check::check as compare;
+use fusionllm_node::check::{Check, check as compare};
 use fusionllm_node::imported::ImportedModel;
 use serde::Serialize;
 
@@ -23,7 +23,8 @@ struct Made {
 
 /// Writes a model's graph and weights.
 pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
-    let mut model = ImportedModel::open(&args.model, ImportOptions { batch_size: args.samples, ..Default::default() })?;
+    let options = ImportOptions { batch_size: args.samples, ..Default::default() };
+    let mut model = ImportedModel::open(&args.model, options)?.warn();
     model.write(&args.output)?;
     let graph = &model.imported().graph;
     let made = Made {
@@ -49,6 +50,14 @@ pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
     ))
 }
 
+/// A line about buffers, where the reference has them.
+fn buffers(result: &Check) -> String {
+    match &result.worst_buffer {
+        none if none.is_empty() => String::new(),
+        worst => format!("buffers: largest relative error {:.1e}, of {worst}\n", result.max_buffer_rel_err),
+    }
+}
+
 /// Compares a model with PyTorch's results.
 pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
     let result = compare(&args.model, &args.against, &args.backend.name(), args.peers.into())?;
@@ -56,13 +65,14 @@ pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
         output::print_json(&result)?;
     } else {
         output::print(&format!(
-            "loss {} (PyTorch {}, relative error {:.1e})\n{} gradients: largest relative error {:.1e}, of {}\n{} operators\n",
+            "loss {} (PyTorch {}, relative error {:.1e})\n{} gradients: largest relative error {:.1e}, of {}\n{}{} operators\n",
             result.loss,
             result.loss_reference,
             result.loss_rel_err,
             result.parameters,
             result.max_grad_rel_err,
             result.worst_parameter,
+            buffers(&result),
             result.operators,
         ))?;
     }

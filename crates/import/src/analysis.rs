@@ -1,14 +1,22 @@
 //! Facts about the exported graph before it is translated: names, places, liveness, unsupported operators.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use crate::aten;
-use crate::error::UnsupportedOperator;
-use crate::schema::{self, Argument, InputSpec, Node, OptionalTensor, OutputSpec, SymBool, SymFloat, SymInt};
+use crate::decompositions::decomposes;
+use crate::error::{UnsupportedOperator, is_assignment_to_data};
+use crate::schema::{self, Argument, KEYWORD, Node, OptionalTensor, OutputSpec, SymBool, SymFloat, SymInt};
 
 /// `aten.add.Tensor` of `torch.ops.aten.add.Tensor`.
 pub(crate) fn short(target: &str) -> &str {
     target.strip_prefix("torch.ops.").unwrap_or(target)
+}
+
+/// The library, the name and the overload of a node's operator.
+pub(crate) fn parts(node: &Node) -> (&str, &str, &str) {
+    let mut parts = short(&node.target).splitn(3, '.');
+    let mut part = || parts.next().unwrap_or_default();
+    (part(), part(), part())
 }
 
 /// The longest name of a module, in bytes. One node of the file may become many, and each of their names begins with
@@ -77,11 +85,14 @@ pub(crate) fn argument_names(argument: &Argument) -> Vec<&str> {
     }
 }
 
-/// Whether a node may change a value that has another name.
+/// Whether a node may do more than compute its results: it may change a value that has another name.
 fn has_effects(node: &Node) -> bool {
-    let name = short(&node.target).split('.').nth(1).unwrap_or_default();
-    let in_place = name.ends_with('_') && !name.ends_with("__");
-    in_place || name.contains("batch_norm") || node.target.contains("higher_order")
+    let (library, name, _) = parts(node);
+    let in_place = name.ends_with('_') && !name.ends_with("__") || name.starts_with("__i") && name.ends_with("__");
+    // An operator writes to a tensor that is given by keyword, such as `out`.
+    let out = node.inputs.iter().any(|i| i.kind == Some(KEYWORD) && matches!(i.arg, Argument::AsTensor(_)));
+    let unknown = library != "aten" && aten::OTHERS.iter().all(|(known, _)| *known != library);
+    in_place || out || unknown || name.contains("batch_norm") || is_assignment_to_data(&node.target)
 }
 
 /// The names of the results of the model, and of the new values of its buffers.
@@ -119,9 +130,7 @@ pub(crate) fn unsupported_operators(graph: &schema::Graph, signature: &schema::S
             let known = match higher {
                 Some(name) => INLINED_CALLS.contains(&name),
                 None => {
-                    let mut parts = short(&node.target).splitn(3, '.');
-                    let mut part = || parts.next().unwrap_or_default();
-                    let (library, name, overload) = (part(), part(), part());
+                    let (library, name, overload) = parts(node);
                     aten::find(library, name, overload).is_some()
                 }
             };
@@ -137,56 +146,22 @@ pub(crate) fn unsupported_operators(graph: &schema::Graph, signature: &schema::S
     }
     let mut found = BTreeMap::new();
     collect(graph, &live(graph, &outputs(graph, signature)), &mut found);
-    found.into_iter().map(|(target, uses)| UnsupportedOperator { target, uses }).collect()
+    let operator = |(target, uses): (String, Vec<String>)| {
+        let decomposes = decomposes(&target);
+        UnsupportedOperator { target, uses, decomposes }
+    };
+    found.into_iter().map(operator).collect()
 }
 
 /// Calls of subgraphs that can be replaced by the nodes of the subgraph.
 pub(crate) const INLINED_CALLS: &[&str] =
     &["wrap_with_set_grad_enabled", "wrap_with_autocast", "tag_activation_checkpoint", "invoke_subgraph", "wrap"];
 
-/// The names of the buffers that some node overwrites, directly or through a view.
-pub(crate) fn updated_buffers(program: &schema::GraphModule) -> BTreeSet<String> {
-    // For every name, the buffer whose memory it may share.
-    let mut shared_buffer: HashMap<&str, &str> = HashMap::new();
-    let mut updated = BTreeSet::new();
-    for spec in &program.signature.input_specs {
-        if let InputSpec::Buffer { arg, .. } = spec {
-            shared_buffer.insert(&arg.name, &arg.name);
-        }
-    }
-    for node in &program.graph.nodes {
-        let name = short(&node.target).split('.').nth(1).unwrap_or_default();
-        let reads =
-            || node.inputs.iter().flat_map(|i| argument_names(&i.arg).into_iter().map(|n| (i.name.as_str(), n)));
-        if name.contains("batch_norm") {
-            let statistics = reads().filter(|(argument, _)| argument.starts_with("running_"));
-            updated.extend(statistics.filter_map(|(_, n)| shared_buffer.get(n).map(|b| b.to_string())));
-            continue;
-        }
-        let first = reads().next().and_then(|(_, n)| shared_buffer.get(n).copied());
-        let Some(buffer) = first else { continue };
-        if name.ends_with('_') && !name.ends_with("__") {
-            updated.insert(buffer.to_owned());
-        }
-        for result in node.outputs.iter().flat_map(argument_names) {
-            shared_buffer.insert(result, buffer);
-        }
-    }
-    let placeholders: HashMap<&str, &str> = program
-        .signature
-        .input_specs
-        .iter()
-        .filter_map(|spec| match spec {
-            InputSpec::Buffer { arg, buffer_name } => Some((buffer_name.as_str(), arg.name.as_str())),
-            _ => None,
-        })
-        .collect();
-    for spec in &program.signature.output_specs {
-        if let OutputSpec::BufferMutation { buffer_name, .. } = spec
-            && let Some(placeholder) = placeholders.get(buffer_name.as_str())
-        {
-            updated.insert((*placeholder).to_owned());
-        }
-    }
-    updated
+/// The names of the buffers that the signature calls updated. Only an archive after `run_decompositions()` has them.
+pub(crate) fn updated_buffers(signature: &schema::Signature) -> BTreeSet<String> {
+    let updated = signature.output_specs.iter().filter_map(|spec| match spec {
+        OutputSpec::BufferMutation { buffer_name, .. } => Some(buffer_name.clone()),
+        _ => None,
+    });
+    updated.collect()
 }

@@ -143,6 +143,24 @@ impl Archive {
         self.program.torch_version.as_deref()
     }
 
+    /// Whether `run_decompositions()` rewrote the graph before it was saved. Such a graph has lost `detach` and
+    /// `no_grad`.
+    pub fn is_decomposed(&self) -> bool {
+        let verifiers = &self.program.verifiers;
+        !verifiers.is_empty() && verifiers.iter().all(|dialect| dialect != "TRAINING")
+    }
+
+    /// What the user should know about the archive, although it can be imported.
+    pub fn warning(&self) -> Option<String> {
+        self.is_decomposed().then(|| {
+            format!(
+                "{}: it was saved after run_decompositions(), which drops `detach` and `no_grad`; if the model uses \
+                 them, its gradients are wrong. Save what torch.export.export returns, without run_decompositions()",
+                self.name
+            )
+        })
+    }
+
     /// The names of all tensors in the module's `state_dict`.
     pub fn state_dict_names(&self) -> impl Iterator<Item = &str> {
         self.weights.keys().map(String::as_str)
@@ -171,6 +189,16 @@ impl Archive {
             return Err(self.damaged(&stored.member, "the archive's members overlap".into()));
         }
         stored.tensor(bytes).map_err(|reason| self.damaged(&stored.member, reason))
+    }
+
+    /// The bytes of tensors that were read so far.
+    pub(crate) fn bytes_read(&self) -> u64 {
+        self.read
+    }
+
+    /// Does not count what was read after [`Self::bytes_read`] was `bytes`, because it is read again.
+    pub(crate) fn forget_reads_after(&mut self, bytes: u64) {
+        self.read = bytes;
     }
 
     pub(crate) fn damaged(&self, member: &str, reason: String) -> ImportError {

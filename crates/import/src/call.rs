@@ -4,8 +4,9 @@ use std::collections::HashMap;
 
 use fusionllm_graph::DType;
 
-use crate::context::{Context, Result, TensorId, Value};
+use crate::context::{Context, Result, Step, TensorId, Value};
 use crate::error::TranslationError;
+use crate::layout::Layout;
 use crate::schema::{Argument, Node, OptionalTensor, SymBool, SymFloat, SymInt, TensorMeta};
 
 /// The value of a name in the exported graph.
@@ -28,8 +29,10 @@ pub(crate) enum Output {
     Value(Value),
     /// An existing tensor.
     Alias(TensorId),
-    /// A view of an existing tensor, computed by these operators.
-    View(TensorId, Vec<fusionllm_graph::Op>),
+    /// A view of an existing tensor, computed by these steps.
+    View(TensorId, Vec<Step>),
+    /// The memory of an existing tensor, without its gradient.
+    Detached(TensorId),
     Item(Item),
     /// A result that the importer does not compute. Reading it is an error.
     Unavailable,
@@ -117,6 +120,14 @@ impl<'a> Call<'a> {
     }
 
     /// A list of tensors.
+    pub(crate) fn tensors(&self, name: &str) -> Result<Vec<TensorId>> {
+        match self.argument(name) {
+            Some(Argument::AsTensors(all)) => all.iter().map(|t| self.tensor_named(&t.name)).collect(),
+            _ => self.wrong(name, "a list of tensors"),
+        }
+    }
+
+    /// The values of a list of tensors.
     pub(crate) fn values(&self, cx: &mut Context<'_>, name: &str) -> Result<Vec<Value>> {
         let all = self.optional_values(cx, name)?;
         all.into_iter().map(|v| v.ok_or_else(|| TranslationError(format!("a tensor of `{name}` is missing")))).collect()
@@ -258,9 +269,21 @@ impl<'a> Call<'a> {
         cx.element_type(meta.dtype)
     }
 
-    /// The description in the file of the tensor that is this argument.
-    pub(crate) fn meta(&self, name: &str) -> Option<&'a TensorMeta> {
-        self.metas.get(self.tensor_name(name)?)
+    /// The place in memory of the tensor that is this argument; `None` if the file does not say.
+    pub(crate) fn layout(&self, name: &str) -> Option<Layout> {
+        Layout::of(self.metas.get(self.tensor_name(name)?)?)
+    }
+
+    /// The place in memory of the first result; `None` if the file does not say.
+    pub(crate) fn result_layout(&self) -> Option<Layout> {
+        Layout::of(self.metas.get(self.outputs().first().copied().flatten()?)?)
+    }
+
+    /// Whether the result has the element type and the strides that `self` has in the file. Where it does not, it is a
+    /// copy.
+    pub(crate) fn keeps_layout(&self) -> bool {
+        let both = self.layout("self").zip(self.result_layout());
+        both.is_none_or(|(from, to)| from.element_type == to.element_type && from.has_strides(&to.strides))
     }
 }
 

@@ -11,10 +11,11 @@ pub fn operator_table() -> String {
         "# Operators that imported models may use\n\n\
          This page is generated from the importer's own table in `crates/import/src/aten`. A test compares the\n\
          two, and `UPDATE_DOCS=1 cargo test -p fusionllm-import` writes this page again.\n\n\
-         Each row names an operator and its supported overloads. Both forms of an export work: composite\n\
-         operators as `torch.export` writes them, and the operators that `run_decompositions()` leaves. An `aten`\n\
-         operator also works in place, as `add_` does for `add`. An import that meets another operator fails and\n\
-         names all that are missing.\n",
+         Each row names an operator and its supported overloads: composite operators as `torch.export` writes them,\n\
+         and the operators that `run_decompositions()` leaves. Save what `torch.export.export` returns. An archive\n\
+         after `run_decompositions()` has lost `detach` and `no_grad`, so the gradients of a model that uses them are\n\
+         wrong, and the import warns about it. An `aten` operator also works in place, as `add_` does for `add`. An\n\
+         import that meets another operator fails and names all that are missing.\n",
     );
     let mut count = 0;
     let libraries = aten::ATEN.iter().map(|(title, entries)| (format!("{title} (`aten`)"), "aten", *entries));

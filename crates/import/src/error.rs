@@ -47,6 +47,8 @@ pub enum ImportError {
         place: Box<str>,
         /// The reason.
         reason: String,
+        /// Whether `run_decompositions()` of PyTorch would replace the operator by others.
+        decomposes: bool,
     },
     /// The model as a whole cannot be used.
     #[error("{archive}: {reason}")]
@@ -82,14 +84,39 @@ impl ImportError {
         Some(match self {
             Self::Unreadable { .. } => "check the path, and that you may read the file".into(),
             Self::Damaged { .. } => "save the model again with torch.export.save of PyTorch 2.9 or later".into(),
-            Self::UnsupportedOperators { .. } => {
-                "docs/operators.md lists the supported operators; export the model without the others".into()
-            }
+            Self::UnsupportedOperators { operators, .. } => without_unsupported(operators),
+            Self::Node { decomposes: true, .. } => DECOMPOSE.into(),
             Self::BatchSize { exported, .. } => {
                 format!("set train.micro_batch = {exported}, or export the model with a dynamic batch dimension")
             }
             Self::Node { .. } | Self::Model { .. } | Self::Graph { .. } => return None,
         })
+    }
+}
+
+/// Whether an operator is the only trace that `x.data = y` leaves in an archive. `torch.export` drops the assignment.
+pub(crate) fn is_assignment_to_data(target: &str) -> bool {
+    target.contains("aten._has_compatible_shallow_copy_type.")
+}
+
+/// The hint where PyTorch can replace an operator by others.
+const DECOMPOSE: &str = "call program.run_decompositions() before torch.export.save: it replaces this by simpler \
+                         operators, which may be supported; but it drops `detach` and `no_grad`, so the gradients of a \
+                         model that uses them are then wrong";
+
+/// What to do about unsupported operators.
+fn without_unsupported(operators: &[UnsupportedOperator]) -> String {
+    let all = "docs/operators.md lists the supported operators";
+    let stays: Vec<&str> = operators.iter().filter(|o| !o.decomposes).map(|o| o.target.as_str()).collect();
+    if operators.iter().any(|o| is_assignment_to_data(&o.target)) {
+        return "torch.export leaves an assignment to `.data` out of the archive; write `x.copy_(y)` in \
+                `torch.no_grad()` instead"
+            .into();
+    }
+    match stays.len() {
+        0 => DECOMPOSE.into(),
+        n if n == operators.len() => format!("{all}; export the model without the others"),
+        _ => format!("{all}; export the model without {}. As to the others, {DECOMPOSE}", stays.join(", ")),
     }
 }
 
@@ -100,6 +127,8 @@ pub struct UnsupportedOperator {
     pub target: String,
     /// The nodes in order, each with its place in the user's model.
     pub uses: Vec<String>,
+    /// Whether `run_decompositions()` of PyTorch would replace it by others.
+    pub decomposes: bool,
 }
 
 /// Uses listed in a message. Further uses are counted.

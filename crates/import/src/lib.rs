@@ -2,9 +2,12 @@
 //!
 //! A model needs no change for this, and the import needs no Python.
 //!
-//! [`Archive::open`] reads and checks the file, which is not trusted. [`Archive::import`] translates the operators:
-//! those of the export itself and those that `run_decompositions()` leaves. [`Archive::load`] reads a parameter or
-//! buffer.
+//! [`Archive::open`] reads and checks the file, which is not trusted. [`Archive::import`] translates the operators of the
+//! export. [`Archive::load`] reads a parameter or buffer.
+//!
+//! Loss, gradients and buffers are those of PyTorch's eager mode, or the import fails and names the operator. The
+//! operators that `run_decompositions()` leaves are supported, too. But such an archive has lost `detach` and `no_grad`,
+//! and with them some gradients: [`Archive::warning`] says so.
 //!
 //! ```text
 //! model.pt2 (zip, members not compressed)         use
@@ -22,7 +25,9 @@ mod aten;
 mod call;
 mod catalog;
 mod context;
+mod decompositions;
 mod error;
+mod layout;
 mod loss;
 mod program;
 mod prune;

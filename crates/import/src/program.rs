@@ -2,21 +2,24 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use fusionllm_graph::{DType, Graph, HostTensor, Init, TensorType, ValueId};
+use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType, ValueId};
 
 use crate::ImportError;
 use crate::analysis::{
-    argument_names, live, module, node_count, output_name, outputs, place, short, unsupported_operators,
+    argument_names, live, module, node_count, output_name, outputs, parts, place, short, unsupported_operators,
     updated_buffers,
 };
 use crate::archive::{Archive, StoredTensor, plain_size};
 use crate::aten;
 use crate::call::{Call, Item, Names, Output};
 use crate::context::{Context, Evaluate, TensorId, Value};
+use crate::decompositions::decomposes;
 use crate::error::TranslationError;
 use crate::loss::{add_correct_output, targets};
 use crate::prune::pruned;
 use crate::schema::{self, Argument, GraphArgument, InputSpec, Node, OutputSpec, Size, SizeExpression, SymInt};
+
+mod stored;
 
 /// Differences between the graph and the model as it was exported.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,6 +51,9 @@ pub struct Imported {
     tensors: BTreeMap<String, (StoredTensor, DType)>,
 }
 
+/// A first pass finds the buffers that are updated. The second one takes only the others for constants.
+const MAX_PASSES: usize = 2;
+
 /// The key in [`Graph::metadata`] of the input that has the targets of the loss.
 pub const TARGETS_KEY: &str = "targets";
 
@@ -78,15 +84,6 @@ impl Archive {
     }
 }
 
-/// By member of the archive: the first parameter stored there. Others of the same content are tied to it.
-type Owners = HashMap<String, Owner>;
-
-struct Owner {
-    stored: StoredTensor,
-    name: String,
-    id: ValueId,
-}
-
 struct Import<'a> {
     archive: &'a mut Archive,
     program: &'a schema::GraphModule,
@@ -97,40 +94,61 @@ struct Import<'a> {
     tied: BTreeMap<String, String>,
     /// Buffers that the forward pass updates: their tensor, and their value before the update.
     state: BTreeMap<String, (TensorId, ValueId)>,
+    /// Buffers that are constants, because they are never updated.
+    constants: BTreeMap<String, TensorId>,
 }
 
-impl<'a> Import<'a> {
+impl Import<'_> {
     fn run(
-        archive: &'a mut Archive,
-        program: &'a schema::GraphModule,
+        archive: &mut Archive,
+        program: &schema::GraphModule,
         options: ImportOptions,
-        evaluate: Evaluate<'a>,
+        evaluate: Evaluate<'_>,
     ) -> Result<Imported, ImportError> {
         let name = archive.name.clone();
         let stem = std::path::Path::new(&name).file_stem().map_or("model".into(), |s| s.to_string_lossy().into_owned());
-        let operators = unsupported_operators(&program.graph, &program.signature);
+        let mut operators = unsupported_operators(&program.graph, &program.signature);
         if !operators.is_empty() {
+            let again = archive.is_decomposed();
+            operators.iter_mut().for_each(|operator| operator.decomposes &= !again);
             return Err(ImportError::UnsupportedOperators { archive: name, operators });
         }
         let single = match options.precision {
             Precision::Single => DType::F32,
             Precision::Double => DType::F64,
         };
-        let mut import = Self {
-            archive,
-            program,
-            cx: Context::new(&stem, single, node_count(&program.graph), evaluate),
-            symbols: HashMap::new(),
-            tensors: BTreeMap::new(),
-            tied: BTreeMap::new(),
-            state: BTreeMap::new(),
-        };
-        let mut names = Names::new();
-        import.bind_symbols(options.batch_size)?;
-        import.inputs(&mut names)?;
-        let graph = &import.program.graph;
-        import.nodes(graph, &mut names, &live(graph, &outputs(graph, &import.program.signature)))?;
-        import.finish(&names)
+        let mut updated = updated_buffers(&program.signature);
+        for _ in 0..MAX_PASSES {
+            let mut import = Import {
+                archive: &mut *archive,
+                program,
+                cx: Context::new(&stem, single, node_count(&program.graph), evaluate),
+                symbols: HashMap::new(),
+                tensors: BTreeMap::new(),
+                tied: BTreeMap::new(),
+                state: BTreeMap::new(),
+                constants: BTreeMap::new(),
+            };
+            let mut names = Names::new();
+            import.bind_symbols(options.batch_size)?;
+            let read = import.archive.bytes_read();
+            import.inputs(&updated, &mut names)?;
+            let graph = &import.program.graph;
+            import.nodes(graph, &mut names, &live(graph, &outputs(graph, &import.program.signature)))?;
+            let written: Vec<String> = import.written_constants().map(str::to_owned).collect();
+            if written.is_empty() {
+                return import.finish(&names);
+            }
+            import.archive.forget_reads_after(read);
+            updated.extend(written);
+        }
+        let reason = "which buffers its forward pass updates depends on their content";
+        Err(ImportError::Model { archive: name, reason: reason.into() })
+    }
+
+    /// The names of buffers that were taken for constants, and that some node overwrites.
+    fn written_constants(&self) -> impl Iterator<Item = &str> {
+        self.constants.iter().filter(|(_, tensor)| self.cx.is_written(**tensor)).map(|(name, _)| name.as_str())
     }
 
     fn model_error(&self, reason: TranslationError) -> ImportError {
@@ -206,101 +224,14 @@ impl<'a> Import<'a> {
         Ok(TensorType::new(self.cx.element_type(meta.dtype)?, shape))
     }
 
-    /// Adds inputs, parameters, buffers and constants.
-    fn inputs(&mut self, names: &mut Names) -> Result<(), ImportError> {
-        let updated = updated_buffers(self.program);
-        let mut owners = Owners::new();
-        for spec in &self.program.signature.input_specs {
-            let (name, item) = match spec {
-                InputSpec::UserInput { arg: Argument::AsTensor(t) } => {
-                    let ty = self.declared_type(&t.name).map_err(|r| self.model_error(r))?;
-                    let id = self.cx.builder.input(&t.name, ty.dtype, ty.shape).map_err(|e| self.graph_error(e))?;
-                    (&t.name, Item::Tensor(self.cx.new_tensor(Value::Node(id))))
-                }
-                InputSpec::UserInput { arg: Argument::AsSymInt(SymInt::AsName(n)) } => {
-                    return Err(
-                        self.model_error(format!("its input {n:?} is a number; only tensors are supported").into())
-                    );
-                }
-                InputSpec::Parameter { arg, parameter_name } => {
-                    (&arg.name, Item::Tensor(self.parameter(parameter_name, &mut owners)?))
-                }
-                InputSpec::Buffer { arg, buffer_name } => {
-                    (&arg.name, Item::Tensor(self.buffer(buffer_name, updated.contains(&arg.name))?))
-                }
-                InputSpec::TensorConstant { arg, tensor_constant_name } => {
-                    (&arg.name, Item::Tensor(self.buffer(tensor_constant_name, false)?))
-                }
-                InputSpec::ConstantInput { name } => (name, Item::Unused),
-                _ => continue,
-            };
-            names.insert(name.clone(), item);
-        }
-        Ok(())
-    }
-
-    fn stored(&self, name: &str) -> Result<StoredTensor, ImportError> {
-        let found = self.archive.weights.get(name).or_else(|| self.archive.constants.get(name));
-        found.cloned().ok_or_else(|| self.model_error(format!("the archive has no tensor {name:?}").into()))
-    }
-
-    fn type_of(&self, stored: &StoredTensor) -> Result<TensorType, ImportError> {
-        let ty = stored.ty().map_err(|r| self.archive.damaged(&stored.member, r))?;
-        let dtype = if ty.dtype == DType::F32 { self.cx.single } else { ty.dtype };
-        Ok(TensorType::new(dtype, ty.shape))
-    }
-
-    fn parameter(&mut self, name: &str, owners: &mut Owners) -> Result<TensorId, ImportError> {
-        let stored = self.stored(name)?;
-        if let Some(first) = owners.get(&stored.member) {
-            if first.stored != stored {
-                let reason = format!(
-                    "the parameters {:?} and {name:?} share only part of their memory, which is not supported",
-                    first.name
-                );
-                return Err(self.model_error(reason.into()));
-            }
-            self.tied.insert(name.into(), first.name.clone());
-            return Ok(self.cx.new_tensor(Value::Node(first.id)));
-        }
-        let ty = self.type_of(&stored)?;
-        let dtype = ty.dtype;
-        let trained = dtype.is_float() && stored.requires_grad;
-        let unset = Init::Constant(0.0);
-        let id = match trained {
-            true => self.cx.builder.parameter(name, dtype, ty.shape, unset),
-            // A frozen parameter never changes.
-            false => self.cx.builder.buffer(name, dtype, ty.shape, unset),
-        };
-        let id = id.map_err(|e| self.graph_error(e))?;
-        self.tensors.insert(name.into(), (stored.clone(), dtype));
-        owners.insert(stored.member.clone(), Owner { stored, name: name.into(), id });
-        Ok(self.cx.new_tensor(Value::Node(id)))
-    }
-
-    /// Adds a buffer. A buffer that is never updated becomes a constant, unless it is too large.
-    fn buffer(&mut self, name: &str, updated: bool) -> Result<TensorId, ImportError> {
-        let stored = self.stored(name)?;
-        let ty = self.type_of(&stored)?;
-        if !updated && ty.bytes() <= crate::context::MAX_CONSTANT_BYTES {
-            let tensor = self.archive.tensor(&stored)?.cast(ty.dtype).map_err(|e| self.graph_error(e))?;
-            let value = self.cx.stored_constant(tensor);
-            return Ok(self.cx.new_tensor(value));
-        }
-        let id = self.cx.builder.buffer(name, ty.dtype, ty.shape, Init::Constant(0.0));
-        let id = id.map_err(|e| self.graph_error(e))?;
-        self.tensors.insert(name.into(), (stored, ty.dtype));
-        let tensor = self.cx.new_tensor(Value::Node(id));
-        if updated {
-            self.state.insert(name.into(), (tensor, id));
-        }
-        Ok(tensor)
-    }
-
     fn node_error(&self, node: &Node, reason: TranslationError) -> ImportError {
+        let target = short(&node.target);
+        let (_, name, _) = parts(node);
         ImportError::Node {
             archive: self.archive.name.clone(),
-            target: short(&node.target).into(),
+            target: target.into(),
+            // What is wrong with a write would only be hidden.
+            decomposes: !name.ends_with('_') && decomposes(target) && !self.archive.is_decomposed(),
             node: node.outputs.iter().find_map(output_name).unwrap_or("no result").into(),
             place: place(node).into(),
             reason: reason.0,
@@ -321,14 +252,14 @@ impl<'a> Import<'a> {
             for (target, out) in targets.into_iter().zip(outs) {
                 let Some(target) = target else { continue };
                 let item = match out {
-                    Output::Value(value) => Item::Tensor(self.cx.new_tensor(value)),
-                    Output::Alias(tensor) => Item::Tensor(tensor),
-                    Output::View(tensor, ops) => {
-                        Item::Tensor(self.cx.view(tensor, ops).map_err(|r| self.node_error(node, r))?)
-                    }
-                    Output::Item(item) => item,
+                    Output::Value(value) => self.cx.new_result(value).map(Item::Tensor),
+                    Output::Alias(tensor) => Ok(Item::Tensor(tensor)),
+                    Output::View(tensor, steps) => self.cx.view(tensor, steps).map(Item::Tensor),
+                    Output::Detached(tensor) => self.cx.detached(tensor).map(Item::Tensor),
+                    Output::Item(item) => Ok(item),
                     Output::Unavailable => continue,
                 };
+                let item = item.map_err(|r| self.node_error(node, r))?;
                 if let Item::Tensor(tensor) = item {
                     self.check_result(graph, target, tensor).map_err(|r| self.node_error(node, r))?;
                 }
@@ -365,12 +296,33 @@ impl<'a> Import<'a> {
             return Ok(outs);
         }
         let tensor = call.first_tensor()?;
+        // A number to fill with is read before anything is written.
+        let read = if entry.name == "fill" { &[] } else { node.inputs.get(1..).unwrap_or_default() };
+        let operands = read.iter().flat_map(|input| argument_names(&input.arg));
+        for operand in operands.filter_map(|name| names.get(name)) {
+            if let Item::Tensor(operand) = operand {
+                self.cx.check_overlap(tensor, *operand, aten::works_by_element(entry))?;
+            }
+        }
+        // PyTorch's autograd does not see these.
+        let unseen = entry.name.starts_with("logical_");
+        let gradients = self.cx.gradients;
+        self.cx.gradients &= !unseen;
+        let written = self.overwritten(tensor, outs);
+        self.cx.gradients = gradients;
+        written
+    }
+
+    /// Overwrites a tensor with the first result of an operator, for its in-place form.
+    fn overwritten(&mut self, tensor: TensorId, outs: Vec<Output>) -> Result<Vec<Output>, TranslationError> {
         match outs.into_iter().next() {
             Some(Output::Value(value)) => self.cx.write(tensor, value)?,
             Some(Output::Alias(other)) => {
                 let value = self.cx.read(other)?;
                 self.cx.write(tensor, value)?;
             }
+            // `unsqueeze_`, `detach_` and their kin change how the tensor sees its memory, and write nothing.
+            Some(seen @ (Output::View(..) | Output::Detached(_))) => return Ok(vec![seen]),
             _ => return Err("it has no in-place form".into()),
         }
         Ok(vec![Output::Alias(tensor)])
@@ -383,8 +335,13 @@ impl<'a> Import<'a> {
         let Some((place, Argument::AsGraph(GraphArgument { graph }))) = place.map(|p| (p, &node.inputs[p].arg)) else {
             return Err(refused(self, "it has no subgraph"));
         };
-        let gradients = !(node.target.ends_with("wrap_with_set_grad_enabled")
-            && matches!(node.inputs.first().map(|i| &i.arg), Some(Argument::AsBool(false))));
+        let gradients = match node.inputs.first().map(|i| &i.arg) {
+            Some(Argument::AsBool(enabled)) if node.target.ends_with("wrap_with_set_grad_enabled") => *enabled,
+            _ if node.target.ends_with("wrap_with_set_grad_enabled") => {
+                return Err(refused(self, "it does not say whether gradients are on"));
+            }
+            _ => self.cx.gradients,
+        };
         let given = &node.inputs[place + 1..];
         if given.len() < graph.inputs.len() {
             return Err(refused(self, "its subgraph takes more operands than the call has"));
@@ -404,21 +361,11 @@ impl<'a> Import<'a> {
             inner.insert(parameter.to_owned(), item);
         }
         let results: Vec<&str> = graph.outputs.iter().flat_map(argument_names).collect();
+        let outside = std::mem::replace(&mut self.cx.gradients, gradients);
         self.nodes(graph, &mut inner, &live(graph, &results))?;
-        let mut outs = Vec::new();
-        for result in results {
-            outs.push(match inner.get(result) {
-                Some(Item::Tensor(tensor)) if gradients => Output::Alias(*tensor),
-                Some(Item::Tensor(tensor)) => {
-                    let value =
-                        self.cx.read(*tensor).and_then(|v| self.cx.detach(v)).map_err(|r| self.node_error(node, r))?;
-                    Output::Value(value)
-                }
-                Some(item) => Output::Item(item.clone()),
-                None => return Err(refused(self, "its subgraph returns a value that no node computed")),
-            });
-        }
-        Ok(outs)
+        self.cx.gradients = outside;
+        let missing = || refused(self, "its subgraph returns a value that no node computed");
+        results.into_iter().map(|result| inner.get(result).cloned().map(Output::Item).ok_or_else(missing)).collect()
     }
 
     fn finish(mut self, names: &Names) -> Result<Imported, ImportError> {
@@ -461,6 +408,7 @@ impl<'a> Import<'a> {
         add_correct_output(&mut self.cx.builder).map_err(|e| self.graph_error(e))?;
         for (tensor, id) in self.state.clone().into_values() {
             let value = self.cx.read(tensor).and_then(|v| self.cx.materialize(v)).map_err(|r| self.model_error(r))?;
+            let value = undetached(self.cx.builder.graph(), value);
             if value != id {
                 self.cx.builder.update_buffer(id, value).map_err(|e| self.graph_error(e))?;
             }
@@ -482,10 +430,15 @@ impl<'a> Import<'a> {
     }
 }
 
+/// The same numbers as a value, from the operator that made them. The new value of a buffer needs no detaching.
+fn undetached(graph: &Graph, value: ValueId) -> ValueId {
+    match graph.producer(value).map(|node| graph.node(node)) {
+        Some(node) if matches!(node.op, Op::Detach(_)) => node.inputs[0],
+        _ => value,
+    }
+}
+
 fn call<'b>(node: &'b Node, graph: &'b schema::Graph, names: &'b Names) -> Call<'b> {
-    let mut parts = short(&node.target).splitn(3, '.');
-    let library = parts.next().unwrap_or_default();
-    let name = parts.next().unwrap_or_default();
-    let overload = parts.next().unwrap_or_default();
+    let (library, name, overload) = parts(node);
     Call { node, library, name, overload, names, metas: &graph.tensor_values }
 }

@@ -15,6 +15,9 @@ pub(crate) struct ExportedProgram {
     pub(crate) schema_version: SchemaVersion,
     #[serde(default)]
     pub(crate) torch_version: Option<String>,
+    /// The dialects of the graph: `TRAINING` from the export itself, `ATEN` and others after decompositions.
+    #[serde(default)]
+    pub(crate) verifiers: Vec<String>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -58,7 +61,12 @@ pub(crate) struct Metadata {
 pub(crate) struct NamedArgument {
     pub(crate) name: String,
     pub(crate) arg: Argument,
+    #[serde(default)]
+    pub(crate) kind: Option<i64>,
 }
+
+/// The [`NamedArgument::kind`] of an argument that can only be given by keyword.
+pub(crate) const KEYWORD: i64 = 2;
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Named {

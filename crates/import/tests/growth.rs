@@ -214,7 +214,8 @@ fn the_work_on_constants_is_limited() {
     let mut archive = Archive::from_reader("net.pt2", Cursor::new(archive(&program, &weights()))).unwrap();
     let imported = archive.import(ImportOptions::default(), &evaluate).unwrap();
     let products = imported.graph.nodes.iter().filter(|n| matches!(n.op, Op::Matmul(_))).count();
-    // Each product takes 2^28 operations. The first of them are computed at import, the others at run time.
-    assert!((20..40).contains(&evaluated.get()), "{} operators were computed", evaluated.get());
+    // Each product takes 2^28 operations. The first of them are computed at import, the others at run time. Two passes
+    // do so, because the first one finds that a buffer is updated.
+    assert!((40..80).contains(&evaluated.get()), "{} operators were computed", evaluated.get());
     assert!((60..80).contains(&products), "{products} products are left");
 }

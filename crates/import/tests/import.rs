@@ -113,6 +113,26 @@ fn all_unsupported_operators_are_listed_at_once() {
     let targets: Vec<&str> = operators.iter().map(|m| m.target.as_str()).collect();
     assert_eq!(targets, ["aten.fft_fft.default", "aten.grid_sampler_2d.default"]);
     assert_eq!(operators[0].uses, ["add in head, net.py:7"]);
+    let hint = error.hint().unwrap();
+    assert!(hint.contains("without aten.grid_sampler_2d.default") && hint.contains("run_decompositions"), "{hint}");
+}
+
+#[test]
+fn an_archive_after_decompositions_is_warned_about() {
+    let mut program = program();
+    let warning = |program: &serde_json::Value| import(archive(program, &weights())).unwrap().0.warning();
+    program["verifiers"] = json!(["TRAINING"]);
+    assert_eq!(warning(&program), None);
+    program["verifiers"] = json!(["ATEN"]);
+    let said = warning(&program).unwrap();
+    assert!(
+        said.starts_with("net.pt2: ") && said.contains("run_decompositions()") && said.contains("no_grad"),
+        "{said}"
+    );
+    // There is no use in decomposing it again.
+    program["graph_module"]["graph"]["nodes"][2]["target"] = json!("torch.ops.aten.diag.default");
+    let error = import(archive(&program, &weights())).unwrap_err();
+    assert!(!error.hint().unwrap().contains("call program.run_decompositions()"), "{error}");
 }
 
 #[test]

@@ -12,6 +12,7 @@ mod nn;
 mod product;
 mod rearrange;
 mod reduce;
+mod strided;
 mod symbol;
 mod view;
 
@@ -56,4 +57,10 @@ pub(crate) fn find(library: &str, name: &str, overload: &str) -> Option<(&'stati
     }
     let functional = name.strip_suffix('_').filter(|n| !n.ends_with('_') && library == "aten")?;
     of(functional).map(|entry| (entry, true))
+}
+
+/// Whether an operator computes each element of its result from those at the same place.
+pub(crate) fn works_by_element(entry: &Entry) -> bool {
+    let entries = [elementwise::ENTRIES, activation::ENTRIES].into_iter().flatten();
+    entries.into_iter().any(|e| e.name == entry.name) || ["copy", "masked_fill"].contains(&entry.name)
 }

@@ -154,7 +154,11 @@ fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         return Ok(vec![y.into(), mean.into(), rstd.into(), mean.into(), var.into()]);
     }
     let op = BatchNorm { momentum: a.number_or("momentum", 0.1)?, eps };
-    let results = c.apply(op, &[x, weight, bias, mean, var])?;
+    let mut results = c.apply(op, &[x, weight, bias, mean, var])?;
+    // No gradient flows through statistics.
+    for statistic in &mut results[1..] {
+        *statistic = c.detach(*statistic)?;
+    }
     let functional = a.name.ends_with("_functional");
     if tracked && !functional {
         // These operators overwrite the running statistics, although their names do not end with `_`.
@@ -212,12 +216,11 @@ fn dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, if a.has("input") { "input" } else { "self" })?;
     let p = a.number_or("p", 0.5)?;
     if p == 0.0 || !a.bool_or("train", true)? {
-        let mut outs = vec![x.into()];
-        if a.name == "native_dropout" {
-            let shape = c.shape(x);
-            outs.push(c.full(DType::Bool, &shape, 1.0)?.into());
+        if a.name != "native_dropout" {
+            return Ok(vec![Output::Alias(a.first_tensor()?)]);
         }
-        return Ok(outs);
+        let shape = c.shape(x);
+        return Ok(vec![x.into(), c.full(DType::Bool, &shape, 1.0)?.into()]);
     }
     Ok(drop_elements(c, x, p)?.into_iter().map(Output::Value).collect())
 }
@@ -227,7 +230,7 @@ fn feature_dropout(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "input")?;
     let p = a.number_or("p", 0.5)?;
     if p == 0.0 || !a.bool_or("train", true)? {
-        return one(x);
+        return Ok(vec![Output::Alias(a.first_tensor()?)]);
     }
     let mut shape = c.shape(x);
     shape.iter_mut().skip(2).for_each(|n| *n = 1);

@@ -1,11 +1,11 @@
 //! Products of matrices and vectors.
 
 use fusionllm_graph::DType;
-use fusionllm_graph::ops::{Compare, Linear, ReduceKind};
+use fusionllm_graph::ops::{Compare, Linear, Permute, ReduceKind};
 
 use super::entry::{Entry, entries, one};
 use crate::call::{Call, Output};
-use crate::context::{Context, Result, Value};
+use crate::context::{Context, Result, Step, Value};
 
 entries! {
     "linear" ["default"] => linear,
@@ -126,6 +126,10 @@ fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     labels.retain(|l| output.contains(l));
     let order: Option<Vec<usize>> = output.iter().map(|l| labels.iter().position(|k| k == l)).collect();
     let order = order.ok_or_else(|| format!("its equation {text:?} has an output label that no operand has"))?;
+    if let ([tensor], []) = (&a.tensors("tensors")?[..], &gone[..]) {
+        // Without a product or a sum, the result is a view.
+        return Ok(vec![Output::View(*tensor, vec![Step::Op(Permute { dims: order }.into())])]);
+    }
     one(c.permute(value, &order)?)
 }
 

@@ -1,25 +1,18 @@
 //! Copies, conversions, and operators that rearrange or pad elements.
 
-use std::collections::HashMap;
-
 use fusionllm_graph::ops::{ConstantPad, Slice};
 
 use super::entry::{entries, one};
-use super::view::{contiguous, selected, sliced};
-use crate::archive::{plain_size, row_major};
+use super::view::{selected, sliced};
 use crate::call::{Call, Output, size, wrap, wrap_all};
 use crate::context::{Context, MAX_POSITIONS, Result, Value};
 use crate::error::TranslationError;
 
 entries! {
-    "diagonal" ["default"] => diagonal,
-    "unfold" ["default"] => unfold,
-    "as_strided" ["default"] => as_strided,
     "contiguous" ["default"] => copy_of,
     "clone" ["default"] => copy_of,
     "lift_fresh_copy" ["default"] => copy_of,
-    "positive" ["default"] => copy_of,
-    "detach" ["default"] => detach,
+    "positive" ["default"] => |_, a| Ok(vec![Output::Alias(a.first_tensor()?)]),
     "to" ["dtype", "dtype_layout", "device", "other"] => to,
     "_to_copy" ["default"] => to,
     "type_as" ["default"] => to,
@@ -42,126 +35,23 @@ entries! {
     "replication_pad2d" ["default"] => |c, a| pad_from_inside(c, a, "replicate"),
     "slice_scatter" ["default"] => slice_scatter,
     "select_scatter" ["default"] => select_scatter,
-    "meshgrid" ["default", "indexing"] => meshgrid,
-    "broadcast_tensors" ["default"] => broadcast_tensors,
     "pixel_shuffle" ["default"] => pixel_shuffle,
     "pixel_unshuffle" ["default"] => pixel_unshuffle,
     "channel_shuffle" ["default"] => channel_shuffle,
 }
 
-/// The elements at these row-major positions, as a tensor of this shape.
-fn elements_at(c: &mut Context<'_>, x: Value, shape: &[usize], positions: &[i64]) -> Result<Value> {
-    let flat = c.reshape(x, &[c.ty(x).numel()])?;
-    let y = c.index_select(flat, 0, positions)?;
-    c.reshape(y, shape)
-}
-
-/// The positions `Σ index · stride + first` of all indices of a shape.
-fn positions(c: &mut Context<'_>, shape: &[usize], strides: &[i64], first: i64) -> Result<Vec<i64>> {
-    if shape.contains(&0) {
-        return Ok(Vec::new());
-    }
-    let count = shape.iter().try_fold(1usize, |n, d| n.checked_mul(*d)).filter(|n| *n <= MAX_POSITIONS);
-    let count = count.ok_or_else(|| format!("it reads more than {MAX_POSITIONS} elements"))?;
-    c.spend(count * size_of::<i64>())?;
-    let reach = |(n, stride): (&usize, &i64)| (*n as i128 - 1) * i128::from(stride.unsigned_abs());
-    let farthest = shape.iter().zip(strides).map(reach).sum::<i128>() + i128::from(first.unsigned_abs());
-    i64::try_from(farthest).map_err(|_| "its strides reach beyond any memory")?;
-    let mut all = vec![first];
-    for (&n, &stride) in shape.iter().zip(strides) {
-        all = all.iter().flat_map(|&at| (0..n as i64).map(move |i| at + i * stride)).collect();
-    }
-    Ok(all)
-}
-
-fn diagonal(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let x = a.value(c, "self")?;
-    let shape = c.shape(x);
-    let rank = shape.len();
-    let (i, j) = (wrap(a.int_or("dim1", 0)?, rank)?, wrap(a.int_or("dim2", 1)?, rank)?);
-    if rank < 2 || i == j {
-        return Err("it needs two dimensions".into());
-    }
-    let offset = a.int_or("offset", 0)?;
-    let strides: Vec<i64> = row_major(&shape).into_iter().map(|s| s as i64).collect();
-    let (rows, columns) = (shape[i] as i64, shape[j] as i64);
-    let (length, first) = match offset {
-        o if o >= 0 => (rows.min(columns.saturating_sub(o)).max(0), o.saturating_mul(strides[j])),
-        o => (columns.min(rows.saturating_add(o)).max(0), o.saturating_neg().saturating_mul(strides[i])),
-    };
-    let kept: Vec<usize> = (0..rank).filter(|d| *d != i && *d != j).collect();
-    let mut out: Vec<usize> = kept.iter().map(|&d| shape[d]).collect();
-    let mut steps: Vec<i64> = kept.iter().map(|&d| strides[d]).collect();
-    out.push(length as usize);
-    steps.push(strides[i] + strides[j]);
-    let at = positions(c, &out, &steps, if length == 0 { 0 } else { first })?;
-    one(elements_at(c, x, &out, &at)?)
-}
-
-/// The windows of a dimension, along a new last dimension.
-fn unfold(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let x = a.value(c, "self")?;
-    let shape = c.shape(x);
-    let dim = wrap(a.int("dimension")?, shape.len())?;
-    let (window, step) = (size(a.int("size")?)?, size(a.int("step")?)?);
-    let n = shape.get(dim).copied().unwrap_or(0);
-    if window > n || step == 0 {
-        return Err(format!("windows of {window} by {step} do not fit size {n}").into());
-    }
-    let count = (n - window) / step + 1;
-    let at = positions(c, &[count, window], &[step as i64, 1], 0)?;
-    let y = c.index_select(x, dim, &at)?;
-    let mut split = shape.clone();
-    split.splice(dim..=dim, [count, window]);
-    let y = c.reshape(y, &split)?;
-    let mut dims: Vec<usize> = (0..split.len()).filter(|d| *d != dim + 1).collect();
-    dims.push(dim + 1);
-    one(c.permute(y, &dims)?)
-}
-
-/// Reads elements by their position in memory. The file describes the memory of `self`.
-fn as_strided(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let x = a.value(c, "self")?;
-    let shape = a.sizes("size")?;
-    let strides = a.ints("stride")?;
-    if strides.len() != shape.len() {
-        return Err("it has a different number of sizes and strides".into());
-    }
-    let own = c.shape(x);
-    let meta = a.meta("self").ok_or("the file does not describe its operand")?;
-    let own_strides = meta.strides.iter().map(|s| plain_size(s).map(|s| s as i64));
-    let own_strides = own_strides.collect::<std::result::Result<Vec<_>, _>>()?;
-    let first = meta.storage_offset.as_ref().map(plain_size).transpose()?.unwrap_or(0) as i64;
-    let wanted = positions(c, &shape, &strides, a.int_or("storage_offset", first)?)?;
-    let mut place = HashMap::new();
-    for (i, at) in positions(c, &own, &own_strides, first)?.into_iter().enumerate() {
-        place.insert(at, i as i64);
-    }
-    let at: Option<Vec<i64>> = wanted.iter().map(|p| place.get(p).copied()).collect();
-    let at = at.ok_or("it reads memory outside its operand")?;
-    if at.len() == c.ty(x).numel() && at.iter().enumerate().all(|(i, p)| i as i64 == *p) {
-        return one(c.reshape(x, &shape)?);
-    }
-    one(elements_at(c, x, &shape, &at)?)
-}
-
 /// A copy has the same values, but its own memory.
 fn copy_of(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    if a.name == "contiguous" && contiguous(c, a)? {
+    if a.name == "contiguous" && a.keeps_layout() {
         return Ok(vec![Output::Alias(a.first_tensor()?)]);
     }
     one(a.value(c, "self")?)
 }
 
-fn detach(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let x = a.value(c, "self")?;
-    one(c.detach(x)?)
-}
-
 fn to(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dtype = a.result_type(c, 0)?;
-    if c.dtype(x) == dtype && a.name != "_to_copy" && !a.bool_or("copy", false)? {
+    if c.dtype(x) == dtype && a.name != "_to_copy" && !a.bool_or("copy", false)? && a.keeps_layout() {
         return Ok(vec![Output::Alias(a.first_tensor()?)]);
     }
     one(c.cast(x, dtype)?)
@@ -384,34 +274,6 @@ fn select_scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let src = c.cast(src, c.dtype(x))?;
     let src = c.reshape(src, &part)?;
     one(c.slice_scatter(x, src, &Slice { dim, start: at, end: at + 1, step: 1 })?)
-}
-
-fn meshgrid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let axes = a.values(c, "tensors")?;
-    let mut order: Vec<usize> = (0..axes.len()).collect();
-    if a.string("indexing") == Some("xy") && axes.len() >= 2 {
-        order.swap(0, 1);
-    }
-    let mut shape = vec![1; axes.len()];
-    for (i, axis) in axes.iter().enumerate() {
-        shape[order[i]] = c.ty(*axis).numel();
-    }
-    let mut outs = Vec::new();
-    for (i, axis) in axes.into_iter().enumerate() {
-        let mut along = vec![1; shape.len()];
-        along[order[i]] = c.ty(axis).numel();
-        let y = c.reshape(axis, &along)?;
-        outs.push(c.expand(y, &shape)?.into());
-    }
-    Ok(outs)
-}
-
-fn broadcast_tensors(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let all = a.values(c, "tensors")?;
-    let shapes: Vec<Vec<usize>> = all.iter().map(|v| c.shape(*v)).collect();
-    let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
-    let shape = fusionllm_graph::ops::broadcast_shapes(&shapes)?;
-    all.into_iter().map(|v| c.expand(v, &shape).map(Output::Value)).collect()
 }
 
 /// The leading dimensions, and the last three: channels, height and width.

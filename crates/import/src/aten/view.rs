@@ -1,12 +1,12 @@
 //! Views: results that share the memory of their operand.
 
-use fusionllm_graph::ops::{Permute, Reshape, Slice};
+use fusionllm_graph::ops::{Expand, Permute, Reshape, Slice};
 use fusionllm_graph::{Op, TensorType};
 
 use super::entry::{entries, one};
-use crate::archive::row_major;
+use super::strided::{as_strided, diagonal, unfold};
 use crate::call::{Call, Output, size, wrap, wrap_all};
-use crate::context::{Context, Result};
+use crate::context::{Context, Result, Step, TensorId};
 use crate::error::TranslationError;
 
 entries! {
@@ -16,17 +16,23 @@ entries! {
     "view_as" ["default"] => |c, a| like(c, a, "other"),
     "reshape_as" ["default"] => |c, a| like(c, a, "other"),
     "flatten" ["using_ints"] => flatten,
+    "ravel" ["default"] => ravel,
     "unflatten" ["int"] => unflatten,
     "unsqueeze" ["default"] => unsqueeze,
     "squeeze" ["default", "dim", "dims"] => squeeze,
     "transpose" ["int"] => transpose,
+    "transpose_" ["default"] => transpose,
     "swapaxes" ["default"] => transpose,
+    "swapdims" ["default"] => transpose,
     "t" ["default"] => |c, a| reversed(c, a),
     "numpy_T" ["default"] => |c, a| reversed(c, a),
     "mT" ["default"] => |c, a| swap_last(c, a),
+    "mH" ["default"] => |c, a| swap_last(c, a),
+    "matrix_H" ["default"] => |c, a| swap_last(c, a),
     "adjoint" ["default"] => |c, a| swap_last(c, a),
     "permute" ["default"] => permute,
     "movedim" ["int", "intlist"] => movedim,
+    "moveaxis" ["int", "intlist"] => movedim,
     "expand" ["default"] => expand,
     "expand_as" ["default"] => expand_as,
     "broadcast_to" ["default"] => expand,
@@ -36,18 +42,31 @@ entries! {
     "split" ["Tensor", "sizes"] => split,
     "split_with_sizes" ["default"] => split,
     "chunk" ["default"] => chunk,
-    "tensor_split" ["sections"] => tensor_split,
     "unbind" ["int"] => unbind,
-    "alias" ["default"] => |_, a| Ok(vec![Output::Alias(a.first_tensor()?)]),
+    "tensor_split" ["sections", "indices"] => tensor_split,
+    "diagonal" ["default"] => diagonal,
+    "linalg_diagonal" ["default"] => diagonal,
+    "unfold" ["default"] => unfold,
+    "as_strided" ["default"] => as_strided,
+    "detach" ["default"] => |_, a| Ok(vec![Output::Detached(a.first_tensor()?)]),
+    "real" ["default"] => |_, a| Ok(vec![Output::Alias(a.first_tensor()?)]),
+    "alias" ["default"] => |_, a| view_of_self(a, Vec::new()),
+    "broadcast_tensors" ["default"] => broadcast_tensors,
+    "meshgrid" ["default", "indexing"] => meshgrid,
 }
 
-fn as_reshape(shape: Vec<usize>) -> Vec<Op> {
-    vec![Reshape { shape }.into()]
+fn as_reshape(shape: Vec<usize>) -> Vec<Step> {
+    steps([Reshape { shape }])
+}
+
+/// Steps that are operators.
+fn steps<T: Into<Op>>(ops: impl IntoIterator<Item = T>) -> Vec<Step> {
+    ops.into_iter().map(|op| Step::Op(op.into())).collect()
 }
 
 /// A view of `self`.
-fn view_of_self(a: &Call<'_>, ops: Vec<Op>) -> Result<Vec<Output>> {
-    Ok(vec![Output::View(a.first_tensor()?, ops)])
+fn view_of_self(a: &Call<'_>, steps: Vec<Step>) -> Result<Vec<Output>> {
+    Ok(vec![Output::View(a.first_tensor()?, steps)])
 }
 
 /// Replaces a -1 in a shape by the size that fits the number of elements.
@@ -69,7 +88,8 @@ fn view(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if a.overload == "dtype" {
         let x = a.value(c, "self")?;
         if a.dtype(c, "dtype")? == Some(c.dtype(x)) {
-            return Ok(vec![Output::Alias(a.first_tensor()?)]);
+            // No gradient flows through it.
+            return Ok(vec![Output::Detached(a.first_tensor()?)]);
         }
         return Err("a view with another element type is not supported".into());
     }
@@ -78,30 +98,29 @@ fn view(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     view_of_self(a, as_reshape(shape))
 }
 
-/// PyTorch's `reshape` returns a view where possible. For row-major tensors it always is.
 fn reshape(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = resolved(&a.ints("shape")?, c.ty(x))?;
     reshaped(c, a, shape)
 }
 
+/// A view of `self` where its place in memory allows that, and otherwise a copy, as in PyTorch.
 fn reshaped(c: &mut Context<'_>, a: &Call<'_>, shape: Vec<usize>) -> Result<Vec<Output>> {
-    if contiguous(c, a)? {
+    if a.layout("self").zip(a.result_layout()).is_none_or(|(from, to)| from.can_be_viewed_as(&to.shape)) {
         return view_of_self(a, as_reshape(shape));
     }
     let x = a.value(c, "self")?;
     one(c.reshape(x, &shape)?)
 }
 
-/// Whether `self` is stored in row-major order, according to the file.
-pub(super) fn contiguous(c: &mut Context<'_>, a: &Call<'_>) -> Result<bool> {
+/// A flat view of a tensor that is contiguous, and otherwise a copy.
+fn ravel(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    let shape = c.shape(x);
-    let strides = a.meta("self").map(|m| m.strides.iter().map(crate::archive::plain_size).collect::<Vec<_>>());
-    let Some(strides) = strides.filter(|s| s.len() == shape.len()) else { return Ok(true) };
-    let expected = row_major(&shape);
-    // Strides that depend on the batch size are taken as row-major.
-    Ok(strides.iter().zip(&expected).zip(&shape).all(|((s, e), n)| *n <= 1 || s.as_ref().map_or(true, |s| s == e)))
+    let shape = vec![c.ty(x).numel()];
+    if a.layout("self").is_none_or(|layout| layout.is_row_major()) {
+        return view_of_self(a, as_reshape(shape));
+    }
+    one(c.reshape(x, &shape)?)
 }
 
 fn like(c: &mut Context<'_>, a: &Call<'_>, other: &str) -> Result<Vec<Output>> {
@@ -167,12 +186,12 @@ fn transpose(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if rank > 0 {
         dims.swap(i, j);
     }
-    view_of_self(a, vec![Permute { dims }.into()])
+    view_of_self(a, steps([Permute { dims }]))
 }
 
 fn reversed(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    view_of_self(a, vec![Permute { dims: (0..c.rank(x)).rev().collect() }.into()])
+    view_of_self(a, steps([Permute { dims: (0..c.rank(x)).rev().collect() }]))
 }
 
 fn swap_last(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
@@ -183,14 +202,14 @@ fn swap_last(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     }
     let mut dims: Vec<usize> = (0..rank).collect();
     dims.swap(rank - 1, rank - 2);
-    view_of_self(a, vec![Permute { dims }.into()])
+    view_of_self(a, steps([Permute { dims }]))
 }
 
 fn permute(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let rank = c.rank(x);
     let dims = a.ints("dims")?.into_iter().map(|d| wrap(d, rank)).collect::<Result<Vec<_>>>()?;
-    view_of_self(a, vec![Permute { dims }.into()])
+    view_of_self(a, steps([Permute { dims }]))
 }
 
 fn movedim(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
@@ -202,7 +221,8 @@ fn movedim(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dims: Option<Vec<usize>> = (0..rank)
         .map(|d| to.iter().position(|t| *t == d).and_then(|i| from.get(i).copied()).or_else(|| rest.next()))
         .collect();
-    view_of_self(a, vec![Permute { dims: dims.ok_or("its source and destination dimensions do not match")? }.into()])
+    let dims = dims.ok_or("its source and destination dimensions do not match")?;
+    view_of_self(a, steps([Permute { dims }]))
 }
 
 /// Replaces each -1 in a shape by the size that the dimension has.
@@ -221,13 +241,43 @@ fn expanded(shape: &[i64], ty: &TensorType) -> Result<Vec<usize>> {
 fn expand(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = expanded(&a.ints("size")?, c.ty(x))?;
-    view_of_self(a, vec![fusionllm_graph::ops::Expand { shape }.into()])
+    view_of_self(a, steps([Expand { shape }]))
 }
 
 fn expand_as(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let other = a.value(c, "other")?;
     let shape = c.shape(other);
-    view_of_self(a, vec![fusionllm_graph::ops::Expand { shape }.into()])
+    view_of_self(a, steps([Expand { shape }]))
+}
+
+/// Views of all tensors, repeated to their common shape.
+fn broadcast_tensors(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
+    let all = a.tensors("tensors")?;
+    let shapes = all.iter().map(|t| c.read(*t).map(|v| c.shape(v))).collect::<Result<Vec<_>>>()?;
+    let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
+    let shape = fusionllm_graph::ops::broadcast_shapes(&shapes)?;
+    Ok(all.into_iter().map(|t| Output::View(t, steps([Expand { shape: shape.clone() }]))).collect())
+}
+
+/// Views of all axes, each repeated along the others.
+fn meshgrid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
+    let axes = a.tensors("tensors")?;
+    let mut order: Vec<usize> = (0..axes.len()).collect();
+    if a.string("indexing") == Some("xy") && axes.len() >= 2 {
+        order.swap(0, 1);
+    }
+    let mut shape = vec![1; axes.len()];
+    for (i, axis) in axes.iter().enumerate() {
+        let value = c.read(*axis)?;
+        shape[order[i]] = c.ty(value).numel();
+    }
+    let grid = |(i, axis): (usize, TensorId)| {
+        let mut along = vec![1; shape.len()];
+        along[order[i]] = shape[order[i]];
+        let ops = [Op::from(Reshape { shape: along }), Expand { shape: shape.clone() }.into()];
+        Output::View(axis, steps(ops))
+    };
+    Ok(axes.into_iter().enumerate().map(grid).collect())
 }
 
 fn without(mut shape: Vec<usize>, dim: usize) -> Vec<usize> {
@@ -239,9 +289,13 @@ fn select(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = c.shape(x);
     let (dim, at) = selected(a, &shape)?;
-    let ops =
-        vec![Slice { dim, start: at, end: at + 1, step: 1 }.into(), Reshape { shape: without(shape, dim) }.into()];
-    view_of_self(a, ops)
+    view_of_self(a, selection(dim, at, without(shape, dim)))
+}
+
+/// The steps to one slice of a dimension, without that dimension.
+fn selection(dim: usize, at: usize, shape: Vec<usize>) -> Vec<Step> {
+    let slice = Slice { dim, start: at, end: at + 1, step: 1 };
+    steps([Op::from(slice), Reshape { shape }.into()])
 }
 
 /// The dimension and the index of `select`.
@@ -270,16 +324,16 @@ pub(super) fn sliced(a: &Call<'_>, shape: &[usize]) -> Result<Slice> {
     Ok(Slice { dim, start: start as usize, end: end as usize, step: step as usize })
 }
 
-fn slice_ops(shape: &[usize], slice: &Slice) -> Vec<Op> {
+fn slice_steps(shape: &[usize], slice: &Slice) -> Vec<Step> {
     let whole = slice.start == 0 && slice.step == 1 && slice.end == shape[slice.dim];
-    if whole { Vec::new() } else { vec![slice.clone().into()] }
+    if whole { Vec::new() } else { steps([slice.clone()]) }
 }
 
 fn slice(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = c.shape(x);
     let slice = sliced(a, &shape)?;
-    view_of_self(a, slice_ops(&shape, &slice))
+    view_of_self(a, slice_steps(&shape, &slice))
 }
 
 fn narrow(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
@@ -290,7 +344,7 @@ fn narrow(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let start = a.int("start")?;
     let start = size(if start < 0 { start.saturating_add(n) } else { start })?;
     let end = start.checked_add(size(a.int("length")?)?).ok_or("its length is too large")?;
-    view_of_self(a, slice_ops(&shape, &Slice { dim, start, end, step: 1 }))
+    view_of_self(a, slice_steps(&shape, &Slice { dim, start, end, step: 1 }))
 }
 
 /// Cuts a dimension into views of these sizes.
@@ -301,7 +355,7 @@ fn parts(a: &Call<'_>, shape: &[usize], dim: usize, sizes: &[usize]) -> Result<V
     for &n in sizes {
         let end =
             start.checked_add(n).filter(|end| *end <= shape[dim]).ok_or("its parts are larger than the dimension")?;
-        outs.push(Output::View(tensor, slice_ops(shape, &Slice { dim, start, end, step: 1 })));
+        outs.push(Output::View(tensor, slice_steps(shape, &Slice { dim, start, end, step: 1 })));
         start = end;
     }
     Ok(outs)
@@ -347,17 +401,28 @@ fn chunk(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     parts(a, &shape, dim, &sizes)
 }
 
-/// Cuts a dimension into a number of parts. The first ones are larger by one where it does not divide.
+/// Cuts a dimension at these indices, or into a number of parts. Of these, the first ones are larger by one where it does
+/// not divide.
 fn tensor_split(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = c.shape(x);
     let dim = dimension(a, &shape)?;
-    let count = size(a.int("sections")?)?.max(1);
-    if count > a.outputs().len() {
-        return Err("it has more parts than the file declares results".into());
-    }
-    let (each, more) = (shape[dim] / count, shape[dim] % count);
-    let sizes: Vec<usize> = (0..count).map(|i| each + usize::from(i < more)).collect();
+    let n = shape[dim];
+    let sizes: Vec<usize> = if a.overload == "indices" {
+        let at = |i: i64| (if i < 0 { i.saturating_add(n as i64) } else { i }).clamp(0, n as i64) as usize;
+        let ends: Vec<usize> = a.ints("indices")?.into_iter().map(at).chain([n]).collect();
+        let starts = std::iter::once(0).chain(ends.iter().copied());
+        if ends.windows(2).any(|pair| pair[0] > pair[1]) {
+            return Err("its indices are not in ascending order".into());
+        }
+        ends.iter().zip(starts).map(|(end, start)| end - start).collect()
+    } else {
+        let count = size(a.int("sections")?)?.max(1);
+        if count > a.outputs().len() {
+            return Err("it has more parts than the file declares results".into());
+        }
+        (0..count).map(|i| n / count + usize::from(i < n % count)).collect()
+    };
     parts(a, &shape, dim, &sizes)
 }
 
@@ -370,10 +435,5 @@ fn unbind(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         return Err("it has more parts than the file declares results".into());
     }
     let rest = without(shape.clone(), dim);
-    Ok((0..shape[dim])
-        .map(|i| {
-            let slice = Slice { dim, start: i, end: i + 1, step: 1 };
-            Output::View(tensor, vec![slice.into(), Reshape { shape: rest.clone() }.into()])
-        })
-        .collect())
+    Ok((0..shape[dim]).map(|i| Output::View(tensor, selection(dim, i, rest.clone()))).collect())
 }

@@ -6,9 +6,11 @@ mod storage;
 
 use std::collections::HashMap;
 
-use fusionllm_graph::{Builder, DType, HostTensor, Op, TensorType, ValueId};
+use fusionllm_graph::{Builder, DType, HostTensor, Op, TensorType, ValueId, ValueKind};
+use storage::{Storage, Tensor};
 
 use crate::error::TranslationError;
+pub(crate) use storage::{Step, TensorId};
 
 pub(crate) type Result<T> = std::result::Result<T, TranslationError>;
 
@@ -24,6 +26,8 @@ const MAX_TOTAL_CONSTANT_BYTES: usize = 512 << 20;
 /// The total work at import, in bytes or floating-point operations. It counts repetitions of the same constant too, so
 /// a small file cannot keep the import busy.
 const MAX_WORK: u64 = 8 << 30;
+/// The least work of one operator. Without it, operators on empty tensors would cost nothing.
+const MIN_WORK: f64 = 256.0;
 /// The most nodes of the graph for each node of the file, and the nodes that every file may have beyond that. Most
 /// operators become a few nodes. But a write through a view rebuilds all tensors below the view.
 const NODES_PER_NODE: usize = 64;
@@ -36,21 +40,6 @@ pub(crate) enum Value {
     Node(ValueId),
     /// The index of a constant.
     Constant(usize),
-}
-
-/// The index of a tensor in the context.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TensorId(usize);
-
-/// A tensor of the exported graph. It has a storage, or is a view of another tensor and shares that one's storage.
-struct Tensor {
-    storage: usize,
-    /// The tensor that this one is a view of, and the operator that computes it.
-    view: Option<(TensorId, Op)>,
-    /// The value when the storage had this version. If it is the newest, so are the values of all tensors that this
-    /// one is a view of. A tensor that is no view always has the newest.
-    value: Value,
-    version: u32,
 }
 
 /// The state of a translation.
@@ -67,8 +56,11 @@ pub(crate) struct Context<'a> {
     /// The most nodes that the graph may have.
     max_nodes: usize,
     tensors: Vec<Tensor>,
-    /// By storage: how often it was written. This is its version.
-    writes: Vec<u32>,
+    storages: Vec<Storage>,
+    /// Whether the operators that come next compute gradients. They do not in `torch.no_grad`.
+    pub(crate) gradients: bool,
+    /// By value of the graph: whether a gradient may flow through it to a parameter.
+    carriers: Vec<bool>,
     /// The element type that replaces single precision.
     pub(crate) single: DType,
 }
@@ -91,7 +83,9 @@ impl<'a> Context<'a> {
             work: 0,
             max_nodes: nodes.saturating_mul(NODES_PER_NODE).saturating_add(SPARE_NODES),
             tensors: Vec::new(),
-            writes: Vec::new(),
+            storages: Vec::new(),
+            gradients: true,
+            carriers: Vec::new(),
             single,
         }
     }
@@ -132,7 +126,7 @@ impl<'a> Context<'a> {
     fn affordable(&self, op: &Op, inputs: &[&TensorType], outputs: &[TensorType]) -> Option<u64> {
         let bytes = outputs.iter().map(TensorType::bytes).fold(0, usize::saturating_add);
         let cost = op.cost(inputs, &outputs.iter().collect::<Vec<_>>());
-        let work = cost.flops.max(cost.bytes) as u64;
+        let work = cost.flops.max(cost.bytes).max(MIN_WORK) as u64;
         let total = self.work.saturating_add(work).saturating_add(bytes as u64);
         let small =
             bytes <= MAX_CONSTANT_BYTES && self.constant_bytes.saturating_add(bytes) <= MAX_TOTAL_CONSTANT_BYTES;
@@ -151,6 +145,25 @@ impl<'a> Context<'a> {
     /// [`Self::apply`], for the first result.
     pub(crate) fn op(&mut self, op: impl Into<Op>, inputs: &[Value]) -> Result<Value> {
         self.apply(op, inputs)?.first().copied().ok_or_else(|| "the operator has no result".into())
+    }
+
+    /// Whether a gradient may flow through a value to a parameter.
+    pub(crate) fn carries_gradient(&mut self, value: Value) -> bool {
+        let Value::Node(id) = value else { return false };
+        let graph = self.builder.graph();
+        // Operands come before results.
+        for value in graph.values.iter().take(id.index() + 1).skip(self.carriers.len()) {
+            let carries = match &value.kind {
+                ValueKind::Parameter(_) => true,
+                ValueKind::Result { node, .. } if value.ty.dtype.is_float() => {
+                    let node = graph.node(*node);
+                    !matches!(node.op, Op::Detach(_)) && node.inputs.iter().any(|v| self.carriers[v.index()])
+                }
+                _ => false,
+            };
+            self.carriers.push(carries);
+        }
+        self.carriers[id.index()]
     }
 
     pub(crate) fn ty(&self, value: Value) -> &TensorType {

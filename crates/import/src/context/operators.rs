@@ -2,11 +2,11 @@
 
 use fusionllm_graph::ops::{
     Arange, Binary, BinaryScalar, Cast, Cat, Compare, CompareScalar, Detach, Expand, Flip, Full, Gather, IndexSelect,
-    Matmul, Permute, Reduce, ReduceKind, Reshape, Slice, SliceBackward, Unary, Where,
+    Matmul, Permute, Reduce, ReduceKind, Reshape, Slice, Unary, Where,
 };
 use fusionllm_graph::{DType, HostTensor, TensorType};
 
-use super::{Context, MAX_CONSTANT_BYTES, Result, Value};
+use super::{Context, Result, Value};
 
 impl Context<'_> {
     pub(crate) fn unary(&mut self, op: Unary, x: Value) -> Result<Value> {
@@ -149,8 +149,13 @@ impl Context<'_> {
 
     /// The slices of a dimension at constant positions.
     pub(crate) fn index_select(&mut self, x: Value, dim: usize, positions: &[i64]) -> Result<Value> {
-        let index = self.constant(HostTensor::from_i64([positions.len()], positions)?)?;
+        let index = self.positions(positions)?;
         self.op(IndexSelect { dim }, &[x, index])
+    }
+
+    /// A constant with these positions.
+    pub(crate) fn positions(&mut self, positions: &[i64]) -> Result<Value> {
+        self.constant(HostTensor::from_i64([positions.len()], positions)?)
     }
 
     pub(crate) fn matmul(&mut self, a: Value, b: Value) -> Result<Value> {
@@ -167,27 +172,21 @@ impl Context<'_> {
 
     /// The value, without a gradient.
     pub(crate) fn detach(&mut self, x: Value) -> Result<Value> {
-        if matches!(x, Value::Constant(_)) || !self.dtype(x).is_float() { Ok(x) } else { self.op(Detach, &[x]) }
+        if self.carries_gradient(x) { self.op(Detach, &[x]) } else { Ok(x) }
     }
 
-    /// `whole` with a slice replaced by `part`.
-    pub(crate) fn slice_scatter(&mut self, whole: Value, part: Value, slice: &Slice) -> Result<Value> {
-        let size = self.shape(whole)[slice.dim];
-        if slice.step == 1 {
-            let before = self.slice(whole, slice.dim, 0, slice.start, 1)?;
-            let after = self.slice(whole, slice.dim, slice.end, size, 1)?;
-            return self.cat(&[before, part, after], slice.dim);
+    /// The numbers of `data`, with the gradient of `old`: `data - (detached old - old)`, where the difference is 0.
+    pub(crate) fn with_gradient_of(&mut self, old: Value, data: Value) -> Result<Value> {
+        let data = self.detach(data)?;
+        if !self.carries_gradient(old) {
+            return Ok(data);
         }
-        let spread = self.op(SliceBackward { slice: slice.clone(), size }, &[part])?;
-        if size > MAX_CONSTANT_BYTES {
-            return Err(format!("it writes with a step of {} to {size} elements, too many", slice.step).into());
-        }
-        let inside: Vec<bool> = (0..size)
-            .map(|i| i >= slice.start && i < slice.end && (i - slice.start).is_multiple_of(slice.step))
-            .collect();
-        let mut along = vec![1; self.shape(whole).len()];
-        along[slice.dim] = size;
-        let inside = self.constant(HostTensor::from_bool(along, &inside)?)?;
-        self.op(Where, &[inside, spread, whole])
+        let fixed = self.detach(old)?;
+        let difference = self.op(Binary::Sub, &[fixed, old])?;
+        // The difference of two infinities is no number.
+        let number = self.compare(Compare::Eq, difference, difference)?;
+        let zero = self.full(self.dtype(old), &[], 0.0)?;
+        let difference = self.where_(number, difference, zero)?;
+        self.op(Binary::Sub, &[data, difference])
     }
 }

@@ -171,7 +171,7 @@ pub async fn conduct(
     let source = match &job.model.family {
         Family::Imported { file } => {
             let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
-            Some(Mutex::new(ImportedModel::open(file, options)?))
+            Some(Mutex::new(ImportedModel::open(file, options)?.warn()))
         }
         _ => None,
     };

@@ -33,6 +33,14 @@ impl ImportedModel {
         Ok(Self { archive, imported })
     }
 
+    /// Logs what the user should know about the archive, where it is first used.
+    pub fn warn(self) -> Self {
+        if let Some(warning) = self.archive.warning() {
+            tracing::warn!("{warning}");
+        }
+        self
+    }
+
     /// The translated model.
     pub fn imported(&self) -> &Imported {
         &self.imported
