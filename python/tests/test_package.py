@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import shlex
 import shutil
@@ -15,8 +14,9 @@ import numpy as np
 import pytest
 from fusionllm._train import _Metrics, toml
 
-needs_program = pytest.mark.skipif(shutil.which("fusionllm") is None, reason="needs the program on the PATH")
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+from requirements import needs, needs_torch
+
+needs_program = needs("wheel", shutil.which("fusionllm") is not None, "needs the program on the PATH")
 
 TINY = {
     "model": {"family": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1},
