@@ -7,7 +7,6 @@ from fusionllm_worker import Framework, serve
 
 parser = argparse.ArgumentParser(prog="fusionllm_jax")
 parser.add_argument("--device", type=int, default=0, help="the number of one of JAX's devices (default: 0)")
-parser.add_argument("--bf16", action="store_true", help="compute runs of precision bf16 so, on any device")
 arguments = parser.parse_args()
 
 # The same operands must give the same bits. JAX reads this when it is imported.
@@ -17,7 +16,7 @@ os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_gpu_determin
 def start() -> Framework:
     from fusionllm_jax.framework import Jax
 
-    return Jax(arguments.device, bf16=arguments.bf16)
+    return Jax(arguments.device)
 
 
 serve(start)

@@ -30,14 +30,13 @@ class Jax(Framework):
     dtypes = list(DTYPES)
     operators = list(OPERATORS)
 
-    def __init__(self, device: int = 0, bf16: bool = False) -> None:
+    def __init__(self, device: int = 0) -> None:
         devices = jax.devices()
         if device >= len(devices):
             raise ValueError(f"JAX has no device {device}, only {devices}")
         self.placement = devices[device]
         self.device = self.placement.device_kind
         self.memory_bytes = (self.placement.memory_stats() or {}).get("bytes_limit")
-        self.gains_from_bf16 = bf16 or self.placement.platform != "cpu"
         self.latest: list[Array] = []
         #: By their segments' text, as long as a segment has them.
         self.runners: WeakValueDictionary[str, Runner] = WeakValueDictionary()

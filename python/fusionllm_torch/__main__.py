@@ -7,7 +7,6 @@ from fusionllm_worker import Framework, serve
 
 parser = argparse.ArgumentParser(prog="fusionllm_torch")
 parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, mps, xpu, … (default: cpu)")
-parser.add_argument("--bf16", action="store_true", help="compute runs of precision bf16 so, on any device")
 parser.add_argument("--compile", action="store_true", help="compile each segment with TorchInductor when it first runs")
 parser.add_argument("--cuda-graphs", action="store_true", help="replay each segment as a CUDA graph, on a CUDA device")
 arguments = parser.parse_args()
@@ -19,8 +18,7 @@ os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 def start() -> Framework:
     from fusionllm_torch.framework import Torch
 
-    options = {"compile": arguments.compile, "cuda_graphs": arguments.cuda_graphs}
-    return Torch(arguments.device, bf16=arguments.bf16, **options)
+    return Torch(arguments.device, compile=arguments.compile, cuda_graphs=arguments.cuda_graphs)
 
 
 serve(start)

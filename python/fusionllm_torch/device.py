@@ -64,14 +64,6 @@ class Device:
             return torch.mps.recommended_max_memory()
         return self.module.get_device_properties(self.torch).total_memory
 
-    @property
-    def has_bf16_units(self) -> bool:
-        """Whether products are much faster in bf16."""
-        if self.is_cuda:
-            # NVIDIA's from Ampere on. AMD's that PyTorch supports have them.
-            return torch.version.hip is not None or self.module.get_device_capability(self.torch)[0] >= 8
-        return self.torch.type == "xpu"
-
     def place(self, dtype: torch.dtype) -> torch.device:
         """Where tensors of a type live. A device without f64 leaves these, which are few and small, to the host."""
         return self.torch if dtype in self.dtypes.values() else torch.device("cpu")

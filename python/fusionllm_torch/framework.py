@@ -29,7 +29,7 @@ class Torch(Framework):
     version = torch.__version__
     operators = list(OPERATORS)
 
-    def __init__(self, device: str, bf16: bool = False, compile: bool = False, cuda_graphs: bool = False) -> None:
+    def __init__(self, device: str, compile: bool = False, cuda_graphs: bool = False) -> None:
         self.place = Device(device)
         if cuda_graphs and not self.place.is_cuda:
             raise ValueError(f"--cuda-graphs needs a CUDA device, and --device is {device}")
@@ -37,7 +37,6 @@ class Torch(Framework):
         self.device = self.place.label
         self.memory_bytes = self.place.memory_bytes
         self.dtypes = list(self.place.dtypes)
-        self.gains_from_bf16 = bf16 or self.place.has_bf16_units
         # The same operands give the same bits. Kernels that cannot promise it warn; the conformance suite finds them.
         torch.use_deterministic_algorithms(True, warn_only=True)
         torch.utils.deterministic.fill_uninitialized_memory = False

@@ -57,8 +57,6 @@ class Framework(ABC):
     device: str
     #: The memory of the device, if it is known.
     memory_bytes: int | None = None
-    #: Whether products are much faster in bf16 than in f32, as on matrix units.
-    gains_from_bf16: bool = False
     #: The element types that the framework holds.
     dtypes: list[str]
     #: The operators that it runs.
@@ -235,7 +233,7 @@ def serve(start: Callable[[], Framework]) -> None:
             answers.write(json.dumps(message).encode() + b"\n")
             answers.flush()
 
-    keys = ("name", "version", "device", "memory_bytes", "gains_from_bf16", "dtypes", "operators")
+    keys = ("name", "version", "device", "memory_bytes", "dtypes", "operators")
     send({"hello": {"protocol": PROTOCOL, **{key: getattr(framework, key) for key in keys}}})
 
     stopped = threading.Event()

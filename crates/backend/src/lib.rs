@@ -5,7 +5,6 @@
 //! knows nothing of graphs, peers or gradients. [`open`] chooses a backend by name. [`worker`] lets another process
 //! compute.
 
-mod autocast;
 #[cfg(any(feature = "burn", feature = "wgpu"))]
 pub mod burn;
 #[cfg(feature = "candle")]
@@ -26,7 +25,6 @@ use std::sync::Arc;
 
 use fusionllm_graph::{HostTensor, Op, TensorType};
 
-pub use autocast::Autocast;
 pub use cpu::Cpu;
 pub use error::BackendError;
 pub use interpret::{interpret, run_decomposed};
@@ -89,11 +87,6 @@ pub trait Backend: Send + Sync {
 
     /// Whether a segment runs as one, so that its operators take another time in it than alone.
     fn runs_segments_whole(&self) -> bool {
-        false
-    }
-
-    /// Whether products are much faster in bf16 than in f32, as on matrix units.
-    fn gains_from_bf16(&self) -> bool {
         false
     }
 

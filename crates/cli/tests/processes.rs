@@ -375,15 +375,27 @@ fn joiner(broker: &Child, name: &str) -> Option<String> {
     None
 }
 
-/// The others take over its share, and no loss differs from those of a run without the kill.
 #[test]
 #[cfg(target_os = "linux")]
 fn a_run_outlives_a_killed_peer_bit_for_bit() {
+    outlives_a_killed_peer("f32");
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_run_in_bf16_outlives_a_killed_peer_bit_for_bit() {
+    outlives_a_killed_peer("bf16");
+}
+
+/// The others take over its share, and no loss differs from those of a run without the kill.
+#[cfg(target_os = "linux")]
+fn outlives_a_killed_peer(precision: &str) {
+    let precision = format!("--set=train.precision={precision}");
     let directory = tempfile::tempdir().unwrap();
     let [whole, disturbed] = ["whole", "disturbed"].map(|name| directory.path().join(name));
     let start = |path: &Path| {
         let mut command = fusionllm();
-        command.args(["train", "--steps", "400", "--peers", "3", "--set=checkpoint.every=0", "--run-dir"]);
+        command.args(["train", "--steps", "400", "--peers", "3", "--set=checkpoint.every=0", &precision, "--run-dir"]);
         command.arg(path).args(TINY);
         command
     };

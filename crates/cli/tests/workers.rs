@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use fusionllm_backend::{Autocast, Backend, open, worker_name};
+use fusionllm_backend::{Backend, open, worker_name};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, ValueKind, autodiff};
+use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Precision, ValueKind, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_node::imported::ImportedModel;
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
@@ -32,8 +32,8 @@ requirements::main!(
     pytorch_compiles_a_part_of_the_conformance_suite,
     frameworks_train_as_one,
     frameworks_with_pytorch_train_as_one,
-    peers_in_bf16_train_beside_peers_in_f32,
-    a_worker_computes_in_bf16_beside_others,
+    frameworks_train_as_one_in_bf16,
+    a_run_computes_in_bf16,
     a_run_outlives_a_worker,
     a_worker_that_cannot_start_is_named,
     no_python_imports_from_the_current_directory,
@@ -178,9 +178,9 @@ fn assert_close(losses: &[f64], expected: &[f64], tolerance: f64, what: &str) {
     }
 }
 
-/// Fifty steps of three models over peers with these backends have the losses of the default backend alone, within
-/// `tolerance` as a share of them.
-fn train_together(mixed: &[Arc<dyn Backend>], tolerance: f64) {
+/// Fifty steps of three models in a precision, over peers with these backends, have the losses of the default backend
+/// alone in f32, within `tolerance` as a share of them.
+fn train_together(mixed: &[Arc<dyn Backend>], precision: Precision, tolerance: f64) {
     let drawn = |value: &fusionllm_graph::Value| match &value.kind {
         ValueKind::Parameter(init) | ValueKind::Buffer(init) => init.draw(1, &value.name, &value.ty).unwrap(),
         _ => panic!("{:?} has no initial value", value.name),
@@ -190,7 +190,8 @@ fn train_together(mixed: &[Arc<dyn Backend>], tolerance: f64) {
     let llama = imported.imported().graph.clone();
     let alone = vec![open("cpu").unwrap(); mixed.len()];
     for (model, graph, classes) in [("gpt2", gpt2(), 31.0), ("resnet", resnet(), 10.0), ("llama.pt2", llama, 32.0)] {
-        let [expected, got] = [&alone[..], mixed].map(|backends| {
+        let [expected, got] = [(&alone[..], Precision::F32), (mixed, precision)].map(|(backends, precision)| {
+            let graph = graph.clone().in_precision(precision).unwrap();
             let mut imported = ImportedModel::open(&file, ImportOptions::default()).unwrap();
             losses(&graph, backends, classes, |value| match model {
                 "llama.pt2" => imported.initial(value).unwrap(),
@@ -205,7 +206,7 @@ fn frameworks_train_as_one() -> Result<(), Missing> {
     let mut backends = backends::backends();
     backends.push(open_worker("jax")?);
     backends.push(open_worker("numpy")?);
-    train_together(&backends, 1e-4);
+    train_together(&backends, Precision::F32, 1e-4);
     Ok(())
 }
 
@@ -213,14 +214,13 @@ fn frameworks_with_pytorch_train_as_one() -> Result<(), Missing> {
     let mut backends = backends::backends();
     backends.push(open_worker("torch")?);
     backends.push(open_worker("jax")?);
-    train_together(&backends, 1e-4);
+    train_together(&backends, Precision::F32, 1e-4);
     Ok(())
 }
 
-fn peers_in_bf16_train_beside_peers_in_f32() -> Result<(), Missing> {
-    let narrow = |backend| Arc::new(Autocast::new(backend)) as Arc<dyn Backend>;
+fn frameworks_train_as_one_in_bf16() -> Result<(), Missing> {
     let cpu = open("cpu").unwrap();
-    train_together(&[cpu.clone(), narrow(cpu), narrow(open_worker("jax")?)], 0.01);
+    train_together(&[cpu.clone(), cpu, open_worker("jax")?], Precision::Bf16, 0.01);
     Ok(())
 }
 
@@ -252,10 +252,9 @@ fn train(run: &Path, options: &[&str]) -> (Vec<f64>, serde_json::Value, String) 
     (losses, summary["incidents"].clone(), said)
 }
 
-/// Only the worker that gains from bf16 computes in it.
-fn a_worker_computes_in_bf16_beside_others() -> Result<(), Missing> {
+fn a_run_computes_in_bf16() -> Result<(), Missing> {
     let directory = tempfile::tempdir().unwrap();
-    let command = format!("{} --bf16", worker("jax")?);
+    let command = worker("jax")?;
     let train = |precision: &str| {
         let precision_option = format!("--set=train.precision={precision}");
         let options = ["--backend", "cpu,cpu", "--worker", &command, &precision_option];

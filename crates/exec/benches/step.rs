@@ -12,9 +12,9 @@
 //! | `gpt2-narrow` | 8 layers of width 256 with a byte vocabulary, batch 2 x 128: small operators |
 //! | `resnet50` | 4 images of 224 x 224 |
 //!
-//! All peers run in this process. With `--bf16` they compute products in bf16, as in runs of that precision. A wrapper around the backend measures each segment. With `--serve`
-//! the benchmark runs one step for every line on standard input and answers with one line of JSON. That is how
-//! `scripts/against_pytorch.py` alternates these steps with PyTorch's.
+//! All peers run in this process. With `--bf16` the model is in that precision. A wrapper around the backend measures each
+//! segment. With `--serve` the benchmark runs one step for every line on standard input and answers with one line of
+//! JSON. That is how `scripts/against_pytorch.py` alternates these steps with PyTorch's.
 
 use std::collections::BTreeMap;
 use std::error::Error;
@@ -23,14 +23,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
-use fusionllm_backend::{
-    Autocast, Backend, BackendError, DeviceInfo, Done, Prepared, Segment, Tensor, open, worker_name,
-};
+use fusionllm_backend::{Backend, BackendError, DeviceInfo, Done, Prepared, Segment, Tensor, open, worker_name};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, StepResult, Training};
 use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Op, TensorType, ValueKind, autodiff};
+use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Op, Precision, TensorType, ValueKind, autodiff};
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
 
 #[global_allocator]
@@ -169,11 +167,11 @@ fn batch(
 fn main() -> Result<(), Box<dyn Error>> {
     let options = options()?;
     let (graph, classes) = model(&options.model, options.micro_batches)?;
+    let graph = graph.in_precision(if options.bf16 { Precision::Bf16 } else { Precision::F32 })?;
     let train = autodiff::differentiate(&graph, graph.outputs["loss"])?;
     let names: Vec<String> = (0..options.peers).map(|p| format!("p{p}")).collect();
     let plan = equal_compute(&graph, &names, options.micro_batches as u32, Schedule::OneFOneB)?;
     let backend = open(&options.backend)?;
-    let backend = if options.bf16 { Arc::new(Autocast::new(backend)) } else { backend };
     let timed = Arc::new(Timed { backend, nanoseconds: AtomicU64::new(0) });
     let backends: Vec<Arc<dyn Backend>> =
         vec![timed.clone(); options.peers].into_iter().map(|backend| backend as Arc<dyn Backend>).collect();

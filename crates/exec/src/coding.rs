@@ -5,6 +5,7 @@ use std::collections::HashMap;
 use fusionllm_compress::{Codec, Encoder, decode, relative_error, stable_rank};
 use fusionllm_graph::{CounterRng, DType, HostTensor, TensorType};
 use fusionllm_plan::{PeerId, Slot};
+use half::bf16;
 
 use crate::ExecError;
 
@@ -66,7 +67,7 @@ impl Coder {
     ///
     /// # Errors
     ///
-    /// The tensor is not of type f32, or has more elements than the wire form can count.
+    /// The tensor is of neither f32 nor bf16, or has more elements than the wire form can count.
     pub fn encode(
         &mut self,
         tensor: &HostTensor,
@@ -129,30 +130,40 @@ impl Coder {
     ///
     /// # Errors
     ///
-    /// The type is not f32, or the bytes do not encode that many elements.
+    /// The type is neither f32 nor bf16, or the bytes do not encode that many elements.
     pub fn decode(&mut self, bytes: &[u8], ty: TensorType) -> Result<HostTensor, ExecError> {
-        if ty.dtype != DType::F32 {
-            return Err(ExecError::Communication(format!(
-                "a tensor of type {ty} arrived encoded; codecs take only f32"
-            )));
+        if !matches!(ty.dtype, DType::F32 | DType::BF16) {
+            return Err(refused(&ty));
         }
         self.values.resize(ty.numel(), 0.0);
         decode(bytes, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
         let mut data = vec![0; ty.bytes()];
-        for (bytes, x) in data.as_chunks_mut::<4>().0.iter_mut().zip(&self.values) {
-            *bytes = x.to_le_bytes();
+        if ty.dtype == DType::BF16 {
+            for (bytes, x) in data.as_chunks_mut::<2>().0.iter_mut().zip(&self.values) {
+                *bytes = bf16::from_f32(*x).to_le_bytes();
+            }
+        } else {
+            for (bytes, x) in data.as_chunks_mut::<4>().0.iter_mut().zip(&self.values) {
+                *bytes = x.to_le_bytes();
+            }
         }
         Ok(HostTensor::from_bytes(ty, data)?)
     }
 
+    /// Takes over the numbers of a tensor. Those of bf16 are f32's, too.
     fn read(&mut self, tensor: &HostTensor) -> Result<(), ExecError> {
-        if tensor.dtype() != DType::F32 {
-            let ty = tensor.ty();
-            return Err(ExecError::Communication(format!("cannot encode a tensor of type {ty}; codecs take only f32")));
-        }
-        let (numbers, _) = tensor.bytes().as_chunks::<4>();
         self.values.clear();
-        self.values.extend(numbers.iter().map(|x| f32::from_le_bytes(*x)));
+        match tensor.dtype() {
+            DType::F32 => self.values.extend(tensor.bytes().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x))),
+            DType::BF16 => {
+                self.values.extend(tensor.bytes().as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()));
+            }
+            _ => return Err(refused(tensor.ty())),
+        }
         Ok(())
     }
+}
+
+fn refused(ty: &TensorType) -> ExecError {
+    ExecError::Communication(format!("no codec takes a tensor of type {ty}; codecs take f32 and bf16"))
 }

@@ -344,9 +344,9 @@ impl<'a> PassRun<'a> {
         }
         let ty = gradient.ty().clone();
         let mut data = gradient.into_bytes();
-        for (i, number) in data.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+        for (i, number) in data.chunks_exact_mut(ty.dtype.size()).enumerate() {
             if !masks.iter().any(|mask| mask.is_set(i)) {
-                *number = [0; 4];
+                number.fill(0);
             }
         }
         Ok(HostTensor::from_bytes(ty, data)?)

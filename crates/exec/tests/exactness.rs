@@ -5,7 +5,7 @@ mod common;
 use common::*;
 use fusionllm_exec::local::Training;
 use fusionllm_graph::models::AttentionImplementation::{Eager, Sdpa};
-use fusionllm_graph::{DType, Graph};
+use fusionllm_graph::{DType, Graph, Op};
 
 /// Trains on one peer, then under random cuts, and compares every loss and the last parameter.
 fn check(graph: &Graph, training: Training, steps: u64, seed: u64) {
@@ -38,6 +38,40 @@ fn gpt2_losses_with_dropout_and_eager_attention_do_not_depend_on_the_cut() {
 #[test]
 fn resnet_losses_do_not_depend_on_the_cut() {
     check(&resnet(DType::F32), plain_sgd(0.02, 0.9, 5e-4), 50, 3);
+}
+
+/// The type of each value is the graph's, so it does not matter which operators run together.
+#[test]
+fn losses_in_bf16_do_not_depend_on_the_cut() {
+    check(&narrow(gpt2(Sdpa, 0.1)), adamw(), 20, 7);
+    check(&narrow(gpt2(Eager, 0.0)), adamw(), 20, 8);
+    check(&narrow(resnet(DType::F32)), plain_sgd(0.001, 0.9, 5e-4), 20, 9);
+}
+
+/// When each segment chose the types of its operators by itself, moving this cut from before the attention to before its
+/// scale changed the first loss.
+#[test]
+fn a_cut_before_the_scale_of_attention_changes_no_loss_in_bf16() {
+    let graph = narrow(gpt2(Eager, 0.0));
+    let cut_before = |node: usize| {
+        let mut plan = one_peer(&graph, 2);
+        let all = std::mem::take(&mut plan.stages[0].nodes);
+        let (first, second) = all.into_iter().partition(|n| n.index() < node);
+        plan.peers.push("second".into());
+        plan.stages[0].nodes = first;
+        plan.stages.push(plan.stages[0].clone());
+        (plan.stages[1].nodes, plan.stages[1].peers) = (second, vec![1]);
+        let mut run = local_run(&graph, &plan, &backends("cpu", 2), adamw());
+        losses(&graph, &mut run, 2, 20)
+    };
+    let position = |of: fn(&Op) -> bool, from: usize| {
+        from + graph.nodes[from..].iter().position(|n| of(&n.op)).expect("the model has such an operator")
+    };
+    let norm = position(|op| matches!(op, Op::LayerNorm(_)), 0);
+    let scale = position(|op| matches!(op, Op::BinaryScalar(_)), norm);
+    let made = graph.node(fusionllm_graph::NodeId(scale as u32)).inputs[0];
+    assert_eq!(graph.ty(made).dtype, DType::BF16, "the product that is scaled crosses in bf16");
+    assert_eq!(cut_before(scale), cut_before(norm));
 }
 
 /// Trains with replicated stages. The losses equal those of one peer that takes all turns, bit for bit. They are within
@@ -99,16 +133,20 @@ fn a_peer_without_stages_does_not_stop_a_run() {
 
 #[test]
 fn one_step_is_the_same_under_many_random_cuts() {
-    let graph = gpt2(Eager, 0.0);
+    same_under_many_random_cuts(&gpt2(Eager, 0.0));
+    same_under_many_random_cuts(&narrow(gpt2(Eager, 0.0)));
+}
+
+fn same_under_many_random_cuts(graph: &Graph) {
     let micro_batches = 2;
-    let mut single = local_run(&graph, &one_peer(&graph, micro_batches), &backends("cpu", 1), adamw());
-    let expected = single.step(&batch(&graph, micro_batches, 0)).unwrap();
+    let mut single = local_run(graph, &one_peer(graph, micro_batches), &backends("cpu", 1), adamw());
+    let expected = single.step(&batch(graph, micro_batches, 0)).unwrap();
     for seed in 0..24 {
         let mut choices = ChoiceRng::new(100 + seed);
         let peers = 1 + choices.below(7);
-        let plan = random_plan(&graph, peers, micro_batches, &mut choices);
-        let mut cut = local_run(&graph, &plan, &backends("cpu", peers), adamw());
-        let got = cut.step(&batch(&graph, micro_batches, 0)).unwrap();
+        let plan = random_plan(graph, peers, micro_batches, &mut choices);
+        let mut cut = local_run(graph, &plan, &backends("cpu", peers), adamw());
+        let got = cut.step(&batch(graph, micro_batches, 0)).unwrap();
         assert_eq!((got.loss, got.grad_norm), (expected.loss, expected.grad_norm), "seed {seed}");
     }
 }

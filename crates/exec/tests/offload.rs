@@ -84,6 +84,12 @@ fn resnet_is_the_same_with_everything_offloaded() {
     check(&resnet(DType::F32), plain_sgd(0.02, 0.9, 5e-4), 13);
 }
 
+#[test]
+fn models_in_bf16_are_the_same_with_everything_offloaded_or_computed_again() {
+    check(&narrow(gpt2(Eager, 0.1)), adamw(), 14);
+    check(&narrow(resnet(DType::F32)), plain_sgd(0.02, 0.9, 5e-4), 15);
+}
+
 /// An inspected pass runs each instruction alone, and reads what is away.
 #[test]
 fn an_inspected_step_is_the_same() {

@@ -5,14 +5,15 @@
 
 use std::collections::BTreeMap;
 
-use crate::ops::Binary;
+use crate::ops::{Binary, Cast};
 use crate::rules::Backward;
-use crate::{Builder, Graph, GraphError, ParameterGradient, Phase, TensorType, TrainGraph, ValueId, ValueKind};
+use crate::{Builder, Graph, GraphError, Op, ParameterGradient, Phase, TensorType, TrainGraph, ValueId, ValueKind};
 
 /// Adds to `graph` the operators that compute the gradient of `loss_weight · loss` with respect to every parameter.
 ///
 /// Forward nodes and values keep their ids. The gradients of a value that several nodes read are added in a chain of
-/// nodes, from the last reader to the first. So the graph fixes the order of additions, wherever its parts run.
+/// nodes, from the last reader to the first. So the graph fixes the order of additions, wherever its parts run. Gradients
+/// of 16 bits are added in f32.
 pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphError> {
     let ty = graph.ty(loss).clone();
     if !ty.dtype.is_float() || ty.numel() != 1 {
@@ -46,9 +47,10 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
         }
         b.tag(Phase::InputGrad, Some(id));
         let outgoing = b.scope(format!("{}.grad", node.name), |b| {
+            let inputs = node.inputs.iter().map(|v| cast_again(b, *v)).collect::<Result<Vec<_>, _>>()?;
             node.op.backward(&mut Backward {
                 b,
-                inputs: &node.inputs,
+                inputs: &inputs,
                 outputs: &node.outputs,
                 grads: &incoming,
                 wanted: &wanted,
@@ -88,6 +90,23 @@ fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     depends
 }
 
+/// A forward value as backward reads it. A cast of a tensor that stays is made again: the tensor is there anyway, and
+/// its cast would be kept for every micro-batch in flight.
+fn cast_again(b: &mut Builder, v: ValueId) -> Result<ValueId, GraphError> {
+    let Some(node) = b.graph().producer(v).map(|n| b.graph().node(n)) else { return Ok(v) };
+    let stays = |v: &ValueId| match b.graph().value(*v).kind {
+        ValueKind::Parameter(_) | ValueKind::Buffer(_) | ValueKind::Constant => true,
+        ValueKind::Input | ValueKind::RngKey | ValueKind::Result { .. } => false,
+    };
+    match node.op {
+        Op::Cast(cast) if node.inputs.iter().all(stays) => {
+            let inputs = node.inputs.clone();
+            b.op(cast, &inputs)
+        }
+        _ => Ok(v),
+    }
+}
+
 /// Adds up the terms of a gradient in a chain. Each addition has the origin of the node that its second term comes
 /// from. `on_sum` is called with each partial sum.
 fn accumulate(
@@ -99,13 +118,24 @@ fn accumulate(
     let Some((&first, rest)) = terms.split_first() else {
         return Ok(None);
     };
+    let summed = ty.dtype.accumulator();
+    let widens = summed != ty.dtype && !rest.is_empty();
     let mut sum = first;
-    for &c in rest {
+    for (i, &c) in terms.iter().enumerate() {
         // The loss weight has no producer. Its addition keeps the tag of the node that uses the sum.
-        if let Some(user) = b.graph().producer(c) {
+        if let Some(user) = b.graph().producer(c).filter(|_| i > 0 || widens) {
             b.tag(Phase::InputGrad, b.graph().node(user).origin);
         }
-        sum = b.op(Binary::Add, &[sum, c])?;
+        let term = if widens { b.op(Cast { dtype: summed }, &[c])? } else { c };
+        if i == 0 {
+            sum = term;
+        } else {
+            sum = b.op(Binary::Add, &[sum, term])?;
+            on_sum(sum);
+        }
+    }
+    if widens {
+        sum = b.op(Cast { dtype: ty.dtype }, &[sum])?;
         on_sum(sum);
     }
     // The loss weight is a scalar, but the loss may have shape [1].

@@ -4,10 +4,11 @@
 //!
 //! A [`Graph`] is plain data. Its nodes each apply one operator ([`Op`]) to typed values. Values from outside are
 //! inputs, parameters, buffers and constants. [`autodiff::differentiate`] adds the backward operators to a forward
-//! graph, as plain nodes. [`Graph::evaluation`] returns the form used for evaluation.
+//! graph, as plain nodes. [`Graph::evaluation`] returns the form used for evaluation, and [`Graph::in_precision`] the form
+//! that computes in bf16.
 //!
 //! Layers, from the bottom: `types` and `ids`; `ops` (attributes, shapes, costs); `graph`; `builder`; `rules`
-//! (gradients and decompositions, which write operators with the builder); `autodiff`, `eval` and `models`.
+//! (gradients and decompositions, which write operators with the builder); `autodiff`, `eval`, `precision` and `models`.
 //!
 //! ```
 //! use fusionllm_graph::{Builder, DType, Init};
@@ -38,6 +39,7 @@ pub mod init;
 pub mod models;
 mod number;
 pub mod ops;
+mod precision;
 mod print;
 mod rng;
 mod rules;
@@ -52,5 +54,6 @@ pub use host_tensor::HostTensor;
 pub use ids::{NodeId, ValueId};
 pub use init::Init;
 pub use ops::{Cost, Op};
+pub use precision::Precision;
 pub use rng::{ChoiceRng, CounterRng};
 pub use types::{DType, Shape, TensorType};

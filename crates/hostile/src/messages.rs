@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use fusionllm_compress::decode as decode_tensor;
 use fusionllm_plan::LearningRate;
-use fusionllm_plan::Precision;
 use fusionllm_protocol::{
     Answer, Atlas, BulkHeader, ExpectedPeers, FromPeer, MemberId, PeerHello, Probe, Roster, Run, RunOptions,
     RunSettings, RunState, Survey, TensorHeader, ToPeer, TrainingProgress, decode, hello_version,
@@ -72,13 +71,7 @@ pub(crate) fn run_state(bytes: &[u8]) -> bool {
     let roster = Roster::new(ExpectedPeers::Any(2), state.admission().clone());
     let _ = state.newest_step();
     let mut run = Run::restore(
-        RunOptions {
-            settings: short_run(),
-            measured: true,
-            programs: Arc::default(),
-            precision: Precision::F32,
-            copies: true,
-        },
+        RunOptions { settings: short_run(), measured: true, programs: Arc::default(), copies: true },
         roster,
         state,
         Atlas::default(),

@@ -13,7 +13,6 @@ mod offload;
 mod optimizer;
 pub mod picture;
 mod plan;
-mod precision;
 mod program;
 mod saved;
 mod schedule;
@@ -33,7 +32,6 @@ pub use error::PlanError;
 pub use offload::PeerOffload;
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
 pub use plan::{FORMAT_VERSION, Plan, Stage};
-pub use precision::Precision;
 pub use program::{
     Cause, GradientPart, Holding, Instruction, Medium, Movable, OffloadedBytes, PASSES_IN_FLIGHT, PassKind, PeerId,
     PerPass, Poison, PoisonPlace, Program, Reduction, Slot,

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use fusionllm_graph::{TensorType, Value, ValueKind};
-use fusionllm_plan::{Compression, Instruction, Medium, Movable, Optimizer, PeerId, PlanError, Precision, Program};
+use fusionllm_plan::{Compression, Instruction, Medium, Movable, Optimizer, PeerId, PlanError, Program};
 use serde::{Deserialize, Serialize};
 
 use crate::{Contact, MemberId, TensorKey};
@@ -34,8 +34,6 @@ pub struct Assignment {
     pub seed: u64,
     /// The update rule.
     pub optimizer: Optimizer,
-    /// In which type the peer computes, if its backend gains from it.
-    pub precision: Precision,
     /// How tensors are compressed. The programs have the codecs of the peer's links.
     pub compression: Compression,
     /// The program of a training step.
@@ -64,7 +62,6 @@ impl Assignment {
             donors: Vec::new(),
             seed: 0,
             optimizer,
-            precision: Precision::default(),
             compression: Compression::default(),
             train,
             eval,

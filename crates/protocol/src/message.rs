@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, ValueId};
-use fusionllm_plan::{Link, Measured, PassKind, PeerId, Precision, Program, Rates, Slot, Verdict};
+use fusionllm_plan::{Link, Measured, PassKind, PeerId, Program, Rates, Slot, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 11;
+pub const VERSION: u32 = 12;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -278,8 +278,6 @@ pub enum ToPeer {
     Measure {
         /// What to run besides, without any peer: operators of the job's model.
         programs: Vec<Program>,
-        /// The precision of the run.
-        precision: Precision,
     },
     /// Connect to another member or to the broker, and measure the links there and back.
     Probe {

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 
-use fusionllm_plan::{Link, Precision, Program};
+use fusionllm_plan::{Link, Program};
 
 use crate::{Atlas, FromPeer, MachineProfile, MemberId, ToPeer};
 
@@ -32,9 +32,9 @@ pub struct Survey {
 
 impl Survey {
     /// A survey of what is not known about these members. Each measures its machine with `programs`, too.
-    pub fn new(members: &[MemberId], atlas: &Atlas, programs: &[Program], precision: Precision) -> Self {
+    pub fn new(members: &[MemberId], atlas: &Atlas, programs: &[Program]) -> Self {
         let unknown = |m: &&MemberId| !atlas.machines.contains_key(m);
-        let measure = |m: &MemberId| (*m, ToPeer::Measure { programs: programs.to_vec(), precision });
+        let measure = |m: &MemberId| (*m, ToPeer::Measure { programs: programs.to_vec() });
         let machines: Vec<_> = members.iter().filter(unknown).map(measure).collect();
         let pairs = tournament(members).into_iter().map(|mut round| {
             round.retain(|pair| !atlas.links.contains_key(pair));
@@ -50,7 +50,7 @@ impl Survey {
 
     /// Whether something about these members is not measured yet.
     pub fn is_needed(members: &[MemberId], atlas: &Atlas) -> bool {
-        !Self::new(members, atlas, &[], Precision::default()).is_over()
+        !Self::new(members, atlas, &[]).is_over()
     }
 
     /// The next requests. Empty while an answer is missing, and at the end of the survey.
@@ -230,7 +230,7 @@ mod tests {
     /// Answers all requests. A link's rate is the sum of its ends' numbers, the broker's being 100. Members 0 and 2
     /// cannot reach each other. Returns the number of rounds.
     fn measure(members: &[MemberId], atlas: &mut Atlas) -> usize {
-        let mut survey = Survey::new(members, atlas, &[], Precision::F32);
+        let mut survey = Survey::new(members, atlas, &[]);
         let mut rounds = 0;
         while !survey.is_over() {
             let requests = survey.next_requests();
@@ -292,7 +292,7 @@ mod tests {
             atlas.set_line(MemberId(member), Some(line.into()));
         }
         atlas.set_line(MemberId(0), Some([127, 0, 0, 1].into()));
-        let mut survey = Survey::new(&ids(5), &atlas, &[], Precision::F32);
+        let mut survey = Survey::new(&ids(5), &atlas, &[]);
         let mut met = 0;
         for round in &mut survey.rounds {
             let mut lines = BTreeSet::new();
@@ -327,7 +327,7 @@ mod tests {
     fn impossible_numbers_are_refused() {
         let refused = |answer: &dyn Fn(&mut MachineProfile)| {
             let mut atlas = Atlas::default();
-            let mut survey = Survey::new(&ids(1), &atlas, &[], Precision::F32);
+            let mut survey = Survey::new(&ids(1), &atlas, &[]);
             survey.next_requests();
             let mut m = machine();
             answer(&mut m);
@@ -346,11 +346,8 @@ mod tests {
         }
         for bad in [link(0.0), link(f64::INFINITY), Link { latency: f64::NAN, bandwidth: 1.0 }] {
             let mut atlas = Atlas::default();
-            let mut survey = Survey::new(&ids(1), &atlas, &[], Precision::Bf16);
-            assert_eq!(
-                survey.next_requests(),
-                [(MemberId(0), ToPeer::Measure { programs: Vec::new(), precision: Precision::Bf16 })]
-            );
+            let mut survey = Survey::new(&ids(1), &atlas, &[]);
+            assert_eq!(survey.next_requests(), [(MemberId(0), ToPeer::Measure { programs: Vec::new() })]);
             let unasked = FromPeer::Links { with: MemberId(3), links: None, relayed: false };
             survey.answer(MemberId(0), unasked, &mut atlas).unwrap();
             assert!(!survey.is_over() && !atlas.is_cut_off(MemberId(0), MemberId(3)));
@@ -364,7 +361,7 @@ mod tests {
 
     #[test]
     fn many_members_are_measured_in_less_time_each() {
-        let patience = |count| match Survey::new(&ids(count), &Atlas::default(), &[], Precision::F32).rounds[1][0].1 {
+        let patience = |count| match Survey::new(&ids(count), &Atlas::default(), &[]).rounds[1][0].1 {
             ToPeer::Probe { patience_s, .. } => patience_s,
             _ => 0.0,
         };

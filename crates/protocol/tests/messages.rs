@@ -9,9 +9,7 @@ use common::{names, programs};
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
-use fusionllm_plan::{
-    Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, PoisonPlace, Precision, Slot, Verdict,
-};
+use fusionllm_plan::{Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, PoisonPlace, Slot, Verdict};
 use fusionllm_protocol::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MemberId,
     PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, TensorKey, ToPeer,
@@ -114,7 +112,7 @@ fn messages_round_trip() {
         ToPeer::Release { before: 9 },
         ToPeer::Regroup { generation: 2 },
         ToPeer::Contacts(assignment().peers),
-        ToPeer::Measure { programs: vec![assignment().train], precision: Precision::Bf16 },
+        ToPeer::Measure { programs: vec![assignment().train] },
         ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
         ToPeer::Stop { reason: String::new() },
         ToPeer::Welcome { seen_as: Some(([192, 0, 2, 1], 4433).into()), clock_s: 1.8e9 },
@@ -152,7 +150,7 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_11() {
+fn the_layout_of_version_12() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     let run = ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true };
     assert_eq!(bytes(&run), [5, 0xac, 2, 7, 0, 2, 1]);
@@ -162,8 +160,8 @@ fn the_layout_of_version_11() {
         encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
         [1, 1, 0, 5, 1, 0]
     );
-    assert_eq!(bytes(&ToPeer::Measure { programs: Vec::new(), precision: Precision::F32 }), [2, 0, 0]);
-    assert_eq!(VERSION, 11);
+    assert_eq!(bytes(&ToPeer::Measure { programs: Vec::new() }), [2, 0]);
+    assert_eq!(VERSION, 12);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.

@@ -182,6 +182,19 @@ pub(super) fn cast(x: Array, to: DType) -> Array {
     }
     let x = x.contiguous();
     let out = TensorType::new(to, x.shape.clone());
+    match (x.dtype, to) {
+        (DType::F32, DType::BF16) => {
+            let mut y = kernels::uninit::<half::bf16>(out.numel());
+            kernels::narrow(&mut y, x.elements::<f32>());
+            return Array::new(y, &out);
+        }
+        (DType::BF16, DType::F32) => {
+            let mut y = kernels::uninit::<f32>(out.numel());
+            kernels::widen(&mut y, x.elements::<half::bf16>());
+            return Array::new(y, &out);
+        }
+        _ => {}
+    }
     match x.dtype {
         DType::F64 => from::<f64>(&x, &out),
         DType::F32 => from::<f32>(&x, &out),

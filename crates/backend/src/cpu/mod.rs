@@ -20,6 +20,7 @@ use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
 use crate::guard::guarded;
 use crate::kernels::generic::Operand;
+use crate::kernels::simd::level;
 use crate::{Backend, BackendError, DeviceInfo, Tensor, run_decomposed};
 use tensor::Array;
 
@@ -42,7 +43,11 @@ impl Backend for Cpu {
     }
 
     fn device(&self) -> DeviceInfo {
-        crate::machine::processor()
+        let processor = crate::machine::processor();
+        match level().name() {
+            Some(instructions) => DeviceInfo { name: format!("{} with {instructions}", processor.name), ..processor },
+            None => processor,
+        }
     }
 
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {

@@ -92,9 +92,50 @@ pub(crate) fn cast<A: Convert, B: Convert>(out: &mut [B], x: &[A]) {
     });
 }
 
+/// Rounds to bf16, ties to even, in a loop that the compiler vectorises: a model in bf16 converts at every product.
+pub(crate) fn narrow(out: &mut [bf16], x: &[f32]) {
+    assert_eq!(out.len(), x.len(), "operand and result differ in length");
+    chunks(out, |chunk, start| {
+        for (o, v) in chunk.iter_mut().zip(&x[start..]) {
+            let bits = v.to_bits();
+            let rounded = bits.wrapping_add(0x7fff + (bits >> 16 & 1)) >> 16;
+            // Rounding could make infinity of a NaN, so a NaN keeps its upper half and becomes quiet.
+            let nan = bits >> 16 | 0x40;
+            *o = bf16::from_bits(if bits & 0x7fff_ffff > 0x7f80_0000 { nan } else { rounded } as u16);
+        }
+    });
+}
+
+/// The same numbers as f32.
+pub(crate) fn widen(out: &mut [f32], x: &[bf16]) {
+    assert_eq!(out.len(), x.len(), "operand and result differ in length");
+    chunks(out, |chunk, start| {
+        for (o, v) in chunk.iter_mut().zip(&x[start..]) {
+            *o = f32::from_bits(u32::from(v.to_bits()) << 16);
+        }
+    });
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Every bf16, and the f32 around and between each two of them.
+    #[test]
+    fn bf16_rounds_to_nearest_and_ties_to_even() {
+        let lower = [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff];
+        let all: Vec<f32> =
+            (0..=u16::MAX).flat_map(|h| lower.map(|l| f32::from_bits(u32::from(h) << 16 | l))).collect();
+        let mut fast = vec![bf16::ZERO; all.len()];
+        narrow(&mut fast, &all);
+        for (x, h) in all.iter().zip(&fast) {
+            let exact = bf16::from_f32(*x);
+            assert!(exact == *h || exact.is_nan() && h.is_nan(), "{x}: {h}, not {exact}");
+        }
+        let mut back = vec![0.0; all.len()];
+        widen(&mut back, &fast);
+        assert!(back.iter().zip(&fast).all(|(x, h)| x.to_bits() == h.to_f32().to_bits()));
+    }
 
     #[test]
     fn casts_truncate_and_round() {

@@ -71,6 +71,16 @@ impl<'a, T> Matrix<'a, T> {
         Self { start: self.start + elements, ..self }
     }
 
+    /// The matrix from a row on.
+    fn at_row(self, row: usize) -> Self {
+        Self { start: (self.start as isize + row as isize * self.strides.row) as usize, ..self }
+    }
+
+    /// The matrix from a column on.
+    fn at_column(self, column: usize) -> Self {
+        self.transposed().at_row(column).transposed()
+    }
+
     fn pointer(&self, rows: usize, columns: usize) -> *const T {
         in_bounds(self.data.len(), self.start, self.strides, rows, columns);
         // SAFETY: `in_bounds` has shown the first element to lie within the slice (or the matrix to be empty).
@@ -95,6 +105,9 @@ pub(crate) enum Threads {
     All,
     One,
 }
+
+/// The longest sum that `gemm` adds up at once on any processor. Longer ones are cut into pieces of equal length.
+const LONGEST_SUM: usize = 512;
 
 /// `out = scale · a b`, or `out += scale · a b` if `accumulate`.
 pub(crate) fn product<T: Float>(
@@ -127,7 +140,7 @@ pub(crate) unsafe fn product_raw<T: Float>(
     if m * n == 0 {
         return;
     }
-    let run = |a: Matrix<'_, T>, b: Matrix<'_, T>| {
+    let block = |a: Matrix<'_, T>, b: Matrix<'_, T>, k: usize, accumulate: bool| {
         let (pa, pb) = (a.pointer(m, k), b.pointer(k, n));
         let parallelism = match threads {
             Threads::All => gemm::Parallelism::Rayon(0),
@@ -156,6 +169,15 @@ pub(crate) unsafe fn product_raw<T: Float>(
                 false,
                 parallelism,
             );
+        }
+    };
+    // `gemm` would cut longer sums by the size of the processor's caches, so that their bits depend on it.
+    let run = |a: Matrix<'_, T>, b: Matrix<'_, T>| {
+        let length = k.div_ceil(k.div_ceil(LONGEST_SUM).max(1)).max(1);
+        block(a, b, k.min(length), accumulate);
+        for start in (length..k).step_by(length) {
+            let (a, b) = (a.at_column(start), b.at_row(start));
+            block(a, b, length.min(k - start), true);
         }
     };
     // For these sizes, `gemm` chooses its kernel by strides, too, and each kernel sums in another order.
@@ -426,6 +448,24 @@ mod tests {
                     assert!(run(a, b, 2) == first, "{sizes:?} with {:?} and {:?}", a.1, b.1);
                 }
             }
+        }
+    }
+
+    /// The sum of a long product is cut into two pieces here, whatever caches this machine has.
+    #[test]
+    fn long_sums_are_those_of_their_pieces() {
+        let (m, n, k) = (70, 90, 1000);
+        let (a, b) = (sample(m * k, 0.1), sample(k * n, 0.2));
+        let (a, b) = (Matrix::rows(&a, k), Matrix::rows(&b, n));
+        for accumulate in [false, true] {
+            let [mut whole, mut pieces] = [vec![0.5_f32; m * n], vec![0.5_f32; m * n]];
+            product(Sizes { m, n, k }, (&mut whole, Strides::rows(n)), a, b, 0.7, accumulate, Threads::All);
+            for (i, start) in [0, 500].into_iter().enumerate() {
+                let (a, b) = (a.at_column(start), b.at_row(start));
+                let sizes = Sizes { m, n, k: 500 };
+                product(sizes, (&mut pieces, Strides::rows(n)), a, b, 0.7, accumulate || i > 0, Threads::One);
+            }
+            assert!(whole == pieces);
         }
     }
 

@@ -34,7 +34,7 @@ mod parallel;
 mod patches;
 mod pool;
 mod reduce;
-mod simd;
+pub(crate) mod simd;
 mod softmax;
 mod strided;
 

@@ -15,6 +15,18 @@ pub(crate) enum Level {
     V4,
 }
 
+impl Level {
+    /// The name of the instructions, beyond the target's baseline. `gemm` has kernels of its own for each, which round
+    /// sums in other ways.
+    pub(crate) fn name(self) -> Option<&'static str> {
+        match self {
+            Self::Base => None,
+            Self::V3 => Some("AVX2"),
+            Self::V4 => Some("AVX-512"),
+        }
+    }
+}
+
 /// The best level of this processor.
 #[inline]
 pub(crate) fn level() -> Level {

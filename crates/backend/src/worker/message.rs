@@ -18,8 +18,6 @@ pub(super) struct Hello {
     pub(super) version: String,
     pub(super) device: String,
     pub(super) memory_bytes: Option<u64>,
-    #[serde(default)]
-    pub(super) gains_from_bf16: bool,
     pub(super) dtypes: Vec<String>,
     pub(super) operators: Vec<String>,
 }

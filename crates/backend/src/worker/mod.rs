@@ -117,6 +117,9 @@ impl Worker {
     fn check_type(&self, ty: &TensorType) -> Result<(), BackendError> {
         match self.dtypes.contains(&ty.dtype) {
             true => Ok(()),
+            false if ty.dtype == DType::BF16 => {
+                Err(self.refused("it does not hold bf16, in which runs with train.precision = \"bf16\" compute".into()))
+            }
             false => Err(self.refused(format!("it does not hold {}", ty.dtype))),
         }
     }
@@ -180,10 +183,6 @@ impl Backend for Worker {
         let Hello { name, version, device, memory_bytes, .. } = &self.hello;
         // The time of its threads is not this process's.
         DeviceInfo { name: format!("{device}, {name} {version}"), threads: None, memory_bytes: *memory_bytes }
-    }
-
-    fn gains_from_bf16(&self) -> bool {
-        self.hello.gains_from_bf16 && self.dtypes.contains(&DType::BF16)
     }
 
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {

@@ -11,7 +11,9 @@ use fusionllm_exec::local::{LocalRun, Training};
 pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, TensorType, TrainGraph, Value, ValueKind, autodiff};
+use fusionllm_graph::{
+    CounterRng, DType, Graph, HostTensor, Precision, TensorType, TrainGraph, Value, ValueKind, autodiff,
+};
 use fusionllm_plan::{LearningRate, Optimizer, Plan, Schedule, compile};
 
 pub(crate) fn gpt2(attention: AttentionImplementation, dropout: f64) -> Graph {
@@ -28,6 +30,11 @@ pub(crate) fn gpt2(attention: AttentionImplementation, dropout: f64) -> Graph {
         ..Gpt2Config::default()
     };
     config.build(2, 12, DType::F32).unwrap()
+}
+
+/// The graph in bf16.
+pub(crate) fn narrow(graph: Graph) -> Graph {
+    graph.in_precision(Precision::Bf16).unwrap()
 }
 
 pub(crate) fn resnet(dtype: DType) -> Graph {

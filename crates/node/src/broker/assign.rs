@@ -47,7 +47,6 @@ impl Conductor<'_> {
             let mut assignment = Assignment {
                 generation: order.generation,
                 seed: job.train.seed,
-                precision: job.train.precision,
                 compression: plan.compression,
                 start: order.restart.progress.step,
                 passes_before: order.passes_before,
@@ -73,6 +72,7 @@ impl Conductor<'_> {
             member,
             name: self.run.roster().name(member).to_owned(),
             backend: known.map(|m| m.backend.clone()).unwrap_or_default(),
+            device: known.map(|m| m.device.clone()).unwrap_or_default(),
             inputs: PerPass { train: inputs(&assignment.train), eval: inputs(&assignment.eval) },
             train: assignment.train.clone(),
         }

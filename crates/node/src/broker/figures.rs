@@ -54,6 +54,7 @@ struct OfGeneration {
 pub(super) struct PeerFacts {
     pub(super) name: String,
     pub(super) backend: String,
+    pub(super) device: String,
     pub(super) operators: usize,
     pub(super) predicted: Option<PeerLoad>,
     /// Bytes of the tensors it sends to each peer in a training step, before any codec.
@@ -210,6 +211,7 @@ impl Figures {
         PeerSummary {
             name: facts.name.clone(),
             backend: facts.backend.clone(),
+            device: facts.device.clone(),
             operators: facts.operators as u64,
             compute_s: figures(|r| r.compute_s),
             predicted_compute_s: facts.predicted.map(|l| l.compute_s),

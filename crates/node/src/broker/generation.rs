@@ -33,6 +33,7 @@ pub(super) struct Peer {
     pub(super) member: MemberId,
     pub(super) name: String,
     pub(super) backend: String,
+    pub(super) device: String,
     /// The training program.
     pub(super) train: Program,
     /// The inputs that it reads.
@@ -70,6 +71,7 @@ impl Generation {
         let facts = |(i, p): (usize, &Peer)| PeerFacts {
             name: p.name.clone(),
             backend: p.backend.clone(),
+            device: p.device.clone(),
             operators: p.train.nodes.len(),
             predicted: loads.get(i).copied(),
             sends: sends(&p.train),

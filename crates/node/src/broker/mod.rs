@@ -393,13 +393,8 @@ impl Preparation {
         let wanted = places.count();
         let settings = settings(&job, &data, store.start());
         let measured = matches!(course, Course::Measure { .. });
-        let options = RunOptions {
-            settings,
-            measured,
-            programs: course.samples(&job).into(),
-            precision: job.train.precision,
-            copies: job.checkpoint.copies,
-        };
+        let options =
+            RunOptions { settings, measured, programs: course.samples(&job).into(), copies: job.checkpoint.copies };
         let roster = Roster::new(places, admission);
         let run = match left {
             Some(left) => {

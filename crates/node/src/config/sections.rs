@@ -2,8 +2,9 @@
 
 use std::path::PathBuf;
 
+use fusionllm_graph::Precision;
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
-use fusionllm_plan::{Compression, Compressor, LearningRate, Optimizer, Precision, Schedule, Scheduler};
+use fusionllm_plan::{Compression, Compressor, LearningRate, Optimizer, Schedule, Scheduler};
 use serde::{Serialize, Serializer};
 
 use super::files::Files;

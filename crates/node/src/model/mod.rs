@@ -19,7 +19,7 @@ use crate::data::{Data, IMAGE_SIZE};
 pub struct Model {
     /// Samples per micro-batch.
     pub micro_batch: usize,
-    /// The forward graph, which plans are made for.
+    /// The forward graph in the job's precision, which plans are made for.
     pub forward: Graph,
     /// The forward graph with its backward operators.
     pub train: TrainGraph,
@@ -30,7 +30,7 @@ pub struct Model {
 impl Model {
     /// Builds the graphs of a job at one micro-batch size.
     pub fn build(job: &Job, micro_batch: usize) -> Result<Self, NodeError> {
-        let forward = forward(job, micro_batch)?;
+        let forward = forward(job, micro_batch)?.in_precision(job.train.precision)?;
         let Some(&loss) = forward.outputs.get("loss") else {
             return Err(check::no_loss(&forward.name));
         };
@@ -67,7 +67,7 @@ pub fn models(job: &Job) -> Result<Vec<Model>, NodeError> {
     }
 }
 
-/// A job's forward graph for `samples` samples at once.
+/// A job's forward graph for `samples` samples at once, in f32.
 pub fn forward(job: &Job, samples: usize) -> Result<Graph, NodeError> {
     Ok(match (&job.model.family, &job.data) {
         (Family::Gpt2(config), Data::Text(text)) => config.build(samples, text.context, DType::F32)?,

@@ -48,8 +48,7 @@ impl Compute {
 
     fn run(self) -> Result<(), NodeError> {
         let Self { assignment, shared, mailbox, loads, commands } = self;
-        let mut executor =
-            Executor::new(shared.backend_for(assignment.precision), assignment.optimizer, assignment.seed);
+        let mut executor = Executor::new(shared.backend.clone(), assignment.optimizer, assignment.seed);
         executor.set_slowdown(shared.slowdown);
         // An evaluation moves no more than a training step.
         if assignment.train.offloaded_bytes(Medium::Disk).total() > 0 {

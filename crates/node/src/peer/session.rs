@@ -188,9 +188,9 @@ impl Session {
                 }
                 Err(e) => return end(Err(NodeError::Protocol(e))),
             },
-            ToPeer::Measure { programs, precision } => {
+            ToPeer::Measure { programs } => {
                 let (shared, profile) = (self.shared.clone(), self.profile.clone());
-                self.answer(async move { measure(&shared, profile, programs, precision).await });
+                self.answer(async move { measure(&shared, profile, programs).await });
             }
             ToPeer::Probe { with, patience_s } => {
                 let shared = self.shared.clone();

@@ -2,8 +2,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fusionllm_backend::{Autocast, Backend};
-use fusionllm_plan::Precision;
+use fusionllm_backend::Backend;
 use fusionllm_transport::Endpoint;
 use tokio::sync::watch;
 
@@ -43,14 +42,6 @@ impl Drop for Saving<'_> {
 }
 
 impl Shared {
-    /// The backend as it computes a run of this precision. One that does not gain from bf16 computes in f32.
-    pub(super) fn backend_for(&self, precision: Precision) -> Arc<dyn Backend> {
-        match precision {
-            Precision::Bf16 if self.backend.gains_from_bf16() => Arc::new(Autocast::new(self.backend.clone())),
-            _ => self.backend.clone(),
-        }
-    }
-
     /// Begins to stream a cut to the broker.
     pub(super) fn begin_saving(&self) -> Saving<'_> {
         self.saving.send_modify(|count| *count += 1);

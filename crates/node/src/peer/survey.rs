@@ -1,6 +1,6 @@
 //! A joiner's answers while the broker measures its machine. [`fusionllm_protocol::Survey`] is the broker's side.
 
-use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE, Precision, Program};
+use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE, Program};
 use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
 use fusionllm_transport::PeerAddr;
 
@@ -14,9 +14,8 @@ pub(super) async fn measure(
     shared: &Shared,
     profile: Option<Device>,
     programs: Vec<Program>,
-    precision: Precision,
 ) -> Result<FromPeer, NodeError> {
-    let (backend, slowdown) = (shared.backend_for(precision), shared.slowdown);
+    let (backend, slowdown) = (shared.backend.clone(), shared.slowdown);
     let memory = shared.memory.or_else(memory::available);
     // A worker on the processor has tensors elsewhere, too, but in the same memory.
     let of_device = shared.backend.device();

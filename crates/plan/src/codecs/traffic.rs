@@ -2,22 +2,22 @@
 
 use std::collections::BTreeMap;
 
-use fusionllm_graph::{DType, TensorType};
+use fusionllm_graph::TensorType;
 
 use crate::cost::{Cluster, UplinkId};
 use crate::error::PlanError;
-use crate::program::{Instruction, PeerId, Program, Slot};
+use crate::program::{Instruction, PeerId, Program, Slot, takes_codec};
 
 /// Whether a codec may apply to a message. True for activations and their gradients; false for inputs, parameters,
 /// their gradients and integers.
 pub(crate) fn codable(slot: Slot, other_end: PeerId, ty: &TensorType, varies: bool) -> bool {
-    matches!(slot, Slot::Value { .. }) && other_end != PeerId::BROKER && ty.dtype == DType::F32 && varies
+    matches!(slot, Slot::Value { .. }) && other_end != PeerId::BROKER && takes_codec(ty.dtype) && varies
 }
 
 /// The messages of one step that may be compressed, by link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traffic {
-    /// By sender and receiver: the number of elements of each message.
+    /// By sender and receiver: the bytes of each message without a codec.
     pub links: BTreeMap<(PeerId, PeerId), Vec<usize>>,
 }
 
@@ -31,7 +31,7 @@ impl Traffic {
                     && p.coded.contains(&slot.value())
                     && let Some(v) = p.values.get(&slot.value())
                 {
-                    links.entry((p.peer, to)).or_default().push(v.ty.numel());
+                    links.entry((p.peer, to)).or_default().push(v.ty.bytes());
                 }
             }
         }
@@ -41,20 +41,20 @@ impl Traffic {
     /// By link: seconds for which a step's messages keep the slowest part of the route busy, without compression. A
     /// shared uplink is busy with the messages of all links that use it.
     pub(super) fn seconds(&self, cluster: &Cluster) -> Result<Vec<f64>, PlanError> {
-        let bytes = |elements: &[usize]| elements.iter().map(|n| 4.0 * *n as f64).sum::<f64>();
+        let bytes = |messages: &[usize]| messages.iter().map(|n| *n as f64).sum::<f64>();
         let mut shared: BTreeMap<UplinkId, f64> = BTreeMap::new();
-        for ((from, to), elements) in &self.links {
+        for ((from, to), messages) in &self.links {
             for (id, _) in cluster.uplinks(*from, *to) {
-                *shared.entry(id).or_default() += bytes(elements);
+                *shared.entry(id).or_default() += bytes(messages);
             }
         }
-        let times = self.links.iter().map(|((from, to), elements)| {
+        let times = self.links.iter().map(|((from, to), messages)| {
             let Some(link) = cluster.link(*from, *to) else {
                 let (from, to) = (cluster.name(*from), cluster.name(*to));
                 return Err(PlanError::Cluster(format!("no link leads from {from} to {to}")));
             };
             let uplinks = cluster.uplinks(*from, *to).map(|(id, l)| shared[&id] / l.bandwidth);
-            Ok(uplinks.fold(bytes(elements) / link.bandwidth, f64::max))
+            Ok(uplinks.fold(bytes(messages) / link.bandwidth, f64::max))
         });
         times.collect()
     }

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 
-use super::{GradientPart, Instruction, Medium, Movable, PeerId, Program, Reduction, Slot};
+use super::{GradientPart, Instruction, Medium, Movable, PeerId, Program, Reduction, Slot, takes_codec};
 use crate::error::PlanError;
 
 type Check = Result<(), String>;
@@ -59,8 +59,8 @@ impl Program {
     fn check_coded(&self) -> Check {
         for v in &self.coded {
             let value = self.values.get(v).filter(|v| matches!(v.kind, ValueKind::Result { .. }));
-            want(value.is_some_and(|v| v.ty.dtype == DType::F32), || {
-                format!("{} has a codec, but is not an f32 result of an operator", self.name(*v))
+            want(value.is_some_and(|v| takes_codec(v.ty.dtype)), || {
+                format!("{} has a codec, but is not an f32 or bf16 result of an operator", self.name(*v))
             })?;
         }
         for (gradient, of) in &self.masks {

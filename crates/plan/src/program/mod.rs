@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 use fusionllm_compress::{Codec, HEADER_BYTES, exact_bytes};
-use fusionllm_graph::{Node, NodeId, TensorType, Value, ValueId};
+use fusionllm_graph::{DType, Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
 pub(crate) use memory::{Bytes, Memory, storage};
@@ -223,6 +223,11 @@ pub struct Holding {
     pub value: ValueId,
     /// Whether this peer's copy is updated and saved.
     pub owner: bool,
+}
+
+/// Whether codecs take tensors of a type.
+pub(crate) fn takes_codec(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::BF16)
 }
 
 /// A peer's share of a graph, and what it does in one pass.

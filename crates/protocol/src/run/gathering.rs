@@ -75,7 +75,7 @@ impl Run {
             return Vec::new();
         }
         if self.options.measured && Survey::is_needed(&present, &self.atlas) {
-            let mut survey = Survey::new(&present, &self.atlas, &self.options.programs, self.options.precision);
+            let mut survey = Survey::new(&present, &self.atlas, &self.options.programs);
             let requests = survey.next_requests();
             self.watch.restart(&present, self.now);
             self.phase = Phase::Surveying(survey);

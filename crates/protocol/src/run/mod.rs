@@ -13,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fusionllm_plan::{LinkCodec, PeerId, Precision, Program};
+use fusionllm_plan::{LinkCodec, PeerId, Program};
 
 use crate::notice::{Open, one_line};
 use crate::{
@@ -35,8 +35,6 @@ pub struct RunOptions {
     pub measured: bool,
     /// What machines are measured with besides operators in general: operators of the job's model.
     pub programs: Arc<[Program]>,
-    /// The precision in which they measure.
-    pub precision: Precision,
     /// Whether peers keep copies of each other's shares. Without them, a loss takes the run back to a checkpoint.
     pub copies: bool,
 }

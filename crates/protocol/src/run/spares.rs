@@ -22,7 +22,7 @@ impl Run {
         if !Survey::is_needed(&present, &self.atlas) {
             return self.weigh();
         }
-        let mut survey = Survey::new(&present, &self.atlas, &self.options.programs, self.options.precision);
+        let mut survey = Survey::new(&present, &self.atlas, &self.options.programs);
         let requests = survey.next_requests();
         self.watch.restart(&present, self.now);
         self.scout = Some(survey);

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_plan::{Instruction, LearningRate, Optimizer, Poison, Precision, Program};
+use fusionllm_plan::{Instruction, LearningRate, Optimizer, Poison, Program};
 use fusionllm_protocol::{
     Action, Admission, Arrival, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, Invitation,
     MemberId, Notice, PassReport, Roster, Run, RunOptions, RunPhase, RunSettings, Standing, TicketRole, ToPeer,
@@ -69,8 +69,7 @@ impl Stage {
         admission.invite(ticket).unwrap();
         admission.invite(Invitation::new(TicketRole::Owner, OWNERS)).unwrap();
         let roster = Roster::new(ExpectedPeers::Any(wanted), admission);
-        let options =
-            RunOptions { settings, measured: false, programs: Arc::default(), precision: Precision::F32, copies: true };
+        let options = RunOptions { settings, measured: false, programs: Arc::default(), copies: true };
         Self {
             run: Run::new(options.clone(), roster),
             options,

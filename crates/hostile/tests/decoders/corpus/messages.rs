@@ -6,7 +6,7 @@ use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat};
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_hostile::short_run;
 use fusionllm_plan::{
-    Cause, Curve, LearningRate, Link, Measured, PassKind, PeerId, Poison, PoisonPlace, Precision, Rates, Slot, Verdict,
+    Cause, Curve, LearningRate, Link, Measured, PassKind, PeerId, Poison, PoisonPlace, Rates, Slot, Verdict,
 };
 use fusionllm_protocol::{
     Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, Contact, ExpectedPeers, FromPeer, Heartbeat,
@@ -82,7 +82,7 @@ pub(super) fn to_peer() -> Vec<Vec<u8>> {
     all([
         ToPeer::Refused { reason: "full".into() },
         ToPeer::Contacts(vec![contact.clone(), contact]),
-        ToPeer::Measure { programs: Vec::new(), precision: Precision::Bf16 },
+        ToPeer::Measure { programs: Vec::new() },
         ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
         ToPeer::Regroup { generation: 2 },
         ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3, inspect: true },
@@ -150,10 +150,7 @@ fn run() -> Run {
     let ticket = Invitation { expires: Some(1 << 40), uses: Some(5), ..Invitation::new(TicketRole::Peer, [7; 16]) };
     admission.invite(ticket).unwrap();
     let roster = Roster::new(ExpectedPeers::Any(3), admission);
-    let mut run = Run::new(
-        RunOptions { settings, measured: true, programs: Arc::default(), precision: Precision::F32, copies: true },
-        roster,
-    );
+    let mut run = Run::new(RunOptions { settings, measured: true, programs: Arc::default(), copies: true }, roster);
     for (identity, name) in [([1; 32], "a"), ([2; 32], "b")] {
         let arrival = Arrival { identity, from: None, unix_s: 0 };
         run.join(arrival, Hello { name: name.into(), ..hello() }, 1.0).unwrap();

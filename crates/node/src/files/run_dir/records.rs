@@ -120,6 +120,10 @@ pub struct PeerSummary {
     pub name: String,
     /// Its backend.
     pub backend: String,
+    /// Its device. For the backend `cpu` with the vector instructions of its kernels. Bits are the same on devices that
+    /// are equal in these.
+    #[serde(default)]
+    pub device: String,
     /// Number of its forward and backward operators.
     pub operators: u64,
     /// Median seconds of computation in a step.

@@ -66,6 +66,7 @@ fn a_run_writes_the_documented_files() {
         {
           "name": "a0",
           "backend": "cpu",
+          "device": "",
           "operators": 37,
           "compute_s": null,
           "predicted_compute_s": null,

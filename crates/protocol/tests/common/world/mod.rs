@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use fusionllm_graph::ValueKind;
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_plan::{LearningRate, Optimizer, Precision, Program};
+use fusionllm_plan::{LearningRate, Optimizer, Program};
 use fusionllm_protocol::{
     Action, Arrival, EvalSchedule, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, MemberId,
     Notice, Order, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress, VERSION,
@@ -183,13 +183,7 @@ fn options(scenario: &Scenario, start: TrainingProgress) -> RunOptions {
         window: 3,
         passes_before: 0,
     };
-    RunOptions {
-        settings,
-        measured: scenario.measured,
-        programs: Arc::default(),
-        precision: Precision::F32,
-        copies: true,
-    }
+    RunOptions { settings, measured: scenario.measured, programs: Arc::default(), copies: true }
 }
 
 fn roster(scenario: &Scenario) -> Roster {

@@ -1,0 +1,230 @@
+//! Mixed precision: a graph whose products are computed in bf16, as PyTorch's autocast computes them.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+
+use crate::ops::{Binary, Cast, Unary};
+use crate::{Builder, DType, Graph, GraphError, NodeId, Op, TensorType, ValueId, ValueKind};
+
+/// The type in which a model's f32 operators compute. Parameters, buffers, optimizer state and losses are f32 in any
+/// case.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Precision {
+    /// Everything in f32.
+    #[default]
+    F32,
+    /// Matrix products, convolutions and attention in bf16.
+    Bf16,
+}
+
+impl Precision {
+    /// All of them, the default first.
+    pub const ALL: [Self; 2] = [Self::F32, Self::Bf16];
+
+    /// The name in job files.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F32 => "f32",
+            Self::Bf16 => "bf16",
+        }
+    }
+}
+
+impl fmt::Display for Precision {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl Graph {
+    /// This forward graph in another precision. Inputs, parameters, buffers, constants and outputs keep their names and
+    /// types.
+    ///
+    /// The type of each value is part of the result. So it depends on the graph alone, and not on where the graph is
+    /// cut or on who computes. In bf16, casts stand where an operator reads a value in another type than the one in which
+    /// it was made. Matrix products, convolutions and attention read their f32 operands in bf16. Operators that only move
+    /// or scale numbers take bf16 as it comes. All others compute in f32: losses, norms, softmax and sums. Backward
+    /// follows, because a gradient has the type of its value.
+    pub fn in_precision(self, precision: Precision) -> Result<Graph, GraphError> {
+        match precision {
+            Precision::F32 => Ok(self),
+            Precision::Bf16 => Narrowing::new(&self).run(),
+        }
+    }
+}
+
+/// In which type an operator's f32 operands come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Class {
+    /// In bf16: matrix units make it fast.
+    Narrow,
+    /// As they are, if all are bf16. Otherwise in f32.
+    Follow,
+    /// In f32: it is sensitive to rounding, or adds up.
+    Wide,
+}
+
+fn class(op: &Op) -> Class {
+    match op {
+        Op::Matmul(_) | Op::Linear(_) | Op::Conv2d(_) | Op::ScaledDotProductAttention(_) => Class::Narrow,
+        Op::Reshape(_)
+        | Op::Permute(_)
+        | Op::Expand(_)
+        | Op::Slice(_)
+        | Op::SliceBackward(_)
+        | Op::Split(_)
+        | Op::Cat(_)
+        | Op::Flip(_)
+        | Op::Detach(_)
+        | Op::ConstantPad(_)
+        | Op::Gelu(_)
+        | Op::Dropout(_)
+        | Op::BinaryScalar(_)
+        | Op::Where(_)
+        | Op::Binary(Binary::Mul)
+        | Op::Unary(Unary::Neg | Unary::Relu | Unary::Sigmoid | Unary::Silu | Unary::Tanh) => Class::Follow,
+        _ => Class::Wide,
+    }
+}
+
+/// A value of the f32 graph in the bf16 graph.
+#[derive(Debug, Clone)]
+struct Forms {
+    /// The value in the type in which it was made.
+    made: ValueId,
+    /// The value in other types.
+    cast: BTreeMap<DType, ValueId>,
+}
+
+struct Narrowing<'a> {
+    graph: &'a Graph,
+    b: Builder,
+    /// By value of the f32 graph. Inputs, parameters, buffers and constants come first.
+    forms: Vec<Option<Forms>>,
+}
+
+impl<'a> Narrowing<'a> {
+    fn new(graph: &'a Graph) -> Self {
+        Self { graph, b: Builder::new(graph.name.clone()), forms: vec![None; graph.values.len()] }
+    }
+
+    fn run(mut self) -> Result<Graph, GraphError> {
+        self.sources()?;
+        for id in self.graph.node_ids() {
+            self.node(id)?;
+        }
+        self.b.set_scope("");
+        for (name, v) in &self.graph.outputs {
+            let value = self.form(*v, self.graph.ty(*v).dtype)?;
+            self.b.output(name, value)?;
+        }
+        for u in &self.graph.state_updates {
+            let (buffer, value) = (self.made(u.buffer)?, self.form(u.value, self.graph.ty(u.buffer).dtype)?);
+            self.b.update_buffer(buffer, value)?;
+        }
+        for (key, value) in &self.graph.metadata {
+            self.b.metadata(key, value.clone());
+        }
+        self.b.finish()
+    }
+
+    /// Copies the values that come from outside, in their order.
+    fn sources(&mut self) -> Result<(), GraphError> {
+        for (i, v) in self.graph.values.iter().enumerate() {
+            let shape = v.ty.shape.clone();
+            let made = match &v.kind {
+                ValueKind::Input => self.b.input(&v.name, v.ty.dtype, shape)?,
+                ValueKind::RngKey => self.b.rng_key()?,
+                ValueKind::Parameter(init) => self.b.parameter(&v.name, v.ty.dtype, shape, init.clone())?,
+                ValueKind::Buffer(init) => self.b.buffer(&v.name, v.ty.dtype, shape, init.clone())?,
+                ValueKind::Constant => match self.graph.constants.get(&v.name) {
+                    Some(tensor) => self.b.constant(&v.name, tensor.clone())?,
+                    None => return Err(GraphError::File(format!("the content of constant {:?} is missing", v.name))),
+                },
+                ValueKind::Result { .. } => continue,
+            };
+            self.forms[i] = Some(Forms { made, cast: BTreeMap::new() });
+        }
+        Ok(())
+    }
+
+    fn node(&mut self, id: NodeId) -> Result<(), GraphError> {
+        let node = self.graph.node(id);
+        self.b.set_scope(node.name.rsplit_once('.').map_or("", |(scope, _)| scope));
+        let mut types = Vec::with_capacity(node.inputs.len());
+        let narrow = self.is_narrow(id)?;
+        for v in &node.inputs {
+            let declared = self.graph.ty(*v).dtype;
+            types.push(if narrow && declared == DType::F32 { DType::BF16 } else { declared });
+        }
+        // An operator that takes no bf16 computes in f32.
+        let narrowed = node.inputs.iter().zip(&types).map(|(v, dtype)| {
+            let shape = self.graph.ty(*v).shape.clone();
+            TensorType::new(*dtype, shape)
+        });
+        let narrowed: Vec<TensorType> = narrowed.collect();
+        if narrow && node.op.infer(&narrowed.iter().collect::<Vec<_>>()).is_err() {
+            types = node.inputs.iter().map(|v| self.graph.ty(*v).dtype).collect();
+        }
+        let inputs = node.inputs.iter().zip(types).map(|(v, dtype)| self.form(*v, dtype));
+        let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+        let outputs = self.b.apply(node.op.clone(), &inputs)?;
+        for (v, made) in node.outputs.iter().zip(outputs) {
+            self.forms[v.index()] = Some(Forms { made, cast: BTreeMap::new() });
+        }
+        Ok(())
+    }
+
+    /// Whether a node reads its f32 operands in bf16.
+    fn is_narrow(&self, id: NodeId) -> Result<bool, GraphError> {
+        let node = self.graph.node(id);
+        Ok(match class(&node.op) {
+            Class::Narrow => true,
+            Class::Follow => {
+                let mut any = false;
+                for v in node.inputs.iter().filter(|v| self.graph.ty(**v).dtype == DType::F32) {
+                    if self.b.ty(self.made(*v)?).dtype != DType::BF16 {
+                        return Ok(false);
+                    }
+                    any = true;
+                }
+                any
+            }
+            Class::Wide => false,
+        })
+    }
+
+    fn forms_of(&self, v: ValueId) -> Result<&Forms, GraphError> {
+        self.forms[v.index()].as_ref().ok_or_else(|| GraphError::Structure {
+            graph: self.graph.name.clone(),
+            reason: format!("{:?} is read before it is computed", self.graph.value(v).name),
+        })
+    }
+
+    fn made(&self, v: ValueId) -> Result<ValueId, GraphError> {
+        Ok(self.forms_of(v)?.made)
+    }
+
+    /// A value in a type.
+    fn form(&mut self, v: ValueId, dtype: DType) -> Result<ValueId, GraphError> {
+        let forms = self.forms_of(v)?;
+        let made = forms.made;
+        if self.b.ty(made).dtype == dtype {
+            return Ok(made);
+        }
+        if let Some(known) = forms.cast.get(&dtype) {
+            return Ok(*known);
+        }
+        let cast = self.b.op(Cast { dtype }, &[made])?;
+        // Each use of a tensor that stays casts it anew. So no copy of a parameter is sent or kept.
+        if let (ValueKind::Result { .. } | ValueKind::Input, Some(forms)) =
+            (&self.graph.value(v).kind, &mut self.forms[v.index()])
+        {
+            forms.cast.insert(dtype, cast);
+        }
+        Ok(cast)
+    }
+}
