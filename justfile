@@ -21,7 +21,11 @@ doc:
 
 # All tests, or those of `just test -p fusionllm-plan`
 test *arguments:
-    cargo test --all-features {{arguments}}
+    cargo test {{arguments}}
+
+# Tests of the optional backends on the processor: burn and candle
+frameworks:
+    .ci/run frameworks
 
 # Tests of the backend burn-wgpu on Mesa's software adapter
 wgpu:

@@ -46,7 +46,7 @@ def train(
         testbed: A file of devices and links to emulate.
         run_dir: The run's directory. Without it, it is a new one under `runs/`.
         resume: A run's directory, or a checkpoint, to continue from.
-        on_step: Called after each step.
+        on_step: Called after each step, once. Steps that are computed again after a machine was lost do not count.
         progress: Whether the progress appears on standard error.
 
     Returns:
@@ -123,25 +123,50 @@ def _conduct(
 
 
 class _Metrics:
-    """Reports the steps that a run adds to its file."""
+    """Reports the steps that a run adds to its file, each once.
+
+    The file is cut when a run goes back to an earlier step, and may have grown again before anybody looks.
+    """
 
     def __init__(self, path: Path, on_step: Callable[[Step], None] | None) -> None:
         self.path = path
         self.on_step = on_step
-        self.read = path.stat().st_size if path.exists() else 0
+        #: The number of the last step that was reported.
+        self.reported = 0
+        #: How many bytes were read, and the last line of them. If that line is elsewhere now, the file was cut.
+        self.read = 0
+        self.last = b""
+        #: What an earlier run has left. A step that it computed, too, is a new line if it is computed again.
+        self.earlier = frozenset(self._new_lines())
 
     def glance(self) -> None:
-        if self.on_step is None or not self.path.exists():
+        if self.on_step is None:
             return
-        with self.path.open("rb") as file:
-            # A run that goes back to a checkpoint cuts the file.
-            self.read = min(self.read, file.seek(0, os.SEEK_END))
-            file.seek(self.read)
-            new = file.read()
-        lines = new[: new.rfind(b"\n") + 1]
-        self.read += len(lines)
-        for line in lines.splitlines():
-            self.on_step(Step.parse(line.decode()))
+        for line in self._new_lines():
+            step = None if line in self.earlier else Step.parse(line.decode())
+            if step is not None and step.step > self.reported:
+                self.reported = step.step
+                self.on_step(step)
+
+    def _new_lines(self) -> list[bytes]:
+        """The whole lines behind those that were read, or all lines if the file was cut."""
+        if not self.path.exists():
+            return []
+        # Without a buffer, each call reads what the file has at one moment.
+        with self.path.open("rb", buffering=0) as file:
+            size = os.fstat(file.fileno()).st_size
+            file.seek(self.read - len(self.last))
+            text = file.read(size)
+            if text.startswith(self.last):
+                text = text[len(self.last) :]
+            else:
+                file.seek(0)
+                text, self.read, self.last = file.read(size), 0, b""
+        lines = text[: text.rfind(b"\n") + 1].splitlines(keepends=True)
+        if lines:
+            self.read += sum(map(len, lines))
+            self.last = lines[-1]
+        return lines
 
 
 def _run_of(resume: Path) -> Path:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Set
+from collections.abc import Sequence, Set
 from functools import cache
 from typing import Any
+from weakref import WeakValueDictionary
 
 import jax
 import jax.numpy as jnp
@@ -37,7 +38,10 @@ class Jax(Framework):
         self.device = self.placement.device_kind
         self.memory_bytes = (self.placement.memory_stats() or {}).get("bytes_limit")
         self.latest: list[Array] = []
-        self.runners: dict[str, Runner] = {}
+        #: By their segments' text, as long as a segment has them.
+        self.runners: WeakValueDictionary[str, Runner] = WeakValueDictionary()
+        #: Those that were forgotten last. Equal segments may come next.
+        self.forgotten: Sequence[Runner] = ()
 
     @classmethod
     def found(cls) -> list[Found]:
@@ -57,9 +61,14 @@ class Jax(Framework):
     def prepare(self, segment: Segment) -> Runner:
         # A peer may prepare equal segments for several places of its graph. Compilation takes longer than a look-up.
         key = repr(segment)
-        if key not in self.runners:
-            self.runners[key] = self.runner(segment)
-        return self.runners[key]
+        runner = self.runners.get(key)
+        if runner is None:
+            runner = self.runners[key] = self.runner(segment)
+        return runner
+
+    def forget(self, runners: Sequence[Runner]) -> None:
+        # A peer that goes on in another generation forgets all segments, and then prepares many of them again.
+        self.forgotten = runners
 
     def runner(self, segment: Segment) -> Runner:
         told: list[tuple[int, str]] = []

@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Set
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, BinaryIO
 
@@ -19,7 +19,10 @@ from fusionllm_worker.segment import NodeError, Plan, Segment, TensorType
 
 __all__ = ["Found", "Framework", "NodeError", "Plan", "Runner", "Segment", "TensorType", "serve"]
 
-PROTOCOL = 1
+PROTOCOL = 2
+
+#: Seconds between two signs of life.
+ALIVE_EVERY = 1.0
 
 #: What frameworks say when the device has no room, if they raise no `MemoryError`.
 NO_ROOM = ("out of memory", "RESOURCE_EXHAUSTED", "can't allocate memory")
@@ -73,6 +76,9 @@ class Framework(ABC):
 
         No output may share memory with another output, or with an input that stays in use.
         """
+
+    def forget(self, runners: Sequence[Runner]) -> None:
+        """Told of runners that no request uses any more. They go when nothing else holds them."""
 
     def synchronize(self) -> None:
         """Waits until the device has finished all work."""
@@ -176,6 +182,11 @@ class Worker:
         types = (segment.types[value] for value in segment.outputs)
         self.tensors.update(zip(request["outputs"], zip(types, outputs)))
 
+    def forget(self, request: dict[str, Any]) -> None:
+        """Has no answer, so nothing is wrong with a segment that there is not: its `prepare` has failed."""
+        found = (self.segments.pop(number, None) for number in request["segments"])
+        self.framework.forget([runner for _, runner in filter(None, found)])
+
     def free(self, request: dict[str, Any]) -> None:
         for number in request["tensors"]:
             self.tensors.pop(number, None)
@@ -228,7 +239,7 @@ def serve(start: Callable[[], Framework]) -> None:
     stopped = threading.Event()
 
     def beat() -> None:
-        while not stopped.wait(1.0):
+        while not stopped.wait(ALIVE_EVERY):
             send({"alive": {}})
 
     threading.Thread(target=beat, daemon=True).start()
@@ -242,6 +253,8 @@ def serve(start: Callable[[], Framework]) -> None:
                 if body["protocol"] != PROTOCOL:
                     sys.exit(f"the peer speaks protocol {body['protocol']}, this worker {PROTOCOL}")
                 worker = Worker(framework)
+            elif kind == "forget":
+                worker.forget(body)
             elif kind in worker.requests:
                 send(answer(worker, kind, body))
             else:

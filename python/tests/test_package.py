@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import shlex
 import shutil
 import sys
@@ -12,10 +12,11 @@ from pathlib import Path
 import fusionllm
 import numpy as np
 import pytest
-from fusionllm._train import toml
+from fusionllm._train import _Metrics, toml
 
-needs_program = pytest.mark.skipif(shutil.which("fusionllm") is None, reason="needs the program on the PATH")
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
+from requirements import needs, needs_torch
+
+needs_program = needs("wheel", shutil.which("fusionllm") is not None, "needs the program on the PATH")
 
 TINY = {
     "model": {"family": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1},
@@ -62,6 +63,43 @@ def test_a_workers_command_line_is_that_of_this_python() -> None:
         fusionllm.worker("jax", device="cuda")
     with pytest.raises(ValueError, match="no worker"):
         fusionllm.worker("tensorflow")
+
+
+def line(step: int, loss: float = 1.0) -> str:
+    """A line of `metrics.jsonl`. Its length depends on the loss."""
+    return json.dumps({"step": step, "loss": loss, "step_s": 1, "tokens_per_s": 1, "bytes_sent": 1, "lr": 1}) + "\n"
+
+
+def test_a_run_that_goes_back_cuts_its_file() -> None:
+    """A machine was lost at step 4, so the run went back to step 2. Nobody looked before it had gone further."""
+    path, seen = Path("metrics.jsonl"), []
+    metrics = _Metrics(path, seen.append)
+    metrics.glance()
+    path.write_text("".join(map(line, [1, 2, 3, 4])) + line(5)[:10])
+    metrics.glance()
+    # A byte offset lies in the middle of a line now.
+    path.write_text("".join([line(1), line(2), *(line(step, 0.123456789) for step in (3, 4, 5, 6))]))
+    metrics.glance()
+    # All of it is shorter, and then longer again. No line stays where it was.
+    path.write_text(line(1) + line(2)[:20])
+    metrics.glance()
+    path.write_text("".join(line(step, 0.5) for step in range(1, 9)))
+    metrics.glance()
+    metrics.glance()
+    assert [s.step for s in seen] == [*range(1, 9)]
+    assert [s.loss for s in seen] == [1.0] * 4 + [0.123456789] * 2 + [0.5] * 2
+
+
+def test_steps_of_an_earlier_run_are_reported_if_computed_again() -> None:
+    path, seen = Path("metrics.jsonl"), []
+    earlier = [line(step, 0.25) for step in (1, 2, 3)]
+    path.write_text("".join(earlier))
+    metrics = _Metrics(path, seen.append)
+    metrics.glance()
+    # Its checkpoint was that of step 1.
+    path.write_text(earlier[0] + "".join(line(step, 0.125) for step in (2, 3, 4)))
+    metrics.glance()
+    assert [s.step for s in seen] == [2, 3, 4]
 
 
 @needs_program

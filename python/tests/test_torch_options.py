@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from requirements import needs, needs_torch
 from worker_client import Node, Peer, Type, WorkerError, node
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="needs PyTorch")
-needs_compiler = pytest.mark.skipif(not (shutil.which("g++") or shutil.which("clang++")), reason="needs a C++ compiler")
+pytestmark = needs_torch
+needs_compiler = needs("torch", bool(shutil.which("g++") or shutil.which("clang++")), "needs a C++ compiler")
 
 RNG = np.random.default_rng(0)
 

@@ -24,6 +24,10 @@ DTYPES = {"f64": "f8", "f32": "f4", "i64": "i8", "i32": "i4", "bool": "?"}
 NAMES = {np.dtype(code): name for name, code in DTYPES.items()}
 
 
+#: How long a worker may take to end, in seconds. Where it does not, the test fails instead of waiting for ever.
+PATIENCE = 300
+
+
 class WorkerError(Exception):
     """A worker's answer that it could not carry out a request."""
 
@@ -41,7 +45,7 @@ class Peer:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHONSAFEPATH": "1"},
         )
         self.bytes = np.zeros(0, np.uint8)
         self.numbers = 0
@@ -52,13 +56,13 @@ class Peer:
 
     def __exit__(self, *_: object) -> None:
         self.process.stdin.close()
-        self.process.wait(30)
+        self.process.wait(PATIENCE)
         self.process.stdout.close()
         self.process.stderr.close()
 
     def end(self) -> tuple[int, str]:
         """The exit status of a worker that ends by itself, and what it said."""
-        return self.process.wait(30), self.process.stderr.read().decode()
+        return self.process.wait(PATIENCE), self.process.stderr.read().decode()
 
     def number(self) -> int:
         """A number not used before."""
@@ -75,11 +79,15 @@ class Peer:
             pass
         return message
 
-    def start(self, protocol: int = 1) -> dict[str, Any]:
+    def start(self, protocol: int = 2) -> dict[str, Any]:
         """Greets the worker, and returns its hello."""
         hello = self.read()["hello"]
         self.write(json.dumps({"start": {"protocol": protocol}}).encode())
         return hello
+
+    def forget(self, *segments: int) -> None:
+        """Tells the worker of segments that will not run any more. It does not answer."""
+        self.write(json.dumps({"forget": {"segments": segments}}).encode())
 
     def request(self, kind: str, **body: Any) -> dict[str, Any]:
         """What the worker answers. Its errors are raised."""

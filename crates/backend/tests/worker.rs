@@ -3,16 +3,17 @@
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
 
+use std::ops::ControlFlow;
 use std::time::Duration;
 
 use fusionllm_backend::worker::{Patience, Worker};
-use fusionllm_backend::{Backend, BackendError, open, worker_name};
+use fusionllm_backend::{Backend, BackendError, Prepared, Segment, SegmentNode, open, worker_name};
 use fusionllm_graph::ops::Unary;
 use fusionllm_graph::{DType, HostTensor, TensorType};
 
 /// The command of a worker that introduces itself, and then runs these commands.
 fn after_hello(commands: &str) -> String {
-    let hello = r#"{"hello": {"protocol": 1, "name": "fake", "version": "1", "device": "none", "memory_bytes": null,
+    let hello = r#"{"hello": {"protocol": 2, "name": "fake", "version": "1", "device": "none", "memory_bytes": null,
         "dtypes": ["f32", "f8"], "operators": ["unary"]}}"#;
     shell(&format!("echo '{}'; {commands}", hello.replace('\n', "")))
 }
@@ -88,9 +89,13 @@ fn signs_of_life_are_no_answers() {
 
 #[test]
 fn another_version_is_refused() {
-    let hello = after_hello("").replace(r#"\"protocol\": 1"#, r#"\"protocol\": 7"#);
-    let error = Worker::start(&hello).err().unwrap().to_string();
-    assert!(error.contains("fake speaks version 7 of the worker protocol, and this program version 1"), "{error}");
+    // Version 1 knew no `forget`, and waits for no request without an answer.
+    for version in [1, 7] {
+        let hello = after_hello("").replace(r#"\"protocol\": 2"#, &format!(r#"\"protocol\": {version}"#));
+        let error = Worker::start(&hello).err().unwrap().to_string();
+        let versions = format!("fake speaks version {version} of the worker protocol, and this program version 2");
+        assert!(error.contains(&versions), "{error}");
+    }
 }
 
 #[test]
@@ -147,4 +152,32 @@ fn dropped_tensors_are_freed() {
     assert!(runs[0].contains(r#""inputs":[1],"outputs":[2],"free":[]"#), "{error}");
     assert!(runs[1].contains(r#""inputs":[2],"outputs":[3],"free":[2]"#), "{error}");
     assert!(error.contains(r#"{"free":{"tensors":[1]}}"#), "{error}");
+}
+
+/// A worker is told of a segment that was dropped by the next request, whatever that is, and does not answer.
+#[test]
+fn dropped_segments_are_forgotten() {
+    let echo = r#"read start; while read request; do echo "$request" >&2; case $request in
+        *forget*) ;;
+        *synchronize*) exit 1;;
+        *) echo '{"done": {}}';;
+        esac; done"#;
+    let worker = Worker::start(&after_hello(&echo.replace('\n', " "))).unwrap();
+    let ty = TensorType::new(DType::F32, [2]);
+    let node = SegmentNode { op: Unary::Exp.into(), inputs: vec![0], outputs: vec![ty.clone()] };
+    let exp = Segment { inputs: vec![ty], nodes: vec![node], outputs: vec![1] };
+    let run = |segment: &Prepared| {
+        worker.run_segment(segment, vec![upload(&worker).unwrap()], &mut |_| ControlFlow::Continue(()))
+    };
+    let [first, second, third] = [exp.clone(), exp.clone(), exp].map(|segment| worker.prepare(segment).unwrap());
+    run(&first).unwrap();
+    drop((first, third));
+    run(&second).unwrap();
+    drop(second);
+    let error = worker.synchronize().unwrap_err().to_string();
+    let said: Vec<&str> = error.lines().map(str::trim).collect();
+    let at = |text: &str| said.iter().position(|line| line.contains(text)).unwrap_or_else(|| panic!("{text}: {error}"));
+    assert!(at(r#"{"forget":{"segments":[1,3]}}"#) < at(r#"{"run":{"segment":2"#), "{error}");
+    assert!(at(r#"{"run":{"segment":2"#) < at(r#"{"forget":{"segments":[2]}}"#), "{error}");
+    assert_eq!(said.iter().filter(|line| line.starts_with("{\"forget\":")).count(), 2, "each is told once: {error}");
 }

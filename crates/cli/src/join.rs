@@ -58,7 +58,7 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
             profile,
             memory: args.memory.map(|bytes| bytes / count),
             on_leaving,
-            on_offloading: crate::return_freed_memory,
+            on_offloading: crate::allocator::return_freed_memory,
             ..JoinOptions::new(ticket.clone(), backend)
         });
     }

@@ -59,10 +59,21 @@ fn losses_over_processes_are_those_of_one_peer() {
         "validation after steps 4 and 8: {alone:?}"
     );
     assert_eq!(run("3", "cpu"), alone, "bit for bit");
-    if cfg!(feature = "candle") {
-        for ((mixed, _), (one, _)) in run("4", "cpu,candle-cpu").into_iter().zip(alone) {
-            assert!((mixed - one).abs() < 1e-4 * one, "{mixed} {one}");
-        }
+}
+
+#[test]
+#[cfg(feature = "candle")]
+fn frameworks_train_over_processes() {
+    let directory = tempfile::tempdir().unwrap();
+    let [alone, mixed] = [("1", "cpu"), ("4", "cpu,candle-cpu")].map(|(peers, backends)| {
+        let path = directory.path().join(peers);
+        let run = ["train", "--steps", "8", "--peers", peers, "--backend", backends, "--run-dir"];
+        finished(fusionllm().args(run).arg(&path).args(TINY));
+        losses(&path)
+    });
+    assert_eq!(alone.len(), 8);
+    for ((mixed, _), (one, _)) in mixed.into_iter().zip(alone) {
+        assert!((mixed - one).abs() < 1e-4 * one, "{mixed} {one}");
     }
 }
 

@@ -76,14 +76,16 @@ fn the_installed_wheel_trains_and_gives_weights_back() -> Result<(), Missing> {
     Ok(())
 }
 
-/// PyTorch is taken from the environment that `FUSIONLLM_PYTHON` belongs to. It is too large to install.
+/// PyTorch is taken from the environment that `FUSIONLLM_PYTHON` belongs to, or else from that of `.ci/run python`. It is
+/// too large to install.
 fn the_installed_wheel_trains_a_model_of_pytorch() -> Result<(), Missing> {
     let find = "import sysconfig, torch; print(sysconfig.get_path('purelib'))";
-    let python = std::env::var_os("FUSIONLLM_PYTHON").unwrap_or_default();
+    let python =
+        std::env::var_os("FUSIONLLM_PYTHON").map_or_else(|| root().join("target/python/bin/python"), PathBuf::from);
     let packages = match Command::new(&python).args(["-c", find]).output() {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).trim().to_owned(),
         _ => {
-            let reason = "takes Python with torch: set FUSIONLLM_PYTHON".into();
+            let reason = format!("takes Python with torch at {}: see `.ci/run python`", python.display());
             return Err(Missing { requirement: "torch", reason });
         }
     };

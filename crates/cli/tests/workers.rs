@@ -29,12 +29,14 @@ requirements::main!(
     numpy_passes_the_conformance_suite,
     jax_passes_a_part_of_the_conformance_suite,
     pytorch_passes_the_conformance_suite,
+    pytorch_compiles_a_part_of_the_conformance_suite,
     frameworks_train_as_one,
-    pytorch_trains_with_the_others,
+    frameworks_with_pytorch_train_as_one,
     frameworks_train_as_one_in_bf16,
     a_run_computes_in_bf16,
     a_run_outlives_a_worker,
     a_worker_that_cannot_start_is_named,
+    no_python_imports_from_the_current_directory,
     a_machine_joins_with_each_of_its_accelerators
 );
 
@@ -77,10 +79,13 @@ fn fusionllm(arguments: &[&str]) -> Output {
 }
 
 fn conforms(framework: &str, arguments: &[&str]) -> Result<(), Missing> {
-    let worker = worker(framework)?;
-    let output = fusionllm(&[&["backend", "check", "--worker", &worker], arguments].concat());
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    check(&worker(framework)?, arguments);
     Ok(())
+}
+
+fn check(worker: &str, arguments: &[&str]) {
+    let output = fusionllm(&[&["backend", "check", "--worker", worker], arguments].concat());
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn numpy_passes_the_conformance_suite() -> Result<(), Missing> {
@@ -94,6 +99,16 @@ fn jax_passes_a_part_of_the_conformance_suite() -> Result<(), Missing> {
 
 fn pytorch_passes_the_conformance_suite() -> Result<(), Missing> {
     conforms("torch", &[])
+}
+
+/// A C++ compiler takes seconds for each segment.
+fn pytorch_compiles_a_part_of_the_conformance_suite() -> Result<(), Missing> {
+    let compiler = |name: &&str| Command::new(name).arg("--version").output().is_ok_and(|o| o.status.success());
+    if !["g++", "clang++"].iter().any(compiler) {
+        return Err(Missing { requirement: "torch", reason: "takes a C++ compiler".into() });
+    }
+    check(&format!("{} --compile", worker("torch")?), &["--every", "400"]);
+    Ok(())
 }
 
 fn gpt2() -> Graph {
@@ -195,7 +210,7 @@ fn frameworks_train_as_one() -> Result<(), Missing> {
     Ok(())
 }
 
-fn pytorch_trains_with_the_others() -> Result<(), Missing> {
+fn frameworks_with_pytorch_train_as_one() -> Result<(), Missing> {
     let mut backends = backends::backends();
     backends.push(open_worker("torch")?);
     backends.push(open_worker("jax")?);
@@ -280,6 +295,34 @@ fn a_worker_that_cannot_start_is_named() -> Result<(), Missing> {
     Ok(())
 }
 
+/// Who can write to the directory in which somebody else joins must not choose what that person runs.
+fn no_python_imports_from_the_current_directory() -> Result<(), Missing> {
+    let python = python("python", "numpy")?;
+    let directory = tempfile::tempdir().unwrap();
+    for module in ["json", "runpy", "fusionllm_worker", "fusionllm_numpy", "numpy", "sitecustomize"] {
+        let text = format!("open('{module} was run', 'w').close()\n");
+        std::fs::write(directory.path().join(module).with_extension("py"), text).unwrap();
+    }
+    let succeeds = |arguments: &[&str]| {
+        let output = Command::new(FUSIONLLM)
+            .args(arguments)
+            .current_dir(directory.path())
+            .env("FUSIONLLM_PYTHON", python.trim_matches('\''))
+            .env("PYTHONPATH", root().join("python"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    };
+    let listed = succeeds(&["profile", "--list", "--json"]);
+    assert!(listed.contains("fusionllm_numpy"), "{listed}");
+    succeeds(&["backend", "check", "--every", "1000", "--worker", &format!("{python} -m fusionllm_numpy")]);
+    let files = std::fs::read_dir(directory.path()).unwrap().map(|file| file.unwrap().file_name());
+    let run: Vec<_> = files.filter(|name| name.to_string_lossy().ends_with("was run")).collect();
+    assert!(run.is_empty(), "{run:?}");
+    Ok(())
+}
+
 /// This Python says that it has two accelerators. Each of them is NumPy.
 fn a_machine_joins_with_each_of_its_accelerators() -> Result<(), Missing> {
     let directory = tempfile::tempdir().unwrap();
@@ -294,7 +337,7 @@ fn a_machine_joins_with_each_of_its_accelerators() -> Result<(), Missing> {
     std::fs::write(&listing, serde_json::json!({ "workers": workers }).to_string()).unwrap();
     let python = directory.path().join("python");
     let script = format!(
-        "#!/bin/sh\nif [ \"$2\" = fusionllm_worker ]; then cat '{}'; else exec {} \"$@\"; fi\n",
+        "#!/bin/sh\ncase \"$2\" in *fusionllm_worker*) cat '{}';; *) exec {} \"$@\";; esac\n",
         listing.display(),
         self::python("python", "numpy")?
     );

@@ -10,12 +10,21 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use super::process::SAFE_PATH;
+
 /// How long a Python may take to look. It imports every framework.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest answer that is read.
 const MAX_ANSWER: u64 = 1 << 20;
 /// The environment variable that names the Python to ask.
 const PYTHON: &str = "FUSIONLLM_PYTHON";
+
+/// Runs the module `fusionllm_worker` as `-m` would. But a Python older than 3.11, which does not know [`SAFE_PATH`], ends
+/// before it imports anything: `sys` is a part of it, and no file.
+const LIST: &str = "import sys
+sys.version_info < (3, 11) and sys.exit()
+import runpy
+runpy.run_module('fusionllm_worker', run_name='__main__')";
 
 /// A worker that this machine could run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -51,7 +60,7 @@ struct Listed {
 }
 
 /// Asks Python for workers, those to prefer first. It takes a few seconds where large frameworks are installed. The list
-/// is empty where no Python has the module `fusionllm_worker`.
+/// is empty where no Python of version 3.11 or newer has the module `fusionllm_worker`.
 ///
 /// The Python is `FUSIONLLM_PYTHON`, or else the first one with workers: that in the directory of this program, as in a
 /// virtual environment, or that on the `PATH`.
@@ -71,7 +80,8 @@ pub fn find() -> Vec<FoundWorker> {
 /// The workers of a Python; `None` if it cannot tell.
 fn ask(python: &str) -> Option<Vec<FoundWorker>> {
     let mut child = Command::new(python)
-        .args(["-m", "fusionllm_worker"])
+        .args(["-c", LIST])
+        .env(SAFE_PATH.0, SAFE_PATH.1)
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::null())

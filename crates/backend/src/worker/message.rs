@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 use crate::Segment;
 
 /// The version of the protocol.
-pub(super) const PROTOCOL: u32 = 1;
+pub(super) const PROTOCOL: u32 = 2;
 
 /// What a worker says of itself.
 #[derive(Debug, Clone, Deserialize)]
@@ -56,6 +56,10 @@ pub(super) enum Request<'a> {
     },
     Free {
         tensors: &'a [u64],
+    },
+    /// The only one without an answer.
+    Forget {
+        segments: &'a [u64],
     },
     Synchronize {},
 }

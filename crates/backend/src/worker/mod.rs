@@ -9,7 +9,7 @@ mod process;
 
 use std::collections::{BTreeSet, HashMap};
 use std::ops::ControlFlow;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
@@ -27,6 +27,7 @@ pub struct Worker {
     operators: BTreeSet<String>,
     conversation: Mutex<Conversation>,
     dropped: Dropped,
+    dropped_segments: Dropped,
     /// Operators that were run one by one, by their text.
     single: Mutex<HashMap<String, Arc<Prepared>>>,
 }
@@ -39,10 +40,10 @@ struct Conversation {
     segments: u64,
 }
 
-/// The numbers of tensors that nothing holds any more, and that the process still keeps.
+/// The numbers of tensors or of segments that nothing holds any more, and that the process still keeps.
 type Dropped = Arc<Mutex<Vec<u64>>>;
 
-/// A tensor of the process.
+/// A tensor or a segment of the process. To drop it sends nothing, so that nobody waits: the next request does.
 struct Handle {
     number: u64,
     dropped: Dropped,
@@ -56,7 +57,7 @@ impl Drop for Handle {
 
 /// What the process was sent for a segment.
 struct Sent {
-    number: u64,
+    handle: Handle,
     /// With decompositions instead of the operators that the worker lacks.
     expanded: Segment,
 }
@@ -80,16 +81,23 @@ impl Worker {
             hello,
             conversation: Mutex::new(Conversation { process, exchange: None, tensors: 0, segments: 0 }),
             dropped: Dropped::default(),
+            dropped_segments: Dropped::default(),
             single: Mutex::default(),
         })
     }
 
-    fn conversation(&self) -> std::sync::MutexGuard<'_, Conversation> {
-        self.conversation.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Begins with what has no answer: the segments that nothing holds any more are forgotten before new ones come.
+    fn conversation(&self) -> Result<MutexGuard<'_, Conversation>, BackendError> {
+        let mut conversation = self.conversation.lock().unwrap_or_else(PoisonError::into_inner);
+        let segments = take(&self.dropped_segments);
+        if !segments.is_empty() {
+            conversation.process.send(&Request::Forget { segments: &segments })?;
+        }
+        Ok(conversation)
     }
 
     fn dropped(&self) -> Vec<u64> {
-        std::mem::take(&mut self.dropped.lock().unwrap_or_else(PoisonError::into_inner))
+        take(&self.dropped)
     }
 
     /// A tensor that the process keeps under a new number.
@@ -136,6 +144,10 @@ impl Worker {
     }
 }
 
+fn take(dropped: &Dropped) -> Vec<u64> {
+    std::mem::take(&mut dropped.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
 impl Conversation {
     /// A place in the exchange file for a tensor. The worker knows the file.
     fn exchange(&mut self, bytes: usize) -> Result<&mut Exchange, BackendError> {
@@ -175,7 +187,7 @@ impl Backend for Worker {
 
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {
         self.check_type(tensor.ty())?;
-        let mut conversation = self.conversation();
+        let mut conversation = self.conversation()?;
         // Weights that a former generation held leave the device before new ones come.
         let dropped = self.dropped();
         if !dropped.is_empty() {
@@ -194,7 +206,7 @@ impl Backend for Worker {
     fn download(&self, tensor: &Tensor) -> Result<HostTensor, BackendError> {
         let number = self.number(tensor)?;
         let bytes = tensor.ty().bytes();
-        let mut conversation = self.conversation();
+        let mut conversation = self.conversation()?;
         conversation.exchange(bytes)?;
         let answer = conversation.process.ask(&Request::Download { tensor: number, at: 0 })?;
         let finished = answer.map_err(|failed| self.failed(failed, &[], &[]))?;
@@ -231,12 +243,13 @@ impl Backend for Worker {
     fn prepare(&self, segment: Segment) -> Result<Prepared, BackendError> {
         let expanded = segment.expanded(&|op| self.operators.contains(&op.tag()))?;
         expanded.values().into_iter().try_for_each(|ty| self.check_type(ty))?;
-        let mut conversation = self.conversation();
+        let mut conversation = self.conversation()?;
         conversation.segments += 1;
         let number = conversation.segments;
         let answer = conversation.process.ask(&Request::Prepare { segment: number, of: &expanded })?;
         answer.map_err(|failed| self.failed(failed, &expanded.nodes, &expanded.values()))?;
-        Ok(Prepared::new(segment, Sent { number, expanded }))
+        let handle = Handle { number, dropped: self.dropped_segments.clone() };
+        Ok(Prepared::new(segment, Sent { handle, expanded }))
     }
 
     fn run_segment(
@@ -249,9 +262,10 @@ impl Backend for Worker {
         let numbers = inputs.iter().map(|t| self.number(t)).collect::<Result<Vec<_>, _>>()?;
         // Inputs that nobody else holds are now among the dropped ones, so the worker may overwrite them.
         drop(inputs);
-        let mut conversation = self.conversation();
+        let mut conversation = self.conversation()?;
         let outputs: Vec<u64> = sent.expanded.outputs.iter().map(|_| conversation.new_tensor()).collect();
-        let request = Request::Run { segment: sent.number, inputs: &numbers, outputs: &outputs, free: &self.dropped() };
+        let free = self.dropped();
+        let request = Request::Run { segment: sent.handle.number, inputs: &numbers, outputs: &outputs, free: &free };
         let answer = conversation.process.ask(&request)?;
         let types = sent.expanded.values();
         answer.map_err(|failed| self.failed(failed, &sent.expanded.nodes, &types))?;
@@ -269,7 +283,7 @@ impl Backend for Worker {
     }
 
     fn synchronize(&self) -> Result<(), BackendError> {
-        let answer = self.conversation().process.ask(&Request::Synchronize {})?;
+        let answer = self.conversation()?.process.ask(&Request::Synchronize {})?;
         answer.map(drop).map_err(|failed| self.failed(failed, &[], &[]))
     }
 }

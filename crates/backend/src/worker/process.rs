@@ -26,6 +26,10 @@ impl Default for Patience {
     }
 }
 
+/// An environment variable and its value. With it, Python imports nothing from the current directory: whoever can write
+/// there could run a program of theirs as a module `json`.
+pub(super) const SAFE_PATH: (&str, &str) = ("PYTHONSAFEPATH", "1");
+
 /// The longest line that is read of a worker.
 const MAX_LINE: u64 = 1 << 20;
 /// How many lines of its standard error are kept, and how much of each.
@@ -53,6 +57,7 @@ impl Process {
         let words = words.ok_or_else(|| refuse("the command has no words, or a quote is not closed".into()))?;
         let mut child = Command::new(&words[0]);
         child.args(&words[1..]).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        child.env(SAFE_PATH.0, SAFE_PATH.1);
         // Ctrl-C is for the peer, which needs its worker to leave in good order.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut child, 0);
@@ -103,7 +108,8 @@ impl Process {
         }
     }
 
-    fn send(&mut self, request: &Request<'_>) -> Result<(), BackendError> {
+    /// Sends a message, without waiting for an answer.
+    pub(super) fn send(&mut self, request: &Request<'_>) -> Result<(), BackendError> {
         if let Some(reason) = &self.broken {
             return Err(self.error(reason.clone()));
         }
