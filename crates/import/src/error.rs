@@ -42,7 +42,7 @@ pub enum ImportError {
         /// The operator's name in PyTorch.
         target: String,
         /// The node's name in the exported graph.
-        node: String,
+        node: Box<str>,
         /// The node's place in the user's model; empty if the file does not say.
         place: Box<str>,
         /// The reason.

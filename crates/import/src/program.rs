@@ -317,6 +317,8 @@ impl Import<'_> {
     fn overwritten(&mut self, tensor: TensorId, outs: Vec<Output>) -> Result<Vec<Output>, TranslationError> {
         match outs.into_iter().next() {
             Some(Output::Value(value)) => self.cx.write(tensor, value)?,
+            // A dropout that is off returns its operand.
+            Some(Output::Alias(other)) if other == tensor => {}
             Some(Output::Alias(other)) => {
                 let value = self.cx.read(other)?;
                 self.cx.write(tensor, value)?;

@@ -140,6 +140,15 @@ fn many_writes_through_a_long_chain_are_refused() {
     assert!(error.to_string().contains("too many for this file"), "{error}");
 }
 
+/// Each detached tensor has views of its own. So a small file could describe a huge number of tensors.
+#[test]
+fn many_detached_tensors_of_a_long_chain_are_refused() {
+    let detach = node("detach.default", &[("self", json!(null))], "");
+    let detached = std::iter::repeat_n((detach, [2, 4]), 1000);
+    let error = import(chained(views(1000).chain(detached))).map(drop).unwrap_err();
+    assert!(error.to_string().contains("too many for this file"), "{error}");
+}
+
 /// Every dropout searched the graph for the random key and counted the dropouts before it.
 #[test]
 fn many_dropouts() {

@@ -151,7 +151,8 @@ fn batch_norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         let offset = along_channels(c, offset, rank)?;
         let y = c.mul(x, factor)?;
         let y = c.add(y, offset)?;
-        return Ok(vec![y.into(), mean.into(), rstd.into(), mean.into(), var.into()]);
+        // Only PyTorch's own backward reads the second and the third result.
+        return Ok(vec![y.into(), Output::Unavailable, Output::Unavailable, mean.into(), var.into()]);
     }
     let op = BatchNorm { momentum: a.number_or("momentum", 0.1)?, eps };
     let mut results = c.apply(op, &[x, weight, bias, mean, var])?;

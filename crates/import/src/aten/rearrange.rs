@@ -1,9 +1,10 @@
 //! Copies, conversions, and operators that rearrange or pad elements.
 
-use fusionllm_graph::ops::{ConstantPad, Slice};
+use fusionllm_graph::ops::ConstantPad;
 
-use super::entry::{entries, one};
-use super::view::{selected, sliced};
+use super::entry::{Translate, entries, one};
+use super::strided::{as_strided, diagonal};
+use super::view::{select, slice};
 use crate::call::{Call, Output, size, wrap, wrap_all};
 use crate::context::{Context, MAX_POSITIONS, Result, Value};
 use crate::error::TranslationError;
@@ -33,8 +34,10 @@ entries! {
     "reflection_pad2d" ["default"] => |c, a| pad_from_inside(c, a, "reflect"),
     "replication_pad1d" ["default"] => |c, a| pad_from_inside(c, a, "replicate"),
     "replication_pad2d" ["default"] => |c, a| pad_from_inside(c, a, "replicate"),
-    "slice_scatter" ["default"] => slice_scatter,
-    "select_scatter" ["default"] => select_scatter,
+    "slice_scatter" ["default"] => |c, a| scattered(c, a, slice),
+    "select_scatter" ["default"] => |c, a| scattered(c, a, select),
+    "diagonal_scatter" ["default"] => |c, a| scattered(c, a, diagonal),
+    "as_strided_scatter" ["default"] => |c, a| scattered(c, a, as_strided),
     "pixel_shuffle" ["default"] => pixel_shuffle,
     "pixel_unshuffle" ["default"] => pixel_unshuffle,
     "channel_shuffle" ["default"] => channel_shuffle,
@@ -255,25 +258,15 @@ fn pad_from_inside(c: &mut Context<'_>, a: &Call<'_>, mode: &str) -> Result<Vec<
     one(x)
 }
 
-fn slice_scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let (x, src) = (a.value(c, "self")?, a.value(c, "src")?);
-    let shape = c.shape(x);
-    let slice = sliced(a, &shape)?;
-    let mut part = shape;
-    part[slice.dim] = (slice.end - slice.start).div_ceil(slice.step);
-    let src = c.cast(src, c.dtype(x))?;
-    let src = c.expand(src, &part)?;
-    one(c.slice_scatter(x, src, &slice)?)
-}
-
-fn select_scatter(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let (x, src) = (a.value(c, "self")?, a.value(c, "src")?);
-    let mut part = c.shape(x);
-    let (dim, at) = selected(a, &part)?;
-    part[dim] = 1;
-    let src = c.cast(src, c.dtype(x))?;
-    let src = c.reshape(src, &part)?;
-    one(c.slice_scatter(x, src, &Slice { dim, start: at, end: at + 1, step: 1 })?)
+/// A copy of `self` whose view, of the operator that is given, is overwritten with `src`.
+fn scattered(c: &mut Context<'_>, a: &Call<'_>, view: Translate) -> Result<Vec<Output>> {
+    let Some(Output::View(tensor, steps)) = view(c, a)?.pop() else { return Err("it has no view".into()) };
+    let whole = c.read(tensor)?;
+    let copy = c.new_tensor(whole);
+    let part = c.view(copy, steps)?;
+    let src = a.value(c, "src")?;
+    c.write(part, src)?;
+    one(c.read(copy)?)
 }
 
 /// The leading dimensions, and the last three: channels, height and width.

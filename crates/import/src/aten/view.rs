@@ -285,7 +285,7 @@ fn without(mut shape: Vec<usize>, dim: usize) -> Vec<usize> {
     shape
 }
 
-fn select(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
+pub(super) fn select(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = c.shape(x);
     let (dim, at) = selected(a, &shape)?;
@@ -299,7 +299,7 @@ fn selection(dim: usize, at: usize, shape: Vec<usize>) -> Vec<Step> {
 }
 
 /// The dimension and the index of `select`.
-pub(super) fn selected(a: &Call<'_>, shape: &[usize]) -> Result<(usize, usize)> {
+fn selected(a: &Call<'_>, shape: &[usize]) -> Result<(usize, usize)> {
     let dim = wrap(a.int("dim")?, shape.len())?;
     let n = *shape.get(dim).ok_or("a scalar has nothing to select")?;
     let at = a.int("index")?;
@@ -311,7 +311,7 @@ pub(super) fn selected(a: &Call<'_>, shape: &[usize]) -> Result<(usize, usize)> 
 }
 
 /// The slice that `dim`, `start`, `end` and `step` describe, limited to the size of the dimension.
-pub(super) fn sliced(a: &Call<'_>, shape: &[usize]) -> Result<Slice> {
+fn sliced(a: &Call<'_>, shape: &[usize]) -> Result<Slice> {
     let dim = wrap(a.int_or("dim", 0)?, shape.len())?;
     let n = *shape.get(dim).ok_or("a scalar cannot be sliced")? as i64;
     let limit = |at: i64| (if at < 0 { at.saturating_add(n) } else { at }).clamp(0, n);
@@ -329,7 +329,7 @@ fn slice_steps(shape: &[usize], slice: &Slice) -> Vec<Step> {
     if whole { Vec::new() } else { steps([slice.clone()]) }
 }
 
-fn slice(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
+pub(super) fn slice(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = c.shape(x);
     let slice = sliced(a, &shape)?;

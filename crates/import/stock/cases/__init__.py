@@ -28,6 +28,7 @@ Further arguments of the decorator:
 """
 
 import dataclasses
+import sys
 import zlib
 
 import torch
@@ -108,8 +109,9 @@ def case(
 ):
     """Adds the decorated function or class to the cases."""
 
+    subject = sys._getframe(1).f_globals["__name__"].rsplit(".", 1)[-1]
+
     def added(model):
-        subject = model.__module__.rsplit(".", 1)[-1]
         full = f"{subject}::{name or model.__name__}"
         if any(other.name == full for other in CASES):
             raise ValueError(f"there are two cases {full}")
