@@ -32,13 +32,15 @@ entries! {
     "glu" ["default"] => glu,
 }
 
-/// `ln(1 + exp(beta x)) / beta`
+/// `ln(1 + exp(beta x)) / beta`, and `x` itself where `beta x` is above the threshold.
 fn softplus(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
     let beta = a.number_or("beta", 1.0)?;
-    let x = c.mul_scalar(x, beta)?;
-    let y = c.unary(Unary::Softplus, x)?;
-    one(c.mul_scalar(y, 1.0 / beta)?)
+    let scaled = c.mul_scalar(x, beta)?;
+    let y = c.unary(Unary::Softplus, scaled)?;
+    let y = c.mul_scalar(y, 1.0 / beta)?;
+    let linear = c.compare_scalar(Compare::Gt, scaled, a.number_or("threshold", 20.0)?)?;
+    one(c.where_(linear, x, y)?)
 }
 
 fn gelu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {

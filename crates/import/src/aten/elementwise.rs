@@ -346,11 +346,13 @@ fn clamp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if min.is_some() || max.is_some() {
         return one(c.op(Clamp { min, max, open: false }, &[x])?);
     }
+    // Choices, not a maximum and a minimum: an element at its bound gets the whole gradient, and the bound none.
     let dtype = c.dtype(x);
-    for (name, op) in [("min", Binary::Maximum), ("max", Binary::Minimum)] {
+    for (name, beyond) in [("min", Compare::Lt), ("max", Compare::Gt)] {
         if let Some(bound) = a.optional(c, name)? {
             let bound = c.cast(bound, dtype)?;
-            x = c.binary(op, x, bound)?;
+            let outside = c.compare(beyond, x, bound)?;
+            x = c.where_(outside, bound, x)?;
         }
     }
     one(x)
@@ -360,7 +362,11 @@ fn copysign(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = (a.value(c, "self")?, a.value(c, "other")?);
     let x = c.unary(Unary::Abs, x)?;
     let n = c.unary(Unary::Neg, x)?;
+    // Only the reciprocal shows the sign of a negative zero, and only `y` itself that of an infinity.
     let negative = c.compare_scalar(Compare::Lt, y, 0.0)?;
+    let inverse = c.unary(Unary::Reciprocal, y)?;
+    let inverse = c.compare_scalar(Compare::Lt, inverse, 0.0)?;
+    let negative = c.op(Logical::Or, &[negative, inverse])?;
     one(c.where_(negative, n, x)?)
 }
 

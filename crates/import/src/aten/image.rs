@@ -1,7 +1,7 @@
 //! Convolution, pooling and resizing. One-dimensional forms become two-dimensional ones of height 1.
 
 use fusionllm_graph::HostTensor;
-use fusionllm_graph::ops::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Conv2dInputGrad, MaxPool2d, ReduceKind};
+use fusionllm_graph::ops::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Conv2dInputGrad, MaxPool2d};
 
 use super::entry::{entries, one};
 use super::rearrange::padded;
@@ -214,10 +214,6 @@ fn adaptive_max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = image(c, x, 2)?;
     let output = pair(&a.ints("output_size")?, false, 1)?;
     let shape = c.shape(x.value);
-    if output == [1, 1] {
-        let y = c.reduce(ReduceKind::Amax, x.value, &[2, 3], true)?;
-        return Ok(vec![restore_shape(c, y, &x)?.into(), Output::Unavailable]);
-    }
     if output.contains(&0) || !shape[2].is_multiple_of(output[0]) || !shape[3].is_multiple_of(output[1]) {
         return Err(format!("{:?} is not a multiple of {output:?} regions", &shape[2..]).into());
     }
