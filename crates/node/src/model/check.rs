@@ -33,20 +33,25 @@ pub struct Check {
     pub worst_parameter: String,
     /// Gradients compared.
     pub parameters: usize,
+    /// The largest error of a buffer after the pass, `‖b − ref‖ / ‖ref‖`. 0 if the reference has no buffers.
+    pub max_buffer_rel_err: f64,
+    /// The buffer with the largest error; empty if the reference has none.
+    pub worst_buffer: String,
     /// Forward operators of the graph.
     pub operators: usize,
 }
 
 impl Check {
-    /// The larger of the two errors; infinite if one is NaN.
+    /// The largest of the errors; infinite if one is NaN.
     pub fn error(&self) -> f64 {
         let number = |e: f64| if e.is_nan() { f64::INFINITY } else { e };
-        number(self.loss_rel_err).max(number(self.max_grad_rel_err))
+        [self.loss_rel_err, self.max_grad_rel_err, self.max_buffer_rel_err].into_iter().map(number).fold(0.0, f64::max)
     }
 }
 
 /// Computes loss and gradients of `model` over `peers` peers, and compares them with a reference. The reference is a
-/// safetensors file with `input.NAME`, `loss` and `grad.PARAMETER`. The precision is that of its loss.
+/// safetensors file with `input.NAME`, `loss` and `grad.PARAMETER`. It may have `buffer.NAME`, the buffers after the
+/// forward pass. The precision is that of its loss.
 ///
 /// # Errors
 ///
@@ -66,6 +71,8 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
     let step = run.step(&[batch])?;
     let gradients = reference.compare(&run, &graph, &train, &model.imported().tied)?;
 
+    let (worst_buffer, max_buffer_rel_err) = reference.compare_buffers(&run, &graph, &mut model)?;
+
     let largest = gradients.iter().map(|g| g.norm).fold(0.0, f64::max);
     let worst = gradients
         .iter()
@@ -83,6 +90,8 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
         max_grad_rel_err,
         worst_parameter: worst.0,
         parameters: gradients.len(),
+        max_buffer_rel_err,
+        worst_buffer,
         operators: graph.nodes.len(),
     })
 }
@@ -190,12 +199,46 @@ impl Reference {
             if own.len() != reference.len() {
                 return Err(self.error(format!("`{key}` is not of the parameter's size")));
             }
-            let norm = reference.iter().map(|x| x * x).sum::<f64>().sqrt();
-            let distance = own.iter().zip(&reference).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt();
+            let (distance, norm) = distance_and_norm(&own, &reference);
             gradients.push(Gradient { parameter: given.to_owned(), distance, norm });
         }
         Ok(gradients)
     }
+
+    /// The buffer that is furthest from the reference after the forward pass, and its relative error. A buffer that the
+    /// graph does not have is as the archive stores it.
+    fn compare_buffers(
+        &self,
+        run: &LocalRun,
+        graph: &Graph,
+        model: &mut ImportedModel,
+    ) -> Result<(String, f64), NodeError> {
+        let mut worst = (String::new(), 0.0);
+        for (key, _) in self.0.tensors() {
+            let Some(name) = key.strip_prefix("buffer.") else { continue };
+            let reference = self.tensor(key)?.to_f64();
+            let own = match graph.buffers().any(|v| graph.value(v).name == name) {
+                true => run.read(name)?.to_f64(),
+                false => model.archive().state_dict_tensor(name)?.to_f64(),
+            };
+            if own.len() != reference.len() {
+                return Err(self.error(format!("`{key}` is not of the buffer's size")));
+            }
+            let (distance, norm) = distance_and_norm(&own, &reference);
+            let error = if distance == 0.0 { 0.0 } else { distance / norm.max(f64::MIN_POSITIVE) };
+            if worst.0.is_empty() || error.is_nan() || error > worst.1 {
+                worst = (name.to_owned(), error);
+            }
+        }
+        Ok(worst)
+    }
+}
+
+/// The norm of the difference, and that of the reference.
+fn distance_and_norm(own: &[f64], reference: &[f64]) -> (f64, f64) {
+    let distance: f64 = own.iter().zip(reference).map(|(a, b)| (a - b).powi(2)).sum();
+    let norm: f64 = reference.iter().map(|x| x * x).sum();
+    (distance.sqrt(), norm.sqrt())
 }
 
 /// The error for a model that cannot be trained.

@@ -1,0 +1,75 @@
+#!/usr/bin/env python3
+"""Exports the small cases of `cases/`, with the results that PyTorch computes for them in eager mode.
+
+    pip install torch safetensors
+    python crates/import/stock/export_cases.py DIR [TEXT ...]
+
+It writes NAME.pt2 and NAME.safetensors for each case whose name contains one of the texts: the archive, and its inputs,
+loss, gradients and buffers after one pass. `cases.json` lists the cases: what is expected of each, and the message
+where PyTorch refuses it. The test `crates/node/tests/pytorch.rs` compares them with ours.
+"""
+
+import copy
+import importlib
+import json
+import pathlib
+import sys
+import warnings
+
+sys.dont_write_bytecode = True
+
+import torch
+from safetensors.torch import save_file
+
+from cases import CASES
+
+
+def main():
+    directory, *texts = sys.argv[1:]
+    warnings.filterwarnings("ignore")
+    torch.set_num_threads(1)
+    for file in sorted((pathlib.Path(__file__).parent / "cases").glob("[!_]*.py")):
+        importlib.import_module(f"cases.{file.stem}")
+    directory = pathlib.Path(directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    listed = []
+    for number, case in enumerate(CASES):
+        if not texts or any(text in case.name for text in texts):
+            stem = f"case{number}"
+            try:
+                export(case, directory / stem)
+                failure = None
+            except Exception as error:
+                failure = f"{type(error).__name__}: {error}"
+            listed.append({
+                "name": case.name, "stem": stem, "refused": case.refused, "pytorch": case.pytorch,
+                "tolerance": case.tolerance, "failure": failure,
+            })
+    (directory / "cases.json").write_text(json.dumps(listed, indent=1))
+
+
+def export(case, stem):
+    """Writes the archive of a case, and PyTorch's results in eager mode."""
+    module, inputs = case.build()
+    program = torch.export.export(copy.deepcopy(module), copy.deepcopy(inputs))
+    if case.decomposed:
+        program = program.run_decompositions()
+    torch.export.save(program, f"{stem}.pt2")
+    names = program.graph_signature.user_inputs
+    tensors = {f"input.{name}": tensor.clone() for name, tensor in zip(names, inputs)}
+    loss = module(*inputs)
+    if loss.requires_grad:
+        loss.backward()
+    tensors["loss"] = loss.detach()
+    parameters = dict(module.named_parameters(remove_duplicate=False))
+    for name, tensor in parameters.items():
+        if tensor.requires_grad:
+            tensors[f"grad.{name}"] = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+    for name, tensor in module.state_dict().items():
+        if name not in parameters:
+            tensors[f"buffer.{name}"] = tensor
+    save_file({key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}, f"{stem}.safetensors")
+
+
+if __name__ == "__main__":
+    main()
