@@ -125,6 +125,7 @@ impl<'a> Import<'a> {
             tied: BTreeMap::new(),
             state: BTreeMap::new(),
         };
+        import.cx.torch = import.archive.torch_release().unwrap_or(import.cx.torch);
         let mut names = Names::new();
         import.bind_symbols(options.batch_size)?;
         import.inputs(&mut names)?;

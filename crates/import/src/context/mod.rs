@@ -71,6 +71,8 @@ pub(crate) struct Context<'a> {
     writes: Vec<u32>,
     /// The element type that replaces single precision.
     pub(crate) single: DType,
+    /// The version of PyTorch that wrote the archive; the newest if it is unknown. Some gradients changed.
+    pub(crate) torch: (u32, u32),
 }
 
 struct Constant {
@@ -93,6 +95,7 @@ impl<'a> Context<'a> {
             tensors: Vec::new(),
             writes: Vec::new(),
             single,
+            torch: (u32::MAX, 0),
         }
     }
 

@@ -310,3 +310,13 @@ proptest::proptest! {
         let _ = Job::parse("job.toml", &text, Path::new("/nowhere"), &[format!("train.{setting}"), setting]);
     }
 }
+
+#[test]
+fn groups_of_rows_fit_into_micro_batches() {
+    let text = "[model]\nfile = \"model.pt2\"\n[data]\nkind = \"tensors\"\nfiles = [\"shards\"]\ngroup = 4\n[train]\n";
+    let error = |train: &str| error(&format!("{text}{train}"));
+    assert_snapshot!(error("batch = 16\nmicro_batch = 2"), @"");
+    assert_snapshot!(error("batch = 16\nmicro_batch = \"auto\""), @"");
+    assert_snapshot!(error("batch = 6\nmicro_batch = 2"), @"");
+    assert_snapshot!(printed(job("[data]\ngroup = 4").unwrap_err()), @"");
+}
