@@ -79,14 +79,11 @@ for bound in [0.5, 2.0]:
 at("smooth_l1_loss_at_0", lambda w: F.smooth_l1_loss(w, ORIGIN, beta=0.0, reduction="none"), DISTANCES)
 at("l1_loss", lambda w, t: F.l1_loss(w, t), DISTANCES, ORIGIN)
 at("mse_loss", lambda w, t: F.mse_loss(w, t), DISTANCES, ORIGIN)
-at("gaussian_nll_loss",
-   lambda w, v: F.gaussian_nll_loss(w, ORIGIN, v), DISTANCES, [0.0, 1e-7, 1.0, 2.0, 1e-6, 3.0, 4.0])
 
 ROWS, IDS = torch.arange(12.0).reshape(4, 3), torch.tensor([0, 1, 1, 3, 3, 3])
 at("embedding", lambda w: F.embedding(IDS, w), ROWS)
 at("embedding_with_padding", lambda w: F.embedding(IDS, w, padding_idx=1), ROWS)
 at("embedding_with_padding_from_the_end", lambda w: F.embedding(IDS, w, padding_idx=-1), ROWS)
-at("sparse_embedding", lambda w: F.embedding(IDS, w, sparse=True), ROWS)
 at("embedding_scaled_by_frequency", lambda w: F.embedding(IDS, w, scale_grad_by_freq=True), ROWS,
    refused="scale_grad_by_freq")
 at("embedding_of_a_largest_norm", lambda w: F.embedding(IDS, w.clone(), max_norm=1.0), ROWS,
@@ -100,7 +97,8 @@ class Twice(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.first, self.second = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+        # A bias before the norm has a gradient of 0, of which only rounding is left.
+        self.first, self.second = torch.nn.Linear(4, 4, bias=False), torch.nn.Linear(4, 1)
         self.norm = torch.nn.BatchNorm1d(4, **self.options)
 
     def forward(self, x):
@@ -120,4 +118,4 @@ case(name="one_batch_norm_called_twice", x=(8, 4))(Twice)
 case(name="one_batch_norm_called_twice_in_evaluation", x=(8, 4), training=False)(Twice)
 case(name="one_batch_norm_called_twice_decomposed", x=(8, 4), decomposed=True)(Twice)
 case(name="one_batch_norm_without_statistics", x=(8, 4))(TwiceWithoutStatistics)
-case(name="one_batch_norm_with_an_average", x=(8, 4))(TwiceWithAnAverage)
+case(name="one_batch_norm_with_an_average", x=(8, 4), pytorch="data-dependent")(TwiceWithAnAverage)

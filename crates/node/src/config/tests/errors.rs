@@ -313,10 +313,26 @@ proptest::proptest! {
 
 #[test]
 fn groups_of_rows_fit_into_micro_batches() {
-    let text = "[model]\nfile = \"model.pt2\"\n[data]\nkind = \"tensors\"\nfiles = [\"shards\"]\ngroup = 4\n[train]\n";
-    let error = |train: &str| error(&format!("{text}{train}"));
-    assert_snapshot!(error("batch = 16\nmicro_batch = 2"), @"");
-    assert_snapshot!(error("batch = 16\nmicro_batch = \"auto\""), @"");
-    assert_snapshot!(error("batch = 6\nmicro_batch = 2"), @"");
-    assert_snapshot!(printed(job("[data]\ngroup = 4").unwrap_err()), @"");
+    let dir = directory();
+    let error = |train: &str| {
+        let text =
+            format!("[model]\nfamily = \"resnet\"\n[data]\ntrain = [\"train.bin\"]\ngroup = 4\n[train]\n{train}");
+        printed(Job::parse("job.toml", &text, dir.path(), &[]).unwrap_err())
+    };
+    assert_snapshot!(error("batch = 16\nmicro_batch = 2"), @"
+    job.toml:5:1: `train.micro_batch` = 2 does not hold whole groups of `data.group` = 4
+    hint: write micro_batch = 4 in [train], or another multiple of 4
+    ");
+    assert_snapshot!(error("batch = 16\nmicro_batch = \"auto\""), @r#"
+    job.toml:5:1: `train.micro_batch` is "auto", but `data.group` = 4 needs a size
+    hint: write micro_batch = 4 in [train], or another multiple of 4
+    "#);
+    assert_snapshot!(error("batch = 6\nmicro_batch = 2"), @"
+    job.toml:5:1: `train.micro_batch` = 2 does not hold whole groups of `data.group` = 4
+    hint: write a multiple of 4 for batch and micro_batch in [train]
+    ");
+    assert_snapshot!(printed(job("[data]\ngroup = 4").unwrap_err()), @r#"
+    job.toml:2:1: `data.group` is for rows of tensors and images; a text has none, only contexts that are cut from it
+    hint: leave group out, or write the rows to safetensors files with kind = "tensors"
+    "#);
 }
