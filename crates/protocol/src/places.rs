@@ -72,6 +72,7 @@ impl Places {
     /// `trained` says whether any update was applied.
     pub(crate) fn describe(&self, poison: &Poison, names: &[&str], trained: bool) -> Sentence {
         let advice = remedy(trained);
+        let again = if trained { "go back to an earlier checkpoint, with a lower learning rate" } else { advice };
         let value = |v: &ValueId| format!("{:?}", self.values.get(v).map_or("?", |name| name.as_str()));
         match &poison.place {
             PoisonPlace::Node { node, micro_batch } => {
@@ -92,11 +93,11 @@ impl Places {
             }
             PoisonPlace::Kept { value: v } => {
                 let what = format!("has {}, which was not finite before the step", value(v));
-                Sentence { what, advice: "go back to an earlier checkpoint, with a lower learning rate" }
+                Sentence { what, advice: again }
             }
             PoisonPlace::OptimizerState { parameter } => {
                 let what = format!("has optimizer state of {} that is not finite", value(parameter));
-                Sentence { what, advice: "go back to an earlier checkpoint, with a lower learning rate" }
+                Sentence { what, advice: again }
             }
             PoisonPlace::Message { slot, from: PeerId::BROKER } => {
                 let what = format!("got an input that is not finite: {}", value(&slot.value()));

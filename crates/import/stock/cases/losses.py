@@ -114,8 +114,9 @@ class TwiceWithAnAverage(Twice):
     options = {"momentum": None}
 
 
-case(name="one_batch_norm_called_twice", x=(8, 4))(Twice)
+# The gradients of two norms in a row lose digits.
+case(name="one_batch_norm_called_twice", x=(8, 4), tolerance=1e-4)(Twice)
 case(name="one_batch_norm_called_twice_in_evaluation", x=(8, 4), training=False)(Twice)
-case(name="one_batch_norm_called_twice_decomposed", x=(8, 4), decomposed=True)(Twice)
-case(name="one_batch_norm_without_statistics", x=(8, 4))(TwiceWithoutStatistics)
+case(name="one_batch_norm_called_twice_decomposed", x=(8, 4), decomposed=True, tolerance=1e-4)(Twice)
+case(name="one_batch_norm_without_statistics", x=(8, 4), tolerance=1e-4)(TwiceWithoutStatistics)
 case(name="one_batch_norm_with_an_average", x=(8, 4), pytorch="data-dependent")(TwiceWithAnAverage)
