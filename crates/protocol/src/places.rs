@@ -120,7 +120,8 @@ impl Places {
     }
 }
 
-/// What to do about a loss or gradient that is not finite. Before the first update, the learning rate has no part in it.
+/// What to do about a loss or gradient that is not finite. Before the first update, the learning rate has no part in
+/// it.
 pub(crate) fn remedy(trained: bool) -> &'static str {
     match trained {
         true => "try a lower learning rate or clipping",

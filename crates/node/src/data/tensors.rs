@@ -38,8 +38,8 @@ struct Sample {
     row: usize,
 }
 
-const HINT: &str = "every file has the same tensors: one for each of the model's inputs, with a row a sample, or a single \
-                    number that is the same in all files";
+const HINT: &str = "every file has the same tensors: one for each of the model's inputs, with a row a sample, or a \
+                    single number that is the same in all files";
 
 impl Tensors {
     pub(super) fn open(tensors: &super::Tensors, seed: u64) -> Result<Self, DataError> {
