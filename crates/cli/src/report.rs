@@ -44,7 +44,11 @@ fn text(summary: &Summary, history: &History) -> String {
         // Writing to a string does not fail.
         let _ = writeln!(out, "{name:<12}{value}");
     };
-    line("steps", format!("{} in {}", history.losses.len(), seconds(history.took)));
+    let skipped = match summary.skipped_steps {
+        0 => String::new(),
+        n => format!("; {n} of them skipped, because the loss or a gradient was not finite"),
+    };
+    line("steps", format!("{} in {}{skipped}", history.losses.len(), seconds(history.took)));
     let curve = curve(&history.losses);
     let first = loss(history.losses.first().copied());
     // A resumed run shows its own first step, where the curve starts, and the loss of step 1 after it.

@@ -5,7 +5,9 @@ mod common;
 use common::*;
 use fusionllm_exec::local::Training;
 use fusionllm_graph::models::AttentionImplementation::{Eager, Sdpa};
-use fusionllm_graph::{DType, Graph, Op};
+use fusionllm_graph::ops::{BatchNorm, CrossEntropy, Linear, Unary};
+use fusionllm_graph::{Builder, DType, Graph, Init, Op};
+use fusionllm_plan::Schedule;
 
 /// Trains on one peer, then under random cuts, and compares every loss and the last parameter.
 fn check(graph: &Graph, training: Training, steps: u64, seed: u64) {
@@ -116,6 +118,55 @@ fn replicas_of_resnet_agree_with_one_peer() {
 #[test]
 fn replicas_of_resnet_differ_by_rounding_alone() {
     check_replicas(&resnet(DType::F64), plain_sgd(0.02, 0.9, 5e-4), 1e-9, 6);
+}
+
+/// A model that calls one batch norm twice, with layers before, between and after the calls.
+fn one_norm_twice() -> Graph {
+    let mut b = Builder::new("twice");
+    let x = b.input("x", DType::F32, [8, 6]).unwrap();
+    let labels = b.input("labels", DType::I64, [8]).unwrap();
+    let source = |b: &mut Builder, name: &str, shape: &[usize], constant: Option<f64>| {
+        let init = constant.map_or(Init::Normal { std: 0.3 }, Init::Constant);
+        b.parameter(name, DType::F32, shape.to_vec(), init).unwrap()
+    };
+    let matrices = ["a", "b", "c"].map(|name| source(&mut b, name, &[6, 6], None));
+    let (weight, bias) = (source(&mut b, "weight", &[6], Some(1.0)), source(&mut b, "bias", &[6], Some(0.0)));
+    let mean = b.buffer("mean", DType::F32, [6], Init::Constant(0.0)).unwrap();
+    let var = b.buffer("var", DType::F32, [6], Init::Constant(1.0)).unwrap();
+    let (mut y, mut statistics) = (x, [mean, var]);
+    for matrix in &matrices[..2] {
+        y = b.op(Linear, &[y, *matrix]).unwrap();
+        y = b.unary(Unary::Tanh, y).unwrap();
+        let op = BatchNorm { momentum: 0.1, eps: 1e-5 };
+        let out = b.apply(op, &[y, weight, bias, statistics[0], statistics[1]]).unwrap();
+        (y, statistics) = (out[0], [out[3], out[4]]);
+    }
+    let logits = b.op(Linear, &[y, matrices[2]]).unwrap();
+    let loss = b.op(CrossEntropy { ignore_index: -100 }, &[logits, labels]).unwrap();
+    b.output("logits", logits).unwrap();
+    b.update_buffer(mean, statistics[0]).unwrap();
+    b.update_buffer(var, statistics[1]).unwrap();
+    b.output("loss", loss).unwrap();
+    b.finish().unwrap()
+}
+
+/// Regression: such a model was refused, because its evaluation form read statistics that exist only in training.
+#[test]
+fn one_batch_norm_called_twice_trains_on_any_number_of_peers() {
+    let graph = one_norm_twice();
+    assert!(graph.evaluation().is_ok());
+    let training = plain_sgd(0.1, 0.9, 0.0);
+    let mut single = local_run(&graph, &one_peer(&graph, 3), &backends("cpu", 1), training);
+    let expected = losses(&graph, &mut single, 3, 10);
+    for peers in [2, 4] {
+        let names: Vec<String> = (0..peers).map(|p| format!("p{p}")).collect();
+        let plan = fusionllm_plan::equal_compute(&graph, &names, 3, Schedule::OneFOneB).unwrap();
+        let mut cut = local_run(&graph, &plan, &backends("cpu", peers), training);
+        assert_eq!(losses(&graph, &mut cut, 3, 10), expected, "{peers} peers");
+        for name in ["mean", "var", "weight", "c"] {
+            assert_eq!(cut.read(name).unwrap(), single.read(name).unwrap(), "{peers} peers: {name}");
+        }
+    }
 }
 
 #[test]

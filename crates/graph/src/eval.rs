@@ -39,7 +39,8 @@ impl Graph {
                 Op::BatchNorm(op) => {
                     let (x, w, bias, mean, var) = (operand(0)?, operand(1)?, operand(2)?, operand(3)?, operand(4)?);
                     let y = b.scope(&node.name, |b| inference_batch_norm(b, x, w, bias, mean, var, op.eps))?;
-                    vec![Some(y), None, None, None, None]
+                    // Evaluation leaves the running statistics as they are, also for a later call of the same module.
+                    vec![Some(y), None, None, Some(mean), Some(var)]
                 }
                 op => {
                     let operands = (0..node.inputs.len()).map(operand).collect::<Result<Vec<_>, _>>()?;

@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
-use fusionllm_graph::{Builder, DType, Graph, HostTensor, Op, Phase, ValueId, ValueKind};
+use fusionllm_graph::{Builder, DType, Graph, HostTensor, Init, Op, Phase, ValueId, ValueKind};
 
 fn names(g: &Graph, of: impl Fn(&ValueKind) -> bool) -> BTreeSet<&str> {
     g.values.iter().filter(|v| of(&v.kind)).map(|v| v.name.as_str()).collect()
@@ -72,6 +72,29 @@ fn resnet_normalises_by_running_statistics() {
     let users = eval.consumers();
     for b in eval.buffers() {
         assert!(!users[b.index()].is_empty(), "{} is not read", eval.value(b).name);
+    }
+}
+
+/// Regression: the second call of one batch norm reads the statistics that the first has updated, which evaluation does
+/// not have. Both calls normalise by the buffers.
+#[test]
+fn one_batch_norm_called_twice_reads_its_buffers_in_both_calls() {
+    let mut b = Builder::new("twice");
+    let x = b.input("x", DType::F32, [4, 3]).unwrap();
+    let weight = b.parameter("weight", DType::F32, [3], Init::Constant(1.0)).unwrap();
+    let bias = b.parameter("bias", DType::F32, [3], Init::Constant(0.0)).unwrap();
+    let mean = b.buffer("running_mean", DType::F32, [3], Init::Constant(0.0)).unwrap();
+    let var = b.buffer("running_var", DType::F32, [3], Init::Constant(1.0)).unwrap();
+    let op = fusionllm_graph::ops::BatchNorm { momentum: 0.1, eps: 1e-5 };
+    let first = b.apply(op, &[x, weight, bias, mean, var]).unwrap();
+    let second = b.apply(op, &[first[0], weight, bias, first[3], first[4]]).unwrap();
+    b.update_buffer(mean, second[3]).unwrap();
+    b.update_buffer(var, second[4]).unwrap();
+    b.output("y", second[0]).unwrap();
+    let eval = b.finish().unwrap().evaluation().unwrap();
+    assert!(eval.state_updates.is_empty());
+    for name in ["running_mean", "running_var"] {
+        assert_eq!(eval.consumers()[eval.find(name).unwrap().index()].len(), 2, "{name}");
     }
 }
 

@@ -71,7 +71,13 @@ pub(crate) fn manifest(bytes: &[u8]) -> bool {
 /// CIFAR-10's binary form.
 pub(crate) fn images(bytes: &[u8]) -> bool {
     in_file(bytes, "train.bin", |path| {
-        let data = Data::Cifar10(Cifar10 { train: vec![path.to_owned()], test: Vec::new(), augment: true });
+        let data = Data::Cifar10(Cifar10 {
+            train: vec![path.to_owned()],
+            test: Vec::new(),
+            augment: true,
+            shuffle: true,
+            group: 1,
+        });
         let Ok(data) = Dataset::open(&data, 1) else { return false };
         data.train_batch(0, 2).is_ok()
     })

@@ -161,6 +161,12 @@ impl Archive {
         })
     }
 
+    /// The first two numbers of [`Self::torch_version`].
+    pub(crate) fn torch_release(&self) -> Option<(u32, u32)> {
+        let mut numbers = self.torch_version()?.split('.');
+        Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
+    }
+
     /// The names of all tensors in the module's `state_dict`.
     pub fn state_dict_names(&self) -> impl Iterator<Item = &str> {
         self.weights.keys().map(String::as_str)

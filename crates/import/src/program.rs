@@ -129,6 +129,7 @@ impl Import<'_> {
                 state: BTreeMap::new(),
                 constants: BTreeMap::new(),
             };
+            import.cx.torch = import.archive.torch_release().unwrap_or(import.cx.torch);
             let mut names = Names::new();
             import.bind_symbols(options.batch_size)?;
             let read = import.archive.bytes_read();

@@ -87,6 +87,14 @@ pub enum NodeError {
     /// A peer failed, or every step did.
     #[error("{0}")]
     Run(String),
+    /// A run ended, and no update of it was applied.
+    #[error("{message}")]
+    NothingApplied {
+        /// How many steps, and who made the first number that is not finite.
+        message: String,
+        /// What to do.
+        hint: String,
+    },
     /// A run ended early.
     #[error("{error}")]
     Unfinished {
@@ -146,7 +154,7 @@ impl NodeError {
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Input { hint, .. } => return hint.clone(),
-            Self::Unfinished { hint, .. } => return Some(hint.clone()),
+            Self::Unfinished { hint, .. } | Self::NothingApplied { hint, .. } => return Some(hint.clone()),
             Self::Job(e) => return Some(e.hint.clone()),
             Self::Import(e) => return e.hint(),
             Self::RunDir(e) => return e.hint(),

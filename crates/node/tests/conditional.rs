@@ -96,7 +96,7 @@ fn real_images_are_normalised() -> Result<(), Missing> {
         let reason = "CIFAR-10 is not in examples/data: examples/cifar10.sh fetches it";
         return Err(Missing { requirement: "cifar10", reason: reason.into() });
     }
-    let config = Cifar10 { train: vec![path], test: vec![], augment: false };
+    let config = Cifar10 { train: vec![path], test: vec![], augment: false, shuffle: true, group: 1 };
     let data = Dataset::open(&Data::Cifar10(config), 1).unwrap();
     assert_eq!(data.train_samples(), 10_000);
     let (name, pixels) = data.train_batch(0, 2000).unwrap().tensors.swap_remove(0);

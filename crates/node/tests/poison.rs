@@ -1,8 +1,11 @@
 //! A run whose parameters overflow, with a real broker and two peers over loopback: people read who made the number.
 #![allow(clippy::unwrap_used)]
 
+use std::collections::BTreeMap;
+use std::path::Path;
 use std::time::Duration;
 
+use fusionllm_graph::{DType, HostTensor};
 use fusionllm_node::config::Job;
 use fusionllm_node::{BrokerOptions, Event, JoinOptions, NodeError, Observer, Peers, conduct, join};
 use fusionllm_transport::Ticket;
@@ -53,6 +56,13 @@ async fn diverge(lr: &str) -> (Reader, String) {
     let mut settings = settings.map(str::to_owned).to_vec();
     settings.push(format!("train.optimizer.lr={lr}"));
     let job = Job::quick_start(&settings).unwrap();
+    let (reader, error) = failed(&job).await;
+    let NodeError::Run(reason) = error else { panic!("{error:?}") };
+    (reader, reason)
+}
+
+/// Conducts a run of two peers to its bad end.
+async fn failed(job: &Job) -> (Reader, NodeError) {
     let root = tempfile::tempdir().unwrap();
     let options = BrokerOptions {
         listen: Some(([127, 0, 0, 1], 0).into()),
@@ -65,11 +75,11 @@ async fn diverge(lr: &str) -> (Reader, String) {
         let ticket = ticket.recv().await.unwrap();
         tokio::join!(join(peer(&ticket, "left")), join(peer(&ticket, "right")))
     };
-    let both = async { tokio::join!(conduct(&job, options, &mut reader), peers) };
+    let both = async { tokio::join!(conduct(job, options, &mut reader), peers) };
     let (ended, (left, right)) = tokio::time::timeout(PATIENCE, both).await.expect("stuck");
-    let Err(NodeError::Run(reason)) = ended else { panic!("{ended:?}") };
-    assert!(left.is_err() && right.is_err(), "both are told that the run has failed");
-    (reader, reason)
+    // A run that came to its end has told its peers so.
+    assert_eq!(left.is_err() && right.is_err(), !matches!(ended, Err(NodeError::NothingApplied { .. })));
+    (reader, ended.unwrap_err())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -91,4 +101,45 @@ async fn a_parameter_that_is_not_finite_is_named() {
     let [(_, line)] = &reader.poisoned[..] else { panic!("{:?}", reader.poisoned) };
     assert!(line.contains(" has ") && line.contains("was not finite before the step"), "{line}");
     assert!(reason.ends_with(line.as_str()), "{reason}");
+}
+
+/// Regression: a run of which every step was skipped reported success, and advised a lower learning rate.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_run_that_applies_no_step_fails_and_names_the_reason() {
+    let dir = tempfile::tempdir().unwrap();
+    let images = vec![f32::NAN; 8 * 3 * 32 * 32];
+    let tensors = BTreeMap::from([
+        ("x", HostTensor::from_f32([8, 3, 32, 32], &images).unwrap()),
+        ("y", HostTensor::from_i64([8], &[0; 8]).unwrap()),
+    ]);
+    write_tensors(&dir.path().join("rows.safetensors"), &tensors);
+    let model = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/hf_vit.pt2");
+    let text = format!(
+        "[model]\nfile = {model:?}\n[data]\nkind = \"tensors\"\nfiles = [\"rows.safetensors\"]\n\
+         [train]\nsteps = 8\nbatch = 4\nmicro_batch = 2\n[plan]\nscheduler = \"equal-compute\"\n"
+    );
+    let job = Job::parse("job.toml", &text, dir.path(), &[]).unwrap();
+    let (reader, error) = failed(&job).await;
+    assert_eq!(reader.skipped.len(), 8);
+    let NodeError::NothingApplied { message, hint } = &error else { panic!("{error:?}") };
+    assert!(message.starts_with("no step was applied: "), "{message}");
+    assert!(message.contains("not finite in all 8 steps"), "{message}");
+    assert!(message.contains("got an input that is not finite"), "{message}");
+    assert_eq!(hint, "look for such numbers in the data");
+}
+
+/// Writes a safetensors file.
+fn write_tensors(path: &Path, tensors: &BTreeMap<&str, HostTensor>) {
+    let mut entries = serde_json::Map::new();
+    let mut data = Vec::new();
+    for (name, tensor) in tensors {
+        let begin = data.len();
+        data.extend_from_slice(tensor.bytes());
+        let dtype = if tensor.dtype() == DType::F32 { "F32" } else { "I64" };
+        let entry = serde_json::json!({"dtype": dtype, "shape": tensor.shape(), "data_offsets": [begin, data.len()]});
+        entries.insert((*name).to_owned(), entry);
+    }
+    let header = serde_json::Value::Object(entries).to_string();
+    let length = (header.len() as u64).to_le_bytes();
+    std::fs::write(path, [&length[..], header.as_bytes(), &data].concat()).unwrap();
 }

@@ -68,8 +68,11 @@ impl Places {
         }
     }
 
-    /// What the peer did or has, and what to do about it. Both follow the peer's name. `names` are the peers'.
-    pub(crate) fn describe(&self, poison: &Poison, names: &[&str]) -> Sentence {
+    /// What the peer did or has, and what to do about it. Both follow the peer's name. `names` are the peers', and
+    /// `trained` says whether any update was applied.
+    pub(crate) fn describe(&self, poison: &Poison, names: &[&str], trained: bool) -> Sentence {
+        let advice = remedy(trained);
+        let again = if trained { "go back to an earlier checkpoint, with a lower learning rate" } else { advice };
         let value = |v: &ValueId| format!("{:?}", self.values.get(v).map_or("?", |name| name.as_str()));
         match &poison.place {
             PoisonPlace::Node { node, micro_batch } => {
@@ -82,19 +85,19 @@ impl Places {
                     Cause::Arose | Cause::Arrived => "made the first number that is not finite",
                 };
                 let what = format!("{what}: the result of {operator} {name:?} in {phase} of micro-batch {micro_batch}");
-                Sentence { what, advice: LOWER }
+                Sentence { what, advice }
             }
             PoisonPlace::Gradient { parameter } => {
                 let what = format!("made the first number that is not finite: the gradient of {}", value(parameter));
-                Sentence { what, advice: LOWER }
+                Sentence { what, advice }
             }
             PoisonPlace::Kept { value: v } => {
                 let what = format!("has {}, which was not finite before the step", value(v));
-                Sentence { what, advice: "go back to an earlier checkpoint, with a lower learning rate" }
+                Sentence { what, advice: again }
             }
             PoisonPlace::OptimizerState { parameter } => {
                 let what = format!("has optimizer state of {} that is not finite", value(parameter));
-                Sentence { what, advice: "go back to an earlier checkpoint, with a lower learning rate" }
+                Sentence { what, advice: again }
             }
             PoisonPlace::Message { slot, from: PeerId::BROKER } => {
                 let what = format!("got an input that is not finite: {}", value(&slot.value()));
@@ -117,7 +120,14 @@ impl Places {
     }
 }
 
-const LOWER: &str = "try a lower learning rate or clipping";
+/// What to do about a loss or gradient that is not finite. Before the first update, the learning rate has no part in
+/// it.
+pub(crate) fn remedy(trained: bool) -> &'static str {
+    match trained {
+        true => "try a lower learning rate or clipping",
+        false => "no update was applied yet, so look at the model, its loss and the data, not at the learning rate",
+    }
+}
 
 /// A statement about a peer, to follow its name.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -125,7 +125,8 @@ pub enum Binary {
     Mul,
     /// True division. Floats only.
     Div,
-    /// Floats only. The derivative with respect to the exponent is 0 where the base is 0.
+    /// Floats only. The derivative with respect to the exponent is 0 where the base is 0, and that with respect to the
+    /// base is 0 where the exponent is 0.
     Pow,
     Maximum,
     Minimum,

@@ -125,15 +125,16 @@ impl GraphRules for Binary {
                 Self::Add | Self::Sub | Self::Fmod | Self::Remainder => g,
                 Self::Mul => b.mul(g, r)?,
                 Self::Div => b.div(g, r)?,
-                // b a^(b-1)
+                // b a^(b-1), and 0 where b is 0: there a^(b-1) may be infinite.
                 Self::Pow => {
                     let e = b.sub_scalar(r, 1.0)?;
                     let p = b.op(Self::Pow, &[l, e])?;
                     let d = b.mul(r, p)?;
-                    b.mul(g, d)?
+                    let d = b.mul(g, d)?;
+                    zero_where(b, Compare::Eq, r, d)?
                 }
                 Self::Maximum | Self::Minimum => extremum_gradient(b, g, l, r, *self == Self::Maximum)?,
-                Self::FloorDivide => b.mul_scalar(g, 0.0)?,
+                Self::FloorDivide => zeros_like(b, g)?,
             };
             b.sum_to(d, l)
         })?;
@@ -151,11 +152,8 @@ impl GraphRules for Binary {
                 }
                 // y ln a, and 0 where a is 0
                 Self::Pow => {
-                    let zero = b.compare_scalar(Compare::Eq, l, 0.0)?;
                     let ln = b.unary(Unary::Log, l)?;
-                    let nil = b.mul_scalar(ln, 0.0)?;
-                    let nil = nan_to_zero(b, nil)?;
-                    let ln = b.where_(zero, nil, ln)?;
+                    let ln = zero_where(b, Compare::Eq, l, ln)?;
                     let d = b.mul(y, ln)?;
                     b.mul(g, d)?
                 }
@@ -168,7 +166,7 @@ impl GraphRules for Binary {
                     let d = b.mul(g, q)?;
                     b.unary(Unary::Neg, d)?
                 }
-                Self::FloorDivide => b.mul_scalar(g, 0.0)?,
+                Self::FloorDivide => zeros_like(b, g)?,
             };
             b.sum_to(d, r)
         })?;
@@ -198,10 +196,11 @@ impl GraphRules for BinaryScalar {
                 let p = b.mul_scalar(p, s)?;
                 b.mul(g, p)?
             }
-            // y ln s
+            // y ln s, and 0 for powers of 0 that are finite.
             (Binary::Pow, true) => {
                 let d = b.mul_scalar(y, s.ln())?;
-                b.mul(g, d)?
+                let d = b.mul(g, d)?;
+                if s == 0.0 { zero_where(b, Compare::Ge, x, d)? } else { d }
             }
             (Binary::Maximum | Binary::Minimum, _) => {
                 let ty = b.ty(x).clone();
@@ -368,11 +367,16 @@ impl GraphRules for ThresholdBackward {
     }
 }
 
-/// NaN replaced by 0.
-fn nan_to_zero(b: &mut Builder, x: ValueId) -> Result<ValueId, GraphError> {
-    let number = b.op(Compare::Eq, &[x, x])?;
-    let zero = b.zero_like_scalar(x)?;
-    b.where_(number, x, zero)
+/// `value`, replaced by 0 where `x` compares with 0 as `op` says.
+fn zero_where(b: &mut Builder, op: Compare, x: ValueId, value: ValueId) -> Result<ValueId, GraphError> {
+    let hit = b.compare_scalar(op, x, 0.0)?;
+    let zero = b.zero_like_scalar(value)?;
+    b.where_(hit, zero, value)
+}
+
+fn zeros_like(b: &mut Builder, x: ValueId) -> Result<ValueId, GraphError> {
+    let ty = b.ty(x).clone();
+    b.full(ty, 0.0)
 }
 
 /// The gradient of `l` in the maximum (or minimum) of `l` and `r`: all of `g` where `l` wins, half where they are

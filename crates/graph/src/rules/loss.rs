@@ -53,7 +53,10 @@ impl GraphRules for CrossEntropy {
         let picked = b.gather(logits, 1, index)?;
         let picked = b.reshape(picked, [n])?;
         let each = b.sub(lse, picked)?;
-        let each = b.mul(each, counts)?;
+        // `where`, not a product: a logit of an ignored row may be infinite.
+        let counted = b.cast(counts, DType::Bool)?;
+        let zero = b.zero_like_scalar(each)?;
+        let each = b.where_(counted, each, zero)?;
         let sum = b.sum(each, &[0], false)?;
         Ok(Some(vec![b.div(sum, total)?, lse]))
     }

@@ -2,7 +2,7 @@
 
 use super::context::{Backward, GraphRules};
 use crate::ops::{ArgReduce, Compare, CumSum, Reduce, ReduceKind};
-use crate::{GraphError, ValueId};
+use crate::{Builder, GraphError, TensorType, ValueId};
 
 impl GraphRules for Reduce {
     fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
@@ -31,16 +31,31 @@ impl GraphRules for Reduce {
                 let share = b.div(g, count)?;
                 b.mul(hit, share)?
             }
-            // The product of the other elements is y / x, unless x is zero.
             ReduceKind::Prod => {
-                let y = b.reshape(y, kept)?;
-                let p = b.mul(g, y)?;
-                b.div(p, x)?
+                let others = product_of_others(b, x, &self.dims)?;
+                b.mul(g, others)?
             }
             ReduceKind::Any | ReduceKind::All => return Ok(vec![None]),
         };
         Ok(vec![Some(spread)])
     }
+}
+
+/// For each element the product of the others along `dims`: 0 if one of them is 0, else the product of all elements
+/// that are not 0, over the element itself.
+fn product_of_others(b: &mut Builder, x: ValueId, dims: &[usize]) -> Result<ValueId, GraphError> {
+    let dtype = b.ty(x).dtype;
+    let zero = b.compare_scalar(Compare::Eq, x, 0.0)?;
+    let one = b.full(TensorType::new(dtype, []), 1.0)?;
+    let factors = b.where_(zero, one, x)?;
+    let product = b.op(Reduce { kind: ReduceKind::Prod, dims: dims.to_vec(), keepdim: true }, &[factors])?;
+    let others = b.div(product, factors)?;
+    let zeros = b.cast(zero, dtype)?;
+    let count = b.sum(zeros, dims, true)?;
+    let other_zeros = b.sub(count, zeros)?;
+    let none = b.compare_scalar(Compare::Eq, other_zeros, 0.0)?;
+    let nil = b.zero_like_scalar(others)?;
+    b.where_(none, others, nil)
 }
 
 impl GraphRules for ArgReduce {

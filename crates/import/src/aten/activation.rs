@@ -32,13 +32,15 @@ entries! {
     "glu" ["default"] => glu,
 }
 
-/// `ln(1 + exp(beta x)) / beta`
+/// `ln(1 + exp(beta x)) / beta`, and `x` itself where `beta x` is above the threshold.
 fn softplus(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
     let beta = a.number_or("beta", 1.0)?;
-    let x = c.mul_scalar(x, beta)?;
-    let y = c.unary(Unary::Softplus, x)?;
-    one(c.mul_scalar(y, 1.0 / beta)?)
+    let scaled = c.mul_scalar(x, beta)?;
+    let y = c.unary(Unary::Softplus, scaled)?;
+    let y = c.mul_scalar(y, 1.0 / beta)?;
+    let linear = c.compare_scalar(Compare::Gt, scaled, a.number_or("threshold", 20.0)?)?;
+    one(c.where_(linear, x, y)?)
 }
 
 fn gelu(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
@@ -132,10 +134,11 @@ fn hardsigmoid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.mul_scalar(x, 1.0 / 6.0)?)
 }
 
+/// `x clamp(x + 3, 0, 6) / 6`. From PyTorch 2.7 on, its gradient at -3 and 3 is that of the straight parts, 0 and 1.
 fn hardswish(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
     let h = c.add_scalar(x, 3.0)?;
-    let h = c.op(Clamp { min: Some(0.0), max: Some(6.0), open: false }, &[h])?;
+    let h = c.op(Clamp { min: Some(0.0), max: Some(6.0), open: c.torch >= (2, 7) }, &[h])?;
     let h = c.mul_scalar(h, 1.0 / 6.0)?;
     one(c.mul(x, h)?)
 }

@@ -340,27 +340,60 @@ fn infinite(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.compare_scalar(Compare::Eq, x, f64::INFINITY)?)
 }
 
+/// The release of PyTorch from which on an element at a bound of `clamp` gets the gradient 0, and one that equals a
+/// tensor of bounds shares the gradient with it. In earlier releases the element gets all of it.
+const CLAMP_OPENED: (u32, u32) = (2, 14);
+
 fn clamp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
-    let mut x = operand(c, a)?;
+    let x = operand(c, a)?;
     let (min, max) = (a.number("min")?, a.number("max")?);
     if min.is_some() || max.is_some() {
-        return one(c.op(Clamp { min, max, open: false }, &[x])?);
+        return one(c.op(Clamp { min, max, open: c.torch >= CLAMP_OPENED }, &[x])?);
     }
     let dtype = c.dtype(x);
-    for (name, op) in [("min", Binary::Maximum), ("max", Binary::Minimum)] {
-        if let Some(bound) = a.optional(c, name)? {
-            let bound = c.cast(bound, dtype)?;
-            x = c.binary(op, x, bound)?;
+    let bound = |c: &mut Context<'_>, name: &str| -> Result<Option<Value>> {
+        a.optional(c, name)?.map(|v| c.cast(v, dtype)).transpose()
+    };
+    let (min, max) = (bound(c, "min")?, bound(c, "max")?);
+    if c.torch < CLAMP_OPENED {
+        return one(clamp_to_tensors(c, x, min, max)?);
+    }
+    let mut y = x;
+    for (bound, op) in [(min, Binary::Maximum), (max, Binary::Minimum)] {
+        if let Some(bound) = bound {
+            y = c.binary(op, y, bound)?;
         }
     }
-    one(x)
+    if let (Some(low), Some(high)) = (min, max) {
+        // Between equal bounds, an element that equals them gets the whole gradient.
+        let equal = c.compare(Compare::Eq, low, high)?;
+        let strict = clamp_to_tensors(c, x, min, max)?;
+        y = c.where_(equal, strict, y)?;
+    }
+    one(y)
+}
+
+/// Limits by choices: the gradient goes to the element or to one of its bounds, and to the element if they are equal.
+fn clamp_to_tensors(c: &mut Context<'_>, x: Value, min: Option<Value>, max: Option<Value>) -> Result<Value> {
+    let mut y = x;
+    for (bound, beyond) in [(min, Compare::Lt), (max, Compare::Gt)] {
+        if let Some(bound) = bound {
+            let outside = c.compare(beyond, y, bound)?;
+            y = c.where_(outside, bound, y)?;
+        }
+    }
+    Ok(y)
 }
 
 fn copysign(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = (a.value(c, "self")?, a.value(c, "other")?);
     let x = c.unary(Unary::Abs, x)?;
     let n = c.unary(Unary::Neg, x)?;
+    // Only the reciprocal shows the sign of a negative zero, and only `y` itself that of an infinity.
     let negative = c.compare_scalar(Compare::Lt, y, 0.0)?;
+    let inverse = c.unary(Unary::Reciprocal, y)?;
+    let inverse = c.compare_scalar(Compare::Lt, inverse, 0.0)?;
+    let negative = c.op(Logical::Or, &[negative, inverse])?;
     one(c.where_(negative, n, x)?)
 }
 

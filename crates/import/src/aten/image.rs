@@ -1,7 +1,7 @@
 //! Convolution, pooling and resizing. One-dimensional forms become two-dimensional ones of height 1.
 
 use fusionllm_graph::HostTensor;
-use fusionllm_graph::ops::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Conv2dInputGrad, MaxPool2d, ReduceKind};
+use fusionllm_graph::ops::{AdaptiveAvgPool2d, AvgPool2d, Conv2d, Conv2dInputGrad, MaxPool2d};
 
 use super::entry::{entries, one};
 use super::rearrange::padded;
@@ -161,17 +161,38 @@ fn windows(a: &Call<'_>, flat: bool) -> Result<([usize; 2], [usize; 2])> {
     })
 }
 
+/// Shrinks windows that are larger than their padded operand. With `ceil_mode` there is one such window, of which only
+/// the elements inside count.
+fn shrink(
+    input: &[usize],
+    kernel: &mut [usize; 2],
+    stride: &mut [usize; 2],
+    padding: [usize; 2],
+    dilation: [usize; 2],
+) -> Result<()> {
+    for i in 0..2 {
+        let padded =
+            padding[i].checked_mul(2).and_then(|p| p.checked_add(input[i])).ok_or("its padding is too large")?;
+        let reach = kernel[i].saturating_sub(1).checked_mul(dilation[i]).and_then(|r| r.checked_add(1));
+        let reach = reach.ok_or("its window is too large")?;
+        if padded > 0 && dilation[i] > 0 && reach > padded && reach - padded < stride[i] {
+            (kernel[i], stride[i]) = ((padded - 1) / dilation[i] + 1, padded);
+        }
+    }
+    Ok(())
+}
+
 fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, spatial_dims(a))?;
-    let (kernel, stride) = windows(a, x.flat)?;
-    let op = MaxPool2d {
-        kernel,
-        stride,
-        padding: pair(&a.ints_or("padding", &[0])?, x.flat, 0)?,
-        dilation: pair(&a.ints_or("dilation", &[1])?, x.flat, 1)?,
-        ceil_mode: a.bool_or("ceil_mode", false)?,
-    };
+    let (mut kernel, mut stride) = windows(a, x.flat)?;
+    let padding = pair(&a.ints_or("padding", &[0])?, x.flat, 0)?;
+    let dilation = pair(&a.ints_or("dilation", &[1])?, x.flat, 1)?;
+    let ceil_mode = a.bool_or("ceil_mode", false)?;
+    if ceil_mode {
+        shrink(&c.shape(x.value)[2..], &mut kernel, &mut stride, padding, dilation)?;
+    }
+    let op = MaxPool2d { kernel, stride, padding, dilation, ceil_mode };
     let results = c.apply(op, &[x.value])?;
     results.into_iter().map(|y| restore_shape(c, y, &x).map(Output::Value)).collect()
 }
@@ -179,13 +200,18 @@ fn max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 fn avg_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let x = image(c, x, spatial_dims(a))?;
-    let (kernel, stride) = windows(a, x.flat)?;
+    let (mut kernel, mut stride) = windows(a, x.flat)?;
     let divisor = a.number("divisor_override")?;
+    let padding = pair(&a.ints_or("padding", &[0])?, x.flat, 0)?;
+    let ceil_mode = a.bool_or("ceil_mode", false)?;
+    if ceil_mode {
+        shrink(&c.shape(x.value)[2..], &mut kernel, &mut stride, padding, [1, 1])?;
+    }
     let op = AvgPool2d {
         kernel,
         stride,
-        padding: pair(&a.ints_or("padding", &[0])?, x.flat, 0)?,
-        ceil_mode: a.bool_or("ceil_mode", false)?,
+        padding,
+        ceil_mode,
         count_include_pad: divisor.is_some() || a.bool_or("count_include_pad", true)?,
     };
     if divisor.is_some() && op.ceil_mode {
@@ -214,10 +240,6 @@ fn adaptive_max_pool(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = image(c, x, 2)?;
     let output = pair(&a.ints("output_size")?, false, 1)?;
     let shape = c.shape(x.value);
-    if output == [1, 1] {
-        let y = c.reduce(ReduceKind::Amax, x.value, &[2, 3], true)?;
-        return Ok(vec![restore_shape(c, y, &x)?.into(), Output::Unavailable]);
-    }
     if output.contains(&0) || !shape[2].is_multiple_of(output[0]) || !shape[3].is_multiple_of(output[1]) {
         return Err(format!("{:?} is not a multiple of {output:?} regions", &shape[2..]).into());
     }

@@ -1,7 +1,7 @@
 //! Losses.
 
 use fusionllm_graph::DType;
-use fusionllm_graph::ops::{Binary, Compare, CrossEntropy, LogSoftmax, Unary};
+use fusionllm_graph::ops::{Binary, Clamp, Compare, CrossEntropy, LogSoftmax, Unary};
 
 use super::entry::{entries, one};
 use crate::call::{Call, Output};
@@ -105,8 +105,7 @@ fn cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         };
         let spread = c.sum(spread, &[1], false)?;
         let spread = c.unary(Unary::Neg, spread)?;
-        let counts = likelihood.counts(c)?;
-        let spread = c.mul(spread, counts)?;
+        let spread = likelihood.where_counted(c, spread)?;
         let spread = c.mul_scalar(spread, smoothing / classes)?;
         let hit = c.mul_scalar(hit, 1.0 - smoothing)?;
         c.add(hit, spread)?
@@ -130,6 +129,13 @@ impl Likelihood {
         c.cast(counts, c.dtype(self.log))
     }
 
+    /// `each` with 0 where a target does not count, also instead of an infinity.
+    fn where_counted(&self, c: &mut Context<'_>, each: Value) -> Result<Value> {
+        let counted = c.compare_scalar(Compare::Ne, self.target, self.ignore_index as f64)?;
+        let zero = c.full(c.dtype(each), &[], 0.0)?;
+        c.where_(counted, each, zero)
+    }
+
     /// The weighted negative log-probability of each target, and the weights. Both are 0 for ignored targets.
     fn losses_and_weights(&self, c: &mut Context<'_>) -> Result<(Value, Value)> {
         let rows = c.shape(self.log)[0];
@@ -145,7 +151,8 @@ impl Likelihood {
             weights = c.mul(weights, own)?;
         }
         let each = c.mul(picked, weights)?;
-        Ok((c.unary(Unary::Neg, each)?, weights))
+        let each = c.unary(Unary::Neg, each)?;
+        Ok((self.where_counted(c, each)?, weights))
     }
 }
 
@@ -197,19 +204,32 @@ fn smooth(c: &mut Context<'_>, a: &Call<'_>, bound: f64, factor: f64) -> Result<
     reduce(c, a, each)
 }
 
-/// `-(y ln x + (1 - y) ln(1 - x))`. As in PyTorch, logarithms are at least -100.
+/// `-(y ln x + (1 - y) ln(1 - x))`, with logarithms of at least -100.
+///
+/// As in PyTorch, the gradient of `x` is `(x - y) / max(x (1 - x), 1e-12)`, which is finite at 0 and 1. That is not the
+/// derivative of the value, so the value takes `x` detached, and a term that is 0 brings the gradient.
 fn binary_cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
+    let fixed = c.detach(x)?;
     let log = |c: &mut Context<'_>, v: Value| {
         let l = c.unary(Unary::Log, v)?;
         c.scalar(Binary::Maximum, l, -100.0, false)
     };
-    let l = log(c, x)?;
-    let rest = c.scalar(Binary::Sub, x, 1.0, true)?;
+    let l = log(c, fixed)?;
+    let rest = c.scalar(Binary::Sub, fixed, 1.0, true)?;
     let r = log(c, rest)?;
     let d = c.sub(r, l)?;
     let d = c.mul(y, d)?;
-    let mut each = c.sub(d, r)?;
+    let value = c.sub(d, r)?;
+    let target = c.detach(y)?;
+    let distance = c.sub(fixed, target)?;
+    let variance = c.mul(fixed, rest)?;
+    let variance = c.op(Clamp { min: Some(1e-12), max: None, open: false }, &[variance])?;
+    let slope = c.div(distance, variance)?;
+    // The difference comes first: a fused product and sum would not cancel exactly.
+    let zero = c.sub(x, fixed)?;
+    let term = c.mul(slope, zero)?;
+    let mut each = c.add(value, term)?;
     if let Some(weight) = a.optional(c, "weight")? {
         each = c.mul(each, weight)?;
     }

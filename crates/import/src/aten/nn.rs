@@ -257,6 +257,13 @@ fn bernoulli(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 }
 
 fn embedding(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
+    if a.bool_or("scale_grad_by_freq", false)? {
+        return Err(
+            "scale_grad_by_freq=True is not supported: it counts an id in the whole batch, of which a micro-batch \
+             sees a part; leave it out"
+                .into(),
+        );
+    }
     let (weight, ids) = (a.value(c, "weight")?, a.value(c, "indices")?);
     let ids = c.cast(ids, DType::I64)?;
     let padding_idx = usize::try_from(a.int_or("padding_idx", -1)?).ok();

@@ -63,6 +63,8 @@ fn matmul(c: &mut Context<'_>, x: Value, y: Value) -> Result<Value> {
 
 fn outer(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a, "vec2")?;
+    let dtype = a.result_type(c, 0)?;
+    let (x, y) = (c.cast(x, dtype)?, c.cast(y, dtype)?);
     let n = c.ty(x).numel();
     let x = c.reshape(x, &[n, 1])?;
     one(c.mul(x, y)?)

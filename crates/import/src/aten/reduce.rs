@@ -119,7 +119,7 @@ fn variance(c: &mut Context<'_>, a: &Call<'_>, root: bool, with_mean: bool) -> R
     let d = c.sum(d, &dims, keepdim)?;
     let mut y = c.mul_scalar(d, 1.0 / (n as f64 - correction).max(0.0))?;
     if root {
-        y = c.unary(Unary::Sqrt, y)?;
+        y = power(c, y, 0.5)?;
     }
     let mut results = vec![y.into()];
     if with_mean {
@@ -139,41 +139,54 @@ fn norm(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let y = if p == 2.0 {
         let square = c.mul(x, x)?;
         let sum = c.sum(square, &dims, keepdim)?;
-        root_of_sum(c, sum)?
+        power(c, sum, 0.5)?
     } else {
         let magnitude = c.unary(Unary::Abs, x)?;
         match p {
             1.0 => c.sum(magnitude, &dims, keepdim)?,
             f64::INFINITY => c.reduce(ReduceKind::Amax, magnitude, &dims, keepdim)?,
             f64::NEG_INFINITY => c.reduce(ReduceKind::Amin, magnitude, &dims, keepdim)?,
-            0.0 => return Err("the norm with p = 0 is not supported".into()),
+            // The number of elements that are not 0.
+            0.0 => {
+                let counts = c.compare_scalar(Compare::Ne, x, 0.0)?;
+                let counts = c.cast(counts, dtype)?;
+                c.sum(counts, &dims, keepdim)?
+            }
             p => {
-                let power = c.scalar(Binary::Pow, magnitude, p, false)?;
-                let sum = c.sum(power, &dims, keepdim)?;
-                c.scalar(Binary::Pow, sum, 1.0 / p, false)?
+                let powers = power(c, magnitude, p)?;
+                let sum = c.sum(powers, &dims, keepdim)?;
+                power(c, sum, 1.0 / p)?
             }
         }
     };
     one(y)
 }
 
-/// A square root with gradient 0 at 0, as in PyTorch's norms.
-fn root_of_sum(c: &mut Context<'_>, sum: Value) -> Result<Value> {
-    let positive = c.compare_scalar(Compare::Gt, sum, 0.0)?;
-    let one = c.full(c.dtype(sum), &[], 1.0)?;
-    let safe = c.where_(positive, sum, one)?;
-    let root = c.unary(Unary::Sqrt, safe)?;
-    let zero = c.full(c.dtype(sum), &[], 0.0)?;
-    c.where_(positive, root, zero)
+/// A power of numbers that are not negative, with gradient 0 at 0, as in PyTorch's norms and deviations.
+fn power(c: &mut Context<'_>, x: Value, exponent: f64) -> Result<Value> {
+    let dtype = c.dtype(x);
+    let zero = c.compare_scalar(Compare::Eq, x, 0.0)?;
+    let unit = c.full(dtype, &[], 1.0)?;
+    let safe = c.where_(zero, unit, x)?;
+    let power = match exponent {
+        0.5 => c.unary(Unary::Sqrt, safe)?,
+        exponent => c.scalar(Binary::Pow, safe, exponent, false)?,
+    };
+    let at_zero = c.full(dtype, &[], if exponent > 0.0 { 0.0 } else { f64::INFINITY })?;
+    c.where_(zero, at_zero, power)
 }
 
 fn logsumexp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let dims = dims(a, c.rank(x))?;
     let keepdim = a.bool_or("keepdim", false)?;
-    // The maximum is subtracted and added again, so it needs no gradient.
+    // The maximum is subtracted and added again, so it needs no gradient. An infinite one would give NaN.
     let max = c.reduce(ReduceKind::Amax, x, &dims, true)?;
     let max = c.detach(max)?;
+    let size = c.unary(Unary::Abs, max)?;
+    let infinite = c.compare_scalar(Compare::Eq, size, f64::INFINITY)?;
+    let zero = c.full(c.dtype(max), &[], 0.0)?;
+    let max = c.where_(infinite, zero, max)?;
     let shifted = c.sub(x, max)?;
     let e = c.unary(Unary::Exp, shifted)?;
     let sum = c.sum(e, &dims, keepdim)?;

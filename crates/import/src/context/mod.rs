@@ -63,6 +63,8 @@ pub(crate) struct Context<'a> {
     carriers: Vec<bool>,
     /// The element type that replaces single precision.
     pub(crate) single: DType,
+    /// The version of PyTorch that wrote the archive; the newest if it is unknown. Some gradients changed.
+    pub(crate) torch: (u32, u32),
 }
 
 struct Constant {
@@ -87,6 +89,7 @@ impl<'a> Context<'a> {
             gradients: true,
             carriers: Vec::new(),
             single,
+            torch: (u32::MAX, 0),
         }
     }
 

@@ -83,7 +83,7 @@ impl Conductor<'_> {
             if let Some(progress) = self.carry_out(actions)? {
                 // The endpoint stays open until every peer has read that the run is over.
                 self.links.goodbye().await;
-                return Ok(progress);
+                return self.store.nothing_applied().map_or(Ok(progress), Err);
             }
         }
     }

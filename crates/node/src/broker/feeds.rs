@@ -217,8 +217,11 @@ impl Feeds {
     }
 }
 
-/// `count` rows of a tensor's first dimension, from row `first` on.
+/// `count` rows of a tensor's first dimension, from row `first` on. A single number is that of all rows.
 fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, NodeError> {
+    if tensor.shape().is_empty() {
+        return Ok(tensor.clone());
+    }
     let mut shape = tensor.shape().to_vec();
     let total = shape.first().copied().unwrap_or(1).max(1);
     let row = tensor.bytes().len() / total;
@@ -247,7 +250,7 @@ mod tests {
         let tokens = HostTensor::from_i64([3, 2], &[0, 1, 2, 3, 4, 9]).unwrap();
         let labels = HostTensor::from_i64([3, 2], &[1, 2, 3, 4, 5, 6]).unwrap();
         write_tensors(&path, &BTreeMap::from([("input_ids", tokens), ("labels", labels)])).unwrap();
-        let tensors = Tensors { files: vec![path], validation: Validation::Fraction(0.0) };
+        let tensors = Tensors { files: vec![path], validation: Validation::Fraction(0.0), shuffle: true, group: 1 };
         let data = Dataset::open(&Data::Tensors(tensors), 1).unwrap();
         let config =
             Gpt2Config { vocab_size: 8, n_positions: 2, n_embd: 8, n_layer: 1, n_head: 1, ..Gpt2Config::default() };

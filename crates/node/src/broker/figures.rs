@@ -7,6 +7,7 @@ use fusionllm_compress::Codec;
 use fusionllm_plan::{PeerId, PeerLoad, Plan};
 use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
 
+use crate::NodeError;
 use crate::files::run_dir::{IncidentSummary, LinkSummary, PeerSummary, Summary};
 
 /// The last steps whose durations count for the median.
@@ -30,6 +31,11 @@ pub(super) struct Figures {
     loss_first: Option<f64>,
     /// Step, loss and seconds of the last steps.
     steps: VecDeque<(u64, f64, f64)>,
+    /// Steps whose update was applied, and steps that were skipped. Those that were done again count each time.
+    applied: u64,
+    skipped: u64,
+    /// What was said last about a number that is not finite: who made it, and what to do.
+    poison: Option<(String, String)>,
     /// Seconds of all steps that count.
     in_steps_s: f64,
     /// Seconds until the first step began.
@@ -90,6 +96,9 @@ impl Figures {
             started: Instant::now(),
             loss_first,
             steps: VecDeque::new(),
+            applied: 0,
+            skipped: 0,
+            poison: None,
             in_steps_s: 0.0,
             start_s: None,
             incidents: Vec::new(),
@@ -132,6 +141,7 @@ impl Figures {
             self.loss_first = finite(record.loss);
         }
         self.in_steps_s += record.step_s;
+        *(if record.applied { &mut self.applied } else { &mut self.skipped }) += 1;
         self.start_s.get_or_insert(self.started.elapsed().as_secs_f64() - record.step_s);
         self.steps.push_back((record.step, record.loss, record.step_s));
         if self.steps.len() > MAX_STEPS {
@@ -163,6 +173,24 @@ impl Figures {
         }
     }
 
+    pub(super) fn poisoned(&mut self, what: String, advice: &str) {
+        self.poison = Some((what, advice.to_owned()));
+    }
+
+    /// The error of a run that ends without having applied any of its steps.
+    pub(super) fn nothing_applied(&self) -> Option<NodeError> {
+        if self.applied > 0 || self.skipped == 0 {
+            return None;
+        }
+        let (found, hint) = match &self.poison {
+            Some((what, advice)) => (format!("; {what}"), advice.clone()),
+            None => (String::new(), "look for what the model's loss cannot take in the data, such as log(0)".into()),
+        };
+        let message =
+            format!("no step was applied: the loss or a gradient was not finite in all {} steps{found}", self.skipped);
+        Some(NodeError::NothingApplied { message, hint })
+    }
+
     pub(super) fn summary(
         &self,
         plan: &Plan,
@@ -174,6 +202,7 @@ impl Figures {
         let sent: u64 = self.generation.sent.values().sum();
         Summary {
             steps: position.step,
+            skipped_steps: self.skipped,
             loss_first: self.loss_first,
             loss_last: self.steps.back().and_then(|(_, loss, _)| finite(*loss)),
             median_step_s: median(self.steps.iter().skip(warm).map(|(_, _, s)| *s).collect()),

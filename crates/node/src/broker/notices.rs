@@ -42,7 +42,9 @@ impl Conductor<'_> {
                 self.observer.event(Event::Speed { name: name(*member), times: *times });
             }
             Notice::Poisoned { member, step, what, advice } => {
-                self.observer.event(Event::Poisoned { name: name(*member), step: *step, what, advice });
+                let name = name(*member);
+                self.observer.event(Event::Poisoned { name, step: *step, what, advice });
+                self.store.poisoned(format!("{name:?} {what}"), advice);
             }
             Notice::Better { members, gain_s } => {
                 let names: Vec<&str> = members.iter().map(|m| name(*m)).collect();

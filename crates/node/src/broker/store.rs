@@ -231,6 +231,15 @@ impl Store {
         error.unfinished(hint)
     }
 
+    pub(super) fn poisoned(&mut self, what: String, advice: &str) {
+        self.figures.poisoned(what, advice);
+    }
+
+    /// The error of a run that ends without having applied any of its steps.
+    pub(super) fn nothing_applied(&self) -> Option<NodeError> {
+        self.figures.nothing_applied()
+    }
+
     /// Training goes back to a step: later lines of the metrics are void.
     pub(super) fn rewind(&mut self, step: u64) -> Result<(), NodeError> {
         self.pending.take_if(|m| m.step > step);

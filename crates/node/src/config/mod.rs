@@ -127,6 +127,7 @@ impl Job {
 
     /// Checks settings of different sections against each other.
     fn check(&self, at: &Sections<'_>) -> Result<(), JobError> {
+        self.check_groups(at)?;
         match (&self.model.family, &self.data) {
             (Family::Gpt2(gpt2), Data::Text(text)) => {
                 let vocabulary = text.tokenizer.vocabulary();
@@ -177,6 +178,27 @@ impl Job {
                 "write kind = \"cifar10\" in [data], or family = \"gpt2\" in [model]",
             )),
         }
+    }
+
+    /// A group of rows must be in one micro-batch.
+    fn check_groups(&self, at: &Sections<'_>) -> Result<(), JobError> {
+        let (group, batch) = (self.data.group(), self.train.batch);
+        let Choice { value: micro_batch, open } = self.train.micro_batch;
+        if group == 1 || (!open && micro_batch.is_multiple_of(group)) {
+            return Ok(());
+        }
+        let fitting = (1..=batch).find(|n| batch.is_multiple_of(*n) && n.is_multiple_of(group));
+        let hint = match fitting {
+            Some(size) => format!("write micro_batch = {size} in [train], or another multiple of {group}"),
+            None => format!("write a multiple of {group} for batch and micro_batch in [train]"),
+        };
+        let message = match open {
+            true => format!("`train.micro_batch` is \"auto\", but `data.group` = {group} needs a size"),
+            false => {
+                format!("`train.micro_batch` = {micro_batch} does not hold whole groups of `data.group` = {group}")
+            }
+        };
+        Err(at.data.error("group", message, hint))
     }
 
     /// The job as TOML, which [`Self::load`] reads back from any directory.

@@ -92,6 +92,7 @@ impl Network {
             tokenizer: Tokenizer::Gpt2,
             context: 1024,
             validation: Validation::Fraction(0.0),
+            shuffle: true,
         };
         let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published))?;
         let tokenizer = match gpt2.vocab_size {

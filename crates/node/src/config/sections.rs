@@ -158,15 +158,27 @@ impl Data {
     pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Self, JobError> {
         match Kind::of(section, images)? {
             Kind::Cifar10 => {
-                return Ok(Self::Cifar10(Cifar10 { train: Vec::new(), test: Vec::new(), augment: false }));
+                return Ok(Self::Cifar10(Cifar10 {
+                    train: Vec::new(),
+                    test: Vec::new(),
+                    augment: false,
+                    shuffle: true,
+                    group: 1,
+                }));
             }
             Kind::Tensors => {
-                return Ok(Self::Tensors(Tensors { files: Vec::new(), validation: Validation::Fraction(0.0) }));
+                return Ok(Self::Tensors(Tensors {
+                    files: Vec::new(),
+                    validation: Validation::Fraction(0.0),
+                    shuffle: true,
+                    group: 1,
+                }));
             }
             Kind::Text => {}
         }
         let (tokenizer, context) = (tokenizer(section)?, context(section)?);
-        Ok(Self::Text(Text { files: Vec::new(), tokenizer, context, validation: Validation::Fraction(0.0) }))
+        let validation = Validation::Fraction(0.0);
+        Ok(Self::Text(Text { files: Vec::new(), tokenizer, context, validation, shuffle: true }))
     }
 
     /// Reads the section. `images` says whether the model takes images, which decides the default of `kind`.
@@ -176,6 +188,8 @@ impl Data {
             let tensors = Tensors {
                 files: files.many_within(section, "files", "safetensors")?.unwrap_or_default(),
                 validation: validation(section, files, 0.0)?,
+                shuffle: shuffle(section)?,
+                group: group(section)?,
             };
             section.finish()?;
             if tensors.files.is_empty() {
@@ -192,6 +206,8 @@ impl Data {
                 train: files.many(section, "train")?.unwrap_or_default(),
                 test: files.many(section, "test")?.unwrap_or_default(),
                 augment: section.flag("augment")?.unwrap_or(true),
+                shuffle: shuffle(section)?,
+                group: group(section)?,
             };
             section.finish()?;
             if cifar10.train.is_empty() {
@@ -209,7 +225,15 @@ impl Data {
             tokenizer: tokenizer(section)?,
             context: context(section)?,
             validation,
+            shuffle: shuffle(section)?,
         };
+        if section.has("group") {
+            return Err(section.error(
+                "group",
+                "`data.group` is for rows of tensors and images; a text has none, only contexts that are cut from it",
+                "leave group out, or write the rows to safetensors files with kind = \"tensors\"",
+            ));
+        }
         section.finish()?;
         Ok(Self::Text(text))
     }
@@ -237,6 +261,14 @@ fn validation(section: &Section<'_>, files: &Files, default: f64) -> Result<Vali
         return Ok(Validation::Fraction(fraction.unwrap_or(default)));
     }
     Ok(Validation::Files(files.many(section, "validation")?.unwrap_or_default()))
+}
+
+fn shuffle(section: &Section<'_>) -> Result<bool, JobError> {
+    Ok(section.flag("shuffle")?.unwrap_or(true))
+}
+
+fn group(section: &Section<'_>) -> Result<usize, JobError> {
+    Ok(section.size("group", 1)?.unwrap_or(1))
 }
 
 fn tokenizer(section: &Section<'_>) -> Result<Tokenizer, JobError> {

@@ -57,7 +57,10 @@ impl Images {
                 hint: "name files of CIFAR-10's binary version in data.train",
             });
         }
-        let order = Order::new(seed, train.len() / RECORD);
+        let group = cifar10.group;
+        super::check_groups(format_args!("data.train"), train.len() / RECORD, group)?;
+        super::check_groups(format_args!("data.test"), test.len() / RECORD, group)?;
+        let order = Order::new(seed, train.len() / RECORD, group, cifar10.shuffle);
         let augment = cifar10.augment.then(|| CounterRng::for_name(seed, "data.augment"));
         Ok(Self { train, test, order, augment, digest: hasher.finalize().to_hex().to_string() })
     }

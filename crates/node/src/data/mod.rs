@@ -205,6 +205,14 @@ pub enum DataError {
         /// What to do.
         hint: &'static str,
     },
+    /// The rows are no whole groups.
+    #[error("{message}")]
+    Ungrouped {
+        /// Which rows, and how many.
+        message: String,
+        /// What to do.
+        hint: &'static str,
+    },
     /// A file of tensors cannot be used.
     #[error(transparent)]
     Weights(#[from] crate::files::weights::WeightsError),
@@ -218,11 +226,22 @@ impl DataError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Unreadable { .. } => Some("check the path and that you may read the file"),
-            Self::Malformed { hint, .. } | Self::TooLittle { hint, .. } => Some(hint),
+            Self::Malformed { hint, .. } | Self::TooLittle { hint, .. } | Self::Ungrouped { hint, .. } => Some(hint),
             Self::Weights(e) => e.hint(),
             Self::Tensor(_) => None,
         }
     }
+}
+
+/// Refuses rows that are no whole groups. `which` names them.
+fn check_groups(which: fmt::Arguments<'_>, rows: usize, group: usize) -> Result<(), DataError> {
+    if rows.is_multiple_of(group.max(1)) {
+        return Ok(());
+    }
+    Err(DataError::Ungrouped {
+        message: format!("{which}: {rows} rows are no whole groups of {group} (`data.group`)"),
+        hint: "write a divisor of the number of rows for data.group, or remove the rows of the last, incomplete group",
+    })
 }
 
 /// Reads a file that must not be empty.

@@ -25,6 +25,11 @@ pub struct Tensors {
     pub files: Vec<PathBuf>,
     /// The held-out samples. Default none.
     pub validation: Validation,
+    /// Whether each epoch draws the rows in another order. Default true. Otherwise they come in the order of the files.
+    pub shuffle: bool,
+    /// The number of rows that follow each other in a file and stay together in one micro-batch, in their order.
+    /// Default 1. The order of the groups is shuffled.
+    pub group: usize,
 }
 
 /// Text for next-token prediction.
@@ -39,6 +44,8 @@ pub struct Text {
     pub context: usize,
     /// The held-out text. Default 0.1.
     pub validation: Validation,
+    /// Whether each epoch draws the contexts in another order. Default true. Otherwise they follow each other.
+    pub shuffle: bool,
 }
 
 /// The held-out data.
@@ -61,4 +68,19 @@ pub struct Cifar10 {
     pub test: Vec<PathBuf>,
     /// Whether training images are mirrored and shifted at random. Default true.
     pub augment: bool,
+    /// Whether each epoch draws the images in another order. Default true. Otherwise they come in the order of the
+    /// files.
+    pub shuffle: bool,
+    /// The number of images that stay together, as for [`Tensors::group`]. Default 1.
+    pub group: usize,
+}
+
+impl Data {
+    /// The number of rows that must be in one micro-batch.
+    pub(crate) fn group(&self) -> usize {
+        match self {
+            Self::Text(_) => 1,
+            Self::Cifar10(Cifar10 { group, .. }) | Self::Tensors(Tensors { group, .. }) => *group,
+        }
+    }
 }

@@ -14,13 +14,21 @@ use crate::files::weights::Weights;
 
 /// Files with the same tensors. All tensors of a file have one row per sample.
 pub(super) struct Tensors {
-    /// Names and types of one row.
-    rows: Vec<(String, TensorType)>,
+    layout: Layout,
     train: Vec<Sample>,
     held_out: Vec<Sample>,
     files: Vec<Weights>,
     order: Order,
     digest: String,
+}
+
+/// What every file has.
+#[derive(Default)]
+struct Layout {
+    /// Names and types of one row.
+    rows: Vec<(String, TensorType)>,
+    /// Tensors of no dimensions. Each is one number for all samples.
+    numbers: Vec<(String, HostTensor)>,
 }
 
 /// A row of a file.
@@ -30,19 +38,21 @@ struct Sample {
     row: usize,
 }
 
-const HINT: &str = "every file has the same tensors: one for each of the model's inputs, with a row a sample";
+const HINT: &str = "every file has the same tensors: one for each of the model's inputs, with a row a sample, or a \
+                    single number that is the same in all files";
 
 impl Tensors {
     pub(super) fn open(tensors: &super::Tensors, seed: u64) -> Result<Self, DataError> {
         let mut hasher = blake3::Hasher::new();
         let mut files = Vec::new();
-        let mut rows = Vec::new();
-        let mut train = load(&tensors.files, &mut files, &mut rows, &mut hasher)?;
+        let mut layout = Layout::default();
+        let mut train = load(&tensors.files, &mut files, &mut layout, &mut hasher)?;
         let held_out = match &tensors.validation {
-            Validation::Files(paths) => load(paths, &mut files, &mut rows, &mut hasher)?,
+            Validation::Files(paths) => load(paths, &mut files, &mut layout, &mut hasher)?,
             Validation::Fraction(fraction) => {
-                let kept = train.len() - (train.len() as f64 * fraction) as usize;
-                train.split_off(kept)
+                // Whole groups are held out.
+                let groups = (train.len() as f64 * fraction) as usize / tensors.group.max(1);
+                train.split_off(train.len() - groups * tensors.group.max(1))
             }
         };
         if train.is_empty() {
@@ -51,8 +61,13 @@ impl Tensors {
                 hint: "name safetensors files with at least one row in data.files",
             });
         }
-        let order = Order::new(seed, train.len());
-        Ok(Self { rows, train, held_out, files, order, digest: hasher.finalize().to_hex().to_string() })
+        // A group must not begin in one file and end in the next.
+        for (i, file) in files.iter().enumerate() {
+            let rows = train.iter().chain(&held_out).filter(|sample| sample.file == i).count();
+            super::check_groups(format_args!("{}", file.path().display()), rows, tensors.group)?;
+        }
+        let order = Order::new(seed, train.len(), tensors.group, tensors.shuffle);
+        Ok(Self { layout, train, held_out, files, order, digest: hasher.finalize().to_hex().to_string() })
     }
 
     pub(super) fn digest(&self) -> &str {
@@ -69,7 +84,8 @@ impl Tensors {
 
     pub(super) fn inputs(&self, samples: usize) -> Vec<(Cow<'static, str>, TensorType)> {
         let typed = |(name, row): &(String, TensorType)| (Cow::Owned(name.clone()), of_rows(row, samples));
-        self.rows.iter().map(typed).collect()
+        let numbers = self.layout.numbers.iter().map(|(name, number)| (Cow::Owned(name.clone()), number.ty().clone()));
+        self.layout.rows.iter().map(typed).chain(numbers).collect()
     }
 
     pub(super) fn train_batch(&self, first: u64, samples: usize) -> Result<Batch, DataError> {
@@ -97,8 +113,9 @@ impl Tensors {
     }
 
     fn batch(&self, samples: &[Sample], targets: u64) -> Result<Batch, DataError> {
-        let mut tensors = Vec::with_capacity(self.rows.len());
-        for (name, row) in &self.rows {
+        let numbers = self.layout.numbers.iter().map(|(name, number)| (Cow::Owned(name.clone()), number.clone()));
+        let mut tensors: Vec<_> = numbers.collect();
+        for (name, row) in &self.layout.rows {
             let mut bytes = Vec::with_capacity(row.bytes() * samples.len());
             for sample in samples {
                 self.files[sample.file].append(name, sample.row * row.bytes(), row.bytes(), &mut bytes)?;
@@ -112,7 +129,8 @@ impl Tensors {
 
 impl fmt::Display for Tensors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<&str> = self.rows.iter().map(|(name, _)| name.as_str()).collect();
+        let rows = self.layout.rows.iter().map(|(name, _)| name.as_str());
+        let names: Vec<&str> = rows.chain(self.layout.numbers.iter().map(|(name, _)| name.as_str())).collect();
         write!(
             f,
             "tensors {}: {} samples to train on, {} held out",
@@ -133,7 +151,7 @@ fn of_rows(row: &TensorType, samples: usize) -> TensorType {
 fn load(
     paths: &[PathBuf],
     files: &mut Vec<Weights>,
-    rows: &mut Vec<(String, TensorType)>,
+    layout: &mut Layout,
     hasher: &mut blake3::Hasher,
 ) -> Result<Vec<Sample>, DataError> {
     let mut samples = Vec::new();
@@ -141,20 +159,24 @@ fn load(
         let malformed = |message: String| DataError::Malformed { path: path.clone(), message, hint: HINT };
         let file = Weights::open(path)?;
         let mut count = None;
-        let mut own = Vec::new();
+        let mut own = Layout::default();
         for (name, ty) in file.tensors() {
             let Some((n, row)) = ty.shape.split_first() else {
-                return Err(malformed(format!("`{name}` is one number, not a row a sample")));
+                let number = file.read(name)?.ok_or_else(|| malformed(format!("`{name}` cannot be read")))?;
+                own.numbers.push((name.to_owned(), number));
+                continue;
             };
             if *count.get_or_insert(*n) != *n {
                 return Err(malformed(format!("`{name}` has {n} rows, another tensor {}", count.unwrap_or(0))));
             }
-            own.push((name.to_owned(), TensorType::new(ty.dtype, row)));
+            own.rows.push((name.to_owned(), TensorType::new(ty.dtype, row)));
         }
         if files.is_empty() {
-            *rows = own;
-        } else if *rows != own {
+            *layout = own;
+        } else if layout.rows != own.rows {
             return Err(malformed("its tensors are not those of the first file".into()));
+        } else if layout.numbers != own.numbers {
+            return Err(malformed("its single numbers are not those of the first file".into()));
         }
         samples.extend((0..count.unwrap_or(0)).map(|row| Sample { file: files.len(), row }));
         files.push(file);

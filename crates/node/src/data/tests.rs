@@ -1,9 +1,12 @@
+use std::collections::BTreeMap;
 use std::fs;
 
+use fusionllm_graph::HostTensor;
 use insta::assert_snapshot;
 use tempfile::TempDir;
 
 use super::*;
+use crate::files::write_tensors;
 use crate::printed;
 
 fn text(dir: &TempDir, files: &[(&str, &[u8])]) -> Text {
@@ -12,7 +15,13 @@ fn text(dir: &TempDir, files: &[(&str, &[u8])]) -> Text {
         fs::write(&path, bytes).unwrap();
         path
     });
-    Text { files: files.collect(), tokenizer: Tokenizer::Bytes, context: 4, validation: Validation::Fraction(0.0) }
+    Text {
+        files: files.collect(),
+        tokenizer: Tokenizer::Bytes,
+        context: 4,
+        validation: Validation::Fraction(0.0),
+        shuffle: true,
+    }
 }
 
 fn open(text: Text, seed: u64) -> Dataset {
@@ -119,8 +128,13 @@ fn documents_start_with_gpt2s_mark() {
 
 #[test]
 fn without_files_the_sample_text_is_used() {
-    let config =
-        Text { files: vec![], tokenizer: Tokenizer::Bytes, context: 128, validation: Validation::Fraction(0.1) };
+    let config = Text {
+        files: vec![],
+        tokenizer: Tokenizer::Bytes,
+        context: 128,
+        validation: Validation::Fraction(0.1),
+        shuffle: true,
+    };
     let data = open(config, 1);
     assert!(data.train_samples() > 100, "{data}");
     assert!(data.eval_samples() > 10, "{data}");
@@ -188,7 +202,7 @@ fn cifar10(dir: &TempDir, train: &[u8], test: &[u8], augment: bool) -> Cifar10 {
         fs::write(&path, bytes).unwrap();
         vec![path]
     };
-    Cifar10 { train: file("train.bin", train), test: file("test.bin", test), augment }
+    Cifar10 { train: file("train.bin", train), test: file("test.bin", test), augment, shuffle: true, group: 1 }
 }
 
 fn pixels(batch: &Batch) -> Vec<f32> {
@@ -255,6 +269,77 @@ fn augmentation_mirrors_and_shifts() {
     assert!(seen.len() > 100, "{} of 162 views in 300 draws", seen.len());
 }
 
+/// A file of `rows` rows that hold their own numbers, from `first` on.
+fn numbered(dir: &TempDir, name: &str, first: i64, rows: i64) -> PathBuf {
+    let path = dir.path().join(name);
+    let values: Vec<i64> = (first..first + rows).collect();
+    let tensor = HostTensor::from_i64([values.len()], &values).unwrap();
+    write_tensors(&path, &BTreeMap::from([("y", tensor)])).unwrap();
+    path
+}
+
+#[test]
+fn rows_come_in_order_or_in_whole_groups() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = vec![numbered(&dir, "a", 0, 6), numbered(&dir, "b", 6, 9)];
+    let open = |shuffle, group, validation| {
+        let config = Tensors { files: files.clone(), validation: Validation::Fraction(validation), shuffle, group };
+        Dataset::open(&Data::Tensors(config), 1).unwrap()
+    };
+    let drawn = |data: &Dataset, first, n| ints(&data.train_batch(first, n).unwrap(), "y");
+    let ordered = open(false, 1, 0.2);
+    assert_eq!((ordered.train_samples(), ordered.eval_samples()), (12, 3));
+    assert_eq!(drawn(&ordered, 4, 4), [4, 5, 6, 7]);
+    assert_eq!(drawn(&ordered, 22, 4), [10, 11, 0, 1], "the next epoch begins anew");
+
+    // A fifth of 15 rows and a little more: one whole group is held out.
+    let grouped = open(true, 3, 0.3);
+    assert_eq!((grouped.train_samples(), grouped.eval_samples()), (12, 3));
+    assert_eq!(ints(&grouped.eval_batch(0, 3).unwrap(), "y"), [12, 13, 14]);
+    let (first, second) = (drawn(&grouped, 0, 12), drawn(&grouped, 12, 12));
+    for epoch in [&first, &second] {
+        assert!(epoch.chunks(3).all(|g| g[0] % 3 == 0 && g[1] == g[0] + 1 && g[2] == g[0] + 2), "{epoch:?}");
+        assert!((0..12).all(|n| epoch.contains(&n)));
+    }
+    assert_ne!(first, second);
+    // A resumed run draws from any position.
+    assert_eq!(drawn(&grouped, 6, 6), first[6..]);
+}
+
+#[test]
+fn a_single_number_is_that_of_all_samples() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str, temperature: f32| {
+        let path = dir.path().join(name);
+        let rows = HostTensor::from_i64([3], &[1, 2, 3]).unwrap();
+        let number = HostTensor::from_f32([], &[temperature]).unwrap();
+        write_tensors(&path, &BTreeMap::from([("temperature", number), ("y", rows)])).unwrap();
+        path
+    };
+    let of = |files| Data::Tensors(Tensors { files, validation: Validation::Fraction(0.0), shuffle: true, group: 1 });
+    let data = Dataset::open(&of(vec![file("a", 0.5), file("b", 0.5)]), 1).unwrap();
+    assert_eq!(data.train_samples(), 6);
+    let batch = data.train_batch(0, 2).unwrap();
+    let (_, number) = batch.tensors.iter().find(|(name, _)| *name == "temperature").unwrap();
+    assert_eq!((number.shape(), number.to_f64()), (&[][..], vec![0.5]));
+    assert!(data.inputs(2).contains(&("temperature".into(), TensorType::new(DType::F32, []))));
+    assert_snapshot!(error(&dir, of(vec![file("a", 0.5), file("b", 0.7)])), @"
+    DIR/b: its single numbers are not those of the first file
+    hint: every file has the same tensors: one for each of the model's inputs, with a row a sample, or a single number that is the same in all files
+    ");
+}
+
+#[test]
+fn rows_that_are_no_whole_groups_are_refused() {
+    let dir = tempfile::tempdir().unwrap();
+    let files = vec![numbered(&dir, "a", 0, 4), numbered(&dir, "b", 4, 3)];
+    let config = Tensors { files, validation: Validation::Fraction(0.0), shuffle: true, group: 2 };
+    assert_snapshot!(error(&dir, Data::Tensors(config)), @"
+    DIR/b: 3 rows are no whole groups of 2 (`data.group`)
+    hint: write a divisor of the number of rows for data.group, or remove the rows of the last, incomplete group
+    ");
+}
+
 #[test]
 fn errors_in_images() {
     let dir = tempfile::tempdir().unwrap();
@@ -278,8 +363,13 @@ fn errors_in_images() {
 #[test]
 fn real_text_has_the_known_number_of_tokens() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/tinyshakespeare.txt");
-    let config =
-        Text { files: vec![path], tokenizer: Tokenizer::Gpt2, context: 256, validation: Validation::Fraction(0.1) };
+    let config = Text {
+        files: vec![path],
+        tokenizer: Tokenizer::Gpt2,
+        context: 256,
+        validation: Validation::Fraction(0.1),
+        shuffle: true,
+    };
     let Source::Text(corpus) = open(config, 1).source else { panic!("not text") };
     let total = corpus.tokens() - 2;
     assert!(total.abs_diff(301_966 + 36_059) <= 1, "{total}");

@@ -77,7 +77,7 @@ impl Corpus {
                 hint: "raise data.validation, or write validation = 0 to hold nothing out",
             });
         }
-        let order = Order::new(seed, samples(train.len(), context));
+        let order = Order::new(seed, samples(train.len(), context), 1, text.shuffle);
         let offsets = CounterRng::for_name(seed, "data.offset");
         let digest = rows.hasher.finalize().to_hex().to_string();
         let (files, bytes) = (rows.files, rows.bytes);

@@ -8,7 +8,7 @@ use fusionllm_backend::open;
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
-use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, ValueId, autodiff};
+use fusionllm_graph::{DType, Graph, HostTensor, TensorType, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{ImportOptions, Precision};
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
 use serde::Serialize;
@@ -155,10 +155,9 @@ impl Reference {
         })
     }
 
-    /// The number of samples in the first input.
+    /// The number of samples in the first input that has rows.
     fn samples(&self) -> Option<usize> {
-        let first = self.0.tensors().find(|(name, _)| name.starts_with("input.")).map(|(_, ty)| ty);
-        first.and_then(|ty| ty.shape.first().copied())
+        self.0.tensors().filter(|(name, _)| name.starts_with("input.")).find_map(|(_, ty)| ty.shape.first().copied())
     }
 
     /// The inputs of the graph, as one micro-batch.
@@ -186,23 +185,45 @@ impl Reference {
         tied: &BTreeMap<String, String>,
     ) -> Result<Vec<Gradient>, NodeError> {
         let mut gradients = Vec::new();
-        for (key, _) in self.0.tensors() {
+        for (key, ty) in self.0.tensors() {
             let Some(given) = key.strip_prefix("grad.") else { continue };
             let name = tied.get(given).map_or(given, String::as_str);
-            let reference = self.tensor(key)?.to_f64();
             let trained = train.gradients.iter().any(|g| graph.value(g.parameter).name == name);
             let own = match trained {
-                true => run.read_slot(name, "momentum_buffer")?.to_f64(),
-                false if graph.find(name).is_some() => vec![0.0; reference.len()],
+                true => Some(run.read_slot(name, "momentum_buffer")?),
+                false if graph.find(name).is_some() => None,
                 false => return Err(self.error(format!("the model has no parameter {given:?}"))),
             };
-            if own.len() != reference.len() {
+            if own.as_ref().is_some_and(|own| own.ty().numel() != ty.numel()) {
                 return Err(self.error(format!("`{key}` is not of the parameter's size")));
             }
-            let (distance, norm) = distance_and_norm(&own, &reference);
+            let (distance, norm) = self.distance_and_norm(key, &ty, own.as_ref())?;
             gradients.push(Gradient { parameter: given.to_owned(), distance, norm });
         }
         Ok(gradients)
+    }
+
+    /// The norm of the difference from a tensor of the reference, and the norm of that one. `own` is zero if it is
+    /// missing. Both are read in parts, because a second copy of a large gradient may not fit into the memory.
+    fn distance_and_norm(&self, key: &str, ty: &TensorType, own: Option<&HostTensor>) -> Result<(f64, f64), NodeError> {
+        const PART: usize = 1 << 16;
+        let (mut distance, mut norm, mut bytes) = (0.0, 0.0, Vec::new());
+        for start in (0..ty.numel()).step_by(PART) {
+            let count = PART.min(ty.numel() - start);
+            bytes.clear();
+            self.0.append(key, start * ty.dtype.size(), count * ty.dtype.size(), &mut bytes)?;
+            let reference = numbers(ty.dtype, &bytes)?;
+            let own = match own {
+                Some(own) => {
+                    let size = own.dtype().size();
+                    numbers(own.dtype(), &own.bytes()[start * size..(start + count) * size])?
+                }
+                None => vec![0.0; count],
+            };
+            distance += own.iter().zip(&reference).map(|(a, b)| (a - b).powi(2)).sum::<f64>();
+            norm += reference.iter().map(|x| x * x).sum::<f64>();
+        }
+        Ok((distance.sqrt(), norm.sqrt()))
     }
 
     /// The buffer that is furthest from the reference after the forward pass, and its relative error. A buffer that the
@@ -214,18 +235,17 @@ impl Reference {
         model: &mut ImportedModel,
     ) -> Result<(String, f64), NodeError> {
         let mut worst = (String::new(), 0.0);
-        for (key, _) in self.0.tensors() {
+        for (key, ty) in self.0.tensors() {
             let Some(given) = key.strip_prefix("buffer.") else { continue };
             let name = model.imported().tied.get(given).map_or(given, String::as_str).to_owned();
-            let reference = self.tensor(key)?.to_f64();
             let own = match graph.buffers().any(|v| graph.value(v).name == name) {
-                true => run.read(&name)?.to_f64(),
-                false => model.archive().state_dict_tensor(&name)?.to_f64(),
+                true => run.read(&name)?,
+                false => model.archive().state_dict_tensor(&name)?,
             };
-            if own.len() != reference.len() {
+            if own.ty().numel() != ty.numel() {
                 return Err(self.error(format!("`{key}` is not of the buffer's size")));
             }
-            let (distance, norm) = distance_and_norm(&own, &reference);
+            let (distance, norm) = self.distance_and_norm(key, &ty, Some(&own))?;
             let error = if distance == 0.0 { 0.0 } else { distance / norm.max(f64::MIN_POSITIVE) };
             if worst.0.is_empty() || error.is_nan() || error > worst.1 {
                 worst = (given.to_owned(), error);
@@ -235,11 +255,10 @@ impl Reference {
     }
 }
 
-/// The norm of the difference, and that of the reference.
-fn distance_and_norm(own: &[f64], reference: &[f64]) -> (f64, f64) {
-    let distance: f64 = own.iter().zip(reference).map(|(a, b)| (a - b).powi(2)).sum();
-    let norm: f64 = reference.iter().map(|x| x * x).sum();
-    (distance.sqrt(), norm.sqrt())
+/// A part of a tensor, as numbers.
+fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>, NodeError> {
+    let ty = TensorType::new(dtype, [bytes.len() / dtype.size()]);
+    Ok(HostTensor::from_bytes(ty, bytes.to_vec())?.to_f64())
 }
 
 /// The error for a model that cannot be trained.

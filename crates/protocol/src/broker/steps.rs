@@ -7,7 +7,7 @@ use fusionllm_plan::{PassKind, PeerId, Poison, PoisonPlace};
 
 use super::pass::{Judgement, Pass};
 use super::{Broker, Outcome};
-use crate::places::Sentence;
+use crate::places::{Sentence, remedy};
 use crate::{Action, Notice, StepRecord, ToPeer, TrainingProgress};
 
 /// A run fails after this many consecutive steps that were skipped because they were not finite.
@@ -117,7 +117,7 @@ impl Broker {
             let names: Vec<&str> = self.peers.iter().map(|p| p.name.as_str()).collect();
             let participant = &self.peers[peer.0 as usize];
             let Sentence { what, advice } = match &poison {
-                Some(poison) => participant.expected.places().describe(poison, &names),
+                Some(poison) => participant.expected.places().describe(poison, &names, self.progress.updates > 0),
                 None => contradiction(),
             };
             self.findings.culprit = Some(format!("{:?} {what}; {advice}", participant.name));
@@ -170,7 +170,7 @@ impl Broker {
     /// Why the run fails after too many skipped steps.
     pub(super) fn diverged(&self) -> String {
         let step = self.progress.step;
-        let why = self.findings.culprit.as_deref().unwrap_or("try a lower learning rate or clipping");
+        let why = self.findings.culprit.as_deref().unwrap_or(remedy(self.progress.updates > 0));
         format!("the loss or gradient was not finite in {MAX_SKIPPED_STEPS} consecutive steps up to step {step}; {why}")
     }
 }

@@ -72,6 +72,11 @@ pub(super) fn cases(c: &mut Cases) -> Result<(), String> {
     // Ties share the gradient: finite differences see one-sided slopes there, so only the values are compared.
     c.add(Reduce { kind: Amax, dims: vec![0], keepdim: false }, vec![c.given(&[4], &[1.0, 3.0, 3.0, 2.0])])
         .values_only();
+    // The derivative of a product is the product of the others, with one zero and with two.
+    let zeros = c.given(&[4, 3], &[2.0, 0.0, 3.0, 0.0, 0.0, 2.0, 1.0, 2.0, -3.0, 0.0, 0.0, 0.0]);
+    for dims in [vec![0], vec![1], vec![0, 1]] {
+        c.add(Reduce { kind: ReduceKind::Prod, dims, keepdim: false }, vec![zeros.clone()]);
+    }
     let infinite = c.given(&[2, 2], &[f64::NEG_INFINITY; 4]);
     c.add(Reduce { kind: Amax, dims: vec![1], keepdim: true }, vec![infinite]).values_only();
     arguments(c);

@@ -310,3 +310,29 @@ proptest::proptest! {
         let _ = Job::parse("job.toml", &text, Path::new("/nowhere"), &[format!("train.{setting}"), setting]);
     }
 }
+
+#[test]
+fn groups_of_rows_fit_into_micro_batches() {
+    let dir = directory();
+    let error = |train: &str| {
+        let text =
+            format!("[model]\nfamily = \"resnet\"\n[data]\ntrain = [\"train.bin\"]\ngroup = 4\n[train]\n{train}");
+        printed(Job::parse("job.toml", &text, dir.path(), &[]).unwrap_err())
+    };
+    assert_snapshot!(error("batch = 16\nmicro_batch = 2"), @"
+    job.toml:5:9: `train.micro_batch` = 2 does not hold whole groups of `data.group` = 4
+    hint: write micro_batch = 4 in [train], or another multiple of 4
+    ");
+    assert_snapshot!(error("batch = 16\nmicro_batch = \"auto\""), @r#"
+    job.toml:5:9: `train.micro_batch` is "auto", but `data.group` = 4 needs a size
+    hint: write micro_batch = 4 in [train], or another multiple of 4
+    "#);
+    assert_snapshot!(error("batch = 6\nmicro_batch = 2"), @"
+    job.toml:5:9: `train.micro_batch` = 2 does not hold whole groups of `data.group` = 4
+    hint: write a multiple of 4 for batch and micro_batch in [train]
+    ");
+    assert_snapshot!(printed(job("[data]\ngroup = 4").unwrap_err()), @r#"
+    job.toml:2:9: `data.group` is for rows of tensors and images; a text has none, only contexts that are cut from it
+    hint: leave group out, or write the rows to safetensors files with kind = "tensors"
+    "#);
+}

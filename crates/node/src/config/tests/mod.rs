@@ -52,6 +52,7 @@ fn an_empty_job_has_all_defaults() {
     tokenizer = "bytes"
     context = 128
     validation = 0.1
+    shuffle = true
 
     [train]
     steps = 1000

@@ -57,6 +57,9 @@ pub struct Spectrum {
 pub struct Summary {
     /// Steps done.
     pub steps: u64,
+    /// Steps of this session that were skipped, because the loss or a gradient was not finite.
+    #[serde(default)]
+    pub skipped_steps: u64,
     /// Loss of the first step.
     pub loss_first: Option<f64>,
     /// Loss of the last step.

@@ -51,6 +51,7 @@ fn a_run_writes_the_documented_files() {
     assert_snapshot!(fs::read_to_string(path.join("summary.json")).unwrap(), @r#"
     {
       "steps": 3,
+      "skipped_steps": 0,
       "loss_first": 5.5,
       "loss_last": null,
       "median_step_s": null,
