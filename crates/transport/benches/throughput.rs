@@ -57,7 +57,7 @@ fn compare() -> String {
         let started = Instant::now();
         runtime.block_on(async {
             for _ in 0..TRIPS {
-                to.send(Lane::Control, b"", &[small.clone()]).await.unwrap();
+                to.send(Lane::Control, b"", std::slice::from_ref(&small)).await.unwrap();
                 let there = lanes.control.next().await.unwrap().unwrap().read(1024).await.unwrap();
                 back.send(Lane::Control, b"", &[there]).await.unwrap();
                 from.control.next().await.unwrap().unwrap().read(1024).await.unwrap();
