@@ -83,7 +83,8 @@ ACTIVATIONS = {
 }
 for name, function in ACTIVATIONS.items():
     at(f"{name}_near_zero", function, LINE)
-    at(f"{name}_far_away", function, FAR)
+    # The loss of a few times exp(88) is infinite, and so says nothing.
+    at(f"{name}_far_away", function, FAR[:-1] if name == "expm1" else FAR)
 at("softplus_at_its_threshold", F.softplus, [19.0, 19.9999, 20.0, 20.0001, 21.0])
 
 ROUNDED = {
