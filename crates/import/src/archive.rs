@@ -150,7 +150,7 @@ impl Archive {
         !verifiers.is_empty() && verifiers.iter().all(|dialect| dialect != "TRAINING")
     }
 
-    /// What the user should know about the archive, although it can be imported.
+    /// The warning that the user should read about an archive that can be imported.
     pub fn warning(&self) -> Option<String> {
         self.is_decomposed().then(|| {
             format!(
