@@ -47,6 +47,7 @@ fn the_run_directory_keeps_the_contract() {
         "predicted_step_s",
         "schedule",
         "scheduler",
+        "skipped_steps",
         "steps",
         "training_overhead_ratio",
     ];
@@ -60,6 +61,7 @@ fn the_run_directory_keeps_the_contract() {
         "backend",
         "codec_s",
         "compute_s",
+        "device",
         "name",
         "operators",
         "peak_memory_bytes",
