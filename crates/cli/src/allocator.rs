@@ -43,7 +43,7 @@ mod tests {
         figures["purged"].as_u64().unwrap_or_else(|| panic!("no count: {text:?}"))
     }
 
-    /// What the allocator returns while tensors of half a GiB come and go.
+    /// The bytes that the allocator returns while tensors of half a GiB come and go.
     fn returned_of_tensors() -> u64 {
         let before = returned();
         let tensors: Vec<Vec<u8>> = (0..256).map(|_| Vec::with_capacity(2 << 20)).collect();

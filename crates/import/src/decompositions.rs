@@ -1,4 +1,4 @@
-//! What `run_decompositions()` of PyTorch replaces.
+//! The operators that `run_decompositions()` of PyTorch replaces.
 
 use crate::aten;
 

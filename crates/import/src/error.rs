@@ -104,7 +104,7 @@ const DECOMPOSE: &str = "call program.run_decompositions() before torch.export.s
                          operators, which may be supported; but it drops `detach` and `no_grad`, so the gradients of a \
                          model that uses them are then wrong";
 
-/// What to do about unsupported operators.
+/// The hint for unsupported operators.
 fn without_unsupported(operators: &[UnsupportedOperator]) -> String {
     let all = "docs/operators.md lists the supported operators";
     let stays: Vec<&str> = operators.iter().filter(|o| !o.decomposes).map(|o| o.target.as_str()).collect();

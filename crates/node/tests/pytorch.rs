@@ -25,7 +25,7 @@ struct Case {
     /// A part of PyTorch's message, where PyTorch is to refuse it.
     pytorch: Option<String>,
     tolerance: f64,
-    /// What PyTorch said when it refused.
+    /// PyTorch's message when it refused.
     failure: Option<String>,
 }
 

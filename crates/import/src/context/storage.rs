@@ -37,7 +37,7 @@ pub(super) struct Storage {
     newest: TensorId,
     /// The root of the tensors that autograd never tracks, once there is one.
     untracked: Option<TensorId>,
-    /// What the memory belongs to, if nothing may write to it.
+    /// The owner of the memory, if nothing may write to it.
     fixed: Option<String>,
 }
 

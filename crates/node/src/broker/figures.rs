@@ -34,7 +34,7 @@ pub(super) struct Figures {
     /// Steps whose update was applied, and steps that were skipped. Those that were done again count each time.
     applied: u64,
     skipped: u64,
-    /// What was said last about a number that is not finite: who made it, and what to do.
+    /// The last message about a number that is not finite: who made it, and what to do.
     poison: Option<(String, String)>,
     /// Seconds of all steps that count.
     in_steps_s: f64,
