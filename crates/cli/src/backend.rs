@@ -34,9 +34,21 @@ impl BackendArgs {
 /// The backend of this name.
 pub(crate) fn open_backend(name: &str) -> Result<Arc<dyn Backend>, Failure> {
     open(name).map_err(|e| match e {
-        BackendError::Unknown { .. } => Failure::input(format!("--backend {name}: {e}")),
+        BackendError::Unknown { .. } => Failure::input(format!("--backend {name}: {e}")).hint(how_to_get(name)),
         _ => Failure::input(e.to_string()),
     })
+}
+
+/// How a machine can compute with a backend that this build lacks.
+fn how_to_get(name: &str) -> String {
+    match name.split(':').next().unwrap_or(name) {
+        "burn" => "build with `--features burn`, and the backend is there".into(),
+        "candle-cpu" => "build with `--features candle`, and the backend is there".into(),
+        "burn-wgpu" => "build with `--features wgpu`, and the backend is there".into(),
+        _ => "a GPU takes part through PyTorch or JAX, such as --worker \"python -m fusionllm_torch\"; \
+              `fusionllm profile --list` shows what this machine has"
+            .into(),
+    }
 }
 
 /// Runs the conformance suite.

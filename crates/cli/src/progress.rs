@@ -264,7 +264,8 @@ impl Observer for Progress {
             // Over a slow link this takes longer than a step, and no step shows progress meanwhile.
             Event::Saving { step } if step >= self.steps => self.wait_for("fetching the trained model".to_owned()),
             Event::NotSaved { step, error } => {
-                self.say(format!("the checkpoint of step {step} could not be written: {error}; training goes on"));
+                let then = if step < self.steps { "; training goes on" } else { "" };
+                self.say(format!("the checkpoint of step {step} could not be written: {}{then}", error.one_line()));
             }
             Event::DiskFull { error } => {
                 let reason = error.one_line();

@@ -140,6 +140,7 @@ fn options() {
         backend.starts_with(r#"error: --backend burn-gpu: there is no backend "burn-gpu" in this build; known: cpu"#),
         "{backend}"
     );
+    assert!(backend.contains("\nhint: a GPU takes part through PyTorch or JAX"), "{backend}");
     assert_snapshot!(train(&["--plan", "plan.json"]), @r"
     error: plan.json: plan file: not a FusionLLM plan: missing field `fusionllm_plan` at line 1 column 2
     hint: a plan is a file that `fusionllm plan -o` wrote
