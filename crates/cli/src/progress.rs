@@ -19,6 +19,7 @@ use crate::units::{bytes, count, seconds};
 pub(crate) struct Progress {
     bar: ProgressBar,
     steps: u64,
+    batch: usize,
     /// Plural name of the targets, such as `tokens`.
     targets: &'static str,
     tokenizer: Option<Tokenizer>,
@@ -65,6 +66,7 @@ impl Progress {
         Self {
             bar,
             steps: job.train.steps,
+            batch: job.train.batch,
             targets,
             tokenizer,
             by_ticket,
@@ -232,6 +234,7 @@ impl Observer for Progress {
                 self.planned(plan, &model.forward, notes, predicted_step_s);
                 if self.history.losses.is_empty() {
                     self.say(data.to_string());
+                    data.repeated(self.batch).iter().for_each(|note| self.say(note));
                 }
                 self.history.prompt = self.tokenizer.and_then(|t| prompt(&opening(data, t), t));
                 self.wait_for("loading".to_string());

@@ -155,6 +155,17 @@ fn pickled_tensors_are_refused() {
     );
 }
 
+/// The hint was to save the model again with a later PyTorch, which changes nothing.
+#[test]
+fn a_tensor_of_complex_numbers_is_refused_with_what_to_do_instead() {
+    let mut weights = weights();
+    weights["config"]["head.weight"]["tensor_meta"] = meta(9, &[4, 5], true);
+    let error = import(archive(&program(), &weights)).unwrap_err();
+    assert!(error.to_string().ends_with(": `head.weight`: complex numbers are not supported"), "{error}");
+    let hint = error.hint().unwrap();
+    assert!(hint.contains("two real tensors") && !hint.contains("PyTorch"), "{hint}");
+}
+
 /// `UPDATE_DOCS=1 cargo test -p fusionllm-import` writes the document.
 #[test]
 fn the_document_of_operators_is_up_to_date() {
