@@ -20,6 +20,7 @@ mod report;
 mod table;
 mod train;
 mod units;
+mod values;
 
 use std::process::ExitCode;
 

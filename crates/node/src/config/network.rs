@@ -94,7 +94,7 @@ impl Network {
             validation: Validation::Fraction(0.0),
             shuffle: true,
         };
-        let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published))?;
+        let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published), false)?;
         let tokenizer = match gpt2.vocab_size {
             // Vocabularies are often padded to a multiple of 64 or 128.
             50_257..=50_432 => Some(Tokenizer::Gpt2),

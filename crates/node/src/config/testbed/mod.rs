@@ -9,6 +9,7 @@ pub use known::Known;
 
 use fusionllm_plan::{Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
 
+use super::files::Files;
 use super::gpus::{GPUS, PRODUCTS};
 use super::quantity::{RATE, SIZE, TIME};
 use super::reader::{self, JobError, Section, suggest};
@@ -150,8 +151,7 @@ pub fn load_profile(path: &Path) -> Result<Vec<(usize, Device)>, JobError> {
 
 /// The text of a file, and its directory.
 fn read<'p>(path: &'p Path, hint: &str) -> Result<(String, &'p Path), JobError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| JobError::new(path.display(), format!("the file cannot be read: {e}"), hint))?;
+    let text = reader::read_text(path, "the file", hint)?;
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty());
     Ok((text, directory.unwrap_or(Path::new("."))))
 }
@@ -173,13 +173,17 @@ impl Names {
         Ok(())
     }
 
+    fn sites(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(_, place)| matches!(place, Place::Site(_))).map(|(name, _)| name.as_str())
+    }
+
     fn find(&self, section: &Section<'_>, key: &str, name: &str) -> Result<Place, JobError> {
         if name == "broker" {
             return Ok(Place::Broker);
         }
         self.0.get(name).copied().ok_or_else(|| {
             let known: Vec<&str> = self.0.keys().map(String::as_str).collect();
-            let message = format!("there is no device or site `{name}`");
+            let message = format!("`{}`: there is no device or site `{name}`", section.full_name(key));
             section.error(key, message, suggest(name, &known, "there are"))
         })
     }
@@ -226,7 +230,7 @@ fn rate_and_latency(section: &Section<'_>) -> Result<Option<Link>, JobError> {
 
 fn link(section: &Section<'_>, names: &Names, links: &mut BTreeMap<(Place, Place), Link>) -> Result<(), JobError> {
     let form = "write between = [\"a\", \"b\"] for both directions, or from = \"a\" and to = \"b\" for one";
-    let ends = match (section.texts("between")?.as_deref(), section.text("from")?, section.text("to")?) {
+    let ends = match (section.texts("between", form)?.as_deref(), section.text("from")?, section.text("to")?) {
         (Some(&[a, b]), None, None) => {
             let (a, b) = (names.find(section, "between", a)?, names.find(section, "between", b)?);
             vec![(a, b), (b, a)]
@@ -258,10 +262,14 @@ const MAX_DEVICES: usize = 4096;
 fn count(sections: &[Section<'_>]) -> Result<usize, JobError> {
     let mut devices = 0;
     for section in sections {
-        devices += section.size("count", 1)?.unwrap_or(1);
+        let others = devices;
+        devices = section.part("count", 1)?.unwrap_or(1).saturating_add(others);
         if devices > MAX_DEVICES {
-            let hint = format!("a testbed has at most {MAX_DEVICES}");
-            return Err(section.error("count", format!("these are {devices} devices or more"), hint));
+            let hint = match MAX_DEVICES - others {
+                0 => format!("a testbed has {MAX_DEVICES} devices or fewer"),
+                room => format!("it must be at most {room}: a testbed has {MAX_DEVICES} devices or fewer"),
+            };
+            return Err(section.error("count", format!("`device.count` makes {devices} devices or more"), hint));
         }
     }
     Ok(devices)
@@ -278,15 +286,20 @@ fn device(
     let name = required(section, "name", "a device needs a name", "write name = \"a\"")?.to_owned();
     let site = match section.text("site")? {
         None => None,
-        Some(site) => match names.find(section, "site", site)? {
-            Place::Site(s) => Some(s),
-            _ => return Err(section.error("site", format!("`{site}` is no site"), "describe it in a table [[site]]")),
+        Some(site) => match names.0.get(site) {
+            Some(Place::Site(s)) => Some(*s),
+            _ => {
+                let sites: Vec<&str> = names.sites().collect();
+                let new = format!("describe it: write [[site]] on a line, and name = \"{site}\" below");
+                let hint = if sites.is_empty() { new } else { suggest(site, &sites, "the sites are") };
+                return Err(section.error("site", format!("`device.site`: there is no site \"{site}\""), hint));
+            }
         },
     };
     let backend = section.text("backend")?.map(str::to_owned);
     let timed = whole || ["profile", "gpu", "tflops", "memory_bandwidth"].into_iter().any(|key| section.has(key));
-    let mut device = match section.text("profile")? {
-        Some(file) => profiles.device(section, file, backend.as_deref(), name.clone())?,
+    let mut device = match Files::from(profiles.directory).one(section, "profile")? {
+        Some(path) => profiles.device(section, path, backend.as_deref(), name.clone())?,
         None if timed => figures(section, name.clone())?,
         None => Device::new(name.clone(), Rates { matmul: 1.0, convolution: 1.0, memory: 1.0, overhead: 0.0 }, 0),
     };
@@ -315,7 +328,7 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
         let known = GPUS.iter().find(|g| g.name.eq_ignore_ascii_case(gpu)).ok_or_else(|| {
             let names: Vec<&str> = GPUS.iter().map(|g| g.name).collect();
             let lead = "or give tflops, memory_bandwidth and memory; the table has";
-            section.error("gpu", format!("no GPU \"{gpu}\" is in the table"), suggest(gpu, &names, lead))
+            section.error("gpu", format!("`device.gpu`: no GPU \"{gpu}\" is in the table"), suggest(gpu, &names, lead))
         })?;
         let efficiency = section.number("efficiency", "above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?;
         return Ok(known.device(name, efficiency.unwrap_or(PRODUCTS)));
@@ -365,11 +378,11 @@ impl Profiles<'_> {
     fn device(
         &mut self,
         section: &Section<'_>,
-        file: &str,
+        path: PathBuf,
         backend: Option<&str>,
         name: String,
     ) -> Result<Device, JobError> {
-        let path = self.directory.join(file);
+        let file = section.text("profile")?.unwrap_or_default();
         if !self.files.contains_key(&path) {
             self.files.insert(path.clone(), load_profile(&path)?);
         }
@@ -395,7 +408,12 @@ impl Profiles<'_> {
                     .iter()
                     .map(|(threads, d)| format!("{} with {threads}", d.backend.as_deref().unwrap_or("any backend")))
                     .collect();
-                Err(section.error("profile", message, format!("it has {}", there.join(", "))))
+                let key = if wanted.is_some() { "threads" } else { "profile" };
+                let hint = match fitting.iter().map(|(threads, _)| *threads).max() {
+                    Some(threads) => format!("write threads = {threads}; it has {}", there.join(", ")),
+                    None => format!("it has {}", there.join(", ")),
+                };
+                Err(section.error(key, format!("`device.{key}`: {message}"), hint))
             }
         }
     }
