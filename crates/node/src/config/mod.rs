@@ -113,6 +113,9 @@ impl Job {
         let network = top.section("network")?;
         top.finish()?;
 
+        // What decides about the other settings is looked at before them.
+        sections.model.misspelt(&["family", "file"])?;
+        sections.data.misspelt(&["kind"])?;
         // The data come first, as some defaults of the model depend on them.
         let data = Data::read(&sections.data, &files, sections.model.is("family", "resnet"))?;
         let job = Self {
@@ -143,17 +146,17 @@ impl Job {
             (Family::Imported { .. }, _) => Ok(()),
             (Family::Gpt2(_) | Family::Resnet(_), Data::Tensors(_)) => Err(at.data.error(
                 "kind",
-                "tensors are for models from elsewhere, which say what they take",
+                "`data.kind`: tensors are for models from elsewhere, which say what they take",
                 "write file = \"model.pt2\" in [model], or another kind of data",
             )),
             (Family::Gpt2(_), Data::Cifar10(_)) => Err(at.data.error(
                 "kind",
-                "a gpt2 learns from text, not from images",
+                "`data.kind`: a gpt2 learns from text, not from images",
                 "write kind = \"text\" in [data], or family = \"resnet\" in [model]",
             )),
             (Family::Resnet(_), Data::Text(_)) => Err(at.data.error(
                 "kind",
-                "a resnet learns from images, not from text",
+                "`data.kind`: a resnet learns from images, not from text",
                 "write kind = \"cifar10\" in [data], or family = \"gpt2\" in [model]",
             )),
         }

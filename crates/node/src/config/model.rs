@@ -134,7 +134,7 @@ pub(super) fn read_gpt2(
         initializer_range: positive("initializer_range")?.unwrap_or(0.02),
         attn_implementation: section.choice("_attn_implementation", &attentions)?.unwrap_or_default(),
     };
-    section.finish_among(&["file", "depth", "num_classes"])?;
+    section.finish()?;
     if n_embd % gpt2.n_head != 0 {
         let key = if section.has("n_head") { "n_head" } else { "n_embd" };
         return Err(section.error(

@@ -99,18 +99,18 @@ impl Quantity {
         let units: Vec<&str> = self.units.iter().map(|(name, _)| *name).collect();
         let likeness = |unit: &str, name: &str| strsim::jaro_winkler(&unit.to_lowercase(), &name.to_lowercase());
         let start = match written {
-            Some((number, "")) => format!("write {key} = \"{number} {}\", or another unit", self.example.1),
+            Some((number, "")) => format!("write {key} = \"{number} {}\", or another unit;", self.example.1),
             Some((number, unit)) => {
                 let nearest = units.iter().max_by(|a, b| likeness(unit, a).total_cmp(&likeness(unit, b)));
                 format!("did you mean \"{number} {}\"?", nearest.unwrap_or(&self.example.1))
             }
-            None => self.rule(key),
+            None => format!("it must be {}, such as {key} = {};", self.what, self.example()),
         };
         format!("{start} the units are {}", units.join(", "))
     }
 
-    fn rule(&self, key: &str) -> String {
-        format!("it must be {}, such as {key} = \"{} {}\";", self.what, self.example.0, self.example.1)
+    fn example(&self) -> String {
+        format!("\"{} {}\"", self.example.0, self.example.1)
     }
 }
 
@@ -154,7 +154,7 @@ impl Section<'_> {
             return Ok(Some(value));
         }
         let least = if positive { "above zero" } else { "at least zero" };
-        let hint = format!("{} {least}", quantity.rule(key).trim_end_matches(';'));
+        let hint = format!("it must be {least}, such as {key} = {}", quantity.example());
         Err(self.error(key, format!("`{name}` is {text}"), hint))
     }
 }

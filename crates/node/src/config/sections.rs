@@ -235,7 +235,7 @@ impl Data {
                 "leave group out, or write the rows to safetensors files with kind = \"tensors\"",
             ));
         }
-        section.finish_among(&["train", "test"])?;
+        section.finish()?;
         if text.files.iter().any(|path| path.extension().is_some_and(|e| e == "safetensors")) {
             return Err(section.error(
                 "files",
@@ -309,7 +309,7 @@ impl Train {
         if section.is("precision", "fp16") || section.is("precision", "f16") {
             return Err(section.error(
                 "precision",
-                "fp16 has so small a range that gradients vanish in it without a loss scale, which there is not",
+                "`train.precision`: fp16 has so small a range that gradients vanish in it without a loss scale, which there is not",
                 "write precision = \"bf16\", which has the range of f32",
             ));
         }
@@ -396,6 +396,8 @@ impl OptimizerConfig {
             (Rule::Sgd { momentum, nesterov }, 0.1, 5e-4, 0.0)
         };
         let lr = positive("lr")?.unwrap_or(lr);
+        let rates = format!("at least 0 and at most lr = {lr}");
+        let min_lr = section.number("min_lr", &rates, |x| (0.0..=lr).contains(&x))?;
         let decays = [("cosine", Decay::Cosine), ("none", Decay::None)];
         let optimizer = Self {
             rule,
@@ -405,13 +407,9 @@ impl OptimizerConfig {
             warmup: section.count("warmup", 0)?.unwrap_or(0),
             decay: section.choice("decay", &decays)?.unwrap_or(Decay::None),
             decay_steps: section.count("decay_steps", 1)?.unwrap_or(steps),
-            min_lr: amount("min_lr")?.unwrap_or(lr / 10.0),
+            min_lr: min_lr.unwrap_or(lr / 10.0),
         };
         section.finish()?;
-        if optimizer.min_lr > lr {
-            let message = format!("`train.optimizer.min_lr` = {} is above `lr` = {lr}", optimizer.min_lr);
-            return Err(section.error("min_lr", message, format!("it must be at most {lr}; or leave it out")));
-        }
         Ok(optimizer)
     }
 }
@@ -442,11 +440,15 @@ pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError
         spectral_watch: section.count("spectral_watch", 0)?.unwrap_or(0),
     };
     if compression.shared_masks && !matches!(name, Compressor::TopK | Compressor::AdaTopK) {
-        let reason = format!("`{name}` leaves nothing out that a mask could share");
-        return Err(section.error("shared_masks", reason, "leave it out, or name topk or adatopk"));
+        let reason = format!("`compression.shared_masks`: `{name}` leaves nothing out that a mask could share");
+        return Err(section.error(
+            "shared_masks",
+            reason,
+            "leave it out, or write name = \"topk\" or name = \"adatopk\"",
+        ));
     }
     if compression.shared_masks && compression.error_feedback {
-        let reason = "error feedback sends later what a shared mask leaves out for good";
+        let reason = "`compression.shared_masks`: error feedback sends later what a shared mask leaves out for good";
         return Err(section.error("shared_masks", reason, "set one of shared_masks and error_feedback"));
     }
     section.finish()?;

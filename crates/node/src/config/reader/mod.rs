@@ -50,6 +50,9 @@ const GRADIENT_ACCUMULATION: &str =
 /// The minimum Jaro-Winkler similarity of a name that is suggested.
 const MIN_LIKENESS: f64 = 0.7;
 
+/// The minimum Jaro-Winkler similarity of a name that is taken for another one, misspelt.
+const MISSPELT_LIKENESS: f64 = 0.85;
+
 /// Reads the settings of one table, and reports unknown ones.
 pub(super) struct Section<'a> {
     /// Dotted; empty for the top of the file.
@@ -151,9 +154,24 @@ impl<'a> Section<'a> {
         nodes.iter().map(section).collect()
     }
 
-    /// An error about a missing setting.
-    pub(super) fn missing(&self, message: &str, hint: &str) -> JobError {
-        JobError::new(&self.file, message, hint)
+    /// An error about a missing setting, or about a setting that is one of `keys`, misspelt.
+    pub(super) fn missing(&self, keys: &[&str], message: &str, hint: &str) -> JobError {
+        self.misspelt(keys).err().unwrap_or_else(|| JobError::new(&self.file, message, hint))
+    }
+
+    /// Reports a setting whose name is almost one of `keys`, which decide what the section may have. Without it, the
+    /// other settings would be reported.
+    pub(super) fn misspelt(&self, keys: &[&str]) -> Result<(), JobError> {
+        for key in keys.iter().filter(|key| !self.has(key)) {
+            let like = |written: &str| strsim::jaro_winkler(written, key) >= MISSPELT_LIKENESS;
+            let asked = |written: &str| self.asked.borrow().contains(&written);
+            let found = self.items.into_iter().flatten().find(|(written, _)| like(written) && !asked(written));
+            if let Some((written, node)) = found {
+                let message = format!("unknown setting `{written}` in [{}]", self.name);
+                return Err(JobError::new(&node.key_place, message, format!("did you mean `{key}`?")));
+            }
+        }
+        Ok(())
     }
 
     /// A table of lists of pairs of numbers, by name.
@@ -180,7 +198,7 @@ impl<'a> Section<'a> {
                 Some(points) => Ok((name.clone(), points)),
                 None => {
                     let hint =
-                        format!("write {name} = [[1e6, 2e-5], [1e9, 1e-2]], with the numbers that were measured");
+                        format!("write {key} = {{ {name} = [[1e6, 2e-5], [1e9, 1e-2]] }}, with what was measured");
                     Err(self.wrong_type(&format!("{key}.{name}"), node, "a list of pairs of numbers", hint))
                 }
             }
@@ -277,21 +295,16 @@ impl<'a> Section<'a> {
 
     /// Reports the first key that the reading code did not ask for.
     pub(super) fn finish(&self) -> Result<(), JobError> {
-        self.finish_among(&[])
-    }
-
-    /// [`Self::finish`], where a misspelt key may also be one of these, which would change what the section is.
-    pub(super) fn finish_among(&self, others: &[&str]) -> Result<(), JobError> {
         let asked = self.asked.borrow();
         let unknown = self.items.into_iter().flatten().find(|(key, _)| !asked.contains(&key.as_str()));
         let Some((key, node)) = unknown else { return Ok(()) };
         let (message, hint) = if !self.name.is_empty() {
             let message = format!("unknown setting `{key}` in [{}]", self.name);
             let elsewhere = OTHER_NAMES.iter().find(|(name, _)| *name == self.full_name(key));
-            let suggestion = || suggest_name(key, &asked, others, &format!("[{}] takes", self.name));
+            let suggestion = || suggest_name(key, &asked, &format!("[{}] takes", self.name));
             (message, elsewhere.map_or_else(suggestion, |(_, hint)| (*hint).to_owned()))
         } else if let Item::Table(_) = node.item {
-            (format!("unknown section `{key}`"), suggest_name(key, &asked, &[], "the sections are"))
+            (format!("unknown section `{key}`"), suggest_name(key, &asked, "the sections are"))
         } else {
             let hint = format!("put it below its section's header; the sections are {}", asked.join(", "));
             (format!("the setting `{key}` stands outside the sections"), hint)
@@ -307,10 +320,9 @@ pub(super) fn suggest(written: &str, valid: &[&str], lead: &str) -> String {
     format!("{question}{lead} {}", valid.join(", "))
 }
 
-/// A hint about the name of a setting: "did you mean `x`? LEAD x, y". It may be one of `others`, which are not listed.
-fn suggest_name(written: &str, valid: &[&str], others: &[&str], lead: &str) -> String {
-    let nearest = nearest(written, &[valid, others].concat());
-    let question = nearest.map(|n| format!("did you mean `{n}`? ")).unwrap_or_default();
+/// A hint about the name of a setting: "did you mean `x`? LEAD x, y".
+fn suggest_name(written: &str, valid: &[&str], lead: &str) -> String {
+    let question = nearest(written, valid).map(|n| format!("did you mean `{n}`? ")).unwrap_or_default();
     format!("{question}{lead} {}", valid.join(", "))
 }
 

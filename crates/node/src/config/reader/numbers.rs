@@ -9,28 +9,25 @@ const MAX_SIZE: u64 = i32::MAX as u64;
 impl Section<'_> {
     /// A whole number of at least `least`. A float is accepted if it is whole (`1e3`).
     pub(in crate::config) fn count(&self, key: &'static str, least: u64) -> Result<Option<u64>, JobError> {
-        self.whole(key, least, i64::MAX as u64)
+        self.whole(key, least, Some(i64::MAX as u64))
     }
 
     /// [`Self::count`] for sizes in memory, which have a limit.
     pub(in crate::config) fn size(&self, key: &'static str, least: u64) -> Result<Option<usize>, JobError> {
-        Ok(self.whole(key, least, MAX_SIZE)?.map(|n| n as usize))
+        Ok(self.whole(key, least, Some(MAX_SIZE))?.map(|n| n as usize))
     }
 
-    /// [`Self::count`] for a size that must divide another one, or that another one limits: whoever reads it says how.
+    /// [`Self::count`] for a size that another setting limits. Whoever reads it says how.
     pub(in crate::config) fn part(&self, key: &'static str, least: u64) -> Result<Option<usize>, JobError> {
-        Ok(self.count(key, least)?.map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
+        Ok(self.whole(key, least, None)?.map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
     }
 
-    fn whole(&self, key: &'static str, least: u64, most: u64) -> Result<Option<u64>, JobError> {
+    fn whole(&self, key: &'static str, least: u64, most: Option<u64>) -> Result<Option<u64>, JobError> {
         let Some(node) = self.node(key) else { return Ok(None) };
-        let range = |value: i128| -> Result<u64, String> {
-            match u64::try_from(value) {
-                Ok(v) if v > most => Err(format!("it must be at most {most}")),
-                Ok(v) if v >= least => Ok(v),
-                _ if value > 0 && value > i128::from(least) => Err(format!("it must be at most {most}")),
-                _ => Err(format!("it must be at least {least}")),
-            }
+        let range = |value: i128| match most {
+            _ if value < i128::from(least) => Err(format!("it must be at least {least}")),
+            Some(most) if value > i128::from(most) => Err(format!("it must be at most {most}")),
+            _ => Ok(u64::try_from(value).unwrap_or(u64::MAX)),
         };
         let value = match node.item {
             Item::Integer(i) => i128::from(i),

@@ -168,6 +168,7 @@ impl Names {
                 "broker" => "the name `broker` is taken".to_owned(),
                 _ => format!("two devices or sites are called `{name}`"),
             };
+            let message = format!("`{}`: {message}", section.full_name("name"));
             return Err(section.error("name", message, "give each device and site a name of its own"));
         }
         Ok(())
@@ -196,7 +197,7 @@ fn site(section: &Section<'_>, index: u32, names: &mut Names) -> Result<Site, Jo
     let uplink = shared_link(section, "uplink")?;
     let downlink = shared_link(section, "downlink")?;
     if downlink.is_some() && uplink.is_none() {
-        let reason = "a site with a downlink needs an uplink";
+        let reason = "`site.downlink`: a site with a downlink needs an uplink";
         return Err(section.error("downlink", reason, "write uplink = { rate = \"8 Mbps\" } beside it"));
     }
     section.finish()?;
@@ -208,14 +209,15 @@ fn shared_link(section: &Section<'_>, name: &'static str) -> Result<Option<Link>
     let link = rate_and_latency(&table)?;
     if section.has(name) && link.is_none() {
         let hint = format!("write {name} = {{ rate = \"8 Mbps\" }}");
-        return Err(section.error(name, format!("{name} needs a rate"), hint));
+        table.misspelt(&["rate"])?;
+        return Err(section.error(name, format!("`site.{name}` needs a rate"), hint));
     }
     table.finish()?;
     Ok(link)
 }
 
 fn required<'a>(section: &Section<'a>, key: &'static str, message: &str, hint: &str) -> Result<&'a str, JobError> {
-    section.text(key)?.ok_or_else(|| section.missing(message, hint))
+    section.text(key)?.ok_or_else(|| section.missing(&[key], message, hint))
 }
 
 fn rate_and_latency(section: &Section<'_>) -> Result<Option<Link>, JobError> {
@@ -223,7 +225,11 @@ fn rate_and_latency(section: &Section<'_>) -> Result<Option<Link>, JobError> {
     let latency = section.quantity("latency", &TIME, false)?;
     match (bandwidth, latency) {
         (Some(bandwidth), latency) => Ok(Some(Link { latency: latency.unwrap_or(0.0), bandwidth })),
-        (None, Some(_)) => Err(section.error("latency", "a latency needs a rate beside it", "write rate = \"1 Gbps\"")),
+        (None, Some(_)) => {
+            section.misspelt(&["rate"])?;
+            let message = format!("`{}` needs a rate beside it", section.full_name("latency"));
+            Err(section.error("latency", message, "write rate = \"1 Gbps\""))
+        }
         (None, None) => Ok(None),
     }
 }
@@ -236,20 +242,22 @@ fn link(section: &Section<'_>, names: &Names, links: &mut BTreeMap<(Place, Place
             vec![(a, b), (b, a)]
         }
         (None, Some(a), Some(b)) => vec![(names.find(section, "from", a)?, names.find(section, "to", b)?)],
-        (Some(_), None, None) => return Err(section.error("between", "a link has two ends", form)),
-        _ => return Err(section.missing("a link needs its two ends", form)),
+        (Some(_), None, None) => return Err(section.error("between", "`link.between`: a link has two ends", form)),
+        _ => return Err(section.missing(&["between", "from", "to"], "a link needs its two ends", form)),
     };
-    let link = rate_and_latency(section)?
-        .ok_or_else(|| section.missing("a link needs a rate", "write rate = \"100 Mbps\" and latency = \"20 ms\""))?;
+    let link = rate_and_latency(section)?.ok_or_else(|| {
+        section.missing(&["rate"], "a link needs a rate", "write rate = \"100 Mbps\" and latency = \"20 ms\"")
+    })?;
     section.finish()?;
     let key = if section.has("between") { "between" } else { "from" };
     for (from, to) in ends {
         if from == to {
             let hint = "name two different ends; rate and latency of a site are those between its own devices";
-            return Err(section.error(key, "both ends of a link are the same", hint));
+            return Err(section.error(key, format!("`link.{key}`: both ends of a link are the same"), hint));
         }
         if links.insert((from, to), link).is_some() {
-            return Err(section.error(key, "this link was given before", "leave one of the two out"));
+            let message = format!("`link.{key}`: this link was given before");
+            return Err(section.error(key, message, "leave one of the two out"));
         }
     }
     Ok(())
@@ -339,7 +347,8 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
     let memory = section.quantity("memory", &SIZE, true)?;
     let (Some(tflops), Some(bandwidth), Some(memory)) = (tflops, bandwidth, memory) else {
         let hint = "write gpu = \"RTX 3080\", or tflops, memory_bandwidth and memory, or profile = \"DEVICE.toml\"";
-        return Err(section.missing(&format!("nothing says how fast device `{name}` is"), hint));
+        let keys = ["tflops", "memory_bandwidth", "memory", "gpu", "profile"];
+        return Err(section.missing(&keys, &format!("nothing says how fast device `{name}` is"), hint));
     };
     let rates = Rates {
         matmul: tflops * 1e12,
@@ -353,7 +362,7 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
         for (operator, points) in section.curves(key)? {
             let curve = Curve::new(points).ok_or_else(|| {
                 let hint = "points are [work, seconds or bytes], work ascending, all above zero; measure again with `fusionllm profile`";
-                section.error(key, format!("the points of operator `{operator}` make no curve"), hint)
+                section.error(key, format!("`device.{key}`: the points of operator `{operator}` make no curve"), hint)
             })?;
             curves.insert(operator, curve);
         }

@@ -8,8 +8,8 @@ use std::path::Path;
 use fusionllm_node::config::{Job, Known, Testbed, load_profile};
 use tempfile::TempDir;
 
-const JOB: &str = include_str!("../../../docs/job.md");
-const TESTBED: &str = include_str!("../../../docs/testbed.md");
+const JOB: &str = include_str!("../../../../docs/job.md");
+const TESTBED: &str = include_str!("../../../../docs/testbed.md");
 
 /// Sections of the job document, with the section of the file and the settings that make their keys valid.
 const JOB_SECTIONS: [(&[&str], &str, &[&str]); 14] = [
