@@ -328,7 +328,7 @@ impl Train {
             let nearest = nearest_divisor(batch, micro);
             return Err(section.error(
                 "micro_batch",
-                format!("`train.batch` = {batch} does not divide into micro-batches of {micro}"),
+                format!("`train.micro_batch` = {micro} does not divide `train.batch` = {batch}"),
                 format!("write micro_batch = {nearest}, another divisor of {batch}, or \"auto\""),
             ));
         }

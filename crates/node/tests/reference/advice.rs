@@ -23,73 +23,94 @@ impl Setting {
     }
 }
 
-/// The settings that the advice asks for, in the place of the wrong one: one list for each thing that it offers.
-pub(crate) fn follow(error: &JobError, wrong: &Setting, key: &Key<'_>) -> Vec<Vec<Setting>> {
-    let hint = error.hint.replace("PATH", key.path);
-    let instead = |value: String| vec![Setting { value, ..wrong.clone() }];
-    let mut all = Vec::new();
-    // The name that was meant.
-    if let Some((name, _)) = hint.split_once("did you mean `").and_then(|(_, rest)| rest.split_once('`')) {
-        all.push(vec![Setting { key: name.to_owned(), ..wrong.clone() }]);
-        return all;
-    }
-    // The value that was meant, or one of a list.
-    if let Some((value, _)) = hint.split_once("did you mean \"").and_then(|(_, rest)| rest.split_once('"')) {
-        all.push(instead(format!("{value:?}")));
-        return all;
-    }
-    // Whole lines.
-    for lead in ["write ", "such as ", " or ", "in it: write "] {
-        for (at, _) in hint.match_indices(lead) {
-            all.extend(line(&hint[at + lead.len()..]).map(|setting| vec![setting]));
+/// What an advice offers, each as the settings to write in the place of the wrong one.
+#[derive(Default)]
+pub(crate) struct Advice {
+    /// Each of these must work.
+    pub(crate) lines: Vec<Vec<Setting>>,
+    /// One of these must work: the advice lists what there is, and leaves the choice to the reader.
+    pub(crate) list: Vec<Vec<Setting>>,
+}
+
+impl Advice {
+    /// Reads a hint about a wrong setting.
+    pub(crate) fn of(error: &JobError, wrong: &Setting, key: &Key<'_>) -> Self {
+        let hint = error.hint.replace("PATH", key.path);
+        let instead = |value: String| vec![Setting { value, ..wrong.clone() }];
+        let renamed = |name: &str| vec![Setting { key: name.to_owned(), ..wrong.clone() }];
+        // What was meant is better than what there is.
+        if let Some(name) = between(&hint, "did you mean `", '`') {
+            return Self { lines: vec![renamed(name)], list: Vec::new() };
         }
+        if let Some(value) = between(&hint, "did you mean \"", '"') {
+            return Self { lines: vec![instead(format!("{value:?}"))], list: Vec::new() };
+        }
+        let mut advice = Self::default();
+        for lead in ["write ", "such as ", " or "] {
+            let lines = hint.match_indices(lead).filter_map(|(at, _)| line(&hint[at + lead.len()..]));
+            advice.lines.extend(lines.map(|setting| vec![setting]));
+        }
+        if let Some(name) = between(&hint, "[[site]] on a line, and name = \"", '"') {
+            let site = Setting { section: Some("[[site]]".into()), ..Setting::new("name", &format!("{name:?}")) };
+            advice.lines.push(vec![wrong.clone(), site]);
+        }
+        if hint.contains("a text in quotes") {
+            advice.lines.push(instead("\"zzz\"".into()));
+        }
+        if hint.contains("paths start at") {
+            advice.lines.push(instead(format!("{:?}", key.path)));
+        }
+        if hint.starts_with("write [") || hint.contains("leave it out") {
+            advice.lines.push(Vec::new());
+        }
+        advice.lines.extend(rule(&hint).map(instead));
+        for lead in ["it is one of ", "the sites are ", "there are ", "the table has ", "write "] {
+            let Some((_, list)) = hint.split_once(lead) else { continue };
+            let items = list.split(';').next().unwrap_or_default().split(", ").filter(|item| is_value(item));
+            advice.list.extend(items.map(|item| instead(item.to_owned())));
+        }
+        if let Some((_, names)) = hint.split_once(" takes ") {
+            let listed = names.split(", ").any(|name| name == key.key);
+            advice.list.push(if listed { renamed(key.key) } else { Vec::new() });
+        }
+        advice
     }
-    if hint.starts_with("write [") {
-        all.push(Vec::new());
-    }
-    if let Some((_, name)) = hint.split_once("[[site]] on a line, and name = ") {
-        let name = name.trim_end_matches(" below").to_owned();
-        all.push(vec![wrong.clone(), Setting { section: Some("[[site]]".into()), key: "name".into(), value: name }]);
-    }
-    // A list of what there is.
-    for lead in ["it is one of ", "the sites are ", "there are ", "the table has ", "write "] {
-        let Some((_, list)) = hint.split_once(lead) else { continue };
-        let items = list.split(['.', ';']).next().unwrap_or_default().split(", ").map(str::trim);
-        all.extend(items.filter(|item| is_value(item)).map(|item| instead(item.to_owned())));
-    }
-    // A rule. The number at its edge is the first that comes to mind.
-    for (lead, beyond) in [("at least ", 0.0), ("at most ", 0.0), ("above ", 1e-9)] {
+}
+
+/// The value at the edge of a rule such as "it must be at least 0 and below 1".
+fn rule(hint: &str) -> Option<String> {
+    for (lead, is_valid) in [("at least ", true), ("at most ", true), ("above ", false)] {
         let Some((_, rest)) = hint.split_once(lead) else { continue };
-        let number = rest.split([' ', ',', ';', ':']).next().and_then(|n| n.parse::<f64>().ok());
-        let Some(number) = number else { continue };
-        let value = if number.fract() == 0.0 && beyond == 0.0 {
-            format!("{number:.0}")
-        } else {
-            format!("{:?}", number + beyond)
-        };
-        all.push(instead(if hint.starts_with("both") { format!("[{value}, {value}]") } else { value }));
-        break;
+        let token = rest.split([' ', ',', ';', ':']).next().unwrap_or_default();
+        let Ok(number) = token.parse::<f64>() else { continue };
+        let value = if is_valid { token.to_owned() } else { format!("{:?}", number + 1e-9) };
+        return Some(if hint.starts_with("both") { format!("[{value}, {value}]") } else { value });
     }
-    if hint.contains("a text in quotes") {
-        all.push(instead("\"zzz\"".into()));
-    }
-    if hint.contains("leave it out") {
-        all.push(Vec::new());
-    }
-    all
+    None
+}
+
+/// The text between a lead and the next character of this kind.
+fn between<'h>(hint: &'h str, lead: &str, end: char) -> Option<&'h str> {
+    let (_, rest) = hint.split_once(lead)?;
+    rest.split_once(end).map(|(text, _)| text)
 }
 
 /// Whether a text is one value of TOML.
 fn is_value(text: &str) -> bool {
-    format!("x = {text}").parse::<toml::Table>().is_ok()
+    format!("x = {text}").parse::<toml::Table>().is_ok_and(|table| table.len() == 1)
 }
 
-/// The longest start of a text that is a line of a settings file, and the section that it names after that.
+/// The longest start of a text that is a line of a settings file, and the section that the text names after it.
 fn line(text: &str) -> Option<Setting> {
     let ends = text.char_indices().map(|(i, c)| i + c.len_utf8());
-    let parsed = |end: usize| text[..end].parse::<toml::Table>().ok().filter(|t| t.len() == 1).map(|t| (end, t));
+    let parsed = |end: usize| {
+        let table = text[..end].parse::<toml::Table>().ok()?;
+        (table.len() == 1).then_some((end, table))
+    };
     let (end, table) = ends.filter_map(parsed).last()?;
     let (key, value) = table.into_iter().next()?;
-    let section = text[end..].strip_prefix(" in [").and_then(|rest| rest.split_once(']')).map(|(name, _)| name);
-    Some(Setting { section: section.map(str::to_owned), key, value: value.to_string() })
+    // A start such as `[train]` is a section without a setting.
+    let section = text[end..].trim_start().strip_prefix("in [").and_then(|rest| rest.split_once(']'));
+    let section = section.map(|(name, _)| name.to_owned());
+    text.starts_with(&key).then(|| Setting { section, key, value: value.to_string() })
 }

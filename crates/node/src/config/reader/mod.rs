@@ -229,6 +229,16 @@ impl<'a> Section<'a> {
         })
     }
 
+    /// One of some names, which are listed if something else than text is written. Whether it is one is not checked.
+    pub(super) fn name_among(
+        &self,
+        key: &'static str,
+        names: &[&str],
+        lead: &str,
+    ) -> Result<Option<&'a str>, JobError> {
+        self.text_or(key, |item| suggest(&item.describe(), names, lead))
+    }
+
     /// The path of a file.
     pub(super) fn path(&self, key: &'static str) -> Result<Option<&'a str>, JobError> {
         self.text_or(key, |_| format!("write {key} = \"PATH\", the path of a file"))
@@ -284,7 +294,7 @@ impl<'a> Section<'a> {
     pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, JobError> {
         let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let lead = "it is one of";
-        let written = self.text_or(key, |item| suggest(&item.describe(), &names, lead))?;
+        let written = self.name_among(key, &names, lead)?;
         let Some(written) = written else { return Ok(None) };
         if let Some((_, value)) = choices.iter().find(|(name, _)| *name == written) {
             return Ok(Some(*value));

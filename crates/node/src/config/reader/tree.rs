@@ -113,7 +113,13 @@ fn unquoted(key: &str, value: &str) -> Option<String> {
     let value = match value {
         "True" => "true".to_owned(),
         "False" => "false".to_owned(),
-        word if word.starts_with(char::is_alphabetic) && !word.contains(['"', '\\']) => format!("\"{word}\""),
+        // Letters, besides that of an exponent, make a text.
+        word if word.starts_with(char::is_alphanumeric)
+            && word.contains(|c: char| c.is_alphabetic() && !matches!(c, 'e' | 'E'))
+            && !word.contains(['"', '\\']) =>
+        {
+            format!("\"{word}\"")
+        }
         _ => return None,
     };
     Some(format!("write {key} = {value}"))

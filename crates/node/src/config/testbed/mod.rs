@@ -95,7 +95,7 @@ impl Testbed {
         for section in &links {
             link(section, &names, &mut direct)?;
         }
-        let broker_at = match broker.text("at")? {
+        let broker_at = match broker.name_among("at", &names.all(), "there are")? {
             Some(_) if !whole => {
                 let hint = "leave [broker] out; links to `broker` may be given";
                 return Err(broker.error("at", "the broker stands where it was started", hint));
@@ -174,6 +174,10 @@ impl Names {
         Ok(())
     }
 
+    fn all(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+
     fn sites(&self) -> impl Iterator<Item = &str> {
         self.0.iter().filter(|(_, place)| matches!(place, Place::Site(_))).map(|(name, _)| name.as_str())
     }
@@ -183,9 +187,8 @@ impl Names {
             return Ok(Place::Broker);
         }
         self.0.get(name).copied().ok_or_else(|| {
-            let known: Vec<&str> = self.0.keys().map(String::as_str).collect();
             let message = format!("`{}`: there is no device or site `{name}`", section.full_name(key));
-            section.error(key, message, suggest(name, &known, "there are"))
+            section.error(key, message, suggest(name, &self.all(), "there are"))
         })
     }
 }
@@ -236,7 +239,8 @@ fn rate_and_latency(section: &Section<'_>) -> Result<Option<Link>, JobError> {
 
 fn link(section: &Section<'_>, names: &Names, links: &mut BTreeMap<(Place, Place), Link>) -> Result<(), JobError> {
     let form = "write between = [\"a\", \"b\"] for both directions, or from = \"a\" and to = \"b\" for one";
-    let ends = match (section.texts("between", form)?.as_deref(), section.text("from")?, section.text("to")?) {
+    let end = |key| section.name_among(key, &names.all(), "there are");
+    let ends = match (section.texts("between", form)?.as_deref(), end("from")?, end("to")?) {
         (Some(&[a, b]), None, None) => {
             let (a, b) = (names.find(section, "between", a)?, names.find(section, "between", b)?);
             vec![(a, b), (b, a)]
@@ -292,12 +296,13 @@ fn device(
     whole: bool,
 ) -> Result<bool, JobError> {
     let name = required(section, "name", "a device needs a name", "write name = \"a\"")?.to_owned();
-    let site = match section.text("site")? {
+    let sites: Vec<String> = names.sites().map(str::to_owned).collect();
+    let sites: Vec<&str> = sites.iter().map(String::as_str).collect();
+    let site = match section.name_among("site", &sites, "the sites are")? {
         None => None,
         Some(site) => match names.0.get(site) {
             Some(Place::Site(s)) => Some(*s),
             _ => {
-                let sites: Vec<&str> = names.sites().collect();
                 let new = format!("describe it: write [[site]] on a line, and name = \"{site}\" below");
                 let hint = if sites.is_empty() { new } else { suggest(site, &sites, "the sites are") };
                 return Err(section.error("site", format!("`device.site`: there is no site \"{site}\""), hint));
@@ -332,11 +337,11 @@ fn device(
 /// The speed and memory of a device: from the table of GPUs, or from its settings.
 fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
     let positive = |key| section.number(key, "above 0", |x| x > 0.0);
-    if let Some(gpu) = section.text("gpu")? {
+    let gpus: Vec<&str> = GPUS.iter().map(|g| g.name).collect();
+    let lead = "or give tflops, memory_bandwidth and memory; the table has";
+    if let Some(gpu) = section.name_among("gpu", &gpus, lead)? {
         let known = GPUS.iter().find(|g| g.name.eq_ignore_ascii_case(gpu)).ok_or_else(|| {
-            let names: Vec<&str> = GPUS.iter().map(|g| g.name).collect();
-            let lead = "or give tflops, memory_bandwidth and memory; the table has";
-            section.error("gpu", format!("`device.gpu`: no GPU \"{gpu}\" is in the table"), suggest(gpu, &names, lead))
+            section.error("gpu", format!("`device.gpu`: no GPU \"{gpu}\" is in the table"), suggest(gpu, &gpus, lead))
         })?;
         let efficiency = section.number("efficiency", "above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?;
         return Ok(known.device(name, efficiency.unwrap_or(PRODUCTS)));
@@ -400,7 +405,7 @@ impl Profiles<'_> {
         let backend = backend.or(first);
         let fitting: Vec<&(usize, Device)> = measured.iter().filter(|(_, d)| d.backend.as_deref() == backend).collect();
         let most = fitting.iter().map(|(threads, _)| *threads).max().unwrap_or(1);
-        let wanted = section.size("threads", 1)?;
+        let wanted = section.part("threads", 1)?;
         let found = match wanted {
             Some(n) => fitting.iter().find(|(threads, _)| *threads == n),
             None => {

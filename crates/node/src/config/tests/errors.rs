@@ -56,7 +56,7 @@ fn errors_in_overrides() {
     hint: it must be at most 2147483647
     ");
     assert_snapshot!(error("train.micro_batch=3"), @r#"
-    --set train.micro_batch=3: `train.batch` = 8 does not divide into micro-batches of 3
+    --set train.micro_batch=3: `train.micro_batch` = 3 does not divide `train.batch` = 8
     hint: write micro_batch = 2, another divisor of 8, or "auto"
     "#);
 }
@@ -197,11 +197,11 @@ fn errors_in_meaning() {
     hint: write precision = "bf16", which has the range of f32
     "#);
     assert_snapshot!(error("[train]\nbatch = 10\nmicro_batch = 4"), @r#"
-    job.toml:3:15: `train.batch` = 10 does not divide into micro-batches of 4
+    job.toml:3:15: `train.micro_batch` = 4 does not divide `train.batch` = 10
     hint: write micro_batch = 5, another divisor of 10, or "auto"
     "#);
     assert_snapshot!(error("[train]\nbatch = 2\nmicro_batch = 4"), @r#"
-    job.toml:3:15: `train.batch` = 2 does not divide into micro-batches of 4
+    job.toml:3:15: `train.micro_batch` = 4 does not divide `train.batch` = 2
     hint: write micro_batch = 2, another divisor of 2, or "auto"
     "#);
     assert_snapshot!(error("[train.optimizer]\nlr = 1e-4\nmin_lr = 1e-3"), @r"
