@@ -50,11 +50,13 @@ fn text(summary: &Summary, history: &History) -> String {
     };
     line("steps", format!("{} in {}{skipped}", history.losses.len(), seconds(history.took)));
     let curve = curve(&history.losses);
-    let first = loss(history.losses.first().copied());
+    // Skipped steps changed nothing, so their losses say nothing about the model.
+    let first = loss(finite(history.losses.iter()));
+    let last = loss(summary.loss_last.or_else(|| finite(history.losses.iter().rev())));
     // A resumed run shows its own first step, where the curve starts, and the loss of step 1 after it.
     let resumed = (history.losses.len() as u64) < summary.steps;
     let before = if resumed { format!("  (step 1: {})", loss(summary.loss_first)) } else { String::new() };
-    line("loss", format!("{first} {curve} {}{before}", loss(summary.loss_last)));
+    line("loss", format!("{first} {curve} {last}{before}"));
     if let Some((step, val_loss, accuracy)) = history.validation {
         line("validation", format!("loss {val_loss:.3}{} after step {step}", crate::progress::accuracy(accuracy)));
     }
@@ -84,6 +86,11 @@ fn text(summary: &Summary, history: &History) -> String {
         out += &format!("\n{links}");
     }
     out
+}
+
+/// The first number that is one.
+fn finite<'a>(mut losses: impl Iterator<Item = &'a f64>) -> Option<f64> {
+    losses.find(|loss| loss.is_finite()).copied()
 }
 
 /// Prints the text that the newest checkpoint writes after `prompt`. A run without a sample has not failed.
@@ -137,6 +144,14 @@ fn curve(losses: &[f64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The report said "loss NaN" of a run whose last update was skipped and whose model was sound.
+    #[test]
+    fn losses_of_skipped_steps_are_left_out() {
+        let losses = [f64::NAN, 3.0, 2.0, f64::INFINITY];
+        assert_eq!((finite(losses.iter()), finite(losses.iter().rev())), (Some(3.0), Some(2.0)));
+        assert_eq!(finite([f64::NAN].iter()), None);
+    }
 
     #[test]
     fn a_curve_falls_from_high_to_low() {
