@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Instant;
 
+use fusionllm_graph::units::counted;
 use fusionllm_node::config::Family;
 use fusionllm_node::generate::{Generator, Sampling};
 use fusionllm_node::{SavedModel, export};
@@ -50,7 +51,8 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
     print("\n")?;
     if std::io::stderr().is_terminal() {
         complain(format_args!(
-            "\n{tokens} tokens in {} ({:.0} tokens/s)",
+            "\n{} in {} ({:.0} tokens/s)",
+            counted(tokens, "token"),
             seconds(took),
             tokens as f64 / took.max(1e-9)
         ));

@@ -19,11 +19,11 @@ mod relay;
 mod report;
 mod table;
 mod train;
-mod units;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use fusionllm_graph::units;
 
 use crate::args::{Arguments, BackendCommand, Command, GraphCommand};
 use crate::failure::Failure;

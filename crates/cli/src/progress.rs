@@ -272,7 +272,7 @@ impl Observer for Progress {
             }
             Event::DiskWritten => self.say("the disk has room again; all metrics are written"),
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
-            Event::Shortfall { reason } => self.say(format!("note: {reason}")),
+            Event::Note { text } => self.say(format!("note: {text}")),
             Event::Stopping => self.say("saving and stopping; Ctrl-C again to stop at once"),
             Event::Finished { summary } => {
                 self.history.took = self.pace.elapsed(Instant::now()).as_secs_f64();

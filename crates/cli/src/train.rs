@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use fusionllm_backend as backend;
+use fusionllm_graph::units::counted;
 use fusionllm_node::config::{Job, Known, Testbed};
 use fusionllm_node::{BrokerOptions, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Plan};
@@ -69,7 +70,8 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     };
     let count = names.len();
     if count == 0 || count > MAX_LOCAL_PEERS {
-        let what = if plan.is_some() { format!("the plan's {count} peers") } else { format!("--peers {count}") };
+        let what =
+            if plan.is_some() { format!("the plan's {}", counted(count, "peer")) } else { format!("--peers {count}") };
         return Err(Failure::input(format!("{what} must lie in 1 to {MAX_LOCAL_PEERS}")));
     }
     let mut backends: Vec<String> = args.backend.clone();

@@ -120,9 +120,9 @@ fn what_cannot_be_planned() {
     error: still.toml:13:8: `link.rate` is 0 bps
     hint: it must be above zero
     ");
-    assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512.2 KiB with its parameters and activations, but the largest device, b, has 300.0 KiB; use a smaller micro-batch, or a device with more memory"#);
-    assert_snapshot!(plan("small.toml"), @"error: memory: parameters, gradients and optimizer state take 1.9 MiB, but all 2 devices together have 1.6 MiB: 380.0 KiB are missing; add devices, or use a smaller model");
-    assert_snapshot!(plan("tight.toml"), @"error: memory: no cut fits the devices' memory: the cut in proportion to memory lacks 459.5 KiB on a, 690.4 KiB on b; use smaller micro-batches, or add devices");
+    assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512 KiB with its parameters and activations, but the largest device, b, has 300 KiB; use a smaller micro-batch, or a device with more memory"#);
+    assert_snapshot!(plan("small.toml"), @"error: memory: parameters, gradients and optimizer state take 1.93 MiB, but all 2 devices together have 1.56 MiB: 380 KiB are missing; add devices, or use a smaller model");
+    assert_snapshot!(plan("tight.toml"), @"error: memory: no cut fits the devices' memory: the cut in proportion to memory lacks 459 KiB on a, 690 KiB on b; use smaller micro-batches, or add devices");
 }
 
 #[test]
@@ -324,7 +324,7 @@ fn runs_that_cannot_go_on() {
     hint: choose another --run-dir, or continue that run: --resume run
     ");
     assert_snapshot!(train(&["--resume", "run"]), @r"
-    error: run/checkpoints/step-3: 3 steps are done already, and the job asks for 3
+    error: run/checkpoints/step-3: the run is at step 3 already, and the job asks for 3
     hint: ask for more with --steps
     ");
     let other = train(&["--resume", "run", "--steps", "5", "--set", "model.n_embd=32"]);

@@ -2,6 +2,7 @@
 
 mod bench;
 mod file;
+mod left_out;
 mod sample;
 mod traffic;
 
@@ -10,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 pub use file::to_toml;
+pub use left_out::LeftOut;
 pub(crate) use sample::samples;
 
 use bench::{Stopwatch, Took, middle, run, typical};
@@ -72,8 +74,8 @@ pub fn measure(
 }
 
 /// Measures a few small networks in about a second, and then operators of a job's model, by [`samples`] of it. These may
-/// be a stranger's. One that is not valid, or needs more than `memory` bytes or too much time, is left out, with a
-/// warning.
+/// be a stranger's. A sample that needs more than `memory` bytes, or too much time, is measured one operator after the
+/// other. What does not fit then is left out.
 ///
 /// # Errors
 ///
@@ -83,41 +85,36 @@ pub(crate) fn measure_briefly(
     slowdown: f64,
     memory: Option<u64>,
     own: &[Program],
-) -> Result<Device, NodeError> {
+) -> Result<(Device, Option<LeftOut>), NodeError> {
     let mut device = measure_on(backend, (few_networks()?, BRIEF), (&[], 0), slowdown, |_| {})?;
+    let mut left_out = LeftOut::new(memory);
     crate::machine::compute_threads(slowdown)?.install(|| {
         let mut samples = Samples::default();
         for program in own {
-            let measured = fits(program, memory, slowdown, &device).and_then(|()| {
-                samples.own(backend, program, &BTreeMap::new(), JOINING, slowdown).map_err(|e| e.one_line())
-            });
-            if let Err(reason) = measured {
-                tracing::warn!("the job's own operators are not measured: {reason}");
+            if let Err(e) = program.validate() {
+                tracing::info!("the broker's sample of the model is not valid: {e}");
+                continue;
+            }
+            let fits = memory.is_none_or(|memory| sample::needed_bytes(program) <= memory)
+                && slowdown * pass_s(program, &device) <= MAX_PASS_S;
+            if !fits || samples.own(backend, program, &BTreeMap::new(), JOINING, slowdown).is_err() {
+                samples.one_by_one(backend, program, &device, slowdown, &mut left_out);
             }
         }
         device.measured.operators.by_signature.extend(samples.seconds);
     });
-    Ok(device)
+    Ok((device, (left_out.count() > 0).then_some(left_out)))
 }
 
-/// Whether a Program can be measured. The error says why not.
-fn fits(program: &Program, memory: Option<u64>, slowdown: f64, device: &Device) -> Result<(), String> {
-    program.validate().map_err(|e| e.to_string())?;
-    let needed = sample::needed_bytes(program);
-    if let Some(memory) = memory.filter(|memory| needed > *memory) {
-        return Err(format!("they need {needed} bytes of memory, and this machine gives the run {memory}"));
-    }
+/// The estimated seconds of a pass over a valid Program.
+fn pass_s(program: &Program, device: &Device) -> f64 {
     let cost = |node: &Node| device.seconds(node.op.name(), &cost_of(program, node));
     let costs: BTreeMap<NodeId, f64> = program.nodes.iter().map(|(id, node)| (*id, cost(node))).collect();
     let runs = program.instructions.iter().filter_map(|instruction| match instruction {
         Instruction::Run { node, .. } => Some(costs[node]),
         _ => None,
     });
-    let seconds = slowdown * runs.sum::<f64>();
-    if seconds > MAX_PASS_S {
-        return Err(format!("they would take {seconds:.0} s"));
-    }
-    Ok(())
+    runs.sum()
 }
 
 /// The cost of a node of a valid Program.
@@ -353,6 +350,37 @@ impl Samples {
             self.scratch.extend(point(cost.bytes, scratch as f64));
         }
         Ok(())
+    }
+
+    /// Measures a model's own operators one after the other, as far as they fit. The quickest come first.
+    fn one_by_one(
+        &mut self,
+        backend: &Arc<dyn Backend>,
+        sample: &Program,
+        device: &Device,
+        slowdown: f64,
+        left_out: &mut LeftOut,
+    ) {
+        let mut alone: Vec<(f64, Program)> =
+            sample::one_by_one(sample).into_values().map(|p| (slowdown * pass_s(&p, device), p)).collect();
+        alone.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let effort = Effort { patience: JOINING.patience / alone.len().max(1) as u32, ..JOINING };
+        left_out.of += alone.len();
+        let mut taken_s = 0.0;
+        for (seconds, program) in alone {
+            let needed = sample::needed_bytes(&program);
+            if left_out.memory.is_some_and(|memory| needed > memory) {
+                left_out.too_large += 1;
+                left_out.needed = left_out.needed.max(needed);
+            } else if taken_s + seconds > MAX_PASS_S {
+                left_out.too_slow += 1;
+            } else if let Err(e) = self.own(backend, &program, &BTreeMap::new(), effort, slowdown) {
+                left_out.failed += 1;
+                tracing::info!("an operator of the model cannot be measured: {}", e.one_line());
+            } else {
+                taken_s += seconds;
+            }
+        }
     }
 
     /// Measures the update of each type of parameter, by each rule.
