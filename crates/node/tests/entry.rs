@@ -411,7 +411,7 @@ async fn a_member_is_kicked_while_the_run_goes_on() {
             scene.hear(|told| if let Told::Lost(name, reason) = told { Some((name, reason)) } else { None }).await;
         assert_eq!((name.as_str(), reason.as_str()), ("a", "the run's owner put it out"));
         let out = kicked.await.unwrap();
-        assert!(matches!(&out, Err(NodeError::Stopped(reason)) if reason.contains("owner")), "{out:?}");
+        assert!(matches!(&out, Err(NodeError::PutOut(reason)) if reason.contains("owner")), "{out:?}");
         let again = scene.join("another-name", Some(&identity)).await.unwrap();
         assert!(matches!(&again, Err(NodeError::Refused(reason)) if reason.contains("for good")), "{again:?}");
 

@@ -321,7 +321,7 @@ fn runs_that_cannot_go_on() {
     let train = |args: &[&str]| refused(directory, &[&["train"], args].concat());
     assert_snapshot!(train(&["--run-dir", "run"]), @r"
     error: run: another run is there (plan.json)
-    hint: choose another --run-dir, or continue that run: --resume run
+    hint: choose another --run-dir, or continue that run: --resume run, without --run-dir
     ");
     assert_snapshot!(train(&["--resume", "run"]), @r"
     error: run/checkpoints/step-3: the run is at step 3 already, and the job asks for 3
@@ -336,6 +336,19 @@ fn runs_that_cannot_go_on() {
     assert_eq!(fs::read(directory.join("run/metrics.jsonl")).unwrap(), before, "refusing harms no earlier run");
     assert_eq!(fs::read(directory.join("run/job.toml")).unwrap(), job);
     assert!(directory.join("run/summary.json").exists());
+}
+
+/// The directory stayed, and the next try was told to resume from it, which could not work.
+#[test]
+fn a_broker_that_cannot_listen_leaves_no_run() {
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let listen = format!("--listen={}", taken.local_addr().unwrap());
+    let dir = directory(&[]);
+    for run_dir in [&["--run-dir", "a/run"][..], &[]] {
+        let message = refused(dir.path(), &[&["broker", &listen][..], run_dir, &TINY].concat());
+        assert!(message.starts_with("error: cannot listen on 127.0.0.1:"), "{message}");
+        assert!(!message.contains("run directory"), "{message}");
+    }
 }
 
 #[test]
