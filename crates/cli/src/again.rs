@@ -53,14 +53,14 @@ impl Again {
     /// Goes on with the run in this directory, under its settings.
     pub(crate) fn resume(&self, run: &Path) -> String {
         let resume = ["--resume".to_owned(), word(&run.display().to_string())];
-        [&self.words[..], &resume].concat().join(" ")
+        [&self.words[..], &resume[..]].concat().join(" ")
     }
 
     /// The same command again, from this checkpoint.
     pub(crate) fn resume_as_typed(&self, checkpoint: &Path) -> String {
         let (command, options) = self.words.split_at(2);
         let resume = ["--resume".to_owned(), word(&checkpoint.display().to_string())];
-        [command, &self.settings, options, &resume].concat().join(" ")
+        [command, &self.settings[..], options, &resume[..]].concat().join(" ")
     }
 }
 

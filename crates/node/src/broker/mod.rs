@@ -436,7 +436,7 @@ impl Preparation {
         };
         let result = conductor.conduct(&mut incoming).await;
         for reason in conductor.emulation.take().map(|e| e.shortfalls()).unwrap_or_default() {
-            conductor.observer.event(Event::Shortfall { reason: &reason });
+            conductor.observer.event(Event::Note { text: &reason });
         }
         match &result {
             Ok(_) => children.finish().await,

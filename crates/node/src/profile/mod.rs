@@ -1,6 +1,7 @@
 //! Measures how fast a backend computes, with the operators of small training steps.
 
 mod bench;
+mod brief;
 mod file;
 mod left_out;
 mod sample;
@@ -10,6 +11,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use brief::measure_briefly;
 pub use file::to_toml;
 pub use left_out::LeftOut;
 pub(crate) use sample::samples;
@@ -24,7 +26,7 @@ use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, Node, NodeId, Op, TensorType, TrainGraph, ValueId, autodiff,
 };
 use fusionllm_plan::{
-    CodecStep, CopyDirection, Curve, Curves, Device, Instruction, Measured, Optimizer, Program, Rates, work_units,
+    CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Program, Rates, work_units,
 };
 
 use crate::NodeError;
@@ -48,11 +50,7 @@ const THOROUGH: Effort = Effort { warm_up: 1, patience: Duration::from_millis(70
 const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150), repeats: 1 };
 /// For a model's own step, whose micro-batches need much more memory.
 const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 5 };
-/// For a job's own step, while the other joiners wait.
-const JOINING: Effort = Effort { warm_up: 1, patience: Duration::from_millis(1500), repeats: 1 };
 const MAX_REPEATS: usize = 40;
-/// Estimated seconds of a pass over a job's own operators that a joiner measures.
-const MAX_PASS_S: f64 = 5.0;
 
 /// Measures operators in general, and those of `models`, which step in micro-batches over `batch` samples. If there
 /// are models, fewer general networks are measured. `on_progress` gets the name of each network before it runs. With
@@ -71,50 +69,6 @@ pub fn measure(
 ) -> Result<Device, NodeError> {
     let general = if models.is_empty() { (networks()?, THOROUGH) } else { (few_networks()?, BRIEF) };
     measure_on(backend, general, (models, batch), slowdown, on_progress)
-}
-
-/// Measures a few small networks in about a second, and then operators of a job's model, by [`samples`] of it. These may
-/// be a stranger's. A sample that needs more than `memory` bytes, or too much time, is measured one operator after the
-/// other. What does not fit then is left out.
-///
-/// # Errors
-///
-/// The backend fails.
-pub(crate) fn measure_briefly(
-    backend: &Arc<dyn Backend>,
-    slowdown: f64,
-    memory: Option<u64>,
-    own: &[Program],
-) -> Result<(Device, Option<LeftOut>), NodeError> {
-    let mut device = measure_on(backend, (few_networks()?, BRIEF), (&[], 0), slowdown, |_| {})?;
-    let mut left_out = LeftOut::new(memory);
-    crate::machine::compute_threads(slowdown)?.install(|| {
-        let mut samples = Samples::default();
-        for program in own {
-            if let Err(e) = program.validate() {
-                tracing::info!("the broker's sample of the model is not valid: {e}");
-                continue;
-            }
-            let fits = memory.is_none_or(|memory| sample::needed_bytes(program) <= memory)
-                && slowdown * pass_s(program, &device) <= MAX_PASS_S;
-            if !fits || samples.own(backend, program, &BTreeMap::new(), JOINING, slowdown).is_err() {
-                samples.one_by_one(backend, program, &device, slowdown, &mut left_out);
-            }
-        }
-        device.measured.operators.by_signature.extend(samples.seconds);
-    });
-    Ok((device, (left_out.count() > 0).then_some(left_out)))
-}
-
-/// The estimated seconds of a pass over a valid Program.
-fn pass_s(program: &Program, device: &Device) -> f64 {
-    let cost = |node: &Node| device.seconds(node.op.name(), &cost_of(program, node));
-    let costs: BTreeMap<NodeId, f64> = program.nodes.iter().map(|(id, node)| (*id, cost(node))).collect();
-    let runs = program.instructions.iter().filter_map(|instruction| match instruction {
-        Instruction::Run { node, .. } => Some(costs[node]),
-        _ => None,
-    });
-    runs.sum()
 }
 
 /// The cost of a node of a valid Program.
@@ -350,37 +304,6 @@ impl Samples {
             self.scratch.extend(point(cost.bytes, scratch as f64));
         }
         Ok(())
-    }
-
-    /// Measures a model's own operators one after the other, as far as they fit. The quickest come first.
-    fn one_by_one(
-        &mut self,
-        backend: &Arc<dyn Backend>,
-        sample: &Program,
-        device: &Device,
-        slowdown: f64,
-        left_out: &mut LeftOut,
-    ) {
-        let mut alone: Vec<(f64, Program)> =
-            sample::one_by_one(sample).into_values().map(|p| (slowdown * pass_s(&p, device), p)).collect();
-        alone.sort_by(|a, b| a.0.total_cmp(&b.0));
-        let effort = Effort { patience: JOINING.patience / alone.len().max(1) as u32, ..JOINING };
-        left_out.of += alone.len();
-        let mut taken_s = 0.0;
-        for (seconds, program) in alone {
-            let needed = sample::needed_bytes(&program);
-            if left_out.memory.is_some_and(|memory| needed > memory) {
-                left_out.too_large += 1;
-                left_out.needed = left_out.needed.max(needed);
-            } else if taken_s + seconds > MAX_PASS_S {
-                left_out.too_slow += 1;
-            } else if let Err(e) = self.own(backend, &program, &BTreeMap::new(), effort, slowdown) {
-                left_out.failed += 1;
-                tracing::info!("an operator of the model cannot be measured: {}", e.one_line());
-            } else {
-                taken_s += seconds;
-            }
-        }
     }
 
     /// Measures the update of each type of parameter, by each rule.

@@ -81,9 +81,9 @@ fn assemble(nodes: BTreeMap<NodeId, Node>, value: impl Fn(ValueId) -> Value, mic
     }
     let mut instructions = Vec::new();
     let mut left = vec![uses; micro_batches];
-    for phase in [Phase::Forward, Phase::Backward] {
+    for forward in [true, false] {
         for (micro_batch, left) in (0..).zip(&mut left) {
-            for (n, node) in nodes.iter().filter(|(_, node)| node.phase == phase) {
+            for (n, node) in nodes.iter().filter(|(_, node)| (node.phase == Phase::Forward) == forward) {
                 instructions.push(Instruction::Run { node: *n, micro_batch });
                 for v in &node.inputs {
                     left.entry(*v).and_modify(|uses| *uses -= 1);
@@ -123,7 +123,7 @@ pub(super) fn one_by_one(program: &Program) -> BTreeMap<String, Program> {
             let node = &program.nodes[&id];
             // A view cannot be replaced by an invented tensor.
             open.extend(node.inputs.iter().filter_map(|v| makers.get(v)).filter(|maker| {
-                let made = &program.nodes[maker];
+                let made = &program.nodes[*maker];
                 is_view(&made.op, &types(&made.inputs), &types(&made.outputs))
             }));
             nodes.insert(id, node.clone());
