@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 use fusionllm_graph::Precision;
 use fusionllm_plan::Cluster;
 use fusionllm_protocol::{
-    Action, Arrival, CodecUpdate, EvalRecord, Hello, Member, MemberId, Run, StepRecord, ToPeer, TrainingProgress,
-    decode, encode,
+    Action, Arrival, CodecUpdate, EvalRecord, Farewell, Hello, Member, MemberId, Run, StepRecord, ToPeer,
+    TrainingProgress, decode, encode,
 };
 use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -316,7 +316,7 @@ impl Conductor<'_> {
 
     /// Tells all members that the run has failed.
     pub(super) fn stop_all(&mut self, reason: &str) {
-        let stop = ToPeer::Stop { reason: reason.to_owned() };
+        let stop = ToPeer::Stop(Farewell::Failed { reason: reason.to_owned() });
         for member in self.run.roster().connected() {
             // The run is over in any case.
             let _ = self.links.send(member.id, &stop);
