@@ -39,15 +39,18 @@ pub(crate) fn open_backend(name: &str) -> Result<Arc<dyn Backend>, Failure> {
     })
 }
 
-/// How a machine can compute with a backend that this build lacks.
+/// What to do about a name that no backend of this build has.
 fn how_to_get(name: &str) -> String {
-    match name.split(':').next().unwrap_or(name) {
-        "burn" => "build with `--features burn`, and the backend is there".into(),
-        "candle-cpu" => "build with `--features candle`, and the backend is there".into(),
-        "burn-wgpu" => "build with `--features wgpu`, and the backend is there".into(),
+    let framework = name.split(':').next().unwrap_or(name);
+    let build = |feature| format!("`cargo install --path crates/cli --features {feature}` brings it");
+    match framework {
+        _ if names().contains(&framework) => format!("{framework} takes no device: write --backend {framework}"),
+        "burn" => build("burn"),
+        "candle-cpu" => build("candle"),
+        "burn-wgpu" => build("wgpu"),
         _ => "a GPU takes part through PyTorch or JAX, such as --worker \"python -m fusionllm_torch\"; \
               `fusionllm profile --list` shows what this machine has"
-            .into(),
+            .to_owned(),
     }
 }
 

@@ -141,6 +141,12 @@ fn options() {
         "{backend}"
     );
     assert!(backend.contains("\nhint: a GPU takes part through PyTorch or JAX"), "{backend}");
+    let device = train(&["--backend", "cpu:0"]);
+    assert!(device.ends_with("\nhint: cpu takes no device: write --backend cpu"), "{device}");
+    if cfg!(not(feature = "burn")) {
+        let burn = train(&["--backend", "burn"]);
+        assert!(burn.ends_with("\nhint: `cargo install --path crates/cli --features burn` brings it"), "{burn}");
+    }
     assert_snapshot!(train(&["--plan", "plan.json"]), @r"
     error: plan.json: plan file: not a FusionLLM plan: missing field `fusionllm_plan` at line 1 column 2
     hint: a plan is a file that `fusionllm plan -o` wrote
