@@ -22,6 +22,7 @@ requirements::main!(
     a_slow_uplink_is_found_by_measuring,
     peers_behind_one_line_share_it,
     a_run_outlives_cuts_sleeps_deaths_and_a_full_disk,
+    a_checkpoint_that_a_full_disk_stops_says_so,
     a_run_starts_from_weights_and_is_resumed_over_slow_lines
 );
 
@@ -256,6 +257,21 @@ fn a_run_outlives_cuts_sleeps_deaths_and_a_full_disk() -> Result<(), Missing> {
     let incidents: Vec<&str> =
         summary["incidents"].as_array().unwrap().iter().filter_map(|i| i["peer"].as_str()).collect();
     assert!(incidents.starts_with(&["host-3", "host-1"]), "{summary}");
+    Ok(())
+}
+
+/// The model takes more than the disk has: no checkpoint fits, and the run fails after its last step.
+fn a_checkpoint_that_a_full_disk_stops_says_so() -> Result<(), Missing> {
+    let disk = SmallDisk::mount(1)?;
+    let mut train = Command::new(FUSIONLLM);
+    train.args(["train", "--peers", "1", "--steps", "2", "--run-dir"]).arg(disk.path().join("run")).args(SMALL);
+    let ran = train.arg("--set=checkpoint.every=1").output().unwrap();
+    let said = String::from_utf8(ran.stderr).unwrap();
+    assert_eq!(ran.status.code(), Some(1), "{said}");
+    let lines: Vec<&str> = said.lines().filter(|line| line.contains("could not be written: ")).collect();
+    assert!(lines.iter().all(|line| line.contains("No space left on device")), "{said}");
+    let goes_on: Vec<bool> = lines.iter().map(|line| line.ends_with("; training goes on")).collect();
+    assert_eq!(goes_on, [true, false], "{said}");
     Ok(())
 }
 
