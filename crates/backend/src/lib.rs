@@ -52,6 +52,12 @@ pub trait Backend: Send + Sync {
     /// The device it computes on.
     fn device(&self) -> DeviceInfo;
 
+    /// Whether the device says that it computes in bf16 no faster than in f32. Then converting operands costs time for
+    /// nothing.
+    fn slow_bf16(&self) -> bool {
+        false
+    }
+
     /// Copies a tensor to the device.
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError>;
 

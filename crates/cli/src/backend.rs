@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use fusionllm_backend::conformance::{self, Case, Report};
 use fusionllm_backend::{Backend, BackendError, names, open, worker_name};
+use fusionllm_graph::units::counted;
 
 use crate::args::{BackendArgs, CheckBackendArgs};
 use crate::failure::Failure;
@@ -116,6 +117,6 @@ pub(crate) fn check(args: &CheckBackendArgs, json: bool) -> Result<(), Failure> 
     }
     match failed {
         0 => Ok(()),
-        _ => Err(Failure::running(format!("{} failed {failed} checks", backend.name()))),
+        _ => Err(Failure::running(format!("{} failed {}", backend.name(), counted(failed, "check")))),
     }
 }

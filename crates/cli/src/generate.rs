@@ -3,6 +3,7 @@
 use std::io::IsTerminal;
 use std::time::Instant;
 
+use fusionllm_graph::units::counted;
 use fusionllm_node::config::Family;
 use fusionllm_node::generate::{Generator, Sampling};
 use fusionllm_node::{SavedModel, export};

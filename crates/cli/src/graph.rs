@@ -5,6 +5,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use fusionllm_graph::ops::OpClass;
+use fusionllm_graph::units::counted;
 use fusionllm_graph::{Graph, GraphError, Node, Phase, TensorType, ValueId, ValueKind, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_node::NodeError;
@@ -115,7 +116,7 @@ impl Listing {
 
     fn text(&self, backward: bool) -> String {
         let (graph, totals) = (&self.graph, &self.totals);
-        let mut out = format!("{}: {} operators, {}\n", graph.name, totals.forward_nodes, self.parameters());
+        let mut out = format!("{}: {}, {}\n", graph.name, counted(totals.forward_nodes, "operator"), self.parameters());
         out += &self.operators(|phase| phase == Phase::Forward);
         if backward && totals.backward_nodes.is_some() {
             out += "\nbackward\n";

@@ -8,7 +8,8 @@ use serde::Serialize;
 use crate::args::{CheckArgs, ImportArgs};
 use crate::failure::Failure;
 use crate::output;
-use crate::units::{bytes, count};
+use crate::output::note;
+use crate::units::{bytes, count, counted};
 
 /// What an import made.
 #[derive(Serialize)]
@@ -24,7 +25,8 @@ struct Made {
 /// Writes a model's graph and weights.
 pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
     let options = ImportOptions { batch_size: args.samples, ..Default::default() };
-    let mut model = ImportedModel::open(&args.model, options)?.warn();
+    let mut model = ImportedModel::open(&args.model, options)?;
+    model.warning().into_iter().for_each(note);
     model.write(&args.output)?;
     let graph = &model.imported().graph;
     let made = Made {
@@ -39,9 +41,9 @@ pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
         return output::print_json(&made);
     }
     output::print(&format!(
-        "{}: {} operators, {} parameters ({}), inputs {}\nwritten to {}; see it with: fusionllm graph show {}\n",
+        "{}: {}, {} parameters ({}), inputs {}\nwritten to {}; see it with: fusionllm graph show {}\n",
         made.name,
-        made.operators,
+        counted(made.operators, "operator"),
         count(made.parameters as f64),
         bytes(made.parameter_bytes as u64),
         made.inputs.join(", "),
@@ -60,20 +62,21 @@ fn buffers(result: &Check) -> String {
 
 /// Compares a model with PyTorch's results.
 pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
-    let result = compare(&args.model, &args.against, &args.backend.name(), args.peers.into())?;
+    let mut result = compare(&args.model, &args.against, &args.backend.name(), args.peers.into())?;
+    result.warning.take().into_iter().for_each(note);
     if json {
         output::print_json(&result)?;
     } else {
         output::print(&format!(
-            "loss {} (PyTorch {}, relative error {:.1e})\n{} gradients: largest relative error {:.1e}, of {}\n{}{} operators\n",
+            "loss {} (PyTorch {}, relative error {:.1e})\n{}: largest relative error {:.1e}, of {}\n{}{}\n",
             result.loss,
             result.loss_reference,
             result.loss_rel_err,
-            result.parameters,
+            counted(result.parameters, "gradient"),
             result.max_grad_rel_err,
             result.worst_parameter,
             buffers(&result),
-            result.operators,
+            counted(result.operators, "operator"),
         ))?;
     }
     if result.error() <= args.tolerance {

@@ -4,8 +4,9 @@ use std::path::Path;
 use std::sync::Once;
 
 use fusionllm_backend::{Backend, worker_name};
+use fusionllm_graph::units::{counted, seconds};
 use fusionllm_node::config::load_profile;
-use fusionllm_node::{JoinOptions, NodeError, Ticket};
+use fusionllm_node::{JoinEvent, JoinObserver, JoinOptions, NodeError, PartEnd, Participation, Ticket};
 use fusionllm_plan::Device;
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -24,8 +25,7 @@ const TICKET_VARIABLE: &str = "FUSIONLLM_TICKET";
 struct Part {
     framework: String,
     device: String,
-    /// Whether it had a share, and stayed to the end.
-    took_part: Result<bool, NodeError>,
+    outcome: Result<Participation, NodeError>,
 }
 
 /// Takes part in a run, with one peer for each backend or worker.
@@ -57,8 +57,7 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
             slowdown: args.slowdown,
             profile,
             memory: args.memory.map(|bytes| bytes / count),
-            on_leaving,
-            on_offloading: crate::allocator::return_freed_memory,
+            observer: observer((count > 1).then(|| format!("{} on {}", backend.name(), backend.device().name))),
             ..JoinOptions::new(ticket.clone(), backend)
         });
     }
@@ -91,12 +90,12 @@ async fn take_part(peers: Vec<JoinOptions>) -> Vec<Part> {
     let mut parts = Vec::new();
     for options in peers {
         let (framework, device) = (options.backend.name().to_owned(), options.backend.device().name);
-        running.spawn(async move { Part { framework, device, took_part: fusionllm_node::join(options).await } });
+        running.spawn(async move { Part { framework, device, outcome: fusionllm_node::join(options).await } });
     }
     while let Some(ended) = running.join_next().await {
         match ended {
             Ok(part) => {
-                if let (Err(e), false) = (&part.took_part, running.is_empty()) {
+                if let (Err(e), false) = (&part.outcome, running.is_empty()) {
                     complain(format_args!("{} on {} is out: {}", part.framework, part.device, e.one_line()));
                 }
                 parts.push(part);
@@ -108,17 +107,66 @@ async fn take_part(peers: Vec<JoinOptions>) -> Vec<Part> {
 }
 
 fn report(parts: Vec<Part>, json: bool) -> Result<(), Failure> {
-    let mut done = Vec::new();
-    for Part { framework, device, took_part } in parts {
-        let took_part = took_part?;
-        done.push(json!({ "backend": framework, "device": device, "took_part": took_part }));
+    let (mut done, mut sentences) = (Vec::new(), Vec::new());
+    for Part { framework, device, outcome } in parts {
+        let part = outcome?;
+        let (end, step) = match part.end {
+            PartEnd::Over { step, .. } => ("over", Some(step)),
+            PartEnd::Left => ("left", None),
+        };
+        let took_part = part.took_part;
+        done.push(json!({ "backend": framework, "device": device, "took_part": took_part, "end": end, "step": step }));
+        sentences.push((took_part, sentence(&part)));
     }
+    // Of several peers, one that took part tells most.
+    sentences.sort_by_key(|(took_part, _)| !took_part);
     match &done[..] {
         [one] if json => print_json(one),
         _ if json => print_json(&json!({ "peers": done })),
-        _ if done.iter().any(|part| part["took_part"] == true) => print("the run is over\n"),
-        _ => print("the run goes on, or ended, without this machine; its broker says why\n"),
+        _ => print(&sentences.first().map_or_else(String::new, |(_, sentence)| format!("{sentence}\n"))),
     }
+}
+
+/// How the run ended for this machine.
+fn sentence(part: &Participation) -> String {
+    let how = match part.end {
+        PartEnd::Left => return "this machine has left; the run goes on without it".into(),
+        PartEnd::Over { step, steps } if step < steps => {
+            format!("the run was stopped after step {step} of {steps}, and is saved there")
+        }
+        PartEnd::Over { step, .. } => format!("the run is over, after {}", counted(step, "step")),
+    };
+    match part.took_part {
+        true => how,
+        false => format!("{how}; this machine was a spare, and had no share of the model"),
+    }
+}
+
+/// Shows the events of one peer. `name` tells it from others of this process.
+fn observer(name: Option<String>) -> JoinObserver {
+    let no_room = Once::new();
+    JoinObserver::new(move |event| {
+        let say = |line: String| match &name {
+            Some(name) => complain(format_args!("{name}: {line}")),
+            None => complain(line),
+        };
+        match event {
+            JoinEvent::Waiting { at, seconds: s } => {
+                say(format!("the broker at {at} has not answered for {}; still trying", seconds(s.round())));
+            }
+            JoinEvent::LeftOut(left_out) => say(format!("{left_out} (--memory says how much a run may use)")),
+            JoinEvent::BrokerLost { reason } => {
+                say(format!("lost the broker: {reason}; this machine keeps its copies and tries to reach it again"))
+            }
+            JoinEvent::BrokerBack => say("the broker is back".into()),
+            JoinEvent::CopiesInMemory { reason } => no_room.call_once(|| {
+                say(format!("copies for other machines take memory, as the disk has no room for them: {reason}"));
+            }),
+            JoinEvent::Offloading => crate::allocator::return_freed_memory(),
+            JoinEvent::Leaving => on_leaving(),
+            _ => {}
+        }
+    })
 }
 
 /// Says once that this machine leaves, however many peers it has.
@@ -152,8 +200,9 @@ fn measured(path: &Path, backend: &dyn Backend) -> Result<Device, Failure> {
     let fitting = devices.into_iter().filter(|(n, d)| *n <= threads && d.backend.as_deref() == Some(name));
     fitting.max_by_key(|(n, _)| *n).map(|(_, device)| device).ok_or_else(|| {
         Failure::input(format!(
-            "{}: it has no device of backend {name} with at most {threads} thread(s)",
-            path.display()
+            "{}: it has no device of backend {name} with at most {}",
+            path.display(),
+            counted(threads, "thread")
         ))
         .hint(format!("measure this machine with `fusionllm profile --backend {name} -o DEVICE.toml`"))
     })

@@ -1,5 +1,6 @@
 //! The `fusionllm` command: one trainer of many machines.
 
+mod again;
 mod allocator;
 mod args;
 mod backend;
@@ -19,22 +20,20 @@ mod relay;
 mod report;
 mod table;
 mod train;
-mod units;
 
 use std::process::ExitCode;
 
 use clap::Parser;
+use fusionllm_graph::units;
 
 use crate::args::{Arguments, BackendCommand, Command, GraphCommand};
 use crate::failure::Failure;
 
-/// What is logged. A relay would warn of every machine that leaves, and iroh complains when it stops using a relay.
-const LEVELS: &str = "warn,iroh_relay::server=error,iroh::socket::transports::relay=off";
-
 fn main() -> ExitCode {
     allocator::keep_freed_memory();
     let arguments = Arguments::parse();
-    let level = std::env::var("FUSIONLLM_LOG").unwrap_or_else(|_| LEVELS.into());
+    // What users must know is a message. Everything else is logged for those who ask.
+    let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "off".into());
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))
         .with_writer(std::io::stderr)

@@ -28,6 +28,11 @@ pub(crate) fn complain(line: impl fmt::Display) {
     let _ = writeln!(io::stderr(), "{line}");
 }
 
+/// Writes a sentence that people should read, whatever else goes on.
+pub(crate) fn note(sentence: impl fmt::Display) {
+    complain(format_args!("note: {sentence}"));
+}
+
 /// Text with its control characters, which could do anything to a terminal, replaced by a mark; lines stay lines.
 pub(crate) fn legible(text: &str) -> String {
     let keep = |c: char| c == '\n' || c == '\t' || !c.is_control();

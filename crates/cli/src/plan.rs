@@ -126,14 +126,14 @@ impl Outcome {
         let plan = &saved.plan;
         let parameters: usize = saved.graph.parameters().map(|v| saved.graph.ty(v).numel()).sum();
         let mut out = format!(
-            "{}, {} parameters, on {} device(s): {} a step\n{}, {} schedule, {} micro-batches",
+            "{}, {} parameters, on {}: {} a step\n{}, {} schedule, {}",
             saved.graph.name,
             units::count(parameters as f64),
-            plan.used().len(),
+            units::counted(plan.used().len(), "device"),
             units::seconds(self.simulation.step_s),
             plan.scheduler,
             plan.schedule.name(),
-            plan.micro_batches
+            units::counted(plan.micro_batches, "micro-batch")
         );
         if let Some(s) = saved.origin.solve_s {
             let _ = write!(out, "; planned in {}", units::seconds(s));
@@ -203,8 +203,8 @@ impl Outcome {
         }
         let more = match rest.first() {
             Some((load, _)) => {
-                let (count, share) = (rest.len(), self.share(load.busy_s));
-                format!("  and {count} more links, at most {share} busy; --json lists them\n")
+                let (more, share) = (units::counted(rest.len(), "more link"), self.share(load.busy_s));
+                format!("  and {more}, at most {share} busy; --json lists them\n")
             }
             None => String::new(),
         };

@@ -51,7 +51,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
         // A bad name, or a worker that cannot be started, is the user's error. A worker has its own threads.
         let alone = open_backend(name)?.device().threads.is_none();
         for &n in if alone { &threads[..1] } else { &threads } {
-            complain(format_args!("measuring {name} with {n} thread(s)"));
+            complain(format_args!("measuring {name} with {}", units::counted(n, "thread")));
             devices.push((n, child(name, n, args)?));
         }
     }
@@ -84,7 +84,8 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
 }
 
 fn child(backend: &str, threads: usize, args: &ProfileArgs) -> Result<Device, Failure> {
-    let failed = |reason: String| Failure::running(format!("{backend} with {threads} thread(s): {reason}"));
+    let failed =
+        |reason: String| Failure::running(format!("{backend} with {}: {reason}", units::counted(threads, "thread")));
     let program = std::env::current_exe().map_err(|e| failed(e.to_string()))?;
     let output = Command::new(program)
         .args(["profile", "--json", "--backend", backend, "--slowdown", &args.slowdown.to_string()])

@@ -13,7 +13,7 @@ use fusionllm_plan::Plan;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::complain;
-use crate::units::{bytes, count, seconds};
+use crate::units::{bytes, count, counted, seconds};
 
 /// Shows a run's events: a progress bar on a terminal, otherwise a line every few seconds.
 pub(crate) struct Progress {
@@ -117,18 +117,18 @@ impl Progress {
     fn planned(&self, plan: &Plan, graph: &Graph, notes: &[String], predicted_step_s: Option<f64>) {
         let parameters: usize = graph.parameters().map(|v| graph.ty(v).numel()).sum();
         self.say(format!(
-            "{}: {} parameters, {} operators in {} stages over {} peers",
+            "{}: {} parameters, {} in {} over {}",
             graph.name,
             count(parameters as f64),
-            graph.nodes.len(),
-            plan.stages.len(),
-            plan.peers.len(),
+            counted(graph.nodes.len(), "operator"),
+            counted(plan.stages.len(), "stage"),
+            counted(plan.peers.len(), "peer"),
         ));
         self.say(format!(
-            "plan: {}, {} schedule, {} micro-batches",
+            "plan: {}, {} schedule, {}",
             plan.scheduler,
             plan.schedule.name(),
-            plan.micro_batches
+            counted(plan.micro_batches, "micro-batch")
         ));
         for note in notes {
             self.say(note);
@@ -158,12 +158,14 @@ impl Observer for Progress {
             }
             Event::Listening { ticket, wanted } => {
                 if self.by_ticket {
-                    self.say(format!("waiting for {wanted} peer(s); on each machine:\n\n  fusionllm join {ticket}\n"));
+                    let peers = counted(wanted, "peer");
+                    self.say(format!("waiting for {peers}; on each machine:\n\n  fusionllm join {ticket}\n"));
                 }
-                self.wait_for(format!("0 of {wanted} peers"));
+                self.wait_for(format!("0 of {}", counted(wanted, "peer")));
             }
             Event::Continued { ticket, peers } => {
-                self.say(format!("going on where the broker was killed, once its {peers} peer(s) are back"));
+                let (peers, are) = (counted(peers, "peer"), if peers == 1 { "is" } else { "are" });
+                self.say(format!("going on where the broker was killed, once its {peers} {are} back"));
                 self.say(format!("more machines can join:\n\n  fusionllm join {ticket}\n"));
                 self.wait_for("waiting for the peers to come back".to_owned());
             }
@@ -172,7 +174,7 @@ impl Observer for Progress {
                     self.say(format!("{} joined ({}, {})", member.name, member.backend, member.device));
                 }
                 if !spare {
-                    self.bar.set_message(format!("{present} of {wanted} peers"));
+                    self.bar.set_message(format!("{present} of {}", counted(wanted, "peer")));
                 }
             }
             Event::Silent { name, seconds: s } => self.say(format!("{name} has not answered for {}", seconds(s))),
@@ -273,7 +275,7 @@ impl Observer for Progress {
             }
             Event::DiskWritten => self.say("the disk has room again; all metrics are written"),
             Event::Saved { step } => tracing::info!(step, "checkpoint"),
-            Event::Shortfall { reason } => self.say(format!("note: {reason}")),
+            Event::Note { text } => self.say(format!("note: {text}")),
             Event::Stopping => self.say("saving and stopping; Ctrl-C again to stop at once"),
             Event::Finished { summary } => {
                 self.history.took = self.pace.elapsed(Instant::now()).as_secs_f64();

@@ -9,6 +9,7 @@ use fusionllm_node::SavedModel;
 use fusionllm_node::generate::{Generator, Sampling};
 use fusionllm_node::run_dir::Summary;
 
+use crate::again::Again;
 use crate::backend::open_backend;
 use crate::failure::Failure;
 use crate::output::{complain, legible, print};
@@ -17,7 +18,7 @@ use crate::table::Table;
 use crate::units::{bytes, seconds};
 
 /// Prints a run's figures and, for language models, a sample of their text.
-pub(crate) fn report(history: &History) -> Result<(), Failure> {
+pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
     let Some(summary) = &history.summary else { return Ok(()) };
     print(&text(summary, history))?;
     if let Some(prompt) = &history.prompt {
@@ -33,7 +34,7 @@ pub(crate) fn report(history: &History) -> Result<(), Failure> {
         n if n < history.steps => String::new(),
         n => format!(" --steps {}", n.saturating_mul(2)),
     };
-    print(&format!("train on:   fusionllm train --resume {directory}{more}\n"))
+    print(&format!("train on:   {}{more}\n", again.resume(&history.directory)))
 }
 
 fn text(summary: &Summary, history: &History) -> String {

@@ -3,10 +3,12 @@
 use std::path::Path;
 
 use fusionllm_backend as backend;
+use fusionllm_graph::units::counted;
 use fusionllm_node::config::{Job, Known, Testbed};
 use fusionllm_node::{BrokerOptions, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Plan};
 
+use crate::again::Again;
 use crate::args::{BrokerArgs, Listening, RunArgs, TrainArgs};
 use crate::backend::open_backend;
 use crate::failure::Failure;
@@ -17,14 +19,14 @@ use crate::report::report;
 /// More peers than this on one machine only get in each other's way.
 const MAX_LOCAL_PEERS: usize = 64;
 
-fn job(run: &RunArgs) -> Result<Job, Failure> {
+fn job(run: &RunArgs, resume: Option<&Resume>) -> Result<Job, Failure> {
     let mut set = run.set.clone();
     set.extend(run.steps.map(|n| format!("train.steps={n}")));
     set.extend(run.seed.map(|s| format!("train.seed={s}")));
-    let job = match (&run.job, &run.resume) {
+    let job = match (&run.job, resume) {
         (Some(path), _) => return load_job(path, &set),
         // A checkpoint carries the job it was made by.
-        (None, Some(path)) => Job::load(&Resume::find(path)?.job(), &set),
+        (None, Some(resume)) => Job::load(&resume.job(), &set),
         (None, None) => Job::quick_start(&set),
     };
     job.map_err(Failure::from)
@@ -61,7 +63,9 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 
 /// Trains on this machine.
 pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
-    let job = job(&args.run)?;
+    let again = Again::train(&args);
+    let resume = resume(&args.run, &again)?;
+    let job = job(&args.run, resume.as_ref())?;
     let plan = plan(&job, &args.run, args.peers)?;
     let names: Vec<String> = match &plan {
         Some(plan) => plan.peers.clone(),
@@ -69,7 +73,8 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     };
     let count = names.len();
     if count == 0 || count > MAX_LOCAL_PEERS {
-        let what = if plan.is_some() { format!("the plan's {count} peers") } else { format!("--peers {count}") };
+        let what =
+            if plan.is_some() { format!("the plan's {}", counted(count, "peer")) } else { format!("--peers {count}") };
         return Err(Failure::input(format!("{what} must lie in 1 to {MAX_LOCAL_PEERS}")));
     }
     let mut backends: Vec<String> = args.backend.clone();
@@ -95,8 +100,30 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
             Peers::Local(names.into_iter().zip(backends.iter().cycle()).map(peer).collect())
         }
     };
-    let options = BrokerOptions { listen: Some(([127, 0, 0, 1], 0).into()), plan, ..BrokerOptions::new(peers) };
-    run(&job, &args.run, json, options)
+    let listen = Some(([127, 0, 0, 1], 0).into());
+    let options = BrokerOptions { listen, plan, resume, ..BrokerOptions::new(peers) };
+    run(&job, &args.run, json, options, &again)
+}
+
+/// What there is to go on from, if the user names it.
+fn resume(run: &RunArgs, again: &Again) -> Result<Option<Resume>, Failure> {
+    run.resume.as_deref().map(Resume::find).transpose().map_err(|e| with_older(e, again))
+}
+
+/// The failure, with the command that goes on from an older checkpoint if the newest one is damaged.
+fn with_older(error: NodeError, again: &Again) -> Failure {
+    let older = match &error {
+        NodeError::Checkpoint(e) => e.older(),
+        _ => None,
+    };
+    let failure = Failure::from(error);
+    match older {
+        Some((step, path)) => failure.hint(format!(
+            "the checkpoint of step {step} is there, too; go on from it: {}",
+            again.resume_as_typed(&path)
+        )),
+        None => failure,
+    }
 }
 
 /// Reads a testbed that this machine can stand in for.
@@ -126,14 +153,17 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     }
     check_listening(&args.listening)?;
     let known = args.testbed.as_deref().map(Known::load).transpose().map_err(NodeError::from)?;
-    let job = job(&args.run)?;
+    let resume = resume(&args.run, &Again::broker(&args, args.peers))?;
+    let job = job(&args.run, resume.as_ref())?;
     let plan = plan(&job, &args.run, args.peers)?;
-    let left = args.run.resume.as_deref().map(Resume::find).transpose()?.and_then(|r| r.peers());
+    let left = resume.as_ref().and_then(Resume::peers);
     let count = plan.as_ref().map_or(args.peers.or(left).unwrap_or(2), |p| p.peers.len());
+    let again = Again::broker(&args, Some(count));
     let entry = Entry { valid: args.limits.ticket_expires, uses: args.limits.ticket_uses, allow: args.allow };
     let Listening { listen, advertise } = args.listening;
-    let options = BrokerOptions { listen, advertise, plan, known, entry, ..BrokerOptions::new(Peers::Joiners(count)) };
-    run(&job, &args.run, json, options)
+    let peers = Peers::Joiners(count);
+    let options = BrokerOptions { listen, advertise, plan, known, entry, resume, ..BrokerOptions::new(peers) };
+    run(&job, &args.run, json, options, &again)
 }
 
 pub(crate) fn check_listening(listening: &Listening) -> Result<(), Failure> {
@@ -144,14 +174,13 @@ pub(crate) fn check_listening(listening: &Listening) -> Result<(), Failure> {
     }
 }
 
-fn run(job: &Job, args: &RunArgs, json: bool, options: BrokerOptions) -> Result<(), Failure> {
+fn run(job: &Job, args: &RunArgs, json: bool, options: BrokerOptions, again: &Again) -> Result<(), Failure> {
     let mut progress = Progress::new(job, matches!(options.peers, Peers::Joiners(_)));
-    let resume = args.resume.as_deref().map(Resume::find).transpose()?;
-    let options = BrokerOptions { directory: args.run_dir.clone(), resume, ..options };
-    runtime()?.block_on(conduct(job, options, &mut progress))?;
+    let options = BrokerOptions { directory: args.run_dir.clone(), ..options };
+    runtime()?.block_on(conduct(job, options, &mut progress)).map_err(|e| with_older(e, again))?;
     let history = progress.into_history();
     match &history.summary {
         Some(summary) if json => print_json(summary),
-        _ => report(&history),
+        _ => report(&history, again),
     }
 }

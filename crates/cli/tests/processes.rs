@@ -438,7 +438,8 @@ impl Joined {
         };
         let join = |name: &&str| {
             let mut command = fusionllm();
-            command.args(["join", ticket.trim(), "--name", name]).stderr(Stdio::null()).spawn().unwrap()
+            command.args(["join", ticket.trim(), "--name", name]).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().unwrap()
         };
         Self { broker, joiners: names.iter().map(join).collect() }
     }
@@ -477,20 +478,37 @@ fn a_run_outlives_its_broker_bit_for_bit() {
     }
     let ticket = std::fs::read_to_string(disturbed.join("ticket")).unwrap();
     let output = finished(fusionllm().args(["broker", "--listen=127.0.0.1:0", "--resume"]).arg(&disturbed));
-    for mut joiner in run.joiners {
-        assert!(joiner.wait().unwrap().success());
+    for joiner in run.joiners {
+        let joined = joiner.wait_with_output().unwrap();
+        assert!(joined.status.success());
+        assert_eq!(String::from_utf8_lossy(&joined.stdout), "the run is over, after 2500 steps\n");
+        let said = String::from_utf8_lossy(&joined.stderr);
+        assert!(said.contains("lost the broker: ") && said.contains("\nthe broker is back\n"), "{said}");
+        assert!(!said.contains(" WARN ") && !said.contains("ERROR "), "logs are for those who ask: {said}");
     }
     let said = String::from_utf8_lossy(&output.stderr);
-    assert!(said.contains("once its 2 peer(s) are back") && said.contains(ticket.trim()), "{said}");
+    assert!(said.contains("once its 2 peers are back") && said.contains(ticket.trim()), "{said}");
+    assert!(!said.contains(" WARN ") && !said.contains("ERROR "), "{said}");
+    let report = String::from_utf8_lossy(&output.stdout);
+    let advice =
+        format!("fusionllm broker --peers 2 --listen 127.0.0.1:0 --resume {} --steps 5000", disturbed.display());
+    assert!(report.contains(&advice), "{report}");
     assert!(losses(&disturbed) == losses(&whole), "the losses differ: {said}");
     let summary = std::fs::read_to_string(disturbed.join("summary.json")).unwrap();
     let summary: serde_json::Value = serde_json::from_str(&summary).unwrap();
     let [incident] = &summary["incidents"].as_array().unwrap()[..] else { panic!("{summary}") };
     assert_eq!(incident["kind"], "broker");
     assert!(incident["restarted_at"].as_u64() > Some(0), "it goes on from a cut: {incident}");
+    let again = incident["step"].as_u64() > incident["restarted_at"].as_u64();
+    assert_eq!(incident["lost_work_s"].as_f64() > Some(0.0), again, "steps that are done again take time: {incident}");
     let model = |run: &Path| std::fs::read(run.join("checkpoints/step-2500/model.safetensors")).unwrap();
     assert!(model(&disturbed) == model(&whole), "the models differ");
     assert!(!disturbed.join("state").exists(), "a run that is over needs no state");
+
+    let late = fusionllm().args(["join", ticket.trim()]).output().unwrap();
+    let said = String::from_utf8_lossy(&late.stderr);
+    assert_eq!(late.status.code(), Some(1), "{said}");
+    assert!(said.contains(": nobody listens there\nhint: the run has ended, or "), "{said}");
 }
 
 /// The owner looks into a run, puts a peer out, and stops the run. Its directory then says how to go on.

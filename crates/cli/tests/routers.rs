@@ -118,7 +118,7 @@ impl World {
         let name = format!("joiner-{i}");
         let log = File::create(self.path(&name)).unwrap();
         let mut command = self.hosts.on(self.joiners[i], FUSIONLLM);
-        command.args(["join", ticket, "--name", &name]).env("FUSIONLLM_LOG", "fusionllm_node=info");
+        command.args(["join", ticket, "--name", &name]).env("RUST_LOG", "fusionllm_node=info");
         Running(command.stdout(Stdio::null()).stderr(log).spawn().unwrap())
     }
 

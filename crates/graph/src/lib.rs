@@ -44,6 +44,7 @@ mod print;
 mod rng;
 mod rules;
 mod types;
+pub mod units;
 mod validate;
 
 pub use builder::Builder;

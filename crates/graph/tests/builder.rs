@@ -63,7 +63,7 @@ fn errors_name_the_operator_its_place_and_its_operands() {
     );
     assert_eq!(
         error(&[(F, &[2])], |b, x| b.op(fusionllm_graph::ops::Matmul, x)),
-        "matmul (model.layer.matmul): takes 2 operand(s), got 1; operands: f32[2]"
+        "matmul (model.layer.matmul): takes 2 operands, got 1; operands: f32[2]"
     );
 }
 

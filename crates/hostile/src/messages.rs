@@ -5,7 +5,7 @@ use std::sync::Arc;
 use fusionllm_compress::decode as decode_tensor;
 use fusionllm_plan::LearningRate;
 use fusionllm_protocol::{
-    Answer, Atlas, BulkHeader, ExpectedPeers, FromPeer, MemberId, PeerHello, Probe, Roster, Run, RunOptions,
+    Answer, Atlas, BulkHeader, ExpectedPeers, FromPeer, MemberId, Past, PeerHello, Probe, Roster, Run, RunOptions,
     RunSettings, RunState, Survey, TensorHeader, ToPeer, TrainingProgress, decode, hello_version,
 };
 use fusionllm_transport::PeerAddr;
@@ -75,7 +75,7 @@ pub(crate) fn run_state(bytes: &[u8]) -> bool {
         roster,
         state,
         Atlas::default(),
-        5.0,
+        &Past { away_s: 5.0, steps: vec![(1, 0.5)] },
     );
     for second in 0..30 {
         run.tick(f64::from(second));

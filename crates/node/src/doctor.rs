@@ -12,6 +12,7 @@ use serde::Serialize;
 
 use crate::machine::{disk, memory};
 use crate::net::probe::{Probed, SETTLING, probe_on};
+use crate::net::reach::reach;
 use crate::net::{self, printable};
 use crate::{NodeError, profile};
 
@@ -183,7 +184,7 @@ async fn try_relay(endpoint: &Endpoint, relay: &Relay, problems: &mut Vec<Proble
 
 /// Visits the broker. Returns also the address that it sees.
 async fn visit(endpoint: &Endpoint, ticket: &Ticket) -> Result<(BrokerFindings, Option<SocketAddr>), NodeError> {
-    let (connection, mut lanes) = endpoint.connect(&ticket.addr).await.map_err(NodeError::BrokerUnreachable)?;
+    let (connection, mut lanes) = reach(endpoint, &ticket.addr, |_| ()).await?;
     // Through a relay, the broker does not see an address.
     connection.settled(SETTLING).await;
     let begun = now_s();
@@ -285,7 +286,7 @@ fn try_backends() -> (Vec<BackendFindings>, Vec<Problem>) {
             opened => opened,
         };
         let tried = opened.map_err(NodeError::from).and_then(|opened| {
-            let device = profile::measure_briefly(&opened, 1.0, None, &[])?;
+            let (device, _) = profile::measure_briefly(&opened, 1.0, None, &[])?;
             Ok((opened.device().name, device.rates))
         });
         if let Err(e) = &tried {

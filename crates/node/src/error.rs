@@ -53,6 +53,12 @@ pub enum NodeError {
     /// The run was stopped.
     #[error("stopped: {0}")]
     Stopped(String),
+    /// The run goes on without this machine.
+    #[error("this machine was put out of the run: {0}")]
+    PutOut(String),
+    /// The broker says that the run has failed.
+    #[error("the run has failed: {0}")]
+    Failed(String),
     /// A peer is lost.
     #[error("lost peer {name:?}: {reason}")]
     LostPeer {
@@ -164,6 +170,13 @@ impl NodeError {
             Self::Checkpoint(e) => e.hint(),
             Self::Plan(e) => e.hint(),
             Self::Ticket(e) => Some(e.hint()),
+            Self::BrokerUnreachable(ConnectError::NobodyListens(_)) => Some(
+                "the run has ended, or its broker does not run at present; its owner knows, and goes on with it by --resume",
+            ),
+            Self::BrokerUnreachable(ConnectError::NoAnswer { .. }) => Some(
+                "the run may have ended: its owner knows. If it goes on, look for a firewall that blocks UDP between the two: \
+                 `fusionllm doctor` with the ticket",
+            ),
             Self::BrokerUnreachable(e) | Self::Connect(e) => e.hint(),
             Self::NoRelay(e) => Some(e.hint()),
             Self::Emulation(_) => {

@@ -30,5 +30,5 @@ pub use files::{DiskError, checkpoint, run_dir, weights};
 pub use fusionllm_transport::{Relay, RelayUrl, Ticket};
 pub use machine::memory;
 pub use model::{SavedModel, check, export, generate, imported};
-pub use peer::{JoinOptions, join};
+pub use peer::{JoinEvent, JoinObserver, JoinOptions, PartEnd, Participation, join};
 pub use relay::{RelayCommand, relay};

@@ -15,6 +15,7 @@ use crate::files::checkpoint::Checkpoints;
 use crate::files::run_dir::{RunFiles, read_metrics, read_owner_ticket};
 use crate::keys;
 use crate::net;
+use crate::net::reach::reach;
 
 /// How long the broker may take to be reached. A person waits.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -180,13 +181,16 @@ async fn ask(ticket: &Ticket, question: Question) -> Result<Answer, NodeError> {
 }
 
 async fn exchange(endpoint: &Endpoint, ticket: &Ticket, question: Question) -> Result<Answer, NodeError> {
-    let connected = endpoint.connect(&ticket.addr).await;
-    let (connection, mut lanes) = connected.map_err(|e| match e {
+    let (connection, mut lanes) = reach(endpoint, &ticket.addr, |_| ()).await.map_err(|e| match e {
         // Only these mean that nobody is there.
-        ConnectError::NoAnswer { .. } | ConnectError::Unreachable(..) | ConnectError::Handshake(..) => {
-            NodeError::BrokerUnreachable(e)
-        }
-        e => NodeError::Connect(e),
+        NodeError::BrokerUnreachable(
+            e @ (ConnectError::NobodyListens(_)
+            | ConnectError::NoAnswer { .. }
+            | ConnectError::Unreachable(..)
+            | ConnectError::Handshake(..)),
+        ) => NodeError::BrokerUnreachable(e),
+        NodeError::BrokerUnreachable(e) => NodeError::Connect(e),
+        e => e,
     })?;
     let request = Request { version: VERSION, secret: *ticket.secret.as_bytes(), question };
     net::send_control(&connection, &FromPeer::Ask(request)).await?;

@@ -1,8 +1,8 @@
 //! From a job, and from what is known of the machines, to a plan.
 
 use fusionllm_plan::{
-    Cluster, Origin, Plan, PlanOptions, Prepared, Program, SavedPlan, Scheduled, Simulation, Workload, prepare,
-    schedule, schedule_unknown,
+    Cluster, Origin, Plan, PlanOptions, Prepared, Program, SavedPlan, Scheduled, Simulation, Workload, idle_note,
+    prepare, schedule, schedule_unknown,
 };
 
 use crate::NodeError;
@@ -82,13 +82,14 @@ impl Planned {
     }
 }
 
-/// A plan for `count` peers that nothing is known about.
+/// A plan for `count` peers that nothing is known about, or for as many of them as the model has operators for.
 pub(crate) fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planned, NodeError> {
     let names: Vec<String> = (0..count).map(|i| format!("peer-{i}")).collect();
     let Model { micro_batch, forward, train, .. } = &model;
     let workload = Workload { forward, train, micro_batches: (job.train.batch / micro_batch) as u32 };
     let plan = schedule_unknown(workload, &names, job.plan.scheduler, job.train.schedule.value)?;
-    Ok(Planned { named: false, ..Planned::new(job, model, plan) })
+    let notes = idle_note(&plan, workload).into_iter().collect();
+    Ok(Planned { named: false, notes, ..Planned::new(job, model, plan.without_idle()) })
 }
 
 /// A plan for some of the testbed's devices, with codecs for its links. It is for one of the job's

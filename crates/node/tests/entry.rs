@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use fusionllm_node::config::Job;
 use fusionllm_node::owner::{Found, OwnedRun, RunPhase, RunStatus, Standing};
-use fusionllm_node::{BrokerOptions, Entry, Event, JoinOptions, NodeError, Observer, Peers, conduct, join};
+use fusionllm_node::{
+    BrokerOptions, Entry, Event, JoinOptions, NodeError, Observer, Participation, Peers, conduct, join,
+};
 use fusionllm_protocol::{
     Contact, FromPeer, Hello, MAX_CONTROL_BYTES, MAX_HELLO_BYTES, ToPeer, VERSION, decode, encode,
 };
@@ -123,11 +125,16 @@ impl Scene {
     }
 
     /// A peer of ours.
-    fn join(&self, name: &str, identity: Option<&Path>) -> JoinHandle<Result<bool, NodeError>> {
+    fn join(&self, name: &str, identity: Option<&Path>) -> JoinHandle<Result<Participation, NodeError>> {
         self.join_with(&self.ticket, name, identity)
     }
 
-    fn join_with(&self, ticket: &Ticket, name: &str, identity: Option<&Path>) -> JoinHandle<Result<bool, NodeError>> {
+    fn join_with(
+        &self,
+        ticket: &Ticket,
+        name: &str,
+        identity: Option<&Path>,
+    ) -> JoinHandle<Result<Participation, NodeError>> {
         let backend = fusionllm_backend::open("cpu").unwrap();
         tokio::spawn(join(JoinOptions {
             name: name.into(),
@@ -156,6 +163,7 @@ impl Scene {
             name: "stranger".into(),
             backend: "cpu".into(),
             device: "cpu".into(),
+            slow_bf16: false,
             addr: encode(&from.addr()).unwrap(),
         }
     }
@@ -249,7 +257,7 @@ async fn a_ticket_is_used_up_revoked_and_replaced() {
         assert!(reason.contains("used up"), "{reason}");
 
         let owned = scene.owned();
-        assert_eq!(owned.revoke(None).await.unwrap(), "1 ticket(s) revoked; members stay");
+        assert_eq!(owned.revoke(None).await.unwrap(), "1 ticket revoked; members stay");
         let again = owned.revoke(None).await.unwrap_err().to_string();
         assert_eq!(again, "the broker refused: no such ticket is valid");
         let reason = scene.refused(|_| {}).await;
@@ -258,7 +266,10 @@ async fn a_ticket_is_used_up_revoked_and_replaced() {
         let another: Ticket = owned.invite(None, Some(1)).await.unwrap().parse().unwrap();
         let second = scene.join_with(&another, "b", None);
         scene.finished().await;
-        assert!(first.await.unwrap().unwrap() && second.await.unwrap().unwrap(), "both trained to the end");
+        assert!(
+            first.await.unwrap().unwrap().took_part && second.await.unwrap().unwrap().took_part,
+            "both trained to the end"
+        );
     })
     .await;
 }
@@ -320,7 +331,7 @@ async fn frames_that_are_too_large_end_the_connection_and_not_the_run() {
         let peers = ["a", "b"].map(|name| scene.join(name, None));
         scene.finished().await;
         for peer in peers {
-            assert!(peer.await.unwrap().unwrap());
+            assert!(peer.await.unwrap().unwrap().took_part);
         }
     })
     .await;
@@ -368,7 +379,7 @@ async fn only_keys_on_the_list_join() {
         assert!(reason.contains("not on the run's list"), "{reason}");
         let me = scene.join("me", Some(&file));
         scene.finished().await;
-        assert!(me.await.unwrap().unwrap());
+        assert!(me.await.unwrap().unwrap().took_part);
     })
     .await;
 }
@@ -400,7 +411,7 @@ async fn a_member_is_kicked_while_the_run_goes_on() {
             scene.hear(|told| if let Told::Lost(name, reason) = told { Some((name, reason)) } else { None }).await;
         assert_eq!((name.as_str(), reason.as_str()), ("a", "the run's owner put it out"));
         let out = kicked.await.unwrap();
-        assert!(matches!(&out, Err(NodeError::Stopped(reason)) if reason.contains("owner")), "{out:?}");
+        assert!(matches!(&out, Err(NodeError::PutOut(reason)) if reason.contains("owner")), "{out:?}");
         let again = scene.join("another-name", Some(&identity)).await.unwrap();
         assert!(matches!(&again, Err(NodeError::Refused(reason)) if reason.contains("for good")), "{again:?}");
 

@@ -19,7 +19,6 @@ mod schedule;
 mod scheduler;
 pub mod search;
 mod simulate;
-mod size;
 
 pub use codecs::{Compression, Compressor, LinkCodec, SLACK, Traffic};
 pub use compile::{Placement, compile, compile_forward};
@@ -39,7 +38,7 @@ pub use program::{
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};
 pub use scheduler::{
-    PlanOptions, Prepared, Scheduled, Scheduler, Workload, equal_compute, equal_number, prepare, schedule,
+    PlanOptions, Prepared, Scheduled, Scheduler, Workload, equal_compute, equal_number, idle_note, prepare, schedule,
     schedule_unknown,
 };
 pub use simulate::{

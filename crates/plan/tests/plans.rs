@@ -6,7 +6,9 @@ mod common;
 
 use common::*;
 use fusionllm_graph::{Builder, DType, Graph, Init, NodeId, ValueId};
-use fusionllm_plan::{Plan, PlanError, Schedule, compile, compile_forward};
+use fusionllm_plan::{
+    Plan, PlanError, Schedule, Workload, compile, compile_forward, equal_compute, equal_number, idle_note,
+};
 
 fn chain() -> Graph {
     let mut b = Builder::new("chain");
@@ -200,4 +202,26 @@ fn a_parameter_that_is_the_loss_is_refused() {
     let loss = b.add(x, w).unwrap();
     b.output("loss", loss).unwrap();
     insta::assert_snapshot!(compiled(&b.finish().unwrap()), @r#"plan: parameter "w" is itself a term of the loss, so no operator computes its gradient; multiply it by one"#);
+}
+
+/// A model of a few operators with 40 peers got 40 stages, many of them without an operator, and no word about it.
+#[test]
+fn peers_without_an_operator_get_no_stage() {
+    let (graph, train) = (chain(), train_graph(&chain()));
+    let workload = Workload { forward: &graph, train: &train, micro_batches: 4 };
+    let count = graph.nodes.len();
+    for cut in [equal_number, equal_compute] {
+        let plan = cut(&graph, &names(40), 4, Schedule::GPipe).unwrap();
+        plan.validate(&graph).unwrap();
+        assert!(plan.stages.len() <= count && plan.stages.iter().all(|stage| !stage.nodes.is_empty()), "{plan:?}");
+        let note = idle_note(&plan, workload).unwrap();
+        let (used, idle) = (plan.stages.len(), 40 - plan.stages.len());
+        assert!(
+            note.starts_with(&format!("{idle} of 40 peers have nothing to do: the model's {count} operators")),
+            "{note}"
+        );
+        assert!(note.ends_with(&format!("; {used} peers would do as well")), "{note}");
+        let plan = plan.without_idle();
+        assert_eq!((plan.peers.len(), idle_note(&plan, workload)), (used, None));
+    }
 }

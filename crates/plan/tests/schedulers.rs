@@ -175,7 +175,7 @@ fn errors_say_what_is_missing_with_figures() {
         e.starts_with("memory: ")
             && e.contains("operator \"")
             && e.contains("alone needs")
-            && e.contains("the largest device, b, has 256.0 KiB"),
+            && e.contains("the largest device, b, has 256 KiB"),
         "{e}"
     );
 

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::fmt;
 
+use fusionllm_graph::units::counted;
 use serde::{Deserialize, Serialize};
 
 /// What a connection's handshake has proved of its other end: a public key.
@@ -55,7 +56,7 @@ impl Invitation {
             return Some("its ticket has expired; ask the run's owner for another".into());
         }
         let uses = self.uses.filter(|uses| self.used >= *uses)?;
-        Some(format!("its ticket is used up: it was for {uses} machine(s); ask the run's owner for another"))
+        Some(format!("its ticket is used up: it was for {}; ask the run's owner for another", counted(uses, "machine")))
     }
 }
 
@@ -215,7 +216,7 @@ mod tests {
         admission.note_use(&PEERS);
         assert_eq!(admission.check(&[1; 32], &PEERS, false, 0), Ok(()));
         admission.note_use(&PEERS);
-        assert!(refusal(&admission, false, 0).contains("for 2 machine(s)"));
+        assert!(refusal(&admission, false, 0).contains("for 2 machines"));
         assert_eq!(admission.check(&[1; 32], &PEERS, true, 0), Ok(()));
     }
 

@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
+use fusionllm_graph::units::{rate, seconds};
 use fusionllm_plan::{Cluster, Device, DirectLink, Link, Place, PlanError, Site};
 use serde::{Deserialize, Serialize};
 
@@ -170,18 +171,16 @@ impl Atlas {
 }
 
 fn shared_note(site: &Site) -> String {
-    let mbps = |link: Option<Link>| link.map_or(0.0, |link| 8e-6 * link.bandwidth);
-    let (up, down) = (mbps(site.uplink), mbps(site.downlink));
-    format!("the {} is shared: {up:.3} Mbps out of it, {down:.3} Mbps into it, for all of them together", site.name)
+    let of = |link: Option<Link>| rate(link.map_or(0.0, |link| link.bandwidth));
+    let (up, down) = (of(site.uplink), of(site.downlink));
+    format!("the {} is shared: {up} out of it, {down} into it, for all of them together", site.name)
 }
 
 fn relayed_note(a: &str, b: &str, there: &Link, back: &Link) -> String {
-    let mbps = |link: &Link| 8e-6 * link.bandwidth;
     format!(
-        "{a} and {b} reach each other only through the relay: {:.3} and {:.3} Mbps, {:.0} ms each way; `fusionllm doctor` \
-         on both says why",
-        mbps(there),
-        mbps(back),
-        1e3 * there.latency
+        "{a} and {b} reach each other only through the relay: {} and {}, {} each way; `fusionllm doctor` on both says why",
+        rate(there.bandwidth),
+        rate(back.bandwidth),
+        seconds(there.latency)
     )
 }

@@ -90,9 +90,9 @@ pub use follower::{Follower, FollowerAction, Greeting, Role};
 pub use formation::{Formation, Mirroring, Order};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
-    BulkHeader, Contact, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES, MAX_HELLO_BYTES,
-    MAX_PROBE_BYTES, MachineProfile, MemberId, PeerHello, Probe, TensorHeader, TensorKey, ToPeer, VERSION, decode,
-    encode, hello_version,
+    BulkHeader, Contact, Farewell, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES,
+    MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PeerHello, Probe, TensorHeader, TensorKey, ToPeer,
+    VERSION, decode, encode, hello_version,
 };
 pub use notice::{Incident, IncidentKind, Notice};
 pub use owner::{Question, Request};
@@ -100,6 +100,6 @@ pub use progress::TrainingProgress;
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
 pub use report::{CodecError, CodecSpectrum, PassReport, ReceivedBytes, SentBytes};
 pub use roster::{ExpectedPeers, Member, Roster, Standing, other_version};
-pub use run::{Arrival, Run, RunOptions, RunState};
+pub use run::{Arrival, Past, Run, RunOptions, RunState};
 pub use status::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, RunPhase, RunStatus};
 pub use survey::Survey;

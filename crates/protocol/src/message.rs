@@ -12,7 +12,7 @@ use crate::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 12;
+pub const VERSION: u32 = 13;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -105,6 +105,8 @@ pub struct Hello {
     pub backend: String,
     /// The device's name, for people.
     pub device: String,
+    /// Whether the device says that it computes in bf16 no faster than in f32.
+    pub slow_bf16: bool,
     /// The address for other members, as the transport encodes it.
     pub addr: Vec<u8>,
 }
@@ -264,6 +266,30 @@ pub enum Probe {
     Request(u64),
 }
 
+/// Why a member's part in a run is over.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Farewell {
+    /// The run has ended in good order, with its model saved.
+    Over {
+        /// The steps that are done.
+        step: u64,
+        /// The steps that the job asks for. The user may stop a run earlier.
+        steps: u64,
+    },
+    /// The member asked to leave, and the run goes on without it.
+    Left,
+    /// The run goes on without the member.
+    PutOut {
+        /// What is wrong with the member, which is "it" here.
+        reason: String,
+    },
+    /// The run has failed, or was stopped at once.
+    Failed {
+        /// Why.
+        reason: String,
+    },
+}
+
 /// A message from the broker to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToPeer {
@@ -340,11 +366,8 @@ pub enum ToPeer {
         /// The oldest cut that is still needed.
         before: u64,
     },
-    /// The run has ended, or goes on without the peer.
-    Stop {
-        /// Why; empty after a regular end.
-        reason: String,
-    },
+    /// The peer's part in the run is over.
+    Stop(Farewell),
     /// The answer to [`FromPeer::Visit`].
     Welcome {
         /// The address from which the visitor's packets arrive; `None` through a relay.

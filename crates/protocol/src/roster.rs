@@ -1,5 +1,6 @@
 //! Who takes part in a run. The roster never closes: members come, fall silent, come back and go.
 
+use fusionllm_graph::units::counted;
 use serde::{Deserialize, Serialize};
 
 use crate::{Admission, Contact, Hello, Identity, MemberId, VERSION};
@@ -64,6 +65,8 @@ pub struct Member {
     pub backend: String,
     /// The device's name, for people.
     pub device: String,
+    /// [`Hello::slow_bf16`].
+    pub slow_bf16: bool,
     /// The address for other members.
     pub addr: Vec<u8>,
     /// Whether it can be used.
@@ -139,6 +142,7 @@ impl Roster {
                 return Err("it was put out of this run; start `join` again to come back as a new peer".into());
             }
             (member.backend, member.device, member.addr) = (hello.backend, hello.device, hello.addr);
+            member.slow_bf16 = hello.slow_bf16;
             member.standing = Standing::Present;
             return Ok(member.id);
         }
@@ -154,9 +158,9 @@ impl Roster {
             old.standing = Standing::Out;
         }
         let id = MemberId(self.members.len() as u32);
-        let Hello { backend, device, addr, process, .. } = hello;
+        let Hello { backend, device, slow_bf16, addr, process, .. } = hello;
         let standing = Standing::Present;
-        self.members.push(Member { id, identity, process, name, backend, device, addr, standing });
+        self.members.push(Member { id, identity, process, name, backend, device, slow_bf16, addr, standing });
         Ok(id)
     }
 
@@ -187,7 +191,12 @@ impl Roster {
             ExpectedPeers::Named(names) => {
                 let left: Vec<&str> = names.iter().map(String::as_str).filter(|n| !taken(n)).collect();
                 match left.first() {
-                    None => return Err(format!("all {} peers of the run's plan have already joined", names.len())),
+                    None => {
+                        return Err(format!(
+                            "all peers of the run's plan have already joined: it has {}",
+                            counted(names.len(), "place")
+                        ));
+                    }
                     Some(first) if name.is_empty() => name = (*first).to_owned(),
                     Some(_) if !names.contains(&name) => {
                         return Err(format!(
@@ -323,6 +332,7 @@ mod tests {
             name: name.into(),
             backend: "b".into(),
             device: "d".into(),
+            slow_bf16: false,
             addr: vec![1],
         }
     }

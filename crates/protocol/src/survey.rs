@@ -194,7 +194,11 @@ mod tests {
             let name = format!("p{i}");
             let (version, secret, process, addr) = (VERSION, [7; 16], 0, vec![i]);
             roster
-                .join([i; 32], Hello { version, secret, process, name, backend: text(), device: text(), addr }, 0)
+                .join(
+                    [i; 32],
+                    Hello { version, secret, process, name, backend: text(), device: text(), slow_bf16: false, addr },
+                    0,
+                )
                 .unwrap();
         }
         roster

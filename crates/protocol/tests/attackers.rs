@@ -6,8 +6,8 @@ mod common;
 
 use common::stage::{OWNERS, PEERS, Stage};
 use fusionllm_protocol::{
-    Action, ExpectedPeers, FromPeer, Heartbeat, Invitation, MemberId, Question, Request, Roster, Run, RunOptions,
-    RunPhase, Standing, TicketRole, ToPeer, VERSION,
+    Action, ExpectedPeers, Farewell, FromPeer, Heartbeat, Invitation, MemberId, Question, Request, Roster, Run,
+    RunOptions, RunPhase, Standing, TicketRole, ToPeer, VERSION,
 };
 
 #[test]
@@ -17,7 +17,7 @@ fn an_early_saved_all_puts_its_sender_out() {
     stage.carry_out(actions);
     let reason = stage.lost(1).unwrap();
     assert!(reason.starts_with("it broke the protocol: it "), "{reason}");
-    assert_eq!(stage.stopped(1), Some(reason));
+    assert_eq!(stage.stopped(1), Some(&Farewell::PutOut { reason: reason.to_owned() }));
     stage.goes_on_with(&[0, 2]);
 }
 
@@ -101,7 +101,7 @@ fn a_kicked_member_is_told_and_its_key_cannot_come_back() {
     let (member, actions) = stage.run.kick("m1", stage.now).unwrap();
     stage.carry_out(actions);
     assert_eq!((member, stage.standing(1)), (MemberId(1), Standing::Out));
-    assert_eq!(stage.stopped(1), Some("the run's owner put it out"));
+    assert_eq!(stage.stopped(1), Some(&Farewell::PutOut { reason: "the run's owner put it out".into() }));
     assert!(stage.actions.contains(&Action::Dismiss(member)));
     stage.goes_on_with(&[0, 2]);
     for process in [0, 1] {
@@ -172,7 +172,8 @@ fn a_machine_that_is_started_again_takes_its_old_process_place() {
     let mut stage = Stage::training();
     assert_eq!(stage.join(1, 1), Ok(MemberId(3)));
     assert_eq!((stage.standing(1), stage.standing(3)), (Standing::Out, Standing::Present));
-    assert_eq!(stage.stopped(1), Some("another process has joined with its key"));
+    let reason = "another process has joined with its key".into();
+    assert_eq!(stage.stopped(1), Some(&Farewell::PutOut { reason }));
     assert_eq!(stage.run.roster().name(MemberId(3)), "m1");
     stage.goes_on_with(&[0, 3, 2]);
 }

@@ -96,6 +96,7 @@ fn lies() -> impl Strategy<Value = FromPeer> {
             name: "p0".into(),
             backend: String::new(),
             device: String::new(),
+            slow_bf16: false,
             addr: Vec::new(),
         })),
         (pass.clone(), small.clone(), small, number).prop_map(|(pass, report, micro_batch, value)| FromPeer::Report {

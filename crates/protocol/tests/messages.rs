@@ -11,7 +11,7 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 use fusionllm_plan::{Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, PoisonPlace, Slot, Verdict};
 use fusionllm_protocol::{
-    Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, FromPeer, Heartbeat, Hello, MemberId,
+    Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, Farewell, FromPeer, Heartbeat, Hello, MemberId,
     PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, TensorKey, ToPeer,
     VERSION, decode, encode, hello_version,
 };
@@ -64,6 +64,7 @@ fn messages_round_trip() {
         name: "a".into(),
         backend: "cpu".into(),
         device: "CPU".into(),
+        slow_bf16: true,
         addr: vec![1, 2, 3],
     };
     let report = PassReport {
@@ -114,7 +115,9 @@ fn messages_round_trip() {
         ToPeer::Contacts(assignment().peers),
         ToPeer::Measure { programs: vec![assignment().train] },
         ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
-        ToPeer::Stop { reason: String::new() },
+        ToPeer::Stop(Farewell::Over { step: 9, steps: 10 }),
+        ToPeer::Stop(Farewell::Left),
+        ToPeer::Stop(Farewell::PutOut { reason: "it failed".into() }),
         ToPeer::Welcome { seen_as: Some(([192, 0, 2, 1], 4433).into()), clock_s: 1.8e9 },
         ToPeer::Welcome { seen_as: None, clock_s: 1.8e9 },
     ] {
@@ -150,18 +153,18 @@ fn an_assignment_round_trips() {
 
 /// Postcard writes variants and numbers as variable-length integers. Another layout needs another version.
 #[test]
-fn the_layout_of_version_12() {
+fn the_layout_of_version_13() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     let run = ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true };
     assert_eq!(bytes(&run), [5, 0xac, 2, 7, 0, 2, 1]);
-    assert_eq!(bytes(&ToPeer::Stop { reason: "no".into() }), [11, 2, b'n', b'o']);
+    assert_eq!(bytes(&ToPeer::Stop(Farewell::Failed { reason: "no".into() })), [11, 3, 2, b'n', b'o']);
     let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
     assert_eq!(
         encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
         [1, 1, 0, 5, 1, 0]
     );
     assert_eq!(bytes(&ToPeer::Measure { programs: Vec::new() }), [2, 0]);
-    assert_eq!(VERSION, 12);
+    assert_eq!(VERSION, 13);
 }
 
 /// A joiner of another version reads why it is refused, although its hello has other fields.

@@ -6,7 +6,7 @@ mod common;
 use common::stage::{Said, Stage};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{Cause, PeerId, Poison, PoisonPlace, Slot};
-use fusionllm_protocol::{Action, FromPeer, Notice, PassReport, Standing, StepRecord, ToPeer};
+use fusionllm_protocol::{Action, Farewell, FromPeer, Notice, PassReport, Standing, StepRecord, ToPeer};
 
 fn poison(cause: Cause, place: PoisonPlace) -> Option<Poison> {
     Some(Poison { cause, place })
@@ -131,7 +131,8 @@ fn norms_that_are_not_finite_for_no_reason_put_their_sender_out() {
             insta::assert_snapshot!(told(&stage).join("\n"), @"step 2: m1 sent a loss or norms that are not finite, but found no such number that they come from; the run goes on without it if it does so again");
             insta::assert_snapshot!(stage.lost(1).unwrap(), @"in 3 inspected steps in a row, it sent a loss or norms that are not finite, but found no such number that they come from");
         }
-        assert_eq!(stage.stopped(1), stage.lost(1));
+        let reason = stage.lost(1).unwrap().to_owned();
+        assert_eq!(stage.stopped(1), Some(&Farewell::PutOut { reason }));
         stage.goes_on_with(&[0, 2]);
         stage.all_ready();
         stage.actions.clear();

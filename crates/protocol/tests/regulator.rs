@@ -111,8 +111,8 @@ fn codecs_follow_the_links() {
     run.go(30, GOOD);
     assert_eq!(run.plan.codecs, first, "as at first");
     insta::assert_snapshot!(run.lines.join("\n"), @r"
-    35: a1 -> b0: int8 -> int4-hadamard: its rate fell from 64.0 to 32.0 Mbps
-    64: a1 -> b0: int4-hadamard -> int8: its rate rose from 32.0 to 64.0 Mbps
+    35: a1 -> b0: int8 -> int4-hadamard: its rate fell from 64 Mbps to 32 Mbps
+    64: a1 -> b0: int4-hadamard -> int8: its rate rose from 32 Mbps to 64 Mbps
     ");
     run.go(200, Measured { factor: 1.2, ..GOOD });
     assert_eq!(run.lines.len(), 2, "a change by a fifth is too small");
@@ -147,7 +147,7 @@ fn a_harmful_codec_is_replaced_and_stays_forbidden_for_a_while() {
     run.go(30, Measured { factor: 0.25, ..GOOD });
     insta::assert_snapshot!(run.lines.join("\n"), @r"
     40: a1 -> b0: int8 -> bf16: the relative error of its tensors is 90 %
-    265: a1 -> b0: bf16 -> int4-hadamard: its rate fell from 32.0 to 16.0 Mbps
+    265: a1 -> b0: bf16 -> int4-hadamard: its rate fell from 32 Mbps to 16 Mbps
     ");
 }
 

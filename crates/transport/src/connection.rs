@@ -13,11 +13,9 @@ use n0_future::StreamExt;
 use crate::key::PeerKey;
 use crate::lane::{Lane, LaneStats};
 use crate::pinned::Pinned;
+use crate::port::port_is_closed;
 use crate::shared::{Disconnected, Shared};
 use crate::stream::{Receiver, SendError, Sender};
-
-/// How often a silent peer's machine is asked whether its port is closed.
-const ASK_AGAIN: Duration = Duration::from_millis(250);
 
 /// A connection to a peer. Clones are handles to the same connection; any task may use them.
 ///
@@ -167,22 +165,10 @@ impl Connection {
     /// has ended. `false` after `patience` without an answer, which means nothing: firewalls and routers often say
     /// nothing, and a relay hides the address.
     pub async fn port_is_closed(&self, patience: Duration) -> bool {
-        let Some(addr) = self.remote_addr() else { return false };
-        // The system passes an ICMP refusal on only to a socket that is connected to that address.
-        let ask = async {
-            let any = if addr.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
-            let socket = tokio::net::UdpSocket::bind(any).await?;
-            socket.connect(addr).await?;
-            loop {
-                // QUIC ignores it, and never answers. Systems limit how many refusals they send in a second.
-                socket.send(&[0]).await?;
-                if let Ok(answer) = tokio::time::timeout(ASK_AGAIN, socket.recv(&mut [0])).await {
-                    return answer;
-                }
-            }
-        };
-        let answer = tokio::time::timeout(patience, ask).await;
-        matches!(answer, Ok(Err(e)) if e.kind() == std::io::ErrorKind::ConnectionRefused)
+        match self.remote_addr() {
+            Some(addr) => port_is_closed(addr, patience).await,
+            None => false,
+        }
     }
 
     /// The counters.

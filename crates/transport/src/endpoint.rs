@@ -53,6 +53,10 @@ pub enum ConnectError {
         /// The time spent.
         after: Duration,
     },
+    /// The machines at all addresses of the peer say that nobody listens there. See
+    /// [`nobody_listens`](crate::nobody_listens).
+    #[error("cannot connect to {0}: nobody listens there")]
+    NobodyListens(PeerAddr),
     /// The peer does not accept this endpoint's key, or not yet.
     #[error("cannot connect to {0}: it does not accept this peer's key")]
     Refused(PeerKey),

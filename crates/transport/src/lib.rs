@@ -75,6 +75,7 @@ mod lane;
 mod opening;
 mod options;
 mod pinned;
+mod port;
 #[cfg(feature = "relay")]
 pub mod relay;
 mod shared;
@@ -88,6 +89,7 @@ pub use frame::{ALPN, FormatError, MAX_HEADER_BYTES, WIRE_VERSION};
 pub use key::{InvalidPeerKey, InvalidRelayUrl, InvalidSecretKey, PeerAddr, PeerKey, RelayUrl, SecretKey};
 pub use lane::{Lane, LaneStats};
 pub use options::{Allowed, EndpointOptions, Relay};
+pub use port::nobody_listens;
 pub use shared::{DisconnectReason, Disconnected};
 pub use stream::{Frame, ReceiveError, Receiver, SendError};
 pub use ticket::{Secret, Ticket, TicketError};

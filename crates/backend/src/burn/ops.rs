@@ -1,6 +1,7 @@
 //! Runs each operator by burn's functions, by a generic kernel, or by its decomposition.
 
 use fusionllm_graph::ops::{Binary, ReduceKind, ScatterAdd, Unary};
+use fusionllm_graph::units::counted;
 use fusionllm_graph::{HostTensor, Op, TensorType};
 
 use super::tensor::{Data, Framework};
@@ -283,7 +284,7 @@ fn run_generic<B: Framework>(
 
 /// All `N` operands.
 fn all<B: Framework, const N: usize>(inputs: Vec<Data<B>>) -> Result<[Data<B>; N], String> {
-    inputs.try_into().map_err(|v: Vec<Data<B>>| format!("takes {N} operand(s), got {}", v.len()))
+    inputs.try_into().map_err(|v: Vec<Data<B>>| format!("takes {}, got {}", counted(N, "operand"), v.len()))
 }
 
 /// The one operand.

@@ -16,6 +16,7 @@ mod tensor;
 mod view;
 
 use fusionllm_graph::ops::{BinaryScalar, CompareScalar};
+use fusionllm_graph::units::counted;
 use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
 use crate::guard::guarded;
@@ -48,6 +49,11 @@ impl Backend for Cpu {
             Some(instructions) => DeviceInfo { name: format!("{} with {instructions}", processor.name), ..processor },
             None => processor,
         }
+    }
+
+    /// Its kernels for products take f32.
+    fn slow_bf16(&self) -> bool {
+        true
     }
 
     fn upload(&self, tensor: &HostTensor) -> Result<Tensor, BackendError> {
@@ -244,7 +250,7 @@ fn generic(op: &Op, inputs: Vec<Array>, outputs: &[TensorType]) -> Ran {
 
 /// All `N` operands.
 fn all<const N: usize>(inputs: Vec<Array>) -> Result<[Array; N], String> {
-    inputs.try_into().map_err(|v: Vec<Array>| format!("takes {N} operand(s), got {}", v.len()))
+    inputs.try_into().map_err(|v: Vec<Array>| format!("takes {}, got {}", counted(N, "operand"), v.len()))
 }
 
 /// `N` operands and perhaps one more.

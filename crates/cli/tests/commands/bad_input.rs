@@ -120,9 +120,9 @@ fn what_cannot_be_planned() {
     error: still.toml:13:8: `link.rate` is 0 bps
     hint: it must be above zero
     ");
-    assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512.2 KiB with its parameters and activations, but the largest device, b, has 300.0 KiB; use a smaller micro-batch, or a device with more memory"#);
-    assert_snapshot!(plan("small.toml"), @"error: memory: parameters, gradients and optimizer state take 1.9 MiB, but all 2 devices together have 1.6 MiB: 380.0 KiB are missing; add devices, or use a smaller model");
-    assert_snapshot!(plan("tight.toml"), @"error: memory: no cut fits the devices' memory: the cut in proportion to memory lacks 459.5 KiB on a, 690.4 KiB on b; use smaller micro-batches, or add devices");
+    assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512 KiB with its parameters and activations, but the largest device, b, has 300 KiB; use a smaller micro-batch, or a device with more memory"#);
+    assert_snapshot!(plan("small.toml"), @"error: memory: parameters, gradients and optimizer state take 1.93 MiB, but all 2 devices together have 1.56 MiB: 380 KiB are missing; add devices, or use a smaller model");
+    assert_snapshot!(plan("tight.toml"), @"error: memory: no cut fits the devices' memory: the cut in proportion to memory lacks 460 KiB on a, 690 KiB on b; use smaller micro-batches, or add devices");
 }
 
 #[test]
@@ -328,10 +328,10 @@ fn runs_that_cannot_go_on() {
     let train = |args: &[&str]| refused(directory, &[&["train"], args].concat());
     assert_snapshot!(train(&["--run-dir", "run"]), @r"
     error: run: another run is there (plan.json)
-    hint: choose another --run-dir, or continue that run: --resume run
+    hint: choose another --run-dir, or continue that run: --resume run, without --run-dir
     ");
     assert_snapshot!(train(&["--resume", "run"]), @r"
-    error: run/checkpoints/step-3: 3 steps are done already, and the job asks for 3
+    error: run/checkpoints/step-3: the run is at step 3 already, and the job asks for 3
     hint: ask for more with --steps
     ");
     let other = train(&["--resume", "run", "--steps", "5", "--set", "model.n_embd=32"]);
@@ -343,6 +343,19 @@ fn runs_that_cannot_go_on() {
     assert_eq!(fs::read(directory.join("run/metrics.jsonl")).unwrap(), before, "refusing harms no earlier run");
     assert_eq!(fs::read(directory.join("run/job.toml")).unwrap(), job);
     assert!(directory.join("run/summary.json").exists());
+}
+
+/// The directory stayed, and the next try was told to resume from it, which could not work.
+#[test]
+fn a_broker_that_cannot_listen_leaves_no_run() {
+    let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    let listen = format!("--listen={}", taken.local_addr().unwrap());
+    let dir = directory(&[]);
+    for run_dir in [&["--run-dir", "a/run"][..], &[]] {
+        let message = refused(dir.path(), &[&["broker", &listen][..], run_dir, &TINY].concat());
+        assert!(message.starts_with("error: cannot listen on 127.0.0.1:"), "{message}");
+        assert!(!message.contains("run directory"), "{message}");
+    }
 }
 
 #[test]

@@ -30,7 +30,7 @@ fn call(directory: &Path, args: &[&str]) -> Ran {
 
 fn command(directory: &Path, args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_fusionllm"));
-    command.current_dir(directory).args(args).stdin(Stdio::null()).env_remove("FUSIONLLM_LOG");
+    command.current_dir(directory).args(args).stdin(Stdio::null()).env_remove("RUST_LOG");
     command
 }
 

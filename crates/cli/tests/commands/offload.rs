@@ -23,7 +23,7 @@ fn train(directory: &Path, run: &str, memory: &str, settings: &[&str]) -> (Strin
     let device = "[[device]]\nname = \"a\"\ntflops = 0.02\nmemory_bandwidth = \"5 GB/s\"\n";
     fs::write(directory.join(&testbed), format!("{device}memory = \"{memory}\"\n")).unwrap();
     let args = ["train", "--testbed", &testbed, "--steps", "3", "--run-dir", run, "--json"];
-    let output = command(directory, &[&args[..], settings].concat()).env("FUSIONLLM_LOG", "fusionllm=info").output();
+    let output = command(directory, &[&args[..], settings].concat()).env("RUST_LOG", "fusionllm=info").output();
     let output = output.unwrap();
     let log = String::from_utf8(output.stderr).unwrap();
     assert!(output.status.success(), "{log}");

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde_json::Value;
 
-use super::{TINY, call, finished_run};
+use super::{TINY, call, finished_run, losses};
 
 fn keys(value: &Value) -> Vec<&str> {
     value.as_object().unwrap().keys().map(String::as_str).collect()
@@ -85,22 +85,48 @@ fn the_run_directory_keeps_the_contract() {
 #[test]
 fn people_get_lines_and_a_report() {
     let dir = tempfile::tempdir().unwrap();
-    let ran = call(dir.path(), &[&["train", "--steps", "2", "--peers", "1"], &TINY[..]].concat());
+    let precision = "--set=train.precision=bf16";
+    let ran = call(dir.path(), &[&["train", "--steps", "2", "--peers", "1", precision], &TINY[..]].concat());
     assert_eq!(ran.status, 0, "{}", ran.err);
     assert!(ran.err.contains("run directory: runs/0001\n"), "{}", ran.err);
     let steps: Vec<&str> = ran.err.lines().filter(|l| l.starts_with("step ") && l.contains("/2: loss ")).collect();
     assert_eq!(steps.len(), 2, "{}", ran.err);
+    let note = "train.precision = \"bf16\": every peer computes products in bf16; this takes longer than \"f32\" on peer-0 (cpu)";
+    assert!(ran.err.contains(note), "{}", ran.err);
+    assert!(ran.err.contains(" in 1 stage over 1 peer\n"), "{}", ran.err);
     assert!(!ran.err.contains('\x1b') && !ran.out.contains('\x1b'), "colours are for terminals");
     for part in [
         "\nsteps       2 in ",
         "\nvalidation  loss ",
         "peer-0  cpu",
         "a sample that continues held-out text",
-        "--resume runs/0001",
+        "train on:   fusionllm train --peers 1 --resume runs/0001 --steps 4\n",
     ] {
         assert!(ran.out.contains(part), "{part:?} is missing in {}", ran.out);
     }
     assert!(!ran.out.contains("peer-1"), "{}", ran.out);
+}
+
+/// A damaged newest checkpoint stopped a resume. The advice, followed to the letter, goes on from the older one.
+#[test]
+fn a_run_goes_on_from_an_older_checkpoint() {
+    let dir = tempfile::tempdir().unwrap();
+    let train = ["train", "--steps", "4", "--peers", "1", "--set=checkpoint.every=2", "--run-dir", "run"];
+    assert_eq!(call(dir.path(), &[&train[..], &TINY].concat()).status, 0);
+    let newest = dir.path().join("run/checkpoints/step-4/model.safetensors");
+    let before = losses(&dir.path().join("run"));
+    let mut bytes = fs::read(&newest).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&newest, bytes).unwrap();
+    let ran = call(dir.path(), &["train", "--peers", "1", "--steps", "6", "--resume", "run"]);
+    assert_eq!(ran.status, 2, "the tensor is found damaged where it is read: {}", ran.err);
+    let (_, command) = ran.err.trim_end().split_once("go on from it: fusionllm ").unwrap();
+    assert_eq!(command, "train --steps 6 --peers 1 --resume run/checkpoints/step-2");
+    let ran = call(dir.path(), &command.split(' ').collect::<Vec<_>>());
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    assert_eq!(losses(&dir.path().join("run"))[..3], before[..3]);
+    assert_eq!(losses(&dir.path().join("run")).len(), 6);
+    assert!(dir.path().join("run/checkpoints/step-6").is_dir());
 }
 
 #[test]

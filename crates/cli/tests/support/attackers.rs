@@ -197,6 +197,7 @@ fn hello() -> Vec<u8> {
         name: "stranger".into(),
         backend: "cpu".into(),
         device: "cpu".into(),
+        slow_bf16: false,
         addr: Vec::new(),
     }));
     let message = message.unwrap();

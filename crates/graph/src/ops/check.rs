@@ -1,5 +1,6 @@
 //! Checks of operand types that the operators share. Each returns the requirement that failed.
 
+use crate::units::counted;
 use crate::{DType, TensorType};
 
 /// The shape that `shapes` broadcast to, or an error if they do not broadcast.
@@ -22,7 +23,7 @@ pub fn broadcast_shapes(shapes: &[&[usize]]) -> Result<Vec<usize>, String> {
 
 /// Exactly `N` operands.
 pub(super) fn args<'a, const N: usize>(inputs: &[&'a TensorType]) -> Result<[&'a TensorType; N], String> {
-    <[&TensorType; N]>::try_from(inputs).map_err(|_| format!("takes {N} operand(s), got {}", inputs.len()))
+    <[&TensorType; N]>::try_from(inputs).map_err(|_| format!("takes {}, got {}", counted(N, "operand"), inputs.len()))
 }
 
 /// `N` operands and an optional one after them.

@@ -6,6 +6,7 @@ use super::check::{
     args, broadcast_shapes, ensure, ensure_dim, ensure_dtype, ensure_number, ensure_same_dtype, ensure_shape,
 };
 use super::operator::Operator;
+use crate::units::counted;
 use crate::{DType, TensorType};
 
 fn indices(t: &TensorType) -> Result<(), String> {
@@ -190,7 +191,7 @@ impl Index {
         })?;
         let marked: Vec<usize> = (0..x.rank()).filter(|&d| self.indexed[d]).collect();
         ensure(!marked.is_empty() && marked.len() == index.len(), || {
-            format!("{} dimensions are marked for {} index operand(s)", marked.len(), index.len())
+            format!("{} marked for {}", counted(marked.len(), "dimension"), counted(index.len(), "index operand"))
         })?;
         for i in index {
             indices(i)?;

@@ -81,5 +81,5 @@ fn a_program_with_a_huge_value_is_refused() {
     };
     assert_eq!(accepted(full(1 << 18)), Ok(()));
     let refused = accepted(full(1 << 33)).unwrap_err();
-    assert_eq!(refused, "its programs need 34359738368 bytes of memory, and this machine gives the run 1048576");
+    assert_eq!(refused, "its programs need 32 GiB of memory, and this machine gives the run 1 MiB");
 }

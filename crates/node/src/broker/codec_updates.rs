@@ -30,7 +30,7 @@ impl CodecAdvisor {
                     Ok(None) => {}
                     // The run may be over.
                     Ok(Some(update)) => drop(events.send(Incoming::CodecUpdate(generation, update))),
-                    Err(e) => return tracing::warn!("codecs stay as they are: {e}"),
+                    Err(e) => return drop(events.send(Incoming::Note(format!("codecs stay as they are: {e}")))),
                 }
             }
         };
@@ -41,7 +41,7 @@ impl CodecAdvisor {
 
     /// Passes on a finished step.
     pub(super) fn observe(&self, record: &StepRecord) {
-        // If the thread has stopped, it logged the reason.
+        // If the thread has stopped, it told the reason.
         let _ = self.steps.send(record.clone());
     }
 }

@@ -3,10 +3,11 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use fusionllm_graph::Precision;
 use fusionllm_plan::Cluster;
 use fusionllm_protocol::{
-    Action, Arrival, CodecUpdate, EvalRecord, Hello, MemberId, Run, StepRecord, ToPeer, TrainingProgress, decode,
-    encode,
+    Action, Arrival, CodecUpdate, EvalRecord, Farewell, Hello, Member, MemberId, Run, StepRecord, ToPeer,
+    TrainingProgress, decode, encode,
 };
 use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -137,6 +138,10 @@ impl Conductor<'_> {
                 self.run.checkpoint_committed(progress, false, now)
             }
             Incoming::LoadFailed(e) => return Err(e),
+            Incoming::Note(text) => {
+                self.observer.event(Event::Note { text: &text });
+                Vec::new()
+            }
             Incoming::Child(reason) => self.child_ended(reason)?,
             Incoming::Interrupt if self.interrupted => {
                 return Err(NodeError::Stopped("interrupted twice".into()));
@@ -179,7 +184,7 @@ impl Conductor<'_> {
         if !self.run.has_begun() {
             return Err(NodeError::Run(reason));
         }
-        tracing::warn!("{reason}");
+        self.observer.event(Event::Note { text: &reason });
         self.children = self.children.map(|count| count.saturating_sub(1));
         match self.children {
             Some(0) => Err(NodeError::Run(format!("no peer is left: {reason}"))),
@@ -208,6 +213,14 @@ impl Conductor<'_> {
             Some(DiskNews::Full(error)) => self.observer.event(Event::DiskFull { error: &error }),
             Some(DiskNews::Written) => self.observer.event(Event::DiskWritten),
             None => {}
+        }
+        if let Some(error) = self.store.take_unnoted() {
+            let text = format!(
+                "where the run stands cannot be written: {}; training goes on, but if this broker is killed, the run goes \
+                 back to its last checkpoint",
+                error.one_line()
+            );
+            self.observer.event(Event::Note { text: &text });
         }
     }
 
@@ -260,7 +273,7 @@ impl Conductor<'_> {
     }
 
     /// Writes where the run stands.
-    pub(super) fn persist(&self) -> Result<(), NodeError> {
+    pub(super) fn persist(&mut self) -> Result<(), NodeError> {
         self.store.persist(self.run.roster().wanted(), self.run.state())
     }
 
@@ -275,9 +288,12 @@ impl Conductor<'_> {
         let planned = &proposal.planned;
         self.store.job(&planned.job)?;
         self.store.plan(planned.to_json()?)?;
+        let members = proposal.formation.members.iter().filter_map(|m| self.run.roster().get(*m));
+        let precision = precision_note(planned.job.train.precision, members);
+        let notes: Vec<String> = planned.notes.iter().cloned().chain(precision).collect();
         self.observer.event(Event::Planned {
             plan: &planned.plan,
-            notes: &planned.notes,
+            notes: &notes,
             predicted_step_s: planned.predicted.as_ref().map(|p| p.step_s),
             model: &planned.model,
             data: &self.data,
@@ -300,7 +316,7 @@ impl Conductor<'_> {
 
     /// Tells all members that the run has failed.
     pub(super) fn stop_all(&mut self, reason: &str) {
-        let stop = ToPeer::Stop { reason: reason.to_owned() };
+        let stop = ToPeer::Stop(Farewell::Failed { reason: reason.to_owned() });
         for member in self.run.roster().connected() {
             // The run is over in any case.
             let _ = self.links.send(member.id, &stop);
@@ -316,4 +332,17 @@ impl Conductor<'_> {
         self.observer.event(Event::Finished { summary: &summary });
         Ok(progress)
     }
+}
+
+/// A sentence about the precision of a run, unless it is that of every other one.
+fn precision_note<'a>(precision: Precision, members: impl Iterator<Item = &'a Member>) -> Option<String> {
+    if precision != Precision::Bf16 {
+        return None;
+    }
+    let slow = members.filter(|m| m.slow_bf16).map(|m| format!("{} ({})", m.name, m.backend)).collect::<Vec<_>>();
+    let slower = match &slow[..] {
+        [] => String::new(),
+        names => format!("; this takes longer than \"f32\" on {}, which converts its operands", names.join(", ")),
+    };
+    Some(format!("train.precision = \"bf16\": every peer computes products in bf16{slower}"))
 }

@@ -6,6 +6,7 @@ use std::io;
 use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
+use fusionllm_graph::units::rate;
 use fusionllm_plan::{Cluster, Link, PeerId, Place, UplinkId};
 use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec, LinkStats};
 
@@ -70,7 +71,8 @@ impl Emulation {
                 1e3 * report.max_lateness.as_secs_f64()
             )
         });
-        overall.into_iter().chain(report.links.iter().filter_map(too_fast)).collect()
+        let stopped = report.failure.map(|e| format!("the links stopped: waiting for datagrams failed: {e}"));
+        stopped.into_iter().chain(overall).chain(report.links.iter().filter_map(too_fast)).collect()
     }
 
     /// The links that a message crosses; none between two peers on the same machine.
@@ -124,13 +126,12 @@ impl Emulation {
 /// A sentence about a link that is declared faster than this machine can emulate.
 fn too_fast(link: &LinkStats) -> Option<String> {
     let (asked, got) = (link.rate? as f64, link.backlog_rate()?);
-    let mbps = |rate: f64| format!("{:.0} Mbps", rate * 8e-6);
     (got < 0.9 * asked).then(|| {
         format!(
             "{} is declared faster than this machine can emulate: {} of {} while peers had more to send",
             link.name,
-            mbps(got),
-            mbps(asked)
+            rate(got),
+            rate(asked)
         )
     })
 }
@@ -203,7 +204,7 @@ mod tests {
             backlog: Duration::from_millis(400),
             ..LinkStats::default()
         };
-        insta::assert_snapshot!(too_fast(&link).unwrap(), @r#"the link from "a" to "c" is declared faster than this machine can emulate: 2000 Mbps of 10000 Mbps while peers had more to send"#);
+        insta::assert_snapshot!(too_fast(&link).unwrap(), @r#"the link from "a" to "c" is declared faster than this machine can emulate: 2 Gbps of 10 Gbps while peers had more to send"#);
         assert_eq!(too_fast(&LinkStats { rate: Some(250_000_000), ..link.clone() }), None, "it got what was asked");
         assert_eq!(too_fast(&LinkStats { backlog_bytes: 1000, ..link.clone() }), None, "nobody had more for it");
         assert_eq!(too_fast(&LinkStats { rate: None, ..link }), None);

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::time::Instant;
 
 use fusionllm_compress::Codec;
+use fusionllm_graph::units::counted;
 use fusionllm_plan::{PeerId, PeerLoad, Plan};
 use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
 
@@ -186,8 +187,10 @@ impl Figures {
             Some((what, advice)) => (format!("; {what}"), advice.clone()),
             None => (String::new(), "look for what the model's loss cannot take in the data, such as log(0)".into()),
         };
-        let message =
-            format!("no step was applied: the loss or a gradient was not finite in all {} steps{found}", self.skipped);
+        let message = format!(
+            "no step was applied: the loss or a gradient was not finite in any of {}{found}",
+            counted(self.skipped, "step")
+        );
         Some(NodeError::NothingApplied { message, hint })
     }
 

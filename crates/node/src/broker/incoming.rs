@@ -55,6 +55,8 @@ pub(super) enum Incoming {
     CodecUpdate(u32, CodecUpdate),
     /// A tensor of an assignment could not be read.
     LoadFailed(NodeError),
+    /// A sentence for people.
+    Note(String),
     /// A process of this machine ended badly.
     Child(String),
     /// The user or the system asks to stop.

@@ -192,8 +192,9 @@ impl Worker {
         for (name, content) in extra {
             writer.put_extra(name, &content)?;
         }
+        let step = state.step;
         writer.commit(state)?;
-        self.checkpoints.prune(keep)?;
+        self.checkpoints.prune(step, keep)?;
         Ok(())
     }
 }

@@ -43,8 +43,14 @@ pub(super) struct LocalPeers {
 }
 
 impl LocalPeers {
-    /// The peers to start, each with its invitation. `testbed` holds the devices that the first plan uses.
-    pub(super) fn new(peers: &Peers, testbed: Option<Cluster>, ticket: &Ticket) -> Result<Self, NodeError> {
+    /// The peers to start, each with its invitation: no more than `wanted`. `testbed` holds the devices that the first
+    /// plan uses.
+    pub(super) fn new(
+        peers: &Peers,
+        wanted: usize,
+        testbed: Option<Cluster>,
+        ticket: &Ticket,
+    ) -> Result<Self, NodeError> {
         let invitation = |pinned: Option<SocketAddr>, broker: PeerAddr| Invitation {
             ticket: Ticket { addr: broker, ..ticket.clone() },
             pinned,
@@ -72,7 +78,7 @@ impl LocalPeers {
             }
             (Peers::Local(local), _) => {
                 let invited = |p: &LocalPeer| (p.clone(), invitation(None, ticket.addr.clone()));
-                Ok(Self { emulation: None, peers: local.iter().map(invited).collect() })
+                Ok(Self { emulation: None, peers: local.iter().take(wanted).map(invited).collect() })
             }
             _ => Ok(Self { emulation: None, peers: Vec::new() }),
         }

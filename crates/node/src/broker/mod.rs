@@ -5,6 +5,7 @@ mod assign;
 mod codec_updates;
 mod conductor;
 mod emulation;
+mod endpoint;
 mod farewell;
 mod feeds;
 mod figures;
@@ -31,10 +32,12 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use conductor::Conductor;
+use endpoint::open_endpoint;
 use feeds::Feeds;
+use fusionllm_graph::units::counted;
 use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Program, Scheduler};
 use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
-use fusionllm_transport::{Endpoint, EndpointOptions, NoRelay, PeerKey, Relay};
+use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
 use incoming::{Incoming, accept};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
@@ -61,9 +64,6 @@ use crate::model::imported::ImportedModel;
 use crate::model::{Model, models};
 use crate::planning::{Planned, place, plan_blind, plan_for};
 use crate::profile::samples;
-
-/// How long a broker waits for its relay before it prints the ticket.
-const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How to conduct a run.
 pub struct BrokerOptions {
@@ -171,7 +171,9 @@ pub async fn conduct(
     let source = match &job.model.family {
         Family::Imported { file } => {
             let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
-            Some(Mutex::new(ImportedModel::open(file, options)?.warn()))
+            let model = ImportedModel::open(file, options)?;
+            model.warning().into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
+            Some(Mutex::new(model))
         }
         _ => None,
     };
@@ -196,44 +198,28 @@ pub async fn conduct(
         move |event| drop(events.send(Incoming::Keeper(event)))
     };
     let mut store = Store::open(directory.as_deref(), resume, left.as_ref(), subject, &job, keeper_events)?;
-    observer.event(Event::Opened { directory: store.directory() });
-    let mut identity = store.identity()?;
     // Processes of this machine need no relay.
     let relay = if joiners { job.network.relay.clone() } else { Relay::None };
-    let options = EndpointOptions {
-        secret_key: identity.key.clone(),
-        listen: listen.map(|addr| identity.with_port(addr)),
-        ports: identity.ports,
-        advertise,
-        relay,
-        pinned: matches!(peers, Peers::Emulated { .. }),
-        ..EndpointOptions::new()
-    };
-    let endpoint = Endpoint::bind(options).await?;
-    meet_relay(&endpoint).await?;
-    identity.ports = endpoint.ports();
-    store.keep_identity(&identity)?;
-    let origin = Arc::new(Origin { source, weights });
-    let preparation = Preparation { job, data, feeds, origin, endpoint, identity, entry, allowed, left };
-    let endpoint = preparation.endpoint.clone();
-    let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
-    store.forget_state()?;
-    let result = result.map_err(|e| store.with_safe_step(e));
-    let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
-    endpoint.close(&reason).await;
-    result
-}
-
-/// Waits for the connection to the relay, at which joiners will meet this machine. A relay that is down for a moment
-/// does not keep the run from starting. One that nobody has chosen yet cannot stand in the ticket.
-async fn meet_relay(endpoint: &Endpoint) -> Result<(), NodeError> {
-    match endpoint.online(RELAY_TIMEOUT).await {
-        Err(e @ NoRelay::Unreachable { .. }) if endpoint.addr().relay.is_some() => {
-            tracing::warn!("{e}; only machines that reach this one directly can join until it is back");
-            Ok(())
+    let pinned = matches!(peers, Peers::Emulated { .. });
+    let options = EndpointOptions { listen, advertise, relay, pinned, ..EndpointOptions::new() };
+    let result = match open_endpoint(options, &store, observer).await {
+        Ok((endpoint, identity)) => {
+            observer.event(Event::Opened { directory: store.directory() });
+            let origin = Arc::new(Origin { source, weights });
+            let of_run = (endpoint.clone(), identity);
+            let preparation = Preparation { job, data, feeds, origin, of_run, entry, allowed, left };
+            let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
+            let result = store.forget_state().and(result).map_err(|e| store.with_safe_step(e));
+            let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
+            endpoint.close(&reason).await;
+            result
         }
-        result => Ok(result?),
+        Err(e) => Err(e),
+    };
+    if result.is_err() {
+        store.discard_unbegun();
     }
+    result
 }
 
 /// Replaces `micro_batch = "auto"` by the size that the given plan or the resumed run uses, if there is one.
@@ -338,12 +324,12 @@ fn check_given(plan: &Plan, job: &Job, model: &Model, peers: &Peers) -> Result<(
     plan.validate(&model.forward)?;
     let count = peers.count();
     if plan.peers.len() != count && !matches!(peers, Peers::Emulated { .. }) {
-        return Err(NodeError::input(format!("the plan is for {} peers, not {count}", plan.peers.len())));
+        return Err(NodeError::input(format!("the plan is for {}, not {count}", counted(plan.peers.len(), "peer"))));
     }
     if plan.micro_batches != job.micro_batches() {
         return Err(NodeError::input(format!(
-            "the plan is for {} micro-batches a step, the job has {}; plan anew",
-            plan.micro_batches,
+            "the plan is for {} a step, the job has {}; plan anew",
+            counted(plan.micro_batches, "micro-batch"),
             job.micro_batches()
         )));
     }
@@ -366,8 +352,8 @@ struct Preparation {
     data: Dataset,
     feeds: Feeds,
     origin: Arc<Origin>,
-    endpoint: Endpoint,
-    identity: Identity,
+    /// The run's endpoint, and who its broker is.
+    of_run: (Endpoint, Identity),
     entry: Entry,
     allowed: Option<BTreeSet<PeerKey>>,
     /// What an earlier broker left.
@@ -383,7 +369,7 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, feeds, origin, endpoint, identity, entry, allowed, left } = self;
+        let Self { job, data, feeds, origin, of_run: (endpoint, identity), entry, allowed, left } = self;
         let admission = match &left {
             Some(left) => renewed(left.run.admission(), &entry, allowed)?,
             None => admission(&identity, &entry, allowed)?,
@@ -398,8 +384,8 @@ impl Preparation {
         let roster = Roster::new(places, admission);
         let run = match left {
             Some(left) => {
-                let away_s = left.age_s();
-                Run::restore(options, roster, left.run, read_atlas(store.directory())?, away_s)
+                let past = left.past()?;
+                Run::restore(options, roster, left.run, read_atlas(store.directory())?, &past)
             }
             None => Run::new(options, roster),
         };
@@ -419,7 +405,7 @@ impl Preparation {
             interrupts::report(move || drop(events.send(Incoming::Interrupt)))
         });
         let planner = course.planner(&job)?;
-        let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, planner.testbed.clone(), &ticket)?;
+        let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, wanted, planner.testbed.clone(), &ticket)?;
         let children = Children::start(&local, Some(store.directory()), {
             let events = events.clone();
             move |reason| drop(events.send(Incoming::Child(reason)))
@@ -450,7 +436,7 @@ impl Preparation {
         };
         let result = conductor.conduct(&mut incoming).await;
         for reason in conductor.emulation.take().map(|e| e.shortfalls()).unwrap_or_default() {
-            conductor.observer.event(Event::Shortfall { reason: &reason });
+            conductor.observer.event(Event::Note { text: &reason });
         }
         match &result {
             Ok(_) => children.finish().await,

@@ -186,10 +186,10 @@ pub enum Event<'a> {
     },
     /// The disk has room again, and all that waited is written.
     DiskWritten,
-    /// The emulated links did not behave as the testbed says.
-    Shortfall {
-        /// What happened.
-        reason: &'a str,
+    /// Something else that people should know.
+    Note {
+        /// A sentence without a full stop.
+        text: &'a str,
     },
     /// The user asked to stop.
     Stopping,

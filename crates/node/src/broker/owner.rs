@@ -3,6 +3,7 @@
 use std::sync::PoisonError;
 use std::time::Duration;
 
+use fusionllm_graph::units::counted;
 use fusionllm_protocol::{
     Action, Answer, IncidentStatus, MAX_LISTED, Question, Request, RunStatus, TicketRole, VERSION, other_version,
 };
@@ -49,7 +50,7 @@ impl Conductor<'_> {
                 },
                 Question::Revoke { secret } => match self.run.admission_mut().revoke(secret.as_ref()) {
                     0 => Answer::Refused { reason: "no such ticket is valid".into() },
-                    count => Answer::Done { what: format!("{count} ticket(s) revoked; members stay") },
+                    count => Answer::Done { what: format!("{} revoked; members stay", counted(count, "ticket")) },
                 },
                 Question::Invite { seconds, uses } => {
                     let valid = seconds.map(Duration::from_secs);

@@ -84,7 +84,9 @@ impl Planner {
         let mut planned = self.plan(&names, cluster)?;
         planned.notes.extend(request.notes.into_iter().chain(notes));
         if !planned.named {
-            planned.plan.peers = names.iter().map(|name| (*name).to_owned()).collect();
+            // A small model has work for some of them.
+            let count = planned.plan.peers.len();
+            planned.plan.peers = names.iter().take(count).map(|name| (*name).to_owned()).collect();
         }
         let id = |name: &String| request.members.iter().find(|(_, n)| n == name).map(|(id, _)| *id);
         let members: Option<Vec<MemberId>> = planned.plan.peers.iter().map(id).collect();
@@ -101,7 +103,7 @@ impl Planner {
     fn plan(&mut self, names: &[&str], measured: Option<Cluster>) -> Result<Planned, NodeError> {
         let covers = |p: &Planned| match p.named {
             true => p.plan.peers.iter().all(|name| names.contains(&name.as_str())),
-            false => p.plan.peers.len() == names.len(),
+            false => p.plan.peers.len() <= names.len(),
         };
         if let Some(first) = self.first.take().filter(covers) {
             return Ok(first);

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use fusionllm_protocol::{Atlas, RunState, VERSION, decode, encode};
+use fusionllm_protocol::{Atlas, Past, RunState, VERSION, decode, encode};
 use fusionllm_transport::{Secret, SecretKey};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -13,7 +13,7 @@ use crate::NodeError;
 use crate::config::Job;
 use crate::data::Dataset;
 use crate::files::checkpoint::{Checkpoint, CheckpointError};
-use crate::files::run_dir::{IncidentSummary, RunDir};
+use crate::files::run_dir::{IncidentSummary, RunDir, last_record, read_metrics};
 use crate::model::Model;
 
 /// Where a run goes on: at a checkpoint, or where its broker was killed.
@@ -89,6 +89,9 @@ pub(super) struct Left {
     pub(super) directory: PathBuf,
     /// Seconds since the Unix epoch.
     written: f64,
+    /// The last sign of life of the broker that wrote it, in seconds since the Unix epoch.
+    #[serde(skip)]
+    seen: f64,
     subject: Subject,
     /// The number of peers that the run waits for before it starts.
     wanted: usize,
@@ -105,7 +108,8 @@ impl Left {
         incidents: Vec<IncidentSummary>,
         run: RunState,
     ) -> Self {
-        Self { directory: PathBuf::new(), written: unix_time(), subject, wanted, loss_first, incidents, run }
+        let now = unix_time();
+        Self { directory: PathBuf::new(), written: now, seen: now, subject, wanted, loss_first, incidents, run }
     }
 
     /// The bytes for the disk.
@@ -114,7 +118,12 @@ impl Left {
     }
 
     fn parse(bytes: &[u8], path: &Path) -> Result<Self, NodeError> {
-        of_version(bytes).map(|left: Self| Self { directory: path.to_owned(), ..left }).map_err(|e| {
+        let parsed = of_version(bytes).map(|left: Self| {
+            let recorded = last_record(path).and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+            let seen = recorded.map_or(left.written, |time| time.as_secs_f64().max(left.written));
+            Self { directory: path.to_owned(), seen, ..left }
+        });
+        parsed.map_err(|e| {
             NodeError::input_with_hint(
                 format!("{}: what the broker left here cannot be read: {e}", path.display()),
                 "remove the file `state` there to go on from the newest checkpoint",
@@ -122,9 +131,14 @@ impl Left {
         })
     }
 
-    /// Seconds since it was written.
-    pub(super) fn age_s(&self) -> f64 {
-        (unix_time() - self.written).max(0.0)
+    /// What the broker had done.
+    ///
+    /// # Errors
+    ///
+    /// The metrics cannot be read.
+    pub(super) fn past(&self) -> Result<Past, NodeError> {
+        let steps = read_metrics(&self.directory)?.iter().map(|m| (m.step, m.step_s)).collect();
+        Ok(Past { away_s: (unix_time() - self.seen).max(0.0), steps })
     }
 
     /// Refuses to go on with another model, other data, or fewer steps than were done.
@@ -139,7 +153,7 @@ impl Left {
         if self.run.newest_step() > steps {
             let done = self.run.newest_step();
             return Err(NodeError::input_with_hint(
-                format!("{}: {done} steps are done already, and the job asks for {steps}", path.display()),
+                format!("{}: the run is at step {done} already, and the job asks for {steps}", path.display()),
                 "ask for more with --steps",
             ));
         }

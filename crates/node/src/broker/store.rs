@@ -36,6 +36,10 @@ pub(super) struct Store {
     codecs: BTreeMap<u64, Vec<String>>,
     /// What the run is about, if another broker may go on with it.
     subject: Option<Subject>,
+    /// Whether the last note of where the run stands could not be written, and the error if people do not know it.
+    unnoted: (bool, Option<NodeError>),
+    /// Whether a generation has begun.
+    begun: bool,
 }
 
 /// The run directory that a checkpoint stands in.
@@ -76,7 +80,7 @@ pub(super) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &
     }
     if state.step >= job.train.steps {
         return Err(NodeError::input_with_hint(
-            format!("{path}: {} steps are done already, and the job asks for {}", state.step, job.train.steps),
+            format!("{path}: the run is at step {} already, and the job asks for {}", state.step, job.train.steps),
             "ask for more with --steps",
         ));
     }
@@ -122,6 +126,8 @@ impl Store {
             pending: None,
             codecs: BTreeMap::new(),
             subject,
+            unnoted: (false, None),
+            begun: false,
         })
     }
 
@@ -167,21 +173,39 @@ impl Store {
 
     /// Notes where the run stands. A full disk does not end it: without the note, a broker that is killed has to go
     /// back to a checkpoint.
-    pub(super) fn persist(&self, wanted: usize, run: RunState) -> Result<(), NodeError> {
+    pub(super) fn persist(&mut self, wanted: usize, run: RunState) -> Result<(), NodeError> {
         let Some(subject) = self.subject.clone() else { return Ok(()) };
         let left = Left::new(subject, wanted, self.figures.loss_first(), self.figures.incidents().to_vec(), run);
-        if let Err(e) = self.ledger.run().write_state(&left.to_bytes()?) {
-            tracing::warn!("{}", NodeError::from(e).one_line());
-        }
+        let written = self.ledger.run().write_state(&left.to_bytes()?);
+        self.noted(written.map_err(NodeError::from));
         Ok(())
     }
 
+    fn noted(&mut self, written: Result<(), NodeError>) {
+        match written {
+            Ok(()) => self.unnoted = (false, None),
+            Err(_) if self.unnoted.0 => {}
+            Err(error) => self.unnoted = (true, Some(error)),
+        }
+    }
+
+    /// Why it cannot be noted where the run stands, once.
+    pub(super) fn take_unnoted(&mut self) -> Option<NodeError> {
+        self.unnoted.1.take()
+    }
+
     /// Notes what was measured. A full disk does not end the run here either.
-    pub(super) fn persist_atlas(&self, atlas: &Atlas) {
-        if self.subject.is_some()
-            && let Err(e) = write_atlas(self.ledger.run(), atlas)
-        {
-            tracing::warn!("{}", e.one_line());
+    pub(super) fn persist_atlas(&mut self, atlas: &Atlas) {
+        if self.subject.is_some() {
+            let written = write_atlas(self.ledger.run(), atlas);
+            self.noted(written);
+        }
+    }
+
+    /// Removes a run that ends before it began, so that nobody takes it for one that can go on.
+    pub(super) fn discard_unbegun(&self) {
+        if !self.begun {
+            self.ledger.run().discard();
         }
     }
 
@@ -250,6 +274,7 @@ impl Store {
 
     /// A generation begins: its peers' figures have nothing to do with earlier ones.
     pub(super) fn begin_generation(&mut self) {
+        self.begun = true;
         self.figures.begin_generation();
     }
 

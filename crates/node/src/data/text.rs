@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 
+use fusionllm_graph::units::counted;
 use fusionllm_graph::{CounterRng, HostTensor};
 
 use super::order::Order;
@@ -142,7 +143,7 @@ fn samples(tokens: usize, context: usize) -> usize {
 impl fmt::Display for Corpus {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let megabytes = self.bytes as f64 / 1e6;
-        let files = if self.files == 1 { "1 file" } else { &format!("{} files", self.files) };
+        let files = counted(self.files, "file");
         let (train, held_out) = (self.train.len(), self.held_out.len());
         write!(f, "{files} of text, {megabytes:.2} MB: {train} tokens to train on, {held_out} held out")
     }

@@ -39,6 +39,9 @@ pub struct Check {
     pub worst_buffer: String,
     /// Forward operators of the graph.
     pub operators: usize,
+    /// The warning that the user should read about the archive.
+    #[serde(skip)]
+    pub warning: Option<String>,
 }
 
 impl Check {
@@ -61,7 +64,7 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
     let loss_reference = reference.tensor("loss")?;
     let precision = if loss_reference.dtype() == DType::F64 { Precision::Double } else { Precision::Single };
     let options = ImportOptions { batch_size: reference.samples(), precision };
-    let mut model = ImportedModel::open(model, options)?.warn();
+    let mut model = ImportedModel::open(model, options)?;
     let graph = model.imported().graph.clone();
     let loss = graph.outputs.get("loss").copied().ok_or_else(|| no_loss(&graph.name))?;
     let train = autodiff::differentiate(&graph, loss)?;
@@ -93,6 +96,7 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
         max_buffer_rel_err,
         worst_buffer,
         operators: graph.nodes.len(),
+        warning: model.warning(),
     })
 }
 

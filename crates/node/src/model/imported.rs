@@ -33,12 +33,9 @@ impl ImportedModel {
         Ok(Self { archive, imported })
     }
 
-    /// Logs what the user should know about the archive, where it is first used.
-    pub fn warn(self) -> Self {
-        if let Some(warning) = self.archive.warning() {
-            tracing::warn!("{warning}");
-        }
-        self
+    /// The warning that the user should read about the archive, where it is first used.
+    pub fn warning(&self) -> Option<String> {
+        self.archive.warning()
     }
 
     /// The translated model.

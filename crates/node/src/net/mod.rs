@@ -2,6 +2,7 @@
 
 pub(crate) mod dial;
 pub(crate) mod probe;
+pub(crate) mod reach;
 
 use std::collections::BTreeSet;
 

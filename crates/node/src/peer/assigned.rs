@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use fusionllm_graph::units::bytes;
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::Medium;
 use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, TensorKey, decode};
@@ -89,20 +90,27 @@ fn check_room(assignment: &Assignment, memory: Option<u64>, disk: Option<u64>) -
     let (on_disk, in_host) = (away(Medium::Disk), away(Medium::Host));
     for (what, room, needed) in [("disk", disk, on_disk), ("the host's memory", machine_memory::limit(), in_host)] {
         if let Some(room) = room.filter(|room| needed > *room) {
-            return Err(format!("its programs offload {needed} bytes to {what}, which has room for {room}"));
+            return Err(format!(
+                "its programs offload {} to {what}, which has room for {}",
+                bytes(needed),
+                bytes(room)
+            ));
         }
     }
     let disk = disk.map(|room| room.saturating_sub(on_disk));
     let copies = match assignment.mirrored_bytes() {
         u64::MAX => u64::MAX,
-        bytes => bytes.saturating_sub(disk.unwrap_or(0)),
+        held => held.saturating_sub(disk.unwrap_or(0)),
     };
     for (what, needed) in [("copies for others", copies), ("programs", assignment.peak_bytes())] {
         match memory {
             _ if needed == u64::MAX => return Err(format!("its {what} need more memory than any machine has")),
             Some(memory) if needed > memory => {
-                let reason =
-                    format!("its {what} need {needed} bytes of memory, and this machine gives the run {memory}");
+                let reason = format!(
+                    "its {what} need {} of memory, and this machine gives the run {}",
+                    bytes(needed),
+                    bytes(memory)
+                );
                 return Err(reason);
             }
             _ => {}

@@ -13,9 +13,11 @@ use tokio::task::JoinSet;
 
 use super::assigned::{Assigned, Loading, Stream};
 use super::events::{Event, FromBroker};
+use super::observer::JoinEvent;
 use super::shared::Shared;
 use crate::NodeError;
 use crate::machine::{disk, memory};
+use crate::net::reach::reach;
 use crate::net::{self, Outbox};
 
 /// From one heartbeat to the next.
@@ -39,10 +41,16 @@ pub(super) struct Introduction {
 }
 
 impl Introduction {
-    /// Connects to the broker and says hello.
+    /// Connects to the broker for the first time, and says hello. A person waits.
     pub(super) async fn dial(&self, shared: &Shared) -> Result<(Connection, Lanes), NodeError> {
-        let (connection, lanes) =
-            shared.endpoint.connect(&self.ticket.addr).await.map_err(NodeError::BrokerUnreachable)?;
+        let at: Vec<String> = self.ticket.addr.addrs.iter().map(ToString::to_string).collect();
+        let waiting = |seconds| shared.observer.tell(JoinEvent::Waiting { at: at.join(", "), seconds });
+        let (connection, lanes) = reach(&shared.endpoint, &self.ticket.addr, waiting).await?;
+        self.say_hello(shared, &connection).await?;
+        Ok((connection, lanes))
+    }
+
+    async fn say_hello(&self, shared: &Shared, connection: &Connection) -> Result<(), NodeError> {
         let hello = Hello {
             version: VERSION,
             secret: *self.ticket.secret.as_bytes(),
@@ -50,9 +58,16 @@ impl Introduction {
             name: self.name.clone(),
             backend: shared.backend.name().into(),
             device: shared.backend.device().name,
+            slow_bf16: shared.backend.slow_bf16(),
             addr: encode(&shared.endpoint.addr()).map_err(NodeError::Protocol)?,
         };
-        net::send_control(&connection, &FromPeer::Hello(hello)).await?;
+        net::send_control(connection, &FromPeer::Hello(hello)).await
+    }
+
+    async fn dial_again(&self, shared: &Shared) -> Result<(Connection, Lanes), NodeError> {
+        let connected = shared.endpoint.connect(&self.ticket.addr).await;
+        let (connection, lanes) = connected.map_err(NodeError::BrokerUnreachable)?;
+        self.say_hello(shared, &connection).await?;
         Ok((connection, lanes))
     }
 
@@ -66,7 +81,7 @@ impl Introduction {
         let mut delay = REDIAL_DELAYS.0;
         loop {
             tokio::time::sleep(delay).await;
-            match self.dial(shared).await {
+            match self.dial_again(shared).await {
                 Err(NodeError::BrokerUnreachable(e @ ConnectError::Version(_))) => {
                     return Err(NodeError::BrokerUnreachable(e));
                 }

@@ -41,7 +41,7 @@ impl Session {
                 if let Some(broker) = &self.broker
                     && let Err(e) = broker.outbox.control(&message)
                 {
-                    tracing::warn!("{}", e.one_line());
+                    tracing::warn!("the broker was not told: {}", e.one_line());
                 }
             }
             FollowerAction::Serve(number) => {

@@ -11,6 +11,7 @@ use fusionllm_protocol::{Assignment, TensorKey};
 use super::assigned::Loading;
 use super::events::Event;
 use super::mailbox::Mailbox;
+use super::observer::JoinEvent;
 use super::scratch::Scratch;
 use super::shared::Shared;
 use super::vault::Spool;
@@ -52,7 +53,7 @@ impl Compute {
         executor.set_slowdown(shared.slowdown);
         // An evaluation moves no more than a training step.
         if assignment.train.offloaded_bytes(Medium::Disk).total() > 0 {
-            (shared.on_offloading)();
+            shared.observer.tell(JoinEvent::Offloading);
             executor.set_disk(Arc::new(Scratch::new()?));
         }
         // Before anything is loaded, so that memory never holds it all.
@@ -61,7 +62,7 @@ impl Compute {
         let generation = assignment.generation;
         // It is written before training goes on. Later, the update would need memory for a second version of all.
         let keep = |snapshot: Snapshot, step, save: bool| {
-            let mut spool = Spool::default();
+            let mut spool = Spool::new(shared.observer.clone());
             let tensors = snapshot.tensors.iter().map(|t| {
                 let key = TensorKey { name: t.name.clone(), slot: t.slot.map(str::to_owned) };
                 shared.progress.bump();

@@ -150,7 +150,7 @@ impl Generation {
         let mut fetch = Fetch::new(to, step, bytes_per_s, wanted);
         let task = self.tasks.spawn(async move {
             let mut tensors = Vec::new();
-            let mut spool = Spool::default();
+            let mut spool = Spool::new(shared.observer.clone());
             let mut delay = COPY_DELAYS.0;
             loop {
                 match fetch.next(&shared).await {

@@ -17,6 +17,7 @@ mod events;
 mod fetch;
 mod generation;
 mod mailbox;
+mod observer;
 mod progress;
 mod receive;
 mod scratch;
@@ -42,6 +43,7 @@ use fusionllm_backend::{Backend, DeviceInfo};
 use fusionllm_plan::Device;
 use fusionllm_protocol::Follower;
 use fusionllm_transport::{Allowed, Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
+pub use observer::{JoinEvent, JoinObserver, PartEnd, Participation};
 use progress::Progress;
 use session::Session;
 use shared::Shared;
@@ -75,10 +77,8 @@ pub struct JoinOptions {
     pub profile: Option<Device>,
     /// Bytes of memory that the run may use; `None` for all that is free.
     pub memory: Option<u64>,
-    /// Called when Ctrl-C or SIGTERM asks the peer to leave. A second one ends it at once.
-    pub on_leaving: fn(),
-    /// Called before the peer computes by a plan that offloads tensors, because memory is short.
-    pub on_offloading: fn(),
+    /// Who is told what people should know.
+    pub observer: JoinObserver,
 }
 
 impl JoinOptions {
@@ -95,14 +95,13 @@ impl JoinOptions {
             slowdown: 1.0,
             profile: None,
             memory: None,
-            on_leaving: || {},
-            on_offloading: || {},
+            observer: JoinObserver::default(),
         }
     }
 }
 
-/// Takes part in a run until the broker ends it. Returns whether this peer ever had a share and stayed to the end. A plan
-/// may leave machines out, and machines may leave.
+/// Takes part in a run until the broker ends it, or the user has this peer leave by Ctrl-C or SIGTERM. A second one ends
+/// it at once.
 ///
 /// A lost connection ends nothing: the peer reports a lost neighbour and waits for its next part, and it tries to reach
 /// a lost broker again.
@@ -110,7 +109,7 @@ impl JoinOptions {
 /// # Errors
 ///
 /// The broker cannot be reached, refuses this peer, or stops the run.
-pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
+pub async fn join(options: JoinOptions) -> Result<Participation, NodeError> {
     let allowed = Allowed::Only(BTreeSet::from([options.ticket.addr.key]));
     let secret_key = match &options.identity {
         Some(path) => identity(path)?,
@@ -127,13 +126,17 @@ pub async fn join(options: JoinOptions) -> Result<bool, NodeError> {
     })
     .await?;
     let result = take_part(&endpoint, options).await;
-    let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
-    endpoint.close(&reason).await;
+    // A broker that was not reached need not hear of the end, which would take seconds.
+    let unheard = matches!(result, Err(NodeError::BrokerUnreachable(_))) && endpoint.stats().connections == 0;
+    if !unheard {
+        let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
+        endpoint.close(&reason).await;
+    }
     result
 }
 
-async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, NodeError> {
-    let JoinOptions { ticket, backend, name, slowdown, profile, memory, on_leaving, on_offloading, .. } = options;
+async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Participation, NodeError> {
+    let JoinOptions { ticket, backend, name, slowdown, profile, memory, observer, .. } = options;
     let (sender, events) = mpsc::unbounded_channel();
     // A processor shares its memory with other programs, so what is free counts.
     let DeviceInfo { threads, memory_bytes, .. } = backend.device();
@@ -144,7 +147,7 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, No
         slowdown,
         threads: compute_threads(slowdown)?,
         memory,
-        on_offloading,
+        observer,
         progress: Arc::new(Progress::default()),
         vault: Vault::default(),
         saving: tokio::sync::watch::Sender::new(0),
@@ -178,7 +181,6 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<bool, No
         next_request: 0,
         took_part: false,
         leaving: false,
-        on_leaving,
         tasks,
     };
     session.run(connection, lanes).await

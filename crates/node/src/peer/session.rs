@@ -6,7 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use fusionllm_plan::Device;
-use fusionllm_protocol::{Follower, FollowerAction, FromPeer, Greeting, MemberId, PeerHello, TensorKey, ToPeer};
+use fusionllm_protocol::{
+    Farewell, Follower, FollowerAction, FromPeer, Greeting, MemberId, PeerHello, TensorKey, ToPeer,
+};
 use fusionllm_transport::{Connection, Lanes, PeerAddr, PeerKey};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
@@ -15,6 +17,7 @@ use super::assigned::{Assigned, addresses};
 use super::broker::{Broker, Introduction};
 use super::events::{Event, FromBroker};
 use super::generation::{Generation, MOVED_ON};
+use super::observer::{JoinEvent, PartEnd, Participation};
 use super::serve::{Request, watch_request};
 use super::shared::Shared;
 use super::survey::{measure, measure_links};
@@ -25,8 +28,8 @@ use crate::net::printable;
 /// How long the computing thread may take to end once the run is over.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How a session ends. `Ok` says whether this peer ever had a share, and stayed.
-pub(super) type Ending = Result<bool, NodeError>;
+/// How a session ends.
+pub(super) type Ending = Result<Participation, NodeError>;
 
 /// A connection that was silent for no longer is alive: QUIC's own packets come more often.
 const ALIVE: Duration = Duration::from_secs(2);
@@ -59,8 +62,6 @@ pub(super) struct Session {
     pub(super) next_request: u64,
     pub(super) took_part: bool,
     pub(super) leaving: bool,
-    /// Called when the user asks the peer to leave.
-    pub(super) on_leaving: fn(),
     pub(super) tasks: JoinSet<()>,
 }
 
@@ -129,7 +130,7 @@ impl Session {
             }
             Event::Broker(_, FromBroker::Gone(reason)) => self.lost_broker(reason)?,
             Event::Dialled(Ok((connection, lanes))) => {
-                tracing::warn!("the broker is back");
+                self.shared.observer.tell(JoinEvent::BrokerBack);
                 self.reached(connection, lanes);
                 Vec::new()
             }
@@ -146,7 +147,7 @@ impl Session {
                 let reason = printable(&reason);
                 let actions = self.follower.lost(generation, member, reason.clone());
                 if !actions.is_empty() {
-                    tracing::warn!("lost {member}: {reason}");
+                    tracing::info!("lost {member}: {reason}");
                 }
                 actions
             }
@@ -179,8 +180,7 @@ impl Session {
         let mut actions = Vec::new();
         match message {
             ToPeer::Refused { reason } => return end(Err(NodeError::Refused(printable(&reason)))),
-            ToPeer::Stop { reason } if reason.is_empty() => return end(Ok(self.took_part && !self.leaving)),
-            ToPeer::Stop { reason } => return end(Err(NodeError::Stopped(printable(&reason)))),
+            ToPeer::Stop(farewell) => return end(self.parted(farewell)),
             ToPeer::Contacts(contacts) => match addresses(contacts.iter()) {
                 Ok(known) => {
                     self.contacts = known;
@@ -223,6 +223,17 @@ impl Session {
             ToPeer::Snapshot { step, save } => self.command(Command::Snapshot { step, save }),
         }
         ControlFlow::Continue(actions)
+    }
+
+    /// What the broker's last word makes of this peer's part.
+    fn parted(&self, farewell: Farewell) -> Ending {
+        let took_part = self.took_part && !self.leaving;
+        match farewell {
+            Farewell::Over { step, steps } => Ok(Participation { took_part, end: PartEnd::Over { step, steps } }),
+            Farewell::Left => Ok(Participation { took_part, end: PartEnd::Left }),
+            Farewell::PutOut { reason } => Err(NodeError::PutOut(printable(&reason))),
+            Farewell::Failed { reason } => Err(NodeError::Failed(printable(&reason))),
+        }
     }
 
     /// The generation that commands of the broker are for, if they are not for one that was stopped.
@@ -268,15 +279,14 @@ impl Session {
     }
 
     fn lost_broker(&mut self, reason: NodeError) -> Outcome {
-        let why = printable(&reason.one_line());
-        tracing::warn!("lost the broker: {why}; this peer keeps its copies and tries to reach it again");
         if let Some(broker) = self.broker.take() {
             broker.connection.close("the connection is of no more use");
         }
         self.assigned = None;
         if self.leaving {
-            return ControlFlow::Break(Ok(false));
+            return ControlFlow::Break(Ok(Participation { took_part: false, end: PartEnd::Left }));
         }
+        self.shared.observer.tell(JoinEvent::BrokerLost { reason: printable(&reason.one_line()) });
         let (introduction, shared) = (self.introduction.clone(), self.shared.clone());
         self.tasks.spawn(async move {
             let dialled = introduction.redial(&shared, &reason).await;
@@ -300,7 +310,7 @@ impl Session {
             return ControlFlow::Break(Err(NodeError::Stopped("this machine left at once".into())));
         }
         self.leaving = true;
-        (self.on_leaving)();
+        self.shared.observer.tell(JoinEvent::Leaving);
         ControlFlow::Continue(vec![FollowerAction::Tell(FromPeer::Leaving)])
     }
 

@@ -7,6 +7,7 @@ use fusionllm_transport::Endpoint;
 use tokio::sync::watch;
 
 use super::events::{Event, Events};
+use super::observer::JoinObserver;
 use super::progress::Progress;
 use super::receive::Arrivals;
 use super::vault::Vault;
@@ -21,8 +22,7 @@ pub(super) struct Shared {
     pub(super) threads: rayon::ThreadPool,
     /// Bytes of memory that the run may use.
     pub(super) memory: Option<u64>,
-    /// Called before the peer computes by a plan that offloads tensors.
-    pub(super) on_offloading: fn(),
+    pub(super) observer: JoinObserver,
     pub(super) progress: Arc<Progress>,
     pub(super) vault: Vault,
     /// How many cuts are being streamed to the broker, for checkpoints.

@@ -4,6 +4,7 @@ use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE, Program};
 use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
 use fusionllm_transport::PeerAddr;
 
+use super::observer::JoinEvent;
 use super::shared::Shared;
 use crate::machine::{disk, memory};
 use crate::net::probe::probe;
@@ -21,14 +22,17 @@ pub(super) async fn measure(
     let of_device = shared.backend.device();
     let host_link = (of_device.threads.is_none() && of_device.memory_bytes.is_some()).then_some(HOST_LINK_RATE);
     let measured = tokio::task::spawn_blocking(move || match profile {
-        Some(device) => Ok(device),
+        Some(device) => Ok((device, None)),
         None => {
             let disk = disk::rate().unwrap_or(DISK_RATE);
             let measured = profile::measure_briefly(&backend, slowdown, memory, &programs);
-            measured.map(|device| Device { disk, host_link, ..device })
+            measured.map(|(device, left_out)| (Device { disk, host_link, ..device }, left_out))
         }
     });
-    let device = measured.await.map_err(|e| NodeError::State(e.to_string()))??;
+    let (device, left_out) = measured.await.map_err(|e| NodeError::State(e.to_string()))??;
+    if let Some(left_out) = left_out {
+        shared.observer.tell(JoinEvent::LeftOut(left_out));
+    }
     let memory = memory.unwrap_or(device.memory);
     let Device { rates, measured: operators, disk, host_link, .. } = device;
     Ok(FromPeer::Machine(MachineProfile { rates, memory, slowdown: shared.slowdown, operators, disk, host_link }))
@@ -46,7 +50,8 @@ pub(super) async fn measure_links(
         None => Err(NodeError::Protocol("the broker has not told its address".into())),
     };
     if let Err(e) = &probed {
-        tracing::warn!("no link to {with}: {}", e.one_line());
+        // The broker, which gets no links, says who cannot reach whom.
+        tracing::info!("no link to {with}: {}", e.one_line());
     }
     let probed = probed.ok();
     let relayed = probed.is_some_and(|probed| probed.relayed);

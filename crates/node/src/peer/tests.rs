@@ -7,15 +7,21 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{Builder, DType, HostTensor, Init, autodiff};
 use fusionllm_plan::{Optimizer, PassKind, PeerId, Plan, Program, Schedule, Slot, Verdict, compile, compile_forward};
 use fusionllm_protocol::{
-    Assignment, BulkHeader, Contact, FromPeer, Hello, MemberId, Source, TensorHeader, TensorKey, ToPeer, encode,
+    Assignment, BulkHeader, Contact, Farewell, FromPeer, Hello, MemberId, Source, TensorHeader, TensorKey, ToPeer,
+    encode,
 };
 use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes, Secret, Ticket};
 use tokio::task::JoinHandle;
 
-use super::{JoinOptions, join};
+use super::{JoinOptions, PartEnd, Participation, join};
 use crate::{NodeError, net};
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
+
+const OVER: Farewell = Farewell::Over { step: 2, steps: 2 };
+
+/// What a peer says that had a share to the end of such a run.
+const TOOK_PART: Participation = Participation { took_part: true, end: PartEnd::Over { step: 2, steps: 2 } };
 
 /// Nothing here takes longer, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -92,7 +98,7 @@ impl TestBroker {
         Self { endpoint, ticket }
     }
 
-    fn join(&self, name: &str) -> JoinHandle<Result<bool, NodeError>> {
+    fn join(&self, name: &str) -> JoinHandle<Result<Participation, NodeError>> {
         let backend = fusionllm_backend::open("cpu").unwrap();
         let options = JoinOptions::new(self.ticket.clone(), backend);
         tokio::spawn(join(JoinOptions { name: name.into(), memory: Some(1 << 20), ..options }))
@@ -215,8 +221,8 @@ async fn training_goes_on_with_the_same_numbers_after_a_member_is_lost() {
     assert_ne!(before, lost_step);
 
     let [mut a, b] = pair;
-    b.say(ToPeer::Stop { reason: "a test".into() }).await;
-    assert!(matches!(second.await.unwrap(), Err(NodeError::Stopped(_))));
+    b.say(ToPeer::Stop(Farewell::PutOut { reason: "a test".into() })).await;
+    assert!(matches!(second.await.unwrap(), Err(NodeError::PutOut(_))));
     match a.hear().await {
         FromPeer::LinkLost { generation: 1, member, .. } => assert_eq!(member, b.id),
         other => panic!("{other:?}"),
@@ -237,9 +243,11 @@ async fn training_goes_on_with_the_same_numbers_after_a_member_is_lost() {
     assert_eq!(train(&mut pair, 3, 1).await, lost_step);
     cut(&mut pair, 2).await;
     for member in &pair {
-        member.say(ToPeer::Stop { reason: String::new() }).await;
+        member.say(ToPeer::Stop(OVER)).await;
     }
-    assert!(first.await.unwrap().unwrap() && spare.await.unwrap().unwrap());
+    for peer in [first, spare] {
+        assert_eq!(peer.await.unwrap().unwrap(), TOOK_PART);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -278,9 +286,11 @@ async fn a_peer_finds_its_broker_again_and_still_has_its_copies() {
     }
     assert_eq!(train(&mut back, 3, 1).await, lost_step);
     for member in &back {
-        member.say(ToPeer::Stop { reason: String::new() }).await;
+        member.say(ToPeer::Stop(OVER)).await;
     }
-    assert!(first.await.unwrap().unwrap() && second.await.unwrap().unwrap());
+    for peer in [first, second] {
+        assert_eq!(peer.await.unwrap().unwrap(), TOOK_PART);
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -297,8 +307,8 @@ async fn an_assignment_that_is_too_large_is_refused_and_the_peer_stays() {
         FromPeer::Failed { generation: 1, reason } => assert!(reason.contains("memory"), "{reason}"),
         other => panic!("{other:?}"),
     }
-    a.say(ToPeer::Stop { reason: String::new() }).await;
-    assert!(!peer.await.unwrap().unwrap(), "it had no part");
+    a.say(ToPeer::Stop(OVER)).await;
+    assert!(!peer.await.unwrap().unwrap().took_part, "it had no part");
 }
 
 /// A member without a copy says so, and the one that asked reports it.
@@ -321,7 +331,7 @@ async fn a_missing_copy_is_reported() {
         other => panic!("{other:?}"),
     }
     for member in [&a, &b] {
-        member.say(ToPeer::Stop { reason: String::new() }).await;
+        member.say(ToPeer::Stop(OVER)).await;
     }
     assert!(first.await.unwrap().is_ok() && second.await.unwrap().is_ok());
 }
@@ -344,6 +354,6 @@ async fn a_neighbour_that_closes_its_link_without_a_reason_is_reported() {
     link.close("");
     let reason = "it closed the connection without a reason".into();
     assert_eq!(a.hear().await, FromPeer::LinkLost { generation: 1, member: MemberId(1), reason });
-    a.say(ToPeer::Stop { reason: String::new() }).await;
-    assert!(peer.await.unwrap().unwrap());
+    a.say(ToPeer::Stop(OVER)).await;
+    assert_eq!(peer.await.unwrap().unwrap(), TOOK_PART);
 }

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_protocol::TensorKey;
 
+use super::observer::{JoinEvent, JoinObserver};
 use crate::NodeError;
 use crate::machine::disk::{directory, read_at, write_at};
 
@@ -41,12 +42,18 @@ impl Kept {
 /// A file that takes tensors of one cut.
 #[derive(Debug, Default)]
 pub(super) struct Spool {
+    observer: JoinObserver,
     file: Option<Arc<File>>,
     end: u64,
     full: bool,
 }
 
 impl Spool {
+    /// A spool whose observer is told once if the disk has no room.
+    pub(super) fn new(observer: JoinObserver) -> Self {
+        Self { observer, ..Self::default() }
+    }
+
     /// Keeps a tensor. What the disk cannot take stays in memory.
     pub(super) fn keep(&mut self, tensor: HostTensor) -> Kept {
         if self.full {
@@ -55,7 +62,8 @@ impl Spool {
         match self.write(&tensor) {
             Ok((file, offset)) => Kept::Disk(file, offset, tensor.ty().clone()),
             Err(e) => {
-                tracing::warn!("copies stay in memory, as there is no room for them in {}: {e}", directory().display());
+                let reason = format!("{}: {e}", directory().display());
+                self.observer.tell(JoinEvent::CopiesInMemory { reason });
                 self.full = true;
                 Kept::Memory(tensor)
             }

@@ -1,7 +1,9 @@
 //! Measures how fast a backend computes, with the operators of small training steps.
 
 mod bench;
+mod brief;
 mod file;
+mod left_out;
 mod sample;
 mod traffic;
 
@@ -9,7 +11,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
+pub(crate) use brief::measure_briefly;
 pub use file::to_toml;
+pub use left_out::LeftOut;
 pub(crate) use sample::samples;
 
 use bench::{Stopwatch, Took, middle, run, typical};
@@ -19,10 +23,10 @@ use fusionllm_exec::{self as exec, Coder, Pace};
 use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
-    Cost, CounterRng, DType, Graph, HostTensor, Node, NodeId, Op, TensorType, TrainGraph, ValueId, autodiff,
+    Cost, CounterRng, DType, Graph, HostTensor, Node, Op, TensorType, TrainGraph, ValueId, autodiff,
 };
 use fusionllm_plan::{
-    CodecStep, CopyDirection, Curve, Curves, Device, Instruction, Measured, Optimizer, Program, Rates, work_units,
+    CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Program, Rates, work_units,
 };
 
 use crate::NodeError;
@@ -46,11 +50,7 @@ const THOROUGH: Effort = Effort { warm_up: 1, patience: Duration::from_millis(70
 const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150), repeats: 1 };
 /// For a model's own step, whose micro-batches need much more memory.
 const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 5 };
-/// For a job's own step, while the other joiners wait.
-const JOINING: Effort = Effort { warm_up: 1, patience: Duration::from_millis(1500), repeats: 1 };
 const MAX_REPEATS: usize = 40;
-/// Estimated seconds of a pass over a job's own operators that a joiner measures.
-const MAX_PASS_S: f64 = 5.0;
 
 /// Measures operators in general, and those of `models`, which step in micro-batches over `batch` samples. If there
 /// are models, fewer general networks are measured. `on_progress` gets the name of each network before it runs. With
@@ -69,55 +69,6 @@ pub fn measure(
 ) -> Result<Device, NodeError> {
     let general = if models.is_empty() { (networks()?, THOROUGH) } else { (few_networks()?, BRIEF) };
     measure_on(backend, general, (models, batch), slowdown, on_progress)
-}
-
-/// Measures a few small networks in about a second, and then operators of a job's model, by [`samples`] of it. These may
-/// be a stranger's. One that is not valid, or needs more than `memory` bytes or too much time, is left out, with a
-/// warning.
-///
-/// # Errors
-///
-/// The backend fails.
-pub(crate) fn measure_briefly(
-    backend: &Arc<dyn Backend>,
-    slowdown: f64,
-    memory: Option<u64>,
-    own: &[Program],
-) -> Result<Device, NodeError> {
-    let mut device = measure_on(backend, (few_networks()?, BRIEF), (&[], 0), slowdown, |_| {})?;
-    crate::machine::compute_threads(slowdown)?.install(|| {
-        let mut samples = Samples::default();
-        for program in own {
-            let measured = fits(program, memory, slowdown, &device).and_then(|()| {
-                samples.own(backend, program, &BTreeMap::new(), JOINING, slowdown).map_err(|e| e.one_line())
-            });
-            if let Err(reason) = measured {
-                tracing::warn!("the job's own operators are not measured: {reason}");
-            }
-        }
-        device.measured.operators.by_signature.extend(samples.seconds);
-    });
-    Ok(device)
-}
-
-/// Whether a Program can be measured. The error says why not.
-fn fits(program: &Program, memory: Option<u64>, slowdown: f64, device: &Device) -> Result<(), String> {
-    program.validate().map_err(|e| e.to_string())?;
-    let needed = sample::needed_bytes(program);
-    if let Some(memory) = memory.filter(|memory| needed > *memory) {
-        return Err(format!("they need {needed} bytes of memory, and this machine gives the run {memory}"));
-    }
-    let cost = |node: &Node| device.seconds(node.op.name(), &cost_of(program, node));
-    let costs: BTreeMap<NodeId, f64> = program.nodes.iter().map(|(id, node)| (*id, cost(node))).collect();
-    let runs = program.instructions.iter().filter_map(|instruction| match instruction {
-        Instruction::Run { node, .. } => Some(costs[node]),
-        _ => None,
-    });
-    let seconds = slowdown * runs.sum::<f64>();
-    if seconds > MAX_PASS_S {
-        return Err(format!("they would take {seconds:.0} s"));
-    }
-    Ok(())
 }
 
 /// The cost of a node of a valid Program.

@@ -58,36 +58,38 @@ pub(super) fn sample(train: &TrainGraph, micro_batches: usize) -> Program {
 /// The Program of a peer with the `chosen` nodes, if all their other inputs were constants: forward for all
 /// micro-batches, then backward.
 pub(super) fn program(graph: &Graph, chosen: &[bool], micro_batches: usize) -> Program {
-    let nodes: Vec<NodeId> = graph.node_ids().filter(|n| chosen[n.index()]).collect();
-    let mut uses = vec![0usize; graph.values.len()];
+    let nodes = graph.node_ids().filter(|n| chosen[n.index()]).map(|n| (n, graph.node(n).clone()));
+    assemble(nodes.collect(), |v| graph.value(v).clone(), micro_batches)
+}
+
+/// The Program of a peer with these nodes, if all their other inputs were constants.
+fn assemble(nodes: BTreeMap<NodeId, Node>, value: impl Fn(ValueId) -> Value, micro_batches: usize) -> Program {
+    let mut uses: HashMap<ValueId, usize> = HashMap::new();
     let (mut values, mut holdings) = (BTreeMap::new(), Vec::new());
-    for n in &nodes {
-        let node = graph.node(*n);
+    for node in nodes.values() {
         for v in &node.inputs {
-            uses[v.index()] += 1;
+            *uses.entry(*v).or_default() += 1;
         }
-        values.extend(node.inputs.iter().chain(&node.outputs).map(|v| (*v, graph.value(*v).clone())));
+        values.extend(node.inputs.iter().chain(&node.outputs).map(|v| (*v, value(*v))));
     }
+    let made: BTreeSet<ValueId> = nodes.values().flat_map(|node| node.outputs.iter().copied()).collect();
     for (v, value) in &mut values {
-        let made = graph.producer(*v).is_some_and(|n| chosen[n.index()]);
-        if !made && value.kind != ValueKind::RngKey {
+        if !made.contains(v) && value.kind != ValueKind::RngKey {
             value.kind = ValueKind::Constant;
             holdings.push(Holding { value: *v, owner: false });
         }
     }
     let mut instructions = Vec::new();
     let mut left = vec![uses; micro_batches];
-    let (forward, backward) = nodes.split_at(nodes.partition_point(|n| graph.node(*n).phase == Phase::Forward));
-    for half in [forward, backward] {
+    for forward in [true, false] {
         for (micro_batch, left) in (0..).zip(&mut left) {
-            for n in half {
+            for (n, node) in nodes.iter().filter(|(_, node)| (node.phase == Phase::Forward) == forward) {
                 instructions.push(Instruction::Run { node: *n, micro_batch });
-                let node = graph.node(*n);
                 for v in &node.inputs {
-                    left[v.index()] -= 1;
+                    left.entry(*v).and_modify(|uses| *uses -= 1);
                 }
                 let touched: BTreeSet<ValueId> = node.inputs.iter().chain(&node.outputs).copied().collect();
-                let done = touched.into_iter().filter(|v| left[v.index()] == 0);
+                let done = touched.into_iter().filter(|v| left.get(v).is_none_or(|uses| *uses == 0));
                 let done = done.filter(|v| matches!(values[v].kind, ValueKind::Result { .. }));
                 instructions.extend(done.map(|value| Instruction::Free { value, micro_batch }));
             }
@@ -97,7 +99,7 @@ pub(super) fn program(graph: &Graph, chosen: &[bool], micro_batches: usize) -> P
         peer: PeerId(0),
         version: 0,
         micro_batches: micro_batches as u32,
-        nodes: nodes.iter().map(|n| (*n, graph.node(*n).clone())).collect(),
+        nodes,
         values,
         holdings,
         reductions: Vec::new(),
@@ -107,6 +109,32 @@ pub(super) fn program(graph: &Graph, chosen: &[bool], micro_batches: usize) -> P
         masks: BTreeMap::new(),
         codecs: BTreeMap::new(),
     }
+}
+
+/// A Program for each kind of operator in a [valid](Program::validate) one, by its signature. It runs an operator of that
+/// kind alone, after the views that it reads.
+pub(super) fn one_by_one(program: &Program) -> BTreeMap<String, Program> {
+    let makers: HashMap<ValueId, NodeId> =
+        program.nodes.iter().flat_map(|(id, node)| node.outputs.iter().map(|v| (*v, *id))).collect();
+    let types = |values: &[ValueId]| values.iter().map(|v| &program.values[v].ty).collect::<Vec<_>>();
+    let alone = |id: NodeId| {
+        let (mut nodes, mut open) = (BTreeMap::new(), vec![id]);
+        while let Some(id) = open.pop() {
+            let node = &program.nodes[&id];
+            // A view cannot be replaced by an invented tensor.
+            open.extend(node.inputs.iter().filter_map(|v| makers.get(v)).filter(|maker| {
+                let made = &program.nodes[*maker];
+                is_view(&made.op, &types(&made.inputs), &types(&made.outputs))
+            }));
+            nodes.insert(id, node.clone());
+        }
+        assemble(nodes, |v| program.values[&v].clone(), 1)
+    };
+    let mut kinds: BTreeMap<String, NodeId> = BTreeMap::new();
+    for (id, signature) in signatures(program) {
+        kinds.entry(signature).or_insert(id);
+    }
+    kinds.into_iter().map(|(signature, id)| (signature, alone(id))).collect()
 }
 
 /// For each node, whether a step runs it.

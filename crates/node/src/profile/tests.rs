@@ -41,13 +41,31 @@ fn a_joiner_measures_the_programs_that_fit_it() {
     let own = samples(&[Model { micro_batch: 2, forward, train, eval }], 8);
     let backend = fusionllm_backend::open("cpu").unwrap();
     let known = |memory, programs: &[Program]| {
-        measure_briefly(&backend, 1.0, memory, programs).unwrap().measured.operators.by_signature.len()
+        let (device, left_out) = measure_briefly(&backend, 1.0, memory, programs).unwrap();
+        let known: BTreeSet<String> = device.measured.operators.by_signature.into_keys().collect();
+        (known, left_out)
     };
     let distinct: BTreeSet<String> = sample::signatures(&own[0]).into_values().collect();
-    assert_eq!(known(Some(1 << 30), &own), distinct.len());
-    assert_eq!(known(Some(1 << 10), &own), 0, "more than its memory");
+    assert_eq!(known(Some(1 << 30), &own), (distinct.clone(), None));
+    let whole = sample::needed_bytes(&own[0]);
+    assert_eq!(known(Some(whole - 1), &own), (distinct.clone(), None), "one after the other, they fit");
+    // Each alone needs less than all, but some need more than this.
+    let alone: Vec<u64> = sample::one_by_one(&own[0]).values().map(sample::needed_bytes).collect();
+    let largest = alone.iter().copied().max().unwrap();
+    assert!(largest < whole / 2, "{largest} {whole}");
+    let (some, left_out) = known(Some(largest - 1), &own);
+    let left_out = left_out.unwrap();
+    assert_eq!(left_out.too_large, alone.iter().filter(|bytes| **bytes == largest).count());
+    assert!(some.is_subset(&distinct) && some.len() >= distinct.len() - left_out.too_large, "{left_out}");
     let invalid = Program { values: BTreeMap::new(), ..own[0].clone() };
-    assert_eq!(known(None, &[invalid]), 0);
+    assert_eq!(known(None, &[invalid]), (BTreeSet::new(), None));
+}
+
+#[test]
+fn people_read_which_operators_are_estimated() {
+    let none = LeftOut::new(Some(40 << 20));
+    let left_out = LeftOut { of: 57, too_large: 3, needed: 89_412_100, too_slow: 1, ..none };
+    insta::assert_snapshot!(left_out, @"4 of 57 kinds of operators could not be measured, so their times are estimated: 3 need up to 85.3 MiB of memory, and the run may use 40 MiB; 1 would take too long");
 }
 
 #[test]

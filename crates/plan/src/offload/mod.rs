@@ -7,13 +7,13 @@ mod uses;
 
 use std::collections::BTreeSet;
 
+use fusionllm_graph::units;
 use serde::{Deserialize, Serialize};
 
 pub(crate) use choice::{Offloaded, offload};
 pub(crate) use rewrite::rewrite;
 
 use crate::program::{Medium, OffloadedBytes, PeerId, Program};
-use crate::size::size;
 
 /// What a peer keeps outside its device's memory while nothing uses it, and what it computes again instead of keeping it.
 /// Tensors are named as in the graph.
@@ -66,7 +66,7 @@ pub(crate) fn sentence(name: &str, program: &Program) -> Option<String> {
             (parameters, "parameters"),
         ];
         let there = kinds.into_iter().filter(|(bytes, _)| *bytes > 0);
-        let there: Vec<String> = there.map(|(bytes, what)| format!("{} of {what}", size(bytes as f64))).collect();
+        let there: Vec<String> = there.map(|(bytes, what)| format!("{} of {what}", units::bytes(bytes))).collect();
         let place = match medium {
             Medium::Host => "in the host's memory",
             Medium::Disk => "on disk",
@@ -77,7 +77,7 @@ pub(crate) fn sentence(name: &str, program: &Program) -> Option<String> {
     let offloads = (!media.is_empty()).then(|| format!("offloads {}", media.join("; ")));
     let again = program.recomputed_bytes();
     let recomputes =
-        (again > 0).then(|| format!("computes {} of activations again in each micro-batch", size(again as f64)));
+        (again > 0).then(|| format!("computes {} of activations again in each micro-batch", units::bytes(again)));
     let does: Vec<String> = recomputes.into_iter().chain(offloads).collect();
     (!does.is_empty()).then(|| format!("{name} has too little memory for its share, and {}", does.join(", and ")))
 }

@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
+use fusionllm_graph::units::{bytes, counted, rate, seconds};
+
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
-use super::{bytes, rate, seconds};
 use crate::cost::{Cluster, Link};
 use crate::plan::Plan;
 use crate::program::PeerId;
@@ -51,13 +52,13 @@ pub fn cluster(cluster: &Cluster, plan: &Plan, simulation: &Simulation) -> Strin
         "The cluster and the cut",
     );
     let subtitle = format!(
-        "{} a step · {} · {} stages on {} of {} device(s), {} micro-batches",
+        "{} a step · {} · {} on {} of {}, {}",
         seconds(simulation.step_s),
         plan.scheduler,
-        plan.stages.len(),
+        counted(plan.stages.len(), "stage"),
         plan.used().len(),
-        cluster.devices().len(),
-        plan.micro_batches
+        counted(cluster.devices().len(), "device"),
+        counted(plan.micro_batches, "micro-batch")
     );
     svg.text([24.0, 60.0], 13.0, Anchor::Start, &fill(FAINT), &subtitle);
     for g in &groups {
@@ -315,7 +316,7 @@ fn device(
     svg.text([x + card.width - 12.0, y + 21.0], 11.5, Anchor::End, &fill("#2563eb"), &what);
     let line = match operators {
         0 => String::new(),
-        n => format!("{n} operators"),
+        n => counted(n, "operator"),
     };
     svg.text([x + 12.0, y + 37.0], 11.0, Anchor::Start, &fill(FAINT), &line);
     for (i, (name, share, value, color)) in [

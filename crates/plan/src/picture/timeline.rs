@@ -1,4 +1,5 @@
-use super::seconds;
+use fusionllm_graph::units::{bytes, counted, seconds};
+
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
 use crate::cost::Cluster;
 use crate::program::{PeerId, Slot};
@@ -59,8 +60,9 @@ pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
     let busy: f64 =
         simulation.peers.iter().map(|p| p.compute_s).sum::<f64>() / (simulation.step_s * peers.max(1) as f64);
     let subtitle = format!(
-        "{} from step to step · {peers} peer(s), busy {:.0} % of the time",
+        "{} from step to step · {}, busy {:.0} % of the time",
         seconds(simulation.step_s),
+        counted(peers, "peer"),
         100.0 * busy
     );
     svg.text([24.0, 60.0], 13.0, Anchor::Start, &fill(FAINT), &subtitle);
@@ -95,8 +97,7 @@ pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
             Slot::Buffer { .. } => "buffer".into(),
         };
         let (start, last) = (x(t.start), x(t.end).max(x(t.start) + 0.75));
-        let title =
-            format!("{what} to {}: {}, {}", cluster.name(t.to), super::bytes(t.bytes), seconds(t.arrived - t.sent));
+        let title = format!("{what} to {}: {}, {}", cluster.name(t.to), bytes(t.bytes), seconds(t.arrived - t.sent));
         svg.rect([start, y(t.from) + row + 1.5, last - start, sends - 1.0], 1.0, &fill(SEND), &title);
         if between.len() <= ARROWS && t.to.0 < peers as u32 {
             let down = t.to > t.from;

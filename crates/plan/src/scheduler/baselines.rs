@@ -1,5 +1,7 @@
 //! Cuts that ignore devices and links: the baselines that plans are compared with.
 
+use std::collections::BTreeSet;
+
 use fusionllm_graph::Graph;
 
 use crate::error::PlanError;
@@ -7,7 +9,7 @@ use crate::plan::Plan;
 use crate::schedule::Schedule;
 
 /// Cuts a graph into one stage per peer, in the given order. Each stage has the same share of the floating-point
-/// operations, as nearly as node boundaries allow.
+/// operations, as nearly as node boundaries allow. Peers for which nothing is left have no stage.
 pub fn equal_compute(
     graph: &Graph,
     peers: &[String],
@@ -28,7 +30,7 @@ pub fn equal_compute(
 }
 
 /// Cuts a graph into one stage per peer, in the given order. Each stage has the same number of operators, as nearly
-/// as possible.
+/// as possible. Peers for which nothing is left have no stage.
 pub fn equal_number(
     graph: &Graph,
     peers: &[String],
@@ -64,7 +66,10 @@ fn equal_shares(
         let stage = stage_of[first];
         stage_of[first..=last].fill(stage);
     }
-    let peer_of_stage: Vec<u32> = (0..peers.len() as u32).collect();
+    // A peer whose share no operator falls into has no stage.
+    let peer_of_stage: Vec<u32> = stage_of.iter().copied().collect::<BTreeSet<_>>().into_iter().collect();
+    let place = |peer: &u32| peer_of_stage.partition_point(|p| p < peer) as u32;
+    let stage_of: Vec<u32> = stage_of.iter().map(place).collect();
     Ok(Plan::from_stages(graph, &stage_of, &peer_of_stage, peers.to_vec(), micro_batches, schedule, scheduler))
 }
 

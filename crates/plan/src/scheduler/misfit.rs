@@ -1,6 +1,7 @@
 //! Why no plan fits the devices' memory.
 
 use fusionllm_graph::Graph;
+use fusionllm_graph::units::bytes;
 
 use super::atoms::ModelChain;
 use crate::cost::Cluster;
@@ -8,7 +9,6 @@ use crate::error::PlanError;
 use crate::program::PeerId;
 use crate::schedule::Schedule;
 use crate::search::{MAX_CUT_POSITIONS, Problem, Segment, equal_memory};
-use crate::size::size;
 
 /// Names what is missing where: for one operator, for the parameters, or for a plan shared out by memory.
 pub(super) fn misfit(
@@ -32,20 +32,23 @@ pub(super) fn misfit(
         return PlanError::Memory(format!(
             "operator {:?} alone needs {} with its parameters and activations, but the largest device, {}, has {}; use a smaller micro-batch, or a device with more memory",
             forward.nodes[node].name,
-            size(need),
+            bytes(need as u64),
             name(largest),
-            size(have)
+            bytes(have as u64)
         ));
     }
     let total: f64 = units.iter().map(|u| u.memory).sum();
     let state = problem.state_bytes();
     if state > total {
         return PlanError::Memory(format!(
-            "parameters, gradients and optimizer state take {}, but all {} devices together have {}: {} are missing; add devices, or use a smaller model",
-            size(state),
-            units.len(),
-            size(total),
-            size(state - total)
+            "parameters, gradients and optimizer state take {}, but {} {}: {} are missing; add devices, or use a smaller model",
+            bytes(state as u64),
+            match units.len() {
+                1 => format!("{} has", name(0)),
+                count => format!("all {count} devices together have"),
+            },
+            bytes(total as u64),
+            bytes((state - total) as u64)
         ));
     }
     // A plan shared out by memory shows where memory is missing.
@@ -57,7 +60,7 @@ pub(super) fn misfit(
             let in_flight = coarse.in_flight(schedule, plan.len() - s);
             let needed = coarse.memory(unit as usize, lo as usize, hi as usize, in_flight);
             let missing = needed - units[unit as usize].memory;
-            (missing > 0.0).then(|| format!("{} on {}", size(missing), name(unit as usize)))
+            (missing > 0.0).then(|| format!("{} on {}", bytes(missing as u64), name(unit as usize)))
         })
         .collect();
     let missing = if missing.is_empty() { "memory on some device".into() } else { missing.join(", ") };

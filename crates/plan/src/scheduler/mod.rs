@@ -16,6 +16,8 @@ pub use scheduled::Scheduled;
 
 use space::SearchSpace;
 
+use fusionllm_graph::units::counted;
+
 use crate::codecs::{Compression, Compressor, SLACK};
 use crate::cost::Cluster;
 use crate::error::PlanError;
@@ -76,6 +78,18 @@ pub fn schedule_unknown(
     }
 }
 
+/// A sentence about the peers for which a plan has no operator; `None` if each peer has one.
+pub fn idle_note(plan: &Plan, workload: Workload<'_>) -> Option<String> {
+    let (all, used) = (plan.peers.len(), plan.used().len());
+    let idle = all.checked_sub(used).filter(|idle| *idle > 0)?;
+    let verb = if idle == 1 { "has" } else { "have" };
+    let (operators, stages) = (counted(workload.forward.nodes.len(), "operator"), counted(used, "stage"));
+    let (all, enough) = (counted(all, "peer"), counted(used, "peer"));
+    Some(format!(
+        "{idle} of {all} {verb} nothing to do: the model's {operators} make {stages}; {enough} would do as well"
+    ))
+}
+
 /// Makes a plan for messages that are as small as `rule` makes them.
 fn cut(
     workloads: &[Workload<'_>],
@@ -100,19 +114,22 @@ fn cut(
     let names: Vec<String> = cluster.devices().iter().map(|d| d.name.clone()).collect();
     let plan = schedule_unknown(first, &names, Some(options.scheduler), schedule)?;
     let lower_bound_s = SearchSpace::new(workloads, cluster, options, None)?.bound(options);
+    let notes = idle_note(&plan, first).into_iter().collect();
+    let devices: Vec<PeerId> = plan.used().into_iter().collect();
+    let (plan, cluster) = (plan.without_idle(), &cluster.select(&devices)?);
     let Prepared { plan, programs, simulation } =
         prepare(plan, first, Some(cluster), Compression::default(), options.optimizer)?;
     let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
     let mut scheduled = Scheduled {
         plan,
-        devices: (0..names.len() as u32).map(PeerId).collect(),
+        devices,
         cluster: cluster.clone(),
         workload: 0,
         programs,
         simulation,
         estimate_s: None,
         lower_bound_s,
-        notes: Vec::new(),
+        notes,
     };
     scheduled.offload(options.optimizer)?;
     Ok(scheduled)

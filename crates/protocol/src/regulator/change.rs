@@ -3,6 +3,7 @@
 use std::fmt;
 
 use fusionllm_compress::Codec;
+use fusionllm_graph::units::rate;
 use fusionllm_plan::{LinkCodec, PeerId};
 
 /// A link's sender and receiver.
@@ -66,11 +67,10 @@ pub enum CodecChangeReason {
 
 impl fmt::Display for CodecChangeReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mbps = |bytes_per_s: f64| 8e-6 * bytes_per_s;
         match *self {
             Self::Rate { before, now } => {
                 let verb = if now < before { "fell" } else { "rose" };
-                write!(f, "its rate {verb} from {:.1} to {:.1} Mbps", mbps(before), mbps(now))
+                write!(f, "its rate {verb} from {} to {}", rate(before), rate(now))
             }
             Self::OtherRates => f.write_str("the rates of other links changed"),
             Self::Error(error) => write!(f, "the relative error of its tensors is {:.0} %", 100.0 * error),

@@ -167,6 +167,17 @@ impl CopyPace {
         self.next = self.began + copy_period(self.cost_s);
     }
 
+    /// Notes when steps were done before this broker started: these, in order, with their seconds. The last one was
+    /// complete at `end`.
+    pub(super) fn remember(&mut self, steps: &[(u64, f64)], end: f64) {
+        let mut at = end;
+        for (step, seconds) in steps.iter().rev() {
+            self.completed.insert(*step, at);
+            at -= seconds;
+        }
+        self.completed.extend(steps.first().map(|(first, _)| (first.saturating_sub(1), at)));
+    }
+
     /// Seconds from the end of a step until `then`.
     pub(super) fn since(&self, step: u64, then: f64) -> f64 {
         self.completed.get(&step).map_or(0.0, |at| (then - at).max(0.0))

@@ -17,13 +17,13 @@ use fusionllm_plan::{LinkCodec, PeerId, Program};
 
 use crate::notice::{Open, one_line};
 use crate::{
-    Action, Admission, AppliedCodecs, Atlas, Broker, Custody, Formation, FromPeer, Hello, Identity, IncidentKind,
-    MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
+    Action, Admission, AppliedCodecs, Atlas, Broker, Custody, Farewell, Formation, FromPeer, Hello, Identity,
+    IncidentKind, MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
 use copies::{COPY_RATE, CopyPace};
 use speed::Speeds;
 use state::Awaited;
-pub use state::RunState;
+pub use state::{Past, RunState};
 use watch::{Change, SUSPECT_S, Watch};
 
 /// What a run needs to know before its first joiner.
@@ -249,8 +249,9 @@ impl Run {
             Standing::Away => return Vec::new(),
             // It has woken, and does not know yet.
             Standing::Out => {
-                let reason = "the run goes on without this machine; start `join` again to come back".into();
-                return vec![Action::Send(from, ToPeer::Stop { reason }), Action::Dismiss(from)];
+                let reason = "its place was given up while it did not answer; start `join` again to come back".into();
+                let stop = ToPeer::Stop(Farewell::PutOut { reason });
+                return vec![Action::Send(from, stop), Action::Dismiss(from)];
             }
             Standing::Present | Standing::Silent => {}
         }
@@ -300,7 +301,7 @@ impl Run {
             _ if self.begun => Vec::new(),
             _ => {
                 let reason = "interrupted before all peers had joined".to_owned();
-                self.end(Action::Fail(reason.clone()), &reason)
+                self.end(Action::Fail(reason))
             }
         }
     }
@@ -415,9 +416,14 @@ impl Run {
         actions
     }
 
-    fn end(&mut self, last: Action, reason: &str) -> Vec<Action> {
+    /// The run is over, and ends with this action.
+    fn end(&mut self, last: Action) -> Vec<Action> {
         self.phase = Phase::Over;
-        let stop = ToPeer::Stop { reason: reason.to_owned() };
+        let farewell = match &last {
+            Action::Fail(reason) => Farewell::Failed { reason: reason.clone() },
+            _ => Farewell::Over { step: self.progress.step, steps: self.options.settings.steps },
+        };
+        let stop = ToPeer::Stop(farewell);
         let mut actions: Vec<Action> = self.roster.connected().map(|m| Action::Send(m.id, stop.clone())).collect();
         actions.push(last);
         actions

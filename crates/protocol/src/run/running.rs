@@ -256,7 +256,7 @@ impl Run {
         }
         // Nobody else could do better with the same work. The member reads why, as it is still one.
         let reason = format!("peer {name:?} failed: {}", one_line(reason));
-        self.end(Action::Fail(reason.clone()), &reason)
+        self.end(Action::Fail(reason))
     }
 
     /// Call when the last tensor of a member's snapshot has arrived.
@@ -313,11 +313,7 @@ impl Run {
                 }
                 // The generation that asks for it does nothing more.
                 Action::Expel(member, reason) => all.extend(self.expel(member, &reason, self.now)),
-                Action::Finish(_) => return [all, self.end(action, "")].concat(),
-                Action::Fail(ref reason) => {
-                    let reason = reason.clone();
-                    return [all, self.end(action, &reason)].concat();
-                }
+                Action::Finish(_) | Action::Fail(_) => return [all, self.end(action)].concat(),
                 other => all.push(other),
             }
         }

@@ -2,7 +2,7 @@
 
 use super::{Phase, Run};
 use crate::notice::Open;
-use crate::{Action, Formation, IncidentKind, MemberId, Notice, Standing, Survey, ToPeer};
+use crate::{Action, Farewell, Formation, IncidentKind, MemberId, Notice, Standing, Survey, ToPeer};
 
 impl Run {
     /// A generation runs: measures newcomers, and sees whether they help.
@@ -92,7 +92,7 @@ impl Run {
 
     /// Lets a member go that wanted to.
     pub(super) fn dismiss(&mut self, member: MemberId) -> Vec<Action> {
-        let stop = ToPeer::Stop { reason: String::new() };
+        let stop = ToPeer::Stop(Farewell::Left);
         let mut actions = vec![Action::Send(member, stop), Action::Dismiss(member)];
         actions.extend(self.lose(member, "it left", Standing::Out, IncidentKind::Left));
         self.custody.lose(member);

@@ -39,6 +39,15 @@ impl RunState {
     }
 }
 
+/// What a broker that was killed had done, as its disk tells.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Past {
+    /// Seconds since its last sign of life.
+    pub away_s: f64,
+    /// Its steps, in order, each with the seconds that it took.
+    pub steps: Vec<(u64, f64)>,
+}
+
 /// Members that went together, as when the broker was cut off. Without them the run would go back a long way, so it
 /// gives them time to come back.
 #[derive(Debug)]
@@ -80,9 +89,9 @@ impl Run {
 
     /// Goes on with a run whose broker was killed. Its members are away, and come back by themselves.
     ///
-    /// `roster` is one without members. `away_s` is the time since the state was written, in seconds. The newest
-    /// checkpoint may be another than the state knows: it is that of [`RunSettings::start`](crate::RunSettings::start).
-    pub fn restore(options: RunOptions, roster: Roster, state: RunState, atlas: Atlas, away_s: f64) -> Self {
+    /// `roster` is one without members. The newest checkpoint may be another than the state knows: it is that of
+    /// [`RunSettings::start`](crate::RunSettings::start).
+    pub fn restore(options: RunOptions, roster: Roster, state: RunState, atlas: Atlas, past: &Past) -> Self {
         let start = options.settings.start;
         let mut run = Self::new(options, roster.with_members(state.members, state.next_name));
         run.custody = state.custody.on_another_disk(start);
@@ -93,8 +102,10 @@ impl Run {
         if run.begun {
             run.awaited = Some(Awaited { members: state.awaited, until: None });
             run.rewound = false;
-            let step = state.progress.step;
-            run.incidents.push(Open::begin(IncidentKind::Broker, MemberId::BROKER, step, -away_s, 0.0));
+            // It did more steps than it wrote states.
+            let step = past.steps.last().map_or(state.progress.step, |(step, _)| *step);
+            run.copies.remember(&past.steps, -past.away_s);
+            run.incidents.push(Open::begin(IncidentKind::Broker, MemberId::BROKER, step, -past.away_s, 0.0));
         }
         run
     }

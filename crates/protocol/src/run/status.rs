@@ -1,7 +1,9 @@
 //! What a run's owner sees of it, and decides about its members.
 
 use super::{Phase, Run};
-use crate::{Action, IncidentKind, MAX_LISTED, Member, MemberId, MemberStatus, RunPhase, RunStatus, Standing, ToPeer};
+use crate::{
+    Action, Farewell, IncidentKind, MAX_LISTED, Member, MemberId, MemberStatus, RunPhase, RunStatus, Standing, ToPeer,
+};
 
 impl Run {
     /// The run as its machines know it. The figures of steps, loading, checkpoints and incidents are missing.
@@ -102,7 +104,8 @@ impl Run {
         let mut actions = self.lose(member, reason, Standing::Out, kind);
         self.watch.forget(member);
         self.custody.lose(member);
-        actions.push(Action::Send(member, ToPeer::Stop { reason: crate::notice::one_line(reason) }));
+        let reason = crate::notice::one_line(reason);
+        actions.push(Action::Send(member, ToPeer::Stop(Farewell::PutOut { reason })));
         actions.push(Action::Dismiss(member));
         actions
     }

@@ -347,7 +347,7 @@ impl<'a> Peer<'a> {
                 assert_eq!(step, self.trained, "a snapshot shows its step");
                 self.snapshots.extend(save.then_some(step));
             }
-            ToPeer::Stop { .. } => {}
+            ToPeer::Stop(_) => {}
             other => unreachable!("{other:?}"),
         }
     }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_plan::{Instruction, LearningRate, Optimizer, Poison, Program};
 use fusionllm_protocol::{
-    Action, Admission, Arrival, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, Invitation,
-    MemberId, Notice, PassReport, Roster, Run, RunOptions, RunPhase, RunSettings, Standing, TicketRole, ToPeer,
-    TrainingProgress, VERSION, share_of,
+    Action, Admission, Arrival, ExpectedPeers, ExpectedReports, Farewell, Formation, FromPeer, Heartbeat, Hello,
+    Invitation, MemberId, Notice, PassReport, Past, Roster, Run, RunOptions, RunPhase, RunSettings, Standing,
+    TicketRole, ToPeer, TrainingProgress, VERSION, share_of,
 };
 
 use super::programs;
@@ -46,6 +46,7 @@ pub(crate) fn hello(m: usize, process: u64) -> Hello {
         name: format!("m{m}"),
         backend: "b".into(),
         device: "d".into(),
+        slow_bf16: false,
         addr: Vec::new(),
     }
 }
@@ -112,6 +113,14 @@ impl Stage {
         assert_eq!(stage.run.status(stage.now).phase, RunPhase::Training);
         stage.actions.clear();
         stage
+    }
+
+    /// The broker is killed, and another one goes on from what it wrote.
+    pub(crate) fn kill_broker(&mut self, past: &Past) {
+        let (state, atlas) = (self.run.state(), self.run.atlas().clone());
+        let roster = Roster::new(ExpectedPeers::Any(3), state.admission().clone());
+        self.run = Run::restore(self.options.clone(), roster, state, atlas, past);
+        self.now = 0.0;
     }
 
     pub(crate) fn join(&mut self, m: usize, process: u64) -> Result<MemberId, String> {
@@ -218,9 +227,9 @@ impl Stage {
     }
 
     /// What this member is told as its last word.
-    pub(crate) fn stopped(&self, m: u32) -> Option<&str> {
+    pub(crate) fn stopped(&self, m: u32) -> Option<&Farewell> {
         self.actions.iter().rev().find_map(|a| match a {
-            Action::Send(MemberId(to), ToPeer::Stop { reason }) if *to == m => Some(reason.as_str()),
+            Action::Send(MemberId(to), ToPeer::Stop(farewell)) if *to == m => Some(farewell),
             _ => None,
         })
     }

@@ -27,7 +27,6 @@ use std::time::{Duration, Instant};
 use mio::net::UdpSocket;
 use mio::{Events, Interest, Poll, Registry, Token, Waker};
 use noq_udp::{Transmit, UdpSocketState};
-use tracing::error;
 
 use crate::batch::{BatchReader, SendBatch};
 
@@ -61,6 +60,8 @@ pub struct EmulatorReport {
     pub socket_drops: Option<u64>,
     /// Datagrams from other senders than the socket's peer. They are ignored.
     pub foreign: u64,
+    /// Why nothing is forwarded any more, if that is so.
+    pub failure: Option<String>,
 }
 
 /// Datagrams delivered later than this after their due time count as late.
@@ -260,7 +261,7 @@ impl Forwarder {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) => {
-                    error!(%error, "the link emulator stopped: waiting for datagrams failed");
+                    self.shared.lock().report.failure = Some(error.to_string());
                     return;
                 }
             }

@@ -9,9 +9,10 @@ use fusionllm_plan::{
     Cause, Curve, LearningRate, Link, Measured, PassKind, PeerId, Poison, PoisonPlace, Rates, Slot, Verdict,
 };
 use fusionllm_protocol::{
-    Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, Contact, ExpectedPeers, FromPeer, Heartbeat,
-    Hello, Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question, ReceivedBytes, Request,
-    Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader, TensorKey, TicketRole, ToPeer, VERSION, encode,
+    Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, Contact, ExpectedPeers, Farewell, FromPeer,
+    Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question, ReceivedBytes,
+    Request, Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader, TensorKey, TicketRole, ToPeer, VERSION,
+    encode,
 };
 use fusionllm_transport::{PeerAddr, SecretKey};
 
@@ -32,7 +33,7 @@ pub(super) fn address() -> Vec<Vec<u8>> {
 fn hello() -> Hello {
     let addr = encode(&addr()).unwrap();
     let (backend, device) = ("cpu".into(), "CPU".into());
-    Hello { version: VERSION, secret: [7; 16], process: 3, name: "a".into(), backend, device, addr }
+    Hello { version: VERSION, secret: [7; 16], process: 3, name: "a".into(), backend, device, slow_bf16: true, addr }
 }
 
 fn machine() -> MachineProfile {
@@ -91,7 +92,7 @@ pub(super) fn to_peer() -> Vec<Vec<u8>> {
         ToPeer::Snapshot { step: 9, save: true },
         ToPeer::Mirror { step: 9, of: MemberId(2), bytes_per_s: Some(1e6) },
         ToPeer::Release { before: 9 },
-        ToPeer::Stop { reason: "no".into() },
+        ToPeer::Stop(Farewell::Failed { reason: "no".into() }),
         ToPeer::Welcome { seen_as: Some(([192, 0, 2, 1], 4433).into()), clock_s: 1.8e9 },
     ])
 }

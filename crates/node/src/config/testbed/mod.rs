@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 pub use known::Known;
 
+use fusionllm_graph::units::counted;
 use fusionllm_plan::{Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
 
 use super::gpus::{GPUS, PRODUCTS};
@@ -390,7 +391,7 @@ impl Profiles<'_> {
             Some((_, device)) => Ok(Device { name, ..device.clone() }),
             None => {
                 let with = backend.map(|b| format!(" of backend {b}")).unwrap_or_default();
-                let message = format!("{file} has no device{with} with {} thread(s)", wanted.unwrap_or(1));
+                let message = format!("{file} has no device{with} with {}", counted(wanted.unwrap_or(1), "thread"));
                 let there: Vec<String> = measured
                     .iter()
                     .map(|(threads, d)| format!("{} with {threads}", d.backend.as_deref().unwrap_or("any backend")))

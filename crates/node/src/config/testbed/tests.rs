@@ -156,7 +156,7 @@ fn devices_of_one_profile_share_the_threads() {
     assert_eq!(read("count = 2").unwrap().devices()[0].rates.matmul, 0.05e12, "two threads were not measured");
     assert_eq!(read("count = 4\nthreads = 4").unwrap().devices()[0].rates.matmul, 0.2e12);
     let e = read("threads = 3").unwrap_err();
-    assert_eq!(e.message, "D.toml has no device of backend cpu with 3 thread(s)");
+    assert_eq!(e.message, "D.toml has no device of backend cpu with 3 threads");
     assert_eq!(e.hint, "it has cpu with 1, cpu with 4");
 }
 

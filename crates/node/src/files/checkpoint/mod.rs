@@ -127,6 +127,14 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
+    /// If a checkpoint of a run is damaged: the step and the directory of the newest one before it that can be opened.
+    pub fn older(&self) -> Option<(u64, PathBuf)> {
+        let Self::Damaged { path, .. } = self else { return None };
+        let mut all = Checkpoints::new(path.parent()?).list().ok()?;
+        all.truncate(all.iter().position(|(_, other)| other == path)?);
+        all.into_iter().rev().find(|(_, path)| Checkpoint::open(path).is_ok())
+    }
+
     /// What the user can do about it.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
@@ -226,14 +234,16 @@ impl Checkpoints {
         CheckpointWriter::begin(&self.directory, step, model, optimizer)
     }
 
-    /// Removes all checkpoints except the newest `keep`. One always stays.
+    /// Removes all checkpoints except the newest `keep` up to this step. One always stays. Those of later steps are void,
+    /// because the run has gone back behind them.
     ///
     /// # Errors
     ///
     /// The disk fails.
-    pub fn prune(&self, keep: usize) -> Result<(), CheckpointError> {
+    pub fn prune(&self, step: u64, keep: usize) -> Result<(), CheckpointError> {
         let found = self.list()?;
-        for (_, path) in &found[..found.len().saturating_sub(keep.max(1))] {
+        let (valid, void) = found.split_at(found.partition_point(|(s, _)| *s <= step));
+        for (_, path) in valid[..valid.len().saturating_sub(keep.max(1))].iter().chain(void) {
             remove(path)?;
         }
         Ok(())

@@ -135,7 +135,7 @@ fn the_newest_checkpoint_is_found_and_the_oldest_are_removed() {
     let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
     assert_eq!(checkpoints.list().unwrap(), []);
     checkpoints.clean().unwrap();
-    checkpoints.prune(3).unwrap();
+    checkpoints.prune(100, 3).unwrap();
     assert_snapshot!(hide(&dir, Checkpoint::find(dir.path()).unwrap_err()), @r"
     DIR: there is no checkpoint here
     hint: give a run directory with a checkpoint in it, or a checkpoint, such as runs/0001/checkpoints/step-200
@@ -151,13 +151,38 @@ fn the_newest_checkpoint_is_found_and_the_oldest_are_removed() {
     assert_eq!(Checkpoint::find(&dir.path().join("checkpoints/step-9")).unwrap().state().step, 9);
     assert!(Checkpoint::find(&dir.path().join("checkpoints/step-400")).is_err());
 
-    checkpoints.prune(2).unwrap();
+    checkpoints.prune(100, 2).unwrap();
     assert_eq!(names(&dir), ["step-100", "step-20", "step-300.partial", "step-400"]);
     drop(unfinished);
     assert_eq!(names(&dir), ["step-100", "step-20", "step-400"]);
     fs::create_dir(dir.path().join("checkpoints/step-500.partial")).unwrap();
     checkpoints.clean().unwrap();
     assert_eq!(names(&dir), ["step-100", "step-20"]);
+}
+
+/// A damaged newest checkpoint stopped a resume, although an older one was there.
+#[test]
+fn an_older_checkpoint_is_offered_in_the_place_of_a_damaged_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let checkpoints = Checkpoints::new(dir.path().join("checkpoints"));
+    for step in [5, 10, 20, 30] {
+        save(&dir, step);
+    }
+    let path = |step: u64| dir.path().join(format!("checkpoints/step-{step}"));
+    for step in [10, 20] {
+        fs::write(path(step).join("model.safetensors"), "short").unwrap();
+    }
+    assert_eq!(
+        Checkpoint::open(&path(20)).unwrap_err().older(),
+        Some((5, path(5))),
+        "not a later one, nor a damaged one"
+    );
+    fs::remove_dir_all(path(5)).unwrap();
+    assert_eq!(Checkpoint::open(&path(20)).unwrap_err().older(), None);
+    // A run that goes on from an older checkpoint makes the later ones void, once it has another.
+    save(&dir, 15);
+    checkpoints.prune(15, 3).unwrap();
+    assert_eq!(names(&dir), ["step-10", "step-15"]);
 }
 
 #[test]

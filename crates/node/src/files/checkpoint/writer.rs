@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Path, PathBuf};
 
+use fusionllm_graph::units::counted;
 use fusionllm_graph::{HostTensor, TensorType};
 
 use super::{CheckpointError, FORMAT, MANIFEST, Manifest, Part, State, VERSION, digest, remove};
@@ -118,7 +119,9 @@ impl CheckpointWriter {
         for (file, digests) in self.files.iter().zip([&self.model, &self.optimizer]) {
             if let Some(name) = file.names().find(|name| !digests.contains_key(*name)) {
                 let missing = file.names().count() - digests.len();
-                return Err(self.unexpected(format!("{missing} tensors did not come, the first is `{name}`")));
+                return Err(
+                    self.unexpected(format!("{} did not come, the first is `{name}`", counted(missing, "tensor")))
+                );
             }
         }
         for file in &self.files {

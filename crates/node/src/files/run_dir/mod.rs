@@ -19,6 +19,7 @@ mod records;
 use std::fs::{self, File, OpenOptions, TryLockError};
 use std::io::{self, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
+use std::time::SystemTime;
 
 pub use records::{IncidentSummary, LinkSummary, PeerSummary, Spectrum, StepMetrics, Summary};
 
@@ -31,6 +32,8 @@ pub struct RunDir {
     path: PathBuf,
     /// Locked. Its position is the end of the file.
     metrics: File,
+    /// If the run is new: the directories that were made for it, the innermost first.
+    made: Option<Vec<PathBuf>>,
 }
 
 const JOB: &str = "job.toml";
@@ -54,6 +57,8 @@ pub enum RunDirError {
         path: PathBuf,
         /// The file of the other run.
         found: &'static str,
+        /// Whether that run can be continued: it has a checkpoint, or its broker was killed.
+        resumable: bool,
     },
     /// The directory holds no run to resume.
     #[error("{}: there is no run here ({missing} is missing)", path.display())]
@@ -78,9 +83,13 @@ impl RunDirError {
     /// What the user can do about it.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
-            Self::Taken { path, .. } => {
-                return Some(format!("choose another --run-dir, or continue that run: --resume {}", path.display()));
+            Self::Taken { path, resumable: true, .. } => {
+                let path = path.display();
+                return Some(format!(
+                    "choose another --run-dir, or continue that run: --resume {path}, without --run-dir"
+                ));
             }
+            Self::Taken { .. } => "choose another --run-dir; the run there has no checkpoint to continue from",
             Self::NotARun { .. } => "give the directory of a run, such as runs/0001",
             Self::Busy { .. } => "wait for it, stop it, or choose another --run-dir",
             Self::Disk(e) => e.hint(),
@@ -97,14 +106,11 @@ impl RunDir {
     ///
     /// The directory holds another run, or the disk fails.
     pub fn create(path: Option<&Path>, job: &str) -> Result<Self, RunDirError> {
-        let path = match path {
-            Some(path) => {
-                fs::create_dir_all(path).map_err(DiskError::at(path, "created"))?;
-                path.to_owned()
-            }
+        let (path, made) = match path {
+            Some(path) => (path.to_owned(), make(path)?),
             None => next_in(Path::new("runs"))?,
         };
-        let taken = |found| RunDirError::Taken { path: path.clone(), found };
+        let taken = |found| RunDirError::Taken { path: path.clone(), found, resumable: is_resumable(&path) };
         if let Some(found) = [PLAN, METRICS, SUMMARY, CHECKPOINTS].into_iter().find(|name| path.join(name).exists()) {
             return Err(taken(found));
         }
@@ -119,7 +125,19 @@ impl RunDir {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(taken(JOB)),
             Err(e) => return Err(DiskError::at(&job_path, "written")(e).into()),
         }
-        Self::lock(path)
+        Ok(Self { made: Some(made), ..Self::lock(path)? })
+    }
+
+    /// Removes a new run that never began: its files, and the directories that were made for it as far as nothing else
+    /// is in them. What cannot be removed stays.
+    pub fn discard(&self) {
+        let Some(made) = &self.made else { return };
+        for name in [JOB, PLAN, TICKET, OWNER_TICKET, METRICS, IDENTITY, STATE, ATLAS] {
+            let _ = fs::remove_file(self.path.join(name));
+        }
+        for directory in made {
+            let _ = fs::remove_dir(directory);
+        }
     }
 
     /// Opens the directory of an earlier run to continue after `step` steps. Removes later steps from `metrics.jsonl`,
@@ -164,10 +182,12 @@ impl RunDir {
         let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&name);
         let metrics = opened.map_err(DiskError::at(&name, "written"))?;
         match metrics.try_lock() {
-            Ok(()) => Ok(Self { path, metrics }),
+            Ok(()) => Ok(Self { path, metrics, made: None }),
             Err(TryLockError::WouldBlock) => Err(RunDirError::Busy { path }),
             // The file system has no locks.
-            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => Ok(Self { path, metrics }),
+            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {
+                Ok(Self { path, metrics, made: None })
+            }
             Err(TryLockError::Error(e)) => Err(DiskError::at(&name, "locked")(e).into()),
         }
     }
@@ -324,6 +344,11 @@ impl RunDir {
     }
 }
 
+/// When the last step of a run was recorded.
+pub(crate) fn last_record(run: &Path) -> Option<SystemTime> {
+    fs::metadata(run.join(METRICS)).and_then(|file| file.modified()).ok()
+}
+
 /// Reads the `metrics.jsonl` of a run. An incomplete last line is ignored.
 ///
 /// # Errors
@@ -395,9 +420,23 @@ fn remove(path: &Path) -> Result<(), DiskError> {
     }
 }
 
-/// Creates the directory with the next number in `runs`.
-fn next_in(runs: &Path) -> Result<PathBuf, DiskError> {
-    fs::create_dir_all(runs).map_err(DiskError::at(runs, "created"))?;
+/// Whether the run in a directory can be continued.
+fn is_resumable(run: &Path) -> bool {
+    let checkpoints = Checkpoints::new(run.join(CHECKPOINTS)).list();
+    run.join(STATE).is_file() || checkpoints.is_ok_and(|all| !all.is_empty())
+}
+
+/// Makes a directory and those around it. Returns those that were not there before, the innermost first.
+fn make(directory: &Path) -> Result<Vec<PathBuf>, DiskError> {
+    let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let made = directory.ancestors().take_while(missing).map(Path::to_owned).collect();
+    fs::create_dir_all(directory).map_err(DiskError::at(directory, "created"))?;
+    Ok(made)
+}
+
+/// Creates the directory with the next number in `runs`. Returns it, and all directories that were made.
+fn next_in(runs: &Path) -> Result<(PathBuf, Vec<PathBuf>), DiskError> {
+    let mut all_made = make(runs)?;
     let entries = fs::read_dir(runs).map_err(DiskError::at(runs, "read"))?;
     let number = |e: fs::DirEntry| e.file_name().to_str()?.parse::<u32>().ok();
     let mut next = entries.filter_map(|e| number(e.ok()?)).max().unwrap_or(0);
@@ -407,7 +446,11 @@ fn next_in(runs: &Path) -> Result<PathBuf, DiskError> {
         match fs::create_dir(&path) {
             // Another process was faster.
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && next < u32::MAX => {}
-            made => return made.map(|()| path.clone()).map_err(DiskError::at(&path, "created")),
+            made => {
+                made.map_err(DiskError::at(&path, "created"))?;
+                all_made.insert(0, path.clone());
+                return Ok((path, all_made));
+            }
         }
     }
 }

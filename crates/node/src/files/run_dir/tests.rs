@@ -101,12 +101,12 @@ fn another_run_is_not_overwritten() {
     drop(RunDir::create(Some(&path), "first").unwrap());
     assert_snapshot!(hide(RunDir::create(Some(&path), "second").unwrap_err()), @r"
     DIR/run: another run is there (metrics.jsonl)
-    hint: choose another --run-dir, or continue that run: --resume DIR/run
+    hint: choose another --run-dir; the run there has no checkpoint to continue from
     ");
     fs::remove_file(path.join("metrics.jsonl")).unwrap();
     assert_snapshot!(hide(RunDir::create(Some(&path), "second").unwrap_err()), @r"
     DIR/run: another run is there (job.toml)
-    hint: choose another --run-dir, or continue that run: --resume DIR/run
+    hint: choose another --run-dir; the run there has no checkpoint to continue from
     ");
     assert_eq!(fs::read_to_string(path.join("job.toml")).unwrap(), "first");
 
@@ -126,6 +126,31 @@ fn another_run_is_not_overwritten() {
     caused by: File exists (os error 17)
     hint: check the disk and the path
     ");
+}
+
+/// A broker whose port was taken left its directory behind, which the next try took for a run to continue.
+#[test]
+fn a_run_that_never_began_leaves_nothing_of_its_own() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("a/run");
+    let run = RunDir::create(Some(&path), "").unwrap();
+    run.write_identity(b"key").unwrap();
+    run.discard();
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0, "the directories were made for the run");
+
+    fs::create_dir_all(&path).unwrap();
+    fs::write(path.join("notes.txt"), "").unwrap();
+    RunDir::create(Some(&path), "").unwrap().discard();
+    let left: Vec<_> = fs::read_dir(&path).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(left, ["notes.txt"]);
+
+    drop(RunDir::create(Some(&path), "first").unwrap());
+    RunDir::resume(&path, 0).unwrap().discard();
+    assert!(path.join("job.toml").is_file(), "a run that was there before stays");
+    fs::write(path.join("state"), "").unwrap();
+    let error = printed(RunDir::create(Some(&path), "second").unwrap_err());
+    let path = path.display();
+    assert!(error.ends_with(&format!("or continue that run: --resume {path}, without --run-dir")), "{error}");
 }
 
 #[test]
@@ -154,10 +179,10 @@ fn resuming_removes_later_steps() {
 fn runs_are_numbered() {
     let dir = tempfile::tempdir().unwrap();
     let runs = dir.path().join("runs");
-    assert_eq!(next_in(&runs).unwrap(), runs.join("0001"));
+    assert_eq!(next_in(&runs).unwrap(), (runs.join("0001"), vec![runs.join("0001"), runs.clone()]));
     fs::create_dir(runs.join("0041")).unwrap();
     fs::create_dir(runs.join("mine")).unwrap();
-    assert_eq!(next_in(&runs).unwrap(), runs.join("0042"));
+    assert_eq!(next_in(&runs).unwrap(), (runs.join("0042"), vec![runs.join("0042")]));
 }
 
 #[test]

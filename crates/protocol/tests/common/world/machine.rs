@@ -116,7 +116,7 @@ impl World {
                 Vec::new()
             }
             ToPeer::Contacts(_) => Vec::new(),
-            ToPeer::Stop { .. } | ToPeer::Refused { .. } => {
+            ToPeer::Stop(_) | ToPeer::Refused { .. } => {
                 machine.done = true;
                 Vec::new()
             }

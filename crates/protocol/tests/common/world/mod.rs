@@ -13,8 +13,8 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_plan::{LearningRate, Optimizer, Program};
 use fusionllm_protocol::{
     Action, Arrival, EvalSchedule, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, MemberId,
-    Notice, Order, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress, VERSION,
-    decode, encode, share_of,
+    Notice, Order, Past, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress,
+    VERSION, decode, encode, share_of,
 };
 
 use super::{ChoiceRng, programs_of};
@@ -409,7 +409,8 @@ impl World {
         self.run = match &self.persisted {
             Some((state, atlas, at)) => {
                 let (state, atlas) = (decode(state).unwrap(), decode(atlas).unwrap());
-                Run::restore(options, roster, state, atlas, self.now - at)
+                let past = Past { away_s: self.now - at, steps: Vec::new() };
+                Run::restore(options, roster, state, atlas, &past)
             }
             None => Run::new(options, roster),
         };
@@ -453,6 +454,7 @@ impl World {
             name: format!("m{m}"),
             backend: "b".into(),
             device: "d".into(),
+            slow_bf16: false,
             addr: vec![m as u8],
         };
         let machine = &mut self.machines[m];

@@ -1,7 +1,16 @@
-//! Numbers as people read them.
+//! Numbers as people read them, for the messages of all crates.
+
+/// A number of things: `1 peer`, `3 peers`, `2 micro-batches`. `thing` is its name in the singular.
+pub fn counted(count: impl TryInto<u64>, thing: &str) -> String {
+    match count.try_into().unwrap_or(u64::MAX) {
+        1 => format!("1 {thing}"),
+        n if thing.ends_with(['s', 'x']) || thing.ends_with("ch") => format!("{n} {thing}es"),
+        n => format!("{n} {thing}s"),
+    }
+}
 
 /// Three digits and a decimal prefix: `1.23 M`, `45.6 G`, `789`.
-pub(crate) fn count(x: f64) -> String {
+pub fn count(x: f64) -> String {
     let (mut x, mut prefix) = (x, "");
     for next in [" k", " M", " G", " T", " P", " E"] {
         // What would round to 1000 goes to the next prefix.
@@ -14,7 +23,7 @@ pub(crate) fn count(x: f64) -> String {
 }
 
 /// Bytes with a binary prefix: `1.23 MiB`, `512 B`.
-pub(crate) fn bytes(n: u64) -> String {
+pub fn bytes(n: u64) -> String {
     let (mut x, mut unit) = (n as f64, "B");
     for next in ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"] {
         if x < 999.5 {
@@ -26,7 +35,7 @@ pub(crate) fn bytes(n: u64) -> String {
 }
 
 /// Bytes per second as the bits per second that links are sold by: `8 Mbps`, `2.5 Gbps`.
-pub(crate) fn rate(bytes_per_s: f64) -> String {
+pub fn rate(bytes_per_s: f64) -> String {
     let (mut x, mut unit) = (8.0 * bytes_per_s, "bps");
     for next in ["kbps", "Mbps", "Gbps", "Tbps"] {
         if x < 999.5 {
@@ -38,7 +47,7 @@ pub(crate) fn rate(bytes_per_s: f64) -> String {
 }
 
 /// A duration: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`.
-pub(crate) fn seconds(s: f64) -> String {
+pub fn seconds(s: f64) -> String {
     match s {
         s if !s.is_finite() => "?".into(),
         s if s < 0.9995 => format!("{} ms", three_digits(1000.0 * s)),
@@ -66,6 +75,13 @@ fn three_digits(x: f64) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_thing_is_no_plural() {
+        let said = [(0, "peer"), (1, "peer"), (2, "peer"), (1, "micro-batch"), (8, "micro-batch"), (2, "process")];
+        let said = said.map(|(count, thing)| counted(count, thing));
+        assert_eq!(said, ["0 peers", "1 peer", "2 peers", "1 micro-batch", "8 micro-batches", "2 processes"]);
+    }
 
     #[test]
     fn numbers_keep_three_digits() {

@@ -1,0 +1,45 @@
+//! The broker's endpoint, at which joiners meet it.
+
+use std::time::Duration;
+
+use fusionllm_transport::{Endpoint, EndpointOptions, NoRelay};
+
+use super::observer::{Event, Observer};
+use super::resume::Identity;
+use super::store::Store;
+use crate::NodeError;
+
+/// How long a broker waits for its relay before it prints the ticket.
+const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Opens the endpoint of a run's broker, under the identity that the run has or gets now.
+pub(super) async fn open_endpoint(
+    options: EndpointOptions,
+    store: &Store,
+    observer: &mut dyn Observer,
+) -> Result<(Endpoint, Identity), NodeError> {
+    let mut identity = store.identity()?;
+    let listen = options.listen.map(|addr| identity.with_port(addr));
+    let (secret_key, ports) = (identity.key.clone(), identity.ports);
+    let endpoint = Endpoint::bind(EndpointOptions { secret_key, listen, ports, ..options }).await?;
+    identity.ports = endpoint.ports();
+    let ready = meet_relay(&endpoint, observer).await.and_then(|()| store.keep_identity(&identity));
+    if let Err(e) = ready {
+        endpoint.close("").await;
+        return Err(e);
+    }
+    Ok((endpoint, identity))
+}
+
+/// Waits for the connection to the relay, at which joiners will meet this machine. A relay that is down for a moment
+/// does not keep the run from starting. One that nobody has chosen yet cannot stand in the ticket.
+async fn meet_relay(endpoint: &Endpoint, observer: &mut dyn Observer) -> Result<(), NodeError> {
+    match endpoint.online(RELAY_TIMEOUT).await {
+        Err(e @ NoRelay::Unreachable { .. }) if endpoint.addr().relay.is_some() => {
+            let text = format!("{e}; only machines that reach this one directly can join until it is back");
+            observer.event(Event::Note { text: &text });
+            Ok(())
+        }
+        result => Ok(result?),
+    }
+}

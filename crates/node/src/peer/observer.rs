@@ -1,0 +1,88 @@
+//! What people should know of a joiner while it takes part.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::profile::LeftOut;
+
+/// An event of a joiner.
+#[derive(Debug, Clone, PartialEq)]
+#[non_exhaustive]
+pub enum JoinEvent {
+    /// The broker has not answered for these seconds since the joiner began to connect.
+    Waiting {
+        /// The broker's addresses.
+        at: String,
+        /// Seconds.
+        seconds: f64,
+    },
+    /// Operators of the job's model are not measured. Their times are estimated.
+    LeftOut(LeftOut),
+    /// The connection to the broker has ended. The joiner keeps its copies and tries to reach it again.
+    BrokerLost {
+        /// Why.
+        reason: String,
+    },
+    /// The broker is reached again.
+    BrokerBack,
+    /// The disk has no room for copies, so they take memory.
+    CopiesInMemory {
+        /// Where there is no room, and why.
+        reason: String,
+    },
+    /// The plan has this machine keep tensors on its disk, because memory is short.
+    Offloading,
+    /// The user asked to leave. The joiner goes on until its share is with others.
+    Leaving,
+}
+
+/// Receives the events of a joiner, from any thread.
+#[derive(Clone)]
+pub struct JoinObserver(Arc<dyn Fn(JoinEvent) + Send + Sync>);
+
+impl JoinObserver {
+    /// An observer that calls `told` with every event.
+    pub fn new(told: impl Fn(JoinEvent) + Send + Sync + 'static) -> Self {
+        Self(Arc::new(told))
+    }
+
+    pub(crate) fn tell(&self, event: JoinEvent) {
+        (self.0)(event);
+    }
+}
+
+/// An observer that nobody listens to.
+impl Default for JoinObserver {
+    fn default() -> Self {
+        Self::new(|_| {})
+    }
+}
+
+impl fmt::Debug for JoinObserver {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("JoinObserver")
+    }
+}
+
+/// How a joiner took part in a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Participation {
+    /// Whether it ever had a share of the model, and stayed to the end.
+    pub took_part: bool,
+    /// How its part ended.
+    pub end: PartEnd,
+}
+
+/// How a joiner's part in a run ended in good order.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PartEnd {
+    /// The run is over.
+    Over {
+        /// The steps that are done.
+        step: u64,
+        /// The steps that the job asks for.
+        steps: u64,
+    },
+    /// The joiner left, as its user asked. The run goes on without it.
+    Left,
+}
