@@ -18,6 +18,9 @@ from typing import Any
 #: How often what a running program has written is looked at, in seconds.
 GLANCE = 0.2
 
+#: How the program's last message begins if it fails.
+ERROR = "error: "
+
 #: How long a program that was interrupted has to end, in seconds.
 FAREWELL = 30.0
 
@@ -55,7 +58,8 @@ def run(
         arguments: The command and its arguments, without `--json`.
         environment: Variables beside those of this process.
         text: What the program reads on standard input.
-        progress: Whether what the program says while it runs appears on standard error.
+        progress: Whether what the program says while it runs appears on standard error. Its error does not: that is
+            in the exception.
         glance: Called a few times a second, and once after the program has ended.
 
     Raises:
@@ -103,8 +107,10 @@ def run(
 
 
 def _listen(stream: Any, into: list[str], show: bool) -> None:
+    """Collects the lines of a stream, and shows those before the error that the program ends with."""
     for line in stream:
         into.append(line)
+        show = show and not line.startswith(ERROR)
         if show:
             sys.stderr.write(line)
             sys.stderr.flush()
@@ -112,8 +118,8 @@ def _listen(stream: Any, into: list[str], show: bool) -> None:
 
 def _reason(said: list[str]) -> str:
     """What the program said from its error on."""
-    start = next((i for i, line in enumerate(said) if line.startswith("error: ")), max(0, len(said) - 5))
-    return "".join(said[start:]).removeprefix("error: ").strip()
+    start = next((i for i, line in enumerate(said) if line.startswith(ERROR)), max(0, len(said) - 5))
+    return "".join(said[start:]).removeprefix(ERROR).strip()
 
 
 def _end(process: subprocess.Popen[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import tempfile
 from dataclasses import dataclass, fields
@@ -21,10 +22,11 @@ class Step:
     """The figures of one step."""
 
     step: int
-    #: The mean loss of the batch.
+    #: The mean loss of the batch. It is `nan` where the loss was not finite; such a step changes no weight.
     loss: float
     #: How long the step took, in seconds.
     step_s: float
+    #: Targets per second, or samples where the targets of an imported model are unknown.
     tokens_per_s: float
     #: Bytes that all peers sent to each other.
     bytes_sent: int
@@ -36,12 +38,17 @@ class Step:
     val_loss: float | None = None
     #: The share of held-out targets that were predicted, likewise.
     val_accuracy: float | None = None
+    #: Whether the update was left out, because the loss or the gradient was not finite.
+    skipped: bool = False
 
     @classmethod
     def parse(cls, line: str) -> Step:
         """Reads a line of `metrics.jsonl`."""
         known = {field.name for field in fields(cls)}
-        return cls(**{name: value for name, value in json.loads(line).items() if name in known})
+        values = {name: value for name, value in json.loads(line).items() if name in known}
+        if values["loss"] is None:
+            values["loss"] = math.nan
+        return cls(**values)
 
 
 class Run:
@@ -55,20 +62,32 @@ class Run:
 
     @property
     def steps(self) -> list[Step]:
-        """The figures of each step so far."""
-        text = (self.directory / "metrics.jsonl").read_text(encoding="utf-8")
+        """The figures of each step so far.
+
+        Raises:
+            FusionError: There is no run here, or it has not begun.
+        """
+        text = self._read("metrics.jsonl", "it is written from the first step on")
         # A line without its end is still being written.
         return [Step.parse(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     @property
     def losses(self) -> list[float]:
-        """The mean loss of each step so far."""
+        """The mean loss of each step so far: `nan` where it was not finite.
+
+        Raises:
+            FusionError: There is no run here, or it has not begun.
+        """
         return [step.loss for step in self.steps]
 
     @property
     def summary(self) -> dict[str, Any]:
-        """The whole run in figures. It is written when the run ends."""
-        summary: dict[str, Any] = json.loads((self.directory / "summary.json").read_text(encoding="utf-8"))
+        """The whole run in figures. It is written when the run ends.
+
+        Raises:
+            FusionError: There is no run here, or it has not ended.
+        """
+        summary: dict[str, Any] = json.loads(self._read("summary.json", "it is written when the run ends"))
         return summary
 
     def state_dict(self) -> dict[str, torch.Tensor]:
@@ -94,6 +113,18 @@ class Run:
 
         with tempfile.TemporaryDirectory() as directory:
             return load_file(self._export(directory))
+
+    def _read(self, name: str, when: str) -> str:
+        """The text of a file that the program writes."""
+        path = self.directory / name
+        try:
+            return path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            if not (self.directory / "job.toml").exists():
+                raise _program.FusionError(f"{self.directory}: there is no run here") from None
+            raise _program.FusionError(f"{path}: this file is not there yet; {when}") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise _program.FusionError(f"{path}: this file cannot be read: {error}") from error
 
     def _export(self, directory: str) -> Path:
         _program.run(["export", str(self.directory), "--output", directory], progress=False)

@@ -116,6 +116,10 @@ def _conduct(
     metrics = _Metrics(directory / "metrics.jsonl", on_step)
     try:
         _program.run(arguments, text=job_text, progress=progress, glance=metrics.glance)
+    except _program.FusionError as error:
+        if isinstance(job, Mapping) and not job.get("data") and data is None and "file" in job.get("model", {}):
+            error.add_note("No data were given, so the job has the built-in text. `data=` takes tensors by name.")
+        raise
     finally:
         if made:
             _drop_unbegun(directory)
