@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
+import re
 import shlex
 import shutil
+import subprocess
 import sys
 import tomllib
 from pathlib import Path
@@ -65,9 +68,24 @@ def test_a_workers_command_line_is_that_of_this_python() -> None:
         fusionllm.worker("tensorflow")
 
 
-def line(step: int, loss: float = 1.0) -> str:
+def line(step: int, loss: float | None = 1.0) -> str:
     """A line of `metrics.jsonl`. Its length depends on the loss."""
     return json.dumps({"step": step, "loss": loss, "step_s": 1, "tokens_per_s": 1, "bytes_sent": 1, "lr": 1}) + "\n"
+
+
+def test_a_loss_that_is_not_finite_is_a_number() -> None:
+    Path("metrics.jsonl").write_text(line(1) + line(2, None).replace("}", ', "skipped": true}'))
+    first, second = fusionllm.Run(".").steps
+    assert (first.loss, first.skipped) == (1.0, False)
+    assert math.isnan(second.loss) and second.skipped
+
+
+def test_a_directory_without_a_run_says_so() -> None:
+    with pytest.raises(fusionllm.FusionError, match=r"^nowhere: there is no run here$"):
+        fusionllm.Run("nowhere").losses  # noqa: B018
+    Path("job.toml").touch()
+    with pytest.raises(fusionllm.FusionError, match=r"summary.json: .*; it is written when the run ends$"):
+        fusionllm.Run(".").summary  # noqa: B018
 
 
 def test_a_run_that_goes_back_cuts_its_file() -> None:
@@ -131,9 +149,35 @@ def test_weights_have_the_names_of_transformers() -> None:
 
 
 @needs_program
-def test_errors_are_those_of_the_program() -> None:
+@needs_torch
+@pytest.mark.parametrize("tokenizer", ["bytes", "gpt2"])
+def test_an_export_is_a_model_of_transformers_with_its_tokenizer(tokenizer: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    run = fusionllm.train({**TINY, "data": {"context": 8, "tokenizer": tokenizer}}, peers=1, progress=False)
+    subprocess.run(["fusionllm", "export", str(run.directory), "--output", "exported"], check=True)
+    theirs = AutoTokenizer.from_pretrained("exported")
+    text = "Hello world, it's 2024!\n\n  ok Größe \U0001f980\t\x00 , ."
+    ids = theirs(text)["input_ids"]
+    assert theirs.decode(ids) == text
+    if tokenizer == "bytes":
+        assert (ids, len(theirs), theirs.eos_token) == (list(text.encode()), 256, None)
+    else:
+        # Those of OpenAI's encoder.
+        assert ids[:10] == [15496, 995, 11, 340, 338, 48609, 0, 628, 220, 12876]
+        assert (theirs("<|endoftext|>")["input_ids"], len(theirs), theirs.eos_token_id) == ([50256], 50257, 50256)
+    model = AutoModelForCausalLM.from_pretrained("exported")
+    prompt = torch.tensor([ids[:6]])
+    assert model.generate(prompt, max_new_tokens=2, do_sample=False, pad_token_id=0).shape == (1, 8)
+
+
+@needs_program
+def test_errors_are_those_of_the_program(capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(fusionllm.FusionError, match=r"standard input.*unknown setting `stepz`[\s\S]*did you mean"):
         fusionllm.train({"train": {"stepz": 3}})
+    # They are not printed beside.
+    assert capfd.readouterr().err == ""
     with pytest.raises(fusionllm.FusionError, match="this checkpoint is not there"):
         fusionllm.Run("nowhere").weights()
     with pytest.raises(fusionllm.FusionError, match="ticket"):
@@ -146,6 +190,37 @@ def test_a_run_that_never_began_leaves_nothing() -> None:
     with pytest.raises(fusionllm.FusionError, match="tensors are for models from elsewhere"):
         fusionllm.train({**TINY, "data": {}}, data={"input_ids": rows, "labels": rows}, progress=False)
     assert not list(Path("runs").iterdir())
+
+
+@needs_program
+@needs_torch
+def test_what_the_readme_says_about_a_pytorch_model_works() -> None:
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    class Model(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.line = torch.nn.Linear(8, 3)
+
+        def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.cross_entropy(self.line(x), y)
+
+    model, x, y = Model(), torch.randn(64, 8), torch.randint(3, (64,))
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    section = readme.split("## Your own PyTorch model", 1)[1].split("\n## ", 1)[0]
+    blocks = re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)
+    assert [language for language, _ in blocks] == ["python", "toml", "console", "python"]
+    recipe, job, commands, notebook = (block for _, block in blocks)
+    exec(recipe, {"torch": torch, "model": model, "x": x, "y": y})  # noqa: S102
+    Path("shards").mkdir()
+    save_file({"x": x, "y": y}, "shards/0.safetensors")
+    Path("job.toml").write_text(job + "[train]\nsteps = 2\n")
+    for command in commands.splitlines():
+        subprocess.run(shlex.split(command.removeprefix("$ "), comments=True), check=True)
+    model.load_state_dict(load_file("out/model.safetensors"))
+    notebook = notebook.replace('"model.pt2"}}', '"model.pt2"}, "train": {"steps": 2}}')
+    exec(notebook, {"fusionllm": fusionllm, "model": model, "x": x, "y": y})  # noqa: S102
 
 
 @needs_program
@@ -168,6 +243,11 @@ def test_data_in_memory_find_the_inputs_that_they_are_meant_for() -> None:
     assert run.losses == pytest.approx([rows.float().square().mean().item()])
     with pytest.raises(fusionllm.FusionError, match=r"the model takes x: .*, but the data have a: "):
         fusionllm.train(job, data={"a": rows, "b": 0 * rows}, peers=1, progress=False)
+    with pytest.raises(fusionllm.FusionError) as caught:
+        fusionllm.train(job, peers=1, progress=False)
+    assert caught.value.__notes__ == [
+        "No data were given, so the job has the built-in text. `data=` takes tensors by name."
+    ]
 
 
 @needs_program

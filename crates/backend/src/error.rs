@@ -12,7 +12,7 @@ pub enum BackendError {
         known: String,
     },
     /// An operator failed.
-    #[error("{op} on {backend}: {reason}; operands: {operands:?}")]
+    #[error("{op} on {backend}: {reason}; operands: {}", list(operands))]
     Operator {
         /// The backend's name.
         backend: String,
@@ -59,4 +59,25 @@ pub enum BackendError {
     /// A graph is invalid.
     #[error(transparent)]
     Graph(#[from] GraphError),
+}
+
+fn list(types: &[TensorType]) -> String {
+    types.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use fusionllm_graph::DType;
+
+    use super::*;
+
+    /// A label out of range printed `TensorType { dtype: F32, shape: [2, 10] }`.
+    #[test]
+    fn operands_read_as_types() {
+        let operands = vec![TensorType::new(DType::F32, [2, 10]), TensorType::new(DType::I64, [2])];
+        let (backend, op, reason) = ("cpu".into(), "cross_entropy_loss".into(), "index 12 is out of range".into());
+        let error = BackendError::Operator { backend, op, reason, operands };
+        let text = "cross_entropy_loss on cpu: index 12 is out of range; operands: f32[2, 10], i64[2]";
+        assert_eq!(error.to_string(), text);
+    }
 }

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use crate::args::{BrokerArgs, RunArgs, TrainArgs};
+use crate::output::word;
 
 /// What a user typed to start a run, without what the run directory has.
 pub(crate) struct Again {
@@ -37,7 +38,7 @@ impl Again {
         let mut again = Self { words: vec!["fusionllm".into(), command.into()], settings: Vec::new() };
         again.add("--plan", &run.plan.as_ref().map(|path| path.display()));
         let words = std::mem::take(&mut again.words);
-        again.words.extend(run.job.as_ref().map(|path| word(&path.display().to_string())));
+        again.words.extend(run.job.as_ref().map(|path| word(path)));
         run.set.iter().for_each(|set| again.add("--set", &Some(set)));
         again.add("--steps", &run.steps);
         again.add("--seed", &run.seed);
@@ -46,30 +47,21 @@ impl Again {
 
     fn add(&mut self, option: &str, value: &Option<impl ToString>) {
         if let Some(value) = value {
-            self.words.extend([option.to_owned(), word(&value.to_string())]);
+            self.words.extend([option.to_owned(), word(value.to_string())]);
         }
     }
 
     /// Goes on with the run in this directory, under its settings.
     pub(crate) fn resume(&self, run: &Path) -> String {
-        let resume = ["--resume".to_owned(), word(&run.display().to_string())];
+        let resume = ["--resume".to_owned(), word(run)];
         [&self.words[..], &resume[..]].concat().join(" ")
     }
 
     /// The same command again, from this checkpoint.
     pub(crate) fn resume_as_typed(&self, checkpoint: &Path) -> String {
         let (command, options) = self.words.split_at(2);
-        let resume = ["--resume".to_owned(), word(&checkpoint.display().to_string())];
+        let resume = ["--resume".to_owned(), word(checkpoint)];
         [command, &self.settings[..], options, &resume[..]].concat().join(" ")
-    }
-}
-
-/// A word as a shell reads it.
-fn word(text: &str) -> String {
-    let plain = |c: char| c.is_alphanumeric() || "_-./:=,@%+".contains(c);
-    match !text.is_empty() && text.chars().all(plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', "'\\''")),
     }
 }
 
@@ -97,7 +89,7 @@ mod tests {
             ("fusionllm train j.toml --set a.b=1 --steps 9 --run-dir r", "fusionllm train --resume runs/0001"),
             (
                 "fusionllm train --peers 3 --backend cpu,burn --worker w",
-                "fusionllm train --peers 3 --backend cpu,burn --worker w --resume runs/0001",
+                "fusionllm train --peers 3 --backend 'cpu,burn' --worker w --resume runs/0001",
             ),
             (
                 "fusionllm broker j.toml --peers 3 --listen 0.0.0.0:4433 --advertise 192.0.2.1:4433 --ticket-uses 2",
@@ -108,8 +100,7 @@ mod tests {
         }
         let typed = again("fusionllm train j.toml --peers 2 --set a.b=1 --steps 9 --resume runs/0001");
         let older = Path::new("runs/my run/step-3");
-        let command = "fusionllm train j.toml --set a.b=1 --steps 9 --peers 2 --resume 'runs/my run/step-3'";
+        let command = "fusionllm train j.toml --set 'a.b=1' --steps 9 --peers 2 --resume 'runs/my run/step-3'";
         assert_eq!(typed.resume_as_typed(older), command);
-        assert_eq!(word("it's"), r"'it'\''s'");
     }
 }

@@ -6,6 +6,8 @@ use std::time::Duration;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use fusionllm_node::data::Tokenizer;
 
+use crate::values::{at_least_1, memory, peers, period, slowdown, temperature, tokenizer, whole};
+
 /// Trains one model over many machines, whatever their hardware and however slow the links between them.
 #[derive(Debug, Parser)]
 #[command(name = "fusionllm", version, max_term_width = 80)]
@@ -81,11 +83,11 @@ pub(crate) struct RunArgs {
     pub(crate) set: Vec<String>,
 
     /// Steps to train; the same as --set train.steps=N.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_1::<u64>, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
 
     /// Seed; the same as --set train.seed=S.
-    #[arg(long, value_name = "S")]
+    #[arg(long, value_name = "S", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub(crate) seed: Option<u64>,
 
     /// Use this plan and the peers that it names instead of making a plan.
@@ -107,7 +109,13 @@ pub(crate) struct TrainArgs {
     pub(crate) run: RunArgs,
 
     /// Number of peers [default: 4].
-    #[arg(long, value_name = "N", conflicts_with = "plan")]
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "plan",
+        value_parser = peers,
+        allow_negative_numbers = true
+    )]
     pub(crate) peers: Option<usize>,
 
     /// Emulate the devices and links of this file: one process per device.
@@ -129,7 +137,13 @@ pub(crate) struct BrokerArgs {
     pub(crate) run: RunArgs,
 
     /// Number of peers to wait for [default: 2].
-    #[arg(long, value_name = "N", conflicts_with = "plan")]
+    #[arg(
+        long,
+        value_name = "N",
+        conflicts_with = "plan",
+        value_parser = peers,
+        allow_negative_numbers = true
+    )]
     pub(crate) peers: Option<usize>,
 
     /// What you know of the joiners' machines and links, by their names; the rest is measured.
@@ -167,7 +181,7 @@ pub(crate) struct TicketLimits {
     pub(crate) ticket_expires: Option<Duration>,
 
     /// Let this many machines join with the ticket [default: no limit].
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least_1::<u32>, allow_negative_numbers = true)]
     pub(crate) ticket_uses: Option<u32>,
 }
 
@@ -260,7 +274,7 @@ pub(crate) struct JoinArgs {
     pub(crate) identity: Option<PathBuf>,
 
     /// Emulate a slower device: each operator takes X times as long as here on one core.
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown, allow_negative_numbers = true)]
     pub(crate) slowdown: f64,
 
     /// Measurements of this machine, from `fusionllm profile -o` [default: measure briefly if needed].
@@ -347,11 +361,11 @@ pub(crate) struct ProfileArgs {
     pub(crate) list: bool,
 
     /// Measure with N threads only.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", value_parser = at_least_1::<u16>, allow_negative_numbers = true)]
     pub(crate) threads: Option<u16>,
 
     /// Pause between operators as an emulated device with this slowdown does, which cools caches.
-    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = slowdown, allow_negative_numbers = true)]
     pub(crate) slowdown: f64,
 }
 
@@ -371,7 +385,7 @@ pub(crate) struct CheckBackendArgs {
     pub(crate) only: Option<String>,
 
     /// Check every Nth case only, for frameworks that compile each.
-    #[arg(long, value_name = "N", default_value = "1")]
+    #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true)]
     pub(crate) every: NonZeroUsize,
 }
 
@@ -395,7 +409,7 @@ pub(crate) struct ImportArgs {
     pub(crate) output: PathBuf,
 
     /// Samples per micro-batch, if the model was exported with a dynamic batch dimension.
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least_1::<usize>, allow_negative_numbers = true)]
     pub(crate) samples: Option<usize>,
 }
 
@@ -412,7 +426,7 @@ pub(crate) struct CheckArgs {
     pub(crate) backend: BackendArgs,
 
     /// Number of peers to cut the model over, all of them in this process.
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..))]
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = at_least_1::<u16>, allow_negative_numbers = true)]
     pub(crate) peers: u16,
 
     /// Largest relative error that counts as equal.
@@ -440,7 +454,7 @@ pub(crate) struct GenerateArgs {
     pub(crate) prompt: String,
 
     /// Number of tokens to write.
-    #[arg(long, value_name = "N", default_value_t = 256)]
+    #[arg(long, value_name = "N", default_value_t = 256, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub(crate) tokens: usize,
 
     /// Randomness of the choice: 0 always takes the most likely token.
@@ -448,11 +462,11 @@ pub(crate) struct GenerateArgs {
     pub(crate) temperature: f64,
 
     /// Choose among the K most likely tokens; 0 for all.
-    #[arg(long, value_name = "K", default_value_t = 0)]
+    #[arg(long, value_name = "K", default_value_t = 0, value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub(crate) top_k: usize,
 
     /// The same seed gives the same text.
-    #[arg(long, value_name = "S", default_value_t = 1)]
+    #[arg(long, value_name = "S", default_value_t = 1, value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub(crate) seed: u64,
 
     #[command(flatten)]
@@ -461,32 +475,6 @@ pub(crate) struct GenerateArgs {
     /// The tokenizer, if the checkpoint does not name one.
     #[arg(long, value_name = "TOKENIZER", value_parser = tokenizer)]
     pub(crate) tokenizer: Option<Tokenizer>,
-}
-
-fn temperature(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(t) if t >= 0.0 && t.is_finite() => Ok(t),
-        _ => Err("it must be a number of at least 0".into()),
-    }
-}
-
-fn slowdown(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(x) if x >= 1.0 && x.is_finite() => Ok(x),
-        _ => Err("it must be a number of at least 1".into()),
-    }
-}
-
-fn memory(text: &str) -> Result<u64, String> {
-    fusionllm_node::config::parse_size(text)
-}
-
-fn period(text: &str) -> Result<Duration, String> {
-    fusionllm_node::config::parse_period(text)
-}
-
-fn tokenizer(text: &str) -> Result<Tokenizer, String> {
-    text.parse()
 }
 
 #[derive(Debug, Args)]
@@ -505,7 +493,7 @@ pub(crate) struct ExportArgs {
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
 pub(crate) enum ExportFormat {
-    /// GPT-2's config.json and model.safetensors, for `transformers`.
+    /// GPT-2's config.json, model.safetensors and tokenizer.json, for `transformers`.
     Hf,
     /// A ResNet's model.safetensors under torchvision's names.
     Torchvision,

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::args::{ExportArgs, ExportFormat, GenerateArgs};
 use crate::failure::Failure;
-use crate::output::{complain, legible, print, print_json};
+use crate::output::{complain, legible, note, print, print_json};
 use crate::units::seconds;
 
 /// Prints the prompt and the text that the model goes on with, as it comes.
@@ -51,7 +51,8 @@ pub(crate) fn generate(args: &GenerateArgs, json: bool) -> Result<(), Failure> {
     print("\n")?;
     if std::io::stderr().is_terminal() {
         complain(format_args!(
-            "\n{tokens} tokens in {} ({:.0} tokens/s)",
+            "\n{} in {} ({:.0} tokens/s)",
+            counted(tokens, "token"),
             seconds(took),
             tokens as f64 / took.max(1e-9)
         ));
@@ -67,20 +68,14 @@ pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
         Family::Resnet(_) => ExportFormat::Torchvision,
         Family::Imported { .. } => ExportFormat::Pt2Weights,
     });
-    let files: &[&str] = match format {
-        ExportFormat::Hf => {
-            export::hugging_face(&model, &args.output)?;
-            &["config.json", "model.safetensors"]
-        }
-        ExportFormat::Torchvision => {
-            export::torchvision(&model, &args.output)?;
-            &["model.safetensors"]
-        }
-        ExportFormat::Pt2Weights => {
-            export::pt2_weights(&model, &args.output)?;
-            &["model.safetensors"]
-        }
+    let files = match format {
+        ExportFormat::Hf => export::hugging_face(&model, &args.output)?,
+        ExportFormat::Torchvision => export::torchvision(&model, &args.output)?,
+        ExportFormat::Pt2Weights => export::pt2_weights(&model, &args.output)?,
     };
+    if matches!(format, ExportFormat::Hf) && model.network.tokenizer.is_none() {
+        note("no tokenizer is written, because none with so many tokens is known here: copy the model's own");
+    }
     if json {
         return print_json(&json!({
             "from": model.path(),
@@ -92,7 +87,7 @@ pub(crate) fn export(args: &ExportArgs, json: bool) -> Result<(), Failure> {
     let of = model.step().map_or(String::new(), |s| format!(" of step {s}"));
     print(&format!(
         "wrote {} in {}: the model{of} in {}\n",
-        files.join(" and "),
+        files.join(", "),
         args.output.display(),
         model.path().display()
     ))

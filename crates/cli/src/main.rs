@@ -20,6 +20,7 @@ mod relay;
 mod report;
 mod table;
 mod train;
+mod values;
 
 use std::process::ExitCode;
 

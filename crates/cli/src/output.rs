@@ -1,5 +1,6 @@
 //! Standard output and standard error, either of which may be closed at any time.
 
+use std::ffi::OsStr;
 use std::fmt;
 use std::io::{self, Write};
 
@@ -31,6 +32,13 @@ pub(crate) fn complain(line: impl fmt::Display) {
 /// Writes a sentence that people should read, whatever else goes on.
 pub(crate) fn note(sentence: impl fmt::Display) {
     complain(format_args!("note: {sentence}"));
+}
+
+/// A word of a command as a shell reads it.
+pub(crate) fn word(text: impl AsRef<OsStr>) -> String {
+    let text = text.as_ref().to_string_lossy();
+    // No word of a shell has a zero byte, which is all that cannot be quoted.
+    shlex::try_quote(&text).map_or_else(|_| text.to_string(), Into::into)
 }
 
 /// Text with its control characters, which could do anything to a terminal, replaced by a mark; lines stay lines.

@@ -8,7 +8,7 @@ use fusionllm_node::owner::{Found, MemberStatus, OwnedRun, Resting, RunPhase, Ru
 
 use crate::args::{IdentityArgs, InviteArgs, KickArgs, RevokeArgs, StatusArgs};
 use crate::failure::Failure;
-use crate::output::{legible, print, print_json};
+use crate::output::{legible, print, print_json, word};
 use crate::table::Table;
 use crate::train::runtime;
 use crate::units::{bytes, count, rate, seconds};
@@ -179,7 +179,7 @@ fn resting(files: &Resting, run: &Path) -> String {
     }
     let unfinished = files.steps.is_none_or(|steps| files.saved.is_none_or(|saved| saved < steps));
     if files.saved.is_some() && unfinished {
-        line("go on with", format!("--resume {}", run.display()));
+        line("go on with", format!("--resume {}", word(run)));
     }
     out
 }

@@ -14,7 +14,7 @@ use fusionllm_plan::{
 
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;
-use crate::output::{print, print_json};
+use crate::output::{print, print_json, word};
 use crate::table::{Table, WIDTH, wrap};
 use crate::train::load_job;
 use crate::units;
@@ -42,7 +42,7 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     }
     outcome.show(&saved, json)?;
     if !json && let Some(path) = &args.output {
-        print(&format!("\ncarry it out with `fusionllm train {} --plan {}`\n", args.job.display(), path.display()))?;
+        print(&format!("\ncarry it out with `fusionllm train {} --plan {}`\n", word(&args.job), word(path)))?;
     }
     Ok(())
 }

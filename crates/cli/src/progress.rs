@@ -19,6 +19,7 @@ use crate::units::{bytes, count, counted, seconds};
 pub(crate) struct Progress {
     bar: ProgressBar,
     steps: u64,
+    batch: usize,
     /// Plural name of the targets, such as `tokens`.
     targets: &'static str,
     tokenizer: Option<Tokenizer>,
@@ -41,7 +42,7 @@ pub(crate) struct History {
     /// The step of the first loss.
     pub(crate) first_step: Option<u64>,
     /// Step, loss and accuracy of the last validation.
-    pub(crate) validation: Option<(u64, f64, f64)>,
+    pub(crate) validation: Option<(u64, f64, Option<f64>)>,
     /// Seconds from the first step's start to the end.
     pub(crate) took: f64,
     /// The beginning of the held-out text. The model continues it in the report.
@@ -65,6 +66,7 @@ impl Progress {
         Self {
             bar,
             steps: job.train.steps,
+            batch: job.train.batch,
             targets,
             tokenizer,
             by_ticket,
@@ -94,11 +96,10 @@ impl Progress {
         self.bar.enable_steady_tick(Duration::from_millis(120));
     }
 
-    fn step(&mut self, step: u64, loss: f64, targets_per_s: f64) {
+    fn step(&mut self, step: u64, loss: f64, rate: &str) {
         let now = Instant::now();
         let left = self.pace.step(now, step).map(|s| s * self.steps.saturating_sub(step) as f64);
         let left = left.map(|s| format!("  {} left", seconds(s.ceil()))).unwrap_or_default();
-        let rate = format!("{} {}/s", count(targets_per_s), self.targets);
         let sent = format!("{} sent", bytes(self.sent));
         if !self.bar.is_hidden() {
             let val = self.history.validation.map(|(_, v, _)| format!("  val {v:.3}")).unwrap_or_default();
@@ -234,6 +235,7 @@ impl Observer for Progress {
                 self.planned(plan, &model.forward, notes, predicted_step_s);
                 if self.history.losses.is_empty() {
                     self.say(data.to_string());
+                    data.repeated(self.batch).iter().for_each(|note| self.say(note));
                 }
                 self.history.prompt = self.tokenizer.and_then(|t| prompt(&opening(data, t), t));
                 self.wait_for("loading".to_string());
@@ -245,7 +247,7 @@ impl Observer for Progress {
                 }
                 self.start();
             }
-            Event::Step { record, targets_per_s } => {
+            Event::Step { record, samples_per_s, targets_per_s } => {
                 self.sent += record.bytes_sent;
                 let first = *self.history.first_step.get_or_insert(record.step);
                 // Steps that were lost with a peer are done again.
@@ -257,7 +259,11 @@ impl Observer for Progress {
                         record.step
                     ));
                 }
-                self.step(record.step, record.loss, targets_per_s);
+                let rate = match targets_per_s {
+                    Some(rate) => format!("{} {}/s", count(rate), self.targets),
+                    None => format!("{} samples/s", count(samples_per_s)),
+                };
+                self.step(record.step, record.loss, &rate);
             }
             Event::Evaluated { step, val_loss, val_accuracy } => {
                 self.history.validation = Some((step, val_loss, val_accuracy));
@@ -288,8 +294,8 @@ impl Observer for Progress {
 }
 
 /// `, accuracy 12.5 %`, or nothing for a model without classes.
-pub(crate) fn accuracy(share: f64) -> String {
-    if share.is_nan() { String::new() } else { format!(", accuracy {:.1} %", 100.0 * share) }
+pub(crate) fn accuracy(share: Option<f64>) -> String {
+    share.map(|share| format!(", accuracy {:.1} %", 100.0 * share)).unwrap_or_default()
 }
 
 /// Whether to print another line: every 5 s, and less often the longer a run takes.

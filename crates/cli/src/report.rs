@@ -12,7 +12,7 @@ use fusionllm_node::run_dir::Summary;
 use crate::again::Again;
 use crate::backend::open_backend;
 use crate::failure::Failure;
-use crate::output::{complain, legible, print};
+use crate::output::{complain, legible, print, word};
 use crate::progress::History;
 use crate::table::Table;
 use crate::units::{bytes, seconds};
@@ -27,7 +27,7 @@ pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
     let directory = history.directory.display();
     print(&format!("\nfiles:      {directory}: metrics.jsonl, summary.json, plan.json, checkpoints/\n"))?;
     if history.prompt.is_some() {
-        print(&format!("more text:  fusionllm generate {directory} --prompt \"...\"\n"))?;
+        print(&format!("more text:  fusionllm generate {} --prompt \"...\"\n", word(&history.directory)))?;
     }
     // A run that was stopped continues to its end.
     let more = match summary.steps {
@@ -51,11 +51,13 @@ fn text(summary: &Summary, history: &History) -> String {
     };
     line("steps", format!("{} in {}{skipped}", history.losses.len(), seconds(history.took)));
     let curve = curve(&history.losses);
-    let first = loss(history.losses.first().copied());
+    // Skipped steps changed nothing, so their losses say nothing about the model.
+    let first = loss(finite(history.losses.iter()));
+    let last = loss(summary.loss_last.or_else(|| finite(history.losses.iter().rev())));
     // A resumed run shows its own first step, where the curve starts, and the loss of step 1 after it.
     let resumed = (history.losses.len() as u64) < summary.steps;
     let before = if resumed { format!("  (step 1: {})", loss(summary.loss_first)) } else { String::new() };
-    line("loss", format!("{first} {curve} {}{before}", loss(summary.loss_last)));
+    line("loss", format!("{first} {curve} {last}{before}"));
     if let Some((step, val_loss, accuracy)) = history.validation {
         line("validation", format!("loss {val_loss:.3}{} after step {step}", crate::progress::accuracy(accuracy)));
     }
@@ -85,6 +87,11 @@ fn text(summary: &Summary, history: &History) -> String {
         out += &format!("\n{links}");
     }
     out
+}
+
+/// The first number that is one.
+fn finite<'a>(mut losses: impl Iterator<Item = &'a f64>) -> Option<f64> {
+    losses.find(|loss| loss.is_finite()).copied()
 }
 
 /// Prints the text that the newest checkpoint writes after `prompt`. A run without a sample has not failed.
@@ -138,6 +145,14 @@ fn curve(losses: &[f64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The report said "loss NaN" of a run whose last update was skipped and whose model was sound.
+    #[test]
+    fn losses_of_skipped_steps_are_left_out() {
+        let losses = [f64::NAN, 3.0, 2.0, f64::INFINITY];
+        assert_eq!((finite(losses.iter()), finite(losses.iter().rev())), (Some(3.0), Some(2.0)));
+        assert_eq!(finite([f64::NAN].iter()), None);
+    }
 
     #[test]
     fn a_curve_falls_from_high_to_low() {

@@ -37,9 +37,10 @@ pub(crate) fn load_job(path: &Path, set: &[String]) -> Result<Job, Failure> {
     if path.as_os_str() != "-" {
         return Job::load(path, set).map_err(Failure::from);
     }
-    let text = std::io::read_to_string(std::io::stdin())
+    let mut bytes = Vec::new();
+    std::io::Read::read_to_end(&mut std::io::stdin(), &mut bytes)
         .map_err(|e| Failure::input(format!("the job cannot be read from standard input: {e}")))?;
-    Job::parse("standard input", &text, Path::new("."), set).map_err(Failure::from)
+    Job::decode("standard input", bytes, Path::new("."), set).map_err(Failure::from)
 }
 
 /// The plan to carry out, if one is given: by an option, or by the job unless the number of peers says otherwise.

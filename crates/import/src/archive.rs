@@ -123,14 +123,17 @@ impl Archive {
             let config: PayloadConfig = parse(name, &file, &json)?;
             let directory = format!("{root}data/{directory}/");
             let stored = |payload: Payload| StoredTensor::new(&directory, payload);
-            let tensors = config.config.into_iter().map(|(key, payload)| match stored(payload) {
-                Ok(stored) => Ok((key, stored)),
-                Err(reason) => Err(ImportError::Damaged {
-                    archive: name.into(),
-                    member: file.clone(),
-                    reason: format!("`{key}`: {reason}"),
-                }),
-            });
+            let unsupported = |payload: &Payload| element_type(payload.tensor_meta.as_ref()?.dtype).err();
+            let tensors =
+                config.config.into_iter().map(|(key, payload)| match (unsupported(&payload), stored(payload)) {
+                    (Some(reason), _) => Err(ImportError::ElementType { archive: name.into(), tensor: key, reason }),
+                    (None, Ok(stored)) => Ok((key, stored)),
+                    (None, Err(reason)) => Err(ImportError::Damaged {
+                        archive: name.into(),
+                        member: file.clone(),
+                        reason: format!("`{key}`: {reason}"),
+                    }),
+                });
             tensors.collect()
         };
         let weights = payloads("weights", "weights")?;

@@ -26,6 +26,16 @@ pub enum ImportError {
         /// The damage.
         reason: String,
     },
+    /// A tensor has elements of a type that the importer does not support.
+    #[error("{archive}: `{tensor}`: {reason}")]
+    ElementType {
+        /// The archive.
+        archive: String,
+        /// The tensor's name in the module's `state_dict`, or among its constants.
+        tensor: String,
+        /// The reason.
+        reason: String,
+    },
     /// The model uses operators that the importer does not support.
     #[error("{archive}: {} not supported:{}", Count(operators.len()), Lines(operators))]
     UnsupportedOperators {
@@ -64,7 +74,7 @@ pub enum ImportError {
         /// The archive.
         archive: String,
         /// Samples per batch in the archive.
-        exported: i64,
+        exported: usize,
         /// Samples per batch that the caller asked for.
         requested: usize,
     },
@@ -84,11 +94,14 @@ impl ImportError {
         Some(match self {
             Self::Unreadable { .. } => "check the path, and that you may read the file".into(),
             Self::Damaged { .. } => "save the model again with torch.export.save of PyTorch 2.9 or later".into(),
+            Self::ElementType { .. } => {
+                "convert the tensor before the export: complex numbers to two real tensors with \
+                                         `.real` and `.imag`, others with `.to(torch.float32)` or `.to(torch.int64)`"
+                    .into()
+            }
             Self::UnsupportedOperators { operators, .. } => without_unsupported(operators),
             Self::Node { decomposes: true, .. } => DECOMPOSE.into(),
-            Self::BatchSize { exported, .. } => {
-                format!("set train.micro_batch = {exported}, or export the model with a dynamic batch dimension")
-            }
+            Self::BatchSize { .. } => "export the model with a dynamic batch dimension".into(),
             Self::Node { .. } | Self::Model { .. } | Self::Graph { .. } => return None,
         })
     }

@@ -1,12 +1,12 @@
 //! What training needs to know about the loss of an imported model.
 
-use fusionllm_graph::ops::Compare;
-use fusionllm_graph::{Builder, Graph, GraphError, Op, ValueKind};
+use fusionllm_graph::ops::{Compare, CrossEntropy};
+use fusionllm_graph::{Builder, Graph, GraphError, Node, Op, ValueKind};
 
-/// If the loss is a single cross-entropy, adds the output `correct`: the number of targets with the largest logit.
+/// If the loss is a single cross-entropy whose targets are known, adds the output `correct`: the number of targets with
+/// the largest logit. Where [`targets`] are unknown, nobody can say of how many.
 pub(crate) fn add_correct_output(b: &mut Builder) -> Result<(), GraphError> {
-    let mut losses = b.graph().nodes.iter().filter(|n| matches!(n.op, Op::CrossEntropy(_)));
-    let (Some(node), None) = (losses.next(), losses.next()) else { return Ok(()) };
+    let Some(node) = only_cross_entropy(b.graph()).filter(|_| targets(b.graph()).is_some()) else { return Ok(()) };
     let (logits, target) = (node.inputs[0], node.inputs[1]);
     if !b.graph().outputs.contains_key("loss") {
         return Ok(());
@@ -19,13 +19,16 @@ pub(crate) fn add_correct_output(b: &mut Builder) -> Result<(), GraphError> {
     b.output("correct", correct)
 }
 
-/// The input with the targets of the only cross-entropy, and its `ignore_index`.
+fn only_cross_entropy(graph: &Graph) -> Option<&Node> {
+    let mut losses = graph.nodes.iter().filter(|n| matches!(n.op, Op::CrossEntropy(_)));
+    losses.next().filter(|_| losses.next().is_none())
+}
+
+/// The input with the targets of the only cross-entropy, and its `ignore_index`. Nothing is known if the loss reads a
+/// part of the input, as a language model does that shifts its labels by itself.
 pub(crate) fn targets(graph: &Graph) -> Option<(String, i64)> {
-    let mut losses = graph.nodes.iter().filter_map(|n| match &n.op {
-        Op::CrossEntropy(op) => Some((n, op.ignore_index)),
-        _ => None,
-    });
-    let (Some((node, ignore_index)), None) = (losses.next(), losses.next()) else { return None };
+    let node = only_cross_entropy(graph)?;
+    let Op::CrossEntropy(CrossEntropy { ignore_index, .. }) = node.op else { return None };
     let mut value = node.inputs[1];
     loop {
         match &graph.value(value).kind {

@@ -180,9 +180,9 @@ impl Import<'_> {
                 }
             }
         }
-        match (batch_size, exported) {
-            (Some(batch), Some(exported)) if !dynamic && Some(exported) != requested => {
-                Err(ImportError::BatchSize { archive: self.archive.name.clone(), exported, requested: batch })
+        match (batch_size, exported.and_then(|n| usize::try_from(n).ok())) {
+            (Some(requested), Some(exported)) if !dynamic && exported != requested => {
+                Err(ImportError::BatchSize { archive: self.archive.name.clone(), exported, requested })
             }
             _ => Ok(()),
         }

@@ -90,7 +90,7 @@ fn a_fixed_batch_size_is_an_error_with_a_hint() {
     let options = ImportOptions { batch_size: Some(3), ..ImportOptions::default() };
     let error = archive.import(options, &zeros).unwrap_err();
     assert_eq!(error.to_string(), "net.pt2: the model was exported for a batch of 2, but a batch of 3 is needed");
-    assert!(error.hint().unwrap().contains("train.micro_batch = 2"));
+    assert_eq!(error.hint().unwrap(), "export the model with a dynamic batch dimension");
 }
 
 #[test]
@@ -153,6 +153,17 @@ fn pickled_tensors_are_refused() {
         error.contains("model_weights_config.json") && error.contains("head.bias") && error.contains("pickled"),
         "{error}"
     );
+}
+
+/// The hint was to save the model again with a later PyTorch, which changes nothing.
+#[test]
+fn a_tensor_of_complex_numbers_is_refused_with_what_to_do_instead() {
+    let mut weights = weights();
+    weights["config"]["head.weight"]["tensor_meta"] = meta(9, &[4, 5], true);
+    let error = import(archive(&program(), &weights)).unwrap_err();
+    assert!(error.to_string().ends_with(": `head.weight`: complex numbers are not supported"), "{error}");
+    let hint = error.hint().unwrap();
+    assert!(hint.contains("two real tensors") && !hint.contains("PyTorch"), "{hint}");
 }
 
 /// `UPDATE_DOCS=1 cargo test -p fusionllm-import` writes the document.

@@ -10,6 +10,7 @@ pub mod data;
 #[doc(hidden)]
 pub mod decoders;
 pub mod doctor;
+mod encoding;
 mod error;
 mod files;
 mod keys;

@@ -126,6 +126,7 @@ async fn a_run_that_applies_no_step_fails_and_names_the_reason() {
     assert!(message.contains("not finite in any of 8 steps"), "{message}");
     assert!(message.contains("got an input that is not finite"), "{message}");
     assert_eq!(hint, "look for such numbers in the data");
+    assert!(message.contains("/rows.safetensors, row ") && message.contains(": `x` holds NaN)"), "{message}");
 }
 
 /// Writes a safetensors file.

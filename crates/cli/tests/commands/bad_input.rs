@@ -53,7 +53,7 @@ fn job_files() {
     ");
     assert_snapshot!(train("wrong.toml"), @r"
     error: wrong.toml:3:10: `model.n_head` = 4 does not divide `model.n_embd` = 30
-    hint: write n_head = 1, or another divisor of 30
+    hint: write n_head = 3, or another divisor of 30
     ");
 }
 
@@ -116,10 +116,10 @@ fn what_cannot_be_planned() {
     error: apart.toml:7:8: no link leads from broker to b
     hint: join their sites or the devices themselves by a [[link]], give both sites an uplink, or say where the broker stands: [broker] at = "NAME"
     "#);
-    assert_snapshot!(plan("still.toml"), @r"
+    assert_snapshot!(plan("still.toml"), @r#"
     error: still.toml:13:8: `link.rate` is 0 bps
-    hint: it must be above zero
-    ");
+    hint: it must be above zero, such as rate = "8 Mbps"
+    "#);
     assert_snapshot!(plan("tiny.toml"), @r#"error: memory: operator "transformer.wte.embedding" alone needs 512 KiB with its parameters and activations, but the largest device, b, has 300 KiB; use a smaller micro-batch, or a device with more memory"#);
     assert_snapshot!(plan("small.toml"), @"error: memory: parameters, gradients and optimizer state take 1.93 MiB, but all 2 devices together have 1.56 MiB: 380 KiB are missing; add devices, or use a smaller model");
     assert_snapshot!(plan("tight.toml"), @"error: memory: no cut fits the devices' memory: the cut in proportion to memory lacks 460 KiB on a, 690 KiB on b; use smaller micro-batches, or add devices");
@@ -129,6 +129,12 @@ fn what_cannot_be_planned() {
 fn options() {
     let dir = directory(&[("plan.json", "{}")]);
     let train = |args: &[&str]| refused(dir.path(), &[&["train"], args].concat());
+    // The advice was to write `-- -1`, which is no number of peers either.
+    for (option, value) in [("--peers", "-1"), ("--steps", "-1"), ("--steps", "0"), ("--steps", "many")] {
+        let message = train(&[option, value]);
+        assert!(message.starts_with(&format!("error: invalid value '{value}' for '{option} <N>': ")), "{message}");
+        assert!(message.contains("it must be a whole number of at least 1"), "{message}");
+    }
     assert_snapshot!(train(&["--set", "train.setps=3"]), @r"
     error: --set train.setps=3: unknown setting `setps` in [train]
     hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
@@ -182,8 +188,8 @@ fn data_files() {
     hint: name more text in data.files, lower data.context, or lower data.validation
     ");
     assert_snapshot!(train("missing.toml"), @r#"
-    error: missing.toml:2:9: no file matches "corpus/*.txt" in DIR
-    hint: paths start at the job file's directory
+    error: missing.toml:2:9: `data.files`: no file matches "corpus/*.txt" in DIR
+    hint: paths start at this file's directory
     "#);
 }
 
@@ -365,6 +371,6 @@ fn a_run_directory_that_cannot_be_made() {
     assert_snapshot!(ran.failure(1, dir.path()), @r"
     error: file/run: cannot be created
     caused by: Not a directory (os error 20)
-    hint: check the disk and the path
+    hint: a file stands where a directory is needed: choose another path, or remove that file
     ");
 }

@@ -1,10 +1,12 @@
 //! The command as its users call it: what it prints, where, and with which exit status.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
+mod bad_files;
 mod bad_input;
 mod examples;
 mod graph;
 mod help;
+mod imported;
 mod offload;
 mod plan;
 mod run;

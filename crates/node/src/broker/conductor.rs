@@ -234,7 +234,8 @@ impl Conductor<'_> {
                 Action::Step(record) => self.step_done(&record)?,
                 Action::Evaluated(EvalRecord { step, means }) => {
                     let val_loss = means.first().copied().unwrap_or(f64::NAN);
-                    let val_accuracy = means.get(1).copied().unwrap_or(f64::NAN);
+                    // The second report is `correct`, which not every model has.
+                    let val_accuracy = means.get(1).copied();
                     self.store.evaluated(step, val_loss, val_accuracy)?;
                     self.observer.event(Event::Evaluated { step, val_loss, val_accuracy });
                 }
@@ -304,13 +305,15 @@ impl Conductor<'_> {
     fn step_done(&mut self, record: &StepRecord) -> Result<(), NodeError> {
         let Some(current) = &self.current else { return Ok(()) };
         let batch = current.job.train.batch;
-        let targets_per_s = self.feeds.targets_per_step(&self.data, batch) / record.step_s.max(1e-9);
+        let per_s = |count: f64| count / record.step_s.max(1e-9);
+        let samples_per_s = per_s(batch as f64);
+        let targets_per_s = self.feeds.targets_per_step(&self.data, batch).map(per_s);
         let eval = &current.job.eval;
         let validated = eval.passes(self.data.eval_samples(), batch) > 0
             && (record.step.is_multiple_of(eval.every) || record.step == current.job.train.steps);
-        self.store.step(record, &current.plan, targets_per_s, validated)?;
+        self.store.step(record, &current.plan, targets_per_s.unwrap_or(samples_per_s), validated)?;
         current.advisor.observe(record);
-        self.observer.event(Event::Step { record, targets_per_s });
+        self.observer.event(Event::Step { record, samples_per_s, targets_per_s });
         Ok(())
     }
 

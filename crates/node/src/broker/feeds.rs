@@ -1,5 +1,6 @@
 //! The inputs of a pass: draws a batch, cuts it into micro-batches, and streams each to the peers that read it.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
@@ -19,8 +20,8 @@ pub(super) struct Feeds {
     pub(super) names: BTreeMap<String, String>,
     /// The tensor that holds the targets, where it is known.
     pub(super) targets: Option<Targets>,
-    /// The size of the vocabulary of an input, by the name of the input.
-    vocabularies: BTreeMap<String, usize>,
+    /// Which numbers an input may hold, by the name of the input.
+    indices: BTreeMap<String, Indices>,
 }
 
 /// A tensor of targets.
@@ -57,17 +58,7 @@ impl Feeds {
             wanted.iter().filter_map(|(to, ty)| Some((from(ty)?.0.as_ref(), *to))).collect()
         };
         if pairs.len() != wanted.len() {
-            let list = |all: Vec<String>| all.join(", ");
-            return Err(NodeError::input_with_hint(
-                format!(
-                    "the model takes {}, but the data have {}",
-                    list(wanted.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
-                    list(given.iter().map(|(n, t)| format!("{n}: {t}")).collect()),
-                ),
-                format!(
-                    "give tensors of those names and types, for micro-batches of {micro_batch} (train.micro_batch)"
-                ),
-            ));
+            return Err(mismatch(&wanted, &given, data, micro_batch));
         }
         let names: BTreeMap<String, String> =
             pairs.iter().map(|(from, to)| (from.to_string(), to.to_string())).collect();
@@ -78,26 +69,78 @@ impl Feeds {
         };
         let from = |input: &str| names.iter().find(|(_, to)| *to == input).map(|(from, _)| from.clone());
         let targets = input.and_then(from).zip(ignored).map(|(name, ignored)| Targets { name, ignored });
-        Ok(Self { names, targets, vocabularies: vocabularies(graph) })
+        Ok(Self { names, targets, indices: indices(graph) })
     }
 
-    /// Refuses a token that the model's embedding does not have. `origin` says where a row of the batch comes from.
-    fn check_tokens(&self, name: &str, tensor: &HostTensor, origin: impl Fn(usize) -> String) -> Result<(), NodeError> {
+    /// Refuses a token that the model's embedding does not have, and a class that its loss does not have. `origin` says
+    /// where a row of the batch comes from.
+    fn check_indices(
+        &self,
+        name: &str,
+        tensor: &HostTensor,
+        origin: impl Fn(usize) -> String,
+    ) -> Result<(), NodeError> {
         let input = self.names.get(name);
-        let Some(size) = input.and_then(|input| self.vocabularies.get(input)) else { return Ok(()) };
-        let tokens = tensor.cast(DType::I64).ok().and_then(|t| t.to_i64()).unwrap_or_default();
-        let Some(at) = tokens.iter().position(|t| !usize::try_from(*t).is_ok_and(|t| t < *size)) else {
-            return Ok(());
-        };
-        let row_len = tokens.len() / tensor.shape().first().copied().unwrap_or(1).max(1);
-        Err(NodeError::input_with_hint(
-            format!(
-                "{}: `{name}` holds the token {}, but the model's vocabulary has {size} tokens",
-                origin(at / row_len.max(1)),
-                tokens[at]
+        let Some(Indices { size, ignored }) = input.and_then(|input| self.indices.get(input)) else { return Ok(()) };
+        let numbers = tensor.cast(DType::I64).ok().and_then(|t| t.to_i64()).unwrap_or_default();
+        let valid = |n: &i64| usize::try_from(*n).is_ok_and(|n| n < *size) || Some(*n) == *ignored;
+        let Some(at) = numbers.iter().position(|n| !valid(n)) else { return Ok(()) };
+        let row_len = numbers.len() / tensor.shape().first().copied().unwrap_or(1).max(1);
+        let (row, number, last) = (origin(at / row_len.max(1)), numbers[at], size.saturating_sub(1));
+        Err(match ignored {
+            None => NodeError::input_with_hint(
+                format!("{row}: `{name}` holds the token {number}, but the model's vocabulary has {size} tokens"),
+                format!("tokens are 0 to {last}: prepare the data with the model's own tokenizer"),
             ),
-            format!("tokens are 0 to {}: prepare the data with the model's own tokenizer", size - 1),
-        ))
+            Some(ignored) => NodeError::input_with_hint(
+                format!("{row}: `{name}` holds the class {number}, but the model has {size} classes"),
+                format!("classes are 0 to {last}, and {ignored} stands for a target that does not count"),
+            ),
+        })
+    }
+}
+
+/// The error about data that are not what the model takes. The hint is about the first input that does not fit.
+fn mismatch(
+    wanted: &[(&str, &TensorType)],
+    given: &[(Cow<'static, str>, TensorType)],
+    data: &Dataset,
+    micro_batch: usize,
+) -> NodeError {
+    let message = format!(
+        "the model takes {}, but the data have {}",
+        wanted.iter().map(|(n, t)| format!("{n}: {t}")).collect::<Vec<_>>().join(", "),
+        given.iter().map(|(n, t)| format!("{n}: {t}")).collect::<Vec<_>>().join(", "),
+    );
+    if data.has_order() {
+        return NodeError::input_with_hint(
+            message,
+            "write kind = \"tensors\" and files = [\"PATH\"] in [data]: safetensors files with a tensor for each of the \
+             model's inputs",
+        );
+    }
+    let of = |name: &str| given.iter().find(|(n, _)| n == name).map(|(_, t)| t);
+    let fits = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.is_float() == b.dtype.is_float();
+    let first = wanted.iter().find(|(name, ty)| !of(name).is_some_and(|given| fits(given, ty)));
+    let hint = first.map(|(name, ty)| how_to_store(name, ty, of(name), micro_batch));
+    NodeError::Input { message, hint }
+}
+
+/// What to do about an input that the data do not have, or in another shape.
+fn how_to_store(name: &str, wanted: &TensorType, given: Option<&TensorType>, micro_batch: usize) -> String {
+    let sample = wanted.shape.get(1..).unwrap_or_default();
+    let only_rows_differ = given.is_some_and(|g| g.shape.len() == wanted.shape.len() && g.shape[1..] == *sample);
+    match wanted.shape.first() {
+        None => format!("store `{name}` as a single number, a tensor of {} without dimensions", wanted.dtype),
+        Some(rows) if *rows != micro_batch && only_rows_differ => format!(
+            "the model takes {rows} rows of `{name}`, however many samples there are: export it with a dynamic first \
+             dimension that is that of the samples, or make `{name}` a buffer of the model"
+        ),
+        Some(_) => {
+            let dims: Vec<String> =
+                ["rows".to_owned()].into_iter().chain(sample.iter().map(usize::to_string)).collect();
+            format!("store `{name}` in each file as {}[{}], with one row a sample", wanted.dtype, dims.join(", "))
+        }
     }
 }
 
@@ -109,23 +152,38 @@ impl Targets {
     }
 }
 
-/// The size of the embedding that reads an input, by the input's name.
-fn vocabularies(graph: &Graph) -> BTreeMap<String, usize> {
-    let mut sizes = BTreeMap::new();
+/// The numbers from 0 to below `size`.
+struct Indices {
+    size: usize,
+    /// For classes: another number that is valid.
+    ignored: Option<i64>,
+}
+
+/// The sizes of the embeddings and of the losses that read an input, by the input's name.
+fn indices(graph: &Graph) -> BTreeMap<String, Indices> {
+    let mut all: BTreeMap<String, Indices> = BTreeMap::new();
     for node in &graph.nodes {
-        let (Op::Embedding(_), [weight, ids]) = (&node.op, &node.inputs[..]) else { continue };
-        let mut ids = *ids;
-        while let Some(producer) = graph.producer(ids).map(|n| graph.node(n))
+        let (mut value, size, ignored) = match (&node.op, &node.inputs[..]) {
+            (Op::Embedding(_), [weight, ids]) => (*ids, graph.ty(*weight).shape.first().copied(), None),
+            (Op::CrossEntropy(op), [logits, target]) => {
+                (*target, graph.ty(*logits).shape.get(1).copied(), Some(op.ignore_index))
+            }
+            _ => continue,
+        };
+        // A loss that reads a part of its labels does not limit the others, so only a reshape leads to its input.
+        while let Some(producer) = graph.producer(value).map(|n| graph.node(n))
             && is_view(&producer.op, &graph.types(&producer.inputs), &graph.types(&producer.outputs))
+            && (ignored.is_none() || matches!(producer.op, Op::Reshape(_) | Op::Permute(_)))
         {
-            ids = producer.inputs[0];
+            value = producer.inputs[0];
         }
-        if graph.inputs().any(|v| v == ids) {
-            let size = sizes.entry(graph.value(ids).name.clone()).or_insert(usize::MAX);
-            *size = (*size).min(graph.ty(*weight).shape[0]);
+        if let Some(size) = size.filter(|_| graph.inputs().any(|v| v == value)) {
+            let entry = all.entry(graph.value(value).name.clone()).or_insert(Indices { size, ignored });
+            // A number that a loss ignores is no token.
+            *entry = Indices { size: entry.size.min(size), ignored: entry.ignored.filter(|i| Some(*i) == ignored) };
         }
     }
-    sizes
+    all
 }
 
 impl Conductor<'_> {
@@ -140,7 +198,7 @@ impl Conductor<'_> {
         };
         let batch = batch?;
         for (name, tensor) in &batch.tensors {
-            self.feeds.check_tokens(name, tensor, |row| match id {
+            self.feeds.check_indices(name, tensor, |row| match id {
                 BatchId::Train { step } => self.data.train_origin(step * batch_size as u64 + row as u64),
                 BatchId::Eval { index, .. } => self.data.eval_origin(index as usize * batch_size + row),
             })?;
@@ -179,11 +237,10 @@ struct MicroBatches {
 }
 
 impl Feeds {
-    /// Targets of a step, if none of its labels is ignored.
-    pub(super) fn targets_per_step(&self, data: &Dataset, batch: usize) -> f64 {
-        let inputs = data.inputs(batch);
-        let targets = inputs.iter().find(|(name, _)| self.targets.as_ref().is_some_and(|t| t.name == *name));
-        targets.map_or(batch as f64, |(_, ty)| ty.numel() as f64)
+    /// Targets of a step, if none of its labels is ignored; `None` if the model does not tell which they are.
+    pub(super) fn targets_per_step(&self, data: &Dataset, batch: usize) -> Option<f64> {
+        let Targets { name, .. } = self.targets.as_ref()?;
+        data.inputs(batch).iter().find(|(n, _)| n == name).map(|(_, ty)| ty.numel() as f64)
     }
 
     fn cut(&self, batch: Batch, count: u32, model: &Model) -> Result<MicroBatches, NodeError> {
@@ -236,10 +293,11 @@ fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, N
 #[cfg(test)]
 mod tests {
     use fusionllm_graph::models::Gpt2Config;
+    use fusionllm_graph::{Builder, Init};
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::data::{Data, Tensors, Validation};
+    use crate::data::{Data, Tensors, Text, Tokenizer, Validation};
     use crate::files::write_tensors;
     use crate::printed;
 
@@ -260,7 +318,7 @@ mod tests {
         let origin = |row: usize| data.train_origin(row as u64);
         let check = |wanted: &str| {
             let (name, tensor) = batch.tensors.iter().find(|(name, _)| *name == wanted).unwrap();
-            feeds.check_tokens(name, tensor, origin)
+            feeds.check_indices(name, tensor, origin)
         };
         check("labels").unwrap();
         let error = printed(check("input_ids").unwrap_err());
@@ -268,5 +326,85 @@ mod tests {
         DIR/tokens.safetensors, row 2: `input_ids` holds the token 9, but the model's vocabulary has 8 tokens
         hint: tokens are 0 to 7: prepare the data with the model's own tokenizer
         ");
+    }
+    /// Two samples of four pixels in `x`, and their classes in `y`.
+    fn classes(dir: &std::path::Path, labels: &[i64]) -> Dataset {
+        let path = dir.join("rows.safetensors");
+        let x = HostTensor::from_f32([2, 4], &[0.0; 8]).unwrap();
+        let y = HostTensor::from_i64([2], labels).unwrap();
+        write_tensors(&path, &BTreeMap::from([("x", x), ("y", y)])).unwrap();
+        let tensors = Tensors { files: vec![path], validation: Validation::Fraction(0.0), shuffle: false, group: 1 };
+        Dataset::open(&Data::Tensors(tensors), 1).unwrap()
+    }
+
+    /// A classifier of `rows` rows of `width` numbers into three classes.
+    fn classifier(rows: usize, width: usize) -> Graph {
+        let mut b = Builder::new("classifier");
+        let x = b.input("x", DType::F32, [rows, width]).unwrap();
+        let y = b.input("y", DType::I64, [2]).unwrap();
+        let w = b.parameter("w", DType::F32, [3, width], Init::Constant(0.0)).unwrap();
+        let logits = b.linear(x, w, None).unwrap();
+        let loss = b.cross_entropy(logits, y, -100).unwrap();
+        b.output("loss", loss).unwrap();
+        b.finish().unwrap()
+    }
+
+    /// The kernel of one peer failed, and printed `TensorType { dtype: F32, ...`.
+    #[test]
+    fn a_class_that_the_model_does_not_have_is_reported_with_file_and_row() {
+        let dir = tempfile::tempdir().unwrap();
+        let check = |labels: &[i64]| {
+            let data = classes(dir.path(), labels);
+            let feeds = Feeds::new(&classifier(2, 4), &data, 2).unwrap();
+            let batch = data.train_batch(0, 2).unwrap();
+            let (_, tensor) = batch.tensors.iter().find(|(name, _)| *name == "y").unwrap();
+            feeds.check_indices("y", tensor, |row| data.train_origin(row as u64))
+        };
+        check(&[2, -100]).unwrap();
+        let error = printed(check(&[0, 3]).unwrap_err());
+        assert_snapshot!(error.replace(&dir.path().display().to_string(), "DIR"), @r"
+        DIR/rows.safetensors, row 1: `y` holds the class 3, but the model has 3 classes
+        hint: classes are 0 to 2, and -100 stands for a target that does not count
+        ");
+    }
+
+    /// The hint was `train.micro_batch`, whatever did not fit.
+    #[test]
+    fn the_hint_about_data_that_do_not_fit_is_about_what_differs() {
+        let dir = tempfile::tempdir().unwrap();
+        let data = classes(dir.path(), &[0, 1]);
+        let error = |graph: &Graph, data: &Dataset| printed(Feeds::new(graph, data, 2).err().unwrap());
+        assert_snapshot!(error(&classifier(2, 5), &data), @r"
+        the model takes x: f32[2, 5], y: i64[2], but the data have x: f32[2, 4], y: i64[2]
+        hint: store `x` in each file as f32[rows, 5], with one row a sample
+        ");
+        let mut b = Builder::new("weighted");
+        let x = b.input("x", DType::F32, [2, 4]).unwrap();
+        let y = b.input("y", DType::F32, [7]).unwrap();
+        let (x, y) = (b.sum(x, &[0, 1], false).unwrap(), b.sum(y, &[0], false).unwrap());
+        let loss = b.add(x, y).unwrap();
+        b.output("loss", loss).unwrap();
+        let floats = dir.path().join("floats.safetensors");
+        let tensor =
+            |shape: &[usize]| HostTensor::from_f32(shape.to_vec(), &vec![0.0; shape.iter().product()]).unwrap();
+        write_tensors(&floats, &BTreeMap::from([("x", tensor(&[2, 4])), ("y", tensor(&[2]))])).unwrap();
+        let tensors = Tensors { files: vec![floats], validation: Validation::Fraction(0.0), shuffle: true, group: 1 };
+        let floats = Dataset::open(&Data::Tensors(tensors), 1).unwrap();
+        assert_snapshot!(error(&b.finish().unwrap(), &floats), @r"
+        the model takes x: f32[2, 4], y: f32[7], but the data have x: f32[2, 4], y: f32[2]
+        hint: the model takes 7 rows of `y`, however many samples there are: export it with a dynamic first dimension that is that of the samples, or make `y` a buffer of the model
+        ");
+        let text = Text {
+            files: Vec::new(),
+            tokenizer: Tokenizer::Bytes,
+            context: 8,
+            validation: Validation::Fraction(0.0),
+            shuffle: true,
+        };
+        let text = Dataset::open(&Data::Text(text), 1).unwrap();
+        assert_snapshot!(error(&classifier(2, 4), &text), @r#"
+        the model takes x: f32[2, 4], y: i64[2], but the data have input_ids: i64[2, 8], labels: i64[2, 8]
+        hint: write kind = "tensors" and files = ["PATH"] in [data]: safetensors files with a tensor for each of the model's inputs
+        "#);
     }
 }

@@ -43,7 +43,11 @@ impl Conductor<'_> {
             }
             Notice::Poisoned { member, step, what, advice } => {
                 let name = name(*member);
-                self.observer.event(Event::Poisoned { name, step: *step, what, advice });
+                // Step 1 trains on the first batch.
+                let batch = self.current.as_ref().map_or(0, |current| current.job.train.batch);
+                let row = self.data.not_finite(step.saturating_sub(1) * batch as u64, batch);
+                let what = format!("{what}{}", row.map(|row| format!(" ({row})")).unwrap_or_default());
+                self.observer.event(Event::Poisoned { name, step: *step, what: &what, advice });
                 self.store.poisoned(format!("{name:?} {what}"), advice);
             }
             Notice::Better { members, gain_s } => {

@@ -143,8 +143,10 @@ pub enum Event<'a> {
     Step {
         /// The figures of the step.
         record: &'a StepRecord,
-        /// Targets per second: tokens, or images.
-        targets_per_s: f64,
+        /// Samples per second.
+        samples_per_s: f64,
+        /// Targets per second: tokens, or images. `None` if an imported model does not tell what its targets are.
+        targets_per_s: Option<f64>,
     },
     /// Codecs change, or the regulator warns about one.
     Codecs {
@@ -159,8 +161,9 @@ pub enum Event<'a> {
         step: u64,
         /// Mean loss over the held-out targets.
         val_loss: f64,
-        /// The fraction of held-out targets for which the largest logit is right.
-        val_accuracy: f64,
+        /// The fraction of held-out targets for which the largest logit is right; `None` for a model without classes or
+        /// with unknown targets.
+        val_accuracy: Option<f64>,
     },
     /// Peers begin to send a checkpoint.
     Saving {

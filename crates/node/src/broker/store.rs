@@ -357,7 +357,7 @@ impl Store {
         &mut self,
         record: &StepRecord,
         plan: &Plan,
-        targets_per_s: f64,
+        tokens_per_s: f64,
         validated: bool,
     ) -> Result<(), NodeError> {
         self.flush()?;
@@ -375,7 +375,7 @@ impl Store {
             step: record.step,
             loss: finite(record.loss),
             step_s: record.step_s,
-            tokens_per_s: targets_per_s,
+            tokens_per_s,
             bytes_sent: record.bytes_sent,
             lr: record.lr,
             grad_norm: finite(record.grad_norm),
@@ -390,10 +390,10 @@ impl Store {
         if validated { Ok(()) } else { self.flush() }
     }
 
-    pub(super) fn evaluated(&mut self, step: u64, val_loss: f64, val_accuracy: f64) -> Result<(), NodeError> {
+    pub(super) fn evaluated(&mut self, step: u64, val_loss: f64, val_accuracy: Option<f64>) -> Result<(), NodeError> {
         if let Some(metrics) = self.pending.as_mut().filter(|m| m.step == step) {
             metrics.val_loss = finite(val_loss);
-            metrics.val_accuracy = finite(val_accuracy);
+            metrics.val_accuracy = val_accuracy.and_then(finite);
         }
         self.flush()
     }

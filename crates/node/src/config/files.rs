@@ -1,4 +1,4 @@
-//! Resolves the paths and patterns of a job file.
+//! Resolves the paths and patterns of a job or testbed file.
 
 use std::path::{Path, PathBuf};
 
@@ -20,17 +20,22 @@ impl From<&Path> for Files {
 impl Files {
     /// The existing file that a setting names.
     pub(super) fn one(&self, section: &Section<'_>, key: &'static str) -> Result<Option<PathBuf>, JobError> {
-        let Some(written) = section.text(key)? else { return Ok(None) };
+        let Some(written) = section.path(key)? else { return Ok(None) };
         let path = self.directory.join(written);
         if path.is_file() {
             return Ok(Some(path));
+        }
+        if path.is_dir() {
+            let file = self.only_file(written).unwrap_or_else(|| "PATH".to_owned());
+            let message = format!("`{}`: \"{written}\" is a directory", section.full_name(key));
+            return Err(section.error(key, message, format!("write {key} = {file:?}, the path of a file")));
         }
         Err(self.missing(section, key, written))
     }
 
     /// The files that a setting's paths and patterns match, sorted within each pattern, each file once.
     pub(super) fn many(&self, section: &Section<'_>, key: &'static str) -> Result<Option<Vec<PathBuf>>, JobError> {
-        let Some(patterns) = section.texts(key)? else { return Ok(None) };
+        let Some(patterns) = section.texts(key, &paths(key))? else { return Ok(None) };
         let mut files = Vec::new();
         for written in patterns {
             let matched = self.matches(section, key, written)?;
@@ -51,7 +56,7 @@ impl Files {
         key: &'static str,
         extension: &str,
     ) -> Result<Option<Vec<PathBuf>>, JobError> {
-        let Some(written) = section.texts(key)? else { return Ok(None) };
+        let Some(written) = section.texts(key, &paths(key))? else { return Ok(None) };
         let mut files = Vec::new();
         for text in written {
             let pattern = match self.directory.join(text).is_dir() {
@@ -83,19 +88,63 @@ impl Files {
         };
         let paths = glob::glob(&pattern).map_err(|e| {
             let hint = "* stands for any part of a name, ** for any directories, [ab] for one of the letters";
-            section.error(key, format!("\"{written}\" is not a valid pattern: {}", e.msg), hint)
+            let name = section.full_name(key);
+            section.error(key, format!("`{name}`: \"{written}\" is not a valid pattern: {}", e.msg), hint)
         })?;
         // `glob` sorts. A directory that cannot be listed holds no readable file.
         Ok(paths.filter_map(Result::ok).filter(|p| p.is_file()).collect())
     }
 
     fn missing(&self, section: &Section<'_>, key: &str, written: &str) -> JobError {
+        let name = section.full_name(key);
         let path = self.directory.join(written);
         if path.is_dir() {
-            let hint = format!("name the files in it: \"{}/*\"", written.trim_end_matches('/'));
-            return section.error(key, format!("\"{written}\" is a directory"), hint);
+            let within = written.trim_end_matches('/');
+            let message = format!("`{name}`: \"{written}\" is a directory");
+            return section.error(key, message, format!("name the files in it: write {key} = [\"{within}/*\"]"));
         }
-        let message = format!("no file matches \"{written}\" in {}", self.directory.display());
-        section.error(key, message, "paths start at the job file's directory")
+        let message = format!("`{name}`: no file matches \"{written}\" in {}", self.directory.display());
+        let start = "paths start at this file's directory";
+        let hint = match self.similar(written) {
+            Some(file) => format!("did you mean {file:?}? {start}"),
+            None => start.to_owned(),
+        };
+        section.error(key, message, hint)
     }
+
+    /// The files in a directory, as the job file would name them.
+    fn names_in(&self, directory: &str) -> Vec<String> {
+        let entries = std::fs::read_dir(self.directory.join(directory)).into_iter().flatten().filter_map(Result::ok);
+        let files = entries.filter(|entry| entry.path().is_file());
+        let named = |name: std::ffi::OsString| {
+            let name = name.into_string().ok()?;
+            Some(if directory.is_empty() { name } else { format!("{directory}/{name}") })
+        };
+        let mut names: Vec<String> = files.filter_map(|entry| named(entry.file_name())).collect();
+        names.sort();
+        names
+    }
+
+    /// The file in a directory, if it is the only one.
+    fn only_file(&self, directory: &str) -> Option<String> {
+        let mut names = self.names_in(directory.trim_end_matches('/'));
+        names.pop().filter(|_| names.is_empty())
+    }
+
+    /// A file beside the missing one that has nearly its name.
+    fn similar(&self, written: &str) -> Option<String> {
+        let directory = written.rsplit_once('/').map_or("", |(directory, _)| directory);
+        let likeness = |name: &str| strsim::jaro_winkler(&written.to_lowercase(), &name.to_lowercase());
+        let names = self.names_in(directory).into_iter().map(|name| (likeness(&name), name));
+        let nearest = names.max_by(|(a, _), (b, _)| a.total_cmp(b));
+        nearest.filter(|(likeness, _)| *likeness >= MIN_LIKENESS).map(|(_, name)| name)
+    }
+}
+
+/// The minimum Jaro-Winkler similarity of a path that is suggested. All paths in a directory are somewhat alike.
+const MIN_LIKENESS: f64 = 0.9;
+
+/// The hint for a setting that takes paths.
+fn paths(key: &str) -> String {
+    format!("write {key} = [\"PATH\"], the paths or patterns of files")
 }

@@ -19,6 +19,7 @@ use std::path::Path;
 use fusionllm_plan::Compression;
 use serde::Serialize;
 
+use model::Name;
 pub use model::{Family, ModelConfig};
 pub use network::Network;
 pub use networking::{Networking, parse_relay};
@@ -69,6 +70,15 @@ impl Job {
         Self::parse(&name, &text, directory.unwrap_or(Path::new(".")), overrides)
     }
 
+    /// Reads a job from the bytes of a file, which must be UTF-8.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::load`].
+    pub fn decode(name: &str, bytes: Vec<u8>, directory: &Path, overrides: &[String]) -> Result<Self, JobError> {
+        Self::parse(name, &reader::decode(name, bytes)?, directory, overrides)
+    }
+
     /// Reads a job from `text`. Messages call it `name`, and relative paths start at `directory`.
     ///
     /// # Errors
@@ -104,8 +114,12 @@ impl Job {
         let network = top.section("network")?;
         top.finish()?;
 
+        // What decides about the other settings is looked at before them.
+        sections.model.misspelt(&["family", "file"])?;
+        sections.data.misspelt(&["kind"])?;
         // The data come first, as some defaults of the model depend on them.
-        let data = Data::read(&sections.data, &files, sections.model.is("family", "resnet"))?;
+        let images = Name::read(&sections.model)? == Some(Name::Resnet);
+        let data = Data::read(&sections.data, &files, images)?;
         let job = Self {
             model: ModelConfig::read(&sections.model, &files, &data)?,
             data,
@@ -129,52 +143,22 @@ impl Job {
     fn check(&self, at: &Sections<'_>) -> Result<(), JobError> {
         self.check_groups(at)?;
         match (&self.model.family, &self.data) {
-            (Family::Gpt2(gpt2), Data::Text(text)) => {
-                let vocabulary = text.tokenizer.vocabulary();
-                if gpt2.vocab_size < vocabulary {
-                    return Err(at.model.error(
-                        "vocab_size",
-                        format!(
-                            "`model.vocab_size` is {}, but the tokenizer \"{}\" has {vocabulary} tokens",
-                            gpt2.vocab_size, text.tokenizer
-                        ),
-                        format!("write vocab_size = {vocabulary}, or leave it out"),
-                    ));
-                }
-                if text.context > gpt2.n_positions {
-                    return Err(at.data.error(
-                        "context",
-                        format!("`data.context` is {}, but the model has {} positions", text.context, gpt2.n_positions),
-                        "lower data.context, or raise model.n_positions",
-                    ));
-                }
-                Ok(())
-            }
-            (Family::Resnet(resnet), Data::Cifar10(_)) => {
-                if resnet.num_classes < crate::data::CIFAR10_CLASSES {
-                    return Err(at.model.error(
-                        "num_classes",
-                        format!("`model.num_classes` is {}, but CIFAR-10 has 10", resnet.num_classes),
-                        "write num_classes = 10, or leave it out",
-                    ));
-                }
-                Ok(())
-            }
+            (Family::Gpt2(_), Data::Text(_)) | (Family::Resnet(_), Data::Cifar10(_)) => Ok(()),
             // The inputs of an imported model are known once it is read.
             (Family::Imported { .. }, _) => Ok(()),
             (Family::Gpt2(_) | Family::Resnet(_), Data::Tensors(_)) => Err(at.data.error(
                 "kind",
-                "tensors are for models from elsewhere, which say what they take",
+                "`data.kind`: tensors are for models from elsewhere, which say what they take",
                 "write file = \"model.pt2\" in [model], or another kind of data",
             )),
             (Family::Gpt2(_), Data::Cifar10(_)) => Err(at.data.error(
                 "kind",
-                "a gpt2 learns from text, not from images",
+                "`data.kind`: a gpt2 learns from text, not from images",
                 "write kind = \"text\" in [data], or family = \"resnet\" in [model]",
             )),
             (Family::Resnet(_), Data::Text(_)) => Err(at.data.error(
                 "kind",
-                "a resnet learns from images, not from text",
+                "`data.kind`: a resnet learns from images, not from text",
                 "write kind = \"cifar10\" in [data], or family = \"gpt2\" in [model]",
             )),
         }
@@ -187,9 +171,11 @@ impl Job {
         if group == 1 || (!open && micro_batch.is_multiple_of(group)) {
             return Ok(());
         }
-        let fitting = (1..=batch).find(|n| batch.is_multiple_of(*n) && n.is_multiple_of(group));
+        let fitting = divisors(batch).filter(|n| n.is_multiple_of(group)).min();
         let hint = match fitting {
             Some(size) => format!("write micro_batch = {size} in [train], or another multiple of {group}"),
+            None if group > batch && open => "write group = 1, or a size for micro_batch in [train]".to_owned(),
+            None if group > batch => format!("write group = {micro_batch}, or another divisor of it"),
             None => format!("write a multiple of {group} for batch and micro_batch in [train]"),
         };
         let message = match open {
@@ -214,13 +200,18 @@ impl Job {
 }
 
 fn read_file(path: &Path) -> Result<String, JobError> {
-    std::fs::read_to_string(path).map_err(|e| {
-        JobError::new(
-            path.display(),
-            format!("the job file cannot be read: {e}"),
-            "give the path of a job file, or none at all for the quick start",
-        )
-    })
+    reader::read_text(path, "the job file", "give the path of a job file, or none at all for the quick start")
+}
+
+/// The divisors of a number above 0, in no order. The root of a square comes twice.
+fn divisors(n: usize) -> impl Iterator<Item = usize> {
+    let root = move |i: &usize| i.checked_mul(*i).is_some_and(|square| square <= n);
+    (1..).take_while(root).filter(move |i| n.is_multiple_of(*i)).flat_map(move |i| [i, n / i])
+}
+
+/// The divisor of `n` that is nearest to a number; of two, the smaller one.
+fn nearest_divisor(n: usize, wanted: usize) -> usize {
+    divisors(n).min_by_key(|d| (d.abs_diff(wanted), *d)).unwrap_or(1)
 }
 
 /// The sections whose settings are checked against each other.

@@ -7,7 +7,8 @@ use serde::Serialize;
 
 use super::files::Files;
 use super::reader::{self, JobError, Node, Section};
-use crate::data::Data;
+use super::{divisors, nearest_divisor};
+use crate::data::{CIFAR10_CLASSES, Data};
 
 /// The network, and the weights that it starts from.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -39,6 +40,21 @@ pub enum Family {
 /// The names of `activation_function`.
 const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
 
+/// The name of a family in a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Name {
+    Gpt2,
+    Resnet,
+    Imported,
+}
+
+impl Name {
+    /// What `[model]` has as its `family`.
+    pub(super) fn read(section: &Section<'_>) -> Result<Option<Self>, JobError> {
+        section.choice("family", &[("gpt2", Self::Gpt2), ("resnet", Self::Resnet), ("imported", Self::Imported)])
+    }
+}
+
 impl ModelConfig {
     pub(super) fn read(section: &Section<'_>, files: &Files, data: &Data) -> Result<Self, JobError> {
         let family = Self::read_family(section, files, data)?;
@@ -47,35 +63,29 @@ impl ModelConfig {
 
     /// The network alone. Its weights may be missing.
     pub(super) fn read_family(section: &Section<'_>, files: &Files, data: &Data) -> Result<Family, JobError> {
-        #[derive(Clone, Copy)]
-        enum Name {
-            Gpt2,
-            Resnet,
-            Imported,
-        }
-        let names = [("gpt2", Name::Gpt2), ("resnet", Name::Resnet), ("imported", Name::Imported)];
         let default = match data {
             _ if section.has("file") => Name::Imported,
             Data::Cifar10(_) => Name::Resnet,
             _ => Name::Gpt2,
         };
-        let name = section.choice("family", &names)?.unwrap_or(default);
-        section.text("weights")?;
+        let name = Name::read(section)?.unwrap_or(default);
+        section.path("weights")?;
         Ok(match name {
             Name::Gpt2 => {
                 let published = files.one(section, "config")?.map(|path| reader::parse_json(&path)).transpose()?;
-                Family::Gpt2(read_gpt2(section, data, published.as_ref())?)
+                Family::Gpt2(read_gpt2(section, data, published.as_ref(), true)?)
             }
             Name::Resnet => Family::Resnet(read_resnet(section)?),
             Name::Imported => {
-                let file = files.one(section, "file")?.ok_or_else(|| {
+                let file = files.one(section, "file")?;
+                section.finish()?;
+                let file = file.ok_or_else(|| {
                     section.error(
                         "file",
                         "[model] names no file",
-                        "write file = \"model.pt2\", which torch.export.save wrote",
+                        "write file = \"PATH\" in [model], the path of an archive that torch.export.save wrote",
                     )
                 })?;
-                section.finish()?;
                 Family::Imported { file }
             }
         })
@@ -83,8 +93,13 @@ impl ModelConfig {
 }
 
 /// The defaults are Hugging Face's, except three. Vocabulary and positions follow the data. Heads have 64 channels,
-/// or the next larger size that divides the width.
-pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&Node>) -> Result<Gpt2Config, JobError> {
+/// or the next larger size that divides the width. If it `must_fit`, the model takes whole samples of the data.
+pub(super) fn read_gpt2(
+    section: &Section<'_>,
+    data: &Data,
+    published: Option<&Node>,
+    must_fit: bool,
+) -> Result<Gpt2Config, JobError> {
     if let Some(node) = published {
         check_published(&Section::top(node))?;
     }
@@ -93,7 +108,7 @@ pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&N
     let section = backed.as_ref().unwrap_or(section);
     let dropout = |key| -> Result<f64, JobError> {
         let valid = |p| (0.0..1.0).contains(&p);
-        Ok(section.number(key, "a probability: at least 0 and below 1", valid)?.unwrap_or(0.1))
+        Ok(section.number(key, "at least 0 and below 1", valid)?.unwrap_or(0.1))
     };
     let positive = |key| section.number(key, "above 0", |x| x > 0.0);
 
@@ -102,18 +117,22 @@ pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&N
         // The caller refuses this combination later.
         Data::Cifar10(_) | Data::Tensors(_) => (1, 1),
     };
+    let at_least = |key, size: usize, reason: &str| {
+        let read = section.size(key, if must_fit { size as u64 } else { 1 });
+        read.map_err(|e| because(e, &format!("{reason} {size} tokens")))
+    };
     let n_embd = section.size("n_embd", 1)?.unwrap_or(768);
     let most_heads = (n_embd / 64).max(1);
-    let n_head = (1..=most_heads).rev().find(|heads| n_embd % heads == 0).unwrap_or(1);
+    let n_head = divisors(n_embd).filter(|heads| *heads <= most_heads).max().unwrap_or(1);
     let activations = ACTIVATIONS.map(|name| (name, name));
     let attentions = [("sdpa", AttentionImplementation::Sdpa), ("eager", AttentionImplementation::Eager)];
     let gpt2 = Gpt2Config {
         n_layer: section.size("n_layer", 1)?.unwrap_or(12),
         n_embd,
-        n_head: section.size("n_head", 1)?.unwrap_or(n_head),
+        n_head: section.part("n_head", 1)?.unwrap_or(n_head),
         n_inner: section.size("n_inner", 1)?,
-        vocab_size: section.size("vocab_size", 1)?.unwrap_or(vocabulary),
-        n_positions: section.size("n_positions", 1)?.unwrap_or(context),
+        vocab_size: at_least("vocab_size", vocabulary, "the tokenizer has")?.unwrap_or(vocabulary),
+        n_positions: at_least("n_positions", context, "data.context is")?.unwrap_or(context),
         resid_pdrop: dropout("resid_pdrop")?,
         embd_pdrop: dropout("embd_pdrop")?,
         attn_pdrop: dropout("attn_pdrop")?,
@@ -129,10 +148,18 @@ pub(super) fn read_gpt2(section: &Section<'_>, data: &Data, published: Option<&N
         return Err(section.error(
             key,
             format!("`model.n_head` = {} does not divide `model.n_embd` = {n_embd}", gpt2.n_head),
-            format!("write n_head = {n_head}, or another divisor of {n_embd}"),
+            format!("write n_head = {}, or another divisor of {n_embd}", nearest_divisor(n_embd, gpt2.n_head)),
         ));
     }
     Ok(gpt2)
+}
+
+/// The error with the reason for a limit.
+fn because(e: JobError, reason: &str) -> JobError {
+    match e.hint.starts_with("it must be") {
+        true => JobError { hint: format!("{}: {reason}", e.hint), ..e },
+        false => e,
+    }
 }
 
 /// Refuses a `config.json` whose model this program would compute differently.
@@ -153,17 +180,14 @@ fn check_published(config: &Section<'_>) -> Result<(), JobError> {
 
 fn read_resnet(section: &Section<'_>) -> Result<ResNetConfig, JobError> {
     let stems = [("imagenet", ResNetStem::Imagenet), ("cifar", ResNetStem::Cifar)];
+    let classes = |e| because(e, &format!("CIFAR-10 has {CIFAR10_CLASSES} classes"));
     let resnet = ResNetConfig {
-        depth: section.size("depth", 1)?.unwrap_or(18),
-        num_classes: section.size("num_classes", 1)?.unwrap_or(10),
+        depth: section.one_of("depth", "ResNet-", &[18, 34, 50, 101, 152])?.unwrap_or(18),
+        num_classes: section.size("num_classes", CIFAR10_CLASSES as u64).map_err(classes)?.unwrap_or(CIFAR10_CLASSES),
         // The default fits CIFAR-10's small images.
         stem: section.choice("stem", &stems)?.unwrap_or(ResNetStem::Cifar),
         width: section.size("width", 1)?.unwrap_or(64),
     };
     section.finish()?;
-    if ![18, 34, 50, 101, 152].contains(&resnet.depth) {
-        let message = format!("there is no ResNet-{}", resnet.depth);
-        return Err(section.error("depth", message, "depth is one of 18, 34, 50, 101, 152"));
-    }
     Ok(resnet)
 }

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::files::Files;
-use super::model::{Family, ModelConfig, read_gpt2};
+use super::model::{Family, ModelConfig, Name, read_gpt2};
 use super::reader::{self, JobError, Section};
 use super::sections::Train;
 use crate::data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
@@ -67,7 +67,7 @@ impl Network {
         }
         top.finish()?;
         let files = Files::from(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
-        let data = Data::without_files(&data, model.is("family", "resnet"))?;
+        let data = Data::without_files(&data, Name::read(&model)? == Some(Name::Resnet))?;
         let family = ModelConfig::read_family(&model, &files, &data)?;
         let micro_batch = Train::read(&train)?.micro_batch.value;
         let (tokenizer, context) = match &data {
@@ -94,7 +94,7 @@ impl Network {
             validation: Validation::Fraction(0.0),
             shuffle: true,
         };
-        let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published))?;
+        let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published), false)?;
         let tokenizer = match gpt2.vocab_size {
             // Vocabularies are often padded to a multiple of 64 or 128.
             50_257..=50_432 => Some(Tokenizer::Gpt2),

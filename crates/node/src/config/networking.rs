@@ -15,10 +15,11 @@ pub struct Networking {
 
 impl Networking {
     pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
-        let relay = section.text("relay")?.unwrap_or("none");
+        let hint = "write \"none\", \"default\", or the URL that `fusionllm relay` prints";
+        let relay = section.text("relay").map_err(|e| JobError { hint: hint.into(), ..e })?.unwrap_or("none");
         let relay = parse_relay(relay).ok_or_else(|| {
             let message = format!("`network.relay` cannot be {relay:?}");
-            section.error("relay", message, "write \"none\", \"default\", or the URL that `fusionllm relay` prints")
+            section.error("relay", message, hint)
         })?;
         section.finish()?;
         Ok(Self { relay })

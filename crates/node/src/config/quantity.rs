@@ -8,7 +8,8 @@ use super::reader::{JobError, Section};
 pub(super) struct Quantity {
     what: &'static str,
     units: &'static [(&'static str, f64)],
-    example: &'static str,
+    /// The number and the unit of an example.
+    example: (f64, &'static str),
 }
 
 /// In bytes per second.
@@ -25,21 +26,21 @@ pub(super) const RATE: Quantity = Quantity {
         ("GB/s", 1e9),
         ("TB/s", 1e12),
     ],
-    example: "\"8 Mbps\"",
+    example: (8.0, "Mbps"),
 };
 
 /// In seconds.
 pub(super) const TIME: Quantity = Quantity {
     what: "a time",
     units: &[("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)],
-    example: "\"20 ms\"",
+    example: (20.0, "ms"),
 };
 
 /// In seconds, for people.
 const PERIOD: Quantity = Quantity {
     what: "a time",
     units: &[("s", 1.0), ("min", 60.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)],
-    example: "\"2 h\"",
+    example: (2.0, "h"),
 };
 
 /// In bytes.
@@ -55,7 +56,7 @@ pub(super) const SIZE: Quantity = Quantity {
         ("TB", 1e12),
         ("TiB", 1_099_511_627_776.0),
     ],
-    example: "\"16 GiB\"",
+    example: (16.0, "GiB"),
 };
 
 /// Reads a size such as `8 GiB`, in bytes.
@@ -85,23 +86,47 @@ pub fn parse_period(text: &str) -> Result<Duration, String> {
 impl Quantity {
     /// The number in the base unit, or the problem.
     fn parse(&self, text: &str) -> Result<f64, String> {
-        let text = text.trim();
-        // An `e` before a digit or a sign is an exponent.
-        let bytes = text.as_bytes();
-        let end = (0..bytes.len()).find(|&i| match bytes[i] {
-            b'0'..=b'9' | b'.' | b'+' | b'-' | b'_' => false,
-            b'e' | b'E' => !bytes.get(i + 1).is_some_and(|b| matches!(b, b'0'..=b'9' | b'-' | b'+')),
-            _ => true,
-        });
-        let (number, unit) = text.split_at(end.unwrap_or(text.len()));
-        let number: f64 = number.replace('_', "").parse().map_err(|_| format!("\"{text}\" begins with no number"))?;
-        let unit = unit.trim();
+        let (number, unit) = split(text)?;
         match self.units.iter().find(|(name, _)| name.eq_ignore_ascii_case(unit)) {
             Some((_, factor)) => Ok(number * factor),
-            None if unit.is_empty() => Err(format!("\"{text}\" has no unit")),
+            None if unit.is_empty() => Err(format!("\"{}\" has no unit", text.trim())),
             None => Err(format!("there is no unit \"{unit}\" of {}", self.what)),
         }
     }
+
+    /// What to write instead of a number without a unit, or with one that there is not.
+    fn advice(&self, key: &str, written: Option<(f64, &str)>) -> String {
+        let units: Vec<&str> = self.units.iter().map(|(name, _)| *name).collect();
+        let likeness = |unit: &str, name: &str| strsim::jaro_winkler(&unit.to_lowercase(), &name.to_lowercase());
+        let start = match written {
+            Some((number, "")) => format!("write {key} = \"{number} {}\", or another unit;", self.example.1),
+            Some((number, unit)) => {
+                let nearest = units.iter().max_by(|a, b| likeness(unit, a).total_cmp(&likeness(unit, b)));
+                format!("did you mean \"{number} {}\"?", nearest.unwrap_or(&self.example.1))
+            }
+            None => format!("it must be {}, such as {key} = {};", self.what, self.example()),
+        };
+        format!("{start} the units are {}", units.join(", "))
+    }
+
+    fn example(&self) -> String {
+        format!("\"{} {}\"", self.example.0, self.example.1)
+    }
+}
+
+/// A number and the unit after it.
+fn split(text: &str) -> Result<(f64, &str), String> {
+    let text = text.trim();
+    // An `e` before a digit or a sign is an exponent.
+    let bytes = text.as_bytes();
+    let end = (0..bytes.len()).find(|&i| match bytes[i] {
+        b'0'..=b'9' | b'.' | b'+' | b'-' | b'_' => false,
+        b'e' | b'E' => !bytes.get(i + 1).is_some_and(|b| matches!(b, b'0'..=b'9' | b'-' | b'+')),
+        _ => true,
+    });
+    let (number, unit) = text.split_at(end.unwrap_or(text.len()));
+    let number: f64 = number.replace('_', "").parse().map_err(|_| format!("\"{text}\" begins with no number"))?;
+    Ok((number, unit.trim()))
 }
 
 impl Section<'_> {
@@ -112,20 +137,25 @@ impl Section<'_> {
         quantity: &Quantity,
         positive: bool,
     ) -> Result<Option<f64>, JobError> {
-        let write = || {
-            let units: Vec<&str> = quantity.units.iter().map(|(name, _)| *name).collect();
-            format!("write {key} = {}; the units are {}", quantity.example, units.join(", "))
-        };
+        let name = self.full_name(key);
+        let valid = |x: f64| x.is_finite() && (x > 0.0 || (x == 0.0 && !positive));
         if self.is_number(key) {
-            return Err(self.error(key, format!("`{}` needs a unit", self.full_name(key)), write()));
+            let written = self.number(key, "", |_| true).ok().flatten().filter(|x| valid(*x));
+            let hint = quantity.advice(key, written.map(|x| (x, "")));
+            return Err(self.error(key, format!("`{name}` needs a unit"), hint));
         }
-        let Some(text) = self.text(key)? else { return Ok(None) };
-        let value = quantity.parse(text).map_err(|m| self.error(key, m, write()))?;
-        if value.is_finite() && (value > 0.0 || (value == 0.0 && !positive)) {
+        let text = self.text(key).map_err(|e| JobError { hint: quantity.advice(key, None), ..e })?;
+        let Some(text) = text else { return Ok(None) };
+        let value = quantity.parse(text).map_err(|problem| {
+            let written = split(text).ok().filter(|(x, _)| valid(*x));
+            self.error(key, format!("`{name}`: {problem}"), quantity.advice(key, written))
+        })?;
+        if valid(value) {
             return Ok(Some(value));
         }
-        let least = if positive { "it must be above zero" } else { "it must be at least zero" };
-        Err(self.error(key, format!("`{}` is {text}", self.full_name(key)), least))
+        let least = if positive { "above zero" } else { "at least zero" };
+        let hint = format!("it must be {least}, such as {key} = {}", quantity.example());
+        Err(self.error(key, format!("`{name}` is {text}"), hint))
     }
 }
 

@@ -9,6 +9,7 @@ use serde::{Serialize, Serializer};
 
 use super::files::Files;
 use super::reader::{JobError, Section};
+use super::{divisors, nearest_divisor};
 use crate::data::{Cifar10, Data, Tensors, Text, Tokenizer, Validation};
 
 /// A setting that the word `auto` gives to the planner.
@@ -235,6 +236,13 @@ impl Data {
             ));
         }
         section.finish()?;
+        if text.files.iter().any(|path| path.extension().is_some_and(|e| e == "safetensors")) {
+            return Err(section.error(
+                "files",
+                "`data.files` names files of tensors, but `data.kind` is \"text\"",
+                "write kind = \"tensors\" in [data]",
+            ));
+        }
         Ok(Self::Text(text))
     }
 }
@@ -255,9 +263,10 @@ impl Kind {
 }
 
 fn validation(section: &Section<'_>, files: &Files, default: f64) -> Result<Validation, JobError> {
-    if section.is_number("validation") || !section.has("validation") {
+    // A text that is a number was meant as one.
+    if !section.is_text_or_list("validation") || section.is_quoted_number("validation") {
         let valid = |x| (0.0..1.0).contains(&x);
-        let fraction = section.number("validation", "at least 0 and below 1", valid)?;
+        let fraction = section.number("validation", "at least 0 and below 1, or the paths of files", valid)?;
         return Ok(Validation::Fraction(fraction.unwrap_or(default)));
     }
     Ok(Validation::Files(files.many(section, "validation")?.unwrap_or_default()))
@@ -268,7 +277,7 @@ fn shuffle(section: &Section<'_>) -> Result<bool, JobError> {
 }
 
 fn group(section: &Section<'_>) -> Result<usize, JobError> {
-    Ok(section.size("group", 1)?.unwrap_or(1))
+    Ok(section.part("group", 1)?.unwrap_or(1))
 }
 
 fn tokenizer(section: &Section<'_>) -> Result<Tokenizer, JobError> {
@@ -289,11 +298,10 @@ impl Train {
         let schedules: Vec<_> = auto.chain(Schedule::ALL.map(|s| (s.name(), Some(s)))).collect();
         let steps = section.count("steps", 1)?.unwrap_or(1000);
         let batch = section.size("batch", 1)?.unwrap_or(16);
-        let divisor = |n: &usize| batch % n == 0;
-        let default = (1..=(batch / 8).max(1)).rev().find(divisor).unwrap_or(1);
+        let default = divisors(batch).filter(|n| *n <= (batch / 8).max(1)).max().unwrap_or(1);
         let micro_batch = match section.is("micro_batch", "auto") {
             true => section.text("micro_batch")?.map(|_| Choice { value: default, open: true }),
-            false => section.size("micro_batch", 1).map_err(or_auto)?.map(Choice::made),
+            false => section.part("micro_batch", 1).map_err(or_auto)?.map(Choice::made),
         };
         let seed = section.count("seed", 0)?.unwrap_or(1);
         let schedule = section.choice("schedule", &schedules)?.flatten();
@@ -301,7 +309,7 @@ impl Train {
         if section.is("precision", "fp16") || section.is("precision", "f16") {
             return Err(section.error(
                 "precision",
-                "fp16 has so small a range that gradients vanish in it without a loss scale, which there is not",
+                "`train.precision`: fp16 has so small a range that gradients vanish in it without a loss scale, which there is not",
                 "write precision = \"bf16\", which has the range of f32",
             ));
         }
@@ -317,10 +325,10 @@ impl Train {
         section.finish()?;
         let micro = train.micro_batch.value;
         if batch % micro != 0 {
-            let nearest = (1..=micro.min(batch)).rev().find(divisor).unwrap_or(1);
+            let nearest = nearest_divisor(batch, micro);
             return Err(section.error(
                 "micro_batch",
-                format!("`train.batch` = {batch} does not divide into micro-batches of {micro}"),
+                format!("`train.micro_batch` = {micro} does not divide `train.batch` = {batch}"),
                 format!("write micro_batch = {nearest}, another divisor of {batch}, or \"auto\""),
             ));
         }
@@ -388,6 +396,8 @@ impl OptimizerConfig {
             (Rule::Sgd { momentum, nesterov }, 0.1, 5e-4, 0.0)
         };
         let lr = positive("lr")?.unwrap_or(lr);
+        let rates = format!("at least 0 and at most lr = {lr}");
+        let min_lr = section.number("min_lr", &rates, |x| (0.0..=lr).contains(&x))?;
         let decays = [("cosine", Decay::Cosine), ("none", Decay::None)];
         let optimizer = Self {
             rule,
@@ -397,13 +407,9 @@ impl OptimizerConfig {
             warmup: section.count("warmup", 0)?.unwrap_or(0),
             decay: section.choice("decay", &decays)?.unwrap_or(Decay::None),
             decay_steps: section.count("decay_steps", 1)?.unwrap_or(steps),
-            min_lr: amount("min_lr")?.unwrap_or(lr / 10.0),
+            min_lr: min_lr.unwrap_or(lr / 10.0),
         };
         section.finish()?;
-        if optimizer.min_lr > lr {
-            let message = format!("`train.optimizer.min_lr` = {} is above `lr` = {lr}", optimizer.min_lr);
-            return Err(section.error("min_lr", message, "lower min_lr, or leave it out"));
-        }
         Ok(optimizer)
     }
 }
@@ -434,11 +440,15 @@ pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError
         spectral_watch: section.count("spectral_watch", 0)?.unwrap_or(0),
     };
     if compression.shared_masks && !matches!(name, Compressor::TopK | Compressor::AdaTopK) {
-        let reason = format!("`{name}` leaves nothing out that a mask could share");
-        return Err(section.error("shared_masks", reason, "leave it out, or name topk or adatopk"));
+        let reason = format!("`compression.shared_masks`: `{name}` leaves nothing out that a mask could share");
+        return Err(section.error(
+            "shared_masks",
+            reason,
+            "leave it out, or write name = \"topk\" or name = \"adatopk\"",
+        ));
     }
     if compression.shared_masks && compression.error_feedback {
-        let reason = "error feedback sends later what a shared mask leaves out for good";
+        let reason = "`compression.shared_masks`: error feedback sends later what a shared mask leaves out for good";
         return Err(section.error("shared_masks", reason, "set one of shared_masks and error_feedback"));
     }
     section.finish()?;

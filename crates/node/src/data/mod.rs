@@ -103,6 +103,38 @@ impl Dataset {
         }
     }
 
+    /// Where the first number of a training batch comes from that is not finite: the file, the row and the tensor. Text
+    /// and images have none. Data are not searched before a step is skipped, because a model may expect such numbers: a
+    /// mask of attention is 0 and -infinity.
+    pub(crate) fn not_finite(&self, first: u64, samples: usize) -> Option<String> {
+        let Source::Tensors(tensors) = &self.source else { return None };
+        let batch = tensors.train_batch(first, samples).ok()?;
+        let find = |what: &str, is_wanted: fn(f64) -> bool| {
+            batch.tensors.iter().filter(|(_, tensor)| tensor.dtype().is_float()).find_map(|(name, tensor)| {
+                let numbers = tensor.to_f64();
+                let at = numbers.iter().position(|x| is_wanted(*x))?;
+                let origin = match tensor.shape().first() {
+                    Some(rows) => tensors.train_origin(first + (at / (numbers.len() / rows)) as u64),
+                    None => "every file".to_owned(),
+                };
+                Some(format!("{origin}: `{name}` holds {what}"))
+            })
+        };
+        find("NaN", f64::is_nan).or_else(|| find("an infinite number", f64::is_infinite))
+    }
+
+    /// A sentence about a batch that is larger than the training data.
+    pub fn repeated(&self, batch: usize) -> Option<String> {
+        let samples = self.train_samples();
+        (samples < batch).then(|| {
+            format!(
+                "train.batch = {batch} is more than the {samples} sample{} to train on, so each step trains on some of them \
+                 more than once",
+                if samples == 1 { "" } else { "s" }
+            )
+        })
+    }
+
     /// Where a held-out sample comes from, for messages.
     pub(crate) fn eval_origin(&self, index: usize) -> String {
         match &self.source {

@@ -374,3 +374,47 @@ fn real_text_has_the_known_number_of_tokens() {
     let total = corpus.tokens() - 2;
     assert!(total.abs_diff(301_966 + 36_059) <= 1, "{total}");
 }
+
+/// Text in UTF-16 trained without a word, on letters and zeros in turn.
+#[test]
+fn text_in_wide_characters_is_refused_whatever_the_tokenizer() {
+    let dir = tempfile::tempdir().unwrap();
+    let wide: Vec<u8> = [0xff, 0xfe].into_iter().chain("A text.".encode_utf16().flat_map(u16::to_le_bytes)).collect();
+    let [bytes, gpt2] = [Tokenizer::Bytes, Tokenizer::Gpt2].map(|tokenizer| {
+        let text = Text { tokenizer, ..text(&dir, &[("a", &wide)]) };
+        error(&dir, Data::Text(text))
+    });
+    assert_eq!(bytes, gpt2);
+    assert_snapshot!(bytes, @r"
+    DIR/a: the text is in UTF-16, not in UTF-8
+    hint: save it in UTF-8, or convert it: iconv -f UTF-16 -t UTF-8 OLD > NEW
+    ");
+}
+
+#[test]
+fn a_batch_larger_than_the_data_is_told() {
+    let dir = tempfile::tempdir().unwrap();
+    let data = open(text(&dir, &[("a", &counting(41))]), 1);
+    assert_eq!(data.repeated(9), None);
+    assert_snapshot!(data.repeated(10).unwrap(), @"train.batch = 10 is more than the 9 samples to train on, so each step trains on some of them more than once");
+}
+
+#[test]
+fn a_number_that_is_not_finite_has_a_file_and_a_row() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows = |name: &str, x: [f32; 4]| {
+        let path = dir.path().join(name);
+        let (x, y) = (HostTensor::from_f32([2, 2], &x).unwrap(), HostTensor::from_i64([2], &[0; 2]).unwrap());
+        write_tensors(&path, &BTreeMap::from([("x", x), ("y", y)])).unwrap();
+        path
+    };
+    let files =
+        vec![rows("a", [f32::NEG_INFINITY, 0.0, 0.0, 0.0]), rows("b", [0.0, 0.0, 0.0, f32::NAN]), rows("c", [0.0; 4])];
+    let tensors = Tensors { files, validation: Validation::Fraction(0.0), shuffle: false, group: 1 };
+    let data = Dataset::open(&Data::Tensors(tensors), 1).unwrap();
+    let found = |first, samples| data.not_finite(first, samples);
+    let place = |name: &str| dir.path().join(name).display().to_string();
+    assert_eq!(found(0, 6).unwrap(), format!("{}, row 1: `x` holds NaN", place("b")));
+    assert_eq!(found(0, 3).unwrap(), format!("{}, row 0: `x` holds an infinite number", place("a")));
+    assert_eq!(found(4, 2), None);
+}

@@ -160,6 +160,13 @@ struct Rows {
 impl Rows {
     fn file(&mut self, path: &Path) -> Result<Vec<u16>, DataError> {
         let bytes = super::read(path)?;
+        if let Some(encoding) = crate::encoding::wide(&bytes) {
+            return Err(DataError::Malformed {
+                path: path.to_owned(),
+                message: format!("the text is in {}, not in UTF-8", encoding.name),
+                hint: encoding.hint,
+            });
+        }
         if self.tokenizer == Tokenizer::Bytes {
             self.note(&bytes);
             return Ok(bytes.into_iter().map(u16::from).collect());

@@ -33,6 +33,10 @@ impl DiskError {
                 "choose another --run-dir, or give yourself the right to write there"
             }
             io::ErrorKind::NotFound => "check the path",
+            io::ErrorKind::NotADirectory | io::ErrorKind::AlreadyExists => {
+                "a file stands where a directory is needed: choose another path, or remove that file"
+            }
+            io::ErrorKind::IsADirectory => "a directory stands where a file is needed: give the path of a file",
             _ => "check the disk and the path",
         }
     }

@@ -56,8 +56,8 @@ pub struct Generator {
     backend: Arc<dyn Backend>,
     model: SavedModel,
     tokenizer: Tokenizer,
-    /// The number of tokens that both the tokenizer and the model know.
-    vocabulary: usize,
+    /// The bytes of each token that both the tokenizer and the model know.
+    bytes: Vec<Vec<u8>>,
     held: BTreeMap<String, Tensor>,
     /// By length.
     graphs: BTreeMap<usize, LastToken>,
@@ -105,9 +105,9 @@ impl Generator {
                 "name the tokenizer: --tokenizer bytes or --tokenizer gpt2",
             );
         };
-        let vocabulary = config.vocab_size.min(tokenizer.vocabulary());
-        let mut generator =
-            Self { backend, tokenizer, vocabulary, held: BTreeMap::new(), graphs: BTreeMap::new(), model };
+        let known = 0..config.vocab_size.min(tokenizer.vocabulary()) as u32;
+        let bytes = known.map(|token| tokenizer.bytes(token).unwrap_or_default()).collect();
+        let mut generator = Self { backend, tokenizer, bytes, held: BTreeMap::new(), graphs: BTreeMap::new(), model };
         generator.load()?;
         Ok(generator)
     }
@@ -143,34 +143,41 @@ impl Generator {
             // The model needs a token to start from.
             text.push(self.tokenizer.start_of_text().unwrap_or(u32::from(b'\n')));
         }
-        if let Some(unknown) = text.iter().find(|t| **t as usize >= self.vocabulary) {
+        if let Some(unknown) = text.iter().find(|t| **t as usize >= self.bytes.len()) {
             return Err(NodeError::input_with_hint(
                 format!(
                     "the prompt has {:?} in it (token {unknown}), but the model's vocabulary ends at {}",
                     self.tokenizer.decode(&[*unknown]),
-                    self.vocabulary
+                    self.bytes.len()
                 ),
                 "leave it out, or use the model's own tokenizer",
             ));
         }
         let mut letters = Letters::default();
         for n in 0..tokens {
-            let logits = self.logits(&text)?;
+            let mut logits = self.logits(&text)?;
+            self.keep_to_utf8(&letters, &mut logits);
             let token = sampling
                 .choose(&logits, n as u64)
                 .ok_or_else(|| NodeError::Diverged { path: self.model.path().to_owned() })?;
             if Some(token) == self.tokenizer.start_of_text() {
-                let rest = letters.finish();
-                read(&rest);
                 return Ok(n);
             }
             text.push(token);
-            if !read(&letters.push(&self.tokenizer.bytes(token).unwrap_or_default())) {
+            if !read(&letters.push(&self.bytes[token as usize])) {
                 return Ok(n + 1);
             }
         }
-        read(&letters.finish());
         Ok(tokens)
+    }
+
+    /// Rules out tokens whose bytes cannot follow, unless none can: a model that has seen little takes one in the
+    /// middle of a character, or a half of one.
+    fn keep_to_utf8(&self, letters: &Letters, logits: &mut [f32]) {
+        let takes: Vec<bool> = self.bytes.iter().zip(&*logits).map(|(b, l)| !l.is_nan() && letters.takes(b)).collect();
+        if takes.contains(&true) {
+            logits.iter_mut().zip(takes).filter(|(_, takes)| !takes).for_each(|(l, _)| *l = f32::NEG_INFINITY);
+        }
     }
 
     /// The logits of the token after `text`, which is not empty.
@@ -199,7 +206,7 @@ impl Generator {
         let logits = interpret(&*self.backend, &last.graph, sources, &[last.logits])?;
         let logits = logits.first().map(|l| self.backend.download(l)).transpose()?;
         let mut logits = logits.and_then(|l| l.to_f32_exact()).unwrap_or_default();
-        logits.truncate(self.vocabulary);
+        logits.truncate(self.bytes.len());
         Ok(logits)
     }
 }
@@ -236,6 +243,12 @@ struct Letters {
 }
 
 impl Letters {
+    /// Whether the text with these bytes after it is the beginning of a text in UTF-8.
+    fn takes(&self, bytes: &[u8]) -> bool {
+        let begins = |bytes: &[u8]| std::str::from_utf8(bytes).err().is_none_or(|e| e.error_len().is_none());
+        if self.held.is_empty() { begins(bytes) } else { begins(&[&self.held, bytes].concat()) }
+    }
+
     fn push(&mut self, bytes: &[u8]) -> String {
         self.held.extend_from_slice(bytes);
         let mut text = String::new();
@@ -258,11 +271,6 @@ impl Letters {
                 }
             }
         }
-    }
-
-    /// The rest, if the text ended within a character.
-    fn finish(&mut self) -> String {
-        String::from_utf8_lossy(&std::mem::take(&mut self.held)).into_owned()
     }
 }
 
@@ -436,7 +444,10 @@ mod tests {
         assert_eq!(pieces.concat(), text);
         pieces = [b"x\xffy\xe6".as_slice(), b"\x97z\xf0\x9f"].iter().map(|b| letters.push(b)).collect();
         assert_eq!(pieces, ["x\u{fffd}y", "\u{fffd}z"]);
-        assert_eq!(letters.finish(), "\u{fffd}");
-        assert_eq!(letters.finish(), "");
+        // Half a crab.
+        assert!(
+            letters.takes(b"\xa6") && letters.takes(b"\xa6\x80.") && !letters.takes(b"\xa6.") && !letters.takes(b"a")
+        );
+        assert!(Letters::default().takes(b"\xf0\x9f") && !Letters::default().takes(b"\x9f"));
     }
 }

@@ -9,6 +9,7 @@ mod saved;
 pub use saved::SavedModel;
 
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
+use fusionllm_import::ImportError;
 
 use crate::NodeError;
 use crate::config::{Family, Job, Network};
@@ -47,7 +48,7 @@ impl Model {
 }
 
 /// A job's model at each micro-batch size that the planner may choose, the default first. Sizes that the model does
-/// not support are left out, for example those of an archive with a fixed batch.
+/// not support are left out. An archive that was exported for one batch size has that size alone.
 ///
 /// # Errors
 ///
@@ -62,9 +63,34 @@ pub fn models(job: &Job) -> Result<Vec<Model>, NodeError> {
         }
     }
     match refusal {
+        Some(NodeError::Import(e @ ImportError::BatchSize { exported: exported @ 1.., .. })) if models.is_empty() => {
+            fixed(job, &e, exported).map(|model| vec![model])
+        }
         Some(e) if models.is_empty() => Err(e),
         _ => Ok(models),
     }
+}
+
+/// The model of an archive that was exported for micro-batches of `exported` samples, if the planner may choose that
+/// size. Otherwise, the error says what the job must have.
+fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, NodeError> {
+    let batch = job.train.batch;
+    let divides = batch.is_multiple_of(exported);
+    if divides && job.train.micro_batch.open {
+        return Model::build(job, exported);
+    }
+    let keys = match divides {
+        true => format!("micro_batch = {exported}"),
+        // The multiple next to what the job has.
+        false => {
+            let nearest = (batch + exported / 2) / exported * exported;
+            format!("batch = {} and micro_batch = {exported}", nearest.max(exported))
+        }
+    };
+    Err(NodeError::input_with_hint(
+        refusal.to_string(),
+        format!("write {keys} in [train], or export the model with a dynamic batch dimension"),
+    ))
 }
 
 /// A job's forward graph for `samples` samples at once, in f32.

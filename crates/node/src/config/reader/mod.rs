@@ -3,12 +3,15 @@
 //! The file and the `--set` overrides become one tree of [`Node`]s. A [`Section`] reads one table of the tree and
 //! notes the keys that were asked for. So the reading code itself is the list of valid keys.
 
+mod numbers;
+mod text;
 mod tree;
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fmt;
 
+pub(super) use text::{decode, read_text};
 use tree::{Item, Place};
 pub(super) use tree::{Node, parse, parse_json};
 
@@ -38,18 +41,17 @@ pub(super) type Points = Vec<(f64, f64)>;
 const OTHER_NAMES: [(&str, &str); 4] = [
     ("train.gradient_accumulation", GRADIENT_ACCUMULATION),
     ("train.gradient_accumulation_steps", GRADIENT_ACCUMULATION),
-    ("train.dtype", DTYPE),
-    ("train.precision", DTYPE),
+    ("train.dtype", "write precision = \"bf16\" or precision = \"f32\""),
+    ("train.lr", "write it as lr in [train.optimizer]"),
 ];
 const GRADIENT_ACCUMULATION: &str =
     "gradients accumulate over batch / micro_batch micro-batches: set train.batch and train.micro_batch";
-const DTYPE: &str = "leave it out: parameters and activations are float32; [compression] makes messages smaller";
 
 /// The minimum Jaro-Winkler similarity of a name that is suggested.
 const MIN_LIKENESS: f64 = 0.7;
 
-/// The largest size. No model or batch comes near it, and a product of two sizes does not overflow.
-const MAX_SIZE: u32 = i32::MAX as u32;
+/// The minimum Jaro-Winkler similarity of a name that is taken for another one, misspelt.
+const MISSPELT_LIKENESS: f64 = 0.85;
 
 /// Reads the settings of one table, and reports unknown ones.
 pub(super) struct Section<'a> {
@@ -110,10 +112,9 @@ impl<'a> Section<'a> {
         JobError::new(place, message, hint)
     }
 
-    fn wrong_type(&self, key: &str, node: &Node, wanted: &str, example: &str) -> JobError {
+    fn wrong_type(&self, key: &str, node: &Node, wanted: &str, hint: impl Into<String>) -> JobError {
         let name = self.full_name(key);
-        let message = format!("`{name}` takes {wanted}, not {}", node.item.describe());
-        JobError::new(&node.place, message, format!("write {key} = {example}"))
+        JobError::new(&node.place, format!("`{name}` takes {wanted}, not {}", node.item.describe()), hint)
     }
 
     /// A table in this section.
@@ -153,9 +154,24 @@ impl<'a> Section<'a> {
         nodes.iter().map(section).collect()
     }
 
-    /// An error about a missing setting.
-    pub(super) fn missing(&self, message: &str, hint: &str) -> JobError {
-        JobError::new(&self.file, message, hint)
+    /// An error about a missing setting, or about a setting that is one of `keys`, misspelt.
+    pub(super) fn missing(&self, keys: &[&str], message: &str, hint: &str) -> JobError {
+        self.misspelt(keys).err().unwrap_or_else(|| JobError::new(&self.file, message, hint))
+    }
+
+    /// Reports a setting whose name is almost one of `keys`, which decide what the section may have. Without it, the
+    /// other settings would be reported.
+    pub(super) fn misspelt(&self, keys: &[&str]) -> Result<(), JobError> {
+        for key in keys.iter().filter(|key| !self.has(key)) {
+            let like = |written: &str| strsim::jaro_winkler(written, key) >= MISSPELT_LIKENESS;
+            let asked = |written: &str| self.asked.borrow().contains(&written);
+            let found = self.items.into_iter().flatten().find(|(written, _)| like(written) && !asked(written));
+            if let Some((written, node)) = found {
+                let message = format!("unknown setting `{written}` in [{}]", self.name);
+                return Err(JobError::new(&node.key_place, message, format!("did you mean `{key}`?")));
+            }
+        }
+        Ok(())
     }
 
     /// A table of lists of pairs of numbers, by name.
@@ -180,95 +196,14 @@ impl<'a> Section<'a> {
             };
             match points {
                 Some(points) => Ok((name.clone(), points)),
-                None => Err(self.wrong_type(name, node, "a list of pairs of numbers", "[[1e6, 2e-5], [1e9, 1e-2]]")),
+                None => {
+                    let hint =
+                        format!("write {key} = {{ {name} = [[1e6, 2e-5], [1e9, 1e-2]] }}, with what was measured");
+                    Err(self.wrong_type(&format!("{key}.{name}"), node, "a list of pairs of numbers", hint))
+                }
             }
         };
         section.items.into_iter().flatten().map(curve).collect()
-    }
-
-    /// A whole number of at least `least`. A float is accepted if it is whole (`1e3`).
-    pub(super) fn count(&self, key: &'static str, least: u64) -> Result<Option<u64>, JobError> {
-        let Some(node) = self.node(key) else { return Ok(None) };
-        let value = match node.item {
-            Item::Integer(i) => i,
-            // Below 2^53 every whole float is exact.
-            Item::Number(x) if x.fract() == 0.0 && x.abs() < 9e15 => x as i64,
-            _ => {
-                let example = least.max(1).to_string();
-                return Err(self.wrong_type(key, node, "a whole number", &example));
-            }
-        };
-        match u64::try_from(value) {
-            Ok(v) if v >= least => Ok(Some(v)),
-            _ => {
-                let message = format!("`{}` is {value}", self.full_name(key));
-                Err(self.error(key, message, format!("it must be at least {least}")))
-            }
-        }
-    }
-
-    /// [`Self::count`] for sizes in memory: at most [`MAX_SIZE`].
-    pub(super) fn size(&self, key: &'static str, least: u64) -> Result<Option<usize>, JobError> {
-        let Some(n) = self.count(key, least)? else { return Ok(None) };
-        match u32::try_from(n) {
-            Ok(size) if size <= MAX_SIZE => Ok(Some(size as usize)),
-            _ => {
-                let message = format!("`{}` is {n}", self.full_name(key));
-                Err(self.error(key, message, format!("it must be at most {MAX_SIZE}")))
-            }
-        }
-    }
-
-    /// A finite number that `valid` accepts. `rule` describes the valid ones.
-    pub(super) fn number(
-        &self,
-        key: &'static str,
-        rule: &str,
-        valid: impl Fn(f64) -> bool,
-    ) -> Result<Option<f64>, JobError> {
-        let Some(node) = self.node(key) else { return Ok(None) };
-        let value = match node.item {
-            Item::Integer(i) => i as f64,
-            Item::Number(x) => x,
-            _ => return Err(self.wrong_type(key, node, "a number", "0.1")),
-        };
-        if value.is_finite() && valid(value) {
-            return Ok(Some(value));
-        }
-        let message = format!("`{}` is {value}", self.full_name(key));
-        Err(self.error(key, message, format!("it must be {rule}")))
-    }
-
-    /// Two numbers in a list.
-    pub(super) fn pair(
-        &self,
-        key: &'static str,
-        rule: &str,
-        valid: impl Fn(f64) -> bool,
-    ) -> Result<Option<[f64; 2]>, JobError> {
-        let Some(node) = self.node(key) else { return Ok(None) };
-        let Item::List(nodes) = &node.item else {
-            return Err(self.wrong_type(key, node, "two numbers", "[0.9, 0.95]"));
-        };
-        let numbers: Option<Vec<f64>> = nodes
-            .iter()
-            .map(|n| match n.item {
-                Item::Integer(i) => Some(i as f64),
-                Item::Number(x) => Some(x),
-                _ => None,
-            })
-            .collect();
-        match numbers.as_deref() {
-            Some(&[a, b]) if valid(a) && valid(b) => Ok(Some([a, b])),
-            Some(&[_, _]) => {
-                let message = format!("`{}` is out of range", self.full_name(key));
-                Err(self.error(key, message, format!("both must be {rule}")))
-            }
-            _ => {
-                let message = format!("`{}` takes two numbers", self.full_name(key));
-                Err(self.error(key, message, format!("write {key} = [0.9, 0.95]")))
-            }
-        }
     }
 
     /// `true` or `false`.
@@ -276,23 +211,52 @@ impl<'a> Section<'a> {
         match self.node(key) {
             None => Ok(None),
             Some(Node { item: Item::Flag(b), .. }) => Ok(Some(*b)),
-            Some(node) => Err(self.wrong_type(key, node, "true or false", "true")),
+            Some(node) => {
+                let hint = match node.item.meant_flag() {
+                    Some(meant) => format!("write {key} = {meant}"),
+                    None => format!("write {key} = true or {key} = false"),
+                };
+                Err(self.wrong_type(key, node, "true or false", hint))
+            }
         }
     }
 
     /// Text.
     pub(super) fn text(&self, key: &'static str) -> Result<Option<&'a str>, JobError> {
+        self.text_or(key, |item| match item {
+            Item::Integer(_) | Item::Number(_) | Item::Flag(_) => format!("write {key} = \"{}\"", item.describe()),
+            _ => "it must be a text in quotes".into(),
+        })
+    }
+
+    /// One of some names, which are listed if something else than text is written. Whether it is one is not checked.
+    pub(super) fn name_among(
+        &self,
+        key: &'static str,
+        names: &[&str],
+        lead: &str,
+    ) -> Result<Option<&'a str>, JobError> {
+        self.text_or(key, |item| suggest(&item.describe(), names, lead))
+    }
+
+    /// The path of a file.
+    pub(super) fn path(&self, key: &'static str) -> Result<Option<&'a str>, JobError> {
+        self.text_or(key, |_| format!("write {key} = \"PATH\", the path of a file"))
+    }
+
+    /// Text. `hint` says what to write instead of something else.
+    fn text_or(&self, key: &'static str, hint: impl Fn(&Item) -> String) -> Result<Option<&'a str>, JobError> {
         match self.node(key) {
             None => Ok(None),
             Some(Node { item: Item::Text(s), .. }) => Ok(Some(s)),
-            Some(node) => Err(self.wrong_type(key, node, "a string", "\"...\"")),
+            Some(node) => Err(self.wrong_type(key, node, "a string", hint(&node.item))),
         }
     }
 
-    /// A list of texts. A single text is a list of one.
-    pub(super) fn texts(&self, key: &'static str) -> Result<Option<Vec<&'a str>>, JobError> {
+    /// A list of texts. A single text is a list of one. `hint` says what to write instead of something else.
+    pub(super) fn texts(&self, key: &'static str, hint: &str) -> Result<Option<Vec<&'a str>>, JobError> {
         let Some(node) = self.node(key) else { return Ok(None) };
-        let wrong = |node| self.wrong_type(key, node, "a list of strings", "[\"a.txt\", \"b.txt\"]");
+        let wrong = |node| self.wrong_type(key, node, "a list of strings", hint);
         match &node.item {
             Item::Text(s) => Ok(Some(vec![s])),
             Item::List(nodes) => {
@@ -316,15 +280,27 @@ impl<'a> Section<'a> {
         matches!(self.written(key).map(|n| &n.item), Some(Item::Integer(_) | Item::Number(_)))
     }
 
+    /// Whether the setting is written as text or as a list.
+    pub(super) fn is_text_or_list(&self, key: &str) -> bool {
+        matches!(self.written(key).map(|n| &n.item), Some(Item::Text(_) | Item::List(_)))
+    }
+
+    /// Whether the setting is a number that is written as text.
+    pub(super) fn is_quoted_number(&self, key: &str) -> bool {
+        self.written(key).is_some_and(|node| node.item.quoted_number().is_some())
+    }
+
     /// One of the names in `choices`.
     pub(super) fn choice<T: Copy>(&self, key: &'static str, choices: &[(&str, T)]) -> Result<Option<T>, JobError> {
-        let Some(written) = self.text(key)? else { return Ok(None) };
+        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
+        let lead = "it is one of";
+        let written = self.name_among(key, &names, lead)?;
+        let Some(written) = written else { return Ok(None) };
         if let Some((_, value)) = choices.iter().find(|(name, _)| *name == written) {
             return Ok(Some(*value));
         }
-        let names: Vec<&str> = choices.iter().map(|(name, _)| *name).collect();
         let message = format!("`{}` cannot be \"{written}\"", self.full_name(key));
-        Err(self.error(key, message, suggest(written, &names, "it is one of")))
+        Err(self.error(key, message, suggest(written, &names, lead)))
     }
 
     /// Reports the first key that the reading code did not ask for.
@@ -335,10 +311,10 @@ impl<'a> Section<'a> {
         let (message, hint) = if !self.name.is_empty() {
             let message = format!("unknown setting `{key}` in [{}]", self.name);
             let elsewhere = OTHER_NAMES.iter().find(|(name, _)| *name == self.full_name(key));
-            let suggestion = || suggest(key, &asked, &format!("[{}] takes", self.name));
+            let suggestion = || suggest_name(key, &asked, &format!("[{}] takes", self.name));
             (message, elsewhere.map_or_else(suggestion, |(_, hint)| (*hint).to_owned()))
         } else if let Item::Table(_) = node.item {
-            (format!("unknown section `{key}`"), suggest(key, &asked, "the sections are"))
+            (format!("unknown section `{key}`"), suggest_name(key, &asked, "the sections are"))
         } else {
             let hint = format!("put it below its section's header; the sections are {}", asked.join(", "));
             (format!("the setting `{key}` stands outside the sections"), hint)
@@ -347,11 +323,22 @@ impl<'a> Section<'a> {
     }
 }
 
-/// A hint such as "did you mean `x`? LEAD a, b, c".
+/// A hint about a value, such as `did you mean "x"? LEAD "x", "y"`.
 pub(super) fn suggest(written: &str, valid: &[&str], lead: &str) -> String {
-    let likeness = |name: &str| strsim::jaro_winkler(&written.to_lowercase(), &name.to_lowercase());
-    let nearest = valid.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
-    let nearest = nearest.filter(|name| likeness(name) >= MIN_LIKENESS);
-    let question = nearest.map(|n| format!("did you mean `{n}`? ")).unwrap_or_default();
+    let question = nearest(written, valid).map(|n| format!("did you mean \"{n}\"? ")).unwrap_or_default();
+    let valid: Vec<String> = valid.iter().map(|name| format!("\"{name}\"")).collect();
     format!("{question}{lead} {}", valid.join(", "))
+}
+
+/// A hint about the name of a setting: "did you mean `x`? LEAD x, y".
+fn suggest_name(written: &str, valid: &[&str], lead: &str) -> String {
+    let question = nearest(written, valid).map(|n| format!("did you mean `{n}`? ")).unwrap_or_default();
+    format!("{question}{lead} {}", valid.join(", "))
+}
+
+/// The name that is most like what was written, if one is like it.
+fn nearest<'n>(written: &str, names: &[&'n str]) -> Option<&'n str> {
+    let likeness = |name: &str| strsim::jaro_winkler(&written.to_lowercase(), &name.to_lowercase());
+    let nearest = names.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
+    nearest.copied().filter(|name| likeness(name) >= MIN_LIKENESS)
 }

@@ -5,9 +5,10 @@ use std::fmt;
 use std::path::Path;
 use std::rc::Rc;
 
+use toml::Spanned;
 use toml::de::{DeTable, DeValue};
 
-use super::JobError;
+use super::{JobError, read_text};
 
 /// Where a value or a setting's name was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -60,19 +61,68 @@ impl Item {
             Self::Date => "a date".into(),
         }
     }
+
+    /// The number that a text between quotes is.
+    pub(super) fn quoted_number(&self) -> Option<f64> {
+        let Self::Text(text) = self else { return None };
+        text.trim().replace('_', "").parse().ok().filter(|x: &f64| x.is_finite())
+    }
+
+    /// The truth that another language writes so.
+    pub(super) fn meant_flag(&self) -> Option<bool> {
+        match self {
+            Self::Integer(1) => Some(true),
+            Self::Integer(0) => Some(false),
+            Self::Text(text) => match text.trim().to_lowercase().as_str() {
+                "true" | "yes" | "on" | "1" => Some(true),
+                "false" | "no" | "off" | "0" => Some(false),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
 }
 
 /// Parses TOML. Messages call it `file`.
 pub(in crate::config) fn parse(file: &str, text: &str) -> Result<Node, JobError> {
     let source = Source { file: file.into(), text };
     let table = DeTable::parse(text).map_err(|e| {
-        let place = source.place(e.span().map_or(text.len(), |s| s.start));
-        let hint = "the file is TOML: sections as [train], settings as name = value, text in quotes";
-        JobError::new(place, e.message().replace('\n', ", "), hint)
+        let offset = e.span().map_or(text.len(), |s| s.start);
+        let reason = e.message().replace('\n', ", ");
+        let setting = source.line(offset).split_once('=').filter(|(key, _)| is_word(key.trim()));
+        let (message, hint) = match setting.map(|(key, value)| (key.trim(), value)) {
+            Some((key, value)) => (format!("`{key}`: {reason}"), unquoted(key, value)),
+            None => (reason, None),
+        };
+        let form = "the file is TOML: sections as [train], settings as name = value, text in quotes";
+        JobError::new(source.place(offset), message, hint.unwrap_or_else(|| form.into()))
     })?;
     let whole = Place::File { file: source.file.clone(), at: None };
-    let item = source.table(table.get_ref())?;
+    let item = source.table(table.get_ref());
     Ok(Node { key_place: whole.clone(), place: whole, item })
+}
+
+/// Whether a text could be the name of a setting, with the sections around it.
+fn is_word(text: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c))
+}
+
+/// The hint for a setting whose text stands without quotes, or whose truth is written as in Python.
+fn unquoted(key: &str, value: &str) -> Option<String> {
+    let value = value.split('#').next().unwrap_or_default().trim();
+    let value = match value {
+        "True" => "true".to_owned(),
+        "False" => "false".to_owned(),
+        // Letters, besides that of an exponent, make a text.
+        word if word.starts_with(char::is_alphanumeric)
+            && word.contains(|c: char| c.is_alphabetic() && !matches!(c, 'e' | 'E'))
+            && !word.contains(['"', '\\']) =>
+        {
+            format!("\"{word}\"")
+        }
+        _ => return None,
+    };
+    Some(format!("write {key} = {value}"))
 }
 
 struct Source<'a> {
@@ -88,52 +138,60 @@ impl Source<'_> {
         Place::File { file: self.file.clone(), at: Some(at) }
     }
 
-    fn table(&self, table: &DeTable<'_>) -> Result<Item, JobError> {
-        let mut items = BTreeMap::new();
-        for (key, value) in table.iter() {
-            let place = self.place(value.span().start);
-            let item = self.item(value.get_ref(), &place)?;
-            let key_place = self.place(key.span().start);
-            items.insert(key.get_ref().to_string(), Node { key_place, place, item });
-        }
-        Ok(Item::Table(items))
+    /// The line at an offset.
+    fn line(&self, offset: usize) -> &str {
+        let offset = self.text.floor_char_boundary(offset);
+        let start = self.text[..offset].rfind('\n').map_or(0, |i| i + 1);
+        self.text[start..].lines().next().unwrap_or_default()
     }
 
-    fn item(&self, value: &DeValue<'_>, place: &Place) -> Result<Item, JobError> {
+    fn table(&self, table: &DeTable<'_>) -> Item {
+        let node = |key_place: Place, value: &Spanned<DeValue<'_>>| Node {
+            key_place,
+            place: self.place(value.span().start),
+            item: self.item(value.get_ref()),
+        };
+        let items = table.iter().map(|(key, value)| {
+            let key_place = self.place(key.span().start);
+            (key.get_ref().to_string(), node(key_place, value))
+        });
+        Item::Table(items.collect())
+    }
+
+    fn item(&self, value: &DeValue<'_>) -> Item {
         match value {
             DeValue::Table(table) => self.table(table),
             DeValue::Array(values) => {
                 let nodes = values.iter().map(|v| {
                     let place = self.place(v.span().start);
-                    let item = self.item(v.get_ref(), &place)?;
-                    Ok(Node { key_place: place.clone(), place, item })
+                    Node { key_place: place.clone(), place, item: self.item(v.get_ref()) }
                 });
-                Ok(Item::List(nodes.collect::<Result<_, _>>()?))
+                Item::List(nodes.collect())
             }
-            scalar => scalar_item(scalar, place),
+            scalar => scalar_item(scalar),
         }
     }
 }
 
-fn scalar_item(value: &DeValue<'_>, place: &Place) -> Result<Item, JobError> {
-    let too_large = |digits: &str| JobError::new(place, format!("{digits} is out of range"), "use a number below 2^63");
-    Ok(match value {
+fn scalar_item(value: &DeValue<'_>) -> Item {
+    match value {
         DeValue::String(s) => Item::Text(s.to_string()),
         DeValue::Boolean(b) => Item::Flag(*b),
-        DeValue::Integer(i) => {
-            Item::Integer(i64::from_str_radix(i.as_str(), i.radix()).map_err(|_| too_large(i.as_str()))?)
-        }
-        DeValue::Float(x) => Item::Number(x.as_str().parse().map_err(|_| too_large(x.as_str()))?),
+        // What has no 64 bits is refused by whoever reads it, with the setting's name.
+        DeValue::Integer(i) => match i64::from_str_radix(i.as_str(), i.radix()) {
+            Ok(i) => Item::Integer(i),
+            Err(_) => Item::Number(i.as_str().parse().unwrap_or(f64::INFINITY)),
+        },
+        DeValue::Float(x) => Item::Number(x.as_str().parse().unwrap_or(f64::NAN)),
         _ => Item::Date,
-    })
+    }
 }
 
 /// Reads a JSON file of settings. A null counts as not written.
 pub(in crate::config) fn parse_json(path: &Path) -> Result<Node, JobError> {
     let name = path.display().to_string();
     let hint = "give a config.json as Hugging Face publishes them";
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| JobError::new(&name, format!("the file cannot be read: {e}"), hint))?;
+    let text = read_text(path, "the file", hint)?;
     let values: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text)
         .map_err(|e| JobError::new(format!("{name}:{}:{}", e.line(), e.column()), e.to_string(), hint))?;
     let place = Place::File { file: name.as_str().into(), at: None };
@@ -198,24 +256,19 @@ impl Node {
 
 fn override_item(text: &str, place: &Place) -> Result<Item, JobError> {
     // Each part of an override has the place of the override.
-    fn convert(value: &DeValue<'_>, place: &Place) -> Result<Item, JobError> {
-        let node = |value: &DeValue<'_>| {
-            let item = convert(value, place)?;
-            Ok(Node { key_place: place.clone(), place: place.clone(), item })
-        };
+    fn convert(value: &DeValue<'_>, place: &Place) -> Item {
+        let node =
+            |value: &DeValue<'_>| Node { key_place: place.clone(), place: place.clone(), item: convert(value, place) };
         match value {
             DeValue::Table(table) => {
-                let items = table.iter().map(|(k, v)| Ok((k.get_ref().to_string(), node(v.get_ref())?)));
-                Ok(Item::Table(items.collect::<Result<_, _>>()?))
+                Item::Table(table.iter().map(|(k, v)| (k.get_ref().to_string(), node(v.get_ref()))).collect())
             }
-            DeValue::Array(values) => {
-                Ok(Item::List(values.iter().map(|v| node(v.get_ref())).collect::<Result<_, _>>()?))
-            }
-            scalar => scalar_item(scalar, place),
+            DeValue::Array(values) => Item::List(values.iter().map(|v| node(v.get_ref())).collect()),
+            scalar => scalar_item(scalar),
         }
     }
     match DeValue::parse(text) {
-        Ok(value) => convert(value.get_ref(), place),
+        Ok(value) => Ok(convert(value.get_ref(), place)),
         Err(e) if text.starts_with(['"', '\'', '[', '{']) => Err(JobError::new(
             place,
             e.message().replace('\n', ", "),

@@ -10,6 +10,7 @@ pub use known::Known;
 use fusionllm_graph::units::counted;
 use fusionllm_plan::{Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
 
+use super::files::Files;
 use super::gpus::{GPUS, PRODUCTS};
 use super::quantity::{RATE, SIZE, TIME};
 use super::reader::{self, JobError, Section, suggest};
@@ -95,7 +96,7 @@ impl Testbed {
         for section in &links {
             link(section, &names, &mut direct)?;
         }
-        let broker_at = match broker.text("at")? {
+        let broker_at = match broker.name_among("at", &names.all(), "there are")? {
             Some(_) if !whole => {
                 let hint = "leave [broker] out; links to `broker` may be given";
                 return Err(broker.error("at", "the broker stands where it was started", hint));
@@ -151,8 +152,7 @@ pub fn load_profile(path: &Path) -> Result<Vec<(usize, Device)>, JobError> {
 
 /// The text of a file, and its directory.
 fn read<'p>(path: &'p Path, hint: &str) -> Result<(String, &'p Path), JobError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|e| JobError::new(path.display(), format!("the file cannot be read: {e}"), hint))?;
+    let text = reader::read_text(path, "the file", hint)?;
     let directory = path.parent().filter(|p| !p.as_os_str().is_empty());
     Ok((text, directory.unwrap_or(Path::new("."))))
 }
@@ -169,9 +169,18 @@ impl Names {
                 "broker" => "the name `broker` is taken".to_owned(),
                 _ => format!("two devices or sites are called `{name}`"),
             };
+            let message = format!("`{}`: {message}", section.full_name("name"));
             return Err(section.error("name", message, "give each device and site a name of its own"));
         }
         Ok(())
+    }
+
+    fn all(&self) -> Vec<&str> {
+        self.0.keys().map(String::as_str).collect()
+    }
+
+    fn sites(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().filter(|(_, place)| matches!(place, Place::Site(_))).map(|(name, _)| name.as_str())
     }
 
     fn find(&self, section: &Section<'_>, key: &str, name: &str) -> Result<Place, JobError> {
@@ -179,9 +188,8 @@ impl Names {
             return Ok(Place::Broker);
         }
         self.0.get(name).copied().ok_or_else(|| {
-            let known: Vec<&str> = self.0.keys().map(String::as_str).collect();
-            let message = format!("there is no device or site `{name}`");
-            section.error(key, message, suggest(name, &known, "there are"))
+            let message = format!("`{}`: there is no device or site `{name}`", section.full_name(key));
+            section.error(key, message, suggest(name, &self.all(), "there are"))
         })
     }
 }
@@ -193,7 +201,7 @@ fn site(section: &Section<'_>, index: u32, names: &mut Names) -> Result<Site, Jo
     let uplink = shared_link(section, "uplink")?;
     let downlink = shared_link(section, "downlink")?;
     if downlink.is_some() && uplink.is_none() {
-        let reason = "a site with a downlink needs an uplink";
+        let reason = "`site.downlink`: a site with a downlink needs an uplink";
         return Err(section.error("downlink", reason, "write uplink = { rate = \"8 Mbps\" } beside it"));
     }
     section.finish()?;
@@ -205,14 +213,15 @@ fn shared_link(section: &Section<'_>, name: &'static str) -> Result<Option<Link>
     let link = rate_and_latency(&table)?;
     if section.has(name) && link.is_none() {
         let hint = format!("write {name} = {{ rate = \"8 Mbps\" }}");
-        return Err(section.error(name, format!("{name} needs a rate"), hint));
+        table.misspelt(&["rate"])?;
+        return Err(section.error(name, format!("`site.{name}` needs a rate"), hint));
     }
     table.finish()?;
     Ok(link)
 }
 
 fn required<'a>(section: &Section<'a>, key: &'static str, message: &str, hint: &str) -> Result<&'a str, JobError> {
-    section.text(key)?.ok_or_else(|| section.missing(message, hint))
+    section.text(key)?.ok_or_else(|| section.missing(&[key], message, hint))
 }
 
 fn rate_and_latency(section: &Section<'_>) -> Result<Option<Link>, JobError> {
@@ -220,33 +229,40 @@ fn rate_and_latency(section: &Section<'_>) -> Result<Option<Link>, JobError> {
     let latency = section.quantity("latency", &TIME, false)?;
     match (bandwidth, latency) {
         (Some(bandwidth), latency) => Ok(Some(Link { latency: latency.unwrap_or(0.0), bandwidth })),
-        (None, Some(_)) => Err(section.error("latency", "a latency needs a rate beside it", "write rate = \"1 Gbps\"")),
+        (None, Some(_)) => {
+            section.misspelt(&["rate"])?;
+            let message = format!("`{}` needs a rate beside it", section.full_name("latency"));
+            Err(section.error("latency", message, "write rate = \"1 Gbps\""))
+        }
         (None, None) => Ok(None),
     }
 }
 
 fn link(section: &Section<'_>, names: &Names, links: &mut BTreeMap<(Place, Place), Link>) -> Result<(), JobError> {
     let form = "write between = [\"a\", \"b\"] for both directions, or from = \"a\" and to = \"b\" for one";
-    let ends = match (section.texts("between")?.as_deref(), section.text("from")?, section.text("to")?) {
+    let end = |key| section.name_among(key, &names.all(), "there are");
+    let ends = match (section.texts("between", form)?.as_deref(), end("from")?, end("to")?) {
         (Some(&[a, b]), None, None) => {
             let (a, b) = (names.find(section, "between", a)?, names.find(section, "between", b)?);
             vec![(a, b), (b, a)]
         }
         (None, Some(a), Some(b)) => vec![(names.find(section, "from", a)?, names.find(section, "to", b)?)],
-        (Some(_), None, None) => return Err(section.error("between", "a link has two ends", form)),
-        _ => return Err(section.missing("a link needs its two ends", form)),
+        (Some(_), None, None) => return Err(section.error("between", "`link.between`: a link has two ends", form)),
+        _ => return Err(section.missing(&["between", "from", "to"], "a link needs its two ends", form)),
     };
-    let link = rate_and_latency(section)?
-        .ok_or_else(|| section.missing("a link needs a rate", "write rate = \"100 Mbps\" and latency = \"20 ms\""))?;
+    let link = rate_and_latency(section)?.ok_or_else(|| {
+        section.missing(&["rate"], "a link needs a rate", "write rate = \"100 Mbps\" and latency = \"20 ms\"")
+    })?;
     section.finish()?;
     let key = if section.has("between") { "between" } else { "from" };
     for (from, to) in ends {
         if from == to {
             let hint = "name two different ends; rate and latency of a site are those between its own devices";
-            return Err(section.error(key, "both ends of a link are the same", hint));
+            return Err(section.error(key, format!("`link.{key}`: both ends of a link are the same"), hint));
         }
         if links.insert((from, to), link).is_some() {
-            return Err(section.error(key, "this link was given before", "leave one of the two out"));
+            let message = format!("`link.{key}`: this link was given before");
+            return Err(section.error(key, message, "leave one of the two out"));
         }
     }
     Ok(())
@@ -259,10 +275,14 @@ const MAX_DEVICES: usize = 4096;
 fn count(sections: &[Section<'_>]) -> Result<usize, JobError> {
     let mut devices = 0;
     for section in sections {
-        devices += section.size("count", 1)?.unwrap_or(1);
+        let others = devices;
+        devices = section.part("count", 1)?.unwrap_or(1).saturating_add(others);
         if devices > MAX_DEVICES {
-            let hint = format!("a testbed has at most {MAX_DEVICES}");
-            return Err(section.error("count", format!("these are {devices} devices or more"), hint));
+            let hint = match MAX_DEVICES - others {
+                0 => format!("a testbed has {MAX_DEVICES} devices or fewer"),
+                room => format!("it must be at most {room}: a testbed has {MAX_DEVICES} devices or fewer"),
+            };
+            return Err(section.error("count", format!("`device.count` makes {devices} devices or more"), hint));
         }
     }
     Ok(devices)
@@ -277,17 +297,23 @@ fn device(
     whole: bool,
 ) -> Result<bool, JobError> {
     let name = required(section, "name", "a device needs a name", "write name = \"a\"")?.to_owned();
-    let site = match section.text("site")? {
+    let sites: Vec<String> = names.sites().map(str::to_owned).collect();
+    let sites: Vec<&str> = sites.iter().map(String::as_str).collect();
+    let site = match section.name_among("site", &sites, "the sites are")? {
         None => None,
-        Some(site) => match names.find(section, "site", site)? {
-            Place::Site(s) => Some(s),
-            _ => return Err(section.error("site", format!("`{site}` is no site"), "describe it in a table [[site]]")),
+        Some(site) => match names.0.get(site) {
+            Some(Place::Site(s)) => Some(*s),
+            _ => {
+                let new = format!("describe it: write [[site]] on a line, and name = \"{site}\" below");
+                let hint = if sites.is_empty() { new } else { suggest(site, &sites, "the sites are") };
+                return Err(section.error("site", format!("`device.site`: there is no site \"{site}\""), hint));
+            }
         },
     };
     let backend = section.text("backend")?.map(str::to_owned);
     let timed = whole || ["profile", "gpu", "tflops", "memory_bandwidth"].into_iter().any(|key| section.has(key));
-    let mut device = match section.text("profile")? {
-        Some(file) => profiles.device(section, file, backend.as_deref(), name.clone())?,
+    let mut device = match Files::from(profiles.directory).one(section, "profile")? {
+        Some(path) => profiles.device(section, path, backend.as_deref(), name.clone())?,
         None if timed => figures(section, name.clone())?,
         None => Device::new(name.clone(), Rates { matmul: 1.0, convolution: 1.0, memory: 1.0, overhead: 0.0 }, 0),
     };
@@ -312,11 +338,11 @@ fn device(
 /// The speed and memory of a device: from the table of GPUs, or from its settings.
 fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
     let positive = |key| section.number(key, "above 0", |x| x > 0.0);
-    if let Some(gpu) = section.text("gpu")? {
+    let gpus: Vec<&str> = GPUS.iter().map(|g| g.name).collect();
+    let lead = "or give tflops, memory_bandwidth and memory; the table has";
+    if let Some(gpu) = section.name_among("gpu", &gpus, lead)? {
         let known = GPUS.iter().find(|g| g.name.eq_ignore_ascii_case(gpu)).ok_or_else(|| {
-            let names: Vec<&str> = GPUS.iter().map(|g| g.name).collect();
-            let lead = "or give tflops, memory_bandwidth and memory; the table has";
-            section.error("gpu", format!("no GPU \"{gpu}\" is in the table"), suggest(gpu, &names, lead))
+            section.error("gpu", format!("`device.gpu`: no GPU \"{gpu}\" is in the table"), suggest(gpu, &gpus, lead))
         })?;
         let efficiency = section.number("efficiency", "above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?;
         return Ok(known.device(name, efficiency.unwrap_or(PRODUCTS)));
@@ -327,7 +353,8 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
     let memory = section.quantity("memory", &SIZE, true)?;
     let (Some(tflops), Some(bandwidth), Some(memory)) = (tflops, bandwidth, memory) else {
         let hint = "write gpu = \"RTX 3080\", or tflops, memory_bandwidth and memory, or profile = \"DEVICE.toml\"";
-        return Err(section.missing(&format!("nothing says how fast device `{name}` is"), hint));
+        let keys = ["tflops", "memory_bandwidth", "memory", "gpu", "profile"];
+        return Err(section.missing(&keys, &format!("nothing says how fast device `{name}` is"), hint));
     };
     let rates = Rates {
         matmul: tflops * 1e12,
@@ -341,7 +368,7 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
         for (operator, points) in section.curves(key)? {
             let curve = Curve::new(points).ok_or_else(|| {
                 let hint = "points are [work, seconds or bytes], work ascending, all above zero; measure again with `fusionllm profile`";
-                section.error(key, format!("the points of operator `{operator}` make no curve"), hint)
+                section.error(key, format!("`device.{key}`: the points of operator `{operator}` make no curve"), hint)
             })?;
             curves.insert(operator, curve);
         }
@@ -366,11 +393,11 @@ impl Profiles<'_> {
     fn device(
         &mut self,
         section: &Section<'_>,
-        file: &str,
+        path: PathBuf,
         backend: Option<&str>,
         name: String,
     ) -> Result<Device, JobError> {
-        let path = self.directory.join(file);
+        let file = section.text("profile")?.unwrap_or_default();
         if !self.files.contains_key(&path) {
             self.files.insert(path.clone(), load_profile(&path)?);
         }
@@ -379,7 +406,7 @@ impl Profiles<'_> {
         let backend = backend.or(first);
         let fitting: Vec<&(usize, Device)> = measured.iter().filter(|(_, d)| d.backend.as_deref() == backend).collect();
         let most = fitting.iter().map(|(threads, _)| *threads).max().unwrap_or(1);
-        let wanted = section.size("threads", 1)?;
+        let wanted = section.part("threads", 1)?;
         let found = match wanted {
             Some(n) => fitting.iter().find(|(threads, _)| *threads == n),
             None => {
@@ -396,7 +423,12 @@ impl Profiles<'_> {
                     .iter()
                     .map(|(threads, d)| format!("{} with {threads}", d.backend.as_deref().unwrap_or("any backend")))
                     .collect();
-                Err(section.error("profile", message, format!("it has {}", there.join(", "))))
+                let key = if wanted.is_some() { "threads" } else { "profile" };
+                let hint = match fitting.iter().map(|(threads, _)| *threads).max() {
+                    Some(threads) => format!("write threads = {threads}; it has {}", there.join(", ")),
+                    None => format!("it has {}", there.join(", ")),
+                };
+                Err(section.error(key, format!("`device.{key}`: {message}"), hint))
             }
         }
     }

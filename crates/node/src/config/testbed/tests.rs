@@ -76,27 +76,27 @@ fn a_testbed_describes_devices_and_links() {
 #[test]
 fn errors_name_the_place_in_the_file() {
     assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"RTX 308\""), @r#"
-    t.toml:6:7: no GPU "RTX 308" is in the table
-    hint: did you mean `RTX 3080`? or give tflops, memory_bandwidth and memory; the table has GTX 1080 Ti, P100, V100, T4, RTX 2070, RTX 2080, RTX 2080 Ti, RTX 3060, RTX 3070, RTX 3080, RTX 3090, A10, A40, RTX A6000, A100 40GB, A100 80GB, RTX 4060, RTX 4070, RTX 4080, RTX 4090, L4, L40S, RTX 5090, H100 PCIe, H100 SXM, H200, RX 7900 XTX, MI250X die, MI300X
+    t.toml:6:7: `device.gpu`: no GPU "RTX 308" is in the table
+    hint: did you mean "RTX 3080"? or give tflops, memory_bandwidth and memory; the table has "GTX 1080 Ti", "P100", "V100", "T4", "RTX 2070", "RTX 2080", "RTX 2080 Ti", "RTX 3060", "RTX 3070", "RTX 3080", "RTX 3090", "A10", "A40", "RTX A6000", "A100 40GB", "A100 80GB", "RTX 4060", "RTX 4070", "RTX 4080", "RTX 4090", "L4", "L40S", "RTX 5090", "H100 PCIe", "H100 SXM", "H200", "RX 7900 XTX", "MI250X die", "MI300X"
     "#);
     assert_snapshot!(error("rate = \"1 Gbps\"", "rate = \"1 Gpbs\""), @r#"
-    t.toml:20:8: there is no unit "Gpbs" of a rate
-    hint: write rate = "8 Mbps"; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
+    t.toml:20:8: `site.rate`: there is no unit "Gpbs" of a rate
+    hint: did you mean "1 Gbps"? the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
     "#);
     assert_snapshot!(error("rate = \"8 Mbps\"", "rate = \"0 Mbps\""), @r#"
     t.toml:22:19: `site.uplink.rate` is 0 Mbps
-    hint: it must be above zero
+    hint: it must be above zero, such as rate = "8 Mbps"
     "#);
     assert_snapshot!(error("rate = \"100 Mbps\"", "rate = 100"), @r#"
     t.toml:30:8: `link.rate` needs a unit
-    hint: write rate = "8 Mbps"; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
+    hint: write rate = "100 Mbps", or another unit; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
     "#);
     assert_snapshot!(error("[\"home\", \"lab\"]", "[\"hone\", \"lab\"]"), @r#"
-    t.toml:29:11: there is no device or site `hone`
-    hint: did you mean `home`? there are home, home-0, home-1, lab, lab-0
+    t.toml:29:11: `link.between`: there is no device or site `hone`
+    hint: did you mean "home"? there are "home", "home-0", "home-1", "lab", "lab-0"
     "#);
     assert_snapshot!(error("[\"home\", \"lab\"]", "[\"home\", \"home\"]"), @r#"
-    t.toml:29:11: both ends of a link are the same
+    t.toml:29:11: `link.between`: both ends of a link are the same
     hint: name two different ends; rate and latency of a site are those between its own devices
     "#);
     assert_snapshot!(error("tflops = 10\n", ""), @r#"
@@ -156,8 +156,8 @@ fn devices_of_one_profile_share_the_threads() {
     assert_eq!(read("count = 2").unwrap().devices()[0].rates.matmul, 0.05e12, "two threads were not measured");
     assert_eq!(read("count = 4\nthreads = 4").unwrap().devices()[0].rates.matmul, 0.2e12);
     let e = read("threads = 3").unwrap_err();
-    assert_eq!(e.message, "D.toml has no device of backend cpu with 3 threads");
-    assert_eq!(e.hint, "it has cpu with 1, cpu with 4");
+    assert_eq!(e.message, "`device.threads`: D.toml has no device of backend cpu with 3 threads");
+    assert_eq!(e.hint, "write threads = 4; it has cpu with 1, cpu with 4");
 }
 
 /// Two machines that were measured, with a link of 1 MB/s between them and of 2 MB/s to the broker.

@@ -13,7 +13,7 @@ pub struct StepMetrics {
     pub loss: Option<f64>,
     /// Duration of the step in seconds.
     pub step_s: f64,
-    /// Tokens per second. For images: images per second.
+    /// Tokens per second; images per second; samples per second for an imported model whose targets are unknown.
     pub tokens_per_s: f64,
     /// Bytes of tensors sent between peers.
     pub bytes_sent: u64,

@@ -124,7 +124,7 @@ fn another_run_is_not_overwritten() {
     assert_snapshot!(hide(RunDir::create(Some(&dir.path().join("file")), "").unwrap_err()), @r"
     DIR/file: cannot be created
     caused by: File exists (os error 17)
-    hint: check the disk and the path
+    hint: a file stands where a directory is needed: choose another path, or remove that file
     ");
 }
 

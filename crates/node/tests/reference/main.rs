@@ -1,5 +1,8 @@
 //! `docs/job.md` and `docs/testbed.md` name every key that the reader accepts, with its default. Their examples
-//! work.
+//! work. The message about each key that is wrong has advice that works.
+
+mod advice;
+mod wrong;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -8,8 +11,8 @@ use std::path::Path;
 use fusionllm_node::config::{Job, Known, Testbed, load_profile};
 use tempfile::TempDir;
 
-const JOB: &str = include_str!("../../../docs/job.md");
-const TESTBED: &str = include_str!("../../../docs/testbed.md");
+const JOB: &str = include_str!("../../../../docs/job.md");
+const TESTBED: &str = include_str!("../../../../docs/testbed.md");
 
 /// Sections of the job document, with the section of the file and the settings that make their keys valid.
 const JOB_SECTIONS: [(&[&str], &str, &[&str]); 14] = [
@@ -147,7 +150,9 @@ fn files() -> TempDir {
         fs::create_dir_all(path.parent().unwrap_or(Path::new("."))).unwrap();
         fs::write(path, "").unwrap();
     }
-    fs::write(dir.path().join("D.toml"), FIGURES.replace("KEY", "")).unwrap();
+    fs::write(dir.path().join("config.json"), "{}").unwrap();
+    let profile = FIGURES.replace("KEY", "") + &FIGURES.replace("KEY", "threads = 8");
+    fs::write(dir.path().join("D.toml"), profile).unwrap();
     dir
 }
 

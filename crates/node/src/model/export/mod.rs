@@ -1,5 +1,7 @@
 //! Writes trained models for other programs.
 
+mod tokenizer;
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
@@ -16,14 +18,17 @@ use crate::files::{DiskError, write_atomic, write_tensors};
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
+const TOKENIZER: &str = "tokenizer.json";
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 
-/// Writes a GPT-2 into `directory` as `config.json` and `model.safetensors`. `GPT2LMHeadModel.from_pretrained` of
-/// Hugging Face's `transformers` loads them.
+/// Writes a GPT-2 into `directory` as `config.json` and `model.safetensors`, and its tokenizer, if that is known, as
+/// `tokenizer.json` and `tokenizer_config.json`. `AutoModelForCausalLM` and `AutoTokenizer` of Hugging Face's
+/// `transformers` load them. Returns the names of the files.
 ///
 /// # Errors
 ///
 /// The model is no GPT-2, the directory holds a model, the checkpoint is damaged, or the disk fails.
-pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
     not_imported(model)?;
     let Family::Gpt2(config) = &model.network.family else {
         return Err(NodeError::input_with_hint(
@@ -32,18 +37,28 @@ pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<(), NodeErro
         ));
     };
     claim(directory)?;
-    write_weights(model, directory)?;
-    let config = serde_json::to_vec_pretty(&config_json(config, model.network.tokenizer))
-        .map_err(|e| NodeError::State(format!("{CONFIG}: {e}")))?;
-    Ok(write_atomic(&directory.join(CONFIG), &config)?)
+    let mut files = write_weights(model, directory)?;
+    let tokenizer = model.network.tokenizer;
+    let mut json = vec![(CONFIG, config_json(config, tokenizer))];
+    if let Some(tokenizer) = tokenizer {
+        json.push((TOKENIZER, tokenizer::tokenizer_json(tokenizer)));
+        json.push((TOKENIZER_CONFIG, tokenizer::tokenizer_config_json(tokenizer, config.n_positions)));
+    }
+    for (name, value) in json {
+        let text = serde_json::to_vec_pretty(&value).map_err(|e| NodeError::State(format!("{name}: {e}")))?;
+        write_atomic(&directory.join(name), &text)?;
+        files.push(name);
+    }
+    Ok(files)
 }
 
-/// Writes a ResNet into `directory` as `model.safetensors`, with torchvision's names, for `load_state_dict`.
+/// Writes a ResNet into `directory` as `model.safetensors`, with torchvision's names, for `load_state_dict`. Returns
+/// the name of the file.
 ///
 /// # Errors
 ///
 /// As for [`hugging_face`].
-pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
     not_imported(model)?;
     let Family::Resnet(_) = &model.network.family else {
         return Err(NodeError::input_with_hint(
@@ -66,13 +81,13 @@ fn not_imported(model: &SavedModel) -> Result<(), NodeError> {
 }
 
 /// Writes the whole `state_dict` of a model from `torch.export` into `directory` as `model.safetensors`, for
-/// `load_state_dict`.
+/// `load_state_dict`. Returns the name of the file.
 ///
 /// # Errors
 ///
 /// The model is not imported, the directory holds a model, the archive is gone, the checkpoint is damaged, or the
 /// disk fails.
-pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
     let Family::Imported { file } = &model.network.family else {
         return Err(NodeError::input_with_hint(
             format!("{}: this model was not imported", model.path().display()),
@@ -95,7 +110,8 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError
         };
         tensors.insert(name, tensor);
     }
-    Ok(write_tensors(&directory.join(WEIGHTS), &tensors)?)
+    write_tensors(&directory.join(WEIGHTS), &tensors)?;
+    Ok(vec![WEIGHTS])
 }
 
 /// The `config.json` of a GPT-2.
@@ -127,7 +143,7 @@ pub fn config_json(config: &Gpt2Config, tokenizer: Option<Tokenizer>) -> Value {
 /// Makes the directory, and refuses one that holds a model.
 fn claim(directory: &Path) -> Result<(), NodeError> {
     fs::create_dir_all(directory).map_err(DiskError::at(directory, "created"))?;
-    match [CONFIG, WEIGHTS].into_iter().find(|name| directory.join(name).exists()) {
+    match [CONFIG, WEIGHTS, TOKENIZER, TOKENIZER_CONFIG].into_iter().find(|name| directory.join(name).exists()) {
         Some(name) => Err(NodeError::input_with_hint(
             format!("{}: there is a {name} already", directory.display()),
             "choose another directory with -o, or remove that one",
@@ -137,13 +153,14 @@ fn claim(directory: &Path) -> Result<(), NodeError> {
 }
 
 /// Writes all parameters and buffers, with the graph's names.
-fn write_weights(model: &SavedModel, directory: &Path) -> Result<(), NodeError> {
+fn write_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
     let graph = model.network.forward(1, model.network.context)?;
     let mut tensors: BTreeMap<&str, HostTensor> = BTreeMap::new();
     for v in graph.values.iter().filter(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_))) {
         tensors.insert(&v.name, model.read(&v.name, &v.ty)?);
     }
-    Ok(write_tensors(&directory.join(WEIGHTS), &tensors)?)
+    write_tensors(&directory.join(WEIGHTS), &tensors)?;
+    Ok(vec![WEIGHTS])
 }
 
 #[cfg(all(test, unix))]
