@@ -38,7 +38,7 @@ impl Again {
         let mut again = Self { words: vec!["fusionllm".into(), command.into()], settings: Vec::new() };
         again.add("--plan", &run.plan.as_ref().map(|path| path.display()));
         let words = std::mem::take(&mut again.words);
-        again.words.extend(run.job.as_ref().map(|path| word(path)));
+        again.words.extend(run.job.as_ref().map(word));
         run.set.iter().for_each(|set| again.add("--set", &Some(set)));
         again.add("--steps", &run.steps);
         again.add("--seed", &run.seed);
