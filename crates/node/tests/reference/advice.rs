@@ -107,7 +107,7 @@ fn line(text: &str) -> Option<Setting> {
         let table = text[..end].parse::<toml::Table>().ok()?;
         (table.len() == 1).then_some((end, table))
     };
-    let (end, table) = ends.filter_map(parsed).last()?;
+    let (end, table) = ends.rev().find_map(parsed)?;
     let (key, value) = table.into_iter().next()?;
     // A start such as `[train]` is a section without a setting.
     let section = text[end..].trim_start().strip_prefix("in [").and_then(|rest| rest.split_once(']'));
