@@ -41,6 +41,9 @@ def export(
     given = [*args, *kwargs.values()]
     if not given or not all(isinstance(value, torch.Tensor) for value in given):
         raise ValueError("the example must be one batch of tensors: the arguments of the model's forward")
+    # One tensor in two places, such as tokens that are their own labels, would become one input.
+    args = tuple(value.detach().clone() for value in args)
+    kwargs = {name: value.detach().clone() for name, value in kwargs.items()}
     shapes: Any = None
     if dynamic_batch:
         sizes = {value.shape[0] if value.dim() else None for value in given}

@@ -26,7 +26,7 @@ struct Made {
 pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
     let options = ImportOptions { batch_size: args.samples, ..Default::default() };
     let mut model = ImportedModel::open(&args.model, options)?;
-    model.warning().into_iter().for_each(note);
+    model.warnings().into_iter().for_each(note);
     model.write(&args.output)?;
     let graph = &model.imported().graph;
     let made = Made {
@@ -62,8 +62,8 @@ fn buffers(result: &Check) -> String {
 
 /// Compares a model with PyTorch's results.
 pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
-    let mut result = compare(&args.model, &args.against, &args.backend.name(), args.peers.into())?;
-    result.warning.take().into_iter().for_each(note);
+    let result = compare(&args.model, &args.against, &args.backend.name(), args.peers.into())?;
+    result.warnings.iter().for_each(note);
     if json {
         output::print_json(&result)?;
     } else {

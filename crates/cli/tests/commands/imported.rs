@@ -19,9 +19,13 @@ fn write_samples(path: &Path) {
 /// A directory with samples and a job that trains a language model, which was exported for two samples and shifts its
 /// labels by itself.
 fn shifted(train: &str) -> (tempfile::TempDir, PathBuf) {
+    exported("shifted.pt2", train)
+}
+
+fn exported(name: &str, train: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().unwrap();
     write_samples(&dir.path().join("samples.safetensors"));
-    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/shifted.pt2").canonicalize().unwrap();
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo").join(name).canonicalize().unwrap();
     let job = format!(
         "[model]\nfile = {archive:?}\n[data]\nkind = \"tensors\"\nfiles = [\"samples.safetensors\"]\nvalidation = 0.5\n\
          [eval]\nevery = 1\n[train]\nsteps = 2\n{train}\n"
@@ -42,6 +46,22 @@ fn where_targets_are_unknown_samples_are_counted_and_no_accuracy_is_shown() {
     assert!(!said.contains("accuracy") && !said.contains("targets/s"), "{said}");
     let metrics = fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
     assert!(metrics.contains("val_loss") && !metrics.contains("val_accuracy"), "{metrics}");
+}
+
+/// `torch.export` makes one input of a tensor that is given twice, and a model of tokens then trains on its labels.
+#[test]
+fn an_input_that_the_model_does_not_read_is_told() {
+    let (dir, _) = exported("one_tensor_twice.pt2", "batch = 2\nmicro_batch = 2");
+    let ran = call(dir.path(), &["train", "job.toml", "--peers=1", "--run-dir=run"]);
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    assert!(
+        ran.err.contains("one_tensor_twice: the model does not read `x`. If torch.export.export got"),
+        "{}",
+        ran.err
+    );
+    let (dir, _) = shifted("batch = 2\nmicro_batch = 2");
+    let ran = call(dir.path(), &["train", "job.toml", "--peers=1", "--run-dir=run"]);
+    assert!(!ran.err.contains("does not read"), "{}", ran.err);
 }
 
 /// The advice was `micro_batch = 2` even where that does not divide the batch.

@@ -172,7 +172,7 @@ pub async fn conduct(
         Family::Imported { file } => {
             let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
             let model = ImportedModel::open(file, options)?;
-            model.warning().into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
+            model.warnings().into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
             Some(Mutex::new(model))
         }
         _ => None,

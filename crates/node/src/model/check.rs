@@ -39,9 +39,9 @@ pub struct Check {
     pub worst_buffer: String,
     /// Forward operators of the graph.
     pub operators: usize,
-    /// The warning that the user should read about the archive.
+    /// The warnings that the user should read about the archive.
     #[serde(skip)]
-    pub warning: Option<String>,
+    pub warnings: Vec<String>,
 }
 
 impl Check {
@@ -96,7 +96,7 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
         max_buffer_rel_err,
         worst_buffer,
         operators: graph.nodes.len(),
-        warning: model.warning(),
+        warnings: model.warnings(),
     })
 }
 

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fusionllm_backend::{Backend, open};
-use fusionllm_graph::{Graph, HostTensor, Op, TensorType, Value, ValueKind};
+use fusionllm_graph::{Graph, HostTensor, Op, TensorType, Value, ValueId, ValueKind};
 use fusionllm_import::{Archive, ImportOptions, Imported};
 
 use crate::NodeError;
@@ -33,9 +33,9 @@ impl ImportedModel {
         Ok(Self { archive, imported })
     }
 
-    /// The warning that the user should read about the archive, where it is first used.
-    pub fn warning(&self) -> Option<String> {
-        self.archive.warning()
+    /// The warnings that the user should read about the archive, where it is first used.
+    pub fn warnings(&self) -> Vec<String> {
+        self.archive.warning().into_iter().chain(unread_inputs(&self.imported.graph)).collect()
     }
 
     /// The translated model.
@@ -104,6 +104,22 @@ impl ImportedModel {
 pub fn graph(path: &Path, samples: usize) -> Result<Graph, NodeError> {
     let options = ImportOptions { batch_size: Some(samples), ..Default::default() };
     Ok(ImportedModel::open(path, options)?.imported.graph)
+}
+
+/// The warning about inputs that no operator reads. A language model that was exported with one tensor as its tokens and
+/// as its labels trains to repeat its labels.
+fn unread_inputs(graph: &Graph) -> Option<String> {
+    let is_read = |v: &ValueId| graph.nodes.iter().any(|n| n.inputs.contains(v));
+    let unread: Vec<String> =
+        graph.inputs().filter(|v| !is_read(v)).map(|v| format!("`{}`", graph.value(v).name)).collect();
+    (!unread.is_empty()).then(|| {
+        format!(
+            "{}: the model does not read {}. If torch.export.export got one tensor for two arguments, it took both for \
+             the same input: export again with x.clone() for one of them",
+            graph.name,
+            unread.join(", ")
+        )
+    })
 }
 
 fn evaluate(
