@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::args::{BrokerArgs, RunArgs, TrainArgs};
 use crate::output::word;
 
-/// What a user typed to start a run, without what the run directory has.
+/// The command that a user typed to start a run, without the settings that the run directory has.
 pub(crate) struct Again {
     /// The command, and the options that no run directory has.
     words: Vec<String>,

@@ -109,13 +109,7 @@ pub(crate) struct TrainArgs {
     pub(crate) run: RunArgs,
 
     /// Number of peers [default: 4].
-    #[arg(
-        long,
-        value_name = "N",
-        conflicts_with = "plan",
-        value_parser = peers,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "N", conflicts_with = "plan", value_parser = peers, allow_negative_numbers = true)]
     pub(crate) peers: Option<usize>,
 
     /// Emulate the devices and links of this file: one process per device.
@@ -137,13 +131,7 @@ pub(crate) struct BrokerArgs {
     pub(crate) run: RunArgs,
 
     /// Number of peers to wait for [default: 2].
-    #[arg(
-        long,
-        value_name = "N",
-        conflicts_with = "plan",
-        value_parser = peers,
-        allow_negative_numbers = true
-    )]
+    #[arg(long, value_name = "N", conflicts_with = "plan", value_parser = peers, allow_negative_numbers = true)]
     pub(crate) peers: Option<usize>,
 
     /// What you know of the joiners' machines and links, by their names; the rest is measured.

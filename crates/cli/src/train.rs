@@ -106,7 +106,7 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     run(&job, &args.run, json, options, &again)
 }
 
-/// What there is to go on from, if the user names it.
+/// The run or checkpoint to go on from, if the user names one.
 fn resume(run: &RunArgs, again: &Again) -> Result<Option<Resume>, Failure> {
     run.resume.as_deref().map(Resume::find).transpose().map_err(|e| with_older(e, again))
 }

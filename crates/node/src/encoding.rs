@@ -4,7 +4,7 @@
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Encoding {
     pub(crate) name: &'static str,
-    /// What the user can do.
+    /// The advice for the user.
     pub(crate) hint: &'static str,
 }
 

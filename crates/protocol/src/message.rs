@@ -280,7 +280,7 @@ pub enum Farewell {
     Left,
     /// The run goes on without the member.
     PutOut {
-        /// What is wrong with the member, which is "it" here.
+        /// The fault of the member, in words that call the member "it".
         reason: String,
     },
     /// The run has failed, or was stopped at once.

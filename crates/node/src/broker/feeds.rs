@@ -126,7 +126,7 @@ fn mismatch(
     NodeError::Input { message, hint }
 }
 
-/// What to do about an input that the data do not have, or in another shape.
+/// The advice about an input that the data lack, or have in another shape.
 fn how_to_store(name: &str, wanted: &TensorType, given: Option<&TensorType>, micro_batch: usize) -> String {
     let sample = wanted.shape.get(1..).unwrap_or_default();
     let only_rows_differ = given.is_some_and(|g| g.shape.len() == wanted.shape.len() && g.shape[1..] == *sample);

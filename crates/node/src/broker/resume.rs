@@ -131,7 +131,7 @@ impl Left {
         })
     }
 
-    /// What the broker had done.
+    /// The steps that the broker had done, and the time since then.
     ///
     /// # Errors
     ///

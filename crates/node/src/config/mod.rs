@@ -19,7 +19,7 @@ use std::path::Path;
 use fusionllm_plan::Compression;
 use serde::Serialize;
 
-use model::Name;
+use model::FamilyName;
 pub use model::{Family, ModelConfig};
 pub use network::Network;
 pub use networking::{Networking, parse_relay};
@@ -118,7 +118,7 @@ impl Job {
         sections.model.misspelt(&["family", "file"])?;
         sections.data.misspelt(&["kind"])?;
         // The data come first, as some defaults of the model depend on them.
-        let images = Name::read(&sections.model)? == Some(Name::Resnet);
+        let images = FamilyName::read(&sections.model)? == Some(FamilyName::Resnet);
         let data = Data::read(&sections.data, &files, images)?;
         let job = Self {
             model: ModelConfig::read(&sections.model, &files, &data)?,

@@ -42,14 +42,14 @@ const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
 
 /// The name of a family in a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Name {
+pub(super) enum FamilyName {
     Gpt2,
     Resnet,
     Imported,
 }
 
-impl Name {
-    /// What `[model]` has as its `family`.
+impl FamilyName {
+    /// Reads `family` of `[model]`, if it is there.
     pub(super) fn read(section: &Section<'_>) -> Result<Option<Self>, JobError> {
         section.choice("family", &[("gpt2", Self::Gpt2), ("resnet", Self::Resnet), ("imported", Self::Imported)])
     }
@@ -64,19 +64,19 @@ impl ModelConfig {
     /// The network alone. Its weights may be missing.
     pub(super) fn read_family(section: &Section<'_>, files: &Files, data: &Data) -> Result<Family, JobError> {
         let default = match data {
-            _ if section.has("file") => Name::Imported,
-            Data::Cifar10(_) => Name::Resnet,
-            _ => Name::Gpt2,
+            _ if section.has("file") => FamilyName::Imported,
+            Data::Cifar10(_) => FamilyName::Resnet,
+            _ => FamilyName::Gpt2,
         };
-        let name = Name::read(section)?.unwrap_or(default);
+        let name = FamilyName::read(section)?.unwrap_or(default);
         section.path("weights")?;
         Ok(match name {
-            Name::Gpt2 => {
+            FamilyName::Gpt2 => {
                 let published = files.one(section, "config")?.map(|path| reader::parse_json(&path)).transpose()?;
                 Family::Gpt2(read_gpt2(section, data, published.as_ref(), true)?)
             }
-            Name::Resnet => Family::Resnet(read_resnet(section)?),
-            Name::Imported => {
+            FamilyName::Resnet => Family::Resnet(read_resnet(section)?),
+            FamilyName::Imported => {
                 let file = files.one(section, "file")?;
                 section.finish()?;
                 let file = file.ok_or_else(|| {

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::files::Files;
-use super::model::{Family, ModelConfig, Name, read_gpt2};
+use super::model::{Family, FamilyName, ModelConfig, read_gpt2};
 use super::reader::{self, JobError, Section};
 use super::sections::Train;
 use crate::data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
@@ -67,7 +67,7 @@ impl Network {
         }
         top.finish()?;
         let files = Files::from(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
-        let data = Data::without_files(&data, Name::read(&model)? == Some(Name::Resnet))?;
+        let data = Data::without_files(&data, FamilyName::read(&model)? == Some(FamilyName::Resnet))?;
         let family = ModelConfig::read_family(&model, &files, &data)?;
         let micro_batch = Train::read(&train)?.micro_batch.value;
         let (tokenizer, context) = match &data {

@@ -94,7 +94,7 @@ impl Quantity {
         }
     }
 
-    /// What to write instead of a number without a unit, or with one that there is not.
+    /// The advice about a number without a unit, or with a unit that does not exist.
     fn advice(&self, key: &str, written: Option<(f64, &str)>) -> String {
         let units: Vec<&str> = self.units.iter().map(|(name, _)| *name).collect();
         let likeness = |unit: &str, name: &str| strsim::jaro_winkler(&unit.to_lowercase(), &name.to_lowercase());

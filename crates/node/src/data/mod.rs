@@ -15,6 +15,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use fusionllm_graph::units::counted;
 use fusionllm_graph::{DType, GraphError, HostTensor, TensorType};
 
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
@@ -126,13 +127,10 @@ impl Dataset {
     /// A sentence about a batch that is larger than the training data.
     pub fn repeated(&self, batch: usize) -> Option<String> {
         let samples = self.train_samples();
-        (samples < batch).then(|| {
-            format!(
-                "train.batch = {batch} is more than the {samples} sample{} to train on, so each step trains on some of them \
-                 more than once",
-                if samples == 1 { "" } else { "s" }
-            )
-        })
+        let there = counted(samples, "sample");
+        let more =
+            format!("train.batch = {batch} is more than the {there} to train on, so each step repeats some of them");
+        (samples < batch).then_some(more)
     }
 
     /// Where a held-out sample comes from, for messages.

@@ -396,7 +396,7 @@ fn a_batch_larger_than_the_data_is_told() {
     let dir = tempfile::tempdir().unwrap();
     let data = open(text(&dir, &[("a", &counting(41))]), 1);
     assert_eq!(data.repeated(9), None);
-    assert_snapshot!(data.repeated(10).unwrap(), @"train.batch = 10 is more than the 9 samples to train on, so each step trains on some of them more than once");
+    assert_snapshot!(data.repeated(10).unwrap(), @"train.batch = 10 is more than the 9 samples to train on, so each step repeats some of them");
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! What people should know of a joiner while it takes part.
+//! The events that a joiner tells people about while it takes part.
 
 use std::fmt;
 use std::sync::Arc;

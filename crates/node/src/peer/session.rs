@@ -225,7 +225,7 @@ impl Session {
         ControlFlow::Continue(actions)
     }
 
-    /// What the broker's last word makes of this peer's part.
+    /// How this peer's part ends by the broker's last word.
     fn parted(&self, farewell: Farewell) -> Ending {
         let took_part = self.took_part && !self.leaving;
         match farewell {

@@ -20,7 +20,7 @@ const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.9
 
 const OVER: Farewell = Farewell::Over { step: 2, steps: 2 };
 
-/// What a peer says that had a share to the end of such a run.
+/// The participation of a peer that had a share until the end of that run.
 const TOOK_PART: Participation = Participation { took_part: true, end: PartEnd::Over { step: 2, steps: 2 } };
 
 /// Nothing here takes longer, even on a busy machine.

@@ -1,4 +1,4 @@
-//! What a joiner measures while the others wait.
+//! The brief measurement of a joiner, for which the others wait.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

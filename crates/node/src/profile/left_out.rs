@@ -1,4 +1,4 @@
-//! What a joiner cannot measure of a job's model.
+//! The operators of a job's model that a joiner cannot measure.
 
 use std::fmt;
 

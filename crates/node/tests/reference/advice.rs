@@ -23,7 +23,7 @@ impl Setting {
     }
 }
 
-/// What an advice offers, each as the settings to write in the place of the wrong one.
+/// The ways that an advice offers, each as the settings to write in the place of the wrong one.
 #[derive(Default)]
 pub(crate) struct Advice {
     /// Each of these must work.

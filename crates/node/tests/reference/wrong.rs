@@ -15,7 +15,7 @@ use fusionllm_node::config::{Job, JobError, Testbed};
 use crate::advice::{Advice, Setting};
 use crate::{BROKER, FIGURES, GPU, JOB, JOB_SECTIONS, LINK, PROFILE, SITE, TESTBED, UPLINK, files, joined, section};
 
-/// What is written in the place of a value, and what is wrong with it. Most keys accept some of them.
+/// Faults, each with the text that is written in the place of a value. Most keys accept some of them.
 const VALUES: [(&str, &str); 11] = [
     ("a text", "\"zzz\""),
     ("a number in quotes", "\"8\""),

@@ -39,7 +39,7 @@ impl RunState {
     }
 }
 
-/// What a broker that was killed had done, as its disk tells.
+/// The past of a broker that was killed, as its disk tells it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Past {
     /// Seconds since its last sign of life.
