@@ -353,6 +353,8 @@ mod tests {
             true
         });
         assert_eq!(count, 20);
+        // Random weights like any byte, and half of them begin no character.
+        assert!(!whole.is_ascii() && !whole.contains(char::REPLACEMENT_CHARACTER), "{whole:?}");
         let mut begun = String::new();
         let count = write(20, &mut |piece| {
             begun += piece;
