@@ -41,8 +41,25 @@ pub(crate) fn word(text: impl AsRef<OsStr>) -> String {
     shlex::try_quote(&text).map_or_else(|_| text.to_string(), Into::into)
 }
 
-/// Text with its control characters, which could do anything to a terminal, replaced by a mark; lines stay lines.
+/// Text with its control characters, which could do anything to a terminal, replaced by their pictures, such as `␛`;
+/// lines stay lines.
 pub(crate) fn legible(text: &str) -> String {
-    let keep = |c: char| c == '\n' || c == '\t' || !c.is_control();
-    text.chars().map(|c| if keep(c) { c } else { char::REPLACEMENT_CHARACTER }).collect()
+    let picture = |c: char| match c {
+        '\n' | '\t' => c,
+        '\0'..' ' => char::from_u32(u32::from('␀') + u32::from(c)).unwrap_or(c),
+        '\u{7f}' => '␡',
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    };
+    text.chars().map(picture).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn control_characters_are_shown_and_not_sent() {
+        assert_eq!(legible("a\tb\nc\r\u{1b}[31m\0\u{7f}\u{9b}é"), "a\tb\nc␍␛[31m␀␡\u{fffd}é");
+    }
 }
