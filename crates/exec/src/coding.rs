@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use fusionllm_compress::{Codec, Encoder, decode, relative_error, stable_rank};
 use fusionllm_graph::{CounterRng, DType, HostTensor, TensorType};
-use fusionllm_plan::{PeerId, Slot};
+use fusionllm_plan::{Address, PeerId};
 use half::bf16;
 
 use crate::ExecError;
@@ -20,14 +20,13 @@ pub struct EncodeOptions {
 
 /// The seed of a message's random choices. It depends only on what the message is, so threads and processes get the
 /// same bits.
-pub fn message_seed(seed: u64, step: u64, slot: Slot) -> u64 {
-    let micro_batch = match slot {
-        Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. } => micro_batch,
-        Slot::Part { part, .. } => part,
-        Slot::Parameter { .. } => 0,
+pub fn message_seed(seed: u64, step: u64, tensor: Address) -> u64 {
+    let number = match tensor {
+        Address::Part { part, .. } => part,
+        _ => tensor.micro_batch().unwrap_or(0),
     };
     // Streams below 2^32 belong to dropout, which uses the micro-batch as its stream.
-    let stream = (u64::from(slot.value().0) + 1) << 32 | u64::from(micro_batch);
+    let stream = (u64::from(tensor.value().0) + 1) << 32 | u64::from(number);
     let block = CounterRng::new(seed).block(step, stream);
     u64::from(block[0]) | u64::from(block[1]) << 32
 }
@@ -39,8 +38,8 @@ pub struct Coder {
     values: Vec<f32>,
     /// The exact values, while `values` has the decoded ones.
     exact: Vec<f32>,
-    /// The errors of the last messages under error feedback, by receiver and slot.
-    residuals: HashMap<(PeerId, Slot), Vec<f32>>,
+    /// The errors of the last messages under error feedback, by receiver and message.
+    residuals: HashMap<(PeerId, Address), Vec<f32>>,
 }
 
 /// How close a decoded tensor is to the exact one.
@@ -79,7 +78,7 @@ impl Coder {
         Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.out_of_range)
     }
 
-    /// [`Self::encode`] with error feedback: adds the error of the last message in the same slot to the same peer.
+    /// [`Self::encode`] with error feedback: adds the error of the last message with the same address to the same peer.
     ///
     /// # Errors
     ///
@@ -88,11 +87,11 @@ impl Coder {
         &mut self,
         tensor: &HostTensor,
         options: &EncodeOptions,
-        (to, slot): (PeerId, Slot),
+        (to, message): (PeerId, Address),
         out: &mut Vec<u8>,
     ) -> Result<bool, ExecError> {
         self.read(tensor)?;
-        let residual = self.residuals.entry((to, slot)).or_default();
+        let residual = self.residuals.entry((to, message)).or_default();
         let encoded = self.encoder.encode_with_feedback(&options.codec, &self.values, residual, options.seed, out);
         Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.out_of_range)
     }

@@ -1,5 +1,5 @@
 use fusionllm_graph::{HostTensor, ValueId};
-use fusionllm_plan::{PeerId, Slot, Verdict};
+use fusionllm_plan::{Address, PeerId, Verdict};
 
 use crate::{EncodeOptions, ExecError};
 
@@ -8,15 +8,15 @@ use crate::{EncodeOptions, ExecError};
 /// One pass is one run of a Program. Passes are numbered, so that a message cannot be mistaken for one of another pass.
 pub trait Communicator {
     /// Waits for a message.
-    fn receive(&mut self, pass: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError>;
+    fn receive(&mut self, pass: u64, tensor: Address, from: PeerId) -> Result<HostTensor, ExecError>;
 
     /// Queues a message. Waits neither for the network nor for the codec.
     fn send(
         &mut self,
         pass: u64,
-        slot: Slot,
+        tensor: Address,
         to: PeerId,
-        tensor: HostTensor,
+        content: HostTensor,
         options: EncodeOptions,
     ) -> Result<(), ExecError>;
 

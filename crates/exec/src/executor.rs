@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::Backend;
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::{Optimizer, Program};
+use fusionllm_plan::{Optimizer, Program, TensorKey};
 
 use crate::pass::PassRun;
 use crate::script::Script;
@@ -58,24 +58,23 @@ impl Executor {
         self.state.rest(program)
     }
 
-    /// Sets a parameter, buffer or constant.
-    pub fn load(&mut self, name: &str, tensor: &HostTensor) -> Result<(), ExecError> {
-        self.state.load(name, tensor)
+    /// Sets a parameter, buffer or constant, or one slot of a parameter's optimizer state. The parameter's other slots
+    /// start at zero.
+    ///
+    /// # Errors
+    ///
+    /// The optimizer has no such slot, or the tensor's medium has no room.
+    pub fn load(&mut self, key: impl Into<TensorKey>, tensor: &HostTensor) -> Result<(), ExecError> {
+        self.state.load(key.into(), tensor)
     }
 
-    /// Sets one slot of a parameter's optimizer state. The parameter's other slots start at zero.
-    pub fn load_slot(&mut self, name: &str, slot: &str, tensor: &HostTensor) -> Result<(), ExecError> {
-        self.state.load_slot(name, slot, tensor)
-    }
-
-    /// The present content of a parameter, buffer or constant.
-    pub fn read(&self, name: &str) -> Result<HostTensor, ExecError> {
-        self.state.read(name)
-    }
-
-    /// The present content of one slot of an owned parameter's optimizer state.
-    pub fn read_slot(&self, name: &str, slot: &str) -> Result<HostTensor, ExecError> {
-        self.state.read_slot(name, slot)
+    /// The present content of a tensor that stays from pass to pass.
+    ///
+    /// # Errors
+    ///
+    /// This peer does not have it.
+    pub fn read(&self, key: impl Into<TensorKey>) -> Result<HostTensor, ExecError> {
+        self.state.read(&key.into())
     }
 
     /// Validates a program, checks that its parameters, buffers and constants are loaded with the right types, creates

@@ -3,11 +3,11 @@
 use std::collections::{HashMap, HashSet};
 
 use fusionllm_backend::Tensor;
-use fusionllm_graph::{DType, HostTensor, Node, NodeId, Op, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Cause, PeerId, Poison, PoisonPlace, Program, Slot};
+use fusionllm_graph::{DType, HostTensor, Op, TensorType, ValueId, ValueKind};
+use fusionllm_plan::{Access, Address, Cause, Instruction, PeerId, Poison, Program, TensorKey};
 
 use crate::ExecError;
-use crate::state::{Held, Key, State};
+use crate::state::{Held, State};
 
 /// The worst number of a tensor. Order matters: operators turn an infinity into NaN, but never back.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -53,17 +53,12 @@ impl Level {
     }
 }
 
-/// What an inspected pass has met so far. What its maps do not have is finite.
+/// The numbers that an inspected pass has met so far. A tensor without a level is finite.
 #[derive(Default)]
 pub(crate) struct Inspector {
-    /// By value and micro-batch.
-    values: HashMap<(ValueId, u32), Level>,
-    /// Parameters, buffers and constants.
-    tensors: HashMap<ValueId, Level>,
-    /// By reduction and part.
-    parts: HashMap<(u32, u32), Level>,
+    levels: HashMap<Address, Level>,
     /// Means over no targets. They are 0 / 0, and their micro-batches have no share in the loss.
-    without_targets: HashSet<(ValueId, u32)>,
+    without_targets: HashSet<Address>,
     /// The surest place so far, and the first of those.
     found: Option<Poison>,
     /// Whether a report or a gradient's norm was not finite.
@@ -76,25 +71,26 @@ impl Inspector {
         let mut inspector = Self::default();
         for holding in &program.holdings {
             let value = &program.values[&holding.value];
-            let key = Key { name: value.name.clone(), slot: None };
-            let Some(held) = state.held(&key) else { continue };
+            let Some(held) = state.held(&TensorKey::value(&value.name)) else { continue };
             let level = Level::of_state(state, held, &value.ty)?;
-            inspector.tensors.insert(holding.value, level);
-            let place = PoisonPlace::Kept { value: holding.value };
+            let tensor = Address::Held { value: holding.value };
+            inspector.levels.insert(tensor, level);
             match (&value.kind, level) {
                 (_, Level::Finite) => {}
                 // A model may keep a mask that is filled with infinities.
-                (ValueKind::Buffer(_) | ValueKind::Constant, Level::Infinite) => inspector.find(Cause::Perhaps, place),
-                _ => inspector.find(Cause::Arose, place),
+                (ValueKind::Buffer(_) | ValueKind::Constant, Level::Infinite) => {
+                    inspector.find(Cause::Perhaps, tensor, None)
+                }
+                _ => inspector.find(Cause::Arose, tensor, None),
             }
         }
-        for (_, reduction) in program.owned() {
-            let parameter = reduction.parameter;
+        for (parameter, _) in program.owned() {
             let value = &program.values[&parameter];
-            for (_, slot) in state.slots(&value.name) {
+            for (slot, key) in (0..).zip(state.slots(&value.name)) {
+                let Some(held) = state.held(&key) else { continue };
                 // A moment that has overflowed stops its parameter, and need not harm anything else.
-                if Level::of_state(state, slot, &value.ty)? > Level::Finite {
-                    inspector.find(Cause::Perhaps, PoisonPlace::OptimizerState { parameter });
+                if Level::of_state(state, held, &value.ty)? > Level::Finite {
+                    inspector.find(Cause::Perhaps, Address::OptimizerState { parameter, slot }, None);
                 }
             }
         }
@@ -106,33 +102,16 @@ impl Inspector {
         self.found.filter(|found| found.cause < Cause::Perhaps || self.spoilt)
     }
 
-    fn find(&mut self, cause: Cause, place: PoisonPlace) {
+    fn find(&mut self, cause: Cause, tensor: Address, from: Option<PeerId>) {
         if self.found.is_none_or(|found| cause < found.cause) {
-            self.found = Some(Poison { cause, place });
+            self.found = Some(Poison { cause, tensor, from });
         }
     }
 
-    /// Notes a result that is worse than all that it was computed from.
-    fn compare(&mut self, operands: Level, result: Level, place: PoisonPlace) {
-        if result > operands {
-            self.find(if operands == Level::Finite { Cause::Arose } else { Cause::FromInfinity }, place);
-        }
-    }
-
-    pub(crate) fn received(&mut self, slot: Slot, from: PeerId, reduction: Option<u32>, host: &HostTensor) {
+    pub(crate) fn received(&mut self, tensor: Address, from: PeerId, host: &HostTensor) {
         let level = Level::of(host);
-        match slot {
-            Slot::Value { value, micro_batch } => {
-                self.values.insert((value, micro_batch), level);
-            }
-            Slot::Part { part, .. } => {
-                self.parts.extend(reduction.map(|r| ((r, part), level)));
-            }
-            Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => {
-                self.tensors.insert(v, level);
-            }
-        }
-        let may_be_meant = level == Level::Infinite && matches!(slot, Slot::Value { .. } | Slot::Buffer { .. });
+        self.levels.insert(tensor.place(), level);
+        let may_be_meant = level == Level::Infinite && tensor.micro_batch().is_some();
         let cause = match from {
             // The data is at fault.
             PeerId::BROKER => Cause::Arose,
@@ -140,68 +119,75 @@ impl Inspector {
             _ => Cause::Arrived,
         };
         if level > Level::Finite {
-            self.find(cause, PoisonPlace::Message { slot, from });
+            self.find(cause, tensor, Some(from));
         }
     }
 
-    /// The worst number of these operands.
-    pub(crate) fn operands(&self, operands: &[ValueId], micro_batch: u32) -> Level {
-        let level = |v: &ValueId| self.values.get(&(*v, micro_batch)).or_else(|| self.tensors.get(v));
-        operands.iter().filter_map(level).copied().max().unwrap_or_default()
+    fn level(&self, tensor: Address) -> Level {
+        self.levels.get(&tensor).copied().unwrap_or_default()
     }
 
-    /// Notes the results of a node.
-    pub(crate) fn ran(&mut self, id: NodeId, node: &Node, micro_batch: u32, results: impl IntoIterator<Item = Level>) {
-        let operands = self.operands(&node.inputs, micro_batch);
-        let place = PoisonPlace::Node { node: id, micro_batch };
-        for (value, result) in node.outputs.iter().zip(results) {
-            self.values.insert((*value, micro_batch), result);
-            match &node.op {
-                Op::CrossEntropy(_) if (operands, result) == (Level::Finite, Level::Nan) => {
-                    self.without_targets.insert((*value, micro_batch));
+    /// Notes the tensors that an instruction has made or added to. `look` finds the worst number of each. A result that
+    /// is worse than all that it was computed from is a place to find.
+    pub(crate) fn computed(
+        &mut self,
+        program: &Program,
+        instruction: &Instruction,
+        look: impl Fn(Address) -> Result<Level, ExecError>,
+    ) -> Result<(), ExecError> {
+        let mut operands = Level::Finite;
+        for (tensor, access) in instruction.effects(program, 0) {
+            match access {
+                Access::Read | Access::Take => operands = operands.max(self.level(tensor)),
+                Access::Make | Access::Add => {
+                    let result = look(tensor)?;
+                    let before = self.levels.insert(tensor, result).unwrap_or_default();
+                    let operands = if access == Access::Add { operands.max(before) } else { operands };
+                    self.compare(program, tensor, operands, result);
                 }
-                op if result == Level::Infinite && fills_masks(op) => self.find(Cause::Perhaps, place),
-                _ => self.compare(operands, result, place),
+                Access::Replace => {
+                    self.levels.insert(tensor, operands);
+                }
+                Access::Change | Access::Free | Access::Offload(_) | Access::Load(_) => {}
             }
         }
+        Ok(())
     }
 
-    /// Notes a part's sum after the gradient of one more micro-batch.
-    pub(crate) fn accumulated(
-        &mut self,
-        part: (u32, u32),
-        parameter: ValueId,
-        (value, micro_batch): (ValueId, u32),
-        sum: Level,
-    ) {
-        let before = self.parts.insert(part, sum).unwrap_or_default();
-        let operands = before.max(self.operands(&[value], micro_batch));
-        self.compare(operands, sum, PoisonPlace::Gradient { parameter });
+    fn compare(&mut self, program: &Program, tensor: Address, operands: Level, result: Level) {
+        // Sums of gradients are told by their parameter.
+        let place = match tensor {
+            Address::Part { parameter, .. } => Address::Gradient { parameter },
+            _ => tensor,
+        };
+        let maker = match program.values.get(&tensor.value()).map(|v| &v.kind) {
+            Some(ValueKind::Result { node, .. }) => program.nodes.get(node).map(|node| &node.op),
+            _ => None,
+        };
+        match maker {
+            Some(Op::CrossEntropy(_)) if (operands, result) == (Level::Finite, Level::Nan) => {
+                self.without_targets.insert(tensor);
+            }
+            Some(op) if result == Level::Infinite && fills_masks(op) => self.find(Cause::Perhaps, place, None),
+            _ if result > operands => {
+                let cause = if operands == Level::Finite { Cause::Arose } else { Cause::FromInfinity };
+                self.find(cause, place, None);
+            }
+            _ => {}
+        }
     }
 
-    /// Notes the sum of a gradient's parts.
-    pub(crate) fn reduced(&mut self, reduction: u32, parts: u32, parameter: ValueId, sum: Level) {
-        let levels = (0..parts).filter_map(|part| self.parts.get(&(reduction, part)));
-        let operands = levels.copied().max().unwrap_or_default();
-        self.compare(operands, sum, PoisonPlace::Gradient { parameter });
+    pub(crate) fn reported(&mut self, tensor: Address) {
+        self.spoilt |= self.level(tensor) > Level::Finite && !self.without_targets.contains(&tensor);
     }
 
-    pub(crate) fn updated(&mut self, buffer: ValueId, (value, micro_batch): (ValueId, u32)) {
-        let level = self.operands(&[value], micro_batch);
-        self.tensors.insert(buffer, level);
-    }
-
-    pub(crate) fn reported(&mut self, value: ValueId, micro_batch: u32) {
-        let level = self.operands(&[value], micro_batch);
-        self.spoilt |= level > Level::Finite && !self.without_targets.contains(&(value, micro_batch));
-    }
-
-    /// Notes a gradient's squared norm. Nothing else explains the norm of finite numbers but their size.
+    /// Notes a gradient's squared norm. If the gradient's numbers are finite, only their size can make its norm
+    /// infinite.
     pub(crate) fn measured(&mut self, parameter: ValueId, squared_norm: f64) {
         if !squared_norm.is_finite() {
             self.spoilt = true;
             if self.found.is_none() {
-                self.find(Cause::Arose, PoisonPlace::Gradient { parameter });
+                self.find(Cause::Arose, Address::Gradient { parameter }, None);
             }
         }
     }

@@ -7,7 +7,7 @@ use fusionllm_backend::Backend;
 use fusionllm_compress::Codec;
 use fusionllm_graph::{HostTensor, Value, ValueId};
 use fusionllm_plan::{
-    Instruction, LearningRate, Optimizer, PeerId, Program, Slot, Verdict, clip_factor, share_of_loss,
+    Address, Instruction, LearningRate, Optimizer, PeerId, Program, TensorKey, Verdict, clip_factor, share_of_loss,
 };
 
 use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, HostMemory, PassStats, Script};
@@ -104,15 +104,15 @@ impl LocalRun {
     /// Posts the messages that a broker would send.
     fn post_inputs(&self, board: &Board, micro_batches: &[BTreeMap<String, HostTensor>]) -> Result<(), ExecError> {
         for program in &self.programs {
-            for (slot, (from, _)) in program.incoming() {
-                if let Slot::Value { value, micro_batch } = slot
+            for (message, (from, _)) in program.incoming() {
+                if let Address::Value { value, micro_batch } = message
                     && from == PeerId::BROKER
                 {
                     let name = &program.values[&value].name;
                     let tensor = micro_batches.get(micro_batch as usize).and_then(|m| m.get(name));
                     let tensor =
                         tensor.ok_or_else(|| ExecError::State(format!("micro-batch {micro_batch} has no {name:?}")))?;
-                    board.lock().mail.insert((program.peer, slot), tensor.clone());
+                    board.lock().mail.insert((program.peer, message), tensor.clone());
                 }
             }
         }
@@ -152,15 +152,11 @@ impl LocalRun {
         }
     }
 
-    /// The present content of a parameter or buffer, from its owner.
-    pub fn read(&self, name: &str) -> Result<HostTensor, ExecError> {
-        self.owner(name)?.read(name)
-    }
-
-    /// The present content of one slot of a parameter's optimizer state, from its owner. With plain gradient descent,
-    /// the momentum buffer after one step is the gradient.
-    pub fn read_slot(&self, name: &str, slot: &str) -> Result<HostTensor, ExecError> {
-        self.owner(name)?.read_slot(name, slot)
+    /// The present content of a parameter or buffer, or of one slot of a parameter's optimizer state, from its owner.
+    /// With plain gradient descent, the momentum buffer after one step is the gradient.
+    pub fn read(&self, key: impl Into<TensorKey>) -> Result<HostTensor, ExecError> {
+        let key = key.into();
+        self.owner(&key.name)?.read(key)
     }
 
     fn owner(&self, name: &str) -> Result<&Executor, ExecError> {
@@ -185,7 +181,7 @@ struct Board {
 
 #[derive(Default)]
 struct BoardState {
-    mail: HashMap<(PeerId, Slot), HostTensor>,
+    mail: HashMap<(PeerId, Address), HostTensor>,
     reports: BTreeMap<(u32, u32), f64>,
     norms: BTreeMap<ValueId, f64>,
     voted: usize,
@@ -232,24 +228,24 @@ struct BoardCommunicator<'a> {
 }
 
 impl Communicator for BoardCommunicator<'_> {
-    fn receive(&mut self, _pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
+    fn receive(&mut self, _pass: u64, tensor: Address, _from: PeerId) -> Result<HostTensor, ExecError> {
         let peer = self.peer;
-        self.board.wait(|b| b.mail.remove(&(peer, slot)))
+        self.board.wait(|b| b.mail.remove(&(peer, tensor)))
     }
 
     fn send(
         &mut self,
         _pass: u64,
-        slot: Slot,
+        tensor: Address,
         to: PeerId,
-        mut tensor: HostTensor,
+        mut content: HostTensor,
         options: EncodeOptions,
     ) -> Result<(), ExecError> {
         if options.codec != Codec::None {
-            self.coder.encode(&tensor, &options, &mut self.encoded)?;
-            tensor = self.coder.decode(&self.encoded, tensor.ty().clone())?;
+            self.coder.encode(&content, &options, &mut self.encoded)?;
+            content = self.coder.decode(&self.encoded, content.ty().clone())?;
         }
-        self.board.lock().mail.insert((to, slot), tensor);
+        self.board.lock().mail.insert((to, tensor), content);
         self.board.changed.notify_all();
         Ok(())
     }

@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use fusionllm_backend::Tensor;
 use fusionllm_compress::Codec;
-use fusionllm_graph::{CounterRng, HostTensor, ValueId};
-use fusionllm_plan::{Instruction, Medium, Movable, PeerId, Poison, Program, Slot, Verdict};
+use fusionllm_graph::{CounterRng, HostTensor};
+use fusionllm_plan::{Address, Instruction, Medium, PeerId, Poison, Program, TensorKey, Verdict};
 
 use crate::inspect::{Inspector, Level};
 use crate::pace::Pace;
 use crate::script::{Compute, Place, Script, Step, invalid};
-use crate::state::{Key, State, bytes};
+use crate::state::{State, bytes};
 use crate::{Communicator, EncodeOptions, ExecError, Stored, message_seed};
 
 /// The duration and the memory of one pass on one peer.
@@ -65,13 +65,13 @@ pub(crate) struct PassRun<'a> {
     seed: u64,
     pass: u64,
     step: u64,
-    /// What does not stay from pass to pass.
+    /// The tensors that do not stay from pass to pass.
     places: HashMap<Place, Tensor>,
-    /// What of it is away.
-    away: HashMap<Place, Arc<dyn Stored>>,
+    /// Those of them that are not in memory.
+    away: HashMap<Address, Arc<dyn Stored>>,
     verdict: Option<Verdict>,
-    /// Masks of received values for [`Program::masks`], by value and micro-batch.
-    masks: HashMap<(ValueId, u32), Mask>,
+    /// Masks of received values for [`Program::masks`].
+    masks: HashMap<Address, Mask>,
     /// Only in a pass that is inspected.
     inspector: Option<Inspector>,
     stats: PassStats,
@@ -148,7 +148,9 @@ impl<'a> PassRun<'a> {
             self.take(*place)?;
         }
         if compute.update && !self.verdict.ok_or_else(invalid)?.apply {
-            for (place, _) in compute.inputs.iter().filter(|(place, _)| matches!(place, Place::Gradient(_))) {
+            for (place, _) in
+                compute.inputs.iter().filter(|(place, _)| matches!(place, Place::Tensor(Address::Gradient { .. })))
+            {
                 self.take(*place)?;
             }
         } else {
@@ -189,85 +191,82 @@ impl<'a> PassRun<'a> {
     /// Carries out an instruction that reaches others.
     fn instruction(&mut self, instruction: &Instruction, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
         match *instruction {
-            Instruction::Receive { slot, from } => self.receive(slot, from, communicator),
-            Instruction::Send { slot, to } => self.send(slot, to, communicator),
+            Instruction::Receive { tensor, from } => self.receive(tensor, from, communicator),
+            Instruction::Send { tensor, to } => self.send(tensor, to, communicator),
             Instruction::Report { report, value, micro_batch } => {
-                let tensor = self.get(Place::Value(value, micro_batch))?;
+                let tensor = self.get(Place::Tensor(Address::Value { value, micro_batch }))?;
                 if let Some(inspector) = &mut self.inspector {
-                    inspector.reported(value, micro_batch);
+                    inspector.reported(Address::Value { value, micro_batch });
                 }
                 let value = self.numbers(&tensor)?.first().copied();
                 let value = value.ok_or_else(|| ExecError::State("a reported tensor is empty".into()))?;
                 communicator.report(self.pass, report, micro_batch, value)
             }
             Instruction::Clip => self.clip(communicator),
-            Instruction::Offload { what, to } => self.offload(what, to),
-            Instruction::Load { what, .. } => self.load(what),
+            Instruction::Offload { tensor, to } => self.offload(tensor, to),
+            Instruction::Load { tensor, .. } => self.load(tensor),
             _ => Err(invalid()),
         }
     }
 
-    fn receive(&mut self, slot: Slot, from: PeerId, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
-        let host = self.wait(|pass| communicator.receive(pass, slot, from))?;
-        if let Slot::Value { value, micro_batch } = slot
+    fn receive(&mut self, tensor: Address, from: PeerId, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
+        let host = self.wait(|pass| communicator.receive(pass, tensor, from))?;
+        if let Address::Value { value, .. } = tensor
             && self.program.masks.values().any(|of| of.contains(&value))
         {
-            self.masks.insert((value, micro_batch), Mask::new(from, &host));
+            self.masks.insert(tensor, Mask::new(from, &host));
         }
         if let Some(inspector) = &mut self.inspector {
-            let reduction = self.program.reductions.iter().position(|r| r.parameter == slot.value());
-            inspector.received(slot, from, reduction.map(|i| i as u32), &host);
+            inspector.received(tensor, from, &host);
         }
-        let tensor = self.state.backend.upload(&host)?;
+        let received = self.state.backend.upload(&host)?;
+        let place = tensor.place();
         // After a step that was not applied, a parameter equals the present copy.
-        let place = self.place(slot)?;
-        if place.is_state() && self.state.get(&self.key(place)?).is_none() {
+        if place.stays() && self.state.get(&self.key(place)?).is_none() {
             // It takes the place of one that is away.
-            self.live_bytes += bytes(&tensor);
+            self.live_bytes += bytes(&received);
         }
-        self.put(place, tensor)
+        self.put(Place::Tensor(place), received)
     }
 
     /// Moves a tensor out of the device's memory.
-    fn offload(&mut self, what: Movable, to: Medium) -> Result<(), ExecError> {
-        let place = self.place_of(what)?;
-        if place.is_state() {
-            let freed = self.state.offload(&self.key(place)?, to)?;
+    fn offload(&mut self, address: Address, to: Medium) -> Result<(), ExecError> {
+        if address.stays() {
+            let freed = self.state.offload(&self.key(address)?, to)?;
             self.live_bytes = self.live_bytes.saturating_sub(freed);
             return Ok(());
         }
-        let tensor = self.take(place)?;
+        let tensor = self.take(Place::Tensor(address))?;
         let host = self.state.backend.download(&tensor)?;
         drop(tensor);
-        self.away.insert(place, self.state.media.store(to, host)?);
+        self.away.insert(address, self.state.media.store(to, host)?);
         Ok(())
     }
 
     /// Moves a tensor back into the device's memory.
-    fn load(&mut self, what: Movable) -> Result<(), ExecError> {
-        let place = self.place_of(what)?;
-        if place.is_state() {
-            self.live_bytes += self.state.fetch(&self.key(place)?)?;
+    fn load(&mut self, address: Address) -> Result<(), ExecError> {
+        if address.stays() {
+            self.live_bytes += self.state.fetch(&self.key(address)?)?;
             return Ok(());
         }
-        let away = self.away.remove(&place).ok_or_else(invalid)?;
+        let away = self.away.remove(&address).ok_or_else(invalid)?;
         let tensor = self.state.backend.upload(&away.load()?)?;
-        self.put(place, tensor)
+        self.put(Place::Tensor(address), tensor)
     }
 
-    fn send(&mut self, slot: Slot, to: PeerId, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
-        let place = self.place(slot)?;
-        let tensor = match slot {
-            Slot::Part { .. } => self.take(place)?,
+    fn send(&mut self, address: Address, to: PeerId, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
+        let place = Place::Tensor(address.place());
+        let tensor = match address {
+            Address::Part { .. } => self.take(place)?,
             _ => self.get(place)?,
         };
-        let seed = message_seed(self.seed, self.step, slot);
-        let options = EncodeOptions { codec: self.program.codec(slot, to), seed };
+        let seed = message_seed(self.seed, self.step, address);
+        let options = EncodeOptions { codec: self.program.codec(address, to), seed };
         let mut host = self.state.backend.download(&tensor)?;
         if let Codec::TopK(_) = options.codec {
-            host = self.masked(host, slot, to)?;
+            host = self.masked(host, address, to)?;
         }
-        communicator.send(self.pass, slot, to, host, options)
+        communicator.send(self.pass, address, to, host, options)
     }
 
     /// Sends the norms of the owned gradients and waits for the verdict.
@@ -280,8 +279,7 @@ impl<'a> PassRun<'a> {
             }
         };
         let mut norms = Vec::with_capacity(numbers.len());
-        for (reduction, norm) in self.script.norms.iter().zip(numbers) {
-            let parameter = self.program.reductions.get(*reduction as usize).ok_or_else(invalid)?.parameter;
+        for (parameter, norm) in self.script.norms.iter().copied().zip(numbers) {
             if let Some(inspector) = &mut self.inspector {
                 inspector.measured(parameter, norm);
             }
@@ -294,30 +292,11 @@ impl<'a> PassRun<'a> {
     /// Shows the inspector what a segment of one instruction has computed.
     fn look(&mut self, compute: &Compute) -> Result<(), ExecError> {
         let Some(mut inspector) = self.inspector.take() else { return Ok(()) };
-        let level = |place| self.places.get(&place).map(|t| Level::on_device(self.state, t)).unwrap_or(Err(invalid()));
-        let parameter = |reduction: u32| self.program.reductions.get(reduction as usize).ok_or_else(invalid);
         for instruction in &self.program.instructions[compute.instructions.clone()] {
-            match *instruction {
-                Instruction::Run { node: id, micro_batch } => {
-                    let node = self.program.nodes.get(&id).ok_or_else(invalid)?;
-                    let levels = node.outputs.iter().map(|v| level(Place::Value(*v, micro_batch)));
-                    inspector.ran(id, node, micro_batch, levels.collect::<Result<Vec<Level>, _>>()?);
-                }
-                Instruction::Accumulate { reduction, part, value, micro_batch } => {
-                    let sum = level(Place::Part(reduction, part))?;
-                    let parameter = parameter(reduction)?.parameter;
-                    inspector.accumulated((reduction, part), parameter, (value, micro_batch), sum);
-                }
-                Instruction::Reduce { reduction } => {
-                    let of = parameter(reduction)?;
-                    let sum = level(Place::Gradient(reduction))?;
-                    inspector.reduced(reduction, of.parts.len() as u32, of.parameter, sum);
-                }
-                Instruction::UpdateState { buffer, value, micro_batch } => {
-                    inspector.updated(buffer, (value, micro_batch));
-                }
-                _ => {}
-            }
+            inspector.computed(self.program, instruction, |tensor| {
+                let made = self.places.get(&Place::Tensor(tensor)).ok_or_else(invalid)?;
+                Level::on_device(self.state, made)
+            })?;
         }
         self.inspector = Some(inspector);
         Ok(())
@@ -333,11 +312,10 @@ impl<'a> PassRun<'a> {
     }
 
     /// A gradient without the entries that `to` left out of the values that it is a gradient of.
-    fn masked(&self, gradient: HostTensor, slot: Slot, to: PeerId) -> Result<HostTensor, ExecError> {
-        let (Slot::Value { micro_batch, .. }, Some(of)) = (slot, self.program.masks.get(&slot.value())) else {
-            return Ok(gradient);
-        };
-        let received = of.iter().filter_map(|v| self.masks.get(&(*v, micro_batch)));
+    fn masked(&self, gradient: HostTensor, address: Address, to: PeerId) -> Result<HostTensor, ExecError> {
+        let Address::Value { value, micro_batch } = address else { return Ok(gradient) };
+        let of = self.program.masks.get(&value).into_iter().flatten();
+        let received = of.filter_map(|v| self.masks.get(&Address::Value { value: *v, micro_batch }));
         let masks: Vec<&Mask> = received.filter(|mask| mask.from == to).collect();
         if masks.is_empty() {
             return Ok(gradient);
@@ -352,13 +330,14 @@ impl<'a> PassRun<'a> {
         Ok(HostTensor::from_bytes(ty, data)?)
     }
 
-    /// What is at a place. It stays there.
+    /// The tensor at a place. It stays there.
     fn get(&mut self, place: Place) -> Result<Tensor, ExecError> {
+        if let Some(address) = place.lasting() {
+            let key = self.key(address)?;
+            let tensor = self.state.get(&key).cloned();
+            return tensor.ok_or_else(|| ExecError::State(format!("this peer has no tensor {key} in memory")));
+        }
         let host = match place {
-            _ if place.is_state() => {
-                let tensor = self.state.get(&self.key(place)?).cloned();
-                return tensor.ok_or_else(|| ExecError::State(format!("this peer has no tensor for {place:?}")));
-            }
             _ if let Some(tensor) = self.places.get(&place) => return Ok(tensor.clone()),
             Place::Key(micro_batch) => HostTensor::from_i64([], &[rng_key(self.seed, self.step, micro_batch)])?,
             Place::Hyper => {
@@ -372,10 +351,10 @@ impl<'a> PassRun<'a> {
         Ok(tensor)
     }
 
-    /// What is at a place, which is empty then.
+    /// The tensor at a place, which is empty then.
     fn take(&mut self, place: Place) -> Result<Tensor, ExecError> {
-        if place.is_state() {
-            return self.state.take(&self.key(place)?).ok_or_else(invalid);
+        if let Some(address) = place.lasting() {
+            return self.state.take(&self.key(address)?).ok_or_else(invalid);
         }
         let tensor = self.places.remove(&place).ok_or_else(invalid)?;
         self.live_bytes = self.live_bytes.saturating_sub(bytes(&tensor));
@@ -383,8 +362,8 @@ impl<'a> PassRun<'a> {
     }
 
     fn put(&mut self, place: Place, tensor: Tensor) -> Result<(), ExecError> {
-        if place.is_state() {
-            self.state.put(self.key(place)?, tensor);
+        if let Some(address) = place.lasting() {
+            self.state.put(self.key(address)?, tensor);
         } else {
             self.live_bytes += bytes(&tensor);
             self.places.insert(place, tensor);
@@ -392,41 +371,8 @@ impl<'a> PassRun<'a> {
         Ok(())
     }
 
-    /// The name of a tensor that stays.
-    fn key(&self, place: Place) -> Result<Key, ExecError> {
-        let (value, slot) = match place {
-            Place::Slot(parameter, slot) => (parameter, Some(slot)),
-            Place::Tensor(value) => (value, None),
-            _ => return Err(invalid()),
-        };
-        let value = self.program.values.get(&value).ok_or_else(invalid)?;
-        Ok(Key { name: value.name.clone(), slot })
-    }
-
-    /// Where a movable tensor stays.
-    fn place_of(&self, what: Movable) -> Result<Place, ExecError> {
-        Ok(match what {
-            Movable::Value { value, micro_batch } => Place::Value(value, micro_batch),
-            Movable::Part { reduction, part } => Place::Part(reduction, part),
-            Movable::Gradient { reduction } => Place::Gradient(reduction),
-            Movable::Parameter { parameter } => Place::Tensor(parameter),
-            Movable::Slot { reduction, slot } => {
-                let of = self.program.reductions.get(reduction as usize).ok_or_else(invalid)?;
-                Place::Slot(of.parameter, slot as usize)
-            }
-        })
-    }
-
-    /// Where the tensor of a message stays.
-    fn place(&self, slot: Slot) -> Result<Place, ExecError> {
-        Ok(match slot {
-            Slot::Value { value, micro_batch } => Place::Value(value, micro_batch),
-            Slot::Part { parameter, part } => {
-                let reduction = self.program.reductions.iter().position(|r| r.parameter == parameter);
-                Place::Part(reduction.ok_or_else(invalid)? as u32, part)
-            }
-            Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => Place::Tensor(v),
-        })
+    fn key(&self, address: Address) -> Result<TensorKey, ExecError> {
+        self.program.key(address, self.state.optimizer).ok_or_else(invalid)
     }
 
     fn numbers(&self, tensor: &Tensor) -> Result<Vec<f64>, ExecError> {

@@ -6,46 +6,41 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Prepared, Segment, SegmentNode};
 use fusionllm_graph::ops::{Binary, Cat, Reshape, SquaredNorm};
-use fusionllm_graph::{DType, NodeId, Op, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Instruction, Movable, Optimizer, Program, Slot};
+use fusionllm_graph::{DType, NodeId, Op, TensorType, ValueId};
+use fusionllm_plan::{Address, Instruction, Optimizer, Program};
 
 use crate::ExecError;
 
 /// Where a tensor stays between segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Place {
-    /// A value of one micro-batch.
-    Value(ValueId, u32),
+    /// The Program's tensor with this address.
+    Tensor(Address),
     /// The key of a micro-batch's random numbers.
     Key(u32),
-    /// A parameter, buffer or constant.
-    Tensor(ValueId),
-    /// Optimizer state of a parameter, by the slot's index.
-    Slot(ValueId, usize),
-    /// A sum over micro-batches, by reduction and part.
-    Part(u32, u32),
-    /// A complete gradient, by reduction.
-    Gradient(u32),
     /// The optimizer's numbers of this step.
     Hyper,
-    /// The squared norm of a gradient that leaves memory before all norms are measured, by reduction.
-    Norm(u32),
+    /// The squared norm of a parameter's gradient that leaves memory before all norms are measured.
+    Norm(ValueId),
     /// The squared norms of [`Script::norms`], as one tensor.
     Norms,
 }
 
 impl Place {
-    /// Whether the tensor stays from pass to pass.
-    pub(crate) fn is_state(self) -> bool {
-        matches!(self, Self::Tensor(_) | Self::Slot(..))
+    /// The address of a tensor that stays from pass to pass.
+    pub(crate) fn lasting(self) -> Option<Address> {
+        match self {
+            Self::Tensor(address) if address.stays() => Some(address),
+            _ => None,
+        }
     }
 }
 
 /// A Program as a backend runs it.
 pub struct Script {
     pub(crate) steps: Vec<Step>,
-    /// The reductions whose squared norms are measured, in graph order.
-    pub(crate) norms: Vec<u32>,
+    /// The parameters whose gradients' squared norms are measured, in graph order.
+    pub(crate) norms: Vec<ValueId>,
     /// The number of instructions, to notice another program.
     pub(crate) instructions: usize,
 }
@@ -99,7 +94,7 @@ impl Script {
             open: Open::default(),
             reports: Vec::new(),
             parts: BTreeSet::new(),
-            gradients: Vec::new(),
+            gradients: BTreeSet::new(),
             measured: BTreeSet::new(),
             norms: Vec::new(),
             steps: Vec::new(),
@@ -186,18 +181,18 @@ struct Cutter<'a> {
     /// freed then.
     reports: Vec<(usize, Place, bool)>,
     /// The parts that have a sum.
-    parts: BTreeSet<(u32, u32)>,
-    /// The reductions that have a gradient.
-    gradients: Vec<u32>,
+    parts: BTreeSet<Address>,
+    /// The parameters that have a gradient.
+    gradients: BTreeSet<ValueId>,
     /// Those of them whose norm is measured already.
-    measured: BTreeSet<u32>,
-    norms: Vec<u32>,
+    measured: BTreeSet<ValueId>,
+    norms: Vec<ValueId>,
     steps: Vec<Step>,
     /// By their text: micro-batches have the same segments.
     prepared: HashMap<String, Arc<Prepared>>,
 }
 
-impl Cutter<'_> {
+impl<'a> Cutter<'a> {
     fn instruction(&mut self, index: usize, instruction: &Instruction) -> Result<(), ExecError> {
         let program = self.program;
         let updates = matches!(instruction, Instruction::Update { .. });
@@ -218,78 +213,74 @@ impl Cutter<'_> {
                 let types = node.outputs.iter().map(|v| self.ty(*v).cloned()).collect::<Result<Vec<_>, _>>()?;
                 let results = self.open.run(index, node.op.clone(), inputs, types);
                 for (v, result) in node.outputs.iter().zip(results) {
-                    self.open.write(Place::Value(*v, micro_batch), result);
+                    self.open.write(Place::Tensor(Address::Value { value: *v, micro_batch }), result);
                 }
             }
             Instruction::Free { value, micro_batch } => {
-                let place = Place::Value(value, micro_batch);
+                let place = Place::Tensor(Address::Value { value, micro_batch });
                 match self.reports.iter_mut().find(|(_, reported, _)| *reported == place) {
                     Some((_, _, freed)) => *freed = true,
                     None => self.open.free(place),
                 }
             }
-            Instruction::Accumulate { reduction, part, value, micro_batch } => {
+            Instruction::Accumulate { parameter, part, value, micro_batch } => {
                 let mut sum = self.operand(value, micro_batch)?;
-                let place = Place::Part(reduction, part);
-                if !self.parts.insert((reduction, part)) {
+                let part = Address::Part { parameter, part };
+                let place = Place::Tensor(part);
+                if !self.parts.insert(part) {
                     sum = self.add(index, place, sum, self.ty(value)?.clone());
                 }
                 self.open.write(place, sum);
             }
             Instruction::UpdateState { buffer, value, micro_batch } => {
                 let local = self.operand(value, micro_batch)?;
-                self.open.write(Place::Tensor(buffer), local);
+                self.open.write(Place::Tensor(Address::Held { value: buffer }), local);
             }
-            Instruction::Reduce { reduction } => {
-                let of = program.reductions.get(reduction as usize).ok_or_else(invalid)?;
-                let ty = self.ty(of.parameter)?.clone();
-                let mut sum = self.open.read(Place::Part(reduction, 0), &ty);
-                for part in 1..of.parts.len() as u32 {
-                    let next = self.open.read(Place::Part(reduction, part), &ty);
-                    sum = self.sum(index, sum, next, &ty);
+            Instruction::Reduce { parameter } => {
+                let count = program.reductions.get(&parameter).ok_or_else(invalid)?.parts.len() as u32;
+                let ty = self.ty(parameter)?.clone();
+                let parts = (0..count).map(|part| Address::Part { parameter, part });
+                let mut sum = None;
+                for part in parts.clone() {
+                    let part = self.open.read(Place::Tensor(part), &ty);
+                    sum = Some(sum.map_or(part, |sum| self.sum(index, sum, part, &ty)));
                 }
-                for part in 0..of.parts.len() as u32 {
-                    self.open.free(Place::Part(reduction, part));
-                    self.parts.remove(&(reduction, part));
+                for part in parts {
+                    self.open.free(Place::Tensor(part));
+                    self.parts.remove(&part);
                 }
-                self.open.write(Place::Gradient(reduction), sum);
-                self.gradients.push(reduction);
+                self.open.write(Place::Tensor(Address::Gradient { parameter }), sum.ok_or_else(invalid)?);
+                self.gradients.insert(parameter);
             }
             Instruction::Clip => {
                 self.report(index)?;
                 self.measure_norms(index)?;
                 self.alone(index)?;
             }
-            Instruction::Update { reduction } => self.update(index, reduction)?,
-            Instruction::Receive { slot: Slot::Part { parameter, part }, .. } => {
-                let reduction = program.reductions.iter().position(|r| r.parameter == parameter).ok_or_else(invalid)?;
-                self.parts.insert((reduction as u32, part));
-                self.alone(index)?;
-            }
-            Instruction::Send { slot: Slot::Part { parameter, part }, .. } => {
-                let reduction = program.reductions.iter().position(|r| r.parameter == parameter).ok_or_else(invalid)?;
-                self.parts.remove(&(reduction as u32, part));
-                self.alone(index)?;
-            }
+            Instruction::Update { parameter } => self.update(index, parameter)?,
             Instruction::Report { value, micro_batch, .. } if !self.each => {
-                self.reports.push((index, Place::Value(value, micro_batch), false));
+                let place = Place::Tensor(Address::Value { value, micro_batch });
+                self.reports.push((index, place, false));
             }
-            Instruction::Offload { what, .. } => {
-                if let Movable::Gradient { reduction } = what
-                    && self.gradients.contains(&reduction)
-                {
-                    let norm = self.norm(index, reduction)?;
-                    self.open.write(Place::Norm(reduction), norm);
-                    self.measured.insert(reduction);
+            Instruction::Offload { tensor: Address::Gradient { parameter }, .. } => {
+                if self.gradients.contains(&parameter) {
+                    let norm = self.norm(index, parameter)?;
+                    self.open.write(Place::Norm(parameter), norm);
+                    self.measured.insert(parameter);
                 }
                 self.alone(index)?;
             }
-            Instruction::Receive { .. }
-            | Instruction::Send { .. }
-            | Instruction::Report { .. }
-            | Instruction::Load { .. } => {
+            Instruction::Receive { tensor, .. } => {
+                if let Address::Part { .. } = tensor {
+                    self.parts.insert(tensor);
+                }
                 self.alone(index)?;
             }
+            Instruction::Send { tensor, .. } => {
+                self.parts.remove(&tensor);
+                self.alone(index)?;
+            }
+            Instruction::Report { .. } | Instruction::Offload { .. } | Instruction::Load { .. } => self.alone(index)?,
         }
         Ok(())
     }
@@ -317,18 +308,17 @@ impl Cutter<'_> {
 
     /// The squared norms of all gradients as one tensor, so that one copy brings them to the host.
     fn measure_norms(&mut self, index: usize) -> Result<(), ExecError> {
-        let mut gradients = std::mem::take(&mut self.gradients);
-        gradients.sort_unstable();
+        let gradients: Vec<ValueId> = std::mem::take(&mut self.gradients).into_iter().collect();
         let single = TensorType::new(DType::F64, [1]);
         let mut norms = Vec::with_capacity(gradients.len());
-        for reduction in &gradients {
-            norms.push(match self.measured.remove(reduction) {
+        for parameter in &gradients {
+            norms.push(match self.measured.remove(parameter) {
                 true => {
-                    let norm = self.open.read(Place::Norm(*reduction), &single);
-                    self.open.free(Place::Norm(*reduction));
+                    let norm = self.open.read(Place::Norm(*parameter), &single);
+                    self.open.free(Place::Norm(*parameter));
                     norm
                 }
-                false => self.norm(index, *reduction)?,
+                false => self.norm(index, *parameter)?,
             });
         }
         if !norms.is_empty() {
@@ -341,21 +331,21 @@ impl Cutter<'_> {
     }
 
     /// The squared norm of a gradient, as a list of one number.
-    fn norm(&mut self, index: usize, reduction: u32) -> Result<Local, ExecError> {
-        let of = self.program.reductions.get(reduction as usize).ok_or_else(invalid)?;
-        let ty = self.ty(of.parameter)?.clone();
-        let gradient = self.open.read(Place::Gradient(reduction), &ty);
+    fn norm(&mut self, index: usize, parameter: ValueId) -> Result<Local, ExecError> {
+        let ty = self.ty(parameter)?.clone();
+        let gradient = self.open.read(Place::Tensor(Address::Gradient { parameter }), &ty);
         let norm = self.open.run(index, SquaredNorm.into(), vec![gradient], vec![TensorType::new(DType::F64, [])]);
         let single = TensorType::new(DType::F64, [1]);
         Ok(self.open.run(index, Reshape { shape: vec![1] }.into(), norm, vec![single])[0])
     }
 
-    fn update(&mut self, index: usize, reduction: u32) -> Result<(), ExecError> {
-        let parameter = self.program.reductions.get(reduction as usize).ok_or_else(invalid)?.parameter;
+    fn update(&mut self, index: usize, parameter: ValueId) -> Result<(), ExecError> {
         let ty = self.ty(parameter)?.clone();
-        let gradient = Place::Gradient(reduction);
-        let mut places = vec![Place::Tensor(parameter)];
-        places.extend((0..self.optimizer.slots().len()).map(|slot| Place::Slot(parameter, slot)));
+        let gradient = Place::Tensor(Address::Gradient { parameter });
+        let slots = 0..self.optimizer.slots().len() as u32;
+        let state = slots.map(|slot| Address::OptimizerState { parameter, slot });
+        let places: Vec<Place> =
+            std::iter::once(Address::Held { value: parameter }).chain(state).map(Place::Tensor).collect();
         let mut inputs: Vec<Local> = places.iter().map(|place| self.open.read(*place, &ty)).collect();
         inputs.insert(1, self.open.read(gradient, &ty));
         let hyper = TensorType::new(DType::F64, [self.optimizer.hyper_len()]);
@@ -378,16 +368,12 @@ impl Cutter<'_> {
     }
 
     fn operand(&mut self, v: ValueId, micro_batch: u32) -> Result<Local, ExecError> {
-        let value = self.program.values.get(&v).ok_or_else(invalid)?;
-        let place = match value.kind {
-            ValueKind::RngKey => Place::Key(micro_batch),
-            ValueKind::Parameter(_) | ValueKind::Buffer(_) | ValueKind::Constant => Place::Tensor(v),
-            ValueKind::Input | ValueKind::Result { .. } => Place::Value(v, micro_batch),
-        };
-        Ok(self.open.read(place, &value.ty))
+        let ty = self.ty(v)?;
+        let place = self.program.operand(v, micro_batch).map_or(Place::Key(micro_batch), Place::Tensor);
+        Ok(self.open.read(place, ty))
     }
 
-    fn ty(&self, v: ValueId) -> Result<&TensorType, ExecError> {
+    fn ty(&self, v: ValueId) -> Result<&'a TensorType, ExecError> {
         self.program.values.get(&v).map(|v| &v.ty).ok_or_else(invalid)
     }
 
@@ -436,7 +422,7 @@ impl Cutter<'_> {
             // What an update makes replaces what it reads.
             if !open.update {
                 let given: Vec<bool> =
-                    compute.inputs.iter().map(|(place, leaves)| *leaves && !place.is_state()).collect();
+                    compute.inputs.iter().map(|(place, leaves)| *leaves && place.lasting().is_none()).collect();
                 compute.peak_bytes = segment.peak_bytes(&given);
             }
             compute.prepared = Some(self.prepare(segment)?);

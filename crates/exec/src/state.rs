@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_graph::{HostTensor, TensorType, ValueKind};
-use fusionllm_plan::{Medium, Movable, Optimizer, Program};
+use fusionllm_plan::{Medium, Optimizer, Program, TensorKey};
 
 use crate::ExecError;
 use crate::storage::{Media, Stored};
@@ -13,10 +13,8 @@ use crate::storage::{Media, Stored};
 /// A tensor of a [`Snapshot`].
 #[derive(Clone)]
 pub struct SnapshotTensor {
-    /// The name of the parameter or buffer.
-    pub name: String,
-    /// The slot's name, if this is optimizer state of the parameter.
-    pub slot: Option<&'static str>,
+    /// Its name.
+    pub key: TensorKey,
     held: Held,
 }
 
@@ -55,23 +53,14 @@ impl Held {
     }
 }
 
-/// The name of a tensor that stays from pass to pass: of a parameter, buffer or constant, or of a parameter's optimizer
-/// state.
-#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Key {
-    pub(crate) name: String,
-    /// Index of the optimizer's slot.
-    pub(crate) slot: Option<usize>,
-}
-
 /// A peer's backend, and its tensors there.
 pub(crate) struct State {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) optimizer: Optimizer,
     pub(crate) media: Media,
     /// What is away between passes.
-    resting: BTreeMap<Key, Medium>,
-    tensors: BTreeMap<Key, Held>,
+    resting: BTreeMap<TensorKey, Medium>,
+    tensors: BTreeMap<TensorKey, Held>,
 }
 
 impl State {
@@ -80,25 +69,25 @@ impl State {
     }
 
     /// A tensor in memory.
-    pub(crate) fn get(&self, key: &Key) -> Option<&Tensor> {
+    pub(crate) fn get(&self, key: &TensorKey) -> Option<&Tensor> {
         self.tensors.get(key)?.memory.as_ref()
     }
 
     /// A tensor, wherever it is.
-    pub(crate) fn held(&self, key: &Key) -> Option<&Held> {
+    pub(crate) fn held(&self, key: &TensorKey) -> Option<&Held> {
         self.tensors.get(key)
     }
 
-    pub(crate) fn take(&mut self, key: &Key) -> Option<Tensor> {
+    pub(crate) fn take(&mut self, key: &TensorKey) -> Option<Tensor> {
         self.tensors.remove(key)?.memory
     }
 
-    pub(crate) fn put(&mut self, key: Key, tensor: Tensor) {
+    pub(crate) fn put(&mut self, key: TensorKey, tensor: Tensor) {
         self.tensors.insert(key, Held { memory: Some(tensor), away: None });
     }
 
     /// Moves a tensor out of memory. Returns its bytes.
-    pub(crate) fn offload(&mut self, key: &Key, to: Medium) -> Result<u64, ExecError> {
+    pub(crate) fn offload(&mut self, key: &TensorKey, to: Medium) -> Result<u64, ExecError> {
         let held = self.tensors.get_mut(key).ok_or_else(|| missing(key))?;
         let tensor = held.memory.take().ok_or_else(|| missing(key))?;
         let freed = bytes(&tensor);
@@ -111,7 +100,7 @@ impl State {
     }
 
     /// Moves a tensor back into memory. Returns its bytes.
-    pub(crate) fn fetch(&mut self, key: &Key) -> Result<u64, ExecError> {
+    pub(crate) fn fetch(&mut self, key: &TensorKey) -> Result<u64, ExecError> {
         let held = self.tensors.get_mut(key).ok_or_else(|| missing(key))?;
         let away = held.away.as_ref().ok_or_else(|| missing(key))?;
         let tensor = self.backend.upload(&away.load()?)?;
@@ -122,14 +111,9 @@ impl State {
 
     /// From now on, what `program` has away between passes is away, even before the first one.
     pub(crate) fn rest(&mut self, program: &Program) -> Result<(), ExecError> {
-        for (what, medium) in program.resting() {
-            let value = program.movable_value(what).and_then(|v| program.values.get(&v));
-            let value = value.ok_or_else(|| ExecError::State("the program moves what it does not have".into()))?;
-            let slot = match what {
-                Movable::Slot { slot, .. } => Some(slot as usize),
-                _ => None,
-            };
-            let key = Key { name: value.name.clone(), slot };
+        for (tensor, medium) in program.resting() {
+            let key = program.key(tensor, self.optimizer);
+            let key = key.ok_or_else(|| ExecError::State("the program moves a tensor that it does not have".into()))?;
             if self.get(&key).is_some() {
                 self.offload(&key, medium)?;
             }
@@ -139,7 +123,7 @@ impl State {
     }
 
     /// Sets a tensor from the host, in memory or where it rests.
-    fn set(&mut self, key: Key, tensor: &HostTensor) -> Result<(), ExecError> {
+    fn set(&mut self, key: TensorKey, tensor: &HostTensor) -> Result<(), ExecError> {
         let held = match self.resting.get(&key) {
             Some(medium) => Held { memory: None, away: Some(self.media.store(*medium, tensor.clone())?) },
             None => Held { memory: Some(self.backend.upload(tensor)?), away: None },
@@ -148,40 +132,27 @@ impl State {
         Ok(())
     }
 
-    /// A parameter's optimizer state, as far as it is there.
-    pub(crate) fn slots(&self, name: &str) -> impl Iterator<Item = (&'static str, &Held)> {
-        let slots = self.optimizer.slots().iter().enumerate();
-        slots.filter_map(move |(i, slot)| Some((*slot, self.tensors.get(&Key { name: name.into(), slot: Some(i) })?)))
+    /// The keys of a parameter's optimizer state.
+    pub(crate) fn slots(&self, name: &str) -> impl Iterator<Item = TensorKey> + use<> {
+        let name = name.to_owned();
+        self.optimizer.slots().iter().map(move |slot| TensorKey::slot(name.as_str(), *slot))
     }
 
-    pub(crate) fn load(&mut self, name: &str, tensor: &HostTensor) -> Result<(), ExecError> {
-        self.set(Key { name: name.into(), slot: None }, tensor)
-    }
-
-    pub(crate) fn load_slot(&mut self, name: &str, slot: &str, tensor: &HostTensor) -> Result<(), ExecError> {
-        let Some(index) = self.slot(slot) else {
-            return Err(ExecError::State(format!("the optimizer has no state {slot:?} for {name:?}")));
-        };
-        self.zero_slots(name, tensor.ty())?;
-        self.set(Key { name: name.into(), slot: Some(index) }, tensor)
-    }
-
-    fn slot(&self, slot: &str) -> Option<usize> {
-        self.optimizer.slots().iter().position(|s| *s == slot)
-    }
-
-    pub(crate) fn read(&self, name: &str) -> Result<HostTensor, ExecError> {
-        match self.held(&Key { name: name.into(), slot: None }) {
-            Some(held) => held.download(&*self.backend),
-            None => Err(ExecError::State(format!("this peer has no tensor {name:?}"))),
+    /// Sets a tensor from the host. The other slots of a parameter's optimizer state start at zero.
+    pub(crate) fn load(&mut self, key: TensorKey, tensor: &HostTensor) -> Result<(), ExecError> {
+        if key.slot.is_some() {
+            if !self.slots(&key.name).any(|slot| slot == key) {
+                return Err(ExecError::State(format!("the optimizer has no {key}")));
+            }
+            self.zero_slots(&key.name, tensor.ty())?;
         }
+        self.set(key, tensor)
     }
 
-    pub(crate) fn read_slot(&self, name: &str, slot: &str) -> Result<HostTensor, ExecError> {
-        let index = self.slot(slot);
-        match index.and_then(|i| self.held(&Key { name: name.into(), slot: Some(i) })) {
+    pub(crate) fn read(&self, key: &TensorKey) -> Result<HostTensor, ExecError> {
+        match self.held(key) {
             Some(held) => held.download(&*self.backend),
-            None => Err(ExecError::State(format!("this peer has no optimizer state {slot:?} of {name:?}"))),
+            None => Err(ExecError::State(format!("this peer has no tensor {key}"))),
         }
     }
 
@@ -191,7 +162,7 @@ impl State {
         self.rest(program)?;
         for holding in &program.holdings {
             let value = &program.values[&holding.value];
-            let key = Key { name: value.name.clone(), slot: None };
+            let key = TensorKey::value(&value.name);
             match self.held(&key).and_then(Held::ty) {
                 None => return Err(ExecError::State(format!("{:?} was not loaded", value.name))),
                 Some(loaded) if *loaded != value.ty => {
@@ -201,8 +172,8 @@ impl State {
                 Some(_) => {}
             }
         }
-        for reduction in program.reductions.iter().filter(|r| r.owner == program.peer) {
-            let value = &program.values[&reduction.parameter];
+        for (parameter, _) in program.owned() {
+            let value = &program.values[&parameter];
             self.zero_slots(&value.name, &value.ty)?;
         }
         Ok(())
@@ -210,8 +181,7 @@ impl State {
 
     /// Makes a parameter's optimizer state where it is missing.
     fn zero_slots(&mut self, name: &str, ty: &TensorType) -> Result<(), ExecError> {
-        for slot in 0..self.optimizer.slots().len() {
-            let key = Key { name: name.into(), slot: Some(slot) };
+        for key in self.slots(name) {
             if self.held(&key).is_none() {
                 self.set(key, &HostTensor::zeros(ty.clone()))?;
             }
@@ -226,10 +196,10 @@ impl State {
             if value.kind == ValueKind::Constant {
                 continue;
             }
-            let name = &value.name;
-            let tensor = self.held(&Key { name: name.clone(), slot: None }).map(|held| (None, held));
-            for (slot, held) in tensor.into_iter().chain(self.slots(name).map(|(slot, held)| (Some(slot), held))) {
-                tensors.push(SnapshotTensor { name: name.clone(), slot, held: held.clone() });
+            for key in std::iter::once(TensorKey::value(&value.name)).chain(self.slots(&value.name)) {
+                if let Some(held) = self.held(&key).cloned() {
+                    tensors.push(SnapshotTensor { key, held });
+                }
             }
         }
         Snapshot { tensors, backend: self.backend.clone() }
@@ -241,8 +211,8 @@ impl State {
     }
 }
 
-fn missing(key: &Key) -> ExecError {
-    ExecError::State(format!("there is no tensor of {:?} to move; this is a bug, please report it", key.name))
+fn missing(key: &TensorKey) -> ExecError {
+    ExecError::State(format!("there is no {key} to move; this is a bug, please report it"))
 }
 
 pub(crate) fn bytes(t: &Tensor) -> u64 {

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor};
 use fusionllm_graph::models::AttentionImplementation::Sdpa;
 use fusionllm_graph::{DType, Graph, HostTensor, ValueId};
-use fusionllm_plan::{Compression, Compressor, Instruction, PeerId, Plan, Program, Slot, Verdict, compile};
+use fusionllm_plan::{Address, Compression, Compressor, PeerId, Plan, Program, Verdict, compile};
 
 fn programs(graph: &Graph, plan: &Plan) -> Vec<Program> {
     compile(plan, graph, &train_graph(graph)).unwrap()
@@ -59,24 +59,20 @@ fn parameters_inputs_and_integers_are_sent_exactly() {
             let all = programs(&graph, &plan);
             for program in &all {
                 program.validate().unwrap();
-                for i in &program.instructions {
-                    let (slot, other) = match *i {
-                        Instruction::Send { slot, to } => (slot, to),
-                        Instruction::Receive { slot, from } => (slot, from),
-                        _ => continue,
-                    };
-                    let value = &program.values[&slot.value()];
-                    let may = program.may_be_coded(slot);
+                for (tensor, other) in program.receives().chain(program.sends()) {
+                    let value = &program.values[&tensor.value()];
+                    let may = program.may_be_coded(tensor);
                     coded += usize::from(may);
-                    if !matches!(slot, Slot::Value { .. }) || other == PeerId::BROKER || value.ty.dtype != DType::F32 {
-                        assert!(!may, "{slot:?}, {}", value.name);
+                    let activation = matches!(tensor, Address::Value { .. }) && value.ty.dtype == DType::F32;
+                    if !activation || other == PeerId::BROKER {
+                        assert!(!may, "{tensor:?}, {}", value.name);
                     }
                     // The other end agrees.
                     if other != PeerId::BROKER {
-                        assert_eq!(all[other.0 as usize].may_be_coded(slot), may);
+                        assert_eq!(all[other.0 as usize].may_be_coded(tensor), may);
                     }
                 }
-                let parts = program.reductions.iter().flat_map(|r| &r.parts);
+                let parts = program.reductions.values().flat_map(|r| &r.parts);
                 assert!(parts.into_iter().all(|p| !program.coded.contains(&p.value)), "a parameter's gradient");
             }
         }
@@ -92,15 +88,13 @@ fn payload_sizes_follow_from_the_program() {
     let plan = compressed(&graph, &plan, Compressor::TopK, 8.0);
     let mut smaller = 0;
     for p in programs(&graph, &plan) {
-        for i in &p.instructions {
-            if let Instruction::Send { slot, to } = *i {
-                let (payload, exact) = (p.payload(slot, to).unwrap() as u64, p.values[&slot.value()].ty.bytes() as u64);
-                match p.coded_bytes(slot) {
-                    Some((least, most)) => assert!(least <= payload && payload <= most),
-                    None => assert_eq!(payload, exact),
-                }
-                smaller += usize::from(payload * 4 < exact);
+        for (tensor, to) in p.sends() {
+            let (payload, exact) = (p.payload(tensor, to).unwrap() as u64, p.bytes(tensor));
+            match p.coded_bytes(tensor) {
+                Some((least, most)) => assert!(least <= payload && payload <= most),
+                None => assert_eq!(payload, exact),
             }
+            smaller += usize::from(payload * 4 < exact);
         }
     }
     assert!(smaller > 0);
@@ -114,9 +108,9 @@ struct OtherPeers<'a> {
 }
 
 impl Communicator for OtherPeers<'_> {
-    fn receive(&mut self, _: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError> {
-        let value = &self.program.values[&slot.value()];
-        if let (PeerId::BROKER, Slot::Value { micro_batch, .. }) = (from, slot) {
+    fn receive(&mut self, _: u64, tensor: Address, from: PeerId) -> Result<HostTensor, ExecError> {
+        let value = &self.program.values[&tensor.value()];
+        if let (PeerId::BROKER, Address::Value { micro_batch, .. }) = (from, tensor) {
             return Ok(self.inputs[micro_batch as usize][&value.name].clone());
         }
         let numbers: Vec<f32> =
@@ -124,8 +118,15 @@ impl Communicator for OtherPeers<'_> {
         Ok(HostTensor::from_f32(value.ty.shape.clone(), &numbers)?)
     }
 
-    fn send(&mut self, _: u64, slot: Slot, _: PeerId, tensor: HostTensor, _: EncodeOptions) -> Result<(), ExecError> {
-        self.sent.push((slot.value(), tensor));
+    fn send(
+        &mut self,
+        _: u64,
+        tensor: Address,
+        _: PeerId,
+        content: HostTensor,
+        _: EncodeOptions,
+    ) -> Result<(), ExecError> {
+        self.sent.push((tensor.value(), content));
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use fusionllm_exec::local::Training;
 use fusionllm_graph::models::AttentionImplementation::{Eager, Sdpa};
 use fusionllm_graph::ops::{BatchNorm, CrossEntropy, Linear, Unary};
 use fusionllm_graph::{Builder, DType, Graph, Init, Op};
-use fusionllm_plan::Schedule;
+use fusionllm_plan::{Schedule, TensorKey};
 
 /// Trains on one peer, then under random cuts, and compares every loss and the last parameter.
 fn check(graph: &Graph, training: Training, steps: u64, seed: u64) {
@@ -232,8 +232,8 @@ fn the_split_into_micro_batches_does_not_change_the_loss() {
     assert!((loss - whole_loss).abs() < 1e-6 * whole_loss, "{loss} {whole_loss}");
     let name = "transformer.wte.weight";
     let (a, b) = (
-        four.read_slot(name, "momentum_buffer").unwrap().to_f64(),
-        one.read_slot(name, "momentum_buffer").unwrap().to_f64(),
+        four.read(TensorKey::slot(name, "momentum_buffer")).unwrap().to_f64(),
+        one.read(TensorKey::slot(name, "momentum_buffer")).unwrap().to_f64(),
     );
     let norm: f64 = b.iter().map(|x| x * x).sum::<f64>().sqrt();
     let diff: f64 = a.iter().zip(&b).map(|(x, y)| (x - y).powi(2)).sum::<f64>().sqrt();

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 
 use fusionllm_exec::local::{LocalRun, StepResult};
 use fusionllm_graph::{CounterRng, Graph, HostTensor, ValueKind};
-use fusionllm_plan::{Plan, Schedule};
+use fusionllm_plan::{Plan, Schedule, TensorKey};
 use plans::{ChoiceRng, one_peer, random_graph, random_plan, replicate};
 
 /// The state after one step.
@@ -33,7 +33,7 @@ fn outcome(graph: &Graph, plan: &Plan) -> Outcome {
     let train = plans::train_graph(graph);
     let name = |v| graph.value(v).name.clone();
     let of = train.gradients.iter().map(|g| name(g.parameter));
-    let gradients = of.map(|n| (n.clone(), run.read_slot(&n, "momentum_buffer").unwrap())).collect();
+    let gradients = of.map(|n| (n.clone(), run.read(TensorKey::slot(&n, "momentum_buffer")).unwrap())).collect();
     let buffers = graph.buffers().map(name).map(|n| (n.clone(), run.read(&n).unwrap())).collect();
     Outcome { step, gradients, buffers }
 }

@@ -11,7 +11,7 @@ use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::{DType, Graph};
 use fusionllm_plan::{
     Cluster, Compression, Device, Medium, PROCESS_BYTES, PeerId, PeerOffload, Plan, PlanOptions, Rates, Schedule,
-    Scheduler, Workload, compile, schedule,
+    Scheduler, TensorKey, Workload, compile, schedule,
 };
 
 /// The plan with everything away that can be.
@@ -39,7 +39,11 @@ fn equal_state(graph: &Graph, training: Training, a: &LocalRun, b: &LocalRun) {
     for name in graph.parameters().map(|v| &graph.value(v).name) {
         assert_eq!(a.read(name).unwrap(), b.read(name).unwrap(), "{name}");
         for slot in training.optimizer.slots() {
-            assert_eq!(a.read_slot(name, slot).unwrap(), b.read_slot(name, slot).unwrap(), "{name}, {slot}");
+            assert_eq!(
+                a.read(TensorKey::slot(name, *slot)).unwrap(),
+                b.read(TensorKey::slot(name, *slot)).unwrap(),
+                "{name}, {slot}"
+            );
         }
     }
 }

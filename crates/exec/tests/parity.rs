@@ -9,7 +9,7 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType};
-use fusionllm_plan::{Plan, compile, equal_compute};
+use fusionllm_plan::{Plan, TensorKey, compile, equal_compute};
 use safetensors::SafeTensors;
 
 fn tensor(file: &SafeTensors<'_>, name: &str) -> HostTensor {
@@ -79,7 +79,7 @@ fn gpt2_loss_and_gradients_are_pytorchs() {
         for v in reference.graph.parameters() {
             let name = &reference.graph.value(v).name;
             let theirs = tensor(&results, &format!("grad.model.{name}")).to_f64();
-            let ours = run.read_slot(name, "momentum_buffer").unwrap().to_f64();
+            let ours = run.read(TensorKey::slot(name, "momentum_buffer")).unwrap().to_f64();
             let norm = theirs.iter().map(|x| x * x).sum::<f64>().sqrt();
             let error = theirs.iter().zip(&ours).map(|(a, b)| (a - b).powi(2)).sum::<f64>().sqrt() / norm;
             assert!(error < 1e-4, "{peers} peers: gradient of {name} is off by {error:e}");

@@ -9,8 +9,8 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::LocalRun;
 use fusionllm_graph::models::AttentionImplementation::Eager;
 use fusionllm_graph::ops::Unary;
-use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, Phase, ValueId, ValueKind};
-use fusionllm_plan::{Cause, PeerId, Plan, Poison, PoisonPlace, Program, Schedule, compile};
+use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, Node, Phase, ValueId, ValueKind};
+use fusionllm_plan::{Address, Cause, PeerId, Plan, Poison, Program, Schedule, compile};
 
 /// `x` through a weight, `middle` and another weight, to a loss.
 fn graph(middle: impl FnOnce(&mut Builder, ValueId) -> Result<ValueId, GraphError>) -> Graph {
@@ -74,22 +74,32 @@ impl Inspected {
 
     /// What a peer found: how sure it is, and where.
     fn at(&self, peer: usize) -> String {
-        let Some(Poison { cause, place }) = self.found[peer] else { return "nothing".into() };
+        let Some(Poison { cause, tensor, from }) = self.found[peer] else { return "nothing".into() };
         let program = &self.programs[peer];
         let name = |v: ValueId| &program.values[&v].name;
-        let place = match place {
-            PoisonPlace::Node { node, micro_batch } => {
-                let node = &program.nodes[&node];
+        let place = match (tensor, from) {
+            (tensor, Some(PeerId::BROKER)) => format!("input {}", name(tensor.value())),
+            (_, Some(from)) => format!("message of {}", from.0),
+            (Address::Value { micro_batch, .. }, None) => {
+                let node = self.node(peer);
                 let phase = if node.phase == Phase::Forward { "forward" } else { "backward" };
                 format!("{} in {phase} of {micro_batch}", node.op.name())
             }
-            PoisonPlace::Gradient { parameter } => format!("gradient of {}", name(parameter)),
-            PoisonPlace::Kept { value } => format!("kept {}", name(value)),
-            PoisonPlace::OptimizerState { parameter } => format!("state of {}", name(parameter)),
-            PoisonPlace::Message { slot, from: PeerId::BROKER } => format!("input {}", name(slot.value())),
-            PoisonPlace::Message { from, .. } => format!("message of {}", from.0),
+            (Address::Gradient { parameter }, None) => format!("gradient of {}", name(parameter)),
+            (Address::Held { value }, None) => format!("kept {}", name(value)),
+            (Address::OptimizerState { parameter, .. }, None) => format!("state of {}", name(parameter)),
+            (tensor, None) => panic!("{tensor:?}"),
         };
         format!("{cause:?}: {place}")
+    }
+
+    /// The node that made the number which a peer found.
+    fn node(&self, peer: usize) -> &Node {
+        let program = &self.programs[peer];
+        let ValueKind::Result { node, .. } = program.values[&self.found[peer].unwrap().tensor.value()].kind else {
+            panic!("no node made it");
+        };
+        &program.nodes[&node]
     }
 }
 
@@ -122,8 +132,7 @@ fn an_operator_of_backward_is_named() {
     let inspected = Inspected::step(&graph(|b, h| b.unary(Unary::Sqrt, h)), 1, &[0.0]);
     let at = inspected.at(1);
     assert!(at.starts_with("Arose: ") && at.ends_with(" in backward of 0"), "{at}");
-    let Some(Poison { place: PoisonPlace::Node { node, .. }, .. }) = inspected.found[1] else { panic!() };
-    let origin = inspected.programs[1].nodes[&node].origin.unwrap();
+    let origin = inspected.node(1).origin.unwrap();
     assert_eq!(inspected.programs[1].nodes[&origin].op.name(), "sqrt");
 }
 

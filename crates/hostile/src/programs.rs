@@ -8,8 +8,8 @@ use fusionllm_exec::{Coder, Communicator, EncodeOptions, ExecError, Executor};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, Node, NodeId, Op, Phase, TensorType, Value, ValueId, ValueKind};
 use fusionllm_node::decoders::accepts;
-use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
-use fusionllm_protocol::{Assignment, Contact, MemberId, Source, TensorKey, decode, encode};
+use fusionllm_plan::{Address, Instruction, Optimizer, PeerId, Program, TensorKey, Verdict};
+use fusionllm_protocol::{Assignment, Contact, MemberId, Source, decode, encode};
 use fusionllm_transport::{PeerAddr, SecretKey};
 use serde::Deserialize;
 
@@ -61,27 +61,13 @@ fn take_part(assignment: &Assignment) -> bool {
 
 fn is_short(program: &Program) -> bool {
     let types = |ids: &[ValueId]| ids.iter().map(|v| &program.values[v].ty).collect::<Vec<_>>();
-    let work = |i: &Instruction| match i {
-        Instruction::Run { node, .. } => {
-            let node = &program.nodes[node];
-            let (inputs, outputs) = (types(&node.inputs), types(&node.outputs));
-            let cost = node.op.cost(&inputs, &outputs);
-            // A view costs nothing, but a backend may copy it.
-            let bytes: f64 = inputs.iter().chain(&outputs).map(|ty| ty.bytes() as f64).sum();
-            cost.flops + cost.bytes + bytes
-        }
-        Instruction::Receive { slot, .. } | Instruction::Send { slot, .. } => {
-            program.values[&slot.value()].ty.bytes() as f64
-        }
-        Instruction::Accumulate { value, .. }
-        | Instruction::UpdateState { value, .. }
-        | Instruction::Report { value, .. } => program.values[value].ty.bytes() as f64,
-        Instruction::Reduce { reduction } | Instruction::Update { reduction } => {
-            let r = &program.reductions[*reduction as usize];
-            (r.parts.len() * program.values[&r.parameter].ty.bytes()) as f64
-        }
-        Instruction::Offload { what, .. } | Instruction::Load { what, .. } => program.movable_bytes(*what) as f64,
-        Instruction::Free { .. } | Instruction::Clip => 0.0,
+    let work = |i: &Instruction| {
+        let effects = i.effects(program, 0).map(|(tensor, _)| program.bytes(tensor) as f64).sum::<f64>();
+        let Instruction::Run { node, .. } = i else { return effects };
+        let node = &program.nodes[node];
+        let cost = node.op.cost(&types(&node.inputs), &types(&node.outputs));
+        // A view costs nothing, but a backend may copy it.
+        cost.flops + cost.bytes + effects
     };
     program.instructions.iter().map(work).sum::<f64>() <= MAX_WORK
 }
@@ -90,10 +76,7 @@ fn run(assignment: &Assignment, program: &Program, fill: u8) -> Result<(), ExecE
     let mut executor = Executor::new(open("cpu")?, assignment.optimizer, assignment.seed);
     for (key, ty) in assignment.tensors() {
         let tensor = filled(ty, fill)?;
-        match &key.slot {
-            None => executor.load(&key.name, &tensor)?,
-            Some(slot) => executor.load_slot(&key.name, slot, &tensor)?,
-        }
+        executor.load(key, &tensor)?;
     }
     let script = executor.prepare(program)?;
     executor.set_inspect(true);
@@ -108,29 +91,29 @@ fn filled(ty: &TensorType, fill: u8) -> Result<HostTensor, ExecError> {
 
 /// Sends what the program waits for, of the right size.
 struct Strangers {
-    incoming: BTreeMap<Slot, (PeerId, TensorType)>,
+    incoming: BTreeMap<Address, (PeerId, TensorType)>,
     fill: u8,
     coder: Coder,
     encoded: Vec<u8>,
 }
 
 impl Communicator for Strangers {
-    fn receive(&mut self, _pass: u64, slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
-        let (_, ty) = self.incoming.get(&slot).ok_or_else(|| ExecError::State("it waits for nothing".into()))?;
+    fn receive(&mut self, _pass: u64, tensor: Address, _from: PeerId) -> Result<HostTensor, ExecError> {
+        let (_, ty) = self.incoming.get(&tensor).ok_or_else(|| ExecError::State("it waits for nothing".into()))?;
         filled(ty, self.fill)
     }
 
     fn send(
         &mut self,
         _pass: u64,
-        slot: Slot,
+        tensor: Address,
         to: PeerId,
-        tensor: HostTensor,
+        content: HostTensor,
         options: EncodeOptions,
     ) -> Result<(), ExecError> {
         if options.codec != Codec::None {
-            self.coder.encode_with_feedback(&tensor, &options, (to, slot), &mut self.encoded)?;
-            self.coder.decode(&self.encoded, tensor.ty().clone())?;
+            self.coder.encode_with_feedback(&content, &options, (to, tensor), &mut self.encoded)?;
+            self.coder.decode(&self.encoded, content.ty().clone())?;
         }
         Ok(())
     }
@@ -178,8 +161,8 @@ pub fn one_operator(op: Op, types: &[TensorType]) -> Option<Program> {
         .zip(types.iter().chain(&results))
         .zip(kinds)
         .map(|((id, ty), kind)| (ValueId(id), Value { name: format!("v{id}"), ty: ty.clone(), kind }));
-    let slot = |value| Slot::Value { value, micro_batch: 0 };
-    let receive = inputs.iter().map(|v| Instruction::Receive { slot: slot(*v), from: PeerId::BROKER });
+    let tensor = |value| Address::Value { value, micro_batch: 0 };
+    let receive = inputs.iter().map(|v| Instruction::Receive { tensor: tensor(*v), from: PeerId::BROKER });
     let free = inputs.iter().chain(&outputs).map(|value| Instruction::Free { value: *value, micro_batch: 0 });
     let run = Instruction::Run { node, micro_batch: 0 };
     let (name, phase) = ("n".to_owned(), Phase::Forward);
@@ -189,7 +172,7 @@ pub fn one_operator(op: Op, types: &[TensorType]) -> Option<Program> {
         micro_batches: 1,
         values: values.collect(),
         holdings: Vec::new(),
-        reductions: Vec::new(),
+        reductions: BTreeMap::new(),
         reports: Vec::new(),
         instructions: receive.chain([run]).chain(free).collect(),
         nodes: BTreeMap::from([(node, Node { name, op, inputs, outputs, phase, origin: None })]),

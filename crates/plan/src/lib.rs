@@ -32,8 +32,8 @@ pub use offload::PeerOffload;
 pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss};
 pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{
-    Cause, GradientPart, Holding, Instruction, Medium, Movable, OffloadedBytes, PASSES_IN_FLIGHT, PassKind, PeerId,
-    PerPass, Poison, PoisonPlace, Program, Reduction, Slot,
+    Access, Address, Cause, GradientPart, Holding, Instruction, Medium, OffloadedBytes, PASSES_IN_FLIGHT, PassKind,
+    PeerId, PerPass, Poison, Program, Reduction, TensorKey,
 };
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};

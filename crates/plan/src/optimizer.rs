@@ -4,6 +4,9 @@ use fusionllm_graph::Op;
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use serde::{Deserialize, Serialize};
 
+/// The most slots that any optimizer has: see [`Optimizer::slots`].
+pub(crate) const MAX_SLOTS: usize = 2;
+
 /// The rule by which owners update their parameters, with PyTorch's semantics.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub enum Optimizer {

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use fusionllm_graph::{DType, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Instruction, PeerId, Program, Schedule, Slot};
+use fusionllm_plan::{Address, Instruction, PeerId, Program, Schedule};
 use proptest::prelude::*;
 
 fn some_programs(seed: u64) -> Vec<Program> {
@@ -22,55 +22,51 @@ fn some_programs(seed: u64) -> Vec<Program> {
 /// Runs a program alone, as the executor would; returns whether everything it names exists.
 fn can_run(p: &Program) -> bool {
     use std::collections::BTreeSet;
-    let mut values: BTreeSet<(ValueId, u32)> = BTreeSet::new();
-    let mut parts: BTreeSet<(u32, u32)> = BTreeSet::new();
-    let mut gradients: BTreeSet<u32> = BTreeSet::new();
+    let mut there: BTreeSet<Address> = p.holdings.iter().map(|h| Address::Held { value: h.value }).collect();
     let mut judged = false;
-    let held = |v: ValueId| p.holdings.iter().any(|h| h.value == v);
-    let there = |values: &BTreeSet<(ValueId, u32)>, v: ValueId, m: u32| {
-        values.contains(&(v, m)) || held(v) || p.values.get(&v).is_some_and(|v| v.kind == ValueKind::RngKey)
+    let has = |there: &BTreeSet<Address>, v: ValueId, m: u32| match p.operand(v, m) {
+        Some(operand) => there.contains(&operand),
+        None => p.values.contains_key(&v),
     };
-    let reduction_of = |v: ValueId| p.reductions.iter().position(|r| r.parameter == v).map(|r| r as u32);
     for i in &p.instructions {
         let ok = match *i {
-            Instruction::Receive { slot, .. } => match slot {
-                Slot::Value { value, micro_batch } => values.insert((value, micro_batch)),
-                Slot::Part { parameter, part } => reduction_of(parameter).is_some_and(|r| parts.insert((r, part))),
-                Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => held(v),
-            },
-            Instruction::Send { slot, .. } => match slot {
-                Slot::Value { value, micro_batch } => there(&values, value, micro_batch),
-                Slot::Part { parameter, part } => reduction_of(parameter).is_some_and(|r| parts.remove(&(r, part))),
-                Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => held(v),
-            },
+            Instruction::Receive { tensor, .. } => {
+                p.values.contains_key(&tensor.value()) && there.insert(tensor.place()) != tensor.place().stays()
+            }
+            Instruction::Send { tensor: tensor @ Address::Part { .. }, .. } => there.remove(&tensor),
+            Instruction::Send { tensor, .. } => there.contains(&tensor.place()),
             Instruction::Run { node, micro_batch } => p.nodes.get(&node).is_some_and(|n| {
-                let ready = n.inputs.iter().all(|v| there(&values, *v, micro_batch));
-                values.extend(n.outputs.iter().map(|v| (*v, micro_batch)));
+                let ready = n.inputs.iter().all(|v| has(&there, *v, micro_batch));
+                there.extend(n.outputs.iter().map(|v| Address::Value { value: *v, micro_batch }));
                 ready
             }),
-            Instruction::Free { value, micro_batch } => values.remove(&(value, micro_batch)),
-            Instruction::Accumulate { reduction, part, value, micro_batch } => {
-                parts.insert((reduction, part));
-                (reduction as usize) < p.reductions.len() && there(&values, value, micro_batch)
+            Instruction::Free { value, micro_batch } => there.remove(&Address::Value { value, micro_batch }),
+            Instruction::Accumulate { parameter, part, value, micro_batch } => {
+                there.insert(Address::Part { parameter, part });
+                p.reductions.contains_key(&parameter) && has(&there, value, micro_batch)
             }
             Instruction::UpdateState { buffer, value, micro_batch } => {
-                held(buffer) && p.values[&buffer].ty == p.values[&value].ty && there(&values, value, micro_batch)
+                let held = there.contains(&Address::Held { value: buffer });
+                held && p.values[&buffer].ty == p.values[&value].ty && has(&there, value, micro_batch)
             }
             Instruction::Report { report, value, micro_batch } => {
-                (report as usize) < p.reports.len() && there(&values, value, micro_batch)
+                (report as usize) < p.reports.len() && has(&there, value, micro_batch)
             }
-            Instruction::Reduce { reduction } => p.reductions.get(reduction as usize).is_some_and(|r| {
-                gradients.insert(reduction) && (0..r.parts.len() as u32).all(|part| parts.remove(&(reduction, part)))
+            Instruction::Reduce { parameter } => p.reductions.get(&parameter).is_some_and(|r| {
+                let mut parts = (0..r.parts.len() as u32).map(|part| Address::Part { parameter, part });
+                parts.all(|part| there.remove(&part)) && there.insert(Address::Gradient { parameter })
             }),
             Instruction::Clip => !std::mem::replace(&mut judged, true),
-            Instruction::Update { reduction } => judged && gradients.remove(&reduction),
-            Instruction::Offload { what, .. } | Instruction::Load { what, .. } => p.movable_value(what).is_some(),
+            Instruction::Update { parameter } => judged && there.remove(&Address::Gradient { parameter }),
+            Instruction::Offload { tensor, .. } | Instruction::Load { tensor, .. } => {
+                p.values.contains_key(&tensor.value())
+            }
         };
         if !ok {
             return false;
         }
     }
-    values.is_empty() && parts.is_empty() && gradients.is_empty()
+    there.iter().all(|tensor| tensor.stays())
 }
 
 proptest! {
@@ -121,8 +117,10 @@ fn every_instruction_is_needed_once() {
             without.instructions.remove(at);
             let for_others = matches!(
                 i,
-                Instruction::Send { slot: Slot::Value { .. } | Slot::Parameter { .. } | Slot::Buffer { .. }, .. }
-                    | Instruction::Receive { slot: Slot::Parameter { .. } | Slot::Buffer { .. }, .. }
+                Instruction::Send {
+                    tensor: Address::Value { .. } | Address::Held { .. } | Address::BufferAfter { .. },
+                    ..
+                } | Instruction::Receive { tensor: Address::Held { .. } | Address::BufferAfter { .. }, .. }
                     | Instruction::Report { .. }
                     | Instruction::UpdateState { .. }
             ) || (i == Instruction::Clip && program.owned().count() == 0);
@@ -166,7 +164,7 @@ fn refusals_name_the_instruction() {
     insta::assert_snapshot!(refusal(|p| value(p, "first.linear").kind = ValueKind::Input), @r#"program: node #0 "first.linear" (linear): %2 does not name it as its producer"#);
     insta::assert_snapshot!(refusal(|p| p.holdings.clear()), @"program: the owner of w is not consistent");
     insta::assert_snapshot!(refusal(|p| p.holdings[0].owner = false), @"program: the owner of w is not consistent");
-    insta::assert_snapshot!(refusal(|p| p.reductions[0].parts.clear()), @"program: the gradient parts of w do not fit it");
+    insta::assert_snapshot!(refusal(|p| p.reductions.values_mut().next().unwrap().parts.clear()), @"program: the gradient parts of w do not fit it");
     insta::assert_snapshot!(refusal(|p| p.nodes.clear()), @"program: instruction 1, `[0] run #0`: the node does not exist");
     insta::assert_snapshot!(refusal(|p| p.values.clear()), @r#"program: node #0 "first.linear" (linear) names a value that does not exist"#);
     insta::assert_snapshot!(refusal(|p| p.instructions.truncate(0)), @"program: the gradient of w is not applied");
@@ -178,7 +176,7 @@ fn refusals_name_the_instruction() {
     }), @"program: instruction 26, `reduce w`: it comes after the verdict");
     insta::assert_snapshot!(refusal(|p| {
         for i in &mut p.instructions {
-            if let Instruction::Receive { from, slot: Slot::Part { .. } } = i {
+            if let Instruction::Receive { from, tensor: Address::Part { .. } } = i {
                 *from = PeerId(7);
             }
         }

@@ -9,8 +9,8 @@ use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, Unary};
 use fusionllm_graph::{Builder, DType, Graph};
 use fusionllm_plan::{
-    Cluster, Compression, Device, Instruction, Link, Optimizer, PROCESS_BYTES, Plan, PlanOptions, Program, Rates,
-    Schedule, Scheduler, SimulateOptions, Site, Workload, compile, compile_forward, equal_compute, schedule, simulate,
+    Cluster, Compression, Device, Link, Optimizer, PROCESS_BYTES, Plan, PlanOptions, Program, Rates, Schedule,
+    Scheduler, SimulateOptions, Site, Workload, compile, compile_forward, equal_compute, schedule, simulate,
 };
 
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
@@ -27,7 +27,7 @@ fn cluster(count: usize, memory: u64) -> Cluster {
 /// Bytes that a peer keeps from pass to pass.
 fn kept(program: &Program) -> u64 {
     let bytes = |v| program.values[&v].ty.bytes() as u64;
-    let state = program.owned().map(|(_, r)| bytes(r.parameter) * OPTIMIZER.slots().len() as u64);
+    let state = program.owned().map(|(parameter, _)| bytes(parameter) * OPTIMIZER.slots().len() as u64);
     program.holdings.iter().map(|h| bytes(h.value)).chain(state).sum()
 }
 
@@ -50,13 +50,7 @@ fn compare(graph: &Graph, plan: &Plan) -> Vec<(u64, u64)> {
     let simulation = simulate(&train, &cluster(plan.peers.len(), 1 << 30), &options).unwrap();
     let peers = train.iter().zip(&simulation.peers).map(|(train, load)| {
         let (peak, planned) = (kept(train) + train.peak_bytes(), load.peak_bytes - PROCESS_BYTES);
-        let message = |i: &Instruction| match i {
-            Instruction::Receive { slot, .. } | Instruction::Send { slot, .. } => {
-                train.values[&slot.value()].ty.bytes() as u64
-            }
-            _ => 0,
-        };
-        let waiting: u64 = train.instructions.iter().map(message).sum();
+        let waiting: u64 = train.receives().chain(train.sends()).map(|(tensor, _)| train.bytes(tensor)).sum();
         assert!(peak <= planned, "{} of {}: {peak} of {planned}", train.peer, graph.name);
         assert!(planned <= peak + 3 * waiting, "{} of {}: {peak} of {planned}", train.peer, graph.name);
         (kept(train), planned)

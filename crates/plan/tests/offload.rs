@@ -11,7 +11,7 @@ use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph};
 use fusionllm_plan::{
-    Cluster, Compression, Device, Instruction, Link, Medium, Movable, Optimizer, PROCESS_BYTES, Plan, PlanError,
+    Address, Cluster, Compression, Device, Instruction, Link, Medium, Optimizer, PROCESS_BYTES, Plan, PlanError,
     PlanOptions, Program, Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile,
     compile_forward, schedule, simulate,
 };
@@ -52,12 +52,12 @@ fn plan(graph: &Graph, train: &TrainGraph, scheduler: Scheduler, cluster: &Clust
     schedule(&[Workload { forward: graph, train, micro_batches: 2 }], cluster, &options)
 }
 
-fn moves(program: &Program) -> Vec<Movable> {
-    let what = |i: &Instruction| match *i {
-        Instruction::Offload { what, .. } => Some(what),
+fn moves(program: &Program) -> Vec<Address> {
+    let tensor = |i: &Instruction| match *i {
+        Instruction::Offload { tensor, .. } => Some(tensor),
         _ => None,
     };
-    program.instructions.iter().filter_map(what).collect()
+    program.instructions.iter().filter_map(tensor).collect()
 }
 
 #[test]
@@ -88,8 +88,8 @@ fn a_third_of_the_state_is_enough() {
     }
 }
 
-fn is_parameter(what: &&Movable) -> bool {
-    matches!(what, Movable::Parameter { .. })
+fn is_parameter(tensor: &&Address) -> bool {
+    matches!(tensor, Address::Held { .. })
 }
 
 #[test]
@@ -250,7 +250,7 @@ fn a_program_that_uses_what_is_away_is_refused() {
     let program = &made.programs[0];
     let moves = (0..program.instructions.len())
         .filter(|at| matches!(program.instructions[*at], Instruction::Offload { .. } | Instruction::Load { .. }));
-    let mut kinds: Vec<Movable> = Vec::new();
+    let mut kinds: Vec<Address> = Vec::new();
     for at in moves {
         let mut changed = program.clone();
         let gone = changed.instructions.remove(at);
@@ -258,10 +258,10 @@ fn a_program_that_uses_what_is_away_is_refused() {
         let mut repeated = program.clone();
         repeated.instructions.insert(at, gone);
         assert!(repeated.validate().is_err(), "with {gone:?} twice");
-        if let Instruction::Offload { what, .. } = gone
-            && !kinds.iter().any(|k| std::mem::discriminant(k) == std::mem::discriminant(&what))
+        if let Instruction::Offload { tensor, .. } = gone
+            && !kinds.iter().any(|k| std::mem::discriminant(k) == std::mem::discriminant(&tensor))
         {
-            kinds.push(what);
+            kinds.push(tensor);
         }
     }
     assert!(kinds.len() >= 3, "{kinds:?}");

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use common::*;
 use fusionllm_graph::{NodeId, Op, ValueId, ValueKind};
-use fusionllm_plan::{Instruction, PeerId, Program, Schedule, Slot, equal_compute};
+use fusionllm_plan::{Address, Instruction, PeerId, Program, Schedule, equal_compute};
 use proptest::prelude::*;
 
 fn schedules() -> impl Strategy<Value = Schedule> {
@@ -79,15 +79,12 @@ fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) 
         for i in &p.instructions {
             match *i {
                 Instruction::Run { node, micro_batch } => *runs.entry((node, micro_batch)).or_default() += 1,
-                Instruction::Accumulate { reduction, part, micro_batch, .. } => {
-                    let parameter = p.reductions[reduction as usize].parameter;
+                Instruction::Accumulate { parameter, part, micro_batch, .. } => {
                     *added.entry((parameter, part, micro_batch)).or_default() += 1;
                 }
-                Instruction::Update { reduction } => {
-                    *updates.entry(p.reductions[reduction as usize].parameter).or_default() += 1;
-                }
+                Instruction::Update { parameter } => *updates.entry(parameter).or_default() += 1,
                 // A mask made of constants is computed where it is needed.
-                Instruction::Send { slot: Slot::Value { value, .. }, .. } => {
+                Instruction::Send { tensor: Address::Value { value, .. }, .. } => {
                     let ValueKind::Result { node, .. } = p.values[&value].kind else {
                         unreachable!("{value} is no result")
                     };
@@ -111,7 +108,7 @@ fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) 
     }
     assert!(owners.values().all(|c| *c == 1), "{owners:?}");
     assert!(updates.values().all(|c| *c == 1), "{updates:?}");
-    let parts: usize = whole.iter().flat_map(|p| &p.reductions).map(|r| r.parts.len()).sum();
+    let parts: usize = whole.iter().flat_map(|p| p.reductions.values()).map(|r| r.parts.len()).sum();
     assert_eq!(added.len(), parts * micro_batches as usize);
     assert!(added.values().all(|c| *c == 1), "{added:?}");
 }
@@ -156,9 +153,9 @@ fn sends(p: &Program) -> BTreeSet<(String, PeerId)> {
     p.instructions
         .iter()
         .filter_map(|i| match *i {
-            Instruction::Send { slot, to } => {
-                let name = p.values[&slot.value()].name.clone();
-                Some((if matches!(slot, Slot::Part { .. }) { format!("part of {name}") } else { name }, to))
+            Instruction::Send { tensor, to } => {
+                let name = p.values[&tensor.value()].name.clone();
+                Some((if matches!(tensor, Address::Part { .. }) { format!("part of {name}") } else { name }, to))
             }
             _ => None,
         })

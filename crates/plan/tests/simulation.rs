@@ -10,8 +10,8 @@ use common::*;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, models::Gpt2Config};
 use fusionllm_plan::{
-    Activity, Cluster, Curve, Device, DirectLink, Instruction, Link, Measured, Optimizer, PeerId, Place, Program,
-    Rates, Schedule, SimulateOptions, Site, Slot, equal_compute, message_bytes, simulate,
+    Activity, Address, Cluster, Curve, Device, DirectLink, Instruction, Link, Measured, Optimizer, PeerId, Place,
+    Program, Rates, Schedule, SimulateOptions, Site, equal_compute, message_bytes, simulate,
 };
 use proptest::prelude::*;
 
@@ -47,15 +47,15 @@ struct Peers<'a> {
     seconds: &'a [f64],
     clock: Vec<f64>,
     free: BTreeMap<(PeerId, PeerId), f64>,
-    mail: BTreeMap<(PeerId, Slot), f64>,
+    mail: BTreeMap<(PeerId, Address), f64>,
 }
 
 impl Peers<'_> {
-    fn send(&mut self, at: f64, from: PeerId, to: PeerId, slot: Slot, bytes: usize) {
+    fn send(&mut self, at: f64, from: PeerId, to: PeerId, tensor: Address, bytes: usize) {
         let link = self.cluster.link(from, to).unwrap();
         let free = self.free.entry((from, to)).or_insert(0.0);
         *free = free.max(at) + message_bytes(bytes as u64) / link.bandwidth;
-        self.mail.insert((to, slot), *free + link.latency);
+        self.mail.insert((to, tensor), *free + link.latency);
     }
 
     /// Seconds of a small message to or from the broker.
@@ -87,21 +87,21 @@ impl Peers<'_> {
     fn step(&mut self, i: usize, instruction: &Instruction) -> bool {
         let p = &self.programs[i];
         let operators = match *instruction {
-            Instruction::Receive { slot, .. } => match self.mail.remove(&(p.peer, slot)) {
+            Instruction::Receive { tensor, .. } => match self.mail.remove(&(p.peer, tensor)) {
                 Some(time) => {
                     self.clock[i] = self.clock[i].max(time);
                     0
                 }
                 None => return false,
             },
-            Instruction::Send { slot, to } => {
-                self.send(self.clock[i], p.peer, to, slot, p.values[&slot.value()].ty.bytes());
+            Instruction::Send { tensor, to } => {
+                self.send(self.clock[i], p.peer, to, tensor, p.values[&tensor.value()].ty.bytes());
                 0
             }
             Instruction::Run { .. } | Instruction::Update { .. } => 1,
             // The first term of a sum is moved.
             Instruction::Accumulate { micro_batch, .. } => usize::from(micro_batch > 0),
-            Instruction::Reduce { reduction } => p.reductions[reduction as usize].parts.len() - 1,
+            Instruction::Reduce { parameter } => p.reductions[&parameter].parts.len() - 1,
             Instruction::Clip => p.owned().count(),
             _ => 0,
         };
@@ -119,15 +119,15 @@ impl Peers<'_> {
             // Inputs are sent once all peers have reported the pass three before.
             let mut inputs = Vec::new();
             for p in self.programs {
-                for (slot, (from, ty)) in p.incoming() {
-                    if let (PeerId::BROKER, Slot::Value { micro_batch, value }) = (from, slot) {
-                        inputs.push((micro_batch, p.peer, value, slot, ty.bytes()));
+                for (tensor, (from, ty)) in p.incoming() {
+                    if let (PeerId::BROKER, Address::Value { micro_batch, value }) = (from, tensor) {
+                        inputs.push((micro_batch, p.peer, value, tensor, ty.bytes()));
                     }
                 }
             }
             inputs.sort();
-            for (_, to, _, slot, bytes) in inputs {
-                self.send(reported[pass], PeerId::BROKER, to, slot, bytes);
+            for (_, to, _, tensor, bytes) in inputs {
+                self.send(reported[pass], PeerId::BROKER, to, tensor, bytes);
             }
             self.run(&first);
             let voters = self.programs.iter().filter(|p| !p.instructions.is_empty());
@@ -234,7 +234,7 @@ fn a_peer_alone_computes_all_the_time() {
     assert!((s.step_s - s.peers[0].compute_s).abs() < 1e-9, "and it never waits");
     assert!(s.spans.iter().all(|s| !matches!(s.activity, Activity::Wait)));
     let state: usize = programs[0].holdings.iter().map(|h| programs[0].values[&h.value].ty.bytes()).sum();
-    let trained: usize = programs[0].owned().map(|(_, r)| programs[0].values[&r.parameter].ty.bytes()).sum();
+    let trained: usize = programs[0].owned().map(|(parameter, _)| programs[0].values[&parameter].ty.bytes()).sum();
     let least = (state + 3 * trained) as u64;
     assert!(s.peers[0].peak_bytes > least, "parameters, two moments and gradients at the least");
 }

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 
 use fusionllm_graph::{TensorType, Value, ValueKind};
-use fusionllm_plan::{Compression, Instruction, Medium, Movable, Optimizer, PeerId, PlanError, Program};
+use fusionllm_plan::{Address, Compression, Medium, Optimizer, PeerId, PlanError, Program, TensorKey};
 use serde::{Deserialize, Serialize};
 
-use crate::{Contact, MemberId, TensorKey};
+use crate::{Contact, MemberId};
 
 /// Where a peer gets a tensor's first content from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -83,11 +83,8 @@ impl Assignment {
             if program.peer != self.peer {
                 return fail(format!("it is for {}, not for {}", program.peer, self.peer));
             }
-            for i in &program.instructions {
-                if let Instruction::Receive { from: p, .. } | Instruction::Send { to: p, .. } = i
-                    && *p != PeerId::BROKER
-                    && p.0 as usize >= self.peers.len()
-                {
+            for (_, p) in program.receives().chain(program.sends()) {
+                if p != PeerId::BROKER && p.0 as usize >= self.peers.len() {
                     return fail(format!(
                         "it exchanges tensors with {p}, but the number of peers is {}",
                         self.peers.len()
@@ -96,19 +93,17 @@ impl Assignment {
             }
         }
         let slots = self.optimizer.slots().len();
-        if self.train.resting().keys().any(|what| matches!(what, Movable::Slot { slot, .. } if *slot as usize >= slots))
-        {
+        let state = |tensor: &Address| matches!(tensor, Address::OptimizerState { .. });
+        let mut resting = self.train.resting().into_keys().filter(state);
+        if resting.any(|tensor| self.train.key(tensor, self.optimizer).is_none()) {
             return fail(format!("it offloads optimizer state, but a parameter has only {slots} tensors of it"));
         }
-        let parameters = |program: &Program| -> BTreeMap<String, Medium> {
-            let resting = program.resting().into_iter();
-            let parameters = resting.filter(|(what, _)| matches!(what, Movable::Parameter { .. }));
-            let named = parameters
-                .filter_map(|(what, at)| Some((program.values[&program.movable_value(what)?].name.clone(), at)));
-            named.collect()
+        let parameters = |program: &Program| -> BTreeMap<TensorKey, Medium> {
+            let resting = program.resting().into_iter().filter(|(tensor, _)| !state(tensor));
+            resting.filter_map(|(tensor, at)| Some((program.key(tensor, self.optimizer)?, at))).collect()
         };
         let resting = parameters(&self.train);
-        if parameters(&self.eval).iter().any(|(name, medium)| resting.get(name) != Some(medium)) {
+        if parameters(&self.eval).iter().any(|(key, medium)| resting.get(key) != Some(medium)) {
             return fail("training and evaluation disagree about what is offloaded between passes".into());
         }
         let state = self.state();
@@ -160,11 +155,7 @@ impl Assignment {
     pub fn tensors(&self) -> BTreeMap<TensorKey, &TensorType> {
         let values = self.state().into_iter().map(|(name, v)| (TensorKey::value(name), &v.ty));
         let mut tensors: BTreeMap<TensorKey, &TensorType> = values.collect();
-        for (_, r) in self.train.owned() {
-            let value = &self.train.values[&r.parameter];
-            let slots = self.optimizer.slots().iter();
-            tensors.extend(slots.map(|slot| (TensorKey::slot(value.name.as_str(), *slot), &value.ty)));
-        }
+        tensors.extend(optimizer_state(&self.train, self.optimizer));
         tensors
     }
 
@@ -184,7 +175,7 @@ impl Assignment {
     pub fn peak_bytes(&self) -> u64 {
         let own = self.tensors().values().fold(0u64, |sum, ty| sum.saturating_add(ty.bytes() as u64));
         let away = self.train.resting();
-        let own = away.keys().fold(own, |sum, what| sum.saturating_sub(self.train.movable_bytes(*what)));
+        let own = away.keys().fold(own, |sum, tensor| sum.saturating_sub(self.train.bytes(*tensor)));
         own.saturating_add(self.train.peak_bytes().max(self.eval.peak_bytes()))
     }
 
@@ -201,17 +192,16 @@ impl Assignment {
 /// The share of a cut that the peer with this training program has: what it owns, with its optimizer state. Constants
 /// are not among it.
 pub fn share_of(train: &Program, optimizer: Optimizer) -> BTreeMap<TensorKey, TensorType> {
-    let mut share = BTreeMap::new();
-    for h in train.holdings.iter().filter(|h| h.owner) {
-        let value = &train.values[&h.value];
-        if value.kind != ValueKind::Constant {
-            share.insert(TensorKey::value(value.name.as_str()), value.ty.clone());
-        }
-    }
-    for (_, r) in train.owned() {
-        let value = &train.values[&r.parameter];
-        let slots = optimizer.slots().iter();
-        share.extend(slots.map(|slot| (TensorKey::slot(value.name.as_str(), *slot), value.ty.clone())));
-    }
-    share
+    let owned = train.holdings.iter().filter(|h| h.owner).map(|h| &train.values[&h.value]);
+    let values = owned.filter(|v| v.kind != ValueKind::Constant).map(|v| (TensorKey::value(&v.name), &v.ty));
+    values.chain(optimizer_state(train, optimizer)).map(|(key, ty)| (key, ty.clone())).collect()
+}
+
+/// The optimizer state of the parameters that the peer with this training program owns.
+fn optimizer_state(train: &Program, optimizer: Optimizer) -> impl Iterator<Item = (TensorKey, &TensorType)> {
+    let slots = 0..optimizer.slots().len() as u32;
+    let state = train.owned().flat_map(move |(parameter, _)| {
+        slots.clone().map(move |slot| (parameter, Address::OptimizerState { parameter, slot }))
+    });
+    state.filter_map(move |(parameter, tensor)| Some((train.key(tensor, optimizer)?, &train.values[&parameter].ty)))
 }

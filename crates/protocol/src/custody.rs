@@ -5,7 +5,9 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{MemberId, TensorKey, TrainingProgress};
+use fusionllm_plan::TensorKey;
+
+use crate::{MemberId, TrainingProgress};
 
 /// One owner's tensors of a cut.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]

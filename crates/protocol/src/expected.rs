@@ -34,7 +34,7 @@ impl ExpectedReports {
             p.instructions.iter().filter_map(report).collect()
         };
         let ty = |v: &ValueId| train.values.get(v).map(|value| (*v, value.ty.clone()));
-        let norms = train.owned().filter_map(|(_, r)| ty(&r.parameter)).collect();
+        let norms = train.owned().filter_map(|(parameter, _)| ty(&parameter)).collect();
         let reports = PerPass { train: reports(train), eval: reports(eval) };
         Self { reports, norms, places: Arc::new(Places::new(train)) }
     }

@@ -3,9 +3,9 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use fusionllm_plan::{Cluster, Link, PeerId, UplinkId};
+use fusionllm_plan::{Cluster, Link, PeerId, TensorKey, UplinkId};
 
-use crate::{ExpectedReports, MemberId, Restart, TensorKey};
+use crate::{ExpectedReports, MemberId, Restart};
 
 /// A plan for members that are there, as far as the run has to know it. Lists are in the order of peers.
 #[derive(Debug, Clone, PartialEq)]

@@ -1,18 +1,18 @@
 use std::collections::{BTreeMap, HashSet};
 
 use fusionllm_graph::TensorType;
-use fusionllm_plan::{PassKind, PeerId, PerPass, Program, Slot};
+use fusionllm_plan::{Address, PassKind, PeerId, PerPass, Program};
 
 use crate::TensorHeader;
 
 /// A frame that no Program expects.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{from} sent {slot:?} of pass {pass}: {reason}")]
+#[error("{from} sent {tensor:?} of pass {pass}: {reason}")]
 pub struct UnexpectedTensor {
     /// The sender.
     pub from: PeerId,
-    /// The slot in the frame's header.
-    pub slot: Slot,
+    /// The tensor in the frame's header.
+    pub tensor: Address,
     /// The pass in the frame's header.
     pub pass: u64,
     /// What is wrong.
@@ -25,7 +25,7 @@ pub struct UnexpectedTensor {
 /// never read. The caller drops them when the pass is complete, so a hostile peer cannot fill more than the window.
 #[derive(Debug)]
 pub struct Inbox {
-    expected: PerPass<BTreeMap<Slot, Expected>>,
+    expected: PerPass<BTreeMap<Address, Expected>>,
     /// The last pass of earlier generations.
     passes_before: u64,
     /// The oldest incomplete pass.
@@ -33,7 +33,7 @@ pub struct Inbox {
     /// Most passes in flight.
     window: u64,
     /// The tensors of incomplete passes that have arrived.
-    seen: HashSet<(u64, PassKind, Slot)>,
+    seen: HashSet<(u64, PassKind, Address)>,
 }
 
 #[derive(Debug)]
@@ -44,9 +44,9 @@ struct Expected {
     coded_bytes: Option<(u64, u64)>,
 }
 
-fn expected(program: &Program) -> BTreeMap<Slot, Expected> {
+fn expected(program: &Program) -> BTreeMap<Address, Expected> {
     let incoming = program.incoming().into_iter();
-    let expected = |(slot, (from, ty))| (slot, Expected { from, ty, coded_bytes: program.coded_bytes(slot) });
+    let expected = |(tensor, (from, ty))| (tensor, Expected { from, ty, coded_bytes: program.coded_bytes(tensor) });
     incoming.map(expected).collect()
 }
 
@@ -68,15 +68,15 @@ impl Inbox {
         header: &TensorHeader,
         payload: u64,
     ) -> Result<Option<TensorType>, UnexpectedTensor> {
-        let TensorHeader { pass, kind, slot, coded } = *header;
-        let fail = |reason| Err(UnexpectedTensor { from, slot, pass, reason });
+        let TensorHeader { pass, kind, tensor, coded } = *header;
+        let fail = |reason| Err(UnexpectedTensor { from, tensor, pass, reason });
         if pass <= self.passes_before {
             return Ok(None);
         }
         if pass < self.oldest || pass - self.oldest >= self.window {
             return fail("that pass is not in flight");
         }
-        let expected = match self.expected[kind].get(&slot) {
+        let expected = match self.expected[kind].get(&tensor) {
             Some(expected) if expected.from == from => expected,
             _ => return fail("no program expects it from this peer"),
         };
@@ -89,7 +89,7 @@ impl Inbox {
         if !(least..=most).contains(&payload) {
             return fail("it has the wrong size");
         }
-        if !self.seen.insert((pass, kind, slot)) {
+        if !self.seen.insert((pass, kind, tensor)) {
             return fail("it has already arrived");
         }
         Ok(Some(expected.ty.clone()))

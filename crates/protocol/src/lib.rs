@@ -91,8 +91,8 @@ pub use formation::{Formation, Mirroring, Order};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
     BulkHeader, Contact, Farewell, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES,
-    MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PeerHello, Probe, TensorHeader, TensorKey, ToPeer,
-    VERSION, decode, encode, hello_version,
+    MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PeerHello, Probe, TensorHeader, ToPeer, VERSION,
+    decode, encode, hello_version,
 };
 pub use notice::{Incident, IncidentKind, Notice};
 pub use owner::{Question, Request};

@@ -4,7 +4,7 @@ use std::net::SocketAddr;
 
 use fusionllm_compress::Codec;
 use fusionllm_graph::{TensorType, ValueId};
-use fusionllm_plan::{Link, Measured, PassKind, PeerId, Program, Rates, Slot, Verdict};
+use fusionllm_plan::{Address, Link, Measured, PassKind, PeerId, Program, Rates, TensorKey, Verdict};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -12,7 +12,7 @@ use crate::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
-pub const VERSION: u32 = 13;
+pub const VERSION: u32 = 14;
 
 /// Largest first message of a connection, in bytes. Its sender is still a stranger.
 pub const MAX_HELLO_BYTES: u64 = 8 << 10;
@@ -43,36 +43,6 @@ impl fmt::Display for MemberId {
         match *self {
             Self::BROKER => f.write_str("broker"),
             Self(m) => write!(f, "member {m}"),
-        }
-    }
-}
-
-/// A tensor that outlives a step: a parameter, buffer or constant, or one slot of a parameter's optimizer state.
-#[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct TensorKey {
-    /// The parameter, buffer or constant.
-    pub name: String,
-    /// The slot, for optimizer state.
-    pub slot: Option<String>,
-}
-
-impl TensorKey {
-    /// A parameter, buffer or constant.
-    pub fn value(name: impl Into<String>) -> Self {
-        Self { name: name.into(), slot: None }
-    }
-
-    /// A slot of a parameter's optimizer state.
-    pub fn slot(name: impl Into<String>, slot: impl Into<String>) -> Self {
-        Self { name: name.into(), slot: Some(slot.into()) }
-    }
-}
-
-impl fmt::Display for TensorKey {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.slot {
-            None => write!(f, "{:?}", self.name),
-            Some(slot) => write!(f, "{slot} of {:?}", self.name),
         }
     }
 }
@@ -387,7 +357,7 @@ pub struct TensorHeader {
     /// The pass's kind. Training and evaluation number their values independently.
     pub kind: PassKind,
     /// What the tensor is.
-    pub slot: Slot,
+    pub tensor: Address,
     /// Whether the payload is encoded.
     pub coded: bool,
 }

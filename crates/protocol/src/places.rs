@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fusionllm_graph::{NodeId, Phase, ValueId};
-use fusionllm_plan::{Cause, PeerId, Poison, PoisonPlace, Program, Slot};
+use fusionllm_graph::{Node, Phase, ValueId};
+use fusionllm_plan::{Address, Cause, PeerId, Poison, Program};
 
 use crate::notice::one_line;
 
@@ -11,16 +11,17 @@ use crate::notice::one_line;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     micro_batches: u32,
-    nodes: BTreeMap<NodeId, NamedNode>,
+    /// By value that the peer makes: the node that makes it.
+    nodes: BTreeMap<ValueId, NamedNode>,
     /// The names of all values.
     values: BTreeMap<ValueId, String>,
     kept: BTreeSet<ValueId>,
     /// The parameters whose gradients the peer has a part in.
     gradients: BTreeSet<ValueId>,
-    incoming: BTreeMap<Slot, PeerId>,
+    incoming: BTreeMap<Address, PeerId>,
 }
 
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 struct NamedNode {
     operator: &'static str,
     name: String,
@@ -29,41 +30,44 @@ struct NamedNode {
 
 impl Places {
     pub(crate) fn new(train: &Program) -> Self {
-        let node =
-            |n: &fusionllm_graph::Node| NamedNode { operator: n.op.name(), name: one_line(&n.name), phase: n.phase };
+        let made = |n: &Node| {
+            let named = NamedNode { operator: n.op.name(), name: one_line(&n.name), phase: n.phase };
+            n.outputs.iter().map(move |v| (*v, named.clone())).collect::<Vec<_>>()
+        };
         Self {
             micro_batches: train.micro_batches,
-            nodes: train.nodes.iter().map(|(id, n)| (*id, node(n))).collect(),
+            nodes: train.nodes.values().flat_map(made).collect(),
             values: train.values.iter().map(|(id, v)| (*id, one_line(&v.name))).collect(),
             kept: train.holdings.iter().map(|h| h.value).collect(),
-            gradients: train.reductions.iter().map(|r| r.parameter).collect(),
-            incoming: train.incoming().into_iter().map(|(slot, (from, _))| (slot, from)).collect(),
+            gradients: train.reductions.keys().copied().collect(),
+            incoming: train.receives().collect(),
         }
     }
 
-    /// Whether the peer's program has this place.
-    pub(crate) fn has(&self, place: &PoisonPlace) -> bool {
-        match place {
-            PoisonPlace::Node { node, micro_batch } => {
-                self.nodes.contains_key(node) && *micro_batch < self.micro_batches
+    /// Whether the peer's program has the place that `poison` names.
+    pub(crate) fn has(&self, poison: &Poison) -> bool {
+        match (poison.tensor, poison.from) {
+            (message, Some(from)) => self.incoming.get(&message) == Some(&from),
+            (Address::Value { value, micro_batch }, None) => {
+                self.nodes.contains_key(&value) && micro_batch < self.micro_batches
             }
-            PoisonPlace::Gradient { parameter } | PoisonPlace::OptimizerState { parameter } => {
-                self.gradients.contains(parameter)
+            (Address::Gradient { parameter } | Address::OptimizerState { parameter, .. }, None) => {
+                self.gradients.contains(&parameter)
             }
-            PoisonPlace::Kept { value } => self.kept.contains(value),
-            PoisonPlace::Message { slot, from } => self.incoming.get(slot) == Some(from),
+            (Address::Held { value }, None) => self.kept.contains(&value),
+            (Address::Part { .. } | Address::BufferAfter { .. }, None) => false,
         }
     }
 
     /// Where in the step the place is: forward before backward before what follows them.
-    pub(crate) fn order(&self, place: &PoisonPlace) -> (u32, u32) {
-        match place {
-            PoisonPlace::Kept { .. } => (0, 0),
-            PoisonPlace::Node { node, micro_batch } => match self.nodes.get(node).map(|n| n.phase) {
-                Some(Phase::Forward) => (1, *micro_batch),
-                _ => (2, *micro_batch),
+    pub(crate) fn order(&self, poison: &Poison) -> (u32, u32) {
+        match (poison.tensor, poison.from) {
+            (Address::Held { .. }, None) => (0, 0),
+            (Address::Value { value, micro_batch }, None) => match self.nodes.get(&value).map(|n| n.phase) {
+                Some(Phase::Forward) => (1, micro_batch),
+                _ => (2, micro_batch),
             },
-            PoisonPlace::Message { slot: Slot::Value { micro_batch, .. }, .. } => (1, *micro_batch),
+            (Address::Value { micro_batch, .. }, Some(_)) => (1, micro_batch),
             _ => (3, 0),
         }
     }
@@ -73,10 +77,26 @@ impl Places {
     pub(crate) fn describe(&self, poison: &Poison, names: &[&str], trained: bool) -> Sentence {
         let advice = remedy(trained);
         let again = if trained { "go back to an earlier checkpoint, with a lower learning rate" } else { advice };
-        let value = |v: &ValueId| format!("{:?}", self.values.get(v).map_or("?", |name| name.as_str()));
-        match &poison.place {
-            PoisonPlace::Node { node, micro_batch } => {
-                let (operator, name, phase) = self.nodes.get(node).map_or(("?", "?", "?"), |n| {
+        let v = poison.tensor.value();
+        let value = format!("{:?}", self.values.get(&v).map_or("?", |name| name.as_str()));
+        let (what, advice) = match (poison.tensor, poison.from) {
+            (_, Some(PeerId::BROKER)) => {
+                (format!("got an input that is not finite: {value}"), "look for such numbers in the data")
+            }
+            (tensor, Some(from)) => {
+                let from = names.get(from.0 as usize).copied().unwrap_or("?");
+                let what = match tensor {
+                    Address::Value { micro_batch, .. } => format!("{value} of micro-batch {micro_batch}"),
+                    Address::Part { .. } => format!("a part of the gradient of {value}"),
+                    _ => value,
+                };
+                (
+                    format!("says that {what} was not finite when it came from {from:?}"),
+                    "one of the two is at fault, or the codec between them; `fusionllm kick` removes a peer",
+                )
+            }
+            (Address::Value { micro_batch, .. }, None) => {
+                let (operator, name, phase) = self.nodes.get(&v).map_or(("?", "?", "?"), |n| {
                     (n.operator, n.name.as_str(), if n.phase == Phase::Forward { "forward" } else { "backward" })
                 });
                 let what = match poison.cause {
@@ -84,39 +104,17 @@ impl Places {
                     Cause::Perhaps => "made an infinity, which may be the cause",
                     Cause::Arose | Cause::Arrived => "made the first number that is not finite",
                 };
-                let what = format!("{what}: the result of {operator} {name:?} in {phase} of micro-batch {micro_batch}");
-                Sentence { what, advice }
+                (format!("{what}: the result of {operator} {name:?} in {phase} of micro-batch {micro_batch}"), advice)
             }
-            PoisonPlace::Gradient { parameter } => {
-                let what = format!("made the first number that is not finite: the gradient of {}", value(parameter));
-                Sentence { what, advice }
+            (Address::Held { .. }, None) => (format!("has {value}, which was not finite before the step"), again),
+            (Address::OptimizerState { .. }, None) => {
+                (format!("has optimizer state of {value} that is not finite"), again)
             }
-            PoisonPlace::Kept { value: v } => {
-                let what = format!("has {}, which was not finite before the step", value(v));
-                Sentence { what, advice: again }
+            (Address::Gradient { .. } | Address::Part { .. } | Address::BufferAfter { .. }, None) => {
+                (format!("made the first number that is not finite: the gradient of {value}"), advice)
             }
-            PoisonPlace::OptimizerState { parameter } => {
-                let what = format!("has optimizer state of {} that is not finite", value(parameter));
-                Sentence { what, advice: again }
-            }
-            PoisonPlace::Message { slot, from: PeerId::BROKER } => {
-                let what = format!("got an input that is not finite: {}", value(&slot.value()));
-                Sentence { what, advice: "look for such numbers in the data" }
-            }
-            PoisonPlace::Message { slot, from } => {
-                let from = names.get(from.0 as usize).copied().unwrap_or("?");
-                let what = match slot {
-                    Slot::Value { value: v, micro_batch } => format!("{} of micro-batch {micro_batch}", value(v)),
-                    Slot::Part { parameter: v, .. } => format!("a part of the gradient of {}", value(v)),
-                    Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => value(v),
-                };
-                let what = format!("says that {what} was not finite when it came from {from:?}");
-                Sentence {
-                    what,
-                    advice: "one of the two is at fault, or the codec between them; `fusionllm kick` removes a peer",
-                }
-            }
-        }
+        };
+        Sentence { what, advice }
     }
 }
 

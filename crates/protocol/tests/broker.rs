@@ -6,8 +6,8 @@ mod common;
 use std::collections::BTreeSet;
 
 use common::simulation::{Disturbance, End, Scenario, TARGETS, Trace, loss, run, share};
-use fusionllm_graph::{NodeId, ValueId};
-use fusionllm_plan::{Cause, LearningRate, PeerId, Poison, PoisonPlace};
+use fusionllm_graph::ValueId;
+use fusionllm_plan::{Address, Cause, LearningRate, PeerId, Poison};
 use fusionllm_protocol::{
     EvalSchedule, FromPeer, Hello, PassReport, RunSettings, SentBytes, TrainingProgress, VERSION,
 };
@@ -115,7 +115,8 @@ fn lies() -> impl Strategy<Value = FromPeer> {
                 wait_s,
                 poison: (node > 0).then_some(Poison {
                     cause: Cause::Arose,
-                    place: PoisonPlace::Node { node: NodeId(node), micro_batch: 0 },
+                    tensor: Address::Value { value: ValueId(node), micro_batch: 0 },
+                    from: None,
                 }),
                 sent: sent.into_iter().map(|(to, bytes)| SentBytes { to: PeerId(to), bytes }).collect(),
                 ..PassReport::default()

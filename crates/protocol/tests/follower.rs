@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ChoiceRng;
-use fusionllm_protocol::{Follower, FollowerAction, FromPeer, Greeting, MemberId, Role, Source, TensorKey};
+use fusionllm_plan::TensorKey;
+use fusionllm_protocol::{Follower, FollowerAction, FromPeer, Greeting, MemberId, Role, Source};
 use proptest::prelude::*;
 
 const ME: MemberId = MemberId(1);

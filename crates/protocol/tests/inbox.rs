@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 
 use common::{ChoiceRng, programs};
 use fusionllm_graph::{TensorType, ValueId};
-use fusionllm_plan::{PassKind, PeerId, Program, Slot};
+use fusionllm_plan::{Address, PassKind, PeerId, Program};
 use fusionllm_protocol::{Inbox, TensorHeader};
 use proptest::prelude::*;
 
@@ -18,7 +18,7 @@ fn awaited(pass: u64, kind: PassKind, program: &Program) -> Vec<(PeerId, TensorH
     program
         .incoming()
         .into_iter()
-        .map(|(slot, (from, ty))| (from, TensorHeader { pass, kind, slot, coded: false }, ty))
+        .map(|(tensor, (from, ty))| (from, TensorHeader { pass, kind, tensor, coded: false }, ty))
         .collect()
 }
 
@@ -66,12 +66,12 @@ proptest! {
     #[test]
     fn nothing_else_is_admitted(
         who in 0usize..3, from in prop_oneof![0u32..4, Just(u32::MAX)], kind in prop::sample::select(&PassKind::ALL[..]), pass in prop_oneof![0u64..6, Just(u64::MAX)],
-        slot in slots(), payload in prop_oneof![Just(0u64), Just(4), Just(16), Just(32), Just(64), Just(u64::MAX)],
+        tensor in addresses(), payload in prop_oneof![Just(0u64), Just(4), Just(16), Just(32), Just(64), Just(u64::MAX)],
     ) {
         let programs = programs(3, 2);
         let (t, e) = &programs[who];
         let mut inbox = Inbox::new(t, e, WINDOW, 0);
-        let header = TensorHeader { pass, kind, slot, coded: false };
+        let header = TensorHeader { pass, kind, tensor, coded: false };
         let due = awaited(pass, kind, if kind == PassKind::Train { t } else { e });
         let fits = due.into_iter().find(|(f, h, ty)| f.0 == from && *h == header && ty.bytes() as u64 == payload);
         let admitted = inbox.admit(PeerId(from), &header, payload);
@@ -83,14 +83,14 @@ proptest! {
     }
 }
 
-fn slots() -> impl Strategy<Value = Slot> {
+fn addresses() -> impl Strategy<Value = Address> {
     let value = (0u32..40).prop_map(ValueId);
     let m = prop_oneof![0u32..3, Just(u32::MAX)];
     prop_oneof![
-        (value.clone(), m.clone()).prop_map(|(value, micro_batch)| Slot::Value { value, micro_batch }),
-        (value.clone(), m.clone()).prop_map(|(parameter, part)| Slot::Part { parameter, part }),
-        value.clone().prop_map(|parameter| Slot::Parameter { parameter }),
-        (value, m).prop_map(|(buffer, micro_batch)| Slot::Buffer { buffer, micro_batch }),
+        (value.clone(), m.clone()).prop_map(|(value, micro_batch)| Address::Value { value, micro_batch }),
+        (value.clone(), m.clone()).prop_map(|(parameter, part)| Address::Part { parameter, part }),
+        value.clone().prop_map(|value| Address::Held { value }),
+        (value, m).prop_map(|(buffer, micro_batch)| Address::BufferAfter { buffer, micro_batch }),
     ]
 }
 
@@ -98,12 +98,12 @@ fn slots() -> impl Strategy<Value = Slot> {
 #[test]
 fn training_and_evaluation_number_their_values_independently() {
     let (train, mut eval) = programs(2, 1).swap_remove(1);
-    let (slot, (from, ty)) = train.incoming().into_iter().find(|(s, _)| eval.incoming().contains_key(s)).unwrap();
+    let (tensor, (from, ty)) = train.incoming().into_iter().find(|(s, _)| eval.incoming().contains_key(s)).unwrap();
     let other = TensorType::new(ty.dtype, [1, ty.numel()]);
     assert_ne!(ty, other);
-    eval.values.get_mut(&slot.value()).unwrap().ty = other.clone();
+    eval.values.get_mut(&tensor.value()).unwrap().ty = other.clone();
     let mut inbox = Inbox::new(&train, &eval, WINDOW, 0);
-    let mut admit = |kind| inbox.admit(from, &TensorHeader { pass: 1, kind, slot, coded: false }, ty.bytes() as u64);
+    let mut admit = |kind| inbox.admit(from, &TensorHeader { pass: 1, kind, tensor, coded: false }, ty.bytes() as u64);
     assert_eq!(admit(PassKind::Eval), Ok(Some(other)));
     assert_eq!(admit(PassKind::Train), Ok(Some(ty.clone())));
 }
@@ -119,7 +119,7 @@ fn encoded_tensors_have_bounded_sizes() {
                 let header = TensorHeader { coded: true, ..header };
                 let admit = |payload| Inbox::new(train, eval, WINDOW, 0).admit(from, &header, payload);
                 let refused = |payload| admit(payload).unwrap_err().reason;
-                let activation = program.coded.contains(&header.slot.value()) && from != PeerId::BROKER;
+                let activation = program.coded.contains(&header.tensor.value()) && from != PeerId::BROKER;
                 assert!(!activation || kind == PassKind::Train, "evaluation is exact");
                 seen[usize::from(activation)] += 1;
                 if activation {
@@ -151,14 +151,14 @@ fn tensors_of_earlier_generations_are_skipped() {
 fn a_refusal_names_the_sender() {
     let (train, eval) = &programs(2, 1)[1];
     let mut inbox = Inbox::new(train, eval, WINDOW, 0);
-    let slot = Slot::Parameter { parameter: ValueId(7) };
+    let tensor = Address::Held { value: ValueId(7) };
     let refused =
-        inbox.admit(PeerId(0), &TensorHeader { pass: 1, kind: PassKind::Train, slot, coded: false }, 4).unwrap_err();
+        inbox.admit(PeerId(0), &TensorHeader { pass: 1, kind: PassKind::Train, tensor, coded: false }, 4).unwrap_err();
     assert_eq!(
         refused.to_string(),
         "peer 0 sent Parameter { parameter: ValueId(7) } of pass 1: no program expects it from this peer"
     );
     // The largest pass number does not overflow.
     inbox.passes_done(u64::MAX);
-    inbox.admit(PeerId(0), &TensorHeader { pass: 1, kind: PassKind::Train, slot, coded: false }, 4).unwrap_err();
+    inbox.admit(PeerId(0), &TensorHeader { pass: 1, kind: PassKind::Train, tensor, coded: false }, 4).unwrap_err();
 }

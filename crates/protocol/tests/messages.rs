@@ -9,11 +9,11 @@ use common::{names, programs};
 use fusionllm_compress::Codec;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
-use fusionllm_plan::{Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, PoisonPlace, Slot, Verdict};
+use fusionllm_plan::{Address, Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, TensorKey, Verdict};
 use fusionllm_protocol::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, Farewell, FromPeer, Heartbeat, Hello, MemberId,
-    PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, TensorKey, ToPeer,
-    VERSION, decode, encode, hello_version,
+    PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, ToPeer, VERSION, decode,
+    encode, hello_version,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -56,7 +56,7 @@ fn round_trip<T: Serialize + DeserializeOwned + PartialEq + std::fmt::Debug>(mes
 #[test]
 fn messages_round_trip() {
     let verdict = Verdict { apply: true, update: 3, lr: 1e-3, factor: 0.5 };
-    let slot = Slot::Part { parameter: ValueId(3), part: 1 };
+    let tensor = Address::Part { parameter: ValueId(3), part: 1 };
     let hello = Hello {
         version: VERSION,
         secret: [7; 16],
@@ -78,7 +78,7 @@ fn messages_round_trip() {
         errors: vec![CodecError { to: PeerId(1), relative_error: 0.5 }],
         spectra: vec![CodecSpectrum { to: PeerId(1), exact: 3.5, decoded: 4.0 }],
         received: vec![ReceivedBytes { from: PeerId(2), bytes: 70_000, seconds: 0.25 }],
-        poison: Some(Poison { cause: Cause::Arrived, place: PoisonPlace::Message { slot, from: PeerId(2) } }),
+        poison: Some(Poison { cause: Cause::Arrived, tensor, from: Some(PeerId(2)) }),
     };
     for m in [
         FromPeer::Hello(hello),
@@ -131,7 +131,7 @@ fn messages_round_trip() {
     ] {
         round_trip(m);
     }
-    round_trip(TensorHeader { pass: 3, kind: PassKind::Eval, slot, coded: false });
+    round_trip(TensorHeader { pass: 3, kind: PassKind::Eval, tensor, coded: false });
     for m in [
         BulkHeader::Assign,
         BulkHeader::Load { generation: 2, key: TensorKey::slot("w", "exp_avg") },
@@ -158,9 +158,9 @@ fn the_layout_of_version_13() {
     let run = ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true };
     assert_eq!(bytes(&run), [5, 0xac, 2, 7, 0, 2, 1]);
     assert_eq!(bytes(&ToPeer::Stop(Farewell::Failed { reason: "no".into() })), [11, 3, 2, b'n', b'o']);
-    let slot = Slot::Value { value: ValueId(5), micro_batch: 1 };
+    let tensor = Address::Value { value: ValueId(5), micro_batch: 1 };
     assert_eq!(
-        encode(&TensorHeader { pass: 1, kind: PassKind::Eval, slot, coded: false }).unwrap(),
+        encode(&TensorHeader { pass: 1, kind: PassKind::Eval, tensor, coded: false }).unwrap(),
         [1, 1, 0, 5, 1, 0]
     );
     assert_eq!(bytes(&ToPeer::Measure { programs: Vec::new() }), [2, 0]);

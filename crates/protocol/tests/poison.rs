@@ -5,23 +5,24 @@ mod common;
 
 use common::stage::{Said, Stage};
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{Cause, PeerId, Poison, PoisonPlace, Slot};
+use fusionllm_plan::{Address, Cause, PeerId, Poison};
 use fusionllm_protocol::{Action, Farewell, FromPeer, Notice, PassReport, Standing, StepRecord, ToPeer};
 
-fn poison(cause: Cause, place: PoisonPlace) -> Option<Poison> {
-    Some(Poison { cause, place })
+fn poison(cause: Cause, tensor: Address) -> Option<Poison> {
+    Some(Poison { cause, tensor, from: None })
 }
 
-/// The first node of a peer.
+/// The result of a peer's first node.
 fn first_node(stage: &Stage, peer: usize, cause: Cause) -> Option<Poison> {
-    let node = *stage.programs[peer].nodes.keys().next().unwrap();
-    poison(cause, PoisonPlace::Node { node, micro_batch: 0 })
+    let value = stage.programs[peer].nodes.values().next().unwrap().outputs[0];
+    poison(cause, Address::Value { value, micro_batch: 0 })
 }
 
 /// The first message to a peer from another one.
 fn message(stage: &Stage, to: usize, from: PeerId) -> Option<Poison> {
-    let slot = stage.programs[to].incoming().into_iter().find(|(_, (sender, _))| *sender == from).unwrap().0;
-    poison(Cause::Arrived, PoisonPlace::Message { slot, from })
+    let incoming = stage.programs[to].incoming();
+    let (tensor, _) = incoming.into_iter().find(|(_, (sender, _))| *sender == from).unwrap();
+    Some(Poison { cause: Cause::Arrived, tensor, from: Some(from) })
 }
 
 /// What people read of where numbers were not finite.
@@ -65,7 +66,7 @@ fn the_pass_after_a_skipped_step_is_inspected_and_names_who_made_the_number() {
 fn another_place_is_news_and_the_last_one_stands_in_the_error() {
     let mut stage = Stage::training();
     let first = first_node(&stage, 0, Cause::Arose);
-    let weight = poison(Cause::Arose, PoisonPlace::Kept { value: stage.programs[2].holdings[0].value });
+    let weight = poison(Cause::Arose, Address::Held { value: stage.programs[2].holdings[0].value });
     for step in 0..20 {
         let (at, found) = if step < 9 { (0, first) } else { (2, weight) };
         stage.step(|m, said| {
@@ -100,8 +101,8 @@ fn a_message_that_its_sender_knows_nothing_of_names_both_ends() {
 #[test]
 fn data_that_is_not_finite_is_named() {
     let mut stage = Stage::training();
-    let slot = Slot::Value { value: ValueId(0), micro_batch: 0 };
-    let input = poison(Cause::Arose, PoisonPlace::Message { slot, from: PeerId::BROKER });
+    let tensor = Address::Value { value: ValueId(0), micro_batch: 0 };
+    let input = Some(Poison { cause: Cause::Arose, tensor, from: Some(PeerId::BROKER) });
     for _ in 0..2 {
         stage.step(|m, said| {
             if m == 0 {
@@ -223,10 +224,12 @@ fn a_place_that_a_peer_does_not_have_puts_it_out() {
     let value = ValueId(u32::MAX);
     let nowhere = [
         others,
-        poison(Cause::Arose, PoisonPlace::Kept { value }),
-        poison(Cause::Arose, PoisonPlace::Gradient { parameter: value }),
-        poison(Cause::Arose, PoisonPlace::OptimizerState { parameter: value }),
-        poison(Cause::Arrived, message(&stage, 1, PeerId(0)).map(|p| p.place).map(elsewhere).unwrap()),
+        poison(Cause::Arose, Address::Held { value }),
+        poison(Cause::Arose, Address::Gradient { parameter: value }),
+        poison(Cause::Arose, Address::OptimizerState { parameter: value, slot: 0 }),
+        // The same message from another sender, or from none.
+        message(&stage, 1, PeerId(0)).map(|p| Poison { from: Some(PeerId(2)), ..p }),
+        message(&stage, 1, PeerId(0)).map(|p| Poison { from: None, ..p }),
     ];
     for place in nowhere {
         let mut stage = Stage::training();
@@ -240,12 +243,4 @@ fn a_place_that_a_peer_does_not_have_puts_it_out() {
     let own = first_node(&stage, 1, Cause::Arose);
     stage.say(1, FromPeer::PassDone { pass: 1, report: PassReport { poison: own, ..PassReport::default() } });
     assert!(stage.lost(1).unwrap().contains("was not asked to look at"));
-}
-
-/// The same message from another sender.
-fn elsewhere(place: PoisonPlace) -> PoisonPlace {
-    match place {
-        PoisonPlace::Message { slot, .. } => PoisonPlace::Message { slot, from: PeerId(2) },
-        other => other,
-    }
 }

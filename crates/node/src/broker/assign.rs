@@ -5,10 +5,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use bytes::Bytes;
-use fusionllm_plan::PerPass;
+use fusionllm_plan::{PerPass, TensorKey};
 use fusionllm_protocol::{
-    Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Regulator, Source, TensorKey, decode,
-    encode, share_of,
+    Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Regulator, Source, decode, encode, share_of,
 };
 use fusionllm_transport::{Connection, PeerAddr};
 use tokio::sync::mpsc::UnboundedSender;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
-use fusionllm_plan::{Slot, is_view};
+use fusionllm_plan::{Address, is_view};
 use fusionllm_protocol::{BatchId, TensorHeader};
 
 use super::conductor::Conductor;
@@ -218,8 +218,9 @@ impl Conductor<'_> {
                 let tensor = tensor.ok_or_else(|| {
                     NodeError::input(format!("the model reads {:?}, which the data do not have", input.name))
                 })?;
-                let slot = Slot::Value { value: input.value, micro_batch: input.micro_batch };
-                link.outbox.tensor(&TensorHeader { pass, kind: id.kind(), slot, coded: false }, tensor)?;
+                let address = Address::Value { value: input.value, micro_batch: input.micro_batch };
+                let header = TensorHeader { pass, kind: id.kind(), tensor: address, coded: false };
+                link.outbox.tensor(&header, tensor)?;
             }
         }
         Ok(())

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{Instruction, PeerId, PerPass, Plan, Program, Simulation, Slot};
+use fusionllm_plan::{Address, PeerId, PerPass, Plan, Program, Simulation};
 use fusionllm_protocol::MemberId;
 use tokio::task::JoinSet;
 
@@ -82,8 +82,8 @@ impl Generation {
 
 /// The inputs that a program receives from the broker.
 pub(super) fn inputs(program: &Program) -> Vec<PeerInput> {
-    let incoming = program.incoming().into_iter().filter_map(|(slot, (from, _))| match slot {
-        Slot::Value { value, micro_batch } if from == PeerId::BROKER => {
+    let incoming = program.incoming().into_iter().filter_map(|(tensor, (from, _))| match tensor {
+        Address::Value { value, micro_batch } if from == PeerId::BROKER => {
             Some(PeerInput { value, micro_batch, name: program.values[&value].name.clone() })
         }
         _ => None,
@@ -94,12 +94,8 @@ pub(super) fn inputs(program: &Program) -> Vec<PeerInput> {
 /// Bytes of the tensors that a program sends to each peer, before any codec.
 fn sends(program: &Program) -> BTreeMap<PeerId, u64> {
     let mut sends = BTreeMap::new();
-    for i in &program.instructions {
-        if let Instruction::Send { slot, to } = i
-            && let Some(value) = program.values.get(&slot.value())
-        {
-            *sends.entry(*to).or_default() += value.ty.bytes() as u64;
-        }
+    for (tensor, to) in program.sends() {
+        *sends.entry(to).or_default() += program.bytes(tensor);
     }
     sends
 }

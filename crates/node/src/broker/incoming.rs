@@ -5,9 +5,10 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_plan::TensorKey;
 use fusionllm_protocol::{
-    BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, Request, TensorKey, VERSION,
-    decode, hello_version, other_version,
+    BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, Request, VERSION, decode,
+    hello_version, other_version,
 };
 use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
 use tokio::sync::{Semaphore, mpsc};

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_protocol::{TensorKey, TrainingProgress};
+use fusionllm_plan::TensorKey;
+use fusionllm_protocol::TrainingProgress;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::NodeError;

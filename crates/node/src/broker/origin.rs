@@ -3,7 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use fusionllm_graph::{HostTensor, Value, ValueKind};
-use fusionllm_protocol::TensorKey;
+
+use fusionllm_plan::TensorKey;
 
 use crate::NodeError;
 use crate::files::checkpoint::{Checkpoint, Part};

@@ -10,7 +10,7 @@ use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{ImportOptions, Precision};
-use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
+use fusionllm_plan::{LearningRate, Optimizer, Schedule, TensorKey, compile, equal_compute};
 use serde::Serialize;
 
 use super::imported::ImportedModel;
@@ -194,7 +194,7 @@ impl Reference {
             let name = tied.get(given).map_or(given, String::as_str);
             let trained = train.gradients.iter().any(|g| graph.value(g.parameter).name == name);
             let own = match trained {
-                true => Some(run.read_slot(name, "momentum_buffer")?),
+                true => Some(run.read(TensorKey::slot(name, "momentum_buffer"))?),
                 false if graph.find(name).is_some() => None,
                 false => return Err(self.error(format!("the model has no parameter {given:?}"))),
             };

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use bytes::Bytes;
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::{Instruction, PeerId, Program};
+use fusionllm_plan::{PeerId, Program};
 use fusionllm_protocol::{BulkHeader, MAX_CONTROL_BYTES, TensorHeader, decode, encode};
 use fusionllm_transport::{Connection, Lane, Receiver};
 use serde::Serialize;
@@ -103,16 +103,8 @@ impl Outbox {
 
 /// The peers that these programs exchange tensors with.
 pub(crate) fn neighbours(programs: &[&Program]) -> BTreeSet<PeerId> {
-    programs
-        .iter()
-        .flat_map(|p| &p.instructions)
-        .filter_map(|i| match i {
-            Instruction::Receive { from, .. } => Some(*from),
-            Instruction::Send { to, .. } => Some(*to),
-            _ => None,
-        })
-        .filter(|p| *p != PeerId::BROKER)
-        .collect()
+    let others = programs.iter().flat_map(|p| p.receives().chain(p.sends())).map(|(_, other)| other);
+    others.filter(|other| *other != PeerId::BROKER).collect()
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use fusionllm_graph::units::bytes;
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_plan::Medium;
-use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, TensorKey, decode};
+use fusionllm_plan::{Medium, TensorKey};
+use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, decode};
 use fusionllm_transport::PeerAddr;
 use tokio::sync::mpsc;
 

@@ -146,12 +146,12 @@ impl Worker {
             Job::Encode { header, tensor, coding, watch, to, outbox } => {
                 let mut bytes = Vec::new();
                 let flagged = match self.feedback {
-                    true => self.coder.encode_with_feedback(&tensor, &coding, (to, header.slot), &mut bytes),
+                    true => self.coder.encode_with_feedback(&tensor, &coding, (to, header.tensor), &mut bytes),
                     false => self.coder.encode(&tensor, &coding, &mut bytes),
                 };
                 let flagged = flagged.map_err(|e| e.to_string())?;
                 if flagged {
-                    tracing::warn!(slot = ?header.slot, "a tensor holds what no codec takes, and went as it is");
+                    tracing::warn!(tensor = ?header.tensor, "a tensor holds what no codec takes, and went as it is");
                 }
                 *self.tally.sent.entry(to).or_default() += bytes.len() as u64;
                 let watched = (watch != Watch::Off && !flagged).then(|| bytes.clone());

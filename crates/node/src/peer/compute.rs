@@ -5,8 +5,8 @@ use std::sync::{Arc, mpsc};
 
 use fusionllm_exec::{Executor, Snapshot};
 use fusionllm_graph::TensorType;
-use fusionllm_plan::Medium;
-use fusionllm_protocol::{Assignment, TensorKey};
+use fusionllm_plan::{Medium, TensorKey};
+use fusionllm_protocol::Assignment;
 
 use super::assigned::Loading;
 use super::events::Event;
@@ -64,9 +64,8 @@ impl Compute {
         let keep = |snapshot: Snapshot, step, save: bool| {
             let mut spool = Spool::new(shared.observer.clone());
             let tensors = snapshot.tensors.iter().map(|t| {
-                let key = TensorKey { name: t.name.clone(), slot: t.slot.map(str::to_owned) };
                 shared.progress.bump();
-                Ok((key, spool.keep(snapshot.download(t)?)))
+                Ok((t.key.clone(), spool.keep(snapshot.download(t)?)))
             });
             let tensors = tensors.collect::<Result<Vec<_>, NodeError>>()?;
             shared.vault.keep(step, tensors.iter().cloned());
@@ -95,10 +94,7 @@ fn load(
                 if types.get(&key) != Some(&tensor.ty()) {
                     return Err(NodeError::State(format!("{key} came as {}, which is not its type", tensor.ty())));
                 }
-                match &key.slot {
-                    None => executor.load(&key.name, &tensor)?,
-                    Some(slot) => executor.load_slot(&key.name, slot, &tensor)?,
-                }
+                executor.load(key.clone(), &tensor)?;
                 shared.progress.bump();
                 shared.send(Event::Loaded { generation: assignment.generation, key });
             }

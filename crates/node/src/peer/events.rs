@@ -1,6 +1,7 @@
 //! Everything that reaches a peer's loop. A task or thread of its own reads each source.
 
-use fusionllm_protocol::{MemberId, PeerHello, TensorKey, ToPeer};
+use fusionllm_plan::TensorKey;
+use fusionllm_protocol::{MemberId, PeerHello, ToPeer};
 use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 

@@ -4,7 +4,8 @@ use std::collections::VecDeque;
 use std::time::Duration;
 
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_protocol::{BulkHeader, PeerHello, TensorKey, decode};
+use fusionllm_plan::TensorKey;
+use fusionllm_protocol::{BulkHeader, PeerHello, decode};
 use fusionllm_transport::{Connection, Lanes, PeerAddr};
 
 use super::shared::Shared;

@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use fusionllm_graph::HostTensor;
-use fusionllm_plan::{PASSES_IN_FLIGHT, PassKind, PeerId, Verdict};
-use fusionllm_protocol::{Assignment, Inbox, MemberId, PeerHello, TensorKey};
+use fusionllm_plan::{PASSES_IN_FLIGHT, PassKind, PeerId, TensorKey, Verdict};
+use fusionllm_protocol::{Assignment, Inbox, MemberId, PeerHello};
 use fusionllm_transport::{Connection, DisconnectReason, Lanes, PeerAddr, Receiver};
 use tokio::task::{AbortHandle, JoinSet};
 

@@ -5,10 +5,8 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 use std::time::Duration;
 
-use fusionllm_plan::Device;
-use fusionllm_protocol::{
-    Farewell, Follower, FollowerAction, FromPeer, Greeting, MemberId, PeerHello, TensorKey, ToPeer,
-};
+use fusionllm_plan::{Device, TensorKey};
+use fusionllm_protocol::{Farewell, Follower, FollowerAction, FromPeer, Greeting, MemberId, PeerHello, ToPeer};
 use fusionllm_transport::{Connection, Lanes, PeerAddr, PeerKey};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 use fusionllm_graph::{HostTensor, ValueKind};
-use fusionllm_protocol::{Assignment, BulkHeader, TensorKey};
+use fusionllm_plan::TensorKey;
+use fusionllm_protocol::{Assignment, BulkHeader};
 use fusionllm_transport::Connection;
 
 use super::progress::Progress;

@@ -5,10 +5,11 @@ use std::time::Duration;
 
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{Builder, DType, HostTensor, Init, autodiff};
-use fusionllm_plan::{Optimizer, PassKind, PeerId, Plan, Program, Schedule, Slot, Verdict, compile, compile_forward};
+use fusionllm_plan::{
+    Address, Optimizer, PassKind, PeerId, Plan, Program, Schedule, TensorKey, Verdict, compile, compile_forward,
+};
 use fusionllm_protocol::{
-    Assignment, BulkHeader, Contact, Farewell, FromPeer, Hello, MemberId, Source, TensorHeader, TensorKey, ToPeer,
-    encode,
+    Assignment, BulkHeader, Contact, Farewell, FromPeer, Hello, MemberId, Source, TensorHeader, ToPeer, encode,
 };
 use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes, Secret, Ticket};
 use tokio::task::JoinHandle;
@@ -147,7 +148,7 @@ fn assignment(
 async fn train(members: &mut [Member; 2], pass: u64, step: u64) -> f64 {
     for (member, (program, _)) in members.iter().zip(programs()) {
         member.say(ToPeer::Run { pass, version: program.version, kind: PassKind::Train, step, inspect: false }).await;
-        for (slot, (from, ty)) in program.incoming() {
+        for (address, (from, ty)) in program.incoming() {
             if from != PeerId::BROKER {
                 continue;
             }
@@ -155,13 +156,13 @@ async fn train(members: &mut [Member; 2], pass: u64, step: u64) -> f64 {
                 DType::F32 => HostTensor::from_f32(ty.shape.clone(), &vec![1.0 + step as f32; ty.numel()]).unwrap(),
                 _ => HostTensor::zeros(ty),
             };
-            let tensor = match slot {
-                Slot::Value { value, .. } if program.values[&value].name == "loss_weight" => {
+            let tensor = match address {
+                Address::Value { value, .. } if program.values[&value].name == "loss_weight" => {
                     HostTensor::scalar(DType::F32, 1.0).unwrap()
                 }
                 _ => tensor,
             };
-            let header = encode(&TensorHeader { pass, kind: PassKind::Train, slot, coded: false }).unwrap();
+            let header = encode(&TensorHeader { pass, kind: PassKind::Train, tensor: address, coded: false }).unwrap();
             member.connection.send(Lane::Tensors, &header, &[tensor.into_bytes().into()]).await.unwrap();
         }
     }

@@ -9,9 +9,10 @@ use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_protocol::TensorKey;
 
 use super::observer::{JoinEvent, JoinObserver};
+use fusionllm_plan::TensorKey;
+
 use crate::NodeError;
 use crate::machine::disk::{directory, read_at, write_at};
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError, mpsc};
 use fusionllm_compress::Codec;
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Script, Snapshot, StableRanks};
 use fusionllm_graph::{HostTensor, ValueId};
-use fusionllm_plan::{PassKind, PeerId, Program, Slot, Verdict};
+use fusionllm_plan::{Address, PassKind, PeerId, Program, Verdict};
 use fusionllm_protocol::{
     Assignment, CodecError, CodecSpectrum, FromPeer, Inbox, MemberId, PassReport, ReceivedBytes, SentBytes,
     TensorHeader,
@@ -177,8 +177,8 @@ fn link_error(e: NodeError) -> ExecError {
 }
 
 impl Communicator for NetLink {
-    fn receive(&mut self, pass: u64, slot: Slot, from: PeerId) -> Result<HostTensor, ExecError> {
-        let header = TensorHeader { pass, kind: self.kind, slot, coded: false };
+    fn receive(&mut self, pass: u64, tensor: Address, from: PeerId) -> Result<HostTensor, ExecError> {
+        let header = TensorHeader { pass, kind: self.kind, tensor, coded: false };
         let taken = self.progress.while_waiting(self.member(from), || self.mailbox.take(&header));
         taken.map_err(ExecError::Communication)
     }
@@ -186,25 +186,25 @@ impl Communicator for NetLink {
     fn send(
         &mut self,
         pass: u64,
-        slot: Slot,
+        tensor: Address,
         to: PeerId,
-        tensor: HostTensor,
+        content: HostTensor,
         coding: EncodeOptions,
     ) -> Result<(), ExecError> {
         let outbox = self
             .outboxes
             .get(&to)
             .ok_or_else(|| ExecError::Communication(format!("there is no connection to peer {}", to.0)))?;
-        let header = TensorHeader { pass, kind: self.kind, slot, coded: false };
+        let header = TensorHeader { pass, kind: self.kind, tensor, coded: false };
         if coding.codec != Codec::None {
-            let watch = match slot {
-                Slot::Value { micro_batch, .. } if micro_batch == self.watched.micro_batch => self.watched.watch,
+            let watch = match tensor {
+                Address::Value { micro_batch, .. } if micro_batch == self.watched.micro_batch => self.watched.watch,
                 _ => Watch::Off,
             };
-            return self.codecs.send(header, tensor, coding, watch, to, outbox);
+            return self.codecs.send(header, content, coding, watch, to, outbox);
         }
-        *self.sent.entry(to).or_default() += tensor.bytes().len() as u64;
-        outbox.tensor(&header, tensor).map_err(link_error)
+        *self.sent.entry(to).or_default() += content.bytes().len() as u64;
+        outbox.tensor(&header, content).map_err(link_error)
     }
 
     fn report(&mut self, pass: u64, report: u32, micro_batch: u32, value: f64) -> Result<(), ExecError> {

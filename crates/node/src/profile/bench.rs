@@ -9,7 +9,7 @@ use fusionllm_backend::Backend;
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, Script};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, HostTensor, NodeId, Value, ValueId};
-use fusionllm_plan::{Instruction, Optimizer, PeerId, Program, Slot, Verdict};
+use fusionllm_plan::{Address, Instruction, Optimizer, PeerId, Program, Verdict};
 
 use super::{Effort, MAX_REPEATS, mean, noise};
 use crate::NodeError;
@@ -169,11 +169,11 @@ pub(super) fn middle<T>(sorted: &[T]) -> &[T] {
 const NO_PEERS: &str = "a program that is measured has no peers";
 
 impl Communicator for Bench<'_> {
-    fn receive(&mut self, _pass: u64, _slot: Slot, _from: PeerId) -> Result<HostTensor, ExecError> {
+    fn receive(&mut self, _pass: u64, _tensor: Address, _from: PeerId) -> Result<HostTensor, ExecError> {
         Err(ExecError::Communication(NO_PEERS.into()))
     }
 
-    fn send(&mut self, _: u64, _: Slot, _: PeerId, _: HostTensor, _: EncodeOptions) -> Result<(), ExecError> {
+    fn send(&mut self, _: u64, _: Address, _: PeerId, _: HostTensor, _: EncodeOptions) -> Result<(), ExecError> {
         Err(ExecError::Communication(NO_PEERS.into()))
     }
 

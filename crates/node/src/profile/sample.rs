@@ -102,7 +102,7 @@ fn assemble(nodes: BTreeMap<NodeId, Node>, value: impl Fn(ValueId) -> Value, mic
         nodes,
         values,
         holdings,
-        reductions: Vec::new(),
+        reductions: BTreeMap::new(),
         reports: Vec::new(),
         instructions,
         coded: BTreeSet::new(),

@@ -6,12 +6,12 @@ use fusionllm_graph::TensorType;
 
 use crate::cost::{Cluster, UplinkId};
 use crate::error::PlanError;
-use crate::program::{Instruction, PeerId, Program, Slot, takes_codec};
+use crate::program::{Address, PeerId, Program, takes_codec};
 
 /// Whether a codec may apply to a message. True for activations and their gradients; false for inputs, parameters,
 /// their gradients and integers.
-pub(crate) fn codable(slot: Slot, other_end: PeerId, ty: &TensorType, varies: bool) -> bool {
-    matches!(slot, Slot::Value { .. }) && other_end != PeerId::BROKER && takes_codec(ty.dtype) && varies
+pub(crate) fn codable(tensor: Address, other_end: PeerId, ty: &TensorType, varies: bool) -> bool {
+    matches!(tensor, Address::Value { .. }) && other_end != PeerId::BROKER && takes_codec(ty.dtype) && varies
 }
 
 /// The messages of one step that may be compressed, by link.
@@ -26,10 +26,9 @@ impl Traffic {
     pub fn new(programs: &[Program]) -> Self {
         let mut links: BTreeMap<(PeerId, PeerId), Vec<usize>> = BTreeMap::new();
         for p in programs {
-            for i in &p.instructions {
-                if let Instruction::Send { slot, to } = *i
-                    && p.coded.contains(&slot.value())
-                    && let Some(v) = p.values.get(&slot.value())
+            for (tensor, to) in p.sends() {
+                if p.coded.contains(&tensor.value())
+                    && let Some(v) = p.values.get(&tensor.value())
                 {
                     links.entry((p.peer, to)).or_default().push(v.ty.bytes());
                 }

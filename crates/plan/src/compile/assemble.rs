@@ -41,7 +41,7 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
         values: BTreeMap::new(),
         nodes: BTreeMap::new(),
         holdings: Vec::new(),
-        reductions: Vec::new(),
+        reductions: BTreeMap::new(),
         reports: c.reports.iter().map(|(name, _)| name.clone()).collect(),
         instructions,
         coded: BTreeSet::new(),
@@ -58,11 +58,11 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
                     n.clone()
                 });
             }
-            Instruction::Receive { slot, from: other } | Instruction::Send { slot, to: other } => {
-                let v = slot.value();
+            Instruction::Receive { tensor, from: other } | Instruction::Send { tensor, to: other } => {
+                let v = tensor.value();
                 touched.insert(v);
                 let varies = c.graph.producer(v).is_some_and(|n| c.varies[n.index()]);
-                if c.kind.trains() && codable(slot, other, c.graph.ty(v), varies) {
+                if c.kind.trains() && codable(tensor, other, c.graph.ty(v), varies) {
                     program.coded.insert(v);
                 }
             }
@@ -83,22 +83,11 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
         touched.insert(v);
         program.holdings.push(Holding { value: v, owner });
     }
-    // A Program lists only the reductions that the peer has a part in. Its instructions are renumbered to match.
-    let mut index = vec![u32::MAX; c.reductions.len()];
-    for (i, r) in c.reductions.iter().enumerate() {
+    for (parameter, r) in &c.reductions {
         if r.owner == peer || r.parts.iter().any(|p| p.peer == peer) {
-            index[i] = program.reductions.len() as u32;
-            touched.insert(r.parameter);
+            touched.insert(*parameter);
             touched.extend(r.parts.iter().map(|p| p.value));
-            program.reductions.push(r.clone());
-        }
-    }
-    for i in &mut program.instructions {
-        if let Instruction::Accumulate { reduction, .. }
-        | Instruction::Reduce { reduction }
-        | Instruction::Update { reduction } = i
-        {
-            *reduction = index[*reduction as usize];
+            program.reductions.insert(*parameter, r.clone());
         }
     }
     if !program.coded.is_empty() {

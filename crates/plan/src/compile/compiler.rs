@@ -44,7 +44,7 @@ pub(super) struct Compiler<'a> {
     /// The number of micro-batches after which the turns of all stages repeat.
     period: u32,
     pub(super) kind: PassKind,
-    pub(super) reductions: Vec<Reduction>,
+    pub(super) reductions: BTreeMap<ValueId, Reduction>,
     pub(super) reports: Vec<(String, ValueId)>,
     /// See [`varies`].
     pub(super) varies: Vec<bool>,
@@ -83,7 +83,7 @@ impl<'a> Compiler<'a> {
             changing: changing.collect(),
             period: period(plan),
             kind: PassKind::Eval,
-            reductions: Vec::new(),
+            reductions: BTreeMap::new(),
             reports,
             varies: varies(graph),
             live,
@@ -148,7 +148,7 @@ impl<'a> Compiler<'a> {
                 }));
             }
             let owner = self.holders[&g.parameter][0];
-            self.reductions.push(Reduction { parameter: g.parameter, owner, parts });
+            self.reductions.insert(g.parameter, Reduction { owner, parts });
         }
         Ok(())
     }
@@ -209,9 +209,9 @@ impl<'a> Compiler<'a> {
     pub(super) fn uses(&self) -> Uses {
         let readers = (0..self.period).map(|m| self.readers(m)).collect();
         let mut uses = Uses { readers, parts: BTreeMap::new(), reports: BTreeMap::new() };
-        for (r, reduction) in (0..).zip(&self.reductions) {
+        for (parameter, reduction) in &self.reductions {
             for (part, p) in (0..).zip(&reduction.parts) {
-                uses.parts.entry(p.value).or_default().push((r, part));
+                uses.parts.entry(p.value).or_default().push((*parameter, part));
             }
         }
         for (r, (_, v)) in (0..).zip(&self.reports) {

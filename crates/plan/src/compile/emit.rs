@@ -7,7 +7,7 @@ use fusionllm_graph::{NodeId, StateUpdate, ValueId, ValueKind};
 use super::compiler::{Compiler, Pass};
 use super::uses::Uses;
 use crate::plan::Stage;
-use crate::program::{Instruction, PassKind, PeerId, Slot};
+use crate::program::{Address, Instruction, PassKind, PeerId};
 
 /// Writes one peer's instructions.
 pub(super) struct Emitter<'a> {
@@ -40,14 +40,14 @@ impl<'a> Emitter<'a> {
         let turns = self.c.stage(node).peers.len();
         for &value in &self.c.graph.node(node).outputs {
             for to in self.uses.readers(value, micro_batch) {
-                self.out.push(Instruction::Send { slot: Slot::Value { value, micro_batch }, to });
+                self.out.push(Instruction::Send { tensor: Address::Value { value, micro_batch }, to });
             }
-            for (reduction, part) in self.uses.parts(value, micro_batch, turns) {
-                self.out.push(Instruction::Accumulate { reduction, part, value, micro_batch });
-                let r = &self.c.reductions[reduction as usize];
+            for (parameter, part) in self.uses.parts(value, micro_batch, turns) {
+                self.out.push(Instruction::Accumulate { parameter, part, value, micro_batch });
+                let owner = self.c.reductions[&parameter].owner;
                 // The part is sent while the rest of the step still runs.
-                if r.owner != self.peer && micro_batch as usize + turns >= self.c.plan.micro_batches as usize {
-                    self.out.push(Instruction::Send { slot: Slot::Part { parameter: r.parameter, part }, to: r.owner });
+                if owner != self.peer && micro_batch as usize + turns >= self.c.plan.micro_batches as usize {
+                    self.out.push(Instruction::Send { tensor: Address::Part { parameter, part }, to: owner });
                 }
             }
             for &report in self.uses.reports.get(&value).into_iter().flatten() {
@@ -82,7 +82,7 @@ impl<'a> Emitter<'a> {
 
     fn receive(&mut self, value: ValueId, micro_batch: u32, from: PeerId) {
         self.present.insert((value, micro_batch));
-        self.out.push(Instruction::Receive { slot: Slot::Value { value, micro_batch }, from });
+        self.out.push(Instruction::Receive { tensor: Address::Value { value, micro_batch }, from });
     }
 
     /// Receives a changing buffer, if another peer ran the previous micro-batch.
@@ -90,7 +90,7 @@ impl<'a> Emitter<'a> {
         let (Some(stage), Some(before)) = (self.changes_in(buffer), micro_batch.checked_sub(1)) else { return };
         let from = stage.peer(before);
         if from != self.peer && self.present.insert((buffer, micro_batch)) {
-            self.out.push(Instruction::Receive { slot: Slot::Buffer { buffer, micro_batch: before }, from });
+            self.out.push(Instruction::Receive { tensor: Address::BufferAfter { buffer, micro_batch: before }, from });
         }
     }
 
@@ -104,7 +104,7 @@ impl<'a> Emitter<'a> {
             _ => self.c.holders[&buffer].clone(),
         };
         for to in readers.into_iter().filter(|p| *p != self.peer) {
-            self.out.push(Instruction::Send { slot: Slot::Buffer { buffer, micro_batch }, to });
+            self.out.push(Instruction::Send { tensor: Address::BufferAfter { buffer, micro_batch }, to });
         }
     }
 
@@ -120,28 +120,28 @@ impl<'a> Emitter<'a> {
         for (&buffer, &stage) in &c.changing {
             let from = c.plan.stages[stage as usize].peer(last);
             if from != peer && c.holders[&buffer].contains(&peer) {
-                out.push(Instruction::Receive { slot: Slot::Buffer { buffer, micro_batch: last }, from });
+                out.push(Instruction::Receive { tensor: Address::BufferAfter { buffer, micro_batch: last }, from });
             }
         }
         if !kind.trains() {
             return;
         }
-        let owned = || (0..).zip(&c.reductions).filter(|(_, r)| r.owner == peer);
-        for (reduction, r) in owned() {
+        let owned = || c.reductions.iter().filter(|(_, r)| r.owner == peer).map(|(parameter, r)| (*parameter, r));
+        for (parameter, r) in owned() {
             for (part, p) in (0..).zip(&r.parts).filter(|(_, p)| p.peer != peer) {
-                out.push(Instruction::Receive { slot: Slot::Part { parameter: r.parameter, part }, from: p.peer });
+                out.push(Instruction::Receive { tensor: Address::Part { parameter, part }, from: p.peer });
             }
-            out.push(Instruction::Reduce { reduction });
+            out.push(Instruction::Reduce { parameter });
         }
         out.push(Instruction::Clip);
-        for (reduction, r) in owned() {
-            out.push(Instruction::Update { reduction });
-            for &to in &c.holders[&r.parameter][1..] {
-                out.push(Instruction::Send { slot: Slot::Parameter { parameter: r.parameter }, to });
+        for (parameter, _) in owned() {
+            out.push(Instruction::Update { parameter });
+            for &to in &c.holders[&parameter][1..] {
+                out.push(Instruction::Send { tensor: Address::Held { value: parameter }, to });
             }
         }
-        for r in c.reductions.iter().filter(|r| c.holders[&r.parameter][1..].contains(&peer)) {
-            out.push(Instruction::Receive { slot: Slot::Parameter { parameter: r.parameter }, from: r.owner });
+        for (&value, r) in c.reductions.iter().filter(|(parameter, _)| c.holders[parameter][1..].contains(&peer)) {
+            out.push(Instruction::Receive { tensor: Address::Held { value }, from: r.owner });
         }
     }
 }

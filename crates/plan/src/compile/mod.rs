@@ -17,7 +17,7 @@ pub use placement::Placement;
 
 use crate::error::PlanError;
 use crate::plan::Plan;
-use crate::program::{Instruction, Program};
+use crate::program::{Address, PeerId, Program};
 
 /// Compiles the Programs of a training step, one per peer of the plan.
 pub fn compile(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Vec<Program>, PlanError> {
@@ -62,15 +62,9 @@ pub fn compile_forward(
 
 /// See [`Program::masks`].
 fn masks(program: &Program, train: &TrainGraph) -> BTreeMap<ValueId, BTreeSet<ValueId>> {
-    let mut received = BTreeSet::new();
-    let mut sent = BTreeSet::new();
-    for i in &program.instructions {
-        match *i {
-            Instruction::Receive { slot, .. } if program.may_be_coded(slot) => received.insert(slot.value()),
-            Instruction::Send { slot, .. } if program.may_be_coded(slot) => sent.insert(slot.value()),
-            _ => false,
-        };
-    }
+    let coded = |(tensor, _): (Address, PeerId)| program.may_be_coded(tensor).then_some(tensor.value());
+    let received: BTreeSet<ValueId> = program.receives().filter_map(coded).collect();
+    let sent: BTreeSet<ValueId> = program.sends().filter_map(coded).collect();
     let graph = &train.graph;
     // If the value was reshaped, the received one is what it is a view of.
     let came = |mut v: ValueId| {

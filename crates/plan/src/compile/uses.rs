@@ -11,9 +11,9 @@ pub(super) struct Uses {
     /// By micro-batch of one period, and by value: the peers that receive it. For a constant, the peers that keep it.
     /// The peer that computes a value is not listed.
     pub(super) readers: Vec<BTreeMap<ValueId, BTreeSet<PeerId>>>,
-    /// By value: the gradients (reduction and part) that it is added to. Each use has one part for every turn of its
+    /// By value: the gradients (parameter and part) that it is added to. Each use has one part for every turn of its
     /// stage.
-    pub(super) parts: BTreeMap<ValueId, Vec<(u32, u32)>>,
+    pub(super) parts: BTreeMap<ValueId, Vec<(ValueId, u32)>>,
     /// By value: the reports.
     pub(super) reports: BTreeMap<ValueId, Vec<u32>>,
 }
@@ -25,8 +25,8 @@ impl Uses {
         turn.get(&value).into_iter().flatten().copied()
     }
 
-    /// The gradients (reduction and part) that a micro-batch's value is added to, if its stage has this many turns.
-    pub(super) fn parts(&self, value: ValueId, micro_batch: u32, turns: usize) -> impl Iterator<Item = (u32, u32)> {
+    /// The gradients (parameter and part) that a micro-batch's value is added to, if its stage has this many turns.
+    pub(super) fn parts(&self, value: ValueId, micro_batch: u32, turns: usize) -> impl Iterator<Item = (ValueId, u32)> {
         let parts = self.parts.get(&value).map_or(&[][..], Vec::as_slice);
         parts.chunks(turns).map(move |of_use| of_use[micro_batch as usize % turns])
     }

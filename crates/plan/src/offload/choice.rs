@@ -112,11 +112,11 @@ fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Result
 
 /// Seconds of the computing thread for operators and moves.
 fn seconds(program: &Program, device: &Device, times: &HashMap<NodeId, f64>) -> f64 {
-    let moving = |direction, medium, what| device.move_seconds(direction, medium, program.movable_bytes(what) as f64);
+    let moving = |direction, medium, tensor| device.move_seconds(direction, medium, program.bytes(tensor) as f64);
     let seconds = program.instructions.iter().map(|i| match *i {
         Instruction::Run { node, .. } => times.get(&node).copied().unwrap_or(0.0),
-        Instruction::Offload { what, to } => moving(CopyDirection::Download, to, what),
-        Instruction::Load { what, from } => moving(CopyDirection::Upload, from, what),
+        Instruction::Offload { tensor, to } => moving(CopyDirection::Download, to, tensor),
+        Instruction::Load { tensor, from } => moving(CopyDirection::Upload, from, tensor),
         _ => 0.0,
     });
     seconds.sum()
@@ -165,11 +165,10 @@ impl Classes {
         again: (&Activations<'_>, &[&Recomputed]),
     ) -> Self {
         let of = |v| (program.name(v), program.values.get(&v).map_or(0, |v| v.ty.bytes() as u64));
-        let trained: BTreeSet<_> = program.reductions.iter().map(|r| r.parameter).collect();
-        let owned: Vec<_> = program.owned().map(|(_, r)| of(r.parameter)).collect();
+        let owned: Vec<_> = program.owned().map(|(parameter, _)| of(parameter)).collect();
         let state = (0..slots).flat_map(|slot| owned.iter().cloned().map(move |of| (Kind::State(slot), of)));
-        let summed = trained.iter().map(|v| (Kind::Gradient, of(*v)));
-        let held = program.holdings.iter().filter(|h| trained.contains(&h.value));
+        let summed = program.reductions.keys().map(|v| (Kind::Gradient, of(*v)));
+        let held = program.holdings.iter().filter(|h| program.reductions.contains_key(&h.value));
         let parameters = held.map(|h| (Kind::Parameter, of(h.value)));
         let candidates = |tensors: &mut dyn Iterator<Item = (Kind, (String, u64))>| {
             let all = tensors.map(|(what, (name, bytes))| Candidate { name, what, bytes, rate: 0.0 });

@@ -71,7 +71,7 @@ impl<'a> Activations<'a> {
         for (at, i) in program.instructions.iter().enumerate() {
             let Some(m) = i.micro_batch().filter(|m| backward.contains_key(m)) else { continue };
             if at < backward[&m] {
-                made.extend(program.values_of(i).into_iter().map(|v| (v, m)));
+                made.extend(program.values_of(i).map(|(v, ..)| (v, m)));
                 if let Instruction::Run { node: id, .. } = *i
                     && let Some(node) = program.nodes.get(&id).filter(|node| is_pure(program, &node.inputs))
                 {
@@ -79,7 +79,7 @@ impl<'a> Activations<'a> {
                     ran.insert((id, m));
                 }
             } else {
-                saved.extend(program.values_of(i).into_iter().filter(|v| made.contains(&(*v, m))));
+                saved.extend(program.values_of(i).map(|(v, ..)| v).filter(|v| made.contains(&(*v, m))));
             }
         }
         let storage = storage(program);
@@ -244,7 +244,8 @@ impl Writer<'_> {
         {
             self.present.extend(node.outputs.iter().map(|v| (*v, micro_batch)));
         }
-        let (mut runs, mut left) = (BTreeSet::new(), program.values_of(i));
+        let mut runs = BTreeSet::new();
+        let mut left: Vec<ValueId> = program.values_of(i).map(|(v, ..)| v).collect();
         while let Some(v) = left.pop() {
             let Some(id) = self.activations.producers.get(&v).filter(|id| self.again.contains(id)) else { continue };
             if self.activations.ran.contains(&(*id, micro_batch))

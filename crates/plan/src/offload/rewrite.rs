@@ -2,38 +2,38 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use fusionllm_graph::ValueId;
+use fusionllm_graph::{ValueId, ValueKind};
 
 use super::PeerOffload;
 use super::recompute::{Activations, recompute};
 use super::uses::{Span, uses};
-use crate::program::{Instruction, Movable, Program, Slot};
+use crate::program::{Access, Address, Instruction, Program};
 
 /// Writes what `offload` asks for into a Program that has none of it. What the Program does not have is left out.
 pub(crate) fn rewrite(program: &mut Program, offload: &PeerOffload) {
     let made_twice = recompute(program, &offload.recomputed);
     reduce_early(program, offload);
     let activations = Activations::new(program);
-    let (mut loads, mut offloads) = (BTreeMap::<usize, Vec<Movable>>::new(), BTreeMap::<usize, Vec<Movable>>::new());
-    for (what, spans) in uses(program, offload.optimizer.len()) {
-        if !chosen(program, offload, &made_twice, what) {
+    let (mut loads, mut offloads) = (BTreeMap::<usize, Vec<Address>>::new(), BTreeMap::<usize, Vec<Address>>::new());
+    for (tensor, spans) in uses(program, offload.optimizer.len()) {
+        if !chosen(program, offload, &made_twice, tensor) {
             continue;
         }
-        for Gap { after, before } in gaps(program, &activations, what, &spans) {
+        for Gap { after, before } in gaps(program, &activations, tensor, &spans) {
             if let Some(at) = after {
-                offloads.entry(at).or_default().push(what);
+                offloads.entry(at).or_default().push(tensor);
             }
             if let Some(at) = before {
-                loads.entry(at).or_default().push(what);
+                loads.entry(at).or_default().push(tensor);
             }
         }
     }
     let instructions = std::mem::take(&mut program.instructions);
     for (at, i) in instructions.into_iter().enumerate() {
-        let load = |what: &Movable| Instruction::Load { what: *what, from: offload.to };
+        let load = |tensor: &Address| Instruction::Load { tensor: *tensor, from: offload.to };
         program.instructions.extend(loads.get(&at).into_iter().flatten().map(load));
         program.instructions.push(i);
-        let offload = |what: &Movable| Instruction::Offload { what: *what, to: offload.to };
+        let offload = |tensor: &Address| Instruction::Offload { tensor: *tensor, to: offload.to };
         program.instructions.extend(offloads.get(&at).into_iter().flatten().map(offload));
     }
 }
@@ -41,27 +41,30 @@ pub(crate) fn rewrite(program: &mut Program, offload: &PeerOffload) {
 /// The names of the activations that could be away between forward and backward, with the bytes of one micro-batch.
 pub(super) fn activations(program: &Program) -> BTreeMap<String, u64> {
     let (mut found, activations) = (BTreeMap::new(), Activations::new(program));
-    for (what, spans) in uses(program, 0) {
-        if let Movable::Value { value, .. } = what
-            && !gaps(program, &activations, what, &spans).is_empty()
+    for (tensor, spans) in uses(program, 0) {
+        if let Address::Value { value, .. } = tensor
+            && !gaps(program, &activations, tensor, &spans).is_empty()
         {
-            found.insert(program.name(value), program.movable_bytes(what));
+            found.insert(program.name(value), program.bytes(tensor));
         }
     }
     found
 }
 
-fn chosen(program: &Program, offload: &PeerOffload, made_twice: &HashSet<ValueId>, what: Movable) -> bool {
-    let Some(value) = program.movable_value(what).and_then(|v| program.values.get(&v)) else { return false };
-    match what {
-        Movable::Value { value: v, .. } => offload.activations.contains(&value.name) && !made_twice.contains(&v),
-        Movable::Part { .. } | Movable::Gradient { .. } => offload.gradients.contains(&value.name),
-        Movable::Parameter { parameter } => {
-            offload.parameters.contains(&value.name) && program.holdings.iter().any(|h| h.value == parameter)
+fn chosen(program: &Program, offload: &PeerOffload, made_twice: &HashSet<ValueId>, tensor: Address) -> bool {
+    let Some(value) = program.values.get(&tensor.value()) else { return false };
+    match tensor {
+        Address::Value { value: v, .. } => offload.activations.contains(&value.name) && !made_twice.contains(&v),
+        Address::Part { .. } | Address::Gradient { .. } => offload.gradients.contains(&value.name),
+        Address::Held { value: v } => {
+            let held = program.holdings.iter().any(|h| h.value == v);
+            let parameter = matches!(value.kind, ValueKind::Parameter(_));
+            held && parameter && offload.parameters.contains(&value.name)
         }
-        Movable::Slot { slot, .. } => {
+        Address::OptimizerState { slot, .. } => {
             offload.optimizer.get(slot as usize).is_some_and(|names| names.contains(&value.name))
         }
+        Address::BufferAfter { .. } => false,
     }
 }
 
@@ -72,42 +75,41 @@ struct Gap {
     before: Option<usize>,
 }
 
-fn gaps(program: &Program, activations: &Activations<'_>, what: Movable, spans: &[Span]) -> Vec<Gap> {
-    let instructions = &program.instructions;
+fn gaps(program: &Program, activations: &Activations<'_>, tensor: Address, spans: &[Span]) -> Vec<Gap> {
     let between = spans.windows(2).map(|pair| (pair[0].to, pair[1].from));
     let gap = |(after, before): (usize, usize)| Gap { after: Some(after), before: Some(before) };
-    match what {
-        Movable::Value { micro_batch, .. } => {
-            let backward = |at: usize| activations.is_backward(micro_batch, at);
-            between.filter(|(after, before)| !backward(*after) && backward(*before)).map(gap).collect()
-        }
-        Movable::Part { .. } | Movable::Gradient { .. } => between.map(gap).collect(),
-        Movable::Parameter { .. } | Movable::Slot { .. } => {
-            let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return Vec::new() };
-            // What is overwritten need not return.
-            let overwritten =
-                |at: usize| matches!(instructions[at], Instruction::Receive { slot: Slot::Parameter { .. }, .. });
-            let read = |at: usize| (!overwritten(at)).then_some(at);
-            let between = between.map(|(after, before)| Gap { after: Some(after), before: read(before) });
-            let ends = [Gap { after: None, before: read(first.from) }, Gap { after: Some(last.to), before: None }];
-            between.chain(ends).collect()
-        }
+    if let Some(micro_batch) = tensor.micro_batch() {
+        let backward = |at: usize| activations.is_backward(micro_batch, at);
+        return between.filter(|(after, before)| !backward(*after) && backward(*before)).map(gap).collect();
     }
+    if !tensor.stays() {
+        return between.map(gap).collect();
+    }
+    let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return Vec::new() };
+    // What is overwritten need not return.
+    let overwritten = |at: usize| {
+        let mut effects = program.instructions[at].effects(program, 0);
+        effects.any(|effect| effect == (tensor, Access::Replace))
+    };
+    let read = |at: usize| (!overwritten(at)).then_some(at);
+    let between = between.map(|(after, before)| Gap { after: Some(after), before: read(before) });
+    let ends = [Gap { after: None, before: read(first.from) }, Gap { after: Some(last.to), before: None }];
+    between.chain(ends).collect()
 }
 
 /// Reduces each gradient that will be away, and all of whose parts are summed here, as soon as they are complete. It then
 /// leaves once, and not twice.
 fn reduce_early(program: &mut Program, offload: &PeerOffload) {
-    let local: HashSet<u32> = program
+    let local: HashSet<ValueId> = program
         .owned()
         .filter(|(_, r)| r.parts.iter().all(|p| p.peer == program.peer))
-        .filter(|(_, r)| offload.gradients.contains(&program.name(r.parameter)))
-        .map(|(i, _)| i)
+        .map(|(parameter, _)| parameter)
+        .filter(|parameter| offload.gradients.contains(&program.name(*parameter)))
         .collect();
     let mut last = HashMap::new();
     for (at, i) in program.instructions.iter().enumerate() {
-        if let Instruction::Accumulate { reduction, .. } = i {
-            last.insert(*reduction, at);
+        if let Instruction::Accumulate { parameter, .. } = i {
+            last.insert(*parameter, at);
         }
     }
     let mut instructions = Vec::with_capacity(program.instructions.len());
@@ -118,11 +120,11 @@ fn reduce_early(program: &mut Program, offload: &PeerOffload) {
             instructions.append(&mut complete);
         }
         match i {
-            Instruction::Reduce { reduction } if local.contains(&reduction) => continue,
-            Instruction::Accumulate { reduction, .. }
-                if local.contains(&reduction) && last.get(&reduction) == Some(&at) =>
+            Instruction::Reduce { parameter } if local.contains(&parameter) => continue,
+            Instruction::Accumulate { parameter, .. }
+                if local.contains(&parameter) && last.get(&parameter) == Some(&at) =>
             {
-                complete.push(Instruction::Reduce { reduction });
+                complete.push(Instruction::Reduce { parameter });
             }
             _ => {}
         }

@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use fusionllm_graph::{ValueId, ValueKind};
+use fusionllm_graph::ValueId;
 
-use crate::program::{Instruction, Movable, Program, Slot, storage};
+use crate::program::{Access, Address, Instruction, Program, storage};
 
 /// Instructions, the first and the last, between which a tensor must be in memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -14,10 +14,12 @@ pub(super) struct Span {
 }
 
 /// The spans of every tensor that can move, in order. None touches the next.
-pub(super) fn uses(program: &Program, slots: usize) -> BTreeMap<Movable, Vec<Span>> {
+pub(super) fn uses(program: &Program, slots: usize) -> BTreeMap<Address, Vec<Span>> {
     let mut uses = Uses { program, spans: BTreeMap::new(), made: HashMap::new(), lives: Vec::new() };
     for (at, i) in program.instructions.iter().enumerate() {
-        uses.instruction(at, i, slots);
+        for (tensor, access) in i.effects(program, slots) {
+            uses.tensor(tensor, access, at);
+        }
     }
     uses.add_views();
     for spans in uses.spans.values_mut() {
@@ -43,7 +45,7 @@ fn join(spans: &mut Vec<Span>, instructions: &[Instruction]) {
 
 struct Uses<'a> {
     program: &'a Program,
-    spans: BTreeMap<Movable, Vec<Span>>,
+    spans: BTreeMap<Address, Vec<Span>>,
     /// When the values present were made.
     made: HashMap<(ValueId, u32), usize>,
     /// Values of micro-batches that were made and freed. What is computed again lives twice.
@@ -51,68 +53,14 @@ struct Uses<'a> {
 }
 
 impl Uses<'_> {
-    fn touch(&mut self, what: Movable, at: usize) {
-        self.spans.entry(what).or_default().push(Span { from: at, to: at });
-    }
-
-    fn value(&mut self, v: ValueId, micro_batch: u32, at: usize) {
-        match self.program.values.get(&v).map(|v| &v.kind) {
-            Some(ValueKind::Parameter(_)) => self.touch(Movable::Parameter { parameter: v }, at),
-            Some(ValueKind::Input | ValueKind::Result { .. }) => {
-                self.made.entry((v, micro_batch)).or_insert(at);
-                self.touch(Movable::Value { value: v, micro_batch }, at);
+    fn tensor(&mut self, tensor: Address, access: Access, at: usize) {
+        self.spans.entry(tensor).or_default().push(Span { from: at, to: at });
+        if let Address::Value { value, micro_batch } = tensor {
+            let from = *self.made.entry((value, micro_batch)).or_insert(at);
+            if access == Access::Free {
+                self.made.remove(&(value, micro_batch));
+                self.lives.push((value, micro_batch, Span { from, to: at }));
             }
-            _ => {}
-        }
-    }
-
-    fn reduction(&self, parameter: ValueId) -> Option<u32> {
-        self.program.reductions.iter().position(|r| r.parameter == parameter).map(|r| r as u32)
-    }
-
-    fn instruction(&mut self, at: usize, i: &Instruction, slots: usize) {
-        match *i {
-            Instruction::Run { node, micro_batch } => {
-                let Some(node) = self.program.nodes.get(&node) else { return };
-                for v in node.inputs.iter().chain(&node.outputs) {
-                    self.value(*v, micro_batch, at);
-                }
-            }
-            Instruction::Receive { slot, .. } | Instruction::Send { slot, .. } => match slot {
-                Slot::Value { value, micro_batch } => self.value(value, micro_batch, at),
-                Slot::Part { parameter, part } => {
-                    if let Some(reduction) = self.reduction(parameter) {
-                        self.touch(Movable::Part { reduction, part }, at);
-                    }
-                }
-                Slot::Parameter { parameter } => self.touch(Movable::Parameter { parameter }, at),
-                Slot::Buffer { .. } => {}
-            },
-            Instruction::Free { value, micro_batch } => {
-                self.value(value, micro_batch, at);
-                if let Some(from) = self.made.remove(&(value, micro_batch)) {
-                    self.lives.push((value, micro_batch, Span { from, to: at }));
-                }
-            }
-            Instruction::Accumulate { reduction, part, value, micro_batch } => {
-                self.value(value, micro_batch, at);
-                self.touch(Movable::Part { reduction, part }, at);
-            }
-            Instruction::UpdateState { value, micro_batch, .. } | Instruction::Report { value, micro_batch, .. } => {
-                self.value(value, micro_batch, at);
-            }
-            Instruction::Reduce { reduction } => {
-                let parts = self.program.reductions.get(reduction as usize).map_or(0, |r| r.parts.len() as u32);
-                (0..parts).for_each(|part| self.touch(Movable::Part { reduction, part }, at));
-                self.touch(Movable::Gradient { reduction }, at);
-            }
-            Instruction::Update { reduction } => {
-                let Some(r) = self.program.reductions.get(reduction as usize) else { return };
-                self.touch(Movable::Parameter { parameter: r.parameter }, at);
-                self.touch(Movable::Gradient { reduction }, at);
-                (0..slots as u32).for_each(|slot| self.touch(Movable::Slot { reduction, slot }, at));
-            }
-            Instruction::Clip | Instruction::Offload { .. } | Instruction::Load { .. } => {}
         }
     }
 
@@ -126,12 +74,12 @@ impl Uses<'_> {
             }
         }
         for ((root, _), lives) in &sharing {
-            if let Some(spans) = self.spans.get_mut(&Movable::Parameter { parameter: *root }) {
+            if let Some(spans) = self.spans.get_mut(&Address::Held { value: *root }) {
                 spans.extend(lives.iter().map(|(_, life)| *life));
             }
         }
-        self.spans.retain(|what, spans| {
-            let Movable::Value { value, micro_batch } = *what else { return true };
+        self.spans.retain(|tensor, spans| {
+            let Address::Value { value, micro_batch } = *tensor else { return true };
             let Some(of) = storage.get(&value).filter(|of| !of.stays && of.own == of.of_root) else { return false };
             let others = sharing.get(&(of.root, micro_batch)).into_iter().flatten().filter(|(v, _)| *v != value);
             spans.extend(others.map(|(_, life)| *life));

@@ -2,7 +2,7 @@ use fusionllm_graph::units::{bytes, counted, seconds};
 
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
 use crate::cost::Cluster;
-use crate::program::{PeerId, Slot};
+use crate::program::PeerId;
 use crate::simulate::{Activity, Simulation, Span};
 
 const WIDTH: f64 = 1280.0;
@@ -90,14 +90,9 @@ pub fn timeline(cluster: &Cluster, simulation: &Simulation) -> String {
     }
     let between: Vec<_> = simulation.transfers.iter().filter(|t| t.from != PeerId::BROKER).collect();
     for t in between.iter().filter(|t| tall && t.from.0 < peers as u32) {
-        let what = match t.slot {
-            Slot::Value { micro_batch, .. } => format!("micro-batch {micro_batch}"),
-            Slot::Part { .. } => "part of a gradient".into(),
-            Slot::Parameter { .. } => "parameter".into(),
-            Slot::Buffer { .. } => "buffer".into(),
-        };
         let (start, last) = (x(t.start), x(t.end).max(x(t.start) + 0.75));
-        let title = format!("{what} to {}: {}, {}", cluster.name(t.to), bytes(t.bytes), seconds(t.arrived - t.sent));
+        let title =
+            format!("{} to {}: {}, {}", t.tensor, cluster.name(t.to), bytes(t.bytes), seconds(t.arrived - t.sent));
         svg.rect([start, y(t.from) + row + 1.5, last - start, sends - 1.0], 1.0, &fill(SEND), &title);
         if between.len() <= ARROWS && t.to.0 < peers as u32 {
             let down = t.to > t.from;

@@ -1,7 +1,7 @@
 use serde_json::{Value, json};
 
 use crate::cost::Cluster;
-use crate::program::{PeerId, Slot};
+use crate::program::PeerId;
 use crate::simulate::{Activity, Simulation};
 
 /// One recorded step as a trace in the [format] that Chrome and Perfetto open. Each peer is a process. One of its
@@ -47,16 +47,10 @@ pub fn chrome_trace(cluster: &Cluster, simulation: &Simulation) -> String {
             name(&mut events, "thread_name", process(t.from), next, &format!("sends to {}", cluster.name(t.to)));
             next
         });
-        let (value, what) = match t.slot {
-            Slot::Value { value, micro_batch } => (value, format!("micro-batch {micro_batch}")),
-            Slot::Part { parameter, part } => (parameter, format!("part {part} of a gradient")),
-            Slot::Parameter { parameter } => (parameter, "parameter".into()),
-            Slot::Buffer { buffer, micro_batch } => (buffer, format!("buffer after micro-batch {micro_batch}")),
-        };
         events.push(json!({
-            "ph": "X", "name": what, "cat": "send", "pid": process(t.from), "tid": tid,
+            "ph": "X", "name": t.tensor.to_string(), "cat": "send", "pid": process(t.from), "tid": tid,
             "ts": t.start * MICRO, "dur": (t.end - t.start) * MICRO,
-            "args": { "value": value.to_string(), "bytes": t.bytes, "queued_us": (t.start - t.sent) * MICRO },
+            "args": { "value": t.tensor.value().to_string(), "bytes": t.bytes, "queued_us": (t.start - t.sent) * MICRO },
         }));
         // An arrow from the sender to the receiver's activity on arrival.
         let arrow = json!({ "cat": "send", "name": "message", "id": id });

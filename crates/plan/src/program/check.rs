@@ -5,8 +5,9 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 use fusionllm_compress::Codec;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 
-use super::{GradientPart, Instruction, Medium, Movable, PeerId, Program, Reduction, Slot, takes_codec};
+use super::{Access, Address, GradientPart, Instruction, Medium, PeerId, Program, takes_codec};
 use crate::error::PlanError;
+use crate::optimizer::MAX_SLOTS;
 
 type Check = Result<(), String>;
 
@@ -110,28 +111,23 @@ enum Part {
     Taken,
 }
 
-/// The state of an owned gradient.
-#[derive(Clone, Copy, PartialEq)]
-enum Gradient {
-    Open,
-    Reduced,
-    Applied,
-}
-
 /// The state of an executor, without the numbers.
 struct Walk<'a> {
     program: &'a Program,
+    /// The number of optimizer slots that the program names.
+    slots: usize,
     /// The values that stay here, and whether this peer owns them.
     held: BTreeMap<ValueId, bool>,
-    /// Index of each parameter's reduction.
-    reductions: BTreeMap<ValueId, u32>,
-    present: HashSet<(ValueId, u32)>,
+    /// The values of micro-batches and the gradients that are there.
+    present: HashSet<Address>,
     seen: HashSet<Instruction>,
-    awaited: HashSet<Slot>,
-    parts: Vec<Vec<Part>>,
-    gradients: Vec<Gradient>,
-    /// What is not in memory, and where it is instead.
-    away: BTreeMap<Movable, Medium>,
+    awaited: HashSet<Address>,
+    /// By parameter: its parts.
+    parts: BTreeMap<ValueId, Vec<Part>>,
+    /// The parameters that were updated.
+    updated: BTreeSet<ValueId>,
+    /// The tensors that are not in memory, and where they are instead.
+    away: BTreeMap<Address, Medium>,
 }
 
 impl<'a> Walk<'a> {
@@ -148,29 +144,34 @@ impl<'a> Walk<'a> {
                 format!("it cannot keep {}", program.name(h.value))
             })?;
         }
-        let mut reductions = BTreeMap::new();
-        for (i, r) in (0..).zip(&program.reductions) {
+        for (parameter, r) in &program.reductions {
             let ty = |v: ValueId| program.values.get(&v).map(|v| &v.ty);
-            let fits = matches!(kind(r.parameter), Some(ValueKind::Parameter(_)))
+            let fits = matches!(kind(*parameter), Some(ValueKind::Parameter(_)))
                 && !r.parts.is_empty()
-                && r.parts.iter().all(|p| ty(p.value) == ty(r.parameter) && p.micro_batches > 0)
-                && reductions.insert(r.parameter, i).is_none();
-            want(fits, || format!("the gradient parts of {} do not fit it", program.name(r.parameter)))?;
-            let owner = held.get(&r.parameter) == Some(&true);
+                && r.parts.iter().all(|p| ty(p.value) == ty(*parameter) && p.micro_batches > 0);
+            want(fits, || format!("the gradient parts of {} do not fit it", program.name(*parameter)))?;
+            let owner = held.get(parameter) == Some(&true);
             want(owner == (r.owner == program.peer), || {
-                format!("the owner of {} is not consistent", program.name(r.parameter))
+                format!("the owner of {} is not consistent", program.name(*parameter))
             })?;
         }
+        let slots = program.resting().into_keys().filter_map(|tensor| match tensor {
+            Address::OptimizerState { slot, .. } => Some(slot as usize + 1),
+            _ => None,
+        });
+        let slots = slots.max().unwrap_or(0);
+        want(slots <= MAX_SLOTS, || "no optimizer has as much state for a parameter as it offloads")?;
+        let open = |parts: &Vec<GradientPart>| vec![Part::Sum { added: 0, next: 0 }; parts.len()];
         Ok(Self {
             program,
-            away: program.resting(),
+            slots,
             held,
-            reductions,
             present: HashSet::new(),
             seen: HashSet::new(),
             awaited: HashSet::new(),
-            parts: program.reductions.iter().map(|r| vec![Part::Sum { added: 0, next: 0 }; r.parts.len()]).collect(),
-            gradients: vec![Gradient::Open; program.reductions.len()],
+            parts: program.reductions.iter().map(|(parameter, r)| (*parameter, open(&r.parts))).collect(),
+            updated: BTreeSet::new(),
+            away: program.resting(),
         })
     }
 
@@ -184,168 +185,152 @@ impl<'a> Walk<'a> {
         if let Some(m) = i.micro_batch() {
             want(m < self.program.micro_batches, || "its micro-batch does not exist")?;
         }
+        self.allowed(i)?;
+        i.effects(self.program, self.slots).try_for_each(|(tensor, access)| self.access(tensor, access))
+    }
+
+    /// Checks what the instruction names, and its order among others of its kind. Whether its tensors are there is left
+    /// to [`Self::access`].
+    fn allowed(&mut self, i: &Instruction) -> Check {
         match *i {
-            Instruction::Receive { slot, from } => self.receive(slot, from),
-            Instruction::Send { slot, to } => self.send(slot, to),
-            Instruction::Run { node, micro_batch } => {
-                let node = self.program.nodes.get(&node).ok_or("the node does not exist")?;
-                for v in &node.inputs {
-                    self.available(*v, micro_batch)?;
-                }
-                node.outputs.iter().try_for_each(|v| self.put(*v, micro_batch))
+            Instruction::Receive { tensor, from } => self.may_receive(tensor, from),
+            Instruction::Send { tensor, to } => self.may_send(tensor, to),
+            Instruction::Run { node, .. } => want(self.program.nodes.contains_key(&node), || "the node does not exist"),
+            Instruction::Accumulate { parameter, part, value, micro_batch } => {
+                self.value(value)?;
+                let (of, state) = self.part(parameter, part)?;
+                want((of.peer, of.value) == (self.program.peer, value), || "it is not this peer's part")?;
+                let Part::Sum { added, next } = state else { return Err("the part is complete".into()) };
+                want(micro_batch >= next, || "micro-batches must be added once, in order")?;
+                self.set_part(parameter, part, Part::Sum { added: added + 1, next: micro_batch + 1 });
+                Ok(())
             }
-            Instruction::Free { value, micro_batch } => {
-                self.in_memory(Movable::Value { value, micro_batch })?;
-                want(self.present.remove(&(value, micro_batch)), || "the value is not present")
-            }
-            Instruction::Accumulate { reduction, part, value, micro_batch } => {
-                self.available(value, micro_batch)?;
-                let me = self.program.peer;
-                self.in_memory(Movable::Part { reduction, part })?;
-                let (r, state) = self.part(reduction, part)?;
-                let p = &r.parts[part as usize];
-                want((p.peer, p.value) == (me, value), || "it is not this peer's part")?;
-                match *state {
-                    Part::Sum { added, next } if micro_batch >= next => {
-                        *state = Part::Sum { added: added + 1, next: micro_batch + 1 };
-                        Ok(())
-                    }
-                    _ => Err("micro-batches must be added once, in order".into()),
-                }
-            }
-            Instruction::UpdateState { buffer, value, micro_batch } => {
-                self.available(value, micro_batch)?;
-                let (old, new) = (&self.value(buffer)?, &self.value(value)?);
+            Instruction::UpdateState { buffer, value, .. } => {
+                let (old, new) = (self.value(buffer)?, self.value(value)?);
                 let fits = matches!(old.kind, ValueKind::Buffer(_)) && old.ty == new.ty;
                 want(fits && self.held.contains_key(&buffer), || "the value does not fit a buffer that is kept here")
             }
-            Instruction::Report { report, value, micro_batch } => {
-                self.available(value, micro_batch)?;
+            Instruction::Report { report, value, .. } => {
                 want(self.value(value)?.ty.numel() == 1, || "it is not a scalar")?;
                 want((report as usize) < self.program.reports.len(), || "there is no such report")
             }
-            Instruction::Reduce { reduction } => {
+            Instruction::Reduce { parameter } => {
                 want(!self.seen.contains(&Instruction::Clip), || "it comes after the verdict")?;
-                self.advance(reduction, Gradient::Open, Gradient::Reduced)?;
-                (0..self.parts[reduction as usize].len() as u32).try_for_each(|part| self.take(reduction, part))
+                self.owns(parameter)
             }
-            // `seen` already refuses a second one.
-            Instruction::Clip => Ok(()),
-            Instruction::Update { reduction } => {
+            Instruction::Update { parameter } => {
                 want(self.seen.contains(&Instruction::Clip), || "it comes before the verdict")?;
-                self.for_update(reduction)?;
-                self.advance(reduction, Gradient::Reduced, Gradient::Applied)
+                self.owns(parameter)?;
+                self.updated.insert(parameter);
+                Ok(())
             }
-            Instruction::Offload { what, to } => {
-                self.exists(what)?;
-                want(self.away.insert(what, to).is_none(), || "it is away already")
-            }
-            Instruction::Load { what, from } => want(self.away.remove(&what) == Some(from), || "it is not there"),
+            Instruction::Offload { tensor, .. } => self.may_move(tensor),
+            // `seen` already refuses a second verdict.
+            Instruction::Free { .. } | Instruction::Clip | Instruction::Load { .. } => Ok(()),
         }
     }
 
-    fn in_memory(&self, what: Movable) -> Check {
-        want(!self.away.contains_key(&what), || "a tensor that it needs is not in memory")
+    /// Uses a tensor, which must be where the use needs it.
+    fn access(&mut self, tensor: Address, access: Access) -> Check {
+        let name = |what| format!("{} {what}", self.program.name(tensor.value()));
+        match access {
+            Access::Offload(to) => return want(self.away.insert(tensor, to).is_none(), || "it is away already"),
+            Access::Load(from) => return want(self.away.remove(&tensor) == Some(from), || "it is not there"),
+            // The new content takes the place of one that is away.
+            Access::Replace => {
+                self.away.remove(&tensor);
+                return Ok(());
+            }
+            _ => want(!self.away.contains_key(&tensor), || "a tensor that it needs is not in memory")?,
+        }
+        match (tensor, access) {
+            (Address::Part { parameter, part }, Access::Make) => {
+                self.set_part(parameter, part, Part::Received);
+                Ok(())
+            }
+            (Address::Part { parameter, part }, Access::Take) => self.take(parameter, part),
+            // `allowed` has added it.
+            (Address::Part { .. }, _) => Ok(()),
+            (Address::Held { value }, _) => want(self.held.contains_key(&value), || name("is not present")),
+            // An executor makes what is missing of it.
+            (Address::OptimizerState { .. }, _) => Ok(()),
+            (_, Access::Make) => want(self.present.insert(tensor), || name("is present already")),
+            (_, Access::Take | Access::Free) => want(self.present.remove(&tensor), || name("is not present")),
+            _ => want(self.present.contains(&tensor), || name("is not present")),
+        }
     }
 
-    /// Everything that an update changes must be in memory.
-    fn for_update(&self, reduction: u32) -> Check {
-        let parameter = self.program.reductions.get(reduction as usize).map(|r| r.parameter);
-        let of = |what: &Movable| match *what {
-            Movable::Gradient { reduction: r } | Movable::Slot { reduction: r, .. } => r == reduction,
-            Movable::Parameter { parameter: p } => parameter == Some(p),
-            Movable::Value { .. } | Movable::Part { .. } => false,
-        };
-        want(!self.away.keys().any(of), || "a tensor that it needs is not in memory")
+    fn may_receive(&mut self, tensor: Address, from: PeerId) -> Check {
+        want(from != self.program.peer, || "it comes from this peer itself")?;
+        want(self.awaited.insert(tensor), || "it is received twice")?;
+        match tensor {
+            Address::Value { value, .. } => match self.value(value)?.kind {
+                ValueKind::Input => want(from == PeerId::BROKER, || "an input must come from the broker"),
+                ValueKind::Result { .. } => want(from != PeerId::BROKER, || "a result must come from a peer"),
+                _ => Err("it does not differ between micro-batches".into()),
+            },
+            Address::Part { parameter, part } => {
+                let (of, _) = self.part(parameter, part)?;
+                want(of.peer == from, || "it is not for this peer")?;
+                self.owns(parameter)
+            }
+            Address::Held { value } => {
+                let copy = matches!(self.value(value)?.kind, ValueKind::Parameter(_));
+                let copy = copy && self.held.get(&value) == Some(&false);
+                want(copy && from != PeerId::BROKER, || "this peer keeps no copy of it")
+            }
+            Address::BufferAfter { buffer, .. } => want(
+                self.keeps_buffer(buffer)? && from != PeerId::BROKER,
+                || "this peer does not keep the buffer, or a peer does not send it",
+            ),
+            Address::Gradient { .. } | Address::OptimizerState { .. } => Err("no message carries it".into()),
+        }
+    }
+
+    fn may_send(&self, tensor: Address, to: PeerId) -> Check {
+        want(to != self.program.peer && to != PeerId::BROKER, || "it must go to another peer")?;
+        match tensor {
+            Address::Value { .. } => Ok(()),
+            Address::Part { parameter, part } => {
+                let ours = self.part(parameter, part)?.0.peer == self.program.peer;
+                let owner = self.program.reductions.get(&parameter).map(|r| r.owner);
+                want(ours && owner == Some(to), || "the part is not this peer's, or the receiver does not own it")
+            }
+            Address::Held { value } => want(self.updated.contains(&value), || "it is not updated yet"),
+            Address::BufferAfter { buffer, .. } => {
+                want(self.keeps_buffer(buffer)?, || "this peer does not keep the buffer")
+            }
+            Address::Gradient { .. } | Address::OptimizerState { .. } => Err("no message carries it".into()),
+        }
     }
 
     /// Whether there is a tensor to move.
-    fn exists(&mut self, what: Movable) -> Check {
-        let exists = match what {
-            Movable::Value { value, micro_batch } => self.present.contains(&(value, micro_batch)),
-            Movable::Part { reduction, part } => {
-                matches!(self.part(reduction, part)?.1, Part::Sum { added: 1.., .. } | Part::Received)
+    fn may_move(&self, tensor: Address) -> Check {
+        let exists = match tensor {
+            Address::Value { .. } | Address::Gradient { .. } => self.present.contains(&tensor),
+            Address::Part { parameter, part } => {
+                matches!(self.part(parameter, part)?.1, Part::Sum { added: 1.., .. } | Part::Received)
             }
-            Movable::Gradient { reduction } => self.gradients.get(reduction as usize) == Some(&Gradient::Reduced),
-            Movable::Parameter { parameter } => {
-                let kind = &self.value(parameter)?.kind;
-                matches!(kind, ValueKind::Parameter(_)) && self.held.contains_key(&parameter)
+            Address::Held { value } => {
+                matches!(self.value(value)?.kind, ValueKind::Parameter(_)) && self.held.contains_key(&value)
             }
-            Movable::Slot { reduction, .. } => {
-                let r = self.program.reductions.get(reduction as usize);
-                r.is_some_and(|r| r.owner == self.program.peer)
-            }
+            Address::OptimizerState { parameter, .. } => self.owns(parameter).is_ok(),
+            Address::BufferAfter { .. } => false,
         };
         want(exists, || "there is nothing to move")
     }
 
-    fn receive(&mut self, slot: Slot, from: PeerId) -> Check {
-        want(from != self.program.peer, || "it comes from this peer itself")?;
-        want(self.awaited.insert(slot), || "it is received twice")?;
-        match slot {
-            Slot::Value { value, micro_batch } => {
-                match self.value(value)?.kind {
-                    ValueKind::Input => want(from == PeerId::BROKER, || "an input must come from the broker")?,
-                    ValueKind::Result { .. } => want(from != PeerId::BROKER, || "a result must come from a peer")?,
-                    _ => return Err("it does not differ between micro-batches".into()),
-                }
-                self.put(value, micro_batch)
-            }
-            Slot::Part { parameter, part } => {
-                let me = self.program.peer;
-                let (r, state) = self.part(self.reduction(parameter)?, part)?;
-                want(r.owner == me && r.parts[part as usize].peer == from, || "it is not for this peer")?;
-                *state = Part::Received;
-                Ok(())
-            }
-            Slot::Parameter { parameter } => {
-                let kind = &self.value(parameter)?.kind;
-                let copy = matches!(kind, ValueKind::Parameter(_)) && self.held.get(&parameter) == Some(&false);
-                // The new value takes the place of one that is away.
-                self.away.remove(&Movable::Parameter { parameter });
-                want(copy && from != PeerId::BROKER, || "this peer keeps no copy of it")
-            }
-            Slot::Buffer { buffer, .. } => want(
-                self.keeps_buffer(buffer)? && from != PeerId::BROKER,
-                || "this peer does not keep the buffer, or a peer does not send it",
-            ),
-        }
-    }
-
-    fn send(&mut self, slot: Slot, to: PeerId) -> Check {
-        want(to != self.program.peer && to != PeerId::BROKER, || "it must go to another peer")?;
-        match slot {
-            Slot::Value { value, micro_batch } => {
-                self.in_memory(Movable::Value { value, micro_batch })?;
-                want(self.present.contains(&(value, micro_batch)), || "the value is not present")
-            }
-            Slot::Part { parameter, part } => {
-                let reduction = self.reduction(parameter)?;
-                let (r, _) = self.part(reduction, part)?;
-                let ours = r.parts[part as usize].peer == self.program.peer;
-                want(ours && r.owner == to, || "the part is not this peer's, or the receiver does not own it")?;
-                self.take(reduction, part)
-            }
-            Slot::Parameter { parameter } => {
-                self.in_memory(Movable::Parameter { parameter })?;
-                let reduction = self.reduction(parameter)?;
-                want(self.gradients[reduction as usize] == Gradient::Applied, || "it is not updated yet")
-            }
-            Slot::Buffer { buffer, .. } => want(self.keeps_buffer(buffer)?, || "this peer does not keep the buffer"),
-        }
-    }
-
-    /// What must be done at the end.
+    /// Checks what must be done at the end.
     fn end(&self) -> Check {
         want(self.away == self.program.resting(), || "what was moved is not back where it was at the beginning")?;
-        if let Some((v, m)) = self.present.iter().min() {
-            return Err(format!("{} of micro-batch {m} is never freed", self.program.name(*v)));
+        if let Some(Address::Value { value, micro_batch }) = self.present.iter().min() {
+            return Err(format!("{} of micro-batch {micro_batch} is never freed", self.program.name(*value)));
         }
-        for ((r, parts), gradient) in self.program.reductions.iter().zip(&self.parts).zip(&self.gradients) {
+        for ((parameter, r), parts) in self.program.reductions.iter().zip(self.parts.values()) {
             let mut ours = r.parts.iter().zip(parts).filter(|(p, _)| p.peer == self.program.peer);
             let left = ours.any(|(_, state)| *state != Part::Taken);
-            let applied = r.owner != self.program.peer || *gradient == Gradient::Applied;
-            want(!left && applied, || format!("the gradient of {} is not applied", self.program.name(r.parameter)))?;
+            let applied = r.owner != self.program.peer || self.updated.contains(parameter);
+            want(!left && applied, || format!("the gradient of {} is not applied", self.program.name(*parameter)))?;
         }
         Ok(())
     }
@@ -354,55 +339,38 @@ impl<'a> Walk<'a> {
         self.program.values.get(&v).ok_or_else(|| format!("{v} does not exist"))
     }
 
-    fn available(&self, v: ValueId, micro_batch: u32) -> Check {
-        self.in_memory(Movable::Value { value: v, micro_batch })?;
-        self.in_memory(Movable::Parameter { parameter: v })?;
-        let there = self.present.contains(&(v, micro_batch))
-            || self.held.contains_key(&v)
-            || self.value(v)?.kind == ValueKind::RngKey;
-        want(there, || format!("{} is not present", self.program.name(v)))
-    }
-
     fn keeps_buffer(&self, v: ValueId) -> Result<bool, String> {
         Ok(matches!(self.value(v)?.kind, ValueKind::Buffer(_)) && self.held.contains_key(&v))
     }
 
-    fn put(&mut self, v: ValueId, micro_batch: u32) -> Check {
-        let program = self.program;
-        want(self.present.insert((v, micro_batch)), || format!("{} is present already", program.name(v)))
+    fn owns(&self, parameter: ValueId) -> Check {
+        let r = self.program.reductions.get(&parameter).ok_or("it has no gradient here")?;
+        want(r.owner == self.program.peer, || "this peer does not own it")
     }
 
-    fn reduction(&self, parameter: ValueId) -> Result<u32, String> {
-        self.reductions.get(&parameter).copied().ok_or_else(|| "it has no gradient here".into())
+    fn part(&self, parameter: ValueId, part: u32) -> Result<(&'a GradientPart, Part), String> {
+        let of = self.program.reductions.get(&parameter).and_then(|r| r.parts.get(part as usize));
+        let state = self.parts.get(&parameter).and_then(|parts| parts.get(part as usize)).copied();
+        of.zip(state).ok_or_else(|| "there is no such part".into())
     }
 
-    fn part(&mut self, reduction: u32, part: u32) -> Result<(&'a Reduction, &mut Part), String> {
-        let r = self.program.reductions.get(reduction as usize);
-        let state = self.parts.get_mut(reduction as usize).and_then(|parts| parts.get_mut(part as usize));
-        r.zip(state).ok_or_else(|| "there is no such part".into())
+    fn set_part(&mut self, parameter: ValueId, part: u32, to: Part) {
+        if let Some(state) = self.parts.get_mut(&parameter).and_then(|parts| parts.get_mut(part as usize)) {
+            *state = to;
+        }
     }
 
     /// Uses up a part, which must be complete.
-    fn take(&mut self, reduction: u32, part: u32) -> Check {
-        let me = self.program.peer;
-        let (r, state) = self.part(reduction, part)?;
-        let GradientPart { peer, micro_batches, .. } = r.parts[part as usize];
-        let whole = match *state {
-            Part::Sum { added, .. } => peer == me && added == micro_batches,
-            Part::Received => peer != me,
+    fn take(&mut self, parameter: ValueId, part: u32) -> Check {
+        let (GradientPart { peer, micro_batches, .. }, state) = self.part(parameter, part)?;
+        let ours = *peer == self.program.peer;
+        let whole = match state {
+            Part::Sum { added, .. } => ours && added == *micro_batches,
+            Part::Received => !ours,
             Part::Taken => false,
         };
         want(whole, || format!("part {part} is not complete"))?;
-        *state = Part::Taken;
-        self.in_memory(Movable::Part { reduction, part })
-    }
-
-    fn advance(&mut self, reduction: u32, from: Gradient, to: Gradient) -> Check {
-        let r = self.program.reductions.get(reduction as usize);
-        want(r.is_some_and(|r| r.owner == self.program.peer), || "this peer does not own it")?;
-        let state = &mut self.gradients[reduction as usize];
-        want(*state == from, || "its gradient is in another state")?;
-        *state = to;
+        self.set_part(parameter, part, Part::Taken);
         Ok(())
     }
 }

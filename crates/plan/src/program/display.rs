@@ -4,7 +4,7 @@ use std::fmt;
 
 use fusionllm_graph::{ValueId, ValueKind};
 
-use super::{Instruction, Movable, Program, Slot};
+use super::{Address, Instruction, Program};
 
 impl fmt::Display for Program {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -18,9 +18,9 @@ impl fmt::Display for Program {
             let ty = self.values.get(&h.value).map_or_else(String::new, |v| format!(": {}", v.ty));
             writeln!(f, "  keep {kind} {}{ty}{}", self.name(h.value), if h.owner { ", own" } else { "" })?;
         }
-        for r in &self.reductions {
+        for (parameter, r) in &self.reductions {
             let parts = r.parts.iter().map(|p| format!("{} ({})", self.name(p.value), p.peer)).collect::<Vec<_>>();
-            writeln!(f, "  gradient of {} at {}: {}", self.name(r.parameter), r.owner, parts.join(" + "))?;
+            writeln!(f, "  gradient of {} at {}: {}", self.name(*parameter), r.owner, parts.join(" + "))?;
         }
         for i in &self.instructions {
             writeln!(f, "  {}", self.show(i))?;
@@ -32,47 +32,39 @@ impl fmt::Display for Program {
 impl Program {
     /// An instruction with the names of its values. Its micro-batch, if any, comes first.
     pub(crate) fn show(&self, i: &Instruction) -> String {
-        let slot = |slot: Slot| match slot {
-            Slot::Value { value, .. } => self.name(value),
-            Slot::Part { parameter, part } => format!("part {part} of {}", self.name(parameter)),
-            Slot::Parameter { parameter } => self.name(parameter),
-            Slot::Buffer { buffer, .. } => self.name(buffer),
-        };
-        let parameter = |reduction: u32| match self.reductions.get(reduction as usize) {
-            Some(r) => self.name(r.parameter),
-            None => format!("reduction {reduction}"),
-        };
-        let list = |values: &[ValueId]| values.iter().map(|v| self.name(*v)).collect::<Vec<_>>().join(", ");
-        let movable = |what: Movable| match what {
-            Movable::Value { value, .. } => self.name(value),
-            Movable::Part { reduction, part } => format!("part {part} of {}", parameter(reduction)),
-            Movable::Gradient { reduction } => format!("the gradient of {}", parameter(reduction)),
-            Movable::Parameter { parameter } => self.name(parameter),
-            Movable::Slot { reduction, slot } => format!("slot {slot} of {}", parameter(reduction)),
+        let name = |v: ValueId| self.name(v);
+        let list = |values: &[ValueId]| values.iter().map(|v| name(*v)).collect::<Vec<_>>().join(", ");
+        let tensor = |tensor: Address| match tensor {
+            Address::Value { value: v, .. } | Address::Held { value: v } | Address::BufferAfter { buffer: v, .. } => {
+                name(v)
+            }
+            Address::Part { parameter, part } => format!("part {part} of {}", name(parameter)),
+            Address::Gradient { parameter } => format!("the gradient of {}", name(parameter)),
+            Address::OptimizerState { parameter, slot } => format!("slot {slot} of {}", name(parameter)),
         };
         let text = match *i {
-            Instruction::Receive { slot: s, from } => format!("receive {} from {from}", slot(s)),
-            Instruction::Send { slot: s, to } => format!("send {} to {to}", slot(s)),
+            Instruction::Receive { tensor: t, from } => format!("receive {} from {from}", tensor(t)),
+            Instruction::Send { tensor: t, to } => format!("send {} to {to}", tensor(t)),
             Instruction::Run { node, .. } => match self.nodes.get(&node) {
                 Some(n) => format!("run {} = {}({})", list(&n.outputs), n.op.name(), list(&n.inputs)),
                 None => format!("run {node}"),
             },
-            Instruction::Free { value, .. } => format!("free {}", self.name(value)),
-            Instruction::Accumulate { reduction, part, value, .. } => {
-                format!("add {} to part {part} of {}", self.name(value), parameter(reduction))
+            Instruction::Free { value, .. } => format!("free {}", name(value)),
+            Instruction::Accumulate { parameter, part, value, .. } => {
+                format!("add {} to part {part} of {}", name(value), name(parameter))
             }
             Instruction::UpdateState { buffer, value, .. } => {
-                format!("leave {} in {}", self.name(value), self.name(buffer))
+                format!("leave {} in {}", name(value), name(buffer))
             }
             Instruction::Report { report, value, .. } => {
-                let name = self.reports.get(report as usize).map_or("?", String::as_str);
-                format!("report {} as {name}", self.name(value))
+                let report = self.reports.get(report as usize).map_or("?", String::as_str);
+                format!("report {} as {report}", name(value))
             }
-            Instruction::Reduce { reduction } => format!("reduce {}", parameter(reduction)),
+            Instruction::Reduce { parameter } => format!("reduce {}", name(parameter)),
             Instruction::Clip => "clip".into(),
-            Instruction::Update { reduction } => format!("update {}", parameter(reduction)),
-            Instruction::Offload { what, to } => format!("offload {} to {to}", movable(what)),
-            Instruction::Load { what, from } => format!("load {} from {from}", movable(what)),
+            Instruction::Update { parameter } => format!("update {}", name(parameter)),
+            Instruction::Offload { tensor: t, to } => format!("offload {} to {to}", tensor(t)),
+            Instruction::Load { tensor: t, from } => format!("load {} from {from}", tensor(t)),
         };
         match i.micro_batch() {
             Some(m) => format!("[{m}] {text}"),

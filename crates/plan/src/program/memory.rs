@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fusionllm_graph::{Node, NodeId, Op, Phase, Value, ValueId, ValueKind};
 
-use super::{Instruction, Movable, Program, Slot};
+use super::{Access, Address, Instruction, Program};
 use crate::graph_facts::shares_storage;
 
 /// The tensors of a pass, in bytes: values of micro-batches, sums of gradients, copies for messages, and what is loaded.
@@ -20,8 +20,8 @@ pub(crate) struct Memory<'a> {
     /// By value and micro-batch: how many of the values present share its bytes. Those that stay from pass to pass are
     /// always among them, so they are never freed through a view.
     shares: HashMap<(ValueId, u32), u32>,
-    /// Sums that have begun, by reduction and part.
-    sums: HashSet<(u32, u32)>,
+    /// Sums that have begun.
+    sums: HashSet<Address>,
 }
 
 /// The bytes of a value.
@@ -66,132 +66,90 @@ impl<'a> Memory<'a> {
 
     /// Counts the instruction at this place. Returns the most bytes held while it runs.
     pub(crate) fn step(&mut self, at: usize) -> u64 {
-        let Some(instruction) = self.program.instructions.get(at) else { return self.live };
-        match *instruction {
-            Instruction::Receive { slot, .. } => {
-                let bytes = self.bytes(slot.value());
-                match slot {
-                    Slot::Value { value, micro_batch } => self.put(value, micro_batch),
-                    Slot::Part { .. } => self.add(bytes),
-                    Slot::Parameter { .. } | Slot::Buffer { .. } => {}
-                }
-                self.live.saturating_add(bytes)
+        let Some(i) = self.program.instructions.get(at) else { return self.live };
+        let before = self.live;
+        let mut most = before;
+        for (tensor, access) in i.effects(self.program, 0) {
+            match access {
+                Access::Make | Access::Load(_) => self.put(tensor),
+                Access::Add if self.sums.insert(tensor) => self.put(tensor),
+                Access::Take | Access::Free | Access::Offload(_) => self.remove(tensor),
+                Access::Read | Access::Add | Access::Change | Access::Replace => {}
             }
-            Instruction::Send { slot, .. } => {
-                let bytes = self.bytes(slot.value());
-                let most = self.live.saturating_add(bytes);
-                if let Slot::Part { .. } = slot {
-                    self.remove(bytes);
-                }
-                most
+            most = most.max(self.live);
+        }
+        match *i {
+            Instruction::Run { node, micro_batch } if self.in_place(at, node, micro_batch, self.live - before) => {
+                before
             }
-            Instruction::Run { node, micro_batch } => self.run(at, node, micro_batch),
-            Instruction::Free { value, micro_batch } => {
-                self.free(value, micro_batch);
-                self.live
+            // The operator before it may have overwritten the value.
+            Instruction::Free { .. } => self.live,
+            // The first term is moved, not added.
+            Instruction::Accumulate { value, micro_batch, .. }
+                if self.program.instructions.get(at + 1) == Some(&Instruction::Free { value, micro_batch }) =>
+            {
+                before
             }
-            Instruction::Accumulate { reduction, part, value, micro_batch } => {
-                if !self.sums.insert((reduction, part)) {
-                    return self.live;
-                }
-                let bytes = self.of_parameter(reduction);
-                self.add(bytes);
-                // The first term is moved, not added.
-                let moved = self.program.instructions.get(at + 1) == Some(&Instruction::Free { value, micro_batch });
-                self.live - if moved { bytes } else { 0 }
-            }
-            Instruction::Reduce { reduction } => {
-                let parts = self.program.reductions.get(reduction as usize).map_or(0, |r| r.parts.len());
-                let most = self.live;
-                self.remove(self.of_parameter(reduction).saturating_mul(parts.saturating_sub(1) as u64));
-                most
-            }
-            Instruction::Update { reduction } => {
-                let most = self.live;
-                self.remove(self.of_parameter(reduction));
-                most
-            }
-            // A copy is made for the medium, as for a message.
-            Instruction::Offload { what, .. } => {
-                let bytes = self.program.movable_bytes(what);
-                let most = self.live.saturating_add(bytes);
-                match what {
-                    Movable::Value { value, micro_batch } => self.free(value, micro_batch),
-                    _ => self.remove(bytes),
-                }
-                most
-            }
-            Instruction::Load { what, .. } => {
-                let bytes = self.program.movable_bytes(what);
-                match what {
-                    Movable::Value { value, micro_batch } => self.put(value, micro_batch),
-                    _ => self.add(bytes),
-                }
-                self.live.saturating_add(bytes)
-            }
-            Instruction::UpdateState { .. } | Instruction::Report { .. } | Instruction::Clip => self.live,
+            // A copy is made for the message or the medium.
+            Instruction::Receive { tensor, .. }
+            | Instruction::Send { tensor, .. }
+            | Instruction::Offload { tensor, .. }
+            | Instruction::Load { tensor, .. } => most.saturating_add(self.program.bytes(tensor)),
+            _ => most,
         }
     }
 
-    /// Adds an operator's results. An elementwise operator overwrites an operand of the same size if that is freed
-    /// afterwards.
-    fn run(&mut self, at: usize, node: NodeId, micro_batch: u32) -> u64 {
+    /// Whether the operator at this place overwrites an operand: one of the size of its result, which is freed
+    /// afterwards. Elementwise operators do.
+    fn in_place(&self, at: usize, node: NodeId, micro_batch: u32, size: u64) -> bool {
         let program = self.program;
-        let Some(Node { op, inputs, outputs, .. }) = program.nodes.get(&node) else { return self.live };
-        let before = self.live;
-        for v in outputs {
-            self.put(*v, micro_batch);
+        let Some(Node { op, inputs, outputs, .. }) = program.nodes.get(&node) else { return false };
+        let [output] = &outputs[..] else { return false };
+        if size == 0 || !elementwise(op) {
+            return false;
         }
-        let [output] = &outputs[..] else { return self.live };
-        if self.live == before || !elementwise(op) {
-            return self.live;
-        }
-        let size = self.live - before;
         let frees = program.instructions[at + 1..].iter().map_while(|i| match *i {
             Instruction::Free { value, micro_batch: m } if m == micro_batch => Some(value),
             _ => None,
         });
         let mut given = frees.filter(|v| inputs.contains(v) && v != output);
-        let in_place = given.any(|v| {
+        given.any(|v| {
             let shares = |of: &Bytes| self.shares.get(&(of.root, micro_batch)) == Some(&1);
             self.values.get(&v).is_some_and(|of| of.of_root == size && !of.stays && shares(of))
-        });
-        if in_place { before } else { self.live }
+        })
     }
 
-    fn put(&mut self, v: ValueId, micro_batch: u32) {
-        let Some(Bytes { root, of_root, stays, .. }) = self.values.get(&v).copied() else { return };
-        let shares = self.shares.entry((root, micro_batch)).or_insert(u32::from(stays));
-        *shares = shares.saturating_add(1);
-        if *shares == 1 {
-            self.add(of_root);
-        }
-    }
-
-    fn free(&mut self, v: ValueId, micro_batch: u32) {
-        let Some(Bytes { root, of_root, .. }) = self.values.get(&v).copied() else { return };
-        let Entry::Occupied(mut shares) = self.shares.entry((root, micro_batch)) else { return };
-        if *shares.get() > 1 {
-            *shares.get_mut() -= 1;
-        } else {
-            shares.remove();
-            self.remove(of_root);
-        }
-    }
-
-    fn bytes(&self, v: ValueId) -> u64 {
-        self.values.get(&v).map_or(0, |of| of.own)
-    }
-
-    fn of_parameter(&self, reduction: u32) -> u64 {
-        self.program.reductions.get(reduction as usize).map_or(0, |r| self.bytes(r.parameter))
-    }
-
-    fn add(&mut self, bytes: u64) {
+    fn put(&mut self, tensor: Address) {
+        let bytes = match tensor {
+            Address::Value { value, micro_batch } => {
+                let Some(Bytes { root, of_root, stays, .. }) = self.values.get(&value).copied() else { return };
+                let shares = self.shares.entry((root, micro_batch)).or_insert(u32::from(stays));
+                *shares = shares.saturating_add(1);
+                if *shares == 1 { of_root } else { 0 }
+            }
+            _ => self.program.bytes(tensor),
+        };
         self.live = self.live.saturating_add(bytes);
     }
 
-    fn remove(&mut self, bytes: u64) {
+    fn remove(&mut self, tensor: Address) {
+        let bytes = match tensor {
+            Address::Value { value, micro_batch } => {
+                let Some(Bytes { root, of_root, .. }) = self.values.get(&value).copied() else { return };
+                let Entry::Occupied(mut shares) = self.shares.entry((root, micro_batch)) else { return };
+                match shares.get() {
+                    2.. => {
+                        *shares.get_mut() -= 1;
+                        0
+                    }
+                    _ => {
+                        shares.remove();
+                        of_root
+                    }
+                }
+            }
+            _ => self.program.bytes(tensor),
+        };
         self.live = self.live.saturating_sub(bytes);
     }
 }

@@ -1,7 +1,9 @@
 //! Programs: each peer's share of a Plan, as the list of instructions that it runs in one pass.
 
+mod address;
 mod check;
 mod display;
+mod effects;
 mod frees;
 mod memory;
 mod offload;
@@ -15,10 +17,12 @@ use fusionllm_compress::{Codec, HEADER_BYTES, exact_bytes};
 use fusionllm_graph::{DType, Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
+pub use address::{Address, TensorKey};
+pub use effects::Access;
 pub(crate) use memory::{Bytes, Memory, storage};
-pub use offload::{Medium, Movable, OffloadedBytes};
+pub use offload::{Medium, OffloadedBytes};
 pub use pass::{PASSES_IN_FLIGHT, PassKind, PerPass};
-pub use poison::{Cause, Poison, PoisonPlace};
+pub use poison::{Cause, Poison};
 
 use crate::error::PlanError;
 
@@ -41,57 +45,13 @@ impl fmt::Display for PeerId {
     }
 }
 
-/// What a message between peers carries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Slot {
-    /// A value of one micro-batch: an input, an activation or a gradient.
-    Value {
-        /// The value.
-        value: ValueId,
-        /// The micro-batch.
-        micro_batch: u32,
-    },
-    /// A part of a parameter's gradient, summed over the sender's micro-batches.
-    Part {
-        /// The parameter.
-        parameter: ValueId,
-        /// Index in [`Reduction::parts`].
-        part: u32,
-    },
-    /// A parameter's new value, from its owner to its other holders.
-    Parameter {
-        /// The parameter.
-        parameter: ValueId,
-    },
-    /// The content of a buffer after a micro-batch. It goes to the peer that runs the next micro-batch. After the
-    /// last one, it goes to all other peers that keep the buffer.
-    Buffer {
-        /// The buffer.
-        buffer: ValueId,
-        /// The micro-batch.
-        micro_batch: u32,
-    },
-}
-
-impl Slot {
-    /// The value whose type the message has.
-    pub fn value(self) -> ValueId {
-        match self {
-            Self::Value { value: v, .. }
-            | Self::Part { parameter: v, .. }
-            | Self::Parameter { parameter: v }
-            | Self::Buffer { buffer: v, .. } => v,
-        }
-    }
-}
-
 /// One instruction of a Program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub enum Instruction {
     /// Waits for a message.
     Receive {
         /// What it carries.
-        slot: Slot,
+        tensor: Address,
         /// The sender.
         from: PeerId,
     },
@@ -105,7 +65,7 @@ pub enum Instruction {
     /// Hands a message to the network and continues.
     Send {
         /// What it carries.
-        slot: Slot,
+        tensor: Address,
         /// The receiver.
         to: PeerId,
     },
@@ -118,8 +78,8 @@ pub enum Instruction {
     },
     /// Adds a value to a part of a parameter's gradient.
     Accumulate {
-        /// Index in [`Program::reductions`].
-        reduction: u32,
+        /// The parameter.
+        parameter: ValueId,
         /// Index in [`Reduction::parts`].
         part: u32,
         /// The value that is added.
@@ -147,29 +107,29 @@ pub enum Instruction {
     },
     /// Adds a parameter's parts, in order, into its gradient.
     Reduce {
-        /// Index in [`Program::reductions`].
-        reduction: u32,
+        /// The parameter.
+        parameter: ValueId,
     },
     /// Sends the squared norms of the owned gradients to the broker and waits for its verdict. The verdict is the
     /// factor that clips, or says that the step is not applied.
     Clip,
     /// Applies the optimizer to an owned parameter.
     Update {
-        /// Index in [`Program::reductions`].
-        reduction: u32,
+        /// The parameter.
+        parameter: ValueId,
     },
     /// Moves a tensor out of the device's memory. Nothing uses it until it is loaded. What has not changed since it was
     /// loaded need not be copied.
     Offload {
         /// The tensor.
-        what: Movable,
+        tensor: Address,
         /// Where it goes.
         to: Medium,
     },
     /// Moves a tensor back into the device's memory.
     Load {
         /// The tensor.
-        what: Movable,
+        tensor: Address,
         /// Where it is.
         from: Medium,
     },
@@ -179,16 +139,16 @@ impl Instruction {
     /// The micro-batch that it belongs to, if any.
     pub fn micro_batch(&self) -> Option<u32> {
         match *self {
-            Self::Receive { slot: Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. }, .. }
-            | Self::Send { slot: Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. }, .. }
-            | Self::Run { micro_batch, .. }
+            Self::Receive { tensor, .. }
+            | Self::Send { tensor, .. }
+            | Self::Offload { tensor, .. }
+            | Self::Load { tensor, .. } => tensor.micro_batch(),
+            Self::Run { micro_batch, .. }
             | Self::Free { micro_batch, .. }
             | Self::Accumulate { micro_batch, .. }
             | Self::UpdateState { micro_batch, .. }
-            | Self::Report { micro_batch, .. }
-            | Self::Offload { what: Movable::Value { micro_batch, .. }, .. }
-            | Self::Load { what: Movable::Value { micro_batch, .. }, .. } => Some(micro_batch),
-            _ => None,
+            | Self::Report { micro_batch, .. } => Some(micro_batch),
+            Self::Reduce { .. } | Self::Clip | Self::Update { .. } => None,
         }
     }
 }
@@ -208,8 +168,6 @@ pub struct GradientPart {
 /// How the parts of a parameter's gradient are added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reduction {
-    /// The parameter.
-    pub parameter: ValueId,
     /// The peer that adds the parts and applies the update.
     pub owner: PeerId,
     /// The parts, in the order in which they are added.
@@ -245,8 +203,8 @@ pub struct Program {
     pub nodes: BTreeMap<NodeId, Node>,
     /// The tensors that it keeps.
     pub holdings: Vec<Holding>,
-    /// The gradients that it has a part in, in graph order.
-    pub reductions: Vec<Reduction>,
+    /// The gradients that it has a part in, by parameter.
+    pub reductions: BTreeMap<ValueId, Reduction>,
     /// Names of the scalars it reports.
     pub reports: Vec<String>,
     /// The instructions, in order.
@@ -262,17 +220,28 @@ pub struct Program {
 }
 
 impl Program {
+    /// The messages that it waits for in one pass, with their senders, in its order.
+    pub fn receives(&self) -> impl Iterator<Item = (Address, PeerId)> {
+        self.instructions.iter().filter_map(|i| match *i {
+            Instruction::Receive { tensor, from } => Some((tensor, from)),
+            _ => None,
+        })
+    }
+
+    /// The messages that it sends in one pass, with their receivers, in its order.
+    pub fn sends(&self) -> impl Iterator<Item = (Address, PeerId)> {
+        self.instructions.iter().filter_map(|i| match *i {
+            Instruction::Send { tensor, to } => Some((tensor, to)),
+            _ => None,
+        })
+    }
+
     /// The messages that it waits for in one pass, with their senders and types. A peer accepts no others.
-    pub fn incoming(&self) -> BTreeMap<Slot, (PeerId, TensorType)> {
-        self.instructions
-            .iter()
-            .filter_map(|i| match *i {
-                Instruction::Receive { slot, from } => {
-                    self.values.get(&slot.value()).map(|v| (slot, (from, v.ty.clone())))
-                }
-                _ => None,
-            })
-            .collect()
+    pub fn incoming(&self) -> BTreeMap<Address, (PeerId, TensorType)> {
+        let typed = |(tensor, from): (Address, PeerId)| {
+            self.values.get(&tensor.value()).map(|v| (tensor, (from, v.ty.clone())))
+        };
+        self.receives().filter_map(typed).collect()
     }
 
     /// Switches to the plan's next version, which differs in the codecs of this peer's links.
@@ -291,34 +260,34 @@ impl Program {
     }
 
     /// The codec of a message.
-    pub fn codec(&self, slot: Slot, to: PeerId) -> Codec {
-        let codec = self.codecs.get(&to).filter(|_| self.may_be_coded(slot));
+    pub fn codec(&self, tensor: Address, to: PeerId) -> Codec {
+        let codec = self.codecs.get(&to).filter(|_| self.may_be_coded(tensor));
         codec.copied().unwrap_or_default()
     }
 
     /// Whether a codec may apply to a message.
-    pub fn may_be_coded(&self, slot: Slot) -> bool {
-        matches!(slot, Slot::Value { value, .. } if self.coded.contains(&value))
+    pub fn may_be_coded(&self, tensor: Address) -> bool {
+        matches!(tensor, Address::Value { value, .. } if self.coded.contains(&value))
     }
 
     /// The least and most payload bytes of an encoded message. `None` if no codec may apply to it.
-    pub fn coded_bytes(&self, slot: Slot) -> Option<(u64, u64)> {
-        let value = self.values.get(&slot.value()).filter(|_| self.may_be_coded(slot))?;
+    pub fn coded_bytes(&self, tensor: Address) -> Option<(u64, u64)> {
+        let value = self.values.get(&tensor.value()).filter(|_| self.may_be_coded(tensor))?;
         Some((HEADER_BYTES as u64, exact_bytes(value.ty.numel()) as u64))
     }
 
     /// The payload bytes of a message that this program sends. A tensor that the codec cannot encode is longer, up to
     /// the most of [`Self::coded_bytes`]. `None` if the program does not have the value.
-    pub fn payload(&self, slot: Slot, to: PeerId) -> Option<usize> {
-        let ty = &self.values.get(&slot.value())?.ty;
-        Some(match self.codec(slot, to) {
+    pub fn payload(&self, tensor: Address, to: PeerId) -> Option<usize> {
+        let ty = &self.values.get(&tensor.value())?.ty;
+        Some(match self.codec(tensor, to) {
             Codec::None => ty.bytes(),
             codec => codec.bytes(ty.numel()),
         })
     }
 
-    /// The reductions whose parameter this peer owns, with their indices, in graph order.
-    pub fn owned(&self) -> impl Iterator<Item = (u32, &Reduction)> {
-        (0..).zip(&self.reductions).filter(|(_, r)| r.owner == self.peer)
+    /// The reductions of the parameters that this peer owns, in graph order.
+    pub fn owned(&self) -> impl Iterator<Item = (ValueId, &Reduction)> {
+        self.reductions.iter().filter(|(_, r)| r.owner == self.peer).map(|(parameter, r)| (*parameter, r))
     }
 }

@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-use fusionllm_graph::ValueId;
 use serde::{Deserialize, Serialize};
 
-use super::{Instruction, Program};
+use super::{Address, Instruction, Program};
 
 /// Where a tensor is while it is not in the device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
@@ -24,49 +23,6 @@ impl fmt::Display for Medium {
             Self::Host => "host memory",
             Self::Disk => "disk",
         })
-    }
-}
-
-/// A tensor that can leave the device's memory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub enum Movable {
-    /// A value of one micro-batch.
-    Value {
-        /// The value.
-        value: ValueId,
-        /// The micro-batch.
-        micro_batch: u32,
-    },
-    /// A part of a parameter's gradient, while it is summed.
-    Part {
-        /// Index in [`Program::reductions`].
-        reduction: u32,
-        /// Index in [`Reduction::parts`](super::Reduction::parts).
-        part: u32,
-    },
-    /// A complete gradient, until it is applied.
-    Gradient {
-        /// Index in [`Program::reductions`].
-        reduction: u32,
-    },
-    /// A parameter. Between passes it is away.
-    Parameter {
-        /// The parameter.
-        parameter: ValueId,
-    },
-    /// A slot of an owned parameter's optimizer state. Between passes it is away.
-    Slot {
-        /// Index in [`Program::reductions`].
-        reduction: u32,
-        /// Index of the optimizer's slot.
-        slot: u32,
-    },
-}
-
-impl Movable {
-    /// Whether the tensor stays from pass to pass.
-    pub fn is_state(self) -> bool {
-        matches!(self, Self::Parameter { .. } | Self::Slot { .. })
     }
 }
 
@@ -90,37 +46,21 @@ impl OffloadedBytes {
         kinds.into_iter().fold(0, u64::saturating_add)
     }
 
-    fn of(&mut self, what: Movable) -> &mut u64 {
-        match what {
-            Movable::Value { .. } => &mut self.activations,
-            Movable::Part { .. } | Movable::Gradient { .. } => &mut self.gradients,
-            Movable::Parameter { .. } => &mut self.parameters,
-            Movable::Slot { .. } => &mut self.optimizer,
+    fn of(&mut self, tensor: Address) -> &mut u64 {
+        match tensor {
+            Address::Value { .. } | Address::BufferAfter { .. } => &mut self.activations,
+            Address::Part { .. } | Address::Gradient { .. } => &mut self.gradients,
+            Address::Held { .. } => &mut self.parameters,
+            Address::OptimizerState { .. } => &mut self.optimizer,
         }
     }
 }
 
 impl Program {
-    /// The value whose type a movable tensor has. `None` if the program does not have it.
-    pub fn movable_value(&self, what: Movable) -> Option<ValueId> {
-        match what {
-            Movable::Value { value: v, .. } | Movable::Parameter { parameter: v } => Some(v),
-            Movable::Part { reduction, .. } | Movable::Gradient { reduction } | Movable::Slot { reduction, .. } => {
-                self.reductions.get(reduction as usize).map(|r| r.parameter)
-            }
-        }
-    }
-
-    /// Bytes of a movable tensor; 0 if the program does not have it.
-    pub fn movable_bytes(&self, what: Movable) -> u64 {
-        let value = self.movable_value(what).and_then(|v| self.values.get(&v));
-        value.map_or(0, |v| v.ty.bytes() as u64)
-    }
-
-    /// The parameters and slots that are away between passes.
-    pub fn resting(&self) -> BTreeMap<Movable, Medium> {
+    /// The parameters and optimizer state that are away between passes.
+    pub fn resting(&self) -> BTreeMap<Address, Medium> {
         let moves = self.instructions.iter().filter_map(|i| match *i {
-            Instruction::Offload { what, to } if what.is_state() => Some((what, to)),
+            Instruction::Offload { tensor, to } if tensor.stays() => Some((tensor, to)),
             _ => None,
         });
         moves.collect()
@@ -128,29 +68,29 @@ impl Program {
 
     /// Bytes that stay in memory from pass to pass. `slots` is the number of optimizer slots of a parameter.
     pub fn kept_bytes(&self, slots: usize) -> u64 {
-        let bytes = |v: ValueId| self.values.get(&v).map_or(0, |v| v.ty.bytes() as u64);
-        let held = self.holdings.iter().fold(0u64, |sum, h| sum.saturating_add(bytes(h.value)));
-        let state = |sum: u64, v: ValueId| sum.saturating_add(bytes(v).saturating_mul(slots as u64));
-        let all = self.owned().fold(held, |sum, (_, r)| state(sum, r.parameter));
-        self.resting().keys().fold(all, |sum, what| sum.saturating_sub(self.movable_bytes(*what)))
+        let held = self.holdings.iter().map(|h| self.bytes(Address::Held { value: h.value }));
+        let slot = |parameter| self.bytes(Address::OptimizerState { parameter, slot: 0 });
+        let state = self.owned().map(|(parameter, _)| slot(parameter).saturating_mul(slots as u64));
+        let all = held.chain(state).fold(0, u64::saturating_add);
+        self.resting().keys().fold(all, |sum, tensor| sum.saturating_sub(self.bytes(*tensor)))
     }
 
     /// Bytes that the program has on `medium`.
     pub fn offloaded_bytes(&self, medium: Medium) -> OffloadedBytes {
         let mut now = OffloadedBytes::default();
-        for (what, _) in self.resting().into_iter().filter(|(_, to)| *to == medium) {
-            *now.of(what) = now.of(what).saturating_add(self.movable_bytes(what));
+        for (tensor, _) in self.resting().into_iter().filter(|(_, to)| *to == medium) {
+            *now.of(tensor) = now.of(tensor).saturating_add(self.bytes(tensor));
         }
         let mut most = now;
         for i in &self.instructions {
             // What stays from pass to pass keeps its place outside while it is in memory.
             match *i {
-                Instruction::Offload { what, to } if to == medium && !what.is_state() => {
-                    *now.of(what) = now.of(what).saturating_add(self.movable_bytes(what));
-                    *most.of(what) = (*now.of(what)).max(*most.of(what));
+                Instruction::Offload { tensor, to } if to == medium && !tensor.stays() => {
+                    *now.of(tensor) = now.of(tensor).saturating_add(self.bytes(tensor));
+                    *most.of(tensor) = (*now.of(tensor)).max(*most.of(tensor));
                 }
-                Instruction::Load { what, from } if from == medium && !what.is_state() => {
-                    *now.of(what) = now.of(what).saturating_sub(self.movable_bytes(what));
+                Instruction::Load { tensor, from } if from == medium && !tensor.stays() => {
+                    *now.of(tensor) = now.of(tensor).saturating_sub(self.bytes(tensor));
                 }
                 _ => {}
             }

@@ -12,7 +12,7 @@ use super::{
 };
 use crate::cost::Cluster;
 use crate::error::PlanError;
-use crate::program::{PASSES_IN_FLIGHT, PeerId, Slot};
+use crate::program::{Address, PASSES_IN_FLIGHT, PeerId};
 
 /// Passes that may have messages in flight at once. A peer may have finished the oldest pass in flight already.
 const MESSAGE_PASSES: usize = PASSES_IN_FLIGHT + 1;
@@ -144,7 +144,7 @@ impl<'a> Engine<'a> {
         }
         let (p, waiting) = (0..).zip(&self.peers).find_map(|(p, peer)| Some((PeerId(p), peer.waiting?))).unzip();
         let what = match waiting {
-            Some(Waiting::Message(m)) => format!("{:?}", self.load.messages[m as usize].slot),
+            Some(Waiting::Message(m)) => format!("{:?}", self.load.messages[m as usize].tensor),
             _ => "the verdict".into(),
         };
         let name = self.cluster.name(p.unwrap_or(PeerId::BROKER));
@@ -230,8 +230,8 @@ impl<'a> Engine<'a> {
         let Some(waiting) = peer.waiting.take() else { return };
         let (activity, micro_batch) = match waiting {
             Waiting::Verdict => (Activity::Verdict, None),
-            Waiting::Message(m) => match self.load.messages[m as usize].slot {
-                Slot::Value { micro_batch, .. } => (Activity::Wait, Some(micro_batch)),
+            Waiting::Message(m) => match self.load.messages[m as usize].tensor {
+                Address::Value { micro_batch, .. } => (Activity::Wait, Some(micro_batch)),
                 _ => (Activity::Wait, None),
             },
         };
@@ -331,7 +331,7 @@ impl<'a> Engine<'a> {
             self.transfers[pass as usize % MESSAGE_PASSES].push(Transfer {
                 from: m.from,
                 to: m.to,
-                slot: m.slot,
+                tensor: m.tensor,
                 bytes: m.payload,
                 sent: handed,
                 start,
@@ -421,7 +421,7 @@ impl<'a> Engine<'a> {
         let count = f64::from(load.micro_batches);
         let mut sends = vec![(0.0f64, 0.0f64); self.peers.len()];
         let mut bytes = vec![0.0; load.channels.len()];
-        for m in load.messages.iter().filter(|m| matches!(m.slot, Slot::Value { .. })) {
+        for m in load.messages.iter().filter(|m| matches!(m.tensor, Address::Value { .. })) {
             bytes[m.channel as usize] += m.bytes / count;
         }
         for (c, bytes) in load.channels.iter().zip(bytes) {

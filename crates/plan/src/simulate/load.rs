@@ -9,7 +9,7 @@ use super::messages::{Message, Messages, value_type};
 use super::steps::{Step, Writer};
 use crate::cost::{Cluster, CodecStep, UplinkId, message_bytes};
 use crate::error::PlanError;
-use crate::program::{Instruction, PeerId, Program, Slot};
+use crate::program::{PeerId, Program};
 
 /// All messages from one peer to another. They keep their order.
 #[derive(Debug, Clone)]
@@ -73,9 +73,9 @@ impl Load {
         let from_the_broker = |m: &u32| messages[*m as usize].from == PeerId::BROKER;
         let mut inputs: Vec<u32> = (0..messages.len() as u32).filter(from_the_broker).collect();
         // The broker sends inputs micro-batch by micro-batch.
-        inputs.sort_by_key(|&m| match messages[m as usize].slot {
-            Slot::Value { micro_batch, value } => (micro_batch, messages[m as usize].to, value),
-            slot => (u32::MAX, messages[m as usize].to, slot.value()),
+        inputs.sort_by_key(|&m| {
+            let Message { tensor, to, .. } = messages[m as usize];
+            (tensor.micro_batch(), to, tensor.value())
         });
         let mut resources: Vec<(u32, (ResourceKey, f64))> =
             routes.resources.into_iter().map(|(key, (id, bandwidth))| (id, (key, bandwidth))).collect();
@@ -89,13 +89,12 @@ impl Load {
 fn messages(programs: &[Program], cluster: &Cluster, routes: &mut Routes<'_>) -> Result<Messages, PlanError> {
     let mut messages = Messages { all: Vec::new(), index: HashMap::new() };
     for p in programs {
-        for i in &p.instructions {
-            let Instruction::Receive { slot, from } = *i else { continue };
+        for (tensor, from) in p.receives() {
             // The sender's codec decides; the broker has none.
             let sender = programs.get(from.0 as usize);
-            let ty = value_type(p, slot.value())?;
-            let payload = sender.and_then(|s| s.payload(slot, p.peer)).unwrap_or(ty.bytes()) as u64;
-            let codec = sender.map_or(Codec::None, |s| s.codec(slot, p.peer));
+            let ty = value_type(p, tensor.value())?;
+            let payload = sender.and_then(|s| s.payload(tensor, p.peer)).unwrap_or(ty.bytes()) as u64;
+            let codec = sender.map_or(Codec::None, |s| s.codec(tensor, p.peer));
             let takes = |end: PeerId, step| match (codec, cluster.devices().get(end.0 as usize)) {
                 (Codec::None, _) | (_, None) => 0.0,
                 (codec, Some(device)) => device.codec_seconds(step, &codec, ty.numel()),
@@ -104,8 +103,8 @@ fn messages(programs: &[Program], cluster: &Cluster, routes: &mut Routes<'_>) ->
             let channel = routes.channel(from, p.peer)?;
             let id = messages.all.len() as u32;
             let (to, bytes) = (p.peer, message_bytes(payload));
-            messages.all.push(Message { from, to, slot, payload, bytes, channel, encode, decode });
-            messages.index.insert((p.peer, slot), id);
+            messages.all.push(Message { from, to, tensor, payload, bytes, channel, encode, decode });
+            messages.index.insert((p.peer, tensor), id);
         }
     }
     Ok(messages)

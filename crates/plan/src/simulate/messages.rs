@@ -5,14 +5,14 @@ use std::collections::HashMap;
 use fusionllm_graph::{TensorType, ValueId};
 
 use crate::error::PlanError;
-use crate::program::{PeerId, Program, Slot};
+use crate::program::{Address, PeerId, Program};
 
 /// A message of every training step.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Message {
     pub(super) from: PeerId,
     pub(super) to: PeerId,
-    pub(super) slot: Slot,
+    pub(super) tensor: Address,
     /// Bytes of the tensor as it is sent.
     pub(super) payload: u64,
     /// Bytes on the wire.
@@ -24,15 +24,15 @@ pub(super) struct Message {
     pub(super) decode: f64,
 }
 
-/// The messages of a step. A sender finds the message it sends by receiver and slot.
+/// The messages of a step. A sender finds the message it sends by receiver and tensor.
 pub(super) struct Messages {
     pub(super) all: Vec<Message>,
-    pub(super) index: HashMap<(PeerId, Slot), u32>,
+    pub(super) index: HashMap<(PeerId, Address), u32>,
 }
 
 impl Messages {
-    pub(super) fn find(&self, to: PeerId, slot: Slot) -> Option<(u32, &Message)> {
-        let id = *self.index.get(&(to, slot))?;
+    pub(super) fn find(&self, to: PeerId, tensor: Address) -> Option<(u32, &Message)> {
+        let id = *self.index.get(&(to, tensor))?;
         Some((id, &self.all[id as usize]))
     }
 }

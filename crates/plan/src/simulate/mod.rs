@@ -20,7 +20,7 @@ pub use what_if::{Change, WhatIf, what_if};
 use crate::cost::{Cluster, UplinkId};
 use crate::error::PlanError;
 use crate::optimizer::Optimizer;
-use crate::program::{PeerId, Program, Slot};
+use crate::program::{Address, PeerId, Program};
 
 /// Bytes that a peer's process holds besides tensors. 3.1 MB of them are iroh's receive buffers. The rest is the
 /// runtime, connections and Programs. It was fitted on nine testbeds, none of which the bench `prediction` uses.
@@ -160,7 +160,7 @@ pub struct Transfer {
     /// The receiver.
     pub to: PeerId,
     /// What it carries.
-    pub slot: Slot,
+    pub tensor: Address,
     /// Bytes of the tensor.
     pub bytes: u64,
     /// When it was handed to the network.

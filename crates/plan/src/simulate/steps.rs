@@ -1,6 +1,6 @@
 //! One peer's instructions as steps that take time.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{NodeId, Phase, ValueId};
@@ -9,7 +9,7 @@ use super::messages::{Messages, value_type};
 use super::{Activity, SimulateOptions};
 use crate::cost::{CopyDirection, Device, signature, squared_norm, sum, update};
 use crate::error::PlanError;
-use crate::program::{Instruction, Medium, Memory, Movable, PeerId, Program, Slot};
+use crate::program::{Access, Address, Instruction, Medium, Memory, PeerId, Program};
 
 /// One step of a peer.
 #[derive(Debug, Clone, Copy)]
@@ -32,10 +32,12 @@ struct NodeCost {
     phase: Phase,
 }
 
-/// Seconds of a parameter's update.
+/// Seconds that a parameter's gradient and update take.
 #[derive(Debug, Clone, Copy)]
 struct UpdateCost {
     norm: f64,
+    /// Adding a term to the gradient.
+    sum: f64,
     optimizer: f64,
 }
 
@@ -49,14 +51,16 @@ pub(super) struct Writer<'a> {
     memory: Memory<'a>,
     /// Bytes that stay from step to step.
     kept: u64,
+    /// The number of the optimizer's slots.
+    slots: usize,
     /// By micro-batch: whether its backward pass has begun.
     backward_begun: Vec<bool>,
-    /// By reduction.
-    updates: Vec<UpdateCost>,
-    /// Sums that have begun, by reduction and part.
-    sums: HashSet<(u32, u32)>,
+    /// By parameter.
+    updates: BTreeMap<ValueId, UpdateCost>,
+    /// Sums that have begun.
+    sums: HashSet<Address>,
     /// State that was loaded and has not changed since.
-    unchanged: HashSet<Movable>,
+    unchanged: HashSet<Address>,
     out: Vec<Step>,
 }
 
@@ -67,13 +71,15 @@ impl<'a> Writer<'a> {
         options: &SimulateOptions,
         messages: &'a Messages,
     ) -> Result<Self, PlanError> {
-        let mut updates = Vec::new();
-        for r in &program.reductions {
-            let ty = value_type(program, r.parameter)?;
-            updates.push(UpdateCost {
+        let mut updates = BTreeMap::new();
+        for &parameter in program.reductions.keys() {
+            let ty = value_type(program, parameter)?;
+            let cost = UpdateCost {
                 norm: squared_norm(ty).seconds(device),
+                sum: sum(ty).seconds(device),
                 optimizer: update(&options.optimizer, ty).seconds(device),
-            });
+            };
+            updates.insert(parameter, cost);
         }
         Ok(Self {
             program,
@@ -83,6 +89,7 @@ impl<'a> Writer<'a> {
             first_node: program.nodes.keys().next().map_or(0, |n| n.0),
             memory: Memory::new(program),
             kept: program.kept_bytes(options.optimizer.slots().len()),
+            slots: options.optimizer.slots().len(),
             backward_begun: vec![false; program.micro_batches as usize],
             updates,
             sums: HashSet::new(),
@@ -96,39 +103,43 @@ impl<'a> Writer<'a> {
         for (at, i) in program.instructions.iter().enumerate() {
             let held = self.kept.saturating_add(self.memory.step(at));
             match *i {
-                Instruction::Receive { slot, .. } => self.receive(slot, held)?,
-                Instruction::Send { slot, to } => self.send(slot, to, held)?,
+                Instruction::Receive { tensor, .. } => self.receive(tensor, held)?,
+                Instruction::Send { tensor, to } => self.send(tensor, to, held)?,
                 Instruction::Run { node, micro_batch } => self.run(node, micro_batch, held)?,
-                Instruction::Accumulate { reduction, part, micro_batch, .. } => {
-                    let first = self.sums.insert((reduction, part));
-                    let seconds = if first { 0.0 } else { self.sum_seconds(reduction)? };
+                Instruction::Accumulate { parameter, part, micro_batch, .. } => {
+                    let first = self.sums.insert(Address::Part { parameter, part });
+                    let seconds = if first { 0.0 } else { self.cost(parameter)?.sum };
                     self.compute(Activity::WeightGrad, Some(micro_batch), seconds, held);
                 }
                 Instruction::Free { .. } | Instruction::UpdateState { .. } | Instruction::Report { .. } => {}
-                Instruction::Reduce { reduction } => {
-                    let seconds = self.sum_seconds(reduction)?;
-                    let more = program.reductions[reduction as usize].parts.len().saturating_sub(1);
+                Instruction::Reduce { parameter } => {
+                    let seconds = self.cost(parameter)?.sum;
+                    let more = program.reductions[&parameter].parts.len().saturating_sub(1);
                     self.compute(Activity::Update, None, more as f64 * seconds, held);
                 }
                 Instruction::Clip => {
-                    let owned: Vec<u32> = program.owned().map(|(i, _)| i).collect();
-                    let seconds = owned.iter().map(|&i| self.updates[i as usize].norm).sum();
+                    let seconds = program.owned().map(|(parameter, _)| self.updates[&parameter].norm).sum();
                     self.compute(Activity::Update, None, seconds, held);
                     self.out.push(Step::Clip);
                 }
-                Instruction::Update { reduction } => {
-                    let updated = self.parameter(reduction)?;
-                    self.unchanged.retain(|what| program.movable_value(*what) != Some(updated));
-                    self.compute(Activity::Update, None, self.updates[reduction as usize].optimizer, held);
+                Instruction::Update { parameter } => {
+                    self.compute(Activity::Update, None, self.cost(parameter)?.optimizer, held);
                 }
-                Instruction::Offload { what, to } if !self.unchanged.contains(&what) => {
-                    self.movement(what, CopyDirection::Download, to, held);
+                Instruction::Offload { tensor, to } if !self.unchanged.contains(&tensor) => {
+                    self.movement(tensor, CopyDirection::Download, to, held);
                 }
                 Instruction::Offload { .. } => {}
-                Instruction::Load { what, from } => {
-                    self.movement(what, CopyDirection::Upload, from, held);
-                    if what.is_state() {
-                        self.unchanged.insert(what);
+                Instruction::Load { tensor, from } => {
+                    self.movement(tensor, CopyDirection::Upload, from, held);
+                    if tensor.stays() {
+                        self.unchanged.insert(tensor);
+                    }
+                }
+            }
+            if !self.unchanged.is_empty() {
+                for (tensor, access) in i.effects(program, self.slots) {
+                    if matches!(access, Access::Change | Access::Replace) {
+                        self.unchanged.remove(&tensor);
                     }
                 }
             }
@@ -140,37 +151,30 @@ impl<'a> Writer<'a> {
         PlanError::Program(format!("{} was not validated", self.program.peer))
     }
 
-    /// The parameter of a reduction.
-    fn parameter(&self, reduction: u32) -> Result<ValueId, PlanError> {
-        let r = self.program.reductions.get(reduction as usize);
-        r.map(|r| r.parameter).ok_or_else(|| self.not_validated())
+    fn cost(&self, parameter: ValueId) -> Result<UpdateCost, PlanError> {
+        self.updates.get(&parameter).copied().ok_or_else(|| self.not_validated())
     }
 
-    /// Seconds to add a term to a parameter's gradient.
-    fn sum_seconds(&self, reduction: u32) -> Result<f64, PlanError> {
-        Ok(sum(value_type(self.program, self.parameter(reduction)?)?).seconds(self.device))
-    }
-
-    fn receive(&mut self, slot: Slot, held: u64) -> Result<(), PlanError> {
-        let found = self.messages.find(self.program.peer, slot).map(|(id, m)| (id, m.bytes));
+    fn receive(&mut self, tensor: Address, held: u64) -> Result<(), PlanError> {
+        let found = self.messages.find(self.program.peer, tensor).map(|(id, m)| (id, m.bytes));
         let (message, wire_bytes) = found.ok_or_else(|| self.not_validated())?;
         self.out.push(Step::Receive { message });
-        let bytes = value_type(self.program, slot.value())?.bytes() as u64;
+        let bytes = value_type(self.program, tensor.value())?.bytes() as u64;
         let copy = self.device.copy_seconds(CopyDirection::Upload, bytes as f64);
-        self.exchange(slot, copy + self.device.traffic_seconds(wire_bytes), held);
+        self.exchange(tensor, copy + self.device.traffic_seconds(wire_bytes), held);
         Ok(())
     }
 
-    fn send(&mut self, slot: Slot, to: PeerId, held: u64) -> Result<(), PlanError> {
-        let bytes = value_type(self.program, slot.value())?.bytes() as u64;
-        self.exchange(slot, self.device.copy_seconds(CopyDirection::Download, bytes as f64), held);
-        let (message, wire_bytes) = self.messages.find(to, slot).map(|(id, m)| (id, m.bytes)).ok_or_else(|| {
+    fn send(&mut self, tensor: Address, to: PeerId, held: u64) -> Result<(), PlanError> {
+        let bytes = value_type(self.program, tensor.value())?.bytes() as u64;
+        self.exchange(tensor, self.device.copy_seconds(CopyDirection::Download, bytes as f64), held);
+        let (message, wire_bytes) = self.messages.find(to, tensor).map(|(id, m)| (id, m.bytes)).ok_or_else(|| {
             PlanError::Program(format!("{} sends {to} a message that {to} does not expect", self.program.peer))
         })?;
         self.out.push(Step::Send { message });
         let traffic = self.device.traffic_seconds(wire_bytes);
         if traffic > 0.0 {
-            self.exchange(slot, traffic, self.kept.saturating_add(self.memory.live()));
+            self.exchange(tensor, traffic, self.kept.saturating_add(self.memory.live()));
         }
         Ok(())
     }
@@ -193,27 +197,21 @@ impl<'a> Writer<'a> {
     }
 
     /// Computes for a message, or loses computing time to it.
-    fn exchange(&mut self, slot: Slot, seconds: f64, held: u64) {
-        let (activity, micro_batch) = match slot {
-            Slot::Value { micro_batch, .. } if self.backward_begun.get(micro_batch as usize) == Some(&true) => {
-                (Activity::Backward, Some(micro_batch))
+    fn exchange(&mut self, tensor: Address, seconds: f64, held: u64) {
+        let activity = match tensor {
+            Address::Value { micro_batch, .. } if self.backward_begun.get(micro_batch as usize) == Some(&true) => {
+                Activity::Backward
             }
-            Slot::Value { micro_batch, .. } | Slot::Buffer { micro_batch, .. } => {
-                (Activity::Forward, Some(micro_batch))
-            }
-            Slot::Part { .. } | Slot::Parameter { .. } => (Activity::Update, None),
+            Address::Value { .. } | Address::BufferAfter { .. } => Activity::Forward,
+            _ => Activity::Update,
         };
-        self.compute(activity, micro_batch, seconds, held);
+        self.compute(activity, tensor.micro_batch(), seconds, held);
     }
 
     /// Moves a tensor out of memory, or back.
-    fn movement(&mut self, what: Movable, direction: CopyDirection, medium: Medium, held: u64) {
-        let seconds = self.device.move_seconds(direction, medium, self.program.movable_bytes(what) as f64);
-        let micro_batch = match what {
-            Movable::Value { micro_batch, .. } => Some(micro_batch),
-            _ => None,
-        };
-        self.compute(Activity::Offload, micro_batch, seconds, held);
+    fn movement(&mut self, tensor: Address, direction: CopyDirection, medium: Medium, held: u64) {
+        let seconds = self.device.move_seconds(direction, medium, self.program.bytes(tensor) as f64);
+        self.compute(Activity::Offload, tensor.micro_batch(), seconds, held);
     }
 
     /// Adds a step, or extends the last one if that is the same activity.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
 use fusionllm_graph::{ValueId, ValueKind};
-use fusionllm_plan::{Instruction, PeerId, Program, Slot};
+use fusionllm_plan::{Access, Address, Instruction, PeerId, Program};
 
 type Symbol = u64;
 
@@ -28,10 +28,7 @@ pub(crate) struct Outcome {
 struct Peer<'a> {
     program: &'a Program,
     at: usize,
-    values: HashMap<(ValueId, u32), Symbol>,
-    state: BTreeMap<ValueId, Symbol>,
-    parts: HashMap<(u32, u32), Symbol>,
-    gradients: HashMap<u32, Symbol>,
+    tensors: BTreeMap<Address, Symbol>,
     judged: bool,
     /// The most micro-batches whose values were held at once.
     most_held: usize,
@@ -72,8 +69,7 @@ fn run_adding(programs: &[Program], add: fn(Option<Symbol>, Symbol) -> Symbol) -
     for p in &peers {
         let waits = p.program.instructions.get(p.at);
         assert_eq!(waits, None, "{} waits for ever in\n{}", p.program.peer, p.program);
-        assert!(p.values.is_empty(), "{} keeps {:?}", p.program.peer, p.values);
-        assert!(p.parts.is_empty() && p.gradients.is_empty());
+        assert!(p.tensors.keys().all(|tensor| tensor.stays()), "{} keeps {:?}", p.program.peer, p.tensors.keys());
     }
     assert!(machine.mail.is_empty(), "never read: {:?}", machine.mail.keys());
     // The owner's copy counts, and all others are equal to it.
@@ -85,8 +81,9 @@ fn run_adding(programs: &[Program], add: fn(Option<Symbol>, Symbol) -> Symbol) -
                 ValueKind::Buffer(_) => &mut machine.outcome.buffers,
                 _ => continue,
             };
-            let old = into.insert(value.name.clone(), p.state[&h.value]);
-            assert!(old.is_none_or(|old| old == p.state[&h.value]), "copies of {} differ", value.name);
+            let held = p.tensors[&Address::Held { value: h.value }];
+            let old = into.insert(value.name.clone(), held);
+            assert!(old.is_none_or(|old| old == held), "copies of {} differ", value.name);
         }
     }
     let held = peers.iter().map(|p| p.most_held).collect();
@@ -94,114 +91,117 @@ fn run_adding(programs: &[Program], add: fn(Option<Symbol>, Symbol) -> Symbol) -
 }
 
 struct Machine {
-    mail: HashMap<(PeerId, PeerId, Slot), Symbol>,
-    sent: BTreeSet<(PeerId, PeerId, Slot)>,
+    mail: HashMap<(PeerId, PeerId, Address), Symbol>,
+    sent: BTreeSet<(PeerId, PeerId, Address)>,
     outcome: Outcome,
     add: fn(Option<Symbol>, Symbol) -> Symbol,
 }
 
 impl Machine {
     fn start<'a>(&mut self, program: &'a Program) -> Peer<'a> {
-        for (slot, (from, _)) in program.incoming() {
-            if let (Slot::Value { value, micro_batch }, PeerId::BROKER) = (slot, from) {
-                self.post(PeerId::BROKER, program.peer, slot, symbol((&program.values[&value].name, micro_batch)));
+        for (tensor, (from, _)) in program.incoming() {
+            if let (Address::Value { value, micro_batch }, PeerId::BROKER) = (tensor, from) {
+                self.post(PeerId::BROKER, program.peer, tensor, symbol((&program.values[&value].name, micro_batch)));
             }
         }
-        let state = program.holdings.iter().map(|h| (h.value, symbol(&program.values[&h.value].name))).collect();
-        Peer {
-            program,
-            at: 0,
-            values: HashMap::new(),
-            state,
-            parts: HashMap::new(),
-            gradients: HashMap::new(),
-            judged: false,
-            most_held: 0,
-        }
+        let held = |value| (Address::Held { value }, symbol(&program.values[&value].name));
+        let tensors = program.holdings.iter().map(|h| held(h.value)).collect();
+        Peer { program, at: 0, tensors, judged: false, most_held: 0 }
     }
 
-    fn post(&mut self, from: PeerId, to: PeerId, slot: Slot, s: Symbol) {
-        assert!(self.sent.insert((from, to, slot)), "{from} sends {slot:?} to {to} twice");
-        self.mail.insert((from, to, slot), s);
+    fn post(&mut self, from: PeerId, to: PeerId, tensor: Address, s: Symbol) {
+        assert!(self.sent.insert((from, to, tensor)), "{from} sends {tensor:?} to {to} twice");
+        self.mail.insert((from, to, tensor), s);
     }
 
-    /// Runs a peer's next instruction, if possible.
+    /// Runs a peer's next instruction, if possible. Checks that it does with tensors what its effects say.
     fn step(&mut self, p: &mut Peer) -> bool {
         let program = p.program;
         let Some(instruction) = program.instructions.get(p.at) else { return false };
-        let reduction_of = |parameter| program.reductions.iter().position(|r| r.parameter == parameter).unwrap() as u32;
+        let before: BTreeSet<Address> = p.tensors.keys().copied().collect();
+        if !self.carry_out(p, instruction) {
+            return false;
+        }
+        let mut expected = before;
+        for (tensor, access) in instruction.effects(program, 0) {
+            let fits = match access {
+                Access::Make => expected.insert(tensor),
+                Access::Take | Access::Free => expected.remove(&tensor),
+                Access::Add => expected.insert(tensor) || p.tensors.contains_key(&tensor),
+                Access::Read | Access::Change | Access::Replace => expected.contains(&tensor),
+                Access::Offload(_) | Access::Load(_) => true,
+            };
+            assert!(fits, "{instruction:?} cannot {access:?} {tensor:?}");
+        }
+        assert!(p.tensors.keys().eq(&expected), "{instruction:?} leaves {:?}, not {expected:?}", p.tensors.keys());
+        let held: BTreeSet<u32> = p.tensors.keys().filter_map(|tensor| tensor.micro_batch()).collect();
+        p.most_held = p.most_held.max(held.len());
+        p.at += 1;
+        true
+    }
+
+    fn carry_out(&mut self, p: &mut Peer, instruction: &Instruction) -> bool {
+        let program = p.program;
         let value = |p: &Peer, v: ValueId, m: u32| -> Symbol {
-            match p.values.get(&(v, m)).or_else(|| p.state.get(&v)) {
-                Some(s) => *s,
-                None => {
-                    assert_eq!(program.values[&v].kind, ValueKind::RngKey, "{v} is not there");
-                    symbol(("rng", m))
-                }
+            match program.operand(v, m) {
+                Some(operand) => p.tensors[&operand],
+                None => symbol(("rng", m)),
             }
         };
         match *instruction {
-            Instruction::Receive { slot, from } => {
-                let Some(s) = self.mail.remove(&(from, program.peer, slot)) else { return false };
-                match slot {
-                    Slot::Value { value, micro_batch } => drop(p.values.insert((value, micro_batch), s)),
-                    Slot::Part { parameter, part } => drop(p.parts.insert((reduction_of(parameter), part), s)),
-                    Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => drop(p.state.insert(v, s)),
+            Instruction::Receive { tensor, from } => {
+                let Some(s) = self.mail.remove(&(from, program.peer, tensor)) else { return false };
+                p.tensors.insert(tensor.place(), s);
+            }
+            Instruction::Send { tensor, to } => {
+                let s = p.tensors[&tensor.place()];
+                if let Address::Part { .. } = tensor {
+                    p.tensors.remove(&tensor);
                 }
+                self.post(program.peer, to, tensor, s);
             }
-            Instruction::Send { slot, to } => {
-                let s = match slot {
-                    Slot::Value { value: v, micro_batch } => value(p, v, micro_batch),
-                    Slot::Part { parameter, part } => p.parts.remove(&(reduction_of(parameter), part)).unwrap(),
-                    Slot::Parameter { parameter: v } | Slot::Buffer { buffer: v, .. } => p.state[&v],
-                };
-                self.post(program.peer, to, slot, s);
-            }
-            Instruction::Run { node, micro_batch: m } => {
+            Instruction::Run { node, micro_batch } => {
                 let n = &program.nodes[&node];
-                let inputs: Vec<Symbol> = n.inputs.iter().map(|v| value(p, *v, m)).collect();
+                let inputs: Vec<Symbol> = n.inputs.iter().map(|v| value(p, *v, micro_batch)).collect();
                 for (i, v) in n.outputs.iter().enumerate() {
-                    let old = p.values.insert((*v, m), symbol((&n.name, &inputs, i)));
+                    let made = Address::Value { value: *v, micro_batch };
+                    let old = p.tensors.insert(made, symbol((&n.name, &inputs, i)));
                     assert_eq!(old, None, "{} is made twice", n.name);
                 }
             }
             Instruction::Free { value, micro_batch } => {
-                assert!(p.values.remove(&(value, micro_batch)).is_some(), "{value} is freed twice");
+                let freed = p.tensors.remove(&Address::Value { value, micro_batch });
+                assert!(freed.is_some(), "{value} is freed twice");
             }
-            Instruction::Accumulate { reduction, part, value: v, micro_batch } => {
-                let s = (self.add)(p.parts.get(&(reduction, part)).copied(), value(p, v, micro_batch));
-                p.parts.insert((reduction, part), s);
+            Instruction::Accumulate { parameter, part, value: v, micro_batch } => {
+                let part = Address::Part { parameter, part };
+                let s = (self.add)(p.tensors.get(&part).copied(), value(p, v, micro_batch));
+                p.tensors.insert(part, s);
             }
             Instruction::UpdateState { buffer, value: v, micro_batch } => {
                 let s = value(p, v, micro_batch);
-                p.state.insert(buffer, s);
+                p.tensors.insert(Address::Held { value: buffer }, s);
             }
             Instruction::Report { report, value: v, micro_batch } => {
                 let name = program.reports[report as usize].clone();
                 let old = self.outcome.reports.insert((name, micro_batch), value(p, v, micro_batch));
                 assert_eq!(old, None, "reported twice");
             }
-            Instruction::Reduce { reduction } => {
-                let count = program.reductions[reduction as usize].parts.len() as u32;
-                let parts = (0..count).map(|part| p.parts.remove(&(reduction, part)).unwrap());
+            Instruction::Reduce { parameter } => {
+                let count = program.reductions[&parameter].parts.len() as u32;
+                let parts = (0..count).map(|part| p.tensors.remove(&Address::Part { parameter, part }).unwrap());
                 let sum = parts.fold(None, |sum, part| Some((self.add)(sum, part)));
-                p.gradients.insert(reduction, sum.unwrap());
+                p.tensors.insert(Address::Gradient { parameter }, sum.unwrap());
             }
-            Instruction::Clip => {
-                if !p.judged {
-                    return false;
-                }
-            }
-            Instruction::Update { reduction } => {
-                let parameter = program.reductions[reduction as usize].parameter;
-                let gradient = p.gradients.remove(&reduction).unwrap();
-                p.state.insert(parameter, symbol((p.state[&parameter], gradient)));
+            Instruction::Clip => return p.judged,
+            Instruction::Update { parameter } => {
+                let gradient = p.tensors.remove(&Address::Gradient { parameter }).unwrap();
+                let held = p.tensors.get_mut(&Address::Held { value: parameter }).unwrap();
+                *held = symbol((*held, gradient));
             }
             // They change no value.
             Instruction::Offload { .. } | Instruction::Load { .. } => {}
         }
-        let held: BTreeSet<u32> = p.values.keys().map(|(_, m)| *m).collect();
-        p.most_held = p.most_held.max(held.len());
-        p.at += 1;
         true
     }
 }

@@ -300,7 +300,7 @@ impl Broker {
             return Err("sent impossible numbers");
         }
         let (pass, expected) = self.current(from, number)?;
-        if report.poison.is_some_and(|poison| !pass.inspect || !expected.places().has(&poison.place)) {
+        if report.poison.is_some_and(|poison| !pass.inspect || !expected.places().has(&poison)) {
             return Err("found what is not finite in a place that it does not have, or was not asked to look at");
         }
         let incomplete = match pass.batch.kind() {

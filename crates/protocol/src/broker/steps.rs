@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use fusionllm_graph::ValueId;
-use fusionllm_plan::{PassKind, PeerId, Poison, PoisonPlace};
+use fusionllm_plan::{PassKind, PeerId, Poison};
 
 use super::pass::{Judgement, Pass};
 use super::{Broker, Outcome};
@@ -156,12 +156,9 @@ impl Broker {
         let found = |peer: &PeerId| pass.done.get(peer).and_then(|report| report.poison);
         let order = |(peer, poison): &(PeerId, Poison)| {
             // What came from a peer that has an explanation of its own is not the first.
-            let passed_on = match poison.place {
-                PoisonPlace::Message { from, .. } => found(&from).is_some(),
-                _ => false,
-            };
+            let passed_on = poison.from.is_some_and(|from| found(&from).is_some());
             let places = self.peers[peer.0 as usize].expected.places();
-            (poison.cause, passed_on, places.order(&poison.place), *peer)
+            (poison.cause, passed_on, places.order(poison), *peer)
         };
         let all = pass.done.keys().filter_map(|peer| Some((*peer, found(peer)?)));
         all.min_by_key(order)

@@ -6,7 +6,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub use role::{FollowerAction, Greeting, Role};
 
-use crate::{FromPeer, MemberId, Source, TensorKey};
+use fusionllm_plan::TensorKey;
+
+use crate::{FromPeer, MemberId, Source};
 
 /// Most requests of one member that wait for a cut.
 const MAX_WAITING: usize = 4;

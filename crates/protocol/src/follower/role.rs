@@ -2,9 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fusionllm_plan::PeerId;
+use fusionllm_plan::{PeerId, TensorKey};
 
-use crate::{Assignment, FromPeer, MemberId, Source, TensorKey};
+use crate::{Assignment, FromPeer, MemberId, Source};
 
 /// A peer's part in one generation, as far as a [`Follower`](super::Follower) needs to know it.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_compress::{Codec, TopK, ValueFormat};
 use fusionllm_plan::{
-    Cause, Instruction, LearningRate, LinkCodec, PassKind, PeerId, Poison, PoisonPlace, Program, Verdict,
+    Address, Cause, Instruction, LearningRate, LinkCodec, PassKind, PeerId, Poison, Program, Verdict,
 };
 use fusionllm_protocol::{
     Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, MemberId, Notice,
@@ -365,7 +365,7 @@ impl<'a> Peer<'a> {
         }
         if train {
             let norm = if broken && step.is_multiple_of(2) { f64::INFINITY } else { 4.0 };
-            let squared_norms = program.owned().map(|(_, r)| (r.parameter, norm)).collect();
+            let squared_norms = program.owned().map(|(parameter, _)| (parameter, norm)).collect();
             self.to_send.push_back(FromPeer::Norms { pass, squared_norms });
             self.awaited = Some(pass);
         }
@@ -381,12 +381,12 @@ impl<'a> Peer<'a> {
 fn poison(program: &Program) -> Poison {
     let received = program.incoming().into_iter().find(|(_, (from, _))| *from != PeerId::BROKER);
     match received {
-        Some((slot, (from, _))) if program.peer != PeerId(0) => {
-            Poison { cause: Cause::Arrived, place: PoisonPlace::Message { slot, from } }
+        Some((tensor, (from, _))) if program.peer != PeerId(0) => {
+            Poison { cause: Cause::Arrived, tensor, from: Some(from) }
         }
         _ => {
-            let node = *program.nodes.keys().next().unwrap();
-            Poison { cause: Cause::Arose, place: PoisonPlace::Node { node, micro_batch: 0 } }
+            let value = program.nodes.values().next().unwrap().outputs[0];
+            Poison { cause: Cause::Arose, tensor: Address::Value { value, micro_batch: 0 }, from: None }
         }
     }
 }

@@ -208,7 +208,7 @@ impl Stage {
                     self.say(*m, FromPeer::Report { pass, report, micro_batch, value: said.loss });
                 }
             }
-            let squared_norms = program.owned().map(|(_, r)| (r.parameter, said.squared_norm)).collect();
+            let squared_norms = program.owned().map(|(parameter, _)| (parameter, said.squared_norm)).collect();
             self.say(*m, FromPeer::Norms { pass, squared_norms });
         }
         for (m, said) in peers.iter().zip(said) {

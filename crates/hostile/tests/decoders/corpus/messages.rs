@@ -6,13 +6,12 @@ use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat};
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_hostile::short_run;
 use fusionllm_plan::{
-    Cause, Curve, LearningRate, Link, Measured, PassKind, PeerId, Poison, PoisonPlace, Rates, Slot, Verdict,
+    Address, Cause, Curve, LearningRate, Link, Measured, PassKind, PeerId, Poison, Rates, TensorKey, Verdict,
 };
 use fusionllm_protocol::{
     Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, Contact, ExpectedPeers, Farewell, FromPeer,
     Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question, ReceivedBytes,
-    Request, Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader, TensorKey, TicketRole, ToPeer, VERSION,
-    encode,
+    Request, Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader, TicketRole, ToPeer, VERSION, encode,
 };
 use fusionllm_transport::{PeerAddr, SecretKey};
 
@@ -50,7 +49,7 @@ pub(super) fn from_peer() -> Vec<Vec<u8>> {
         errors: vec![CodecError { to: PeerId(1), relative_error: 0.5 }],
         spectra: vec![CodecSpectrum { to: PeerId(1), exact: 3.5, decoded: 4.0 }],
         received: vec![ReceivedBytes { from: PeerId(2), bytes: 70_000, seconds: 0.25 }],
-        poison: Some(Poison { cause: Cause::Arose, place: PoisonPlace::Kept { value: ValueId(3) } }),
+        poison: Some(Poison { cause: Cause::Arose, tensor: Address::Held { value: ValueId(3) }, from: None }),
         ..PassReport::default()
     };
     let link = Link { latency: 0.01, bandwidth: 1e6 };
@@ -120,13 +119,15 @@ pub(super) fn bulk_header() -> Vec<Vec<u8>> {
 
 pub(super) fn tensor_header() -> Vec<Vec<u8>> {
     let value = ValueId(5);
-    let slots = [
-        Slot::Value { value, micro_batch: 300 },
-        Slot::Part { parameter: value, part: 1 },
-        Slot::Parameter { parameter: value },
-        Slot::Buffer { buffer: value, micro_batch: 1 },
+    let tensors = [
+        Address::Value { value, micro_batch: 300 },
+        Address::Part { parameter: value, part: 1 },
+        Address::Gradient { parameter: value },
+        Address::Held { value },
+        Address::OptimizerState { parameter: value, slot: 1 },
+        Address::BufferAfter { buffer: value, micro_batch: 1 },
     ];
-    all(slots.map(|slot| TensorHeader { pass: 3, kind: PassKind::Eval, slot, coded: true }))
+    all(tensors.map(|tensor| TensorHeader { pass: 3, kind: PassKind::Eval, tensor, coded: true }))
 }
 
 pub(super) fn probe() -> Vec<Vec<u8>> {

@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 
-use fusionllm_plan::{Instruction, Link, Measured, PassKind, Program, Rates};
+use fusionllm_plan::{Instruction, Link, Measured, PassKind, Program, Rates, TensorKey};
 use fusionllm_protocol::{
-    Follower, FollowerAction, FromPeer, MachineProfile, MemberId, PassReport, Role, Source, TensorKey, ToPeer,
+    Follower, FollowerAction, FromPeer, MachineProfile, MemberId, PassReport, Role, Source, ToPeer,
 };
 
 use super::{Down, Event, World};
@@ -271,7 +271,7 @@ impl World {
         match kind {
             PassKind::Eval => self.pass_done(m, pass),
             PassKind::Train => {
-                let squared_norms = part.train.owned().map(|(_, r)| (r.parameter, 1.0)).collect();
+                let squared_norms = part.train.owned().map(|(parameter, _)| (parameter, 1.0)).collect();
                 self.tell(m, FromPeer::Norms { pass, squared_norms });
                 self.machines[m].waiting = Some((pass, step));
             }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use fusionllm_graph::ValueKind;
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_plan::{LearningRate, Optimizer, Program};
+use fusionllm_plan::{LearningRate, Optimizer, Program, TensorKey};
 use fusionllm_protocol::{
     Action, Arrival, EvalSchedule, ExpectedPeers, ExpectedReports, Formation, FromPeer, Heartbeat, Hello, MemberId,
-    Notice, Order, Past, Role, Roster, Run, RunOptions, RunSettings, Source, TensorKey, ToPeer, TrainingProgress,
-    VERSION, decode, encode, share_of,
+    Notice, Order, Past, Role, Roster, Run, RunOptions, RunSettings, Source, ToPeer, TrainingProgress, VERSION, decode,
+    encode, share_of,
 };
 
 use super::{ChoiceRng, programs_of};
