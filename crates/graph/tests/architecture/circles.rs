@@ -8,7 +8,7 @@ use super::{files, root};
 
 /// Two modules that may import each other because they are one idea.
 struct OneIdea {
-    /// The crate and the folder in its `src`, such as `plan/fence`.
+    /// The crate and the folder in its `src`, such as `plan/program`.
     folder: &'static str,
     modules: [&'static str; 2],
     why: &'static str,
