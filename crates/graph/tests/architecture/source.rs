@@ -147,6 +147,8 @@ impl Module {
                     children.push((name, Some(&tokens[i + 3..end - 1])));
                     i = end;
                 }
+                // A type's captured lifetimes are no import.
+                ("use", "<") => i += 2,
                 ("use", _) => i = self.import(tokens, i + 1, &mut Vec::new()),
                 ("{", _) => (i, depth) = (i + 1, depth + 1),
                 ("}", _) => (i, depth) = (i + 1, depth.saturating_sub(1)),
