@@ -156,7 +156,7 @@ fn a_refusal_names_the_sender() {
         inbox.admit(PeerId(0), &TensorHeader { pass: 1, kind: PassKind::Train, tensor, coded: false }, 4).unwrap_err();
     assert_eq!(
         refused.to_string(),
-        "peer 0 sent Parameter { parameter: ValueId(7) } of pass 1: no program expects it from this peer"
+        "peer 0 sent Held { value: ValueId(7) } of pass 1: no program expects it from this peer"
     );
     // The largest pass number does not overflow.
     inbox.passes_done(u64::MAX);
