@@ -23,7 +23,7 @@ doc:
 test *arguments:
     cargo test {{arguments}}
 
-# Tests of the optional backends on the processor: burn and candle
+# Tests of the optional backend on the processor: burn
 frameworks:
     .ci/run frameworks
 

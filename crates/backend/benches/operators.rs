@@ -2,7 +2,7 @@
 //! ResNet-50. Forward and backward operators have the shapes of those models. `bytes` counts what an operator reads and
 //! writes, `items` its floating-point operations.
 //!
-//! `cargo bench -p fusionllm-backend [--features candle] [-- FILTER]`
+//! `cargo bench -p fusionllm-backend [-- FILTER]`
 
 #![allow(clippy::unwrap_used)]
 
@@ -92,10 +92,4 @@ fn cpu_gpt2(bencher: Bencher<'_, '_>, case: &Case) {
 #[divan::bench(args = RESNET.iter(), sample_count = 10, sample_size = 1)]
 fn cpu_resnet(bencher: Bencher<'_, '_>, case: &Case) {
     run(bencher, "cpu", case);
-}
-
-#[cfg(feature = "candle")]
-#[divan::bench(args = GPT2.iter(), sample_count = 10, sample_size = 1)]
-fn candle_cpu_gpt2(bencher: Bencher<'_, '_>, case: &Case) {
-    run(bencher, "candle-cpu", case);
 }

@@ -7,8 +7,6 @@
 
 #[cfg(any(feature = "burn", feature = "wgpu"))]
 pub mod burn;
-#[cfg(feature = "candle")]
-pub mod candle;
 #[cfg(feature = "conformance")]
 pub mod conformance;
 mod cpu;
@@ -114,8 +112,6 @@ pub fn names() -> &'static [&'static str] {
         Cpu::NAME,
         #[cfg(feature = "burn")]
         burn::Burn::NAME,
-        #[cfg(feature = "candle")]
-        candle::Candle::NAME,
         #[cfg(feature = "wgpu")]
         burn::Wgpu::NAME,
     ]
@@ -140,8 +136,6 @@ pub fn open(name: &str) -> Result<Arc<dyn Backend>, BackendError> {
         (Cpu::NAME, None) => Ok(Arc::new(Cpu)),
         #[cfg(feature = "burn")]
         (burn::Burn::NAME, None) => Ok(Arc::new(burn::Burn)),
-        #[cfg(feature = "candle")]
-        (candle::Candle::NAME, None) => Ok(Arc::new(candle::Candle)),
         #[cfg(feature = "wgpu")]
         (burn::Wgpu::NAME, device) => Ok(Arc::new(burn::Wgpu::open(device)?)),
         _ => Err(BackendError::Unknown { name: name.into(), known: names().join(", ") }),

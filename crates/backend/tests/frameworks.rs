@@ -1,6 +1,6 @@
 //! Whole models on the optional frameworks train as on the default backend.
 
-#![cfg(any(feature = "burn", feature = "candle", feature = "wgpu"))]
+#![cfg(any(feature = "burn", feature = "wgpu"))]
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -93,39 +93,4 @@ fn resnets_train_as_on_the_default_backend() {
     agree(&resnet(18, ResNetStem::Cifar, DType::F64), 1e-8);
     agree(&resnet(50, ResNetStem::Imagenet, DType::F64), 1e-6);
     agree(&resnet(18, ResNetStem::Cifar, DType::F32), 1e-4);
-}
-
-/// The documentation of the candle backend promises this.
-#[test]
-#[cfg(feature = "candle")]
-fn candle_runs_every_operator_of_the_model_families_itself() {
-    use fusionllm_backend::candle::HOST_OPERATORS;
-    use fusionllm_graph::Op;
-    use fusionllm_graph::ops::{AdamwStep, SgdStep, SquaredNorm};
-
-    let models = [
-        gpt2(AttentionImplementation::Sdpa, DType::F32),
-        gpt2(AttentionImplementation::Eager, DType::F32),
-        resnet(18, ResNetStem::Cifar, DType::F32),
-        resnet(50, ResNetStem::Imagenet, DType::F32),
-    ];
-    let own = |graph: &Graph, op: &Op, first: Option<&fusionllm_graph::TensorType>| {
-        let integers = first.is_some_and(|t| matches!(t.dtype, DType::I64 | DType::I32));
-        let found = HOST_OPERATORS.iter().find(|h| (h.applies)(op, integers));
-        assert!(found.is_none(), "{} has {op:?}, which candle does not run: {}", graph.name, found.unwrap().what);
-    };
-    for model in models {
-        let train = autodiff::differentiate(&model, model.outputs["loss"]).unwrap().graph;
-        for graph in [train, model.evaluation().unwrap()] {
-            for node in &graph.nodes {
-                own(&graph, &node.op, node.inputs.first().map(|v| graph.ty(*v)));
-            }
-        }
-    }
-    let x = fusionllm_graph::TensorType::new(DType::F32, [2]);
-    let adamw = AdamwStep { beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.0 };
-    let sgd = SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false };
-    for op in [Op::from(adamw), sgd.into(), SquaredNorm.into()] {
-        own(&gpt2(AttentionImplementation::Sdpa, DType::F32), &op, Some(&x));
-    }
 }

@@ -47,7 +47,6 @@ fn how_to_get(name: &str) -> String {
     match framework {
         _ if names().contains(&framework) => format!("{framework} takes no device: write --backend {framework}"),
         "burn" => build("burn"),
-        "candle-cpu" => build("candle"),
         "burn-wgpu" => build("wgpu"),
         _ => "a GPU takes part through PyTorch or JAX, such as --worker \"python -m fusionllm_torch\"; \
               `fusionllm profile --list` shows what this machine has"

@@ -62,10 +62,10 @@ fn losses_over_processes_are_those_of_one_peer() {
 }
 
 #[test]
-#[cfg(feature = "candle")]
+#[cfg(feature = "burn")]
 fn frameworks_train_over_processes() {
     let directory = tempfile::tempdir().unwrap();
-    let [alone, mixed] = [("1", "cpu"), ("4", "cpu,candle-cpu")].map(|(peers, backends)| {
+    let [alone, mixed] = [("1", "cpu"), ("4", "cpu,burn")].map(|(peers, backends)| {
         let path = directory.path().join(peers);
         let run = ["train", "--steps", "8", "--peers", peers, "--backend", backends, "--run-dir"];
         finished(fusionllm().args(run).arg(&path).args(TINY));

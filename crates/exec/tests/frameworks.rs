@@ -1,5 +1,5 @@
 //! Peers with different tensor frameworks in one run.
-#![cfg(any(feature = "burn", feature = "candle", feature = "wgpu"))]
+#![cfg(any(feature = "burn", feature = "wgpu"))]
 
 #[path = "../../backend/tests/support/backends.rs"]
 mod backends;

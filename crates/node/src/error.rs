@@ -6,7 +6,7 @@ use fusionllm_backend::BackendError;
 use fusionllm_exec::ExecError;
 use fusionllm_graph::GraphError;
 use fusionllm_import::ImportError;
-use fusionllm_plan::{PeerId, PlanError};
+use fusionllm_plan::PlanError;
 use fusionllm_transport::{
     BindError, ConnectError, DisconnectReason, NoRelay, ReceiveError, SendError, TicketError, relay::RelayError,
 };
@@ -59,16 +59,6 @@ pub enum NodeError {
     /// The broker says that the run has failed.
     #[error("the run has failed: {0}")]
     Failed(String),
-    /// A peer is lost.
-    #[error("lost peer {name:?}: {reason}")]
-    LostPeer {
-        /// The peer's number.
-        peer: PeerId,
-        /// The peer's name.
-        name: String,
-        /// Why.
-        reason: String,
-    },
     /// A connection is lost.
     #[error("{0}")]
     Lost(DisconnectReason),

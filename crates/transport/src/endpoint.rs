@@ -79,7 +79,6 @@ impl ConnectError {
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Version(_) => Some("use the same version of fusionllm on both machines"),
-            Self::NoAnswer { .. } => Some("check that it still runs and that no firewall blocks UDP"),
             _ => None,
         }
     }

@@ -149,14 +149,14 @@ fn text_comes_from_checkpoints() {
 }
 
 #[test]
-#[cfg(feature = "candle")]
+#[cfg(feature = "burn")]
 fn frameworks_generate_the_same_text() {
     let (directory, _) = finished_run();
-    let [ours, candles] = ["cpu", "candle-cpu"].map(|backend| {
+    let [ours, theirs] = ["cpu", "burn"].map(|backend| {
         let args = ["generate", "run", "--prompt", "fn main", "--tokens", "40", "--temperature", "0", "--json"];
         call(directory, &[&args[..], &["--backend", backend]].concat()).json()["text"].as_str().unwrap().to_owned()
     });
-    assert_eq!(ours, candles);
+    assert_eq!(ours, theirs);
 }
 
 #[test]

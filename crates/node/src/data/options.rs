@@ -61,7 +61,7 @@ pub enum Validation {
 /// CIFAR-10's binary files.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Cifar10 {
-    /// Training images.
+    /// Training images, in one file at least.
     pub train: Vec<PathBuf>,
     /// Held-out images. Default none.
     #[serde(skip_serializing_if = "Vec::is_empty")]

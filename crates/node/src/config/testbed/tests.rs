@@ -18,7 +18,7 @@ tflops = 10
 memory_bandwidth = "500 GB/s"
 memory = "8 GiB"
 overhead = "4 ms"
-backend = "candle-cpu"
+backend = "burn"
 
 [[site]]
 name = "home"
@@ -69,7 +69,7 @@ fn a_testbed_describes_devices_and_links() {
     assert_eq!((home.slowdown, home.memory, home.backend.as_deref()), (2.0, 10 << 30, None));
     assert!((home.rates.matmul - 0.6 * 29.8e12).abs() < 1.0);
     let expected = Rates { matmul: 10e12, convolution: 10e12, memory: 500e9, overhead: 4e-3 };
-    assert_eq!((lab.rates, lab.backend.as_deref()), (expected, Some("candle-cpu")));
+    assert_eq!((lab.rates, lab.backend.as_deref()), (expected, Some("burn")));
     assert_eq!(c.broker(), Place::Site(1));
 }
 
