@@ -31,7 +31,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// What the user can do about it.
+    /// Advice to the user about this error, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::UnknownLinks { .. } => {

@@ -71,7 +71,7 @@ pub struct Plan {
     /// The codecs of directed links, sorted by sender and receiver. A link without one sends tensors exactly.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub codecs: Vec<LinkCodec>,
-    /// What peers keep outside their devices' memory, sorted by peer. The others keep everything in memory.
+    /// The tensors that peers offload or recompute, sorted by peer. Peers without an entry keep everything in memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<PeerOffload>,
 }

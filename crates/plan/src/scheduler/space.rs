@@ -45,7 +45,7 @@ const MAX_ESTIMATE_RATIO: f64 = 1.5;
 pub(super) struct SearchSpace<'a> {
     cluster: &'a Cluster,
     links: DeviceLinks<'a>,
-    /// By device.
+    /// The class of each device.
     class: Vec<u32>,
     /// The devices that a plan can use.
     devices: Vec<u32>,
@@ -55,7 +55,7 @@ pub(super) struct SearchSpace<'a> {
     offloads: bool,
     /// The rule by which messages between stages are assumed to be compressed.
     rule: Option<Compression>,
-    /// By workload.
+    /// The case of each workload.
     cases: Vec<Case<'a>>,
 }
 
