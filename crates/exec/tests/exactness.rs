@@ -114,7 +114,7 @@ fn replicas_of_resnet_agree_with_one_peer() {
 }
 
 /// At this rate, every difference grows tenfold in four steps. In f64 the replicas still agree, so the difference in
-/// f32 is rounding alone.
+/// f32 comes from rounding alone.
 #[test]
 fn replicas_of_resnet_differ_by_rounding_alone() {
     check_replicas(&resnet(DType::F64), plain_sgd(0.02, 0.9, 5e-4), 1e-9, 6);
