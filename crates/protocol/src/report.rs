@@ -1,4 +1,4 @@
-//! What a peer reports of a pass.
+//! A peer's report of a pass.
 
 use fusionllm_plan::{PeerId, Poison};
 use serde::{Deserialize, Serialize};
