@@ -100,7 +100,7 @@ impl ImportedModel {
 ///
 /// # Errors
 ///
-/// As [`ImportedModel::open`].
+/// The same as those of [`ImportedModel::open`].
 pub fn graph(path: &Path, samples: usize) -> Result<Graph, NodeError> {
     let options = ImportOptions { batch_size: Some(samples), ..Default::default() };
     Ok(ImportedModel::open(path, options)?.imported.graph)

@@ -11,7 +11,7 @@ use fusionllm_plan::{Device, Instruction, Program};
 use super::{BRIEF, Effort, LeftOut, Samples, cost_of, few_networks, measure_on, sample};
 use crate::NodeError;
 
-/// For a job's own step, while the other joiners wait.
+/// The effort for a job's own step, while the other joiners wait.
 const JOINING: Effort = Effort { warm_up: 1, patience: Duration::from_millis(1500), repeats: 1 };
 
 /// Estimated seconds of a pass over a job's own operators that a joiner measures.
