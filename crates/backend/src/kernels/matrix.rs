@@ -9,9 +9,9 @@ use super::simd::simd;
 /// Strides of a matrix, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Strides {
-    /// From one row to the next.
+    /// The distance from one row to the next.
     pub(crate) row: isize,
-    /// From one column to the next.
+    /// The distance from one column to the next.
     pub(crate) column: isize,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Matrix<'a, T> {
     pub(crate) data: &'a [T],
     /// Index of the first element.
     pub(crate) start: usize,
-    /// Its strides.
+    /// The matrix's strides.
     pub(crate) strides: Strides,
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn product<T: Float>(
     unsafe { product_raw(sizes, (out.0.as_mut_ptr(), out.1), a, b, scale, accumulate, threads) }
 }
 
-/// As [`product`], for a result in memory that several threads write.
+/// Computes [`product`] for a result in memory that several threads write.
 ///
 /// # Safety
 /// Every element of the result lies in memory that may be written. Nothing else accesses it during the call.
@@ -212,7 +212,7 @@ fn packed<'a, T: Float>(x: Matrix<'a, T>, rows: usize, columns: usize) -> Cow<'a
     Cow::Owned((0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))).map(|(i, j)| x.data[at(i, j)]).collect())
 }
 
-/// Where and how a product with a vector is written.
+/// The place of a product with a vector in memory, and the way in which it is written.
 #[derive(Clone, Copy)]
 struct Target<T> {
     out: *mut T,

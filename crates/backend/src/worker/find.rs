@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::process::SAFE_PATH;
 
-/// How long a Python may take to look. It imports every framework.
+/// The time in which a Python has to answer. It imports every framework.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest answer that is read.
 const MAX_ANSWER: u64 = 1 << 20;
@@ -43,7 +43,7 @@ pub struct FoundWorker {
     pub command: String,
 }
 
-/// What a Python lists.
+/// The list that a Python prints.
 #[derive(Deserialize)]
 struct Listing {
     workers: Vec<Listed>,
@@ -95,7 +95,7 @@ fn ask(python: &str) -> Option<Vec<FoundWorker>> {
         let _ = sender.send(read.map(|_| text));
     });
     let answer = answer.recv_timeout(PATIENCE);
-    // It has written all, or it took too long.
+    // The process has written its whole answer, or it took too long.
     let _ = child.kill();
     let _ = child.wait();
     parse(python, &answer.ok()?.ok()?)
