@@ -77,7 +77,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
     Ok(TrainGraph { graph, loss, loss_weight, gradients, gradient_of })
 }
 
-/// For each value, whether it is a parameter or a float computed from one.
+/// By value, whether it is a parameter or a float computed from one.
 fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     let mut depends: Vec<bool> = graph.values.iter().map(|v| matches!(v.kind, ValueKind::Parameter(_))).collect();
     for node in &graph.nodes {
@@ -90,8 +90,8 @@ fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     depends
 }
 
-/// A forward value as backward reads it. A cast of a tensor that stays is made again: the tensor is there anyway, and
-/// its cast would be kept for every micro-batch in flight.
+/// A forward value as backward reads it. A cast of a tensor that stays is made again, because the tensor is there
+/// anyway. The cast itself would be kept for every micro-batch in flight.
 fn cast_again(b: &mut Builder, v: ValueId) -> Result<ValueId, GraphError> {
     let Some(node) = b.graph().producer(v).map(|n| b.graph().node(n)) else { return Ok(v) };
     let stays = |v: &ValueId| match b.graph().value(*v).kind {

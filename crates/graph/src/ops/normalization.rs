@@ -52,7 +52,7 @@ impl Operator for LayerNorm {
 /// Operands `(gradient, x, mean, rstd, weight?)`, result: the gradient of the operand of a [`LayerNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerNormInputGrad {
-    /// As in the forward operator.
+    /// The `dims` of the forward operator.
     pub dims: usize,
 }
 
@@ -88,7 +88,7 @@ impl Operator for LayerNormInputGrad {
 /// Operands `(gradient, x, mean, rstd)`, results: the gradients of the weight and the bias of a [`LayerNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerNormWeightGrad {
-    /// As in the forward operator.
+    /// The `dims` of the forward operator.
     pub dims: usize,
 }
 
