@@ -149,7 +149,7 @@ fn many_detached_tensors_of_a_long_chain_are_refused() {
     assert!(error.to_string().contains("too many for this file"), "{error}");
 }
 
-/// Every dropout searched the graph for the random key and counted the dropouts before it.
+/// Regression: every dropout searched the graph for the random key and counted the dropouts before it.
 #[test]
 fn many_dropouts() {
     grows_with_the_file(|count| chained(dropouts(count)));
@@ -179,7 +179,7 @@ fn with_parameters(count: usize, member: impl Fn(usize) -> String) -> Vec<u8> {
     archive(&program, &weights)
 }
 
-/// Each parameter was compared with all those before it.
+/// Regression: each parameter was compared with all those before it.
 #[test]
 fn many_parameters() {
     grows_with_the_file(|count| with_parameters(count, |i| format!("m{i}")));
