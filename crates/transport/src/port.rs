@@ -1,4 +1,4 @@
-//! Whether anybody listens at a port, as its machine tells.
+//! The question to a machine whether anybody listens at one of its ports.
 
 use std::io;
 use std::net::SocketAddr;
