@@ -89,7 +89,7 @@ fn filled(ty: &TensorType, fill: u8) -> Result<HostTensor, ExecError> {
     Ok(HostTensor::from_bytes(ty.clone(), vec![fill; ty.bytes()])?)
 }
 
-/// Sends what the program waits for, of the right size.
+/// Sends the tensors that the program waits for, of the right size.
 struct Strangers {
     incoming: BTreeMap<Address, (PeerId, TensorType)>,
     fill: u8,
