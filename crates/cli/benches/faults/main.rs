@@ -57,7 +57,7 @@ fn options() -> Result<Options, String> {
     Ok(options)
 }
 
-/// What goes wrong. Hosts are numbered from 1 on; the broker is on host 0. Times are in seconds.
+/// A fault. Hosts are numbered from 1 on, and the broker is on host 0. Times are in seconds.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Kill(usize),

@@ -14,7 +14,7 @@ pub(crate) enum Model {
     Resnet { depth: u32, width: u32, batch: u32, micro_batch: u32 },
 }
 
-/// Where the model is cut.
+/// The way in which the model is cut.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Cut {
     /// Where the step is shortest.

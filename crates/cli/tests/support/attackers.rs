@@ -12,7 +12,7 @@ use iroh::endpoint::{Connection, SendStream, presets};
 use iroh::{Endpoint, EndpointAddr, PublicKey, TransportAddr};
 use tokio::runtime::Runtime;
 
-/// What strangers do.
+/// An attack of strangers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attack {
     /// They connect, say hello without the ticket's secret, are refused, and come again.
