@@ -136,7 +136,8 @@ fn losses(
     let adamw = AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let training = Training {
         optimizer: Optimizer::Adamw(adamw),
-        // At a higher rate, one activation that rounds to the other side of 0 changes a ResNet's loss by more than this.
+        // At a higher rate, one activation that rounds to the other side of 0 changes a ResNet's loss by more than
+        // this.
         learning_rate: LearningRate { base: 2e-4, warmup: 5, cosine_until: Some(60), min: 1e-5 },
         clip: Some(1.0),
         seed: 7,

@@ -96,8 +96,8 @@ impl Executor {
         self.state.snapshot(program)
     }
 
-    /// Runs a program once, by the script that [`Self::prepare`] made of it. Codecs may have changed since. `step` counts
-    /// the updates before it; counter-based operators draw from it.
+    /// Runs a program once, by the script that [`Self::prepare`] made of it. Codecs may have changed since. `step`
+    /// counts the updates before it; counter-based operators draw from it.
     pub fn run(
         &mut self,
         program: &Program,

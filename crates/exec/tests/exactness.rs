@@ -50,8 +50,8 @@ fn losses_in_bf16_do_not_depend_on_the_cut() {
     check(&narrow(resnet(DType::F32)), plain_sgd(0.001, 0.9, 5e-4), 20, 9);
 }
 
-/// When each segment chose the types of its operators by itself, moving this cut from before the attention to before its
-/// scale changed the first loss.
+/// When each segment chose the types of its operators by itself, moving this cut from before the attention to before
+/// its scale changed the first loss.
 #[test]
 fn a_cut_before_the_scale_of_attention_changes_no_loss_in_bf16() {
     let graph = narrow(gpt2(Eager, 0.0));

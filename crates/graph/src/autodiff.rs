@@ -12,8 +12,8 @@ use crate::{Builder, Graph, GraphError, Op, ParameterGradient, Phase, TensorType
 /// Adds to `graph` the operators that compute the gradient of `loss_weight · loss` with respect to every parameter.
 ///
 /// Forward nodes and values keep their ids. The gradients of a value that several nodes read are added in a chain of
-/// nodes, from the last reader to the first. So the graph fixes the order of additions, wherever its parts run. Gradients
-/// of 16 bits are added in f32.
+/// nodes, from the last reader to the first. So the graph fixes the order of additions, wherever its parts run.
+/// Gradients of 16 bits are added in f32.
 pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphError> {
     let ty = graph.ty(loss).clone();
     if !ty.dtype.is_float() || ty.numel() != 1 {

@@ -44,10 +44,10 @@ impl Graph {
     /// types.
     ///
     /// The type of each value is part of the result. So it depends on the graph alone, and not on where the graph is
-    /// cut or on who computes. In bf16, casts stand where an operator reads a value in another type than the one in which
-    /// it was made. Matrix products, convolutions and attention read their f32 operands in bf16. Operators that only move
-    /// or scale numbers take bf16 as it comes. All others compute in f32: losses, norms, softmax and sums. Backward
-    /// follows, because a gradient has the type of its value.
+    /// cut or on who computes. In bf16, casts stand where an operator reads a value in another type than the one in
+    /// which it was made. Matrix products, convolutions and attention read their f32 operands in bf16. Operators that
+    /// only move or scale numbers take bf16 as it comes. All others compute in f32: losses, norms, softmax and sums.
+    /// Backward follows, because a gradient has the type of its value.
     pub fn in_precision(self, precision: Precision) -> Result<Graph, GraphError> {
         match precision {
             Precision::F32 => Ok(self),

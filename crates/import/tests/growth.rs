@@ -48,7 +48,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Imports the archive, and calls `then`, on a small stack. Returns the bytes that the thread allocated, and the result.
+/// Imports the archive, and calls `then`, on a small stack. Returns the bytes that the thread allocated, and the
+/// result.
 fn import_on_a_small_stack<T: Send>(bytes: Vec<u8>, then: impl FnOnce(&Imported) -> T + Send) -> (u64, T) {
     let work = move || {
         let (_, imported) = import(bytes).map_err(|e| e.to_string()).unwrap();

@@ -170,8 +170,8 @@ impl Assignment {
         types.fold(0, |sum, ty| sum.saturating_add(ty.bytes() as u64))
     }
 
-    /// The most bytes of tensors in memory that a pass of either program needs, with those that the peer keeps there for
-    /// itself. See [`Program::peak_bytes`].
+    /// The most bytes of tensors in memory that a pass of either program needs, with those that the peer keeps there
+    /// for itself. See [`Program::peak_bytes`].
     pub fn peak_bytes(&self) -> u64 {
         let own = self.tensors().values().fold(0u64, |sum, ty| sum.saturating_add(ty.bytes() as u64));
         let away = self.train.resting();

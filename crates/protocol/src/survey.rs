@@ -21,8 +21,8 @@ const MAX_OPERATORS: usize = 4096;
 /// Lets members measure their machines, and the links to each other and to the broker, as far as the atlas lacks them.
 ///
 /// All members first measure their machines. The links follow in the rounds of a tournament, so no machine takes part
-/// in two measurements at once. Neither does a line that several members share, so that each link through it is measured
-/// at the line's full rate.
+/// in two measurements at once. Neither does a line that several members share, so that each link through it is
+/// measured at the line's full rate.
 #[derive(Debug)]
 pub struct Survey {
     rounds: VecDeque<Vec<(MemberId, ToPeer)>>,

@@ -1,5 +1,5 @@
-//! Members that lie to the broker, and owners that put members out. Each liar is named with the reason, and the run goes
-//! on without it.
+//! Members that lie to the broker, and owners that put members out. Each liar is named with the reason, and the run
+//! goes on without it.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -1,7 +1,7 @@
 //! A run outlives its members: random losses, sleeps, cuts, joiners and leavers on a virtual clock.
 //!
-//! `FUSIONLLM_SEEDS=10000 cargo test -p fusionllm-protocol --test churn` tries more seeds, from `FUSIONLLM_FIRST_SEED` on.
-//! With `FUSIONLLM_TRACE=1`, a world prints all that happens in it.
+//! `FUSIONLLM_SEEDS=10000 cargo test -p fusionllm-protocol --test churn` tries more seeds, from `FUSIONLLM_FIRST_SEED`
+//! on. With `FUSIONLLM_TRACE=1`, a world prints all that happens in it.
 #![allow(clippy::unwrap_used)]
 
 mod common;

@@ -10,8 +10,8 @@
 //! them, and can fail if its packet to another address arrives first.
 //!
 //! A handshake that ends at once costs a signature, too. So each source, and all of them together, have an allowance of
-//! handshakes that comes back with time. After a quiet time, a whole site may come at once. Once half of an allowance is
-//! used, the rest is for newcomers who have proved their address. So nobody can use it up in another one's name.
+//! handshakes that comes back with time. After a quiet time, a whole site may come at once. Once half of an allowance
+//! is used, the rest is for newcomers who have proved their address. So nobody can use it up in another one's name.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};

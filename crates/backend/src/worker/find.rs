@@ -19,8 +19,8 @@ const MAX_ANSWER: u64 = 1 << 20;
 /// The environment variable that names the Python to ask.
 const PYTHON: &str = "FUSIONLLM_PYTHON";
 
-/// Runs the module `fusionllm_worker` as `-m` would. But a Python older than 3.11, which does not know [`SAFE_PATH`], ends
-/// before it imports anything: `sys` is a part of it, and no file.
+/// Runs the module `fusionllm_worker` as `-m` would. But a Python older than 3.11, which does not know [`SAFE_PATH`],
+/// ends before it imports anything: `sys` is a part of it, and no file.
 const LIST: &str = "import sys
 sys.version_info < (3, 11) and sys.exit()
 import runpy
@@ -59,8 +59,8 @@ struct Listed {
     arguments: Vec<String>,
 }
 
-/// Asks Python for workers, those to prefer first. It takes a few seconds where large frameworks are installed. The list
-/// is empty where no Python of version 3.11 or newer has the module `fusionllm_worker`.
+/// Asks Python for workers, those to prefer first. It takes a few seconds where large frameworks are installed. The
+/// list is empty where no Python of version 3.11 or newer has the module `fusionllm_worker`.
 ///
 /// The Python is `FUSIONLLM_PYTHON`, or else the first one with workers: that in the directory of this program, as in a
 /// virtual environment, or that on the `PATH`.

@@ -91,8 +91,8 @@ impl Attackers {
         });
     }
 
-    /// Many strangers at once, each of which begins again as soon as it is refused or has waited for [`HASTE`], but no more
-    /// than `rate` per second.
+    /// Many strangers at once, each of which begins again as soon as it is refused or has waited for [`HASTE`], but no
+    /// more than `rate` per second.
     async fn connect_again_and_again(&self, rate: f64, stop: &AtomicBool) {
         let (begun, tickets) = (Instant::now(), AtomicU64::new(0));
         let strangers = self.endpoints.iter().flat_map(|endpoint| [endpoint; PER_KEY]).map(async |endpoint| {

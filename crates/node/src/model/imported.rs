@@ -106,8 +106,8 @@ pub fn graph(path: &Path, samples: usize) -> Result<Graph, NodeError> {
     Ok(ImportedModel::open(path, options)?.imported.graph)
 }
 
-/// The warning about inputs that no operator reads. A language model that was exported with one tensor as its tokens and
-/// as its labels trains to repeat its labels.
+/// The warning about inputs that no operator reads. A language model that was exported with one tensor as its tokens
+/// and as its labels trains to repeat its labels.
 fn unread_inputs(graph: &Graph) -> Option<String> {
     let is_read = |v: &ValueId| graph.nodes.iter().any(|n| n.inputs.contains(v));
     let unread: Vec<String> =

@@ -17,7 +17,8 @@ const PORT_TIMEOUT: Duration = Duration::from_secs(2);
 ///
 /// # Errors
 ///
-/// It cannot be reached. If the machines at all of its addresses say that nobody listens there, the attempt ends at once.
+/// It cannot be reached. If the machines at all of its addresses say that nobody listens there, the attempt ends at
+/// once.
 pub(crate) async fn reach(
     endpoint: &Endpoint,
     to: &PeerAddr,

@@ -100,8 +100,8 @@ impl JoinOptions {
     }
 }
 
-/// Takes part in a run until the broker ends it, or the user has this peer leave by Ctrl-C or SIGTERM. A second one ends
-/// it at once.
+/// Takes part in a run until the broker ends it, or the user has this peer leave by Ctrl-C or SIGTERM. A second one
+/// ends it at once.
 ///
 /// A lost connection ends nothing: the peer reports a lost neighbour and waits for its next part, and it tries to reach
 /// a lost broker again.

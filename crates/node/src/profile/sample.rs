@@ -112,8 +112,8 @@ fn assemble(nodes: BTreeMap<NodeId, Node>, value: impl Fn(ValueId) -> Value, mic
     }
 }
 
-/// A Program for each kind of operator in a [valid](Program::validate) one, by its signature. It runs an operator of that
-/// kind alone, after the views that it reads.
+/// A Program for each kind of operator in a [valid](Program::validate) one, by its signature. It runs an operator of
+/// that kind alone, after the views that it reads.
 pub(super) fn one_by_one(program: &Program) -> BTreeMap<String, Program> {
     let makers: HashMap<ValueId, NodeId> =
         program.nodes.iter().flat_map(|(id, node)| node.outputs.iter().map(|v| (*v, *id))).collect();

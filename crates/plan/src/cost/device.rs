@@ -46,7 +46,8 @@ pub struct Device {
 /// Bytes/s of a disk that was not measured: about a SATA solid-state drive's.
 pub const DISK_RATE: f64 = 5e8;
 
-/// Bytes/s between a device's memory and its host's where copies were not measured: about PCI Express 3.0 with 16 lanes.
+/// Bytes/s between a device's memory and its host's where copies were not measured: about PCI Express 3.0 with 16
+/// lanes.
 pub const HOST_LINK_RATE: f64 = 1.2e10;
 
 fn disk_rate() -> f64 {

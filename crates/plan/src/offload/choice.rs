@@ -85,9 +85,9 @@ fn counted(program: &Program, slots: usize) -> u64 {
 /// Chooses the tensors that a peer offloads or recomputes, so that its tensors take at most `room` bytes of memory.
 /// Returns `None` if they need more even so.
 ///
-/// The bytes that cost least time go first. Optimizer state is moved once in a step, and activations are moved or computed
-/// again for every micro-batch. A gradient leaves and returns for every micro-batch, to free the bytes of one. A parameter
-/// is read even more often.
+/// The bytes that cost least time go first. Optimizer state is moved once in a step, and activations are moved or
+/// computed again for every micro-batch. A gradient leaves and returns for every micro-batch, to free the bytes of one.
+/// A parameter is read even more often.
 fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Result<Option<PeerOffload>, PlanError> {
     let medium = if device.host_link.is_some() { Medium::Host } else { Medium::Disk };
     let (waiting, times) = (Activations::new(program), node_seconds(program, device)?);

@@ -370,8 +370,8 @@ impl Problem {
         s.weight[hi] - s.weight[lo]
     }
 
-    /// Seconds of a unit to apply a step to atoms `lo..hi`, including the wait for the verdict and the time to offload what
-    /// exceeds its memory.
+    /// Seconds of a unit to apply a step to atoms `lo..hi`, including the wait for the verdict and the time to offload
+    /// what exceeds its memory.
     pub(crate) fn step_end(&self, unit: usize, lo: usize, hi: usize) -> f64 {
         let s = &self.chain.seconds[self.machines.units[unit].class as usize];
         let broker = self.machines.broker();

@@ -31,8 +31,8 @@ pub fn exact(problem: &Problem, schedules: &[Schedule], below: Option<f64>) -> O
     if is_small(problem) { beam_search(problem, schedules, below, usize::MAX) } else { None }
 }
 
-/// Whether [`exact`] solves the problem: at most [`MAX_UNITS`] units of one member each, and at most [`MAX_CUT_POSITIONS`]
-/// cuts.
+/// Whether [`exact`] solves the problem: at most [`MAX_UNITS`] units of one member each, and at most
+/// [`MAX_CUT_POSITIONS`] cuts.
 pub fn is_small(problem: &Problem) -> bool {
     let units = &problem.machines.units;
     units.len() <= MAX_UNITS && problem.chain.atoms <= MAX_CUT_POSITIONS + 1 && units.iter().all(|u| u.copies() == 1)
