@@ -296,7 +296,7 @@ fn a_worker_that_cannot_start_is_named() -> Result<(), Missing> {
     Ok(())
 }
 
-/// Who can write to the directory in which somebody else joins must not choose what that person runs.
+/// A person who can write to the directory in which somebody else joins must not choose what that other person runs.
 fn no_python_imports_from_the_current_directory() -> Result<(), Missing> {
     let python = python("python", "numpy")?;
     let directory = tempfile::tempdir().unwrap();

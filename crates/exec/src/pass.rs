@@ -27,7 +27,7 @@ pub struct PassStats {
     pub total_s: f64,
     /// Most bytes of tensors at once: parameters, state, gradients and activations. Views count as copies.
     pub peak_bytes: u64,
-    /// Where a number was first not finite, if the pass was inspected: see
+    /// The place where a number was first not finite, if the pass was inspected: see
     /// [`Executor::set_inspect`](crate::Executor::set_inspect).
     pub poison: Option<Poison>,
 }
@@ -39,7 +39,7 @@ pub fn rng_key(seed: u64, step: u64, micro_batch: u32) -> i64 {
     (u64::from(block[0]) | u64::from(block[1]) << 32) as i64
 }
 
-/// Which non-zero numbers a received tensor has: its sender, and one bit per number.
+/// The places of the non-zero numbers of a received tensor: its sender, and one bit per number.
 struct Mask {
     from: PeerId,
     bits: Vec<u8>,

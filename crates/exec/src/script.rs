@@ -11,7 +11,7 @@ use fusionllm_plan::{Address, Instruction, Optimizer, Program};
 
 use crate::ExecError;
 
-/// Where a tensor stays between segments.
+/// The place of a tensor between segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// The Program's tensor with this address.

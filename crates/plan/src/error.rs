@@ -1,4 +1,4 @@
-/// Why a plan cannot be made or carried out.
+/// The reason why a plan cannot be made or carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The plan does not fit its graph.

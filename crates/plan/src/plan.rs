@@ -43,8 +43,8 @@ impl Stage {
     }
 }
 
-/// Which peer runs what, and how a step goes. A forward edge leads to the same stage or a later one. A peer may hold
-/// several stages.
+/// The assignment of operators to peers, with the schedule and the codecs. A forward edge leads to the same stage or a
+/// later one. A peer may hold several stages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// [`FORMAT_VERSION`].

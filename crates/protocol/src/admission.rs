@@ -47,7 +47,7 @@ impl Invitation {
         Self { secret, role, expires: None, uses: None, used: 0, revoked: false }
     }
 
-    /// Why no machine that is new may join with it.
+    /// The reason why no new machine may join with the ticket, if there is one.
     fn refusal(&self, unix_s: u64) -> Option<String> {
         if self.revoked {
             return Some("its ticket has been revoked; ask the run's owner for another".into());

@@ -151,7 +151,7 @@ pub enum FromPeer {
         /// The peer's measurements.
         report: PassReport,
     },
-    /// Sent every second, whatever the peer does.
+    /// A sign of life, which is sent every second, whatever the peer does.
     Heartbeat(Heartbeat),
     /// The peer has a copy of another member's share, as [`ToPeer::Mirror`] asked.
     Mirrored {
@@ -171,7 +171,7 @@ pub enum FromPeer {
         generation: u32,
         /// The other member.
         member: MemberId,
-        /// Why the connection ended.
+        /// The reason why the connection ended.
         reason: String,
     },
     /// The peer cannot carry out its assignment.

@@ -26,7 +26,7 @@ pub struct PassReport {
     pub spectra: Vec<CodecSpectrum>,
     /// Large messages received from each peer.
     pub received: Vec<ReceivedBytes>,
-    /// Where a number was first not finite, in a pass that the broker had inspected.
+    /// The place where a number was first not finite, in a pass that the broker had inspected.
     pub poison: Option<Poison>,
 }
 

@@ -1,4 +1,4 @@
-//! Who takes part in a run. The roster never closes: members come, fall silent, come back and go.
+//! The members of a run. The roster never closes: members come, fall silent, come back and go.
 
 use fusionllm_graph::units::counted;
 use serde::{Deserialize, Serialize};

@@ -228,7 +228,7 @@ unsafe impl<T: Send> Sync for Target<T> {}
 
 impl<T: Float> Target<T> {
     /// # Safety
-    /// As [`product_raw`]; `i` is a row of the result.
+    /// The same as for [`product_raw`]. `i` is a row of the result.
     unsafe fn put(&self, i: usize, sum: T) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -248,7 +248,7 @@ const SUMS: usize = 16;
 /// `matrix [rows, k] vector [k]`.
 ///
 /// # Safety
-/// As [`product_raw`].
+/// The same as for [`product_raw`].
 unsafe fn matrix_vector<T: Float>(to: Target<T>, rows: usize, matrix: Matrix<'_, T>, vector: &[T], threads: Threads) {
     let k = vector.len();
     in_bounds(matrix.data.len(), matrix.start, matrix.strides, rows, k);

@@ -17,7 +17,7 @@ pub(crate) enum Model {
 /// The way in which the model is cut.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Cut {
-    /// Where the step is shortest.
+    /// At the places where the step is shortest.
     Fastest,
     /// Evenly over all devices. The fastest cut may leave devices out, and with them their links.
     EveryDevice,

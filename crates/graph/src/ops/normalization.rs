@@ -14,7 +14,7 @@ use crate::TensorType;
 pub struct LayerNorm {
     /// The number of trailing dimensions to normalise over.
     pub dims: usize,
-    /// Added to the variance.
+    /// The number that is added to the variance.
     pub eps: f64,
 }
 
@@ -114,7 +114,7 @@ impl Operator for LayerNormWeightGrad {
 pub struct BatchNorm {
     /// The weight of the batch in the running statistics.
     pub momentum: f64,
-    /// Added to the variance.
+    /// The number that is added to the variance.
     pub eps: f64,
 }
 

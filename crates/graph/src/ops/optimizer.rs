@@ -32,7 +32,7 @@ pub struct AdamwStep {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// The number that is added to the denominator.
     pub eps: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,

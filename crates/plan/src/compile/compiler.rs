@@ -1,4 +1,4 @@
-//! Where the nodes and tensors of a graph are placed, and when they are needed.
+//! The places of a graph's nodes and tensors, and the times when they are needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Address, Instruction, Program};
 
-/// Where a tensor is while it is not in the device's memory.
+/// The place of a tensor while it is not in the device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Medium {

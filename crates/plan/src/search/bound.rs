@@ -162,10 +162,10 @@ impl<'a> Bound<'a> {
 
     /// The least seconds of a step with this pipeline and this period of the busiest station.
     ///
-    /// Of `c` machines that take turns, each is busy for `c` periods with a micro-batch. One of them takes at least `n
-    /// / c` micro-batches. Its first one is part of the pipeline, so `n - c` periods are added. If the rest of the
-    /// pipeline is left out, all `n` periods count, less the part of the first micro-batch that nothing waits for. For
-    /// a station that is no machine, `n - 1` periods count.
+    /// Of `c` machines that take turns, each is busy for `c` periods with a micro-batch. One of them takes at least a
+    /// `c`-th of the `n` micro-batches. Its first one is part of the pipeline, so `n - c` periods are added. If the
+    /// rest of the pipeline is left out, all `n` periods count, less the part of the first micro-batch that nothing
+    /// waits for. For a station that is no machine, `n - 1` periods count.
     fn step(&self, pipeline: f64, period: f64) -> f64 {
         let n = f64::from(self.problem.micro_batches);
         let beside_pipeline = (n - self.copies).max(0.0) * period;

@@ -53,8 +53,8 @@ pub(super) fn cut_like(problem: &Problem, order: &[u32], plan: &ScoredPlan) -> O
     best
 }
 
-/// Where the last stage may begin if the first stage's unit holds it too; `None` if it does not. Such plans are tried
-/// where the ends of the chain share a parameter.
+/// The atom where the last stage may begin if the first stage's unit holds it too; `None` if it does not. Such plans
+/// are tried where the ends of the chain share a parameter.
 fn tails(problem: &Problem) -> Vec<Option<usize>> {
     let mut tails = vec![None];
     let last = problem.chain.ties.iter().filter_map(|t| t.users.last()).map(|u| u.atom as usize).max();
@@ -235,7 +235,7 @@ impl<'a> Cutter<'a> {
         (layer * self.order.len() + j) * (self.problem.chain.atoms + 1) + lo
     }
 
-    /// Where the last stage of the table ends.
+    /// The atom where the last stage of the table ends.
     fn end(&self) -> usize {
         self.tail.unwrap_or(self.problem.chain.atoms)
     }

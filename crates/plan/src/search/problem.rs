@@ -337,7 +337,7 @@ impl Problem {
                 at += 1;
             }
             let crossing = |cut: &usize| self.across[*cut].iter().sum::<f64>();
-            // Of equal positions the last is taken. It leaves the next one a choice.
+            // The last of equal positions is taken, because it leaves the next one a choice.
             cuts.extend((first..at).rev().min_by(|a, b| crossing(a).total_cmp(&crossing(b))));
         }
         cuts.push(atoms);

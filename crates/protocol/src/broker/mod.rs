@@ -21,7 +21,7 @@ enum Item {
     Snapshot { step: u64, save: bool },
 }
 
-/// Why no more passes are issued.
+/// The reason why no more passes are issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Halt {
     /// The user stops the run.

@@ -176,7 +176,7 @@ impl Run {
         r.formation.members.iter().zip(&r.formation.shares).any(|(m, share)| *m == owner && share.is_empty())
     }
 
-    /// Has members forget the cuts that nobody needs any more.
+    /// Tells members to forget the cuts that nobody needs any more.
     fn release(&mut self) -> Vec<Action> {
         let before = self.custody.release();
         self.copies.forget_before(before, self.custody.on_disk().step);
