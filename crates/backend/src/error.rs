@@ -1,6 +1,6 @@
 use fusionllm_graph::{GraphError, TensorType};
 
-/// Why a backend failed.
+/// The reason why a backend failed.
 #[derive(Debug, thiserror::Error)]
 pub enum BackendError {
     /// This build has no backend of that name.
@@ -39,7 +39,7 @@ pub enum BackendError {
         /// The cause.
         reason: String,
     },
-    /// A value that something reads was not given.
+    /// A value that is read was not given.
     #[error("no tensor was given for {name:?}")]
     Missing {
         /// The value's name.
@@ -48,12 +48,12 @@ pub enum BackendError {
     /// The caller stopped a segment.
     #[error("the segment was stopped")]
     Stopped,
-    /// A process that computes for this one did not do what it was asked.
+    /// A process that computes for this one did not carry out a request.
     #[error("worker {command:?}: {reason}")]
     Worker {
         /// The command that started it.
         command: String,
-        /// What happened, and what it last wrote to its standard error.
+        /// The failure, with the last lines that the process wrote to its standard error.
         reason: String,
     },
     /// A graph is invalid.
@@ -71,7 +71,7 @@ mod tests {
 
     use super::*;
 
-    /// A label out of range printed `TensorType { dtype: F32, shape: [2, 10] }`.
+    /// Regression: a label out of range printed `TensorType { dtype: F32, shape: [2, 10] }`.
     #[test]
     fn operands_read_as_types() {
         let operands = vec![TensorType::new(DType::F32, [2, 10]), TensorType::new(DType::I64, [2])];

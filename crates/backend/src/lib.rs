@@ -89,7 +89,7 @@ pub trait Backend: Send + Sync {
         segment.run_each(self, inputs, done)
     }
 
-    /// Whether a segment runs as one, so that its operators take another time in it than alone.
+    /// Whether a segment runs as a whole, so that its operators take another time in it than alone.
     fn runs_segments_whole(&self) -> bool {
         false
     }
@@ -117,12 +117,12 @@ pub fn names() -> &'static [&'static str] {
     ]
 }
 
-/// The name of the backend that a worker's command line makes.
+/// The name of the backend that runs a worker with this command line.
 pub fn worker_name(command: &str) -> String {
     format!("{WORKER}{command}")
 }
 
-/// What a backend's name begins with if the rest is the command line of a worker.
+/// The prefix of a backend's name whose rest is the command line of a worker.
 const WORKER: &str = "worker:";
 
 /// Opens a backend by name, or starts a worker by a [`worker_name`].

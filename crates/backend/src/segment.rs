@@ -136,7 +136,7 @@ impl Segment {
         Ok(self.outputs.iter().map(|v| numbers[*v as usize]).collect())
     }
 
-    /// For each value, where it is used last.
+    /// The last use of each value.
     fn last_uses(&self) -> Vec<LastUse> {
         let mut last =
             vec![LastUse::Never; self.inputs.len() + self.nodes.iter().map(|n| n.outputs.len()).sum::<usize>()];
@@ -148,7 +148,7 @@ impl Segment {
     }
 }
 
-/// Where a value of a segment is used last.
+/// The last use of a value in a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LastUse {
     Never,
@@ -156,7 +156,7 @@ enum LastUse {
     Output,
 }
 
-/// A segment that a backend is ready to run. Only that backend can run it.
+/// A segment that a backend is ready to run. No other backend can run it.
 pub struct Prepared {
     segment: Segment,
     last: Vec<LastUse>,
@@ -164,7 +164,7 @@ pub struct Prepared {
 }
 
 impl Prepared {
-    /// `data` is what the backend needs to run the segment.
+    /// `data` is the form of the segment that the backend runs.
     pub fn new(segment: Segment, data: impl Any + Send + Sync) -> Self {
         Self { last: segment.last_uses(), segment, data: Box::new(data) }
     }
@@ -174,7 +174,7 @@ impl Prepared {
         &self.segment
     }
 
-    /// What the backend needs, or `None` if another backend prepared it.
+    /// The data that the backend needs, or `None` if another backend prepared it.
     pub fn get<T: 'static>(&self) -> Option<&T> {
         (*self.data).downcast_ref()
     }
@@ -215,7 +215,7 @@ impl Prepared {
     }
 }
 
-/// A value. With `last`, it is given up.
+/// A value. With `last`, the segment gives it up.
 fn take(values: &mut [Option<Tensor>], v: u32, last: bool) -> Result<Tensor, BackendError> {
     let slot = values.get_mut(v as usize);
     let tensor = slot.and_then(|slot| if last { slot.take() } else { slot.clone() });

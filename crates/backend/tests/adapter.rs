@@ -1,4 +1,4 @@
-//! How a graphics adapter is chosen.
+//! The choice of a graphics adapter.
 
 #![cfg(feature = "wgpu")]
 #![allow(clippy::unwrap_used)]

@@ -1,4 +1,4 @@
-//! Workers that do not keep to the protocol. Each is a few lines of shell.
+//! Workers that break the protocol. Each is a few lines of shell.
 
 #![cfg(unix)]
 #![allow(clippy::unwrap_used)]
@@ -74,7 +74,7 @@ fn a_line_without_an_end_is_cut() {
 #[test]
 fn a_silent_worker_is_ended() {
     let patience = Patience { silence: Duration::from_millis(100), ..Patience::default() };
-    // It is silent until its requests end.
+    // The worker is silent until its requests end.
     let worker = Worker::start_with(&after_hello("cat > /dev/null"), patience).unwrap();
     let error = upload(&worker).unwrap_err().to_string();
     assert!(error.contains("it has been silent for 0.1 s"), "{error}");
@@ -134,7 +134,7 @@ fn tensors_of_others_are_refused() {
     assert_eq!(error, "fake cannot take this tensor: it does not hold f64");
 }
 
-/// What it no longer needs leaves the device with the next segment, or before the next tensor comes.
+/// A tensor that is no longer needed leaves the device with the next segment, or before the next tensor comes.
 #[test]
 fn dropped_tensors_are_freed() {
     // Every answer repeats the request to standard error, and the last one ends the worker.
@@ -154,7 +154,7 @@ fn dropped_tensors_are_freed() {
     assert!(error.contains(r#"{"free":{"tensors":[1]}}"#), "{error}");
 }
 
-/// A worker is told of a segment that was dropped by the next request, whatever that is, and does not answer.
+/// The next request of any kind tells a worker that a segment was dropped. The worker does not answer that.
 #[test]
 fn dropped_segments_are_forgotten() {
     let echo = r#"read start; while read request; do echo "$request" >&2; case $request in

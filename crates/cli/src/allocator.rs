@@ -1,4 +1,4 @@
-//! The allocator, and what it does with freed memory.
+//! The allocator, and its handling of freed memory.
 
 use fusionllm_node::memory::Counting;
 
@@ -18,8 +18,9 @@ pub(crate) fn keep_freed_memory() {
     unsafe { libmimalloc_sys::mi_option_set_default(PURGE_DELAY, PURGE_DELAY_MS) };
 }
 
-/// For a peer whose memory is short: what it frees must not add to what it holds. New pages then take up to half of the
-/// time of a step, but even with a delay of 1 ms, resident memory was a quarter above the limit.
+/// Lets the allocator return freed memory at once. A peer whose memory is short calls this, because freed bytes must
+/// not add to those that it holds. New pages then take up to half of the time of a step, but even with a delay of 1 ms,
+/// resident memory was a quarter above the limit.
 pub(crate) fn return_freed_memory() {
     // SAFETY: as above.
     unsafe { libmimalloc_sys::mi_option_set(PURGE_DELAY, 0) };

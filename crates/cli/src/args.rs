@@ -60,7 +60,7 @@ pub(crate) enum Command {
     Graph(GraphCommand),
 }
 
-/// What computes.
+/// The backend that computes.
 #[derive(Debug, Args)]
 pub(crate) struct BackendArgs {
     /// Backend to compute with [default: cpu].
@@ -134,7 +134,7 @@ pub(crate) struct BrokerArgs {
     #[arg(long, value_name = "N", conflicts_with = "plan", value_parser = peers, allow_negative_numbers = true)]
     pub(crate) peers: Option<usize>,
 
-    /// What you know of the joiners' machines and links, by their names; the rest is measured.
+    /// The joiners' machines and links as you know them, by their names; the rest is measured.
     #[arg(long, value_name = "T.toml")]
     pub(crate) testbed: Option<PathBuf>,
 

@@ -1,4 +1,4 @@
-//! `backend check`, and which backend a command computes with.
+//! `backend check`, and the choice of the backend that a command computes with.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -40,7 +40,7 @@ pub(crate) fn open_backend(name: &str) -> Result<Arc<dyn Backend>, Failure> {
     })
 }
 
-/// What to do about a name that no backend of this build has.
+/// Advice about a name that no backend of this build has.
 fn how_to_get(name: &str) -> String {
     let framework = name.split(':').next().unwrap_or(name);
     let build = |feature| format!("`cargo install --path crates/cli --features {feature}` brings it");
@@ -78,7 +78,7 @@ pub(crate) fn check(args: &CheckBackendArgs, json: bool) -> Result<(), Failure> 
     let mut results = Vec::new();
     let mut failed = 0;
     let mut lacking = Default::default();
-    // A chosen operator is not among the large ones whose bits are compared.
+    // If operators are chosen by name, the large ones whose bits are compared are left out.
     for (name, run) in parts.into_iter().filter(|(name, _)| args.only.is_none() || *name != "bits") {
         complain(format_args!("    {name}"));
         let started = Instant::now();

@@ -1,4 +1,4 @@
-//! What this machine could compute with, and what it computes with if nobody says.
+//! The devices that this machine could compute with, and those that it computes with by default.
 
 use fusionllm_backend::worker::{FoundWorker, find};
 use fusionllm_backend::{names, open, worker_name};
@@ -12,7 +12,7 @@ use crate::units::bytes;
 /// A framework on one of this machine's devices.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub(crate) struct Candidate {
-    /// Its name for [`open`].
+    /// The device's name for [`open`].
     #[serde(skip)]
     pub(crate) name: String,
     framework: String,
@@ -23,7 +23,7 @@ pub(crate) struct Candidate {
     /// Whether it is better than the processor for sure. The program's own backends for graphics adapters start each
     /// operator alone, and an adapter may be software, so they are not.
     better: bool,
-    /// What makes a command use it.
+    /// The option with which a command uses it.
     option: String,
 }
 
@@ -63,7 +63,7 @@ pub(crate) fn all() -> Vec<Candidate> {
     all
 }
 
-/// The accelerators of the first framework that has any, or else the first of all.
+/// The accelerators of the first framework that has any, or else the first device of all.
 fn best(all: &[Candidate]) -> Vec<&Candidate> {
     match all.iter().find(|candidate| candidate.better) {
         Some(first) => all.iter().filter(|c| c.better && c.framework == first.framework).collect(),

@@ -7,7 +7,7 @@ use fusionllm_node::config::JobError;
 use fusionllm_node::run_dir::RunDirError;
 use fusionllm_plan::PlanError;
 
-/// Why a command ended early.
+/// The reason why a command ended early.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// Bad usage or bad input: exit status 2.
@@ -18,7 +18,7 @@ pub(crate) enum Failure {
     Closed,
 }
 
-/// What the user reads: the error, its causes and a hint, each on lines of its own.
+/// The message that the user reads: the error, its causes and a hint, each on lines of its own.
 #[derive(Debug)]
 pub(crate) struct Report {
     message: String,
@@ -95,7 +95,7 @@ impl From<NodeError> for Failure {
     fn from(e: NodeError) -> Self {
         let report = Report { message: e.to_string(), causes: causes(&e), hint: e.hint() };
         match e {
-            // Before a run begins, the user gave whatever does not fit.
+            // These errors come before a run begins, and are about the user's input.
             NodeError::Input { .. }
             | NodeError::Job(_)
             | NodeError::Data(_)

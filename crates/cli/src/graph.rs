@@ -69,12 +69,12 @@ fn refused(path: &Path, error: &GraphError) -> Failure {
 /// A graph with its backward operators, where it has a loss to differentiate.
 struct Listing {
     graph: Graph,
-    /// How many values it has without backward operators.
+    /// The number of values without backward operators.
     given: usize,
     totals: Totals,
 }
 
-/// What one micro-batch takes.
+/// The work and memory of one micro-batch.
 #[derive(Debug, Clone, Copy, Serialize)]
 struct Totals {
     forward_nodes: usize,
@@ -177,7 +177,7 @@ impl Listing {
         out
     }
 
-    /// Without what backward operators alone read, unless these are listed.
+    /// The inputs. Those that only backward operators read are left out, unless backward operators are listed.
     fn inputs(&self, backward: bool) -> impl Iterator<Item = ValueId> {
         self.graph.inputs().filter(move |v| backward || v.index() < self.given)
     }
@@ -203,7 +203,7 @@ impl Listing {
         out + &format!("  {:<13}{} ({})\n", "parameters", count(t.parameters as f64), bytes(t.parameter_bytes as u64))
     }
 
-    /// `#12`, or `#12.1` for a result other than the first, or the name of what comes from outside.
+    /// `#12`, or `#12.1` for a result other than the first, or the name of a value that comes from outside.
     fn operand(&self, v: ValueId) -> String {
         let value = self.graph.value(v);
         match value.kind {

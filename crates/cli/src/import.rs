@@ -11,7 +11,7 @@ use crate::output;
 use crate::output::note;
 use crate::units::{bytes, count, counted};
 
-/// What an import made.
+/// The result of an import.
 #[derive(Serialize)]
 struct Made {
     name: String,

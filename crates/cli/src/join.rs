@@ -21,7 +21,7 @@ use crate::train::{check_listening, runtime};
 /// The environment variable that may hold a joiner's ticket.
 const TICKET_VARIABLE: &str = "FUSIONLLM_TICKET";
 
-/// What became of one peer.
+/// The outcome of one peer.
 struct Part {
     framework: String,
     device: String,
@@ -69,7 +69,7 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     report(parts, json)
 }
 
-/// What belongs to one peer cannot be shared by several.
+/// Refuses options that belong to one peer if there are several peers, because they cannot share them.
 fn check_several(args: &JoinArgs) -> Result<(), Failure> {
     let alone = [
         ("--identity", args.identity.is_some()),
@@ -118,7 +118,7 @@ fn report(parts: Vec<Part>, json: bool) -> Result<(), Failure> {
         done.push(json!({ "backend": framework, "device": device, "took_part": took_part, "end": end, "step": step }));
         sentences.push((took_part, sentence(&part)));
     }
-    // Of several peers, one that took part tells most.
+    // If there are several peers, one that took part tells most.
     sentences.sort_by_key(|(took_part, _)| !took_part);
     match &done[..] {
         [one] if json => print_json(one),
@@ -127,7 +127,7 @@ fn report(parts: Vec<Part>, json: bool) -> Result<(), Failure> {
     }
 }
 
-/// How the run ended for this machine.
+/// A sentence about the end of the run for this machine.
 fn sentence(part: &Participation) -> String {
     let how = match part.end {
         PartEnd::Left => return "this machine has left; the run goes on without it".into(),

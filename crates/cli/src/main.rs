@@ -33,7 +33,7 @@ use crate::failure::Failure;
 fn main() -> ExitCode {
     allocator::keep_freed_memory();
     let arguments = Arguments::parse();
-    // What users must know is a message. Everything else is logged for those who ask.
+    // Messages tell users what they must know. Everything else is logged for those who ask.
     let level = std::env::var("RUST_LOG").unwrap_or_else(|_| "off".into());
     tracing_subscriber::fmt()
         .with_env_filter(tracing_subscriber::EnvFilter::new(level))

@@ -217,7 +217,7 @@ impl Outcome {
     }
 }
 
-/// What limits the step, and what else would help.
+/// Sentences about the bottleneck of the step, and about other changes that would help.
 fn sentences(saved: &SavedPlan, found: &[WhatIf]) -> Vec<String> {
     let cluster = &saved.cluster;
     if found.is_empty() {

@@ -86,7 +86,7 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     for name in &backends {
         open_backend(name)?;
     }
-    // A process counts the cores that it may use.
+    // The number of cores that this process may use.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let peers = match &args.testbed {
         Some(path) => Peers::Emulated { testbed: testbed(path, cores)?, backend: backends[0].clone() },

@@ -126,7 +126,7 @@ impl World {
         ["joiner-0", "joiner-1"].map(|name| std::fs::read_to_string(self.path(name)).unwrap()).concat()
     }
 
-    /// What `fusionllm doctor` finds on a joiner's host.
+    /// The findings of `fusionllm doctor` on a joiner's host.
     fn doctor(&self, ticket: &str) -> serde_json::Value {
         let mut command = self.hosts.on(self.joiners[0], FUSIONLLM);
         let output = command.args(["doctor", ticket, "--json"]).stderr(Stdio::null()).output().unwrap();

@@ -76,8 +76,8 @@ fn the_installed_wheel_trains_and_gives_weights_back() -> Result<(), Missing> {
     Ok(())
 }
 
-/// PyTorch is taken from the environment that `FUSIONLLM_PYTHON` belongs to, or else from that of `.ci/run python`. It is
-/// too large to install.
+/// PyTorch is taken from the environment that `FUSIONLLM_PYTHON` belongs to, or else from that of `.ci/run python`. It
+/// is too large to install.
 fn the_installed_wheel_trains_a_model_of_pytorch() -> Result<(), Missing> {
     let find = "import sysconfig, torch; print(sysconfig.get_path('purelib'))";
     let python =

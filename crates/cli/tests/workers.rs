@@ -136,7 +136,8 @@ fn losses(
     let adamw = AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 };
     let training = Training {
         optimizer: Optimizer::Adamw(adamw),
-        // At a higher rate, one activation that rounds to the other side of 0 changes a ResNet's loss by more than this.
+        // At a higher rate, one activation that rounds to the other side of 0 changes a ResNet's loss by more than
+        // this.
         learning_rate: LearningRate { base: 2e-4, warmup: 5, cosine_until: Some(60), min: 1e-5 },
         clip: Some(1.0),
         seed: 7,
@@ -295,7 +296,7 @@ fn a_worker_that_cannot_start_is_named() -> Result<(), Missing> {
     Ok(())
 }
 
-/// Who can write to the directory in which somebody else joins must not choose what that person runs.
+/// A person who can write to the directory in which somebody else joins must not choose what that other person runs.
 fn no_python_imports_from_the_current_directory() -> Result<(), Missing> {
     let python = python("python", "numpy")?;
     let directory = tempfile::tempdir().unwrap();

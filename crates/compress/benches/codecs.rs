@@ -1,8 +1,8 @@
 //! The speed of every codec on one core, compared with `memcpy` of its input.
 //!
-//! `cargo bench -p fusionllm-compress` prints divan's table, then each codec's speed over that of `memcpy`. Codec and
-//! `memcpy` are timed alternately, so both see the same machine. Targets for encoding: 0.1 for top-k, 0.2 for the rest.
-//! `--results FILE` after `--` writes the latter to a file, too, as JSON, and leaves out divan's table.
+//! `cargo bench -p fusionllm-compress` prints divan's table, then each codec's speed over the speed of `memcpy`. Codec
+//! and `memcpy` are timed alternately, so both see the same machine. Targets for encoding: 0.1 for top-k, 0.2 for the
+//! rest. `--results FILE` after `--` also writes these quotients to a file, as JSON, and leaves out divan's table.
 //! `FUSIONLLM_ELEMENTS` sets the number of elements for the comparison (by default 4 Mi).
 
 #![allow(clippy::unwrap_used)]

@@ -27,7 +27,7 @@ impl Bits {
 /// Elements that share a scale.
 pub(crate) const BLOCK: usize = 32;
 
-/// Blocks with a smaller scale are encoded as zeros, since the inverse of their scale could overflow.
+/// Blocks with a smaller scale are encoded as zeros, because the inverse of their scale could overflow.
 const MIN_SCALE: f32 = 1e-30;
 
 /// The size of `n` elements in bytes: scales, then codes.

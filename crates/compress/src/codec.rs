@@ -35,7 +35,8 @@ pub struct IntBlocks {
     /// Whether a Hadamard rotation with random signs comes first. It spreads outliers over 64 elements.
     #[serde(default)]
     pub rotate: bool,
-    /// Whether codes are rounded up or down at random, so that their mean is exact. Otherwise to the nearest.
+    /// Whether codes are rounded up or down at random, so that their mean is exact. Otherwise they are rounded to the
+    /// nearest.
     #[serde(default)]
     pub stochastic: bool,
 }
@@ -43,7 +44,7 @@ pub struct IntBlocks {
 /// Keeps the entries of largest magnitude. Of equal entries the first ones are kept.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct TopK {
-    /// Bytes of the tensor over bytes on the wire, including the indices. At least 1.
+    /// Bytes of the tensor over bytes on the wire, including the indices. It is at least 1.
     pub ratio: f64,
     /// The format of the kept values.
     #[serde(default)]
@@ -117,7 +118,8 @@ impl Codec {
         }
     }
 
-    /// The encoded size of `n` elements in bytes. Never more than [`exact_bytes`]: larger forms are not used.
+    /// The encoded size of `n` elements in bytes. It is never more than [`exact_bytes`], because larger forms are not
+    /// used.
     pub fn bytes(&self, n: usize) -> usize {
         self.coded_bytes(n).min(exact_bytes(n))
     }

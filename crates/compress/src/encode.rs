@@ -11,7 +11,7 @@ use crate::{Bits, Codec, IntBlocks, TopK, ValueFormat, block, decode, nvfp4, rot
 /// The bits of 2^120. Tensors with larger magnitudes are sent exactly: scales and sums of 64 elements must stay finite.
 const MAX_MAGNITUDE: u32 = (127 + 120) << 23;
 
-/// Encodes tensors. Reuses its buffers for the next tensor.
+/// Encodes tensors, and reuses its buffers for the next tensor.
 #[derive(Debug, Default)]
 pub struct Encoder {
     selector: Selector,
@@ -28,7 +28,7 @@ pub struct Encoded {
 /// A tensor that cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum EncodeError {
-    /// Its length does not fit the header.
+    /// The tensor's length does not fit the header.
     #[error("a tensor of {0} elements is too long to send: at most 2^32 - 1 elements fit a message")]
     TooLong(usize),
     /// The residual belongs to a tensor of another length.
@@ -88,7 +88,7 @@ impl Encoder {
         sum.clear();
         sum.extend(values.iter().zip(residual.iter()).map(|(x, r)| x + r));
         let encoded = self.encode(codec, &sum, seed, out);
-        // A tensor that is out of range is sent exactly: it has no error.
+        // A tensor that is out of range is sent exactly, so it has no error.
         if matches!(encoded, Ok(e) if !e.out_of_range) && decode(out, residual).is_ok() {
             for (r, x) in residual.iter_mut().zip(&sum) {
                 *r = x - *r;
@@ -147,7 +147,7 @@ impl pulp::WithSimd for Encode<'_> {
             return Encoded { out_of_range };
         }
         match codec {
-            // Unreachable: never shorter than the exact form, which is written above.
+            // This is unreachable, because the form is never shorter than the exact form, which is written above.
             Codec::None => {}
             Codec::Bf16 => write_bf16(values, begin(out, Form::Bf16, 0, n, 2 * length)),
             Codec::Int(form) => {

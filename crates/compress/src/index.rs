@@ -10,7 +10,7 @@ pub(crate) struct Indices {
 }
 
 impl Indices {
-    /// The smallest form. `k` must be at most `n`.
+    /// Chooses the smallest form. `k` must be at most `n`.
     pub(crate) fn new(n: usize, k: usize) -> Self {
         let split = |low: u32| Self { n, k, low: Some(low) };
         let bitmap = Self { n, k, low: None };

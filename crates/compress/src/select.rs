@@ -12,7 +12,7 @@ const CHUNK: usize = 32;
 /// The sample takes one chunk of this many.
 const SAMPLE_STRIDE: usize = 16;
 
-/// Selects the largest entries. Reuses its buffers for the next call.
+/// Selects the largest entries, and reuses its buffers for the next call.
 #[derive(Debug, Default)]
 pub(crate) struct Selector {
     /// Counts by bin. Several copies, so that equal neighbours do not wait for the same counter.
@@ -28,7 +28,8 @@ pub(crate) struct Selector {
 const COPIES: usize = 4;
 
 impl Selector {
-    /// The ascending indices and the values of the `k` entries of largest magnitude. Of equal entries, the first ones.
+    /// The ascending indices and the values of the `k` entries of largest magnitude. The first of equal entries are
+    /// taken.
     ///
     /// `values` must be finite and at most `u32::MAX` in number; `k` is at most their number.
     ///
@@ -99,7 +100,8 @@ impl Selector {
             let kept = &mut self.values[total..total + CHUNK];
             let mut count = 0;
             for (i, x) in chunk.iter().enumerate() {
-                // Written always, overwritten by the next entry unless counted: no branch to mispredict.
+                // The entry is always written, and the next one overwrites it unless it is counted. So there is no
+                // branch to mispredict.
                 indices[count % CHUNK] = (c * CHUNK + i) as u32;
                 kept[count % CHUNK] = *x;
                 count += usize::from(magnitude(*x) >= least);

@@ -12,9 +12,9 @@
 //! | `gpt2-narrow` | 8 layers of width 256 with a byte vocabulary, batch 2 x 128: small operators |
 //! | `resnet50` | 4 images of 224 x 224 |
 //!
-//! All peers run in this process. With `--bf16` the model is in that precision. A wrapper around the backend measures each
-//! segment. With `--serve` the benchmark runs one step for every line on standard input and answers with one line of
-//! JSON. That is how `scripts/against_pytorch.py` alternates these steps with PyTorch's. `--results` also writes the
+//! All peers run in this process. With `--bf16` the model is in that precision. A wrapper around the backend measures
+//! each segment. With `--serve` the benchmark runs one step for every line on standard input and answers with one line
+//! of JSON. That is how `scripts/against_pytorch.py` alternates these steps with PyTorch's. `--results` also writes the
 //! figures to a file, as JSON.
 
 use std::collections::BTreeMap;

@@ -9,7 +9,7 @@ use half::bf16;
 
 use crate::ExecError;
 
-/// How to encode a message.
+/// The way to encode a message.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EncodeOptions {
     /// The codec. [`Codec::None`] sends the tensor's own bytes, whatever its type.
@@ -18,14 +18,14 @@ pub struct EncodeOptions {
     pub seed: u64,
 }
 
-/// The seed of a message's random choices. It depends only on what the message is, so threads and processes get the
-/// same bits.
+/// The seed of a message's random choices. It depends only on the run's seed, the step and the tensor's address, so
+/// threads and processes get the same bits.
 pub fn message_seed(seed: u64, step: u64, tensor: Address) -> u64 {
     let number = match tensor {
         Address::Part { part, .. } => part,
         _ => tensor.micro_batch().unwrap_or(0),
     };
-    // Streams below 2^32 belong to dropout, which uses the micro-batch as its stream.
+    // Encodes and decodes tensors, and reuses its buffers for the next one.
     let stream = (u64::from(tensor.value().0) + 1) << 32 | u64::from(number);
     let block = CounterRng::new(seed).block(step, stream);
     u64::from(block[0]) | u64::from(block[1]) << 32
@@ -54,9 +54,9 @@ pub struct Fidelity {
 /// The stable ranks of a tensor before and after a codec.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct StableRanks {
-    /// Of the exact tensor.
+    /// The stable rank of the exact tensor.
     pub exact: f64,
-    /// Of the decoded tensor.
+    /// The stable rank of the decoded tensor.
     pub decoded: f64,
 }
 
@@ -82,7 +82,8 @@ impl Coder {
     ///
     /// # Errors
     ///
-    /// As [`Self::encode`]; or the last tensor had another length.
+    /// The same as those of [`Self::encode`]. It is also an error if the last tensor with this address had another
+    /// length.
     pub fn encode_with_feedback(
         &mut self,
         tensor: &HostTensor,
@@ -149,7 +150,7 @@ impl Coder {
         Ok(HostTensor::from_bytes(ty, data)?)
     }
 
-    /// Takes over the numbers of a tensor. Those of bf16 are f32's, too.
+    /// Takes over the numbers of a tensor. Numbers of bf16 become f32, which has all of them.
     fn read(&mut self, tensor: &HostTensor) -> Result<(), ExecError> {
         self.values.clear();
         match tensor.dtype() {

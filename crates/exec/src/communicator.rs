@@ -10,7 +10,7 @@ pub trait Communicator {
     /// Waits for a message.
     fn receive(&mut self, pass: u64, tensor: Address, from: PeerId) -> Result<HostTensor, ExecError>;
 
-    /// Queues a message. Waits neither for the network nor for the codec.
+    /// Queues a message. It waits neither for the network nor for the codec.
     fn send(
         &mut self,
         pass: u64,
@@ -26,7 +26,8 @@ pub trait Communicator {
     /// Sends the squared norms of the owned gradients to the broker, in graph order, and waits for the verdict.
     fn verdict(&mut self, pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError>;
 
-    /// Called after each instruction with its index in the program.
+    /// Notes that an instruction is done. It is called after each instruction, with the instruction's index in the
+    /// program.
     fn instruction_done(&mut self, _index: usize) -> Result<(), ExecError> {
         Ok(())
     }

@@ -43,13 +43,13 @@ impl Executor {
         &self.state.backend
     }
 
-    /// Where tensors go that programs offload to the disk. Without one, such programs fail.
+    /// Sets the storage for tensors that programs offload to the disk. Without one, such programs fail.
     pub fn set_disk(&mut self, disk: Arc<dyn Storage>) {
         self.state.media.disk = Some(disk);
     }
 
-    /// Loads what `program` has outside the device's memory between passes to where it rests, from now on. Else it is in
-    /// memory until the program is prepared.
+    /// Keeps the tensors away that `program` has outside the device's memory between passes, from now on. Tensors that
+    /// are loaded go there at once. Without this call, they are in memory until the program is prepared.
     ///
     /// # Errors
     ///
@@ -84,8 +84,8 @@ impl Executor {
         Script::new(program, &self.state.optimizer, &*self.state.backend, false)
     }
 
-    /// The same with each instruction as a segment of its own, to see what each takes or computes. Results have the same
-    /// bits where the backend runs segments operator by operator.
+    /// Prepares a program with each instruction as a segment of its own, to see what each one takes or computes.
+    /// Results have the same bits if the backend runs segments operator by operator.
     pub fn prepare_each(&mut self, program: &Program) -> Result<Script, ExecError> {
         self.state.prepare(program)?;
         Script::new(program, &self.state.optimizer, &*self.state.backend, true)
@@ -96,8 +96,8 @@ impl Executor {
         self.state.snapshot(program)
     }
 
-    /// Runs a program once, by the script that [`Self::prepare`] made of it. Codecs may have changed since. `step` counts
-    /// the updates before it; counter-based operators draw from it.
+    /// Runs a program once, by the script that [`Self::prepare`] made of it. Codecs may have changed since. `step`
+    /// counts the updates before it; counter-based operators draw from it.
     pub fn run(
         &mut self,
         program: &Program,

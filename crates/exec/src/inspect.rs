@@ -44,7 +44,7 @@ impl Level {
         }
     }
 
-    /// The same for a tensor that stays from pass to pass, wherever it is.
+    /// Looks at a tensor that stays from pass to pass, wherever it is.
     fn of_state(state: &State, held: &Held, ty: &TensorType) -> Result<Self, ExecError> {
         match ty.dtype.is_float() {
             true => Ok(Self::of(&held.download(&*state.backend)?)),
@@ -59,7 +59,7 @@ pub(crate) struct Inspector {
     levels: HashMap<Address, Level>,
     /// Means over no targets. They are 0 / 0, and their micro-batches have no share in the loss.
     without_targets: HashSet<Address>,
-    /// The surest place so far, and the first of those.
+    /// The surest place so far. Of equally sure places, it is the first.
     found: Option<Poison>,
     /// Whether a report or a gradient's norm was not finite.
     spoilt: bool,
@@ -127,8 +127,8 @@ impl Inspector {
         self.levels.get(&tensor).copied().unwrap_or_default()
     }
 
-    /// Notes the tensors that an instruction has made or added to. `look` finds the worst number of each. A result that
-    /// is worse than all that it was computed from is a place to find.
+    /// Notes the tensors that an instruction has made or added to. `look` finds the worst number of each. If a result
+    /// is worse than all operands, its place is remembered.
     pub(crate) fn computed(
         &mut self,
         program: &Program,
@@ -155,7 +155,7 @@ impl Inspector {
     }
 
     fn compare(&mut self, program: &Program, tensor: Address, operands: Level, result: Level) {
-        // Sums of gradients are told by their parameter.
+        // A sum of gradients is reported as its parameter's gradient.
         let place = match tensor {
             Address::Part { parameter, .. } => Address::Gradient { parameter },
             _ => tensor,

@@ -12,7 +12,7 @@ use fusionllm_plan::{
 
 use crate::{Coder, Communicator, EncodeOptions, ExecError, Executor, HostMemory, PassStats, Script};
 
-/// How a [`LocalRun`] trains.
+/// The settings with which a [`LocalRun`] trains.
 #[derive(Debug, Clone, Copy)]
 pub struct Training {
     /// The update rule.
@@ -32,7 +32,7 @@ pub struct StepResult {
     pub loss: f64,
     /// Global norm of the gradient before clipping.
     pub grad_norm: f64,
-    /// Each peer's duration and memory.
+    /// The duration and memory of each peer.
     pub stats: Vec<PassStats>,
 }
 
@@ -143,7 +143,7 @@ impl LocalRun {
             threads.into_iter().map(|t| t.join().unwrap_or_else(panicked)).collect()
         });
         let (ok, errors): (Vec<_>, Vec<_>) = results.into_iter().partition(Result::is_ok);
-        // The first cause, rather than the error of a peer that waited for the failed one.
+        // Returns the first cause, rather than the error of a peer that waited for the failed one.
         let mut errors: Vec<ExecError> = errors.into_iter().filter_map(Result::err).collect();
         errors.sort_by_key(|e| matches!(e, ExecError::Communication(_)));
         match errors.into_iter().next() {

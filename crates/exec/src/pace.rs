@@ -13,7 +13,7 @@ pub struct Pace {
     /// Seconds still to sleep. Negative if the work so far took too long: sleeps end late, and other processes take
     /// the processor.
     debt_s: f64,
-    /// When the uncounted work began, and the thread's processor time then, where the system reports it.
+    /// The time when the uncounted work began, and the thread's processor time then, where the system reports it.
     since: (Instant, Option<ThreadTime>),
 }
 
@@ -24,7 +24,8 @@ const MAX_CREDIT_S: f64 = 0.02;
 /// that is measured alone finds them as cold as a small stage, which sleeps before each tensor that it sends.
 const MAX_WORK_BETWEEN_SLEEPS_S: f64 = 0.002;
 
-/// Shorter work is counted together with the next. Reading a thread's time takes as long as a small kernel.
+/// Work shorter than this is counted together with the next, because reading a thread's time takes as long as a small
+/// kernel.
 const MIN_COUNTED_WORK: Duration = Duration::from_micros(100);
 
 impl Pace {
@@ -39,7 +40,8 @@ impl Pace {
         self.since = now();
     }
 
-    /// Counts the work since the last call, and sleeps if the debt is large. Cheap enough for every instruction.
+    /// Counts the work since the last call, and sleeps if the debt is large. It is cheap enough to be called after
+    /// every instruction.
     pub fn count_work(&mut self) {
         if self.slowdown > 1.0 && self.since.0.elapsed() > MIN_COUNTED_WORK {
             self.count();

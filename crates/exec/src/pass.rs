@@ -27,7 +27,7 @@ pub struct PassStats {
     pub total_s: f64,
     /// Most bytes of tensors at once: parameters, state, gradients and activations. Views count as copies.
     pub peak_bytes: u64,
-    /// Where a number was first not finite, if the pass was inspected: see
+    /// The place where a number was first not finite, if the pass was inspected: see
     /// [`Executor::set_inspect`](crate::Executor::set_inspect).
     pub poison: Option<Poison>,
 }
@@ -39,7 +39,7 @@ pub fn rng_key(seed: u64, step: u64, micro_batch: u32) -> i64 {
     (u64::from(block[0]) | u64::from(block[1]) << 32) as i64
 }
 
-/// Which non-zero numbers a received tensor has: its sender, and one bit per number.
+/// The places of the non-zero numbers of a received tensor: its sender, and one bit per number.
 struct Mask {
     from: PeerId,
     bits: Vec<u8>,
@@ -67,12 +67,12 @@ pub(crate) struct PassRun<'a> {
     step: u64,
     /// The tensors that do not stay from pass to pass.
     places: HashMap<Place, Tensor>,
-    /// Those of them that are not in memory.
+    /// The tensors among them that are not in memory.
     away: HashMap<Address, Arc<dyn Stored>>,
     verdict: Option<Verdict>,
     /// Masks of received values for [`Program::masks`].
     masks: HashMap<Address, Mask>,
-    /// Only in a pass that is inspected.
+    /// The inspector, only in a pass that is inspected.
     inspector: Option<Inspector>,
     stats: PassStats,
     live_bytes: u64,
@@ -154,7 +154,7 @@ impl<'a> PassRun<'a> {
                 self.take(*place)?;
             }
         } else {
-            // What leaves its place is held by the segment alone, so kernels can work in place.
+            // A tensor that leaves its place is held by the segment alone, so kernels can work in place.
             let tensor = |(place, leaves): &(Place, bool)| match leaves {
                 true => self.take(*place),
                 false => self.get(*place),
@@ -221,9 +221,9 @@ impl<'a> PassRun<'a> {
         }
         let received = self.state.backend.upload(&host)?;
         let place = tensor.place();
-        // After a step that was not applied, a parameter equals the present copy.
+        // After a step that was not applied, a received parameter equals the copy that is here.
         if place.stays() && self.state.get(&self.key(place)?).is_none() {
-            // It takes the place of one that is away.
+            // Otherwise it takes the place of a copy that is not in memory.
             self.live_bytes += bytes(&received);
         }
         self.put(Place::Tensor(place), received)
@@ -311,7 +311,8 @@ impl<'a> PassRun<'a> {
         Ok(result)
     }
 
-    /// A gradient without the entries that `to` left out of the values that it is a gradient of.
+    /// Returns a gradient without some entries: those that are zero in the values that it is a gradient of, as `to`
+    /// received them.
     fn masked(&self, gradient: HostTensor, address: Address, to: PeerId) -> Result<HostTensor, ExecError> {
         let Address::Value { value, micro_batch } = address else { return Ok(gradient) };
         let of = self.program.masks.get(&value).into_iter().flatten();

@@ -1,4 +1,4 @@
-//! Cuts a Program into segments: what a backend can run without the executor in between.
+//! Cuts a Program into segments: instructions that a backend can run without the executor in between.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::ops::Range;
@@ -11,7 +11,7 @@ use fusionllm_plan::{Address, Instruction, Optimizer, Program};
 
 use crate::ExecError;
 
-/// Where a tensor stays between segments.
+/// The place of a tensor between segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) enum Place {
     /// The Program's tensor with this address.
@@ -53,7 +53,7 @@ pub(crate) enum Step {
     Compute(Compute),
 }
 
-/// A segment, and where its tensors come from and go.
+/// A segment, the places that its tensors come from, and the places that they go to.
 pub(crate) struct Compute {
     /// The instructions that it stands for.
     pub(crate) instructions: Range<usize>,
@@ -62,15 +62,15 @@ pub(crate) struct Compute {
     /// The inputs, and whether they leave their place.
     pub(crate) inputs: Vec<(Place, bool)>,
     pub(crate) outputs: Vec<Place>,
-    /// Places that are emptied, and that no node reads.
+    /// Places that are emptied without being read by a node.
     pub(crate) freed: Vec<Place>,
     /// Whether it updates parameters, which a verdict can forbid.
     pub(crate) update: bool,
     /// Most bytes that the segment holds at once, beside tensors that stay in their places.
     pub(crate) peak_bytes: u64,
-    /// `None` if tensors only change their places.
+    /// `None` if the step only moves tensors from place to place.
     pub(crate) prepared: Option<Arc<Prepared>>,
-    /// For each output, its index among the inputs. Only where nothing is prepared.
+    /// For each output, its index among the inputs. It is used only if nothing is prepared.
     pub(crate) moves: Vec<usize>,
 }
 
@@ -128,12 +128,12 @@ struct Open {
     /// The instruction of each node.
     instructions: Vec<usize>,
     results: usize,
-    /// What the places hold, as far as the segment knows.
+    /// The values that the places hold, as far as the segment knows.
     held: BTreeMap<Place, Local>,
     /// Places that were written.
     written: BTreeSet<Place>,
     freed: Vec<Place>,
-    /// The nodes that run in it, with their micro-batches.
+    /// The nodes that run in the segment, with their micro-batches.
     ran: BTreeSet<(NodeId, u32)>,
     update: bool,
 }
@@ -177,18 +177,18 @@ struct Cutter<'a> {
     backend: &'a dyn Backend,
     each: bool,
     open: Open,
-    /// Reports that wait until the device is waited for anyway: their instructions and values, and whether these are
-    /// freed then.
+    /// Reports that wait until the executor waits for the device anyway: their instructions and values, and whether
+    /// these are freed then.
     reports: Vec<(usize, Place, bool)>,
     /// The parts that have a sum.
     parts: BTreeSet<Address>,
     /// The parameters that have a gradient.
     gradients: BTreeSet<ValueId>,
-    /// Those of them whose norm is measured already.
+    /// The parameters among them whose gradient's norm is measured already.
     measured: BTreeSet<ValueId>,
     norms: Vec<ValueId>,
     steps: Vec<Step>,
-    /// By their text: micro-batches have the same segments.
+    /// The prepared segments, by their text, because micro-batches have the same segments.
     prepared: HashMap<String, Arc<Prepared>>,
 }
 
@@ -202,7 +202,8 @@ impl<'a> Cutter<'a> {
         }
         match *instruction {
             Instruction::Run { node, micro_batch } => {
-                // Within a segment, a compiler may compute once what is the same, and so keep what was to be freed.
+                // A node that runs twice begins another segment. Within one, a compiler may compute equal results once,
+                // and so keep a value that was to be freed.
                 if self.open.ran.contains(&(node, micro_batch)) {
                     self.cut(index)?;
                 }
@@ -419,7 +420,7 @@ impl<'a> Cutter<'a> {
                 nodes: nodes.collect(),
                 outputs: locals.iter().map(|local| *local as u32).collect(),
             };
-            // What an update makes replaces what it reads.
+            // The results of an update replace its operands.
             if !open.update {
                 let given: Vec<bool> =
                     compute.inputs.iter().map(|(place, leaves)| *leaves && place.lasting().is_none()).collect();
@@ -442,7 +443,7 @@ impl<'a> Cutter<'a> {
     }
 }
 
-/// The error for what [`Program::validate`] rules out.
+/// The error for a Program that [`Program::validate`] rules out.
 pub(crate) fn invalid() -> ExecError {
     ExecError::State("the program refers to something missing; it was not validated".into())
 }

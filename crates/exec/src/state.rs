@@ -13,7 +13,7 @@ use crate::storage::{Media, Stored};
 /// A tensor of a [`Snapshot`].
 #[derive(Clone)]
 pub struct SnapshotTensor {
-    /// Its name.
+    /// The tensor's name.
     pub key: TensorKey,
     held: Held,
 }
@@ -32,7 +32,7 @@ impl Snapshot {
     }
 }
 
-/// Where a tensor is. It is in memory, on a medium, or in both places with the same content.
+/// The place of a tensor: in memory, on a medium, or both with the same content.
 #[derive(Clone, Default)]
 pub(crate) struct Held {
     memory: Option<Tensor>,
@@ -58,7 +58,7 @@ pub(crate) struct State {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) optimizer: Optimizer,
     pub(crate) media: Media,
-    /// What is away between passes.
+    /// The tensors that are away between passes, each with its medium.
     resting: BTreeMap<TensorKey, Medium>,
     tensors: BTreeMap<TensorKey, Held>,
 }
@@ -109,7 +109,7 @@ impl State {
         Ok(taken)
     }
 
-    /// From now on, what `program` has away between passes is away, even before the first one.
+    /// Keeps the tensors away that `program` has away between passes, from now on, even before the first pass.
     pub(crate) fn rest(&mut self, program: &Program) -> Result<(), ExecError> {
         for (tensor, medium) in program.resting() {
             let key = program.key(tensor, self.optimizer);

@@ -1,4 +1,4 @@
-//! Where tensors are while they are not in the device's memory.
+//! The media where tensors are while they are not in the device's memory.
 
 use std::sync::Arc;
 
@@ -19,10 +19,10 @@ pub trait Storage: Send + Sync {
 
 /// A tensor on a medium. It never changes.
 pub trait Stored: Send + Sync {
-    /// Its type.
+    /// The tensor's type.
     fn ty(&self) -> &TensorType;
 
-    /// Its content.
+    /// The tensor's content.
     ///
     /// # Errors
     ///

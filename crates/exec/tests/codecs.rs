@@ -100,7 +100,7 @@ fn payload_sizes_follow_from_the_program() {
     assert!(smaller > 0);
 }
 
-/// Stands for all other peers. Every third number of their activations is zero.
+/// A communicator in the place of all other peers. Every third number of their activations is zero.
 struct OtherPeers<'a> {
     program: &'a Program,
     inputs: Vec<BTreeMap<String, HostTensor>>,

@@ -50,8 +50,8 @@ fn losses_in_bf16_do_not_depend_on_the_cut() {
     check(&narrow(resnet(DType::F32)), plain_sgd(0.001, 0.9, 5e-4), 20, 9);
 }
 
-/// When each segment chose the types of its operators by itself, moving this cut from before the attention to before its
-/// scale changed the first loss.
+/// When each segment chose the types of its operators by itself, moving this cut from before the attention to before
+/// its scale changed the first loss.
 #[test]
 fn a_cut_before_the_scale_of_attention_changes_no_loss_in_bf16() {
     let graph = narrow(gpt2(Eager, 0.0));
@@ -114,7 +114,7 @@ fn replicas_of_resnet_agree_with_one_peer() {
 }
 
 /// At this rate, every difference grows tenfold in four steps. In f64 the replicas still agree, so the difference in
-/// f32 is rounding alone.
+/// f32 comes from rounding alone.
 #[test]
 fn replicas_of_resnet_differ_by_rounding_alone() {
     check_replicas(&resnet(DType::F64), plain_sgd(0.02, 0.9, 5e-4), 1e-9, 6);

@@ -1,4 +1,4 @@
-//! What leaves the device's memory comes back with the same bits, and so does what is computed again.
+//! Tensors that leave the device's memory come back with the same bits, and so do those that are computed again.
 
 mod common;
 
@@ -14,12 +14,12 @@ use fusionllm_plan::{
     Scheduler, TensorKey, Workload, compile, schedule,
 };
 
-/// The plan with everything away that can be.
+/// The plan with every tensor away that can be away.
 fn away(graph: &Graph, plan: Plan, slots: usize, to: Medium) -> Plan {
     away_or_again(graph, plan, slots, to, |_| false)
 }
 
-/// The plan with the activations that `again` picks computed twice, and everything else away that can be.
+/// The plan with the activations that `again` picks computed twice, and every other tensor away that can be away.
 fn away_or_again(graph: &Graph, mut plan: Plan, slots: usize, to: Medium, again: impl Fn(&str) -> bool) -> Plan {
     let parameters: BTreeSet<String> = graph.parameters().map(|v| graph.value(v).name.clone()).collect();
     let offload = |peer: u32| PeerOffload {
@@ -62,7 +62,7 @@ fn check(graph: &Graph, training: Training, seed: u64) {
             assert_eq!(losses(graph, &mut run, micro_batches, steps), expected, "{peers} peers");
             equal_state(graph, training, &run, &kept);
         }
-        // All activations are computed again, then some of them, and the others are away.
+        // First all activations are computed again, then some of them, and the others are away.
         for one_in in [1, 2, 5] {
             let picked: BTreeSet<&str> =
                 graph.values.iter().map(|v| &*v.name).filter(|_| choices.one_in(one_in)).collect();
@@ -94,7 +94,7 @@ fn models_in_bf16_are_the_same_with_everything_offloaded_or_computed_again() {
     check(&narrow(resnet(DType::F32)), plain_sgd(0.02, 0.9, 5e-4), 15);
 }
 
-/// An inspected pass runs each instruction alone, and reads what is away.
+/// An inspected pass runs each instruction alone, and reads the tensors that are away.
 #[test]
 fn an_inspected_step_is_the_same() {
     let graph = gpt2(Sdpa, 0.0);

@@ -72,7 +72,7 @@ impl Inspected {
         Self { programs, found }
     }
 
-    /// What a peer found: how sure it is, and where.
+    /// The place that a peer found, with how sure the peer is.
     fn at(&self, peer: usize) -> String {
         let Some(Poison { cause, tensor, from }) = self.found[peer] else { return "nothing".into() };
         let program = &self.programs[peer];
@@ -103,7 +103,8 @@ impl Inspected {
     }
 }
 
-/// e^200 is infinite. The operator is named on whichever peer runs it, and the other peer says what it got.
+/// e^200 is infinite. The operator is named on whichever peer runs it, and the other peer reports the message that it
+/// got.
 #[test]
 fn an_overflow_is_named_on_the_peer_that_runs_the_operator() {
     let graph = graph(|b, h| b.unary(Unary::Exp, h));

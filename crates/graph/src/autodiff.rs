@@ -12,8 +12,8 @@ use crate::{Builder, Graph, GraphError, Op, ParameterGradient, Phase, TensorType
 /// Adds to `graph` the operators that compute the gradient of `loss_weight · loss` with respect to every parameter.
 ///
 /// Forward nodes and values keep their ids. The gradients of a value that several nodes read are added in a chain of
-/// nodes, from the last reader to the first. So the graph fixes the order of additions, wherever its parts run. Gradients
-/// of 16 bits are added in f32.
+/// nodes, from the last reader to the first. So the graph fixes the order of additions, wherever its parts run.
+/// Gradients of 16 bits are added in f32.
 pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphError> {
     let ty = graph.ty(loss).clone();
     if !ty.dtype.is_float() || ty.numel() != 1 {
@@ -77,7 +77,7 @@ pub fn differentiate(graph: &Graph, loss: ValueId) -> Result<TrainGraph, GraphEr
     Ok(TrainGraph { graph, loss, loss_weight, gradients, gradient_of })
 }
 
-/// For each value, whether it is a parameter or a float computed from one.
+/// By value, whether it is a parameter or a float computed from one.
 fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     let mut depends: Vec<bool> = graph.values.iter().map(|v| matches!(v.kind, ValueKind::Parameter(_))).collect();
     for node in &graph.nodes {
@@ -90,8 +90,8 @@ fn depends_on_parameters(graph: &Graph) -> Vec<bool> {
     depends
 }
 
-/// A forward value as backward reads it. A cast of a tensor that stays is made again: the tensor is there anyway, and
-/// its cast would be kept for every micro-batch in flight.
+/// A forward value as backward reads it. A cast of a tensor that stays is made again, because the tensor is there
+/// anyway. The cast itself would be kept for every micro-batch in flight.
 fn cast_again(b: &mut Builder, v: ValueId) -> Result<ValueId, GraphError> {
     let Some(node) = b.graph().producer(v).map(|n| b.graph().node(n)) else { return Ok(v) };
     let stays = |v: &ValueId| match b.graph().value(*v).kind {

@@ -25,7 +25,7 @@ pub enum ValueKind {
     Result {
         /// The node.
         node: NodeId,
-        /// Which of the node's results.
+        /// The place of the value among the node's results.
         index: u32,
     },
 }
@@ -33,7 +33,7 @@ pub enum ValueKind {
 /// A tensor in the graph.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Value {
-    /// Unique in the graph. Checkpoints name parameters by it.
+    /// The value's name, which is unique in the graph. Checkpoints name parameters by it.
     pub name: String,
     /// Element type and shape.
     #[serde(rename = "type")]
@@ -48,9 +48,9 @@ pub struct Value {
 pub enum Phase {
     /// Computes the loss.
     Forward,
-    /// Backward: carries the gradient on towards the inputs.
+    /// Backward: the node carries the gradient on towards the inputs.
     InputGrad,
-    /// Backward: computes the gradient of a parameter. No other backward node waits for it.
+    /// Backward: the node computes the gradient of a parameter. No other backward node waits for it.
     WeightGrad,
 }
 
@@ -65,7 +65,7 @@ pub struct Node {
     pub inputs: Vec<ValueId>,
     /// Results.
     pub outputs: Vec<ValueId>,
-    /// Its part of the training step.
+    /// The part of the training step that the node belongs to.
     pub phase: Phase,
     /// For nodes of backward and of evaluation graphs: the forward node they derive from. Both run on the same peer.
     pub origin: Option<NodeId>,
@@ -123,7 +123,7 @@ pub struct ParameterGradient {
     /// The parameter.
     pub parameter: ValueId,
     /// One term per use of the parameter, in the order of the backward graph. Each term is summed over the
-    /// micro-batches on its own, then the terms are added: so the sum does not depend on where the uses run.
+    /// micro-batches on its own, and then the terms are added. So the sum does not depend on where the uses run.
     pub contributions: Vec<ValueId>,
 }
 

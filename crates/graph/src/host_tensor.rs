@@ -108,7 +108,8 @@ impl HostTensor {
         Ok(Self { ty, data: self.data })
     }
 
-    /// Every element converted to `f64`, booleans as 0 and 1. Copies: for comparisons and small tensors.
+    /// Every element converted to `f64`, with booleans as 0 and 1. It copies the elements, so it is for comparisons and
+    /// small tensors.
     pub fn to_f64(&self) -> Vec<f64> {
         fn each<const N: usize>(b: &[u8], f: impl Fn([u8; N]) -> f64) -> Vec<f64> {
             b.chunks_exact(N)

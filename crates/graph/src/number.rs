@@ -1,5 +1,6 @@
-//! How floats are serialised. JSON has no literal for infinities and NaN, but masks are filled with minus infinity.
-//! So text formats write them as the strings `inf`, `-inf` and `nan`; binary formats write every float as it is.
+//! The form in which floats are serialised. JSON has no literal for infinities and NaN, but masks are filled with minus
+//! infinity. So text formats write them as the strings `inf`, `-inf` and `nan`. Binary formats write every float as it
+//! is.
 
 use std::fmt;
 
@@ -50,7 +51,7 @@ pub(crate) fn deserialize<'de, D: Deserializer<'de>>(d: D) -> Result<f64, D::Err
     if d.is_human_readable() { d.deserialize_any(Number) } else { f64::deserialize(d) }
 }
 
-/// The same for an optional number.
+/// The same form for an optional number.
 pub(crate) mod optional {
     use super::{Deserialize, Deserializer, Serialize, Serializer};
 

@@ -44,10 +44,10 @@ impl Graph {
     /// types.
     ///
     /// The type of each value is part of the result. So it depends on the graph alone, and not on where the graph is
-    /// cut or on who computes. In bf16, casts stand where an operator reads a value in another type than the one in which
-    /// it was made. Matrix products, convolutions and attention read their f32 operands in bf16. Operators that only move
-    /// or scale numbers take bf16 as it comes. All others compute in f32: losses, norms, softmax and sums. Backward
-    /// follows, because a gradient has the type of its value.
+    /// cut or on who computes. In bf16, casts stand where an operator reads a value in another type than the one in
+    /// which it was made. Matrix products, convolutions and attention read their f32 operands in bf16. Operators that
+    /// only move or scale numbers take bf16 as it comes. All others compute in f32: losses, norms, softmax and sums.
+    /// Backward follows, because a gradient has the type of its value.
     pub fn in_precision(self, precision: Precision) -> Result<Graph, GraphError> {
         match precision {
             Precision::F32 => Ok(self),
@@ -56,14 +56,14 @@ impl Graph {
     }
 }
 
-/// In which type an operator's f32 operands come.
+/// The type in which an operator reads its f32 operands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Class {
-    /// In bf16: matrix units make it fast.
+    /// The operator reads them in bf16, because matrix units make it fast.
     Narrow,
-    /// As they are, if all are bf16. Otherwise in f32.
+    /// The operator reads them as they are if all are bf16, and otherwise in f32.
     Follow,
-    /// In f32: it is sensitive to rounding, or adds up.
+    /// The operator reads them in f32, because it is sensitive to rounding or adds up.
     Wide,
 }
 
@@ -102,7 +102,7 @@ struct Forms {
 struct Narrowing<'a> {
     graph: &'a Graph,
     b: Builder,
-    /// By value of the f32 graph. Inputs, parameters, buffers and constants come first.
+    /// The forms of each value of the f32 graph. Inputs, parameters, buffers and constants come first.
     forms: Vec<Option<Forms>>,
 }
 
@@ -219,7 +219,7 @@ impl<'a> Narrowing<'a> {
             return Ok(*known);
         }
         let cast = self.b.op(Cast { dtype }, &[made])?;
-        // Each use of a tensor that stays casts it anew. So no copy of a parameter is sent or kept.
+        // Each use of a tensor that stays casts it anew, so that no copy of a parameter is sent or kept.
         if let (ValueKind::Result { .. } | ValueKind::Input, Some(forms)) =
             (&self.graph.value(v).kind, &mut self.forms[v.index()])
         {

@@ -51,7 +51,7 @@ impl DType {
         }
     }
 
-    /// The name in files and printed graphs: that of safetensors, in lower case.
+    /// The name in files and printed graphs. It is the name that safetensors uses, in lower case.
     pub fn name(self) -> &'static str {
         match self {
             Self::F64 => "f64",
@@ -111,8 +111,8 @@ impl TensorType {
     ///
     /// # Errors
     ///
-    /// It has more than [`Self::MAX_RANK`] dimensions. Or its size exceeds [`Self::MAX_BYTES`], where dimensions of
-    /// size 0 count as 1: so the product of any of its dimensions is within the limit too.
+    /// The type has more than [`Self::MAX_RANK`] dimensions, or its size exceeds [`Self::MAX_BYTES`]. Dimensions of
+    /// size 0 count as 1 in that size, so the product of any of its dimensions is within the limit, too.
     pub fn check(&self) -> Result<usize, String> {
         if self.rank() > Self::MAX_RANK {
             return Err(format!("a tensor of {} dimensions, but at most {} are possible", self.rank(), Self::MAX_RANK));

@@ -13,7 +13,7 @@ pub fn counted(count: impl TryInto<u64>, thing: &str) -> String {
 pub fn count(x: f64) -> String {
     let (mut x, mut prefix) = (x, "");
     for next in [" k", " M", " G", " T", " P", " E"] {
-        // What would round to 1000 goes to the next prefix.
+        // A number that would round to 1000 gets the next prefix.
         if x.abs() < 999.5 {
             break;
         }

@@ -83,7 +83,8 @@ fn a_tied_embedding_has_one_term_per_use() {
     assert_eq!(gradient.parameter, wte);
     let ops: Vec<&str> =
         gradient.contributions.iter().map(|c| t.graph.node(t.graph.producer(*c).unwrap()).op.name()).collect();
-    // From the last use to the first. Terms are not added here, so a cut between the uses does not change the sum.
+    // The terms go from the last use to the first. They are not added here, so a cut between the uses does not change
+    // the sum.
     assert_eq!(ops, ["matmul", "embedding_dense_backward"]);
     for c in &gradient.contributions {
         assert_eq!(phase_of(&t, *c), Phase::WeightGrad);

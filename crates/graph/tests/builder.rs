@@ -123,7 +123,7 @@ fn invalid_model_configurations_are_errors() {
     assert!(resnet.contains("depth = 19 is not supported; use 18, 34, 50, 101 or 152"), "{resnet}");
 }
 
-/// Published checkpoints load only if names and shapes are theirs.
+/// Published checkpoints load only if the graph has their names and shapes.
 #[test]
 fn parameters_have_the_published_names() {
     let config =

@@ -98,7 +98,7 @@ pub(crate) fn graph(bytes: &[u8]) -> bool {
     use_graph(&graph)
 }
 
-/// What every command does with a graph.
+/// Calls the functions that every command calls with a graph.
 fn use_graph(graph: &Graph) -> bool {
     let _ = (graph.digest(), graph.to_string(), graph.evaluation());
     if let Some(loss) = graph.outputs.get("loss") {

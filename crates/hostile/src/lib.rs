@@ -11,7 +11,7 @@ mod programs;
 pub use messages::short_run;
 pub use programs::{assignment_of, one_operator};
 
-/// What the bytes look like, so that a change of them can keep their form.
+/// The form of a decoder's bytes, which a change of them can keep.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
     /// Numbers of fixed or variable length.
@@ -23,9 +23,9 @@ pub enum Form {
 /// A decoder.
 #[derive(Debug, Clone, Copy)]
 pub struct Target {
-    /// Its name.
+    /// The decoder's name.
     pub name: &'static str,
-    /// What its bytes look like.
+    /// The form of the decoder's bytes.
     pub form: Form,
     /// Decodes the bytes and uses what they say. Returns whether they were accepted.
     pub decode: fn(&[u8]) -> bool,

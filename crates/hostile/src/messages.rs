@@ -65,7 +65,7 @@ pub fn short_run() -> RunSettings {
     }
 }
 
-/// A run goes on from this state, until its members have not come back.
+/// Goes on with a run from this state, until its members have not come back.
 pub(crate) fn run_state(bytes: &[u8]) -> bool {
     let Ok(state) = decode::<RunState>(bytes) else { return false };
     let roster = Roster::new(ExpectedPeers::Any(2), state.admission().clone());
@@ -92,9 +92,9 @@ pub(crate) fn atlas(bytes: &[u8]) -> bool {
     true
 }
 
-/// An encoded tensor. The number of elements is the receiver's; the bytes may say another.
+/// Decodes an encoded tensor. The receiver decides the number of elements, and the bytes may say another.
 pub(crate) fn codec(bytes: &[u8]) -> bool {
     let sizes = [0, 1, 2, 31, 32, 33, 64, 100, 1000];
-    // Not `any`, which stops at the first.
+    // All sizes are tried. `any` would stop at the first.
     sizes.iter().filter(|n| decode_tensor(bytes, &mut vec![0.0; **n]).is_ok()).count() > 0
 }

@@ -24,8 +24,8 @@ const SGD: SgdStep = SgdStep { momentum: 0.9, weight_decay: 0.1, nesterov: true 
 /// Bytes that arrive as tensors: zeros; integers of -1 and floats that are NaN; very large integers and floats.
 const FILLS: [u8; 3] = [0, 0xff, 0x7f];
 
-/// An operator with the types of its operands, as JSON: `{"op": {"matmul": null}, "operands": [...]}`. A peer runs it if
-/// the operator has results for these types.
+/// An operator with the types of its operands, as JSON: `{"op": {"matmul": null}, "operands": [...]}`. A peer runs it
+/// if the operator has results for these types.
 pub(crate) fn operator(bytes: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Applied {
@@ -89,7 +89,7 @@ fn filled(ty: &TensorType, fill: u8) -> Result<HostTensor, ExecError> {
     Ok(HostTensor::from_bytes(ty.clone(), vec![fill; ty.bytes()])?)
 }
 
-/// Sends what the program waits for, of the right size.
+/// Sends the tensors that the program waits for, of the right size.
 struct Strangers {
     incoming: BTreeMap<Address, (PeerId, TensorType)>,
     fill: u8,

@@ -99,7 +99,7 @@ fn lists_take_memory_in_proportion_to_their_bytes() {
     long_assignments_are_decoded();
 }
 
-/// A real assignment needs less than what is allowed.
+/// A real assignment needs less than the allowed bytes.
 fn long_assignments_are_decoded() {
     let config =
         Gpt2Config { vocab_size: 64, n_positions: 8, n_embd: 8, n_layer: 12, n_head: 2, ..Gpt2Config::default() };

@@ -20,7 +20,7 @@ pub(crate) fn parts(node: &Node) -> (&str, &str, &str) {
 }
 
 /// The longest name of a module, in bytes. One node of the file may become many, and each of their names begins with
-/// it. So a longer name would make the graph grow with the square of the file.
+/// the module's name. So a longer name would make the graph grow with the square of the file.
 const MAX_MODULE_BYTES: usize = 256;
 
 /// The name of the module that a node belongs to, in the user's model. A long name is cut.
@@ -105,7 +105,7 @@ pub(crate) fn outputs<'g>(graph: &'g schema::Graph, signature: &'g schema::Signa
     named.chain(graph.outputs.iter().flat_map(argument_names)).collect()
 }
 
-/// Which nodes the results depend on. Nodes with effects always count.
+/// By node, whether the results depend on it. Nodes with effects always count.
 pub(crate) fn live(graph: &schema::Graph, results: &[&str]) -> Vec<bool> {
     let mut needed: HashSet<&str> = results.iter().copied().collect();
     let mut live = vec![false; graph.nodes.len()];

@@ -25,7 +25,7 @@ impl<T: Read + Seek + Send> Source for T {}
 pub struct Archive {
     pub(crate) name: String,
     zip: Zip<Box<dyn Source>>,
-    /// Bytes of tensors read so far. Bounded, since overlapping members could make a small file look huge.
+    /// Bytes of tensors read so far. They are bounded, because overlapping members could make a small file look huge.
     read: u64,
     pub(crate) program: ExportedProgram,
     pub(crate) weights: BTreeMap<String, StoredTensor>,
@@ -79,7 +79,7 @@ impl Archive {
         let source: Box<dyn Source> = Box::new(source);
         let mut zip = Zip::open(source).map_err(|e| whole(format!("this is not a .pt2 archive: {e}")))?;
         let names: BTreeSet<String> = zip.names().map(str::to_owned).collect();
-        // All members are in one directory. Its name is that of the file when it was first written.
+        // All members are in one directory. It has the name that the file had when it was first written.
         let root = names
             .iter()
             .filter_map(|n| n.strip_suffix("archive_format"))
@@ -205,7 +205,7 @@ impl Archive {
         self.read
     }
 
-    /// Does not count what was read after [`Self::bytes_read`] was `bytes`, because it is read again.
+    /// Stops counting the bytes that were read after [`Self::bytes_read`] was `bytes`, because they are read again.
     pub(crate) fn forget_reads_after(&mut self, bytes: u64) {
         self.read = bytes;
     }

@@ -279,7 +279,7 @@ impl<'a> Call<'a> {
         Layout::of(self.metas.get(self.outputs().first().copied().flatten()?)?)
     }
 
-    /// Whether the result has the element type and the strides that `self` has in the file. Where it does not, it is a
+    /// Whether the result has the element type and the strides that `self` has in the file. If it has not, it is a
     /// copy.
     pub(crate) fn keeps_layout(&self) -> bool {
         let both = self.layout("self").zip(self.result_layout());

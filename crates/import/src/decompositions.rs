@@ -5,8 +5,8 @@ use crate::aten;
 /// The operators of ATen that it replaces by others, sorted, one a line: printed by `stock/decompositions.py`.
 const DECOMPOSED: &str = include_str!("decomposed.txt");
 
-/// Whether `run_decompositions()` replaces an operator, such as `aten.index_fill_.int_Scalar`, by others. An operator in
-/// place, or with `out`, becomes the operator without it.
+/// Whether `run_decompositions()` replaces an operator, such as `aten.index_fill_.int_Scalar`, by others. It counts
+/// in-place forms, and forms with `out`, as the plain operator.
 pub(crate) fn decomposes(target: &str) -> bool {
     let Some((name, overload)) = target.strip_prefix("aten.").and_then(|rest| rest.split_once('.')) else {
         return false;

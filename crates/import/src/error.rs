@@ -41,7 +41,7 @@ pub enum ImportError {
     UnsupportedOperators {
         /// The archive.
         archive: String,
-        /// All of them, sorted by name.
+        /// All of the operators, sorted by name.
         operators: Vec<UnsupportedOperator>,
     },
     /// A node cannot be translated.
@@ -89,7 +89,7 @@ pub enum ImportError {
 }
 
 impl ImportError {
-    /// What the user can do about the error.
+    /// Advice to the user about the error, if there is any.
     pub fn hint(&self) -> Option<String> {
         Some(match self {
             Self::Unreadable { .. } => "check the path, and that you may read the file".into(),
@@ -112,7 +112,7 @@ pub(crate) fn is_assignment_to_data(target: &str) -> bool {
     target.contains("aten._has_compatible_shallow_copy_type.")
 }
 
-/// The hint where PyTorch can replace an operator by others.
+/// The advice if PyTorch can replace an operator by others.
 const DECOMPOSE: &str = "call program.run_decompositions() before torch.export.save: it replaces this by simpler \
                          operators, which may be supported; but it drops `detach` and `no_grad`, so the gradients of a \
                          model that uses them are then wrong";

@@ -13,7 +13,7 @@ pub(crate) struct Layout {
 }
 
 impl Layout {
-    /// `None` if the file does not say.
+    /// The place of a tensor in memory; `None` if the file does not say it.
     pub(crate) fn of(meta: &TensorMeta) -> Option<Self> {
         let sizes = |all: &[Size]| all.iter().map(exported).collect::<Option<Vec<_>>>();
         let (shape, strides) = (sizes(&meta.sizes)?, sizes(&meta.strides)?);

@@ -2,12 +2,12 @@
 //!
 //! A model needs no change for this, and the import needs no Python.
 //!
-//! [`Archive::open`] reads and checks the file, which is not trusted. [`Archive::import`] translates the operators of the
-//! export. [`Archive::load`] reads a parameter or buffer.
+//! [`Archive::open`] reads and checks the file, which is not trusted. [`Archive::import`] translates the operators of
+//! the export. [`Archive::load`] reads a parameter or buffer.
 //!
 //! Loss, gradients and buffers are those of PyTorch's eager mode, or the import fails and names the operator. The
-//! operators that `run_decompositions()` leaves are supported, too. But such an archive has lost `detach` and `no_grad`,
-//! and with them some gradients: [`Archive::warning`] says so.
+//! operators that `run_decompositions()` leaves are supported, too. But such an archive has lost `detach` and
+//! `no_grad`, and with them some gradients: [`Archive::warning`] says so.
 //!
 //! ```text
 //! model.pt2 (zip, members not compressed)         use

@@ -1,10 +1,10 @@
-//! What training needs to know about the loss of an imported model.
+//! The facts about an imported model's loss that training needs.
 
 use fusionllm_graph::ops::{Compare, CrossEntropy};
 use fusionllm_graph::{Builder, Graph, GraphError, Node, Op, ValueKind};
 
 /// If the loss is a single cross-entropy whose targets are known, adds the output `correct`: the number of targets with
-/// the largest logit. Where [`targets`] are unknown, nobody can say of how many.
+/// the largest logit. Without known [`targets`], nobody could say how many targets that number is out of.
 pub(crate) fn add_correct_output(b: &mut Builder) -> Result<(), GraphError> {
     let Some(node) = only_cross_entropy(b.graph()).filter(|_| targets(b.graph()).is_some()) else { return Ok(()) };
     let (logits, target) = (node.inputs[0], node.inputs[1]);
@@ -24,8 +24,8 @@ fn only_cross_entropy(graph: &Graph) -> Option<&Node> {
     losses.next().filter(|_| losses.next().is_none())
 }
 
-/// The input with the targets of the only cross-entropy, and its `ignore_index`. Nothing is known if the loss reads a
-/// part of the input, as a language model does that shifts its labels by itself.
+/// The input with the targets of the only cross-entropy, and its `ignore_index`. They are unknown if the loss reads a
+/// part of the input. A language model that shifts its labels by itself does that.
 pub(crate) fn targets(graph: &Graph) -> Option<(String, i64)> {
     let node = only_cross_entropy(graph)?;
     let Op::CrossEntropy(CrossEntropy { ignore_index, .. }) = node.op else { return None };

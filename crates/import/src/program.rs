@@ -51,7 +51,7 @@ pub struct Imported {
     tensors: BTreeMap<String, (StoredTensor, DType)>,
 }
 
-/// A first pass finds the buffers that are updated. The second one takes only the others for constants.
+/// The first pass finds the buffers that are updated. The second pass takes only the other buffers for constants.
 const MAX_PASSES: usize = 2;
 
 /// The key in [`Graph::metadata`] of the input that has the targets of the loss.
@@ -231,7 +231,7 @@ impl Import<'_> {
         ImportError::Node {
             archive: self.archive.name.clone(),
             target: target.into(),
-            // What is wrong with a write would only be hidden.
+            // If a write is wrong, decomposing the operator would only hide that.
             decomposes: !name.ends_with('_') && decomposes(target) && !self.archive.is_decomposed(),
             node: node.outputs.iter().find_map(output_name).unwrap_or("no result").into(),
             place: place(node).into(),
@@ -433,7 +433,7 @@ impl Import<'_> {
     }
 }
 
-/// The same numbers as a value, from the operator that made them. The new value of a buffer needs no detaching.
+/// The same numbers as a value, from the operator that made them. The new value of a buffer need not be detached.
 fn undetached(graph: &Graph, value: ValueId) -> ValueId {
     match graph.producer(value).map(|node| graph.node(node)) {
         Some(node) if matches!(node.op, Op::Detach(_)) => node.inputs[0],

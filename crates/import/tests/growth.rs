@@ -48,7 +48,8 @@ unsafe impl GlobalAlloc for CountingAllocator {
 #[global_allocator]
 static ALLOCATOR: CountingAllocator = CountingAllocator;
 
-/// Imports the archive, and calls `then`, on a small stack. Returns the bytes that the thread allocated, and the result.
+/// Imports the archive, and calls `then`, on a small stack. Returns the bytes that the thread allocated, and the
+/// result.
 fn import_on_a_small_stack<T: Send>(bytes: Vec<u8>, then: impl FnOnce(&Imported) -> T + Send) -> (u64, T) {
     let work = move || {
         let (_, imported) = import(bytes).map_err(|e| e.to_string()).unwrap();
@@ -149,7 +150,7 @@ fn many_detached_tensors_of_a_long_chain_are_refused() {
     assert!(error.to_string().contains("too many for this file"), "{error}");
 }
 
-/// Every dropout searched the graph for the random key and counted the dropouts before it.
+/// Regression: every dropout searched the graph for the random key and counted the dropouts before it.
 #[test]
 fn many_dropouts() {
     grows_with_the_file(|count| chained(dropouts(count)));
@@ -179,7 +180,7 @@ fn with_parameters(count: usize, member: impl Fn(usize) -> String) -> Vec<u8> {
     archive(&program, &weights)
 }
 
-/// Each parameter was compared with all those before it.
+/// Regression: each parameter was compared with all those before it.
 #[test]
 fn many_parameters() {
     grows_with_the_file(|count| with_parameters(count, |i| format!("m{i}")));

@@ -129,7 +129,7 @@ fn an_archive_after_decompositions_is_warned_about() {
         said.starts_with("net.pt2: ") && said.contains("run_decompositions()") && said.contains("no_grad"),
         "{said}"
     );
-    // There is no use in decomposing it again.
+    // To decompose the operator again would be useless.
     program["graph_module"]["graph"]["nodes"][2]["target"] = json!("torch.ops.aten.diag.default");
     let error = import(archive(&program, &weights())).unwrap_err();
     assert!(!error.hint().unwrap().contains("call program.run_decompositions()"), "{error}");
@@ -155,7 +155,7 @@ fn pickled_tensors_are_refused() {
     );
 }
 
-/// The hint was to save the model again with a later PyTorch, which changes nothing.
+/// Regression: the hint was to save the model again with a later PyTorch, which changes nothing.
 #[test]
 fn a_tensor_of_complex_numbers_is_refused_with_what_to_do_instead() {
     let mut weights = weights();

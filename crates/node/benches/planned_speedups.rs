@@ -106,7 +106,7 @@ fn cases() -> Result<Vec<Case>, GraphError> {
     ])
 }
 
-/// A plan, and what the simulator says of it.
+/// A plan, and its simulation.
 struct Outcome {
     made: Scheduled,
     step_s: f64,

@@ -1,4 +1,4 @@
-//! Looks at this machine and its network as a run would use them, and says what does not work.
+//! Examines this machine and its network as a run would use them, and says what does not work.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -16,10 +16,10 @@ use crate::net::reach::reach;
 use crate::net::{self, printable};
 use crate::{NodeError, profile};
 
-/// How long the relay may take to answer.
+/// The time in which the relay has to answer.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the broker may take to answer the visit.
+/// The time in which the broker has to answer the visit.
 const WELCOME_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Seconds of sending in one direction that suffice to measure the rate, as when a run begins.
@@ -31,10 +31,10 @@ const MAX_CLOCK_DIFFERENCE_S: f64 = 60.0;
 /// Less free memory or disk than this suffices for examples only.
 const LITTLE: u64 = 1 << 30;
 
-/// What to do about a router that gives each peer another port.
+/// The advice about a router that gives each peer another port.
 const OPEN_NAT: &str = "if the router lets you, switch its NAT to \"full cone\" or \"endpoint-independent\"";
 
-/// What is to be looked at.
+/// The ticket or relay with which this machine is examined.
 pub struct DoctorOptions {
     /// The ticket of a run that this machine may join.
     pub ticket: Option<Ticket>,
@@ -42,14 +42,14 @@ pub struct DoctorOptions {
     pub relay: Relay,
 }
 
-/// What was found.
+/// The findings of an examination.
 #[derive(Debug, Serialize)]
 pub struct Findings {
     /// The addresses of this machine's interfaces, with the port of this examination.
     pub addresses: Vec<SocketAddr>,
     /// The addresses at which others see this machine, if they could be asked.
     pub seen_as: Vec<SocketAddr>,
-    /// What is between this machine and the others.
+    /// The router between this machine and the others, if there is one.
     pub nat: Nat,
     /// The relay that was tried, and whether it answers.
     pub relay: Option<RelayFindings>,
@@ -61,11 +61,11 @@ pub struct Findings {
     pub memory: Option<u64>,
     /// Bytes that may be written in the working directory, where the system says it.
     pub disk: Option<u64>,
-    /// What does not work.
+    /// The problems that were found.
     pub problems: Vec<Problem>,
 }
 
-/// What translates this machine's addresses.
+/// The translation of this machine's addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Nat {
@@ -75,16 +75,16 @@ pub enum Nat {
     SamePort,
     /// A router that shows another port to each. Hole punching works only towards machines with an open address.
     PortPerPeer,
-    /// A router, of which only one other machine told.
+    /// A router, which only one other machine has seen.
     Unclear,
-    /// Nobody told how this machine is seen.
+    /// No other machine has seen this one.
     Unknown,
 }
 
 /// A relay that was tried.
 #[derive(Debug, Serialize)]
 pub struct RelayFindings {
-    /// Its URL without the secret; `None` if none of the public relays answered.
+    /// The relay's URL without the secret; `None` if none of the public relays answered.
     pub url: Option<String>,
     /// Whether it lets this machine in.
     pub works: bool,
@@ -106,9 +106,9 @@ pub struct BrokerFindings {
 /// A backend that was tried.
 #[derive(Debug, Serialize)]
 pub struct BackendFindings {
-    /// Its name.
+    /// The backend's name.
     pub name: String,
-    /// The device's name; `None` if it does not work.
+    /// The device's name; `None` if the backend does not work.
     pub device: Option<String>,
     /// Attained rates.
     pub rates: Option<Rates>,
@@ -117,13 +117,13 @@ pub struct BackendFindings {
 /// Something that does not work.
 #[derive(Debug, Serialize)]
 pub struct Problem {
-    /// What.
+    /// A description of the problem.
     pub what: String,
-    /// What to do about it.
+    /// Advice about it.
     pub advice: String,
 }
 
-/// Looks at everything. What does not work is a [`Problem`], not an error.
+/// Examines everything. A thing that does not work is a [`Problem`], not an error.
 ///
 /// # Errors
 ///
@@ -210,8 +210,8 @@ fn now_s() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// What the addresses say about routers: those of this machine's interfaces, those that the relay sees, and the one
-/// that the broker sees.
+/// Concludes from addresses what kind of router there is: those of this machine's interfaces, those that the relay
+/// sees, and the one that the broker sees.
 fn nat(own: &[SocketAddr], by_relay: &[SocketAddr], by_broker: Option<SocketAddr>) -> Nat {
     let is_own = |addr: &SocketAddr| own.iter().any(|own| own.ip() == addr.ip()) || addr.ip().is_loopback();
     let at_broker = by_broker.filter(|addr| !is_own(addr));
@@ -243,7 +243,7 @@ fn unreachable(e: &NodeError, has_relay: bool) -> Problem {
     Problem { what: format!("no run can be joined with this ticket: {}", e.one_line()), advice }
 }
 
-/// What is wrong with a broker that was reached.
+/// The problems with a broker that was reached.
 fn doubts(broker: &BrokerFindings, nat: Nat) -> Vec<Problem> {
     let mut problems = Vec::new();
     if broker.relayed {
@@ -281,7 +281,7 @@ fn try_backends() -> (Vec<BackendFindings>, Vec<Problem>) {
     let workers = workers.map(|worker| (worker.name, backend::worker_name(&worker.command)));
     for (name, open) in backend::names().iter().map(|name| ((*name).into(), (*name).into())).chain(workers) {
         let opened = match backend::open(&open) {
-            // Not every machine has what each backend of this build computes on.
+            // A machine need not have every device that the backends of this build compute on.
             Err(BackendError::Device { .. }) => continue,
             opened => opened,
         };

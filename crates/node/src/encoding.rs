@@ -21,7 +21,7 @@ macro_rules! encoding {
 const LOOKED_AT: usize = 4096;
 
 /// The encoding of a text whose characters take two or four bytes each. `None` for UTF-8, for another encoding, and for
-/// what is no text.
+/// bytes that are no text.
 pub(crate) fn wide(bytes: &[u8]) -> Option<Encoding> {
     let start = &bytes[..bytes.len().min(LOOKED_AT) & !1];
     let is_text = |unit: fn([u8; 2]) -> u16| {
@@ -29,7 +29,7 @@ pub(crate) fn wide(bytes: &[u8]) -> Option<Encoding> {
         // The last character may be cut.
         char::decode_utf16(units).filter(Result::is_err).count() <= 1
     };
-    // Without a mark at the start: Latin letters leave every second byte 0, and no other.
+    // If there is no mark at the start, Latin letters tell the encoding: they leave every second byte 0, and no other.
     let zeros = |offset: usize| start.iter().skip(offset).step_by(2).filter(|b| **b == 0).count();
     let only = |here: usize, there: usize| start.len() >= 8 && there == 0 && here * 20 >= start.len() * 9;
     match start {

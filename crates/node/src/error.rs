@@ -18,15 +18,15 @@ use crate::files::checkpoint::CheckpointError;
 use crate::files::run_dir::RunDirError;
 use crate::files::weights::WeightsError;
 
-/// Why a run, or a peer's part in it, ended.
+/// The reason why a run, or a peer's part in it, ended.
 #[derive(Debug, thiserror::Error)]
 pub enum NodeError {
     /// The user's input cannot be used.
     #[error("{message}")]
     Input {
-        /// What is wrong, and where.
+        /// A description of the error, and its place.
         message: String,
-        /// What to do about it.
+        /// Advice to the user.
         hint: Option<String>,
     },
     /// A job, testbed or profile file is wrong.
@@ -80,23 +80,23 @@ pub enum NodeError {
     /// Something on this machine failed.
     #[error("{0}")]
     State(String),
-    /// A peer failed, or every step did.
+    /// A peer failed, or every step was skipped.
     #[error("{0}")]
     Run(String),
     /// A run ended, and no update of it was applied.
     #[error("{message}")]
     NothingApplied {
-        /// How many steps, and who made the first number that is not finite.
+        /// The number of steps, and the peer that made the first number that is not finite.
         message: String,
-        /// What to do.
+        /// Advice to the user.
         hint: String,
     },
     /// A run ended early.
     #[error("{error}")]
     Unfinished {
-        /// Why.
+        /// The error that ended the run.
         error: Box<NodeError>,
-        /// What is safe, and how to go on.
+        /// The results that are safe, and how to go on.
         hint: String,
     },
     /// A trained model computes no numbers.
@@ -146,7 +146,7 @@ impl NodeError {
         Self::Input { message: message.into(), hint: Some(hint.into()) }
     }
 
-    /// What the user can do about it.
+    /// Advice to the user about this error, if there is any.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Input { hint, .. } => return hint.clone(),
@@ -178,7 +178,7 @@ impl NodeError {
         hint.map(str::to_owned)
     }
 
-    /// Adds what of a run is safe, unless the error has a hint of its own.
+    /// Adds which results of a run are safe, unless the error has a hint of its own.
     pub(crate) fn unfinished(self, hint: String) -> Self {
         match self {
             Self::Run(_) | Self::Stopped(_) | Self::State(_) | Self::Network(_) => {

@@ -1,6 +1,6 @@
-//! The run's owner asks its broker: how the run is doing, and who takes part.
+//! The requests of a run's owner to its broker: how the run is doing, and who takes part.
 //!
-//! Without a broker that answers, the run's directory says what is safe.
+//! Without a broker that answers, the run's directory says which results are safe.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -17,26 +17,26 @@ use crate::keys;
 use crate::net;
 use crate::net::reach::reach;
 
-/// How long the broker may take to be reached. A person waits.
+/// The time in which the broker must be reached. A person waits.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long the broker may take to answer. It may be writing to a slow disk.
+/// The time in which the broker has to answer. It may be writing to a slow disk.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A run, as its owner names it.
 #[derive(Debug, Clone)]
 pub struct OwnedRun {
     directory: Option<PathBuf>,
-    /// `None` if the directory has none, because the run is over.
+    /// The owner's ticket; `None` if the directory has none, because the run is over.
     ticket: Option<Ticket>,
 }
 
-/// How a run is doing.
+/// The state of a run, as it was found.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Found {
-    /// Its broker says.
+    /// The broker of the run has answered.
     Running(Box<RunStatus>),
-    /// No broker answers. This is what the run directory says.
+    /// No broker has answered, so this is what the run directory tells.
     Resting(Resting),
 }
 
@@ -45,13 +45,13 @@ pub enum Found {
 pub struct Resting {
     /// Whether it was trained to its end, or stopped in good order.
     pub over: bool,
-    /// Why no broker was asked, or why none answered.
+    /// The reason why no broker was asked, or why none answered.
     pub reason: String,
     /// Steps in the metrics.
     pub step: u64,
     /// Steps that the job asks for, if its file says so.
     pub steps: Option<u64>,
-    /// The loss of the last of them.
+    /// The loss of the last of these steps.
     pub loss: Option<f64>,
     /// The step of the last whole checkpoint.
     pub saved: Option<u64>,
@@ -78,7 +78,7 @@ impl OwnedRun {
         }
     }
 
-    /// How the run is doing.
+    /// The state of the run.
     ///
     /// # Errors
     ///
@@ -109,7 +109,7 @@ impl OwnedRun {
         }))
     }
 
-    /// Puts a member out for good: its key cannot come back. Returns what was done, in one sentence.
+    /// Puts a member out for good. Its key cannot come back. Returns one sentence about what was done.
     ///
     /// # Errors
     ///
@@ -118,7 +118,7 @@ impl OwnedRun {
         self.done(Question::Kick { name: name.to_owned() }).await
     }
 
-    /// Takes back one ticket for peers, or all of them. Returns what was done, in one sentence.
+    /// Takes back one ticket for peers, or all of them. Returns one sentence about what was done.
     ///
     /// # Errors
     ///
@@ -182,7 +182,7 @@ async fn ask(ticket: &Ticket, question: Question) -> Result<Answer, NodeError> {
 
 async fn exchange(endpoint: &Endpoint, ticket: &Ticket, question: Question) -> Result<Answer, NodeError> {
     let (connection, mut lanes) = reach(endpoint, &ticket.addr, |_| ()).await.map_err(|e| match e {
-        // Only these mean that nobody is there.
+        // Only these errors mean that nobody is there.
         NodeError::BrokerUnreachable(
             e @ (ConnectError::NobodyListens(_)
             | ConnectError::NoAnswer { .. }

@@ -1,4 +1,4 @@
-//! From a job, and from what is known of the machines, to a plan.
+//! From a job, and from the known machines, to a plan.
 
 use fusionllm_plan::{
     Cluster, Origin, Plan, PlanOptions, Prepared, Program, SavedPlan, Scheduled, Simulation, Workload, idle_note,
@@ -16,7 +16,7 @@ pub struct Planned {
     pub job: Job,
     /// The model at the chosen micro-batch size.
     pub model: Model,
-    /// Which peer runs what.
+    /// The plan itself.
     pub plan: Plan,
     /// Whether joiners must use the names that the plan has for them.
     pub named: bool,
@@ -97,7 +97,7 @@ pub(crate) fn plan_blind(job: &Job, model: Model, count: usize) -> Result<Planne
 ///
 /// # Errors
 ///
-/// As [`schedule`].
+/// The same as those of [`schedule`].
 pub fn plan_for(job: &Job, mut models: Vec<Model>, testbed: &Cluster) -> Result<Planned, NodeError> {
     let mut workloads = Vec::with_capacity(models.len());
     for Model { micro_batch, forward, train, .. } in &models {

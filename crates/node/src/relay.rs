@@ -13,7 +13,7 @@ use crate::NodeError;
 use crate::files::DiskError;
 use crate::machine::interrupts::Interrupts;
 
-/// How to run a relay.
+/// The options with which a relay runs.
 pub struct RelayCommand {
     /// The TCP and UDP address to listen on.
     pub listen: SocketAddr,

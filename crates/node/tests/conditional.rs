@@ -89,7 +89,8 @@ fn a_full_disk_harms_no_earlier_checkpoint() -> Result<(), Missing> {
     Ok(())
 }
 
-/// The constants bring each colour of real images to mean 0 and deviation 1. So the layout is read right, too.
+/// The constants bring each colour of real images to mean 0 and deviation 1. So the layout of the files is read right,
+/// too.
 fn real_images_are_normalised() -> Result<(), Missing> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../examples/data/cifar-10-batches-bin/data_batch_1.bin");
     if !path.is_file() {

@@ -1,4 +1,4 @@
-//! Who may join a run: strangers, members and the owner of a real broker, over loopback.
+//! Attempts to join a run: strangers, members and the owner meet a real broker, over loopback.
 #![allow(clippy::unwrap_used)]
 
 use std::net::SocketAddr;
@@ -23,7 +23,7 @@ use tokio::task::JoinHandle;
 /// Nothing here takes longer, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What the broker tells people.
+/// The events that the broker tells people.
 #[derive(Debug)]
 enum Told {
     Ticket(Ticket),
@@ -239,7 +239,7 @@ async fn an_expired_ticket_is_refused() {
         assert!(scene.ticket.expires.is_some(), "joiners see it in the ticket");
         let reason = scene.refused(|_| {}).await;
         assert!(reason.contains("has expired"), "{reason}");
-        // The joiner's clock does not count, nor what it makes of the ticket.
+        // Neither the joiner's clock counts, nor its own reading of the ticket.
         let forged = Ticket { expires: None, ..scene.ticket.clone() };
         let refused = scene.join_with(&forged, "a", None).await.unwrap();
         assert!(matches!(&refused, Err(NodeError::Refused(reason)) if reason.contains("has expired")), "{refused:?}");
@@ -274,7 +274,7 @@ async fn a_ticket_is_used_up_revoked_and_replaced() {
     .await;
 }
 
-/// Whoever reads a hello can send it again, but not prove its sender's key.
+/// A thief that reads a hello can send it again, but cannot prove its sender's key.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stolen_hello_does_not_give_its_senders_place() {
     play(Entry::default(), 2, 1, async |mut scene| {
@@ -337,8 +337,8 @@ async fn frames_that_are_too_large_end_the_connection_and_not_the_run() {
     .await;
 }
 
-/// A member claims the addresses of others, and of the receivers themselves. Who connects over loopback, as here, may be
-/// met there; nobody is met at an address of nobody.
+/// A member claims the addresses of others, and of the receivers themselves. A member that connects over loopback, as
+/// here, may be met there. Addresses that belong to nobody are dropped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lying_addresses_are_not_handed_on() {
     play(Entry::default(), 2, 1, async |mut scene| {

@@ -1,4 +1,5 @@
-//! A run whose parameters overflow, with a real broker and two peers over loopback: people read who made the number.
+//! A run whose parameters overflow, with a real broker and two peers over loopback. People read which peer made the
+//! number.
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 /// Nothing here takes longer, even on a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// What people read.
+/// The events that people read.
 struct Reader {
     tickets: UnboundedSender<Ticket>,
     skipped: Vec<u64>,

@@ -1,7 +1,7 @@
 //! Small cases of the importer against PyTorch's eager mode. `crates/import/stock/cases/` defines them.
 //!
-//! Python is `FUSIONLLM_PYTHON`, or else the environment that `.ci/run python` makes. Arguments of the command line that
-//! are no options choose cases: only those whose names contain one of them are exported and compared.
+//! Python is `FUSIONLLM_PYTHON`, or else the environment that `.ci/run python` makes. Arguments of the command line
+//! that are no options choose cases: only those whose names contain one of them are exported and compared.
 //! `--nocapture` prints the message of every refused case.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 

@@ -8,7 +8,8 @@
 //! ```
 //!
 //! `SEEDS` problems (300) have at most `UNITS` devices (8) and `CUTS` places to cut (40). A fourth argument prints
-//! every problem. `--results` also writes the figures to a file, as JSON. A short version runs as a test, in `tests/quality.rs`.
+//! every problem. `--results` also writes the figures to a file, as JSON. A short version runs as a test, in
+//! `tests/quality.rs`.
 
 use std::time::Instant;
 

@@ -1,4 +1,4 @@
-/// Why a plan cannot be made or carried out.
+/// The reason why a plan cannot be made or carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
     /// The plan does not fit its graph.
@@ -31,7 +31,7 @@ pub enum PlanError {
 }
 
 impl PlanError {
-    /// What the user can do about it.
+    /// Advice to the user about this error, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::UnknownLinks { .. } => {

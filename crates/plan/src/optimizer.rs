@@ -108,8 +108,8 @@ pub fn clip_factor(squared_norms: &[f64], clip: Option<f64>) -> (f64, f64) {
     (norm, factor)
 }
 
-/// What a micro-batch adds to its batch's loss: its mean, weighted by its share of the targets. A micro-batch without
-/// targets has the mean 0 / 0 and adds nothing.
+/// The part of a batch's loss that one micro-batch adds: its mean, weighted by its share of the targets. A micro-batch
+/// without targets has the mean 0 / 0 and adds nothing.
 pub fn share_of_loss(weight: f64, mean: f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * mean }
 }

@@ -43,8 +43,8 @@ impl Stage {
     }
 }
 
-/// Which peer runs what, and how a step goes. A forward edge leads to the same stage or a later one. A peer may hold
-/// several stages.
+/// The assignment of operators to peers, with the schedule and the codecs. A forward edge leads to the same stage or a
+/// later one. A peer may hold several stages.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Plan {
     /// [`FORMAT_VERSION`].
@@ -71,7 +71,7 @@ pub struct Plan {
     /// The codecs of directed links, sorted by sender and receiver. A link without one sends tensors exactly.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub codecs: Vec<LinkCodec>,
-    /// What peers keep outside their devices' memory, sorted by peer. The others keep everything in memory.
+    /// The tensors that peers offload or recompute, sorted by peer. Peers without an entry keep everything in memory.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub offload: Vec<PeerOffload>,
 }

@@ -35,7 +35,7 @@ pub struct SavedPlan {
 pub enum PlanDetail {
     /// The plan and its prediction.
     Summary,
-    /// Also the cluster, the optimizer and the graph: all that a plan file holds.
+    /// All that a plan file holds: also the cluster, the optimizer and the graph.
     Complete,
 }
 
@@ -72,7 +72,7 @@ impl SavedPlan {
     ///
     /// # Errors
     ///
-    /// As [`Self::programs`] and [`simulate`].
+    /// The same as those of [`Self::programs`] and [`simulate`].
     pub fn simulate(&self, record: bool) -> Result<Simulation, PlanError> {
         simulate(&self.programs()?, &self.cluster, &SimulateOptions { optimizer: self.optimizer, record })
     }

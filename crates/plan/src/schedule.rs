@@ -11,12 +11,12 @@ pub enum Schedule {
     #[default]
     #[serde(rename = "1f1b")]
     OneFOneB,
-    /// ZB-H1 of Qi et al. (2023). As 1F1B, but backward computes only the gradients that other stages wait for. A
-    /// peer computes weight gradients when it would be idle, or when it keeps as many micro-batches as 1F1B's first
+    /// ZB-H1 of Qi et al. (2023). It is like 1F1B, but backward computes only the gradients that other stages wait for.
+    /// A peer computes weight gradients when it would be idle, or when it keeps as many micro-batches as 1F1B's first
     /// stage.
     #[serde(rename = "zb-h1")]
     ZeroBubble,
-    /// As ZB-H1, with about twice as many micro-batches in flight (ZB-H2 of the same paper). They fill the time that
+    /// Like ZB-H1, with about twice as many micro-batches in flight (ZB-H2 of the same paper). They fill the time that
     /// tensors spend on slow links, at the cost of memory.
     #[serde(rename = "zb-h2")]
     DeepZeroBubble,
@@ -69,7 +69,7 @@ impl Schedule {
     }
 }
 
-/// What one task of a stage computes for one micro-batch.
+/// The kind of results that one task of a stage computes for one micro-batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum TaskKind {
     /// Activations.

@@ -73,7 +73,7 @@ fn a_chain_of_views_is_compiled_on_a_small_stack() {
     }
 }
 
-/// Whoever reads a view also reads the tensors below it. Lists of these readers grew with the square of the chain.
+/// A peer that reads a view also reads the tensors below it. Lists of these readers grew with the square of the chain.
 #[test]
 fn the_readers_of_a_chain_of_views_are_few() {
     let optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });

@@ -42,8 +42,9 @@ fn resnet(depth: usize) -> Graph {
     config.build(2, 16, DType::F32).unwrap()
 }
 
-/// What a peer checks before it takes part is never more than what the planner expects: a pass, beside what it keeps.
-/// Nor is it less, but for messages that wait. Returns what each peer keeps, and what is expected in all.
+/// Compares two counts of a pass's memory: the one by which a peer checks whether it can take part, and the planner's.
+/// The peer's count is never more, and it is less only by messages that wait. Returns the bytes that each peer keeps
+/// from pass to pass, and the bytes that the planner expects it to hold in all.
 fn compare(graph: &Graph, plan: &Plan) -> Vec<(u64, u64)> {
     let train = compile(plan, graph, &train_graph(graph)).unwrap();
     let options = SimulateOptions::new(OPTIMIZER);

@@ -78,7 +78,7 @@ fn a_third_of_the_state_is_enough() {
         assert!(program.kept_bytes(2) + program.peak_bytes() + PROCESS_BYTES <= limit);
         let state = program.offloaded_bytes(Medium::Disk);
         assert!(state.optimizer > 0 && state.gradients > 0 && state.total() > limit, "{state:?}");
-        // The plan alone says all of it.
+        // The plan alone is enough to compile the same programs.
         let read = Plan::from_json(&made.plan.to_json().unwrap()).unwrap();
         assert_eq!(read, made.plan);
         assert_eq!(compile(&read, &graph, &train).unwrap(), made.programs);
@@ -104,7 +104,7 @@ fn with_enough_memory_nothing_is_offloaded() {
     assert!(made.notes.is_empty() && moves(&made.programs[0]).is_empty());
 }
 
-/// The cheapest bytes go first: state that is touched once in a step.
+/// The bytes that cost least time are offloaded first: state that is touched once in a step.
 #[test]
 fn little_is_offloaded_where_little_is_missing() {
     let graph = model();
@@ -147,7 +147,7 @@ fn several_devices_offload() {
     let graph = model();
     let train = train_graph(&graph);
     let limit = state_bytes(&graph) / 5 + PROCESS_BYTES;
-    // A disk so slow that dividing the model pays.
+    // The disk is so slow that dividing the model pays.
     let cluster = cluster(2, |d| (d.memory, d.disk) = (limit, 1e7));
     let made = plan(&graph, &train, Scheduler::OpFence, &cluster).unwrap();
     assert_eq!(made.plan.offload.len(), 2, "{:?}", made.notes);
@@ -240,7 +240,7 @@ fn what_is_computed_twice_is_checked() {
     }
 }
 
-/// Peers are strangers: a program that uses what is away is refused.
+/// Peers are strangers: a program that uses a tensor while it is away is refused.
 #[test]
 fn a_program_that_uses_what_is_away_is_refused() {
     let graph = model();

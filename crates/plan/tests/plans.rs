@@ -204,7 +204,8 @@ fn a_parameter_that_is_the_loss_is_refused() {
     insta::assert_snapshot!(compiled(&b.finish().unwrap()), @r#"plan: parameter "w" is itself a term of the loss, so no operator computes its gradient; multiply it by one"#);
 }
 
-/// A model of a few operators with 40 peers got 40 stages, many of them without an operator, and no word about it.
+/// Regression: a model of a few operators with 40 peers got 40 stages, many of them without an operator, and no message
+/// said so.
 #[test]
 fn peers_without_an_operator_get_no_stage() {
     let (graph, train) = (chain(), train_graph(&chain()));

@@ -69,7 +69,8 @@ proptest! {
     }
 }
 
-/// Checks what runs and stays where, over all programs of a pass. `whole` is the program of a single peer.
+/// Checks which nodes run and which tensors stay on which peer, over all programs of a pass. `whole` is the program of
+/// a single peer.
 fn check_structure(programs: &[Program], whole: &[Program], micro_batches: u32) {
     let mut runs: BTreeMap<(NodeId, u32), usize> = BTreeMap::new();
     let mut added: BTreeMap<(ValueId, u32, u32), usize> = BTreeMap::new();
@@ -293,7 +294,7 @@ fn a_view_of_a_parameter_is_sent() {
         assert_eq!(p.validate(), Ok(()));
     }
     assert!(sends(&train[0]).contains(&sent("a.permute", 1)));
-    // It is sent exactly, and so is its gradient.
+    // The view is sent exactly, and so is its gradient.
     assert!(train.iter().all(|p| p.coded.is_empty()));
     machine::run(&train);
 }

@@ -1,4 +1,4 @@
-//! What each schedule gains, on the virtual clock.
+//! The gain of each schedule, on the virtual clock.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +13,7 @@ use fusionllm_plan::{
 
 const DEPTH: usize = 4;
 
-/// As many equal layers as stages.
+/// A graph with as many equal layers as stages.
 fn layers() -> Graph {
     let mut b = Builder::new("layers");
     let mut y = b.input("x", DType::F32, [64, 64]).unwrap();
@@ -96,7 +96,8 @@ fn more_micro_batches_in_flight_hide_slow_links() {
             .map(|schedule| step(&plan_by(&graph, 24, schedule, |name| name[..1].parse().unwrap()), &graph, cluster))
     });
     let longer = [0, 1].map(|s| (there[s].step_s - here[s].step_s) / PRODUCT);
-    // About every p micro-batches, the first peer waits for the links there and back, less its own work meanwhile.
+    // About every p micro-batches, the first peer waits for the links there and back. Its own work meanwhile shortens
+    // the wait.
     assert!(longer[0] > 100.0, "{longer:?}");
     // Only the first message there and the last message back are not hidden.
     assert!(longer[1] < 2.0 * 3.0 * 4.0 * 2.0, "{longer:?}");

@@ -1,4 +1,4 @@
-//! What the broker's machines ask of their driver, and what they report.
+//! The actions that the broker's machines ask of their driver, and the records that they report.
 
 use fusionllm_plan::{Cluster, PassKind};
 
@@ -71,7 +71,7 @@ pub struct EvalRecord {
     pub means: Vec<f64>,
 }
 
-/// What the broker's driver must do.
+/// An action for the broker's driver.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Action {
     /// Send a message to a member.
@@ -106,7 +106,7 @@ pub enum Action {
         /// Sentences about them.
         notes: Vec<String>,
     },
-    /// Training goes back: what was recorded of later steps is void.
+    /// Training goes back, so the records of later steps are void.
     Rewind(TrainingProgress),
     /// Write [`Run::state`](crate::Run::state) to the disk before the next action.
     Persist,
@@ -114,7 +114,7 @@ pub enum Action {
     Assign(Order),
     /// Put a member out for this reason. [`Run`](crate::Run) does it.
     Expel(MemberId, String),
-    /// Tell people.
+    /// Tell people about this.
     Notice(Notice),
     /// The run is complete.
     Finish(TrainingProgress),

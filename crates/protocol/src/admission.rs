@@ -1,4 +1,4 @@
-//! Who may come in: tickets and keys. Only the broker's clock counts.
+//! The tickets and keys that decide who may join. Only the broker's clock counts.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -6,7 +6,7 @@ use std::fmt;
 use fusionllm_graph::units::counted;
 use serde::{Deserialize, Serialize};
 
-/// What a connection's handshake has proved of its other end: a public key.
+/// The public key of a connection's other end, which the handshake has proved.
 pub type Identity = [u8; 32];
 
 /// Most tickets of one run.
@@ -14,7 +14,7 @@ const MAX_TICKETS: usize = 1000;
 
 const WRONG_SECRET: &str = "the ticket's secret is wrong; use the ticket of this run";
 
-/// What the holder of a ticket may do.
+/// The rights of a ticket's holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum TicketRole {
@@ -27,15 +27,15 @@ pub enum TicketRole {
 /// A ticket, as the broker knows it.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Invitation {
-    /// What proves that somebody has the ticket.
+    /// The secret that proves that somebody has the ticket.
     pub secret: [u8; 16],
-    /// What the ticket is for.
+    /// The rights of the ticket's holder.
     pub role: TicketRole,
-    /// When it expires, in seconds since the Unix epoch; `None` for never.
+    /// The time when it expires, in seconds since the Unix epoch; `None` for never.
     pub expires: Option<u64>,
     /// How many machines may join with it; `None` for any number.
     pub uses: Option<u32>,
-    /// How many have.
+    /// How many machines have joined with it.
     pub used: u32,
     /// Whether the owner has taken it back.
     pub revoked: bool,
@@ -47,7 +47,7 @@ impl Invitation {
         Self { secret, role, expires: None, uses: None, used: 0, revoked: false }
     }
 
-    /// Why no machine that is new may join with it.
+    /// The reason why no new machine may join with the ticket, if there is one.
     fn refusal(&self, unix_s: u64) -> Option<String> {
         if self.revoked {
             return Some("its ticket has been revoked; ask the run's owner for another".into());
@@ -72,7 +72,8 @@ impl fmt::Debug for Invitation {
 
 /// The tickets of a run, and the keys that may or may not join.
 ///
-/// A limit of a ticket is for machines that are new. One that has joined may come back until its key is banned.
+/// The limits of a ticket are for machines that are new. A machine that has joined may come back until its key is
+/// banned.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Admission {
     tickets: Vec<Invitation>,
@@ -89,7 +90,8 @@ impl From<[u8; 16]> for Admission {
 }
 
 impl Admission {
-    /// Nobody may come in yet. Only the keys in `allowed` ever may join; `None` for all.
+    /// An admission without tickets: nobody may come in yet. Only the keys in `allowed` may ever join; `None` allows
+    /// all keys.
     pub fn new(allowed: Option<BTreeSet<Identity>>) -> Self {
         Self { allowed, ..Self::default() }
     }
@@ -248,7 +250,7 @@ mod tests {
         assert!(refusal(&admission, true, 0).contains("put it out for good"));
     }
 
-    /// Who does not know the secret learns nothing about keys.
+    /// A machine that does not know the secret learns nothing about keys.
     #[test]
     fn a_wrong_secret_is_the_first_reason() {
         let mut admission = Admission::new(Some(BTreeSet::new()));

@@ -8,10 +8,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Contact, MemberId};
 
-/// Where a peer gets a tensor's first content from.
+/// The source of a tensor's first content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Source {
-    /// Drawn from the seed, or zeros for optimizer state.
+    /// The content is drawn from the seed, or zeros for optimizer state.
     Seed,
     /// The broker streams it as [`BulkHeader::Load`](crate::BulkHeader::Load).
     Broker,
@@ -44,8 +44,8 @@ pub struct Assignment {
     pub start: u64,
     /// The number of the last pass of earlier generations.
     pub passes_before: u64,
-    /// Where first contents come from: those of all parameters, buffers and constants of the programs, and of the
-    /// optimizer state of owned parameters.
+    /// The sources of first contents, for all parameters, buffers and constants of the programs, and for the optimizer
+    /// state of owned parameters.
     pub sources: BTreeMap<TensorKey, Source>,
     /// The tensors of other members whose copies this peer keeps.
     pub mirrors: BTreeMap<MemberId, BTreeMap<TensorKey, TensorType>>,
@@ -170,8 +170,8 @@ impl Assignment {
         types.fold(0, |sum, ty| sum.saturating_add(ty.bytes() as u64))
     }
 
-    /// The most bytes of tensors in memory that a pass of either program needs, with those that the peer keeps there for
-    /// itself. See [`Program::peak_bytes`].
+    /// The most bytes of tensors in memory that a pass of either program needs, with those that the peer keeps there
+    /// for itself. See [`Program::peak_bytes`].
     pub fn peak_bytes(&self) -> u64 {
         let own = self.tensors().values().fold(0u64, |sum, ty| sum.saturating_add(ty.bytes() as u64));
         let away = self.train.resting();
@@ -189,8 +189,8 @@ impl Assignment {
     }
 }
 
-/// The share of a cut that the peer with this training program has: what it owns, with its optimizer state. Constants
-/// are not among it.
+/// The share of a cut that the peer with this training program has: the tensors that it owns, with their optimizer
+/// state. Constants are not among them.
 pub fn share_of(train: &Program, optimizer: Optimizer) -> BTreeMap<TensorKey, TensorType> {
     let owned = train.holdings.iter().filter(|h| h.owner).map(|h| &train.values[&h.value]);
     let values = owned.filter(|v| v.kind != ValueKind::Constant).map(|v| (TensorKey::value(&v.name), &v.ty));

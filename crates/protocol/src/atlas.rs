@@ -1,4 +1,4 @@
-//! What is known of members' machines and of the links between them.
+//! The atlas: all that is known of members' machines and of the links between them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{MachineProfile, Member, MemberId};
 
-/// What is known of machines and links. It is kept over generations.
+/// The known machines of members and the links between them. An atlas is kept over generations.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Atlas {
     pub(crate) machines: BTreeMap<MemberId, MachineProfile>,
@@ -30,8 +30,8 @@ impl Atlas {
         self.slower.insert(member, times.max(1.0));
     }
 
-    /// Notes the address from which a member's packets reach the broker. Machines behind one router have the same one,
-    /// and share the router's line. `None` if it says nothing, as on one machine.
+    /// Notes the address from which a member's packets reach the broker. Machines behind one router have the same
+    /// address, and share the router's line. `None` is for an address that says nothing, as on one machine.
     pub fn set_line(&mut self, member: MemberId, from: Option<IpAddr>) {
         match from.map(|ip| ip.to_canonical()).filter(|ip| !ip.is_loopback()) {
             Some(ip) => self.lines.insert(member, ip),

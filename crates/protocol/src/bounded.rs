@@ -12,14 +12,15 @@ use serde::de::{DeserializeSeed, Deserializer, EnumAccess, Error, MapAccess, Seq
 /// A B-tree allocates room for this many entries at once.
 const LEAF: usize = 11;
 
-/// The bytes that lists may still take. `None` once they wanted more.
+/// The bytes that lists may still take. `None` once lists have asked for more.
 pub(crate) type Left = Cell<Option<u64>>;
 
 /// A part of serde whose lists take from an allowance.
 pub(crate) struct Bounded<'a, T> {
     inner: T,
     left: &'a Left,
-    /// As how many the next element counts, if `inner` is a list or map of any length. 0 for a structure's fields.
+    /// The number of elements as which each element counts, if `inner` is a list or map of any length. It is 0 for a
+    /// structure's fields.
     weight: usize,
 }
 
@@ -32,7 +33,7 @@ impl<'a, T> Bounded<'a, T> {
         Bounded::new(inner, self.left)
     }
 
-    /// Takes the next element of those that are still to come. All of them must fit.
+    /// Counts the next element. There must be room for all elements that are still to come.
     fn take<E: Error>(&self, size: usize, to_come: Option<usize>) -> Result<(), E> {
         let bytes = |elements: usize| (size as u64).saturating_mul(elements as u64);
         let (next, all) = match self.weight {
@@ -55,7 +56,7 @@ macro_rules! pass_on {
 impl<'de, D: Deserializer<'de>> Deserializer<'de> for Bounded<'_, D> {
     type Error = D::Error;
 
-    // Nothing in these has elements. Texts are as long as their bytes.
+    // These methods decode values without elements. Texts are as long as their bytes.
     pass_on!(
         deserialize_any deserialize_bool deserialize_i8 deserialize_i16 deserialize_i32 deserialize_i64
         deserialize_i128 deserialize_u8 deserialize_u16 deserialize_u32 deserialize_u64 deserialize_u128
@@ -127,7 +128,7 @@ impl<'de, D: Deserializer<'de>> Deserializer<'de> for Bounded<'_, D> {
     }
 }
 
-/// What the methods above hand to the format: only what can come back from it.
+/// The visitor of the values that the methods above decode. It has only the methods that the format calls for them.
 impl<'de, V: Visitor<'de>> Visitor<'de> for Bounded<'_, V> {
     type Value = V::Value;
 

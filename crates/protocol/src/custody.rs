@@ -1,4 +1,4 @@
-//! Who has which tensor at which cut.
+//! The record of which member has which tensor at which cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use fusionllm_plan::TensorKey;
 
 use crate::{MemberId, TrainingProgress};
 
-/// One owner's tensors of a cut.
+/// The tensors of a cut that one member owns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Share {
     /// The member that owns the tensors.
@@ -22,13 +22,13 @@ pub struct Share {
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Cut {
-    /// The updates applied before it, once its step is complete.
+    /// The number of updates before the cut, once its step is complete.
     updates: Option<u64>,
     /// Each share, with the members that confirmed that they have it.
     shares: Vec<(Share, BTreeSet<MemberId>)>,
 }
 
-/// Where a run can start again.
+/// A state from which a run can start again.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Restart {
     /// The state that it starts from.
@@ -42,7 +42,7 @@ pub struct Restart {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Custody {
     cuts: BTreeMap<u64, Cut>,
-    /// What the broker has: the newest checkpoint, or else the run's start.
+    /// The state on the broker's disk: the newest checkpoint, or else the run's start.
     on_disk: TrainingProgress,
     /// The cut that is being copied to buddies. A newer one waits until this one is copied, or void.
     copying: Option<u64>,
@@ -56,7 +56,7 @@ impl Custody {
         Self { cuts: BTreeMap::new(), on_disk: start, copying: None, newest: start.step }
     }
 
-    /// The state that the broker has: the newest checkpoint, or else the run's start.
+    /// The state on the broker's disk: the newest checkpoint, or else the run's start.
     pub fn on_disk(&self) -> TrainingProgress {
         self.on_disk
     }
@@ -72,7 +72,7 @@ impl Custody {
         self.newest
     }
 
-    /// A cut is being taken. It replaces one of the same step, which was taken before the run went back.
+    /// Begins a cut. It replaces a cut of the same step, which was taken before the run went back.
     pub fn begin(&mut self, step: u64, shares: Vec<Share>) {
         let shares = shares.into_iter().map(|share| (share, BTreeSet::new())).collect();
         self.cuts.insert(step, Cut { updates: None, shares });
@@ -89,7 +89,7 @@ impl Custody {
         }
     }
 
-    /// A member has the share of `owner`. Returns whether it can have been asked to.
+    /// Notes that a member has the share of `owner`. Returns whether the member can have been asked to keep it.
     pub fn keep(&mut self, step: u64, owner: MemberId, by: MemberId) -> bool {
         let Some(cut) = self.cuts.get_mut(&step) else { return step <= self.newest };
         let share = cut.shares.iter_mut().find(|(s, _)| s.owner == owner && (by == owner || s.buddy == Some(by)));
@@ -99,22 +99,22 @@ impl Custody {
         }
     }
 
-    /// The checkpoint of a step is complete.
+    /// Notes that the checkpoint of a step is complete.
     pub fn saved(&mut self, progress: TrainingProgress) {
         if progress.step >= self.on_disk.step {
             self.on_disk = progress;
         }
     }
 
-    /// A member is gone, and its copies with it.
+    /// Notes that a member is gone, and its copies with it.
     pub fn lose(&mut self, member: MemberId) {
         for (_, holders) in self.cuts.values_mut().flat_map(|cut| &mut cut.shares) {
             holders.remove(&member);
         }
     }
 
-    /// A generation begins from a cut. Later cuts are void: they will be taken again. Nothing of an earlier generation
-    /// is copied any further, since its shares are not those of the new one.
+    /// A generation begins from a cut. Later cuts are void, because they will be taken again. No share of an earlier
+    /// generation is copied any further, because the new generation has other shares.
     pub fn rewind(&mut self, step: u64) {
         self.cuts.split_off(&(step + 1));
         self.copying = None;
@@ -141,7 +141,8 @@ impl Custody {
         cut.map_or(self.on_disk.step, |(step, _)| (*step).max(self.on_disk.step))
     }
 
-    /// Drops the cuts that no loss of one member can make necessary. Returns the oldest step that is still needed.
+    /// Drops the cuts that are not needed, whichever single member is lost. Returns the oldest step that is still
+    /// needed.
     pub fn release(&mut self) -> u64 {
         let durable = self.durable();
         self.cuts = self.cuts.split_off(&durable);

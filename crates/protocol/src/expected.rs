@@ -24,7 +24,7 @@ pub struct ExpectedReports {
 }
 
 impl ExpectedReports {
-    /// What a peer with these programs must send.
+    /// The reports and norms that a peer with these programs must send.
     pub fn new(train: &Program, eval: &Program) -> Self {
         let reports = |p: &Program| {
             let report = |i: &Instruction| match *i {
@@ -48,25 +48,26 @@ impl ExpectedReports {
         self.reports(kind).iter().all(|key| reports.contains_key(key))
     }
 
-    /// In graph order.
+    /// The parameters whose squared gradient norms the peer sends, in graph order.
     pub(crate) fn norms(&self) -> impl Iterator<Item = &ValueId> {
         self.norms.keys()
     }
 
-    /// Whether a gradient of this parameter's type can have this squared norm. A gradient that is not finite has one
-    /// that is not finite either.
+    /// Whether a gradient of this parameter's type can have this squared norm. The norm of a gradient that is not
+    /// finite is not finite either.
     pub(crate) fn is_possible(&self, parameter: ValueId, squared_norm: f64) -> bool {
         let most = self.norms.get(&parameter).map_or(0.0, largest_squared_norm);
         !squared_norm.is_finite() || (0.0..=most).contains(&squared_norm)
     }
 
-    /// What the peer may say of an inspected pass.
+    /// The places that the peer may name in an inspected pass.
     pub(crate) fn places(&self) -> &Places {
         &self.places
     }
 }
 
-/// The squared norm of a tensor whose numbers are all the largest of its type. Twice as much, for the rounding of sums.
+/// An upper bound of a tensor's squared norm: twice that of a tensor whose numbers are all the largest of its type. The
+/// factor leaves room for the rounding of sums.
 fn largest_squared_norm(ty: &TensorType) -> f64 {
     let largest = match ty.dtype {
         DType::F16 => 65504.0,

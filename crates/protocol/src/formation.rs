@@ -1,4 +1,4 @@
-//! A plan for members that are there, and what is told to the driver when its generation begins.
+//! A plan for members that are there, and the order with which its generation begins.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use crate::{ExpectedReports, MemberId, Restart};
 pub struct Formation {
     /// The members that take part.
     pub members: Vec<MemberId>,
-    /// What each must report.
+    /// The reports that each member must send.
     pub expected: Vec<ExpectedReports>,
-    /// The tensors that each owns: its share of a cut.
+    /// The tensors that each member owns: its share of a cut.
     pub shares: Vec<Arc<BTreeSet<TensorKey>>>,
     /// Bytes of each share.
     pub share_bytes: Vec<u64>,
@@ -24,7 +24,7 @@ pub struct Formation {
     pub micro_batches: u32,
     /// Predicted seconds per step, where the machines are known.
     pub predicted_step_s: Option<f64>,
-    /// Predicted seconds of computing per step of each; empty where the machines are not known.
+    /// Predicted seconds of computing per step of each member; empty if the machines are not known.
     pub predicted_compute_s: Vec<f64>,
     /// The machines and links that it was made for, where they are known: device `i` is member `i`.
     pub cluster: Option<Cluster>,
@@ -59,7 +59,7 @@ pub struct Mirroring {
     pub buddy: MemberId,
 }
 
-/// How a generation begins.
+/// The order to the driver to begin a generation.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Order {
     /// The generation.
@@ -70,6 +70,6 @@ pub struct Order {
     pub restart: Restart,
     /// The number of the last pass of earlier generations.
     pub passes_before: u64,
-    /// Who keeps copies of whose share.
+    /// The copies that peers keep of each other's shares.
     pub mirrors: Vec<Mirroring>,
 }

@@ -15,7 +15,7 @@ pub struct UnexpectedTensor {
     pub tensor: Address,
     /// The pass in the frame's header.
     pub pass: u64,
-    /// What is wrong.
+    /// The reason why the frame is refused.
     pub reason: &'static str,
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Nothing here uses a socket, a file or a clock. Events and the time come in as arguments, and actions go out.
 //! [`Run`] is the broker's machine for a whole run. [`Roster`] says who takes part, [`Survey`] has members measure
-//! unknown machines and links, [`Broker`] conducts one generation, and [`Custody`] knows who has which tensor. [`Inbox`]
-//! checks the header of each tensor before a peer allocates memory for it.
+//! unknown machines and links, [`Broker`] conducts one generation, and [`Custody`] knows who has which tensor.
+//! [`Inbox`] checks the header of each tensor before a peer allocates memory for it.
 //!
 //! Nobody is trusted. The broker knows the reports that each peer must send ([`ExpectedReports`]). A peer validates its
 //! [`Assignment`].

@@ -47,7 +47,7 @@ impl fmt::Display for MemberId {
     }
 }
 
-/// How to reach a member.
+/// The name and address by which a member is reached.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Contact {
     /// The member.
@@ -66,8 +66,8 @@ pub struct Hello {
     pub version: u32,
     /// The ticket's secret.
     pub secret: [u8; 16],
-    /// A number that each start of a joiner draws. By it, the broker tells a process that comes back, with the tensors
-    /// that it keeps, from one that was started again with the same key.
+    /// A number that each start of a joiner draws. It tells the broker whether the same process comes back, with the
+    /// tensors that it keeps, or another one was started with the same key.
     pub process: u64,
     /// The requested name. If it is empty, the broker chooses one.
     pub name: String,
@@ -141,7 +141,7 @@ pub enum FromPeer {
     Norms {
         /// The pass.
         pass: u64,
-        /// By parameter.
+        /// The squared norm of each gradient, by parameter.
         squared_norms: Vec<(ValueId, f64)>,
     },
     /// The peer has completed a pass.
@@ -151,7 +151,7 @@ pub enum FromPeer {
         /// The peer's measurements.
         report: PassReport,
     },
-    /// Sent every second, whatever the peer does.
+    /// A sign of life, which is sent every second, whatever the peer does.
     Heartbeat(Heartbeat),
     /// The peer has a copy of another member's share, as [`ToPeer::Mirror`] asked.
     Mirrored {
@@ -171,7 +171,7 @@ pub enum FromPeer {
         generation: u32,
         /// The other member.
         member: MemberId,
-        /// Why the connection ended.
+        /// The reason why the connection ended.
         reason: String,
     },
     /// The peer cannot carry out its assignment.
@@ -202,7 +202,7 @@ pub struct Heartbeat {
     pub generation: u32,
     /// A number that grows whenever the peer gets anything done: instructions carried out, bytes loaded and sent.
     pub progress: u64,
-    /// Whom it waits for, if it waits.
+    /// The member that it waits for, if it waits.
     pub waits_for: Option<MemberId>,
 }
 
@@ -236,7 +236,7 @@ pub enum Probe {
     Request(u64),
 }
 
-/// Why a member's part in a run is over.
+/// The reason why a member's part in a run is over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Farewell {
     /// The run has ended in good order, with its model saved.
@@ -272,7 +272,7 @@ pub enum ToPeer {
     Contacts(Vec<Contact>),
     /// Measure your machine.
     Measure {
-        /// What to run besides, without any peer: operators of the job's model.
+        /// Programs to run besides, without any peer: operators of the job's model.
         programs: Vec<Program>,
     },
     /// Connect to another member or to the broker, and measure the links there and back.
@@ -293,7 +293,7 @@ pub enum ToPeer {
         pass: u64,
         /// Version of the plan that it uses.
         version: u32,
-        /// Which program.
+        /// The program to run.
         kind: PassKind,
         /// Batches trained on before it. Counter-based operators draw from it.
         step: u64,
@@ -356,7 +356,7 @@ pub struct TensorHeader {
     pub pass: u64,
     /// The pass's kind. Training and evaluation number their values independently.
     pub kind: PassKind,
-    /// What the tensor is.
+    /// The address of the tensor.
     pub tensor: Address,
     /// Whether the payload is encoded.
     pub coded: bool,
@@ -377,7 +377,7 @@ pub enum BulkHeader {
     /// Member to member: the payload is the next piece of the tensors that [`PeerHello::Fetch`] asked for. No piece
     /// spans two tensors.
     Copy,
-    /// Member to member: the sender does not have what [`PeerHello::Fetch`] asked for.
+    /// Member to member: the sender does not have the tensors that [`PeerHello::Fetch`] asked for.
     NoCopy,
     /// Peer to broker: the payload is a tensor of a cut.
     Saved {
@@ -411,8 +411,8 @@ pub fn hello_version(bytes: &[u8]) -> Option<u32> {
 /// Bytes that the lists of a message may take in memory, whatever its length.
 const LISTS_ALWAYS: u64 = 64 << 10;
 
-/// Bytes that they may take for each byte of the message. An instruction takes up to 7, and other parts of assignments
-/// less.
+/// Bytes that these lists may take for each byte of the message. An instruction takes up to 7, and other parts of
+/// assignments less.
 const LISTS_PER_BYTE: u64 = 10;
 
 /// Decodes a message from exactly these bytes.

@@ -1,8 +1,8 @@
-//! What a run reports of its members, and what their losses cost.
+//! The events that a run reports of its members, and the cost of lost members.
 
 use crate::MemberId;
 
-/// Why a generation ended before the run did.
+/// The reason why a generation ended before the run did.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum IncidentKind {
     /// A peer's connection ended.
@@ -39,19 +39,19 @@ impl IncidentKind {
 /// An interruption of training. Times are in seconds.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Incident {
-    /// What happened.
+    /// The kind of the incident.
     pub kind: IncidentKind,
-    /// To whom.
+    /// The member that it happened to.
     pub member: MemberId,
     /// The last step that was complete.
     pub step: u64,
     /// The step that training went back to.
     pub restarted_at: u64,
-    /// From the last sign of life until the broker acted.
+    /// Seconds from the last sign of life until the broker acted.
     pub detected_s: f64,
-    /// From there until there was a new plan.
+    /// Seconds from then until there was a new plan.
     pub replanned_s: f64,
-    /// From there until all peers were ready.
+    /// Seconds from then until all peers were ready.
     pub restored_s: f64,
     /// Seconds of training that were lost: from the cut that training went back to, until the last sign of life.
     pub lost_work_s: f64,
@@ -155,16 +155,16 @@ pub enum Notice {
         /// Its seconds of computing over those at the start.
         times: f64,
     },
-    /// An inspected step shows where a number was first not finite, or who says so without a reason. It is told again
-    /// only if another one shows something else.
+    /// An inspected step shows where a number was first not finite, or which peer sends one without a reason. It is
+    /// told again only if another inspected step shows something else.
     Poisoned {
         /// The peer.
         member: MemberId,
         /// The step, counted from 1.
         step: u64,
-        /// What the peer did or has. It follows the peer's name.
+        /// The fault of the peer, in words that follow the peer's name.
         what: String,
-        /// What to do.
+        /// Advice to the user.
         advice: &'static str,
     },
     /// The run waits for more members.
@@ -183,7 +183,8 @@ pub enum Notice {
     Started {
         /// The generation.
         generation: u32,
-        /// What made it necessary. Nothing did for the first one, or for one with more members.
+        /// The incidents that made the generation necessary. There are none for the first generation, or for one with
+        /// more members.
         incidents: Vec<Incident>,
     },
 }

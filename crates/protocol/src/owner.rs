@@ -1,4 +1,4 @@
-//! What a run's owner asks its broker. The owner is no member.
+//! The questions of a run's owner to its broker. The owner is no member.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,11 +10,11 @@ pub struct Request {
     pub version: u32,
     /// The secret of the owner's ticket.
     pub secret: [u8; 16],
-    /// What the owner wants.
+    /// The owner's question.
     pub question: Question,
 }
 
-/// What an owner wants.
+/// A question or demand of an owner.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Question {
     /// To know how the run is doing. The answer is [`Answer::Status`](crate::Answer::Status).

@@ -7,7 +7,7 @@ use fusionllm_plan::{Address, Cause, PeerId, Poison, Program};
 
 use crate::notice::one_line;
 
-/// What a peer may name in a [`Poison`].
+/// The places that a peer may name in a [`Poison`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Places {
     micro_batches: u32,
@@ -59,7 +59,7 @@ impl Places {
         }
     }
 
-    /// Where in the step the place is: forward before backward before what follows them.
+    /// The place's position in the step. Forward comes before backward, and backward before the rest.
     pub(crate) fn order(&self, poison: &Poison) -> (u32, u32) {
         match (poison.tensor, poison.from) {
             (Address::Held { .. }, None) => (0, 0),
@@ -72,8 +72,8 @@ impl Places {
         }
     }
 
-    /// What the peer did or has, and what to do about it. Both follow the peer's name. `names` are the peers', and
-    /// `trained` says whether any update was applied.
+    /// Returns the fault of the peer and advice about it. Both follow the peer's name. `names` are the peers' names,
+    /// and `trained` says whether any update was applied.
     pub(crate) fn describe(&self, poison: &Poison, names: &[&str], trained: bool) -> Sentence {
         let advice = remedy(trained);
         let again = if trained { "go back to an earlier checkpoint, with a lower learning rate" } else { advice };
@@ -118,8 +118,8 @@ impl Places {
     }
 }
 
-/// What to do about a loss or gradient that is not finite. Before the first update, the learning rate has no part in
-/// it.
+/// The advice about a loss or gradient that is not finite. Before the first update, the learning rate cannot be its
+/// cause.
 pub(crate) fn remedy(trained: bool) -> &'static str {
     match trained {
         true => "try a lower learning rate or clipping",

@@ -1,8 +1,8 @@
-//! How far a run has come.
+//! The progress of a run.
 
 use serde::{Deserialize, Serialize};
 
-/// How far training has come.
+/// The progress of training.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TrainingProgress {
     /// Batches trained on.

@@ -1,4 +1,4 @@
-//! What a peer reports of a pass.
+//! A peer's report of a pass.
 
 use fusionllm_plan::{PeerId, Poison};
 use serde::{Deserialize, Serialize};
@@ -26,7 +26,7 @@ pub struct PassReport {
     pub spectra: Vec<CodecSpectrum>,
     /// Large messages received from each peer.
     pub received: Vec<ReceivedBytes>,
-    /// Where a number was first not finite, in a pass that the broker had inspected.
+    /// The place where a number was first not finite, in a pass that the broker had inspected.
     pub poison: Option<Poison>,
 }
 

@@ -1,4 +1,4 @@
-//! Who takes part in a run. The roster never closes: members come, fall silent, come back and go.
+//! The members of a run. The roster never closes: members come, fall silent, come back and go.
 
 use fusionllm_graph::units::counted;
 use serde::{Deserialize, Serialize};
@@ -40,26 +40,26 @@ impl ExpectedPeers {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Standing {
-    /// It is connected, and answers.
+    /// The member is connected, and answers.
     Present,
-    /// It is connected, and has not answered for too long. It is present again once it answers.
+    /// The member is connected, and has not answered for too long. It is present again once it answers.
     Silent,
-    /// Its connection has ended. It may come back.
+    /// The member's connection has ended. It may come back.
     Away,
-    /// It may not come back.
+    /// The member may not come back.
     Out,
 }
 
 /// A machine that has joined.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Member {
-    /// Its number.
+    /// The member's number.
     pub id: MemberId,
-    /// Its public key.
+    /// The member's public key.
     pub identity: Identity,
     /// [`Hello::process`].
     pub process: u64,
-    /// Unique among the members that are not [`Standing::Out`].
+    /// The member's name, which is unique among the members that are not [`Standing::Out`].
     pub name: String,
     /// The backend's name.
     pub backend: String,
@@ -96,7 +96,7 @@ impl Roster {
         Self { expected, admission: admission.into(), members: Vec::new(), next_number: 0 }
     }
 
-    /// The roster of a run that goes on: its members are away. `next_name` is what [`Self::next_name`] was.
+    /// The roster of a run that goes on. Its members are away. `next_name` is the number that [`Self::next_name`] gave.
     pub(crate) fn with_members(mut self, members: Vec<Member>, next_name: usize) -> Self {
         self.members = members;
         self.next_number = next_name;
@@ -118,7 +118,7 @@ impl Roster {
         self.next_number
     }
 
-    /// Who may come in.
+    /// The tickets and keys that decide who may come in.
     pub fn admission(&self) -> &Admission {
         &self.admission
     }
@@ -153,7 +153,7 @@ impl Roster {
         if !known {
             self.admission.note_use(&hello.secret);
         }
-        // The process of that name was started again: the old one will not come back.
+        // The process of that name was started again, so the old one will not come back.
         for old in self.members.iter_mut().filter(|m| m.name == name && m.identity != identity) {
             old.standing = Standing::Out;
         }
@@ -173,7 +173,8 @@ impl Roster {
 
     /// The name of a new member that asks for `name`.
     fn name_for(&mut self, mut name: String, identity: &Identity) -> Result<String, String> {
-        // A silent member may be a process that died: another one takes its place. A machine may keep its own name.
+        // A silent member may be a process that died, so another one may take its name. A machine may keep its own
+        // name.
         let others = self.present().filter(|m| m.identity != *identity);
         let names: Vec<String> = others.map(|m| m.name.clone()).collect();
         let taken = |name: &str| names.iter().any(|n| n == name);
@@ -295,7 +296,7 @@ fn check(hello: &Hello) -> Result<(), String> {
     Ok(())
 }
 
-/// Why a machine with another version of the messages is refused.
+/// The reason why a machine with another version of the messages is refused.
 pub fn other_version(version: u32) -> String {
     format!("it speaks protocol version {version}, but the broker speaks {VERSION}; install the same FusionLLM on both")
 }

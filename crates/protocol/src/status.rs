@@ -1,4 +1,4 @@
-//! What a broker answers the run's owner: above all, how the run is doing.
+//! The answers of a broker to the run's owner, above all the status of the run.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,17 +16,17 @@ pub enum Answer {
     Status(Box<RunStatus>),
     /// It is done.
     Done {
-        /// What was done, in one sentence.
+        /// One sentence that says what was done.
         what: String,
     },
     /// A new ticket.
     Ticket {
-        /// Its text.
+        /// The ticket's text.
         text: String,
     },
 }
 
-/// What a run is doing.
+/// The phase of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RunPhase {
@@ -42,7 +42,7 @@ pub enum RunPhase {
     Training,
     /// All steps are done, or the run was stopped, and the last checkpoint is on its way.
     Saving,
-    /// It has ended.
+    /// The run has ended.
     Over,
 }
 
@@ -64,9 +64,9 @@ impl RunPhase {
 /// A run at one moment. Unknown figures are `None`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunStatus {
-    /// What it is doing.
+    /// The phase of the run.
     pub phase: RunPhase,
-    /// The number of its membership and plan.
+    /// The number of the run's membership and plan.
     pub generation: u32,
     /// Steps done.
     pub step: u64,
@@ -104,7 +104,7 @@ pub const MAX_LISTED: usize = 1000;
 /// A member at one moment.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MemberStatus {
-    /// Its name.
+    /// The member's name.
     pub name: String,
     /// Whether it can be used.
     pub standing: Standing,
@@ -112,7 +112,7 @@ pub struct MemberStatus {
     pub backend: String,
     /// The device's name.
     pub device: String,
-    /// Its place in the plan; `None` for a spare.
+    /// The member's place in the plan; `None` for a spare.
     pub peer: Option<u32>,
     /// Bytes of the parameters, buffers and optimizer state that it owns; `None` for a spare.
     pub share_bytes: Option<u64>,
@@ -133,9 +133,9 @@ pub struct MemberStatus {
 /// An interruption of training. See [`Incident`](crate::Incident).
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct IncidentStatus {
-    /// What happened: [`IncidentKind::name`](crate::IncidentKind::name).
+    /// The kind of the incident: [`IncidentKind::name`](crate::IncidentKind::name).
     pub kind: String,
-    /// To whom.
+    /// The name of the peer that it happened to.
     pub peer: String,
     /// The last step that was complete.
     pub step: u64,

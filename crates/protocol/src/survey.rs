@@ -21,8 +21,8 @@ const MAX_OPERATORS: usize = 4096;
 /// Lets members measure their machines, and the links to each other and to the broker, as far as the atlas lacks them.
 ///
 /// All members first measure their machines. The links follow in the rounds of a tournament, so no machine takes part
-/// in two measurements at once. Neither does a line that several members share, so that each link through it is measured
-/// at the line's full rate.
+/// in two measurements at once. Neither does a line that several members share, so that each link through it is
+/// measured at the line's full rate.
 #[derive(Debug)]
 pub struct Survey {
     rounds: VecDeque<Vec<(MemberId, ToPeer)>>,
@@ -31,7 +31,8 @@ pub struct Survey {
 }
 
 impl Survey {
-    /// A survey of what is not known about these members. Each measures its machine with `programs`, too.
+    /// A survey of the unknown machines and links of these members. Each member also measures its machine with
+    /// `programs`.
     pub fn new(members: &[MemberId], atlas: &Atlas, programs: &[Program]) -> Self {
         let unknown = |m: &&MemberId| !atlas.machines.contains_key(m);
         let measure = |m: &MemberId| (*m, ToPeer::Measure { programs: programs.to_vec() });
@@ -63,7 +64,7 @@ impl Survey {
         round
     }
 
-    /// A member is gone: it is asked nothing more, and nobody is asked about it.
+    /// Forgets a member that is gone. It is asked nothing more, and nobody is asked about it.
     pub fn lose(&mut self, member: MemberId) {
         self.pending.remove(&member);
         let about = |message: &ToPeer| matches!(message, ToPeer::Probe { with, .. } if *with == member);
@@ -83,8 +84,8 @@ impl Survey {
         self.pending.keys().copied()
     }
 
-    /// Takes an answer into the atlas. An answer that nobody waits for is skipped: its sender may have been silent, and
-    /// lost, when it was asked. The error says how the answer breaks the protocol.
+    /// Takes an answer into the atlas. An answer that nobody waits for is skipped, because its sender may have been
+    /// silent and counted as lost when it was asked. The error says how the answer breaks the protocol.
     pub fn answer(&mut self, from: MemberId, message: FromPeer, atlas: &mut Atlas) -> Result<(), String> {
         match (self.pending.get(&from), message) {
             (Some(ToPeer::Measure { .. }), FromPeer::Machine(machine)) => {
@@ -137,7 +138,7 @@ fn uncrowded(round: Vec<Pair>, atlas: &Atlas) -> Vec<Vec<Pair>> {
     let mut parts: Vec<(BTreeSet<IpAddr>, Vec<Pair>)> = Vec::new();
     for (a, b) in round {
         let (from, to) = (atlas.line(a), atlas.line(b));
-        // What stays behind a router does not use its line.
+        // Packets that stay behind a router do not use its line.
         let used: BTreeSet<IpAddr> = [from, to].into_iter().flatten().filter(|_| from != to).collect();
         match parts.iter_mut().find(|(lines, _)| lines.is_disjoint(&used)) {
             Some((lines, pairs)) => {
@@ -276,7 +277,7 @@ mod tests {
         assert!(relayed.starts_with("p0 and p1 reach each other only through the relay: "), "{relayed}");
         assert!(apart.starts_with("p0 and p2 cannot reach each other"), "{apart}");
 
-        // A newcomer costs only its own measurements; a loss costs none.
+        // A newcomer costs only its own measurements, and a loss costs none.
         assert!(!Survey::is_needed(&ids(3)[1..], &atlas) && Survey::is_needed(&ids(4), &atlas));
         assert_eq!(measure(&ids(4), &mut atlas), 1 + 4);
         let (cluster, _) = atlas.cluster(&[members[1], members[2]]).unwrap();

@@ -1,5 +1,5 @@
-//! Members that lie to the broker, and owners that put members out. Each liar is named with the reason, and the run goes
-//! on without it.
+//! Members that lie to the broker, and owners that put members out. Each liar is named with the reason, and the run
+//! goes on without it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -38,8 +38,8 @@ fn a_peer_that_is_never_ready_is_put_out() {
     stage.goes_on_with(&[0, 1]);
 }
 
-/// Nothing is known of these machines, so the broker believes the first report. It names who made it, and the victim
-/// is back as soon as it is heard.
+/// Nothing is known of these machines, so the broker believes the first report. It names the machine that made the
+/// report, and the victim is back as soon as it is heard.
 #[test]
 fn a_false_loss_names_who_reports_it_and_costs_the_victim_nothing() {
     let mut stage = Stage::training();
@@ -50,7 +50,7 @@ fn a_false_loss_names_who_reports_it_and_costs_the_victim_nothing() {
     stage.say(2, FromPeer::Heartbeat(Heartbeat::default()));
     assert_eq!(stage.standing(2), Standing::Present);
     assert_eq!(stage.stopped(2), None);
-    // The same report again is of a generation that is over.
+    // The same report again belongs to a generation that is over.
     stage.actions.clear();
     stage.say(0, FromPeer::LinkLost { generation: 1, member: MemberId(2), reason: String::new() });
     assert!(stage.actions.is_empty(), "{:?}", stage.actions);

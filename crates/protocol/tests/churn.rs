@@ -1,7 +1,7 @@
 //! A run outlives its members: random losses, sleeps, cuts, joiners and leavers on a virtual clock.
 //!
-//! `FUSIONLLM_SEEDS=10000 cargo test -p fusionllm-protocol --test churn` tries more seeds, from `FUSIONLLM_FIRST_SEED` on.
-//! With `FUSIONLLM_TRACE=1`, a world prints all that happens in it.
+//! `FUSIONLLM_SEEDS=10000 cargo test -p fusionllm-protocol --test churn` tries more seeds, from `FUSIONLLM_FIRST_SEED`
+//! on. With `FUSIONLLM_TRACE=1`, a world prints all that happens in it.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -134,7 +134,7 @@ fn a_run_that_regroups_can_be_stopped() {
 fn a_machine_that_becomes_slow_is_left_out() {
     let history = check(&Scenario { steps: 600, faults: vec![(20.0, Fault::Slow(1, 5.0))], ..quiet() });
     assert_eq!((history.incidents, history.redone, &history.used[..]), (0, 0, &[0, 2][..]));
-    // Without figures to plan with, it stays.
+    // Without figures to plan with, the slow machine stays.
     let blind = Scenario { steps: 600, faults: vec![(20.0, Fault::Slow(1, 5.0))], measured: false, ..quiet() };
     assert_eq!(check(&blind).used, [0, 1, 2]);
 }

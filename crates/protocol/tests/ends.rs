@@ -8,7 +8,8 @@ use fusionllm_protocol::{
     Action, Farewell, FromPeer, Incident, IncidentKind, Invitation, MemberId, Notice, Past, TicketRole,
 };
 
-/// The time of the work that was lost was 0, because only the broker that was killed knew when its steps were done.
+/// Regression: the time of the work that was lost was 0, because only the broker that was killed knew when its steps
+/// were done.
 #[test]
 fn the_work_that_a_killed_broker_lost_is_counted() {
     let mut stage = Stage::training();
@@ -31,7 +32,7 @@ fn the_work_that_a_killed_broker_lost_is_counted() {
     assert_eq!(incident.detected_s + incident.replanned_s + incident.restored_s, 7.0, "away, and until all were back");
 }
 
-/// A joiner ended with status 0 and no word why.
+/// Regression: a joiner ended with status 0, and nothing said why.
 #[test]
 fn members_read_how_their_part_ends() {
     let mut stage = Stage::training();

@@ -131,8 +131,8 @@ fn an_assignment_that_is_overtaken_by_a_regrouping_never_begins() {
     assert!(follower.assign(drawn(3)).contains(&FollowerAction::Begin { generation: 3 }));
 }
 
-/// An assignment comes on another lane than commands. Those of the generation before arrive after it, and once made a
-/// peer take a cut of the wrong generation.
+/// An assignment comes on another lane than commands. Commands of the generation before arrive after it, and they once
+/// made a peer take a cut of the wrong generation.
 #[test]
 fn commands_count_only_after_the_regrouping() {
     let mut follower = running();
@@ -187,7 +187,8 @@ fn a_peer_without_the_copy_that_it_should_have_says_so() {
     assert!(follower.assign(drawn(3)).contains(&FollowerAction::Begin { generation: 3 }));
 }
 
-/// After going back to step 2, step 4 is computed again. A copy that mixed both would be of no course of events.
+/// After the run went back to step 2, step 4 is computed again. A copy that mixed both courses of training would belong
+/// to neither.
 #[test]
 fn cuts_after_the_one_gone_back_to_are_forgotten() {
     let mut follower = stopped_after_a_cut();
@@ -207,7 +208,7 @@ fn copies_of_one_cut_complete_each_other() {
     follower.assign(next);
     follower.loaded(2, &key("b"));
     follower.connected(2, OTHER);
-    // `a` was in the own share of the same cut.
+    // The peer's own share of the same cut has `a`.
     let copy = FollowerAction::Copy { of: OTHER, step: 4, keys: vec![key("c")], bytes_per_s: None };
     assert_eq!(follower.mirror(4, OTHER, None), [copy]);
     follower.copied(2, 4, OTHER);
@@ -278,7 +279,7 @@ fn an_unfit_assignment_stops_what_runs() {
     assert_eq!(follower.unfit(2, "too large".into()), []);
 }
 
-/// A caller that carries actions out in any order, and late, with a broker that says anything.
+/// A caller that carries out actions in any order, and late, with a broker that sends any message.
 #[derive(Default)]
 struct Chaos {
     /// The generation that has begun and not ended, and whether it was stopped.

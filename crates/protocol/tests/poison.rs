@@ -1,4 +1,5 @@
-//! Numbers that are not finite: who made them is named, and who only says so is put out.
+//! Numbers that are not finite: the peer that made them is named, and a peer that sends them without a reason is put
+//! out.
 #![allow(clippy::unwrap_used)]
 
 mod common;
@@ -25,7 +26,7 @@ fn message(stage: &Stage, to: usize, from: PeerId) -> Option<Poison> {
     Some(Poison { cause: Cause::Arrived, tensor, from: Some(from) })
 }
 
-/// What people read of where numbers were not finite.
+/// The sentences that people read about numbers that are not finite.
 fn told(stage: &Stage) -> Vec<String> {
     let lines = stage.actions.iter().filter_map(|a| match a {
         Action::Notice(Notice::Poisoned { member, step, what, advice }) => {
@@ -113,8 +114,8 @@ fn data_that_is_not_finite_is_named() {
     insta::assert_snapshot!(told(&stage).join("\n"), @r#"step 2: m0 got an input that is not finite: "x"; look for such numbers in the data"#);
 }
 
-/// A peer that skips every step by its word alone. The run goes on without it after three inspected steps, before the
-/// twenty that would end it.
+/// A peer that skips every step by its word alone is put out. The run goes on without it after three inspected steps,
+/// before the twenty that would end it.
 #[test]
 fn norms_that_are_not_finite_for_no_reason_put_their_sender_out() {
     for lie in [f64::NAN, f64::INFINITY] {
@@ -142,7 +143,7 @@ fn norms_that_are_not_finite_for_no_reason_put_their_sender_out() {
     }
 }
 
-/// The same with a loss. Only the last peer computes one.
+/// The same happens with a loss. Only the last peer computes one.
 #[test]
 fn a_loss_that_is_not_finite_for_no_reason_puts_its_sender_out() {
     let mut stage = Stage::training();
@@ -239,7 +240,7 @@ fn a_place_that_a_peer_does_not_have_puts_it_out() {
         assert!(reason.contains("in a place that it does not have"), "{place:?}: {reason}");
         stage.goes_on_with(&[0, 2]);
     }
-    // Nobody asked.
+    // Nobody asked the peer for a place.
     let own = first_node(&stage, 1, Cause::Arose);
     stage.say(1, FromPeer::PassDone { pass: 1, report: PassReport { poison: own, ..PassReport::default() } });
     assert!(stage.lost(1).unwrap().contains("was not asked to look at"));

@@ -1,4 +1,4 @@
-//! Codecs follow the links, and yield where they do harm.
+//! Codecs follow the links, and get less lossy where they do harm.
 #![allow(clippy::unwrap_used)]
 
 use fusionllm_graph::models::Gpt2Config;

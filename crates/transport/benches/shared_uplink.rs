@@ -68,7 +68,7 @@ fn at_best(pattern: Pattern, pairs: u64, bytes: u64) -> Duration {
     }
 }
 
-/// How all pairs sent all their messages.
+/// The result of one exchange, in which all pairs sent all their messages.
 struct Exchange {
     took: Duration,
     /// The share of the uplinks that was used while messages waited.
@@ -128,7 +128,7 @@ fn busy(mut messages: Vec<(Instant, Instant)>) -> Duration {
     sum
 }
 
-/// What one side of a pair did.
+/// The times of one side of a pair.
 struct Talked {
     sent: Vec<Instant>,
     received: Vec<Instant>,

@@ -1,4 +1,4 @@
-//! How fast a connection sends: CUBIC's window, sent in bursts.
+//! The rate at which a connection sends: CUBIC's window, sent in bursts.
 //!
 //! A training step sends a tensor, computes, and sends the next tensor. QUIC's defaults suit streams that never
 //! pause, and two of them slow such steps down on links of high latency. First, the window only grows while there is
@@ -29,10 +29,10 @@ use noq_proto::congestion::{Cubic, CubicConfig};
 /// Bytes that a new connection may have in flight before it has measured the path.
 pub const INITIAL_WINDOW_BYTES: u64 = 128 << 10;
 
-/// Bytes that a receiver buffers per lane, so the most that one lane can have in flight.
+/// Bytes that a receiver buffers per lane. So they are the most that one lane can have in flight.
 pub const RECEIVE_WINDOW_BYTES: u32 = 1_250_000;
 
-/// A window is spread over one round trip, but at most over this time.
+/// The longest time over which a window is spread. Otherwise it is spread over one round trip.
 pub const MAX_BURST: Duration = Duration::from_millis(10);
 
 /// Sending rate over window per spreading time. More than 1, so that late acknowledgements do not stall the sender

@@ -55,10 +55,10 @@ pub struct ConnectionStats {
     pub rtt: Duration,
 }
 
-/// How packets travel to a peer.
+/// The way that packets take to a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PathKind {
-    /// From machine to machine.
+    /// Packets go from machine to machine.
     Direct,
     /// Through a relay server.
     Relayed,
@@ -116,7 +116,7 @@ impl Connection {
         self.shared.disconnected(error)
     }
 
-    /// Why the connection ended; `None` while it is open.
+    /// The reason why the connection ended; `None` while it is open.
     pub fn disconnected(&self) -> Option<Disconnected> {
         self.shared.quic.close_reason().map(|error| self.shared.disconnected(error))
     }
@@ -130,12 +130,12 @@ impl Connection {
         self.shared.silent_for(Instant::now())
     }
 
-    /// How packets travel to the peer at present. A connection through a relay can become direct, and back.
+    /// The way that packets take to the peer at present. A connection through a relay can become direct, and back.
     pub fn path(&self) -> PathKind {
         kind(&self.shared.quic.paths())
     }
 
-    /// Waits until packets travel directly, but no longer than `patience`. Returns how they travel then.
+    /// Waits until packets travel directly, but no longer than `patience`. Returns the way that they take then.
     pub async fn settled(&self, patience: Duration) -> PathKind {
         let direct = async {
             let mut changes = self.shared.quic.paths_stream();
@@ -145,7 +145,7 @@ impl Connection {
                 }
             }
         };
-        // Without a direct path in time, the relayed one is the answer.
+        // If there is no direct path in time, the relayed one is the answer.
         let _ = tokio::time::timeout(patience, direct).await;
         self.path()
     }

@@ -1,4 +1,4 @@
-//! How an endpoint learns its public address from its relay.
+//! Address discovery: an endpoint learns its public address from its relay.
 //!
 //! The relay answers QUIC connections on the UDP port with the number of its TCP port, and tells each caller the
 //! address that it sees (QUIC address discovery). A caller behind a router learns its public address so, and can be
@@ -16,7 +16,7 @@ use rustls::{CertificateError, DigitallySignedStruct, PeerIncompatible, Signatur
 
 use crate::key::RelayUrl;
 
-/// Keeps the key apart from every other use of the secret.
+/// The context of this derivation, which keeps the key apart from every other use of the secret.
 const CONTEXT: &str = "fusionllm relay 2026-11 address discovery";
 
 /// The relays of an endpoint that uses the one at `url`.
@@ -30,7 +30,7 @@ pub(crate) fn relay_map(url: &RelayUrl) -> RelayMap {
     [RelayConfig::new(url.to_iroh(), quic)].into_iter().collect()
 }
 
-/// How to check the certificate of the relay at `url`.
+/// The check of the certificate of the relay at `url`.
 pub(crate) fn tls(url: &RelayUrl) -> CaTlsConfig {
     let Some(token) = pinned_token(url) else { return CaTlsConfig::default() };
     let expected = public_key(&token);
@@ -53,7 +53,7 @@ fn public_key(token: &str) -> SubjectPublicKeyInfoDer<'static> {
     rustls::sign::public_key_to_spki(&alg_id::ED25519, public.as_bytes())
 }
 
-/// What the relay with this secret shows its callers.
+/// The TLS configuration, with the derived key, that the relay with this secret shows its callers.
 #[cfg(feature = "relay")]
 pub(crate) fn server_config(token: &str) -> Result<rustls::ServerConfig, rustls::Error> {
     use rustls::crypto::ring;

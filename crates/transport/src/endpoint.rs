@@ -75,7 +75,7 @@ pub enum ConnectError {
 }
 
 impl ConnectError {
-    /// What the user can do about it.
+    /// Advice to the user about this error, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Version(_) => Some("use the same version of fusionllm on both machines"),
@@ -95,13 +95,13 @@ pub enum NoRelay {
     Unreachable {
         /// The relay, without its secret.
         relay: String,
-        /// What happened to the last attempt.
+        /// The outcome of the last attempt.
         reason: String,
     },
 }
 
 impl NoRelay {
-    /// What the user can do about it.
+    /// Advice to the user about this error.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Denied(_) => "use the whole URL that `fusionllm relay` printed, with its token",
@@ -112,7 +112,7 @@ impl NoRelay {
     }
 }
 
-/// What an endpoint holds at present.
+/// The handshakes and connections that an endpoint has at present.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct EndpointStats {
     /// Arriving peers that have not finished their handshake and opened their lanes.
@@ -287,9 +287,8 @@ impl Endpoint {
         }
     }
 
-    /// Those of its [addresses](Self::addr) at which others see this endpoint, but which belong to no interface of
-    /// this machine: a router translates them. Only a relay tells such addresses, a moment after
-    /// [`Self::online`].
+    /// The [addresses](Self::addr) at which others see this endpoint, but which belong to no interface of this machine,
+    /// because a router translates them. Only a relay tells such addresses, a moment after [`Self::online`].
     pub fn translated(&self) -> Vec<SocketAddr> {
         let mut addrs = self.addr().addrs;
         addrs.retain(|addr| !self.0.advertise.contains(addr) && UdpSocket::bind((addr.ip(), 0)).is_err());
@@ -329,13 +328,13 @@ impl Endpoint {
         Err(NoRelay::Unreachable { relay: name, reason: error.unwrap_or_else(|| "no answer".to_owned()) })
     }
 
-    /// The UDP ports over IPv4 and IPv6; 0 where it does not listen.
+    /// The UDP ports over IPv4 and IPv6; 0 for one on which the endpoint does not listen.
     pub fn ports(&self) -> [u16; 2] {
         let bound = self.0.quic.bound_sockets();
         [true, false].map(|v4| bound.iter().find(|addr| addr.is_ipv4() == v4).map_or(0, SocketAddr::port))
     }
 
-    /// What the endpoint holds at present.
+    /// The handshakes and connections that the endpoint has at present.
     pub fn stats(&self) -> EndpointStats {
         EndpointStats { handshakes: self.0.handshakes.load(Relaxed), connections: self.0.connections.count() }
     }
@@ -439,14 +438,14 @@ impl fmt::Debug for Endpoint {
 
 /// TLS alert 120 (RFC 7301) as a QUIC error code (RFC 9001, section 4.8).
 const NO_APPLICATION_PROTOCOL: u64 = 0x100 + 120;
-/// QUIC's idle timer decides below this, because it allows for slow paths.
+/// QUIC's idle timer decides about timeouts below this, because it allows for slow paths.
 const MIN_PATIENCE: Duration = Duration::from_secs(5);
-/// Interval of the looks at all connections. Each costs a lock.
+/// The interval at which all connections are looked at. Each look costs a lock.
 const WATCH_INTERVAL: Duration = Duration::from_millis(500);
 /// Most attempts to connect if the peer rejects a proof of address.
 const MAX_ATTEMPTS: usize = 4;
 
-/// What QUIC is told. `None` if a duration is too long for it.
+/// The configuration of QUIC. `None` if a duration is too long for it.
 fn transport(options: &EndpointOptions) -> Option<QuicTransportConfig> {
     // Iroh gives up a path that is silent for 15 s, but never the last one. With that value, QUIC repeats a packet at
     // least once a second, however long a path is dead. So a connection resumes about a second after its path heals.

@@ -1,4 +1,5 @@
-//! The bytes on a stream: a prelude once, then frames. Pure; drawn in the crate's documentation.
+//! The bytes on a stream: a prelude once, then frames. The functions are pure, and the crate's documentation draws the
+//! format.
 
 use crate::lane::Lane;
 

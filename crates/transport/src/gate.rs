@@ -1,4 +1,4 @@
-//! Who may begin a handshake: the defence against strangers before they have proved a key. Pure.
+//! The gate for handshakes: the defence against strangers before they have proved a key. It is pure.
 //!
 //! A handshake costs memory and a signature, and anybody can ask for one. So few may be open at once, and only some
 //! of them may come from one source. A newcomer takes the place of an old handshake, so strangers who begin
@@ -10,8 +10,8 @@
 //! them, and can fail if its packet to another address arrives first.
 //!
 //! A handshake that ends at once costs a signature, too. So each source, and all of them together, have an allowance of
-//! handshakes that comes back with time. After a quiet time, a whole site may come at once. Once half of an allowance is
-//! used, the rest is for newcomers who have proved their address. So nobody can use it up in another one's name.
+//! handshakes that comes back with time. After a quiet time, a whole site may come at once. Once half of an allowance
+//! is used, the rest is for newcomers who have proved their address. So nobody can use it up in another one's name.
 
 use std::collections::HashMap;
 use std::net::{IpAddr, Ipv6Addr};
@@ -23,20 +23,21 @@ pub(crate) const MAX_HANDSHAKES: usize = 256;
 pub(crate) const MAX_FROM_ONE_SOURCE: usize = 64;
 /// With more open handshakes than this, newcomers must prove their address.
 pub(crate) const RETRY_ABOVE: usize = 32;
-/// A younger handshake keeps its place. A rightful peer needs a few round trips. The newcomer whose packet is
-/// dropped repeats it after about a second.
+/// A younger handshake than this keeps its place. A rightful peer needs a few round trips. If a newcomer's packet is
+/// dropped, the newcomer repeats it after about a second.
 pub(crate) const GRACE: Duration = Duration::from_secs(1);
-/// Handshakes that one source may begin at once, and per second after that. One costs over a millisecond of a core.
+/// Handshakes that one source may begin at once, and per second after that. One handshake costs over a millisecond of a
+/// core.
 const OF_ONE_SOURCE: Limit = Limit { burst: 256.0, per_second: 20.0 };
-/// The same of all sources together.
+/// The same limit for all sources together.
 const OF_ALL: Limit = Limit { burst: 512.0, per_second: 40.0 };
 
-/// Where a packet comes from, as far as one machine can choose it freely.
+/// The source of a packet, as far as one machine can choose it freely.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Source {
     /// An IPv4 address, or the first half of an IPv6 address: a site owns all addresses of its network.
     Ip(IpAddr),
-    /// The relay. Whoever may use it can do so under many keys.
+    /// The relay. Anybody who may use it can do so under many keys.
     Relay,
 }
 
@@ -49,7 +50,7 @@ impl Source {
     }
 }
 
-/// What to do with a newcomer.
+/// The decision about a newcomer.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Verdict<H> {
     /// Begin its handshake. If there is an old one, abort that.
@@ -60,14 +61,14 @@ pub(crate) enum Verdict<H> {
     Drop,
 }
 
-/// How many handshakes may begin.
+/// A limit on how many handshakes may begin.
 #[derive(Debug, Clone, Copy)]
 struct Limit {
     burst: f64,
     per_second: f64,
 }
 
-/// What was used of a [`Limit`].
+/// The used part of a [`Limit`].
 #[derive(Debug, Clone, Copy)]
 struct Used {
     handshakes: f64,
@@ -91,10 +92,10 @@ impl Limit {
 #[derive(Debug)]
 pub(crate) struct Gate<H> {
     open: Vec<Handshake<H>>,
-    /// Of [`OF_ALL`].
+    /// The used part of [`OF_ALL`].
     used: Option<Used>,
-    /// Of [`OF_ONE_SOURCE`]. A source is forgotten once it has all of it again, so there are at most as many as
-    /// handshakes of [`OF_ALL`] are used, and those of the last second.
+    /// The used part of [`OF_ONE_SOURCE`], by source. A source is forgotten once it has its whole allowance again. So
+    /// there are at most as many sources as handshakes of [`OF_ALL`] are used, and those of the last second.
     used_by: HashMap<Source, Used>,
 }
 
@@ -258,7 +259,7 @@ mod tests {
     fn a_source_that_comes_again_and_again_has_to_wait() {
         let (start, millisecond) = (Instant::now(), Duration::from_millis(1));
         let mut gate = Gate::new();
-        // After the first 256, 20 in each of 10 s.
+        // After the first 256 handshakes, 20 may begin in each of 10 s.
         let flood = begun(&mut gate, source(1), 10_000, millisecond, start);
         assert!((455..=457).contains(&flood), "{flood}");
         let now = start + 10_000 * millisecond;

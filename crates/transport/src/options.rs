@@ -1,4 +1,4 @@
-//! How an endpoint behaves, and whose connections it accepts.
+//! The options of an endpoint, and the keys whose connections it accepts.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use crate::key::{PeerKey, RelayUrl, SecretKey};
 
-/// How an [`Endpoint`](crate::Endpoint) behaves. [`EndpointOptions::new`] fits a real run.
+/// The options of an [`Endpoint`](crate::Endpoint). [`EndpointOptions::new`] fits a real run.
 #[derive(Debug, Clone)]
 pub struct EndpointOptions {
     /// The endpoint's identity.
@@ -30,9 +30,9 @@ pub struct EndpointOptions {
     pub idle_timeout: Duration,
     /// Limit for [`Endpoint::connect`](crate::Endpoint::connect), and for an arriving peer's handshake and lanes.
     pub connect_timeout: Duration,
-    /// Use only the addresses given to [`Endpoint::connect`](crate::Endpoint::connect), or from which a peer
-    /// connects, and never look for a better path. Listens on 127.0.0.1 if `listen` is `None`. `advertise` and
-    /// `relay` are ignored.
+    /// Whether to use only the addresses given to [`Endpoint::connect`](crate::Endpoint::connect), or from which a peer
+    /// connects, and never to look for a better path. Such an endpoint listens on 127.0.0.1 if `listen` is `None`.
+    /// `advertise` and `relay` are ignored.
     ///
     /// Emulated links need this. Otherwise peers on one machine would find each other and bypass the emulator.
     pub pinned: bool,

@@ -1,4 +1,4 @@
-//! Whether anybody listens at a port, as its machine tells.
+//! The question to a machine whether anybody listens at one of its ports.
 
 use std::io;
 use std::net::SocketAddr;
@@ -9,8 +9,8 @@ use crate::key::PeerAddr;
 /// Systems limit how many refusals they send in a second, so the question is repeated after this time.
 const ASK_AGAIN: Duration = Duration::from_millis(250);
 
-/// Whether the machine at this address says that nobody listens at its port. `false` after `patience` without an answer,
-/// which means nothing: firewalls and routers often say nothing.
+/// Whether the machine at this address says that nobody listens at its port. `false` after `patience` without an
+/// answer, which means nothing: firewalls and routers often say nothing.
 pub(crate) async fn port_is_closed(addr: SocketAddr, patience: Duration) -> bool {
     // The system passes an ICMP refusal on only to a socket that is connected to that address.
     let ask = async {
@@ -29,8 +29,8 @@ pub(crate) async fn port_is_closed(addr: SocketAddr, patience: Duration) -> bool
     matches!(answer, Ok(Err(e)) if e.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Whether the machines at all addresses of a peer say that nobody listens there. Then its process has ended, or has not
-/// begun. `false` if one of them says nothing for `patience`, or if a relay may lead to the peer.
+/// Whether the machines at all addresses of a peer say that nobody listens there. Then its process has ended, or has
+/// not begun. `false` if one of them says nothing for `patience`, or if a relay may lead to the peer.
 pub async fn nobody_listens(peer: &PeerAddr, patience: Duration) -> bool {
     if peer.relay.is_some() || peer.addrs.is_empty() {
         return false;

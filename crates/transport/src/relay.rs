@@ -1,8 +1,8 @@
 //! A relay server: it carries packets between peers that cannot reach each other.
 //!
 //! It needs one TCP port that all peers reach, and the UDP port of that number. Peers meet at the first, learn their
-//! public addresses at the second, and try to connect directly. What they send through the relay is encrypted from peer to peer. The relay learns only who sends how
-//! much to whom.
+//! public addresses at the second, and try to connect directly. The packets that they send through the relay are
+//! encrypted from peer to peer. The relay learns only who sends how much to whom.
 
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
@@ -15,13 +15,14 @@ use crate::key::{InvalidRelayUrl, PeerKey, RelayUrl};
 use crate::options::Allowed;
 use crate::ticket::Secret;
 
-/// How a relay server behaves.
+/// The options of a relay server.
 #[derive(Debug, Clone)]
 pub struct RelayOptions {
     /// The TCP and UDP address to listen on; port 0 picks a free one.
     pub listen: SocketAddr,
-    /// Only peers that know this secret may use the relay. It travels unencrypted in the first request. Whoever reads
-    /// it there can use the relay, but cannot join a run. The UDP port needs no secret: it only tells callers their address.
+    /// Only peers that know this secret may use the relay. It travels unencrypted in the first request. Somebody who
+    /// reads it there can use the relay, but cannot join a run. The UDP port needs no secret, because it only tells
+    /// callers their address.
     pub secret: Secret,
     /// The keys that may use the relay.
     pub allowed: Allowed,
@@ -85,7 +86,7 @@ impl RelayServer {
 
     /// Closes all connections and stops.
     pub async fn close(self) {
-        // It fails only if the server has already stopped.
+        // The shutdown fails only if the server has already stopped.
         let _ = self.server.shutdown().await;
     }
 }

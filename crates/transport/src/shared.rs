@@ -17,11 +17,11 @@ use crate::silence::Silence;
 pub struct Disconnected {
     /// The peer at the other end.
     pub peer: PeerKey,
-    /// Why the connection ended.
+    /// The reason why the connection ended.
     pub reason: DisconnectReason,
 }
 
-/// Why a connection ended.
+/// The reason why a connection ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum DisconnectReason {
     /// No packet came from the peer for the idle timeout: it died, or the network between failed.
@@ -70,7 +70,7 @@ pub(crate) struct Shared {
     pub(crate) peer: PeerKey,
     pub(crate) sent: [LaneCounters; Lane::COUNT],
     pub(crate) received: [LaneCounters; Lane::COUNT],
-    /// Why this side closed the connection. QUIC only remembers that it did.
+    /// The reason why this side closed the connection. QUIC remembers only that it did.
     closed_here: OnceLock<DisconnectReason>,
     silence: Mutex<Silence>,
 }
@@ -104,7 +104,7 @@ impl Shared {
         self.close_with(DisconnectReason::TimedOut, CODE_CLOSED, "nothing arrived from this peer for too long");
     }
 
-    /// How long ago the last packet arrived from the peer.
+    /// The time since the last packet arrived from the peer.
     pub(crate) fn silent_for(&self, now: Instant) -> Duration {
         let received = self.quic.stats().frame_rx;
         self.silence.lock().unwrap_or_else(PoisonError::into_inner).look(received, now)

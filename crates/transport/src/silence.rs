@@ -1,4 +1,4 @@
-//! For how long a peer has been silent. Pure: the caller passes the counters and the time.
+//! The time for which a peer has been silent. It is pure: the caller passes the counters and the time.
 
 use std::time::{Duration, Instant};
 
@@ -61,7 +61,7 @@ mod tests {
         assert_eq!(silence.look(frames(2), at(1_000)), Duration::from_millis(100), "time never runs backwards");
     }
 
-    /// A process that was stopped for a minute once gave up all its peers when it woke.
+    /// Regression: a process that was stopped for a minute gave up all its peers when it woke.
     #[test]
     fn time_asleep_is_no_silence_of_the_peer() {
         let start = Instant::now();

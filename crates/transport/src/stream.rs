@@ -40,7 +40,7 @@ pub enum ReceiveError {
     TooLong {
         /// The frame's lane.
         lane: Lane,
-        /// Its length in bytes.
+        /// The payload's length in bytes.
         announced: u64,
         /// The caller's limit in bytes.
         allowed: u64,
@@ -50,7 +50,7 @@ pub enum ReceiveError {
     Length {
         /// The frame's lane.
         lane: Lane,
-        /// Its length in bytes.
+        /// The payload's length in bytes.
         announced: u64,
         /// The buffer's length in bytes.
         expected: u64,
@@ -312,7 +312,7 @@ impl Frame<'_> {
     /// a slow link.
     ///
     /// # Errors
-    /// Those of [`Self::read_into`].
+    /// The same as those of [`Self::read_into`].
     pub async fn read_into_with(self, buffer: &mut [u8], mut arrived: impl FnMut()) -> Result<(), ReceiveError> {
         let (lane, announced) = (self.receiver.lane, self.receiver.unread);
         let expected = buffer.len() as u64;

@@ -32,7 +32,8 @@ pub struct Ticket {
     pub addr: PeerAddr,
     /// The broker accepts no other message from a peer before it has seen this.
     pub secret: Secret,
-    /// Until when the ticket is valid, in seconds since the Unix epoch. `None`: as long as the broker runs.
+    /// The time until which the ticket is valid, in seconds since the Unix epoch. `None`: it is valid as long as the
+    /// broker runs.
     pub expires: Option<u64>,
 }
 
@@ -54,7 +55,7 @@ impl Ticket {
     }
 }
 
-/// Sixteen bytes that only invited machines know. Compared in constant time and never printed.
+/// Sixteen bytes that only invited machines know. They are compared in constant time and never printed.
 #[derive(Clone)]
 pub struct Secret([u8; 16]);
 
@@ -136,7 +137,7 @@ pub enum TicketError {
 }
 
 impl TicketError {
-    /// What the user can do about it.
+    /// Advice to the user about this error.
     pub fn hint(&self) -> &'static str {
         match self {
             Self::Version(_) => "use the same version of fusionllm on both machines",
@@ -206,7 +207,7 @@ impl FromStr for Ticket {
         if text.is_empty() {
             return Err(TicketError::Empty);
         }
-        // Checked first: a path or a word is no damaged ticket.
+        // The length is checked first, because a path or a word is no damaged ticket.
         let head = decode_prefix(text, HEAD_BYTES).filter(|head| head[3..] == check::<1>(&head[..3]));
         if head.is_none() && text.len() < MIN_CHARS {
             return Err(TicketError::NotATicket);
@@ -357,7 +358,7 @@ mod tests {
         assert!(!sample().expired(u64::MAX));
     }
 
-    /// "abc" was once "cut short: 3 of 0 characters".
+    /// Regression: the message about "abc" was "cut short: 3 of 0 characters".
     #[test]
     fn other_texts_are_not_tickets() {
         for text in ["abc", "abc0", "peer-1", "runs/ticket.txt", "https://example.org/", "aaaaaaaaaaaaaaaaaaaaaaaa"] {

@@ -168,8 +168,8 @@ async fn a_header_that_is_too_long_is_not_sent() {
     assert_eq!(frame.header(), &[7; MAX_HEADER_BYTES][..]);
 }
 
-/// A task that dropped a send halfway, as `select!` does, once left half a frame on the lane. The peer then read the
-/// next frame as the rest.
+/// Regression: a task that dropped a send halfway, as `select!` does, left half a frame on the lane. The peer then read
+/// the next frame as the rest.
 #[tokio::test]
 async fn a_send_dropped_halfway_leaves_the_lane_readable() {
     let mut pair = pair().await;
@@ -277,7 +277,7 @@ async fn a_silent_peer_times_out() {
     };
     let watcher = Endpoint::bind(quick()).await.unwrap();
     let addr = watcher.addr();
-    // A runtime of its own can die with everything in it, like a killed process.
+    // A runtime of the peer's own can die with everything in it, like a killed process.
     let doomed = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
     let connecting = doomed.spawn(async move {
         let endpoint = Endpoint::bind(quick()).await.unwrap();
@@ -296,7 +296,7 @@ async fn a_silent_peer_times_out() {
 
 #[test]
 fn the_default_timeout_survives_a_change_of_access_points() {
-    // It can take ten seconds, and then keep-alive packets must arrive.
+    // The timeout can take ten seconds, and until then keep-alive packets must arrive.
     let EndpointOptions { keep_alive, idle_timeout, .. } = EndpointOptions::new();
     assert!(Duration::from_secs(10) + 3 * keep_alive < idle_timeout);
 }

@@ -248,7 +248,7 @@ fn begin(hostile: iroh::Endpoint, victim: &Endpoint) -> tokio::task::JoinHandle<
     })
 }
 
-/// Strangers that begin and never finish once filled all places until their deadline.
+/// Regression: strangers that begin and never finish filled all places until their deadline.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn strangers_that_never_open_their_lanes_lock_nobody_out() {
     let patient = || EndpointOptions { connect_timeout: Duration::from_secs(60), ..local() };
@@ -297,7 +297,7 @@ async fn packets_with_forged_senders_lock_nobody_out() {
     let target = victim.addr().addrs[0];
     let mut senders = Vec::new();
     for datagram in first_datagrams(&victim, 100).await {
-        // It never reads an answer, as if the sender's address were somebody else's.
+        // The sender never reads an answer, as if its address were somebody else's.
         let sender = UdpSocket::bind("127.0.0.1:0").unwrap();
         sender.send_to(&datagram, target).unwrap();
         senders.push(sender);
@@ -335,7 +335,7 @@ async fn connections_that_nobody_takes_are_bounded() {
         open.push((hostile, quic, streams));
     }
     until(|| victim.stats().handshakes == 0 && victim.stats().connections == 64).await;
-    // They are still there, and the next peer finds a place.
+    // The strangers are still there, and the next peer finds a place.
     let rightful = Endpoint::bind(local()).await.unwrap();
     victim.accept().await.unwrap();
     let _connection = connects(&rightful, &victim).await;

@@ -1,4 +1,4 @@
-//! Which of a machine's graphics adapters computes.
+//! The choice among a machine's graphics adapters.
 
 use burn_cubecl::CubeDevice;
 use burn_cubecl::cubecl::device::{WgpuBackend, WgpuDevice, WgpuDeviceKind};

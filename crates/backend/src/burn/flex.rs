@@ -19,7 +19,7 @@ impl Framework for Flex {
     const BOOL: BoolDType = BoolDType::Native;
 
     fn contiguous(x: Data<Self>) -> Data<Self> {
-        // It copies a tensor that is not contiguous before it reshapes it, even to the same shape.
+        // burn copies a tensor that is not contiguous before it reshapes it, even to the same shape.
         let dims = x.shape();
         x.reshape(&dims)
     }

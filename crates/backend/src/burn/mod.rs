@@ -1,7 +1,7 @@
 //! The backends on [burn](https://burn.dev) and its own kernels: on the processor, and on graphics adapters.
 //!
-//! What runs operators is generic over burn's backend trait. Operators that burn lacks run by their decomposition or
-//! by a generic kernel of this crate.
+//! The code that runs operators is generic over burn's backend trait. Operators that burn lacks run by their
+//! decomposition or by a generic kernel of this crate.
 
 #[cfg(feature = "wgpu")]
 mod adapter;

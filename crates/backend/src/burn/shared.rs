@@ -1,4 +1,4 @@
-//! What the backends on burn share: tensors to and from a device of burn, and operators there.
+//! Code that the backends on burn share: tensors to and from a device of burn, and operators there.
 
 use fusionllm_graph::{HostTensor, Op, TensorType};
 

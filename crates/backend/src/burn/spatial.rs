@@ -22,7 +22,8 @@ pub(super) fn matmul<B: Framework>(
     if sums_nothing(&[&types[0], &types[1]]) {
         return Ok(Data::full(out, 0.0, device));
     }
-    // The order of burn's sums depends on strides. Some of its kernels want operands with the same number of dimensions.
+    // The order of burn's sums depends on strides. Some of its kernels want operands with the same number of
+    // dimensions.
     let operand = |x: Data<B>, ty: &TensorType| {
         let missing = out.rank().saturating_sub(ty.rank());
         let dims: Vec<usize> = std::iter::repeat_n(1, missing).chain(ty.shape.iter().copied()).collect();

@@ -9,12 +9,12 @@ use fusionllm_graph::{DType, HostTensor, TensorType};
 
 const _: () = assert!(cfg!(target_endian = "little"), "tensors in host memory are little-endian");
 
-/// One of burn's backends, with what they do not do alike.
+/// One of burn's backends, with the functions in which they differ.
 pub(super) trait Framework: Backend {
-    /// How it stores booleans.
+    /// The type in which it stores booleans.
     const BOOL: BoolDType;
 
-    /// The tensor in row-major order, as if it had just been uploaded. For kernels whose bits depend on strides.
+    /// The tensor in row-major order, as if it had just been uploaded. It is for kernels whose bits depend on strides.
     fn contiguous(x: Data<Self>) -> Data<Self>;
 }
 

@@ -10,8 +10,8 @@ use crate::{Backend, BackendError, Cpu, DeviceInfo, Tensor};
 
 /// burn on a graphics adapter, over wgpu: Vulkan, Metal or DirectX 12.
 ///
-/// Where a tensor is follows from its type. The adapter has those whose elements it computes rightly with. The others
-/// are in host memory, where the backend `cpu` computes: f64, bf16, and tensors without elements.
+/// The type of a tensor decides where the tensor is. The adapter has the types with which it computes rightly. Tensors
+/// of the other types are in host memory, where the backend `cpu` computes: f64, bf16, and tensors without elements.
 pub struct Wgpu {
     name: String,
     device: CubeDevice,
@@ -123,8 +123,8 @@ impl Backend for Wgpu {
     }
 }
 
-/// Whether burn's kernel for adapters does not compute what the operator is. Scattered floats are added in the order in
-/// which threads come to them, and the maxima of pools lose NaN and some indices.
+/// Whether burn's kernel for adapters computes something else than the operator's definition. Scattered floats are
+/// added in the order in which threads come to them, and the maxima of pools lose NaN and some indices.
 fn burn_is_wrong(op: &Op) -> bool {
     matches!(op, Op::ScatterAdd(_) | Op::MaxPool2d(_) | Op::MaxPool2dBackward(_))
 }

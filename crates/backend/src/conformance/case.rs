@@ -30,7 +30,7 @@ pub struct Case {
 /// An operand of a [`Case`].
 #[derive(Debug, Clone)]
 pub struct Operand {
-    /// Its values.
+    /// The operand's values.
     pub array: Array,
     /// Whether it takes the float type that the case runs in. Otherwise it keeps its own type.
     pub follows: bool,
@@ -39,7 +39,7 @@ pub struct Operand {
 }
 
 impl Operand {
-    /// Its values in a case that runs in float type `dtype`.
+    /// The operand's values in a case that runs in float type `dtype`.
     fn array(&self, dtype: DType) -> Array {
         match (self.follows, self.sum) {
             (false, _) => self.array.clone(),
@@ -48,7 +48,7 @@ impl Operand {
         }
     }
 
-    /// The same as a sum.
+    /// The same operand as a sum.
     pub(super) fn summed(&self) -> Self {
         Self { sum: true, ..self.clone() }
     }
@@ -60,7 +60,7 @@ impl Case {
         self.operands.iter().map(|o| o.array(dtype)).collect()
     }
 
-    /// Compares no derivative: there is none here, or finite differences cannot find it.
+    /// Compares no derivative: the operator has none here, or finite differences cannot find it.
     pub(super) fn values_only(&mut self) -> &mut Self {
         self.gradient = false;
         self
@@ -72,7 +72,7 @@ impl Case {
         self.values_only()
     }
 
-    /// Also in f16 and bf16.
+    /// Lets the case run in f16 and bf16, too.
     pub(super) fn half(&mut self) -> &mut Self {
         self.floats.extend([DType::F16, DType::BF16]);
         self
@@ -83,7 +83,7 @@ impl Case {
         self
     }
 
-    /// A larger step, for linear operators with large rounding errors.
+    /// Takes a larger step, for linear operators with large rounding errors.
     pub(super) fn step(&mut self, step: f64) -> &mut Self {
         self.step = step;
         self

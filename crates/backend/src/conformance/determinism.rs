@@ -93,7 +93,7 @@ fn check(backend: &dyn Backend, op: &Op, types: &[TensorType]) -> Result<(), Str
     for (a, b) in one.iter().zip(&under(2)?) {
         same_bits(a, b).map_err(|e| format!("with one and two threads: {e}"))?;
     }
-    // The same operands as transposed views of transposed tensors.
+    // These are the same operands as transposed views of transposed tensors.
     let transposed = hosts
         .iter()
         .map(|h| {

@@ -58,7 +58,7 @@ pub fn gradients(backend: &dyn Backend, cases: &[Case]) -> Report {
     report
 }
 
-/// Which results have a derivative: the first, and all parts of a split.
+/// The results that have a derivative: the first one, and all parts of a split.
 fn differentiated(op: &Op, types: &[TensorType]) -> Vec<usize> {
     let all = if matches!(op, Op::Split(_)) { types.len() } else { 1 };
     (0..all).filter(|&i| types[i].dtype.is_float()).collect()
@@ -83,7 +83,7 @@ impl<'a> Loss<'a> {
         Ok(Self { case, weights: weights.collect() })
     }
 
-    /// Its value for operands of any float type.
+    /// The loss for operands of any float type.
     fn value(&self, arrays: &[Array]) -> Result<f64, String> {
         let results = evaluate(&self.case.op, arrays)?;
         let mut sum = 0.0;
@@ -151,7 +151,7 @@ impl<'a> Loss<'a> {
     }
 }
 
-/// Each parameter's gradient, its contributions added.
+/// The gradient of each parameter, with its contributions added.
 fn run(
     backend: &dyn Backend,
     train: &TrainGraph,
@@ -187,7 +187,7 @@ fn check(backend: &dyn Backend, case: &Case, dtype: DType, wanted: &[usize]) -> 
     let Some(gradients) = loss.gradients(backend, &arrays, wanted)? else {
         return Ok(());
     };
-    // Differences are taken in f64, whatever the backend computes in.
+    // Differences are taken in f64, whatever type the backend computes in.
     let exact: Vec<Array> =
         arrays.iter().map(|a| if a.ty.dtype == dtype { a.converted(DType::F64) } else { a.clone() }).collect();
     let (step, tolerance) = (case.step, case.slack * if dtype == DType::F64 { 1e-7 } else { 1e-4 });

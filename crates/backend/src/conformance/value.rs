@@ -5,16 +5,16 @@ use super::reference::{Array, Elements, evaluate};
 use super::{Case, PANICKED, Report, download, guarded, holds, run};
 use crate::{Backend, Tensor, run_decomposed};
 
-/// How operands lie in memory before the operator sees them.
+/// The layout of operands in memory before the operator reads them.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Layout {
     Plain,
     /// Dimensions in reverse order.
     Permuted,
-    /// Every other element of the last dimension of a larger tensor, without its first row. The elements between are
-    /// NaN.
+    /// The operand is every other element of the last dimension of a larger tensor, without its first row. The elements
+    /// between are NaN.
     Sliced,
-    /// One dimension stretched.
+    /// One dimension of the operand is stretched.
     Expanded,
 }
 

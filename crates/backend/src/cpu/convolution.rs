@@ -9,7 +9,7 @@ use crate::kernels::{self, Convolution, Float};
 
 pub(super) fn run(op: &Op, inputs: Vec<Array>, outputs: &[TensorType]) -> Ran {
     let out = &outputs[0];
-    // A sum of no products: the bias alone.
+    // A sum of no products is the bias alone.
     if inputs.iter().any(Array::is_empty) {
         return one(match (op, inputs.into_iter().nth(2)) {
             (Op::Conv2d(_), Some(bias)) => {

@@ -51,7 +51,7 @@ impl Backend for Cpu {
         }
     }
 
-    /// Its kernels for products take f32.
+    /// The backend's kernels for products take f32.
     fn slow_bf16(&self) -> bool {
         true
     }
@@ -90,7 +90,7 @@ fn foreign(ty: &TensorType) -> String {
     format!("{ty} belongs to another backend")
 }
 
-/// An operator's results, or why it failed.
+/// An operator's results, or the reason why it failed.
 type Ran = Result<Vec<Array>, String>;
 
 /// Whether an operator with empty operands and other results needs no decomposition.

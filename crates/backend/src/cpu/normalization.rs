@@ -153,7 +153,7 @@ fn along<T: Float>(x: Array, dim: usize, f: impl FnOnce(&mut [T], Option<&[T]>, 
     swapped(swapped(x, dim).overwrite::<T>(|out, source| f(out, source, width)), dim)
 }
 
-/// As [`along`], for the gradient of a result `y`.
+/// Runs a kernel like [`along`], for the gradient of a result `y`.
 fn along_backward<T: Float>(
     [grad, y]: [Array; 2],
     dim: usize,

@@ -45,7 +45,7 @@ impl Buffer {
         }
     }
 
-    /// As [`elements`](Self::elements), to be changed.
+    /// The elements as [`elements`](Self::elements) returns them, to be changed.
     pub(crate) fn elements_mut<T: Element>(&mut self) -> &mut [T] {
         match self {
             Self::Bytes(v) => bytemuck::cast_slice_mut(v),

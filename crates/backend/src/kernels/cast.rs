@@ -106,7 +106,7 @@ pub(crate) fn narrow(out: &mut [bf16], x: &[f32]) {
     });
 }
 
-/// The same numbers as f32.
+/// Converts numbers to f32, which has all of them.
 pub(crate) fn widen(out: &mut [f32], x: &[bf16]) {
     assert_eq!(out.len(), x.len(), "operand and result differ in length");
     chunks(out, |chunk, start| {

@@ -102,7 +102,7 @@ pub(crate) fn conv2d_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T
     }
 }
 
-/// For stride 1: the convolution with flipped kernels that maps the result's gradient to the operand's.
+/// For stride 1, the convolution with flipped kernels that maps the result's gradient to the operand's.
 fn transposed(g: &Convolution) -> Option<Convolution> {
     let mut padding = [0; 2];
     for d in 0..2 {

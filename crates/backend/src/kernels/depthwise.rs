@@ -72,7 +72,7 @@ simd! {
     }
 }
 
-/// As [`conv2d`](super::conv2d).
+/// Computes the result of [`conv2d`](super::conv2d).
 pub(super) fn forward<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[T], bias: Option<&[T]>) {
     let taps = g.taps();
     each(y, g.plane_out(), grain(g.plane_out() * taps), |i, y| {
@@ -81,7 +81,7 @@ pub(super) fn forward<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &
     });
 }
 
-/// As [`conv2d_input_grad`](super::conv2d_input_grad).
+/// Computes the result of [`conv2d_input_grad`](super::conv2d_input_grad).
 pub(super) fn input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight: &[T]) {
     let taps = g.taps();
     each(dx, g.plane_in(), grain(g.plane_in() * taps), |i, dx| {
@@ -90,7 +90,7 @@ pub(super) fn input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weig
     });
 }
 
-/// As [`conv2d_weight_grad`](super::conv2d_weight_grad). Images are added in order.
+/// Computes the result of [`conv2d_weight_grad`](super::conv2d_weight_grad). Images are added in order.
 pub(super) fn weight_grad<T: Float>(dw: &mut [T], g: &Convolution, dy: &[T], x: &[T]) {
     let taps = g.taps();
     each(dw, taps, grain(g.n * g.plane_out() * taps), |c, dw| {

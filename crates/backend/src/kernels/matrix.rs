@@ -9,9 +9,9 @@ use super::simd::simd;
 /// Strides of a matrix, in elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Strides {
-    /// From one row to the next.
+    /// The distance from one row to the next.
     pub(crate) row: isize,
-    /// From one column to the next.
+    /// The distance from one column to the next.
     pub(crate) column: isize,
 }
 
@@ -51,7 +51,7 @@ pub(crate) struct Matrix<'a, T> {
     pub(crate) data: &'a [T],
     /// Index of the first element.
     pub(crate) start: usize,
-    /// Its strides.
+    /// The matrix's strides.
     pub(crate) strides: Strides,
 }
 
@@ -124,7 +124,7 @@ pub(crate) fn product<T: Float>(
     unsafe { product_raw(sizes, (out.0.as_mut_ptr(), out.1), a, b, scale, accumulate, threads) }
 }
 
-/// As [`product`], for a result in memory that several threads write.
+/// Computes [`product`] for a result in memory that several threads write.
 ///
 /// # Safety
 /// Every element of the result lies in memory that may be written. Nothing else accesses it during the call.
@@ -212,7 +212,7 @@ fn packed<'a, T: Float>(x: Matrix<'a, T>, rows: usize, columns: usize) -> Cow<'a
     Cow::Owned((0..rows).flat_map(|i| (0..columns).map(move |j| (i, j))).map(|(i, j)| x.data[at(i, j)]).collect())
 }
 
-/// Where and how a product with a vector is written.
+/// The place of a product with a vector in memory, and the way in which it is written.
 #[derive(Clone, Copy)]
 struct Target<T> {
     out: *mut T,
@@ -228,7 +228,7 @@ unsafe impl<T: Send> Sync for Target<T> {}
 
 impl<T: Float> Target<T> {
     /// # Safety
-    /// As [`product_raw`]; `i` is a row of the result.
+    /// The same as for [`product_raw`]. `i` is a row of the result.
     unsafe fn put(&self, i: usize, sum: T) {
         // SAFETY: the caller's promise.
         unsafe {
@@ -248,7 +248,7 @@ const SUMS: usize = 16;
 /// `matrix [rows, k] vector [k]`.
 ///
 /// # Safety
-/// As [`product_raw`].
+/// The same as for [`product_raw`].
 unsafe fn matrix_vector<T: Float>(to: Target<T>, rows: usize, matrix: Matrix<'_, T>, vector: &[T], threads: Threads) {
     let k = vector.len();
     in_bounds(matrix.data.len(), matrix.start, matrix.strides, rows, k);

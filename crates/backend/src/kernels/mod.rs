@@ -64,7 +64,7 @@ pub(crate) use strided::{Region, Strided, gather, put};
 pub(crate) struct IndexError {
     /// The index found.
     pub(crate) index: i64,
-    /// The size that it must be below.
+    /// The bound that the index must be below.
     pub(crate) size: usize,
 }
 

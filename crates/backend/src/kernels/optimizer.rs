@@ -16,7 +16,7 @@ pub(crate) struct Adamw {
     pub(crate) beta1: f64,
     /// Decay of the second moment.
     pub(crate) beta2: f64,
-    /// Added to the denominator.
+    /// The number that is added to the denominator.
     pub(crate) eps: f64,
     /// Decoupled weight decay.
     pub(crate) weight_decay: f64,

@@ -4,7 +4,7 @@ use rayon::prelude::*;
 
 use super::Element;
 
-/// Least elements of a task. Handing smaller ones to another thread costs more than it saves.
+/// The least elements of a task. To hand a smaller task to another thread costs more than it saves.
 const TASK: usize = 1 << 15;
 
 /// Least number of chunks of `chunk` elements that a thread takes.
@@ -32,7 +32,7 @@ pub(crate) fn each<T: Send>(out: &mut [T], chunk: usize, least: usize, f: impl F
     });
 }
 
-/// As [`each`], over two slices with the same number of chunks.
+/// Runs `f` like [`each`], over two slices with the same number of chunks.
 pub(crate) fn each2<T: Send, U: Send>(
     (a, chunk_a): (&mut [T], usize),
     (b, chunk_b): (&mut [U], usize),

@@ -22,7 +22,7 @@ pub(super) fn tile_width(pixels: usize) -> usize {
 
 /// Consecutive pixels of a result's row within a tile.
 pub(super) struct Segment {
-    /// Where they start in the tile.
+    /// The place where they start in the tile.
     pub(super) position: usize,
     pub(super) image: usize,
     pub(super) row: usize,

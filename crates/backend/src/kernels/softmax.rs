@@ -34,7 +34,7 @@ pub(crate) fn exponentials<T: Float>(row: &mut [T]) -> (T, T) {
     (max, sum_of(row, |v| v))
 }
 
-/// `max x` and `ln Σ e^(x - max)` of a row. Their sum is `ln Σ e^x`; it is not added here, since large operands would
+/// `max x` and `ln Σ e^(x - max)` of a row. Their sum is `ln Σ e^x`. It is not added here, because large operands would
 /// lose digits.
 #[inline(always)]
 pub(crate) fn log_sum_exp<T: Float>(row: &[T]) -> (T, T) {

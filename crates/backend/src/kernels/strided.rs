@@ -118,7 +118,7 @@ pub(super) fn fill<T: Element>(chunk: &mut [T], nest: &Nest<1>, start: usize, da
     });
 }
 
-/// Where [`put`] writes an operand's elements in a row-major result.
+/// The region of a row-major result into which [`put`] writes an operand's elements.
 pub(crate) struct Region<'a> {
     /// Shape of the result.
     pub(crate) shape: Vec<usize>,

@@ -8,11 +8,11 @@ use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Files are multiples of this. One has room for most activations.
+/// The size of the file is a multiple of this. One such piece has room for most activations.
 const UNIT: u64 = 1 << 20;
 /// The memory that processes share on Linux.
 const SHARED_MEMORY: &str = "/dev/shm";
-/// Tells the names of a process's files apart.
+/// Distinguishes the names of a process's files.
 static CREATED: AtomicU64 = AtomicU64::new(0);
 
 pub(super) struct Exchange {

@@ -12,15 +12,15 @@ use serde::{Deserialize, Serialize};
 
 use super::process::SAFE_PATH;
 
-/// How long a Python may take to look. It imports every framework.
+/// The time in which a Python has to answer. It imports every framework.
 const PATIENCE: Duration = Duration::from_secs(60);
 /// The longest answer that is read.
 const MAX_ANSWER: u64 = 1 << 20;
 /// The environment variable that names the Python to ask.
 const PYTHON: &str = "FUSIONLLM_PYTHON";
 
-/// Runs the module `fusionllm_worker` as `-m` would. But a Python older than 3.11, which does not know [`SAFE_PATH`], ends
-/// before it imports anything: `sys` is a part of it, and no file.
+/// Runs the module `fusionllm_worker` as `-m` would. But a Python older than 3.11, which does not know [`SAFE_PATH`],
+/// ends before it imports anything: `sys` is a part of it, and no file.
 const LIST: &str = "import sys
 sys.version_info < (3, 11) and sys.exit()
 import runpy
@@ -43,7 +43,7 @@ pub struct FoundWorker {
     pub command: String,
 }
 
-/// What a Python lists.
+/// The list that a Python prints.
 #[derive(Deserialize)]
 struct Listing {
     workers: Vec<Listed>,
@@ -59,8 +59,8 @@ struct Listed {
     arguments: Vec<String>,
 }
 
-/// Asks Python for workers, those to prefer first. It takes a few seconds where large frameworks are installed. The list
-/// is empty where no Python of version 3.11 or newer has the module `fusionllm_worker`.
+/// Asks Python for workers, those to prefer first. It takes a few seconds where large frameworks are installed. The
+/// list is empty where no Python of version 3.11 or newer has the module `fusionllm_worker`.
 ///
 /// The Python is `FUSIONLLM_PYTHON`, or else the first one with workers: that in the directory of this program, as in a
 /// virtual environment, or that on the `PATH`.
@@ -95,7 +95,7 @@ fn ask(python: &str) -> Option<Vec<FoundWorker>> {
         let _ = sender.send(read.map(|_| text));
     });
     let answer = answer.recv_timeout(PATIENCE);
-    // It has written all, or it took too long.
+    // The process has written its whole answer, or it took too long.
     let _ = child.kill();
     let _ = child.wait();
     parse(python, &answer.ok()?.ok()?)

@@ -10,7 +10,7 @@ use crate::Segment;
 /// The version of the protocol.
 pub(super) const PROTOCOL: u32 = 2;
 
-/// What a worker says of itself.
+/// A worker's first message, in which it introduces itself.
 #[derive(Debug, Clone, Deserialize)]
 pub(super) struct Hello {
     pub(super) protocol: u32,
@@ -82,7 +82,7 @@ pub(super) struct Finished {
     pub(super) ty: Option<TensorType>,
 }
 
-/// Why a request was not carried out.
+/// The reason why a request was not carried out.
 #[derive(Debug, Deserialize)]
 pub(super) struct Failed {
     pub(super) reason: String,

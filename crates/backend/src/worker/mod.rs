@@ -32,7 +32,7 @@ pub struct Worker {
     single: Mutex<HashMap<String, Arc<Prepared>>>,
 }
 
-/// The one conversation with the process. Whoever holds it may send a request.
+/// The one conversation with the process. A thread that holds it may send a request.
 struct Conversation {
     process: Process,
     exchange: Option<Exchange>,
@@ -43,7 +43,8 @@ struct Conversation {
 /// The numbers of tensors or of segments that nothing holds any more, and that the process still keeps.
 type Dropped = Arc<Mutex<Vec<u64>>>;
 
-/// A tensor or a segment of the process. To drop it sends nothing, so that nobody waits: the next request does.
+/// A tensor or a segment of the process. Dropping it sends nothing, so that nobody waits. The next request tells the
+/// process.
 struct Handle {
     number: u64,
     dropped: Dropped,
@@ -55,10 +56,10 @@ impl Drop for Handle {
     }
 }
 
-/// What the process was sent for a segment.
+/// The process's copy of a segment.
 struct Sent {
     handle: Handle,
-    /// With decompositions instead of the operators that the worker lacks.
+    /// The segment with decompositions instead of the operators that the worker lacks.
     expanded: Segment,
 }
 
@@ -72,7 +73,7 @@ impl Worker {
         Self::start_with(command, Patience::default())
     }
 
-    /// The same with other times to wait.
+    /// Starts a worker with other limits on waiting than the default.
     pub fn start_with(command: &str, patience: Patience) -> Result<Self, BackendError> {
         let (process, hello) = Process::start(command, patience)?;
         Ok(Self {
@@ -86,7 +87,8 @@ impl Worker {
         })
     }
 
-    /// Begins with what has no answer: the segments that nothing holds any more are forgotten before new ones come.
+    /// Takes the conversation. First, it tells the process to forget the segments that nothing holds any more. That
+    /// request has no answer.
     fn conversation(&self) -> Result<MutexGuard<'_, Conversation>, BackendError> {
         let mut conversation = self.conversation.lock().unwrap_or_else(PoisonError::into_inner);
         let segments = take(&self.dropped_segments);
@@ -181,7 +183,7 @@ impl Backend for Worker {
 
     fn device(&self) -> DeviceInfo {
         let Hello { name, version, device, memory_bytes, .. } = &self.hello;
-        // The time of its threads is not this process's.
+        // The time of the worker's threads does not count as this process's.
         DeviceInfo { name: format!("{device}, {name} {version}"), threads: None, memory_bytes: *memory_bytes }
     }
 

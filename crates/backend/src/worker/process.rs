@@ -11,10 +11,10 @@ use std::time::Duration;
 use super::message::{Answer, Failed, Finished, Hello, PROTOCOL, Request};
 use crate::BackendError;
 
-/// How long to wait for a worker.
+/// The time for which a worker is waited for.
 #[derive(Debug, Clone, Copy)]
 pub struct Patience {
-    /// Until its first message. Large frameworks load slowly.
+    /// The time until its first message. Large frameworks load slowly.
     pub start: Duration,
     /// Between two messages.
     pub silence: Duration,
@@ -26,8 +26,8 @@ impl Default for Patience {
     }
 }
 
-/// An environment variable and its value. With it, Python imports nothing from the current directory: whoever can write
-/// there could run a program of theirs as a module `json`.
+/// An environment variable and its value. With it, Python imports nothing from the current directory. Otherwise anybody
+/// who can write there could run a program of theirs as a module `json`.
 pub(super) const SAFE_PATH: (&str, &str) = ("PYTHONSAFEPATH", "1");
 
 /// The longest line that is read of a worker.
@@ -46,7 +46,7 @@ pub(super) struct Process {
     last_words: Arc<Mutex<VecDeque<String>>>,
     /// Disconnected once all of the standard error was read.
     listening: Receiver<()>,
-    /// Why nothing more can be asked.
+    /// The reason why nothing more can be asked.
     broken: Option<String>,
 }
 
@@ -119,12 +119,12 @@ impl Process {
             Some(requests) => requests.write_all(&line).and_then(|()| requests.flush()),
             None => Err(io::ErrorKind::BrokenPipe.into()),
         };
-        // If the process has ended, the reason stands in what it wrote.
+        // If the process has ended, its last output has the reason.
         written
             .or_else(|e| self.answer(self.patience.silence).and(Err(self.broken(format!("it takes no requests: {e}")))))
     }
 
-    /// The next message, but for signs of life.
+    /// The next message, apart from signs of life.
     fn answer(&mut self, patience: Duration) -> Result<Answer, BackendError> {
         loop {
             let line = match self.answers.recv_timeout(patience) {
@@ -149,12 +149,12 @@ impl Process {
         }
     }
 
-    /// The process is of no more use: ends it.
+    /// Ends the process, which is of no more use. Returns the error.
     fn broken(&mut self, reason: String) -> BackendError {
         self.requests = None;
         let _ = self.child.kill();
         let _ = self.child.wait();
-        // A child of the process may keep it open.
+        // A child of the process may keep its standard error open.
         let _ = self.listening.recv_timeout(Duration::from_secs(1));
         self.broken = Some(reason.clone());
         self.error(reason)
@@ -175,7 +175,7 @@ impl Process {
 }
 
 impl Drop for Process {
-    /// A worker ends when its requests do. One that does not is ended.
+    /// A worker ends when its requests do. If it does not, it is killed.
     fn drop(&mut self) {
         self.requests = None;
         let ended = self.answers.recv_timeout(Duration::from_secs(2));
@@ -218,7 +218,7 @@ fn listen(stderr: impl Read, last_words: &Mutex<VecDeque<String>>) {
     }
 }
 
-/// Text without what a terminal would obey.
+/// The text without the characters that a terminal would obey.
 fn printable(text: &str, chars: usize) -> String {
     text.chars().filter(|c| !c.is_control() || *c == '\n').take(chars).collect()
 }

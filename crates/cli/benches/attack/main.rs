@@ -196,7 +196,7 @@ impl Attacker {
     }
 }
 
-/// What [`Attacker::start`] starts.
+/// Runs attackers, in the process that [`Attacker::start`] starts.
 fn attack(named: &str, ticket: &str, rate: f64) {
     let attack = Attack::ALL.into_iter().find(|attack| name(*attack) == named).unwrap();
     let attackers = Attackers::new(attack, ticket);
@@ -217,7 +217,7 @@ fn name(attack: Attack) -> String {
     format!("{attack:?}").to_lowercase()
 }
 
-/// What happened in the turns of one kind.
+/// The results of all turns of one kind.
 #[derive(Default)]
 struct Turns {
     seconds: f64,

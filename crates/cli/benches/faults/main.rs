@@ -1,14 +1,15 @@
 //! Faults: one run that is disturbed again and again, beside the same run undisturbed.
 //!
-//! A broker and its joiners stand on hosts of their own, which are network namespaces. Random faults hit them, one every
-//! few seconds: processes are killed and started again, put to sleep, and cut off, the broker's among them. The run has
-//! to end by itself, with the losses of the undisturbed run.
+//! A broker and its joiners stand on hosts of their own, which are network namespaces. Random faults hit them, one
+//! every few seconds: processes are killed and started again, put to sleep, and cut off, the broker's among them. The
+//! run has to end by itself, with the losses of the undisturbed run.
 //!
 //! ```console
 //! $ cargo bench -p fusionllm-cli --bench faults [-- --seed N --faults N --peers N --steps N --results FILE]
 //! ```
 //!
-//! `--results` also writes the figures to a file, as JSON. It takes root and iproute2, and nft for cuts between two joiners. A run of 20 faults takes about ten minutes.
+//! `--results` also writes the figures to a file, as JSON. It takes root and iproute2, and nft for cuts between two
+//! joiners. A run of 20 faults takes about ten minutes.
 #![allow(clippy::unwrap_used, reason = "whoever runs this reads its source")]
 
 use std::collections::VecDeque;
@@ -57,7 +58,7 @@ fn options() -> Result<Options, String> {
     Ok(options)
 }
 
-/// What goes wrong. Hosts are numbered from 1 on; the broker is on host 0. Times are in seconds.
+/// A fault. Hosts are numbered from 1 on, and the broker is on host 0. Times are in seconds.
 #[derive(Debug, Clone, Copy)]
 enum Fault {
     Kill(usize),

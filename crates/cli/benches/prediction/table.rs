@@ -13,9 +13,9 @@ pub(crate) struct Run {
     /// Peers with operators.
     peers: usize,
     step_s: Pair,
-    /// Of the peer that computes longest.
+    /// The figure of the peer that computes longest.
     compute_s: Pair,
-    /// Of the peer whose prediction is worst.
+    /// The figure of the peer whose prediction is worst.
     memory_bytes: Pair,
 }
 
@@ -31,14 +31,14 @@ impl Pair {
         Self { predicted: number(predicted), measured: number(measured) }
     }
 
-    /// In percent; positive where the prediction is too large.
+    /// The error in percent. It is positive if the prediction is too large.
     fn error(&self) -> f64 {
         100.0 * (self.predicted / self.measured - 1.0)
     }
 }
 
 impl Run {
-    /// From a run's summary.
+    /// Reads a run's summary.
     pub(crate) fn new(testbed: &str, summary: &Value) -> Self {
         let none = Pair { predicted: f64::NAN, measured: f64::NAN };
         let peers: Vec<&Value> =

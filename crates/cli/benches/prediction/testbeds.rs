@@ -14,10 +14,10 @@ pub(crate) enum Model {
     Resnet { depth: u32, width: u32, batch: u32, micro_batch: u32 },
 }
 
-/// Where the model is cut.
+/// The way in which the model is cut.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Cut {
-    /// Where the step is shortest.
+    /// At the places where the step is shortest.
     Fastest,
     /// Evenly over all devices. The fastest cut may leave devices out, and with them their links.
     EveryDevice,

@@ -1,4 +1,5 @@
-//! What a user can get wrong: one message that names the thing, the place and what to do; status 2; nothing written.
+//! Mistakes of users. Each gets one message that names the thing, the place and the remedy. The status is 2, and
+//! nothing is written.
 
 use std::fs;
 use std::path::Path;
@@ -82,7 +83,7 @@ fn testbeds() {
     assert!(train("apart.toml", &[]).contains("apart.toml"));
     let odd = train("odd.toml", &[]);
     assert!(odd.contains("odd.toml: backend \"burn-gpu\" of device \"a\""), "{odd}");
-    // What cannot be done is not left undone in silence.
+    // A request that cannot be carried out is not dropped in silence.
     assert_snapshot!(refused(dir.path(), &[&["train", "--set=plan.scheduler=op-fence"], &TINY[..]].concat()), @r"
     error: the scheduler op-fence needs the devices and their links, but none are known
     hint: describe them in a file for --testbed, or use equal-compute
@@ -90,7 +91,7 @@ fn testbeds() {
     assert!(train("good.toml", &["--set=plan.scheduler=fence"]).contains("`plan.scheduler` cannot be \"fence\""));
 }
 
-/// What no plan can be made of: each case says what is missing, how much of it, and where.
+/// Models and machines without any possible plan. Each case says what is missing, how much of it, and where.
 #[test]
 fn what_cannot_be_planned() {
     let device = |name: &str, memory: &str| {
@@ -318,7 +319,7 @@ fn checkpoints() {
     assert_eq!(refused(dir.path(), &["train", "--resume", "copy", "--steps", "5"]), truncated);
     assert_eq!(refused(dir.path(), &["export", "copy", "--format", "hf", "-o", "out"]), truncated);
 
-    // One bit of one weight.
+    // One bit of one weight is changed.
     let mut flipped = whole.clone();
     *flipped.last_mut().unwrap() ^= 1;
     fs::write(&model, &flipped).unwrap();
@@ -351,7 +352,7 @@ fn runs_that_cannot_go_on() {
     assert!(directory.join("run/summary.json").exists());
 }
 
-/// The directory stayed, and the next try was told to resume from it, which could not work.
+/// Regression: the directory stayed, and the next attempt was told to resume from it, which could not work.
 #[test]
 fn a_broker_that_cannot_listen_leaves_no_run() {
     let taken = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();

@@ -35,7 +35,7 @@ fn exported(name: &str, train: &str) -> (tempfile::TempDir, PathBuf) {
     (dir, path)
 }
 
-/// The report once had an accuracy of 1387 %, and samples under the name of targets.
+/// Regression: the report had an accuracy of 1387 %, and samples under the name of targets.
 #[test]
 fn where_targets_are_unknown_samples_are_counted_and_no_accuracy_is_shown() {
     let (dir, _) = shifted("batch = 4\nmicro_batch = 2");
@@ -64,7 +64,7 @@ fn an_input_that_the_model_does_not_read_is_told() {
     assert!(!ran.err.contains("does not read"), "{}", ran.err);
 }
 
-/// The advice was `micro_batch = 2` even where that does not divide the batch.
+/// Regression: the advice was `micro_batch = 2` even where that does not divide the batch.
 #[test]
 fn a_model_of_a_fixed_batch_trains_with_the_advice_followed() {
     for (train, advice) in [

@@ -12,7 +12,7 @@ use iroh::endpoint::{Connection, SendStream, presets};
 use iroh::{Endpoint, EndpointAddr, PublicKey, TransportAddr};
 use tokio::runtime::Runtime;
 
-/// What strangers do.
+/// An attack of strangers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Attack {
     /// They connect, say hello without the ticket's secret, are refused, and come again.
@@ -91,8 +91,8 @@ impl Attackers {
         });
     }
 
-    /// Many strangers at once, each of which begins again as soon as it is refused or has waited for [`HASTE`], but no more
-    /// than `rate` per second.
+    /// Many strangers at once, each of which begins again as soon as it is refused or has waited for [`HASTE`], but no
+    /// more than `rate` per second.
     async fn connect_again_and_again(&self, rate: f64, stop: &AtomicBool) {
         let (begun, tickets) = (Instant::now(), AtomicU64::new(0));
         let strangers = self.endpoints.iter().flat_map(|endpoint| [endpoint; PER_KEY]).map(async |endpoint| {

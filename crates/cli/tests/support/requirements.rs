@@ -7,7 +7,7 @@ use std::process::ExitCode;
 
 use libtest_mimic::{Arguments, Completion, Failed, Trial};
 
-/// What a test lacks here.
+/// A requirement of a test that is missing here.
 pub(crate) struct Missing {
     /// The name by which `FUSIONLLM_REQUIRE` asks for it.
     pub(crate) requirement: &'static str,

@@ -7,7 +7,7 @@ use crate::{Builder, DType, Graph, GraphError, Init, TensorType, ValueId};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum AttentionImplementation {
-    /// One fused operator. With dropout on the attention weights, the same operators as [`Self::Eager`].
+    /// One fused operator. With dropout on the attention weights, it is made of the same operators as [`Self::Eager`].
     #[default]
     Sdpa,
     /// Separate operators: two products and a softmax.
@@ -38,7 +38,7 @@ pub struct Gpt2Config {
     pub embd_pdrop: f64,
     /// Dropout of the attention weights.
     pub attn_pdrop: f64,
-    /// Added to the variances in layer normalisation.
+    /// The number that is added to the variances in layer normalisation.
     pub layer_norm_epsilon: f64,
     /// Standard deviation of the initial weights.
     pub initializer_range: f64,

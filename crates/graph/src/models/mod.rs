@@ -1,7 +1,7 @@
 //! Model families, built with [`Builder`](crate::Builder).
 //!
-//! Each takes the size of a micro-batch and returns a graph with the outputs `loss`, `logits` and `correct`. The last
-//! is the number of targets that have the largest logit.
+//! Each family takes the size of a micro-batch and returns a graph with the outputs `loss`, `logits` and `correct`. The
+//! output `correct` is the number of targets that have the largest logit.
 
 mod gpt2;
 mod resnet;

@@ -179,7 +179,7 @@ impl Operator for Scatter {
 /// replaces the marked dimensions if those are adjacent. Otherwise it comes first.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Index {
-    /// For every dimension of `x`, whether an index addresses it. The number of true entries is that of the indices.
+    /// For every dimension of `x`, whether an index addresses it. There are as many true entries as indices.
     pub indexed: Vec<bool>,
 }
 
@@ -220,7 +220,7 @@ impl Operator for Index {
 /// Operands `(x, values, index…)`: writes the values where [`Index`] would read them.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct IndexPut {
-    /// As in [`Index`].
+    /// See [`Index::indexed`].
     pub indexed: Vec<bool>,
     /// Whether to add, in row-major order of the values. Otherwise elements are replaced and the last write wins.
     pub accumulate: bool,

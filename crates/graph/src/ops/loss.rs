@@ -45,10 +45,11 @@ impl Operator for CrossEntropy {
 
 /// Operands `(gradient, logits, target, lse)`, result: the gradient of the logits of a [`CrossEntropy`].
 ///
-/// That is `(softmax - one-hot) gradient / number of targets that count`, and 0 in rows whose target does not count.
+/// The gradient is `(softmax - one-hot) gradient / number of targets that count`, and 0 in rows whose target does not
+/// count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrossEntropyBackward {
-    /// As in the forward operator.
+    /// The `ignore_index` of the forward operator.
     pub ignore_index: i64,
 }
 

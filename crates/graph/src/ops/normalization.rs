@@ -14,7 +14,7 @@ use crate::TensorType;
 pub struct LayerNorm {
     /// The number of trailing dimensions to normalise over.
     pub dims: usize,
-    /// Added to the variance.
+    /// The number that is added to the variance.
     pub eps: f64,
 }
 
@@ -52,7 +52,7 @@ impl Operator for LayerNorm {
 /// Operands `(gradient, x, mean, rstd, weight?)`, result: the gradient of the operand of a [`LayerNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerNormInputGrad {
-    /// As in the forward operator.
+    /// The `dims` of the forward operator.
     pub dims: usize,
 }
 
@@ -88,7 +88,7 @@ impl Operator for LayerNormInputGrad {
 /// Operands `(gradient, x, mean, rstd)`, results: the gradients of the weight and the bias of a [`LayerNorm`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerNormWeightGrad {
-    /// As in the forward operator.
+    /// The `dims` of the forward operator.
     pub dims: usize,
 }
 
@@ -114,7 +114,7 @@ impl Operator for LayerNormWeightGrad {
 pub struct BatchNorm {
     /// The weight of the batch in the running statistics.
     pub momentum: f64,
-    /// Added to the variance.
+    /// The number that is added to the variance.
     pub eps: f64,
 }
 

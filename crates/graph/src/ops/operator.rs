@@ -1,4 +1,4 @@
-//! The trait behind each operator, and what an operator costs.
+//! The trait behind each operator, and the cost of an operator.
 
 use serde::{Deserialize, Serialize};
 
@@ -34,7 +34,8 @@ pub enum OpClass {
     Convolution,
     /// Limited by memory traffic.
     Memory,
-    /// Changes how elements are addressed and moves few or none of them. Cheaper to repeat than to send.
+    /// Operators that change how elements are addressed and move few or none of them. To repeat them is cheaper than to
+    /// send their results.
     View,
 }
 

@@ -1,7 +1,7 @@
 //! Updates of parameters, and the norm for gradient clipping.
 //!
-//! They are operators like any other, so that backends can fuse them and plans can cost them. Numbers that change from
-//! step to step are a tensor operand `hyper` of f64. All others are attributes.
+//! They are operators like any other, so that backends can fuse them and plans can count their cost. Numbers that
+//! change from step to step are a tensor operand `hyper` of f64. All others are attributes.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +32,7 @@ pub struct AdamwStep {
     pub beta1: f64,
     /// Decay of the second moment.
     pub beta2: f64,
-    /// Added to the denominator.
+    /// The number that is added to the denominator.
     pub eps: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,

@@ -12,15 +12,15 @@ fn image(x: &TensorType) -> Result<[usize; 4], String> {
     <[usize; 4]>::try_from(&x.shape[..]).map_err(|_| format!("needs four dimensions, got {x}"))
 }
 
-/// The elements that all windows have together.
+/// The number of elements of all windows together.
 fn window_reads(kernel: [usize; 2], result: &TensorType) -> f64 {
     kernel.iter().map(|n| *n as f64).product::<f64>() * result.numel() as f64
 }
 
 /// Results: the largest element of every window, and its position `row * W + column` in the operand's plane (`i64`).
 ///
-/// Padding is never the largest. Of equal elements the first is taken. As in PyTorch, NaN is larger than all numbers,
-/// and of several the last is taken.
+/// Padding is never the largest. The first of equal elements is taken. As in PyTorch, NaN is larger than all numbers,
+/// and the last of several NaN is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MaxPool2d {
     /// Window size.
@@ -46,7 +46,7 @@ impl Operator for MaxPool2d {
         ensure((0..2).all(|i| self.padding[i] <= self.kernel[i] / 2), || {
             "padding must be at most half the window".into()
         })?;
-        // Otherwise a dilated window could contain nothing but padding.
+        // Without this bound, a dilated window could contain nothing but padding.
         ensure((0..2).all(|i| self.padding[i] == 0 || self.dilation[i] <= x.shape[2 + i]), || {
             format!("with padding and a dilation of {:?}, windows could miss {x}", self.dilation)
         })?;

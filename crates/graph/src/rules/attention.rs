@@ -88,7 +88,7 @@ impl ScaledDotProductAttention {
 
     /// From (gradient, q, k, v, out, lse, mask?): the attention weights P and the gradient of the scores.
     ///
-    /// The latter is P (G Vᵀ - Σ G out). Both have the type of `lse`.
+    /// The gradient of the scores is P (G Vᵀ - Σ G out). Both results have the type of `lse`.
     fn score_gradients(&self, b: &mut Builder, operands: &[ValueId]) -> Result<(ValueId, ValueId), GraphError> {
         let operands = widened(b, operands)?;
         let [g, q, k, v, out, lse] = [operands[0], operands[1], operands[2], operands[3], operands[4], operands[5]];

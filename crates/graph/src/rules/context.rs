@@ -1,4 +1,4 @@
-//! The trait of gradient and decomposition rules, and what a gradient rule sees.
+//! The trait of gradient and decomposition rules, and the input of a gradient rule.
 
 use crate::{Builder, GraphError, NodeId, ValueId};
 
@@ -11,7 +11,7 @@ pub(crate) trait GraphRules {
         Err(cx.not_differentiable("no derivative is defined"))
     }
 
-    /// Adds simpler operators that compute the same results. Backends without a kernel for the operator run those.
+    /// Adds simpler operators that compute the same results. Backends without a kernel for the operator run these.
     fn decompose(&self, _b: &mut Builder, _inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
         Ok(None)
     }
@@ -25,7 +25,7 @@ pub(crate) struct Backward<'a> {
     pub(crate) inputs: &'a [ValueId],
     /// Forward results.
     pub(crate) outputs: &'a [ValueId],
-    /// Gradient of the loss with respect to each result; `None` where the loss does not depend on it.
+    /// The gradient of the loss with respect to each result; `None` for a result that the loss does not depend on.
     pub(crate) grads: &'a [Option<ValueId>],
     /// Whether a gradient is wanted, per operand.
     pub(crate) wanted: &'a [bool],

@@ -52,7 +52,7 @@ impl GraphRules for ScatterAdd {
 }
 
 impl GraphRules for Scatter {
-    // As in PyTorch, correct only if the index names no position twice.
+    // As in PyTorch, the gradient is correct only if the index names no position twice.
     fn backward(&self, cx: &mut Backward<'_>) -> Result<Vec<Option<ValueId>>, GraphError> {
         let g = cx.grad(0)?;
         let index = cx.inputs[1];

@@ -5,8 +5,8 @@ use crate::ops::{Compare, CrossEntropy, CrossEntropyBackward, Unary};
 use crate::{Builder, DType, GraphError, TensorType, ValueId};
 
 impl CrossEntropy {
-    /// Which targets count (1 or 0, `[N]`), the targets with 0 for those that do not (`[N]`), and the number that
-    /// count.
+    /// Three values: whether each target counts (1 or 0, `[N]`), the targets with 0 in the place of those that do not
+    /// count (`[N]`), and the number of targets that count.
     fn counted(
         &self,
         b: &mut Builder,

@@ -1,6 +1,7 @@
 //! Gradients and decompositions: the rules of each operator that write other operators.
 //!
-//! They need the builder, and the builder needs the definitions in `ops/`. So the two are in separate folders.
+//! The rules need the builder, and the builder needs the definitions in `ops/`. So rules and definitions are in
+//! separate folders.
 
 mod attention;
 mod context;
@@ -41,8 +42,8 @@ impl Op {
         rules(self).backward(cx)
     }
 
-    /// Adds simpler operators that compute the same results, and returns them. `None` if the operator has no
-    /// decomposition: then every backend has a kernel for it.
+    /// Adds simpler operators that compute the same results, and returns these results. `None` if the operator has no
+    /// decomposition, so that every backend has a kernel for it.
     pub fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
         rules(self).decompose(b, inputs)
     }

@@ -136,7 +136,7 @@ impl GraphRules for BatchNorm {
 }
 
 impl GraphRules for BatchNormInputGrad {
-    // As for layer normalisation, with means over all dimensions but that of the channels.
+    // This is the rule of layer normalisation, with means over all dimensions but that of the channels.
     fn decompose(&self, b: &mut Builder, inputs: &[ValueId]) -> Result<Option<Vec<ValueId>>, GraphError> {
         let [g, x, mean, rstd, w] = [inputs[0], inputs[1], inputs[2], inputs[3], inputs[4]];
         let rank = b.ty(x).rank();

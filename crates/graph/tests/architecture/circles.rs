@@ -20,7 +20,7 @@ const ONE_IDEA: [OneIdea; 1] = [OneIdea {
     why: "the conductor owns its feeds, and its methods that fill them stand beside them",
 }];
 
-/// A folder's direct children: which imports which, and the places that do so.
+/// The imports between a folder's direct children, with the places that import.
 type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
 /// The imports between the direct children of each folder of a crate, by the folder's path from `crates`. Imports
@@ -165,7 +165,7 @@ fn a_circle_is_found_with_what_closes_it() {
         b imports c: b.rs uses crate::helper\n    c imports a: c.rs uses crate::a::Size\n";
     assert_eq!(found, [expected]);
 
-    // Two of the three as one idea do not hide the third.
+    // Two of the three modules count as one idea, which does not hide the third.
     let pair = |folder, modules| OneIdea { folder, modules, why: "a test" };
     let allowed = [pair("x", ["a", "b"])];
     assert!(check("x", &files, &allowed).0[0].starts_with("x: a+b -> c -> a+b\n"));

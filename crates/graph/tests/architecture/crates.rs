@@ -26,7 +26,7 @@ fn table(document: &str) -> Imports {
         .collect()
 }
 
-/// Which crates of the workspace each of them depends on. Dependencies of tests and benchmarks do not count.
+/// The crates of the workspace that each of them depends on. Dependencies of tests and benchmarks do not count.
 fn manifests() -> Imports {
     let metadata = MetadataCommand::new()
         .manifest_path(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"))
@@ -56,7 +56,7 @@ fn the_crate_table_is_true() {
     }
 }
 
-/// A missing row or a row in another shape must not pass.
+/// A test of the tests: a missing row or a row in another shape must not pass.
 #[test]
 fn the_table_is_read_as_people_read_it() {
     let document = "| word | meaning |\n| --- | --- |\n| node | x |\n\ntext\n\n\

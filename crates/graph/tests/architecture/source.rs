@@ -1,4 +1,4 @@
-//! What a crate's modules import of each other, read from their text.
+//! The imports between a crate's modules, read from their text.
 //!
 //! Only code that compiles is read, and imports consist of `mod`, `use`, attributes and paths alone. So a reader of
 //! words is enough, and no parser such as `syn` is needed.
@@ -11,11 +11,11 @@ pub(crate) type ModulePath = Vec<String>;
 /// The modules of a crate.
 pub(crate) struct Modules(BTreeMap<ModulePath, Module>);
 
-/// What the text of one module says.
+/// The contents of one module, as its text declares them.
 #[derive(Default)]
 pub(crate) struct Module {
     pub(crate) file: String,
-    /// What each imported name stands for.
+    /// The path that each imported name stands for.
     imports: BTreeMap<String, Vec<String>>,
     /// Modules of which all names are imported.
     globs: Vec<Vec<String>>,
@@ -64,7 +64,7 @@ impl Modules {
         module.paths.iter().filter_map(used).collect()
     }
 
-    /// The module that defines what `path` leads to from `module`; none where it leads out of the crate.
+    /// The module that defines the item at `path`, seen from `module`; `None` if the path leads out of the crate.
     fn resolve(&self, module: &[String], path: &[String], depth: usize) -> Option<ModulePath> {
         let mut at = module;
         let mut rest = path;
@@ -86,7 +86,8 @@ impl Modules {
     }
 
     fn walk(&self, at: &[String], rest: &[String], depth: usize) -> Option<ModulePath> {
-        /// Names that pass through more modules than this pass through each other.
+        /// The most modules that a name may pass through. A name that passes through more of them passes through
+        /// itself.
         const MAX_DEPTH: usize = 32;
         let here = || Some(at.to_vec());
         let (Some(name), true) = (rest.first(), depth < MAX_DEPTH) else { return here() };
@@ -120,7 +121,8 @@ fn child(at: &[String], name: &str) -> ModulePath {
 }
 
 impl Module {
-    /// Reads the tokens; the result is the modules declared among them, those that stand here with their own tokens.
+    /// Reads the tokens. The result has the modules that they declare. Modules that stand here come with their own
+    /// tokens.
     fn scan<'a>(&mut self, tokens: &'a [&'a str]) -> Vec<(&'a str, Option<&'a [&'a str]>)> {
         let mut children = Vec::new();
         let (mut i, mut depth) = (0, 0usize);
@@ -220,12 +222,12 @@ impl Module {
     }
 }
 
-/// Whether an attribute's tokens mean that what follows is there for tests alone.
+/// Whether an attribute's tokens mean that the next item is for tests alone.
 fn is_for_tests(attribute: &[&str]) -> bool {
     attribute.get(1) == Some(&"cfg") && attribute.contains(&"test") && !attribute.contains(&"not")
 }
 
-/// Where the bracket that opens at `i` is closed: the index after it.
+/// The index after the bracket that closes the one at `i`.
 fn closing(tokens: &[&str], i: usize) -> usize {
     let mut depth = 0;
     for (j, token) in tokens.iter().enumerate().skip(i) {
@@ -241,7 +243,7 @@ fn closing(tokens: &[&str], i: usize) -> usize {
     tokens.len()
 }
 
-/// Where the item that begins at `i` ends: after its body, or after its semicolon.
+/// The index after the item that begins at `i`: after its body, or after its semicolon.
 fn end_of_item(tokens: &[&str], mut i: usize) -> usize {
     while let Some(token) = tokens.get(i) {
         match *token {
@@ -251,7 +253,7 @@ fn end_of_item(tokens: &[&str], mut i: usize) -> usize {
                 return i + usize::from(tokens.get(i) == Some(&";"));
             }
             ";" => return i + 1,
-            // The item is the last field or arm of what stands around it.
+            // The item is the last field or arm of the item around it.
             ")" | "]" | "}" => return i,
             _ => i += 1,
         }

@@ -5,7 +5,7 @@ use std::io::Write;
 
 use fusionllm_node::memory::{Counting, live_bytes, take_peak};
 
-/// No decoder gets more, whatever its input: the machine would suffer before the test failed.
+/// The most bytes that a decoder gets, whatever its input. With more, the machine would suffer before the test failed.
 const MOST: usize = 1 << 30;
 
 struct Bounded(Counting<System>);
@@ -13,7 +13,7 @@ struct Bounded(Counting<System>);
 #[global_allocator]
 static ALLOCATOR: Bounded = Bounded(Counting(System));
 
-/// Whether this much more fits. If not, the process ends after this message.
+/// Whether so many more bytes fit. If not, the process ends after this message.
 fn fits(bytes: usize) -> bool {
     let fits = bytes < MOST && (live_bytes() as usize) < MOST;
     if !fits {

@@ -25,7 +25,7 @@ use mutate::mutated;
 /// at the length of a list.
 const ALWAYS: u64 = 48 << 20;
 
-/// Bytes that it may have for each byte of its input.
+/// Bytes that a decoder may have for each byte of its input.
 const PER_BYTE: u64 = 64;
 
 fn number(variable: &str) -> Option<u64> {
@@ -33,7 +33,8 @@ fn number(variable: &str) -> Option<u64> {
     Some(text.parse().unwrap_or_else(|_| panic!("{variable} is not a number: {text:?}")))
 }
 
-/// Changes of a decoder's samples that every test run tries. Those that write a file or run programs take longer.
+/// The number of changes of a decoder's samples that every test run tries. Decoders that write a file or run programs
+/// take longer.
 fn usual(target: &Target) -> u64 {
     match target.name {
         "assignment" | "operator" => 60_000,
@@ -42,7 +43,8 @@ fn usual(target: &Target) -> u64 {
     }
 }
 
-/// Panics so far, on any thread. A backend turns those of its kernels into errors, but they are faults all the same.
+/// The number of panics so far, on any thread. A backend turns panics of its kernels into errors, but they are faults
+/// all the same.
 fn panics() -> u64 {
     static PANICS: AtomicU64 = AtomicU64::new(0);
     static COUNTED: Once = Once::new();
@@ -56,7 +58,7 @@ fn panics() -> u64 {
     PANICS.load(Relaxed)
 }
 
-/// What a decoder did that it must not do.
+/// The fault of a decoder with these bytes, if it panicked or took too much memory.
 fn fault(target: &Target, bytes: &[u8], accepted: &mut u64) -> Option<String> {
     let before = panics();
     let (outcome, most) = peak(|| catch_unwind(AssertUnwindSafe(|| (target.decode)(bytes))));

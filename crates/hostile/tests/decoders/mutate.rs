@@ -1,4 +1,4 @@
-//! Changes of valid bytes, as a seed decides.
+//! Changes of valid bytes, which a seed decides.
 
 use fusionllm_graph::ChoiceRng;
 use fusionllm_hostile::Form;

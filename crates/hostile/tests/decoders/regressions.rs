@@ -14,7 +14,7 @@ fn accepts(target: &str, bytes: &[u8]) -> bool {
     (target.decode)(bytes)
 }
 
-/// A run counts its generations from the number in the file. After the largest one it stopped with an overflow.
+/// A run counts its generations from the number in the file. After the largest number, it stopped with an overflow.
 #[test]
 fn the_last_generation() {
     let state = samples("run-state").remove(0);

@@ -67,7 +67,7 @@ fn mish(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 
 /// `scale · x` where x is positive, else `scale · alpha (exp(input_scale x) - 1)`
 fn exponential_unit(c: &mut Context<'_>, x: Value, alpha: f64, scale: f64, input_scale: f64) -> Result<Value> {
-    // Clamped first: an overflow in the branch not taken would make the gradient NaN.
+    // The operand is clamped first, because an overflow in the branch not taken would make the gradient NaN.
     let low = c.op(Clamp { min: None, max: Some(0.0), open: false }, &[x])?;
     let low = c.mul_scalar(low, input_scale)?;
     let low = c.unary(Unary::Expm1, low)?;
@@ -134,7 +134,8 @@ fn hardsigmoid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.mul_scalar(x, 1.0 / 6.0)?)
 }
 
-/// `x clamp(x + 3, 0, 6) / 6`. From PyTorch 2.7 on, its gradient at -3 and 3 is that of the straight parts, 0 and 1.
+/// `x clamp(x + 3, 0, 6) / 6`. From PyTorch 2.7 on, its gradient at -3 and 3 is the gradient of the straight parts, 0
+/// and 1.
 fn hardswish(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = operand(c, a)?;
     let h = c.add_scalar(x, 3.0)?;

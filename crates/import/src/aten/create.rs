@@ -67,7 +67,7 @@ fn arange(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.arange(dtype, start, step, count as usize)?)
 }
 
-/// Computed from both ends to the middle, as in PyTorch.
+/// The elements are computed from both ends to the middle, as in PyTorch.
 fn linspace(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let dtype = a.result_type(c, 0)?;
     let (start, end) = (a.number_or("start", 0.0)?, a.number_or("end", 0.0)?);

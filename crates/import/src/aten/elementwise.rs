@@ -340,8 +340,8 @@ fn infinite(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.compare_scalar(Compare::Eq, x, f64::INFINITY)?)
 }
 
-/// The release of PyTorch from which on an element at a bound of `clamp` gets the gradient 0, and one that equals a
-/// tensor of bounds shares the gradient with it. In earlier releases the element gets all of it.
+/// The release of PyTorch that changed the gradients of `clamp`. From it on, an element at a bound gets the gradient 0,
+/// and one that equals a tensor of bounds shares the gradient with it. In earlier releases the element gets all of it.
 const CLAMP_OPENED: (u32, u32) = (2, 14);
 
 fn clamp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
@@ -373,7 +373,8 @@ fn clamp(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(y)
 }
 
-/// Limits by choices: the gradient goes to the element or to one of its bounds, and to the element if they are equal.
+/// Limits elements by choices. The gradient goes to the element or to one of its bounds, and to the element if they are
+/// equal.
 fn clamp_to_tensors(c: &mut Context<'_>, x: Value, min: Option<Value>, max: Option<Value>) -> Result<Value> {
     let mut y = x;
     for (bound, beyond) in [(min, Compare::Lt), (max, Compare::Gt)] {
@@ -389,7 +390,7 @@ fn copysign(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = (a.value(c, "self")?, a.value(c, "other")?);
     let x = c.unary(Unary::Abs, x)?;
     let n = c.unary(Unary::Neg, x)?;
-    // Only the reciprocal shows the sign of a negative zero, and only `y` itself that of an infinity.
+    // Only the reciprocal shows the sign of a negative zero, and only `y` itself shows the sign of an infinity.
     let negative = c.compare_scalar(Compare::Lt, y, 0.0)?;
     let inverse = c.unary(Unary::Reciprocal, y)?;
     let inverse = c.compare_scalar(Compare::Lt, inverse, 0.0)?;

@@ -71,7 +71,7 @@ fn positions(c: &mut Context<'_>, mask: Value) -> Result<Option<Vec<Value>>> {
     Ok(Some(lists))
 }
 
-/// Which dimensions `indices` address, and the index of each. Masks become positions.
+/// The dimensions that `indices` address, with the index of each. Masks become positions.
 fn indexed_dimensions(c: &mut Context<'_>, a: &Call<'_>, x: Value) -> Result<(Vec<bool>, Vec<Value>)> {
     let shape = c.shape(x);
     let mut indexed = vec![false; shape.len()];
@@ -316,7 +316,7 @@ fn histc(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     one(c.reduce(ReduceKind::Sum, y, &[0], false)?)
 }
 
-/// Only for constants: otherwise the shape of the result depends on the data.
+/// Counts the elements of a constant. For other tensors, the shape of the result would depend on the data.
 fn bincount(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let classes = size(a.int_or("minlength", 0)?)?;

@@ -206,8 +206,8 @@ fn smooth(c: &mut Context<'_>, a: &Call<'_>, bound: f64, factor: f64) -> Result<
 
 /// `-(y ln x + (1 - y) ln(1 - x))`, with logarithms of at least -100.
 ///
-/// As in PyTorch, the gradient of `x` is `(x - y) / max(x (1 - x), 1e-12)`, which is finite at 0 and 1. That is not the
-/// derivative of the value, so the value takes `x` detached, and a term that is 0 brings the gradient.
+/// As in PyTorch, the gradient of `x` is `(x - y) / max(x (1 - x), 1e-12)`, which is finite at 0 and 1. It is not the
+/// derivative of the value. So the value takes `x` detached, and a term that is 0 brings the gradient.
 fn binary_cross_entropy(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (x, y) = pair(c, a)?;
     let fixed = c.detach(x)?;

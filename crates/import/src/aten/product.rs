@@ -101,7 +101,7 @@ fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let (inputs, output) = match text.split_once("->") {
         Some((inputs, output)) => (inputs.to_owned(), output.chars().collect::<Vec<_>>()),
         None => {
-            // Left out: what occurs once, in alphabetical order.
+            // Labels that occur once belong to the output, in alphabetical order, if the equation leaves it out.
             let mut once: Vec<char> = text.chars().filter(|l| *l != ',' && text.matches(*l).count() == 1).collect();
             once.sort_unstable();
             (text.clone(), once)

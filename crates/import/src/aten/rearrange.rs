@@ -43,7 +43,7 @@ entries! {
     "channel_shuffle" ["default"] => channel_shuffle,
 }
 
-/// A copy has the same values, but its own memory.
+/// Returns a copy, which has the same values but memory of its own.
 fn copy_of(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if a.name == "contiguous" && a.keeps_layout() {
         return Ok(vec![Output::Alias(a.first_tensor()?)]);

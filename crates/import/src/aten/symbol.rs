@@ -4,7 +4,8 @@ use super::entry::Entry;
 use crate::call::{Call, Item, Output, wrap};
 use crate::context::{Context, Result};
 
-/// Sizes and elements of tensors, and checks. Their results are known at import, or each operator checks the same.
+/// Handles sizes and elements of tensors, and checks. Their results are known at import, or each operator checks the
+/// same.
 pub(super) const ATEN: &[Entry] = &[
     Entry { name: "sym_size", overloads: &["int"], translate: sym_size },
     Entry { name: "sym_numel", overloads: &["default"], translate: sym_numel },
@@ -139,7 +140,7 @@ fn integer(a: &Call<'_>, i: usize) -> Option<i64> {
     })
 }
 
-/// Computes with integers if all operands and the result are integers. Otherwise with floats.
+/// Computes with integers if all operands and the result are integers, and otherwise with floats.
 fn arithmetic(
     a: &Call<'_>,
     floats: fn(f64, f64) -> Option<f64>,

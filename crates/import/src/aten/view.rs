@@ -88,7 +88,7 @@ fn view(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if a.overload == "dtype" {
         let x = a.value(c, "self")?;
         if a.dtype(c, "dtype")? == Some(c.dtype(x)) {
-            // No gradient flows through it.
+            // No gradient flows through the view.
             return Ok(vec![Output::Detached(a.first_tensor()?)]);
         }
         return Err("a view with another element type is not supported".into());
@@ -401,8 +401,8 @@ fn chunk(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     parts(a, &shape, dim, &sizes)
 }
 
-/// Cuts a dimension at these indices, or into a number of parts. Of these, the first ones are larger by one where it does
-/// not divide.
+/// Cuts a dimension at these indices, or into a number of parts. If the number does not divide the dimension, the first
+/// parts are larger by one.
 fn tensor_split(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = c.shape(x);

@@ -24,7 +24,7 @@ impl Context<'_> {
         }
     }
 
-    /// A constant with this content, which the file stores. The size of the file bounds these.
+    /// A constant with this content, which the file stores. The size of the file bounds such constants.
     pub(crate) fn stored_constant(&mut self, tensor: HostTensor) -> Value {
         let mut hash = DefaultHasher::new();
         (tensor.ty(), tensor.bytes()).hash(&mut hash);

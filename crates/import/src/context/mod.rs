@@ -59,11 +59,12 @@ pub(crate) struct Context<'a> {
     storages: Vec<Storage>,
     /// Whether the operators that come next compute gradients. They do not in `torch.no_grad`.
     pub(crate) gradients: bool,
-    /// By value of the graph: whether a gradient may flow through it to a parameter.
+    /// By value of the graph, whether a gradient may flow through it to a parameter.
     carriers: Vec<bool>,
     /// The element type that replaces single precision.
     pub(crate) single: DType,
-    /// The version of PyTorch that wrote the archive; the newest if it is unknown. Some gradients changed.
+    /// The version of PyTorch that wrote the archive; the newest if it is unknown. Some gradients differ between
+    /// versions.
     pub(crate) torch: (u32, u32),
 }
 

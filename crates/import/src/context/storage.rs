@@ -23,15 +23,15 @@ pub(super) struct Tensor {
     root: TensorId,
     /// The tensor that this one is a view of, and how it is computed from that.
     view: Option<(TensorId, Step)>,
-    /// The value when the storage had this version. If it is the newest, so are the values of all tensors that this
-    /// one is a view of.
+    /// The storage's version at which the value is right. If it is the newest version, the values of all tensors that
+    /// this one is a view of are right, too.
     value: Value,
     version: u32,
 }
 
 /// Memory that tensors share.
 pub(super) struct Storage {
-    /// How often it was written.
+    /// How often the storage was written.
     version: u32,
     /// The root that was written last. Its value has this version.
     newest: TensorId,
@@ -41,7 +41,7 @@ pub(super) struct Storage {
     fixed: Option<String>,
 }
 
-/// How a view is computed from the tensor that it is a view of.
+/// A step that computes a view from the tensor that it is a view of.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
     /// An operator that selects, orders or repeats elements.
@@ -130,8 +130,8 @@ impl Context<'_> {
         Ok(base)
     }
 
-    /// The tensor as a part of the model without gradients makes views of it: the same memory, without its gradient.
-    /// PyTorch refuses writes to such views where gradients are on. So all of a storage may share one root.
+    /// A view of the tensor for a part of the model without gradients: the same memory, without its gradient. PyTorch
+    /// refuses writes to such views where gradients are on. So all such views of a storage may share one root.
     fn untracked(&mut self, tensor: TensorId) -> Result<TensorId> {
         let Tensor { storage, root, value, .. } = self.tensors[tensor.0];
         if self.storages[storage].untracked == Some(root) || !self.dtype(value).is_float() {
@@ -204,9 +204,9 @@ impl Context<'_> {
         Ok(())
     }
 
-    /// Fails if an operator that overwrites `written` reads other elements of it through `read`: what it reads then
-    /// depends on the order in which it writes. An operator that works `by_element` may read the element that it
-    /// overwrites.
+    /// Fails if an operator that overwrites `written` reads other elements of it through `read`, because the numbers
+    /// that it reads would depend on the order in which it writes. An operator that works `by_element` may read the
+    /// element that it overwrites.
     pub(crate) fn check_overlap(&mut self, written: TensorId, read: TensorId, by_element: bool) -> Result<()> {
         if self.tensors[written.0].storage != self.tensors[read.0].storage {
             return Ok(());

@@ -21,7 +21,7 @@ struct Owner {
     kind: Kind,
 }
 
-/// How the content of a stored tensor changes.
+/// The way in which the content of a stored tensor changes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
     /// Training updates it.
@@ -65,7 +65,7 @@ impl Import<'_> {
         Ok(())
     }
 
-    /// Ties the names of which the graph knows only one. Export in strict mode writes such graphs.
+    /// Ties the names of a tensor of which the graph knows only one. Export in strict mode writes such graphs.
     fn tie_other_names(&mut self, owners: &Owners) {
         for (name, stored) in &self.archive.weights {
             let known = self.tensors.contains_key(name) || self.tied.contains_key(name);
@@ -178,7 +178,8 @@ impl Import<'_> {
 
     /// Adds a tensor that the module keeps, but not as a buffer.
     fn constant(&mut self, name: &str, owners: &mut Owners) -> Result<TensorId, ImportError> {
-        // Without a name, it comes from a tensor that `torch.export` could not trace, and the archive may lack its content.
+        // A tensor without a name comes from a tensor that `torch.export` could not trace, and the archive may lack its
+        // content.
         let untraced = format!("{name:?}, which torch.export took for a constant, as it does with `x.data`");
         let lifted = name.starts_with("lifted_tensor_");
         let tensor = match self.buffer(name, false, owners) {

@@ -1,4 +1,4 @@
-//! Which of the addresses that a member claims may be given to others.
+//! The addresses of a member that may be given to others.
 
 use std::net::{IpAddr, SocketAddr};
 

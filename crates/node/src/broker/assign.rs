@@ -77,7 +77,7 @@ impl Conductor<'_> {
         }
     }
 
-    /// Adds how to reach the members that this one talks to. All peers are named, since links are known by number.
+    /// Adds the contacts of the members that this one talks to. All peers are named, because links are known by number.
     fn introduce(&mut self, assignment: &mut Assignment, me: MemberId, order: &Order) -> Result<(), NodeError> {
         let asked = assignment.sources.values().filter_map(|source| match source {
             Source::Member(m) => Some(*m),
@@ -86,7 +86,7 @@ impl Conductor<'_> {
         let mut needed: BTreeSet<MemberId> = asked.chain(assignment.mirrors.keys().copied()).collect();
         let talks_to = neighbours(&[&assignment.train, &assignment.eval]);
         needed.extend(talks_to.iter().filter_map(|p| order.members.get(p.0 as usize)));
-        // Whoever copies this member's tensors must be let in.
+        // A member that copies this one's tensors must be let in.
         needed.extend(order.mirrors.iter().filter(|m| m.owner == me).map(|m| m.buddy));
         for member in &order.members {
             assignment.peers.push(self.contact(me, *member, needed.contains(member))?);
@@ -97,7 +97,7 @@ impl Conductor<'_> {
         Ok(())
     }
 
-    /// How `viewer` reaches `target`. On emulated links only those are set up that are `used`.
+    /// The contact by which `viewer` reaches `target`. Emulated links are set up only where they are `used`.
     fn contact(&mut self, viewer: MemberId, target: MemberId, used: bool) -> Result<Contact, NodeError> {
         let Some(member) = self.run.roster().get(target) else {
             return Err(NodeError::State(format!("{target} is not known")));
@@ -144,7 +144,7 @@ impl Conductor<'_> {
     }
 }
 
-/// Where the tensors of an assignment come from: whoever has them, the member itself first.
+/// The source of each tensor of an assignment: the members that have it, the member itself first.
 fn sources(assignment: &Assignment, me: MemberId, order: &Order, contents: &Contents) -> BTreeMap<TensorKey, Source> {
     let state = assignment.state();
     let source = |key: &TensorKey| match order.restart.holders.get(key) {

@@ -57,7 +57,7 @@ pub(super) fn apply(
     let lines: Vec<String> = update.changes.iter().map(|change| sentence(plan, change)).collect();
     let (mut step, mut messages) = (run.progress().step + 1, Vec::new());
     if update.changes_codecs() {
-        // The last steps are in flight: nothing is left to change.
+        // If only the last steps are in flight, nothing is left to change.
         let Some(AppliedCodecs { version, step: first, actions }) = run.set_codecs(&update.codecs) else {
             return Ok(Vec::new());
         };

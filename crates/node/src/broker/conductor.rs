@@ -32,7 +32,7 @@ use super::visitors::Visitors;
 use crate::NodeError;
 use crate::data::Dataset;
 
-/// How often the state machine learns the time.
+/// The time between two ticks of the state machine.
 const TICK: Duration = Duration::from_millis(250);
 
 /// Conducts a run from its first joiner to its end.
@@ -42,7 +42,7 @@ pub(super) struct Conductor<'a> {
     /// The generation that loads or trains.
     pub(super) current: Option<Generation>,
     pub(super) planner: PlannerThread,
-    /// The last plan, which the state machine may use or not.
+    /// The last plan that was made. The state machine may use it or not.
     pub(super) proposal: Option<Box<Proposal>>,
     pub(super) data: Dataset,
     pub(super) feeds: Feeds,
@@ -116,14 +116,14 @@ impl Conductor<'_> {
             Incoming::Broke((member, number), reason) if self.links.is_current(member, number) => {
                 self.run.expel(member, &reason, now)
             }
-            // A connection that a newer one of the same member has replaced.
+            // This connection was replaced by a newer one of the same member.
             Incoming::Message(..) | Incoming::SavedAll(..) | Incoming::Gone(..) | Incoming::Broke(..) => Vec::new(),
             Incoming::Planned(Ok(proposal)) => {
                 let formation = proposal.formation.clone();
                 self.proposal = Some(proposal);
                 self.run.planned(formation, now)
             }
-            // The first plan depends on what the user gave: the error says what to change.
+            // The first plan depends on the user's settings, so the error says what to change.
             Incoming::Planned(Err(e)) if !self.run.has_begun() => return Err(e),
             Incoming::Planned(Err(e)) => self.run.not_planned(&e.one_line(), now),
             Incoming::CodecUpdate(generation, update) => self.change_codecs(generation, update)?,
@@ -161,7 +161,7 @@ impl Conductor<'_> {
         let arrival = Arrival { identity: *key.as_bytes(), from: from.map(|addr| addr.ip()), unix_s: unix_s() };
         let addr = match decode::<PeerAddr>(&hello.addr) {
             Ok(addr) if addr.key == key => encode(&usable(addr, from)).map(|addr| hello.addr = addr),
-            // Nobody may send others to somebody else.
+            // The address must have the key of the connection, so that nobody can send others to somebody else.
             Ok(_) => Err("its address has another key than its connection".to_owned()),
             Err(e) => Err(format!("its address cannot be read: {e}")),
         };
@@ -179,7 +179,7 @@ impl Conductor<'_> {
         }
     }
 
-    /// A process of this machine has ended badly. Without any, nobody is left to train.
+    /// Handles a process of this machine that has ended badly. Without any process, nobody is left to train.
     fn child_ended(&mut self, reason: String) -> Result<Vec<Action>, NodeError> {
         if !self.run.has_begun() {
             return Err(NodeError::Run(reason));
@@ -224,7 +224,7 @@ impl Conductor<'_> {
         }
     }
 
-    /// Carries out what the state machine asks for. Returns the final progress once the run is over.
+    /// Carries out the actions of the state machine. Returns the final progress once the run is over.
     fn carry_out(&mut self, actions: Vec<Action>) -> Result<Option<TrainingProgress>, NodeError> {
         for action in actions {
             match action {
@@ -337,7 +337,7 @@ impl Conductor<'_> {
     }
 }
 
-/// A sentence about the precision of a run, unless it is that of every other one.
+/// A sentence about the precision of a run, unless it is the precision that every other run has.
 fn precision_note<'a>(precision: Precision, members: impl Iterator<Item = &'a Member>) -> Option<String> {
     if precision != Precision::Bf16 {
         return None;

@@ -23,7 +23,7 @@ pub(super) struct Emulation {
     addrs: BTreeMap<(PeerId, PeerId), SocketAddr>,
 }
 
-/// One direction of something that messages cross.
+/// One direction of a link or uplink that messages cross.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Piece {
     /// The link from one machine to another.

@@ -9,7 +9,7 @@ use super::resume::Identity;
 use super::store::Store;
 use crate::NodeError;
 
-/// How long a broker waits for its relay before it prints the ticket.
+/// The time that a broker waits for its relay before it prints the ticket.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens the endpoint of a run's broker, under the identity that the run has or gets now.
@@ -31,8 +31,9 @@ pub(super) async fn open_endpoint(
     Ok((endpoint, identity))
 }
 
-/// Waits for the connection to the relay, at which joiners will meet this machine. A relay that is down for a moment
-/// does not keep the run from starting. One that nobody has chosen yet cannot stand in the ticket.
+/// Waits for the connection to the relay, at which joiners will meet this machine. If a chosen relay is down for a
+/// moment, the run starts all the same. If no relay has been chosen yet, none can stand in the ticket, so that is an
+/// error.
 async fn meet_relay(endpoint: &Endpoint, observer: &mut dyn Observer) -> Result<(), NodeError> {
     match endpoint.online(RELAY_TIMEOUT).await {
         Err(e @ NoRelay::Unreachable { .. }) if endpoint.addr().relay.is_some() => {

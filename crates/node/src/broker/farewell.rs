@@ -1,4 +1,4 @@
-//! How a connection ends whose other side shall read a last word.
+//! The end of a connection whose other side shall read a last message.
 
 use std::time::Duration;
 
@@ -7,7 +7,7 @@ use fusionllm_transport::{Connection, Lanes};
 
 use crate::net;
 
-/// How long a machine that was sent away may take to hang up.
+/// The time in which a machine that was sent away has to hang up.
 pub(super) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Tells a stranger why it may not join, and waits a moment until it hangs up.

@@ -14,27 +14,27 @@ use crate::NodeError;
 use crate::data::{Batch, Dataset, IGNORED};
 use crate::model::Model;
 
-/// Which tensor of the data goes into which input of the model.
+/// The assignment of the data's tensors to the inputs of the model.
 pub(super) struct Feeds {
     /// The model's input, by the name that the data use.
     pub(super) names: BTreeMap<String, String>,
     /// The tensor that holds the targets, where it is known.
     pub(super) targets: Option<Targets>,
-    /// Which numbers an input may hold, by the name of the input.
+    /// The numbers that each input may hold, by the name of the input.
     indices: BTreeMap<String, Indices>,
 }
 
 /// A tensor of targets.
 pub(super) struct Targets {
-    /// Its name in the data.
+    /// The tensor's name in the data.
     pub(super) name: String,
     /// The label that counts neither in the loss nor in the accuracy.
     ignored: i64,
 }
 
 impl Feeds {
-    /// Matches inputs by name. Where the names differ, the inputs of text and of images match in order, if their
-    /// numbers and types agree. Tensors of a file have no order that means anything: they match by type, if each fits
+    /// Matches inputs by name. If the names differ, the inputs of text and of images match in order, provided that
+    /// their numbers and types agree. The order of a file's tensors means nothing, so they match by type, if each fits
     /// one input alone.
     pub(super) fn new(graph: &Graph, data: &Dataset, micro_batch: usize) -> Result<Self, NodeError> {
         let given = data.inputs(micro_batch);
@@ -72,8 +72,8 @@ impl Feeds {
         Ok(Self { names, targets, indices: indices(graph) })
     }
 
-    /// Refuses a token that the model's embedding does not have, and a class that its loss does not have. `origin` says
-    /// where a row of the batch comes from.
+    /// Refuses a token that the model's embedding does not have, and a class that its loss does not have. `origin`
+    /// names the place of a row of the batch.
     fn check_indices(
         &self,
         name: &str,
@@ -100,7 +100,7 @@ impl Feeds {
     }
 }
 
-/// The error about data that are not what the model takes. The hint is about the first input that does not fit.
+/// The error about data that do not match the model's inputs. The hint is about the first input that does not fit.
 fn mismatch(
     wanted: &[(&str, &TensorType)],
     given: &[(Cow<'static, str>, TensorType)],
@@ -145,7 +145,7 @@ fn how_to_store(name: &str, wanted: &TensorType, given: Option<&TensorType>, mic
 }
 
 impl Targets {
-    /// How many labels are not ignored.
+    /// The number of labels that are not ignored.
     fn count(&self, labels: &HostTensor) -> u64 {
         let labels = labels.cast(DType::I64).ok().and_then(|t| t.to_i64());
         labels.map_or(0, |l| l.iter().filter(|l| **l != self.ignored).count() as u64)
@@ -155,7 +155,7 @@ impl Targets {
 /// The numbers from 0 to below `size`.
 struct Indices {
     size: usize,
-    /// For classes: another number that is valid.
+    /// For classes, another number that is valid.
     ignored: Option<i64>,
 }
 
@@ -170,7 +170,8 @@ fn indices(graph: &Graph) -> BTreeMap<String, Indices> {
             }
             _ => continue,
         };
-        // A loss that reads a part of its labels does not limit the others, so only a reshape leads to its input.
+        // A loss that reads a part of its labels does not limit the others. So only reshapes and permutations may stand
+        // between such a loss and its input.
         while let Some(producer) = graph.producer(value).map(|n| graph.node(n))
             && is_view(&producer.op, &graph.types(&producer.inputs), &graph.types(&producer.outputs))
             && (ignored.is_none() || matches!(producer.op, Op::Reshape(_) | Op::Permute(_)))
@@ -231,14 +232,15 @@ impl Conductor<'_> {
 struct MicroBatches {
     /// The model's inputs of each micro-batch, by name.
     tensors: Vec<BTreeMap<String, HostTensor>>,
-    /// Each one's share of the loss.
+    /// The share of each micro-batch in the loss.
     weights: Vec<f64>,
     /// Targets of the batch.
     targets: u64,
 }
 
 impl Feeds {
-    /// Targets of a step, if none of its labels is ignored; `None` if the model does not tell which they are.
+    /// The number of targets in a step, if none of its labels is ignored; `None` if the model does not tell which
+    /// labels are targets.
     pub(super) fn targets_per_step(&self, data: &Dataset, batch: usize) -> Option<f64> {
         let Targets { name, .. } = self.targets.as_ref()?;
         data.inputs(batch).iter().find(|(n, _)| n == name).map(|(_, ty)| ty.numel() as f64)
@@ -263,7 +265,7 @@ impl Feeds {
                     let labels = self.names.get(&t.name).and_then(|input| tensors.get(input.as_str()));
                     labels.map_or(0, |labels| t.count(labels)) as f64 / total.max(1) as f64
                 }
-                // Nothing says which targets count: the loss is the mean of the micro-batches' means.
+                // The targets that count are unknown, so the loss is the mean of the micro-batches' means.
                 None => 1.0 / f64::from(count),
             };
             let dtype = model.train.graph.ty(model.train.loss_weight).dtype;
@@ -275,7 +277,7 @@ impl Feeds {
     }
 }
 
-/// `count` rows of a tensor's first dimension, from row `first` on. A single number is that of all rows.
+/// `count` rows of a tensor's first dimension, from row `first` on. A single number belongs to all rows.
 fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, NodeError> {
     if tensor.shape().is_empty() {
         return Ok(tensor.clone());
@@ -350,7 +352,7 @@ mod tests {
         b.finish().unwrap()
     }
 
-    /// The kernel of one peer failed, and printed `TensorType { dtype: F32, ...`.
+    /// Regression: the kernel of one peer failed, and printed `TensorType { dtype: F32, ...`.
     #[test]
     fn a_class_that_the_model_does_not_have_is_reported_with_file_and_row() {
         let dir = tempfile::tempdir().unwrap();
@@ -369,7 +371,7 @@ mod tests {
         ");
     }
 
-    /// The hint was `train.micro_batch`, whatever did not fit.
+    /// Regression: the hint was `train.micro_batch`, whatever did not fit.
     #[test]
     fn the_hint_about_data_that_do_not_fit_is_about_what_differs() {
         let dir = tempfile::tempdir().unwrap();

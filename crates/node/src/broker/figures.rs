@@ -30,12 +30,12 @@ const WARM_UP: u64 = 2;
 pub(super) struct Figures {
     started: Instant,
     loss_first: Option<f64>,
-    /// Step, loss and seconds of the last steps.
+    /// The step, loss and seconds of each of the last steps.
     steps: VecDeque<(u64, f64, f64)>,
     /// Steps whose update was applied, and steps that were skipped. Those that were done again count each time.
     applied: u64,
     skipped: u64,
-    /// The last message about a number that is not finite: who made it, and what to do.
+    /// The last message about a number that is not finite: the peer that made it, and advice.
     poison: Option<(String, String)>,
     /// Seconds of all steps that count.
     in_steps_s: f64,
@@ -57,7 +57,7 @@ struct OfGeneration {
     peaks: BTreeMap<usize, u64>,
 }
 
-/// A peer's figures in the summary that its passes do not report.
+/// The figures of a peer that the summary has and that its passes do not report.
 pub(super) struct PeerFacts {
     pub(super) name: String,
     pub(super) backend: String,
@@ -91,7 +91,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 }
 
 impl Figures {
-    /// Figures of a run that starts now. `loss_first` is that of the run that it resumes.
+    /// Figures of a run that starts now. `loss_first` is the first loss of the run that it resumes.
     pub(super) fn new(loss_first: Option<f64>) -> Self {
         Self {
             started: Instant::now(),
@@ -107,7 +107,7 @@ impl Figures {
         }
     }
 
-    /// Takes over what another broker of this run knew.
+    /// Takes over the figures that another broker of this run had.
     pub(super) fn take_over(&mut self, loss_first: Option<f64>, incidents: &[IncidentSummary]) {
         self.loss_first = loss_first.or(self.loss_first);
         self.incidents = incidents.to_vec();
@@ -158,7 +158,7 @@ impl Figures {
             *peak = (*peak).max(report.peak_bytes);
         }
         g.reports.push_back(record.peers.clone());
-        // A short generation has nothing but its first steps.
+        // A short generation has no steps but its first ones.
         if g.steps == 2 * WARM_UP + 1 {
             g.reports.drain(..WARM_UP as usize);
         }
@@ -167,7 +167,7 @@ impl Figures {
         }
     }
 
-    /// Training goes back: the steps after this one do not count.
+    /// Training goes back, so the steps after this one do not count.
     pub(super) fn rewind(&mut self, step: u64) {
         while let Some((_, _, step_s)) = self.steps.pop_back_if(|(s, ..)| *s > step) {
             self.in_steps_s -= step_s;
@@ -223,7 +223,7 @@ impl Figures {
         }
     }
 
-    /// Seconds that were not spent in steps, by what took them.
+    /// Seconds that were not spent in steps, by the cause that took them.
     fn overhead(&self) -> BTreeMap<String, f64> {
         let mut overhead: BTreeMap<String, f64> = self.start_s.map(|s| ("start".into(), s)).into_iter().collect();
         for i in &self.incidents {

@@ -14,7 +14,7 @@ use super::figures::PeerFacts;
 use crate::config::Job;
 use crate::model::Model;
 
-/// A membership and its plan. Dropping it stops what it still sends.
+/// A membership and its plan. Dropping it stops the tasks that still send.
 pub(super) struct Generation {
     pub(super) number: u32,
     /// The job, with every choice made.
@@ -22,7 +22,7 @@ pub(super) struct Generation {
     pub(super) model: Arc<Model>,
     pub(super) plan: Plan,
     pub(super) predicted: Option<Simulation>,
-    /// By the peers' numbers.
+    /// The peers, by their numbers.
     pub(super) peers: Vec<Peer>,
     pub(super) advisor: CodecAdvisor,
     pub(super) loading: Loading,
@@ -65,7 +65,7 @@ impl Loading {
 }
 
 impl Generation {
-    /// What the summary says of each peer besides its passes.
+    /// The facts about each peer that the summary has besides its passes.
     pub(super) fn facts(&self) -> Vec<PeerFacts> {
         let loads = self.predicted.as_ref().map(|s| &s.peers[..]).unwrap_or_default();
         let facts = |(i, p): (usize, &Peer)| PeerFacts {

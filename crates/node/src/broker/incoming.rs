@@ -20,10 +20,10 @@ use crate::NodeError;
 use crate::net;
 use crate::net::probe::answer_probes;
 
-/// How long a new connection may take to say what it wants.
+/// The time in which a new connection has to say what it wants.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connections that may be about to say what they want. More wait until one of these has.
+/// The most connections that have not yet said what they want. Others wait until one of these has.
 const MAX_STRANGERS: usize = 64;
 
 /// The tensors that a member may send for a checkpoint, with their types.
@@ -46,7 +46,7 @@ pub(super) enum Incoming {
     SavedAll(Origin, u64),
     /// A member's connection has ended, for this reason.
     Gone(Origin, String),
-    /// A member sent what no member may send.
+    /// A member sent a message that no member may send.
     Broke(Origin, String),
     /// The planner has finished.
     Planned(Result<Box<Proposal>, NodeError>),
@@ -127,8 +127,8 @@ pub(super) async fn receive_control(mut lane: Receiver, from: Origin, events: mp
     }
 }
 
-/// Hands a member's snapshots to the checkpoint thread. A tensor that is not of its present share is skipped: it may
-/// belong to a generation that is over.
+/// Hands a member's snapshots to the checkpoint thread. A tensor that is not in the member's present share is skipped,
+/// because it may belong to a generation that is over.
 pub(super) async fn receive_bulk(
     mut lane: Receiver,
     from: Origin,

@@ -11,10 +11,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 use crate::NodeError;
 use crate::files::checkpoint::{CheckpointWriter, Checkpoints, Part, State};
 
-/// Tensors that may wait for the disk. More stay on the network.
+/// The most tensors that wait for the disk. More of them stay on the network.
 const MAX_WAITING_TENSORS: usize = 4;
 
-/// What the thread reports.
+/// A report of the thread.
 pub(super) enum KeeperEvent {
     /// The checkpoint is whole, and older ones are pruned.
     Committed(TrainingProgress),
@@ -29,12 +29,12 @@ pub(super) struct SavedTensor {
     pub(super) tensor: HostTensor,
 }
 
-/// What completes a checkpoint once all its tensors came.
+/// The data that complete a checkpoint once all its tensors have come.
 pub(super) struct Seal {
     pub(super) state: State,
     /// Small files beside the tensors.
     pub(super) extra: Vec<(&'static str, Vec<u8>)>,
-    /// How many checkpoints stay.
+    /// The number of checkpoints that stay.
     pub(super) keep: usize,
 }
 
@@ -60,7 +60,7 @@ pub(super) struct Keeper {
     thread: Option<JoinHandle<()>>,
 }
 
-/// Where tensors for the thread go in.
+/// The entry for tensors on their way to the thread.
 #[derive(Clone)]
 pub(super) struct Inbox {
     commands: mpsc::UnboundedSender<Command>,
@@ -136,7 +136,7 @@ struct Worker {
     checkpoints: Checkpoints,
     /// The checkpoint being written, and its step.
     writing: Option<(u64, CheckpointWriter)>,
-    /// Why the checkpoint of a step cannot be complete. The run learns it at its end.
+    /// The step of a checkpoint that cannot be complete, and the reason. The run learns it at the checkpoint's end.
     failed: Option<(u64, NodeError)>,
 }
 
@@ -152,7 +152,7 @@ impl Worker {
                 None
             }
             Command::Put(SavedTensor { step, key, tensor }, _place) => {
-                // A peer may still send what belongs to a checkpoint that was abandoned.
+                // A peer may still send tensors of a checkpoint that was abandoned.
                 let (_, writer) = self.writing.as_mut().filter(|(s, _)| *s == step)?;
                 let result = match key.slot {
                     None => writer.put(Part::Model, &key.name, &tensor),

@@ -1,4 +1,4 @@
-//! What a run writes into its directory while it trains. A full disk delays it and does not end the run.
+//! The files that a run writes into its directory while it trains. A full disk delays them and does not end the run.
 
 use std::collections::VecDeque;
 use std::io::ErrorKind;
@@ -10,16 +10,16 @@ use crate::files::run_dir::{RunDir, StepMetrics};
 /// Most steps whose metrics wait for room on the disk. They take some 30 MB.
 const MAX_WAITING: usize = 100_000;
 
-/// A change of what can be written.
+/// A change of the disk: full, or with room again.
 #[derive(Debug)]
 pub(super) enum DiskNews {
     /// The disk is full, and the run goes on.
     Full(NodeError),
-    /// All that waited is written.
+    /// All lines and files that waited are written.
     Written,
 }
 
-/// The files that change while a run goes on, and what could not be written to them yet.
+/// The files that change while a run goes on, and the content that could not be written to them yet.
 pub(super) struct Ledger {
     run: RunDir,
     lines: VecDeque<StepMetrics>,
@@ -65,17 +65,17 @@ impl Ledger {
         Ok(self.run.rewind(step)?)
     }
 
-    /// The plan, whether or not it is written.
+    /// The last plan, whether or not it is written.
     pub(super) fn plan(&self) -> Result<String, NodeError> {
         self.plan.clone().map_or_else(|| Ok(self.run.read_plan()?), Ok)
     }
 
-    /// What has changed since the last call.
+    /// The change of the disk since the last call.
     pub(super) fn take_news(&mut self) -> Option<DiskNews> {
         self.news.take()
     }
 
-    /// Writes all that waits.
+    /// Writes all lines and files that wait.
     ///
     /// # Errors
     ///

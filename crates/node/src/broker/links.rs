@@ -18,13 +18,13 @@ use crate::NodeError;
 use crate::net::Outbox;
 use crate::net::dial::dial;
 
-/// A member believes it only once its old connection has been silent for a while, so it is told several times.
+/// How often a member is called. It believes a call only once its old connection has been silent for a while.
 const CALLS: usize = 4;
 
-/// From one call to the next.
+/// The time from one call to the next.
 const CALL_PERIOD: Duration = Duration::from_secs(2);
 
-/// How long a silent member's machine may take to say that the member's process has ended.
+/// The time in which a silent member's machine has to say that the member's process has ended.
 const PORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A member's connection.
@@ -85,19 +85,19 @@ impl Links {
         });
     }
 
-    /// Queues a message. A member without a connection gets nothing; its loss is reported elsewhere.
+    /// Queues a message. A member without a connection gets nothing, and its loss is reported elsewhere.
     pub(super) fn send(&self, member: MemberId, message: &ToPeer) -> Result<(), NodeError> {
         self.0.get(&member).map_or(Ok(()), |link| link.outbox.control(message))
     }
 
-    /// Says which tensors a member may send for checkpoints.
+    /// Sets the tensors that a member may send for checkpoints.
     pub(super) fn expect(&self, member: MemberId, share: BTreeMap<TensorKey, TensorType>) {
         if let Some(link) = self.0.get(&member) {
             *link.saved.lock().unwrap_or_else(PoisonError::into_inner) = share;
         }
     }
 
-    /// Closes a member's connection once it has read what was sent, or after a moment.
+    /// Closes a member's connection once it has read all messages to it, or after a moment.
     pub(super) fn dismiss(&mut self, member: MemberId) {
         if let Some(link) = self.0.remove(&member) {
             tokio::spawn(async move {

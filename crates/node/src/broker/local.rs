@@ -28,7 +28,7 @@ pub struct LocalPeer {
     pub slowdown: f64,
 }
 
-/// How a local peer reaches the others.
+/// The addresses by which a local peer reaches the others.
 pub(super) struct Invitation {
     /// The broker, at the address that this peer uses.
     pub(super) ticket: Ticket,

@@ -65,24 +65,24 @@ use crate::model::{Model, models};
 use crate::planning::{Planned, place, plan_blind, plan_for};
 use crate::profile::samples;
 
-/// How to conduct a run.
+/// The options with which a run is conducted.
 pub struct BrokerOptions {
-    /// Who takes part.
+    /// The machines that take part.
     pub peers: Peers,
-    /// Where to listen; `None` for every interface and a free port.
+    /// The address to listen at; `None` for every interface and a free port.
     pub listen: Option<SocketAddr>,
     /// Addresses that lead to this machine but belong to none of its interfaces, such as a router's forwarded port.
     pub advertise: Vec<SocketAddr>,
     /// A plan to carry out instead of making one. Joiners must use its peers' names. A peer without a stage may be
     /// absent.
     pub plan: Option<Plan>,
-    /// What is known of the joiners' machines and links without measuring, by their names.
+    /// The joiners' machines and links that are known without measuring, by their names.
     pub known: Option<Known>,
     /// The run directory; `None` for a new one under `runs/`, or for that of the run to resume.
     pub directory: Option<PathBuf>,
-    /// What to go on from.
+    /// The run or checkpoint to go on from.
     pub resume: Option<Resume>,
-    /// Who may join.
+    /// The limits on who may join.
     pub entry: Entry,
 }
 
@@ -102,10 +102,10 @@ impl BrokerOptions {
     }
 }
 
-/// Who may join a run. The default is everybody with the ticket.
+/// The limits on who may join a run. By default, everybody with the ticket may.
 #[derive(Debug, Clone, Default)]
 pub struct Entry {
-    /// How long the ticket is valid; `None` for as long as the run goes on.
+    /// The time for which the ticket is valid; `None` for as long as the run goes on.
     pub valid: Option<Duration>,
     /// How many machines may join with the ticket; `None` for any number.
     pub uses: Option<u32>,
@@ -113,10 +113,10 @@ pub struct Entry {
     pub allow: Option<PathBuf>,
 }
 
-/// Who takes part in a run.
+/// The machines that take part in a run.
 #[derive(Debug, Clone)]
 pub enum Peers {
-    /// This many joiners, on any machines.
+    /// This number of joiners, on any machines.
     Joiners(usize),
     /// Processes that the broker starts on this machine.
     Local(Vec<LocalPeer>),
@@ -237,18 +237,18 @@ fn settle_micro_batch(job: &mut Job, plan: Option<&Plan>, resume: Option<&Resume
     Ok(())
 }
 
-/// How a run gets its plan.
+/// The way in which a run gets its plan.
 enum Course {
     /// The plan is made.
     Start(Planned),
-    /// Joiners measure their machines and links first.
+    /// Joiners first measure their machines and links.
     Measure {
         count: usize,
-        /// What the planner chooses from.
+        /// The models that the planner chooses from.
         models: Vec<Model>,
         /// A given plan, whose codecs follow the measured links.
         given: Option<Planned>,
-        /// What counts more than measurements.
+        /// The machines and links that the user describes. They count more than measurements.
         known: Option<Known>,
     },
 }
@@ -279,7 +279,7 @@ impl Course {
         })
     }
 
-    /// Which joiners the run waits for.
+    /// The joiners that the run waits for.
     fn places(&self) -> ExpectedPeers {
         match self {
             Self::Start(planned) | Self::Measure { given: Some(planned), .. } if planned.named => {
@@ -290,7 +290,7 @@ impl Course {
         }
     }
 
-    /// What joiners measure of the job's models.
+    /// The Programs by which joiners measure operators of the job's models.
     fn samples(&self, job: &Job) -> Vec<Program> {
         match self {
             Self::Start(_) => Vec::new(),
@@ -299,10 +299,10 @@ impl Course {
         }
     }
 
-    /// What makes the run's plans.
+    /// The planner that makes the run's plans.
     fn planner(self, job: &Job) -> Result<Planner, NodeError> {
         Ok(match self {
-            // Later plans are for the same machines, or for what is left of them.
+            // Later plans are for the same machines, or for those that are left of them.
             Self::Start(first) => Planner {
                 job: first.job.clone(),
                 models: vec![first.model.clone()],
@@ -336,8 +336,8 @@ fn check_given(plan: &Plan, job: &Job, model: &Model, peers: &Peers) -> Result<(
     Ok(())
 }
 
-/// Whether the joiners must be measured, for the plan or for its codecs. A single joiner is as well: what its memory
-/// cannot hold must wait elsewhere.
+/// Whether the joiners must be measured, for the plan or for its codecs. A single joiner is measured, too, because it
+/// offloads tensors that its memory cannot hold.
 fn must_measure(job: &Job, given: bool) -> bool {
     let planner = match job.plan.scheduler {
         Some(Scheduler::EqualNumber | Scheduler::EqualCompute) => false,
@@ -346,17 +346,17 @@ fn must_measure(job: &Job, given: bool) -> bool {
     job.compression.needs_links() || (planner && !given)
 }
 
-/// What a run has before its first joiner.
+/// The parts of a run that exist before its first joiner.
 struct Preparation {
     job: Job,
     data: Dataset,
     feeds: Feeds,
     origin: Arc<Origin>,
-    /// The run's endpoint, and who its broker is.
+    /// The run's endpoint, and the broker's identity.
     of_run: (Endpoint, Identity),
     entry: Entry,
     allowed: Option<BTreeSet<PeerKey>>,
-    /// What an earlier broker left.
+    /// The state that an earlier broker left.
     left: Option<Left>,
 }
 
@@ -442,7 +442,7 @@ impl Preparation {
             Ok(_) => children.finish().await,
             Err(e) => {
                 conductor.stop_all(&e.one_line());
-                // The endpoint stays open until every peer has read why.
+                // The endpoint stays open until every peer has read the reason.
                 conductor.links.goodbye().await;
                 children.stop().await;
             }

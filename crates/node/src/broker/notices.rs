@@ -33,7 +33,7 @@ impl Conductor<'_> {
             Notice::Measuring => self.observer.event(Event::Measuring),
             Notice::Waiting { reason } => {
                 if self.children.is_some() {
-                    // Nobody else can come.
+                    // No other joiner can come.
                     return Err(NodeError::Run(format!("those who are left cannot go on: {reason}")));
                 }
                 self.observer.event(Event::Waiting { reason });

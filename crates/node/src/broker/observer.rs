@@ -22,14 +22,14 @@ pub enum Event<'a> {
     },
     /// The broker listens for joiners.
     Listening {
-        /// What joiners need to connect.
+        /// The ticket with which joiners connect.
         ticket: &'a Ticket,
-        /// How many joiners the run waits for.
+        /// The number of joiners that the run waits for.
         wanted: usize,
     },
     /// The run goes on where an earlier broker was killed, once its peers are back.
     Continued {
-        /// What more joiners need to connect.
+        /// The ticket with which more joiners connect.
         ticket: &'a Ticket,
         /// The number of peers that trained.
         peers: usize,
@@ -89,15 +89,15 @@ pub enum Event<'a> {
         /// Its seconds of computing over those at the start.
         times: f64,
     },
-    /// A skipped step was inspected: where a number was first not finite, if that is something new.
+    /// A skipped step was inspected, and shows where a number was first not finite. It is told if that is new.
     Poisoned {
         /// The peer's name.
         name: &'a str,
         /// The step.
         step: u64,
-        /// What the peer did or has. It follows the name.
+        /// The fault of the peer, in words that follow its name.
         what: &'a str,
-        /// What to do.
+        /// Advice to the user.
         advice: &'a str,
     },
     /// The run changes to a better plan.
@@ -136,7 +136,7 @@ pub enum Event<'a> {
     },
     /// All peers are ready.
     Started {
-        /// What made a new generation necessary; nothing for the first.
+        /// The incidents that made a new generation necessary; none for the first one.
         incidents: &'a [IncidentSummary],
     },
     /// A step is done.
@@ -182,12 +182,12 @@ pub enum Event<'a> {
         /// Why.
         error: &'a NodeError,
     },
-    /// The disk is full. Training goes on, and what could not be written waits in memory.
+    /// The disk is full. Training goes on, and the content that could not be written waits in memory.
     DiskFull {
-        /// Which file cannot be written.
+        /// The file that cannot be written, and the reason.
         error: &'a NodeError,
     },
-    /// The disk has room again, and all that waited is written.
+    /// The disk has room again, and the content that waited is written.
     DiskWritten,
     /// Something else that people should know.
     Note {

@@ -12,7 +12,7 @@ use crate::files::weights::Weights;
 use crate::model::Model;
 use crate::model::imported::ImportedModel;
 
-/// What a new run starts from, besides its seed.
+/// The files that a new run starts from, besides its seed.
 pub(super) struct Origin {
     /// The archive that an imported model starts from.
     pub(super) source: Option<Mutex<ImportedModel>>,
@@ -41,7 +41,7 @@ impl Contents {
         }
     }
 
-    /// A tensor: from the model's constants, the checkpoint, the imported archive or the weights file.
+    /// Reads a tensor from the model's constants, the checkpoint, the imported archive or the weights file.
     pub(super) fn read(&self, key: &TensorKey) -> Result<HostTensor, NodeError> {
         let name = key.name.as_str();
         if let Some(constant) = self.model.train.graph.constants.get(name) {
@@ -56,7 +56,7 @@ impl Contents {
         let value = self.model.forward.find(name);
         if let (Some(source), Some(v)) = (&self.origin.source, value) {
             let value = self.model.forward.value(v);
-            // A weights file holds parameters only: buffers still come from the archive.
+            // A weights file holds parameters only, so buffers still come from the archive.
             if self.origin.weights.is_none() || !matches!(value.kind, ValueKind::Parameter(_)) {
                 return source.lock().unwrap_or_else(PoisonError::into_inner).initial(value);
             }

@@ -32,7 +32,7 @@ impl Conductor<'_> {
         request: Request,
     ) -> Result<Vec<Action>, NodeError> {
         let mut actions = Vec::new();
-        // What the owner decides has to outlive this broker.
+        // The owner's decision has to outlive this broker.
         let decides = !matches!(request.question, Question::Status);
         let answer = match self.permit(&request) {
             Ok(()) => match request.question {

@@ -10,13 +10,13 @@ use crate::planning::{Planned, place, plan_blind, plan_for};
 use fusionllm_plan::{Cluster, PeerId, Program, compile_forward};
 use fusionllm_protocol::{ExpectedReports, Formation, MemberId, share_of};
 
-/// What a new generation costs besides moving tensors: connecting, compiling, the first step.
+/// The cost of a new generation besides moving tensors: connecting, compiling and the first step, in seconds.
 const REGROUP_S: f64 = 5.0;
 
-/// What plans are made of.
+/// Everything that plans are made from.
 pub(super) struct Planner {
     pub(super) job: Job,
-    /// What the planner chooses from. After the first plan, only its model is left.
+    /// The models that the planner chooses from. After the first plan, only its model is left.
     pub(super) models: Vec<Model>,
     /// A plan that is already made, for the first generation.
     pub(super) first: Option<Planned>,
@@ -24,7 +24,7 @@ pub(super) struct Planner {
     pub(super) given: Option<Planned>,
     /// The machines, if they are known without measuring.
     pub(super) testbed: Option<Cluster>,
-    /// What counts more than measurements.
+    /// The machines and links that the user describes. They count more than measurements.
     pub(super) known: Option<Known>,
 }
 
@@ -32,7 +32,7 @@ pub(super) struct Planner {
 pub(super) struct Request {
     /// The members, with their names.
     pub(super) members: Vec<(MemberId, String)>,
-    /// Their machines and links, if they are measured.
+    /// The members' machines and links, if they are measured.
     pub(super) cluster: Option<Cluster>,
     /// Sentences about them.
     pub(super) notes: Vec<String>,
@@ -84,7 +84,7 @@ impl Planner {
         let mut planned = self.plan(&names, cluster)?;
         planned.notes.extend(request.notes.into_iter().chain(notes));
         if !planned.named {
-            // A small model has work for some of them.
+            // A small model may have work for some of the members only.
             let count = planned.plan.peers.len();
             planned.plan.peers = names.iter().take(count).map(|name| (*name).to_owned()).collect();
         }

@@ -1,4 +1,4 @@
-//! What a broker leaves behind, so that another one goes on with its run.
+//! The state that a broker leaves behind, so that another one goes on with its run.
 
 use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
@@ -16,7 +16,7 @@ use crate::files::checkpoint::{Checkpoint, CheckpointError};
 use crate::files::run_dir::{IncidentSummary, RunDir, last_record, read_metrics};
 use crate::model::Model;
 
-/// Where a run goes on: at a checkpoint, or where its broker was killed.
+/// The place where a run goes on: a checkpoint, or the point where its broker was killed.
 #[derive(Debug)]
 pub struct Resume {
     path: PathBuf,
@@ -25,11 +25,11 @@ pub struct Resume {
 }
 
 impl Resume {
-    /// What there is at `path`: a run directory, or a checkpoint.
+    /// Finds the run or checkpoint at `path`: a run directory, or a checkpoint.
     ///
     /// # Errors
     ///
-    /// There is neither a checkpoint nor what a killed broker left, or it cannot be read.
+    /// There is neither a checkpoint nor the state of a killed broker, or it cannot be read.
     pub fn find(path: &Path) -> Result<Self, NodeError> {
         let left = RunDir::read_state(path)?.map(|bytes| Left::parse(&bytes, path)).transpose()?;
         let checkpoint = match Checkpoint::find(path) {
@@ -57,7 +57,7 @@ impl Resume {
         }
     }
 
-    /// The newest checkpoint, and what the broker left, if `left` is wanted.
+    /// The newest checkpoint, and the state that the broker left, if `left` is wanted.
     pub(super) fn parts(self, left: bool) -> Result<(Option<Checkpoint>, Option<Left>), NodeError> {
         match self.left.filter(|_| left) {
             Some(left) => Ok((self.checkpoint, Some(left))),
@@ -67,7 +67,7 @@ impl Resume {
     }
 }
 
-/// What a run is about. Another run cannot go on with its tensors.
+/// The model, data and seed of a run. A run with another subject cannot go on with its tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Subject {
     graph: String,
@@ -81,7 +81,7 @@ impl Subject {
     }
 }
 
-/// What a broker writes down while its run goes on.
+/// The state that a broker writes down while its run goes on.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Left {
     /// The run's directory.
@@ -167,7 +167,7 @@ fn versioned(value: &impl Serialize) -> Result<Vec<u8>, NodeError> {
     Ok([&VERSION.to_le_bytes()[..], &bytes].concat())
 }
 
-/// What [`versioned`] wrote.
+/// Reads a value that [`versioned`] wrote.
 fn of_version<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     match bytes.split_first_chunk() {
         Some((version, value)) if u32::from_le_bytes(*version) == VERSION => decode(value),
@@ -175,7 +175,7 @@ fn of_version<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
     }
 }
 
-/// Whether these bytes are what a broker leaves behind.
+/// Whether these bytes are a state that a broker leaves behind.
 pub(crate) fn reads_state(bytes: &[u8]) -> bool {
     of_version::<Left>(bytes).is_ok()
 }
@@ -189,7 +189,7 @@ fn unix_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
-/// Machines and links as measured, for another broker. Without them they are measured again.
+/// The measured machines and links, for another broker. Without them they are measured again.
 pub(super) fn read_atlas(directory: &Path) -> Result<Atlas, NodeError> {
     let bytes = RunDir::read_atlas(directory)?;
     Ok(bytes.and_then(|bytes| of_version(&bytes).ok()).unwrap_or_default())
@@ -199,7 +199,8 @@ pub(super) fn write_atlas(run: &RunDir, atlas: &Atlas) -> Result<(), NodeError> 
     Ok(run.write_atlas(&versioned(atlas)?)?)
 }
 
-/// Who a run's broker is, and where. With it, a ticket stays valid when the broker is started again.
+/// The identity of a run's broker: its key, its ports and the tickets' secrets. With it, a ticket stays valid when the
+/// broker is started again.
 ///
 /// ```text
 ///  offset  bytes
@@ -212,9 +213,9 @@ pub(super) fn write_atlas(run: &RunDir, atlas: &Atlas) -> Result<(), NodeError> 
 #[derive(Clone)]
 pub(super) struct Identity {
     pub(super) key: SecretKey,
-    /// Of the tickets for peers and for the owner.
+    /// The secrets of the tickets for peers and for the owner.
     pub(super) secrets: [Secret; 2],
-    /// Over IPv4 and IPv6; 0 for any free one.
+    /// The UDP ports over IPv4 and IPv6; 0 for any free port.
     pub(super) ports: [u16; 2],
 }
 

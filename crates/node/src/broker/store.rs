@@ -1,4 +1,4 @@
-//! What a run keeps on the broker's disk: its directory, and its checkpoints.
+//! The files that a run keeps on the broker's disk: its directory, and its checkpoints.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -27,16 +27,16 @@ pub(super) struct Store {
     resumed: Option<Arc<Checkpoint>>,
     /// The last checkpoint of this run.
     committed: Option<TrainingProgress>,
-    /// Why the last checkpoint could not be written.
+    /// The reason why the last checkpoint could not be written.
     unsaved: Option<NodeError>,
     figures: Figures,
     /// The metrics of a step that a validation follows.
     pending: Option<StepMetrics>,
     /// Sentences about codecs, by the step that they are reported with.
     codecs: BTreeMap<u64, Vec<String>>,
-    /// What the run is about, if another broker may go on with it.
+    /// The run's subject, if another broker may go on with it.
     subject: Option<Subject>,
-    /// Whether the last note of where the run stands could not be written, and the error if people do not know it.
+    /// Whether the run's state could not be written the last time, and the error if people do not know it yet.
     unnoted: (bool, Option<NodeError>),
     /// Whether a generation has begun.
     begun: bool,
@@ -89,8 +89,8 @@ pub(super) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &
 
 impl Store {
     /// Opens a run. A new one goes to `directory`, or to a fresh directory under `runs/`. A resumed one continues in
-    /// the checkpoint's run directory, unless `directory` asks for a new run. One that a broker left goes on where it
-    /// is. `subject` is given if another broker may go on with the run.
+    /// the checkpoint's run directory, unless `directory` asks for a new run. A run that a broker left goes on in its
+    /// own directory. `subject` is given if another broker may go on with the run.
     pub(super) fn open(
         directory: Option<&Path>,
         resumed: Option<Checkpoint>,
@@ -101,7 +101,7 @@ impl Store {
     ) -> Result<Self, NodeError> {
         let toml = job.to_toml()?;
         let of_checkpoint = resumed.as_ref().and_then(|c| Some((run_of(c.path())?, c.state().step)));
-        // What was done after the newest cut is void, but nobody knows that cut before the peers are back.
+        // The steps after the newest cut are void, but nobody knows that cut before the peers are back.
         let continued = left.map(|left| (left.directory.as_path(), u64::MAX)).or(of_checkpoint);
         let run = match (directory, continued) {
             (None, Some((run, step))) => {
@@ -155,7 +155,7 @@ impl Store {
         self.committed.map(|c| c.step).or_else(|| self.resumed.as_ref().map(|c| c.state().step))
     }
 
-    /// Who the broker is. Joiners of a run that goes on know it already.
+    /// The broker's identity. Joiners of a run that goes on know it already.
     pub(super) fn identity(&self) -> Result<Identity, NodeError> {
         match self.subject {
             Some(_) => Identity::of(self.ledger.run()),
@@ -171,8 +171,8 @@ impl Store {
         }
     }
 
-    /// Notes where the run stands. A full disk does not end it: without the note, a broker that is killed has to go
-    /// back to a checkpoint.
+    /// Writes the run's state. A full disk does not end the run, but without the state, a run whose broker is killed
+    /// has to go back to a checkpoint.
     pub(super) fn persist(&mut self, wanted: usize, run: RunState) -> Result<(), NodeError> {
         let Some(subject) = self.subject.clone() else { return Ok(()) };
         let left = Left::new(subject, wanted, self.figures.loss_first(), self.figures.incidents().to_vec(), run);
@@ -189,12 +189,12 @@ impl Store {
         }
     }
 
-    /// Why it cannot be noted where the run stands, once.
+    /// The reason why the run's state cannot be written. It is returned once.
     pub(super) fn take_unnoted(&mut self) -> Option<NodeError> {
         self.unnoted.1.take()
     }
 
-    /// Notes what was measured. A full disk does not end the run here either.
+    /// Writes the measurements of machines and links. A full disk does not end the run here either.
     pub(super) fn persist_atlas(&mut self, atlas: &Atlas) {
         if self.subject.is_some() {
             let written = write_atlas(self.ledger.run(), atlas);
@@ -243,7 +243,7 @@ impl Store {
         self.unsaved = Some(error);
     }
 
-    /// Adds to an error of a run what is safe, and how to go on.
+    /// Adds to an error of a run which of its results are safe, and how to go on.
     pub(super) fn with_safe_step(&self, error: NodeError) -> NodeError {
         let resumed = self.resumed.as_ref().map(|c| c.state().step);
         let directory = self.ledger.run().path().display();
@@ -283,7 +283,7 @@ impl Store {
         self.figures.incident(incident);
     }
 
-    /// Where snapshot tensors go.
+    /// The entry for tensors of snapshots.
     pub(super) fn inbox(&self) -> Inbox {
         self.keeper.inbox()
     }
@@ -337,12 +337,12 @@ impl Store {
         self.ledger.replace_plan(json)
     }
 
-    /// What [`Self::plan`] was given last.
+    /// The plan that [`Self::plan`] was given last.
     pub(super) fn plan_text(&self) -> Result<String, NodeError> {
         self.ledger.plan()
     }
 
-    /// What has changed of the disk since the last call.
+    /// The change of the disk since the last call.
     pub(super) fn take_news(&mut self) -> Option<DiskNews> {
         self.ledger.take_news()
     }

@@ -20,12 +20,12 @@ pub(super) fn unix_s() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
 
-/// When a ticket expires that is made now, in seconds since the Unix epoch.
+/// The time when a ticket expires that is made now, in seconds since the Unix epoch.
 fn expiry(valid: Duration) -> u64 {
     unix_s().saturating_add(valid.as_secs().min(MAX_TICKET_S))
 }
 
-/// A new ticket for `addr`, and what the roster knows of it.
+/// A new ticket for `addr`, and its entry in the roster.
 pub(super) fn invite(
     addr: PeerAddr,
     role: TicketRole,
@@ -38,7 +38,7 @@ pub(super) fn invite(
     (ticket, invitation)
 }
 
-/// Who may come in at a new run: machines with its ticket, and its owner.
+/// The admission to a new run, with a ticket for machines and one for the owner.
 pub(super) fn admission(
     identity: &Identity,
     entry: &Entry,
@@ -54,7 +54,7 @@ pub(super) fn admission(
     Ok(admission)
 }
 
-/// Who may come in at a run that goes on: those who could before, unless there is another list of keys.
+/// The admission to a run that goes on: as before, unless there is another list of keys.
 pub(super) fn renewed(
     before: &Admission,
     entry: &Entry,
@@ -77,7 +77,7 @@ fn identities(keys: BTreeSet<PeerKey>) -> BTreeSet<[u8; 32]> {
     keys.iter().map(|key| *key.as_bytes()).collect()
 }
 
-/// Writes the ticket for peers, which is returned, and the owner's to the run directory.
+/// Writes the tickets for peers and for the owner to the run directory. Returns the one for peers.
 pub(super) fn write_tickets(
     addr: PeerAddr,
     identity: &Identity,

@@ -33,7 +33,7 @@ impl Files {
         Err(self.missing(section, key, written))
     }
 
-    /// The files that a setting's paths and patterns match, sorted within each pattern, each file once.
+    /// The files that a setting's paths and patterns match, each file once. They are sorted within each pattern.
     pub(super) fn many(&self, section: &Section<'_>, key: &'static str) -> Result<Option<Vec<PathBuf>>, JobError> {
         let Some(patterns) = section.texts(key, &paths(key))? else { return Ok(None) };
         let mut files = Vec::new();
@@ -49,7 +49,7 @@ impl Files {
         Ok(Some(files))
     }
 
-    /// [`Self::many`], where a directory stands for all files in it with this extension.
+    /// Finds files like [`Self::many`], but a directory stands for all files in it with this extension.
     pub(super) fn many_within(
         &self,
         section: &Section<'_>,

@@ -74,7 +74,7 @@ impl Job {
     ///
     /// # Errors
     ///
-    /// As [`Self::load`].
+    /// The same as those of [`Self::load`].
     pub fn decode(name: &str, bytes: Vec<u8>, directory: &Path, overrides: &[String]) -> Result<Self, JobError> {
         Self::parse(name, &reader::decode(name, bytes)?, directory, overrides)
     }
@@ -83,7 +83,7 @@ impl Job {
     ///
     /// # Errors
     ///
-    /// As [`Self::load`].
+    /// The same as those of [`Self::load`].
     pub fn parse(name: &str, text: &str, directory: &Path, overrides: &[String]) -> Result<Self, JobError> {
         Self::read(reader::parse(name, text)?, directory, overrides)
     }
@@ -114,10 +114,10 @@ impl Job {
         let network = top.section("network")?;
         top.finish()?;
 
-        // What decides about the other settings is looked at before them.
+        // The settings that decide about others are checked before them.
         sections.model.misspelt(&["family", "file"])?;
         sections.data.misspelt(&["kind"])?;
-        // The data come first, as some defaults of the model depend on them.
+        // The data come first, because some defaults of the model depend on them.
         let images = FamilyName::read(&sections.model)? == Some(FamilyName::Resnet);
         let data = Data::read(&sections.data, &files, images)?;
         let job = Self {

@@ -8,14 +8,14 @@ use super::reader::{self, JobError, Section};
 use super::sections::Train;
 use crate::data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
 
-/// A network, and what its weights need to be used.
+/// A network, and the facts by which its weights can be used.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Network {
-    /// The network.
+    /// The network's family and settings.
     pub family: Family,
-    /// How its text becomes tokens; `None` for images and for an unknown vocabulary.
+    /// The tokenizer of its text; `None` for images and for an unknown vocabulary.
     pub tokenizer: Option<Tokenizer>,
-    /// Tokens per sample; for images, their side.
+    /// Tokens per sample; for images, the length of their side.
     pub context: usize,
     /// Samples per micro-batch in training.
     pub micro_batch: usize,

@@ -12,7 +12,7 @@ pub(super) struct Quantity {
     example: (f64, &'static str),
 }
 
-/// In bytes per second.
+/// A rate, in bytes per second.
 pub(super) const RATE: Quantity = Quantity {
     what: "a rate",
     units: &[
@@ -29,21 +29,21 @@ pub(super) const RATE: Quantity = Quantity {
     example: (8.0, "Mbps"),
 };
 
-/// In seconds.
+/// A time, in seconds.
 pub(super) const TIME: Quantity = Quantity {
     what: "a time",
     units: &[("ns", 1e-9), ("us", 1e-6), ("µs", 1e-6), ("ms", 1e-3), ("s", 1.0)],
     example: (20.0, "ms"),
 };
 
-/// In seconds, for people.
+/// A period for people, in seconds.
 const PERIOD: Quantity = Quantity {
     what: "a time",
     units: &[("s", 1.0), ("min", 60.0), ("m", 60.0), ("h", 3600.0), ("d", 86_400.0)],
     example: (2.0, "h"),
 };
 
-/// In bytes.
+/// A size, in bytes.
 pub(super) const SIZE: Quantity = Quantity {
     what: "a size",
     units: &[

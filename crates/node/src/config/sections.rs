@@ -52,9 +52,9 @@ pub struct Train {
     /// The order of forward and backward work, which changes no result. Default `auto`; without known machines that
     /// is `1f1b`.
     pub schedule: Choice<Schedule>,
-    /// In which type peers compute. Default f32.
+    /// The type in which peers compute. Default f32.
     pub precision: Precision,
-    /// How gradients change parameters.
+    /// The rule by which gradients change parameters.
     pub optimizer: OptimizerConfig,
 }
 
@@ -114,7 +114,8 @@ pub enum Decay {
 /// `[plan]`: how the model is cut over the peers.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Planning {
-    /// What cuts the model. Default `op-fence` where the devices are known or measured, else `equal-compute`.
+    /// The method that cuts the model. Default `op-fence` where the devices are known or measured, else
+    /// `equal-compute`.
     #[serde(skip_serializing_if = "Option::is_none", serialize_with = "scheduler_name")]
     pub scheduler: Option<Scheduler>,
     /// A plan to carry out as it is. The command line may name another plan, or a number of peers.
@@ -263,7 +264,7 @@ impl Kind {
 }
 
 fn validation(section: &Section<'_>, files: &Files, default: f64) -> Result<Validation, JobError> {
-    // A text that is a number was meant as one.
+    // A text that is a number was meant as a number.
     if !section.is_text_or_list("validation") || section.is_quoted_number("validation") {
         let valid = |x| (0.0..1.0).contains(&x);
         let fraction = section.number("validation", "at least 0 and below 1, or the paths of files", valid)?;

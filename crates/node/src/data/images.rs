@@ -35,7 +35,7 @@ pub(super) struct Images {
     digest: String,
 }
 
-/// How an image is augmented.
+/// The augmentation of an image.
 #[derive(Clone, Copy)]
 struct View {
     mirrored: bool,

@@ -87,7 +87,7 @@ impl Dataset {
     ///
     /// # Errors
     ///
-    /// As for [`Self::train_batch`].
+    /// The same as those of [`Self::train_batch`].
     pub fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
         match &self.source {
             Source::Text(corpus) => corpus.eval_batch(first, samples),
@@ -96,7 +96,7 @@ impl Dataset {
         }
     }
 
-    /// Where a training sample comes from, for messages. `consumed` samples were drawn before it.
+    /// The place that a training sample comes from, for messages. `consumed` samples were drawn before it.
     pub(crate) fn train_origin(&self, consumed: u64) -> String {
         match &self.source {
             Source::Tensors(tensors) => tensors.train_origin(consumed),
@@ -104,9 +104,9 @@ impl Dataset {
         }
     }
 
-    /// Where the first number of a training batch comes from that is not finite: the file, the row and the tensor. Text
-    /// and images have none. Data are not searched before a step is skipped, because a model may expect such numbers: a
-    /// mask of attention is 0 and -infinity.
+    /// The place of the first number of a training batch that is not finite: the file, the row and the tensor. Text and
+    /// images have none. Data are searched only after a step was skipped, because a model may expect such numbers. For
+    /// example, a mask of attention is 0 and -infinity.
     pub(crate) fn not_finite(&self, first: u64, samples: usize) -> Option<String> {
         let Source::Tensors(tensors) = &self.source else { return None };
         let batch = tensors.train_batch(first, samples).ok()?;
@@ -133,7 +133,7 @@ impl Dataset {
         (samples < batch).then_some(more)
     }
 
-    /// Where a held-out sample comes from, for messages.
+    /// The place that a held-out sample comes from, for messages.
     pub(crate) fn eval_origin(&self, index: usize) -> String {
         match &self.source {
             Source::Tensors(tensors) => tensors.eval_origin(index),
@@ -174,7 +174,7 @@ impl Dataset {
         }
     }
 
-    /// Whether the order of [`inputs`](Self::inputs) means something: what a model reads, then its targets.
+    /// Whether the order of [`inputs`](Self::inputs) means something: first the model's inputs, then its targets.
     pub fn has_order(&self) -> bool {
         !matches!(self.source, Source::Tensors(_))
     }
@@ -206,7 +206,7 @@ impl fmt::Display for Dataset {
     }
 }
 
-/// Why data cannot be used.
+/// The reason why data cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum DataError {
     /// A file cannot be read.
@@ -214,7 +214,7 @@ pub enum DataError {
     Unreadable {
         /// The file.
         path: PathBuf,
-        /// Why not.
+        /// The reason.
         source: std::io::Error,
     },
     /// A file has the wrong content.
@@ -222,25 +222,25 @@ pub enum DataError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong, and where in the file.
+        /// A description of the error, and its place in the file.
         message: String,
-        /// What to do.
+        /// Advice to the user.
         hint: &'static str,
     },
     /// The files are valid, but hold too little.
     #[error("{message}")]
     TooLittle {
-        /// How much there is, and how much is needed.
+        /// The amount that there is, and the amount that is needed.
         message: String,
-        /// What to do.
+        /// Advice to the user.
         hint: &'static str,
     },
     /// The rows are no whole groups.
     #[error("{message}")]
     Ungrouped {
-        /// Which rows, and how many.
+        /// The rows, and their number.
         message: String,
-        /// What to do.
+        /// Advice to the user.
         hint: &'static str,
     },
     /// A file of tensors cannot be used.
@@ -252,7 +252,7 @@ pub enum DataError {
 }
 
 impl DataError {
-    /// What the user can do about it.
+    /// Advice to the user about this error, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Unreadable { .. } => Some("check the path and that you may read the file"),

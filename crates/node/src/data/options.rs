@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use super::Tokenizer;
 
-/// `[data]`: what the model is trained on.
+/// `[data]`: the data that the model is trained on.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "lowercase")]
 pub enum Data {

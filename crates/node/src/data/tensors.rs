@@ -22,12 +22,12 @@ pub(super) struct Tensors {
     digest: String,
 }
 
-/// What every file has.
+/// The layout that all files share.
 #[derive(Default)]
 struct Layout {
     /// Names and types of one row.
     rows: Vec<(String, TensorType)>,
-    /// Tensors of no dimensions. Each is one number for all samples.
+    /// Tensors without dimensions. Each is one number for all samples.
     numbers: Vec<(String, HostTensor)>,
 }
 

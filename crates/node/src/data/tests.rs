@@ -74,7 +74,7 @@ fn an_epoch_has_every_context_once() {
     assert_eq!(offsets.into_iter().collect::<Vec<_>>(), [0, 1, 2, 3]);
 }
 
-/// What a run draws depends on its seed and position, not on how it is split in batches.
+/// The samples that a run draws depend on its seed and position, not on how they are split in batches.
 #[test]
 fn a_resumed_run_draws_the_same_samples() {
     let dir = tempfile::tempdir().unwrap();
@@ -92,7 +92,7 @@ fn the_last_part_of_each_file_is_held_out() {
     let mut config = text(&dir, &[("a", b"0123456789"), ("b", b"abcdefghijABCDEFGHIJ")]);
     config.validation = Validation::Fraction(0.2);
     let data = open(config, 1);
-    // Held out are "89" and "GHIJ": five targets, in contexts of four.
+    // The held-out text is "89" and "GHIJ": five targets, in contexts of four.
     let batches: Vec<Batch> = data.eval_batches(3).collect::<Result<_, _>>().unwrap();
     assert_eq!((data.eval_samples(), batches.len(), batches[0].targets), (2, 1, 5));
     let bytes = |b: &[u8]| b.iter().map(|&b| i64::from(b)).collect::<Vec<_>>();
@@ -375,7 +375,7 @@ fn real_text_has_the_known_number_of_tokens() {
     assert!(total.abs_diff(301_966 + 36_059) <= 1, "{total}");
 }
 
-/// Text in UTF-16 trained without a word, on letters and zeros in turn.
+/// Regression: text in UTF-16 was trained on without a message, as letters and zeros in turn.
 #[test]
 fn text_in_wide_characters_is_refused_whatever_the_tokenizer() {
     let dir = tempfile::tempdir().unwrap();

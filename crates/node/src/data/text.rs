@@ -13,8 +13,8 @@ use super::{Batch, DataError, IGNORED, Text, Tokenizer, Validation};
 /// Training tokens and held-out tokens.
 ///
 /// The last part of each file is held out, or whole files are. The other parts follow each other, each after the
-/// tokenizer's start token if it has one. Each epoch cuts the sequence at another offset, so that over the epochs a
-/// token appears at many positions.
+/// tokenizer's start token if it has one. Each epoch cuts the sequence at another offset, so that a token appears at
+/// many positions over the epochs.
 pub(super) struct Corpus {
     train: Vec<u16>,
     held_out: Vec<u16>,

@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::Serialize;
 
-/// How text becomes tokens.
+/// The method that turns text into tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Tokenizer {
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(Tokenizer::Gpt2.encode(&text), whole);
     }
 
-    /// A file of spaces alone, or of one endless word, once made the encoder's regular expression panic.
+    /// Regression: a file of spaces alone, or of one endless word, made the encoder's regular expression panic.
     #[test]
     fn endless_runs_are_encoded() {
         for run in [" ", "a", "é", "\u{3000}"] {

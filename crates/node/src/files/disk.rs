@@ -23,7 +23,7 @@ impl DiskError {
         move |source| Self { path, action, source }
     }
 
-    /// What the user can do about it.
+    /// Advice to the user about this error.
     pub fn hint(&self) -> &'static str {
         match self.source.kind() {
             io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
@@ -47,7 +47,7 @@ pub(crate) fn write_atomic(path: &Path, content: &[u8]) -> Result<(), DiskError>
     replace(path, content, File::options().write(true).create(true).truncate(true))
 }
 
-/// The same for a file that only the user can read, where the system knows users.
+/// Replaces the content of a file atomically. Only the user can read it, where the system knows users.
 pub(crate) fn write_private_atomic(path: &Path, content: &[u8]) -> Result<(), DiskError> {
     let mut options = File::options();
     options.write(true).create(true).truncate(true);
@@ -68,7 +68,7 @@ fn replace(path: &Path, content: &[u8], options: &OpenOptions) -> Result<(), Dis
         fs::rename(&partial, path)
     })();
     if let Err(source) = written {
-        // Free the space; the first error is the one to report.
+        // The partial file is removed to free its space. The first error is the one to report.
         let _ = fs::remove_file(&partial);
         return Err(DiskError { path: path.to_owned(), action: "written", source });
     }
@@ -89,7 +89,7 @@ pub(crate) fn write_private(path: &Path, content: &[u8]) -> Result<(), DiskError
     written.map_err(DiskError::at(path, "written"))
 }
 
-/// Flushes a directory to the disk, so that new and renamed files survive a power cut. Does nothing outside Unix.
+/// Flushes a directory to the disk, so that new and renamed files survive a power cut. It does nothing outside Unix.
 pub(crate) fn sync_directory(directory: &Path) -> Result<(), DiskError> {
     if cfg!(unix) {
         let directory = if directory.as_os_str().is_empty() { Path::new(".") } else { directory };

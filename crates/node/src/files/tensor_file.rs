@@ -94,7 +94,7 @@ pub(crate) fn write_tensors<S: AsRef<str> + Ord>(
         fs::rename(&partial, path).map_err(DiskError::at(path, "written"))
     };
     write().inspect_err(|_| {
-        // Free the space; the first error is the one to report.
+        // The partial file is removed to free its space. The first error is the one to report.
         let _ = fs::remove_file(&partial);
     })
 }

@@ -21,11 +21,11 @@ pub struct Weights {
 struct Entry {
     dtype: Dtype,
     shape: Vec<usize>,
-    /// In bytes from the start of the file.
+    /// The offset in bytes from the start of the file.
     offset: u64,
 }
 
-/// Why weights cannot be used.
+/// The reason why weights cannot be used.
 #[derive(Debug, thiserror::Error)]
 pub enum WeightsError {
     /// The file cannot be read.
@@ -36,7 +36,7 @@ pub enum WeightsError {
     Malformed {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// A description of the error.
         message: String,
     },
     /// The weights are those of another model.
@@ -50,7 +50,7 @@ pub enum WeightsError {
 }
 
 impl WeightsError {
-    /// What the user can do about it.
+    /// Advice to the user about this error, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::Disk(e) => e.hint(),

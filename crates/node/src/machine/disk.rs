@@ -17,12 +17,12 @@ pub(crate) fn available(_: &Path) -> Option<u64> {
     None
 }
 
-/// Bytes that there is room for in [`directory`].
+/// Bytes for which there is room in [`directory`].
 pub(crate) fn room() -> Option<u64> {
     available(&directory())
 }
 
-/// Where files stand that end with the process. On many systems `/tmp` is memory, and `/var/tmp` is not.
+/// The directory of files that end with the process. On many systems, `/tmp` is memory and `/var/tmp` is not.
 pub(crate) fn directory() -> PathBuf {
     let on_disk = PathBuf::from("/var/tmp");
     match std::env::var_os("TMPDIR") {

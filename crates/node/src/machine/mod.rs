@@ -1,4 +1,4 @@
-//! What this machine gives to a run: its memory, its disk and its threads, until its user asks to stop.
+//! The memory, disk and threads that this machine gives to a run, until its user asks to stop.
 
 pub(crate) mod disk;
 pub(crate) mod interrupts;

@@ -17,7 +17,7 @@ use super::imported::ImportedModel;
 use crate::NodeError;
 use crate::files::weights::Weights;
 
-/// How far loss and gradients are from the reference.
+/// The distance of loss and gradients from the reference.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Check {
     /// The loss computed here.

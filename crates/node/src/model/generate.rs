@@ -12,10 +12,11 @@ use crate::config::Family;
 use crate::data::Tokenizer;
 use crate::model::SavedModel;
 
-/// How to choose each token.
+/// The rule by which each token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Sampling {
-    /// What logits are divided by. Below 1, likely tokens become more likely; at 0, the most likely token is chosen.
+    /// The number that logits are divided by. Below 1, likely tokens become more likely; at 0, the most likely token is
+    /// chosen.
     pub temperature: f64,
     /// How many of the most likely tokens to choose from; 0 for all.
     pub top_k: usize,
@@ -59,7 +60,7 @@ pub struct Generator {
     /// The bytes of each token that both the tokenizer and the model know.
     bytes: Vec<Vec<u8>>,
     held: BTreeMap<String, Tensor>,
-    /// By length.
+    /// The graphs of this model, by number of tokens.
     graphs: BTreeMap<usize, LastToken>,
 }
 

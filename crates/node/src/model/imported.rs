@@ -100,14 +100,14 @@ impl ImportedModel {
 ///
 /// # Errors
 ///
-/// As [`ImportedModel::open`].
+/// The same as those of [`ImportedModel::open`].
 pub fn graph(path: &Path, samples: usize) -> Result<Graph, NodeError> {
     let options = ImportOptions { batch_size: Some(samples), ..Default::default() };
     Ok(ImportedModel::open(path, options)?.imported.graph)
 }
 
-/// The warning about inputs that no operator reads. A language model that was exported with one tensor as its tokens and
-/// as its labels trains to repeat its labels.
+/// The warning about inputs that no operator reads. A language model that was exported with one tensor as its tokens
+/// and as its labels trains to repeat its labels.
 fn unread_inputs(graph: &Graph) -> Option<String> {
     let is_read = |v: &ValueId| graph.nodes.iter().any(|n| n.inputs.contains(v));
     let unread: Vec<String> =

@@ -81,7 +81,7 @@ fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, Nod
     }
     let keys = match divides {
         true => format!("micro_batch = {exported}"),
-        // The multiple next to what the job has.
+        // The multiple that is nearest to the job's value.
         false => {
             let nearest = (batch + exported / 2) / exported * exported;
             format!("batch = {} and micro_batch = {exported}", nearest.max(exported))

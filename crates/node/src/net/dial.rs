@@ -7,7 +7,7 @@ use fusionllm_transport::{ConnectError, Connection, Endpoint, Lanes, PeerAddr};
 
 use crate::{NodeError, net};
 
-/// How long to try a member that does not answer at all.
+/// The time for which a member that does not answer at all is tried.
 const SILENCE: Duration = Duration::from_secs(15);
 
 /// Waits between attempts start at the first of these and double up to the second.

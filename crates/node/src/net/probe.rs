@@ -16,20 +16,20 @@ const ECHOES: usize = 8;
 /// Bytes of the first load. Each further load is twice as large.
 const FIRST: u64 = 16 << 10;
 
-/// A load that takes as many round trips is no longer bound by how fast the sender dares to send.
+/// A load that takes this many round trips is no longer bound by how fast the sender dares to send.
 const ROUND_TRIPS: f64 = 8.0;
 
-/// The rate of loads that cannot grow is known once one is less than this many times as fast as the one before.
+/// If loads cannot grow, the rate is known once one load is less than this many times as fast as the one before.
 const STEADY: f64 = 1.25;
 
 /// The longest time for one measurement. A link that needs more is too slow to train over.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// How long two machines that met at a relay may take to find a direct path. Learning the public addresses takes a
-/// second, and each attempt to get through two routers a few round trips.
+/// The time in which two machines that met at a relay have to find a direct path. Learning the public addresses takes a
+/// second, and each attempt to get through two routers takes a few round trips.
 pub(crate) const SETTLING: Duration = Duration::from_secs(5);
 
-/// How long the other machine may take to learn this one's key.
+/// The time in which the other machine has to learn this one's key.
 const ACQUAINTANCE: Duration = Duration::from_secs(10);
 
 /// Answers the probes on a connection whose other end has said [`PeerHello::Probe`].
@@ -147,7 +147,8 @@ mod tests {
 
     const MBPS: u64 = 125_000;
 
-    /// What two machines measure of lines of these rates there and back, in Mbps, and of this latency in milliseconds.
+    /// The result of a measurement between two machines. The lines there and back have these rates in Mbps, and this
+    /// latency in milliseconds.
     async fn measured(there: u64, back: u64, latency: u64) -> Probed {
         let bind = || Endpoint::bind(EndpointOptions { pinned: true, ..EndpointOptions::new() });
         let (a, b) = (bind().await.unwrap(), bind().await.unwrap());

@@ -6,17 +6,19 @@ use fusionllm_transport::{ConnectError, Connection, Endpoint, Lanes, PeerAddr, n
 
 use crate::NodeError;
 
-/// A person who waits is told after this time that the broker has not answered, and then again after each of these.
+/// After this time, a person who waits is told that the broker has not answered, and again after each further such
+/// time.
 const REPORTS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3));
 
-/// How long a machine may take to say that nobody listens at its port. Most say it at once, or never.
+/// The time in which a machine has to say that nobody listens at its port. Most machines say it at once, or never.
 const PORT_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Connects to the broker at this address. `waiting` gets the seconds that have passed, now and then.
 ///
 /// # Errors
 ///
-/// It cannot be reached. If the machines at all of its addresses say that nobody listens there, the attempt ends at once.
+/// It cannot be reached. If the machines at all of its addresses say that nobody listens there, the attempt ends at
+/// once.
 pub(crate) async fn reach(
     endpoint: &Endpoint,
     to: &PeerAddr,
@@ -54,7 +56,7 @@ mod tests {
         PeerAddr::new(SecretKey::generate().public(), vec![([127, 0, 0, 1], port).into()])
     }
 
-    /// It took 14 s in silence to learn that a run had ended.
+    /// Regression: it took 14 s in silence to learn that a run had ended.
     #[tokio::test]
     #[cfg(target_os = "linux")]
     async fn a_broker_that_has_ended_is_told_from_one_that_is_silent() {

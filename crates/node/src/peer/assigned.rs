@@ -14,10 +14,10 @@ use super::worker::NetLink;
 use crate::machine::memory as machine_memory;
 use crate::net::neighbours;
 
-/// Tensors that wait until the computing thread has loaded those before them.
+/// The most tensors that wait until the computing thread has loaded those before them.
 const LOADING_QUEUE: usize = 2;
 
-/// What the computing thread gets before it computes.
+/// A tensor or the start, on its way to the computing thread before it computes.
 pub(super) enum Loading {
     /// A tensor to load.
     Tensor(TensorKey, HostTensor),
@@ -38,14 +38,14 @@ pub(super) struct Assigned {
 pub(super) struct Stream {
     pub(super) generation: u32,
     pub(super) types: BTreeMap<TensorKey, TensorType>,
-    /// Weak, so that the stream ends with the generation.
+    /// A weak sender, so that the stream ends with the generation.
     pub(super) loading: mpsc::WeakSender<Loading>,
 }
 
 impl Assigned {
-    /// Checks an assignment before anything is allocated for it. `memory` is what this machine gives to the run, and
-    /// `disk` what is free where copies stand, in bytes; `None` if nobody knows. The error says why the assignment does
-    /// not fit.
+    /// Checks an assignment before anything is allocated for it. `memory` is the memory that this machine gives to the
+    /// run, and `disk` is the free space where copies stand. Both are in bytes, and `None` if they are unknown. The
+    /// error says why the assignment does not fit.
     pub(super) fn new(
         assignment: Assignment,
         memory: Option<u64>,
@@ -61,7 +61,7 @@ impl Assigned {
         Ok((Self { assignment: Arc::new(assignment), addresses, loading, loads }, stream))
     }
 
-    /// What the follower needs to know of it.
+    /// The facts of the assignment that the follower needs.
     pub(super) fn role(&self) -> Role {
         Role::new(&self.assignment, &neighbours(&[&self.assignment.train, &self.assignment.eval]))
     }
@@ -83,8 +83,8 @@ pub(super) fn addresses<'a>(
     decoded.collect()
 }
 
-/// Refuses what needs more than the machine gives, or than any machine has. Copies for others take memory only where the
-/// disk has no room for them, and what is offloaded goes first.
+/// Refuses an assignment that needs more than the machine gives, or than any machine has. Copies for others take memory
+/// only where the disk has no room for them. Offloaded tensors get the disk's room first.
 fn check_room(assignment: &Assignment, memory: Option<u64>, disk: Option<u64>) -> Result<(), String> {
     let away = |medium| assignment.train.offloaded_bytes(medium).total();
     let (on_disk, in_host) = (away(Medium::Disk), away(Medium::Host));

@@ -20,19 +20,19 @@ use crate::machine::{disk, memory};
 use crate::net::reach::reach;
 use crate::net::{self, Outbox};
 
-/// From one heartbeat to the next.
+/// The time from one heartbeat to the next.
 const HEARTBEAT: Duration = Duration::from_secs(1);
 
 /// The waits between attempts to reach a broker that is gone double from the first of these up to the second.
 const REDIAL_DELAYS: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(10));
 
-/// How long to try a broker that fell silent. It may be starting again.
+/// The time for which a broker that fell silent is tried. It may be starting again.
 const REDIAL_SILENT: Duration = Duration::from_secs(3600);
 
-/// How long to try a broker that closed the connection. It is alive, or it ended in good order.
+/// The time for which a broker that closed the connection is tried. It is alive, or it ended in good order.
 const REDIAL_CLOSED: Duration = Duration::from_secs(60);
 
-/// How a peer introduces itself.
+/// The facts with which a peer introduces itself.
 pub(super) struct Introduction {
     pub(super) ticket: Ticket,
     pub(super) name: String,
@@ -142,12 +142,12 @@ async fn receive_control(mut lane: Receiver, number: u64, shared: Arc<Shared>) {
     }
 }
 
-/// Puts tensors from the broker where the present generation expects them.
+/// Puts tensors from the broker into the mailbox of the present generation.
 async fn receive_tensors(mut lane: Receiver, shared: Arc<Shared>) {
     let name: Arc<str> = "the broker".into();
     // The control lane reports a lost connection.
     while let Ok(Some(frame)) = lane.next().await {
-        // Without a generation, the frame belongs to one that was stopped.
+        // If no generation runs, the frame belongs to one that was stopped.
         let Some(arrivals) = shared.arrivals() else { continue };
         match arrivals.take(frame, PeerId::BROKER, &name).await {
             Ok(()) => {}

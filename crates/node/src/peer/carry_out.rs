@@ -1,4 +1,4 @@
-//! Carries out what the follower asks for.
+//! Carries out the actions that the follower asks for.
 
 use std::collections::VecDeque;
 
@@ -65,7 +65,7 @@ impl Session {
         Vec::new()
     }
 
-    /// Has the generation bring tensors from somewhere.
+    /// Lets the generation bring tensors from somewhere.
     fn bring(&mut self, action: FollowerAction) -> Vec<FollowerAction> {
         let Some(generation) = &mut self.generation else { return Vec::new() };
         match action {

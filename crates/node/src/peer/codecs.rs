@@ -20,7 +20,7 @@ pub(crate) struct Codecs {
     jobs: mpsc::Sender<Job>,
 }
 
-/// What the thread did since the last tally.
+/// The work of the thread since the last tally.
 #[derive(Default)]
 pub(crate) struct Tally {
     /// Payload bytes sent to each peer.
@@ -33,7 +33,7 @@ pub(crate) struct Tally {
     pub(crate) spectra: BTreeMap<PeerId, StableRanks>,
 }
 
-/// What to measure of an encoded message.
+/// The measurements of an encoded message.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Watch {
     /// Nothing.
@@ -53,7 +53,7 @@ enum Job {
 
 impl Codecs {
     /// Starts the thread. Decoded tensors go to `mailbox`. An error ends the thread and goes to `failed`. With
-    /// `feedback`, each message adds what the codec left out of earlier ones.
+    /// `feedback`, the error that the codec made in earlier messages is added to later ones.
     pub(crate) fn start(
         mailbox: Arc<Mailbox>,
         feedback: bool,

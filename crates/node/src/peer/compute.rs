@@ -18,7 +18,7 @@ use super::vault::Spool;
 use super::worker::{Command, NetLink, Worker};
 use crate::NodeError;
 
-/// What the thread needs.
+/// The parts of a generation that the computing thread works with.
 pub(super) struct Compute {
     pub(super) assignment: Arc<Assignment>,
     pub(super) shared: Arc<Shared>,
@@ -51,16 +51,17 @@ impl Compute {
         let Self { assignment, shared, mailbox, loads, commands } = self;
         let mut executor = Executor::new(shared.backend.clone(), assignment.optimizer, assignment.seed);
         executor.set_slowdown(shared.slowdown);
-        // An evaluation moves no more than a training step.
+        // An evaluation moves no more bytes than a training step.
         if assignment.train.offloaded_bytes(Medium::Disk).total() > 0 {
             shared.observer.tell(JoinEvent::Offloading);
             executor.set_disk(Arc::new(Scratch::new()?));
         }
-        // Before anything is loaded, so that memory never holds it all.
+        // This comes before anything is loaded, so that memory never holds all tensors.
         executor.rest(&assignment.train)?;
         let Some(link) = load(&mut executor, &assignment, &shared, &mailbox, loads)? else { return Ok(()) };
         let generation = assignment.generation;
-        // It is written before training goes on. Later, the update would need memory for a second version of all.
+        // The snapshot is written before training goes on. Otherwise the next update would need memory for a second
+        // version of all tensors.
         let keep = |snapshot: Snapshot, step, save: bool| {
             let mut spool = Spool::new(shared.observer.clone());
             let tensors = snapshot.tensors.iter().map(|t| {

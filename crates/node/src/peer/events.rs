@@ -9,7 +9,7 @@ use super::assigned::Assigned;
 use super::vault::Kept;
 use crate::NodeError;
 
-/// Where events go. Sending fails only once the loop is over, and then nobody needs them.
+/// The channel on which events are sent. Sending fails only once the loop is over, and then nobody needs them.
 pub(super) type Events = mpsc::UnboundedSender<Event>;
 
 /// An event for a peer's loop.
@@ -44,7 +44,7 @@ pub(super) enum Event {
     Interrupt,
 }
 
-/// What comes from the broker.
+/// An event of the connection to the broker.
 pub(super) enum FromBroker {
     /// A control message.
     Message(ToPeer),

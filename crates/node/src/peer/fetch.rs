@@ -12,7 +12,7 @@ use super::shared::Shared;
 use crate::NodeError;
 use crate::net::dial::dial;
 
-/// How long the other member may take to learn this one's key.
+/// The time in which the other member has to learn this one's key.
 const ACQUAINTANCE: Duration = Duration::from_secs(60);
 
 /// How often a connection that ends in the middle is opened again.
@@ -23,7 +23,7 @@ pub(super) struct Fetch {
     to: PeerAddr,
     step: u64,
     bytes_per_s: Option<f64>,
-    /// What has not arrived yet.
+    /// The tensors that have not arrived yet.
     wanted: VecDeque<(TensorKey, TensorType)>,
     open: Option<(Connection, Lanes)>,
     reopened: usize,

@@ -25,7 +25,7 @@ use crate::NodeError;
 use crate::net::Outbox;
 use crate::net::dial::dial;
 
-/// How long neighbours may take to reach each other once they are assigned.
+/// The time in which neighbours have to reach each other once they are assigned.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// The waits between attempts to copy a member's share double from the first of these up to the second.
@@ -48,7 +48,7 @@ pub(super) struct Generation {
     lanes: BTreeMap<PeerId, Receiver>,
     copies: BTreeMap<MemberId, AbortHandle>,
     tasks: JoinSet<()>,
-    /// What the neighbours are told when the links are closed.
+    /// The reason that the neighbours read when the links are closed.
     farewell: &'static str,
 }
 
@@ -86,7 +86,7 @@ impl Generation {
         self.assignment.generation
     }
 
-    /// Stops, and has the neighbours report that this peer is gone.
+    /// Stops, and lets the neighbours report that this peer is gone.
     pub(super) fn abandon(mut self) {
         self.farewell = "it ended early";
     }
@@ -156,7 +156,7 @@ impl Generation {
                 match fetch.next(&shared).await {
                     Ok(Some((key, tensor))) => {
                         let keep = move || (spool.keep(tensor), spool);
-                        // It is cancelled only with the process.
+                        // The task is cancelled only with the process.
                         let Ok((kept, rest)) = tokio::task::spawn_blocking(keep).await else { return };
                         spool = rest;
                         tensors.push((key, kept));
@@ -297,7 +297,7 @@ fn into(loading: tokio::sync::mpsc::Sender<Loading>) -> impl FnMut(TensorKey, Ho
     move |key, tensor| loading.blocking_send(Loading::Tensor(key, tensor)).is_ok()
 }
 
-/// What to report of the end of a link; `None` if the generation is over for one of its ends.
+/// The report about the end of a link; `None` if the generation is over for one of its ends.
 fn end_of_link(error: NodeError) -> Option<String> {
     match error {
         NodeError::Lost(DisconnectReason::ClosedHere(_)) => None,

@@ -7,7 +7,7 @@ use fusionllm_graph::HostTensor;
 use fusionllm_plan::Verdict;
 use fusionllm_protocol::TensorHeader;
 
-/// Holds what has arrived until the computing thread takes it. Each generation has its own.
+/// Holds tensors and verdicts until the computing thread takes them. Each generation has its own mailbox.
 pub(crate) struct Mailbox {
     state: Mutex<State>,
     changed: Condvar,

@@ -55,29 +55,29 @@ use crate::NodeError;
 use crate::keys::identity;
 use crate::machine::{compute_threads, interrupts};
 
-/// How a joiner takes part.
+/// The options with which a joiner takes part.
 pub struct JoinOptions {
     /// The broker's ticket.
     pub ticket: Ticket,
-    /// What to compute with.
+    /// The backend that computes.
     pub backend: Arc<dyn Backend>,
     /// The peer's name; if empty, the broker chooses one.
     pub name: String,
     /// The file of this machine's identity, which is written if there is none; `None` for a new identity.
     pub identity: Option<PathBuf>,
-    /// Where to listen; `None` for every interface and a free port.
+    /// The address to listen at; `None` for every interface and a free port.
     pub listen: Option<SocketAddr>,
     /// Addresses that lead to this machine but belong to none of its interfaces, such as a router's forwarded port.
     pub advertise: Vec<SocketAddr>,
     /// For emulated links: whether the peer talks to no address but those it is given.
     pub pinned: bool,
-    /// How many times slower than this machine to compute, at least 1. Above 1, the backend gets one thread.
+    /// How many times slower than this machine the peer computes, at least 1. Above 1, the backend gets one thread.
     pub slowdown: f64,
     /// A profile of this machine; `None` to measure it briefly if the broker asks.
     pub profile: Option<Device>,
     /// Bytes of memory that the run may use; `None` for all that is free.
     pub memory: Option<u64>,
-    /// Who is told what people should know.
+    /// The receiver of the events that people should know.
     pub observer: JoinObserver,
 }
 
@@ -100,8 +100,8 @@ impl JoinOptions {
     }
 }
 
-/// Takes part in a run until the broker ends it, or the user has this peer leave by Ctrl-C or SIGTERM. A second one ends
-/// it at once.
+/// Takes part in a run until the broker ends it, or the user has this peer leave by Ctrl-C or SIGTERM. A second one
+/// ends it at once.
 ///
 /// A lost connection ends nothing: the peer reports a lost neighbour and waits for its next part, and it tries to reach
 /// a lost broker again.
@@ -138,7 +138,7 @@ pub async fn join(options: JoinOptions) -> Result<Participation, NodeError> {
 async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Participation, NodeError> {
     let JoinOptions { ticket, backend, name, slowdown, profile, memory, observer, .. } = options;
     let (sender, events) = mpsc::unbounded_channel();
-    // A processor shares its memory with other programs, so what is free counts.
+    // A processor shares its memory with other programs, so only free memory counts.
     let DeviceInfo { threads, memory_bytes, .. } = backend.device();
     let memory = memory.or(memory_bytes.filter(|_| threads.is_none()));
     let shared = Arc::new(Shared {

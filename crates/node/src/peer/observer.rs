@@ -27,7 +27,7 @@ pub enum JoinEvent {
     BrokerBack,
     /// The disk has no room for copies, so they take memory.
     CopiesInMemory {
-        /// Where there is no room, and why.
+        /// The place where there is no room, and the reason.
         reason: String,
     },
     /// The plan has this machine keep tensors on its disk, because memory is short.
@@ -64,16 +64,16 @@ impl fmt::Debug for JoinObserver {
     }
 }
 
-/// How a joiner took part in a run.
+/// A joiner's part in a run, after its end.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Participation {
     /// Whether it ever had a share of the model, and stayed to the end.
     pub took_part: bool,
-    /// How its part ended.
+    /// The way in which its part ended.
     pub end: PartEnd,
 }
 
-/// How a joiner's part in a run ended in good order.
+/// The way in which a joiner's part in a run ended in good order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PartEnd {
     /// The run is over.

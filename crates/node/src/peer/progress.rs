@@ -1,10 +1,10 @@
-//! What the heartbeats of a peer say.
+//! The progress of a peer, which its heartbeats report.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use fusionllm_protocol::{Heartbeat, MemberId};
 
-/// How far this peer has come. Every thread and task of it notes its own part.
+/// The progress of this peer. Each of its threads and tasks notes its own part.
 #[derive(Default)]
 pub(super) struct Progress {
     generation: AtomicU32,
@@ -27,7 +27,7 @@ impl Progress {
         self.waits_for.store(member.map_or(0, |m| u64::from(m.0) + 1), Relaxed);
     }
 
-    /// Notes whom the peer waits for while `wait` runs.
+    /// Notes that the peer waits for a member while `wait` runs.
     pub(super) fn while_waiting<T>(&self, member: MemberId, wait: impl FnOnce() -> T) -> T {
         self.wait_for(Some(member));
         let result = wait();

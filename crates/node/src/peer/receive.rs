@@ -25,10 +25,10 @@ pub(super) struct Arrived {
     pub(super) seconds: f64,
 }
 
-/// By sender.
+/// The arrivals, by sender.
 pub(super) type Throughput = Arc<Mutex<BTreeMap<PeerId, Arrived>>>;
 
-/// Where arriving tensors of a generation go.
+/// The destination of a generation's arriving tensors.
 #[derive(Clone)]
 pub(super) struct Arrivals {
     pub(super) generation: u32,

@@ -20,7 +20,7 @@ struct ScratchFile {
     regions: Mutex<Regions>,
 }
 
-/// What of the file is used.
+/// The regions of the file that are used.
 #[derive(Debug, Default)]
 struct Regions {
     end: u64,
@@ -65,7 +65,7 @@ impl Storage for Scratch {
                 end
             })
         };
-        // It gives the region back, even if writing fails.
+        // The region is given back even if writing fails, because dropping it does that.
         let region = Region { file: self.0.clone(), offset, ty: tensor.ty().clone() };
         write_at(&self.0.file, tensor.bytes(), offset).map_err(no_room)?;
         Ok(Arc::new(region))

@@ -15,16 +15,16 @@ use super::vault::Kept;
 use crate::net::probe::answer_probes;
 use crate::{NodeError, net};
 
-/// How long a new connection may take to say hello.
+/// The time in which a new connection has to say hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Most connections that say hello, measure or ask for copies at once.
 const MAX_VISITORS: usize = 256;
 
-/// How long a request waits for a cut that the computing thread has not reached.
+/// The time for which a request waits for a cut that the computing thread has not reached.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// How long a member that got its answer may take to hang up.
+/// The time in which a member that got its answer has to hang up.
 const GOODBYE_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Most bytes of a tensor that are sent without a look at the rate.
@@ -82,7 +82,7 @@ impl Request {
         self.wait_for_goodbye().await;
     }
 
-    /// Says that the tensors are not here.
+    /// Tells the member that the tensors are not here.
     pub(super) async fn refuse(self) {
         if net::send_bulk(&self.connection, &BulkHeader::NoCopy, Vec::new()).await.is_ok() {
             self.wait_for_goodbye().await;
@@ -116,7 +116,7 @@ impl Request {
 struct Pace {
     /// Bytes per second; `None` for no limit.
     rate: Option<f64>,
-    /// When the next piece may go.
+    /// The time when the next piece may go.
     next: Instant,
 }
 

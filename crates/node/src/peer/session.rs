@@ -23,16 +23,16 @@ use super::worker::Command;
 use crate::NodeError;
 use crate::net::printable;
 
-/// How long the computing thread may take to end once the run is over.
+/// The time in which the computing thread has to end once the run is over.
 const END_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How a session ends.
+/// The end of a session.
 pub(super) type Ending = Result<Participation, NodeError>;
 
-/// A connection that was silent for no longer is alive: QUIC's own packets come more often.
+/// A connection that was silent for no longer than this is alive, because QUIC's own packets come more often.
 const ALIVE: Duration = Duration::from_secs(2);
 
-/// What follows from an event: the end, or actions.
+/// The result of an event: the end of the session, or actions.
 type Outcome = ControlFlow<Ending, Vec<FollowerAction>>;
 
 /// A peer in a run.
@@ -85,7 +85,7 @@ impl Session {
                     return ending;
                 }
             }
-            // While the computing thread runs, it says whom it waits for.
+            // While the computing thread runs, it notes the member that it waits for.
             if !self.follower.is_running() {
                 self.shared.progress.wait_for(self.follower.waits_for());
             }
@@ -97,7 +97,7 @@ impl Session {
         self.broker = Some(Broker::new(connection, lanes, self.number, &self.shared));
     }
 
-    /// Stops computing, and waits a moment until that has ended.
+    /// Stops the computing thread, and waits a moment for its end.
     async fn finish(&mut self, in_good_order: bool) {
         let Some(generation) = self.generation.take() else { return };
         let number = generation.number();
@@ -223,7 +223,7 @@ impl Session {
         ControlFlow::Continue(actions)
     }
 
-    /// How this peer's part ends by the broker's last word.
+    /// The end of this peer's part, as the broker's last message says it.
     fn parted(&self, farewell: Farewell) -> Ending {
         let took_part = self.took_part && !self.leaving;
         match farewell {
@@ -293,7 +293,7 @@ impl Session {
         ControlFlow::Continue(self.follower.disconnected())
     }
 
-    /// Somebody says that the broker was started again.
+    /// Handles the message of a member that the broker was started again.
     fn called_back(&mut self, by: &Connection) -> Outcome {
         by.close("");
         let broken = self.broker.as_ref().is_some_and(|b| b.connection.silent_for() > ALIVE);

@@ -1,4 +1,4 @@
-//! What the tasks and threads of a peer share.
+//! The state that the tasks and threads of a peer share.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,11 +12,11 @@ use super::progress::Progress;
 use super::receive::Arrivals;
 use super::vault::Vault;
 
-/// What outlives the generations and connections of a peer.
+/// The state that outlives the generations and connections of a peer.
 pub(super) struct Shared {
     pub(super) endpoint: Endpoint,
     pub(super) backend: Arc<dyn Backend>,
-    /// How many times slower than this machine to compute.
+    /// How many times slower than this machine the peer computes.
     pub(super) slowdown: f64,
     /// The threads that kernels compute on.
     pub(super) threads: rayon::ThreadPool,
@@ -25,14 +25,14 @@ pub(super) struct Shared {
     pub(super) observer: JoinObserver,
     pub(super) progress: Arc<Progress>,
     pub(super) vault: Vault,
-    /// How many cuts are being streamed to the broker, for checkpoints.
+    /// The number of cuts that are being streamed to the broker, for checkpoints.
     pub(super) saving: watch::Sender<usize>,
-    /// Where tensors from the broker go; `None` while nothing computes.
+    /// The destination of tensors from the broker; `None` while nothing computes.
     pub(super) arrivals: Mutex<Option<Arrivals>>,
     pub(super) events: Events,
 }
 
-/// While it lives, copies for other members wait.
+/// While this exists, copies for other members wait.
 pub(super) struct Saving<'a>(&'a watch::Sender<usize>);
 
 impl Drop for Saving<'_> {

@@ -184,7 +184,7 @@ async fn train(members: &mut [Member; 2], pass: u64, step: u64) -> f64 {
     loss.unwrap()
 }
 
-/// Has both members keep a cut, and a copy of each other's share.
+/// Lets both members keep a cut, and a copy of each other's share.
 async fn cut(members: &mut [Member; 2], step: u64) {
     let ids = [members[0].id, members[1].id];
     for member in members.iter_mut() {
@@ -312,7 +312,7 @@ async fn an_assignment_that_is_too_large_is_refused_and_the_peer_stays() {
     assert!(!peer.await.unwrap().unwrap().took_part, "it had no part");
 }
 
-/// A member without a copy says so, and the one that asked reports it.
+/// A member without a copy says so, and the one that asked for it reports that.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_missing_copy_is_reported() {
     let broker = TestBroker::new().await;
@@ -337,7 +337,7 @@ async fn a_missing_copy_is_reported() {
     assert!(first.await.unwrap().is_ok() && second.await.unwrap().is_ok());
 }
 
-/// Nothing more comes on such a link: a peer that said nothing of it would wait forever.
+/// Nothing more comes on such a link, so a peer that did not report it would wait forever.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_neighbour_that_closes_its_link_without_a_reason_is_reported() {
     let broker = TestBroker::new().await;

@@ -19,7 +19,7 @@ use crate::machine::disk::{directory, read_at, write_at};
 /// A tensor of a cut.
 #[derive(Debug, Clone)]
 pub(super) enum Kept {
-    /// In a file, from this place on.
+    /// The tensor is in a file, from this place on.
     Disk(Arc<File>, u64, TensorType),
     /// The disk had no room for it.
     Memory(HostTensor),
@@ -55,7 +55,7 @@ impl Spool {
         Self { observer, ..Self::default() }
     }
 
-    /// Keeps a tensor. What the disk cannot take stays in memory.
+    /// Keeps a tensor. If the disk has no room for it, it stays in memory.
     pub(super) fn keep(&mut self, tensor: HostTensor) -> Kept {
         if self.full {
             return Kept::Memory(tensor);

@@ -20,7 +20,7 @@ use crate::NodeError;
 use crate::machine::memory;
 use crate::net::Outbox;
 
-/// What the computing thread is told to do, in this order.
+/// A command for the computing thread. Commands are carried out in their order.
 pub(super) enum Command {
     /// See [`ToPeer::Run`](fusionllm_protocol::ToPeer).
     Run { pass: u64, version: u32, kind: PassKind, step: u64, inspect: bool },
@@ -90,7 +90,7 @@ impl Worker {
         self.link.done(pass, stats)
     }
 
-    /// What to measure in the step after `step` steps. Micro-batches take turns.
+    /// The measurements in the step after `step` steps. Micro-batches take turns.
     fn watched(&self, step: u64) -> Watched {
         let every = self.assignment.compression.spectral_watch;
         let micro_batch = (step % u64::from(self.train.micro_batches)) as u32;
@@ -106,7 +106,7 @@ pub(super) struct NetLink {
     pub(super) outboxes: BTreeMap<PeerId, Outbox>,
     /// The members, by their place in the plan.
     pub(super) members: Vec<MemberId>,
-    /// To the broker.
+    /// The queue of messages to the broker.
     pub(super) control: Outbox,
     pub(super) throughput: Throughput,
     pub(super) codecs: Codecs,
@@ -144,7 +144,7 @@ impl NetLink {
         let sent = std::mem::take(&mut self.sent);
         let received = std::mem::take(&mut *self.throughput.lock().unwrap_or_else(PoisonError::into_inner));
         let received = received.into_iter().map(|(from, a)| ReceivedBytes { from, bytes: a.bytes, seconds: a.seconds });
-        // Without a counting allocator, or on another device, the tensors are all that is known.
+        // Without a counting allocator, or on another device, only the bytes of tensors are known.
         let peak_bytes = if self.on_host && memory::live_bytes() > 0 { memory::take_peak() } else { peak_bytes };
         let resident_bytes = memory::resident_peak();
         let error = |(to, relative_error)| CodecError { to, relative_error };

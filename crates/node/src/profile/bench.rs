@@ -15,8 +15,8 @@ use super::{Effort, MAX_REPEATS, mean, noise};
 use crate::NodeError;
 use crate::machine::memory;
 
-/// Runs a Program without peers repeatedly. The tensors that it holds are invented, but for these constants. Returns the
-/// typical time of each node.
+/// Runs a Program without peers repeatedly. The tensors that it holds are invented, except for these constants. Returns
+/// the typical time of each node.
 ///
 /// # Errors
 ///
@@ -39,7 +39,7 @@ pub(super) fn run(
         let script = executor.prepare(program)?;
         return Ok(time(&mut executor, program, &script, effort, slowdown)?.took());
     }
-    // Operators take less time in a segment than alone. Each gets its share of what the segments take.
+    // Operators take less time in a segment than alone. So each operator gets its share of the segments' time.
     let program = &with_results(program);
     let each = executor.prepare_each(program)?;
     let whole = executor.prepare(program)?;
@@ -49,8 +49,8 @@ pub(super) fn run(
     Ok(each.took().into_iter().map(share).collect())
 }
 
-/// The first micro-batch of a Program, which frees what nothing reads after all else. Such results leave their segment,
-/// so a compiler cannot leave out the operators that make them. In a step they end in gradients.
+/// The first micro-batch of a Program. Values that nothing reads are freed after everything else. Such results leave
+/// their segment, so a compiler cannot leave out the operators that make them. In a step they end in gradients.
 fn with_results(program: &Program) -> Program {
     let read: BTreeSet<ValueId> = program.nodes.values().flat_map(|node| node.inputs.iter().copied()).collect();
     let of_first = |instruction: &&Instruction| match **instruction {
@@ -62,7 +62,7 @@ fn with_results(program: &Program) -> Program {
             Instruction::Free { value, .. } => read.contains(value),
             _ => true,
         });
-    // No segment goes beyond it.
+    // No segment goes beyond this instruction.
     instructions.push(Instruction::Clip);
     instructions.extend(results);
     Program { micro_batches: 1, instructions, ..program.clone() }

@@ -11,15 +11,15 @@ use fusionllm_plan::{Device, Instruction, Program};
 use super::{BRIEF, Effort, LeftOut, Samples, cost_of, few_networks, measure_on, sample};
 use crate::NodeError;
 
-/// For a job's own step, while the other joiners wait.
+/// The effort for a job's own step, while the other joiners wait.
 const JOINING: Effort = Effort { warm_up: 1, patience: Duration::from_millis(1500), repeats: 1 };
 
 /// Estimated seconds of a pass over a job's own operators that a joiner measures.
 const MAX_PASS_S: f64 = 5.0;
 
-/// Measures a few small networks in about a second, and then operators of a job's model, by [`samples`](super::samples) of it. These may
-/// be a stranger's. A sample that needs more than `memory` bytes, or too much time, is measured one operator after the
-/// other. What does not fit then is left out.
+/// Measures a few small networks in about a second, and then operators of a job's model, by [`samples`](super::samples)
+/// of it. These may be a stranger's. A sample that needs more than `memory` bytes, or too much time, is measured one
+/// operator after the other. What does not fit then is left out.
 ///
 /// # Errors
 ///

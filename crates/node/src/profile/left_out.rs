@@ -11,7 +11,7 @@ pub struct LeftOut {
     pub of: usize,
     /// Kinds that need more memory than the machine gives the run.
     pub too_large: usize,
-    /// The most bytes that one of them needs.
+    /// The most bytes that one of these kinds needs.
     pub needed: u64,
     /// The memory that the machine gives the run, if it is limited.
     pub memory: Option<u64>,

@@ -36,7 +36,7 @@ use crate::model::Model;
 /// The memory of a device whose backend does not say it.
 const MEMORY: u64 = 8 << 30;
 
-/// How long to measure operators.
+/// The effort that goes into measuring operators.
 #[derive(Clone, Copy)]
 struct Effort {
     /// Steps that do not count, during which the process takes its memory from the system. They run without pauses.
@@ -48,7 +48,7 @@ struct Effort {
 
 const THOROUGH: Effort = Effort { warm_up: 1, patience: Duration::from_millis(700), repeats: 3 };
 const BRIEF: Effort = Effort { warm_up: 1, patience: Duration::from_millis(150), repeats: 1 };
-/// For a model's own step, whose micro-batches need much more memory.
+/// The effort for a model's own step, whose micro-batches need much more memory.
 const OWN: Effort = Effort { warm_up: 5, patience: Duration::from_secs(5), repeats: 5 };
 const MAX_REPEATS: usize = 40;
 

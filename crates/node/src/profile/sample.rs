@@ -7,17 +7,18 @@ use fusionllm_plan::{Holding, Instruction, PeerId, Program, is_view, node_signat
 
 use crate::model::Model;
 
-/// The most operators of one signature that are measured in a model. Its layers are alike.
+/// The most operators of one signature that are measured in a model, because its layers are alike.
 const SAMPLES_PER_SIGNATURE: usize = 4;
 /// Bytes that wait for backward while a model is measured: more than caches hold.
 const WAITING: usize = 64 << 20;
-/// The most models, of a job's, of which joiners measure operators.
+/// The most models of a job. If there are more, joiners measure none of their operators.
 const MAX_SAMPLES: usize = 3;
-/// The most operators that a sample for joiners has. The broker takes the times of a few thousand from each.
+/// The most operators that a sample for joiners has, because the broker takes only a few thousand times from each
+/// joiner.
 const MAX_OPERATORS: usize = 1000;
 
-/// What joiners measure of a job's models. Nothing, if the planner has many to choose from, or if their operators are
-/// too many.
+/// The Programs by which joiners measure operators of a job's models. There are none if the planner has many models to
+/// choose from. A model with too many operators has none either.
 pub(crate) fn samples(models: &[Model], batch: usize) -> Vec<Program> {
     if models.len() > MAX_SAMPLES {
         return Vec::new();
@@ -26,7 +27,7 @@ pub(crate) fn samples(models: &[Model], batch: usize) -> Vec<Program> {
     all.filter(|sample| sample.nodes.len() <= MAX_OPERATORS).collect()
 }
 
-/// The Program of a few operators of each signature. As many micro-batches wait for backward as make [`WAITING`]
+/// The Program of a few operators of each signature. So many micro-batches wait for backward that they take [`WAITING`]
 /// bytes, but no more than a step has.
 pub(super) fn sample(train: &TrainGraph, micro_batches: usize) -> Program {
     let graph = &train.graph;
@@ -48,7 +49,7 @@ pub(super) fn sample(train: &TrainGraph, micro_batches: usize) -> Program {
             chosen[maker.index()] |= is_view(&made.op, &graph.types(&made.inputs), &graph.types(&made.outputs));
         }
     }
-    // What one micro-batch keeps for backward.
+    // The bytes that one micro-batch keeps for backward.
     let read: BTreeSet<ValueId> = backward.iter().flat_map(|n| graph.node(*n).inputs.iter().copied()).collect();
     let made = forward.iter().filter(|n| chosen[n.index()]).flat_map(|n| &graph.node(*n).outputs);
     let kept: usize = made.filter(|v| read.contains(v)).map(|v| graph.ty(*v).bytes()).sum();
@@ -111,8 +112,8 @@ fn assemble(nodes: BTreeMap<NodeId, Node>, value: impl Fn(ValueId) -> Value, mic
     }
 }
 
-/// A Program for each kind of operator in a [valid](Program::validate) one, by its signature. It runs an operator of that
-/// kind alone, after the views that it reads.
+/// A Program for each kind of operator in a [valid](Program::validate) one, by its signature. It runs an operator of
+/// that kind alone, after the views that it reads.
 pub(super) fn one_by_one(program: &Program) -> BTreeMap<String, Program> {
     let makers: HashMap<ValueId, NodeId> =
         program.nodes.iter().flat_map(|(id, node)| node.outputs.iter().map(|v| (*v, *id))).collect();

@@ -38,7 +38,7 @@ impl Advice {
         let hint = error.hint.replace("PATH", key.path);
         let instead = |value: String| vec![Setting { value, ..wrong.clone() }];
         let renamed = |name: &str| vec![Setting { key: name.to_owned(), ..wrong.clone() }];
-        // What was meant is better than what there is.
+        // A name that was meant is better advice than the list of names.
         if let Some(name) = between(&hint, "did you mean `", '`') {
             return Self { lines: vec![renamed(name)], list: Vec::new() };
         }

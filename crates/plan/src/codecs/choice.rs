@@ -63,7 +63,7 @@ pub(crate) fn assign(programs: &mut [Program], codecs: &[LinkCodec]) {
     }
 }
 
-/// Chooses for each link the least lossy codec that keeps the link from slowing the step. Never top-k.
+/// Chooses for each link the least lossy codec that keeps the link from slowing the step. It never chooses top-k.
 ///
 /// With the strongest codec on every link, a step is as short as it can be. Codecs are then relaxed for as long as
 /// the step stays within [`SLACK`] of that. First all links are relaxed together: neighbours in a pipeline, and links
@@ -92,7 +92,7 @@ fn auto(
         }
         (levels, common) = (milder, common - 1);
     }
-    // One level per round, so that the first links do not use up the slack of all.
+    // Each round relaxes a link by one level, so that the first links do not use up the slack of all.
     let mut left: Vec<LinkEnds> = order.into_iter().map(|(link, _)| link).collect();
     while !left.is_empty() {
         let mut more = Vec::new();

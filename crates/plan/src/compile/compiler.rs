@@ -1,4 +1,4 @@
-//! Where the nodes and tensors of a graph are placed, and when they are needed.
+//! The places of a graph's nodes and tensors, and the times when they are needed.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
@@ -16,10 +16,10 @@ use crate::schedule::TaskKind;
 /// Most runs of operators (nodes times micro-batches) in one step.
 const MAX_RUNS: u64 = 1 << 26;
 
-/// What one stage does in one kind of task with each micro-batch.
+/// The work of one stage in one kind of task, the same for each micro-batch.
 #[derive(Default)]
 pub(super) struct Pass {
-    /// In graph order.
+    /// The nodes to run, in graph order.
     pub(super) nodes: Vec<NodeId>,
     /// The buffers that change, by the last node that reads the old content.
     pub(super) updates: BTreeMap<NodeId, Vec<StateUpdate>>,
@@ -30,7 +30,7 @@ pub(super) struct Compiler<'a> {
     pub(super) graph: &'a Graph,
     /// By node: whether a report, a gradient or a buffer depends on it.
     live: Vec<bool>,
-    /// By node.
+    /// The stage of each node.
     stage_of: Vec<u32>,
     /// See [`cheap`].
     pub(super) cheap: Vec<bool>,
@@ -265,7 +265,7 @@ fn period(plan: &Plan) -> u32 {
     period as u32
 }
 
-/// The peers that keep each parameter and buffer, the owner first. Nodes that are not live count too, since an
+/// The peers that keep each parameter and buffer, the owner first. Nodes that are not live count too, because an
 /// evaluation may run them.
 ///
 /// If several replicas could own a parameter, the one that owns the fewest bytes so far owns it. This spreads
@@ -289,8 +289,8 @@ fn holders(plan: &Plan, graph: &Graph, stage_of: &[u32]) -> BTreeMap<ValueId, Ve
     stages
         .into_iter()
         .map(|(v, mut stages)| {
-            // The earliest stage owns a parameter: it needs the new value first. The first stage owns what no node
-            // reads.
+            // The earliest stage owns a parameter, because it needs the new value first. The first stage owns a
+            // parameter that no node reads.
             if stages.is_empty() {
                 stages.insert(0);
             }

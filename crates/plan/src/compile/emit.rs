@@ -14,8 +14,8 @@ pub(super) struct Emitter<'a> {
     c: &'a Compiler<'a>,
     peer: PeerId,
     uses: &'a Uses,
-    /// Values at hand, by micro-batch. A changing buffer is at hand once it has the content that the micro-batch must
-    /// find.
+    /// Values at hand, by micro-batch. A changing buffer is at hand once it has the content that this micro-batch must
+    /// read.
     present: HashSet<(ValueId, u32)>,
     pub(super) out: Vec<Instruction>,
 }
@@ -112,8 +112,8 @@ impl<'a> Emitter<'a> {
         self.c.changing.get(&buffer).map(|s| &self.c.plan.stages[*s as usize])
     }
 
-    /// What follows the last micro-batch. All copies of a buffer get the same content. In training, owners reduce
-    /// gradients, clip and apply them, and send the new values to the other holders.
+    /// Writes the instructions after the last micro-batch. All copies of a buffer get the same content. In training,
+    /// owners reduce gradients, clip and apply them, and send the new values to the other holders.
     pub(super) fn finish_pass(&mut self, kind: PassKind) {
         let (c, peer, out) = (self.c, self.peer, &mut self.out);
         let last = c.plan.micro_batches - 1;

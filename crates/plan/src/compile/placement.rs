@@ -14,8 +14,8 @@ impl Placement {
     /// Places the nodes of a training graph. Forward nodes stay as planned. A backward node goes with its forward
     /// node.
     ///
-    /// A sum of several users' gradients may be needed by an earlier stage than its own user's. It goes to the
-    /// earliest stage among its user's and its operands'. So gradients never travel to later stages.
+    /// A sum of several users' gradients may be needed by an earlier stage than its own user's stage. So it goes to the
+    /// earliest stage among those of its user and its operands. Gradients then never travel to later stages.
     pub fn of_training(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Self, PlanError> {
         let mut stage_of = plan.stage_of(forward)?;
         let graph = &train.graph;

@@ -13,14 +13,14 @@ pub(super) struct Task {
     pub(super) micro_batch: u32,
 }
 
-/// What the order of tasks depends on, for one stage.
+/// The facts about one stage that decide the order of its tasks.
 #[derive(Debug, Clone, Default)]
 pub(super) struct StageTasks {
     /// See [`Stage::peers`](crate::Stage::peers).
     pub(super) peers: Vec<u32>,
     /// By kind of task: the tasks of other stages that it waits for, over the same micro-batch.
     pub(super) waits: [Vec<(TaskKind, u32)>; 3],
-    /// Whether forward changes a buffer. Each forward task then waits for that of the previous micro-batch.
+    /// Whether forward changes a buffer. Each forward task then waits for the forward task of the previous micro-batch.
     pub(super) chained: bool,
 }
 
@@ -98,7 +98,7 @@ impl<'a> Rounds<'a> {
             stages,
             kinds,
             // A task near the end of the step goes first. But where weight gradients fill the gaps, forward tasks go
-            // first, since all other peers wait for them.
+            // first, because all other peers wait for them.
             preference: match schedule.delays_weights() {
                 true => [TaskKind::Forward, TaskKind::Backward, TaskKind::Weight],
                 false => [TaskKind::Backward, TaskKind::Forward, TaskKind::Weight],

@@ -1,4 +1,4 @@
-//! Who needs each value.
+//! The peers that need each value.
 
 use std::collections::{BTreeMap, BTreeSet};
 

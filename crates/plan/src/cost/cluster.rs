@@ -17,7 +17,7 @@ use crate::program::PeerId;
 pub struct Cluster {
     devices: Vec<Device>,
     sites: Vec<Site>,
-    /// Sorted by ends; no two have the same.
+    /// The direct links, sorted by their ends. No two have the same ends.
     direct: Vec<DirectLink>,
     broker: Place,
 }
@@ -41,15 +41,15 @@ impl Link {
 /// Devices in one place.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Site {
-    /// Its name.
+    /// The site's name.
     pub name: String,
     /// The link between any two of its devices, in each direction. Each pair has its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inside: Option<Link>,
-    /// The link that all messages share that leave the site. In the other direction, all that enter it.
+    /// The link that carries all messages that leave the site, and in the other direction all messages that enter it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub uplink: Option<Link>,
-    /// The link that all messages share that enter the site, if it differs from `uplink`.
+    /// The link that carries all messages that enter the site, if it differs from `uplink`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub downlink: Option<Link>,
 }
@@ -324,7 +324,8 @@ impl Cluster {
         Self::new(self.devices.clone(), sites, direct, Some(self.broker))
     }
 
-    /// The peer whose machine and links `peer` uses. That is itself, except for a broker on a device's machine.
+    /// The peer whose machine and links `peer` uses. It is `peer` itself, unless `peer` is a broker on a device's
+    /// machine.
     pub fn host(&self, peer: PeerId) -> PeerId {
         match (peer, self.broker) {
             (PeerId::BROKER, Place::Device(d)) => PeerId(d),

@@ -22,7 +22,7 @@ pub const MIN_QUEUE: u64 = 64 << 10;
 /// The share of a crowded link that many connections use.
 const CROWDED_SHARE: f64 = 0.7;
 
-/// What a single connection uses beyond that share.
+/// The share that a single connection uses beyond [`CROWDED_SHARE`].
 const REMAINING_SHARE: f64 = 0.3;
 
 /// Bytes on the wire for a tensor of `payload` bytes.
@@ -49,9 +49,9 @@ pub(crate) fn send_rate(bytes: f64, round_trip_s: f64) -> f64 {
 /// losses slow down. Two connections then use 0.85 of the link, many use 0.7. Training runs that kept uplinks full used
 /// 0.87 with two, 0.8 with four.
 ///
-/// The bench `shared_uplink` of `fusionllm_transport` counts what is used while something waits. Connections that send
-/// 256 KiB to and fro used 0.87 to 0.90 with two, 0.77 with four and 0.73 to 0.75 with eight. Those that never pause
-/// used 0.88 to 0.98, so this is too low for them.
+/// The bench `shared_uplink` of `fusionllm_transport` counts how much of a link is used while something waits.
+/// Connections that send 256 KiB to and fro used 0.87 to 0.90 with two, 0.77 with four and 0.73 to 0.75 with eight.
+/// Connections that never pause used 0.88 to 0.98, so this rate is too low for them.
 pub(crate) fn shared_bandwidth(bandwidth: f64, connections: usize, waiting: f64) -> f64 {
     if connections < 2 || waiting <= (QUEUE_S * bandwidth).max(MIN_QUEUE as f64) {
         return bandwidth;

@@ -14,12 +14,12 @@ const CODEC_RATE: f64 = 1e9;
 /// A machine that runs a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Device {
-    /// Its peer's name.
+    /// The name of the device's peer.
     pub name: String,
     /// Index of its site.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub site: Option<u32>,
-    /// Its speed before [`Self::slowdown`].
+    /// The device's speed before [`Self::slowdown`].
     pub rates: Rates,
     /// Bytes of memory for all that its peer holds, such as parameters and activations.
     pub memory: u64,
@@ -46,7 +46,8 @@ pub struct Device {
 /// Bytes/s of a disk that was not measured: about a SATA solid-state drive's.
 pub const DISK_RATE: f64 = 5e8;
 
-/// Bytes/s between a device's memory and its host's where copies were not measured: about PCI Express 3.0 with 16 lanes.
+/// Bytes/s between a device's memory and its host's where copies were not measured: about PCI Express 3.0 with 16
+/// lanes.
 pub const HOST_LINK_RATE: f64 = 1.2e10;
 
 fn disk_rate() -> f64 {
@@ -95,8 +96,9 @@ impl Device {
         }
     }
 
-    /// Seconds of an operator, as measured for its name. Otherwise by the roofline (Williams, Waterman and Patterson,
-    /// 2009): the overhead, plus the longer of computing and of moving its operands. Multiplied by the slowdown.
+    /// Seconds of an operator, as measured for its name. Without a measurement, they follow from the roofline
+    /// (Williams, Waterman and Patterson, 2009): the overhead, plus the longer of computing and of moving its operands.
+    /// Both are multiplied by the slowdown.
     pub fn seconds(&self, name: &str, cost: &Cost) -> f64 {
         match self.measured.operators.by_name.get(name) {
             Some(curve) => self.measured_seconds(curve, cost),
@@ -148,8 +150,8 @@ impl Device {
         }
     }
 
-    /// Bytes that an operator holds beside its operands and results. Read by signature if its time was measured by
-    /// signature, else by name.
+    /// Bytes that an operator holds beside its operands and results. The curve is found by signature if the operator's
+    /// time was measured by signature, else by name.
     pub(crate) fn scratch_bytes(&self, signature: &str, name: &str, cost: &Cost) -> u64 {
         let curve = match self.measured.operators.by_signature.contains_key(signature) {
             true => self.scratch.by_signature.get(signature),

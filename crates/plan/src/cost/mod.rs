@@ -1,4 +1,4 @@
-//! What a model's work costs on a cluster: devices, links, measured operators, and the bytes and operators of a step.
+//! The cost of a model's work on a cluster: devices, links, measured operators, and the bytes and operators of a step.
 
 mod cluster;
 pub mod congestion;

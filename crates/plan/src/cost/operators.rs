@@ -3,7 +3,7 @@ use std::fmt::Write as _;
 use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{Cost, Graph, NodeId, Op, TensorType};
 
-/// Stands before the results in a [`signature`], and in no operator's name.
+/// The mark that stands before the results in a [`signature`], and in no operator's name.
 pub(super) const RESULTS: &str = " -> ";
 
 /// An operator with the types of its operands and results. A model's own operators are measured by signature.

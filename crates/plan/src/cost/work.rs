@@ -18,7 +18,7 @@ pub struct Work {
     pub nodes: usize,
     /// Every operator of a step, in the training graph's order.
     pub operators: Vec<OperatorWork>,
-    /// Values that one forward node's operators compute and another's read.
+    /// Values that the operators of one forward node compute and those of another read.
     pub flows: Vec<Flow>,
     /// Values that backward reads, and that forward computes or the broker sends.
     pub kept: Vec<HeldTensor>,
@@ -91,7 +91,7 @@ pub struct ParameterWork {
 /// Seconds of one micro-batch for a forward node and its backward operators.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct NodeSeconds {
-    /// Forward.
+    /// Seconds of the forward node.
     pub forward: f64,
     /// Backward operators that carry the gradient on.
     pub input_grad: f64,
@@ -100,7 +100,7 @@ pub struct NodeSeconds {
 }
 
 impl NodeSeconds {
-    /// Both parts of backward.
+    /// Seconds of both parts of backward.
     pub fn backward(&self) -> f64 {
         self.input_grad + self.weight_grad
     }
@@ -190,8 +190,8 @@ impl Work {
     }
 }
 
-/// By node of the training graph: the forward node with which it is placed, if each were a stage of its own. As in
-/// [`crate::Placement`], a sum of gradients goes with the earliest of its operands.
+/// By node of the training graph: the forward node with which it is placed, if each were a stage of its own. A sum of
+/// gradients goes with the earliest of its operands, as in [`crate::Placement`].
 fn homes(graph: &Graph, forward: usize) -> Vec<NodeId> {
     let mut homes: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     for id in graph.node_ids() {

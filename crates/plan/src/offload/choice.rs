@@ -1,4 +1,4 @@
-//! The choice of what leaves a device's memory, and of what is computed again.
+//! The choice of the tensors that leave a device's memory, and of those that are computed again.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -13,19 +13,20 @@ use crate::optimizer::Optimizer;
 use crate::program::{Instruction, Medium, Program};
 use crate::simulate::{SimulateOptions, Simulation, node_seconds, simulate};
 
-/// Smaller tensors stay in memory. Moving one takes a call of the system, however small it is.
+/// The least bytes of a tensor that is offloaded. Smaller ones stay in memory, because moving one takes a system call,
+/// however small it is.
 const MIN_BYTES: u64 = 4 << 10;
 
 /// How often the choice is made again with less memory, if the simulated step needs more than was counted.
 const MAX_ATTEMPTS: usize = 4;
 
-/// How much may depend on each other among what is computed again, from the least that any memory needs: see
+/// The limits on how much recomputed activations may depend on each other, from the strictest on: see
 /// [`Activations::spread`].
 const SPREADS: [f64; 4] = [1.0, 2.0, 4.0, 8.0];
 
 /// Programs of which some offload tensors, or compute some again.
 pub(crate) struct Offloaded {
-    /// What peers do to need less memory, by peer.
+    /// The tensors that peers offload or recompute, by peer.
     pub(crate) choices: Vec<PeerOffload>,
     /// The Programs.
     pub(crate) programs: Vec<Program>,
@@ -33,12 +34,13 @@ pub(crate) struct Offloaded {
     pub(crate) simulation: Simulation,
 }
 
-/// The share of a device's memory that a plan may use where it offloads. It would use all of it otherwise. But allocators
-/// round sizes up, mimalloc by up to an eighth, and predictions of memory are off by a few percent.
+/// The share of a device's memory that a plan may use where it offloads. Such a plan would use all of its memory
+/// otherwise. But allocators round sizes up, mimalloc by up to an eighth, and predictions of memory are off by a few
+/// percent.
 const MEMORY_SHARE: f64 = 0.85;
 
-/// Has the peers that lack memory offload and compute again as much as they must. `simulation` is the simulated step of the Programs, in
-/// which nothing is offloaded. Returns `None` if some peer lacks memory even so.
+/// Lets each peer that lacks memory offload and recompute as many tensors as it must. `simulation` is the simulated
+/// step of the Programs, in which nothing is offloaded. Returns `None` if some peer lacks memory even so.
 pub(crate) fn offload(
     programs: &[Program],
     simulation: &Simulation,
@@ -80,11 +82,12 @@ fn counted(program: &Program, slots: usize) -> u64 {
     program.kept_bytes(slots).saturating_add(program.peak_bytes())
 }
 
-/// What a peer does so that its tensors take at most `room` bytes of memory; `None` if they need more even so.
+/// Chooses the tensors that a peer offloads or recomputes, so that its tensors take at most `room` bytes of memory.
+/// Returns `None` if they need more even so.
 ///
-/// The bytes that cost least time go first. Optimizer state is moved once in a step, and activations are moved or computed
-/// again for every micro-batch. A gradient leaves and returns for every micro-batch, to free the bytes of one. A parameter
-/// is read even more often.
+/// The bytes that cost least time go first. Optimizer state is moved once in a step, and activations are moved or
+/// computed again for every micro-batch. A gradient leaves and returns for every micro-batch, to free the bytes of one.
+/// A parameter is read even more often.
 fn choose(program: &Program, device: &Device, slots: usize, room: u64) -> Result<Option<PeerOffload>, PlanError> {
     let medium = if device.host_link.is_some() { Medium::Host } else { Medium::Disk };
     let (waiting, times) = (Activations::new(program), node_seconds(program, device)?);
@@ -122,7 +125,8 @@ fn seconds(program: &Program, device: &Device, times: &HashMap<NodeId, f64>) -> 
     seconds.sum()
 }
 
-/// The least number, at most `most`, that satisfies `enough`, which larger ones do as well; `most` if none does.
+/// The least number that satisfies `enough`, or `most` if no smaller one does. If a number satisfies it, so do all
+/// larger ones.
 fn least(most: usize, enough: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, most);
     while low < high {
@@ -132,9 +136,9 @@ fn least(most: usize, enough: impl Fn(usize) -> bool) -> usize {
     low
 }
 
-/// What may be done: activations that are computed again in less time than state takes to move; optimizer state that
-/// moves; other activations, moved or computed again; gradients; parameters. The cheapest come first in each class, and
-/// the largest of what costs the same.
+/// The tensors that a peer may offload or recompute, in five classes: activations that are recomputed in less time than
+/// state takes to move; optimizer state that is moved; other activations, moved or recomputed; gradients; parameters.
+/// The cheapest come first in each class, and the largest among those that cost the same.
 struct Classes([Vec<Candidate>; 5]);
 
 struct Candidate {
@@ -148,7 +152,7 @@ struct Candidate {
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Kind {
     Recomputed,
-    /// In this slot of the optimizer.
+    /// Optimizer state in this slot.
     State(usize),
     Activation,
     Gradient,
@@ -156,7 +160,7 @@ enum Kind {
 }
 
 impl Classes {
-    /// `again` has the activations that wait, and those of them that may be computed again.
+    /// `again` has the activations that wait for backward, and those of them that may be computed again.
     fn new(
         program: &Program,
         device: &Device,
@@ -179,10 +183,10 @@ impl Classes {
         Self([cheap, state, dear, candidates(&mut { summed }), candidates(&mut { parameters })])
     }
 
-    /// How many of each class are enough; `None` if all are not.
+    /// How many tensors of each class are enough; `None` if all of them are not.
     fn least(&self, fits: impl Fn(&[usize; 5]) -> bool) -> Option<[usize; 5]> {
         let all = self.0.each_ref().map(Vec::len);
-        // As many as are needed, class by class.
+        // Takes so many tensors in all, class by class.
         let prefix = |mut left: usize| {
             all.map(|len| {
                 let count = len.min(left);
@@ -195,7 +199,7 @@ impl Classes {
         if !fits(&counts) {
             return None;
         }
-        // Not all of the earlier classes are needed, then. The dearest come first.
+        // Then fewer tensors of the other classes may be enough. The dearest class is reduced first.
         for class in [2, 1, 3, 0] {
             counts[class] = least(counts[class], |count| {
                 let mut fewer = counts;
@@ -235,15 +239,15 @@ fn sorted(mut candidates: Vec<Candidate>) -> Vec<Candidate> {
     candidates
 }
 
-/// What may be done with activations: what costs less than to move as many bytes of state, and the rest. Each activation
-/// is moved or computed again, whichever takes less time.
+/// The activations that a peer may offload or recompute: those that cost less than to move as many bytes of state, and
+/// the others. Each activation is moved or recomputed, whichever takes less time.
 fn activation_candidates(
     program: &Program,
     device: &Device,
     medium: Medium,
     (waiting, again): (&Activations<'_>, &[&Recomputed]),
 ) -> (Vec<Candidate>, Vec<Candidate>) {
-    // Of a tensor's way out and back, for a byte.
+    // Seconds for a byte of a tensor's way out and back.
     let moving = |bytes: u64| {
         let seconds = |direction| device.move_seconds(direction, medium, bytes as f64);
         (seconds(CopyDirection::Download) + seconds(CopyDirection::Upload)) / bytes as f64

@@ -1,4 +1,4 @@
-//! How peers need less memory than their share takes: what they keep elsewhere, and what they compute again.
+//! How peers need less memory than their share takes: the tensors that they offload, and those that they recompute.
 
 mod choice;
 mod recompute;
@@ -15,13 +15,13 @@ pub(crate) use rewrite::rewrite;
 
 use crate::program::{Medium, OffloadedBytes, PeerId, Program};
 
-/// What a peer keeps outside its device's memory while nothing uses it, and what it computes again instead of keeping it.
-/// Tensors are named as in the graph.
+/// The tensors that a peer keeps outside its device's memory while nothing uses them, and those that it computes again
+/// instead of keeping them. Tensors are named as in the graph.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PeerOffload {
     /// The peer.
     pub peer: PeerId,
-    /// Where the tensors go.
+    /// The medium that the offloaded tensors go to.
     pub to: Medium,
     /// By slot of the optimizer: the owned parameters whose state in that slot is away until their update.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -55,7 +55,8 @@ impl PeerOffload {
     }
 }
 
-/// What a peer does to need less memory, for the user; `None` if it does nothing. `name` is the peer's.
+/// A sentence for the user about how a peer needs less memory; `None` if it does nothing for it. `name` is the peer's
+/// name.
 pub(crate) fn sentence(name: &str, program: &Program) -> Option<String> {
     let on = |medium: Medium| {
         let OffloadedBytes { optimizer, gradients, activations, parameters } = program.offloaded_bytes(medium);

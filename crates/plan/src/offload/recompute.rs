@@ -6,9 +6,9 @@ use fusionllm_graph::{NodeId, Phase, ValueId, ValueKind};
 
 use crate::program::{Bytes, Instruction, Program, storage};
 
-/// Frees the activations of these names after forward, and computes them again where backward needs them. What is
-/// computed from values that are gone has these computed again as well. Returns the values that are made twice, and
-/// those that share their bytes.
+/// Frees the activations of these names after forward, and computes them again where backward needs them. If such an
+/// activation is computed from values that are gone, these are computed again as well. Returns the values that are made
+/// twice, and those that share their bytes.
 pub(super) fn recompute(program: &mut Program, names: &BTreeSet<String>) -> HashSet<ValueId> {
     let activations = Activations::new(program);
     let roots = program.values.keys().filter(|v| names.contains(&program.name(**v)));
@@ -38,7 +38,7 @@ pub(super) fn recompute(program: &mut Program, names: &BTreeSet<String>) -> Hash
     twice
 }
 
-/// What forward leaves to backward.
+/// The activations that forward leaves to backward.
 pub(super) struct Activations<'a> {
     program: &'a Program,
     /// By micro-batch: the instruction with which its backward pass begins.
@@ -47,7 +47,8 @@ pub(super) struct Activations<'a> {
     saved: BTreeSet<ValueId>,
     /// The nodes that can be run again, by result.
     producers: HashMap<ValueId, NodeId>,
-    /// Those of each micro-batch. Replicas run different ones for different micro-batches.
+    /// Those among them that this peer runs in each micro-batch's forward pass. Replicas run different nodes for
+    /// different micro-batches.
     ran: HashSet<(NodeId, u32)>,
     storage: HashMap<ValueId, Bytes>,
     /// By value: the saved values that share its bytes, itself among them. Only values of which all can be computed
@@ -59,7 +60,7 @@ impl<'a> Activations<'a> {
     pub(super) fn new(program: &'a Program) -> Self {
         let (mut backward, mut seen) = (BTreeMap::new(), HashSet::new());
         for (at, i) in program.instructions.iter().enumerate() {
-            // What runs again does so for backward.
+            // A node that runs again does so for backward.
             if let Instruction::Run { node, micro_batch } = *i
                 && (!seen.insert(i) || program.nodes.get(&node).is_some_and(|node| node.phase != Phase::Forward))
             {
@@ -159,8 +160,8 @@ impl<'a> Activations<'a> {
         own.map(|(_, of)| of.own).sum()
     }
 
-    /// The activations that can be computed again, each with its bytes and with the seconds of its nodes, the fewest
-    /// seconds for a byte first. `seconds` has those of each node.
+    /// The activations that can be computed again, each with its bytes and with the seconds of its nodes. The one with
+    /// the fewest seconds for a byte comes first. `seconds` has the seconds of each node.
     pub(super) fn candidates(&self, seconds: &HashMap<NodeId, f64>, min_bytes: u64) -> Vec<Recomputed> {
         let mut found: Vec<Recomputed> = Vec::new();
         for root in self.groups.keys() {
@@ -175,11 +176,11 @@ impl<'a> Activations<'a> {
         found
     }
 
-    /// Those of the candidates that may all be computed again.
+    /// Returns a part of the candidates, all of which may be computed again.
     ///
-    /// Backward computes all that depends on each other at once, and then holds all of it. If that were everything,
-    /// nothing would be saved. So those of `n` activations that depend on each other take at most `spread/√n` of all
-    /// bytes (Chen et al., 2016).
+    /// Backward computes all activations that depend on each other at once, and then holds all of them. If those were
+    /// all activations, nothing would be saved. So activations that depend on each other take at most `spread/√n` of
+    /// the bytes of all `n` activations (Chen et al., 2016).
     pub(super) fn spread<'c>(&self, candidates: &'c [Recomputed], spread: f64) -> Vec<&'c Recomputed> {
         let total: u64 = candidates.iter().map(|c| c.bytes).sum();
         let limit = (spread * total as f64 / (candidates.len().max(1) as f64).sqrt()) as u64;
@@ -208,7 +209,7 @@ impl<'a> Activations<'a> {
 pub(super) struct Recomputed {
     pub(super) name: String,
     pub(super) bytes: u64,
-    /// Of one micro-batch.
+    /// The seconds of its nodes for one micro-batch.
     seconds: f64,
     nodes: BTreeSet<NodeId>,
 }
@@ -220,7 +221,8 @@ impl Recomputed {
     }
 }
 
-/// Whether a node computes the same whenever it runs in a pass. Buffers change.
+/// Whether a node computes the same result whenever it runs in a pass. One that reads a buffer may not, because buffers
+/// change.
 fn is_pure(program: &Program, inputs: &[ValueId]) -> bool {
     let buffer = |v: &ValueId| program.values.get(v).is_some_and(|v| matches!(v.kind, ValueKind::Buffer(_)));
     !inputs.iter().any(buffer)
@@ -231,14 +233,14 @@ struct Writer<'a> {
     activations: &'a Activations<'a>,
     /// The nodes that run again where they are needed.
     again: &'a BTreeSet<NodeId>,
-    /// What they have made.
+    /// The values that the backward passes have made so far, by micro-batch.
     present: HashSet<(ValueId, u32)>,
 }
 
 impl Writer<'_> {
     /// The nodes to run again before an instruction, in order.
     fn missing(&mut self, program: &Program, i: &Instruction, micro_batch: u32) -> BTreeSet<NodeId> {
-        // What the instruction makes itself need not be made before it.
+        // The results of the instruction itself need not be made before it.
         if let Instruction::Run { node, .. } = i
             && let Some(node) = program.nodes.get(node)
         {

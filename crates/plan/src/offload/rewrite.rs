@@ -1,4 +1,4 @@
-//! Writes what a peer does to need less memory into its Program.
+//! Writes into a peer's Program the instructions that offload and recompute tensors.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -9,7 +9,8 @@ use super::recompute::{Activations, recompute};
 use super::uses::{Span, uses};
 use crate::program::{Access, Address, Instruction, Program};
 
-/// Writes what `offload` asks for into a Program that has none of it. What the Program does not have is left out.
+/// Writes the offloading that `offload` asks for into a Program that has none. Tensors that the Program does not have
+/// are ignored.
 pub(crate) fn rewrite(program: &mut Program, offload: &PeerOffload) {
     let made_twice = recompute(program, &offload.recomputed);
     reduce_early(program, offload);
@@ -68,8 +69,8 @@ fn chosen(program: &Program, offload: &PeerOffload, made_twice: &HashSet<ValueId
     }
 }
 
-/// A time in which a tensor is away: the instructions after which it leaves and before which it returns. What stays from
-/// pass to pass is away at the beginning, or at the end.
+/// A time in which a tensor is away: the instructions after which it leaves and before which it returns. A tensor that
+/// stays from pass to pass may also be away at the beginning or at the end of a pass.
 struct Gap {
     after: Option<usize>,
     before: Option<usize>,
@@ -86,7 +87,7 @@ fn gaps(program: &Program, activations: &Activations<'_>, tensor: Address, spans
         return between.map(gap).collect();
     }
     let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return Vec::new() };
-    // What is overwritten need not return.
+    // A tensor that is overwritten before it is read need not return.
     let overwritten = |at: usize| {
         let mut effects = program.instructions[at].effects(program, 0);
         effects.any(|effect| effect == (tensor, Access::Replace))
@@ -97,8 +98,8 @@ fn gaps(program: &Program, activations: &Activations<'_>, tensor: Address, spans
     between.chain(ends).collect()
 }
 
-/// Reduces each gradient that will be away, and all of whose parts are summed here, as soon as they are complete. It then
-/// leaves once, and not twice.
+/// Reduces a gradient that will be away as soon as all its parts are complete, if this peer sums all of them. The
+/// gradient then leaves once, and not twice.
 fn reduce_early(program: &mut Program, offload: &PeerOffload) {
     let local: HashSet<ValueId> = program
         .owned()
@@ -115,7 +116,8 @@ fn reduce_early(program: &mut Program, offload: &PeerOffload) {
     let mut instructions = Vec::with_capacity(program.instructions.len());
     let mut complete = Vec::new();
     for (at, i) in program.instructions.drain(..).enumerate() {
-        // A sum may only take the place of a value that is freed.
+        // `Reduce` stands behind the `Free` instructions, because a sum may only take the place of a value that is
+        // freed.
         if !matches!(i, Instruction::Free { .. }) {
             instructions.append(&mut complete);
         }

@@ -28,7 +28,8 @@ pub(super) fn uses(program: &Program, slots: usize) -> BTreeMap<Address, Vec<Spa
     uses.spans
 }
 
-/// Joins spans that overlap or touch. What is freed is freed before anything moves.
+/// Joins spans that overlap or touch. A span reaches over the `Free` instructions behind it, because they come before
+/// any tensor moves.
 fn join(spans: &mut Vec<Span>, instructions: &[Instruction]) {
     let frees = |i: &&Instruction| matches!(i, Instruction::Free { .. });
     spans.sort_unstable();
@@ -48,7 +49,8 @@ struct Uses<'a> {
     spans: BTreeMap<Address, Vec<Span>>,
     /// When the values present were made.
     made: HashMap<(ValueId, u32), usize>,
-    /// Values of micro-batches that were made and freed. What is computed again lives twice.
+    /// The times in which values of micro-batches were there, each made and freed. A value that is computed again has
+    /// two.
     lives: Vec<(ValueId, u32, Span)>,
 }
 
@@ -64,7 +66,8 @@ impl Uses<'_> {
         }
     }
 
-    /// Moving a tensor frees no memory as long as another one shares its bytes. So it is needed while there is one.
+    /// Lengthens the spans of tensors that views share. Moving such a tensor frees no memory while a view of it is
+    /// there, so it counts as needed for so long.
     fn add_views(&mut self) {
         let storage = storage(self.program);
         let mut sharing: HashMap<(ValueId, u32), Vec<(ValueId, Span)>> = HashMap::new();

@@ -12,7 +12,7 @@ pub(super) struct Svg {
     body: String,
 }
 
-/// Where a text is relative to its point.
+/// The place of a text relative to its point.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Anchor {
     Start,

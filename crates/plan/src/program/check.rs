@@ -103,11 +103,11 @@ impl Program {
 /// The state of a gradient's part.
 #[derive(Clone, Copy, PartialEq)]
 enum Part {
-    /// Summed here over `added` micro-batches. The next is `next` or later.
+    /// The part is summed here over `added` micro-batches. The next is `next` or later.
     Sum { added: u32, next: u32 },
-    /// Received from the peer that sums it.
+    /// The part is received from the peer that sums it.
     Received,
-    /// Sent to the owner, or added to the gradient.
+    /// The part is sent to the owner, or added to the gradient.
     Taken,
 }
 
@@ -178,7 +178,7 @@ impl<'a> Walk<'a> {
     fn step(&mut self, i: &Instruction) -> Check {
         let may_repeat = matches!(
             i,
-            // What was freed may be computed again.
+            // A value that was freed may be computed again.
             Instruction::Run { .. } | Instruction::Free { .. } | Instruction::Offload { .. } | Instruction::Load { .. }
         );
         want(may_repeat || self.seen.insert(*i), || "it is repeated")?;
@@ -252,7 +252,7 @@ impl<'a> Walk<'a> {
             // `allowed` has added it.
             (Address::Part { .. }, _) => Ok(()),
             (Address::Held { value }, _) => want(self.held.contains_key(&value), || name("is not present")),
-            // An executor makes what is missing of it.
+            // An executor makes optimizer state that is missing.
             (Address::OptimizerState { .. }, _) => Ok(()),
             (_, Access::Make) => want(self.present.insert(tensor), || name("is present already")),
             (_, Access::Take | Access::Free) => want(self.present.remove(&tensor), || name("is not present")),

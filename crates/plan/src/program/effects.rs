@@ -29,10 +29,10 @@ impl Instruction {
     /// The tensors that the instruction uses on its peer, in the order of their use. `slots` is the number of the
     /// optimizer's slots.
     ///
-    /// Whatever wants to know what an instruction reads, makes, changes, frees or moves asks here, so a new instruction
-    /// needs a line here and not in every analysis. Keys of random numbers are not listed: they are computed where they
-    /// are needed. Neither are gradients whose norm [`Instruction::Clip`] sends: an executor measures it whenever the
-    /// gradient is complete. What the program does not have is left out.
+    /// Every analysis that must know how an instruction uses tensors asks here. So a new instruction needs a line here
+    /// and not in every analysis. Keys of random numbers are not listed, because they are computed where they are
+    /// needed. Gradients whose norm [`Instruction::Clip`] sends are not listed either, because an executor measures the
+    /// norm whenever the gradient is complete. Tensors that the program does not have are left out.
     pub fn effects<'a>(&self, program: &'a Program, slots: usize) -> impl Iterator<Item = (Address, Access)> + use<'a> {
         use Access::{Add, Change, Free, Load, Make, Offload, Read, Replace, Take};
         let (mut node, mut micro_batch) = (None, 0);

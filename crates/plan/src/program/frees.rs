@@ -1,4 +1,4 @@
-//! When values are freed.
+//! The instructions that free values, and where they stand.
 
 use std::collections::HashSet;
 
@@ -8,7 +8,7 @@ use super::{Access, Address, Instruction, Program};
 
 impl Program {
     /// Puts an [`Instruction::Free`] behind the last use of each value of each micro-batch. A value that is computed
-    /// again is freed before that, too. No instruction frees anything yet.
+    /// again is also freed before that. The Program may not have any `Free` yet.
     pub(crate) fn insert_frees(&mut self) {
         let mut unused: HashSet<(ValueId, u32)> = HashSet::new();
         let mut reversed = Vec::with_capacity(self.instructions.len() * 2);

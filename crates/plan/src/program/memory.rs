@@ -8,11 +8,12 @@ use fusionllm_graph::{Node, NodeId, Op, Phase, Value, ValueId, ValueKind};
 use super::{Access, Address, Instruction, Program};
 use crate::graph_facts::shares_storage;
 
-/// The tensors of a pass, in bytes: values of micro-batches, sums of gradients, copies for messages, and what is loaded.
-/// Tensors that stay in memory from pass to pass are not among them. A reshaped, permuted or expanded tensor shares the
-/// bytes of its operand.
+/// The tensors of a pass, in bytes: values of micro-batches, sums of gradients, copies for messages, and loaded
+/// tensors. Tensors that stay in memory from pass to pass are not among them. A reshaped, permuted or expanded tensor
+/// shares the bytes of its operand.
 ///
-/// The Program may be a stranger's. Sums stop at the largest number, and nothing is allocated for what is not there.
+/// The Program may be a stranger's. So sums stop at the largest number, and nothing is allocated for a tensor that it
+/// does not have.
 pub(crate) struct Memory<'a> {
     program: &'a Program,
     live: u64,
@@ -28,7 +29,7 @@ pub(crate) struct Memory<'a> {
 #[derive(Clone, Copy)]
 pub(crate) struct Bytes {
     pub(crate) own: u64,
-    /// The value whose bytes these are, if it is a view.
+    /// The value that owns these bytes, if this one is a view.
     pub(crate) root: ValueId,
     pub(crate) of_root: u64,
     /// Whether the root stays from pass to pass.
@@ -155,8 +156,8 @@ impl<'a> Memory<'a> {
 }
 
 impl Program {
-    /// The most bytes of tensors that one pass holds at once, beside those that stay from pass to pass. It is the
-    /// simulator's count. What kernels take for themselves, and messages that wait, are not among it.
+    /// The most bytes of tensors that one pass holds at once, beside those that stay from pass to pass. The simulator
+    /// counts the same way. The count leaves out memory that kernels take for themselves, and messages that wait.
     pub fn peak_bytes(&self) -> u64 {
         let mut memory = Memory::new(self);
         let most = (0..self.instructions.len()).map(|at| memory.step(at)).max().unwrap_or(0);
@@ -165,7 +166,8 @@ impl Program {
         results.map(|v| v.ty.bytes() as u64).fold(most, u64::max)
     }
 
-    /// Bytes of the activations that backward reads and that are computed twice, of the micro-batch that has most.
+    /// Bytes of the activations that backward reads and that are computed twice, of the micro-batch that has the most
+    /// of them.
     pub fn recomputed_bytes(&self) -> u64 {
         let storage = storage(self);
         let backward = self.nodes.values().filter(|node| node.phase != Phase::Forward).flat_map(|node| &node.inputs);

@@ -50,7 +50,7 @@ impl fmt::Display for PeerId {
 pub enum Instruction {
     /// Waits for a message.
     Receive {
-        /// What it carries.
+        /// The tensor that the message carries.
         tensor: Address,
         /// The sender.
         from: PeerId,
@@ -64,7 +64,7 @@ pub enum Instruction {
     },
     /// Hands a message to the network and continues.
     Send {
-        /// What it carries.
+        /// The tensor that the message carries.
         tensor: Address,
         /// The receiver.
         to: PeerId,
@@ -118,19 +118,19 @@ pub enum Instruction {
         /// The parameter.
         parameter: ValueId,
     },
-    /// Moves a tensor out of the device's memory. Nothing uses it until it is loaded. What has not changed since it was
-    /// loaded need not be copied.
+    /// Moves a tensor out of the device's memory. Nothing uses it until it is loaded. A tensor need not be copied if it
+    /// has not changed since it was loaded.
     Offload {
         /// The tensor.
         tensor: Address,
-        /// Where it goes.
+        /// The medium that it goes to.
         to: Medium,
     },
     /// Moves a tensor back into the device's memory.
     Load {
         /// The tensor.
         tensor: Address,
-        /// Where it is.
+        /// The medium that it comes from.
         from: Medium,
     },
 }

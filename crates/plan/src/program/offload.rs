@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Address, Instruction, Program};
 
-/// Where a tensor is while it is not in the device's memory.
+/// The place of a tensor while it is not in the device's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Medium {
@@ -26,7 +26,7 @@ impl fmt::Display for Medium {
     }
 }
 
-/// Bytes that a peer has outside its device's memory, by what they are. Each is the most at one time.
+/// Bytes that a peer has outside its device's memory, by kind of tensor. Each figure is the most at one time.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct OffloadedBytes {
     /// Optimizer state.
@@ -40,7 +40,7 @@ pub struct OffloadedBytes {
 }
 
 impl OffloadedBytes {
-    /// All of them. No more are ever away at once.
+    /// The sum of all kinds. No more bytes are ever away at once.
     pub fn total(&self) -> u64 {
         let kinds = [self.optimizer, self.gradients, self.activations, self.parameters];
         kinds.into_iter().fold(0, u64::saturating_add)
@@ -83,7 +83,7 @@ impl Program {
         }
         let mut most = now;
         for i in &self.instructions {
-            // What stays from pass to pass keeps its place outside while it is in memory.
+            // A tensor that stays from pass to pass keeps its place outside while it is in memory.
             match *i {
                 Instruction::Offload { tensor, to } if to == medium && !tensor.stays() => {
                     *now.of(tensor) = now.of(tensor).saturating_add(self.bytes(tensor));

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 /// How many passes a run has in flight: the one that peers finish, and those whose inputs the broker sends ahead.
 pub const PASSES_IN_FLIGHT: usize = 3;
 
-/// What one pass over a batch is for.
+/// The purpose of one pass over a batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PassKind {
     /// A training step: forward, backward and the update of the parameters.

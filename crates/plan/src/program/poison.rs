@@ -1,4 +1,4 @@
-//! Where a number was first not finite: what a peer says of a pass that was inspected.
+//! The place where a number was first not finite, as a peer reports it of a pass that was inspected.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,25 +8,26 @@ use super::{Address, PeerId};
 /// so whoever reads it can check it, and names the place in its own words.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Poison {
-    /// How sure it is that the number arose there.
+    /// How sure it is that the number arose in this place.
     pub cause: Cause,
-    /// The tensor in which it was met. One that stays from pass to pass was so before the pass.
+    /// The tensor in which the number was met. If it is a tensor that stays from pass to pass, it had the number before
+    /// the pass.
     pub tensor: Address,
-    /// The sender, if it was met in a message.
+    /// The sender, if the number was met in a message.
     pub from: Option<PeerId>,
 }
 
 /// How sure it is that a number arose where it was met, the surest first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Cause {
-    /// All that it was computed from was finite, or it was there before the pass.
+    /// The number was computed from finite numbers alone, or it was there before the pass.
     Arose,
-    /// It is NaN and was computed from an infinity. That may be meant, as in a mask.
+    /// The number is NaN and was computed from an infinity. That infinity may be meant, as in a mask.
     FromInfinity,
-    /// It was so when it arrived from another peer.
+    /// The number was already not finite when it arrived from another peer.
     Arrived,
-    /// It is an infinity that may be meant, as in a mask. But a loss or gradient was not finite, and there is no other
-    /// reason.
+    /// The number is an infinity that may be meant, as in a mask. But a loss or gradient was not finite, and there is
+    /// no other reason.
     Perhaps,
 }
 

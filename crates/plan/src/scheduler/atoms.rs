@@ -17,7 +17,7 @@ pub(super) struct ModelChain {
     pub(super) chain: Chain,
 }
 
-/// What stays on a device from step to step.
+/// The state that stays on a device from step to step.
 struct State {
     /// By atom: bytes of parameters, gradients, optimizer state, buffers and constants.
     bytes: Vec<f64>,
@@ -26,7 +26,7 @@ struct State {
     ties: Vec<Tie>,
 }
 
-/// What is saved from forward to backward.
+/// The tensors that are saved from forward to backward.
 struct Saved {
     /// By atom: bytes that it saves.
     by_atom: Vec<f64>,

@@ -1,4 +1,4 @@
-//! Why no plan fits the devices' memory.
+//! The reason why no plan fits the devices' memory.
 
 use fusionllm_graph::Graph;
 use fusionllm_graph::units::bytes;

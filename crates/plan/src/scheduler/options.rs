@@ -70,7 +70,7 @@ pub struct Workload<'a> {
     pub micro_batches: u32,
 }
 
-/// What a scheduler may choose from.
+/// The choices that are open to a scheduler.
 #[derive(Debug, Clone)]
 pub struct PlanOptions {
     /// How the model is cut.

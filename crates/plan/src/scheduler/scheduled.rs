@@ -25,7 +25,7 @@ pub struct Scheduled {
     pub simulation: Simulation,
     /// Seconds of a step by [`Problem::evaluate`](crate::search::Problem::evaluate). `None` from the baselines.
     pub estimate_s: Option<f64>,
-    /// The least that [`Problem::evaluate`](crate::search::Problem::evaluate) gives any plan, for any workload,
+    /// The least cost that [`Problem::evaluate`](crate::search::Problem::evaluate) gives any plan, for any workload,
     /// schedule and number of replicas. It does not bound the simulated step. See [`crate::search::lower_bound`].
     pub lower_bound_s: f64,
     /// Sentences for the user, such as which devices were left out and why.
@@ -50,7 +50,8 @@ impl Scheduled {
         self.simulation.peers.iter().zip(self.cluster.devices()).all(|(p, d)| p.peak_bytes <= d.memory)
     }
 
-    /// Has the peers that lack memory offload tensors, if all peers fit then.
+    /// Lets the peers that lack memory offload tensors, if every peer then fits into its memory. Otherwise nothing
+    /// changes.
     pub(super) fn offload(&mut self, optimizer: Optimizer) -> Result<(), PlanError> {
         if self.fits() {
             return Ok(());

@@ -45,7 +45,7 @@ const MAX_ESTIMATE_RATIO: f64 = 1.5;
 pub(super) struct SearchSpace<'a> {
     cluster: &'a Cluster,
     links: DeviceLinks<'a>,
-    /// By device.
+    /// The class of each device.
     class: Vec<u32>,
     /// The devices that a plan can use.
     devices: Vec<u32>,
@@ -55,7 +55,7 @@ pub(super) struct SearchSpace<'a> {
     offloads: bool,
     /// The rule by which messages between stages are assumed to be compressed.
     rule: Option<Compression>,
-    /// By workload.
+    /// The case of each workload.
     cases: Vec<Case<'a>>,
 }
 
@@ -274,7 +274,7 @@ impl<'a> SearchSpace<'a> {
         plan
     }
 
-    /// Which devices a plan leaves out, and why.
+    /// The sentences about the devices that a plan leaves out, with the reasons.
     fn notes(&self, used: &[u32]) -> Vec<String> {
         let unreachable = self.links.out_of_reach().into_iter();
         let mut notes: Vec<String> =
@@ -390,7 +390,7 @@ impl<'a> SearchSpace<'a> {
         Ok(Choice { workload, plan, members: units.iter().map(|u| u.members.clone()).collect() })
     }
 
-    /// Why no plan fits.
+    /// The error that says why no plan fits.
     fn misfit(&self, options: &PlanOptions) -> PlanError {
         let Case { workload, model, problem } = &self.cases[0];
         misfit(workload.forward, self.cluster, model, problem, options.schedules[0])

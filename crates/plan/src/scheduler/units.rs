@@ -7,7 +7,7 @@ use crate::search::{LinkCost, Machines, OffloadCost, Unit, UplinkShare, communit
 /// Most units among which a plan is searched.
 const MAX_UNITS: usize = 96;
 
-/// The cost if no link leads there.
+/// The cost between two devices if no link leads from one to the other.
 const NO_LINK: LinkCost = LinkCost { latency: f64::INFINITY, per_byte: f64::INFINITY };
 
 /// The costs of links between all devices of a cluster and its broker.
@@ -94,7 +94,7 @@ impl<'a> DeviceLinks<'a> {
     pub(super) fn let_offload(&self, unit: &mut Unit) {
         let rates =
             unit.members.iter().filter_map(|d| self.cluster.devices().get(*d as usize)).map(Device::offload_rate);
-        // What is offloaded leaves and returns.
+        // Each byte that is offloaded leaves and returns.
         let per_byte = 2.0 / rates.fold(f64::INFINITY, f64::min);
         unit.offload = Some(OffloadCost { memory: unit.memory, per_byte });
         unit.memory = f64::INFINITY;
@@ -142,8 +142,8 @@ impl<'a> DeviceLinks<'a> {
         }
     }
 
-    /// The uplinks between two groups, with their seconds per byte averaged over pairs of devices. A site's outward
-    /// uplink has twice the site's index as its number, the inward one that plus one.
+    /// The uplinks between two groups, with their seconds per byte averaged over pairs of devices. The number of a
+    /// site's outward uplink is twice the site's index, and that of the inward uplink is one more.
     fn uplinks(&self, a: &[u32], b: &[u32]) -> Vec<UplinkShare> {
         let width = self.cluster.devices().len() + 1;
         let mut shares: Vec<UplinkShare> = Vec::new();

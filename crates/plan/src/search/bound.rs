@@ -40,7 +40,7 @@ struct Bound<'a> {
     layers: usize,
     /// Most stages of a plan. One unit may hold two.
     max_stages: usize,
-    /// See [`Problem::neighbours`].
+    /// See [`Problem::neighbours`], by cut.
     neighbours: Vec<[f64; 2]>,
     /// By number of stages less one: the least seconds per micro-batch of the busiest unit.
     work: Vec<f64>,
@@ -78,7 +78,8 @@ impl<'a> Bound<'a> {
         }
     }
 
-    /// The larger of the bound by count and the bound by walks. The latter is left out if it takes too much work.
+    /// The larger of the bound by count and the bound by walks. The bound by walks is left out if it takes too much
+    /// work.
     fn least(&self) -> f64 {
         let steps = self.layers * self.problem.machines.units.len() * self.problem.chain.atoms.pow(2);
         let by_count = self.count_bound();
@@ -161,10 +162,10 @@ impl<'a> Bound<'a> {
 
     /// The least seconds of a step with this pipeline and this period of the busiest station.
     ///
-    /// Of `c` machines that take turns, each is busy for `c` periods with a micro-batch. One of them takes at least
-    /// `n / c` micro-batches. Its first is part of the pipeline, so `n - c` periods come on top. Without the rest of
-    /// the pipeline it is all `n`, less the part of the first that nothing waits for. For a station that is no
-    /// machine it is `n - 1`.
+    /// Of `c` machines that take turns, each is busy for `c` periods with a micro-batch. One of them takes at least a
+    /// `c`-th of the `n` micro-batches. Its first one is part of the pipeline, so `n - c` periods are added. If the
+    /// rest of the pipeline is left out, all `n` periods count, less the part of the first micro-batch that nothing
+    /// waits for. For a station that is no machine, `n - 1` periods count.
     fn step(&self, pipeline: f64, period: f64) -> f64 {
         let n = f64::from(self.problem.micro_batches);
         let beside_pipeline = (n - self.copies).max(0.0) * period;

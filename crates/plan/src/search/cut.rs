@@ -12,7 +12,7 @@ const MAX_LAYERED_UNITS: usize = 12;
 /// How many units of the order may be left out between two stages, if the table has one layer.
 const MAX_SKIPPED_UNITS: usize = 12;
 
-/// How closely the trade between a short pipeline and a short period is searched.
+/// How finely the search balances a short pipeline against a short period.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Effort {
     /// A few periods around the one of a plan that shares the work evenly.
@@ -34,7 +34,8 @@ pub(super) fn cut(problem: &Problem, order: &[u32], schedule: Schedule, effort: 
     best
 }
 
-/// As [`cut`], but tries only periods near that of `plan`. For orders that differ little from the plan's.
+/// Finds a cut like [`cut`], but tries only periods near that of `plan`. It is for orders that differ little from the
+/// plan's.
 pub(super) fn cut_like(problem: &Problem, order: &[u32], plan: &ScoredPlan) -> Option<ScoredPlan> {
     let last = plan.segments.last().filter(|l| plan.segments.len() > 1 && l.unit == plan.segments[0].unit);
     let mut best = None;
@@ -52,8 +53,8 @@ pub(super) fn cut_like(problem: &Problem, order: &[u32], plan: &ScoredPlan) -> O
     best
 }
 
-/// Where the last stage may begin if the first stage's unit holds it too; `None` if it does not. Such plans are tried
-/// where the ends of the chain share a parameter.
+/// The atom where the last stage may begin if the first stage's unit holds it too; `None` if it does not. Such plans
+/// are tried where the ends of the chain share a parameter.
 fn tails(problem: &Problem) -> Vec<Option<usize>> {
     let mut tails = vec![None];
     let last = problem.chain.ties.iter().filter_map(|t| t.users.last()).map(|u| u.atom as usize).max();
@@ -81,7 +82,7 @@ struct Label {
     pipeline: f64,
     /// Machines from here to the last.
     machines: u16,
-    /// Where the stage ends.
+    /// The atom at which the stage ends.
     hi: u16,
     /// The index in the order of the next stage's unit; the order's length if there is none.
     next: u16,
@@ -92,18 +93,18 @@ const UNREACHABLE: Label = Label { pipeline: f64::INFINITY, machines: 0, hi: 0, 
 /// Seconds of a stage per micro-batch.
 #[derive(Clone, Copy, Default)]
 struct StageTime {
-    /// What it adds to the pipeline.
+    /// Seconds that the stage adds to the pipeline.
     pipeline: f64,
-    /// How long each of its machines is busy.
+    /// Seconds for which each of the stage's machines is busy.
     busy: f64,
 }
 
 /// Seconds of a cut between two stages per micro-batch.
 #[derive(Clone, Copy)]
 struct CutTime {
-    /// How long a micro-batch waits, there and back.
+    /// Seconds that a micro-batch waits, there and back.
     wait: f64,
-    /// How long the busier link is busy.
+    /// Seconds for which the busier link is busy.
     busy: f64,
 }
 
@@ -234,7 +235,7 @@ impl<'a> Cutter<'a> {
         (layer * self.order.len() + j) * (self.problem.chain.atoms + 1) + lo
     }
 
-    /// Where the last stage of the table ends.
+    /// The atom where the last stage of the table ends.
     fn end(&self) -> usize {
         self.tail.unwrap_or(self.problem.chain.atoms)
     }

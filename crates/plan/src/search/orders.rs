@@ -3,7 +3,8 @@
 use super::communities::communities;
 use super::problem::{MAX_THOROUGH_UNITS, Problem};
 
-/// Orders to cut, the most promising first. Each names some of the units, each once.
+/// Orders of units to cut the chain for, the most promising first. An order may leave units out, and has none of them
+/// twice.
 pub(super) fn orders(problem: &Problem) -> Vec<Vec<u32>> {
     let n = problem.machines.units.len();
     let bytes = typical_message_bytes(problem);
@@ -25,7 +26,7 @@ pub(super) fn orders(problem: &Problem) -> Vec<Vec<u32>> {
     // Neighbouring groups without the others: machines behind slow links may only slow the step.
     for first in 0..whole.len() {
         for last in first..whole.len() {
-            // With many groups, only the beginnings and ends of the path.
+            // If there are many groups, only the beginnings and ends of the path are tried.
             let some = whole.len() <= 3 || first == 0 || last + 1 == whole.len();
             if some && last - first + 1 < whole.len() {
                 add(whole[first..=last].concat());

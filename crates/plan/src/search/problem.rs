@@ -17,7 +17,7 @@ pub(crate) const MAX_THOROUGH_UNITS: usize = 12;
 pub struct Chain {
     /// The number of atoms.
     pub atoms: usize,
-    /// By class of machine.
+    /// The seconds of each class of machine.
     pub seconds: Vec<Seconds>,
     /// Bytes that stay from step to step: parameters, their gradients, optimizer state, buffers. Prefix sums.
     pub state: Vec<f64>,
@@ -135,12 +135,12 @@ pub struct Unit {
     pub offload: Option<OffloadCost>,
 }
 
-/// What it costs a unit to need more than its memory.
+/// The cost of a unit that needs more than its memory.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct OffloadCost {
     /// The smallest member's memory, in bytes.
     pub memory: f64,
-    /// Seconds of a step for each byte beyond it.
+    /// Seconds of a step for each byte beyond that memory.
     pub per_byte: f64,
 }
 
@@ -168,7 +168,7 @@ impl LinkCost {
     }
 }
 
-/// What a byte between two units costs a shared uplink.
+/// The time that a shared uplink takes for a byte between two units.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct UplinkShare {
     /// The uplink's number.
@@ -337,7 +337,7 @@ impl Problem {
                 at += 1;
             }
             let crossing = |cut: &usize| self.across[*cut].iter().sum::<f64>();
-            // Of equal positions the last is taken. It leaves the next one a choice.
+            // The last of equal positions is taken, because it leaves the next one a choice.
             cuts.extend((first..at).rev().min_by(|a, b| crossing(a).total_cmp(&crossing(b))));
         }
         cuts.push(atoms);
@@ -370,8 +370,8 @@ impl Problem {
         s.weight[hi] - s.weight[lo]
     }
 
-    /// Seconds of a unit to apply a step to atoms `lo..hi`, including the wait for the verdict and the time to offload what
-    /// exceeds its memory.
+    /// Seconds of a unit to apply a step to atoms `lo..hi`, including the wait for the verdict and the time to offload
+    /// what exceeds its memory.
     pub(crate) fn step_end(&self, unit: usize, lo: usize, hi: usize) -> f64 {
         let s = &self.chain.seconds[self.machines.units[unit].class as usize];
         let broker = self.machines.broker();

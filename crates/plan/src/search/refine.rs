@@ -231,7 +231,7 @@ enum Half {
     Second,
 }
 
-/// The best cuts of some orders, each under its best schedule, the best first. With the index of the order.
+/// The best cuts for some orders, each under its best schedule, the best first. Each comes with the index of its order.
 pub(crate) fn best_of(
     problem: &Problem,
     orders: &[Vec<u32>],

@@ -43,7 +43,7 @@ pub struct Score {
     pub step: f64,
     /// Bytes by which the plan exceeds the machines' memory, summed over machines.
     pub excess: f64,
-    /// What limits the step.
+    /// The bottleneck of the step.
     pub bottleneck: Bottleneck,
 }
 

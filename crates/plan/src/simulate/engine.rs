@@ -52,7 +52,7 @@ pub(super) struct Engine<'a> {
     transfers: Vec<Vec<Transfer>>,
 }
 
-/// What a peer waits for.
+/// The message or verdict that a peer waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Waiting {
     Message(u32),
@@ -64,21 +64,21 @@ struct Peer {
     /// Index of its next step.
     at: usize,
     pass: u32,
-    /// When its codec thread will be idle.
+    /// When the peer's codec thread will be idle.
     codec_idle: f64,
-    /// Its own clock, never before the engine's while it computes.
+    /// The peer's own clock, never before the engine's while it computes.
     time: f64,
     waiting: Option<Waiting>,
     /// Bytes of messages that wait to be read or to leave.
     buffered: u64,
-    /// Bytes it held when it last computed.
+    /// Bytes that the peer held when it last computed.
     held: u64,
     peak: u64,
     current: PassRecord,
     previous: PassRecord,
 }
 
-/// What a peer did in a pass.
+/// A peer's work in one pass: its load, the time of its updates, and its spans.
 #[derive(Debug, Clone, Default)]
 struct PassRecord {
     load: PeerLoad,
@@ -377,7 +377,7 @@ impl<'a> Engine<'a> {
         Simulation { step_s, closed_form_s, peers, links, uplinks, spans, transfers }
     }
 
-    /// What links and uplinks carried since `before`.
+    /// The load of every link and uplink since `before`.
     fn link_loads(&self, before: &BusySeconds) -> (Vec<LinkLoad>, Vec<UplinkLoad>) {
         let load = self.load;
         let busy = self.network.busy(self.now);
@@ -415,7 +415,8 @@ impl<'a> Engine<'a> {
         (links, uplinks)
     }
 
-    /// See [`Simulation::closed_form_s`]. A peer's sending is that of its slowest channel to another peer.
+    /// See [`Simulation::closed_form_s`]. The time in which a peer sends is the time of its slowest channel to another
+    /// peer.
     fn closed_form(&self) -> f64 {
         let load = self.load;
         let count = f64::from(load.micro_batches);

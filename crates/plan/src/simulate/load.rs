@@ -1,4 +1,4 @@
-//! What Programs cost: the steps of each peer, its messages, and the channels they take.
+//! The cost of Programs: the steps of each peer, its messages, and the channels that the messages take.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -33,11 +33,11 @@ pub(super) enum ResourceKey {
 }
 
 pub(super) struct Load {
-    /// By peer.
+    /// The steps of each peer.
     pub(super) steps: Vec<Vec<Step>>,
     pub(super) messages: Vec<Message>,
     pub(super) channels: Vec<Channel>,
-    /// Each with its bandwidth.
+    /// The resources, each with its bandwidth.
     pub(super) resources: Vec<(ResourceKey, f64)>,
     /// The broker's messages, in the order in which it sends them.
     pub(super) inputs: Vec<u32>,

@@ -33,7 +33,7 @@ const STEPS: std::ops::RangeInclusive<usize> = 3..=8;
 /// fast.
 pub(crate) const STEADY_TOLERANCE: f64 = 1e-3;
 
-/// What a simulation needs beside Programs and cluster.
+/// The settings of a simulation, besides the Programs and the cluster.
 #[derive(Debug, Clone, Copy)]
 pub struct SimulateOptions {
     /// How parameters are updated.
@@ -64,7 +64,7 @@ pub struct Simulation {
     pub links: Vec<LinkLoad>,
     /// The uplinks that carry tensors.
     pub uplinks: Vec<UplinkLoad>,
-    /// What peers do in one step, by peer and time, if recorded. Times start at the step's first span.
+    /// The activities of peers in one step, sorted by peer and time, if recorded. Times start at the step's first span.
     pub spans: Vec<Span>,
     /// The messages of one step, by sender, receiver and time, if recorded. Times start as in [`Self::spans`].
     pub transfers: Vec<Transfer>,
@@ -111,7 +111,7 @@ pub struct UplinkLoad {
     pub busy_s: f64,
 }
 
-/// What a peer does.
+/// An activity of a peer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Activity {
     /// Runs forward operators.
@@ -142,7 +142,7 @@ impl Activity {
 pub struct Span {
     /// The peer.
     pub peer: PeerId,
-    /// What it did.
+    /// The activity.
     pub activity: Activity,
     /// The micro-batch that it worked on or waited for, if one.
     pub micro_batch: Option<u32>,
@@ -159,7 +159,7 @@ pub struct Transfer {
     pub from: PeerId,
     /// The receiver.
     pub to: PeerId,
-    /// What it carries.
+    /// The address of the tensor that the message carries.
     pub tensor: Address,
     /// Bytes of the tensor.
     pub bytes: u64,

@@ -28,7 +28,7 @@ struct Channel {
 struct Queued {
     pass: u32,
     message: u32,
-    /// When the sender handed it over.
+    /// When the sender handed over the message.
     handed: f64,
 }
 
@@ -67,7 +67,7 @@ pub(super) struct Departure {
 pub(super) struct Departed {
     pub(super) pass: u32,
     pub(super) message: u32,
-    /// When the sender handed it over.
+    /// When the sender handed over the message.
     pub(super) handed: f64,
     /// When its first byte left.
     pub(super) start: f64,

@@ -24,7 +24,7 @@ pub(super) enum Step {
     Clip,
 }
 
-/// What a node costs on the peer's device.
+/// The cost of a node on the peer's device.
 #[derive(Debug, Clone, Copy)]
 struct NodeCost {
     seconds: f64,
@@ -45,7 +45,7 @@ pub(super) struct Writer<'a> {
     program: &'a Program,
     device: &'a Device,
     messages: &'a Messages,
-    /// By node number, less the first.
+    /// The cost of each node, by node number less the first.
     nodes: Vec<NodeCost>,
     first_node: u32,
     memory: Memory<'a>,
@@ -55,11 +55,11 @@ pub(super) struct Writer<'a> {
     slots: usize,
     /// By micro-batch: whether its backward pass has begun.
     backward_begun: Vec<bool>,
-    /// By parameter.
+    /// The cost of each parameter's gradient and update.
     updates: BTreeMap<ValueId, UpdateCost>,
     /// Sums that have begun.
     sums: HashSet<Address>,
-    /// State that was loaded and has not changed since.
+    /// The tensors that were loaded and have not changed since.
     unchanged: HashSet<Address>,
     out: Vec<Step>,
 }
@@ -186,7 +186,7 @@ impl<'a> Writer<'a> {
         let begun = *begun || phase != Phase::Forward;
         self.backward_begun[micro_batch as usize] = begun;
         let activity = match phase {
-            // A forward node that backward runs again.
+            // This is a forward node that backward runs again.
             Phase::Forward if begun => Activity::Backward,
             Phase::Forward => Activity::Forward,
             Phase::InputGrad => Activity::Backward,
@@ -238,7 +238,7 @@ pub(crate) fn node_seconds(program: &Program, device: &Device) -> Result<HashMap
     Ok(program.nodes.keys().map(|id| (*id, costs[(id.0 - first) as usize].seconds)).collect())
 }
 
-/// By node number, less the first.
+/// The cost of each node, by node number less the first.
 fn node_costs(program: &Program, device: &Device) -> Result<Vec<NodeCost>, PlanError> {
     let first = program.nodes.keys().next().map_or(0, |n| n.0);
     let last = program.nodes.keys().next_back().map_or(0, |n| n.0);

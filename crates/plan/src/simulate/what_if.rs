@@ -1,4 +1,4 @@
-//! What limits a step, and how much faster it would be with a faster link or device.
+//! The bottleneck of a step, and how much faster the step would be with a faster link or device.
 
 use std::collections::BTreeSet;
 
@@ -72,7 +72,7 @@ const MAX_DEVICES: usize = 2;
 ///
 /// # Errors
 ///
-/// As [`simulate`].
+/// The same as those of [`simulate`].
 pub fn what_if(
     programs: &[Program],
     cluster: &Cluster,
@@ -155,7 +155,7 @@ impl Change {
             }
             Self::Uplink { site, then, .. } => match sites.get_mut(site as usize) {
                 Some(site) => {
-                    // A downlink of its own is never the worse for it.
+                    // If the site has a downlink of its own, the change never makes it worse.
                     site.downlink = site.downlink.map(|l| if l.bandwidth > then.bandwidth { l } else { then });
                     site.uplink = Some(then);
                 }

@@ -14,10 +14,10 @@ fn symbol(parts: impl Hash) -> Symbol {
     h.finish()
 }
 
-/// The outcome of a pass, by name. It does not depend on the cut.
+/// The outcome of a pass, with tensors by name. It does not depend on how the graph is cut.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Outcome {
-    /// By report and micro-batch.
+    /// The value of each report in each micro-batch.
     pub(crate) reports: BTreeMap<(String, u32), Symbol>,
     /// Parameters after the update.
     pub(crate) parameters: BTreeMap<String, Symbol>,
@@ -41,8 +41,8 @@ pub(crate) fn run(programs: &[Program]) -> (Outcome, Vec<usize>) {
     run_adding(programs, |a, b| symbol((a, b)))
 }
 
-/// As [`run`], but the outcome does not depend on the order in which gradients are added. Replicas add micro-batches
-/// in another order.
+/// Runs the Programs like [`run`], but the outcome does not depend on the order in which gradients are added. Replicas
+/// add micro-batches in another order.
 pub(crate) fn run_in_any_order(programs: &[Program]) -> (Outcome, Vec<usize>) {
     run_adding(programs, |a, b| a.unwrap_or_default().wrapping_add(b))
 }
@@ -199,7 +199,7 @@ impl Machine {
                 let held = p.tensors.get_mut(&Address::Held { value: parameter }).unwrap();
                 *held = symbol((*held, gradient));
             }
-            // They change no value.
+            // These instructions change no value.
             Instruction::Offload { .. } | Instruction::Load { .. } => {}
         }
         true

@@ -14,14 +14,14 @@ use pass::{Pass, plausible};
 pub use settings::{AppliedCodecs, EvalSchedule, Participant, RunSettings};
 use steps::{Findings, MAX_SKIPPED_STEPS};
 
-/// What the broker issues next.
+/// The pass or snapshot that the broker issues next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Item {
     Pass(BatchId),
     Snapshot { step: u64, save: bool },
 }
 
-/// Why no more passes are issued.
+/// The reason why no more passes are issued.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Halt {
     /// The user stops the run.
@@ -52,7 +52,7 @@ pub struct Broker {
     version: u32,
     peers: Vec<Participant>,
     ready: BTreeSet<PeerId>,
-    /// What is issued next; `None` after the last.
+    /// The item that is issued next; `None` after the last.
     next: Option<Item>,
     /// Passes in flight. All peers go through them in this order.
     passes: VecDeque<Pass>,
@@ -151,7 +151,7 @@ impl Broker {
             return Vec::new();
         }
         self.halt = Some(Halt::Stop);
-        // A later generation may start from copies, which no checkpoint has.
+        // A later generation may start from copies, and no checkpoint may have that state.
         let trained = self.trained > self.settings.start.step || self.settings.passes_before > 0;
         let unsaved = trained && self.saved != Some(self.trained);
         let save = self.settings.checkpoint.is_some();
@@ -328,7 +328,7 @@ impl Broker {
         Ok(actions)
     }
 
-    /// All peers have completed this pass and all before it.
+    /// Completes a pass: all peers have completed it and all before it.
     fn pass_over(&mut self, pass: Pass, now: f64) -> Vec<Action> {
         let elapsed = now - self.last_end;
         self.last_end = now;
@@ -355,7 +355,8 @@ impl Broker {
         Some(Action::Commit(TrainingProgress { step: saving.step, updates }))
     }
 
-    /// What follows `item` in an undisturbed generation: after each step its evaluation, then its checkpoint or cut.
+    /// The item that follows `item` in an undisturbed generation: after each step its evaluation, then its checkpoint
+    /// or cut.
     fn after(&mut self, item: Item) -> Option<Item> {
         let s = self.settings;
         let (step, evaluated) = match item {
@@ -394,7 +395,7 @@ impl Broker {
                 Item::Pass(batch) if (self.passes.len() as u64) < self.settings.window.max(1) => {
                     actions.extend(self.issue(batch));
                 }
-                // One checkpoint at a time.
+                // Only one checkpoint is taken at a time.
                 Item::Snapshot { step, save } if !save || self.saving.is_none() => {
                     actions.extend(self.begin_snapshot(step, save));
                 }

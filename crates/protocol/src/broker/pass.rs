@@ -54,7 +54,7 @@ impl Pass {
 
     /// Decides on a step of which all norms have arrived. `update` is the number of its update.
     pub(super) fn judge(&self, settings: &RunSettings, update: u64) -> Judgement {
-        // In the order of parameters, so the sum does not depend on the order of arrival.
+        // The norms are added in the order of parameters, so the sum does not depend on the order of arrival.
         let norms: Vec<f64> = self.norms.values().copied().collect();
         let (grad_norm, factor) = clip_factor(&norms, settings.clip);
         let share = |m: u32| {

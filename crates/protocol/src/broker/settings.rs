@@ -4,7 +4,7 @@ use fusionllm_plan::LearningRate;
 
 use crate::{Action, ExpectedReports, MemberId, TrainingProgress};
 
-/// When to evaluate.
+/// The steps after which the model is evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EvalSchedule {
     /// Steps between evaluations. There is one after the last step in any case.
@@ -24,7 +24,7 @@ pub struct RunSettings {
     pub steps: u64,
     /// Micro-batches per pass.
     pub micro_batches: u32,
-    /// When to evaluate, if at all.
+    /// The schedule of evaluations, if there are any.
     pub eval: Option<EvalSchedule>,
     /// Steps between checkpoints; 0 takes only one at the end, `None` takes none.
     pub checkpoint: Option<u64>,
@@ -41,9 +41,9 @@ pub struct RunSettings {
 /// A peer, as the broker's state machine knows it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Participant {
-    /// Who it is.
+    /// The member.
     pub member: MemberId,
-    /// Its name.
+    /// The member's name.
     pub name: String,
     /// The reports and norms that the peer must send.
     pub expected: ExpectedReports,
@@ -56,6 +56,6 @@ pub struct AppliedCodecs {
     pub version: u32,
     /// The first step that uses them, counted from 1.
     pub step: u64,
-    /// What the driver must do.
+    /// The actions for the driver.
     pub actions: Vec<Action>,
 }

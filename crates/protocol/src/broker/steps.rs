@@ -1,4 +1,4 @@
-//! What the broker makes of a step: the verdict on its norms, and what its reports say once all peers are done.
+//! How the broker judges a step: the verdict on its norms, and the reports once all peers are done.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,12 +16,12 @@ pub(super) const MAX_SKIPPED_STEPS: u32 = 20;
 /// A peer is put out after this many inspected steps in a row in which its own findings contradict its numbers.
 const MAX_CONTRADICTIONS: u32 = 3;
 
-/// What inspected steps have shown.
+/// The findings of inspected steps.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    /// Whom they point at, and at what, as it was told last. `None` for what is a contradiction.
+    /// The peer and the place that were told to people last. The place is `None` if the peer contradicted itself.
     told: Option<(PeerId, Option<Poison>)>,
-    /// The same in words, since the last update.
+    /// The last finding in words, since the last update.
     culprit: Option<String>,
     /// Inspected steps in a row in which a peer contradicted itself.
     contradictions: BTreeMap<PeerId, u32>,
@@ -30,9 +30,9 @@ pub(super) struct Findings {
 impl Broker {
     /// Takes a peer's squared norms, and gives the verdict once all peers' have come.
     ///
-    /// A norm is its sender's word. The broker refuses one that no gradient of the type can have. One that is not
-    /// finite skips the step. Then the next ones are inspected, and a peer that cannot say why is put out. Any other
-    /// norm looks like that of some honest peer:
+    /// A peer's norms cannot be verified, so the broker relies on its sender's word. It refuses a norm that no gradient
+    /// of the type can have. A norm that is not finite skips the step. Then the next steps are inspected, and a peer
+    /// that cannot say why is put out. Any other norm looks like that of some honest peer:
     ///
     /// - A tiny one, such as 0 or 1e-300, looks like that of parameters that do not matter to the loss, such as those
     ///   behind a dead ReLU. The global norm is then too small, and gradients are clipped less, or not at all. The
@@ -67,12 +67,12 @@ impl Broker {
         pass.judgement = Some(judgement);
         let verdict = judgement.verdict;
         self.updates += u64::from(verdict.apply);
-        // What is issued from now on: earlier passes in flight are not.
+        // The passes issued from now on are inspected. Earlier passes in flight are not.
         self.inspect = !verdict.apply;
         Ok(self.broadcast(ToPeer::Verdict { pass: number, verdict }).collect())
     }
 
-    /// All peers have completed this step.
+    /// Completes a step that all peers have completed.
     pub(super) fn step_over(&mut self, pass: Pass, step: u64, step_s: f64) -> Vec<Action> {
         let Some(Judgement { verdict, loss, grad_norm }) = pass.judgement else { return Vec::new() };
         self.progress = TrainingProgress { step, updates: self.progress.updates + u64::from(verdict.apply) };
@@ -140,8 +140,8 @@ impl Broker {
         actions
     }
 
-    /// The peers whose loss or norms are not finite, and which have found no reason. An honest peer finds one: such a
-    /// number is computed from what the peer has looked at.
+    /// The peers whose loss or norms are not finite, and which have found no reason. An honest peer finds one, because
+    /// such a number is computed from values that the peer has looked at.
     fn contradictory(&self, pass: &Pass) -> BTreeSet<PeerId> {
         let peers = (0..).map(PeerId).zip(&self.peers);
         let spoilt = peers.filter(|(peer, participant)| {
@@ -155,7 +155,7 @@ impl Broker {
     fn culprit(&self, pass: &Pass) -> Option<(PeerId, Poison)> {
         let found = |peer: &PeerId| pass.done.get(peer).and_then(|report| report.poison);
         let order = |(peer, poison): &(PeerId, Poison)| {
-            // What came from a peer that has an explanation of its own is not the first.
+            // A number that came from a peer with an explanation of its own is not the first.
             let passed_on = poison.from.is_some_and(|from| found(&from).is_some());
             let places = self.peers[peer.0 as usize].expected.places();
             (poison.cause, passed_on, places.order(poison), *peer)
@@ -164,7 +164,7 @@ impl Broker {
         all.min_by_key(order)
     }
 
-    /// Why the run fails after too many skipped steps.
+    /// The reason why the run fails after too many skipped steps.
     pub(super) fn diverged(&self) -> String {
         let step = self.progress.step;
         let why = self.findings.culprit.as_deref().unwrap_or(remedy(self.progress.updates > 0));

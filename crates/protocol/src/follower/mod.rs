@@ -1,4 +1,5 @@
-//! A peer's side of a run whose members change: what an assignment still lacks, which cuts there are, and whom to ask.
+//! A peer's side of a run whose members change: the tensors that an assignment still lacks, the cuts that are here, and
+//! the members to ask.
 
 mod role;
 
@@ -32,8 +33,9 @@ struct Request {
 
 /// A peer between the broker's messages and its own work. It knows the keys of tensors, never their contents.
 ///
-/// The cut of a step has one content. A generation that starts from an earlier step makes later cuts void, and the cut
-/// that it starts from holds what it loads. So copies of one step from several generations complete each other.
+/// All tensors of a cut belong to one course of training. A generation that starts from an earlier step makes later
+/// cuts void. The cut that it starts from holds the tensors that it loads, so copies of that step from several
+/// generations complete each other.
 #[derive(Debug, Default)]
 pub struct Follower {
     /// The newest generation that the broker has named.
@@ -73,8 +75,8 @@ impl Follower {
 
     /// Whether commands of the broker are for the generation that runs.
     ///
-    /// An assignment arrives on another lane than commands, so it can overtake those of the generation before. They end
-    /// with the regrouping.
+    /// An assignment arrives on another lane than commands, so it can overtake commands of the generation before. These
+    /// end with the regrouping.
     pub fn takes_commands(&self) -> bool {
         self.is_running() && (self.first || self.regrouped >= self.assigned)
     }
@@ -84,7 +86,7 @@ impl Follower {
         self.phase == Phase::Running
     }
 
-    /// Whom the peer waits for, unless it computes.
+    /// The member that the peer waits for, unless it computes.
     pub fn waits_for(&self) -> Option<MemberId> {
         match self.phase {
             Phase::Idle => Some(MemberId::BROKER),
@@ -133,7 +135,7 @@ impl Follower {
         self.halt()
     }
 
-    /// The connection to the broker has ended. What its next connection says counts alone.
+    /// Notes that the connection to the broker has ended. From now on, only messages of its next connection count.
     pub fn disconnected(&mut self) -> Vec<FollowerAction> {
         (self.newest, self.assigned, self.regrouped, self.first) = (0, 0, 0, false);
         self.next = None;
@@ -201,7 +203,7 @@ impl Follower {
         actions
     }
 
-    /// The broker asks for a copy of a member's share of a cut. Only what is not here is fetched.
+    /// The broker asks for a copy of a member's share of a cut. Only tensors that are not here are fetched.
     pub fn mirror(&mut self, step: u64, of: MemberId, bytes_per_s: Option<f64>) -> Vec<FollowerAction> {
         if !self.takes_commands() {
             return Vec::new();
@@ -281,7 +283,7 @@ impl Follower {
         true
     }
 
-    /// Stops what runs. Requests for cuts to come are refused, because they may never come.
+    /// Stops the generation that runs. Requests for later cuts are refused, because these may never come.
     fn halt(&mut self) -> Vec<FollowerAction> {
         if !matches!(self.phase, Phase::Loading | Phase::Running) {
             return Vec::new();

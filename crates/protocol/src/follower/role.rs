@@ -1,4 +1,4 @@
-//! What a follower hears of an assignment, and what it asks its caller to do.
+//! The parts of an assignment that a follower needs, and the actions that it asks of its caller.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -17,7 +17,7 @@ pub struct Role {
     pub start: u64,
     /// The members that the peer exchanges tensors with.
     pub neighbours: BTreeSet<MemberId>,
-    /// Where first contents come from.
+    /// The sources of first contents.
     pub sources: BTreeMap<TensorKey, Source>,
     /// The tensors of the peer's share of a cut.
     pub share: BTreeSet<TensorKey>,
@@ -42,8 +42,8 @@ impl Role {
     }
 }
 
-/// What a [`Follower`](super::Follower) asks its caller to do. A list of actions is carried out in its order. The
-/// methods that are named here are the follower's.
+/// An action that a [`Follower`](super::Follower) asks of its caller. A list of actions is carried out in its order.
+/// The methods that are named here are the follower's.
 #[derive(Debug, Clone, PartialEq)]
 pub enum FollowerAction {
     /// Stop computing, loading and copying, close the connections of the generation, and call `ended` once nothing of
@@ -102,7 +102,7 @@ pub enum FollowerAction {
         /// Most bytes per second; `None` for no limit.
         bytes_per_s: Option<f64>,
     },
-    /// Send what a request asks for: all of it is here.
+    /// Send the tensors that a request asks for. All of them are here.
     Serve(u64),
     /// Answer a request with [`BulkHeader::NoCopy`](crate::BulkHeader::NoCopy).
     Refuse(u64),
@@ -110,7 +110,7 @@ pub enum FollowerAction {
     Tell(FromPeer),
 }
 
-/// What to do with a member that wants to exchange tensors.
+/// The answer to a member that wants to exchange tensors.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Greeting {
     /// Use the connection now, and call `connected`.

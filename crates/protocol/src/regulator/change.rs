@@ -40,7 +40,7 @@ pub struct CodecChange {
     pub reason: CodecChangeReason,
 }
 
-/// Why a link's codec changes.
+/// The reason why a link's codec changes.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum CodecChangeReason {
     /// The link's rate changed, in bytes per second.

@@ -11,8 +11,8 @@ use crate::StepRecord;
 /// The largest tolerated relative error. At 0.5, a quarter of a tensor's energy is lost, or noise of that energy is
 /// added.
 ///
-/// Quantisers are far below: on normal numbers, int8 has 0.006 and int4 0.1. Top-k is above it if the entries are so
-/// alike that the largest are not the important ones. Training then suffers long before the loss rises.
+/// Quantisers are far below this limit: on normal numbers, int8 has 0.006 and int4 0.1. Top-k is above it if the
+/// entries are so alike that the largest are not the important ones. Training then suffers long before the loss rises.
 const MAX_RELATIVE_ERROR: f64 = 0.5;
 
 /// Consecutive steps with a larger error after which a codec is harmful.
@@ -46,7 +46,8 @@ pub(super) struct Guard {
 }
 
 impl Guard {
-    /// The links whose codecs do harm. A rising loss does not show which link causes it, so it counts for all.
+    /// Finds the links whose codecs do harm. A rising loss does not show which link causes it, so it counts for all
+    /// links.
     pub(super) fn step(
         &mut self,
         record: &StepRecord,
@@ -108,7 +109,7 @@ impl Guard {
         held.map_or(chosen, |(codec, _)| *codec)
     }
 
-    /// Call when codecs have changed: the counted errors belong to the old ones.
+    /// Forgets the counted errors, which belong to the old codecs. Call it when codecs have changed.
     pub(super) fn codecs_changed(&mut self) {
         self.error_steps.clear();
     }

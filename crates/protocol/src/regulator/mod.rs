@@ -59,7 +59,7 @@ impl Regulator {
     ///
     /// # Errors
     ///
-    /// Those of [`Compression::choose`].
+    /// The same as those of [`Compression::choose`].
     pub fn step(&mut self, record: &StepRecord) -> Result<Option<CodecUpdate>, PlanError> {
         if record.version != self.version {
             return Ok(None);

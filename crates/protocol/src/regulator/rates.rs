@@ -13,7 +13,8 @@ const MEDIAN_STEPS: usize = 8;
 /// A rate has changed if it differs by this factor.
 const CHANGE_FACTOR: f64 = 1.25;
 
-/// Messages that took fewer seconds only show a lower bound of the rate. The scheduler suspends processes for as long.
+/// Messages that took fewer seconds only show a lower bound of the rate, because the scheduler suspends processes for
+/// as long.
 const MIN_MEASURED_S: f64 = 2e-3;
 
 /// Compares the links' rates with earlier ones.

@@ -19,10 +19,10 @@ const MIN_COPY_PERIOD_S: f64 = 2.0;
 /// The part of a link's rate that a copy may use.
 pub(super) const COPY_RATE: f64 = 0.5;
 
-/// What copies have to share.
+/// A resource that copies share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Line {
-    /// Into the peer at this place of the formation.
+    /// The line into the peer at this place of the formation.
     Into(usize),
     Uplink(UplinkId),
 }
@@ -33,15 +33,15 @@ pub(super) fn bandwidth(atlas: &Atlas, formation: &Formation, from: usize, to: u
     measured.or_else(|| formation.bandwidth(from, to))
 }
 
-/// Who keeps a copy of whose share, and after how many seconds the last copy is there if copies have all lines to
-/// themselves. A copy goes where it is done first. If there is a place in another site where it can be kept up to
-/// date, it goes there: a site may lose its power, or its line.
+/// Chooses the member that keeps a copy of each share. Returns these pairs, and the seconds until the last copy is
+/// complete if copies have all lines to themselves. A copy goes where it is complete first. A place in another site is
+/// preferred if the copy can be kept up to date there, because a site may lose its power or its line.
 pub(super) fn buddies(atlas: &Atlas, formation: &Formation) -> (Vec<Mirroring>, f64) {
     let mut busy: BTreeMap<Line, f64> = BTreeMap::new();
     let mut mirrors = Vec::new();
     let count = formation.members.len();
     for (i, (&owner, &bytes)) in formation.members.iter().zip(&formation.share_bytes).enumerate() {
-        // Until when each line is busy, if this place gets the copy.
+        // The time until which each line is busy, if this place gets the copy.
         let until = |place: usize| {
             let rate = bandwidth(atlas, formation, i, place).unwrap_or(f64::MAX);
             let uplinks = formation.uplinks(i, place).map(|(id, link)| (Line::Uplink(id), link.bandwidth));
@@ -49,7 +49,8 @@ pub(super) fn buddies(atlas: &Atlas, formation: &Formation) -> (Vec<Mirroring>, 
             let until = lines.map(|(line, rate)| (line, busy.get(&line).unwrap_or(&0.0) + bytes as f64 / rate));
             until.collect::<Vec<_>>()
         };
-        // Whether the copy is safe there, when it is there, and how much the place gets in all.
+        // The key by which places are compared: whether the copy is safe there, when it is complete, and when the place
+        // has all its copies.
         let rank = |place: usize| {
             let until = until(place);
             let seconds = until.iter().map(|(_, until)| *until).fold(0.0, f64::max);
@@ -57,7 +58,7 @@ pub(super) fn buddies(atlas: &Atlas, formation: &Formation) -> (Vec<Mirroring>, 
             // Numbers that are not negative are ordered like their bits.
             (!is_safe, seconds.to_bits(), until[0].1.to_bits())
         };
-        // From the next peer on, so that equal links make a ring.
+        // The search starts at the next peer, so that equal links make a ring.
         let others = (1..count).map(|k| (i + k) % count);
         let others = others.filter(|place| !atlas.is_cut_off(owner, formation.members[*place]));
         let Some(place) = others.min_by_key(|place| rank(*place)) else { continue };
@@ -68,7 +69,7 @@ pub(super) fn buddies(atlas: &Atlas, formation: &Formation) -> (Vec<Mirroring>, 
     (mirrors, busy.into_values().fold(0.0, f64::max))
 }
 
-/// When cuts are taken for copies, and when each step was complete.
+/// The times when cuts are taken for copies, and when each step was complete.
 #[derive(Debug, Default)]
 pub(super) struct CopyPace {
     began: f64,
@@ -79,13 +80,13 @@ pub(super) struct CopyPace {
     beside: Vec<f64>,
     /// The seconds of the last steps during which nothing was copied.
     quiet: VecDeque<f64>,
-    /// What copying a cut costs, in seconds of training: as steps showed, or by the links' rates.
+    /// The cost of copying a cut, in seconds of training, as steps showed it or as it follows from the links' rates.
     cost_s: f64,
-    /// What all copies cost so far, in seconds of training.
+    /// The cost of all copies so far, in seconds of training.
     pub(super) spent_s: f64,
-    /// When the next cut is due. Infinite until the cost of the last one is known.
+    /// The time when the next cut is due. It is infinite until the cost of the last one is known.
     pub(super) next: f64,
-    /// When each step since the last cut was complete.
+    /// The time when each step since the last cut was complete.
     completed: BTreeMap<u64, f64>,
 }
 
@@ -97,8 +98,9 @@ const MAX_FAR_PERIOD_S: f64 = 60.0;
 
 /// Seconds from one cut for copies to the next, if copying one costs so many seconds of training.
 ///
-/// The period `t` with the least expected waste `cost / t + t / (2 * SECONDS_PER_LOSS)`: what copies cost, and what is
-/// done again after a loss. J. W. Young, "A first order approximation to the optimum checkpoint interval", 1974.
+/// The period `t` with the least expected waste `cost / t + t / (2 * SECONDS_PER_LOSS)`: the cost of copies, and the
+/// work that is done again after a loss. J. W. Young, "A first order approximation to the optimum checkpoint interval",
+/// 1974.
 fn copy_period(cost: f64) -> f64 {
     (2.0 * cost * SECONDS_PER_LOSS).sqrt().max(cost / MAX_COPY_COST).max(MIN_COPY_PERIOD_S)
 }
@@ -111,7 +113,7 @@ impl CopyPace {
         }
     }
 
-    /// A generation is planned, in which copying a cut takes this long. What was being copied before is void.
+    /// A generation is planned, in which copying a cut takes this long. A copy in progress is void.
     pub(super) fn plan(&mut self, copied_s: f64) {
         (self.copying, self.cost_s) = (false, copied_s);
         self.beside.clear();
@@ -135,7 +137,7 @@ impl CopyPace {
         self.completed.insert(step, now);
     }
 
-    /// Notes the seconds of a step. The first one that ends after a cut was copied tells what that cost.
+    /// Notes the seconds of a step. The first step that ends after a cut was copied tells the cost of copying.
     pub(super) fn note_step(&mut self, step_s: f64) {
         if !self.copying && self.next.is_finite() {
             self.quiet.push_back(step_s);
@@ -150,9 +152,9 @@ impl CopyPace {
         }
     }
 
-    /// Learns what copying the last cut cost: by how much the steps beside it were slower than others. If the same link
-    /// bounds training and copies, training loses what the copies took of it. The figure keeps within sight of that,
-    /// because steps are also slow or fast for other reasons.
+    /// Learns the cost of copying the last cut from how much slower the steps beside it were. If the same link bounds
+    /// training and copies, training loses the seconds of the link that copies took. The figure stays within bounds of
+    /// these seconds, because steps are also slow or fast for other reasons.
     fn settle(&mut self) {
         let if_bound = COPY_RATE * self.longest_s;
         if self.quiet.is_empty() {
@@ -167,8 +169,8 @@ impl CopyPace {
         self.next = self.began + copy_period(self.cost_s);
     }
 
-    /// Notes when steps were done before this broker started: these, in order, with their seconds. The last one was
-    /// complete at `end`.
+    /// Notes when steps were complete before this broker started. `steps` has them in order, with their seconds, and
+    /// the last one was complete at `end`.
     pub(super) fn remember(&mut self, steps: &[(u64, f64)], end: f64) {
         let mut at = end;
         for (step, seconds) in steps.iter().rev() {
@@ -191,7 +193,7 @@ impl CopyPace {
         }
     }
 
-    /// Forgets the steps to which the run cannot go back: those before this one, but for that of the checkpoint.
+    /// Forgets the steps to which the run cannot go back: those before `step`, except the checkpoint's.
     pub(super) fn forget_before(&mut self, step: u64, on_disk: u64) {
         self.completed.retain(|s, _| *s >= step || *s == on_disk);
     }
@@ -221,7 +223,7 @@ mod tests {
 
     const GBPS: f64 = 1.25e8;
 
-    /// Who keeps copies of four shares of 50 MB, two in each of two sites. Inside a site there are 10 Gbps.
+    /// The copies of four shares of 50 MB, two in each of two sites. The links inside a site have 10 Gbps.
     fn buddies_of_two_sites(uplink: f64) -> (Vec<(u32, u32)>, f64) {
         let link = |bandwidth| Some(Link { latency: 0.001, bandwidth });
         let site =
@@ -283,7 +285,7 @@ mod tests {
     #[test]
     fn copies_that_cost_nothing_are_made_more_often() {
         let [free, dear] = [1.0, 2.0].map(period);
-        // A tenth of what they would cost if links bound the steps, and all of it.
+        // Copies cost a tenth of what they would cost if links bound the steps, and then all of it.
         assert!((free - copy_period(1.0)).abs() <= 2.0, "{free}");
         assert!((dear - copy_period(10.0)).abs() <= 2.0, "{dear}");
     }

@@ -58,10 +58,10 @@ impl Run {
         vec![Action::Notice(Notice::Waiting { reason: reason.to_owned() })]
     }
 
-    /// Starts what the run waits for, if those who are there suffice.
+    /// Begins the survey or the plan that the run waits for, if the members who are there suffice.
     pub(super) fn advance(&mut self) -> Vec<Action> {
         let Phase::Gathering { short } = self.phase else { return self.scout() };
-        // What was asked while a generation ran will still be answered.
+        // Requests that were sent while a generation ran will still be answered.
         if let Some(survey) = self.scout.take().filter(|s| !s.is_over()) {
             self.phase = Phase::Surveying(survey);
             return Vec::new();

@@ -26,31 +26,31 @@ use state::Awaited;
 pub use state::{Past, RunState};
 use watch::{Change, SUSPECT_S, Watch};
 
-/// What a run needs to know before its first joiner.
+/// The facts that a run needs before its first joiner.
 #[derive(Debug, Clone)]
 pub struct RunOptions {
     /// The settings of every generation. Each formation replaces the plan's version and micro-batches.
     pub settings: RunSettings,
     /// Whether plans need measured machines and links.
     pub measured: bool,
-    /// What machines are measured with besides operators in general: operators of the job's model.
+    /// Operators of the job's model, with which machines are measured besides operators in general.
     pub programs: Arc<[Program]>,
     /// Whether peers keep copies of each other's shares. Without them, a loss takes the run back to a checkpoint.
     pub copies: bool,
 }
 
-/// How a joiner came.
+/// The identity, address and time of a joiner's arrival.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Arrival {
-    /// What its handshake has proved.
+    /// The public key that its handshake has proved.
     pub identity: Identity,
-    /// From where its packets come, if they come directly.
+    /// The address from which its packets come, if they come directly.
     pub from: Option<IpAddr>,
     /// The broker's time, in seconds since the Unix epoch.
     pub unix_s: u64,
 }
 
-/// What the run is doing.
+/// The phase of the run.
 #[derive(Debug)]
 enum Phase {
     /// It waits for members. `short`: those who are there are not enough for the model.
@@ -71,13 +71,13 @@ enum Phase {
 struct Running {
     broker: Broker,
     formation: Formation,
-    /// Who keeps a copy of an owner's share.
+    /// The member that keeps a copy of each owner's share.
     mirrors: BTreeMap<MemberId, MemberId>,
     /// Members without a part whose copies the peers load. They are needed until all peers are ready.
     donors: BTreeSet<MemberId>,
     /// The peers whose messages about cuts belong to this generation.
     ready: BTreeSet<MemberId>,
-    /// When the copy of a share was asked for, by cut and owner.
+    /// The time when the copy of each share was asked for, by cut and owner.
     asked: BTreeMap<(u64, MemberId), f64>,
     /// Seconds per step: predicted, or as measured since a member's speed changed.
     step_s: Option<f64>,
@@ -119,11 +119,12 @@ pub struct Run {
     /// The members of the generation that ended last.
     last_members: Vec<MemberId>,
     awaited: Option<Awaited>,
-    /// When a member was lost last.
+    /// The time when a member was lost last.
     lost_at: f64,
     /// Whether the driver's records end with [`Self::progress`].
     rewound: bool,
-    /// When each member lately said that it cannot reach another one, where its word is all that is known.
+    /// The times when each member lately said that it cannot reach another one. They count where its word is all that
+    /// is known.
     complaints: BTreeMap<MemberId, VecDeque<f64>>,
     /// The time of the last event.
     now: f64,
@@ -193,7 +194,7 @@ impl Run {
         matches!(&self.phase, Phase::Running(r) if r.broker.is_started())
     }
 
-    /// Who may come in.
+    /// The tickets and keys that decide who may come in.
     pub fn admission_mut(&mut self) -> &mut Admission {
         self.roster.admission_mut()
     }
@@ -218,7 +219,7 @@ impl Run {
         self.atlas.forget_failures(member);
         self.newcomers.insert(member);
         let present = self.roster.present().count();
-        // Its ticket may be for a number of machines.
+        // Its ticket may have a limit on the number of machines, so the use of the ticket must be saved.
         actions.push(Action::Persist);
         actions.push(Action::Notice(Notice::Joined { member, present, wanted: self.roster.wanted() }));
         actions.extend(self.advance());
@@ -247,7 +248,7 @@ impl Run {
         match standing {
             _ if matches!(self.phase, Phase::Over) => return Vec::new(),
             Standing::Away => return Vec::new(),
-            // It has woken, and does not know yet.
+            // The member has woken, and does not know yet that it was put out.
             Standing::Out => {
                 let reason = "its place was given up while it did not answer; start `join` again to come back".into();
                 let stop = ToPeer::Stop(Farewell::PutOut { reason });
@@ -292,7 +293,7 @@ impl Run {
         self.stopping = true;
         match &mut self.phase {
             Phase::Over => Vec::new(),
-            // The next generation saves what its members keep, and stops, once all of it is loaded.
+            // Once the next generation has loaded everything, it saves what its members keep, and stops.
             Phase::Running(running) if self.generation > 1 && !running.broker.is_started() => Vec::new(),
             Phase::Running(running) => {
                 let actions = running.broker.interrupt();
@@ -416,7 +417,7 @@ impl Run {
         actions
     }
 
-    /// The run is over, and ends with this action.
+    /// Ends the run with this action.
     fn end(&mut self, last: Action) -> Vec<Action> {
         self.phase = Phase::Over;
         let farewell = match &last {

@@ -89,7 +89,7 @@ impl Run {
         if let Some(step) = running.broker.saving() {
             actions.push(Action::AbandonCheckpoint(step));
         }
-        // A silent member reads it once it wakes.
+        // A silent member reads the message once it wakes.
         let regroup = ToPeer::Regroup { generation: self.generation };
         actions.extend(self.roster.connected().map(|m| Action::Send(m.id, regroup.clone())));
         actions
@@ -111,7 +111,7 @@ impl Run {
                 }
                 Ok(actions)
             }
-            // What a peer says of cuts before it is ready is about an earlier generation.
+            // A message about cuts from a peer that is not ready yet belongs to an earlier generation.
             FromPeer::Kept { .. } | FromPeer::Mirrored { .. } if !running.ready.contains(&from) => Ok(Vec::new()),
             FromPeer::Kept { step } => self.kept(step, from, from),
             FromPeer::Mirrored { step, of } => self.kept(step, of, from),
@@ -135,12 +135,12 @@ impl Run {
         self.copies.restart(self.now);
         let mut actions = vec![Action::Notice(Notice::Started { generation: self.generation, incidents })];
         for leaver in std::mem::take(&mut self.leaving) {
-            // Those that have a share asked while the generation was loading.
+            // Leavers with a share asked to leave while the generation was loading.
             let used = self.peers().contains(&leaver);
             actions.extend(if used { self.leave(leaver) } else { self.dismiss(leaver) });
         }
         if self.stopping {
-            // A peer was lost while the run stopped: those who are left save it.
+            // A peer was lost while the run stopped, so those who are left save the run.
             actions.extend(self.interrupt(self.now));
             return actions;
         }
@@ -176,7 +176,7 @@ impl Run {
         r.formation.members.iter().zip(&r.formation.shares).any(|(m, share)| *m == owner && share.is_empty())
     }
 
-    /// Has members forget the cuts that nobody needs any more.
+    /// Tells members to forget the cuts that nobody needs any more.
     fn release(&mut self) -> Vec<Action> {
         let before = self.custody.release();
         self.copies.forget_before(before, self.custody.on_disk().step);
@@ -203,7 +203,7 @@ impl Run {
         actions
     }
 
-    /// Once a drained generation's last cut is with all its owners, the next generation can begin.
+    /// Begins the next generation once the last cut of a drained generation is with all its owners.
     fn move_on(&mut self) -> Vec<Action> {
         let Phase::Running(running) = &self.phase else { return Vec::new() };
         let Some(progress) = running.drained else { return Vec::new() };
@@ -221,7 +221,8 @@ impl Run {
         if !self.is_needed(to) {
             return Vec::new();
         }
-        // A machine that is known no better is taken at its neighbour's word. A donor has no part to be moved.
+        // Without measurements, nothing else is known about the machine, so its neighbour's word counts. A donor has no
+        // part in the plan that could be moved.
         if !self.options.measured || !self.peers().contains(&to) {
             if self.complains_often(from) {
                 let reason = format!("it reported {MAX_COMPLAINTS} lost links to members that answer");
@@ -254,7 +255,8 @@ impl Run {
         if !alone {
             return self.expel(from, &format!("it failed: {reason}"), self.now);
         }
-        // Nobody else could do better with the same work. The member reads why, as it is still one.
+        // Another member could not do better with the same work. The failed member reads the reason while it is still a
+        // member.
         let reason = format!("peer {name:?} failed: {}", one_line(reason));
         self.end(Action::Fail(reason))
     }
@@ -288,7 +290,7 @@ impl Run {
         actions
     }
 
-    /// Takes note of what the generation does, and adds what follows from it.
+    /// Takes note of the generation's actions, and adds those that follow from them.
     pub(super) fn follow(&mut self, actions: Vec<Action>) -> Vec<Action> {
         let mut all = Vec::with_capacity(actions.len());
         for action in actions {
@@ -301,7 +303,8 @@ impl Run {
                     all.extend(self.move_on());
                 }
                 Action::Step(record) => {
-                    // An inspected step takes longer. Only a skipped one is inspected again and again.
+                    // An inspected step takes longer, so it says nothing about speed. Only steps after a skipped one
+                    // are inspected.
                     let mut slower = Vec::new();
                     if record.applied {
                         self.copies.note_step(record.step_s);
@@ -311,13 +314,13 @@ impl Run {
                     all.extend(self.step_over());
                     all.extend(slower);
                 }
-                // The generation that asks for it does nothing more.
+                // After this action, the generation does nothing more.
                 Action::Expel(member, reason) => all.extend(self.expel(member, &reason, self.now)),
                 Action::Finish(_) | Action::Fail(_) => return [all, self.end(action)].concat(),
                 other => all.push(other),
             }
         }
-        // Only now, because the same actions may hold a cut.
+        // Copies are considered only now, because the same actions may begin a cut.
         if let Phase::Running(running) = &mut self.phase
             && self.custody.is_copied()
             && self.now >= self.copies.next
@@ -359,7 +362,7 @@ impl Run {
         if changes.is_empty() {
             return Vec::new();
         }
-        // What was predicted for this plan does not hold any more.
+        // The prediction for this plan does not hold any more.
         running.step_s = running.step_s.and(self.speeds.step_s());
         let mut actions = Vec::new();
         for SpeedChange { member, times } in changes {
@@ -377,7 +380,7 @@ impl Run {
         self.progress = running.broker.progress();
         self.custody.settle(self.progress);
         self.copies.complete(self.progress.step, self.now);
-        // Its owners may have confirmed the cut before its step was complete.
+        // The owners of the cut may have confirmed it before its step was complete.
         let mut actions = self.copy();
         actions.extend(self.move_on());
         actions

@@ -13,7 +13,7 @@ impl Run {
             return Vec::new();
         }
         if !self.options.measured {
-            // Nothing is known about any machine: one more is used as long as places are free.
+            // Nothing is known about any machine, so one more is used as long as places are free.
             self.newcomers.clear();
             let free = running.formation.members.len() < self.roster.wanted();
             return if free { self.drain() } else { Vec::new() };
@@ -31,7 +31,7 @@ impl Run {
         actions
     }
 
-    /// Asks for a plan for all who are there, to compare it with the one that runs.
+    /// Asks for a plan for all who are there, to compare it with the plan that runs.
     pub(super) fn weigh(&mut self) -> Vec<Action> {
         let members = self.usable();
         if !matches!(self.phase, Phase::Running(_)) || self.weighing || members.is_empty() {

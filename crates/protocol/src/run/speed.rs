@@ -18,24 +18,25 @@ const CHANGE: f64 = 2.0;
 #[derive(Debug, Default)]
 struct Pace {
     warm: u32,
-    /// When each of the last steps ended, and its seconds of computing over those expected.
+    /// The time when each of the last steps ended, and its seconds of computing over those expected.
     recent: VecDeque<(f64, f64)>,
-    /// The median that was told last; at first, what the plan expects.
+    /// The median that was told last. At first, it is the ratio that the plan expects.
     told: Option<f64>,
 }
 
-/// A member computes at another speed than before.
+/// A change of a member's speed.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct SpeedChange {
     pub(super) member: MemberId,
-    /// Its seconds of computing over those at the start of the run.
+    /// The member's seconds of computing over those at the start of the run.
     pub(super) times: f64,
 }
 
 /// The speeds of a run's members. Times are in seconds.
 #[derive(Debug, Default)]
 pub(super) struct Speeds {
-    /// What a member's computing takes over what is predicted, as long as nothing changes. Predictions err.
+    /// The usual quotient of a member's seconds of computing and the predicted seconds. It is not 1, because
+    /// predictions err.
     usual: BTreeMap<MemberId, f64>,
     /// How many times slower the present plan takes a member to be than it was at the start.
     planned: BTreeMap<MemberId, f64>,
@@ -94,7 +95,7 @@ impl Speeds {
             return None;
         }
         *told = median;
-        // The next window has none of these steps.
+        // Clears the window, so that the next one has none of these steps.
         pace.recent.clear();
         let planned = self.planned.get(&member).copied().unwrap_or(1.0);
         Some(SpeedChange { member, times: planned * median / usual })

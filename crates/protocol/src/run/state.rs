@@ -1,4 +1,4 @@
-//! What a broker keeps on its disk, so that a run goes on after the broker was killed.
+//! The state that a broker keeps on its disk, so that a run goes on after the broker was killed.
 
 use std::collections::BTreeSet;
 
@@ -8,11 +8,12 @@ use super::{Phase, Run, RunOptions};
 use crate::notice::Open;
 use crate::{Admission, Atlas, Custody, IncidentKind, Member, MemberId, Roster, Standing, TrainingProgress};
 
-/// Seconds that members which went together have to come back, from the first of them on. Members try again every ten
-/// seconds at least.
+/// Seconds that members which went together have to come back, counted from the return of the first one. Members try
+/// again at least every ten seconds.
 const RETURN_S: f64 = 20.0;
 
-/// What another broker needs to go on with a run, besides its [`Atlas`]. It has names and numbers, no tensors.
+/// The facts that another broker needs to go on with a run, besides the run's [`Atlas`]: names and numbers, but no
+/// tensors.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RunState {
     generation: u32,
@@ -28,7 +29,7 @@ pub struct RunState {
 }
 
 impl RunState {
-    /// Who may come in: what the roster for [`Run::restore`] has to know.
+    /// The tickets and keys that decide who may come in. The roster for [`Run::restore`] needs them.
     pub fn admission(&self) -> &Admission {
         &self.admission
     }
@@ -42,23 +43,23 @@ impl RunState {
 /// The past of a broker that was killed, as its disk tells it.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Past {
-    /// Seconds since its last sign of life.
+    /// Seconds since the last sign of life of the broker.
     pub away_s: f64,
-    /// Its steps, in order, each with the seconds that it took.
+    /// The steps of the broker, in order, each with the seconds that it took.
     pub steps: Vec<(u64, f64)>,
 }
 
-/// Members that went together, as when the broker was cut off. Without them the run would go back a long way, so it
-/// gives them time to come back.
+/// Members that went at the same time, for example because the broker was cut off. Without them the run would go back a
+/// long way, so it gives them time to come back.
 #[derive(Debug)]
 pub(super) struct Awaited {
     members: BTreeSet<MemberId>,
-    /// Until when; `None` as long as nobody is there.
+    /// The time until which they are awaited; `None` as long as nobody is there.
     until: Option<f64>,
 }
 
 impl Run {
-    /// What has to be on the disk before the actions that follow [`Action::Persist`](crate::Action::Persist).
+    /// The state that must be on the disk before the actions that follow [`Action::Persist`](crate::Action::Persist).
     pub fn state(&self) -> RunState {
         let (last_pass, awaited) = match &self.phase {
             Phase::Running(r) => (r.broker.last_pass(), r.formation.members.iter().copied().collect()),
@@ -77,19 +78,19 @@ impl Run {
         }
     }
 
-    /// What is known of machines and links. It has to be on the disk when a generation begins.
+    /// The known machines and links. They must be on the disk when a generation begins.
     pub fn atlas(&self) -> &Atlas {
         &self.atlas
     }
 
-    /// By how many seconds copies have slowed down the steps beside them, since this broker started.
+    /// Seconds by which copies have slowed down the steps beside them, since this broker started.
     pub fn copies_s(&self) -> f64 {
         self.copies.spent_s.max(0.0)
     }
 
     /// Goes on with a run whose broker was killed. Its members are away, and come back by themselves.
     ///
-    /// `roster` is one without members. The newest checkpoint may be another than the state knows: it is that of
+    /// `roster` has no members. The newest checkpoint may be another one than `state` knows. It is that of
     /// [`RunSettings::start`](crate::RunSettings::start).
     pub fn restore(options: RunOptions, roster: Roster, state: RunState, atlas: Atlas, past: &Past) -> Self {
         let start = options.settings.start;
@@ -102,7 +103,7 @@ impl Run {
         if run.begun {
             run.awaited = Some(Awaited { members: state.awaited, until: None });
             run.rewound = false;
-            // It did more steps than it wrote states.
+            // The killed broker may have done more steps since it last wrote its state.
             let step = past.steps.last().map_or(state.progress.step, |(step, _)| *step);
             run.copies.remember(&past.steps, -past.away_s);
             run.incidents.push(Open::begin(IncidentKind::Broker, MemberId::BROKER, step, -past.away_s, 0.0));
@@ -115,7 +116,8 @@ impl Run {
         self.awaited.as_ref().map_or(0, |a| a.members.len())
     }
 
-    /// Everybody is gone: it is rather the broker that was cut off, so the members of the last generation are awaited.
+    /// Awaits the members of the last generation if everybody is gone, because then it is rather the broker that was
+    /// cut off.
     pub(super) fn await_return(&mut self) {
         if !self.begun || self.awaited.is_some() || self.roster.present().next().is_some() {
             return;

@@ -1,4 +1,4 @@
-//! What a run's owner sees of it, and decides about its members.
+//! The view of a run for its owner, and the owner's decisions about members.
 
 use super::{Phase, Run};
 use crate::{
@@ -93,7 +93,7 @@ impl Run {
         }
         let mut actions = self.put_out(member, "the run's owner put it out", IncidentKind::Kicked);
         if self.options.measured {
-            // Spares know each other from their measurements. From now on they do not let this one in.
+            // Spares know each other from their measurements. From now on, they do not let the kicked member in.
             actions.extend(self.introduce(&self.usable()));
         }
         Ok((member, actions))

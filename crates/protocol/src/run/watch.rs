@@ -1,4 +1,4 @@
-//! When each member was last heard, and how far it had come.
+//! The time when each member was last heard, and the progress that it had made.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,14 +20,14 @@ const LONGEST_TICK_S: f64 = 1.0;
 struct Seen {
     heard: f64,
     progress: u64,
-    /// When its progress last grew, or when its generation began.
+    /// The time when its progress last grew, or when its generation began.
     moved: f64,
     waits_for: Option<MemberId>,
     /// Whether its silence was reported.
     reported: bool,
 }
 
-/// What the broker knows of its members' liveness. Times are in seconds.
+/// The broker's knowledge of its members' liveness. Times are in seconds.
 #[derive(Debug, Default)]
 pub(super) struct Watch {
     seen: BTreeMap<MemberId, Seen>,
@@ -57,7 +57,7 @@ impl Watch {
     pub(super) fn heard(&mut self, member: MemberId, now: f64) -> bool {
         let all_were_silent = self.seen.values().all(|seen| now - seen.heard >= SUSPECT_S);
         if all_were_silent {
-            // It was the broker that was cut off. The others get as much time to answer as if it had not been.
+            // The broker itself was cut off. So the other members get as much time to answer as if it had not been.
             self.seen.iter_mut().filter(|(m, _)| **m != member).for_each(|(_, seen)| {
                 seen.moved += now - seen.heard;
                 seen.heard = now;
@@ -66,7 +66,7 @@ impl Watch {
         self.seen.get_mut(&member).is_some_and(|seen| {
             let silence = now - seen.heard;
             if silence >= SUSPECT_S {
-                // It may have slept: it gets as much time to move as it had before.
+                // The member may have slept, so it gets as much time to move as it had before.
                 seen.moved += silence;
             }
             seen.heard = now;
@@ -83,7 +83,7 @@ impl Watch {
         }
     }
 
-    /// Members get a fresh start: a generation begins.
+    /// Gives members a fresh start, because a generation begins.
     pub(super) fn restart(&mut self, members: &[MemberId], now: f64) {
         for member in members {
             if let Some(seen) = self.seen.get_mut(member) {
@@ -92,7 +92,7 @@ impl Watch {
         }
     }
 
-    /// When a member was last heard.
+    /// The time when a member was last heard.
     pub(super) fn last_heard(&self, member: MemberId) -> Option<f64> {
         self.seen.get(&member).map(|seen| seen.heard)
     }
@@ -116,7 +116,8 @@ impl Watch {
         true
     }
 
-    /// What has changed. While everybody is silent, it is rather the broker that is cut off, and nobody is gone.
+    /// The changes since the last call. While everybody is silent, it is rather the broker that is cut off, and nobody
+    /// is gone.
     pub(super) fn changes(&mut self, now: f64) -> Vec<Change> {
         let others_answer = |member: MemberId, seen: &BTreeMap<MemberId, Seen>| {
             seen.iter().any(|(m, s)| *m != member && now - s.heard < SUSPECT_S / 2.0)
@@ -142,8 +143,8 @@ impl Watch {
         changes
     }
 
-    /// The member that holds the others up, if nothing has moved for too long: the root of who waits for whom. Silence
-    /// is no stall.
+    /// The member that holds the others up, if nothing has moved for too long: the end of the chain of members that
+    /// wait for each other. Silence is no stall.
     /// `step_s` is the expected time of a step. Returns the member and its seconds without progress.
     pub(super) fn stalled(&self, members: &[MemberId], step_s: f64, now: f64) -> Option<(MemberId, f64)> {
         let patience = STALLED_S.max(10.0 * step_s);
@@ -151,7 +152,7 @@ impl Watch {
             |m: MemberId| self.seen.get(&m).filter(|seen| now - seen.moved >= patience && now - seen.heard < SUSPECT_S);
         let mut at = members.iter().copied().find(|m| stuck(*m).is_some())?;
         let mut visited = BTreeSet::new();
-        // A member that waits for one that moves is not to blame, and neither is one that waits for the broker.
+        // A member that waits for one that moves is not to blame. Nor is a member that waits for the broker.
         while let Some(next) = stuck(at)?.waits_for.filter(|_| visited.insert(at)) {
             at = next;
         }
@@ -238,7 +239,8 @@ mod tests {
         assert_eq!(watch.stalled(&members, 5.0, 40.0), None, "ten steps of five seconds");
         watch.heartbeat(id(0), at(8, None), 41.0);
         assert_eq!(watch.stalled(&members, 0.1, 45.0), None, "who is waited for moves");
-        // A circle has a root as well: somebody in it lies, or the programs are wrong.
+        // A circle of members that wait for each other has such an end, too: some member lies, or the programs are
+        // wrong.
         watch.heartbeat(id(0), at(8, Some(id(2))), 42.0);
         assert!(watch.stalled(&members, 0.1, 80.0).is_some());
         watch.heartbeat(id(0), at(8, Some(MemberId::BROKER)), 43.0);

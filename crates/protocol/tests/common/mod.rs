@@ -15,7 +15,8 @@ pub(crate) fn programs(peers: usize, micro_batches: u32) -> Vec<(Program, Progra
     programs_of(peers, peers, micro_batches)
 }
 
-/// The same for a model of this many layers, which the peers share evenly. There are at most as many peers as layers.
+/// Programs like those of [`programs`], for a model of this many layers that the peers share evenly. There are at most
+/// as many peers as layers.
 pub(crate) fn programs_of(layers: usize, peers: usize, micro_batches: u32) -> Vec<(Program, Program)> {
     let mut b = Builder::new("layers");
     let mut y = b.input("x", DType::F32, [2, 4]).unwrap();

@@ -29,7 +29,7 @@ pub(crate) struct Scenario {
     pub(crate) settings: RunSettings,
     /// Steps whose loss or gradient is not finite, by the number of batches before them.
     pub(crate) broken: BTreeSet<u64>,
-    /// Each after this many events.
+    /// The disturbances, each after this many events.
     pub(crate) disturbances: Vec<(usize, Disturbance)>,
     pub(crate) seed: u64,
 }
@@ -377,7 +377,8 @@ impl<'a> Peer<'a> {
     }
 }
 
-/// What a peer finds in a broken step: the first peer's first node makes what the others receive.
+/// The poison that a peer finds in a broken step. The first peer's first node makes the number, and the other peers
+/// receive it.
 fn poison(program: &Program) -> Poison {
     let received = program.incoming().into_iter().find(|(_, (from, _))| *from != PeerId::BROKER);
     match received {

@@ -29,12 +29,12 @@ pub(crate) struct Stage {
     pub(crate) issued: VecDeque<(u64, bool)>,
 }
 
-/// What a peer says in a step.
+/// The numbers that a peer sends in a step.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Said {
     pub(crate) loss: f64,
     pub(crate) squared_norm: f64,
-    /// Only in a step that is inspected.
+    /// The peer's finding, only in a step that is inspected.
     pub(crate) poison: Option<Poison>,
 }
 
@@ -115,7 +115,7 @@ impl Stage {
         stage
     }
 
-    /// The broker is killed, and another one goes on from what it wrote.
+    /// Kills the broker, and lets another one go on from the state that it wrote.
     pub(crate) fn kill_broker(&mut self, past: &Past) {
         let (state, atlas) = (self.run.state(), self.run.atlas().clone());
         let roster = Roster::new(ExpectedPeers::Any(3), state.admission().clone());
@@ -148,7 +148,7 @@ impl Stage {
         }
     }
 
-    /// Plans as asked, and keeps all else.
+    /// Answers requests for plans, and keeps all other actions.
     pub(crate) fn carry_out(&mut self, actions: Vec<Action>) {
         for action in actions {
             if let Action::Send(MemberId(to), ToPeer::Run { pass, inspect, .. }) = action
@@ -191,7 +191,8 @@ impl Stage {
         }
     }
 
-    /// Carries the next pass out. The peers say what `lie` makes of an honest step. Returns whether it was inspected.
+    /// Carries out the next pass. `lie` changes the numbers that peers send in an honest step. Returns whether the pass
+    /// was inspected.
     pub(crate) fn step(&mut self, mut lie: impl FnMut(u32, &mut Said)) -> bool {
         let (pass, inspected) = self.issued.pop_front().unwrap();
         self.now += 0.1;
@@ -218,7 +219,7 @@ impl Stage {
         inspected
     }
 
-    /// Why this member is gone, as people read it.
+    /// The reason why this member is gone, as people read it.
     pub(crate) fn lost(&self, m: u32) -> Option<&str> {
         self.actions.iter().rev().find_map(|a| match a {
             Action::Notice(Notice::Lost { member, reason, .. }) if member.0 == m => Some(reason.as_str()),
@@ -226,7 +227,7 @@ impl Stage {
         })
     }
 
-    /// What this member is told as its last word.
+    /// The last message that this member is told.
     pub(crate) fn stopped(&self, m: u32) -> Option<&Farewell> {
         self.actions.iter().rev().find_map(|a| match a {
             Action::Send(MemberId(to), ToPeer::Stop(farewell)) if *to == m => Some(farewell),

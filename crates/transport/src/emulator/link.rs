@@ -43,7 +43,7 @@ pub struct LinkStats {
     pub name: String,
     /// Datagrams that crossed the link.
     pub datagrams: u64,
-    /// Their bytes.
+    /// The bytes of these datagrams.
     pub bytes: u64,
     /// Datagrams dropped by a full queue.
     pub overflowed: u64,
@@ -75,7 +75,7 @@ impl LinkStats {
 /// One datagram's crossing of one link.
 #[derive(Debug, Default)]
 pub(super) struct Crossing {
-    /// When the datagram leaves the link.
+    /// The time when the datagram leaves the link.
     pub(super) due: Duration,
     bytes: u64,
     /// The time to send the datagram.
@@ -88,7 +88,7 @@ pub(super) struct Crossing {
 #[derive(Debug)]
 pub(super) struct Link {
     spec: LinkSpec,
-    /// When everything that has entered is sent.
+    /// The time when everything that has entered is sent.
     free: Duration,
     /// The fraction of a nanosecond by which `free` is too early, times the rate.
     remainder: u64,
@@ -133,7 +133,7 @@ impl Link {
         &self.stats
     }
 
-    /// Puts a datagram on the link. `None`: the datagram is lost, and counted.
+    /// Puts a datagram on the link. If it returns `None`, the datagram is lost, and counted.
     pub(super) fn enter(&mut self, now: Duration, bytes: u64, random: &mut u64) -> Option<Crossing> {
         if self.is_cut {
             self.stats.cut_off += 1;

@@ -60,7 +60,7 @@ pub struct EmulatorReport {
     pub socket_drops: Option<u64>,
     /// Datagrams from other senders than the socket's peer. They are ignored.
     pub foreign: u64,
-    /// Why nothing is forwarded any more, if that is so.
+    /// The reason why nothing is forwarded any more, if so.
     pub failure: Option<String>,
 }
 
@@ -219,7 +219,7 @@ struct Port {
     peer: SocketAddr,
     /// The route of this peer's datagrams.
     route: RouteId,
-    /// Since when the socket has had more datagrams than were read; `None` if it has none.
+    /// The time since which the socket has had more datagrams than were read; `None` if it has none.
     backlog_since: Option<Duration>,
     batching: UdpSocketState,
     /// Datagrams to this peer that the next flush sends.

@@ -41,7 +41,7 @@ pub struct Network {
 /// A datagram at the end of its route.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Delivery {
-    /// When the datagram arrived.
+    /// The time when the datagram arrived.
     pub due: Duration,
     /// Its route.
     pub route: RouteId,
@@ -89,7 +89,7 @@ impl Network {
         }
     }
 
-    /// When the next datagram leaves a link. Nothing arrives before.
+    /// The time when the next datagram leaves a link. Nothing arrives before.
     pub fn next_due(&self) -> Option<Duration> {
         let arrived = self.arrived.front().map(|delivery| delivery.due);
         arrived.or_else(|| self.in_flight.peek().map(|Reverse(next)| next.due))
@@ -101,7 +101,8 @@ impl Network {
         self.arrived.pop_front()
     }
 
-    /// As [`Self::deliver`], then also datagrams that are on their last link and arrive by `soon`.
+    /// Delivers a datagram like [`Self::deliver`]. After those, it also delivers datagrams that are on their last link
+    /// and arrive by `soon`.
     ///
     /// Datagrams on an earlier link stay there. Moving them early would put them before others on a shared link.
     pub fn deliver_early(&mut self, now: Duration, soon: Duration) -> Option<Delivery> {
@@ -174,7 +175,7 @@ impl Network {
     }
 }
 
-/// A datagram on a link, ordered by when it leaves the link, then by when it was sent.
+/// A datagram on a link. Datagrams are ordered by when they leave the link, then by when they were sent.
 #[derive(Debug)]
 struct InFlight {
     due: Duration,

@@ -161,7 +161,7 @@ fn logic(c: &mut Cases) {
         c.add(op, vec![c.bools(&[2, 3]), c.bools(&[3])]);
         let x = c.given(&[5], &[1.0, -1.0, 0.1, f64::NAN, f64::INFINITY]);
         c.add(CompareScalar { op, scalar: 1.0 }, vec![x]).values_only();
-        // 0.1 is another number in each float type; the operand's is meant.
+        // 0.1 is another number in each float type. The operand's number counts.
         c.add(CompareScalar { op, scalar: 0.1 }, vec![c.given(&[2], &[0.1, 0.2])]).values_only();
         c.add(CompareScalar { op, scalar: f64::NEG_INFINITY }, vec![c.given(&[2], &[f64::NEG_INFINITY, 0.0])])
             .values_only();
@@ -186,7 +186,7 @@ fn logic(c: &mut Cases) {
     }
     c.add(Where, vec![c.bools(&[2, 3]), c.numbers(DType::I64, &[3]), c.numbers(DType::I64, &[2, 1])]);
     c.add(Where, vec![c.bools(&[2, 3]), c.bools(&[3]), c.bools(&[2, 1])]);
-    // What is not chosen does not matter, not even NaN.
+    // Elements that are not chosen do not matter, not even NaN.
     let (chosen, other) = (c.given(&[3], &[1.0, f64::NAN, 3.0]), c.given(&[3], &[f64::NAN, 2.0, f64::INFINITY]));
     c.add(Where, vec![c.given_bools(&[3], &[true, false, true]), chosen, other]).values_only();
     for (min, max) in [(Some(-0.7), Some(0.9)), (Some(0.05), None), (None, Some(0.05))] {

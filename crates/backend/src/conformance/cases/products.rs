@@ -83,7 +83,7 @@ fn attention(c: &mut Cases) -> Result<(), String> {
             both(c, op, operands, true)?;
         }
     }
-    // Rows that see nothing give 0, and no gradient; a mask of -∞ likewise.
+    // Rows without a visible key give 0, and no gradient. A mask of -∞ has the same effect.
     let op = ScaledDotProductAttention { is_causal: false, scale: 0.5 };
     let qkv = |c: &Cases| vec![c.floats(&[1, 2, 2, 3]), c.floats(&[1, 2, 3, 3]), c.floats(&[1, 2, 3, 2])];
     let mut operands = qkv(c);

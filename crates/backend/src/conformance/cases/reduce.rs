@@ -96,7 +96,7 @@ fn arguments(c: &mut Cases) {
             }
         }
         let op = ArgReduce { largest, dim: 1, keepdim: false };
-        // Of equals the first.
+        // Of equal elements, the first one counts.
         c.add(op.clone(), vec![c.given(&[2, 5], &[0.0, 2.0, -1.0, 2.0, -1.0, 1.0, 1.0, 1.0, 1.0, 1.0])]);
         c.add(op.clone(), vec![c.numbers(DType::I64, &[3, 6])]);
         c.add(op, vec![c.numbers(DType::I32, &[3, 6])]);

@@ -129,7 +129,7 @@ fn pads(c: &mut Cases) {
         for x in every_kind(c, &[3, 3]) {
             c.add(Triangle { upper, diagonal: 0 }, vec![x]);
         }
-        // NaN times 0 would stay NaN; what is cleared is 0.
+        // NaN times 0 would stay NaN, but elements that are cleared are 0.
         c.add(Triangle { upper, diagonal: 0 }, vec![c.given(&[2, 2], &[f64::NAN; 4])]).values_only();
     }
 }

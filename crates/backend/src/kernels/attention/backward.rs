@@ -83,7 +83,7 @@ struct Block {
 }
 
 impl<T: Float> Backward<'_, T> {
-    /// All gradients that depend on one key head. No two tasks have the same one.
+    /// Computes all gradients that depend on one key head. No two tasks have the same key head.
     fn key_head(&self, batch: usize, key_head: usize) {
         let AttentionSizes { h, g, l, s, e, f, .. } = self.attention.sizes;
         let (mut p, mut dp): (Vec<T>, Vec<T>) = (uninit(BLOCK.min(l) * s), uninit(BLOCK.min(l) * s));
@@ -109,7 +109,8 @@ impl<T: Float> Backward<'_, T> {
         }
     }
 
-    /// Writes the gradient of a block of queries. Adds to those of keys and values if `add`, else sets them.
+    /// Writes the gradient of a block of queries. It adds to the gradients of keys and values if `add`, else it sets
+    /// them.
     fn block(&self, block: Block, p: &mut [T], dp: &mut [T], add: bool) {
         let Block { batch, head, key_head, start, end } = block;
         let AttentionSizes { h, l, e, f, .. } = self.attention.sizes;
@@ -145,7 +146,7 @@ impl<T: Float> Backward<'_, T> {
 }
 
 simd! {
-    /// Replaces scores by weights, and the weights' gradient by that of the scores.
+    /// Replaces scores by weights, and the weights' gradient by the scores' gradient.
     fn score_grads<T: Float>(p: &mut [T], dp: &mut [T], columns: usize, lse: &[T], delta: &[T]) {
         let each = p.chunks_exact_mut(columns).zip(dp.chunks_exact_mut(columns)).zip(lse.iter().zip(delta));
         for ((p, dp), (&lse, &delta)) in each {

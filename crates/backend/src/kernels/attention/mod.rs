@@ -80,7 +80,7 @@ impl<'a, T> Heads<'a, T> {
 pub(crate) enum MaskData<'a, T> {
     /// A key with a nonzero element is visible.
     Bool(&'a [u8]),
-    /// Added to the scores.
+    /// Numbers that are added to the scores.
     Added(&'a [T]),
 }
 

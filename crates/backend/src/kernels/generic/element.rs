@@ -69,14 +69,14 @@ pub(crate) trait Number: Element + PartialEq {
     fn fmod(self, o: Self) -> Self;
     /// Python's `%`. It has the sign of the divisor.
     fn remainder(self, o: Self) -> Self;
-    /// Python's `//`.
+    /// Python's `//`, which rounds down.
     fn floor_divide(self, o: Self) -> Self;
     fn negate(self) -> Self;
     fn magnitude(self) -> Self;
     /// -1, 0 or 1.
     fn sign(self) -> Self;
     fn nan(self) -> bool;
-    /// By value; NaN is the largest.
+    /// Compares by value. NaN is the largest.
     fn order(self, o: Self) -> Ordering;
 
     /// Whether `o` replaces `self` as the extremum so far. NaN replaces every number and is never replaced.
@@ -118,7 +118,7 @@ macro_rules! float {
                 if r != Self::ZERO && (r < Self::ZERO) != (o < Self::ZERO) { r + o } else { r }
             }
 
-            // As in Python, the remainder is subtracted first: 1 // 0.1 is 9, since 1 % 0.1 is not 0.
+            // As in Python, the remainder is subtracted first: 1 // 0.1 is 9, because 1 % 0.1 is not 0.
             fn floor_divide(self, o: Self) -> Self {
                 let widen: fn($t) -> $wide = $widen;
                 let (a, b) = (widen(self), widen(o));

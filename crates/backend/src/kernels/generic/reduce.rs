@@ -22,7 +22,7 @@ pub(super) fn reduce(op: &Reduce, x: &Operand<'_>) -> Result<Buffer, String> {
     }
 }
 
-/// Where each result's first operand lies, and the distances of all its operands from there. Both are in row-major
+/// The place of each result's first operand, and the distances of all its operands from there. Both are in row-major
 /// order.
 fn groups(op: &Reduce, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
     let mut strides = vec![1; shape.len()];
@@ -34,7 +34,7 @@ fn groups(op: &Reduce, shape: &[usize]) -> (Vec<usize>, Vec<usize>) {
     };
     let (kept, reduced) = (pick(false), pick(true));
     let bases = strided_offsets(&kept.0, &kept.1);
-    // Without results, nothing bounds the dimensions that are reduced.
+    // If there are no results, nothing bounds the dimensions that are reduced.
     let steps = if bases.is_empty() { Vec::new() } else { strided_offsets(&reduced.0, &reduced.1) };
     (bases, steps)
 }

@@ -165,7 +165,8 @@ pub(super) fn run_state() -> Vec<u8> {
     encode(&run().state()).unwrap()
 }
 
-/// The file `state`: the protocol's version, then when, what, how many peers, the first loss, no incidents, the run.
+/// The file `state`: the protocol's version, the time, the subject, the number of peers, the first loss, no incidents,
+/// and the run.
 pub(super) fn broker_state() -> Vec<u8> {
     let left = (1.8e9, ("graph", "data", 7u64), 3usize, Some(4.5), Vec::<u8>::new(), run().state());
     [&VERSION.to_le_bytes()[..], &encode(&left).unwrap()].concat()

@@ -15,16 +15,16 @@ pub(super) use text::{decode, read_text};
 use tree::{Item, Place};
 pub(super) use tree::{Node, parse, parse_json};
 
-/// What is wrong in a settings file, where, and what to do about it.
+/// An error in a settings file, with its place and a hint.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{place}: {message}")]
 pub struct JobError {
     /// `file:line:column`, or the file alone for a setting that is not written. For an override: the override, such
     /// as `--set train.steps=x`.
     pub place: String,
-    /// What is wrong.
+    /// The description of the error.
     pub message: String,
-    /// What to write instead.
+    /// The advice what to write instead.
     pub hint: String,
 }
 
@@ -55,7 +55,7 @@ const MISSPELT_LIKENESS: f64 = 0.85;
 
 /// Reads the settings of one table, and reports unknown ones.
 pub(super) struct Section<'a> {
-    /// Dotted; empty for the top of the file.
+    /// The dotted name of the table; empty for the top of the file.
     name: String,
     /// The place of settings that are not written.
     file: Place,
@@ -229,7 +229,8 @@ impl<'a> Section<'a> {
         })
     }
 
-    /// One of some names, which are listed if something else than text is written. Whether it is one is not checked.
+    /// A setting that is one of some names. They are listed if it is no text. Whether the text is one of them is not
+    /// checked.
     pub(super) fn name_among(
         &self,
         key: &'static str,
@@ -244,7 +245,7 @@ impl<'a> Section<'a> {
         self.text_or(key, |_| format!("write {key} = \"PATH\", the path of a file"))
     }
 
-    /// Text. `hint` says what to write instead of something else.
+    /// Reads a text. `hint` says what to write if the setting is no text.
     fn text_or(&self, key: &'static str, hint: impl Fn(&Item) -> String) -> Result<Option<&'a str>, JobError> {
         match self.node(key) {
             None => Ok(None),
@@ -253,7 +254,7 @@ impl<'a> Section<'a> {
         }
     }
 
-    /// A list of texts. A single text is a list of one. `hint` says what to write instead of something else.
+    /// Reads a list of texts. A single text is a list of one. `hint` says what to write if the setting is neither.
     pub(super) fn texts(&self, key: &'static str, hint: &str) -> Result<Option<Vec<&'a str>>, JobError> {
         let Some(node) = self.node(key) else { return Ok(None) };
         let wrong = |node| self.wrong_type(key, node, "a list of strings", hint);
@@ -336,7 +337,7 @@ fn suggest_name(written: &str, valid: &[&str], lead: &str) -> String {
     format!("{question}{lead} {}", valid.join(", "))
 }
 
-/// The name that is most like what was written, if one is like it.
+/// The name that is most like the written one, if any is like it.
 fn nearest<'n>(written: &str, names: &[&'n str]) -> Option<&'n str> {
     let likeness = |name: &str| strsim::jaro_winkler(&written.to_lowercase(), &name.to_lowercase());
     let nearest = names.iter().max_by(|a, b| likeness(a).total_cmp(&likeness(b)));

@@ -17,7 +17,7 @@ impl Section<'_> {
         Ok(self.whole(key, least, Some(MAX_SIZE))?.map(|n| n as usize))
     }
 
-    /// [`Self::count`] for a size that another setting limits. Whoever reads it says how.
+    /// [`Self::count`] for a size that another setting limits. The code that reads the setting names that limit.
     pub(in crate::config) fn part(&self, key: &'static str, least: u64) -> Result<Option<usize>, JobError> {
         Ok(self.whole(key, least, None)?.map(|n| usize::try_from(n).unwrap_or(usize::MAX)))
     }
@@ -122,12 +122,13 @@ impl Section<'_> {
     }
 }
 
-/// Whether a float is a whole number. Those that are too large for 64 bits are, too: it is their size that is wrong.
+/// Whether a float is a whole number. Floats that are too large for 64 bits count as whole, because it is their size
+/// that is wrong.
 fn is_whole(x: f64) -> bool {
     x.is_finite() && x.fract() == 0.0 && x.abs() < 1e30
 }
 
-/// The number of a node that is one.
+/// The number in a node, if the node is a number.
 fn plain(node: &Node) -> Option<f64> {
     match node.item {
         Item::Integer(i) => Some(i as f64),

@@ -10,7 +10,7 @@ use toml::de::{DeTable, DeValue};
 
 use super::{JobError, read_text};
 
-/// Where a value or a setting's name was written.
+/// The place where a value or a setting's name was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Place {
     /// A file. Line and column count from 1, and may be unknown.
@@ -62,13 +62,13 @@ impl Item {
         }
     }
 
-    /// The number that a text between quotes is.
+    /// The number in a text between quotes, if it is one.
     pub(super) fn quoted_number(&self) -> Option<f64> {
         let Self::Text(text) = self else { return None };
         text.trim().replace('_', "").parse().ok().filter(|x: &f64| x.is_finite())
     }
 
-    /// The truth that another language writes so.
+    /// The truth value that this value means in another language.
     pub(super) fn meant_flag(&self) -> Option<bool> {
         match self {
             Self::Integer(1) => Some(true),
@@ -177,7 +177,7 @@ fn scalar_item(value: &DeValue<'_>) -> Item {
     match value {
         DeValue::String(s) => Item::Text(s.to_string()),
         DeValue::Boolean(b) => Item::Flag(*b),
-        // What has no 64 bits is refused by whoever reads it, with the setting's name.
+        // An integer that does not fit 64 bits is refused by the code that reads it, with the setting's name.
         DeValue::Integer(i) => match i64::from_str_radix(i.as_str(), i.radix()) {
             Ok(i) => Item::Integer(i),
             Err(_) => Item::Number(i.as_str().parse().unwrap_or(f64::INFINITY)),

@@ -1,4 +1,4 @@
-//! What a user knows of a run's machines and links before anybody has measured them.
+//! The user's knowledge of a run's machines and links, before anybody has measured them.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -8,7 +8,7 @@ use fusionllm_plan::{Cluster, DISK_RATE, Device, DirectLink, PeerId, Place, Plan
 use super::{Parts, Testbed, read};
 use crate::config::reader::JobError;
 
-/// A testbed file for machines that join: what it says counts, and the rest is measured.
+/// A testbed file for machines that join: its figures count, and the rest is measured.
 ///
 /// Its devices are joiners, by their names. They need no speed and no links. The broker stands where it is.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,28 +23,30 @@ impl Known {
     ///
     /// # Errors
     ///
-    /// As [`Testbed::load`], but devices need no speed and no route. A place for the broker is an error.
+    /// The same as those of [`Testbed::load`], except that devices need no speed and no route. A place for the broker
+    /// is an error.
     pub fn load(path: &Path) -> Result<Self, JobError> {
         let (text, directory) = read(path, "give the path of a testbed file")?;
         Self::parse(&path.display().to_string(), &text, directory)
     }
 
-    /// Reads what is known from `text`. Messages call it `name`, and relative paths start at `directory`.
+    /// Reads the known machines and links from `text`. Messages call it `name`, and relative paths start at
+    /// `directory`.
     ///
     /// # Errors
     ///
-    /// As [`Self::load`].
+    /// The same as those of [`Self::load`].
     pub fn parse(name: &str, text: &str, directory: &Path) -> Result<Self, JobError> {
         let Parts { cluster, timed } = Testbed::parts(name, text, directory, false)?;
         Ok(Self { cluster, timed })
     }
 
-    /// The measured cluster with what the file says of its devices and links. Links to the broker count if the file
+    /// The measured cluster, with the file's figures about its devices and links. Links to the broker count if the file
     /// has one. The notes name the file's devices that are not there.
     ///
     /// # Errors
     ///
-    /// A name of the file stands for something else, too.
+    /// A name in the file also stands for something else.
     pub(crate) fn correct(&self, measured: &Cluster) -> Result<(Cluster, Vec<String>), PlanError> {
         let known: Vec<Option<PeerId>> = measured.devices().iter().map(|d| self.cluster.find(&d.name)).collect();
         let shift = self.cluster.sites().len() as u32;
@@ -83,7 +85,7 @@ impl Known {
             name: measured.name.clone(),
             site: known.site,
             slowdown: measured.slowdown.max(known.slowdown),
-            // What the machine gives is all there is.
+            // A machine cannot give more memory than it has measured.
             memory: if known.memory == 0 { measured.memory } else { measured.memory.min(known.memory) },
             backend: measured.backend.clone(),
             disk: if known.disk == DISK_RATE { device.disk } else { known.disk },

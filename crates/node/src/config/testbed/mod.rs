@@ -66,7 +66,7 @@ impl Testbed {
     ///
     /// # Errors
     ///
-    /// As [`Self::load`].
+    /// The same as those of [`Self::load`].
     pub fn parse(name: &str, text: &str, directory: &Path) -> Result<Self, JobError> {
         Ok(Self { cluster: Self::parts(name, text, directory, true)?.cluster })
     }
@@ -116,10 +116,10 @@ impl Testbed {
     }
 }
 
-/// What a testbed file says.
+/// The content of a testbed file.
 struct Parts {
     cluster: Cluster,
-    /// The devices whose speed it says. Another one has rates of 1.
+    /// The devices whose speed the file says. Other devices have rates of 1.
     timed: BTreeSet<String>,
 }
 
@@ -128,7 +128,7 @@ struct Parts {
 ///
 /// # Errors
 ///
-/// As [`Testbed::load`].
+/// The same as those of [`Testbed::load`].
 pub fn load_profile(path: &Path) -> Result<Vec<(usize, Device)>, JobError> {
     let name = path.display().to_string();
     let root = reader::parse(&name, &read(path, "make it with `fusionllm profile -o DEVICE.toml`")?.0)?;
@@ -434,7 +434,7 @@ impl Profiles<'_> {
     }
 }
 
-/// Checks that every device has a route to the broker and back, since they exchange inputs and verdicts.
+/// Checks that every device has a route to the broker and back, because they exchange inputs and verdicts.
 fn connected(cluster: &Cluster, sections: &[Section<'_>]) -> Result<(), JobError> {
     let mut first = 0;
     for section in sections {

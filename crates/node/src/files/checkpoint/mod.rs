@@ -80,7 +80,7 @@ impl Part {
     }
 }
 
-/// Why a checkpoint cannot be read or written.
+/// The reason why a checkpoint cannot be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum CheckpointError {
     /// A file cannot be read or written.
@@ -105,7 +105,7 @@ pub enum CheckpointError {
     Damaged {
         /// The checkpoint.
         path: PathBuf,
-        /// What is wrong.
+        /// A description of the damage.
         message: String,
     },
     /// The checkpoint is complete, but of another model.
@@ -127,7 +127,7 @@ pub enum CheckpointError {
 }
 
 impl CheckpointError {
-    /// If a checkpoint of a run is damaged: the step and the directory of the newest one before it that can be opened.
+    /// If a checkpoint of a run is damaged, the step and the directory of the newest one before it that can be opened.
     pub fn older(&self) -> Option<(u64, PathBuf)> {
         let Self::Damaged { path, .. } = self else { return None };
         let mut all = Checkpoints::new(path.parent()?).list().ok()?;
@@ -135,7 +135,7 @@ impl CheckpointError {
         all.into_iter().rev().find(|(_, path)| Checkpoint::open(path).is_ok())
     }
 
-    /// What the user can do about it.
+    /// Advice to the user about this error, if there is any.
     pub fn hint(&self) -> Option<&'static str> {
         Some(match self {
             Self::Disk(e) => e.hint(),
@@ -234,8 +234,8 @@ impl Checkpoints {
         CheckpointWriter::begin(&self.directory, step, model, optimizer)
     }
 
-    /// Removes all checkpoints except the newest `keep` up to this step. One always stays. Those of later steps are void,
-    /// because the run has gone back behind them.
+    /// Removes all checkpoints except the newest `keep` up to this step. One always stays. Checkpoints of later steps
+    /// are void, because the run has gone back behind them.
     ///
     /// # Errors
     ///
@@ -249,7 +249,7 @@ impl Checkpoints {
         Ok(())
     }
 
-    /// Removes incomplete checkpoints of earlier processes. Must not run while a checkpoint is being written.
+    /// Removes incomplete checkpoints of earlier processes. It must not run while a checkpoint is being written.
     ///
     /// # Errors
     ///
@@ -315,7 +315,7 @@ impl Checkpoint {
     ///
     /// # Errors
     ///
-    /// As [`Self::find`].
+    /// The same as those of [`Self::find`].
     pub fn open(path: &Path) -> Result<Self, CheckpointError> {
         let damaged = |message: String| CheckpointError::Damaged { path: path.to_owned(), message };
         let text = match fs::read(path.join(MANIFEST)) {

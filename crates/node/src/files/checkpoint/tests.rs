@@ -143,7 +143,7 @@ fn the_newest_checkpoint_is_found_and_the_oldest_are_removed() {
     for step in [9, 10, 100, 20] {
         save(&dir, step);
     }
-    // An unfinished one is none, in whatever way it is unfinished.
+    // An unfinished checkpoint is none, in whatever way it is unfinished.
     let unfinished = begin(&dir, 300);
     fs::create_dir(dir.path().join("checkpoints/step-400")).unwrap();
     assert_eq!(Checkpoint::find(dir.path()).unwrap().state().step, 100);
@@ -160,7 +160,7 @@ fn the_newest_checkpoint_is_found_and_the_oldest_are_removed() {
     assert_eq!(names(&dir), ["step-100", "step-20"]);
 }
 
-/// A damaged newest checkpoint stopped a resume, although an older one was there.
+/// Regression: a damaged newest checkpoint stopped a resume, although an older one was there.
 #[test]
 fn an_older_checkpoint_is_offered_in_the_place_of_a_damaged_one() {
     let dir = tempfile::tempdir().unwrap();
@@ -179,7 +179,7 @@ fn an_older_checkpoint_is_offered_in_the_place_of_a_damaged_one() {
     );
     fs::remove_dir_all(path(5)).unwrap();
     assert_eq!(Checkpoint::open(&path(20)).unwrap_err().older(), None);
-    // A run that goes on from an older checkpoint makes the later ones void, once it has another.
+    // A run that goes on from an older checkpoint makes the later ones void, once it has written another.
     save(&dir, 15);
     checkpoints.prune(15, 3).unwrap();
     assert_eq!(names(&dir), ["step-10", "step-15"]);
@@ -193,7 +193,7 @@ fn a_checkpoint_of_the_same_step_is_replaced() {
     let path = save(&dir, 5);
     assert_whole(&path, 5);
     assert_eq!(names(&dir), ["step-5"]);
-    // A crash between the two renames: the one to be replaced still counts, until the new one is there.
+    // A crash between the two renames: the checkpoint to be replaced still counts, until the new one is there.
     let old = dir.path().join("checkpoints/step-5.old");
     fs::rename(&path, &old).unwrap();
     checkpoints.clean().unwrap();

@@ -30,7 +30,7 @@ use crate::files::{DiskError, write_atomic, write_private, write_private_atomic}
 #[derive(Debug)]
 pub struct RunDir {
     path: PathBuf,
-    /// Locked. Its position is the end of the file.
+    /// The file `metrics.jsonl`, which is locked. Its position is the end of the file.
     metrics: File,
     /// If the run is new: the directories that were made for it, the innermost first.
     made: Option<Vec<PathBuf>>,
@@ -47,7 +47,7 @@ const IDENTITY: &str = "broker-key";
 const STATE: &str = "state";
 const ATLAS: &str = "measured";
 
-/// Why a directory cannot be used for a run.
+/// The reason why a directory cannot be used for a run.
 #[derive(Debug, thiserror::Error)]
 pub enum RunDirError {
     /// The directory holds another run.
@@ -80,7 +80,7 @@ pub enum RunDirError {
 }
 
 impl RunDirError {
-    /// What the user can do about it.
+    /// Advice to the user about this error, if there is any.
     pub fn hint(&self) -> Option<String> {
         let hint = match self {
             Self::Taken { path, resumable: true, .. } => {
@@ -118,7 +118,7 @@ impl RunDir {
         // If two processes race, only one of them creates the file.
         match OpenOptions::new().write(true).create_new(true).open(&job_path) {
             Ok(mut file) => file.write_all(job.as_bytes()).map_err(|e| {
-                // Half a job would look like a run.
+                // A run with half a job would look like a run, so the file is removed.
                 let _ = fs::remove_file(&job_path);
                 DiskError::at(&job_path, "written")(e)
             })?,
@@ -270,7 +270,7 @@ impl RunDir {
         write_private_atomic(&self.path.join(IDENTITY), bytes)
     }
 
-    /// Where the run at `path` stands, if its broker did not end in good order.
+    /// The state of the run at `path`, if its broker did not end in good order.
     ///
     /// # Errors
     ///
@@ -279,7 +279,7 @@ impl RunDir {
         read(&path.join(STATE))
     }
 
-    /// Writes where the run stands. Only the user can read it, because it has the secrets of tickets.
+    /// Writes the state of the run. Only the user can read it, because it has the secrets of tickets.
     ///
     /// # Errors
     ///
@@ -288,7 +288,7 @@ impl RunDir {
         write_private_atomic(&self.path.join(STATE), bytes)
     }
 
-    /// What was measured of the machines of the run at `path`.
+    /// The measurements of the machines of the run at `path`.
     ///
     /// # Errors
     ///
@@ -297,7 +297,7 @@ impl RunDir {
         read(&path.join(ATLAS))
     }
 
-    /// Writes what was measured.
+    /// Writes the measurements of machines and links.
     ///
     /// # Errors
     ///
@@ -306,7 +306,7 @@ impl RunDir {
         write_atomic(&self.path.join(ATLAS), bytes)
     }
 
-    /// Removes what only a run that goes on needs.
+    /// Removes the files that only a run in progress needs.
     ///
     /// # Errors
     ///
@@ -325,7 +325,7 @@ impl RunDir {
         let line = serde_json::to_string(metrics).map_err(io::Error::from);
         let written = self.metrics.stream_position().and_then(|end| {
             self.metrics.write_all(format!("{}\n", line?).as_bytes()).inspect_err(|_| {
-                // Part of the line may have found room.
+                // The disk may have had room for a part of the line.
                 let _ = self.metrics.set_len(end).and_then(|()| self.metrics.seek(SeekFrom::Start(end)));
             })
         });
@@ -344,7 +344,7 @@ impl RunDir {
     }
 }
 
-/// When the last step of a run was recorded.
+/// The time when the last step of a run was recorded.
 pub(crate) fn last_record(run: &Path) -> Option<SystemTime> {
     fs::metadata(run.join(METRICS)).and_then(|file| file.modified()).ok()
 }
@@ -382,10 +382,10 @@ pub fn read_owner_ticket(run: &Path) -> Result<Option<String>, DiskError> {
     }
 }
 
-/// What the files of a run say of it, whether or not its broker runs.
+/// The facts that the files of a run tell, whether or not its broker runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunFiles {
-    /// Whether it has a summary: it was trained to its end, or stopped in good order.
+    /// Whether there is a summary, because the run was trained to its end or stopped in good order.
     pub over: bool,
     /// Steps that the job asks for, if its file says so.
     pub steps: Option<u64>,

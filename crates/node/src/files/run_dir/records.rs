@@ -1,4 +1,4 @@
-//! What a run writes of its steps and of itself: the records of `metrics.jsonl` and `summary.json`.
+//! The records that a run writes of its steps and of itself, in `metrics.jsonl` and `summary.json`.
 
 use std::collections::BTreeMap;
 
@@ -72,8 +72,8 @@ pub struct Summary {
     pub bytes_sent_per_step: Option<u64>,
     /// Time in steps divided by the time of the whole run. Steps that were done again count once.
     pub training_overhead_ratio: Option<f64>,
-    /// What took time, in seconds: `start` until the first step began, and incidents by their kind. `copies` are seconds
-    /// by which they slowed down steps. What is left of the rest is mostly the last checkpoint.
+    /// The seconds that were lost, by cause: `start` until the first step began, and incidents by their kind. `copies`
+    /// are seconds by which copies slowed down steps. The last checkpoint takes most of the time that is left.
     #[serde(default)]
     pub overhead_s: BTreeMap<String, f64>,
     /// The scheduler that made the plan.
@@ -108,9 +108,9 @@ pub struct IncidentSummary {
     pub restarted_at: u64,
     /// Seconds from the peer's last sign of life until the broker acted.
     pub detected_s: f64,
-    /// Seconds from there until there was a new plan.
+    /// Seconds from then until there was a new plan.
     pub replanned_s: f64,
-    /// Seconds from there until all peers were ready.
+    /// Seconds from then until all peers were ready.
     pub restored_s: f64,
     /// Seconds of training that were lost.
     pub lost_work_s: f64,
@@ -119,15 +119,15 @@ pub struct IncidentSummary {
 /// A peer in the summary.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct PeerSummary {
-    /// Its name.
+    /// The peer's name.
     pub name: String,
-    /// Its backend.
+    /// The peer's backend.
     pub backend: String,
-    /// Its device. For the backend `cpu` with the vector instructions of its kernels. Bits are the same on devices that
-    /// are equal in these.
+    /// The peer's device. For the backend `cpu`, it includes the vector instructions of its kernels. Bits are the same
+    /// on devices that are equal in these.
     #[serde(default)]
     pub device: String,
-    /// Number of its forward and backward operators.
+    /// Number of the peer's forward and backward operators.
     pub operators: u64,
     /// Median seconds of computation in a step.
     pub compute_s: Option<f64>,

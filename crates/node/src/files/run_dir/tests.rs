@@ -128,7 +128,8 @@ fn another_run_is_not_overwritten() {
     ");
 }
 
-/// A broker whose port was taken left its directory behind, which the next try took for a run to continue.
+/// Regression: a broker whose port was taken left its directory behind, and the next attempt took that for a run to
+/// continue.
 #[test]
 fn a_run_that_never_began_leaves_nothing_of_its_own() {
     let dir = tempfile::tempdir().unwrap();

@@ -57,7 +57,7 @@ pub fn hugging_face(model: &SavedModel, directory: &Path) -> Result<Vec<&'static
 ///
 /// # Errors
 ///
-/// As for [`hugging_face`].
+/// The same as those of [`hugging_face`].
 pub fn torchvision(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
     not_imported(model)?;
     let Family::Resnet(_) = &model.network.family else {

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 
 use crate::data::Tokenizer;
 
-/// The content of `tokenizer.json`: a byte-level byte-pair encoding. That of bytes has no merges.
+/// The content of `tokenizer.json`: a byte-level byte-pair encoding. The tokenizer for bytes has no merges.
 pub(super) fn tokenizer_json(tokenizer: Tokenizer) -> Value {
     let end = tokenizer.start_of_text();
     let ordinary = 0..end.unwrap_or(tokenizer.vocabulary() as u32);
@@ -70,12 +70,12 @@ fn letters(bytes: &[u8]) -> String {
     bytes.iter().map(|b| letter(*b)).collect()
 }
 
-/// The two tokens of which each token of several bytes is made, in the order of the tokens. They are what the merges
-/// of lower tokens make of its bytes.
+/// The two tokens of which each token of several bytes is made, in the order of the tokens. They are the parts that the
+/// merges of lower tokens make of its bytes.
 fn merges(tokens: &[Vec<u8>]) -> Vec<[String; 2]> {
     let ranks: HashMap<&[u8], usize> = tokens.iter().enumerate().map(|(rank, t)| (t.as_slice(), rank)).collect();
     let parts = |(rank, token): (usize, &Vec<u8>)| {
-        // Where each part begins, and the end.
+        // The places where the parts begin, and the end.
         let mut cuts: Vec<usize> = (0..=token.len()).collect();
         while cuts.len() > 3 {
             let pair = |i: usize| ranks.get(&token[cuts[i]..cuts[i + 2]]).filter(|r| **r < rank).map(|r| (*r, i));

@@ -31,15 +31,15 @@ pub fn exact(problem: &Problem, schedules: &[Schedule], below: Option<f64>) -> O
     if is_small(problem) { beam_search(problem, schedules, below, usize::MAX) } else { None }
 }
 
-/// Whether [`exact`] solves the problem: at most [`MAX_UNITS`] units of one member each, and at most [`MAX_CUT_POSITIONS`]
-/// cuts.
+/// Whether [`exact`] solves the problem: at most [`MAX_UNITS`] units of one member each, and at most
+/// [`MAX_CUT_POSITIONS`] cuts.
 pub fn is_small(problem: &Problem) -> bool {
     let units = &problem.machines.units;
     units.len() <= MAX_UNITS && problem.chain.atoms <= MAX_CUT_POSITIONS + 1 && units.iter().all(|u| u.copies() == 1)
 }
 
-/// As [`exact`], but extends only the `width` ends with the lowest bounds, per position and number of stages. It is
-/// fast, but may miss the best plan. Units have one member each, and there are at most 32.
+/// Searches like [`exact`], but extends only the `width` ends with the lowest bounds, per position and number of
+/// stages. It is fast, but may miss the best plan. Units have one member each, and there are at most 32.
 pub(super) fn beam_search(
     problem: &Problem,
     schedules: &[Schedule],
@@ -64,9 +64,9 @@ struct Label {
     /// Seconds that the limiting station takes for all micro-batches but the first: in the forward phase (GPipe
     /// alone).
     forward: f64,
-    /// The same, for the rest.
+    /// The same seconds, for the rest of the step.
     rest: f64,
-    /// By shared uplink.
+    /// The load of each shared uplink.
     uplinks: Vec<UplinkLoad>,
     /// Index in [`Search::stages`]; `None` for the empty end.
     stage: Option<usize>,
@@ -88,14 +88,14 @@ impl Label {
     }
 }
 
-/// What the missing first stages of a plan add at least.
+/// The least cost that the missing first stages of a plan add.
 #[derive(Default)]
 struct Remaining {
     pipeline: f64,
     reductions: f64,
     forward: f64,
     rest: f64,
-    /// What one second of the pipeline adds to the rest, by the limit of round trips.
+    /// Seconds that one second of the pipeline adds to the rest, by the limit of round trips.
     round_trip: f64,
 }
 
@@ -109,7 +109,7 @@ struct LinkedStage {
 /// Least seconds of the atoms before a position.
 #[derive(Clone, Copy, Default)]
 struct LeastBefore {
-    /// On the fastest unit.
+    /// The seconds on the fastest unit.
     pipeline: f64,
     /// Weighed by [`Search::weights`].
     forward: f64,
@@ -126,9 +126,9 @@ struct Search<'a> {
     below: f64,
     /// By unit: the weight of its load in the weighed sum that bounds the largest load. See `bound.rs`.
     weights: Vec<f64>,
-    /// By position.
+    /// The least seconds before each position.
     least: Vec<LeastBefore>,
-    /// By cut. See [`Problem::neighbours`].
+    /// See [`Problem::neighbours`], by cut.
     neighbours: Vec<[f64; 2]>,
     stages: Vec<LinkedStage>,
     best: Option<ScoredPlan>,
@@ -284,7 +284,7 @@ impl<'a> Search<'a> {
         Remaining { pipeline, reductions, forward: 0.0, rest: load(forward + backward), round_trip }
     }
 
-    /// What a round trip over so many stages adds for all micro-batches but the first.
+    /// Seconds that a round trip over so many stages adds for all micro-batches but the first.
     fn round_trip_rest(&self, pipeline: f64, stages: u32) -> f64 {
         self.more * self.round_trip.period(pipeline, stages as usize)
     }

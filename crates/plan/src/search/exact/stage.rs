@@ -1,4 +1,4 @@
-//! What one more stage adds to a plan's end.
+//! One more stage before a plan's end, and the time and traffic that it adds.
 
 use super::super::problem::Problem;
 use super::super::round_trip::RoundTrip;
@@ -22,14 +22,14 @@ pub(super) struct UplinkLoad {
 /// One more stage before a state. It adds the same to all ends with that state.
 pub(super) struct Stage {
     pub(super) hi: u32,
-    /// What it adds to the pipeline.
+    /// Seconds that the stage adds to the pipeline.
     pub(super) pipeline: f64,
     /// See [`Problem::delayed`].
     pub(super) delayed: f64,
     /// Seconds of reductions.
     pub(super) reductions: f64,
     pub(super) stations: Vec<StationLoad>,
-    /// By shared uplink.
+    /// The load of each shared uplink.
     pub(super) uplinks: Vec<UplinkLoad>,
     traffic: Traffic,
 }

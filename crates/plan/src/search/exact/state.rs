@@ -1,13 +1,13 @@
-//! What decides how a plan's end may be completed.
+//! The state of a plan's end: everything that decides how the end may be completed.
 
 use super::super::problem::{Problem, Tie};
 
 /// The end of a plan: its last stages. Two ends with the same state may be completed by the same first stages.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct State {
-    /// Where the first of its stages begins.
+    /// The atom where the first stage of this end begins.
     pub(super) lo: u32,
-    /// The units it uses, as a bit set.
+    /// The units that this end uses, as a bit set.
     pub(super) used: u32,
     /// The first stage's unit.
     pub(super) first: u32,
@@ -23,7 +23,7 @@ pub(super) struct State {
 pub(super) struct LastStage {
     pub(super) unit: u32,
     pub(super) lo: u32,
-    /// By unit.
+    /// The traffic with each unit.
     pub(super) traffic: Vec<LastTraffic>,
 }
 
@@ -34,7 +34,7 @@ pub(super) struct LastTraffic {
     pub(super) sent: u64,
 }
 
-/// Added to the number of parts for each atom that reads the parameter.
+/// The summand for each atom that reads the parameter, added to its number of parts.
 const READER: u32 = 1 << 16;
 
 /// The parts of a tie's gradient that atoms `lo..hi` make, plus [`READER`] for each of them that reads the parameter.
@@ -80,7 +80,7 @@ impl State {
         open
     }
 
-    /// What [`parts`] counts for a unit behind this state's cut; 0 if the unit does not hold the parameter.
+    /// The count that [`parts`] gives for a unit behind this state's cut; 0 if the unit does not hold the parameter.
     fn held(&self, problem: &Problem, tie: usize, unit: u32) -> u32 {
         let ties = &problem.chain.ties;
         if self.open.is_empty() || ties[tie].owner_atom() >= self.lo {

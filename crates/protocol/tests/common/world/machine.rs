@@ -10,7 +10,7 @@ use fusionllm_protocol::{
 
 use super::{Down, Event, World};
 
-/// What a machine says that it computed in a pass.
+/// The seconds of computing that a machine reports for a pass.
 pub(super) const COMPUTE_S: f64 = 0.1;
 
 /// A machine's part in a generation.
@@ -51,7 +51,7 @@ pub(super) struct Machine {
     /// The pass whose verdict it waits for, and its step.
     pub(super) waiting: Option<(u64, u64)>,
     pub(super) progress: u64,
-    /// When the last message of each lane arrives: they keep their order.
+    /// The time when the last message of each lane arrives. Messages of a lane keep their order.
     pub(super) lanes: [f64; 3],
     pub(super) done: bool,
     /// Whether it asked to leave.
@@ -151,7 +151,7 @@ impl World {
                     assert_eq!(part.role.generation, generation);
                     machine.part = Some(part.clone());
                     machine.state.clear();
-                    // Optimizer state starts as zeros, which nobody loads.
+                    // Optimizer state starts as zeros, and nobody loads it.
                     for (key, _) in part.role.sources.iter().filter(|(k, s)| k.slot.is_some() && **s == Source::Seed) {
                         machine.state.insert(key.clone(), 0);
                     }
@@ -283,7 +283,7 @@ impl World {
         let report = PassReport { compute_s: COMPUTE_S * slower, ..PassReport::default() };
         self.tell(m, FromPeer::PassDone { pass, report });
         let at = self.now + self.delay(0.3);
-        // One that is as fast as at the start does its work between messages.
+        // A machine that is as fast as at the start does its work between messages.
         self.machines[m].busy_until = self.now + COMPUTE_S * (slower - 1.0);
         self.at(at, Event::Work(m));
     }

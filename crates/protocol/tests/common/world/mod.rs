@@ -49,7 +49,7 @@ pub(crate) enum Fault {
     Interrupt,
 }
 
-/// What happens in a world.
+/// The machines, the job and the faults of a world.
 #[derive(Debug, Clone)]
 pub(crate) struct Scenario {
     pub(crate) machines: usize,
@@ -61,7 +61,7 @@ pub(crate) struct Scenario {
     pub(crate) seed: u64,
 }
 
-/// How a run ended.
+/// The end of a run.
 #[derive(Debug, Default)]
 pub(crate) struct History {
     /// Steps in the order in which they were completed, without those that were gone back over.
@@ -100,7 +100,7 @@ enum Event {
     HangUp(usize, u32),
 }
 
-/// What the broker sends on a connection.
+/// A message from the broker on a connection.
 #[derive(Debug, Clone)]
 enum Down {
     Control(u32, ToPeer),
@@ -116,13 +116,13 @@ pub(crate) struct World {
     events: BTreeMap<(u64, u64), Event>,
     run: Run,
     machines: Vec<Machine>,
-    /// Pairs that cannot reach each other, and until when.
+    /// Pairs that cannot reach each other, each with the time until which they cannot.
     parted: BTreeMap<(usize, usize), f64>,
     broker_paused_until: f64,
     /// Counts the lives of the broker.
     life: u32,
     broker_dead: bool,
-    /// What the broker wrote about its run, and when.
+    /// The broker's records about its run, and the time when it wrote them.
     persisted: Option<(Vec<u8>, Vec<u8>, f64)>,
     formation: Option<Formation>,
     order: Option<Order>,
@@ -193,7 +193,7 @@ fn roster(scenario: &Scenario) -> Roster {
 impl World {
     fn at(&mut self, time: f64, event: Event) {
         self.serial += 1;
-        // Rounded up: a time that has come must not come again.
+        // The time is rounded up, because a time that has come must not come again.
         self.events.insert(((time.max(self.now) * 1e6).ceil() as u64, self.serial), event);
     }
 
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    /// When a machine can next do something.
+    /// The time when a machine can next do something.
     fn awake(&self, machine: usize) -> f64 {
         self.machines[machine].asleep_until
     }
@@ -280,7 +280,7 @@ impl World {
             }
             Event::Saved(m, connection, step, tensors) => {
                 if self.machines[m].connection == connection {
-                    // The keeper skips what belongs to a checkpoint that was abandoned.
+                    // The keeper skips tensors of a checkpoint that was abandoned.
                     if self.saving_step == step {
                         self.saving.extend(tensors);
                     }
@@ -377,7 +377,8 @@ impl World {
         }
     }
 
-    /// Nothing is heard of a machine for a while. Nobody hears why: after 30 s its connection times out.
+    /// Nothing is heard of a machine for a while, for a reason that nobody learns. After 30 s, its connection times
+    /// out.
     fn silent(&mut self, m: usize, seconds: f64) {
         if seconds > 30.0 {
             let connection = self.machines[m].connection;
@@ -385,7 +386,7 @@ impl World {
         }
     }
 
-    /// The broker is killed. What is on the way to it is lost, and so is what it has not written.
+    /// Kills the broker. Messages on the way to it are lost, and so is everything that it has not written.
     fn broker_dies(&mut self, seconds: f64) {
         self.broker_dead = true;
         self.life += 1;
@@ -414,7 +415,7 @@ impl World {
             }
             None => Run::new(options, roster),
         };
-        // It calls those whose addresses it knows, and reaches most of them.
+        // The broker calls the members whose addresses it knows, and reaches most of them.
         for m in 0..self.machines.len() {
             let connection = self.machines[m].connection;
             if !self.rng.one_in(4) {
@@ -492,7 +493,7 @@ impl World {
         self.carry_out(actions);
     }
 
-    /// When a message arrives that is sent now, in the order of its lane.
+    /// The time of arrival of a message that is sent now, in the order of its lane.
     fn arrival(&mut self, m: usize, lane: usize, most: f64) -> f64 {
         let delay = self.delay(most);
         let machine = &mut self.machines[m];
