@@ -1,5 +1,9 @@
-//! Documents can be read in any editor: no line of a Markdown file is too long.
+//! Documents can be read in any editor and are true: no line of a Markdown file is too long, and the paths and names of
+//! the code that they cite exist.
 
+use std::collections::BTreeSet;
+
+use super::source::tokens;
 use super::{files, root};
 
 const MAX_CHARACTERS: usize = 120;
@@ -37,4 +41,116 @@ fn long_lines_are_found_outside_tables_and_code() {
     let fits = "é".repeat(MAX_CHARACTERS);
     let document = format!("{long}\n{fits}\n| {long} |\n```text\n{long}\n```\n  {long}\n");
     assert_eq!(long_lines(&document), [(1, 121), (7, 123)]);
+}
+
+/// The documents that describe the code. Others describe what users write, or what once was.
+const ABOUT_THE_CODE: [&str; 4] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/decisions.md", "docs/worker.md"];
+
+/// The endings of files whose paths are checked.
+const PATH_ENDINGS: [&str; 6] = ["rs", "py", "md", "sh", "toml", "json"];
+
+/// The texts between single backticks, with the lines where they begin. A text may go on in the next line. Blocks of
+/// code are left out.
+fn quotations(document: &str) -> Vec<(usize, String)> {
+    let mut found = Vec::new();
+    let (mut in_code, mut open): (bool, Option<(usize, String)>) = (false, None);
+    for (number, line) in (1..).zip(document.lines()) {
+        if line.trim_start().starts_with("```") {
+            in_code = !in_code;
+            continue;
+        }
+        // A paragraph's end closes what was forgotten.
+        if in_code || line.trim().is_empty() {
+            open = None;
+            continue;
+        }
+        if let Some((_, text)) = &mut open {
+            text.push(' ');
+        }
+        for (i, piece) in line.split('`').enumerate() {
+            if i > 0 {
+                open = match open.take() {
+                    Some(quotation) => {
+                        found.push(quotation);
+                        None
+                    }
+                    None => Some((number, String::new())),
+                };
+            }
+            if let Some((_, text)) = &mut open {
+                text.push_str(piece);
+            }
+        }
+    }
+    found
+}
+
+/// Whether a quotation is the path of a file or folder of the workspace.
+fn is_path(text: &str) -> bool {
+    let word = text.chars().all(|c| c.is_ascii_alphanumeric() || "/._-".contains(c));
+    word && text.contains('/')
+        && !text.starts_with('/')
+        && (text.ends_with('/') || PATH_ENDINGS.iter().any(|ending| text.ends_with(&format!(".{ending}"))))
+}
+
+/// The names of a quotation such as `Type`, `Type::member` or `Type::CONSTANT`; none if it is something else.
+fn names(text: &str) -> Vec<&str> {
+    let names: Vec<&str> = text.trim_end_matches("()").split("::").collect();
+    let word = |name: &&str| {
+        let mut letters = name.chars();
+        letters.next().is_some_and(|c| c.is_ascii_alphabetic())
+            && letters.all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    // A type has letters of both cases and no underscore.
+    let is_type = |name: &str| {
+        name.starts_with(|c: char| c.is_ascii_uppercase())
+            && !name.contains('_')
+            && name.chars().any(|c| c.is_lowercase())
+    };
+    match names.iter().all(word) && names.iter().any(|name| is_type(name)) {
+        true => names,
+        false => Vec::new(),
+    }
+}
+
+/// What a document cites and the workspace lacks.
+fn missing(document: &str, exists: impl Fn(&str) -> bool, words: &BTreeSet<&str>) -> Vec<(usize, String)> {
+    let quotations = quotations(document).into_iter();
+    let lacks = |text: &str| match is_path(text) {
+        true => !exists(text),
+        false => names(text).iter().any(|name| !words.contains(name)),
+    };
+    quotations.filter(|(_, text)| lacks(text)).collect()
+}
+
+#[test]
+fn what_documents_cite_exists() {
+    let root = root();
+    let sources: Vec<_> = ["rs", "py"].iter().flat_map(|extension| files(&root, extension)).collect();
+    // This file cites names of no code.
+    let of_code = sources.iter().filter(|(path, _)| !path.ends_with("architecture/documents.rs"));
+    let words: BTreeSet<&str> = of_code.flat_map(|(_, text)| tokens(text)).collect();
+    // A document may leave out the folders in which a whole section is.
+    let paths: Vec<String> =
+        PATH_ENDINGS.iter().flat_map(|e| files(&root, e).into_keys()).map(|p| format!("/{p}")).collect();
+    let exists = |cited: &str| {
+        let end = format!("/{cited}");
+        paths.iter().any(|path| if cited.ends_with('/') { path.contains(&end) } else { path.ends_with(&end) })
+    };
+    let mut found = Vec::new();
+    for path in ABOUT_THE_CODE {
+        let text = std::fs::read_to_string(root.join(path)).unwrap();
+        let missing = missing(&text, exists, &words);
+        found.extend(missing.into_iter().map(|(line, cited)| format!("{path}:{line}: {cited}")));
+    }
+    assert!(found.is_empty(), "cited in a document, and not there:\n{}", found.join("\n"));
+}
+
+#[test]
+fn a_name_that_no_code_has_is_found() {
+    let words = BTreeSet::from(["Plan", "validate", "Slot"]);
+    let document = "`Plan::validate()` and `Plan::check`, `a/b.rs` and `a/c.rs`, `Pl\n\nan`\n```text\n`Gone`\n```\n\
+        `Gone`, `x = 1`, `SLACK`, `text/plain`, `Slot::\n`";
+    let found = missing(document, |path| path == "a/b.rs", &words);
+    assert_eq!(found, [(1, "Plan::check".to_owned()), (1, "a/c.rs".to_owned()), (7, "Gone".to_owned())]);
 }
