@@ -38,8 +38,8 @@ pub use program::{
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};
 pub use scheduler::{
-    PlanOptions, Prepared, Scheduled, Scheduler, Workload, equal_compute, equal_number, idle_note, prepare, schedule,
-    schedule_unknown,
+    PlanOptions, PreparedPlan, Scheduled, Scheduler, Workload, equal_compute, equal_number, idle_note, prepare,
+    schedule, schedule_unknown,
 };
 pub use simulate::{
     Activity, Change, LinkLoad, PROCESS_BYTES, PeerLoad, SimulateOptions, Simulation, Span, Transfer, UplinkLoad,

@@ -11,7 +11,7 @@ mod units;
 
 pub use baselines::{equal_compute, equal_number};
 pub use options::{PlanOptions, Scheduler, Workload};
-pub use prepare::{Prepared, prepare};
+pub use prepare::{PreparedPlan, prepare};
 pub use scheduled::Scheduled;
 
 use space::SearchSpace;
@@ -117,7 +117,7 @@ fn cut(
     let notes = idle_note(&plan, first).into_iter().collect();
     let devices: Vec<PeerId> = plan.used().into_iter().collect();
     let (plan, cluster) = (plan.without_idle(), &cluster.select(&devices)?);
-    let Prepared { plan, programs, simulation } =
+    let PreparedPlan { plan, programs, simulation } =
         prepare(plan, first, Some(cluster), Compression::default(), options.optimizer)?;
     let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
     let mut scheduled = Scheduled {
