@@ -9,7 +9,7 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType, TrainGraph, ValueId, autodiff};
-use fusionllm_import::{ImportOptions, Precision};
+use fusionllm_import::{FloatType, ImportOptions};
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, TensorKey, compile, equal_compute};
 use serde::Serialize;
 
@@ -54,7 +54,7 @@ impl Check {
 
 /// Computes loss and gradients of `model` over `peers` peers, and compares them with a reference. The reference is a
 /// safetensors file with `input.NAME`, `loss` and `grad.PARAMETER`. It may have `buffer.NAME`, the buffers after the
-/// forward pass. The precision is that of its loss.
+/// forward pass. The float type is that of its loss.
 ///
 /// # Errors
 ///
@@ -62,8 +62,8 @@ impl Check {
 pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Result<Check, NodeError> {
     let reference = Reference(Weights::open(reference)?);
     let loss_reference = reference.tensor("loss")?;
-    let precision = if loss_reference.dtype() == DType::F64 { Precision::Double } else { Precision::Single };
-    let options = ImportOptions { batch_size: reference.samples(), precision };
+    let float_type = if loss_reference.dtype() == DType::F64 { FloatType::Double } else { FloatType::Single };
+    let options = ImportOptions { batch_size: reference.samples(), float_type };
     let mut model = ImportedModel::open(model, options)?;
     let graph = model.imported().graph.clone();
     let loss = graph.outputs.get("loss").copied().ok_or_else(|| no_loss(&graph.name))?;
