@@ -12,10 +12,10 @@ use super::assigned::Loading;
 use super::events::Event;
 use super::mailbox::Mailbox;
 use super::observer::JoinEvent;
+use super::runner::{Command, NetLink, ProgramRunner};
 use super::scratch::Scratch;
 use super::shared::Shared;
 use super::vault::Spool;
-use super::worker::{Command, NetLink, Worker};
 use crate::NodeError;
 
 /// What the thread needs.
@@ -73,7 +73,7 @@ impl Compute {
             Ok(())
         };
         let train = assignment.train.clone();
-        Worker { executor, assignment, train, link }.work(&commands, keep)
+        ProgramRunner { executor, assignment, train, link }.work(&commands, keep)
     }
 }
 
