@@ -8,8 +8,8 @@ use super::speed::SpeedChange;
 use super::{COPY_RATE, Phase, Run, Running};
 use crate::notice::{Open, one_line};
 use crate::{
-    Action, Broker, Formation, FromPeer, IncidentKind, MemberId, Notice, Order, Participant, RunSettings, Share,
-    Standing, StepRecord, ToPeer, TrainingProgress,
+    Action, Formation, FromPeer, GenerationMachine, IncidentKind, MemberId, Notice, Order, Participant, RunSettings,
+    Share, Standing, StepRecord, ToPeer, TrainingProgress,
 };
 
 /// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
@@ -48,7 +48,7 @@ impl Run {
             name: self.roster.name(*m).to_owned(),
             expected: expected.clone(),
         });
-        let broker = Broker::new(settings, participants.collect());
+        let machine = GenerationMachine::new(settings, participants.collect());
         let (mirrors, copied_s) =
             if self.options.copies { buddies(&self.atlas, &formation) } else { Default::default() };
         self.copies.plan(copied_s);
@@ -66,7 +66,7 @@ impl Run {
         self.speeds.begin(planned, !formation.predicted_compute_s.is_empty());
         self.begun = true;
         self.phase = Phase::Running(Box::new(Running {
-            broker,
+            machine,
             mirrors: mirrors.into_iter().map(|m| (m.owner, m.buddy)).collect(),
             donors,
             ready: BTreeSet::new(),
@@ -82,11 +82,11 @@ impl Run {
     pub(super) fn disband(&mut self) -> Vec<Action> {
         let gathering = Phase::Gathering { short: false };
         let Phase::Running(running) = std::mem::replace(&mut self.phase, gathering) else { return Vec::new() };
-        self.last_pass = running.broker.last_pass();
+        self.last_pass = running.machine.last_pass();
         self.last_members = running.formation.members;
         self.generation += 1;
         let mut actions = Vec::new();
-        if let Some(step) = running.broker.saving() {
+        if let Some(step) = running.machine.saving() {
             actions.push(Action::AbandonCheckpoint(step));
         }
         // A silent member reads it once it wakes.
@@ -102,9 +102,9 @@ impl Run {
         match message {
             FromPeer::Ready { generation: of } if of != generation => Ok(Vec::new()),
             FromPeer::Ready { .. } => {
-                let actions = running.broker.message(peer, message, self.now)?;
+                let actions = running.machine.message(peer, message, self.now)?;
                 running.ready.insert(from);
-                let started = running.broker.is_started();
+                let started = running.machine.is_started();
                 let mut actions = self.follow(actions);
                 if started {
                     actions.extend(self.started());
@@ -122,7 +122,7 @@ impl Run {
             FromPeer::LinkLost { member, reason, .. } => Ok(self.link_lost(from, member, &reason)),
             FromPeer::Failed { reason, .. } => Ok(self.failed(from, &reason)),
             message => {
-                let actions = running.broker.message(peer, message, self.now)?;
+                let actions = running.machine.message(peer, message, self.now)?;
                 Ok(self.follow(actions))
             }
         }
@@ -267,7 +267,7 @@ impl Run {
         if !running.ready.contains(&from) {
             return Vec::new();
         }
-        match running.broker.snapshot_saved(peer, step) {
+        match running.machine.snapshot_saved(peer, step) {
             Ok(actions) => self.follow(actions),
             Err(what) => self.expel(from, &format!("it broke the protocol: it {what}"), now),
         }
@@ -282,7 +282,7 @@ impl Run {
             actions.extend(self.release());
         }
         if let Phase::Running(running) = &mut self.phase {
-            let more = running.broker.checkpoint_committed(progress.step);
+            let more = running.machine.checkpoint_committed(progress.step);
             actions.extend(self.follow(more));
         }
         actions
@@ -323,7 +323,7 @@ impl Run {
             && self.now >= self.copies.next
             && !running.mirrors.is_empty()
         {
-            running.broker.want_cut();
+            running.machine.want_cut();
         }
         all
     }
@@ -374,7 +374,7 @@ impl Run {
 
     fn step_over(&mut self) -> Vec<Action> {
         let Phase::Running(running) = &mut self.phase else { return Vec::new() };
-        self.progress = running.broker.progress();
+        self.progress = running.machine.progress();
         self.custody.settle(self.progress);
         self.copies.complete(self.progress.step, self.now);
         // Its owners may have confirmed the cut before its step was complete.
