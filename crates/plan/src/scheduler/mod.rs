@@ -38,7 +38,7 @@ use crate::schedule::Schedule;
 /// missing.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOptions) -> Result<Scheduled, PlanError> {
     let mut best = cut(workloads, cluster, options, None)?;
-    if options.compression.name == Compressor::None {
+    if options.compression.compressor == Compressor::None {
         return Ok(best);
     }
     best.compress(workloads[best.workload], options)?;
@@ -50,7 +50,7 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOpt
     other.compress(workloads[other.workload], options)?;
     let bound = best.lower_bound_s.min(other.lower_bound_s);
     // With `auto`, a step may be a little longer for the sake of less lossy codecs.
-    let margin = if options.compression.name == Compressor::Auto { SLACK } else { 1.0 };
+    let margin = if options.compression.compressor == Compressor::Auto { SLACK } else { 1.0 };
     if other.key(margin) < best.key(1.0) {
         best = other;
     }

@@ -37,7 +37,7 @@ pub fn prepare(
     optimizer: Optimizer,
 ) -> Result<PreparedPlan, PlanError> {
     let Workload { forward, train, .. } = workload;
-    let programs = match compression.name {
+    let programs = match compression.compressor {
         Compressor::None => compile(&plan, forward, train)?,
         _ => with_codecs(&mut plan, workload, cluster, compression, optimizer)?,
     };
