@@ -21,7 +21,7 @@ pub mod search;
 mod simulate;
 
 pub use codecs::{Compression, Compressor, LinkCodec, SLACK, Traffic};
-pub use compile::{Placement, compile, compile_forward};
+pub use compile::{NodeStages, compile, compile_forward};
 pub use cost::{
     Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,
     HOST_LINK_RATE, HeldTensor, Link, Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates,

@@ -191,7 +191,7 @@ impl Work {
 }
 
 /// By node of the training graph: the forward node with which it is placed, if each were a stage of its own. As in
-/// [`crate::Placement`], a sum of gradients goes with the earliest of its operands.
+/// [`crate::NodeStages`], a sum of gradients goes with the earliest of its operands.
 fn homes(graph: &Graph, forward: usize) -> Vec<NodeId> {
     let mut homes: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     for id in graph.node_ids() {
