@@ -161,7 +161,10 @@ impl Reference {
 
     /// The number of samples in the first input that has rows.
     fn samples(&self) -> Option<usize> {
-        self.0.tensors().filter(|(name, _)| name.starts_with("input.")).find_map(|(_, ty)| ty.shape.first().copied())
+        self.0
+            .tensor_types()
+            .filter(|(name, _)| name.starts_with("input."))
+            .find_map(|(_, ty)| ty.shape.first().copied())
     }
 
     /// The inputs of the graph, as one micro-batch.
@@ -189,7 +192,7 @@ impl Reference {
         tied: &BTreeMap<String, String>,
     ) -> Result<Vec<Gradient>, NodeError> {
         let mut gradients = Vec::new();
-        for (key, ty) in self.0.tensors() {
+        for (key, ty) in self.0.tensor_types() {
             let Some(given) = key.strip_prefix("grad.") else { continue };
             let name = tied.get(given).map_or(given, String::as_str);
             let trained = train.gradients.iter().any(|g| graph.value(g.parameter).name == name);
@@ -239,7 +242,7 @@ impl Reference {
         model: &mut ImportedModel,
     ) -> Result<(String, f64), NodeError> {
         let mut worst = (String::new(), 0.0);
-        for (key, ty) in self.0.tensors() {
+        for (key, ty) in self.0.tensor_types() {
             let Some(given) = key.strip_prefix("buffer.") else { continue };
             let name = model.imported().tied.get(given).map_or(given, String::as_str).to_owned();
             let own = match graph.buffers().any(|v| graph.value(v).name == name) {

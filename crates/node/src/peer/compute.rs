@@ -85,7 +85,7 @@ fn load(
     mailbox: &Mailbox,
     mut loads: tokio::sync::mpsc::Receiver<Loading>,
 ) -> Result<Option<NetLink>, NodeError> {
-    let types: BTreeMap<TensorKey, &TensorType> = assignment.tensors();
+    let types: BTreeMap<TensorKey, &TensorType> = assignment.tensor_types();
     while mailbox.failure().is_none() {
         match loads.blocking_recv() {
             None => break,

@@ -245,7 +245,7 @@ impl GenerationMachine {
     /// # Errors
     ///
     /// Nobody requested it.
-    pub fn snapshot_saved(&mut self, from: PeerId, step: u64) -> Result<Vec<Action>, &'static str> {
+    pub fn snapshot_arrived(&mut self, from: PeerId, step: u64) -> Result<Vec<Action>, &'static str> {
         let saving = self.saving.as_mut().filter(|s| s.step == step);
         if !saving.is_some_and(|s| s.waiting.remove(&from)) {
             return Err("completed a snapshot that nobody requested");

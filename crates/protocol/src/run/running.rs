@@ -45,7 +45,7 @@ impl Run {
         let participants = formation.members.iter().zip(&formation.expected);
         let participants = participants.map(|(m, expected)| Participant {
             member: *m,
-            name: self.roster.name(*m).to_owned(),
+            name: self.roster.display_name(*m).to_owned(),
             expected: expected.clone(),
         });
         let machine = GenerationMachine::new(settings, participants.collect());
@@ -227,7 +227,7 @@ impl Run {
                 let reason = format!("it reported {MAX_COMPLAINTS} lost links to members that answer");
                 return self.put_out(from, &reason, IncidentKind::Expelled);
             }
-            let reason = format!("{:?} cannot reach it: {reason}", self.roster.name(from));
+            let reason = format!("{:?} cannot reach it: {reason}", self.roster.display_name(from));
             return self.lose(to, &reason, Standing::Silent, IncidentKind::Link);
         }
         self.atlas.cut_off(from, to);
@@ -250,7 +250,7 @@ impl Run {
 
     fn failed(&mut self, from: MemberId, reason: &str) -> Vec<Action> {
         let alone = self.roster.present().all(|m| m.id == from);
-        let name = self.roster.name(from).to_owned();
+        let name = self.roster.display_name(from).to_owned();
         if !alone {
             return self.expel(from, &format!("it failed: {reason}"), self.now);
         }
@@ -260,14 +260,14 @@ impl Run {
     }
 
     /// Call when the last tensor of a member's snapshot has arrived.
-    pub fn snapshot_saved(&mut self, from: MemberId, step: u64, now: f64) -> Vec<Action> {
+    pub fn snapshot_arrived(&mut self, from: MemberId, step: u64, now: f64) -> Vec<Action> {
         self.now = now;
         let peer = self.peer(from);
         let (Some(peer), Phase::Running(running)) = (peer, &mut self.phase) else { return Vec::new() };
         if !running.ready.contains(&from) {
             return Vec::new();
         }
-        match running.machine.snapshot_saved(peer, step) {
+        match running.machine.snapshot_arrived(peer, step) {
             Ok(actions) => self.follow(actions),
             Err(what) => self.expel(from, &format!("it broke the protocol: it {what}"), now),
         }

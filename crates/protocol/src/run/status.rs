@@ -65,7 +65,7 @@ impl Run {
             compute_s: None,
             predicted_compute_s: None,
             flops: self.atlas.flops(member.id),
-            bytes_per_s: self.atlas.fastest_link(member.id),
+            bytes_per_s: self.atlas.highest_bandwidth(member.id),
             silent_s: heard.map(|heard| (now - heard).max(0.0)),
         }
     }

@@ -183,7 +183,7 @@ impl Simulation<'_> {
                 }
                 Event::Saved(i) => {
                     let step = self.peers[i].snapshots.pop_front().unwrap();
-                    self.machine.snapshot_saved(PeerId(i as u32), step).unwrap()
+                    self.machine.snapshot_arrived(PeerId(i as u32), step).unwrap()
                 }
                 Event::Committed => {
                     let step = self.committing.take().unwrap();
