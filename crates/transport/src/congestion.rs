@@ -6,8 +6,8 @@
 //! one round trip of 200 ms at 50 Mbps, and would still take some 130 ms longer.
 //!
 //! So a connection starts with a window that the queue of a home router absorbs, and spreads a window over at most
-//! [`MAX_SPREAD_TIME`]. After a packet loss the window shrinks as usual, and is spread over the round trip again. A tensor
-//! waits long for the retransmission of its last packets, so losses cost more than spreading.
+//! [`MAX_SPREAD_TIME`]. After a packet loss the window shrinks as usual, and is spread over the round trip again. A
+//! tensor waits long for the retransmission of its last packets, so losses cost more than spreading.
 //!
 //! # Why not a limit by delay
 //!
