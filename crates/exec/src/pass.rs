@@ -12,7 +12,7 @@ use fusionllm_plan::{Address, Instruction, Medium, PeerId, Poison, Program, Tens
 
 use crate::inspect::{Inspector, Level};
 use crate::pace::Pace;
-use crate::script::{Compute, Place, Script, Step, invalid};
+use crate::script::{Compute, Script, Step, Variable, invalid};
 use crate::state::{State, bytes};
 use crate::{Communicator, EncodeOptions, ExecError, Stored, message_seed};
 
@@ -66,7 +66,7 @@ pub(crate) struct PassRun<'a> {
     pass: u64,
     step: u64,
     /// The tensors that do not stay from pass to pass.
-    places: HashMap<Place, Tensor>,
+    variables: HashMap<Variable, Tensor>,
     /// The tensors among them that are not in memory.
     away: HashMap<Address, Arc<dyn Stored>>,
     verdict: Option<Verdict>,
@@ -95,7 +95,7 @@ impl<'a> PassRun<'a> {
             seed,
             pass,
             step,
-            places: HashMap::new(),
+            variables: HashMap::new(),
             away: HashMap::new(),
             verdict: None,
             masks: HashMap::new(),
@@ -141,23 +141,25 @@ impl<'a> PassRun<'a> {
         self.stats.peak_bytes = self.stats.peak_bytes.max(bytes);
     }
 
-    /// Runs a segment, or moves tensors to other places.
+    /// Runs a segment, or moves tensors to other variables.
     fn compute(&mut self, compute: &Compute, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
         let Range { start: mut next, end } = compute.instructions;
-        for place in &compute.freed {
-            self.take(*place)?;
+        for variable in &compute.freed {
+            self.take(*variable)?;
         }
         if compute.update && !self.verdict.ok_or_else(invalid)?.apply {
-            for (place, _) in
-                compute.inputs.iter().filter(|(place, _)| matches!(place, Place::Tensor(Address::Gradient { .. })))
+            for (variable, _) in compute
+                .inputs
+                .iter()
+                .filter(|(variable, _)| matches!(variable, Variable::Tensor(Address::Gradient { .. })))
             {
-                self.take(*place)?;
+                self.take(*variable)?;
             }
         } else {
-            // A tensor that leaves its place is held by the segment alone, so kernels can work in place.
-            let tensor = |(place, leaves): &(Place, bool)| match leaves {
-                true => self.take(*place),
-                false => self.get(*place),
+            // A tensor that leaves its variable is held by the segment alone, so kernels can work in place.
+            let tensor = |(variable, leaves): &(Variable, bool)| match leaves {
+                true => self.take(*variable),
+                false => self.get(*variable),
             };
             let inputs = compute.inputs.iter().map(tensor).collect::<Result<Vec<_>, _>>()?;
             self.count(self.live_bytes + compute.peak_bytes);
@@ -178,8 +180,8 @@ impl<'a> PassRun<'a> {
                     results?
                 }
             };
-            for (place, tensor) in compute.outputs.iter().zip(results) {
-                self.put(*place, tensor)?;
+            for (variable, tensor) in compute.outputs.iter().zip(results) {
+                self.put(*variable, tensor)?;
             }
         }
         for index in next..end {
@@ -194,7 +196,7 @@ impl<'a> PassRun<'a> {
             Instruction::Receive { tensor, from } => self.receive(tensor, from, communicator),
             Instruction::Send { tensor, to } => self.send(tensor, to, communicator),
             Instruction::Report { report, value, micro_batch } => {
-                let tensor = self.get(Place::Tensor(Address::Value { value, micro_batch }))?;
+                let tensor = self.get(Variable::Tensor(Address::Value { value, micro_batch }))?;
                 if let Some(inspector) = &mut self.inspector {
                     inspector.reported(Address::Value { value, micro_batch });
                 }
@@ -226,7 +228,7 @@ impl<'a> PassRun<'a> {
             // Otherwise it takes the place of a copy that is not in memory.
             self.live_bytes += bytes(&received);
         }
-        self.put(Place::Tensor(place), received)
+        self.put(Variable::Tensor(place), received)
     }
 
     /// Moves a tensor out of the device's memory.
@@ -236,7 +238,7 @@ impl<'a> PassRun<'a> {
             self.live_bytes = self.live_bytes.saturating_sub(freed);
             return Ok(());
         }
-        let tensor = self.take(Place::Tensor(address))?;
+        let tensor = self.take(Variable::Tensor(address))?;
         let host = self.state.backend.download(&tensor)?;
         drop(tensor);
         self.away.insert(address, self.state.media.store(to, host)?);
@@ -251,14 +253,14 @@ impl<'a> PassRun<'a> {
         }
         let away = self.away.remove(&address).ok_or_else(invalid)?;
         let tensor = self.state.backend.upload(&away.load()?)?;
-        self.put(Place::Tensor(address), tensor)
+        self.put(Variable::Tensor(address), tensor)
     }
 
     fn send(&mut self, address: Address, to: PeerId, communicator: &mut dyn Communicator) -> Result<(), ExecError> {
-        let place = Place::Tensor(address.place());
+        let variable = Variable::Tensor(address.place());
         let tensor = match address {
-            Address::Part { .. } => self.take(place)?,
-            _ => self.get(place)?,
+            Address::Part { .. } => self.take(variable)?,
+            _ => self.get(variable)?,
         };
         let seed = message_seed(self.seed, self.step, address);
         let options = EncodeOptions { codec: self.program.codec(address, to), seed };
@@ -274,7 +276,7 @@ impl<'a> PassRun<'a> {
         let numbers = match self.script.norms.is_empty() {
             true => Vec::new(),
             false => {
-                let norms = self.take(Place::Norms)?;
+                let norms = self.take(Variable::Norms)?;
                 self.numbers(&norms)?
             }
         };
@@ -294,7 +296,7 @@ impl<'a> PassRun<'a> {
         let Some(mut inspector) = self.inspector.take() else { return Ok(()) };
         for instruction in &self.program.instructions[compute.instructions.clone()] {
             inspector.computed(self.program, instruction, |tensor| {
-                let made = self.places.get(&Place::Tensor(tensor)).ok_or_else(invalid)?;
+                let made = self.variables.get(&Variable::Tensor(tensor)).ok_or_else(invalid)?;
                 Level::on_device(self.state, made)
             })?;
         }
@@ -331,43 +333,43 @@ impl<'a> PassRun<'a> {
         Ok(HostTensor::from_bytes(ty, data)?)
     }
 
-    /// The tensor at a place. It stays there.
-    fn get(&mut self, place: Place) -> Result<Tensor, ExecError> {
-        if let Some(address) = place.lasting() {
+    /// The tensor in a variable. It stays there.
+    fn get(&mut self, variable: Variable) -> Result<Tensor, ExecError> {
+        if let Some(address) = variable.lasting() {
             let key = self.key(address)?;
             let tensor = self.state.get(&key).cloned();
             return tensor.ok_or_else(|| ExecError::State(format!("this peer has no tensor {key} in memory")));
         }
-        let host = match place {
-            _ if let Some(tensor) = self.places.get(&place) => return Ok(tensor.clone()),
-            Place::Key(micro_batch) => HostTensor::from_i64([], &[rng_key(self.seed, self.step, micro_batch)])?,
-            Place::Hyper => {
+        let host = match variable {
+            _ if let Some(tensor) = self.variables.get(&variable) => return Ok(tensor.clone()),
+            Variable::Key(micro_batch) => HostTensor::from_i64([], &[rng_key(self.seed, self.step, micro_batch)])?,
+            Variable::Hyper => {
                 let hyper = self.state.optimizer.hyper(&self.verdict.ok_or_else(invalid)?);
                 HostTensor::from_f64([hyper.len()], &hyper)?
             }
             _ => return Err(invalid()),
         };
         let tensor = self.state.backend.upload(&host)?;
-        self.places.insert(place, tensor.clone());
+        self.variables.insert(variable, tensor.clone());
         Ok(tensor)
     }
 
-    /// The tensor at a place, which is empty then.
-    fn take(&mut self, place: Place) -> Result<Tensor, ExecError> {
-        if let Some(address) = place.lasting() {
+    /// The tensor in a variable, which is empty then.
+    fn take(&mut self, variable: Variable) -> Result<Tensor, ExecError> {
+        if let Some(address) = variable.lasting() {
             return self.state.take(&self.key(address)?).ok_or_else(invalid);
         }
-        let tensor = self.places.remove(&place).ok_or_else(invalid)?;
+        let tensor = self.variables.remove(&variable).ok_or_else(invalid)?;
         self.live_bytes = self.live_bytes.saturating_sub(bytes(&tensor));
         Ok(tensor)
     }
 
-    fn put(&mut self, place: Place, tensor: Tensor) -> Result<(), ExecError> {
-        if let Some(address) = place.lasting() {
+    fn put(&mut self, variable: Variable, tensor: Tensor) -> Result<(), ExecError> {
+        if let Some(address) = variable.lasting() {
             self.state.put(self.key(address)?, tensor);
         } else {
             self.live_bytes += bytes(&tensor);
-            self.places.insert(place, tensor);
+            self.variables.insert(variable, tensor);
         }
         Ok(())
     }

@@ -11,9 +11,9 @@ use fusionllm_plan::{Address, Instruction, Optimizer, Program};
 
 use crate::ExecError;
 
-/// The place of a tensor between segments.
+/// A variable of a script: where a tensor stays between segments.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(crate) enum Place {
+pub(crate) enum Variable {
     /// The Program's tensor with this address.
     Tensor(Address),
     /// The key of a micro-batch's random numbers.
@@ -26,7 +26,7 @@ pub(crate) enum Place {
     Norms,
 }
 
-impl Place {
+impl Variable {
     /// The address of a tensor that stays from pass to pass.
     pub(crate) fn lasting(self) -> Option<Address> {
         match self {
@@ -59,16 +59,16 @@ pub(crate) struct Compute {
     pub(crate) instructions: Range<usize>,
     /// For each node, the index of the first instruction that is not done after it.
     pub(crate) until: Vec<usize>,
-    /// The inputs, and whether they leave their place.
-    pub(crate) inputs: Vec<(Place, bool)>,
-    pub(crate) outputs: Vec<Place>,
-    /// Places that are emptied without being read by a node.
-    pub(crate) freed: Vec<Place>,
+    /// The inputs, and whether they leave their variable.
+    pub(crate) inputs: Vec<(Variable, bool)>,
+    pub(crate) outputs: Vec<Variable>,
+    /// Variables that are emptied without being read by a node.
+    pub(crate) freed: Vec<Variable>,
     /// Whether it updates parameters, which a verdict can forbid.
     pub(crate) update: bool,
-    /// Most bytes that the segment holds at once, beside tensors that stay in their places.
+    /// Most bytes that the segment holds at once, beside tensors that stay in their variables.
     pub(crate) peak_bytes: u64,
-    /// `None` if the step only moves tensors from place to place.
+    /// `None` if the step only moves tensors from variable to variable.
     pub(crate) prepared: Option<Arc<Prepared>>,
     /// For each output, its index among the inputs. It is used only if nothing is prepared.
     pub(crate) moves: Vec<usize>,
@@ -123,38 +123,38 @@ enum Local {
 #[derive(Default)]
 struct Open {
     from: usize,
-    inputs: Vec<(Place, TensorType)>,
+    inputs: Vec<(Variable, TensorType)>,
     nodes: Vec<(Op, Vec<Local>, Vec<TensorType>)>,
     /// The instruction of each node.
     instructions: Vec<usize>,
     results: usize,
-    /// The values that the places hold, as far as the segment knows.
-    held: BTreeMap<Place, Local>,
-    /// Places that were written.
-    written: BTreeSet<Place>,
-    freed: Vec<Place>,
-    /// The nodes that run in the segment, with their micro-batches.
+    /// The values that the variables hold, as far as the segment knows.
+    held: BTreeMap<Variable, Local>,
+    /// Variables that were written.
+    written: BTreeSet<Variable>,
+    freed: Vec<Variable>,
+    /// The nodes that run in it, with their micro-batches.
     ran: BTreeSet<(NodeId, u32)>,
     update: bool,
 }
 
 impl Open {
-    fn read(&mut self, place: Place, ty: &TensorType) -> Local {
-        *self.held.entry(place).or_insert_with(|| {
-            self.inputs.push((place, ty.clone()));
+    fn read(&mut self, variable: Variable, ty: &TensorType) -> Local {
+        *self.held.entry(variable).or_insert_with(|| {
+            self.inputs.push((variable, ty.clone()));
             Local::Input(self.inputs.len() - 1)
         })
     }
 
-    fn write(&mut self, place: Place, local: Local) {
-        self.held.insert(place, local);
-        self.written.insert(place);
+    fn write(&mut self, variable: Variable, local: Local) {
+        self.held.insert(variable, local);
+        self.written.insert(variable);
     }
 
-    fn free(&mut self, place: Place) {
-        self.written.remove(&place);
-        if self.held.remove(&place).is_none() {
-            self.freed.push(place);
+    fn free(&mut self, variable: Variable) {
+        self.written.remove(&variable);
+        if self.held.remove(&variable).is_none() {
+            self.freed.push(variable);
         }
     }
 
@@ -177,9 +177,9 @@ struct Cutter<'a> {
     backend: &'a dyn Backend,
     each: bool,
     open: Open,
-    /// Reports that wait until the executor waits for the device anyway: their instructions and values, and whether
-    /// these are freed then.
-    reports: Vec<(usize, Place, bool)>,
+    /// Reports that wait until the device is waited for anyway: their instructions and values, and whether these are
+    /// freed then.
+    reports: Vec<(usize, Variable, bool)>,
     /// The parts that have a sum.
     parts: BTreeSet<Address>,
     /// The parameters that have a gradient.
@@ -214,28 +214,28 @@ impl<'a> Cutter<'a> {
                 let types = node.outputs.iter().map(|v| self.ty(*v).cloned()).collect::<Result<Vec<_>, _>>()?;
                 let results = self.open.run(index, node.op.clone(), inputs, types);
                 for (v, result) in node.outputs.iter().zip(results) {
-                    self.open.write(Place::Tensor(Address::Value { value: *v, micro_batch }), result);
+                    self.open.write(Variable::Tensor(Address::Value { value: *v, micro_batch }), result);
                 }
             }
             Instruction::Free { value, micro_batch } => {
-                let place = Place::Tensor(Address::Value { value, micro_batch });
-                match self.reports.iter_mut().find(|(_, reported, _)| *reported == place) {
+                let variable = Variable::Tensor(Address::Value { value, micro_batch });
+                match self.reports.iter_mut().find(|(_, reported, _)| *reported == variable) {
                     Some((_, _, freed)) => *freed = true,
-                    None => self.open.free(place),
+                    None => self.open.free(variable),
                 }
             }
             Instruction::Accumulate { parameter, part, value, micro_batch } => {
                 let mut sum = self.operand(value, micro_batch)?;
                 let part = Address::Part { parameter, part };
-                let place = Place::Tensor(part);
+                let variable = Variable::Tensor(part);
                 if !self.parts.insert(part) {
-                    sum = self.add(index, place, sum, self.ty(value)?.clone());
+                    sum = self.add(index, variable, sum, self.ty(value)?.clone());
                 }
-                self.open.write(place, sum);
+                self.open.write(variable, sum);
             }
             Instruction::UpdateState { buffer, value, micro_batch } => {
                 let local = self.operand(value, micro_batch)?;
-                self.open.write(Place::Tensor(Address::Held { value: buffer }), local);
+                self.open.write(Variable::Tensor(Address::Held { value: buffer }), local);
             }
             Instruction::Reduce { parameter } => {
                 let count = program.reductions.get(&parameter).ok_or_else(invalid)?.parts.len() as u32;
@@ -243,14 +243,14 @@ impl<'a> Cutter<'a> {
                 let parts = (0..count).map(|part| Address::Part { parameter, part });
                 let mut sum = None;
                 for part in parts.clone() {
-                    let part = self.open.read(Place::Tensor(part), &ty);
+                    let part = self.open.read(Variable::Tensor(part), &ty);
                     sum = Some(sum.map_or(part, |sum| self.sum(index, sum, part, &ty)));
                 }
                 for part in parts {
-                    self.open.free(Place::Tensor(part));
+                    self.open.free(Variable::Tensor(part));
                     self.parts.remove(&part);
                 }
-                self.open.write(Place::Tensor(Address::Gradient { parameter }), sum.ok_or_else(invalid)?);
+                self.open.write(Variable::Tensor(Address::Gradient { parameter }), sum.ok_or_else(invalid)?);
                 self.gradients.insert(parameter);
             }
             Instruction::Clip => {
@@ -260,13 +260,13 @@ impl<'a> Cutter<'a> {
             }
             Instruction::Update { parameter } => self.update(index, parameter)?,
             Instruction::Report { value, micro_batch, .. } if !self.each => {
-                let place = Place::Tensor(Address::Value { value, micro_batch });
-                self.reports.push((index, place, false));
+                let variable = Variable::Tensor(Address::Value { value, micro_batch });
+                self.reports.push((index, variable, false));
             }
             Instruction::Offload { tensor: Address::Gradient { parameter }, .. } => {
                 if self.gradients.contains(&parameter) {
                     let norm = self.norm(index, parameter)?;
-                    self.open.write(Place::Norm(parameter), norm);
+                    self.open.write(Variable::Norm(parameter), norm);
                     self.measured.insert(parameter);
                 }
                 self.alone(index)?;
@@ -294,8 +294,8 @@ impl<'a> Cutter<'a> {
         self.cut(end)?;
         let reports = std::mem::take(&mut self.reports);
         self.steps.extend(reports.iter().map(|(index, ..)| Step::Alone(*index)));
-        for (_, place, _) in reports.into_iter().filter(|(_, _, freed)| *freed) {
-            self.open.free(place);
+        for (_, variable, _) in reports.into_iter().filter(|(_, _, freed)| *freed) {
+            self.open.free(variable);
         }
         Ok(())
     }
@@ -315,8 +315,8 @@ impl<'a> Cutter<'a> {
         for parameter in &gradients {
             norms.push(match self.measured.remove(parameter) {
                 true => {
-                    let norm = self.open.read(Place::Norm(*parameter), &single);
-                    self.open.free(Place::Norm(*parameter));
+                    let norm = self.open.read(Variable::Norm(*parameter), &single);
+                    self.open.free(Variable::Norm(*parameter));
                     norm
                 }
                 false => self.norm(index, *parameter)?,
@@ -325,7 +325,7 @@ impl<'a> Cutter<'a> {
         if !norms.is_empty() {
             let all = TensorType::new(DType::F64, [norms.len()]);
             let all = self.open.run(index, Cat { dim: 0 }.into(), norms, vec![all]);
-            self.open.write(Place::Norms, all[0]);
+            self.open.write(Variable::Norms, all[0]);
         }
         self.norms = gradients;
         Ok(())
@@ -334,7 +334,7 @@ impl<'a> Cutter<'a> {
     /// The squared norm of a gradient, as a list of one number.
     fn norm(&mut self, index: usize, parameter: ValueId) -> Result<Local, ExecError> {
         let ty = self.ty(parameter)?.clone();
-        let gradient = self.open.read(Place::Tensor(Address::Gradient { parameter }), &ty);
+        let gradient = self.open.read(Variable::Tensor(Address::Gradient { parameter }), &ty);
         let norm = self.open.run(index, SquaredNorm.into(), vec![gradient], vec![TensorType::new(DType::F64, [])]);
         let single = TensorType::new(DType::F64, [1]);
         Ok(self.open.run(index, Reshape { shape: vec![1] }.into(), norm, vec![single])[0])
@@ -342,25 +342,25 @@ impl<'a> Cutter<'a> {
 
     fn update(&mut self, index: usize, parameter: ValueId) -> Result<(), ExecError> {
         let ty = self.ty(parameter)?.clone();
-        let gradient = Place::Tensor(Address::Gradient { parameter });
+        let gradient = Variable::Tensor(Address::Gradient { parameter });
         let slots = 0..self.optimizer.slots().len() as u32;
         let state = slots.map(|slot| Address::OptimizerState { parameter, slot });
-        let places: Vec<Place> =
-            std::iter::once(Address::Held { value: parameter }).chain(state).map(Place::Tensor).collect();
-        let mut inputs: Vec<Local> = places.iter().map(|place| self.open.read(*place, &ty)).collect();
+        let variables: Vec<Variable> =
+            std::iter::once(Address::Held { value: parameter }).chain(state).map(Variable::Tensor).collect();
+        let mut inputs: Vec<Local> = variables.iter().map(|variable| self.open.read(*variable, &ty)).collect();
         inputs.insert(1, self.open.read(gradient, &ty));
         let hyper = TensorType::new(DType::F64, [self.optimizer.hyper_len()]);
-        inputs.push(self.open.read(Place::Hyper, &hyper));
-        let results = self.open.run(index, self.optimizer.op(), inputs, vec![ty; places.len()]);
-        for (place, result) in places.into_iter().zip(results) {
-            self.open.write(place, result);
+        inputs.push(self.open.read(Variable::Hyper, &hyper));
+        let results = self.open.run(index, self.optimizer.op(), inputs, vec![ty; variables.len()]);
+        for (variable, result) in variables.into_iter().zip(results) {
+            self.open.write(variable, result);
         }
         self.open.free(gradient);
         Ok(())
     }
 
-    fn add(&mut self, index: usize, place: Place, term: Local, ty: TensorType) -> Local {
-        let sum = self.open.read(place, &ty);
+    fn add(&mut self, index: usize, variable: Variable, term: Local, ty: TensorType) -> Local {
+        let sum = self.open.read(variable, &ty);
         self.sum(index, sum, term, &ty)
     }
 
@@ -370,8 +370,8 @@ impl<'a> Cutter<'a> {
 
     fn operand(&mut self, v: ValueId, micro_batch: u32) -> Result<Local, ExecError> {
         let ty = self.ty(v)?;
-        let place = self.program.operand(v, micro_batch).map_or(Place::Key(micro_batch), Place::Tensor);
-        Ok(self.open.read(place, ty))
+        let variable = self.program.operand(v, micro_batch).map_or(Variable::Key(micro_batch), Variable::Tensor);
+        Ok(self.open.read(variable, ty))
     }
 
     fn ty(&self, v: ValueId) -> Result<&'a TensorType, ExecError> {
@@ -389,10 +389,11 @@ impl<'a> Cutter<'a> {
             Local::Input(i) => i,
             Local::Result(i) => count + i,
         };
-        let leaves = |place: &Place| open.written.contains(place) || !open.held.contains_key(place);
-        let inputs: Vec<(Place, bool)> = open.inputs.iter().map(|(place, _)| (*place, leaves(place))).collect();
-        let (outputs, locals): (Vec<Place>, Vec<usize>) =
-            open.written.iter().filter_map(|place| Some((*place, number(open.held.get(place)?)))).unzip();
+        let leaves = |variable: &Variable| open.written.contains(variable) || !open.held.contains_key(variable);
+        let inputs: Vec<(Variable, bool)> =
+            open.inputs.iter().map(|(variable, _)| (*variable, leaves(variable))).collect();
+        let (outputs, locals): (Vec<Variable>, Vec<usize>) =
+            open.written.iter().filter_map(|variable| Some((*variable, number(open.held.get(variable)?)))).unzip();
         let mut until: Vec<usize> = open.instructions.iter().skip(1).copied().collect();
         until.push(end);
         until.truncate(open.nodes.len());
@@ -423,7 +424,7 @@ impl<'a> Cutter<'a> {
             // The results of an update replace its operands.
             if !open.update {
                 let given: Vec<bool> =
-                    compute.inputs.iter().map(|(place, leaves)| *leaves && place.lasting().is_none()).collect();
+                    compute.inputs.iter().map(|(variable, leaves)| *leaves && variable.lasting().is_none()).collect();
                 compute.peak_bytes = segment.peak_bytes(&given);
             }
             compute.prepared = Some(self.prepare(segment)?);

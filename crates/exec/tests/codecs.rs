@@ -15,8 +15,8 @@ fn programs(graph: &Graph, plan: &Plan) -> Vec<Program> {
 }
 
 /// The plan with a codec on every link that carries activations or their gradients.
-fn compressed(graph: &Graph, plan: &Plan, name: Compressor, ratio: f64) -> Plan {
-    let compression = Compression { name, ratio, ..Compression::default() };
+fn compressed(graph: &Graph, plan: &Plan, compressor: Compressor, ratio: f64) -> Plan {
+    let compression = Compression { compressor, ratio, ..Compression::default() };
     let codecs = compression.choose(&programs(graph, plan), None, adamw().optimizer).unwrap();
     Plan { compression, codecs, ..plan.clone() }
 }

@@ -18,11 +18,11 @@ use fusionllm_transport::Ticket;
 const MAX_PLANNED: u64 = 20_000;
 
 pub(crate) fn broker_key(bytes: &[u8]) -> bool {
-    decoders::broker_key(bytes)
+    decoders::is_broker_key(bytes)
 }
 
 pub(crate) fn broker_state(bytes: &[u8]) -> bool {
-    decoders::broker_state(bytes)
+    decoders::is_broker_state(bytes)
 }
 
 pub(crate) fn ticket(bytes: &[u8]) -> bool {
@@ -34,22 +34,22 @@ pub(crate) fn relay_url(bytes: &[u8]) -> bool {
 }
 
 pub(crate) fn relay_secret(bytes: &[u8]) -> bool {
-    as_text(bytes).is_some_and(decoders::relay_secret)
+    as_text(bytes).is_some_and(decoders::is_relay_secret)
 }
 
 pub(crate) fn identity(bytes: &[u8]) -> bool {
-    as_text(bytes).is_some_and(decoders::identity)
+    as_text(bytes).is_some_and(decoders::is_identity)
 }
 
 pub(crate) fn allowed_keys(bytes: &[u8]) -> bool {
-    as_text(bytes).is_some_and(decoders::allowed_keys)
+    as_text(bytes).is_some_and(decoders::is_allowed_keys)
 }
 
 /// A safetensors file, of which every tensor is read.
 pub(crate) fn weights(bytes: &[u8]) -> bool {
     in_file(bytes, "model.safetensors", |path| {
         let Ok(weights) = Weights::open(path) else { return false };
-        weights.tensors().all(|(name, _)| weights.read(name).is_ok())
+        weights.tensor_types().all(|(name, _)| weights.read(name).is_ok())
     })
 }
 

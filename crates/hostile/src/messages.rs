@@ -87,7 +87,7 @@ pub(crate) fn run_state(bytes: &[u8]) -> bool {
 pub(crate) fn atlas(bytes: &[u8]) -> bool {
     let Ok(atlas) = decode::<Atlas>(bytes) else { return false };
     let [a, b] = [MemberId(0), MemberId(1)];
-    let _ = (Survey::is_needed(&[a, b], &atlas), atlas.flops(a), atlas.link(a, b), atlas.fastest_link(b));
+    let _ = (Survey::is_needed(&[a, b], &atlas), atlas.flops(a), atlas.link(a, b), atlas.highest_bandwidth(b));
     let _ = atlas.cluster(&[]);
     true
 }

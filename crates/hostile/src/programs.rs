@@ -74,7 +74,7 @@ fn is_short(program: &Program) -> bool {
 
 fn run(assignment: &Assignment, program: &Program, fill: u8) -> Result<(), ExecError> {
     let mut executor = Executor::new(open("cpu")?, assignment.optimizer, assignment.seed);
-    for (key, ty) in assignment.tensors() {
+    for (key, ty) in assignment.tensor_types() {
         let tensor = filled(ty, fill)?;
         executor.load(key, &tensor)?;
     }
@@ -144,7 +144,7 @@ pub fn assignment_of(train: Program, eval: Program, optimizer: Optimizer) -> Res
         mirrors: BTreeMap::from([(MemberId(6), BTreeMap::from([(TensorKey::value("w1"), copy)]))]),
         ..Assignment::new(train, eval, optimizer)
     };
-    assignment.sources = assignment.tensors().into_keys().map(|key| (key, Source::Broker)).collect();
+    assignment.sources = assignment.tensor_types().into_keys().map(|key| (key, Source::Broker)).collect();
     Ok(assignment)
 }
 

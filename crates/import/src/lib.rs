@@ -38,4 +38,4 @@ pub use archive::Archive;
 pub use catalog::operator_table;
 pub use context::Evaluate;
 pub use error::{ImportError, UnsupportedOperator};
-pub use program::{ImportOptions, Imported, Precision, TARGETS_KEY};
+pub use program::{FloatType, ImportOptions, Imported, TARGETS_KEY};

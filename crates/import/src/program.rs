@@ -27,12 +27,12 @@ pub struct ImportOptions {
     /// The batch size, for a model with a dynamic batch dimension. By default that of the export.
     pub batch_size: Option<usize>,
     /// The element type of the model's single-precision tensors.
-    pub precision: Precision,
+    pub float_type: FloatType,
 }
 
 /// The element type that replaces single precision.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Precision {
+pub enum FloatType {
     /// `f32`, as exported.
     #[default]
     Single,
@@ -113,9 +113,9 @@ impl Import<'_> {
             operators.iter_mut().for_each(|operator| operator.decomposes &= !again);
             return Err(ImportError::UnsupportedOperators { archive: name, operators });
         }
-        let single = match options.precision {
-            Precision::Single => DType::F32,
-            Precision::Double => DType::F64,
+        let single = match options.float_type {
+            FloatType::Single => DType::F32,
+            FloatType::Double => DType::F64,
         };
         let mut updated = updated_buffers(&program.signature);
         for _ in 0..MAX_PASSES {

@@ -4,7 +4,7 @@ mod common;
 
 use common::*;
 use fusionllm_graph::{Op, ValueKind};
-use fusionllm_import::{Archive, ImportError, ImportOptions, Precision, operator_table};
+use fusionllm_import::{Archive, FloatType, ImportError, ImportOptions, operator_table};
 use serde_json::json;
 
 #[test]
@@ -97,7 +97,7 @@ fn a_fixed_batch_size_is_an_error_with_a_hint() {
 fn double_precision_replaces_single_everywhere() {
     let mut archive = Archive::from_reader("net.pt2", std::io::Cursor::new(archive(&program(), &weights()))).unwrap();
     let imported =
-        archive.import(ImportOptions { precision: Precision::Double, ..ImportOptions::default() }, &zeros).unwrap();
+        archive.import(ImportOptions { float_type: FloatType::Double, ..ImportOptions::default() }, &zeros).unwrap();
     let floats = imported.graph.values.iter().filter(|v| v.ty.dtype.is_float());
     assert!(floats.clone().count() > 5 && floats.clone().all(|v| v.ty.dtype == fusionllm_graph::DType::F64));
 }

@@ -7,27 +7,27 @@ use crate::peer::accepts_assignment;
 use crate::{keys, relay};
 
 /// Whether these bytes are a file `broker-key`.
-pub fn broker_key(bytes: &[u8]) -> bool {
+pub fn is_broker_key(bytes: &[u8]) -> bool {
     reads_key(bytes)
 }
 
 /// Whether these bytes are a file `state` of a run directory.
-pub fn broker_state(bytes: &[u8]) -> bool {
+pub fn is_broker_state(bytes: &[u8]) -> bool {
     reads_state(bytes)
 }
 
 /// Whether this text is an identity file.
-pub fn identity(text: &str) -> bool {
+pub fn is_identity(text: &str) -> bool {
     keys::parse_identity(text).is_some()
 }
 
 /// Whether this text is a list of keys.
-pub fn allowed_keys(text: &str) -> bool {
+pub fn is_allowed_keys(text: &str) -> bool {
     keys::parse_allowed(text).is_ok()
 }
 
 /// Whether this text is a relay's secret.
-pub fn relay_secret(text: &str) -> bool {
+pub fn is_relay_secret(text: &str) -> bool {
     relay::parse(text).is_some()
 }
 

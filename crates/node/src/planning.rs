@@ -1,7 +1,7 @@
 //! From a job, and from the known machines, to a plan.
 
 use fusionllm_plan::{
-    Cluster, Origin, Plan, PlanOptions, Prepared, Program, SavedPlan, Scheduled, Simulation, Workload, idle_note,
+    Cluster, Origin, Plan, PlanOptions, PreparedPlan, Program, SavedPlan, Scheduled, Simulation, Workload, idle_note,
     prepare, schedule, schedule_unknown,
 };
 
@@ -62,7 +62,7 @@ impl Planned {
         };
         let optimizer = train.optimizer.update_rule();
         let prepared = prepare(self.plan, workload, self.cluster.as_ref(), self.job.compression, optimizer)?;
-        let Prepared { plan, programs, simulation } = prepared;
+        let PreparedPlan { plan, programs, simulation } = prepared;
         Ok(Self { plan, programs, predicted: simulation, ..self })
     }
 

@@ -7,7 +7,7 @@ use fusionllm_transport::{congestion as real, emulator};
 fn the_simulator_and_the_transport_agree_on_congestion_control() {
     assert_eq!(simulated::INITIAL_WINDOW, real::INITIAL_WINDOW_BYTES);
     assert_eq!(simulated::MAX_WINDOW, u64::from(real::RECEIVE_WINDOW_BYTES));
-    assert_eq!(simulated::MAX_SPREAD_S, real::MAX_BURST.as_secs_f64());
+    assert_eq!(simulated::MAX_SPREAD_S, real::MAX_SPREAD_TIME.as_secs_f64());
     assert_eq!(simulated::SEND_FACTOR, real::PACING_GAIN);
 }
 

@@ -45,7 +45,7 @@ fn main() {
             }
         };
         let Some(found) = found else {
-            println!("seed {seed}: OP-Fence found nothing, exact {:.4} s {:?}", best.score.step, best.segments);
+            println!("seed {seed}: OP-Fence found nothing, exact {:.4} s {:?}", best.score.step, best.stages);
             ratios.push(f64::INFINITY);
             continue;
         };
@@ -74,9 +74,9 @@ fn main() {
                 best.score.step,
                 bound / best.score.step,
                 found.schedule,
-                show(&found.segments),
+                show(&found.stages),
                 best.schedule,
-                show(&best.segments)
+                show(&best.stages)
             );
         }
         ratios.push(ratio);
@@ -110,6 +110,6 @@ fn main() {
     }
 }
 
-fn show(segments: &[fusionllm_plan::search::Segment]) -> String {
-    segments.iter().map(|s| format!("{}:{}..{}", s.unit, s.lo, s.hi)).collect::<Vec<_>>().join(" ")
+fn show(stages: &[fusionllm_plan::search::StageRange]) -> String {
+    stages.iter().map(|s| format!("{}:{}..{}", s.unit, s.lo, s.hi)).collect::<Vec<_>>().join(" ")
 }

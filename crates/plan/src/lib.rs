@@ -21,7 +21,7 @@ pub mod search;
 mod simulate;
 
 pub use codecs::{Compression, Compressor, LinkCodec, SLACK, Traffic};
-pub use compile::{Placement, compile, compile_forward};
+pub use compile::{NodeStages, compile, compile_forward};
 pub use cost::{
     Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,
     HOST_LINK_RATE, HeldTensor, Link, Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates,
@@ -38,8 +38,8 @@ pub use program::{
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};
 pub use scheduler::{
-    PlanOptions, Prepared, Scheduled, Scheduler, Workload, equal_compute, equal_number, idle_note, prepare, schedule,
-    schedule_unknown,
+    PlanOptions, PreparedPlan, Scheduled, Scheduler, Workload, equal_compute, equal_number, idle_note, prepare,
+    schedule, schedule_unknown,
 };
 pub use simulate::{
     Activity, Change, LinkLoad, PROCESS_BYTES, PeerLoad, SimulateOptions, Simulation, Span, Transfer, UplinkLoad,

@@ -108,7 +108,7 @@ impl SavedPlan {
             // Top-k is reported under the rule's name. What other codecs save depends on the tensor.
             let (codec, ratio) = match self.plan.codec(l.from, l.to) {
                 Codec::None => (Codec::None.name(), Some(1.0)),
-                Codec::TopK(top) => (self.plan.compression.name.name(), Some(top.ratio)),
+                Codec::TopK(top) => (self.plan.compression.compressor.name(), Some(top.ratio)),
                 other => (other.name(), None),
             };
             json!({

@@ -52,7 +52,7 @@ fn step_s(plan: &Plan, graph: &Graph, train: &TrainGraph, cluster: &Cluster) -> 
 fn adatopk_compresses_only_the_slow_link() {
     let (graph, train) = gpt2();
     let (mut plan, programs) = planned(&graph, &train);
-    let compression = Compression { name: Compressor::AdaTopK, ratio: 50.0, ..Compression::default() };
+    let compression = Compression { compressor: Compressor::AdaTopK, ratio: 50.0, ..Compression::default() };
     plan.codecs = compression.choose(&programs, Some(&cluster(1e10, 1e6)), SGD).unwrap();
     plan.validate(&graph).unwrap();
     // The link is 125 times as fast as the uplink, so its share of the ratio is below one.
@@ -71,7 +71,7 @@ fn auto_takes_the_least_lossy_codecs_that_do_not_slow_the_step() {
     let (graph, train) = gpt2();
     let (mut plan, programs) = planned(&graph, &train);
     let slow = cluster(1e10, 2e5);
-    let compression = Compression { name: Compressor::Auto, ratio: 30.0, ..Compression::default() };
+    let compression = Compression { compressor: Compressor::Auto, ratio: 30.0, ..Compression::default() };
     let exact = step_s(&plan, &graph, &train, &slow);
     plan.codecs = compression.choose(&programs, Some(&slow), SGD).unwrap();
     let chosen = step_s(&plan, &graph, &train, &slow);
@@ -80,7 +80,7 @@ fn auto_takes_the_least_lossy_codecs_that_do_not_slow_the_step() {
     assert_ne!(plan.codec(PeerId(1), PeerId(2)), Codec::None, "{:?}", plan.codecs);
     assert!(plan.codecs.iter().all(|l| !matches!(l.codec, Codec::TopK(_))), "{:?}", plan.codecs);
     // The strongest codec on every link is hardly faster.
-    let top = Compression { name: Compressor::Int4Hadamard, ..Compression::default() };
+    let top = Compression { compressor: Compressor::Int4Hadamard, ..Compression::default() };
     let strongest = Plan { codecs: top.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
     let most = 1.005 * step_s(&strongest, &graph, &train, &slow);
     assert!(chosen <= most);
@@ -106,11 +106,11 @@ fn fast_links_get_codecs_if_sending_keeps_processors_busy() {
     let busy = |d: &Device| Device { measured: measured.clone(), ..d.clone() };
     let busy =
         Cluster::new(free.devices().iter().map(busy).collect(), free.sites().to_vec(), Vec::new(), None).unwrap();
-    let auto = Compression { name: Compressor::Auto, ratio: 30.0, ..Compression::default() };
+    let auto = Compression { compressor: Compressor::Auto, ratio: 30.0, ..Compression::default() };
     for (cluster, coded) in [(&free, false), (&busy, true)] {
         plan.codecs = auto.choose(&programs, Some(cluster), SGD).unwrap();
         assert_eq!(plan.codec(PeerId(0), PeerId(1)) != Codec::None, coded, "{:?}", plan.codecs);
-        let int4 = Compression { name: Compressor::Int4Hadamard, ..Compression::default() };
+        let int4 = Compression { compressor: Compressor::Int4Hadamard, ..Compression::default() };
         let strongest = Plan { codecs: int4.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
         assert!(step_s(&plan, &graph, &train, cluster) <= 1.005 * step_s(&strongest, &graph, &train, cluster));
     }

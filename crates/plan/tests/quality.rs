@@ -4,7 +4,7 @@
 
 use fusionllm_plan::Schedule;
 use fusionllm_plan::search::{
-    LinkCost, Machines, Problem, Segment, Unit, equal_compute, equal_number, exact, lower_bound, op_fence,
+    LinkCost, Machines, Problem, StageRange, Unit, equal_compute, equal_number, exact, lower_bound, op_fence,
 };
 
 #[path = "common/cases.rs"]
@@ -29,7 +29,7 @@ fn op_fence_is_near_the_best_and_never_behind_a_baseline() {
                 assert!(!score.feasible() || found.score.step <= score.step, "seed {seed}: a baseline is better");
             }
         }
-        assert_eq!(problem.evaluate(&found.segments, found.schedule), found.score, "seed {seed}");
+        assert_eq!(problem.evaluate(&found.stages, found.schedule), found.score, "seed {seed}");
         let bound = lower_bound(&problem, &Schedule::ALL, 1);
         assert!(bound <= best * (1.0 + 1e-9), "seed {seed}: the bound {bound} is above the best step {best}");
         ratios.push(found.score.step / best);
@@ -126,7 +126,7 @@ fn exact_finds_the_best_of_all_plans() {
 }
 
 /// Every way to complete a plan. The first unit may come again at the very end if the ends share a parameter.
-fn plans(problem: &Problem, begun: &mut Vec<Segment>, lo: usize, all: &mut Vec<Vec<Segment>>) {
+fn plans(problem: &Problem, begun: &mut Vec<StageRange>, lo: usize, all: &mut Vec<Vec<StageRange>>) {
     let atoms = problem.chain.atoms;
     if lo == atoms {
         all.push(begun.clone());
@@ -137,7 +137,7 @@ fn plans(problem: &Problem, begun: &mut Vec<Segment>, lo: usize, all: &mut Vec<V
             let used = begun.iter().any(|g| g.unit == unit);
             let again = begun.len() > 1 && begun[0].unit == unit && hi == atoms && !problem.chain.ties.is_empty();
             if !used || again {
-                begun.push(Segment { unit, lo: lo as u32, hi: hi as u32 });
+                begun.push(StageRange { unit, lo: lo as u32, hi: hi as u32 });
                 plans(problem, begun, hi, all);
                 begun.pop();
             }

@@ -194,18 +194,18 @@ fn codecs_decide_which_devices_take_part() {
     let cluster = mesh((0..3).map(|i| device(&format!("d{i}"), 2.0, 1 << 30)).collect(), |_, _| Some(3.0));
     let alone = plan(Scheduler::OpFence, &cluster, 1).unwrap();
     assert_eq!(alone.devices.len(), 1);
-    for name in [Compressor::Auto, Compressor::Int4, Compressor::AdaTopK] {
-        let compression = Compression { name, ratio: 20.0, ..Compression::default() };
+    for compressor in [Compressor::Auto, Compressor::Int4, Compressor::AdaTopK] {
+        let compression = Compression { compressor, ratio: 20.0, ..Compression::default() };
         let made = compressed(Scheduler::OpFence, &cluster, 1, compression).unwrap();
-        assert!(made.devices.len() > 1 && !made.plan.codecs.is_empty(), "{name}: {:?}", made.plan);
+        assert!(made.devices.len() > 1 && !made.plan.codecs.is_empty(), "{compressor}: {:?}", made.plan);
         let (together, by_itself) = (step(&made, &cluster), step(&alone, &cluster));
-        assert!(together < 0.9 * by_itself, "{name}: {together} s instead of {by_itself} s");
+        assert!(together < 0.9 * by_itself, "{compressor}: {together} s instead of {by_itself} s");
         // Gradients of the tied embedding are never compressed. So the plan avoids sending them.
         let ends = [made.plan.stages.first(), made.plan.stages.last()].map(|s| &s.unwrap().peers);
-        assert_eq!(ends[0], ends[1], "{name}: {:?}", made.plan.stages);
+        assert_eq!(ends[0], ends[1], "{compressor}: {:?}", made.plan.stages);
         assert!(made.lower_bound_s <= together);
         // On links with a thousandth of that rate, codecs do not help.
         let far = mesh((0..3).map(|i| device(&format!("d{i}"), 2.0, 1 << 30)).collect(), |_, _| Some(0.01));
-        assert_eq!(compressed(Scheduler::OpFence, &far, 1, compression).unwrap().devices.len(), 1, "{name}");
+        assert_eq!(compressed(Scheduler::OpFence, &far, 1, compression).unwrap().devices.len(), 1, "{compressor}");
     }
 }

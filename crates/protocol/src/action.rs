@@ -77,7 +77,7 @@ pub enum Action {
     /// Send a message to a member.
     Send(MemberId, ToPeer),
     /// Stream the batch of the pass with this number to the peers that read it, and call
-    /// [`Broker::set_weights`](crate::Broker::set_weights).
+    /// [`GenerationMachine::set_weights`](crate::GenerationMachine::set_weights).
     Feed(u64, BatchId),
     /// Record a completed step.
     Step(StepRecord),
@@ -88,9 +88,10 @@ pub enum Action {
     /// Expect snapshots of this step.
     BeginCheckpoint(u64),
     /// All snapshots have arrived: complete the checkpoint, and call
-    /// [`Broker::checkpoint_committed`](crate::Broker::checkpoint_committed).
+    /// [`GenerationMachine::checkpoint_committed`](crate::GenerationMachine::checkpoint_committed).
     Commit(TrainingProgress),
-    /// The generation is over, as [`Broker::drain`](crate::Broker::drain) asked. The peers were asked for a cut here.
+    /// The generation is over, as [`GenerationMachine::drain`](crate::GenerationMachine::drain) asked. The peers
+    /// were asked for a cut here.
     Drained(TrainingProgress),
     /// Forget the checkpoint in progress.
     AbandonCheckpoint(u64),

@@ -122,7 +122,7 @@ impl Assignment {
         for (key, ty) in self.mirrors.values().flatten() {
             ty.check().map_err(|e| PlanError::Program(format!("the copy of {key}: {e}")))?;
         }
-        let needed = self.tensors();
+        let needed = self.tensor_types();
         for (key, source) in &self.sources {
             if !needed.contains_key(key) {
                 return fail(format!("it says where {key} comes from, but no program needs it"));
@@ -152,7 +152,7 @@ impl Assignment {
 
     /// The tensors that the peer keeps from pass to pass, with their types: those of [`Self::state`], and the optimizer
     /// state of the parameters that it owns.
-    pub fn tensors(&self) -> BTreeMap<TensorKey, &TensorType> {
+    pub fn tensor_types(&self) -> BTreeMap<TensorKey, &TensorType> {
         let values = self.state().into_iter().map(|(name, v)| (TensorKey::value(name), &v.ty));
         let mut tensors: BTreeMap<TensorKey, &TensorType> = values.collect();
         tensors.extend(optimizer_state(&self.train, self.optimizer));
@@ -173,7 +173,7 @@ impl Assignment {
     /// The most bytes of tensors in memory that a pass of either program needs, with those that the peer keeps there
     /// for itself. See [`Program::peak_bytes`].
     pub fn peak_bytes(&self) -> u64 {
-        let own = self.tensors().values().fold(0u64, |sum, ty| sum.saturating_add(ty.bytes() as u64));
+        let own = self.tensor_types().values().fold(0u64, |sum, ty| sum.saturating_add(ty.bytes() as u64));
         let away = self.train.resting();
         let own = away.keys().fold(own, |sum, tensor| sum.saturating_sub(self.train.bytes(*tensor)));
         own.saturating_add(self.train.peak_bytes().max(self.eval.peak_bytes()))

@@ -70,8 +70,8 @@ impl Atlas {
         self.machines.get(&member).map(|machine| machine.rates.matmul / machine.slowdown)
     }
 
-    /// Bytes per second of the fastest link from a member.
-    pub fn fastest_link(&self, from: MemberId) -> Option<f64> {
+    /// The bandwidth, in bytes/s, of the fastest link from a member.
+    pub fn highest_bandwidth(&self, from: MemberId) -> Option<f64> {
         let others = self.links.keys().filter(|(a, b)| *a == from || *b == from);
         let rates = others.filter_map(|(a, b)| self.link(from, if *a == from { *b } else { *a }));
         rates.map(|link| link.bandwidth).max_by(f64::total_cmp)

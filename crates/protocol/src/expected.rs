@@ -4,7 +4,7 @@ use std::sync::Arc;
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_plan::{Instruction, PassKind, PerPass, Program};
 
-use crate::places::Places;
+use crate::program_outline::ProgramOutline;
 
 /// Identifies a reported scalar within a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -20,7 +20,7 @@ pub struct ExpectedReports {
     reports: PerPass<BTreeSet<ReportKey>>,
     /// The parameters whose squared gradient norms the peer sends, with their types.
     norms: BTreeMap<ValueId, TensorType>,
-    places: Arc<Places>,
+    outline: Arc<ProgramOutline>,
 }
 
 impl ExpectedReports {
@@ -36,7 +36,7 @@ impl ExpectedReports {
         let ty = |v: &ValueId| train.values.get(v).map(|value| (*v, value.ty.clone()));
         let norms = train.owned().filter_map(|(parameter, _)| ty(&parameter)).collect();
         let reports = PerPass { train: reports(train), eval: reports(eval) };
-        Self { reports, norms, places: Arc::new(Places::new(train)) }
+        Self { reports, norms, outline: Arc::new(ProgramOutline::new(train)) }
     }
 
     pub(crate) fn reports(&self, kind: PassKind) -> &BTreeSet<ReportKey> {
@@ -61,8 +61,8 @@ impl ExpectedReports {
     }
 
     /// The places that the peer may name in an inspected pass.
-    pub(crate) fn places(&self) -> &Places {
-        &self.places
+    pub(crate) fn outline(&self) -> &ProgramOutline {
+        &self.outline
     }
 }
 

@@ -2,8 +2,8 @@
 //!
 //! Nothing here uses a socket, a file or a clock. Events and the time come in as arguments, and actions go out.
 //! [`Run`] is the broker's machine for a whole run. [`Roster`] says who takes part, [`Survey`] has members measure
-//! unknown machines and links, [`Broker`] conducts one generation, and [`Custody`] knows who has which tensor.
-//! [`Inbox`] checks the header of each tensor before a peer allocates memory for it.
+//! unknown machines and links, [`GenerationMachine`] conducts one generation, and [`Custody`] knows who has which
+//! tensor. [`Inbox`] checks the header of each tensor before a peer allocates memory for it.
 //!
 //! Nobody is trusted. The broker knows the reports that each peer must send ([`ExpectedReports`]). A peer validates its
 //! [`Assignment`].
@@ -61,16 +61,16 @@ mod admission;
 mod assignment;
 mod atlas;
 mod bounded;
-mod broker;
 mod custody;
 mod expected;
 mod follower;
 mod formation;
+mod generation;
 mod inbox;
 mod message;
 mod notice;
 mod owner;
-mod places;
+mod program_outline;
 mod progress;
 mod regulator;
 mod report;
@@ -83,11 +83,11 @@ pub use action::{Action, BatchId, EvalRecord, StepRecord};
 pub use admission::{Admission, Identity, Invitation, TicketRole};
 pub use assignment::{Assignment, Source, share_of};
 pub use atlas::Atlas;
-pub use broker::{AppliedCodecs, Broker, EvalSchedule, Participant, RunSettings};
 pub use custody::{Custody, Restart, Share};
 pub use expected::ExpectedReports;
 pub use follower::{Follower, FollowerAction, Greeting, Role};
 pub use formation::{Formation, Mirroring, Order};
+pub use generation::{AppliedCodecs, EvalSchedule, GenerationMachine, Participant, RunSettings};
 pub use inbox::{Inbox, UnexpectedTensor};
 pub use message::{
     BulkHeader, Contact, Farewell, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES,

@@ -233,7 +233,7 @@ impl Roster {
     }
 
     /// A member's name, for messages.
-    pub fn name(&self, member: MemberId) -> &str {
+    pub fn display_name(&self, member: MemberId) -> &str {
         match member {
             MemberId::BROKER => "the broker",
             m => self.get(m).map_or("?", |m| m.name.as_str()),
@@ -347,7 +347,7 @@ mod tests {
     }
 
     fn ordered(roster: &Roster) -> Vec<&str> {
-        roster.in_order().into_iter().map(|m| roster.name(m)).collect()
+        roster.in_order().into_iter().map(|m| roster.display_name(m)).collect()
     }
 
     #[test]
@@ -399,7 +399,7 @@ mod tests {
         roster.join(identity(2), hello("home"), NOW).unwrap();
         assert!(roster.join(identity(3), hello("home"), NOW).unwrap_err().contains("taken"));
         let first_free = roster.join(identity(4), hello(""), NOW).unwrap();
-        assert_eq!(roster.name(first_free), "lab-1");
+        assert_eq!(roster.display_name(first_free), "lab-1");
         roster.join(identity(5), hello("lab-0"), NOW).unwrap();
         assert_eq!(ordered(&roster), ["lab-1", "home", "lab-0"]);
         assert!(roster.join(identity(6), hello(""), NOW).unwrap_err().contains("already joined"));
@@ -435,7 +435,11 @@ mod tests {
         let old = roster.join(identity(1), hello(0), NOW).unwrap();
         assert!(roster.join(identity(2), hello(0), NOW).unwrap_err().contains("used up"));
         let new = roster.join(identity(1), hello(1), 2).unwrap();
-        assert_eq!((roster.name(new), roster.predecessor(new)), ("a", Some(old)), "a known key needs no further use");
+        assert_eq!(
+            (roster.display_name(new), roster.predecessor(new)),
+            ("a", Some(old)),
+            "a known key needs no further use"
+        );
         roster.set(old, Standing::Out);
         assert_eq!((roster.predecessor(new), ordered(&roster)), (None, vec!["a"]));
         assert_eq!(roster.named("a"), Some(new));
@@ -446,6 +450,6 @@ mod tests {
         let mut roster = roster(9);
         roster.join(identity(1), hello("peer-0"), NOW).unwrap();
         let made = roster.join(identity(2), hello(""), NOW).unwrap();
-        assert_eq!(roster.name(made), "peer-1");
+        assert_eq!(roster.display_name(made), "peer-1");
     }
 }

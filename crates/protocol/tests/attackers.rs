@@ -13,7 +13,7 @@ use fusionllm_protocol::{
 #[test]
 fn an_early_saved_all_puts_its_sender_out() {
     let mut stage = Stage::training();
-    let actions = stage.run.snapshot_saved(MemberId(1), 5, stage.now);
+    let actions = stage.run.snapshot_arrived(MemberId(1), 5, stage.now);
     stage.carry_out(actions);
     let reason = stage.lost(1).unwrap();
     assert!(reason.starts_with("it broke the protocol: it "), "{reason}");
@@ -174,7 +174,7 @@ fn a_machine_that_is_started_again_takes_its_old_process_place() {
     assert_eq!((stage.standing(1), stage.standing(3)), (Standing::Out, Standing::Present));
     let reason = "another process has joined with its key".into();
     assert_eq!(stage.stopped(1), Some(&Farewell::PutOut { reason }));
-    assert_eq!(stage.run.roster().name(MemberId(3)), "m1");
+    assert_eq!(stage.run.roster().display_name(MemberId(3)), "m1");
     stage.goes_on_with(&[0, 3, 2]);
 }
 

@@ -47,7 +47,7 @@ fn members_read_how_their_part_ends() {
         stage.step(|_, _| {});
     }
     for m in [0, 1] {
-        let actions = stage.run.snapshot_saved(MemberId(m), 60, stage.now);
+        let actions = stage.run.snapshot_arrived(MemberId(m), 60, stage.now);
         stage.carry_out(actions);
     }
     let actions = stage.run.checkpoint_committed(stage.run.progress(), true, stage.now);

@@ -34,7 +34,7 @@ fn assignment() -> Assignment {
         ..Assignment::new(train, eval, optimizer)
     };
     let members = [Source::Member(MemberId(5)), Source::Member(MemberId(9)), Source::Broker, Source::Seed];
-    assignment.sources = assignment.tensors().into_keys().zip(members.into_iter().cycle()).collect();
+    assignment.sources = assignment.tensor_types().into_keys().zip(members.into_iter().cycle()).collect();
     assignment
 }
 

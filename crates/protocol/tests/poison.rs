@@ -30,7 +30,7 @@ fn message(stage: &Stage, to: usize, from: PeerId) -> Option<Poison> {
 fn told(stage: &Stage) -> Vec<String> {
     let lines = stage.actions.iter().filter_map(|a| match a {
         Action::Notice(Notice::Poisoned { member, step, what, advice }) => {
-            Some(format!("step {step}: {} {what}; {advice}", stage.run.roster().name(*member)))
+            Some(format!("step {step}: {} {what}; {advice}", stage.run.roster().display_name(*member)))
         }
         _ => None,
     });

@@ -97,7 +97,7 @@ impl Run {
 }
 
 fn auto() -> Compression {
-    Compression { name: Compressor::Auto, ratio: 30.0, guard: true, ..Compression::default() }
+    Compression { compressor: Compressor::Auto, ratio: 30.0, guard: true, ..Compression::default() }
 }
 
 #[test]
@@ -120,8 +120,8 @@ fn codecs_follow_the_links() {
 
 #[test]
 fn unchanged_codecs_are_not_sent_again() {
-    let at = |name| {
-        let mut run = Run::new(Compression { name, ratio: 30.0, ..Compression::default() });
+    let at = |compressor| {
+        let mut run = Run::new(Compression { compressor, ratio: 30.0, ..Compression::default() });
         let first = run.plan.codecs.clone();
         run.go(20, GOOD);
         // Both directions slowed down equally, so AdaTopK chooses the same codecs.
@@ -153,7 +153,7 @@ fn a_harmful_codec_is_replaced_and_stays_forbidden_for_a_while() {
 
 #[test]
 fn a_rising_loss_replaces_every_codec() {
-    let mut run = Run::new(Compression { name: Compressor::Int4, guard: true, ..Compression::default() });
+    let mut run = Run::new(Compression { compressor: Compressor::Int4, guard: true, ..Compression::default() });
     for i in 0..60 {
         // The loss falls, with noise.
         run.go(1, Measured { loss: 3.0 - 0.01 * f64::from(i) + 0.2 * f64::from(i % 3), ..GOOD });
@@ -181,7 +181,7 @@ fn a_rising_loss_replaces_every_codec() {
 
 #[test]
 fn a_codec_that_the_user_chose_only_gets_a_warning() {
-    let mut run = Run::new(Compression { name: Compressor::TopK, ratio: 100.0, ..Compression::default() });
+    let mut run = Run::new(Compression { compressor: Compressor::TopK, ratio: 100.0, ..Compression::default() });
     let first = run.plan.clone();
     run.go(20, Measured { error: 0.95, ..GOOD });
     run.go(5, Measured { applied: false, ..GOOD });

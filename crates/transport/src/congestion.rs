@@ -6,8 +6,8 @@
 //! one round trip of 200 ms at 50 Mbps, and would still take some 130 ms longer.
 //!
 //! So a connection starts with a window that the queue of a home router absorbs, and spreads a window over at most
-//! [`MAX_BURST`]. After a packet loss the window shrinks as usual, and is spread over the round trip again. A tensor
-//! waits long for the retransmission of its last packets, so losses cost more than spreading.
+//! [`MAX_SPREAD_TIME`]. After a packet loss the window shrinks as usual, and is spread over the round trip again. A
+//! tensor waits long for the retransmission of its last packets, so losses cost more than spreading.
 //!
 //! # Why not a limit by delay
 //!
@@ -32,8 +32,8 @@ pub const INITIAL_WINDOW_BYTES: u64 = 128 << 10;
 /// Bytes that a receiver buffers per lane. So they are the most that one lane can have in flight.
 pub const RECEIVE_WINDOW_BYTES: u32 = 1_250_000;
 
-/// The longest time over which a window is spread. Otherwise it is spread over one round trip.
-pub const MAX_BURST: Duration = Duration::from_millis(10);
+/// A window is spread over one round trip, but at most over this time.
+pub const MAX_SPREAD_TIME: Duration = Duration::from_millis(10);
 
 /// Sending rate over window per spreading time. More than 1, so that late acknowledgements do not stall the sender
 /// (RFC 9002, section 7.7).
@@ -114,7 +114,7 @@ impl Controller for BurstController {
 
 /// The sending rate of a lossless connection, in bytes per second.
 fn burst_rate(window: u64, round_trip: Duration) -> u64 {
-    (PACING_GAIN * window as f64 / round_trip.min(MAX_BURST).as_secs_f64().max(1e-6)) as u64
+    (PACING_GAIN * window as f64 / round_trip.min(MAX_SPREAD_TIME).as_secs_f64().max(1e-6)) as u64
 }
 
 #[cfg(test)]
@@ -148,7 +148,7 @@ mod tests {
         let cubic = Cubic::new(Arc::new(cubic), now, 1_452);
         let round_trip = Some(Duration::from_millis(80));
         let mut controller = BurstController { cubic, round_trip, lossy: false };
-        let burst = Some(burst_rate(INITIAL_WINDOW_BYTES, MAX_BURST));
+        let burst = Some(burst_rate(INITIAL_WINDOW_BYTES, MAX_SPREAD_TIME));
         assert_eq!(controller.metrics().pacing_rate, burst);
         let sent = now + Duration::from_millis(1);
         controller.on_congestion_event(sent, sent, false, false, 1_452, 7);

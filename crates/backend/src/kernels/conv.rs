@@ -5,7 +5,7 @@ use super::convolution::Convolution;
 use super::depthwise;
 use super::matrix::{Matrix, Sizes, Strides, Threads, product, product_raw};
 use super::parallel::{Shared, each, grain, tasks, uninit};
-use super::patches::{DEPTH, STEP, WIDEST, add_patches, patches, rows_of, segments, tile_width};
+use super::patches::{DEPTH, STEP, WIDEST, add_patches, patches, row_spans, rows_of, tile_width};
 
 /// Writes the convolution of `x` with `weight`, plus `bias [o]`, to `y`.
 pub(crate) fn conv2d<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[T], bias: Option<&[T]>) {
@@ -56,7 +56,7 @@ pub(crate) fn conv2d<T: Float>(y: &mut [T], g: &Convolution, x: &[T], weight: &[
             }
             return;
         }
-        let tile = segments(g, pixels);
+        let tile = row_spans(g, pixels);
         let columns = &mut uninit(block * g.taps() * wide)[..];
         let result = &mut uninit(og * wide)[..];
         for from in (0..cg).step_by(block) {
@@ -142,7 +142,7 @@ fn strided_input_grad<T: Float>(dx: &mut [T], g: &Convolution, dy: &[T], weight:
         for start in (image * g.plane_out()..last).step_by(WIDEST) {
             let pixels = start..last.min(start + WIDEST);
             let wide = pixels.len();
-            let tile = segments(g, pixels);
+            let tile = row_spans(g, pixels);
             for group in 0..g.groups {
                 let gradient = &mut gradient[..og * wide];
                 rows_of(gradient, g, dy, group * og, &tile, wide);
@@ -203,7 +203,7 @@ pub(crate) fn conv2d_weight_grad<T: Float>(dw: &mut [T], g: &Convolution, dy: &[
         for span in part * spans_each..spans.min((part + 1) * spans_each) {
             let pixels = span * SPAN..pixels.min((span + 1) * SPAN);
             let wide = pixels.len();
-            let tile = segments(g, pixels);
+            let tile = row_spans(g, pixels);
             let columns = &mut columns[..rows * wide];
             patches(columns, g, x, group * cg + channels.start..group * cg + channels.end, &tile, wide);
             let gradient = &mut gradient[..og * wide];

@@ -21,8 +21,8 @@ pub(super) fn tile_width(pixels: usize) -> usize {
 }
 
 /// Consecutive pixels of a result's row within a tile.
-pub(super) struct Segment {
-    /// The place where they start in the tile.
+pub(super) struct RowSpan {
+    /// Where they start in the tile.
     pub(super) position: usize,
     pub(super) image: usize,
     pub(super) row: usize,
@@ -31,14 +31,14 @@ pub(super) struct Segment {
 }
 
 /// Cuts pixels, counted over all images, into parts of rows.
-pub(super) fn segments(g: &Convolution, pixels: Range<usize>) -> Vec<Segment> {
+pub(super) fn row_spans(g: &Convolution, pixels: Range<usize>) -> Vec<RowSpan> {
     let mut out = Vec::new();
     let mut p = pixels.start;
     while p < pixels.end {
         let (image, at) = (p / g.plane_out(), p % g.plane_out());
         let (row, column) = (at / g.output[1], at % g.output[1]);
         let len = (g.output[1] - column).min(pixels.end - p);
-        out.push(Segment { position: p - pixels.start, image, row, column, len });
+        out.push(RowSpan { position: p - pixels.start, image, row, column, len });
         p += len;
     }
     out
@@ -50,7 +50,7 @@ pub(super) fn patches<T: Float>(
     g: &Convolution,
     x: &[T],
     channels: Range<usize>,
-    tile: &[Segment],
+    tile: &[RowSpan],
     width: usize,
 ) {
     let [_, w] = g.input;
@@ -88,7 +88,7 @@ pub(super) fn add_patches<T: Float>(
     g: &Convolution,
     image: usize,
     channels: Range<usize>,
-    tile: &[Segment],
+    tile: &[RowSpan],
     columns: &[T],
     width: usize,
 ) {
@@ -130,7 +130,7 @@ pub(super) fn rows_of<T: Float>(
     g: &Convolution,
     dy: &[T],
     first: usize,
-    tile: &[Segment],
+    tile: &[RowSpan],
     width: usize,
 ) {
     for (o, out) in out.chunks_exact_mut(width).enumerate() {

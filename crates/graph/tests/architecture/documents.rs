@@ -113,7 +113,7 @@ fn names(text: &str) -> Vec<&str> {
     }
 }
 
-/// What a document cites and the workspace lacks.
+/// The citations of a document that the workspace lacks, with their lines.
 fn missing(document: &str, exists: impl Fn(&str) -> bool, words: &BTreeSet<&str>) -> Vec<(usize, String)> {
     let quotations = quotations(document).into_iter();
     let lacks = |text: &str| match is_path(text) {

@@ -69,7 +69,7 @@ impl Conductor<'_> {
         let known = self.run.roster().get(member);
         Peer {
             member,
-            name: self.run.roster().name(member).to_owned(),
+            name: self.run.roster().display_name(member).to_owned(),
             backend: known.map(|m| m.backend.clone()).unwrap_or_default(),
             device: known.map(|m| m.device.clone()).unwrap_or_default(),
             inputs: PerPass { train: inputs(&assignment.train), eval: inputs(&assignment.eval) },
@@ -103,7 +103,7 @@ impl Conductor<'_> {
             return Err(NodeError::State(format!("{target} is not known")));
         };
         let mut contact = member.contact();
-        let viewer = self.run.roster().name(viewer).to_owned();
+        let viewer = self.run.roster().display_name(viewer).to_owned();
         if let Some(emulation) = self.emulation.as_mut().filter(|_| used && viewer != contact.name) {
             let real: PeerAddr = decode(&contact.addr).map_err(NodeError::Protocol)?;
             let addrs = vec![emulation.address_by_name(&viewer, &contact.name)?];
@@ -124,11 +124,11 @@ impl Conductor<'_> {
         if bytes.len() as u64 > MAX_ASSIGNMENT_BYTES {
             return Err(NodeError::input(format!(
                 "the program of {:?} is too long to send; use fewer micro-batches",
-                self.run.roster().name(member)
+                self.run.roster().display_name(member)
             )));
         }
         let Some(link) = self.links.get(member) else { return Ok(()) };
-        let types = assignment.tensors();
+        let types = assignment.tensor_types();
         let from_broker = assignment.sources.iter().filter(|(_, source)| **source == Source::Broker);
         let keys: Vec<TensorKey> = from_broker.map(|(key, _)| key.clone()).collect();
         loading.total += keys.iter().filter_map(|key| types.get(key)).map(|ty| ty.bytes() as u64).sum::<u64>();
@@ -155,7 +155,7 @@ fn sources(assignment: &Assignment, me: MemberId, order: &Order, contents: &Cont
             _ => Source::Seed,
         },
     };
-    assignment.tensors().into_keys().map(|key| (key.clone(), source(&key))).collect()
+    assignment.tensor_types().into_keys().map(|key| (key.clone(), source(&key))).collect()
 }
 
 /// A task that sends one member its assignment and tensors.

@@ -107,7 +107,7 @@ impl Conductor<'_> {
                 self.run.message(member, message, now)
             }
             Incoming::SavedAll((member, number), step) if self.links.is_current(member, number) => {
-                self.run.snapshot_saved(member, step, now)
+                self.run.snapshot_arrived(member, step, now)
             }
             Incoming::Gone((member, number), reason) if self.links.is_current(member, number) => {
                 self.links.remove(member);
@@ -280,7 +280,7 @@ impl Conductor<'_> {
 
     fn request_plan(&mut self, members: Vec<MemberId>, cluster: Option<Cluster>, notes: Vec<String>) {
         let roster = self.run.roster();
-        let members = members.into_iter().map(|m| (m, roster.name(m).to_owned())).collect();
+        let members = members.into_iter().map(|m| (m, roster.display_name(m).to_owned())).collect();
         self.planner.request(Request { members, cluster, notes });
     }
 

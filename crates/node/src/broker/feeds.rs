@@ -50,7 +50,7 @@ impl Feeds {
             wanted.iter().map(|(name, _)| (*name, *name)).collect()
         } else if wanted.len() != given.len() {
             Vec::new()
-        } else if data.has_order() {
+        } else if data.are_inputs_ordered() {
             let pairs = given.iter().zip(&wanted).filter(|((_, a), (_, b))| fits(a, b));
             pairs.map(|((from, _), (to, _))| (from.as_ref(), *to)).collect()
         } else {
@@ -112,7 +112,7 @@ fn mismatch(
         wanted.iter().map(|(n, t)| format!("{n}: {t}")).collect::<Vec<_>>().join(", "),
         given.iter().map(|(n, t)| format!("{n}: {t}")).collect::<Vec<_>>().join(", "),
     );
-    if data.has_order() {
+    if data.are_inputs_ordered() {
         return NodeError::input_with_hint(
             message,
             "write kind = \"tensors\" and files = [\"PATH\"] in [data]: safetensors files with a tensor for each of the \

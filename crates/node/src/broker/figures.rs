@@ -71,7 +71,7 @@ pub(super) struct PeerFacts {
 /// The name of a link's codec, as the job file writes it.
 fn codec_name(plan: &Plan, from: PeerId, to: PeerId) -> &'static str {
     match plan.codec(from, to) {
-        Codec::TopK(_) => plan.compression.name.name(),
+        Codec::TopK(_) => plan.compression.compressor.name(),
         codec => codec.name(),
     }
 }
@@ -216,7 +216,7 @@ impl Figures {
             scheduler: plan.scheduler.clone(),
             schedule: plan.schedule.name().into(),
             micro_batches: plan.micro_batches,
-            compression: plan.compression.name.to_string(),
+            compression: plan.compression.compressor.to_string(),
             peers: peers.iter().enumerate().map(|(i, p)| self.peer(i, p)).collect(),
             links: self.links(plan, peers),
             incidents: self.incidents.clone(),

@@ -85,9 +85,9 @@ impl Keeper {
     ) -> Result<Self, NodeError> {
         let (commands, mut given) = mpsc::unbounded_channel();
         let work = move || {
-            let mut worker = Worker { checkpoints, writing: None, failed: None };
+            let mut checkpoint_thread = CheckpointThread { checkpoints, writing: None, failed: None };
             while let Some(command) = given.blocking_recv().filter(|c| !matches!(c, Command::Stop)) {
-                if let Some(event) = worker.carry_out(command) {
+                if let Some(event) = checkpoint_thread.carry_out(command) {
                     on_event(event);
                 }
             }
@@ -132,7 +132,8 @@ impl Drop for Keeper {
     }
 }
 
-struct Worker {
+/// The state that the thread itself keeps.
+struct CheckpointThread {
     checkpoints: Checkpoints,
     /// The checkpoint being written, and its step.
     writing: Option<(u64, CheckpointWriter)>,
@@ -140,7 +141,7 @@ struct Worker {
     failed: Option<(u64, NodeError)>,
 }
 
-impl Worker {
+impl CheckpointThread {
     fn carry_out(&mut self, command: Command) -> Option<KeeperEvent> {
         match command {
             Command::Begin { step, tensors } => {

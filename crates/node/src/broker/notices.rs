@@ -10,7 +10,7 @@ use crate::files::run_dir::IncidentSummary;
 impl Conductor<'_> {
     pub(super) fn notice(&mut self, notice: &Notice) -> Result<(), NodeError> {
         let roster = self.run.roster();
-        let name = |m: MemberId| roster.name(m);
+        let name = |m: MemberId| roster.display_name(m);
         match notice {
             Notice::Joined { member, present, wanted } => {
                 if let Some(member) = roster.get(*member) {

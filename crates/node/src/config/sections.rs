@@ -430,18 +430,18 @@ impl Planning {
 
 /// Reads `[compression]`, the codecs of activations and their gradients. `docs/job.md` describes the keys.
 pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError> {
-    let name = section.choice("name", &Compressor::ALL.map(|c| (c.name(), c)))?.unwrap_or_default();
+    let compressor = section.choice("name", &Compressor::ALL.map(|c| (c.name(), c)))?.unwrap_or_default();
     let compression = Compression {
-        name,
+        compressor,
         ratio: section.number("ratio", "at least 1", |x| x >= 1.0)?.unwrap_or(30.0),
-        guard: section.flag("guard")?.unwrap_or(name == Compressor::Auto),
+        guard: section.flag("guard")?.unwrap_or(compressor == Compressor::Auto),
         error_feedback: section.flag("error_feedback")?.unwrap_or(false),
         shared_masks: section.flag("shared_masks")?.unwrap_or(false),
         stochastic_rounding: section.flag("stochastic_rounding")?.unwrap_or(false),
         spectral_watch: section.count("spectral_watch", 0)?.unwrap_or(0),
     };
-    if compression.shared_masks && !matches!(name, Compressor::TopK | Compressor::AdaTopK) {
-        let reason = format!("`compression.shared_masks`: `{name}` leaves nothing out that a mask could share");
+    if compression.shared_masks && !matches!(compressor, Compressor::TopK | Compressor::AdaTopK) {
+        let reason = format!("`compression.shared_masks`: `{compressor}` leaves nothing out that a mask could share");
         return Err(section.error(
             "shared_masks",
             reason,

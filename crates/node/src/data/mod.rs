@@ -175,7 +175,7 @@ impl Dataset {
     }
 
     /// Whether the order of [`inputs`](Self::inputs) means something: first the model's inputs, then its targets.
-    pub fn has_order(&self) -> bool {
+    pub fn are_inputs_ordered(&self) -> bool {
         !matches!(self.source, Source::Tensors(_))
     }
 

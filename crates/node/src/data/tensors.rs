@@ -160,7 +160,7 @@ fn load(
         let file = Weights::open(path)?;
         let mut count = None;
         let mut own = Layout::default();
-        for (name, ty) in file.tensors() {
+        for (name, ty) in file.tensor_types() {
             let Some((n, row)) = ty.shape.split_first() else {
                 let number = file.read(name)?.ok_or_else(|| malformed(format!("`{name}` cannot be read")))?;
                 own.numbers.push((name.to_owned(), number));

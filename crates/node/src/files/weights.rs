@@ -105,7 +105,7 @@ impl Weights {
     }
 
     /// Names and types of all tensors, sorted by name. Tensors of unsupported element types are left out.
-    pub fn tensors(&self) -> impl Iterator<Item = (&str, TensorType)> {
+    pub fn tensor_types(&self) -> impl Iterator<Item = (&str, TensorType)> {
         self.tensors.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.ty()?)))
     }
 
@@ -261,7 +261,7 @@ mod tests {
     fn published_weights_start_a_model() {
         let dir = tempfile::tempdir().unwrap();
         let weights = Weights::open(&file(&dir)).unwrap();
-        let found: Vec<String> = weights.tensors().map(|(name, ty)| format!("{name} {ty}")).collect();
+        let found: Vec<String> = weights.tensor_types().map(|(name, ty)| format!("{name} {ty}")).collect();
         assert_eq!(found, ["b f16[1, 2]", "transformer.a f32[2]"]);
         assert_eq!(weights.read("transformer.a").unwrap().unwrap().to_f64(), [1.5, -2.0]);
         assert_eq!(weights.read("mask").unwrap(), None);
@@ -355,7 +355,7 @@ mod tests {
             content.resize(cut.unwrap_or(content.len()), 0);
             fs::write(&path, &content).unwrap();
             if let Ok(weights) = Weights::open(&path) {
-                for (name, ty) in weights.tensors() {
+                for (name, ty) in weights.tensor_types() {
                     let tensor = weights.read(name).unwrap().unwrap();
                     proptest::prop_assert_eq!(tensor.ty(), &ty);
                 }

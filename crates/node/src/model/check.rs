@@ -9,7 +9,7 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType, TrainGraph, ValueId, autodiff};
-use fusionllm_import::{ImportOptions, Precision};
+use fusionllm_import::{FloatType, ImportOptions};
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, TensorKey, compile, equal_compute};
 use serde::Serialize;
 
@@ -54,7 +54,7 @@ impl Check {
 
 /// Computes loss and gradients of `model` over `peers` peers, and compares them with a reference. The reference is a
 /// safetensors file with `input.NAME`, `loss` and `grad.PARAMETER`. It may have `buffer.NAME`, the buffers after the
-/// forward pass. The precision is that of its loss.
+/// forward pass. The float type is that of its loss.
 ///
 /// # Errors
 ///
@@ -62,8 +62,8 @@ impl Check {
 pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Result<Check, NodeError> {
     let reference = Reference(Weights::open(reference)?);
     let loss_reference = reference.tensor("loss")?;
-    let precision = if loss_reference.dtype() == DType::F64 { Precision::Double } else { Precision::Single };
-    let options = ImportOptions { batch_size: reference.samples(), precision };
+    let float_type = if loss_reference.dtype() == DType::F64 { FloatType::Double } else { FloatType::Single };
+    let options = ImportOptions { batch_size: reference.samples(), float_type };
     let mut model = ImportedModel::open(model, options)?;
     let graph = model.imported().graph.clone();
     let loss = graph.outputs.get("loss").copied().ok_or_else(|| no_loss(&graph.name))?;
@@ -161,7 +161,10 @@ impl Reference {
 
     /// The number of samples in the first input that has rows.
     fn samples(&self) -> Option<usize> {
-        self.0.tensors().filter(|(name, _)| name.starts_with("input.")).find_map(|(_, ty)| ty.shape.first().copied())
+        self.0
+            .tensor_types()
+            .filter(|(name, _)| name.starts_with("input."))
+            .find_map(|(_, ty)| ty.shape.first().copied())
     }
 
     /// The inputs of the graph, as one micro-batch.
@@ -189,7 +192,7 @@ impl Reference {
         tied: &BTreeMap<String, String>,
     ) -> Result<Vec<Gradient>, NodeError> {
         let mut gradients = Vec::new();
-        for (key, ty) in self.0.tensors() {
+        for (key, ty) in self.0.tensor_types() {
             let Some(given) = key.strip_prefix("grad.") else { continue };
             let name = tied.get(given).map_or(given, String::as_str);
             let trained = train.gradients.iter().any(|g| graph.value(g.parameter).name == name);
@@ -239,7 +242,7 @@ impl Reference {
         model: &mut ImportedModel,
     ) -> Result<(String, f64), NodeError> {
         let mut worst = (String::new(), 0.0);
-        for (key, ty) in self.0.tensors() {
+        for (key, ty) in self.0.tensor_types() {
             let Some(given) = key.strip_prefix("buffer.") else { continue };
             let name = model.imported().tied.get(given).map_or(given, String::as_str).to_owned();
             let own = match graph.buffers().any(|v| graph.value(v).name == name) {

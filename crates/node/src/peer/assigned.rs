@@ -10,7 +10,7 @@ use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, decode};
 use fusionllm_transport::PeerAddr;
 use tokio::sync::mpsc;
 
-use super::worker::NetLink;
+use super::runner::NetLink;
 use crate::machine::memory as machine_memory;
 use crate::net::neighbours;
 
@@ -54,7 +54,7 @@ impl Assigned {
         assignment.validate().map_err(|e| e.to_string())?;
         check_room(&assignment, memory, disk)?;
         let addresses = addresses(assignment.peers.iter().chain(&assignment.donors))?;
-        let streamed = assignment.tensors().into_iter().filter(|(k, _)| assignment.sources[k] == Source::Broker);
+        let streamed = assignment.tensor_types().into_iter().filter(|(k, _)| assignment.sources[k] == Source::Broker);
         let types = streamed.map(|(key, ty)| (key, ty.clone())).collect();
         let (loading, loads) = mpsc::channel(LOADING_QUEUE);
         let stream = Stream { generation: assignment.generation, types, loading: loading.downgrade() };

@@ -95,14 +95,14 @@ impl Introduction {
 }
 
 /// An open connection to the broker.
-pub(super) struct Broker {
+pub(super) struct BrokerConnection {
     pub(super) connection: Connection,
     pub(super) outbox: Outbox,
     /// Ends with the connection. Answers to the broker's questions may be added.
     pub(super) tasks: JoinSet<()>,
 }
 
-impl Broker {
+impl BrokerConnection {
     /// Reads the connection's lanes from now on, and sends heartbeats. `number` marks its events.
     pub(super) fn new(connection: Connection, lanes: Lanes, number: u64, shared: &Arc<Shared>) -> Self {
         let outbox = Outbox::new(connection.clone());

@@ -62,9 +62,9 @@ impl Codecs {
         let (jobs, queue) = mpsc::channel();
         let thread = std::thread::Builder::new().name("codec".into());
         let work = move || {
-            let mut worker = Worker { coder: Coder::default(), feedback, tally: Tally::default(), mailbox };
+            let mut codec_thread = CodecThread { coder: Coder::default(), feedback, tally: Tally::default(), mailbox };
             for job in queue {
-                if let Err(reason) = worker.work(job) {
+                if let Err(reason) = codec_thread.work(job) {
                     return failed(reason);
                 }
             }
@@ -132,14 +132,15 @@ impl Tally {
     }
 }
 
-struct Worker {
+/// The state that the thread itself keeps.
+struct CodecThread {
     coder: Coder,
     feedback: bool,
     tally: Tally,
     mailbox: Arc<Mailbox>,
 }
 
-impl Worker {
+impl CodecThread {
     fn work(&mut self, job: Job) -> Result<(), String> {
         let begun = Instant::now();
         match job {

@@ -12,10 +12,10 @@ use super::assigned::Loading;
 use super::events::Event;
 use super::mailbox::Mailbox;
 use super::observer::JoinEvent;
+use super::runner::{Command, NetLink, ProgramRunner};
 use super::scratch::Scratch;
 use super::shared::Shared;
 use super::vault::Spool;
-use super::worker::{Command, NetLink, Worker};
 use crate::NodeError;
 
 /// The parts of a generation that the computing thread works with.
@@ -74,7 +74,7 @@ impl Compute {
             Ok(())
         };
         let train = assignment.train.clone();
-        Worker { executor, assignment, train, link }.work(&commands, keep)
+        ProgramRunner { executor, assignment, train, link }.work(&commands, keep)
     }
 }
 
@@ -86,7 +86,7 @@ fn load(
     mailbox: &Mailbox,
     mut loads: tokio::sync::mpsc::Receiver<Loading>,
 ) -> Result<Option<NetLink>, NodeError> {
-    let types: BTreeMap<TensorKey, &TensorType> = assignment.tensors();
+    let types: BTreeMap<TensorKey, &TensorType> = assignment.tensor_types();
     while mailbox.failure().is_none() {
         match loads.blocking_recv() {
             None => break,

@@ -17,10 +17,10 @@ use super::events::Event;
 use super::fetch::Fetch;
 use super::mailbox::Mailbox;
 use super::receive::{Arrivals, Throughput};
+use super::runner::{Command, NetLink, Watched};
 use super::shared::Shared;
 use super::state;
 use super::vault::{Kept, Spool};
-use super::worker::{Command, NetLink, Watched};
 use crate::NodeError;
 use crate::net::Outbox;
 use crate::net::dial::dial;
@@ -115,7 +115,7 @@ impl Generation {
     /// Fetches tensors of a cut from another member.
     pub(super) fn fetch(&mut self, from: MemberId, step: u64, keys: Vec<TensorKey>) {
         let (shared, generation) = (self.shared.clone(), self.number());
-        let types = self.assignment.tensors();
+        let types = self.assignment.tensor_types();
         let wanted = keys.into_iter().filter_map(|key| types.get(&key).map(|ty| (key.clone(), (*ty).clone())));
         let Some(to) = self.addresses.get(&from).cloned() else { return self.unreachable(from) };
         let mut fetch = Fetch::new(to, step, None, wanted);

@@ -20,6 +20,7 @@ mod mailbox;
 mod observer;
 mod progress;
 mod receive;
+mod runner;
 mod scratch;
 mod serve;
 mod session;
@@ -29,7 +30,6 @@ mod survey;
 #[cfg(test)]
 mod tests;
 mod vault;
-mod worker;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;

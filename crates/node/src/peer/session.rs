@@ -12,14 +12,14 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio::task::JoinSet;
 
 use super::assigned::{Assigned, addresses};
-use super::broker::{Broker, Introduction};
+use super::broker::{BrokerConnection, Introduction};
 use super::events::{Event, FromBroker};
 use super::generation::{Generation, MOVED_ON};
 use super::observer::{JoinEvent, PartEnd, Participation};
+use super::runner::Command;
 use super::serve::{Request, watch_request};
 use super::shared::Shared;
 use super::survey::{measure, measure_links};
-use super::worker::Command;
 use crate::NodeError;
 use crate::net::printable;
 
@@ -42,7 +42,7 @@ pub(super) struct Session {
     pub(super) introduction: Arc<Introduction>,
     pub(super) follower: Follower,
     /// The connection to the broker, while there is one.
-    pub(super) broker: Option<Broker>,
+    pub(super) broker: Option<BrokerConnection>,
     /// The number of that connection.
     pub(super) number: u64,
     /// A profile of this machine, if there is one.
@@ -94,7 +94,7 @@ impl Session {
 
     fn reached(&mut self, connection: Connection, lanes: Lanes) {
         self.number += 1;
-        self.broker = Some(Broker::new(connection, lanes, self.number, &self.shared));
+        self.broker = Some(BrokerConnection::new(connection, lanes, self.number, &self.shared));
     }
 
     /// Stops the computing thread, and waits a moment for its end.

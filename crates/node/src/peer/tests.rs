@@ -139,7 +139,7 @@ fn assignment(
         }
     };
     let mut assignment = base(place);
-    assignment.sources = assignment.tensors().into_keys().map(|key| (key.clone(), source(&key))).collect();
+    assignment.sources = assignment.tensor_types().into_keys().map(|key| (key.clone(), source(&key))).collect();
     assignment.mirrors = BTreeMap::from([(members[1 - place].id, base(1 - place).share())]);
     assignment
 }

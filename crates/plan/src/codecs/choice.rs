@@ -38,8 +38,8 @@ impl Compression {
         }
         let traffic = Traffic::new(programs);
         let links: Vec<LinkEnds> = traffic.links.keys().copied().collect();
-        let known = || cluster.ok_or(PlanError::UnknownLinks { compression: self.name.name() });
-        let codecs: Vec<Codec> = match self.name {
+        let known = || cluster.ok_or(PlanError::UnknownLinks { compression: self.compressor.name() });
+        let codecs: Vec<Codec> = match self.compressor {
             Compressor::AdaTopK => {
                 let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
                 ratios.into_iter().map(|r| if r > 1.0 { Compressor::TopK.uniform(r) } else { Codec::None }).collect()

@@ -12,8 +12,9 @@ use crate::program::PeerId;
 /// How tensors are compressed between peers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Compression {
-    /// The rule.
-    pub name: Compressor,
+    /// The rule by which links get codecs. Files call it `name`.
+    #[serde(rename = "name")]
+    pub compressor: Compressor,
     /// Bytes of a tensor divided by its bytes on the wire; at least 1. For top-k it is the ratio of every link. For
     /// AdaTopK it is the ratio of the slowest link. For `auto` it is the highest ratio.
     pub ratio: f64,
@@ -121,7 +122,7 @@ impl FromStr for Compressor {
 impl Default for Compression {
     fn default() -> Self {
         Self {
-            name: Compressor::None,
+            compressor: Compressor::None,
             ratio: 1.0,
             guard: false,
             error_feedback: false,
@@ -146,16 +147,16 @@ pub struct LinkCodec {
 impl Compression {
     /// Whether the rule needs to know the links.
     pub fn needs_links(&self) -> bool {
-        matches!(self.name, Compressor::AdaTopK | Compressor::Auto)
+        matches!(self.compressor, Compressor::AdaTopK | Compressor::Auto)
     }
 
     /// The rule by which messages are assumed to be compressed while a model is cut. For `auto`, it is the strongest.
     /// `None` if no message gets smaller.
     pub(crate) fn for_planning(&self) -> Option<Self> {
-        match self.name {
+        match self.compressor {
             Compressor::None => None,
             Compressor::Auto => {
-                let strongest = Self { name: Compressor::STRONGEST_AUTO, ..*self };
+                let strongest = Self { compressor: Compressor::STRONGEST_AUTO, ..*self };
                 (strongest.message_ratio() <= self.ratio).then_some(strongest)
             }
             _ => Some(*self),
@@ -164,9 +165,9 @@ impl Compression {
 
     /// How many times smaller large messages become on the slowest link.
     pub(crate) fn message_ratio(&self) -> f64 {
-        match self.name {
+        match self.compressor {
             Compressor::AdaTopK => self.ratio,
-            name => name.uniform(self.ratio).ratio(LARGE),
+            uniform => uniform.uniform(self.ratio).ratio(LARGE),
         }
     }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use fusionllm_graph::{Graph, NodeId, Phase, StateUpdate, TrainGraph, ValueId};
 
-use super::placement::Placement;
+use super::node_stages::NodeStages;
 use super::tasks::{StageTasks, Task, order};
 use super::uses::Uses;
 use crate::error::PlanError;
@@ -55,7 +55,7 @@ impl<'a> Compiler<'a> {
         plan: &'a Plan,
         graph: &'a Graph,
         live: Vec<bool>,
-        Placement { stage_of }: Placement,
+        NodeStages { stage_of }: NodeStages,
         reports: Vec<(String, ValueId)>,
     ) -> Result<Self, PlanError> {
         let runs = live.iter().filter(|l| **l).count() as u64 * u64::from(plan.micro_batches);

@@ -3,7 +3,7 @@
 mod assemble;
 mod compiler;
 mod emit;
-mod placement;
+mod node_stages;
 mod tasks;
 mod uses;
 
@@ -13,7 +13,7 @@ use fusionllm_graph::{Graph, Op, TrainGraph, ValueId};
 
 use assemble::programs;
 use compiler::Compiler;
-pub use placement::Placement;
+pub use node_stages::NodeStages;
 
 use crate::error::PlanError;
 use crate::plan::Plan;
@@ -29,8 +29,8 @@ pub fn compile(plan: &Plan, forward: &Graph, train: &TrainGraph) -> Result<Vec<P
         .chain(train.graph.state_updates.iter().map(|u| u.value))
         .chain([train.loss]);
     let live = train.graph.ancestors(targets);
-    let placement = Placement::of_training(plan, forward, train)?;
-    let mut compiler = Compiler::new(plan, &train.graph, live, placement, vec![("loss".into(), train.loss)])?;
+    let node_stages = NodeStages::of_training(plan, forward, train)?;
+    let mut compiler = Compiler::new(plan, &train.graph, live, node_stages, vec![("loss".into(), train.loss)])?;
     compiler.reduce(train)?;
     let mut programs = programs(&compiler);
     if plan.compression.shared_masks {
@@ -56,8 +56,8 @@ pub fn compile_forward(
         })
         .collect::<Result<Vec<_>, _>>()?;
     let live = eval.ancestors(reports.iter().map(|(_, v)| *v));
-    let placement = Placement::of_evaluation(plan, forward, eval)?;
-    Ok(programs(&Compiler::new(plan, eval, live, placement, reports)?))
+    let node_stages = NodeStages::of_evaluation(plan, forward, eval)?;
+    Ok(programs(&Compiler::new(plan, eval, live, node_stages, reports)?))
 }
 
 /// See [`Program::masks`].

@@ -190,8 +190,8 @@ impl Work {
     }
 }
 
-/// By node of the training graph: the forward node with which it is placed, if each were a stage of its own. A sum of
-/// gradients goes with the earliest of its operands, as in [`crate::Placement`].
+/// By node of the training graph: the forward node with which it is placed, if each were a stage of its own. As in
+/// [`crate::NodeStages`], a sum of gradients goes with the earliest of its operands.
 fn homes(graph: &Graph, forward: usize) -> Vec<NodeId> {
     let mut homes: Vec<NodeId> = Vec::with_capacity(graph.nodes.len());
     for id in graph.node_ids() {

@@ -8,7 +8,7 @@ use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::program::PeerId;
 use crate::schedule::Schedule;
-use crate::search::{MAX_CUT_POSITIONS, Problem, Segment, equal_memory};
+use crate::search::{MAX_CUT_POSITIONS, Problem, StageRange, equal_memory};
 
 /// Names what is missing where: for one operator, for the parameters, or for a plan shared out by memory.
 pub(super) fn misfit(
@@ -56,7 +56,7 @@ pub(super) fn misfit(
     let plan = equal_memory(&coarse);
     let missing: Vec<String> = (0..plan.len())
         .filter_map(|s| {
-            let Segment { unit, lo, hi } = plan[s];
+            let StageRange { unit, lo, hi } = plan[s];
             let in_flight = coarse.in_flight(schedule, plan.len() - s);
             let needed = coarse.memory(unit as usize, lo as usize, hi as usize, in_flight);
             let missing = needed - units[unit as usize].memory;

@@ -11,7 +11,7 @@ mod units;
 
 pub use baselines::{equal_compute, equal_number};
 pub use options::{PlanOptions, Scheduler, Workload};
-pub use prepare::{Prepared, prepare};
+pub use prepare::{PreparedPlan, prepare};
 pub use scheduled::Scheduled;
 
 use space::SearchSpace;
@@ -38,7 +38,7 @@ use crate::schedule::Schedule;
 /// missing.
 pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOptions) -> Result<Scheduled, PlanError> {
     let mut best = cut(workloads, cluster, options, None)?;
-    if options.compression.name == Compressor::None {
+    if options.compression.compressor == Compressor::None {
         return Ok(best);
     }
     best.compress(workloads[best.workload], options)?;
@@ -50,7 +50,7 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOpt
     other.compress(workloads[other.workload], options)?;
     let bound = best.lower_bound_s.min(other.lower_bound_s);
     // With `auto`, a step may be a little longer for the sake of less lossy codecs.
-    let margin = if options.compression.name == Compressor::Auto { SLACK } else { 1.0 };
+    let margin = if options.compression.compressor == Compressor::Auto { SLACK } else { 1.0 };
     if other.key(margin) < best.key(1.0) {
         best = other;
     }
@@ -117,7 +117,7 @@ fn cut(
     let notes = idle_note(&plan, first).into_iter().collect();
     let devices: Vec<PeerId> = plan.used().into_iter().collect();
     let (plan, cluster) = (plan.without_idle(), &cluster.select(&devices)?);
-    let Prepared { plan, programs, simulation } =
+    let PreparedPlan { plan, programs, simulation } =
         prepare(plan, first, Some(cluster), Compression::default(), options.optimizer)?;
     let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
     let mut scheduled = Scheduled {

@@ -12,7 +12,7 @@ use crate::simulate::{SimulateOptions, Simulation, simulate};
 
 /// A plan that is ready to run.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Prepared {
+pub struct PreparedPlan {
     /// The plan, with its codecs.
     pub plan: Plan,
     /// Its training Programs, one per peer.
@@ -35,14 +35,14 @@ pub fn prepare(
     cluster: Option<&Cluster>,
     compression: Compression,
     optimizer: Optimizer,
-) -> Result<Prepared, PlanError> {
+) -> Result<PreparedPlan, PlanError> {
     let Workload { forward, train, .. } = workload;
-    let programs = match compression.name {
+    let programs = match compression.compressor {
         Compressor::None => compile(&plan, forward, train)?,
         _ => with_codecs(&mut plan, workload, cluster, compression, optimizer)?,
     };
     let simulation = cluster.map(|cluster| simulate(&programs, cluster, &SimulateOptions::new(optimizer)));
-    Ok(Prepared { plan, programs, simulation: simulation.transpose()? })
+    Ok(PreparedPlan { plan, programs, simulation: simulation.transpose()? })
 }
 
 /// Gives a plan the codecs that `compression` chooses, and compiles it.

@@ -1,5 +1,5 @@
 use super::options::{PlanOptions, Workload};
-use super::prepare::{Prepared, prepare};
+use super::prepare::{PreparedPlan, prepare};
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::offload::{Offloaded, offload, sentence};
@@ -36,7 +36,7 @@ impl Scheduled {
     /// Gives the plan's links the codecs that a rule chooses.
     pub(super) fn compress(&mut self, workload: Workload<'_>, options: &PlanOptions) -> Result<(), PlanError> {
         let plan = self.plan.clone();
-        let Prepared { plan, programs, simulation } =
+        let PreparedPlan { plan, programs, simulation } =
             prepare(plan, workload, Some(&self.cluster), options.compression, options.optimizer)?;
         (self.plan, self.programs) = (plan, programs);
         if let Some(simulation) = simulation {

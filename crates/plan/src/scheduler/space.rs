@@ -3,7 +3,7 @@
 use super::atoms::ModelChain;
 use super::misfit::misfit;
 use super::options::{PlanOptions, Scheduler, Workload};
-use super::prepare::{Prepared, prepare};
+use super::prepare::{PreparedPlan, prepare};
 use super::scheduled::Scheduled;
 use super::units::DeviceLinks;
 use crate::codecs::Compression;
@@ -12,7 +12,7 @@ use crate::error::PlanError;
 use crate::plan::Plan;
 use crate::program::PeerId;
 use crate::search::{
-    MAX_CUT_POSITIONS, MAX_THOROUGH_UNITS, MAX_UNITS, Problem, ScoredPlan, SearchDepth, Segment, equal_compute,
+    MAX_CUT_POSITIONS, MAX_THOROUGH_UNITS, MAX_UNITS, Problem, ScoredPlan, SearchDepth, StageRange, equal_compute,
     equal_number, exact, lower_bound, op_fence, polish, search, typical_message_bytes,
 };
 use crate::simulate::STEADY_TOLERANCE;
@@ -222,7 +222,8 @@ impl<'a> SearchSpace<'a> {
         let cluster = self.cluster.select(&devices)?;
         let plan = self.whole_plan(choice, &used, options);
         let rule = self.rule.unwrap_or_default();
-        let Prepared { plan, programs, simulation } = prepare(plan, workload, Some(&cluster), rule, options.optimizer)?;
+        let PreparedPlan { plan, programs, simulation } =
+            prepare(plan, workload, Some(&cluster), rule, options.optimizer)?;
         let simulation = simulation.ok_or_else(|| PlanError::Plan("the plan was not simulated".into()))?;
         let mut scheduled = Scheduled {
             plan,
@@ -245,8 +246,8 @@ impl<'a> SearchSpace<'a> {
 
     /// The devices that a plan uses, ascending.
     fn used(&self, choice: &Choice) -> Vec<u32> {
-        let members = |g: &Segment| choice.members[g.unit as usize].clone();
-        let mut used: Vec<u32> = choice.plan.segments.iter().flat_map(members).collect();
+        let members = |g: &StageRange| choice.members[g.unit as usize].clone();
+        let mut used: Vec<u32> = choice.plan.stages.iter().flat_map(members).collect();
         used.sort_unstable();
         used.dedup();
         used
@@ -254,21 +255,20 @@ impl<'a> SearchSpace<'a> {
 
     fn whole_plan(&self, choice: &Choice, used: &[u32], options: &PlanOptions) -> Plan {
         let Case { workload, model, .. } = &self.cases[choice.workload];
-        let segments = &choice.plan.segments;
+        let stages = &choice.plan.stages;
         let names: Vec<String> = used.iter().map(|d| self.cluster.devices()[*d as usize].name.clone()).collect();
-        let stage_of: Vec<u32> =
-            model.atom_of.iter().map(|a| segments.partition_point(|g| g.hi <= *a) as u32).collect();
+        let stage_of: Vec<u32> = model.atom_of.iter().map(|a| stages.partition_point(|g| g.hi <= *a) as u32).collect();
         let mut plan = Plan::from_stages(
             workload.forward,
             &stage_of,
-            &vec![0; segments.len()],
+            &vec![0; stages.len()],
             names,
             workload.micro_batches,
             choice.plan.schedule,
             options.scheduler.name(),
         );
-        for (stage, segment) in plan.stages.iter_mut().zip(segments) {
-            let peers = choice.members[segment.unit as usize].iter().filter_map(|d| used.binary_search(d).ok());
+        for (stage, range) in plan.stages.iter_mut().zip(stages) {
+            let peers = choice.members[range.unit as usize].iter().filter_map(|d| used.binary_search(d).ok());
             stage.peers = peers.map(|p| p as u32).collect();
         }
         plan
@@ -297,12 +297,12 @@ impl<'a> SearchSpace<'a> {
             let cuts = coarse_cuts(&problem);
             if i < THOROUGH_PAIRS && problem.machines.units.len() <= MAX_THOROUGH_UNITS {
                 let coarse = problem.with_cuts(&cuts);
-                let known: Vec<Vec<Segment>> = best.iter().map(|f| f.segments.clone()).collect();
+                let known: Vec<Vec<StageRange>> = best.iter().map(|f| f.stages.clone()).collect();
                 best.extend(options.schedules.iter().filter_map(|s| op_fence(&coarse, &[*s], &known)));
             }
             for plan in best.into_iter().map(|plan| refined(&problem, plan, &cuts)) {
                 for &schedule in &options.schedules {
-                    let plan = problem.scored(plan.segments.clone(), schedule);
+                    let plan = problem.scored(plan.stages.clone(), schedule);
                     let feasible = plan.score.feasible();
                     let members = problem.machines.units.iter().map(|u| u.members.clone()).collect();
                     let choice = Choice { workload, plan, members };
@@ -382,7 +382,7 @@ impl<'a> SearchSpace<'a> {
             let below = known.as_ref().map(|f| f.score.step);
             let Some(plan) = exact(&coarse, &options.schedules, below).or(known) else { continue };
             if best.as_ref().is_none_or(|(_, b)| plan.score.better(&b.score)) {
-                best = Some((w, ScoredPlan { segments: spread(&plan.segments, &cuts), ..plan }));
+                best = Some((w, ScoredPlan { stages: spread(&plan.stages, &cuts), ..plan }));
             }
         }
         let Some((workload, plan)) = best else { return Err(self.misfit(options)) };
@@ -406,14 +406,14 @@ fn model_seconds<'m>(model: &'m ModelChain, class: &'m [u32]) -> impl Fn(u32) ->
 }
 
 /// A plan over the positions `cuts`, as a plan over all positions.
-fn spread(segments: &[Segment], cuts: &[usize]) -> Vec<Segment> {
+fn spread(stages: &[StageRange], cuts: &[usize]) -> Vec<StageRange> {
     let at = |i: u32| cuts[i as usize] as u32;
-    segments.iter().map(|g| Segment { unit: g.unit, lo: at(g.lo), hi: at(g.hi) }).collect()
+    stages.iter().map(|g| StageRange { unit: g.unit, lo: at(g.lo), hi: at(g.hi) }).collect()
 }
 
 /// A plan over the positions `cuts`, refined over all positions.
 fn refined(problem: &Problem, plan: ScoredPlan, cuts: &[usize]) -> ScoredPlan {
-    let plan = problem.scored(spread(&plan.segments, cuts), plan.schedule);
+    let plan = problem.scored(spread(&plan.stages, cuts), plan.schedule);
     polish(problem, plan, &mut { REFINE_TRIES })
 }
 

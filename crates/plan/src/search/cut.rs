@@ -3,7 +3,7 @@
 
 use super::problem::Problem;
 use super::round_trip::RoundTrip;
-use super::score::{ScoredPlan, Segment};
+use super::score::{ScoredPlan, StageRange};
 use crate::schedule::Schedule;
 
 /// Up to this many units, the table has a layer for each number of stages that follow. Beyond, it has one layer.
@@ -37,15 +37,15 @@ pub(super) fn cut(problem: &Problem, order: &[u32], schedule: Schedule, effort: 
 /// Finds a cut like [`cut`], but tries only periods near that of `plan`. It is for orders that differ little from the
 /// plan's.
 pub(super) fn cut_like(problem: &Problem, order: &[u32], plan: &ScoredPlan) -> Option<ScoredPlan> {
-    let last = plan.segments.last().filter(|l| plan.segments.len() > 1 && l.unit == plan.segments[0].unit);
+    let last = plan.stages.last().filter(|l| plan.stages.len() > 1 && l.unit == plan.stages[0].unit);
     let mut best = None;
     let mut table = Vec::new();
     for tail in last.map(|l| Some(l.lo as usize)).into_iter().chain([None]) {
         let cutter = Cutter::new(problem, order, plan.schedule, tail);
-        let period = cutter.longest_period(&plan.segments);
+        let period = cutter.longest_period(&plan.stages);
         for factor in [1.15, 1.0, 0.93, 0.85] {
             match cutter.cut(period * factor, &mut table) {
-                Some((segments, _)) => cutter.offer(segments, &mut best),
+                Some((stages, _)) => cutter.offer(stages, &mut best),
                 None => break,
             };
         }
@@ -139,9 +139,9 @@ impl<'a> Cutter<'a> {
             }
         }
         let mut best_here = f64::INFINITY;
-        while let Some((segments, pipeline)) = self.cut(period, &mut table) {
-            let longest = self.longest_period(&segments);
-            if self.offer(segments, best) < best_here {
+        while let Some((stages, pipeline)) = self.cut(period, &mut table) {
+            let longest = self.longest_period(&stages);
+            if self.offer(stages, best) < best_here {
                 (best_here, near) = (best.as_ref().map_or(best_here, |b| b.score.step), period.min(longest / ratio));
             }
             if best.as_ref().is_some_and(|b| pipeline >= b.score.step) {
@@ -151,8 +151,8 @@ impl<'a> Cutter<'a> {
         }
         if effort == Effort::Fine && near.is_finite() {
             for step in 0..10 {
-                if let Some((segments, _)) = self.cut(near * 0.98_f64.powi(step), &mut table) {
-                    self.offer(segments, best);
+                if let Some((stages, _)) = self.cut(near * 0.98_f64.powi(step), &mut table) {
+                    self.offer(stages, best);
                 }
             }
         }
@@ -165,8 +165,8 @@ impl<'a> Cutter<'a> {
     }
 
     /// Keeps the plan if it is better; returns its step's seconds.
-    fn offer(&self, segments: Vec<Segment>, best: &mut Option<ScoredPlan>) -> f64 {
-        let plan = self.problem.scored(segments, self.schedule);
+    fn offer(&self, stages: Vec<StageRange>, best: &mut Option<ScoredPlan>) -> f64 {
+        let plan = self.problem.scored(stages, self.schedule);
         if !plan.score.feasible() {
             return f64::INFINITY;
         }
@@ -208,19 +208,18 @@ impl<'a> Cutter<'a> {
     }
 
     /// The longest period of a plan's stages, links and round trips, as the dynamic program counts them.
-    fn longest_period(&self, segments: &[Segment]) -> f64 {
+    fn longest_period(&self, stages: &[StageRange]) -> f64 {
         let place = |u: u32| self.order.iter().position(|o| *o == u).unwrap_or(0);
         let mut longest = 0.0_f64;
         let (mut pipeline, mut ahead) = (0.0, 0);
-        for (s, g) in segments.iter().enumerate().rev() {
+        for (s, g) in stages.iter().enumerate().rev() {
             let (j, lo, hi) = (place(g.unit), g.lo as usize, g.hi as usize);
             let time = self.stage_time(j, lo, hi);
-            let other = segments.iter().rposition(|o| o.unit == g.unit).filter(|o| *o != s);
-            let other =
-                other.map_or(0.0, |o| self.stage_time(j, segments[o].lo as usize, segments[o].hi as usize).busy);
+            let other = stages.iter().rposition(|o| o.unit == g.unit).filter(|o| *o != s);
+            let other = other.map_or(0.0, |o| self.stage_time(j, stages[o].lo as usize, stages[o].hi as usize).busy);
             longest = longest.max(time.busy + other).max(self.input_time(j, lo, hi));
             pipeline += time.pipeline;
-            if let Some(next) = segments.get(s + 1) {
+            if let Some(next) = stages.get(s + 1) {
                 let time = self.cut_time(j, place(next.unit), hi);
                 longest = longest.max(time.busy);
                 pipeline += time.wait;
@@ -242,7 +241,7 @@ impl<'a> Cutter<'a> {
 
     /// The plan with the shortest pipeline whose stations take no longer than `period` per micro-batch, and the
     /// seconds of that pipeline.
-    fn cut(&self, period: f64, table: &mut Vec<Label>) -> Option<(Vec<Segment>, f64)> {
+    fn cut(&self, period: f64, table: &mut Vec<Label>) -> Option<(Vec<StageRange>, f64)> {
         let (units, atoms) = (self.order.len(), self.problem.chain.atoms);
         table.clear();
         table.resize(self.layers * units * (atoms + 1), UNREACHABLE);
@@ -270,7 +269,7 @@ impl<'a> Cutter<'a> {
         if best.pipeline.is_infinite() {
             return None;
         }
-        Some((self.segments(best_at.0, best_at.1, table), best.pipeline))
+        Some((self.stages(best_at.0, best_at.1, table), best.pipeline))
     }
 
     /// By cut: the best label that follows a stage of unit `j` that ends there.
@@ -361,12 +360,12 @@ impl<'a> Cutter<'a> {
     }
 
     /// The plan whose first stage is unit `j`'s.
-    fn segments(&self, mut layer: usize, mut j: usize, table: &[Label]) -> Vec<Segment> {
-        let mut segments = Vec::new();
+    fn stages(&self, mut layer: usize, mut j: usize, table: &[Label]) -> Vec<StageRange> {
+        let mut stages = Vec::new();
         let mut lo = 0;
         loop {
             let label = table[self.at(layer, j, lo)];
-            segments.push(Segment { unit: self.order[j], lo: lo as u32, hi: u32::from(label.hi) });
+            stages.push(StageRange { unit: self.order[j], lo: lo as u32, hi: u32::from(label.hi) });
             if label.next as usize == self.order.len() {
                 break;
             }
@@ -374,8 +373,8 @@ impl<'a> Cutter<'a> {
             layer = layer.saturating_sub(1);
         }
         if let Some(tail) = self.tail {
-            segments.push(Segment { unit: self.order[0], lo: tail as u32, hi: self.problem.chain.atoms as u32 });
+            stages.push(StageRange { unit: self.order[0], lo: tail as u32, hi: self.problem.chain.atoms as u32 });
         }
-        segments
+        stages
     }
 }

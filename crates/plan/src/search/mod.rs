@@ -31,4 +31,4 @@ pub use problem::{
 };
 pub(crate) use problem::{MAX_THOROUGH_UNITS, prefix_sums};
 pub(crate) use refine::polish;
-pub use score::{Bottleneck, Score, ScoredPlan, Segment};
+pub use score::{Bottleneck, Score, ScoredPlan, StageRange};

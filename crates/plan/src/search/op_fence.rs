@@ -5,7 +5,7 @@ use super::exact::beam_search;
 use super::orders::orders;
 use super::problem::{MAX_THOROUGH_UNITS, Problem};
 use super::refine::{best_of, polish, reorder, with_best_schedule};
-use super::score::{ScoredPlan, Segment};
+use super::score::{ScoredPlan, StageRange};
 use crate::schedule::Schedule;
 
 /// Partial plans that the beam search keeps, per position and number of stages.
@@ -35,7 +35,7 @@ pub(crate) enum SearchDepth {
 /// The best plan found, with one of `schedules`. It is no worse than any plan of `known`. `None` if none fits.
 ///
 /// The search is limited by the number of plans tried, not by seconds. So the result is a function of the problem.
-pub fn op_fence(problem: &Problem, schedules: &[Schedule], known: &[Vec<Segment>]) -> Option<ScoredPlan> {
+pub fn op_fence(problem: &Problem, schedules: &[Schedule], known: &[Vec<StageRange>]) -> Option<ScoredPlan> {
     let depth = match problem.machines.units.len() {
         0..=MAX_THOROUGH_UNITS => SearchDepth::Thorough,
         _ => SearchDepth::Quick,
@@ -47,7 +47,7 @@ pub fn op_fence(problem: &Problem, schedules: &[Schedule], known: &[Vec<Segment>
 pub(crate) fn search(
     problem: &Problem,
     schedules: &[Schedule],
-    known: &[Vec<Segment>],
+    known: &[Vec<StageRange>],
     depth: SearchDepth,
 ) -> Option<ScoredPlan> {
     let orders = orders(problem);
@@ -55,11 +55,11 @@ pub(crate) fn search(
         SearchDepth::Thorough => (thorough(problem, schedules, &orders), POLISH_TRIES_KNOWN),
         SearchDepth::Quick => (quick(problem, schedules, &orders), POLISH_TRIES),
     };
-    for segments in known {
+    for stages in known {
         for &schedule in schedules {
-            let score = problem.evaluate(segments, schedule);
+            let score = problem.evaluate(stages, schedule);
             if score.feasible() && best.as_ref().is_none_or(|b| score.better(&b.score)) {
-                let plan = ScoredPlan { segments: segments.clone(), schedule, score };
+                let plan = ScoredPlan { stages: stages.clone(), schedule, score };
                 best = Some(polish(problem, plan, &mut tries));
             }
         }
@@ -72,7 +72,7 @@ fn thorough(problem: &Problem, schedules: &[Schedule], orders: &[Vec<u32>]) -> O
     for (i, start) in best_of(problem, orders, schedules, Effort::Fine, REFINED_ORDERS) {
         let mut cuts = REORDER_CUTS;
         let plan = reorder(problem, &orders[i], schedules, start, &mut cuts);
-        let order: Vec<u32> = plan.segments.iter().map(|g| g.unit).collect();
+        let order: Vec<u32> = plan.stages.iter().map(|g| g.unit).collect();
         let fine = cut(problem, &without_repeats(order), plan.schedule, Effort::Fine);
         let plan = fine.filter(|f| f.score.better(&plan.score)).unwrap_or(plan);
         let plan = polish(problem, plan, &mut { POLISH_TRIES });

@@ -2,7 +2,7 @@
 
 use super::cut::{Effort, cut, cut_like};
 use super::problem::Problem;
-use super::score::{ScoredPlan, Segment};
+use super::score::{ScoredPlan, StageRange};
 use crate::schedule::Schedule;
 
 /// Changes the order of units, and cuts anew after each change, until nothing helps or `cuts` have been made. For few
@@ -53,7 +53,7 @@ pub(crate) fn reorder(
 /// The plan under the best of `schedules`.
 pub(crate) fn with_best_schedule(problem: &Problem, mut found: ScoredPlan, schedules: &[Schedule]) -> ScoredPlan {
     for &schedule in schedules {
-        let score = problem.evaluate(&found.segments, schedule);
+        let score = problem.evaluate(&found.stages, schedule);
         if score.better(&found.score) {
             (found.score, found.schedule) = (score, schedule);
         }
@@ -63,7 +63,7 @@ pub(crate) fn with_best_schedule(problem: &Problem, mut found: ScoredPlan, sched
 
 fn with_rest(found: &ScoredPlan, order: &[u32]) -> Vec<u32> {
     let mut all: Vec<u32> = Vec::with_capacity(order.len());
-    for u in found.segments.iter().map(|g| &g.unit).chain(order) {
+    for u in found.stages.iter().map(|g| &g.unit).chain(order) {
         if !all.contains(u) {
             all.push(*u);
         }
@@ -88,20 +88,20 @@ struct Polish<'a> {
 
 impl Polish<'_> {
     /// Keeps the change if it helps.
-    fn offer(&mut self, segments: Vec<Segment>) -> bool {
+    fn offer(&mut self, stages: Vec<StageRange>) -> bool {
         let Some(left) = self.tries.checked_sub(1) else {
             return false;
         };
         *self.tries = left;
-        if segments.is_empty() || segments.iter().any(|g| g.lo >= g.hi) {
+        if stages.is_empty() || stages.iter().any(|g| g.lo >= g.hi) {
             return false;
         }
-        let score = self.problem.evaluate(&segments, self.best.schedule);
+        let score = self.problem.evaluate(&stages, self.best.schedule);
         let (old, new) = (self.best.score.key(), score.key());
         // The same numbers summed in another order differ in the last bits.
         let helps = new.0 < old.0 || (new.0 == old.0 && new.1 < old.1 * (1.0 - 1e-9));
         if helps {
-            self.best = ScoredPlan { segments, schedule: self.best.schedule, score };
+            self.best = ScoredPlan { stages, schedule: self.best.schedule, score };
         }
         helps
     }
@@ -111,15 +111,15 @@ impl Polish<'_> {
         let mut ever = false;
         loop {
             let mut gained = false;
-            for s in 1..self.best.segments.len() {
+            for s in 1..self.best.stages.len() {
                 for by in [1_i64, -1, 2, -2, 4, -4, 8, -8, 16, -16, 32, -32] {
-                    let mut segments = self.best.segments.clone();
-                    let at = i64::from(segments[s].lo) + by;
-                    if at <= i64::from(segments[s - 1].lo) || at >= i64::from(segments[s].hi) {
+                    let mut stages = self.best.stages.clone();
+                    let at = i64::from(stages[s].lo) + by;
+                    if at <= i64::from(stages[s - 1].lo) || at >= i64::from(stages[s].hi) {
                         continue;
                     }
-                    (segments[s - 1].hi, segments[s].lo) = (at as u32, at as u32);
-                    gained |= self.offer(segments);
+                    (stages[s - 1].hi, stages[s].lo) = (at as u32, at as u32);
+                    gained |= self.offer(stages);
                 }
             }
             if !gained || *self.tries == 0 {
@@ -134,14 +134,14 @@ impl Polish<'_> {
         let mut gained = false;
         let units = self.problem.machines.units.len() as u32;
         let unused =
-            |p: &Self| -> Vec<u32> { (0..units).filter(|u| p.best.segments.iter().all(|g| g.unit != *u)).collect() };
+            |p: &Self| -> Vec<u32> { (0..units).filter(|u| p.best.stages.iter().all(|g| g.unit != *u)).collect() };
         let mut s = 0;
-        while s < self.best.segments.len() && *self.tries > 0 {
+        while s < self.best.stages.len() && *self.tries > 0 {
             gained |= self.drop_stage(s);
-            for t in s + 1..self.best.segments.len() {
-                let mut segments = self.best.segments.clone();
-                (segments[s].unit, segments[t].unit) = (segments[t].unit, segments[s].unit);
-                if self.offer(segments) {
+            for t in s + 1..self.best.stages.len() {
+                let mut stages = self.best.stages.clone();
+                (stages[s].unit, stages[t].unit) = (stages[t].unit, stages[s].unit);
+                if self.offer(stages) {
                     gained = true;
                     self.shift();
                 }
@@ -158,27 +158,27 @@ impl Polish<'_> {
     fn drop_stage(&mut self, s: usize) -> bool {
         let mut gained = false;
         for heir in [Heir::Next, Heir::Previous, Heir::Both] {
-            let old = &self.best.segments;
+            let old = &self.best.stages;
             if old.len() < 2 || s >= old.len() {
                 break;
             }
-            let Segment { lo, hi, .. } = old[s];
-            let mut segments = old.clone();
-            segments.remove(s);
+            let StageRange { lo, hi, .. } = old[s];
+            let mut stages = old.clone();
+            stages.remove(s);
             let middle = match heir {
                 _ if s == 0 => lo,
-                _ if s == segments.len() => hi,
+                _ if s == stages.len() => hi,
                 Heir::Next => lo,
                 Heir::Previous => hi,
                 Heir::Both => (lo + hi) / 2,
             };
             if s > 0 {
-                segments[s - 1].hi = middle;
+                stages[s - 1].hi = middle;
             }
-            if s < segments.len() {
-                segments[s].lo = middle;
+            if s < stages.len() {
+                stages[s].lo = middle;
             }
-            if self.offer(segments) {
+            if self.offer(stages) {
                 gained = true;
                 self.shift();
             }
@@ -188,26 +188,26 @@ impl Polish<'_> {
 
     /// Gives an unused unit a stage, or half of it; returns whether it helped.
     fn use_unit(&mut self, s: usize, unused: u32) -> bool {
-        if s >= self.best.segments.len() {
+        if s >= self.best.stages.len() {
             return false;
         }
-        let mut segments = self.best.segments.clone();
-        segments[s].unit = unused;
-        let mut helped = self.offer(segments);
+        let mut stages = self.best.stages.clone();
+        stages[s].unit = unused;
+        let mut helped = self.offer(stages);
         for half in [Half::First, Half::Second] {
-            if s >= self.best.segments.len() || self.best.segments.iter().any(|g| g.unit == unused) {
+            if s >= self.best.stages.len() || self.best.stages.iter().any(|g| g.unit == unused) {
                 break;
             }
-            let mut segments = self.best.segments.clone();
-            let Segment { unit, lo, hi } = segments[s];
+            let mut stages = self.best.stages.clone();
+            let StageRange { unit, lo, hi } = stages[s];
             let middle = (lo + hi) / 2;
             let (first, last) = match half {
                 Half::First => (unused, unit),
                 Half::Second => (unit, unused),
             };
-            segments[s] = Segment { unit: first, lo, hi: middle };
-            segments.insert(s + 1, Segment { unit: last, lo: middle, hi });
-            helped |= self.offer(segments);
+            stages[s] = StageRange { unit: first, lo, hi: middle };
+            stages.insert(s + 1, StageRange { unit: last, lo: middle, hi });
+            helped |= self.offer(stages);
         }
         if helped {
             self.shift();
@@ -245,7 +245,7 @@ pub(crate) fn best_of(
         found.extend(cuts.min_by(|a, b| a.score.step.total_cmp(&b.score.step)).map(|f| (i, f)));
     }
     found.sort_by(|a, b| a.1.score.step.total_cmp(&b.1.score.step));
-    found.dedup_by(|a, b| a.1.segments == b.1.segments);
+    found.dedup_by(|a, b| a.1.stages == b.1.stages);
     found.truncate(keep);
     found
 }

@@ -14,7 +14,7 @@ use crate::schedule::Schedule;
 
 /// Atoms `lo..hi` on one unit: a stage.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Segment {
+pub struct StageRange {
     /// Index in [`Machines::units`](super::Machines::units).
     pub unit: u32,
     /// The first atom.
@@ -67,7 +67,7 @@ impl Score {
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScoredPlan {
     /// The stages, in the order of the atoms.
-    pub segments: Vec<Segment>,
+    pub stages: Vec<StageRange>,
     /// The schedule.
     pub schedule: Schedule,
     /// The cost.
@@ -75,30 +75,30 @@ pub struct ScoredPlan {
 }
 
 impl Problem {
-    /// The cost of a plan. Its segments cover all atoms in order. A unit may appear twice.
-    pub fn evaluate(&self, segments: &[Segment], schedule: Schedule) -> Score {
-        let mut e = Evaluation::new(self, segments, schedule);
-        let pipeline = e.stages();
-        let reachable = e.links();
-        let step = pipeline + e.limits.forward + e.limits.rest + self.reductions(segments);
+    /// The cost of a plan. Its stages cover all atoms in order. A unit may appear twice.
+    pub fn evaluate(&self, stages: &[StageRange], schedule: Schedule) -> Score {
+        let mut e = Evaluation::new(self, stages, schedule);
+        let pipeline = e.count_stages();
+        let reachable = e.count_links();
+        let step = pipeline + e.limits.forward + e.limits.rest + self.reductions(stages);
         let step = if reachable && step.is_finite() { step } else { f64::INFINITY };
         Score { step, excess: e.excess, bottleneck: e.limits.who }
     }
 
     /// A plan with its cost.
-    pub(crate) fn scored(&self, segments: Vec<Segment>, schedule: Schedule) -> ScoredPlan {
-        let score = self.evaluate(&segments, schedule);
-        ScoredPlan { segments, schedule, score }
+    pub(crate) fn scored(&self, stages: Vec<StageRange>, schedule: Schedule) -> ScoredPlan {
+        let score = self.evaluate(&stages, schedule);
+        ScoredPlan { stages, schedule, score }
     }
 
     /// Seconds to reduce the gradients of parameters with several holders, and to return the new values.
-    fn reductions(&self, segments: &[Segment]) -> f64 {
+    fn reductions(&self, stages: &[StageRange]) -> f64 {
         let machines = &self.machines;
         let mut seconds = 0.0;
         for tie in &self.chain.ties {
             let mut holders: Vec<(usize, u32)> = Vec::new();
             for user in &tie.users {
-                let unit = segments[segments.partition_point(|g| g.hi <= user.atom)].unit as usize;
+                let unit = stages[stages.partition_point(|g| g.hi <= user.atom)].unit as usize;
                 match holders.iter_mut().find(|h| h.0 == unit) {
                     Some(holder) => holder.1 += user.parts,
                     None => holders.push((unit, user.parts)),
@@ -109,7 +109,7 @@ impl Problem {
                 holders[1..].iter().map(|&(unit, parts)| tie.exchange_seconds(machines, unit, owner, parts));
             seconds += exchanges.fold(0.0, f64::max);
         }
-        let replicas = segments.iter().map(|g| {
+        let replicas = stages.iter().map(|g| {
             let unit = &machines.units[g.unit as usize];
             let bytes = self.chain.parameters[g.hi as usize] - self.chain.parameters[g.lo as usize];
             if unit.copies() > 1 { 2.0 * unit.inside.seconds(bytes) } else { 0.0 }
@@ -170,7 +170,7 @@ impl Limits {
 
 struct Evaluation<'a> {
     problem: &'a Problem,
-    segments: &'a [Segment],
+    stages: &'a [StageRange],
     schedule: Schedule,
     /// Whether a unit holds several stages.
     repeats: bool,
@@ -180,35 +180,35 @@ struct Evaluation<'a> {
 }
 
 impl<'a> Evaluation<'a> {
-    fn new(problem: &'a Problem, segments: &'a [Segment], schedule: Schedule) -> Self {
+    fn new(problem: &'a Problem, stages: &'a [StageRange], schedule: Schedule) -> Self {
         Self {
             problem,
-            segments,
+            stages,
             schedule,
-            repeats: (0..segments.len()).any(|s| segments[..s].iter().any(|g| g.unit == segments[s].unit)),
-            flows: flows(problem, segments),
+            repeats: (0..stages.len()).any(|s| stages[..s].iter().any(|g| g.unit == stages[s].unit)),
+            flows: flows(problem, stages),
             limits: Limits {
                 phased: schedule == Schedule::GPipe,
                 more: f64::from(problem.micro_batches) - 1.0,
                 forward: 0.0,
                 rest: 0.0,
-                who: Bottleneck::Unit(segments[0].unit),
+                who: Bottleneck::Unit(stages[0].unit),
             },
             excess: 0.0,
         }
     }
 
     fn unit(&self, stage: usize) -> usize {
-        self.segments[stage].unit as usize
+        self.stages[stage].unit as usize
     }
 
     fn ends(&self, stage: usize) -> (usize, usize) {
-        (self.segments[stage].lo as usize, self.segments[stage].hi as usize)
+        (self.stages[stage].lo as usize, self.stages[stage].hi as usize)
     }
 
     /// By stage: seconds that it waits for its activations to arrive, and for its gradients.
     fn waits(&self) -> Vec<[f64; 2]> {
-        let mut waits = vec![[0.0_f64; 2]; self.segments.len()];
+        let mut waits = vec![[0.0_f64; 2]; self.stages.len()];
         for &StageFlow { from, to, bytes } in &self.flows {
             let seconds = self.problem.machines.link(self.unit(from), self.unit(to)).seconds(bytes);
             let (stage, direction) = if from < to { (from, 0) } else { (to, 1) };
@@ -218,13 +218,13 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Counts the load and memory of machines, and round trips; returns the pipeline's seconds for one micro-batch.
-    fn stages(&mut self) -> f64 {
-        let (problem, stages) = (self.problem, self.segments.len());
+    fn count_stages(&mut self) -> f64 {
+        let (problem, count) = (self.problem, self.stages.len());
         let trip = problem.round_trip(self.schedule);
         let waits = self.waits();
         let mut pipeline = 0.0;
-        let mut ahead = vec![0; stages + 1];
-        for s in (0..stages).rev() {
+        let mut ahead = vec![0; count + 1];
+        for s in (0..count).rev() {
             let (lo, hi) = self.ends(s);
             let unit = self.unit(s);
             let [forward, backward] = problem.compute(unit, lo, hi);
@@ -235,8 +235,8 @@ impl<'a> Evaluation<'a> {
             self.limits
                 .station(Bottleneck::RoundTrip(s as u32), StationLoad { forward: period, ..StationLoad::default() });
             // The stages of a unit count together, at the first of them.
-            let earlier = &self.segments[..s];
-            if !(self.repeats && earlier.iter().any(|g| g.unit == self.segments[s].unit)) {
+            let earlier = &self.stages[..s];
+            if !(self.repeats && earlier.iter().any(|g| g.unit == self.stages[s].unit)) {
                 self.machine(s, trip, &ahead);
             }
         }
@@ -246,9 +246,9 @@ impl<'a> Evaluation<'a> {
 
     /// Counts the load and memory of the unit whose first stage is `s`.
     fn machine(&mut self, s: usize, trip: RoundTrip, ahead: &[usize]) {
-        let (problem, stages, unit) = (self.problem, self.segments.len(), self.unit(s));
+        let (problem, count, unit) = (self.problem, self.stages.len(), self.unit(s));
         let (mut load, mut memory) = (StationLoad::default(), 0.0);
-        for t in (s..stages).filter(|&t| t == s || (self.repeats && self.unit(t) == unit)) {
+        for t in (s..count).filter(|&t| t == s || (self.repeats && self.unit(t) == unit)) {
             let (lo, hi) = self.ends(t);
             let [forward, backward] = problem.compute(unit, lo, hi);
             load.forward += forward;
@@ -274,7 +274,7 @@ impl<'a> Evaluation<'a> {
     }
 
     /// Counts the load of links and uplinks, each direction for itself; returns whether every message has a link.
-    fn links(&mut self) -> bool {
+    fn count_links(&mut self) -> bool {
         let (problem, machines) = (self.problem, &self.problem.machines);
         let mut links: Vec<LinkLoad> = Vec::with_capacity(self.flows.len());
         let mut uplinks = vec![StationLoad::default(); machines.uplink_count];
@@ -303,11 +303,11 @@ impl<'a> Evaluation<'a> {
             let (forward, backward) = if from < to { (bytes, 0.0) } else { (0.0, bytes) };
             carry(self.unit(from), self.unit(to), forward, backward);
         }
-        for segment in self.segments {
+        for stage in self.stages {
             let inputs = problem.chain.inputs.iter();
-            let read: f64 = inputs.filter(|i| i.is_read_by(segment.lo..segment.hi)).map(|i| i.bytes).sum();
+            let read: f64 = inputs.filter(|i| i.is_read_by(stage.lo..stage.hi)).map(|i| i.bytes).sum();
             if read > 0.0 {
-                carry(machines.broker(), segment.unit as usize, read, 0.0);
+                carry(machines.broker(), stage.unit as usize, read, 0.0);
             }
         }
         for LinkLoad { from, to, load } in links {
@@ -321,23 +321,23 @@ impl<'a> Evaluation<'a> {
 }
 
 /// The messages of one micro-batch between stages on different units.
-fn flows(problem: &Problem, segments: &[Segment]) -> Vec<StageFlow> {
-    let stage_of = |atom: u32| segments.partition_point(|g| g.hi <= atom);
-    let mut flows: Vec<StageFlow> = Vec::with_capacity(2 * segments.len());
-    for cut in 1..segments.len() {
-        let at = segments[cut].lo;
+fn flows(problem: &Problem, stages: &[StageRange]) -> Vec<StageFlow> {
+    let stage_of = |atom: u32| stages.partition_point(|g| g.hi <= atom);
+    let mut flows: Vec<StageFlow> = Vec::with_capacity(2 * stages.len());
+    for cut in 1..stages.len() {
+        let at = stages[cut].lo;
         let first_flow = flows.len();
         for &m in &problem.crossing[at as usize] {
             let message = &problem.chain.messages[m as usize];
             let from = if message.maker < at { cut - 1 } else { cut };
             // Each message is counted only at the cut beside its maker.
-            if message.maker < segments[from].lo || message.maker >= segments[from].hi {
+            if message.maker < stages[from].lo || message.maker >= stages[from].hi {
                 continue;
             }
             let mut last = usize::MAX;
             for &user in &message.users {
                 let to = stage_of(user);
-                if to == last || to == from || segments[to].unit == segments[from].unit {
+                if to == last || to == from || stages[to].unit == stages[from].unit {
                     continue;
                 }
                 last = to;

@@ -17,8 +17,8 @@ use fusionllm_plan::{LinkCodec, PeerId, Program};
 
 use crate::notice::{Open, one_line};
 use crate::{
-    Action, Admission, AppliedCodecs, Atlas, Broker, Custody, Farewell, Formation, FromPeer, Hello, Identity,
-    IncidentKind, MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
+    Action, Admission, AppliedCodecs, Atlas, Custody, Farewell, Formation, FromPeer, GenerationMachine, Hello,
+    Identity, IncidentKind, MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
 use copies::{COPY_RATE, CopyPace};
 use speed::Speeds;
@@ -69,7 +69,7 @@ enum Phase {
 /// A generation.
 #[derive(Debug)]
 struct Running {
-    broker: Broker,
+    machine: GenerationMachine,
     formation: Formation,
     /// The member that keeps a copy of each owner's share.
     mirrors: BTreeMap<MemberId, MemberId>,
@@ -191,7 +191,7 @@ impl Run {
 
     /// Whether all peers of a generation train.
     pub fn is_training(&self) -> bool {
-        matches!(&self.phase, Phase::Running(r) if r.broker.is_started())
+        matches!(&self.phase, Phase::Running(r) if r.machine.is_started())
     }
 
     /// The tickets and keys that decide who may come in.
@@ -294,9 +294,9 @@ impl Run {
         match &mut self.phase {
             Phase::Over => Vec::new(),
             // Once the next generation has loaded everything, it saves what its members keep, and stops.
-            Phase::Running(running) if self.generation > 1 && !running.broker.is_started() => Vec::new(),
+            Phase::Running(running) if self.generation > 1 && !running.machine.is_started() => Vec::new(),
             Phase::Running(running) => {
-                let actions = running.broker.interrupt();
+                let actions = running.machine.interrupt();
                 self.follow(actions)
             }
             _ if self.begun => Vec::new(),
@@ -348,18 +348,18 @@ impl Run {
         }
     }
 
-    /// Changes the links' codecs from the next pass on: see [`Broker::set_codecs`].
+    /// Changes the links' codecs from the next pass on: see [`GenerationMachine::set_codecs`].
     pub fn set_codecs(&mut self, codecs: &[LinkCodec]) -> Option<AppliedCodecs> {
         match &mut self.phase {
-            Phase::Running(running) => running.broker.set_codecs(codecs),
+            Phase::Running(running) => running.machine.set_codecs(codecs),
             _ => None,
         }
     }
 
-    /// Sets the micro-batches' shares of a pass's loss: see [`Broker::set_weights`].
+    /// Sets the micro-batches' shares of a pass's loss: see [`GenerationMachine::set_weights`].
     pub fn set_weights(&mut self, pass: u64, weights: Vec<f64>, targets: u64) {
         if let Phase::Running(running) = &mut self.phase {
-            running.broker.set_weights(pass, weights, targets);
+            running.machine.set_weights(pass, weights, targets);
         }
     }
 
@@ -367,7 +367,7 @@ impl Run {
     fn is_needed(&self, member: MemberId) -> bool {
         match &self.phase {
             Phase::Running(r) => {
-                r.formation.members.contains(&member) || (!r.broker.is_started() && r.donors.contains(&member))
+                r.formation.members.contains(&member) || (!r.machine.is_started() && r.donors.contains(&member))
             }
             _ => false,
         }

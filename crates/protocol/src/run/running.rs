@@ -8,8 +8,8 @@ use super::speed::SpeedChange;
 use super::{COPY_RATE, Phase, Run, Running};
 use crate::notice::{Open, one_line};
 use crate::{
-    Action, Broker, Formation, FromPeer, IncidentKind, MemberId, Notice, Order, Participant, RunSettings, Share,
-    Standing, StepRecord, ToPeer, TrainingProgress,
+    Action, Formation, FromPeer, GenerationMachine, IncidentKind, MemberId, Notice, Order, Participant, RunSettings,
+    Share, Standing, StepRecord, ToPeer, TrainingProgress,
 };
 
 /// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
@@ -45,10 +45,10 @@ impl Run {
         let participants = formation.members.iter().zip(&formation.expected);
         let participants = participants.map(|(m, expected)| Participant {
             member: *m,
-            name: self.roster.name(*m).to_owned(),
+            name: self.roster.display_name(*m).to_owned(),
             expected: expected.clone(),
         });
-        let broker = Broker::new(settings, participants.collect());
+        let machine = GenerationMachine::new(settings, participants.collect());
         let (mirrors, copied_s) =
             if self.options.copies { buddies(&self.atlas, &formation) } else { Default::default() };
         self.copies.plan(copied_s);
@@ -66,7 +66,7 @@ impl Run {
         self.speeds.begin(planned, !formation.predicted_compute_s.is_empty());
         self.begun = true;
         self.phase = Phase::Running(Box::new(Running {
-            broker,
+            machine,
             mirrors: mirrors.into_iter().map(|m| (m.owner, m.buddy)).collect(),
             donors,
             ready: BTreeSet::new(),
@@ -82,11 +82,11 @@ impl Run {
     pub(super) fn disband(&mut self) -> Vec<Action> {
         let gathering = Phase::Gathering { short: false };
         let Phase::Running(running) = std::mem::replace(&mut self.phase, gathering) else { return Vec::new() };
-        self.last_pass = running.broker.last_pass();
+        self.last_pass = running.machine.last_pass();
         self.last_members = running.formation.members;
         self.generation += 1;
         let mut actions = Vec::new();
-        if let Some(step) = running.broker.saving() {
+        if let Some(step) = running.machine.saving() {
             actions.push(Action::AbandonCheckpoint(step));
         }
         // A silent member reads the message once it wakes.
@@ -102,9 +102,9 @@ impl Run {
         match message {
             FromPeer::Ready { generation: of } if of != generation => Ok(Vec::new()),
             FromPeer::Ready { .. } => {
-                let actions = running.broker.message(peer, message, self.now)?;
+                let actions = running.machine.message(peer, message, self.now)?;
                 running.ready.insert(from);
-                let started = running.broker.is_started();
+                let started = running.machine.is_started();
                 let mut actions = self.follow(actions);
                 if started {
                     actions.extend(self.started());
@@ -122,7 +122,7 @@ impl Run {
             FromPeer::LinkLost { member, reason, .. } => Ok(self.link_lost(from, member, &reason)),
             FromPeer::Failed { reason, .. } => Ok(self.failed(from, &reason)),
             message => {
-                let actions = running.broker.message(peer, message, self.now)?;
+                let actions = running.machine.message(peer, message, self.now)?;
                 Ok(self.follow(actions))
             }
         }
@@ -228,7 +228,7 @@ impl Run {
                 let reason = format!("it reported {MAX_COMPLAINTS} lost links to members that answer");
                 return self.put_out(from, &reason, IncidentKind::Expelled);
             }
-            let reason = format!("{:?} cannot reach it: {reason}", self.roster.name(from));
+            let reason = format!("{:?} cannot reach it: {reason}", self.roster.display_name(from));
             return self.lose(to, &reason, Standing::Silent, IncidentKind::Link);
         }
         self.atlas.cut_off(from, to);
@@ -251,7 +251,7 @@ impl Run {
 
     fn failed(&mut self, from: MemberId, reason: &str) -> Vec<Action> {
         let alone = self.roster.present().all(|m| m.id == from);
-        let name = self.roster.name(from).to_owned();
+        let name = self.roster.display_name(from).to_owned();
         if !alone {
             return self.expel(from, &format!("it failed: {reason}"), self.now);
         }
@@ -262,14 +262,14 @@ impl Run {
     }
 
     /// Call when the last tensor of a member's snapshot has arrived.
-    pub fn snapshot_saved(&mut self, from: MemberId, step: u64, now: f64) -> Vec<Action> {
+    pub fn snapshot_arrived(&mut self, from: MemberId, step: u64, now: f64) -> Vec<Action> {
         self.now = now;
         let peer = self.peer(from);
         let (Some(peer), Phase::Running(running)) = (peer, &mut self.phase) else { return Vec::new() };
         if !running.ready.contains(&from) {
             return Vec::new();
         }
-        match running.broker.snapshot_saved(peer, step) {
+        match running.machine.snapshot_arrived(peer, step) {
             Ok(actions) => self.follow(actions),
             Err(what) => self.expel(from, &format!("it broke the protocol: it {what}"), now),
         }
@@ -284,7 +284,7 @@ impl Run {
             actions.extend(self.release());
         }
         if let Phase::Running(running) = &mut self.phase {
-            let more = running.broker.checkpoint_committed(progress.step);
+            let more = running.machine.checkpoint_committed(progress.step);
             actions.extend(self.follow(more));
         }
         actions
@@ -326,7 +326,7 @@ impl Run {
             && self.now >= self.copies.next
             && !running.mirrors.is_empty()
         {
-            running.broker.want_cut();
+            running.machine.want_cut();
         }
         all
     }
@@ -377,7 +377,7 @@ impl Run {
 
     fn step_over(&mut self) -> Vec<Action> {
         let Phase::Running(running) = &mut self.phase else { return Vec::new() };
-        self.progress = running.broker.progress();
+        self.progress = running.machine.progress();
         self.custody.settle(self.progress);
         self.copies.complete(self.progress.step, self.now);
         // The owners of the cut may have confirmed it before its step was complete.

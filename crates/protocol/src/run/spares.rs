@@ -9,7 +9,7 @@ impl Run {
     pub(super) fn scout(&mut self) -> Vec<Action> {
         let Phase::Running(running) = &self.phase else { return Vec::new() };
         let spare = self.usable().into_iter().any(|m| !running.formation.members.contains(&m));
-        if !spare || self.newcomers.is_empty() || self.scout.is_some() || !running.broker.is_started() {
+        if !spare || self.newcomers.is_empty() || self.scout.is_some() || !running.machine.is_started() {
             return Vec::new();
         }
         if !self.options.measured {
@@ -63,7 +63,7 @@ impl Run {
 
     pub(super) fn drain(&mut self) -> Vec<Action> {
         let Phase::Running(running) = &mut self.phase else { return Vec::new() };
-        let actions = running.broker.drain();
+        let actions = running.machine.drain();
         self.follow(actions)
     }
 
@@ -74,7 +74,7 @@ impl Run {
         }
         match &self.phase {
             Phase::Running(r) if r.formation.members.contains(&member) => {
-                if r.broker.is_started() && !self.usable().is_empty() {
+                if r.machine.is_started() && !self.usable().is_empty() {
                     self.incidents.push(Open::begin(
                         IncidentKind::Left,
                         member,

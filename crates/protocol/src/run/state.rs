@@ -62,7 +62,7 @@ impl Run {
     /// The state that must be on the disk before the actions that follow [`Action::Persist`](crate::Action::Persist).
     pub fn state(&self) -> RunState {
         let (last_pass, awaited) = match &self.phase {
-            Phase::Running(r) => (r.broker.last_pass(), r.formation.members.iter().copied().collect()),
+            Phase::Running(r) => (r.machine.last_pass(), r.formation.members.iter().copied().collect()),
             _ => (self.last_pass, self.awaited.iter().flat_map(|a| a.members.iter().copied()).collect()),
         };
         RunState {

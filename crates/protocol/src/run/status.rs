@@ -11,7 +11,7 @@ impl Run {
         let members: Vec<MemberStatus> =
             self.roster.not_out().take(MAX_LISTED).map(|m| self.member_status(m, now)).collect();
         let (predicted_step_s, saving) = match &self.phase {
-            Phase::Running(r) => (r.formation.predicted_step_s, r.broker.saving()),
+            Phase::Running(r) => (r.formation.predicted_step_s, r.machine.saving()),
             _ => (None, None),
         };
         RunStatus {
@@ -39,7 +39,7 @@ impl Run {
             Phase::Gathering { .. } => RunPhase::Waiting,
             Phase::Surveying(_) => RunPhase::Measuring,
             Phase::Planning => RunPhase::Planning,
-            Phase::Running(r) if !r.broker.is_started() => RunPhase::Loading,
+            Phase::Running(r) if !r.machine.is_started() => RunPhase::Loading,
             Phase::Running(_) if self.stopping || self.progress.step >= self.options.settings.steps => RunPhase::Saving,
             Phase::Running(_) => RunPhase::Training,
             Phase::Over => RunPhase::Over,
@@ -65,7 +65,7 @@ impl Run {
             compute_s: None,
             predicted_compute_s: None,
             flops: self.atlas.flops(member.id),
-            bytes_per_s: self.atlas.fastest_link(member.id),
+            bytes_per_s: self.atlas.highest_bandwidth(member.id),
             silent_s: heard.map(|heard| (now - heard).max(0.0)),
         }
     }

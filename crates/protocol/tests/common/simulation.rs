@@ -7,8 +7,8 @@ use fusionllm_plan::{
     Address, Cause, Instruction, LearningRate, LinkCodec, PassKind, PeerId, Poison, Program, Verdict,
 };
 use fusionllm_protocol::{
-    Action, AppliedCodecs, BatchId, Broker, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, MemberId, Notice,
-    Participant, PassReport, RunSettings, SentBytes, StepRecord, ToPeer, TrainingProgress,
+    Action, AppliedCodecs, BatchId, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, GenerationMachine, MemberId,
+    Notice, Participant, PassReport, RunSettings, SentBytes, StepRecord, ToPeer, TrainingProgress,
 };
 
 use super::{ChoiceRng, programs};
@@ -96,7 +96,7 @@ pub(crate) fn run(scenario: &Scenario) -> Trace {
         .collect();
     let mut s = Simulation {
         scenario,
-        broker: Broker::new(scenario.settings, participants),
+        machine: GenerationMachine::new(scenario.settings, participants),
         peers: programs.iter().map(|(train, eval)| Peer::new(train.clone(), eval, scenario)).collect(),
         issued: 0,
         completed: 0,
@@ -111,7 +111,7 @@ pub(crate) fn run(scenario: &Scenario) -> Trace {
 
 struct Simulation<'a> {
     scenario: &'a Scenario,
-    broker: Broker,
+    machine: GenerationMachine,
     peers: Vec<Peer<'a>>,
     /// Passes issued, and passes that every peer has completed.
     issued: u64,
@@ -144,7 +144,7 @@ impl Simulation<'_> {
         while self.trace.end.is_none() {
             if let Some((_, d)) = disturbances.pop_front_if(|(at, _)| *at <= self.trace.events) {
                 let actions = match d {
-                    Disturbance::Interrupt => self.broker.interrupt(),
+                    Disturbance::Interrupt => self.machine.interrupt(),
                     Disturbance::SetCodecs => self.set_codecs(),
                     Disturbance::Lie(p, message) => self.message(p as usize, *message),
                 };
@@ -160,7 +160,7 @@ impl Simulation<'_> {
                 possible.extend((!p.snapshots.is_empty()).then_some(Event::Saved(i)));
             }
             possible.extend(self.committing.map(|_| Event::Committed));
-            assert!(!possible.is_empty(), "deadlock: {:?}", self.broker);
+            assert!(!possible.is_empty(), "deadlock: {:?}", self.machine);
             let event = possible[choices.below(possible.len())];
             self.clock += 1.0;
             self.trace.events += 1;
@@ -183,12 +183,12 @@ impl Simulation<'_> {
                 }
                 Event::Saved(i) => {
                     let step = self.peers[i].snapshots.pop_front().unwrap();
-                    self.broker.snapshot_saved(PeerId(i as u32), step).unwrap()
+                    self.machine.snapshot_arrived(PeerId(i as u32), step).unwrap()
                 }
                 Event::Committed => {
                     let step = self.committing.take().unwrap();
                     self.saving = None;
-                    self.broker.checkpoint_committed(step)
+                    self.machine.checkpoint_committed(step)
                 }
             };
             self.carry_out(actions);
@@ -197,13 +197,13 @@ impl Simulation<'_> {
             return;
         }
         // Late events have no effect.
-        assert_eq!(self.broker.interrupt(), []);
-        assert_eq!(self.broker.message(PeerId(0), FromPeer::Ready { generation: 1 }, self.clock), Ok(Vec::new()));
+        assert_eq!(self.machine.interrupt(), []);
+        assert_eq!(self.machine.message(PeerId(0), FromPeer::Ready { generation: 1 }, self.clock), Ok(Vec::new()));
     }
 
     /// A message that breaks the protocol ends the run.
     fn message(&mut self, from: usize, message: FromPeer) -> Vec<Action> {
-        let result = self.broker.message(PeerId(from as u32), message, self.clock);
+        let result = self.machine.message(PeerId(from as u32), message, self.clock);
         result.unwrap_or_else(|what| vec![Action::Fail(format!("p{from} {what}"))])
     }
 
@@ -217,7 +217,9 @@ impl Simulation<'_> {
             codec: Codec::TopK(TopK { ratio, values: ValueFormat::Int8 }),
         };
         let codecs: Vec<LinkCodec> = (0..peers).filter(|_| peers > 1).map(codec).collect();
-        let Some(AppliedCodecs { version, step, actions }) = self.broker.set_codecs(&codecs) else { return Vec::new() };
+        let Some(AppliedCodecs { version, step, actions }) = self.machine.set_codecs(&codecs) else {
+            return Vec::new();
+        };
         self.trace.codec_versions.push((version, step));
         actions
     }
@@ -235,7 +237,7 @@ impl Simulation<'_> {
                     if let BatchId::Train { step } = batch {
                         assert!(step < self.scenario.settings.steps);
                     }
-                    self.broker.set_weights(pass, (0..m).map(|i| share(m, i)).collect(), TARGETS);
+                    self.machine.set_weights(pass, (0..m).map(|i| share(m, i)).collect(), TARGETS);
                 }
                 Action::Step(record) => self.trace.steps.push(record),
                 Action::Evaluated(e) => self.trace.evaluated.push(e),
@@ -246,7 +248,7 @@ impl Simulation<'_> {
                     self.trace.commits.push(position);
                 }
                 Action::Finish(position) => {
-                    assert_eq!(position, self.broker.progress());
+                    assert_eq!(position, self.machine.progress());
                     self.trace.end = Some(End::Finished(position));
                 }
                 Action::Fail(reason) => self.trace.end = Some(End::Failed(reason)),

@@ -35,24 +35,25 @@ pub(crate) fn attention_backward<T: Float>(
         }
         return;
     }
-    let place = |data: &mut [T], strides: HeadStrides, heads: usize, rows: usize, width: usize| {
+    let heads_of = |data: &mut [T], strides: HeadStrides, heads: usize, rows: usize, width: usize| {
         let end = (b - 1) * strides[0] + (heads - 1) * strides[1] + (rows - 1) * strides[2] + width;
         assert!(end <= data.len(), "attention: strides {strides:?} exceed a gradient of {n:?}");
-        Place { data: Shared::new(data), strides }
+        GradientHeads { data: Shared::new(data), strides }
     };
-    let (dq, dk, dv) = (place(dq, q_strides, h, l, e), place(dk, k_strides, g, s, e), place(dv, v_strides, g, s, f));
+    let (dq, dk, dv) =
+        (heads_of(dq, q_strides, h, l, e), heads_of(dk, k_strides, g, s, e), heads_of(dv, v_strides, g, s, f));
     let backward = Backward { attention, grad, out, lse, dq, dk, dv };
     let least = ((1 << 15) / (l * s * e.max(1)).max(1)).max(1);
     tasks(n.pairs(), least, &|pair| backward.key_head(pair / g, pair % g));
 }
 
 /// A gradient's memory. Its strides stay within it for all heads and rows.
-struct Place<T> {
+struct GradientHeads<T> {
     data: Shared<T>,
     strides: HeadStrides,
 }
 
-impl<T> Place<T> {
+impl<T> GradientHeads<T> {
     fn at(&self, batch: usize, head: usize, row: usize) -> usize {
         batch * self.strides[0] + head * self.strides[1] + row * self.strides[2]
     }
@@ -67,9 +68,9 @@ struct Backward<'a, T> {
     grad: Heads<'a, T>,
     out: Heads<'a, T>,
     lse: &'a [T],
-    dq: Place<T>,
-    dk: Place<T>,
-    dv: Place<T>,
+    dq: GradientHeads<T>,
+    dk: GradientHeads<T>,
+    dv: GradientHeads<T>,
 }
 
 /// One block of queries of one head.

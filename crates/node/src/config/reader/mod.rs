@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 pub(super) use text::{decode, read_text};
-use tree::{Item, Place};
+use tree::{Item, Location};
 pub(super) use tree::{Node, parse, parse_json};
 
 /// An error in a settings file, with its place and a hint.
@@ -58,7 +58,7 @@ pub(super) struct Section<'a> {
     /// The dotted name of the table; empty for the top of the file.
     name: String,
     /// The place of settings that are not written.
-    file: Place,
+    file: Location,
     items: Option<&'a BTreeMap<String, Node>>,
     /// A second table, for keys that are missing in `items`.
     behind: Option<&'a BTreeMap<String, Node>>,
@@ -68,7 +68,7 @@ pub(super) struct Section<'a> {
 impl<'a> Section<'a> {
     /// The top of the tree, which holds the sections.
     pub(super) fn top(root: &'a Node) -> Self {
-        let (name, file) = (String::new(), root.place.clone());
+        let (name, file) = (String::new(), root.location.clone());
         Self { name, file, items: root.table(), behind: None, asked: RefCell::default() }
     }
 
@@ -108,13 +108,13 @@ impl<'a> Section<'a> {
 
     /// An error about a setting, at its value, or at the file if the setting is not written.
     pub(super) fn error(&self, key: &str, message: impl Into<String>, hint: impl Into<String>) -> JobError {
-        let place = self.written(key).map_or(&self.file, |node| &node.place);
-        JobError::new(place, message, hint)
+        let location = self.written(key).map_or(&self.file, |node| &node.location);
+        JobError::new(location, message, hint)
     }
 
     fn wrong_type(&self, key: &str, node: &Node, wanted: &str, hint: impl Into<String>) -> JobError {
         let name = self.full_name(key);
-        JobError::new(&node.place, format!("`{name}` takes {wanted}, not {}", node.item.describe()), hint)
+        JobError::new(&node.location, format!("`{name}` takes {wanted}, not {}", node.item.describe()), hint)
     }
 
     /// A table in this section.
@@ -125,7 +125,7 @@ impl<'a> Section<'a> {
             Some(node) => {
                 let name = self.full_name(key);
                 return Err(JobError::new(
-                    &node.place,
+                    &node.location,
                     format!("`{name}` is a section, not {}", node.item.describe()),
                     format!("write [{name}] on a line, and its settings below"),
                 ));
@@ -140,13 +140,13 @@ impl<'a> Section<'a> {
         let name = self.full_name(key);
         let wrong = |node: &Node| {
             let message = format!("`{name}` is a list of tables, not {}", node.item.describe());
-            JobError::new(&node.place, message, format!("write [[{name}]] on a line, and its settings below"))
+            JobError::new(&node.location, message, format!("write [[{name}]] on a line, and its settings below"))
         };
         let Some(node) = self.node(key) else { return Ok(Vec::new()) };
         let Item::List(nodes) = &node.item else { return Err(wrong(node)) };
         let section = |node: &'a Node| match &node.item {
             Item::Table(items) => {
-                let (name, file) = (name.clone(), node.place.clone());
+                let (name, file) = (name.clone(), node.location.clone());
                 Ok(Section { name, file, items: Some(items), behind: None, asked: RefCell::default() })
             }
             _ => Err(wrong(node)),
@@ -168,7 +168,7 @@ impl<'a> Section<'a> {
             let found = self.items.into_iter().flatten().find(|(written, _)| like(written) && !asked(written));
             if let Some((written, node)) = found {
                 let message = format!("unknown setting `{written}` in [{}]", self.name);
-                return Err(JobError::new(&node.key_place, message, format!("did you mean `{key}`?")));
+                return Err(JobError::new(&node.key_location, message, format!("did you mean `{key}`?")));
             }
         }
         Ok(())
@@ -320,7 +320,7 @@ impl<'a> Section<'a> {
             let hint = format!("put it below its section's header; the sections are {}", asked.join(", "));
             (format!("the setting `{key}` stands outside the sections"), hint)
         };
-        Err(JobError::new(&node.key_place, message, hint))
+        Err(JobError::new(&node.key_location, message, hint))
     }
 }
 

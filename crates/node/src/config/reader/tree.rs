@@ -1,4 +1,4 @@
-//! The tree of values of a settings file, each with the place where it was written.
+//! The tree of values of a settings file, each with the location where it was written.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,14 +12,14 @@ use super::{JobError, read_text};
 
 /// The place where a value or a setting's name was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Location {
     /// A file. Line and column count from 1, and may be unknown.
     File { file: Rc<str>, at: Option<(usize, usize)> },
     /// An override on the command line.
     Set(Rc<str>),
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for Location {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::File { file, at: Some((line, column)) } => write!(f, "{file}:{line}:{column}"),
@@ -32,8 +32,8 @@ impl fmt::Display for Place {
 /// A value of the tree.
 #[derive(Debug, Clone)]
 pub(in crate::config) struct Node {
-    pub(super) key_place: Place,
-    pub(super) place: Place,
+    pub(super) key_location: Location,
+    pub(super) location: Location,
     pub(super) item: Item,
 }
 
@@ -95,11 +95,11 @@ pub(in crate::config) fn parse(file: &str, text: &str) -> Result<Node, JobError>
             None => (reason, None),
         };
         let form = "the file is TOML: sections as [train], settings as name = value, text in quotes";
-        JobError::new(source.place(offset), message, hint.unwrap_or_else(|| form.into()))
+        JobError::new(source.location(offset), message, hint.unwrap_or_else(|| form.into()))
     })?;
-    let whole = Place::File { file: source.file.clone(), at: None };
+    let whole = Location::File { file: source.file.clone(), at: None };
     let item = source.table(table.get_ref());
-    Ok(Node { key_place: whole.clone(), place: whole, item })
+    Ok(Node { key_location: whole.clone(), location: whole, item })
 }
 
 /// Whether a text could be the name of a setting, with the sections around it.
@@ -131,11 +131,11 @@ struct Source<'a> {
 }
 
 impl Source<'_> {
-    fn place(&self, offset: usize) -> Place {
+    fn location(&self, offset: usize) -> Location {
         let before = &self.text[..self.text.floor_char_boundary(offset)];
         let line_start = before.rfind('\n').map_or(0, |i| i + 1);
         let at = (before.matches('\n').count() + 1, before[line_start..].chars().count() + 1);
-        Place::File { file: self.file.clone(), at: Some(at) }
+        Location::File { file: self.file.clone(), at: Some(at) }
     }
 
     /// The line at an offset.
@@ -146,14 +146,14 @@ impl Source<'_> {
     }
 
     fn table(&self, table: &DeTable<'_>) -> Item {
-        let node = |key_place: Place, value: &Spanned<DeValue<'_>>| Node {
-            key_place,
-            place: self.place(value.span().start),
+        let node = |key_location: Location, value: &Spanned<DeValue<'_>>| Node {
+            key_location,
+            location: self.location(value.span().start),
             item: self.item(value.get_ref()),
         };
         let items = table.iter().map(|(key, value)| {
-            let key_place = self.place(key.span().start);
-            (key.get_ref().to_string(), node(key_place, value))
+            let key_location = self.location(key.span().start);
+            (key.get_ref().to_string(), node(key_location, value))
         });
         Item::Table(items.collect())
     }
@@ -163,8 +163,8 @@ impl Source<'_> {
             DeValue::Table(table) => self.table(table),
             DeValue::Array(values) => {
                 let nodes = values.iter().map(|v| {
-                    let place = self.place(v.span().start);
-                    Node { key_place: place.clone(), place, item: self.item(v.get_ref()) }
+                    let location = self.location(v.span().start);
+                    Node { key_location: location.clone(), location, item: self.item(v.get_ref()) }
                 });
                 Item::List(nodes.collect())
             }
@@ -194,18 +194,18 @@ pub(in crate::config) fn parse_json(path: &Path) -> Result<Node, JobError> {
     let text = read_text(path, "the file", hint)?;
     let values: serde_json::Map<String, serde_json::Value> = serde_json::from_str(&text)
         .map_err(|e| JobError::new(format!("{name}:{}:{}", e.line(), e.column()), e.to_string(), hint))?;
-    let place = Place::File { file: name.as_str().into(), at: None };
-    Ok(json_node(&serde_json::Value::Object(values), &place))
+    let location = Location::File { file: name.as_str().into(), at: None };
+    Ok(json_node(&serde_json::Value::Object(values), &location))
 }
 
-fn json_node(value: &serde_json::Value, place: &Place) -> Node {
+fn json_node(value: &serde_json::Value, location: &Location) -> Node {
     use serde_json::Value;
     let item = match value {
         Value::Object(map) => {
             let written = map.iter().filter(|(_, v)| !v.is_null());
-            Item::Table(written.map(|(k, v)| (k.clone(), json_node(v, place))).collect())
+            Item::Table(written.map(|(k, v)| (k.clone(), json_node(v, location))).collect())
         }
-        Value::Array(values) => Item::List(values.iter().map(|v| json_node(v, place)).collect()),
+        Value::Array(values) => Item::List(values.iter().map(|v| json_node(v, location)).collect()),
         Value::String(s) => Item::Text(s.clone()),
         Value::Bool(b) => Item::Flag(*b),
         Value::Number(n) => match n.as_i64() {
@@ -214,7 +214,7 @@ fn json_node(value: &serde_json::Value, place: &Place) -> Node {
         },
         Value::Null => Item::List(Vec::new()),
     };
-    Node { key_place: place.clone(), place: place.clone(), item }
+    Node { key_location: location.clone(), location: location.clone(), item }
 }
 
 impl Node {
@@ -227,38 +227,41 @@ impl Node {
 
     /// Puts `section.key=value` into the tree. The value has TOML's syntax; a bare word is text.
     pub(in crate::config) fn set(&mut self, setting: &str) -> Result<(), JobError> {
-        let place = Place::Set(setting.trim().into());
+        let location = Location::Set(setting.trim().into());
         let form = "write --set section.key=value, such as --set train.steps=100";
         let (path, text) =
-            setting.split_once('=').ok_or_else(|| JobError::new(&place, "an override needs a value", form))?;
+            setting.split_once('=').ok_or_else(|| JobError::new(&location, "an override needs a value", form))?;
         let keys: Vec<&str> = path.split('.').map(str::trim).collect();
         if keys.iter().any(|k| k.is_empty()) {
-            return Err(JobError::new(&place, "an override needs the name of a setting", form));
+            return Err(JobError::new(&location, "an override needs the name of a setting", form));
         }
         let mut node = self;
         for key in keys {
             if !matches!(node.item, Item::Table(_)) {
-                node.place = place.clone();
+                node.location = location.clone();
                 node.item = Item::Table(BTreeMap::new());
             }
             let Item::Table(items) = &mut node.item else { return Ok(()) };
             node = items.entry(key.to_owned()).or_insert_with(|| Node {
-                key_place: place.clone(),
-                place: place.clone(),
+                key_location: location.clone(),
+                location: location.clone(),
                 item: Item::Table(BTreeMap::new()),
             });
         }
-        node.item = override_item(text.trim(), &place)?;
-        node.place = place;
+        node.item = override_item(text.trim(), &location)?;
+        node.location = location;
         Ok(())
     }
 }
 
-fn override_item(text: &str, place: &Place) -> Result<Item, JobError> {
-    // Each part of an override has the place of the override.
-    fn convert(value: &DeValue<'_>, place: &Place) -> Item {
-        let node =
-            |value: &DeValue<'_>| Node { key_place: place.clone(), place: place.clone(), item: convert(value, place) };
+fn override_item(text: &str, location: &Location) -> Result<Item, JobError> {
+    // Each part of an override has the location of the override.
+    fn convert(value: &DeValue<'_>, location: &Location) -> Item {
+        let node = |value: &DeValue<'_>| Node {
+            key_location: location.clone(),
+            location: location.clone(),
+            item: convert(value, location),
+        };
         match value {
             DeValue::Table(table) => {
                 Item::Table(table.iter().map(|(k, v)| (k.get_ref().to_string(), node(v.get_ref()))).collect())
@@ -268,9 +271,9 @@ fn override_item(text: &str, place: &Place) -> Result<Item, JobError> {
         }
     }
     match DeValue::parse(text) {
-        Ok(value) => Ok(convert(value.get_ref(), place)),
+        Ok(value) => Ok(convert(value.get_ref(), location)),
         Err(e) if text.starts_with(['"', '\'', '[', '{']) => Err(JobError::new(
-            place,
+            location,
             e.message().replace('\n', ", "),
             "the value has TOML's syntax: 3, 1e-4, true, word, \"text\", [\"a\", \"b\"]",
         )),

@@ -278,7 +278,7 @@ fn overrides_replace_the_file() {
     .unwrap();
     assert_eq!((job.train.batch, job.train.steps), (32, 1000));
     assert_eq!(job.train.schedule, Choice::made(fusionllm_plan::Schedule::GPipe));
-    assert_eq!(job.compression.name, Compressor::Int8);
+    assert_eq!(job.compression.compressor, Compressor::Int8);
     let optimizer = job.train.optimizer;
     assert_eq!((optimizer.lr, optimizer.decay), (0.5, Decay::Cosine));
     assert_eq!(optimizer.rule, Rule::Sgd { momentum: 0.9, nesterov: false });

@@ -344,7 +344,7 @@ impl Checkpoint {
                 WeightsError::Disk(e) => e.into(),
                 WeightsError::OtherModel { message, .. } => damaged(message),
             })?;
-            let stored: Vec<&str> = weights.tensors().map(|(name, _)| name).collect();
+            let stored: Vec<&str> = weights.tensor_types().map(|(name, _)| name).collect();
             if manifest.digests(part).keys().ne(stored) {
                 return Err(damaged(format!("{} is of another checkpoint", part.file_name())));
             }
@@ -368,8 +368,8 @@ impl Checkpoint {
     }
 
     /// Names and types of the tensors of a part, sorted by name.
-    pub fn tensors(&self, part: Part) -> impl Iterator<Item = (&str, TensorType)> {
-        self.weights(part).tensors()
+    pub fn tensor_types(&self, part: Part) -> impl Iterator<Item = (&str, TensorType)> {
+        self.weights(part).tensor_types()
     }
 
     /// Checks that a part has exactly the `expected` tensors.
@@ -378,7 +378,7 @@ impl Checkpoint {
     ///
     /// A tensor is missing, differs or is not expected. The error names the first one.
     pub fn check(&self, part: Part, expected: &[(String, TensorType)]) -> Result<(), CheckpointError> {
-        let stored: BTreeMap<&str, TensorType> = self.tensors(part).collect();
+        let stored: BTreeMap<&str, TensorType> = self.tensor_types(part).collect();
         let other = |message| Err(CheckpointError::OtherModel { path: self.path.clone(), message });
         for (name, ty) in expected {
             match stored.get(name.as_str()) {

@@ -74,7 +74,7 @@ fn saved_tensors_are_read_back() {
     let checkpoint = Checkpoint::open(&path).unwrap();
     checkpoint.check(Part::Model, &types(Part::Model)).unwrap();
     checkpoint.check(Part::Optimizer, &types(Part::Optimizer)).unwrap();
-    let names: Vec<&str> = checkpoint.tensors(Part::Model).map(|(name, _)| name).collect();
+    let names: Vec<&str> = checkpoint.tensor_types(Part::Model).map(|(name, _)| name).collect();
     assert_eq!(names, ["ln.bias", "steps", "wte.weight"]);
 }
 

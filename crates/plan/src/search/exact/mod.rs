@@ -10,7 +10,7 @@ use state::State;
 
 use super::problem::Problem;
 use super::round_trip::RoundTrip;
-use super::score::{ScoredPlan, Segment};
+use super::score::{ScoredPlan, StageRange};
 use crate::schedule::Schedule;
 
 /// Most units of a problem that [`exact`] solves.
@@ -102,7 +102,7 @@ struct Remaining {
 /// A stage of some end, and the next stage of that end.
 #[derive(Clone, Copy)]
 struct LinkedStage {
-    segment: Segment,
+    range: StageRange,
     next: Option<usize>,
 }
 
@@ -213,13 +213,13 @@ impl<'a> Search<'a> {
             let last = (shape == Shape::Closed).then(|| stage.last(state, unit, lo));
             let state = State { lo, used: state.used | 1 << unit, first: unit, open, last };
             let remaining = if complete { Remaining::default() } else { self.remaining(&state, count) };
-            let segment = Segment { unit, lo, hi: stage.hi };
+            let range = StageRange { unit, lo, hi: stage.hi };
             for label in labels {
                 let new = self.extend(label, &stage, count, complete);
                 if self.total(&new, &remaining) >= self.below {
                     continue;
                 }
-                let linked = LinkedStage { segment, next: label.stage };
+                let linked = LinkedStage { range, next: label.stage };
                 if complete {
                     self.finish(linked);
                     continue;
@@ -298,13 +298,13 @@ impl<'a> Search<'a> {
 
     /// Keeps a whole plan if it is the best so far.
     fn finish(&mut self, first: LinkedStage) {
-        let mut segments = vec![first.segment];
+        let mut stages = vec![first.range];
         let mut next = first.next;
         while let Some(stage) = next.map(|i| self.stages[i]) {
-            segments.push(stage.segment);
+            stages.push(stage.range);
             next = stage.next;
         }
-        let new = self.problem.scored(segments, self.schedule);
+        let new = self.problem.scored(stages, self.schedule);
         if new.score.feasible() {
             self.below = self.below.min(new.score.step);
         }

@@ -285,7 +285,7 @@ impl World {
                         self.saving.extend(tensors);
                     }
                     let member = self.machines[m].member.unwrap();
-                    let actions = self.run.snapshot_saved(member, step, self.now);
+                    let actions = self.run.snapshot_arrived(member, step, self.now);
                     self.carry_out(actions);
                 }
             }

@@ -5,12 +5,12 @@ use crate::plan::Plan;
 
 /// The stage of every node of a graph that was derived from the planned one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Placement {
+pub struct NodeStages {
     /// The stage, by node.
     pub stage_of: Vec<u32>,
 }
 
-impl Placement {
+impl NodeStages {
     /// Places the nodes of a training graph. Forward nodes stay as planned. A backward node goes with its forward
     /// node.
     ///

@@ -46,7 +46,7 @@ struct Saving {
 ///
 /// It does not trust peers. An unexpected message is an error, whose text completes "broke the protocol: it …".
 #[derive(Debug)]
-pub struct Broker {
+pub struct GenerationMachine {
     settings: RunSettings,
     /// Version of the plan for the next pass.
     version: u32,
@@ -86,8 +86,8 @@ pub struct Broker {
 /// The error completes "broke the protocol: it …".
 type Outcome = Result<Vec<Action>, &'static str>;
 
-impl Broker {
-    /// A broker of these peers, indexed by their numbers.
+impl GenerationMachine {
+    /// A machine that conducts these peers, indexed by their numbers.
     pub fn new(settings: RunSettings, peers: Vec<Participant>) -> Self {
         let TrainingProgress { step, updates } = settings.start;
         Self {
@@ -245,7 +245,7 @@ impl Broker {
     /// # Errors
     ///
     /// Nobody requested it.
-    pub fn snapshot_saved(&mut self, from: PeerId, step: u64) -> Result<Vec<Action>, &'static str> {
+    pub fn snapshot_arrived(&mut self, from: PeerId, step: u64) -> Result<Vec<Action>, &'static str> {
         let saving = self.saving.as_mut().filter(|s| s.step == step);
         if !saving.is_some_and(|s| s.waiting.remove(&from)) {
             return Err("completed a snapshot that nobody requested");
@@ -300,7 +300,7 @@ impl Broker {
             return Err("sent impossible numbers");
         }
         let (pass, expected) = self.current(from, number)?;
-        if report.poison.is_some_and(|poison| !pass.inspect || !expected.places().has(&poison)) {
+        if report.poison.is_some_and(|poison| !pass.inspect || !expected.outline().has(&poison)) {
             return Err("found what is not finite in a place that it does not have, or was not asked to look at");
         }
         let incomplete = match pass.batch.kind() {

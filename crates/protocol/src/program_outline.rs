@@ -1,4 +1,4 @@
-//! The places of a peer's training program where a number may be not finite, and their names.
+//! The outline of a peer's training program: the places where a number may be not finite, and their names.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,7 +9,7 @@ use crate::notice::one_line;
 
 /// The places that a peer may name in a [`Poison`].
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct Places {
+pub(crate) struct ProgramOutline {
     micro_batches: u32,
     /// By value that the peer makes: the node that makes it.
     nodes: BTreeMap<ValueId, NamedNode>,
@@ -28,7 +28,7 @@ struct NamedNode {
     phase: Phase,
 }
 
-impl Places {
+impl ProgramOutline {
     pub(crate) fn new(train: &Program) -> Self {
         let made = |n: &Node| {
             let named = NamedNode { operator: n.op.name(), name: one_line(&n.name), phase: n.phase };

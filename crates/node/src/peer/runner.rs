@@ -31,14 +31,14 @@ pub(super) enum Command {
 }
 
 /// The computing thread, once everything is loaded.
-pub(super) struct Worker {
+pub(super) struct ProgramRunner {
     pub(super) executor: Executor,
     pub(super) assignment: Arc<Assignment>,
     pub(super) train: Program,
     pub(super) link: NetLink,
 }
 
-impl Worker {
+impl ProgramRunner {
     /// Carries out commands until their sender is dropped. `keep` gets each snapshot, its step, and whether to save it.
     pub(super) fn work(
         mut self,

@@ -6,8 +6,8 @@ use fusionllm_graph::ValueId;
 use fusionllm_plan::{PassKind, PeerId, Poison};
 
 use super::pass::{Judgement, Pass};
-use super::{Broker, Outcome};
-use crate::places::{Sentence, remedy};
+use super::{GenerationMachine, Outcome};
+use crate::program_outline::{Sentence, remedy};
 use crate::{Action, Notice, StepRecord, ToPeer, TrainingProgress};
 
 /// A run fails after this many consecutive steps that were skipped because they were not finite.
@@ -27,7 +27,7 @@ pub(super) struct Findings {
     contradictions: BTreeMap<PeerId, u32>,
 }
 
-impl Broker {
+impl GenerationMachine {
     /// Takes a peer's squared norms, and gives the verdict once all peers' have come.
     ///
     /// A peer's norms cannot be verified, so the broker relies on its sender's word. It refuses a norm that no gradient
@@ -117,7 +117,7 @@ impl Broker {
             let names: Vec<&str> = self.peers.iter().map(|p| p.name.as_str()).collect();
             let participant = &self.peers[peer.0 as usize];
             let Sentence { what, advice } = match &poison {
-                Some(poison) => participant.expected.places().describe(poison, &names, self.progress.updates > 0),
+                Some(poison) => participant.expected.outline().describe(poison, &names, self.progress.updates > 0),
                 None => contradiction(),
             };
             self.findings.culprit = Some(format!("{:?} {what}; {advice}", participant.name));
@@ -157,8 +157,8 @@ impl Broker {
         let order = |(peer, poison): &(PeerId, Poison)| {
             // A number that came from a peer with an explanation of its own is not the first.
             let passed_on = poison.from.is_some_and(|from| found(&from).is_some());
-            let places = self.peers[peer.0 as usize].expected.places();
-            (poison.cause, passed_on, places.order(poison), *peer)
+            let outline = self.peers[peer.0 as usize].expected.outline();
+            (poison.cause, passed_on, outline.order(poison), *peer)
         };
         let all = pass.done.keys().filter_map(|peer| Some((*peer, found(peer)?)));
         all.min_by_key(order)
