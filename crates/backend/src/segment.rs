@@ -1,6 +1,7 @@
 //! Segments: runs of operators that a backend gets as a whole.
 
 use std::any::Any;
+use std::io::Write;
 use std::ops::ControlFlow;
 
 use fusionllm_graph::{Builder, Graph, Op, TensorType, ValueId};
@@ -33,6 +34,14 @@ pub struct SegmentNode {
 }
 
 impl Segment {
+    /// A digest by which segments are told apart: equal segments have equal ones.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new();
+        // A hasher takes everything.
+        let _ = write!(hasher, "{self:?}");
+        hasher.finalize().into()
+    }
+
     /// The nodes of a graph that `targets` depend on, with `sources` as inputs and `targets` as outputs.
     ///
     /// # Errors

@@ -188,8 +188,8 @@ struct Cutter<'a> {
     measured: BTreeSet<ValueId>,
     norms: Vec<ValueId>,
     steps: Vec<Step>,
-    /// The prepared segments, by their text, because micro-batches have the same segments.
-    prepared: HashMap<String, Arc<Prepared>>,
+    /// The prepared segments, by their digests, because micro-batches have the same segments.
+    prepared: HashMap<[u8; 32], Arc<Prepared>>,
 }
 
 impl<'a> Cutter<'a> {
@@ -434,12 +434,12 @@ impl<'a> Cutter<'a> {
     }
 
     fn prepare(&mut self, segment: Segment) -> Result<Arc<Prepared>, ExecError> {
-        let text = format!("{segment:?}");
-        if let Some(prepared) = self.prepared.get(&text) {
+        let digest = segment.digest();
+        if let Some(prepared) = self.prepared.get(&digest) {
             return Ok(prepared.clone());
         }
         let prepared = Arc::new(self.backend.prepare(segment)?);
-        self.prepared.insert(text, prepared.clone());
+        self.prepared.insert(digest, prepared.clone());
         Ok(prepared)
     }
 }

@@ -28,8 +28,8 @@ pub struct Worker {
     conversation: Mutex<Conversation>,
     dropped: Dropped,
     dropped_segments: Dropped,
-    /// Operators that were run one by one, by their text.
-    single: Mutex<HashMap<String, Arc<Prepared>>>,
+    /// Operators that were run one by one, by their digests.
+    single: Mutex<HashMap<[u8; 32], Arc<Prepared>>>,
 }
 
 /// The one conversation with the process. A thread that holds it may send a request.
@@ -229,13 +229,13 @@ impl Backend for Worker {
             nodes: vec![node],
             outputs: results.collect(),
         };
-        let text = format!("{segment:?}");
-        let known = self.single.lock().unwrap_or_else(PoisonError::into_inner).get(&text).cloned();
+        let digest = segment.digest();
+        let known = self.single.lock().unwrap_or_else(PoisonError::into_inner).get(&digest).cloned();
         let prepared = match known {
             Some(prepared) => prepared,
             None => {
                 let prepared = Arc::new(self.prepare(segment)?);
-                self.single.lock().unwrap_or_else(PoisonError::into_inner).insert(text, prepared.clone());
+                self.single.lock().unwrap_or_else(PoisonError::into_inner).insert(digest, prepared.clone());
                 prepared
             }
         };
