@@ -1,7 +1,7 @@
 //! `graph import` and `graph check`: models from PyTorch.
 
 use fusionllm_import::ImportOptions;
-use fusionllm_node::check::{Check, check as compare};
+use fusionllm_node::check::{Deviations, check as compare};
 use fusionllm_node::imported::ImportedModel;
 use serde::Serialize;
 
@@ -53,7 +53,7 @@ pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
 }
 
 /// A line about buffers, where the reference has them.
-fn buffers(result: &Check) -> String {
+fn buffers(result: &Deviations) -> String {
     match &result.worst_buffer {
         none if none.is_empty() => String::new(),
         worst => format!("buffers: largest relative error {:.1e}, of {worst}\n", result.max_buffer_rel_err),

@@ -18,7 +18,8 @@ pub(crate) fn padded(n: usize) -> usize {
     n.next_multiple_of(ROWS)
 }
 
-/// Rotates the part of a tensor from element `start`, in place: a whole piece, or the rest with [`padded`] length.
+/// Multiplies each column of a part by random signs and by a Hadamard matrix, in place. `part` are the elements of a
+/// tensor from `start` on. Its length is a whole number of rows, as [`padded`] makes it.
 #[inline(always)]
 pub(crate) fn rotate<S: Simd>(simd: S, part: &mut [f32], start: usize, signs: Noise) {
     let columns = columns(part);

@@ -98,7 +98,7 @@ impl Inspector {
     }
 
     /// The surest place that was met. An infinity that may be meant counts only if something was spoilt.
-    pub(crate) fn poison(&self) -> Option<Poison> {
+    pub(crate) fn surest(&self) -> Option<Poison> {
         self.found.filter(|found| found.cause < Cause::Perhaps || self.spoilt)
     }
 

@@ -132,7 +132,7 @@ impl<'a> PassRun<'a> {
             }
         }
         self.pace.sleep_debt();
-        let poison = self.inspector.as_ref().and_then(Inspector::poison);
+        let poison = self.inspector.as_ref().and_then(Inspector::surest);
         let total_s = started.elapsed().as_secs_f64();
         Ok(PassStats { poison, total_s, compute_s: total_s - self.stats.wait_s, ..self.stats })
     }

@@ -17,9 +17,9 @@ use super::imported::ImportedModel;
 use crate::NodeError;
 use crate::files::weights::Weights;
 
-/// The distance of loss and gradients from the reference.
+/// How far a model's loss, gradients and buffers are from those of its reference.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Check {
+pub struct Deviations {
     /// The loss computed here.
     pub loss: f64,
     /// The reference loss.
@@ -44,7 +44,7 @@ pub struct Check {
     pub warnings: Vec<String>,
 }
 
-impl Check {
+impl Deviations {
     /// The largest of the errors; infinite if one is NaN.
     pub fn error(&self) -> f64 {
         let number = |e: f64| if e.is_nan() { f64::INFINITY } else { e };
@@ -59,7 +59,7 @@ impl Check {
 /// # Errors
 ///
 /// A file cannot be read, the files do not fit each other, or an operator fails.
-pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Result<Check, NodeError> {
+pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Result<Deviations, NodeError> {
     let reference = Reference(Weights::open(reference)?);
     let loss_reference = reference.tensor("loss")?;
     let float_type = if loss_reference.dtype() == DType::F64 { FloatType::Double } else { FloatType::Single };
@@ -86,7 +86,7 @@ pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Res
     // A step with a gradient that is not finite is not applied, and leaves no momentum to compare.
     let max_grad_rel_err = if step.grad_norm.is_finite() { worst.1 } else { f64::NAN };
     let loss = step.loss;
-    Ok(Check {
+    Ok(Deviations {
         loss,
         loss_reference,
         loss_rel_err: (loss - loss_reference).abs() / loss_reference.abs().max(f64::MIN_POSITIVE),

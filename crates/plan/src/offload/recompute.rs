@@ -231,7 +231,7 @@ fn is_pure(program: &Program, inputs: &[ValueId]) -> bool {
 /// Writes the backward passes.
 struct Writer<'a> {
     activations: &'a Activations<'a>,
-    /// The nodes that run again where they are needed.
+    /// The nodes of the graph that are to run again, just before an instruction of backward needs their results.
     again: &'a BTreeSet<NodeId>,
     /// The values that the backward passes have made so far, by micro-batch.
     present: HashSet<(ValueId, u32)>,

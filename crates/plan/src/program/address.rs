@@ -44,7 +44,8 @@ pub enum Address {
         slot: u32,
     },
     /// The content of a buffer after a micro-batch, in a message. It goes to the peer that runs the next micro-batch,
-    /// and after the last one to all other peers that keep the buffer. On a peer, its place is [`Self::Held`].
+    /// and after the last one to all other peers that keep the buffer. A peer that receives it writes it to
+    /// [`Self::Held`].
     BufferAfter {
         /// The buffer.
         buffer: ValueId,

@@ -4,7 +4,7 @@ use super::cut::{Effort, cut};
 use super::exact::beam_search;
 use super::orders::orders;
 use super::problem::{MAX_THOROUGH_UNITS, Problem};
-use super::refine::{best_of, polish, reorder, with_best_schedule};
+use super::refine::{best_cuts, polish, reorder, with_best_schedule};
 use super::score::{ScoredPlan, StageRange};
 use crate::schedule::Schedule;
 
@@ -69,7 +69,7 @@ pub(crate) fn search(
 
 fn thorough(problem: &Problem, schedules: &[Schedule], orders: &[Vec<u32>]) -> Option<ScoredPlan> {
     let mut best: Option<ScoredPlan> = None;
-    for (i, start) in best_of(problem, orders, schedules, Effort::Fine, REFINED_ORDERS) {
+    for (i, start) in best_cuts(problem, orders, schedules, Effort::Fine, REFINED_ORDERS) {
         let mut cuts = REORDER_CUTS;
         let plan = reorder(problem, &orders[i], schedules, start, &mut cuts);
         let order: Vec<u32> = plan.stages.iter().map(|g| g.unit).collect();
@@ -97,7 +97,7 @@ fn quick(problem: &Problem, schedules: &[Schedule], orders: &[Vec<u32>]) -> Opti
     } else {
         &schedules[..schedules.len().min(1)]
     };
-    let (i, start) = best_of(problem, orders, usual, Effort::Least, 1).into_iter().next()?;
+    let (i, start) = best_cuts(problem, orders, usual, Effort::Least, 1).into_iter().next()?;
     let best = with_best_schedule(problem, start, schedules);
     let closer = cut(problem, &orders[i], best.schedule, Effort::Coarse);
     let best = closer.filter(|f| f.score.better(&best.score)).unwrap_or(best);

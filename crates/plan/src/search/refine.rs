@@ -232,7 +232,7 @@ enum Half {
 }
 
 /// The best cuts for some orders, each under its best schedule, the best first. Each comes with the index of its order.
-pub(crate) fn best_of(
+pub(crate) fn best_cuts(
     problem: &Problem,
     orders: &[Vec<u32>],
     schedules: &[Schedule],

@@ -173,7 +173,7 @@ impl Follower {
         self.end(generation, FromPeer::LinkLost { generation, member, reason })
     }
 
-    /// Something else stops the generation on this peer.
+    /// This peer cannot go on with the generation, for a reason that is no other member's.
     pub fn failed(&mut self, generation: u32, reason: String) -> Vec<FollowerAction> {
         self.end(generation, FromPeer::Failed { generation, reason })
     }

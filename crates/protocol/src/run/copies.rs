@@ -171,7 +171,7 @@ impl CopyPace {
 
     /// Notes when steps were complete before this broker started. `steps` has them in order, with their seconds, and
     /// the last one was complete at `end`.
-    pub(super) fn remember(&mut self, steps: &[(u64, f64)], end: f64) {
+    pub(super) fn note_earlier_steps(&mut self, steps: &[(u64, f64)], end: f64) {
         let mut at = end;
         for (step, seconds) in steps.iter().rev() {
             self.completed.insert(*step, at);

@@ -105,7 +105,7 @@ impl Run {
             run.rewound = false;
             // The killed broker may have done more steps since it last wrote its state.
             let step = past.steps.last().map_or(state.progress.step, |(step, _)| *step);
-            run.copies.remember(&past.steps, -past.away_s);
+            run.copies.note_earlier_steps(&past.steps, -past.away_s);
             run.incidents.push(Open::begin(IncidentKind::Broker, MemberId::BROKER, step, -past.away_s, 0.0));
         }
         run
