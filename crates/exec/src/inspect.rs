@@ -136,22 +136,24 @@ impl Inspector {
         look: impl Fn(Address) -> Result<Level, ExecError>,
     ) -> Result<(), ExecError> {
         let mut operands = Level::Finite;
-        for (tensor, access) in instruction.effects(program, 0) {
-            match access {
-                Access::Read | Access::Take => operands = operands.max(self.level(tensor)),
-                Access::Make | Access::Add => {
-                    let result = look(tensor)?;
-                    let before = self.levels.insert(tensor, result).unwrap_or_default();
-                    let operands = if access == Access::Add { operands.max(before) } else { operands };
-                    self.compare(program, tensor, operands, result);
-                }
-                Access::Replace => {
-                    self.levels.insert(tensor, operands);
-                }
-                Access::Change | Access::Free | Access::Offload(_) | Access::Load(_) => {}
+        let mut looked = Ok(());
+        instruction.effects(program, 0, |tensor, access| match access {
+            Access::Read | Access::Take => operands = operands.max(self.level(tensor)),
+            Access::Make | Access::Add => {
+                let result = look(tensor).unwrap_or_else(|error| {
+                    looked = Err(error);
+                    Level::Finite
+                });
+                let before = self.levels.insert(tensor, result).unwrap_or_default();
+                let operands = if access == Access::Add { operands.max(before) } else { operands };
+                self.compare(program, tensor, operands, result);
             }
-        }
-        Ok(())
+            Access::Replace => {
+                self.levels.insert(tensor, operands);
+            }
+            Access::Change | Access::Free | Access::Offload(_) | Access::Load(_) => {}
+        });
+        looked
     }
 
     fn compare(&mut self, program: &Program, tensor: Address, operands: Level, result: Level) {

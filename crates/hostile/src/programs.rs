@@ -62,12 +62,13 @@ fn take_part(assignment: &Assignment) -> bool {
 fn is_short(program: &Program) -> bool {
     let types = |ids: &[ValueId]| ids.iter().map(|v| &program.values[v].ty).collect::<Vec<_>>();
     let work = |i: &Instruction| {
-        let effects = i.effects(program, 0).map(|(tensor, _)| program.bytes(tensor) as f64).sum::<f64>();
-        let Instruction::Run { node, .. } = i else { return effects };
+        let mut bytes = 0.0;
+        i.effects(program, 0, |tensor, _| bytes += program.bytes(tensor) as f64);
+        let Instruction::Run { node, .. } = i else { return bytes };
         let node = &program.nodes[node];
         let cost = node.op.cost(&types(&node.inputs), &types(&node.outputs));
         // A view costs nothing, but a backend may copy it.
-        cost.flops + cost.bytes + effects
+        cost.flops + cost.bytes + bytes
     };
     program.instructions.iter().map(work).sum::<f64>() <= MAX_WORK
 }

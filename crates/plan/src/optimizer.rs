@@ -130,6 +130,13 @@ mod tests {
     }
 
     #[test]
+    fn no_optimizer_has_more_slots_than_a_stranger_may_name() {
+        let adamw = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 });
+        let sgd = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
+        assert_eq!([adamw, sgd].map(|optimizer| optimizer.slots().len()).into_iter().max(), Some(MAX_SLOTS));
+    }
+
+    #[test]
     fn a_micro_batch_without_targets_adds_nothing() {
         assert_eq!(share_of_loss(0.0, f64::NAN), 0.0);
         assert_eq!(share_of_loss(0.25, 8.0), 2.0);

@@ -6,7 +6,7 @@ mod common;
 
 use common::*;
 use fusionllm_graph::{DType, TensorType, ValueId, ValueKind};
-use fusionllm_plan::{Address, Instruction, PeerId, Program, Schedule};
+use fusionllm_plan::{Address, Instruction, Medium, PeerId, Program, Schedule};
 use proptest::prelude::*;
 
 fn some_programs(seed: u64) -> Vec<Program> {
@@ -181,4 +181,28 @@ fn refusals_name_the_instruction() {
             }
         }
     }), @"program: instruction 24, `receive part 0 of w from peer 7`: it is not for this peer");
+    let first = |p: &mut Program, of: fn(&Instruction) -> bool, to: Instruction| {
+        let at = p.instructions.iter().position(of).unwrap();
+        p.instructions[at] = to;
+    };
+    let parameter = |p: &Program| *p.reductions.keys().next().unwrap();
+    insta::assert_snapshot!(refusal(|p| {
+        let tensor = Address::Gradient { parameter: parameter(p) };
+        first(p, |i| matches!(i, Instruction::Receive { .. }), Instruction::Receive { tensor, from: PeerId(1) });
+    }), @"program: instruction 0, `receive the gradient of w from peer 1`: no message carries it");
+    insta::assert_snapshot!(refusal(|p| {
+        let tensor = Address::OptimizerState { parameter: parameter(p), slot: 0 };
+        first(p, |i| matches!(i, Instruction::Send { .. }), Instruction::Send { tensor, to: PeerId(1) });
+    }), @"program: instruction 2, `send slot 0 of w to peer 1`: no message carries it");
+    // A number of slots costs nothing to name, and time to count.
+    insta::assert_snapshot!(refusal(|p| {
+        let tensor = Address::OptimizerState { parameter: parameter(p), slot: u32::MAX };
+        p.instructions.push(Instruction::Offload { tensor, to: Medium::Disk });
+    }), @"program: no optimizer has as much state for a parameter as it offloads");
+    insta::assert_snapshot!(refusal(|p| {
+        value(p, "x").ty.shape = vec![];
+        p.nodes.clear();
+        let x = *p.values.iter().find(|(_, v)| v.name == "x").unwrap().0;
+        p.instructions[1] = Instruction::Report { report: 0, value: x, micro_batch: 0 };
+    }), @"program: instruction 1, `[0] report x as loss`: it is not a scalar that an operator makes");
 }

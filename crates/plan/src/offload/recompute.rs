@@ -72,7 +72,9 @@ impl<'a> Activations<'a> {
         for (at, i) in program.instructions.iter().enumerate() {
             let Some(m) = i.micro_batch().filter(|m| backward.contains_key(m)) else { continue };
             if at < backward[&m] {
-                made.extend(program.values_of(i).map(|(v, ..)| (v, m)));
+                program.values_of(i, |v, _, _| {
+                    made.insert((v, m));
+                });
                 if let Instruction::Run { node: id, .. } = *i
                     && let Some(node) = program.nodes.get(&id).filter(|node| is_pure(program, &node.inputs))
                 {
@@ -80,7 +82,11 @@ impl<'a> Activations<'a> {
                     ran.insert((id, m));
                 }
             } else {
-                saved.extend(program.values_of(i).map(|(v, ..)| v).filter(|v| made.contains(&(*v, m))));
+                program.values_of(i, |v, _, _| {
+                    if made.contains(&(v, m)) {
+                        saved.insert(v);
+                    }
+                });
             }
         }
         let storage = storage(program);
@@ -247,7 +253,8 @@ impl Writer<'_> {
             self.present.extend(node.outputs.iter().map(|v| (*v, micro_batch)));
         }
         let mut runs = BTreeSet::new();
-        let mut left: Vec<ValueId> = program.values_of(i).map(|(v, ..)| v).collect();
+        let mut left = Vec::new();
+        program.values_of(i, |v, _, _| left.push(v));
         while let Some(v) = left.pop() {
             let Some(id) = self.activations.producers.get(&v).filter(|id| self.again.contains(id)) else { continue };
             if self.activations.ran.contains(&(*id, micro_batch))

@@ -89,8 +89,9 @@ fn gaps(program: &Program, activations: &Activations<'_>, tensor: Address, spans
     let (Some(first), Some(last)) = (spans.first(), spans.last()) else { return Vec::new() };
     // A tensor that is overwritten before it is read need not return.
     let overwritten = |at: usize| {
-        let mut effects = program.instructions[at].effects(program, 0);
-        effects.any(|effect| effect == (tensor, Access::Replace))
+        let mut replaced = false;
+        program.instructions[at].effects(program, 0, |t, access| replaced |= (t, access) == (tensor, Access::Replace));
+        replaced
     };
     let read = |at: usize| (!overwritten(at)).then_some(at);
     let between = between.map(|(after, before)| Gap { after: Some(after), before: read(before) });

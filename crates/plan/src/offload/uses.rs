@@ -17,9 +17,7 @@ pub(super) struct Span {
 pub(super) fn uses(program: &Program, slots: usize) -> BTreeMap<Address, Vec<Span>> {
     let mut uses = Uses { program, spans: BTreeMap::new(), made: HashMap::new(), lives: Vec::new() };
     for (at, i) in program.instructions.iter().enumerate() {
-        for (tensor, access) in i.effects(program, slots) {
-            uses.tensor(tensor, access, at);
-        }
+        i.effects(program, slots, |tensor, access| uses.tensor(tensor, access, at));
     }
     uses.add_views();
     for spans in uses.spans.values_mut() {

@@ -186,7 +186,14 @@ impl<'a> Walk<'a> {
             want(m < self.program.micro_batches, || "its micro-batch does not exist")?;
         }
         self.allowed(i)?;
-        i.effects(self.program, self.slots).try_for_each(|(tensor, access)| self.access(tensor, access))
+        let (program, slots) = (self.program, self.slots);
+        let mut checked = Ok(());
+        i.effects(program, slots, |tensor, access| {
+            if checked.is_ok() {
+                checked = self.access(tensor, access);
+            }
+        });
+        checked
     }
 
     /// Checks what the instruction names, and its order among others of its kind. Whether its tensors are there is left
@@ -211,7 +218,9 @@ impl<'a> Walk<'a> {
                 want(fits && self.held.contains_key(&buffer), || "the value does not fit a buffer that is kept here")
             }
             Instruction::Report { report, value, .. } => {
-                want(self.value(value)?.ty.numel() == 1, || "it is not a scalar")?;
+                let Value { kind, ty, .. } = self.value(value)?;
+                let made = matches!(kind, ValueKind::Result { .. }) && ty.numel() == 1;
+                want(made, || "it is not a scalar that an operator makes")?;
                 want((report as usize) < self.program.reports.len(), || "there is no such report")
             }
             Instruction::Reduce { parameter } => {

@@ -26,65 +26,55 @@ pub enum Access {
 }
 
 impl Instruction {
-    /// The tensors that the instruction uses on its peer, in the order of their use. `slots` is the number of the
-    /// optimizer's slots.
+    /// Calls `each` for every tensor that the instruction uses on its peer, in the order of their use. `slots` is the
+    /// number of the optimizer's slots.
     ///
     /// Every analysis that must know how an instruction uses tensors asks here. So a new instruction needs a line here
     /// and not in every analysis. Keys of random numbers are not listed, because they are computed where they are
     /// needed. Gradients whose norm [`Instruction::Clip`] sends are not listed either, because an executor measures the
     /// norm whenever the gradient is complete. Tensors that the program does not have are left out.
-    pub fn effects<'a>(&self, program: &'a Program, slots: usize) -> impl Iterator<Item = (Address, Access)> + use<'a> {
-        use Access::{Add, Change, Free, Load, Make, Offload, Read, Replace, Take};
-        let (mut node, mut micro_batch) = (None, 0);
-        // The parameter whose parts are taken, and the one whose optimizer state changes.
-        let (mut parts, mut state) = (None, None);
-        let [first, second] = match *self {
+    pub fn effects(&self, program: &Program, slots: usize, mut each: impl FnMut(Address, Access)) {
+        let read = |value, micro_batch, each: &mut dyn FnMut(Address, Access)| {
+            if let Some(operand) = program.operand(value, micro_batch) {
+                each(operand, Access::Read);
+            }
+        };
+        match *self {
             Self::Receive { tensor, .. } => {
-                [Some((tensor.place(), if tensor.place().stays() { Replace } else { Make })), None]
+                let place = tensor.place();
+                each(place, if place.stays() { Access::Replace } else { Access::Make });
             }
-            Self::Send { tensor, .. } => {
-                let access = if matches!(tensor, Address::Part { .. }) { Take } else { Read };
-                [Some((tensor.place(), access)), None]
+            Self::Send { tensor: part @ Address::Part { .. }, .. } => each(part, Access::Take),
+            Self::Send { tensor, .. } => each(tensor.place(), Access::Read),
+            Self::Run { node, micro_batch } => {
+                let Some(node) = program.nodes.get(&node) else { return };
+                node.inputs.iter().for_each(|v| read(*v, micro_batch, &mut each));
+                node.outputs.iter().for_each(|v| each(Address::Value { value: *v, micro_batch }, Access::Make));
             }
-            Self::Run { node: id, micro_batch: m } => {
-                (node, micro_batch) = (program.nodes.get(&id), m);
-                [None, None]
-            }
-            Self::Free { value, micro_batch } => [Some((Address::Value { value, micro_batch }, Free)), None],
+            Self::Free { value, micro_batch } => each(Address::Value { value, micro_batch }, Access::Free),
             Self::Accumulate { parameter, part, value, micro_batch } => {
-                let term = program.operand(value, micro_batch).map(|value| (value, Read));
-                [term, Some((Address::Part { parameter, part }, Add))]
+                read(value, micro_batch, &mut each);
+                each(Address::Part { parameter, part }, Access::Add);
             }
             Self::UpdateState { buffer, value, micro_batch } => {
-                let content = program.operand(value, micro_batch).map(|value| (value, Read));
-                [content, Some((Address::Held { value: buffer }, Replace))]
+                read(value, micro_batch, &mut each);
+                each(Address::Held { value: buffer }, Access::Replace);
             }
-            Self::Report { value, micro_batch, .. } => {
-                [program.operand(value, micro_batch).map(|value| (value, Read)), None]
-            }
+            Self::Report { value, micro_batch, .. } => read(value, micro_batch, &mut each),
             Self::Reduce { parameter } => {
-                parts = Some(parameter);
-                [Some((Address::Gradient { parameter }, Make)), None]
+                let parts = program.reductions.get(&parameter).map_or(0, |r| r.parts.len() as u32);
+                (0..parts).for_each(|part| each(Address::Part { parameter, part }, Access::Take));
+                each(Address::Gradient { parameter }, Access::Make);
             }
-            Self::Clip => [None, None],
+            Self::Clip => {}
             Self::Update { parameter } => {
-                state = Some(parameter);
-                let (gradient, value) = (Address::Gradient { parameter }, Address::Held { value: parameter });
-                [Some((gradient, Take)), Some((value, Change))]
+                each(Address::Gradient { parameter }, Access::Take);
+                each(Address::Held { value: parameter }, Access::Change);
+                let slots = 0..slots as u32;
+                slots.for_each(|slot| each(Address::OptimizerState { parameter, slot }, Access::Change));
             }
-            Self::Offload { tensor, to } => [Some((tensor, Offload(to))), None],
-            Self::Load { tensor, from } => [Some((tensor, Load(from))), None],
-        };
-        let (inputs, outputs) = node.map_or((&[][..], &[][..]), |node| (&node.inputs, &node.outputs));
-        let inputs = inputs.iter().filter_map(move |v| Some((program.operand(*v, micro_batch)?, Read)));
-        let outputs = outputs.iter().map(move |v| (Address::Value { value: *v, micro_batch }, Make));
-        let parts = parts.into_iter().flat_map(move |parameter| {
-            let count = program.reductions.get(&parameter).map_or(0, |r| r.parts.len() as u32);
-            (0..count).map(move |part| (Address::Part { parameter, part }, Take))
-        });
-        let state = state.into_iter().flat_map(move |parameter| {
-            (0..slots as u32).map(move |slot| (Address::OptimizerState { parameter, slot }, Change))
-        });
-        inputs.chain(outputs).chain(parts).chain(first).chain(second).chain(state)
+            Self::Offload { tensor, to } => each(tensor, Access::Offload(to)),
+            Self::Load { tensor, from } => each(tensor, Access::Load(from)),
+        }
     }
 }

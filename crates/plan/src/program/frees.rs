@@ -13,7 +13,7 @@ impl Program {
         let mut unused: HashSet<(ValueId, u32)> = HashSet::new();
         let mut reversed = Vec::with_capacity(self.instructions.len() * 2);
         for i in std::mem::take(&mut self.instructions).into_iter().rev() {
-            for (value, micro_batch, access) in self.values_of(&i) {
+            self.values_of(&i, |value, micro_batch, access| {
                 if unused.insert((value, micro_batch)) {
                     reversed.push(Instruction::Free { value, micro_batch });
                 }
@@ -21,18 +21,19 @@ impl Program {
                 if access == Access::Make {
                     unused.remove(&(value, micro_batch));
                 }
-            }
+            });
             reversed.push(i);
         }
         reversed.reverse();
         self.instructions = reversed;
     }
 
-    /// The values of micro-batches that an instruction uses.
-    pub(crate) fn values_of(&self, i: &Instruction) -> impl Iterator<Item = (ValueId, u32, Access)> {
-        i.effects(self, 0).filter_map(|(tensor, access)| match tensor {
-            Address::Value { value, micro_batch } => Some((value, micro_batch, access)),
-            _ => None,
-        })
+    /// Calls `each` for every value of a micro-batch that an instruction uses.
+    pub(crate) fn values_of(&self, i: &Instruction, mut each: impl FnMut(ValueId, u32, Access)) {
+        i.effects(self, 0, |tensor, access| {
+            if let Address::Value { value, micro_batch } = tensor {
+                each(value, micro_batch, access);
+            }
+        });
     }
 }

@@ -67,10 +67,11 @@ impl<'a> Memory<'a> {
 
     /// Counts the instruction at this place. Returns the most bytes held while it runs.
     pub(crate) fn step(&mut self, at: usize) -> u64 {
-        let Some(i) = self.program.instructions.get(at) else { return self.live };
+        let program = self.program;
+        let Some(i) = program.instructions.get(at) else { return self.live };
         let before = self.live;
         let mut most = before;
-        for (tensor, access) in i.effects(self.program, 0) {
+        i.effects(program, 0, |tensor, access| {
             match access {
                 Access::Make | Access::Load(_) => self.put(tensor),
                 Access::Add if self.sums.insert(tensor) => self.put(tensor),
@@ -78,7 +79,7 @@ impl<'a> Memory<'a> {
                 Access::Read | Access::Add | Access::Change | Access::Replace => {}
             }
             most = most.max(self.live);
-        }
+        });
         match *i {
             Instruction::Run { node, micro_batch } if self.in_place(at, node, micro_batch, self.live - before) => {
                 before

@@ -137,11 +137,11 @@ impl<'a> Writer<'a> {
                 }
             }
             if !self.unchanged.is_empty() {
-                for (tensor, access) in i.effects(program, self.slots) {
+                i.effects(program, self.slots, |tensor, access| {
                     if matches!(access, Access::Change | Access::Replace) {
                         self.unchanged.remove(&tensor);
                     }
-                }
+                });
             }
         }
         Ok(self.out)

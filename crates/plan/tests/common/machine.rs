@@ -123,16 +123,19 @@ impl Machine {
             return false;
         }
         let mut expected = before;
-        for (tensor, access) in instruction.effects(program, 0) {
+        instruction.effects(program, 0, |tensor, access| {
             let fits = match access {
                 Access::Make => expected.insert(tensor),
                 Access::Take | Access::Free => expected.remove(&tensor),
-                Access::Add => expected.insert(tensor) || p.tensors.contains_key(&tensor),
+                Access::Add => {
+                    expected.insert(tensor);
+                    true
+                }
                 Access::Read | Access::Change | Access::Replace => expected.contains(&tensor),
                 Access::Offload(_) | Access::Load(_) => true,
             };
             assert!(fits, "{instruction:?} cannot {access:?} {tensor:?}");
-        }
+        });
         assert!(p.tensors.keys().eq(&expected), "{instruction:?} leaves {:?}, not {expected:?}", p.tensors.keys());
         let held: BTreeSet<u32> = p.tensors.keys().filter_map(|tensor| tensor.micro_batch()).collect();
         p.most_held = p.most_held.max(held.len());
