@@ -7,7 +7,7 @@
 mod broker;
 pub mod config;
 pub mod data;
-#[doc(hidden)]
+#[cfg(feature = "decoders")]
 pub mod decoders;
 pub mod doctor;
 mod encoding;

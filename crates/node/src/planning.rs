@@ -66,19 +66,23 @@ impl Planned {
         Ok(Self { plan, programs, predicted: simulation, ..self })
     }
 
-    /// The text of the plan file. Where the machines are known, it holds them and all that the prediction needs.
-    pub(crate) fn to_json(&self) -> Result<String, NodeError> {
-        let (Some(cluster), Some(predicted)) = (&self.cluster, &self.predicted) else {
-            return Ok(self.plan.to_json()?);
-        };
-        let saved = SavedPlan {
+    /// The contents of the plan file where the machines are known: they and all that the prediction needs.
+    pub(crate) fn saved(&self) -> Option<SavedPlan> {
+        Some(SavedPlan {
             plan: self.plan.clone(),
-            cluster: cluster.clone(),
+            cluster: self.cluster.clone()?,
             graph: self.model.forward.clone(),
             optimizer: self.job.train.optimizer.update_rule(),
             origin: Origin { lower_bound_step_s: self.lower_bound_s, solve_s: None, notes: self.notes.clone() },
-        };
-        Ok(saved.to_json(predicted)?)
+        })
+    }
+
+    /// The text of the plan file.
+    pub(crate) fn to_json(&self) -> Result<String, NodeError> {
+        Ok(match (self.saved(), &self.predicted) {
+            (Some(saved), Some(predicted)) => saved.to_json(predicted)?,
+            _ => self.plan.to_json()?,
+        })
     }
 }
 

@@ -56,50 +56,30 @@
 //! tensors and on the bulk lane have a header ([`TensorHeader`], [`BulkHeader`]) and a payload of raw bytes, row-major
 //! and little-endian.
 
-mod action;
-mod admission;
-mod assignment;
-mod atlas;
-mod bounded;
-mod custody;
-mod expected;
 mod follower;
-mod formation;
 mod generation;
-mod inbox;
-mod message;
-mod notice;
-mod owner;
-mod program_outline;
-mod progress;
+mod membership;
+mod messages;
 mod regulator;
-mod report;
-mod roster;
 mod run;
-mod status;
-mod survey;
 
-pub use action::{Action, BatchId, EvalRecord, StepRecord};
-pub use admission::{Admission, Identity, Invitation, TicketRole};
-pub use assignment::{Assignment, Source, share_of};
-pub use atlas::Atlas;
-pub use custody::{Custody, Restart, Share};
-pub use expected::ExpectedReports;
-pub use follower::{Follower, FollowerAction, Greeting, Role};
-pub use formation::{Formation, Mirroring, Order};
-pub use generation::{AppliedCodecs, EvalSchedule, GenerationMachine, Participant, RunSettings};
-pub use inbox::{Inbox, UnexpectedTensor};
-pub use message::{
-    BulkHeader, Contact, Farewell, FromPeer, Heartbeat, Hello, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES,
-    MAX_HELLO_BYTES, MAX_PROBE_BYTES, MachineProfile, MemberId, PeerHello, Probe, TensorHeader, ToPeer, VERSION,
-    decode, encode, hello_version,
+pub use follower::{Follower, FollowerAction, Greeting, Inbox, Role, UnexpectedTensor};
+pub use generation::{
+    AppliedCodecs, BatchId, EvalRecord, EvalSchedule, ExpectedReports, GenerationAction, GenerationMachine,
+    Participant, RunSettings, StepRecord,
 };
-pub use notice::{Incident, IncidentKind, Notice};
-pub use owner::{Question, Request};
-pub use progress::TrainingProgress;
+pub use membership::{
+    Admission, Atlas, ExpectedPeers, Identity, Invitation, Member, Roster, Standing, Survey, TicketRole, other_version,
+};
+pub use messages::{
+    Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
+    Hello, IncidentStatus, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_LISTED, MAX_PROBE_BYTES,
+    MachineProfile, MemberId, MemberStatus, PassReport, PeerHello, Probe, Question, ReceivedBytes, Request, RunPhase,
+    RunStatus, SentBytes, Source, TensorHeader, ToPeer, TrainingProgress, VERSION, decode, encode, hello_version,
+    share_of,
+};
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
-pub use report::{CodecError, CodecSpectrum, PassReport, ReceivedBytes, SentBytes};
-pub use roster::{ExpectedPeers, Member, Roster, Standing, other_version};
-pub use run::{Arrival, Past, Run, RunOptions, RunState};
-pub use status::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, RunPhase, RunStatus};
-pub use survey::Survey;
+pub use run::{
+    Action, Arrival, Custody, Formation, Incident, IncidentKind, Mirroring, Notice, Order, Past, Restart, Run,
+    RunOptions, RunState, Share,
+};

@@ -11,9 +11,9 @@ use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, TensorType, Value, ValueId, ValueKind};
 use fusionllm_plan::{Address, Cause, Holding, Instruction, Optimizer, PassKind, PeerId, Poison, TensorKey, Verdict};
 use fusionllm_protocol::{
-    Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, Contact, Farewell, FromPeer, Heartbeat, Hello, MemberId,
-    PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, ToPeer, VERSION, decode,
-    encode, hello_version,
+    Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
+    Hello, MemberId, PassReport, PeerHello, Question, ReceivedBytes, Request, SentBytes, Source, TensorHeader, ToPeer,
+    VERSION, decode, encode, hello_version,
 };
 use proptest::prelude::*;
 use serde::Serialize;
@@ -105,10 +105,10 @@ fn messages_round_trip() {
     round_trip(Answer::Refused { reason: "no".into() });
     for m in [
         ToPeer::Refused { reason: "full".into() },
-        ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3, inspect: true },
-        ToPeer::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16)]) },
+        ToPeer::Compute(ComputeCommand::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3, inspect: true }),
+        ToPeer::Compute(ComputeCommand::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16)]) }),
         ToPeer::Verdict { pass: 4, verdict },
-        ToPeer::Snapshot { step: 9, save: true },
+        ToPeer::Compute(ComputeCommand::Snapshot { step: 9, save: true }),
         ToPeer::Mirror { step: 9, of: MemberId(2), bytes_per_s: Some(1e6) },
         ToPeer::Release { before: 9 },
         ToPeer::Regroup { generation: 2 },
@@ -155,7 +155,8 @@ fn an_assignment_round_trips() {
 #[test]
 fn the_layout_of_version_14() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
-    let run = ToPeer::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true };
+    let run =
+        ToPeer::Compute(ComputeCommand::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true });
     assert_eq!(bytes(&run), [5, 0xac, 2, 7, 0, 2, 1]);
     assert_eq!(bytes(&ToPeer::Stop(Farewell::Failed { reason: "no".into() })), [11, 3, 2, b'n', b'o']);
     let tensor = Address::Value { value: ValueId(5), micro_batch: 1 };

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use bytes::Bytes;
 use fusionllm_plan::{PerPass, TensorKey};
 use fusionllm_protocol::{
-    Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Regulator, Source, decode, encode, share_of,
+    Assignment, BulkHeader, Contact, MAX_ASSIGNMENT_BYTES, MemberId, Order, Source, decode, encode, share_of,
 };
 use fusionllm_transport::{Connection, PeerAddr};
 use tokio::sync::mpsc::UnboundedSender;
@@ -25,6 +25,7 @@ impl Conductor<'_> {
     /// Begins the generation of this order with the plan that it was made for.
     pub(super) fn begin(&mut self, order: &Order, proposal: Proposal) -> Result<(), NodeError> {
         let Proposal { planned, eval, .. } = proposal;
+        let advisor = CodecAdvisor::start(order.generation, &planned, self.events.clone())?;
         let (job, plan, model) = (planned.job, planned.plan, Arc::new(planned.model));
         let checkpoint = match order.restart.holders.is_empty() {
             true => self.store.checkpoint(order.restart.progress.step)?,
@@ -57,8 +58,6 @@ impl Conductor<'_> {
             peers.push(self.peer(member, &assignment));
             self.send(member, &assignment, &contents, &mut loading)?;
         }
-        let regulator = Regulator::new(&plan, planned.programs, planned.cluster, optimizer);
-        let advisor = CodecAdvisor::start(order.generation, regulator, self.events.clone())?;
         let predicted = planned.predicted;
         let number = order.generation;
         self.current = Some(Generation { number, job, model, plan, predicted, peers, advisor, loading });

@@ -2,14 +2,21 @@
 
 use std::sync::mpsc;
 
-use fusionllm_plan::{Plan, PlanError, SavedPlan};
-use fusionllm_protocol::{Action, AppliedCodecs, CodecChange, CodecUpdate, Regulator, Run, StepRecord};
+use fusionllm_plan::{Plan, SavedPlan};
+use fusionllm_protocol::{CodecChange, CodecUpdate, Regulator, StepRecord};
 use tokio::sync::mpsc::UnboundedSender;
 
 use super::Incoming;
-use super::observer::{Event, Observer};
-use super::store::Store;
 use crate::NodeError;
+use crate::planning::Planned;
+
+/// The regulator's decision after a step.
+pub(super) struct NewCodecs {
+    /// Sentences about the changes and warnings.
+    pub(super) lines: Vec<String>,
+    /// The plan with its new codecs, and the text of its file; `None` if there are only warnings.
+    pub(super) plan: Option<(Plan, String)>,
+}
 
 /// Hands finished steps to the regulator's thread, which ends when this is dropped.
 pub(super) struct CodecAdvisor {
@@ -17,19 +24,26 @@ pub(super) struct CodecAdvisor {
 }
 
 impl CodecAdvisor {
-    /// Starts the thread, which sends its updates for this generation to `events`.
+    /// Starts the thread, which sends its decisions about this generation's plan to `events`.
     pub(super) fn start(
         generation: u32,
-        mut regulator: Regulator,
+        planned: &Planned,
         events: UnboundedSender<Incoming>,
     ) -> Result<Self, NodeError> {
+        let optimizer = planned.job.train.optimizer.update_rule();
+        let mut regulator = Regulator::new(&planned.plan, planned.programs.clone(), planned.cluster.clone(), optimizer);
+        let mut plan_file = PlanFile { plan: planned.plan.clone(), saved: planned.saved() };
         let (steps, records) = mpsc::channel();
         let work = move || {
             for record in records {
-                match regulator.step(&record) {
-                    Ok(None) => {}
-                    // The run may be over.
-                    Ok(Some(update)) => drop(events.send(Incoming::CodecUpdate(generation, update))),
+                let update = match regulator.step(&record) {
+                    Ok(None) => continue,
+                    Ok(Some(update)) => plan_file.update(update),
+                    Err(e) => Err(e.into()),
+                };
+                // The run may be over.
+                match update {
+                    Ok(update) => drop(events.send(Incoming::NewCodecs(generation, update))),
                     Err(e) => return drop(events.send(Incoming::Note(format!("codecs stay as they are: {e}")))),
                 }
             }
@@ -46,37 +60,32 @@ impl CodecAdvisor {
     }
 }
 
-/// Sends peers their new codecs, if any change, and reports the update.
-pub(super) fn apply(
-    update: CodecUpdate,
-    run: &mut Run,
-    plan: &mut Plan,
-    store: &mut Store,
-    observer: &mut dyn Observer,
-) -> Result<Vec<Action>, NodeError> {
-    let lines: Vec<String> = update.changes.iter().map(|change| sentence(plan, change)).collect();
-    let (mut step, mut messages) = (run.progress().step + 1, Vec::new());
-    if update.changes_codecs() {
-        // If only the last steps are in flight, nothing is left to change.
-        let Some(AppliedCodecs { version, step: first, actions }) = run.set_codecs(&update.codecs) else {
-            return Ok(Vec::new());
-        };
-        (plan.version, plan.codecs) = (version, update.codecs);
-        store.plan(rewritten(&store.plan_text()?, plan)?)?;
-        (step, messages) = (first, actions);
-    }
-    observer.event(Event::Codecs { step, lines: &lines });
-    store.codecs(step, lines);
-    Ok(messages)
+/// A plan with its last codecs, and everything else that its file holds.
+struct PlanFile {
+    plan: Plan,
+    /// The contents of the file where the machines are known.
+    saved: Option<SavedPlan>,
 }
 
-/// The plan file with the new codecs, and with a new prediction if it holds the machines.
-fn rewritten(text: &str, plan: &Plan) -> Result<String, PlanError> {
-    let Ok(saved) = SavedPlan::from_json(text) else {
-        return plan.to_json();
-    };
-    let saved = SavedPlan { plan: plan.clone(), ..saved };
-    saved.to_json(&saved.simulate(false)?)
+impl PlanFile {
+    /// Puts the update into words and, if codecs change, into the plan. The state machine counts versions in the same
+    /// way: each change of codecs makes the next one.
+    fn update(&mut self, update: CodecUpdate) -> Result<NewCodecs, NodeError> {
+        let lines = update.changes.iter().map(|change| sentence(&self.plan, change)).collect();
+        if !update.changes_codecs() {
+            return Ok(NewCodecs { lines, plan: None });
+        }
+        self.plan.version += 1;
+        self.plan.codecs = update.codecs;
+        let text = match &mut self.saved {
+            Some(saved) => {
+                saved.plan = self.plan.clone();
+                saved.to_json(&saved.simulate(false)?)?
+            }
+            None => self.plan.to_json()?,
+        };
+        Ok(NewCodecs { lines, plan: Some((self.plan.clone(), text)) })
+    }
 }
 
 fn sentence(plan: &Plan, change: &CodecChange) -> String {

@@ -4,9 +4,9 @@ use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
 use fusionllm_graph::Precision;
-use fusionllm_plan::Cluster;
+use fusionllm_plan::{Address, Cluster};
 use fusionllm_protocol::{
-    Action, Arrival, CodecUpdate, EvalRecord, Farewell, Hello, Member, MemberId, Run, StepRecord, ToPeer,
+    Action, Arrival, BatchId, EvalRecord, Farewell, Hello, Member, MemberId, Run, StepRecord, TensorHeader, ToPeer,
     TrainingProgress, decode, encode,
 };
 use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
@@ -14,11 +14,11 @@ use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::MissedTickBehavior;
 
 use super::addresses::usable;
-use super::codec_updates::apply;
+use super::codec_updates::NewCodecs;
 use super::emulation::Emulation;
 use super::farewell::refuse;
-use super::feeds::Feeds;
-use super::generation::Generation;
+use super::feeds::{Feeds, MicroBatches};
+use super::generation::{Generation, PeerInput};
 use super::incoming::{Incoming, KnownKeys};
 use super::keeper::KeeperEvent;
 use super::ledger::DiskNews;
@@ -126,7 +126,10 @@ impl Conductor<'_> {
             // The first plan depends on the user's settings, so the error says what to change.
             Incoming::Planned(Err(e)) if !self.run.has_begun() => return Err(e),
             Incoming::Planned(Err(e)) => self.run.not_planned(&e.one_line(), now),
-            Incoming::CodecUpdate(generation, update) => self.change_codecs(generation, update)?,
+            Incoming::NewCodecs(generation, news) => {
+                self.change_codecs(generation, news)?;
+                Vec::new()
+            }
             Incoming::Keeper(KeeperEvent::Committed(progress)) => {
                 self.store.committed(progress);
                 self.observer.event(Event::Saved { step: progress.step });
@@ -192,13 +195,52 @@ impl Conductor<'_> {
         }
     }
 
-    fn change_codecs(&mut self, generation: u32, update: CodecUpdate) -> Result<Vec<Action>, NodeError> {
-        match &mut self.current {
-            Some(current) if current.number == generation => {
-                apply(update, &mut self.run, &mut current.plan, self.store, self.observer)
+    /// Sends the peers of a generation their new codecs, if any change, and reports what the regulator found.
+    fn change_codecs(&mut self, generation: u32, news: NewCodecs) -> Result<(), NodeError> {
+        let Some(current) = self.current.as_mut().filter(|current| current.number == generation) else {
+            return Ok(());
+        };
+        let NewCodecs { lines, plan } = news;
+        let mut step = self.run.progress().step + 1;
+        if let Some((plan, text)) = plan {
+            // If only the last steps are in flight, nothing is left to change.
+            let Some(applied) = self.run.set_codecs(&plan.codecs) else { return Ok(()) };
+            self.store.plan(text)?;
+            current.plan = plan;
+            for (to, message) in applied.messages {
+                self.links.send(to, &message)?;
             }
-            _ => Ok(Vec::new()),
+            step = applied.step;
         }
+        self.observer.event(Event::Codecs { step, lines: &lines });
+        self.store.codecs(step, lines);
+        Ok(())
+    }
+
+    /// Streams the inputs of a pass to the peers that read them, and gives the state machine the micro-batches' weights.
+    fn feed(&mut self, pass: u64, id: BatchId) -> Result<(), NodeError> {
+        let Some(generation) = &self.current else { return Ok(()) };
+        let batch = self.feeds.draw(&self.data, id, generation.job.train.batch)?;
+        let model = &generation.model;
+        let MicroBatches { tensors, weights, targets } = self.feeds.cut(batch, generation.plan.micro_batches, model)?;
+        self.run.set_weights(pass, weights, targets);
+        for peer in &generation.peers {
+            let Some(link) = self.links.get(peer.member) else { continue };
+            for PeerInput { value, micro_batch, name } in &peer.inputs[id.kind()] {
+                let tensor = tensors
+                    .get(*micro_batch as usize)
+                    .and_then(|t| t.get(name))
+                    .ok_or_else(|| NodeError::input(format!("the model reads {name:?}, which the data do not have")))?;
+                let tensor = match model.train.graph.find(name) {
+                    Some(input) => tensor.cast(model.train.graph.ty(input).dtype)?,
+                    None => tensor.clone(),
+                };
+                let address = Address::Value { value: *value, micro_batch: *micro_batch };
+                let header = TensorHeader { pass, kind: id.kind(), tensor: address, coded: false };
+                link.outbox.tensor(&header, tensor)?;
+            }
+        }
+        Ok(())
     }
 
     fn report_loading(&mut self) {
@@ -264,8 +306,6 @@ impl Conductor<'_> {
                     self.begin(&order, *proposal)?;
                 }
                 Action::Notice(notice) => self.notice(&notice)?,
-                // The state machine notes a cut itself, puts members out, and goes on once a generation is drained.
-                Action::Cut(_) | Action::Expel(..) | Action::Drained(_) => {}
                 Action::Finish(progress) => return self.finish(progress).map(Some),
                 Action::Fail(reason) => return Err(NodeError::Run(reason)),
             }

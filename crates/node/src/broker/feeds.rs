@@ -1,15 +1,13 @@
-//! The inputs of a pass: draws a batch, cuts it into micro-batches, and streams each to the peers that read it.
+//! The inputs of a pass: a batch that fits the model, cut into micro-batches.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
-use fusionllm_plan::{Address, is_view};
-use fusionllm_protocol::{BatchId, TensorHeader};
+use fusionllm_plan::is_view;
+use fusionllm_protocol::BatchId;
 
-use super::conductor::Conductor;
-use super::generation::Generation;
 use crate::NodeError;
 use crate::data::{Batch, Dataset, IGNORED};
 use crate::model::Model;
@@ -187,55 +185,14 @@ fn indices(graph: &Graph) -> BTreeMap<String, Indices> {
     all
 }
 
-impl Conductor<'_> {
-    /// Streams the inputs of a pass, and gives the state machine the weights of the micro-batches.
-    pub(super) fn feed(&mut self, pass: u64, id: BatchId) -> Result<(), NodeError> {
-        let Some(generation) = &self.current else { return Ok(()) };
-        let Generation { job, model, plan, peers, .. } = generation;
-        let batch_size = job.train.batch;
-        let batch = match id {
-            BatchId::Train { step } => self.data.train_batch(step * batch_size as u64, batch_size),
-            BatchId::Eval { index, .. } => self.data.eval_batch(index as usize * batch_size, batch_size),
-        };
-        let batch = batch?;
-        for (name, tensor) in &batch.tensors {
-            self.feeds.check_indices(name, tensor, |row| match id {
-                BatchId::Train { step } => self.data.train_origin(step * batch_size as u64 + row as u64),
-                BatchId::Eval { index, .. } => self.data.eval_origin(index as usize * batch_size + row),
-            })?;
-        }
-        let MicroBatches { tensors, weights, targets } = self.feeds.cut(batch, plan.micro_batches, model)?;
-        self.run.set_weights(pass, weights, targets);
-        let graph = &model.train.graph;
-        for peer in peers {
-            let Some(link) = self.links.get(peer.member) else { continue };
-            for input in &peer.inputs[id.kind()] {
-                let tensor = tensors.get(input.micro_batch as usize).and_then(|t| t.get(input.name.as_str()));
-                let ty = graph.find(&input.name).map(|v| graph.ty(v));
-                let tensor = match (tensor, ty) {
-                    (Some(tensor), Some(ty)) => Some(tensor.cast(ty.dtype)?),
-                    (tensor, _) => tensor.cloned(),
-                };
-                let tensor = tensor.ok_or_else(|| {
-                    NodeError::input(format!("the model reads {:?}, which the data do not have", input.name))
-                })?;
-                let address = Address::Value { value: input.value, micro_batch: input.micro_batch };
-                let header = TensorHeader { pass, kind: id.kind(), tensor: address, coded: false };
-                link.outbox.tensor(&header, tensor)?;
-            }
-        }
-        Ok(())
-    }
-}
-
 /// A batch, cut into micro-batches.
-struct MicroBatches {
+pub(super) struct MicroBatches {
     /// The model's inputs of each micro-batch, by name.
-    tensors: Vec<BTreeMap<String, HostTensor>>,
+    pub(super) tensors: Vec<BTreeMap<String, HostTensor>>,
     /// The share of each micro-batch in the loss.
-    weights: Vec<f64>,
+    pub(super) weights: Vec<f64>,
     /// Targets of the batch.
-    targets: u64,
+    pub(super) targets: u64,
 }
 
 impl Feeds {
@@ -246,7 +203,24 @@ impl Feeds {
         data.inputs(batch).iter().find(|(n, _)| n == name).map(|(_, ty)| ty.numel() as f64)
     }
 
-    fn cut(&self, batch: Batch, count: u32, model: &Model) -> Result<MicroBatches, NodeError> {
+    /// Draws the batch of a pass, of `size` samples. Its numbers are such as the model has embeddings and classes for.
+    pub(super) fn draw(&self, data: &Dataset, id: BatchId, size: usize) -> Result<Batch, NodeError> {
+        let batch = match id {
+            BatchId::Train { step } => data.train_batch(step * size as u64, size),
+            BatchId::Eval { index, .. } => data.eval_batch(index as usize * size, size),
+        };
+        let batch = batch?;
+        for (name, tensor) in &batch.tensors {
+            self.check_indices(name, tensor, |row| match id {
+                BatchId::Train { step } => data.train_origin(step * size as u64 + row as u64),
+                BatchId::Eval { index, .. } => data.eval_origin(index as usize * size + row),
+            })?;
+        }
+        Ok(batch)
+    }
+
+    /// Cuts a batch into this number of micro-batches.
+    pub(super) fn cut(&self, batch: Batch, count: u32, model: &Model) -> Result<MicroBatches, NodeError> {
         let size = model.micro_batch;
         let targets = self.targets.as_ref();
         let total = match targets {

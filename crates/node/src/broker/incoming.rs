@@ -7,12 +7,13 @@ use std::time::Duration;
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::TensorKey;
 use fusionllm_protocol::{
-    BulkHeader, CodecUpdate, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, Request, VERSION, decode,
-    hello_version, other_version,
+    BulkHeader, FromPeer, Hello, MAX_HELLO_BYTES, MemberId, PeerHello, Request, VERSION, decode, hello_version,
+    other_version,
 };
 use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
 use tokio::sync::{Semaphore, mpsc};
 
+use super::codec_updates::NewCodecs;
 use super::farewell::refuse;
 use super::keeper::{Inbox, KeeperEvent, SavedTensor};
 use super::planner::Proposal;
@@ -52,8 +53,8 @@ pub(super) enum Incoming {
     Planned(Result<Box<Proposal>, NodeError>),
     /// The checkpoint thread reports.
     Keeper(KeeperEvent),
-    /// The regulator of a generation changes codecs, or warns.
-    CodecUpdate(u32, CodecUpdate),
+    /// The regulator of this generation changes codecs, or warns.
+    NewCodecs(u32, NewCodecs),
     /// A tensor of an assignment could not be read.
     LoadFailed(NodeError),
     /// A sentence for people.

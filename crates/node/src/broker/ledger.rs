@@ -65,11 +65,6 @@ impl Ledger {
         Ok(self.run.rewind(step)?)
     }
 
-    /// The last plan, whether or not it is written.
-    pub(super) fn plan(&self) -> Result<String, NodeError> {
-        self.plan.clone().map_or_else(|| Ok(self.run.read_plan()?), Ok)
-    }
-
     /// The change of the disk since the last call.
     pub(super) fn take_news(&mut self) -> Option<DiskNews> {
         self.news.take()

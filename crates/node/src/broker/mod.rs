@@ -52,6 +52,7 @@ pub use local::LocalPeer;
 pub use observer::{Event, Observer};
 pub use resume::Resume;
 use resume::{Identity, Left, Subject, read_atlas};
+#[cfg(feature = "decoders")]
 pub(crate) use resume::{reads_key, reads_state};
 
 use crate::NodeError;

@@ -176,11 +176,13 @@ fn of_version<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, String> {
 }
 
 /// Whether these bytes are a state that a broker leaves behind.
+#[cfg(feature = "decoders")]
 pub(crate) fn reads_state(bytes: &[u8]) -> bool {
     of_version::<Left>(bytes).is_ok()
 }
 
 /// Whether these bytes are a broker's identity.
+#[cfg(feature = "decoders")]
 pub(crate) fn reads_key(bytes: &[u8]) -> bool {
     Identity::parse(bytes).is_some()
 }

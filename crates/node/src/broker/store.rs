@@ -337,11 +337,6 @@ impl Store {
         self.ledger.replace_plan(json)
     }
 
-    /// The plan that [`Self::plan`] was given last.
-    pub(super) fn plan_text(&self) -> Result<String, NodeError> {
-        self.ledger.plan()
-    }
-
     /// The change of the disk since the last call.
     pub(super) fn take_news(&mut self) -> Option<DiskNews> {
         self.ledger.take_news()

@@ -68,6 +68,7 @@ impl Assigned {
 }
 
 /// Whether a peer takes part as an assignment says. The error says why not.
+#[cfg(feature = "decoders")]
 pub(crate) fn accepts_assignment(assignment: Assignment, memory: Option<u64>) -> Result<(), String> {
     Assigned::new(assignment, memory, None).map(|(assigned, _)| drop(assigned.role()))
 }

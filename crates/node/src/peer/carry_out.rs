@@ -17,34 +17,47 @@ impl Session {
         }
     }
 
+    /// Carries out an action. Returns those that follow from it.
     fn act(&mut self, action: FollowerAction) -> Vec<FollowerAction> {
-        match action {
-            FollowerAction::Stop => self.generation = None,
-            FollowerAction::Forget { step } => self.shared.vault.forget(step),
-            FollowerAction::Begin { generation } => {
+        match (action, &mut self.generation) {
+            (FollowerAction::Stop, _) => self.generation = None,
+            (FollowerAction::Forget { step }, _) => self.shared.vault.forget(step),
+            (FollowerAction::Begin { generation }, _) => {
                 if let Err(e) = self.begin(generation) {
                     return self.follower.ended(generation, Some(e.one_line()));
                 }
             }
-            FollowerAction::Start { generation } => {
+            (FollowerAction::Draw { keys }, Some(current)) => current.draw(keys),
+            (FollowerAction::Take { step, keys }, Some(current)) => match self.shared.vault.find(step, &keys) {
+                Some(kept) => current.take(keys, kept),
+                None => {
+                    let number = current.number();
+                    return self.follower.failed(number, format!("the cut after step {step} is incomplete"));
+                }
+            },
+            (FollowerAction::Fetch { from, step, keys }, Some(current)) => current.fetch(from, step, keys),
+            (FollowerAction::Copy { of, step, keys, bytes_per_s }, Some(current)) => {
+                current.copy(of, step, keys, bytes_per_s);
+            }
+            (FollowerAction::Connect { with }, current) => {
+                if let Some(current) = current {
+                    current.connect(with);
+                }
+                return self.use_early_links();
+            }
+            (FollowerAction::Start { generation }, _) => {
                 if let Err(e) = self.start() {
                     return self.follower.failed(generation, e.one_line());
                 }
             }
-            FollowerAction::Connect { with } => {
-                if let Some(generation) = &mut self.generation {
-                    generation.connect(with);
-                }
-                return self.use_early_links();
-            }
-            FollowerAction::Tell(message) => {
+            (FollowerAction::Tell(message), _) => {
                 if let Some(broker) = &self.broker
                     && let Err(e) = broker.outbox.control(&message)
                 {
                     tracing::warn!("the broker was not told: {}", e.one_line());
                 }
             }
-            FollowerAction::Serve(number) => {
+            (FollowerAction::Serve(number), _) => {
                 if let Some(asked) = self.requests.remove(&number) {
                     match self.shared.vault.find(asked.step, &asked.keys) {
                         Some(kept) => drop(tokio::spawn(asked.request.serve(kept, self.shared.clone()))),
@@ -52,34 +65,19 @@ impl Session {
                     }
                 }
             }
-            FollowerAction::Refuse(number) => {
+            (FollowerAction::Refuse(number), _) => {
                 if let Some(asked) = self.requests.remove(&number) {
                     tokio::spawn(asked.request.refuse());
                 }
             }
-            FollowerAction::Draw { .. }
-            | FollowerAction::Take { .. }
-            | FollowerAction::Fetch { .. }
-            | FollowerAction::Copy { .. } => return self.bring(action),
-        }
-        Vec::new()
-    }
-
-    /// Lets the generation bring tensors from somewhere.
-    fn bring(&mut self, action: FollowerAction) -> Vec<FollowerAction> {
-        let Some(generation) = &mut self.generation else { return Vec::new() };
-        match action {
-            FollowerAction::Draw { keys } => generation.draw(keys),
-            FollowerAction::Take { step, keys } => match self.shared.vault.find(step, &keys) {
-                Some(kept) => generation.take(keys, kept),
-                None => {
-                    let number = generation.number();
-                    return self.follower.failed(number, format!("the cut after step {step} is incomplete"));
-                }
-            },
-            FollowerAction::Fetch { from, step, keys } => generation.fetch(from, step, keys),
-            FollowerAction::Copy { of, step, keys, bytes_per_s } => generation.copy(of, step, keys, bytes_per_s),
-            _ => {}
+            // The generation that needs the tensors has ended.
+            (
+                FollowerAction::Draw { .. }
+                | FollowerAction::Take { .. }
+                | FollowerAction::Fetch { .. }
+                | FollowerAction::Copy { .. },
+                None,
+            ) => {}
         }
         Vec::new()
     }

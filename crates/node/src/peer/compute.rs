@@ -6,13 +6,13 @@ use std::sync::{Arc, mpsc};
 use fusionllm_exec::{Executor, Snapshot};
 use fusionllm_graph::TensorType;
 use fusionllm_plan::{Medium, TensorKey};
-use fusionllm_protocol::Assignment;
+use fusionllm_protocol::{Assignment, ComputeCommand};
 
 use super::assigned::Loading;
 use super::events::Event;
 use super::mailbox::Mailbox;
 use super::observer::JoinEvent;
-use super::runner::{Command, NetLink, ProgramRunner};
+use super::runner::{NetLink, ProgramRunner};
 use super::scratch::Scratch;
 use super::shared::Shared;
 use super::vault::Spool;
@@ -24,7 +24,7 @@ pub(super) struct Compute {
     pub(super) shared: Arc<Shared>,
     pub(super) mailbox: Arc<Mailbox>,
     pub(super) loads: tokio::sync::mpsc::Receiver<Loading>,
-    pub(super) commands: mpsc::Receiver<Command>,
+    pub(super) commands: mpsc::Receiver<ComputeCommand>,
 }
 
 impl Compute {

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use fusionllm_graph::HostTensor;
 use fusionllm_plan::{PASSES_IN_FLIGHT, PassKind, PeerId, TensorKey, Verdict};
-use fusionllm_protocol::{Assignment, Inbox, MemberId, PeerHello};
+use fusionllm_protocol::{Assignment, ComputeCommand, Inbox, MemberId, PeerHello};
 use fusionllm_transport::{Connection, DisconnectReason, Lanes, PeerAddr, Receiver};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -17,7 +17,7 @@ use super::events::Event;
 use super::fetch::Fetch;
 use super::mailbox::Mailbox;
 use super::receive::{Arrivals, Throughput};
-use super::runner::{Command, NetLink, Watched};
+use super::runner::{NetLink, Watched};
 use super::shared::Shared;
 use super::state;
 use super::vault::{Kept, Spool};
@@ -42,7 +42,7 @@ pub(super) struct Generation {
     addresses: BTreeMap<MemberId, PeerAddr>,
     mailbox: Arc<Mailbox>,
     loading: tokio::sync::mpsc::Sender<Loading>,
-    commands: mpsc::Sender<Command>,
+    commands: mpsc::Sender<ComputeCommand>,
     links: BTreeMap<PeerId, Connection>,
     /// The neighbours' tensors lanes, until the start.
     lanes: BTreeMap<PeerId, Receiver>,
@@ -250,7 +250,7 @@ impl Generation {
     }
 
     /// Hands a command to the computing thread.
-    pub(super) fn command(&self, command: Command) {
+    pub(super) fn command(&self, command: ComputeCommand) {
         // A thread that has ended reports that itself.
         let _ = self.commands.send(command);
     }

@@ -36,6 +36,7 @@ use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
+#[cfg(feature = "decoders")]
 pub(crate) use assigned::accepts_assignment;
 use broker::Introduction;
 use events::Event;

@@ -8,8 +8,8 @@ use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats
 use fusionllm_graph::{HostTensor, ValueId};
 use fusionllm_plan::{Address, PassKind, PeerId, Program, Verdict};
 use fusionllm_protocol::{
-    Assignment, CodecError, CodecSpectrum, FromPeer, Inbox, MemberId, PassReport, ReceivedBytes, SentBytes,
-    TensorHeader,
+    Assignment, CodecError, CodecSpectrum, ComputeCommand, FromPeer, Inbox, MemberId, PassReport, ReceivedBytes,
+    SentBytes, TensorHeader,
 };
 
 use super::codecs::{Codecs, Watch};
@@ -19,16 +19,6 @@ use super::receive::Throughput;
 use crate::NodeError;
 use crate::machine::memory;
 use crate::net::Outbox;
-
-/// A command for the computing thread. Commands are carried out in their order.
-pub(super) enum Command {
-    /// See [`ToPeer::Run`](fusionllm_protocol::ToPeer).
-    Run { pass: u64, version: u32, kind: PassKind, step: u64, inspect: bool },
-    /// See [`ToPeer::SetCodecs`](fusionllm_protocol::ToPeer).
-    SetCodecs { version: u32, codecs: BTreeMap<PeerId, Codec> },
-    /// See [`ToPeer::Snapshot`](fusionllm_protocol::ToPeer).
-    Snapshot { step: u64, save: bool },
-}
 
 /// The computing thread, once everything is loaded.
 pub(super) struct ProgramRunner {
@@ -42,7 +32,7 @@ impl ProgramRunner {
     /// Carries out commands until their sender is dropped. `keep` gets each snapshot, its step, and whether to save it.
     pub(super) fn work(
         mut self,
-        commands: &mpsc::Receiver<Command>,
+        commands: &mpsc::Receiver<ComputeCommand>,
         keep: impl Fn(Snapshot, u64, bool) -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
         let scripts = [self.executor.prepare(&self.train)?, self.executor.prepare(&self.assignment.eval)?];
@@ -51,16 +41,16 @@ impl ProgramRunner {
             let next = self.link.progress.while_waiting(MemberId::BROKER, || commands.recv());
             match next {
                 Err(_) => return Ok(()),
-                Ok(Command::Run { pass, version, kind, step, inspect }) => {
+                Ok(ComputeCommand::Run { pass, version, kind, step, inspect }) => {
                     self.executor.set_inspect(inspect);
                     self.run(&scripts, pass, version, kind, step)?;
                 }
                 // The lane keeps its order: all earlier passes are over.
-                Ok(Command::SetCodecs { version, codecs }) => {
+                Ok(ComputeCommand::SetCodecs { version, codecs }) => {
                     self.train.set_codecs(version, codecs)?;
                     self.link.codecs.set_codecs()?;
                 }
-                Ok(Command::Snapshot { step, save }) => keep(self.executor.snapshot(&self.train), step, save)?,
+                Ok(ComputeCommand::Snapshot { step, save }) => keep(self.executor.snapshot(&self.train), step, save)?,
             }
         }
     }

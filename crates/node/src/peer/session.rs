@@ -16,7 +16,6 @@ use super::broker::{BrokerConnection, Introduction};
 use super::events::{Event, FromBroker};
 use super::generation::{Generation, MOVED_ON};
 use super::observer::{JoinEvent, PartEnd, Participation};
-use super::runner::Command;
 use super::serve::{Request, watch_request};
 use super::shared::Shared;
 use super::survey::{measure, measure_links};
@@ -211,14 +210,14 @@ impl Session {
                     generation.judge(pass, verdict);
                 }
             }
-            ToPeer::Run { pass, version, kind, step, inspect } => {
-                self.command(Command::Run { pass, version, kind, step, inspect });
+            ToPeer::Compute(command) => {
+                if let Some(generation) = self.commanded() {
+                    generation.command(command);
+                }
             }
-            ToPeer::SetCodecs { version, codecs } => self.command(Command::SetCodecs { version, codecs }),
             ToPeer::Welcome { .. } => {
                 return end(Err(NodeError::Protocol("the broker welcomed a member as a visitor".into())));
             }
-            ToPeer::Snapshot { step, save } => self.command(Command::Snapshot { step, save }),
         }
         ControlFlow::Continue(actions)
     }
@@ -237,12 +236,6 @@ impl Session {
     /// The generation that commands of the broker are for, if they are not for one that was stopped.
     fn commanded(&self) -> Option<&Generation> {
         self.generation.as_ref().filter(|_| self.follower.takes_commands())
-    }
-
-    fn command(&self, command: Command) {
-        if let Some(generation) = self.commanded() {
-            generation.command(command);
-        }
     }
 
     /// Sends the broker an answer once it is there.

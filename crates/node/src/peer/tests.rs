@@ -9,7 +9,8 @@ use fusionllm_plan::{
     Address, Optimizer, PassKind, PeerId, Plan, Program, Schedule, TensorKey, Verdict, compile, compile_forward,
 };
 use fusionllm_protocol::{
-    Assignment, BulkHeader, Contact, Farewell, FromPeer, Hello, MemberId, Source, TensorHeader, ToPeer, encode,
+    Assignment, BulkHeader, ComputeCommand, Contact, Farewell, FromPeer, Hello, MemberId, Source, TensorHeader, ToPeer,
+    encode,
 };
 use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes, Secret, Ticket};
 use tokio::task::JoinHandle;
@@ -147,7 +148,15 @@ fn assignment(
 /// Trains one step, and returns the loss.
 async fn train(members: &mut [Member; 2], pass: u64, step: u64) -> f64 {
     for (member, (program, _)) in members.iter().zip(programs()) {
-        member.say(ToPeer::Run { pass, version: program.version, kind: PassKind::Train, step, inspect: false }).await;
+        member
+            .say(ToPeer::Compute(ComputeCommand::Run {
+                pass,
+                version: program.version,
+                kind: PassKind::Train,
+                step,
+                inspect: false,
+            }))
+            .await;
         for (address, (from, ty)) in program.incoming() {
             if from != PeerId::BROKER {
                 continue;
@@ -188,7 +197,7 @@ async fn train(members: &mut [Member; 2], pass: u64, step: u64) -> f64 {
 async fn cut(members: &mut [Member; 2], step: u64) {
     let ids = [members[0].id, members[1].id];
     for member in members.iter_mut() {
-        member.say(ToPeer::Snapshot { step, save: false }).await;
+        member.say(ToPeer::Compute(ComputeCommand::Snapshot { step, save: false })).await;
         assert_eq!(member.hear().await, FromPeer::Kept { step });
     }
     for (member, of) in members.iter_mut().zip([ids[1], ids[0]]) {

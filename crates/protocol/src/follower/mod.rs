@@ -1,10 +1,12 @@
 //! A peer's side of a run whose members change: the tensors that an assignment still lacks, the cuts that are here, and
 //! the members to ask.
 
+mod inbox;
 mod role;
 
 use std::collections::{BTreeMap, BTreeSet};
 
+pub use inbox::{Inbox, UnexpectedTensor};
 pub use role::{FollowerAction, Greeting, Role};
 
 use fusionllm_plan::TensorKey;

@@ -1,6 +1,9 @@
 //! The state machine that conducts one generation of a run.
 
+mod action;
+mod expected;
 mod pass;
+mod program_outline;
 mod settings;
 mod steps;
 
@@ -8,8 +11,10 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_plan::{LinkCodec, PassKind, PeerId};
 
-use crate::expected::ReportKey;
-use crate::{Action, BatchId, EvalRecord, ExpectedReports, FromPeer, PassReport, ToPeer, TrainingProgress};
+use crate::{ComputeCommand, FromPeer, PassReport, ToPeer, TrainingProgress};
+pub use action::{BatchId, EvalRecord, GenerationAction, StepRecord};
+pub use expected::ExpectedReports;
+use expected::ReportKey;
 use pass::{Pass, plausible};
 pub use settings::{AppliedCodecs, EvalSchedule, Participant, RunSettings};
 use steps::{Findings, MAX_SKIPPED_STEPS};
@@ -84,7 +89,7 @@ pub struct GenerationMachine {
 }
 
 /// The error completes "broke the protocol: it …".
-type Outcome = Result<Vec<Action>, &'static str>;
+type Outcome = Result<Vec<GenerationAction>, &'static str>;
 
 impl GenerationMachine {
     /// A machine that conducts these peers, indexed by their numbers.
@@ -146,7 +151,7 @@ impl GenerationMachine {
 
     /// Stops the run after the passes in flight, with a checkpoint if the run takes checkpoints. Stops at once if not
     /// all peers are ready.
-    pub fn interrupt(&mut self) -> Vec<Action> {
+    pub fn interrupt(&mut self) -> Vec<GenerationAction> {
         if self.over {
             return Vec::new();
         }
@@ -159,9 +164,9 @@ impl GenerationMachine {
         if self.is_started() { self.issue_next() } else { self.finish() }
     }
 
-    /// Ends the generation after the passes in flight and their evaluation, with a cut: see [`Action::Drained`]. Call
+    /// Ends the generation after the passes in flight and their evaluation, with a cut: see [`GenerationAction::Drained`]. Call
     /// it only once all peers are ready.
-    pub fn drain(&mut self) -> Vec<Action> {
+    pub fn drain(&mut self) -> Vec<GenerationAction> {
         if self.over || self.halt.is_some() {
             return Vec::new();
         }
@@ -194,10 +199,10 @@ impl GenerationMachine {
         let message = |(peer, participant): (u32, &Participant)| {
             let of_peer = codecs.iter().filter(|l| l.from == PeerId(peer));
             let codecs = of_peer.map(|l| (l.to, l.codec)).collect();
-            Action::Send(participant.member, ToPeer::SetCodecs { version, codecs })
+            (participant.member, ToPeer::Compute(ComputeCommand::SetCodecs { version, codecs }))
         };
-        let actions = (0..).zip(&self.peers).map(message).collect();
-        Some(AppliedCodecs { version, step: self.trained + 1, actions })
+        let messages = (0..).zip(&self.peers).map(message).collect();
+        Some(AppliedCodecs { version, step: self.trained + 1, messages })
     }
 
     /// Sets the micro-batches' shares of a pass's loss, and the number of its targets.
@@ -209,7 +214,7 @@ impl GenerationMachine {
     }
 
     /// Call when the checkpoint is complete, or has failed. The run continues in both cases.
-    pub fn checkpoint_committed(&mut self, step: u64) -> Vec<Action> {
+    pub fn checkpoint_committed(&mut self, step: u64) -> Vec<GenerationAction> {
         self.saving.take_if(|s| s.step == step && s.committing);
         self.issue_next()
     }
@@ -220,7 +225,12 @@ impl GenerationMachine {
     /// # Errors
     ///
     /// How the peer broke the protocol.
-    pub fn message(&mut self, from: PeerId, message: FromPeer, now: f64) -> Result<Vec<Action>, &'static str> {
+    pub fn message(
+        &mut self,
+        from: PeerId,
+        message: FromPeer,
+        now: f64,
+    ) -> Result<Vec<GenerationAction>, &'static str> {
         if self.over {
             return Ok(Vec::new());
         }
@@ -245,7 +255,7 @@ impl GenerationMachine {
     /// # Errors
     ///
     /// Nobody requested it.
-    pub fn snapshot_arrived(&mut self, from: PeerId, step: u64) -> Result<Vec<Action>, &'static str> {
+    pub fn snapshot_arrived(&mut self, from: PeerId, step: u64) -> Result<Vec<GenerationAction>, &'static str> {
         let saving = self.saving.as_mut().filter(|s| s.step == step);
         if !saving.is_some_and(|s| s.waiting.remove(&from)) {
             return Err("completed a snapshot that nobody requested");
@@ -253,18 +263,18 @@ impl GenerationMachine {
         Ok(self.try_commit().into_iter().collect())
     }
 
-    fn broadcast(&self, message: ToPeer) -> impl Iterator<Item = Action> {
-        self.peers.iter().map(move |p| Action::Send(p.member, message.clone()))
+    fn broadcast(&self, message: ToPeer) -> impl Iterator<Item = GenerationAction> {
+        self.peers.iter().map(move |p| GenerationAction::Send(p.member, message.clone()))
     }
 
-    fn fail(&mut self, reason: String) -> Vec<Action> {
+    fn fail(&mut self, reason: String) -> Vec<GenerationAction> {
         self.over = true;
-        vec![Action::Fail(reason)]
+        vec![GenerationAction::Fail(reason)]
     }
 
-    fn finish(&mut self) -> Vec<Action> {
+    fn finish(&mut self) -> Vec<GenerationAction> {
         self.over = true;
-        vec![Action::Finish(self.progress)]
+        vec![GenerationAction::Finish(self.progress)]
     }
 
     fn peer_ready(&mut self, from: PeerId, now: f64) -> Outcome {
@@ -315,7 +325,7 @@ impl GenerationMachine {
         while let Some(pass) = self.passes.pop_front_if(|p| p.done.len() == peers) {
             actions.extend(self.pass_over(pass, now));
         }
-        if actions.iter().any(|action| matches!(action, Action::Expel(..))) {
+        if actions.iter().any(|action| matches!(action, GenerationAction::Expel(..))) {
             // Another generation follows.
             self.over = true;
             return Ok(actions);
@@ -329,7 +339,7 @@ impl GenerationMachine {
     }
 
     /// Completes a pass: all peers have completed it and all before it.
-    fn pass_over(&mut self, pass: Pass, now: f64) -> Vec<Action> {
+    fn pass_over(&mut self, pass: Pass, now: f64) -> Vec<GenerationAction> {
         let elapsed = now - self.last_end;
         self.last_end = now;
         match pass.batch {
@@ -342,17 +352,17 @@ impl GenerationMachine {
                 }
                 let targets = std::mem::take(&mut self.eval_targets) as f64;
                 let means = std::mem::take(&mut self.eval_sums).into_values().map(|s| s / targets).collect();
-                vec![Action::Evaluated(EvalRecord { step, means })]
+                vec![GenerationAction::Evaluated(EvalRecord { step, means })]
             }
         }
     }
 
     /// Completes the checkpoint once every snapshot has arrived and its step is complete.
-    fn try_commit(&mut self) -> Option<Action> {
+    fn try_commit(&mut self) -> Option<GenerationAction> {
         let saving = self.saving.as_mut().filter(|s| s.waiting.is_empty() && !s.committing)?;
         let updates = saving.updates?;
         saving.committing = true;
-        Some(Action::Commit(TrainingProgress { step: saving.step, updates }))
+        Some(GenerationAction::Commit(TrainingProgress { step: saving.step, updates }))
     }
 
     /// The item that follows `item` in an undisturbed generation: after each step its evaluation, then its checkpoint
@@ -385,7 +395,7 @@ impl GenerationMachine {
     }
 
     /// Issues the next items, as far as the window allows.
-    fn issue_next(&mut self) -> Vec<Action> {
+    fn issue_next(&mut self) -> Vec<GenerationAction> {
         let mut actions = Vec::new();
         if self.over || !self.is_started() {
             return actions;
@@ -410,7 +420,7 @@ impl GenerationMachine {
             match self.halt {
                 Some(Halt::Drain) if self.trained < self.settings.steps => {
                     self.over = true;
-                    actions.push(Action::Drained(self.progress));
+                    actions.push(GenerationAction::Drained(self.progress));
                 }
                 _ if self.saving.is_none() => actions.extend(self.finish()),
                 _ => {}
@@ -419,9 +429,9 @@ impl GenerationMachine {
         actions
     }
 
-    fn begin_snapshot(&mut self, step: u64, save: bool) -> Vec<Action> {
+    fn begin_snapshot(&mut self, step: u64, save: bool) -> Vec<GenerationAction> {
         (self.snapshot, self.cut_wanted) = (Some(step), false);
-        let mut actions = vec![Action::Cut(step)];
+        let mut actions = vec![GenerationAction::Cut(step)];
         if save {
             self.saved = Some(step);
             self.saving = Some(Saving {
@@ -430,13 +440,13 @@ impl GenerationMachine {
                 waiting: (0..self.peers.len() as u32).map(PeerId).collect(),
                 committing: false,
             });
-            actions.push(Action::BeginCheckpoint(step));
+            actions.push(GenerationAction::BeginCheckpoint(step));
         }
-        actions.extend(self.broadcast(ToPeer::Snapshot { step, save }));
+        actions.extend(self.broadcast(ToPeer::Compute(ComputeCommand::Snapshot { step, save })));
         actions
     }
 
-    fn issue(&mut self, batch: BatchId) -> Vec<Action> {
+    fn issue(&mut self, batch: BatchId) -> Vec<GenerationAction> {
         self.issued += 1;
         let (pass, version, step) = (self.issued, self.version, batch.step());
         let inspect = self.inspect && batch.kind() == PassKind::Train;
@@ -444,7 +454,7 @@ impl GenerationMachine {
         if batch.kind() == PassKind::Train {
             self.trained = step + 1;
         }
-        let run = ToPeer::Run { pass, version, kind: batch.kind(), step, inspect };
-        self.broadcast(run).chain([Action::Feed(pass, batch)]).collect()
+        let run = ToPeer::Compute(ComputeCommand::Run { pass, version, kind: batch.kind(), step, inspect });
+        self.broadcast(run).chain([GenerationAction::Feed(pass, batch)]).collect()
     }
 }

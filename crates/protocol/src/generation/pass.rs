@@ -5,9 +5,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{PassKind, PeerId, Verdict, clip_factor, share_of_loss};
 
+use super::expected::ReportKey;
 use super::settings::RunSettings;
-use crate::expected::ReportKey;
-use crate::{BatchId, ExpectedReports, PassReport};
+use super::{BatchId, ExpectedReports};
+use crate::PassReport;
 
 #[derive(Debug)]
 pub(super) struct Pass {

@@ -2,7 +2,8 @@
 
 use fusionllm_plan::LearningRate;
 
-use crate::{Action, ExpectedReports, MemberId, TrainingProgress};
+use super::ExpectedReports;
+use crate::{MemberId, ToPeer, TrainingProgress};
 
 /// The steps after which the model is evaluated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -56,6 +57,6 @@ pub struct AppliedCodecs {
     pub version: u32,
     /// The first step that uses them, counted from 1.
     pub step: u64,
-    /// The actions for the driver.
-    pub actions: Vec<Action>,
+    /// The messages that tell the peers.
+    pub messages: Vec<(MemberId, ToPeer)>,
 }

@@ -6,9 +6,10 @@ use fusionllm_graph::ValueId;
 use fusionllm_plan::{PassKind, PeerId, Poison};
 
 use super::pass::{Judgement, Pass};
+use super::program_outline::{Sentence, remedy};
+use super::{GenerationAction, StepRecord};
 use super::{GenerationMachine, Outcome};
-use crate::program_outline::{Sentence, remedy};
-use crate::{Action, Notice, StepRecord, ToPeer, TrainingProgress};
+use crate::{Notice, ToPeer, TrainingProgress};
 
 /// A run fails after this many consecutive steps that were skipped because they were not finite.
 pub(super) const MAX_SKIPPED_STEPS: u32 = 20;
@@ -73,7 +74,7 @@ impl GenerationMachine {
     }
 
     /// Completes a step that all peers have completed.
-    pub(super) fn step_over(&mut self, pass: Pass, step: u64, step_s: f64) -> Vec<Action> {
+    pub(super) fn step_over(&mut self, pass: Pass, step: u64, step_s: f64) -> Vec<GenerationAction> {
         let Some(Judgement { verdict, loss, grad_norm }) = pass.judgement else { return Vec::new() };
         self.progress = TrainingProgress { step, updates: self.progress.updates + u64::from(verdict.apply) };
         if let Some(saving) = self.saving.as_mut().filter(|s| s.step == step) {
@@ -102,11 +103,11 @@ impl GenerationMachine {
             bytes_sent: sent.fold(0, |sum, s| sum.saturating_add(s.bytes)),
             peers: pass.done.into_values().collect(),
         };
-        [Action::Step(record)].into_iter().chain(findings).collect()
+        [GenerationAction::Step(record)].into_iter().chain(findings).collect()
     }
 
     /// Says what a skipped step has shown, if it was inspected.
-    fn find(&mut self, pass: &Pass, step: u64) -> Vec<Action> {
+    fn find(&mut self, pass: &Pass, step: u64) -> Vec<GenerationAction> {
         if !pass.inspect {
             return Vec::new();
         }
@@ -124,7 +125,7 @@ impl GenerationMachine {
             let told = (peer, poison.map(Poison::of_any_micro_batch));
             if self.findings.told.replace(told) != Some(told) {
                 let member = participant.member;
-                actions.push(Action::Notice(Notice::Poisoned { member, step, what, advice }));
+                actions.push(GenerationAction::Notice(Notice::Poisoned { member, step, what, advice }));
             }
         }
         let before = std::mem::take(&mut self.findings.contradictions);
@@ -134,7 +135,7 @@ impl GenerationMachine {
             if *times >= MAX_CONTRADICTIONS {
                 let what = contradiction().what;
                 let reason = format!("in {times} inspected steps in a row, it {what}");
-                actions.push(Action::Expel(self.peers[peer.0 as usize].member, reason));
+                actions.push(GenerationAction::Expel(self.peers[peer.0 as usize].member, reason));
             }
         }
         actions

@@ -1,7 +1,11 @@
 //! The broker's machine for a whole run: from the first joiner to the last step, over all generations.
 
+mod action;
 mod copies;
+mod custody;
+mod formation;
 mod gathering;
+mod notice;
 mod running;
 mod spares;
 mod speed;
@@ -15,12 +19,17 @@ use std::sync::Arc;
 
 use fusionllm_plan::{LinkCodec, PeerId, Program};
 
-use crate::notice::{Open, one_line};
 use crate::{
-    Action, Admission, AppliedCodecs, Atlas, Custody, Farewell, Formation, FromPeer, GenerationMachine, Hello,
-    Identity, IncidentKind, MemberId, Notice, Roster, RunSettings, Standing, Survey, ToPeer, TrainingProgress,
+    Admission, AppliedCodecs, Atlas, Farewell, FromPeer, GenerationMachine, Hello, Identity, MemberId, Roster,
+    RunSettings, Standing, Survey, ToPeer, TrainingProgress,
 };
+pub use action::Action;
 use copies::{COPY_RATE, CopyPace};
+pub use custody::{Custody, Restart, Share};
+pub use formation::{Formation, Mirroring, Order};
+use notice::Open;
+pub(crate) use notice::one_line;
+pub use notice::{Incident, IncidentKind, Notice};
 use speed::Speeds;
 use state::Awaited;
 pub use state::{Past, RunState};

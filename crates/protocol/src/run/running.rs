@@ -4,12 +4,13 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::copies::{bandwidth, buddies};
+use super::notice::{Open, one_line};
 use super::speed::SpeedChange;
+use super::{Action, Formation, IncidentKind, Notice, Order, Share};
 use super::{COPY_RATE, Phase, Run, Running};
-use crate::notice::{Open, one_line};
 use crate::{
-    Action, Formation, FromPeer, GenerationMachine, IncidentKind, MemberId, Notice, Order, Participant, RunSettings,
-    Share, Standing, StepRecord, ToPeer, TrainingProgress,
+    FromPeer, GenerationAction, GenerationMachine, MemberId, Participant, RunSettings, Standing, StepRecord, ToPeer,
+    TrainingProgress,
 };
 
 /// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
@@ -290,19 +291,14 @@ impl Run {
         actions
     }
 
-    /// Takes note of the generation's actions, and adds those that follow from them.
-    pub(super) fn follow(&mut self, actions: Vec<Action>) -> Vec<Action> {
+    /// Takes note of the generation's actions, and turns them into the run's own and those that follow from them.
+    pub(super) fn follow(&mut self, actions: Vec<GenerationAction>) -> Vec<Action> {
         let mut all = Vec::with_capacity(actions.len());
         for action in actions {
             match action {
-                Action::Cut(step) => self.begin_cut(step),
-                Action::Drained(progress) => {
-                    if let Phase::Running(running) = &mut self.phase {
-                        running.drained = Some(progress);
-                    }
-                    all.extend(self.move_on());
-                }
-                Action::Step(record) => {
+                GenerationAction::Send(to, message) => all.push(Action::Send(to, message)),
+                GenerationAction::Feed(pass, batch) => all.push(Action::Feed(pass, batch)),
+                GenerationAction::Step(record) => {
                     // An inspected step takes longer, so it says nothing about speed. Only steps after a skipped one
                     // are inspected.
                     let mut slower = Vec::new();
@@ -314,10 +310,21 @@ impl Run {
                     all.extend(self.step_over());
                     all.extend(slower);
                 }
-                // After this action, the generation does nothing more.
-                Action::Expel(member, reason) => all.extend(self.expel(member, &reason, self.now)),
-                Action::Finish(_) | Action::Fail(_) => return [all, self.end(action)].concat(),
-                other => all.push(other),
+                GenerationAction::Evaluated(record) => all.push(Action::Evaluated(record)),
+                GenerationAction::Cut(step) => self.begin_cut(step),
+                GenerationAction::BeginCheckpoint(step) => all.push(Action::BeginCheckpoint(step)),
+                GenerationAction::Commit(progress) => all.push(Action::Commit(progress)),
+                GenerationAction::Expel(member, reason) => all.extend(self.expel(member, &reason, self.now)),
+                GenerationAction::Notice(notice) => all.push(Action::Notice(notice)),
+                GenerationAction::Drained(progress) => {
+                    if let Phase::Running(running) = &mut self.phase {
+                        running.drained = Some(progress);
+                    }
+                    all.extend(self.move_on());
+                }
+                // After one of these two, the generation does nothing more.
+                GenerationAction::Finish(progress) => return [all, self.end(Action::Finish(progress))].concat(),
+                GenerationAction::Fail(reason) => return [all, self.end(Action::Fail(reason))].concat(),
             }
         }
         // Copies are considered only now, because the same actions may begin a cut.

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
+use super::notice::Open;
 use super::{Phase, Run, RunOptions};
-use crate::notice::Open;
 use crate::{Admission, Atlas, Custody, IncidentKind, Member, MemberId, Roster, Standing, TrainingProgress};
 
 /// Seconds that members which went together have to come back, counted from the return of the first one. Members try

@@ -7,8 +7,9 @@ use fusionllm_plan::{
     Address, Cause, Instruction, LearningRate, LinkCodec, PassKind, PeerId, Poison, Program, Verdict,
 };
 use fusionllm_protocol::{
-    Action, AppliedCodecs, BatchId, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, GenerationMachine, MemberId,
-    Notice, Participant, PassReport, RunSettings, SentBytes, StepRecord, ToPeer, TrainingProgress,
+    AppliedCodecs, BatchId, ComputeCommand, EvalRecord, EvalSchedule, ExpectedReports, FromPeer, GenerationAction,
+    GenerationMachine, MemberId, Notice, Participant, PassReport, RunSettings, SentBytes, StepRecord, ToPeer,
+    TrainingProgress,
 };
 
 use super::{ChoiceRng, programs};
@@ -202,13 +203,13 @@ impl Simulation<'_> {
     }
 
     /// A message that breaks the protocol ends the run.
-    fn message(&mut self, from: usize, message: FromPeer) -> Vec<Action> {
+    fn message(&mut self, from: usize, message: FromPeer) -> Vec<GenerationAction> {
         let result = self.machine.message(PeerId(from as u32), message, self.clock);
-        result.unwrap_or_else(|what| vec![Action::Fail(format!("p{from} {what}"))])
+        result.unwrap_or_else(|what| vec![GenerationAction::Fail(format!("p{from} {what}"))])
     }
 
     /// Gives every peer a new codec for its link to the next peer.
-    fn set_codecs(&mut self) -> Vec<Action> {
+    fn set_codecs(&mut self) -> Vec<GenerationAction> {
         let ratio = 2.0 + self.trace.codec_versions.len() as f64;
         let peers = self.scenario.peers as u32;
         let codec = |p| LinkCodec {
@@ -217,19 +218,19 @@ impl Simulation<'_> {
             codec: Codec::TopK(TopK { ratio, values: ValueFormat::Int8 }),
         };
         let codecs: Vec<LinkCodec> = (0..peers).filter(|_| peers > 1).map(codec).collect();
-        let Some(AppliedCodecs { version, step, actions }) = self.machine.set_codecs(&codecs) else {
+        let Some(AppliedCodecs { version, step, messages }) = self.machine.set_codecs(&codecs) else {
             return Vec::new();
         };
         self.trace.codec_versions.push((version, step));
-        actions
+        messages.into_iter().map(|(to, message)| GenerationAction::Send(to, message)).collect()
     }
 
-    fn carry_out(&mut self, actions: Vec<Action>) {
+    fn carry_out(&mut self, actions: Vec<GenerationAction>) {
         for action in actions {
             assert_eq!(self.trace.end, None, "{action:?} after the end");
             match action {
-                Action::Send(to, message) => self.peers[to.0 as usize].lane.push_back(message),
-                Action::Feed(pass, batch) => {
+                GenerationAction::Send(to, message) => self.peers[to.0 as usize].lane.push_back(message),
+                GenerationAction::Feed(pass, batch) => {
                     self.issued += 1;
                     assert_eq!(pass, self.issued);
                     assert!(self.issued - self.completed <= self.scenario.settings.window);
@@ -239,22 +240,23 @@ impl Simulation<'_> {
                     }
                     self.machine.set_weights(pass, (0..m).map(|i| share(m, i)).collect(), TARGETS);
                 }
-                Action::Step(record) => self.trace.steps.push(record),
-                Action::Evaluated(e) => self.trace.evaluated.push(e),
-                Action::BeginCheckpoint(step) => assert_eq!(self.saving.replace(step), None),
-                Action::Commit(position) => {
+                GenerationAction::Step(record) => self.trace.steps.push(record),
+                GenerationAction::Evaluated(e) => self.trace.evaluated.push(e),
+                GenerationAction::BeginCheckpoint(step) => assert_eq!(self.saving.replace(step), None),
+                GenerationAction::Commit(position) => {
                     assert_eq!(self.saving, Some(position.step));
                     assert_eq!(self.committing.replace(position.step), None);
                     self.trace.commits.push(position);
                 }
-                Action::Finish(position) => {
+                GenerationAction::Finish(position) => {
                     assert_eq!(position, self.machine.progress());
                     self.trace.end = Some(End::Finished(position));
                 }
-                Action::Fail(reason) => self.trace.end = Some(End::Failed(reason)),
-                Action::Cut(step) => self.trace.cuts.push(step),
-                Action::Notice(notice) => self.trace.notices.push(notice),
-                other => unreachable!("{other:?}"),
+                GenerationAction::Fail(reason) => self.trace.end = Some(End::Failed(reason)),
+                GenerationAction::Cut(step) => self.trace.cuts.push(step),
+                GenerationAction::Notice(notice) => self.trace.notices.push(notice),
+                // The peers of a simulation leave nobody waiting, and say nothing that contradicts itself.
+                GenerationAction::Drained(_) | GenerationAction::Expel(..) => unreachable!("{action:?}"),
             }
         }
     }
@@ -334,10 +336,10 @@ impl<'a> Peer<'a> {
             return;
         }
         match self.commands.pop_front().unwrap() {
-            ToPeer::SetCodecs { version, codecs } => {
+            ToPeer::Compute(ComputeCommand::SetCodecs { version, codecs }) => {
                 self.train.set_codecs(version, codecs).unwrap();
             }
-            ToPeer::Run { pass, version, kind, step, inspect } => {
+            ToPeer::Compute(ComputeCommand::Run { pass, version, kind, step, inspect }) => {
                 assert_eq!(version, self.train.version, "a pass uses only codecs that were sent");
                 self.passes += 1;
                 assert_eq!(pass, self.passes, "every peer runs every pass");
@@ -345,7 +347,7 @@ impl<'a> Peer<'a> {
                 self.begin(pass, kind, step, inspect);
                 self.trained += u64::from(kind == PassKind::Train);
             }
-            ToPeer::Snapshot { step, save } => {
+            ToPeer::Compute(ComputeCommand::Snapshot { step, save }) => {
                 assert_eq!(step, self.trained, "a snapshot shows its step");
                 self.snapshots.extend(save.then_some(step));
             }

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_plan::{Instruction, LearningRate, Optimizer, Poison, Program};
 use fusionllm_protocol::{
-    Action, Admission, Arrival, ExpectedPeers, ExpectedReports, Farewell, Formation, FromPeer, Heartbeat, Hello,
-    Invitation, MemberId, Notice, PassReport, Past, Roster, Run, RunOptions, RunPhase, RunSettings, Standing,
-    TicketRole, ToPeer, TrainingProgress, VERSION, share_of,
+    Action, Admission, Arrival, ComputeCommand, ExpectedPeers, ExpectedReports, Farewell, Formation, FromPeer,
+    Heartbeat, Hello, Invitation, MemberId, Notice, PassReport, Past, Roster, Run, RunOptions, RunPhase, RunSettings,
+    Standing, TicketRole, ToPeer, TrainingProgress, VERSION, share_of,
 };
 
 use super::programs;
@@ -151,7 +151,7 @@ impl Stage {
     /// Answers requests for plans, and keeps all other actions.
     pub(crate) fn carry_out(&mut self, actions: Vec<Action>) {
         for action in actions {
-            if let Action::Send(MemberId(to), ToPeer::Run { pass, inspect, .. }) = action
+            if let Action::Send(MemberId(to), ToPeer::Compute(ComputeCommand::Run { pass, inspect, .. })) = action
                 && self.run.peers().first() == Some(&MemberId(to))
             {
                 self.issued.push_back((pass, inspect));

@@ -9,9 +9,10 @@ use fusionllm_plan::{
     Address, Cause, Curve, LearningRate, Link, Measured, PassKind, PeerId, Poison, Rates, TensorKey, Verdict,
 };
 use fusionllm_protocol::{
-    Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, Contact, ExpectedPeers, Farewell, FromPeer,
-    Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question, ReceivedBytes,
-    Request, Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader, TicketRole, ToPeer, VERSION, encode,
+    Admission, Answer, Arrival, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, ExpectedPeers,
+    Farewell, FromPeer, Heartbeat, Hello, Invitation, MachineProfile, MemberId, PassReport, PeerHello, Probe, Question,
+    ReceivedBytes, Request, Roster, Run, RunOptions, RunSettings, SentBytes, TensorHeader, TicketRole, ToPeer, VERSION,
+    encode,
 };
 use fusionllm_transport::{PeerAddr, SecretKey};
 
@@ -85,10 +86,13 @@ pub(super) fn to_peer() -> Vec<Vec<u8>> {
         ToPeer::Measure { programs: Vec::new() },
         ToPeer::Probe { with: MemberId::BROKER, patience_s: 0.3 },
         ToPeer::Regroup { generation: 2 },
-        ToPeer::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3, inspect: true },
+        ToPeer::Compute(ComputeCommand::Run { pass: 4, version: 2, kind: PassKind::Train, step: 3, inspect: true }),
         ToPeer::Verdict { pass: 4, verdict: Verdict { apply: true, update: 3, lr: 1e-3, factor: 0.5 } },
-        ToPeer::SetCodecs { version: 3, codecs: BTreeMap::from([(PeerId(1), Codec::Bf16), (PeerId(2), top)]) },
-        ToPeer::Snapshot { step: 9, save: true },
+        ToPeer::Compute(ComputeCommand::SetCodecs {
+            version: 3,
+            codecs: BTreeMap::from([(PeerId(1), Codec::Bf16), (PeerId(2), top)]),
+        }),
+        ToPeer::Compute(ComputeCommand::Snapshot { step: 9, save: true }),
         ToPeer::Mirror { step: 9, of: MemberId(2), bytes_per_s: Some(1e6) },
         ToPeer::Release { before: 9 },
         ToPeer::Stop(Farewell::Failed { reason: "no".into() }),

@@ -220,16 +220,6 @@ impl RunDir {
         write_atomic(&self.path.join(PLAN), json.as_bytes())
     }
 
-    /// Reads the plan.
-    ///
-    /// # Errors
-    ///
-    /// The file cannot be read.
-    pub fn read_plan(&self) -> Result<String, DiskError> {
-        let path = self.path.join(PLAN);
-        fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))
-    }
-
     /// Writes the peers' ticket and the owner's. On Unix only the user can read them: whoever has one can join, or put
     /// members out.
     ///

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use fusionllm_plan::{Instruction, Link, Measured, PassKind, Program, Rates, TensorKey};
 use fusionllm_protocol::{
-    Follower, FollowerAction, FromPeer, MachineProfile, MemberId, PassReport, Role, Source, ToPeer,
+    ComputeCommand, Follower, FollowerAction, FromPeer, MachineProfile, MemberId, PassReport, Role, Source, ToPeer,
 };
 
 use super::{Down, Event, World};
@@ -250,8 +250,8 @@ impl World {
         let Some(command) = self.machines[m].commands.pop_front() else { return };
         self.machines[m].progress += 1;
         match command {
-            ToPeer::Run { pass, kind, step, .. } => self.run_pass(m, pass, kind, step),
-            ToPeer::Snapshot { step, save } => self.snapshot(m, step, save),
+            ToPeer::Compute(ComputeCommand::Run { pass, kind, step, .. }) => self.run_pass(m, pass, kind, step),
+            ToPeer::Compute(ComputeCommand::Snapshot { step, save }) => self.snapshot(m, step, save),
             _ => {}
         }
         if self.machines[m].waiting.is_none() {

@@ -524,7 +524,7 @@ impl World {
                         self.at(at, Event::Down(m, Down::Control(connection, message)));
                     }
                 }
-                Action::Dismiss(_) | Action::Cut(_) | Action::Expel(..) | Action::Drained(_) => {}
+                Action::Dismiss(_) => {}
                 Action::Feed(pass, _) => {
                     let share = 1.0 / f64::from(MICRO_BATCHES);
                     self.run.set_weights(pass, vec![share; MICRO_BATCHES as usize], 10);

@@ -8,7 +8,7 @@ use fusionllm_plan::{Address, Link, Measured, PassKind, PeerId, Program, Rates, 
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::bounded::{Bounded, Left};
+use super::bounded::{Bounded, Left};
 use crate::{PassReport, Request};
 
 /// Version of the messages. Broker and joiner must have the same version.
@@ -260,6 +260,38 @@ pub enum Farewell {
     },
 }
 
+/// A command for a peer's computing thread, which carries its commands out in their order.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub enum ComputeCommand {
+    /// Run the training or the evaluation program.
+    Run {
+        /// Number of the pass. It grows over all generations.
+        pass: u64,
+        /// Version of the plan that it uses.
+        version: u32,
+        /// The program to run.
+        kind: PassKind,
+        /// Batches trained on before it. Counter-based operators draw from it.
+        step: u64,
+        /// Whether to look for numbers that are not finite, and to say where the first one came from.
+        inspect: bool,
+    },
+    /// All further passes use the plan's next version.
+    SetCodecs {
+        /// That version.
+        version: u32,
+        /// The codecs of the peer's links, by receiver.
+        codecs: BTreeMap<PeerId, Codec>,
+    },
+    /// Keep the tensors that you own as they are now: a cut.
+    Snapshot {
+        /// The cut: batches trained on before it.
+        step: u64,
+        /// Whether to stream them to the broker, for a checkpoint.
+        save: bool,
+    },
+}
+
 /// A message from the broker to a peer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum ToPeer {
@@ -287,39 +319,14 @@ pub enum ToPeer {
         /// The next generation.
         generation: u32,
     },
-    /// Run the training or the evaluation program.
-    Run {
-        /// Number of the pass. It grows over all generations.
-        pass: u64,
-        /// Version of the plan that it uses.
-        version: u32,
-        /// The program to run.
-        kind: PassKind,
-        /// Batches trained on before it. Counter-based operators draw from it.
-        step: u64,
-        /// Whether to look for numbers that are not finite, and to say where the first one came from.
-        inspect: bool,
-    },
+    /// A command for the thread that computes.
+    Compute(ComputeCommand),
     /// The answer to all peers' norms.
     Verdict {
         /// The pass.
         pass: u64,
         /// The verdict.
         verdict: Verdict,
-    },
-    /// All further passes use the plan's next version.
-    SetCodecs {
-        /// That version.
-        version: u32,
-        /// The codecs of the peer's links, by receiver.
-        codecs: BTreeMap<PeerId, Codec>,
-    },
-    /// Keep the tensors that you own as they are now: a cut.
-    Snapshot {
-        /// The cut: batches trained on before it.
-        step: u64,
-        /// Whether to stream them to the broker, for a checkpoint.
-        save: bool,
     },
     /// Fetch a copy of another member's share of a cut, and keep it. The tensors are those of
     /// [`Assignment::mirrors`](crate::Assignment::mirrors).

@@ -1,8 +1,8 @@
-//! The actions that the broker's machines ask of their driver, and the records that they report.
+//! The actions that the machine of a generation asks for, and the records that it reports.
 
-use fusionllm_plan::{Cluster, PassKind};
+use fusionllm_plan::PassKind;
 
-use crate::{MemberId, Notice, Order, PassReport, ToPeer, TrainingProgress};
+use crate::{MemberId, Notice, PassReport, ToPeer, TrainingProgress};
 
 /// The batch of a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -71,9 +71,9 @@ pub struct EvalRecord {
     pub means: Vec<f64>,
 }
 
-/// An action for the broker's driver.
+/// An action that a generation asks of its run.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Action {
+pub enum GenerationAction {
     /// Send a message to a member.
     Send(MemberId, ToPeer),
     /// Stream the batch of the pass with this number to the peers that read it, and call
@@ -90,33 +90,13 @@ pub enum Action {
     /// All snapshots have arrived: complete the checkpoint, and call
     /// [`GenerationMachine::checkpoint_committed`](crate::GenerationMachine::checkpoint_committed).
     Commit(TrainingProgress),
-    /// The generation is over, as [`GenerationMachine::drain`](crate::GenerationMachine::drain) asked. The peers
-    /// were asked for a cut here.
-    Drained(TrainingProgress),
-    /// Forget the checkpoint in progress.
-    AbandonCheckpoint(u64),
-    /// Close a member's connection, after what was sent to it.
-    Dismiss(MemberId),
-    /// Make a plan for these members, and call [`Run::planned`](crate::Run::planned) or
-    /// [`Run::not_planned`](crate::Run::not_planned).
-    Plan {
-        /// The members.
-        members: Vec<MemberId>,
-        /// Their machines and links, if they are measured: device `i` is member `i` of the list.
-        cluster: Option<Cluster>,
-        /// Sentences about them.
-        notes: Vec<String>,
-    },
-    /// Training goes back, so the records of later steps are void.
-    Rewind(TrainingProgress),
-    /// Write [`Run::state`](crate::Run::state) to the disk before the next action.
-    Persist,
-    /// A generation begins: send every member its assignment.
-    Assign(Order),
-    /// Put a member out for this reason. [`Run`](crate::Run) does it.
+    /// Put a member out for this reason. The generation is over.
     Expel(MemberId, String),
     /// Tell people about this.
     Notice(Notice),
+    /// The generation is over, as [`GenerationMachine::drain`](crate::GenerationMachine::drain) asked. The peers
+    /// were asked for a cut here.
+    Drained(TrainingProgress),
     /// The run is complete.
     Finish(TrainingProgress),
     /// The run failed for this reason.

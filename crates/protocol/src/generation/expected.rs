@@ -4,7 +4,7 @@ use std::sync::Arc;
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_plan::{Instruction, PassKind, PerPass, Program};
 
-use crate::program_outline::ProgramOutline;
+use super::program_outline::ProgramOutline;
 
 /// Identifies a reported scalar within a pass.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
