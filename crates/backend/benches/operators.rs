@@ -13,8 +13,8 @@ use std::sync::LazyLock;
 use divan::Bencher;
 use divan::counter::{BytesCount, ItemsCount};
 use fusionllm_backend::open;
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Op, TensorType, autodiff};
+use fusionllm_models::{Gpt2Config, ResNetConfig};
 
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;

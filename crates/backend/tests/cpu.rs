@@ -8,9 +8,9 @@ use std::fs;
 use std::path::Path;
 
 use fusionllm_backend::{Backend, BackendError, Cpu, Tensor, interpret, names, open};
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{Binary, Conv2d, CrossEntropy, Embedding, Gather, Index, Matmul};
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TrainGraph, ValueKind, autodiff};
+use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
 use safetensors::SafeTensors;
 
 fn run(op: impl Into<Op>, inputs: &[HostTensor]) -> Result<Vec<HostTensor>, BackendError> {

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 
 use backends::backends;
 use fusionllm_backend::{Backend, Cpu, interpret};
-use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::{DType, Graph, HostTensor, Init, TrainGraph, ValueKind, autodiff};
+use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 
 #[path = "support/backends.rs"]
 mod backends;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Args, Parser, Subcommand, ValueEnum};
-use fusionllm_node::data::Tokenizer;
+use fusionllm_data::Tokenizer;
 
 use crate::values::{at_least_1, memory, peers, period, slowdown, temperature, tokenizer, whole};
 

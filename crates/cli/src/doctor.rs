@@ -1,8 +1,8 @@
 //! `doctor`.
 
-use fusionllm_node::config::parse_relay;
 use fusionllm_node::doctor::{BackendFindings, BrokerFindings, DoctorOptions, Findings, Nat, examine};
 use fusionllm_node::{NodeError, Relay};
+use fusionllm_workspace::config::parse_relay;
 
 use crate::args::DoctorArgs;
 use crate::failure::Failure;

@@ -1,11 +1,13 @@
+use std::borrow::Cow;
 use std::error::Error;
 use std::fmt::{self, Display};
 
+use fusionllm_graph::Advice;
 use fusionllm_node::NodeError;
-use fusionllm_node::checkpoint::CheckpointError;
-use fusionllm_node::config::JobError;
-use fusionllm_node::run_dir::RunDirError;
 use fusionllm_plan::PlanError;
+use fusionllm_workspace::checkpoint::CheckpointError;
+use fusionllm_workspace::config::JobError;
+use fusionllm_workspace::run_dir::RunDirError;
 
 /// The reason why a command ended early.
 #[derive(Debug)]
@@ -93,7 +95,7 @@ impl Display for Report {
 
 impl From<NodeError> for Failure {
     fn from(e: NodeError) -> Self {
-        let report = Report { message: e.to_string(), causes: causes(&e), hint: e.hint() };
+        let report = Report { message: e.to_string(), causes: causes(&e), hint: e.hint().map(Cow::into_owned) };
         match e {
             // These errors come before a run begins, and are about the user's input.
             NodeError::Input { .. }

@@ -4,9 +4,9 @@ use std::io::IsTerminal;
 use std::time::Instant;
 
 use fusionllm_graph::units::counted;
-use fusionllm_node::config::Family;
 use fusionllm_node::generate::{Generator, Sampling};
 use fusionllm_node::{SavedModel, export};
+use fusionllm_workspace::config::Family;
 use serde_json::json;
 
 use crate::args::{ExportArgs, ExportFormat, GenerateArgs};

@@ -9,8 +9,9 @@ use fusionllm_graph::units::counted;
 use fusionllm_graph::{Graph, GraphError, Node, Phase, TensorType, ValueId, ValueKind, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_node::NodeError;
-use fusionllm_node::config::Network;
 use fusionllm_node::imported::ImportedModel;
+use fusionllm_node::model::forward;
+use fusionllm_workspace::config::Network;
 use serde::Serialize;
 
 use crate::args::ShowArgs;
@@ -48,7 +49,7 @@ fn open(path: &Path) -> Result<Graph, Failure> {
         _ => {}
     }
     let network = Network::at(path)?;
-    network.forward(network.micro_batch, network.context).map_err(|e| match e {
+    forward(&network.family, network.micro_batch, network.context).map_err(|e| match e {
         NodeError::Graph(e) => refused(path, &e),
         e => e.into(),
     })

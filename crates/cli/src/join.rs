@@ -5,9 +5,9 @@ use std::sync::Once;
 
 use fusionllm_backend::{Backend, worker_name};
 use fusionllm_graph::units::{counted, seconds};
-use fusionllm_node::config::load_profile;
 use fusionllm_node::{JoinEvent, JoinObserver, JoinOptions, NodeError, PartEnd, Participation, Ticket};
 use fusionllm_plan::Device;
+use fusionllm_workspace::config::load_profile;
 use serde_json::json;
 use tokio::task::JoinSet;
 

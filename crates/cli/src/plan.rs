@@ -4,13 +4,13 @@ use std::fmt::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
-use fusionllm_node::config::Testbed;
 use fusionllm_node::model::models;
 use fusionllm_node::planning::{Planned, plan_for};
 use fusionllm_plan::{
     Change, Origin, PeerId, PlanDetail, PlanError, Program, SavedPlan, SimulateOptions, Simulation, WhatIf, picture,
     simulate, what_if,
 };
+use fusionllm_workspace::config::Testbed;
 
 use crate::args::{PlanArgs, SimulateArgs};
 use crate::failure::Failure;

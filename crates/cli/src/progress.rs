@@ -4,12 +4,12 @@ use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use fusionllm_data::{Data, Dataset, Tokenizer};
 use fusionllm_graph::Graph;
-use fusionllm_node::config::Job;
-use fusionllm_node::data::{Data, Dataset, Tokenizer};
-use fusionllm_node::run_dir::Summary;
 use fusionllm_node::{Event, Observer};
 use fusionllm_plan::Plan;
+use fusionllm_workspace::config::Job;
+use fusionllm_workspace::run_dir::Summary;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::output::complain;

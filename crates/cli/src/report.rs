@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use fusionllm_node::SavedModel;
 use fusionllm_node::generate::{Generator, Sampling};
-use fusionllm_node::run_dir::Summary;
+use fusionllm_workspace::run_dir::Summary;
 
 use crate::again::Again;
 use crate::backend::open_backend;

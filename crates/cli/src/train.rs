@@ -4,9 +4,9 @@ use std::path::Path;
 
 use fusionllm_backend as backend;
 use fusionllm_graph::units::counted;
-use fusionllm_node::config::{Job, Known, Testbed};
 use fusionllm_node::{BrokerOptions, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Plan};
+use fusionllm_workspace::config::{Job, Known, Testbed};
 
 use crate::again::Again;
 use crate::args::{BrokerArgs, Listening, RunArgs, TrainArgs};

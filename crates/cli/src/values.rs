@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use fusionllm_node::data::Tokenizer;
+use fusionllm_data::Tokenizer;
 
 pub(crate) fn whole<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
     number(text, 0, 0)
@@ -39,11 +39,11 @@ pub(crate) fn slowdown(text: &str) -> Result<f64, String> {
 }
 
 pub(crate) fn memory(text: &str) -> Result<u64, String> {
-    fusionllm_node::config::parse_size(text)
+    fusionllm_workspace::config::parse_size(text)
 }
 
 pub(crate) fn period(text: &str) -> Result<Duration, String> {
-    fusionllm_node::config::parse_period(text)
+    fusionllm_workspace::config::parse_period(text)
 }
 
 pub(crate) fn tokenizer(text: &str) -> Result<Tokenizer, String> {

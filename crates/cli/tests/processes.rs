@@ -239,7 +239,9 @@ impl ActiveRun {
 fn compressed_losses_over_processes_are_those_over_threads() {
     use fusionllm_exec::local::{LocalRun, Training};
     use fusionllm_graph::{HostTensor, TensorType, ValueKind};
-    use fusionllm_node::{config::Job, data::Dataset, model::Model};
+    use fusionllm_data::Dataset;
+    use fusionllm_node::model::Model;
+    use fusionllm_workspace::config::Job;
     use fusionllm_plan::{compile, equal_compute};
 
     let (steps, peers) = (4, 3);

@@ -27,9 +27,9 @@ use std::time::Instant;
 use fusionllm_backend::{Backend, BackendError, DeviceInfo, Done, Prepared, Segment, Tensor, open, worker_name};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, StepResult, Training};
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{CounterRng, DType, Graph, HostTensor, Op, Precision, TensorType, ValueKind, autodiff};
+use fusionllm_models::{Gpt2Config, ResNetConfig};
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
 
 #[global_allocator]

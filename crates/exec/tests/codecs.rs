@@ -6,8 +6,8 @@ use common::*;
 use std::collections::BTreeMap;
 
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor};
-use fusionllm_graph::models::AttentionImplementation::Sdpa;
 use fusionllm_graph::{DType, Graph, HostTensor, ValueId};
+use fusionllm_models::AttentionImplementation::Sdpa;
 use fusionllm_plan::{Address, Compression, Compressor, PeerId, Plan, Program, Verdict, compile};
 
 fn programs(graph: &Graph, plan: &Plan) -> Vec<Program> {

@@ -4,9 +4,9 @@ mod common;
 
 use common::*;
 use fusionllm_exec::local::Training;
-use fusionllm_graph::models::AttentionImplementation::{Eager, Sdpa};
 use fusionllm_graph::ops::{BatchNorm, CrossEntropy, Linear, Unary};
 use fusionllm_graph::{Builder, DType, Graph, Init, Op};
+use fusionllm_models::AttentionImplementation::{Eager, Sdpa};
 use fusionllm_plan::{Schedule, TensorKey};
 
 /// Trains on one peer, then under random cuts, and compares every loss and the last parameter.
@@ -209,7 +209,7 @@ fn the_split_into_micro_batches_does_not_change_the_loss() {
     let parts = batch(&graph, 4, 0);
     let mut four = local_run(&graph, &one_peer(&graph, 4), &backends("cpu", 1), plain_sgd(0.1, 0.9, 0.0));
     let loss = four.step(&parts).unwrap().loss;
-    let config = fusionllm_graph::models::Gpt2Config {
+    let config = fusionllm_models::Gpt2Config {
         vocab_size: 31,
         n_positions: 12,
         n_embd: 16,

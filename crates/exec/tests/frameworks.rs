@@ -7,7 +7,7 @@ mod common;
 
 use common::*;
 use fusionllm_backend::Cpu;
-use fusionllm_graph::models::AttentionImplementation::Sdpa;
+use fusionllm_models::AttentionImplementation::Sdpa;
 use fusionllm_plan::equal_compute;
 
 #[test]

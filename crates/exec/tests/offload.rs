@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 
 use common::*;
 use fusionllm_exec::local::{LocalRun, Training};
-use fusionllm_graph::models::AttentionImplementation::{Eager, Sdpa};
-use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::{DType, Graph};
+use fusionllm_models::AttentionImplementation::{Eager, Sdpa};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
     Cluster, Compression, Device, Medium, PROCESS_BYTES, PeerId, PeerOffload, Plan, PlanOptions, Rates, Schedule,
     Scheduler, TensorKey, Workload, compile, schedule,

@@ -7,8 +7,8 @@ use std::collections::BTreeMap;
 use common::*;
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
-use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{Plan, TensorKey, compile, equal_compute};
 use safetensors::SafeTensors;
 

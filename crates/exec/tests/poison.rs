@@ -7,9 +7,9 @@ use std::collections::BTreeMap;
 use common::*;
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::LocalRun;
-use fusionllm_graph::models::AttentionImplementation::Eager;
 use fusionllm_graph::ops::Unary;
 use fusionllm_graph::{Builder, DType, Graph, GraphError, HostTensor, Init, Node, Phase, ValueId, ValueKind};
+use fusionllm_models::AttentionImplementation::Eager;
 use fusionllm_plan::{Address, Cause, PeerId, Plan, Poison, Program, Schedule, compile};
 
 /// `x` through a weight, `middle` and another weight, to a loss.

@@ -1,3 +1,5 @@
+use std::borrow::Cow;
+
 use crate::{NodeId, TensorType};
 
 /// An invalid graph, operator, configuration or tensor.
@@ -51,4 +53,21 @@ fn list(types: &[TensorType]) -> String {
         return "none".into();
     }
     types.iter().map(|t| t.to_string()).collect::<Vec<_>>().join(", ")
+}
+
+/// An error that may know what its reader can do about it.
+pub trait Advice: std::error::Error {
+    /// The action that helps the reader, if one is known.
+    fn hint(&self) -> Option<Cow<'_, str>>;
+
+    /// The message, its causes and the hint, one below the other.
+    fn report(&self) -> String {
+        let mut text = self.to_string();
+        let mut cause = self.source();
+        while let Some(e) = cause {
+            text += &format!("\ncaused by: {e}");
+            cause = e.source();
+        }
+        text + &self.hint().map(|hint| format!("\nhint: {hint}")).unwrap_or_default()
+    }
 }

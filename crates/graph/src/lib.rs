@@ -1,4 +1,4 @@
-//! The model as a graph of operators: types, shapes, validation, differentiation and model families.
+//! The model as a graph of operators: types, shapes, validation, and differentiation.
 //!
 //! This crate imports no other crate of the workspace and does no I/O.
 //!
@@ -8,8 +8,7 @@
 //! form that computes in bf16.
 //!
 //! Layers, from the bottom: `types` and `ids`; `ops` (attributes, shapes, costs); `graph`; `builder`; `rules`
-//! (gradients and decompositions, which write operators with the builder); `autodiff`, `eval`, `precision` and
-//! `models`.
+//! (gradients and decompositions, which write operators with the builder); `autodiff`, `eval` and `precision`.
 //!
 //! ```
 //! use fusionllm_graph::{Builder, DType, Init};
@@ -37,7 +36,6 @@ mod graph;
 mod host_tensor;
 mod ids;
 pub mod init;
-pub mod models;
 mod number;
 pub mod ops;
 mod precision;
@@ -49,7 +47,7 @@ pub mod units;
 mod validate;
 
 pub use builder::Builder;
-pub use error::GraphError;
+pub use error::{Advice, GraphError};
 pub use file::{FORMAT_VERSION, GraphFile};
 pub use graph::{Graph, Node, ParameterGradient, Phase, StateUpdate, TrainGraph, Value, ValueKind};
 pub use host_tensor::HostTensor;

@@ -4,9 +4,9 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 use fusionllm_graph::autodiff::differentiate;
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{Binary, CumSum, Matmul, ScaledDotProductAttention, SquaredNorm, Unary};
 use fusionllm_graph::{Builder, DType, Graph, GraphError, Init, Node, Op, Phase, TrainGraph, ValueId};
+use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
 
 const F: DType = DType::F32;
 const NORMAL: Init = Init::Normal { std: 0.1 };

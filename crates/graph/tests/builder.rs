@@ -2,9 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::{Conv2d, ScaledDotProductAttention};
 use fusionllm_graph::{Builder, DType, Graph, GraphError, Init, TensorType, ValueId};
+use fusionllm_models::{Gpt2Config, ResNetConfig};
 
 fn inputs(b: &mut Builder, types: &[(DType, &[usize])]) -> Vec<ValueId> {
     types.iter().enumerate().map(|(i, (d, s))| b.input(&format!("x{i}"), *d, *s).unwrap()).collect()

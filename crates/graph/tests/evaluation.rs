@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::{Builder, DType, Graph, HostTensor, Init, Op, Phase, ValueId, ValueKind};
+use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 
 fn names(g: &Graph, of: impl Fn(&ValueKind) -> bool) -> BTreeSet<&str> {
     g.values.iter().filter(|v| of(&v.kind)).map(|v| v.name.as_str()).collect()

@@ -3,9 +3,9 @@
 #![allow(clippy::unwrap_used)]
 
 use fusionllm_graph::autodiff::differentiate;
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{Approximate, Gelu};
 use fusionllm_graph::{Builder, DType, Graph, Init, Op, Phase, Precision, ValueId};
+use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
 
 const F: DType = DType::F32;
 

@@ -2,11 +2,11 @@
 
 #![allow(clippy::unwrap_used)]
 
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::{Matmul, Unary};
 use fusionllm_graph::{
     Builder, DType, Graph, GraphError, HostTensor, Init, NodeId, Phase, StateUpdate, TensorType, ValueId, ValueKind,
 };
+use fusionllm_models::{Gpt2Config, ResNetConfig};
 
 /// `loss = Σ tanh(x w)` with a buffer that stores the product.
 fn graph() -> Graph {

@@ -3,16 +3,16 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use fusionllm_data::weights::Weights;
+use fusionllm_data::{Cifar10, Data, Dataset};
 use fusionllm_graph::{Graph, autodiff};
 use fusionllm_import::ImportOptions;
-use fusionllm_node::checkpoint::{Checkpoint, Part};
-use fusionllm_node::config::{Job, Testbed, load_profile};
-use fusionllm_node::data::{Cifar10, Data, Dataset};
 use fusionllm_node::imported::ImportedModel;
-use fusionllm_node::weights::Weights;
 use fusionllm_node::{RelayUrl, decoders};
 use fusionllm_plan::SavedPlan;
 use fusionllm_transport::Ticket;
+use fusionllm_workspace::checkpoint::{Checkpoint, Part};
+use fusionllm_workspace::config::{Job, Testbed, load_profile};
 
 /// A plan with more work than this is not simulated: micro-batches times operators.
 const MAX_PLANNED: u64 = 20_000;

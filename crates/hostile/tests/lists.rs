@@ -2,10 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use allocation::peak;
-use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::{AdamwStep, Full};
 use fusionllm_graph::{DType, TensorType, ValueId, autodiff};
 use fusionllm_hostile::{assignment_of, one_operator};
+use fusionllm_models::Gpt2Config;
 use fusionllm_node::decoders::accepts;
 use fusionllm_plan::{Optimizer, Program, Schedule, TensorKey, compile, compile_forward, equal_compute};
 use fusionllm_protocol::{Assignment, FromPeer, PeerHello, decode, encode};

@@ -1,9 +1,10 @@
 //! Errors of reading and translating an archive.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::path::PathBuf;
 
-use fusionllm_graph::GraphError;
+use fusionllm_graph::{Advice, GraphError};
 
 /// An archive that cannot be read or translated. [`ImportError::hint`] says what to do.
 #[derive(Debug, thiserror::Error)]
@@ -88,9 +89,8 @@ pub enum ImportError {
     },
 }
 
-impl ImportError {
-    /// Advice to the user about the error, if there is any.
-    pub fn hint(&self) -> Option<String> {
+impl Advice for ImportError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
         Some(match self {
             Self::Unreadable { .. } => "check the path, and that you may read the file".into(),
             Self::Damaged { .. } => "save the model again with torch.export.save of PyTorch 2.9 or later".into(),
@@ -99,7 +99,7 @@ impl ImportError {
                                          `.real` and `.imag`, others with `.to(torch.float32)` or `.to(torch.int64)`"
                     .into()
             }
-            Self::UnsupportedOperators { operators, .. } => without_unsupported(operators),
+            Self::UnsupportedOperators { operators, .. } => without_unsupported(operators).into(),
             Self::Node { decomposes: true, .. } => DECOMPOSE.into(),
             Self::BatchSize { .. } => "export the model with a dynamic batch dimension".into(),
             Self::Node { .. } | Self::Model { .. } | Self::Graph { .. } => return None,

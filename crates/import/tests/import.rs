@@ -3,7 +3,7 @@
 mod common;
 
 use common::*;
-use fusionllm_graph::{Op, ValueKind};
+use fusionllm_graph::{Advice, Op, ValueKind};
 use fusionllm_import::{Archive, FloatType, ImportError, ImportOptions, operator_table};
 use serde_json::json;
 

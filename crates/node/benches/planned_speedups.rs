@@ -11,14 +11,14 @@
 use std::error::Error;
 use std::path::{Path, PathBuf};
 
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{DType, Graph, GraphError, TrainGraph, autodiff};
-use fusionllm_node::config::Testbed;
+use fusionllm_models::{Gpt2Config, ResNetConfig};
 use fusionllm_plan::{
     Cluster, Compression, Optimizer, PlanError, PlanOptions, Schedule, Scheduled, Scheduler, SimulateOptions, Workload,
     compile, schedule, simulate,
 };
+use fusionllm_workspace::config::Testbed;
 
 /// A model, and one batch of it in micro-batches of several sizes.
 struct Case {

@@ -1,10 +1,12 @@
 //! Examines this machine and its network as a run would use them, and says what does not work.
 
+use std::borrow::Cow;
 use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use fusionllm_backend::{self as backend, BackendError};
+use fusionllm_graph::Advice;
 use fusionllm_plan::{Link, Rates};
 use fusionllm_protocol::{FromPeer, ToPeer, VERSION};
 use fusionllm_transport::{ConnectError, Endpoint, EndpointOptions, Lanes, Relay, Ticket};
@@ -238,8 +240,11 @@ fn unreachable(e: &NodeError, has_relay: bool) -> Problem {
         }
         _ => "",
     };
-    let advice =
-        if advice.is_empty() { e.hint().unwrap_or_else(|| "ask the broker's owner".into()) } else { advice.into() };
+    let advice = if advice.is_empty() {
+        e.hint().map_or_else(|| "ask the broker's owner".to_owned(), Cow::into_owned)
+    } else {
+        advice.into()
+    };
     Problem { what: format!("no run can be joined with this ticket: {}", e.one_line()), advice }
 }
 

@@ -1,22 +1,23 @@
+use std::borrow::Cow;
 use std::error::Error;
 use std::io;
 use std::path::PathBuf;
 
 use fusionllm_backend::BackendError;
 use fusionllm_exec::ExecError;
-use fusionllm_graph::GraphError;
+use fusionllm_graph::{Advice, GraphError};
 use fusionllm_import::ImportError;
 use fusionllm_plan::PlanError;
 use fusionllm_transport::{
     BindError, ConnectError, DisconnectReason, NoRelay, ReceiveError, SendError, TicketError, relay::RelayError,
 };
 
-use crate::config::JobError;
-use crate::data::DataError;
-use crate::files::DiskError;
-use crate::files::checkpoint::CheckpointError;
-use crate::files::run_dir::RunDirError;
-use crate::files::weights::WeightsError;
+use fusionllm_data::DataError;
+use fusionllm_data::DiskError;
+use fusionllm_data::weights::WeightsError;
+use fusionllm_workspace::checkpoint::CheckpointError;
+use fusionllm_workspace::config::JobError;
+use fusionllm_workspace::run_dir::RunDirError;
 
 /// The reason why a run, or a peer's part in it, ended.
 #[derive(Debug, thiserror::Error)]
@@ -146,38 +147,6 @@ impl NodeError {
         Self::Input { message: message.into(), hint: Some(hint.into()) }
     }
 
-    /// Advice to the user about this error, if there is any.
-    pub fn hint(&self) -> Option<String> {
-        let hint = match self {
-            Self::Input { hint, .. } => return hint.clone(),
-            Self::Unfinished { hint, .. } | Self::NothingApplied { hint, .. } => return Some(hint.clone()),
-            Self::Job(e) => return Some(e.hint.clone()),
-            Self::Import(e) => return e.hint(),
-            Self::RunDir(e) => return e.hint(),
-            Self::Data(e) => e.hint(),
-            Self::Weights(e) => e.hint(),
-            Self::File(e) => Some(e.hint()),
-            Self::Checkpoint(e) => e.hint(),
-            Self::Plan(e) => e.hint(),
-            Self::Ticket(e) => Some(e.hint()),
-            Self::BrokerUnreachable(ConnectError::NobodyListens(_)) => Some(
-                "the run has ended, or its broker does not run at present; its owner knows, and goes on with it by --resume",
-            ),
-            Self::BrokerUnreachable(ConnectError::NoAnswer { .. }) => Some(
-                "the run may have ended: its owner knows. If it goes on, look for a firewall that blocks UDP between the two: \
-                 `fusionllm doctor` with the ticket",
-            ),
-            Self::BrokerUnreachable(e) | Self::Connect(e) => e.hint(),
-            Self::NoRelay(e) => Some(e.hint()),
-            Self::Emulation(_) => {
-                Some("each pair of connected peers takes two sockets; `ulimit -n` says how many files may be open")
-            }
-            Self::Diverged { .. } => Some("use an earlier checkpoint"),
-            _ => None,
-        };
-        hint.map(str::to_owned)
-    }
-
     /// Adds which results of a run are safe, unless the error has a hint of its own.
     pub(crate) fn unfinished(self, hint: String) -> Self {
         match self {
@@ -197,6 +166,39 @@ impl NodeError {
             cause = e.source();
         }
         line
+    }
+}
+
+impl Advice for NodeError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        let hint = match self {
+            Self::Input { hint, .. } => hint.as_deref()?,
+            Self::Unfinished { hint, .. } | Self::NothingApplied { hint, .. } => hint,
+            Self::Job(e) => return e.hint(),
+            Self::Import(e) => return e.hint(),
+            Self::RunDir(e) => return e.hint(),
+            Self::Data(e) => return e.hint(),
+            Self::Weights(e) => return e.hint(),
+            Self::File(e) => return e.hint(),
+            Self::Checkpoint(e) => return e.hint(),
+            Self::Plan(e) => return e.hint(),
+            Self::Ticket(e) => e.hint(),
+            Self::BrokerUnreachable(ConnectError::NobodyListens(_)) => {
+                "the run has ended, or its broker does not run at present; its owner knows, and goes on with it by --resume"
+            }
+            Self::BrokerUnreachable(ConnectError::NoAnswer { .. }) => {
+                "the run may have ended: its owner knows. If it goes on, look for a firewall that blocks UDP between the two: \
+                 `fusionllm doctor` with the ticket"
+            }
+            Self::BrokerUnreachable(e) | Self::Connect(e) => e.hint()?,
+            Self::NoRelay(e) => e.hint(),
+            Self::Emulation(_) => {
+                "each pair of connected peers takes two sockets; `ulimit -n` says how many files may be open"
+            }
+            Self::Diverged { .. } => "use an earlier checkpoint",
+            _ => return None,
+        };
+        Some(hint.into())
     }
 }
 
@@ -225,17 +227,4 @@ impl From<ReceiveError> for NodeError {
             e => Self::Protocol(e.to_string()),
         }
     }
-}
-
-/// An error as the command line prints it, for snapshots.
-#[cfg(test)]
-pub(crate) fn printed(error: impl Into<NodeError>) -> String {
-    let error = error.into();
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(e) = cause {
-        text += &format!("\ncaused by: {e}");
-        cause = e.source();
-    }
-    text + &error.hint().map(|hint| format!("\nhint: {hint}")).unwrap_or_default()
 }

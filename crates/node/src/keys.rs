@@ -10,10 +10,10 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
+use fusionllm_data::{DiskError, write_private};
 use fusionllm_transport::{InvalidPeerKey, PeerKey, SecretKey};
 
 use crate::NodeError;
-use crate::files::{DiskError, write_private};
 
 /// Names the format and its version.
 const MAGIC: &str = "fusionllm-identity-1 ";
@@ -82,10 +82,10 @@ fn read(path: &Path) -> Result<String, DiskError> {
 
 #[cfg(test)]
 mod tests {
+    use fusionllm_graph::Advice;
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::printed;
 
     #[test]
     fn an_identity_is_made_once_and_is_private() {
@@ -109,7 +109,7 @@ mod tests {
         let path = dir.path().join("x");
         fs::write(&path, "secret\nabc\n").unwrap();
         let place = dir.path().display().to_string();
-        let [identity, list] = [printed(identity(&path).unwrap_err()), printed(allowed(&path).unwrap_err())];
+        let [identity, list] = [identity(&path).unwrap_err().report(), allowed(&path).unwrap_err().report()];
         assert_snapshot!(identity.replace(&place, "DIR"), @"
         DIR/x: this is no identity of this version of fusionllm
         hint: give the path of a new file: an identity is written there

@@ -1,18 +1,13 @@
 //! Joins the pure crates to clock, disk and network: brokers and peers.
 //!
-//! [`conduct`] runs a broker from the first joiner to the summary. [`join`] takes a joiner's part in a run.
-//! [`config`] reads the job and testbed files. [`data`] draws batches. [`model`] builds graphs from a job, a
-//! checkpoint or a file from elsewhere. [`run_dir`] describes the files that a run leaves.
+//! [`conduct`] runs a broker from the first joiner to the summary. [`join`] takes a joiner's part in a run. [`model`]
+//! builds graphs from a job, a checkpoint or a file from elsewhere.
 
 mod broker;
-pub mod config;
-pub mod data;
 #[cfg(feature = "decoders")]
 pub mod decoders;
 pub mod doctor;
-mod encoding;
 mod error;
-mod files;
 mod keys;
 mod machine;
 pub mod model;
@@ -25,9 +20,6 @@ mod relay;
 
 pub use broker::{BrokerOptions, Entry, Event, LocalPeer, Observer, Peers, Resume, conduct};
 pub use error::NodeError;
-#[cfg(test)]
-pub(crate) use error::printed;
-pub use files::{DiskError, checkpoint, run_dir, weights};
 pub use fusionllm_transport::{Relay, RelayUrl, Ticket};
 pub use machine::memory;
 pub use model::{SavedModel, check, export, generate, imported};

@@ -8,11 +8,11 @@ use std::time::Duration;
 use fusionllm_protocol::{Answer, FromPeer, Question, Request, VERSION};
 pub use fusionllm_protocol::{IncidentStatus, MemberStatus, RunPhase, RunStatus, Standing};
 use fusionllm_transport::{Allowed, ConnectError, DisconnectReason, Endpoint, EndpointOptions, Ticket};
+use fusionllm_workspace::checkpoint::Checkpoints;
+use fusionllm_workspace::run_dir::{RunFiles, read_metrics, read_owner_ticket};
 use serde::Serialize;
 
 use crate::NodeError;
-use crate::files::checkpoint::Checkpoints;
-use crate::files::run_dir::{RunFiles, read_metrics, read_owner_ticket};
 use crate::keys;
 use crate::net;
 use crate::net::reach::reach;

@@ -4,9 +4,9 @@ use fusionllm_plan::{
     Cluster, Origin, Plan, PlanOptions, PreparedPlan, Program, SavedPlan, Scheduled, Simulation, Workload, idle_note,
     prepare, schedule, schedule_unknown,
 };
+use fusionllm_workspace::config::{Choice, Job};
 
 use crate::NodeError;
-use crate::config::{Choice, Job};
 use crate::model::Model;
 
 /// A plan with the job and the model that it is for.

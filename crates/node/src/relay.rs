@@ -6,11 +6,11 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
 use std::path::{Path, PathBuf};
 
 use data_encoding::BASE32_NOPAD;
+use fusionllm_data::DiskError;
 use fusionllm_transport::relay::{RelayOptions, serve};
 use fusionllm_transport::{Allowed, RelayUrl, Secret};
 
 use crate::NodeError;
-use crate::files::DiskError;
 use crate::machine::interrupts::Interrupts;
 
 /// The options with which a relay runs.

@@ -5,9 +5,9 @@ use std::error::Error;
 use std::fs;
 use std::path::Path;
 
-use fusionllm_graph::{HostTensor, TensorType};
-use fusionllm_node::checkpoint::{Checkpoint, CheckpointError, Checkpoints, Part, State};
-use fusionllm_node::data::{Cifar10, Data, Dataset};
+use fusionllm_data::{Cifar10, Data, Dataset};
+use fusionllm_graph::{Advice, HostTensor, TensorType};
+use fusionllm_workspace::checkpoint::{Checkpoint, CheckpointError, Checkpoints, Part, State};
 use requirements::Missing;
 use small_disk::SmallDisk;
 
@@ -46,7 +46,7 @@ fn described(error: CheckpointError) -> String {
         text += &format!(": {e}");
         cause = e.source();
     }
-    text + "; " + error.hint().unwrap_or_default()
+    text + "; " + &error.hint().unwrap_or_default()
 }
 
 /// Writes a checkpoint, on a disk that is filled up after the last tensor if `fill`.

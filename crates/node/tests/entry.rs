@@ -5,7 +5,6 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use fusionllm_node::config::Job;
 use fusionllm_node::owner::{Found, OwnedRun, RunPhase, RunStatus, Standing};
 use fusionllm_node::{
     BrokerOptions, Entry, Event, JoinOptions, NodeError, Observer, Participation, Peers, conduct, join,
@@ -17,6 +16,7 @@ use fusionllm_transport::{
     Connection, DisconnectReason, Endpoint, EndpointOptions, Lane, Lanes, PeerAddr, ReceiveError, Secret, SendError,
     Ticket,
 };
+use fusionllm_workspace::config::Job;
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
 use tokio::task::JoinHandle;
 

@@ -7,9 +7,9 @@ use std::path::Path;
 use std::time::Duration;
 
 use fusionllm_graph::{DType, HostTensor};
-use fusionllm_node::config::Job;
 use fusionllm_node::{BrokerOptions, Event, JoinOptions, NodeError, Observer, Peers, conduct, join};
 use fusionllm_transport::Ticket;
+use fusionllm_workspace::config::Job;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// Nothing here takes longer, even on a busy machine.

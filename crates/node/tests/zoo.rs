@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use fusionllm_backend::open;
+use fusionllm_data::weights::Weights;
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
@@ -12,7 +13,6 @@ use fusionllm_graph::{HostTensor, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_node::check::check;
 use fusionllm_node::imported::ImportedModel;
-use fusionllm_node::weights::Weights;
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, compile, equal_compute};
 
 const MODELS: [&str; 7] = ["gpt2", "llama", "opt", "bert", "hf_vit", "resnet_tiny", "mobilenet_v2"];

@@ -7,8 +7,8 @@
 use std::error::Error;
 use std::time::Instant;
 
-use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::{DType, autodiff};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{Schedule, compile, equal_compute};
 
 fn main() -> Result<(), Box<dyn Error>> {

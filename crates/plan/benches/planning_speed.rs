@@ -11,9 +11,9 @@
 use std::error::Error;
 use std::time::Instant;
 
-use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, autodiff};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
     Cluster, Compression, Device, DirectLink, Link, Optimizer, PeerId, Place, PlanOptions, Rates, Schedule, Scheduler,
     SimulateOptions, Site, Workload, compile, schedule, simulate,

@@ -1,3 +1,7 @@
+use std::borrow::Cow;
+
+use fusionllm_graph::Advice;
+
 /// The reason why a plan cannot be made or carried out.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PlanError {
@@ -30,14 +34,13 @@ pub enum PlanError {
     },
 }
 
-impl PlanError {
-    /// Advice to the user about this error, if there is any.
-    pub fn hint(&self) -> Option<&'static str> {
+impl Advice for PlanError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
         match self {
             Self::UnknownLinks { .. } => {
-                Some("describe the links in a file for --testbed, or use one codec for all links, such as int8")
+                Some("describe the links in a file for --testbed, or use one codec for all links, such as int8".into())
             }
-            Self::UnknownDevices { .. } => Some("describe them in a file for --testbed, or use equal-compute"),
+            Self::UnknownDevices { .. } => Some("describe them in a file for --testbed, or use equal-compute".into()),
             _ => None,
         }
     }

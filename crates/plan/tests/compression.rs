@@ -2,9 +2,10 @@
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
 use fusionllm_compress::Codec;
-use fusionllm_graph::models::Gpt2Config;
+use fusionllm_graph::Advice;
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
     Cluster, Compression, Compressor, Curve, Device, Link, Measured, Optimizer, PeerId, Plan, Program, Rates, Schedule,
     SimulateOptions, Site, compile, equal_compute, simulate,

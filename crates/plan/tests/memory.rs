@@ -5,9 +5,9 @@
 mod common;
 
 use common::*;
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, Unary};
 use fusionllm_graph::{Builder, DType, Graph};
+use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_plan::{
     Cluster, Compression, Device, Link, Optimizer, PROCESS_BYTES, Plan, PlanOptions, Program, Rates, Schedule,
     Scheduler, SimulateOptions, Site, Workload, compile, compile_forward, equal_compute, schedule, simulate,

@@ -7,9 +7,9 @@ mod common;
 use std::collections::HashSet;
 
 use common::*;
-use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
     Address, Cluster, Compression, Device, Instruction, Link, Medium, Optimizer, PROCESS_BYTES, Plan, PlanError,
     PlanOptions, Program, Rates, Schedule, Scheduled, Scheduler, SimulateOptions, Site, Workload, compile,

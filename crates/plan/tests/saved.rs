@@ -5,8 +5,9 @@
 mod common;
 
 use common::*;
+use fusionllm_graph::DType;
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_graph::{DType, models::Gpt2Config};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
     Cluster, Device, Link, Optimizer, Origin, Plan, Rates, SavedPlan, Schedule, SimulateOptions, Site, equal_compute,
     picture, what_if,
@@ -14,7 +15,7 @@ use fusionllm_plan::{
 
 fn saved() -> SavedPlan {
     // With an explicit mask, which is filled with minus infinity.
-    let attn_implementation = fusionllm_graph::models::AttentionImplementation::Eager;
+    let attn_implementation = fusionllm_models::AttentionImplementation::Eager;
     let config = Gpt2Config {
         vocab_size: 64,
         n_positions: 16,

@@ -1,9 +1,9 @@
 //! Plans of real graphs on clusters: which devices are left out or joined, and which inputs are refused.
 #![allow(clippy::unwrap_used)]
 
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig};
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
+use fusionllm_models::{Gpt2Config, ResNetConfig};
 use fusionllm_plan::{
     Cluster, Compression, Compressor, Device, DirectLink, Link, Optimizer, Place, PlanError, PlanOptions, Rates,
     Schedule, Scheduled, Scheduler, SimulateOptions, Workload, compile, schedule, simulate,

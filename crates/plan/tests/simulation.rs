@@ -7,8 +7,9 @@ mod common;
 use std::collections::BTreeMap;
 
 use common::*;
+use fusionllm_graph::DType;
 use fusionllm_graph::ops::AdamwStep;
-use fusionllm_graph::{DType, models::Gpt2Config};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
     Activity, Address, Cluster, Curve, Device, DirectLink, Instruction, Link, Measured, Optimizer, PeerId, Place,
     Program, Rates, Schedule, SimulateOptions, Site, equal_compute, message_bytes, simulate,

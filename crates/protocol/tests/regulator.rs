@@ -1,9 +1,9 @@
 //! Codecs follow the links, and get less lossy where they do harm.
 #![allow(clippy::unwrap_used)]
 
-use fusionllm_graph::models::Gpt2Config;
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, autodiff};
+use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
     Cluster, Compression, Compressor, Device, Link, Optimizer, PeerId, Plan, Program, Rates, Schedule, Site, compile,
     equal_compute,

@@ -9,11 +9,11 @@ use fusionllm_backend::{Backend, open};
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 pub(crate) use fusionllm_graph::ChoiceRng;
-use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{
     CounterRng, DType, Graph, HostTensor, Precision, TensorType, TrainGraph, Value, ValueKind, autodiff,
 };
+use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_plan::{LearningRate, Optimizer, Plan, Schedule, compile};
 
 pub(crate) fn gpt2(attention: AttentionImplementation, dropout: f64) -> Graph {

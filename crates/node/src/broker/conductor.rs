@@ -3,6 +3,7 @@
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, Instant};
 
+use fusionllm_data::Dataset;
 use fusionllm_graph::Precision;
 use fusionllm_plan::{Address, Cluster};
 use fusionllm_protocol::{
@@ -30,7 +31,6 @@ use super::store::Store;
 use super::tickets::unix_s;
 use super::visitors::Visitors;
 use crate::NodeError;
-use crate::data::Dataset;
 
 /// The time between two ticks of the state machine.
 const TICK: Duration = Duration::from_millis(250);

@@ -151,10 +151,10 @@ fn own_loopback() -> Ipv4Addr {
 
 #[cfg(test)]
 mod tests {
+    use fusionllm_graph::Advice;
     use fusionllm_plan::{Device, DirectLink, Rates, Site};
 
     use super::*;
-    use crate::printed;
 
     const A: PeerId = PeerId(0);
     const B: PeerId = PeerId(1);
@@ -217,7 +217,7 @@ mod tests {
         let cluster = Cluster::new(devices, vec![], vec![], None).unwrap();
         let addrs = free_addresses(3).unwrap();
         let error = Emulation::start(cluster, addrs[2], addrs[..2].to_vec()).unwrap().address(A, B).unwrap_err();
-        insta::assert_snapshot!(printed(error), @r#"
+        insta::assert_snapshot!(error.report(), @r#"
         the testbed has no link from "a" to "b", which the plan needs
         hint: add a [[link]] between them, or uplinks to their sites
         "#);

@@ -3,13 +3,13 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 
+use fusionllm_data::{Batch, Dataset, IGNORED};
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
 use fusionllm_plan::is_view;
 use fusionllm_protocol::BatchId;
 
 use crate::NodeError;
-use crate::data::{Batch, Dataset, IGNORED};
 use crate::model::Model;
 
 /// The assignment of the data's tensors to the inputs of the model.
@@ -269,14 +269,14 @@ fn rows(tensor: &HostTensor, first: usize, count: usize) -> Result<HostTensor, N
 
 #[cfg(test)]
 mod tests {
-    use fusionllm_graph::models::Gpt2Config;
+    use fusionllm_data::write_tensors;
+    use fusionllm_data::{Data, Tensors, Text, Tokenizer, Validation};
+    use fusionllm_graph::Advice;
     use fusionllm_graph::{Builder, Init};
+    use fusionllm_models::Gpt2Config;
     use insta::assert_snapshot;
 
     use super::*;
-    use crate::data::{Data, Tensors, Text, Tokenizer, Validation};
-    use crate::files::write_tensors;
-    use crate::printed;
 
     #[test]
     fn a_token_outside_the_vocabulary_is_reported_with_file_and_row() {
@@ -298,7 +298,7 @@ mod tests {
             feeds.check_indices(name, tensor, origin)
         };
         check("labels").unwrap();
-        let error = printed(check("input_ids").unwrap_err());
+        let error = check("input_ids").unwrap_err().report();
         assert_snapshot!(error.replace(&dir.path().display().to_string(), "DIR"), @r"
         DIR/tokens.safetensors, row 2: `input_ids` holds the token 9, but the model's vocabulary has 8 tokens
         hint: tokens are 0 to 7: prepare the data with the model's own tokenizer
@@ -338,7 +338,7 @@ mod tests {
             feeds.check_indices("y", tensor, |row| data.train_origin(row as u64))
         };
         check(&[2, -100]).unwrap();
-        let error = printed(check(&[0, 3]).unwrap_err());
+        let error = check(&[0, 3]).unwrap_err().report();
         assert_snapshot!(error.replace(&dir.path().display().to_string(), "DIR"), @r"
         DIR/rows.safetensors, row 1: `y` holds the class 3, but the model has 3 classes
         hint: classes are 0 to 2, and -100 stands for a target that does not count
@@ -350,7 +350,7 @@ mod tests {
     fn the_hint_about_data_that_do_not_fit_is_about_what_differs() {
         let dir = tempfile::tempdir().unwrap();
         let data = classes(dir.path(), &[0, 1]);
-        let error = |graph: &Graph, data: &Dataset| printed(Feeds::new(graph, data, 2).err().unwrap());
+        let error = |graph: &Graph, data: &Dataset| Feeds::new(graph, data, 2).err().unwrap().report();
         assert_snapshot!(error(&classifier(2, 5), &data), @r"
         the model takes x: f32[2, 5], y: i64[2], but the data have x: f32[2, 4], y: i64[2]
         hint: store `x` in each file as f32[rows, 5], with one row a sample

@@ -7,9 +7,9 @@ use fusionllm_compress::Codec;
 use fusionllm_graph::units::counted;
 use fusionllm_plan::{PeerId, PeerLoad, Plan};
 use fusionllm_protocol::{PassReport, StepRecord, TrainingProgress};
+use fusionllm_workspace::run_dir::{IncidentSummary, LinkSummary, PeerSummary, Summary};
 
 use crate::NodeError;
-use crate::files::run_dir::{IncidentSummary, LinkSummary, PeerSummary, Summary};
 
 /// The last steps whose durations count for the median.
 const MAX_STEPS: usize = 10_000;

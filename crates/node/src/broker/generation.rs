@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use fusionllm_graph::ValueId;
 use fusionllm_plan::{Address, PeerId, PerPass, Plan, Program, Simulation};
 use fusionllm_protocol::MemberId;
+use fusionllm_workspace::config::Job;
 use tokio::task::JoinSet;
 
 use super::codec_updates::CodecAdvisor;
 use super::figures::PeerFacts;
-use crate::config::Job;
 use crate::model::Model;
 
 /// A membership and its plan. Dropping it stops the tasks that still send.

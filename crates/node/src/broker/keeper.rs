@@ -6,10 +6,10 @@ use std::thread::JoinHandle;
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::TensorKey;
 use fusionllm_protocol::TrainingProgress;
+use fusionllm_workspace::checkpoint::{CheckpointWriter, Checkpoints, Part, State};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::NodeError;
-use crate::files::checkpoint::{CheckpointWriter, Checkpoints, Part, State};
 
 /// The most tensors that wait for the disk. More of them stay on the network.
 const MAX_WAITING_TENSORS: usize = 4;

@@ -3,9 +3,10 @@
 use std::collections::VecDeque;
 use std::io::ErrorKind;
 
+use fusionllm_data::DiskError;
+use fusionllm_workspace::run_dir::{RunDir, StepMetrics};
+
 use crate::NodeError;
-use crate::files::DiskError;
-use crate::files::run_dir::{RunDir, StepMetrics};
 
 /// Most steps whose metrics wait for room on the disk. They take some 30 MB.
 const MAX_WAITING: usize = 100_000;

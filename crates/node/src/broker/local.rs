@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
+use fusionllm_data::DiskError;
 use fusionllm_plan::{Cluster, PeerId};
 use fusionllm_transport::{PeerAddr, Ticket};
 use tokio::process::{Child, Command};
@@ -13,7 +14,6 @@ use tokio::task::JoinSet;
 use super::Peers;
 use super::emulation::{Emulation, free_addresses};
 use crate::NodeError;
-use crate::files::DiskError;
 
 /// A peer to start on this machine.
 #[derive(Debug, Clone, PartialEq)]

@@ -34,31 +34,30 @@ use std::time::{Duration, Instant};
 use conductor::Conductor;
 use endpoint::open_endpoint;
 use feeds::Feeds;
+use fusionllm_data::Dataset;
+use fusionllm_data::weights::Weights;
 use fusionllm_graph::units::counted;
 use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Program, Scheduler};
 use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
+use fusionllm_workspace::config::{Choice, Family, Job, Known, Network};
 use incoming::{Incoming, accept};
 use links::{Links, call_back};
+pub use local::LocalPeer;
 use local::{Children, LocalPeers};
+pub use observer::{Event, Observer};
 use origin::Origin;
 use planner::{Planner, PlannerThread};
+pub use resume::Resume;
+use resume::{Identity, Left, Subject, read_atlas};
+#[cfg(feature = "decoders")]
+pub(crate) use resume::{reads_key, reads_state};
 use store::{Store, check};
 use tickets::{admission, renewed, write_tickets};
 use tokio::sync::mpsc;
 use visitors::Visitors;
 
-pub use local::LocalPeer;
-pub use observer::{Event, Observer};
-pub use resume::Resume;
-use resume::{Identity, Left, Subject, read_atlas};
-#[cfg(feature = "decoders")]
-pub(crate) use resume::{reads_key, reads_state};
-
 use crate::NodeError;
-use crate::config::{Choice, Family, Job, Known, Network};
-use crate::data::Dataset;
-use crate::files::weights::Weights;
 use crate::keys::allowed;
 use crate::machine::interrupts;
 use crate::model::imported::ImportedModel;

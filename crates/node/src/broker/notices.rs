@@ -1,11 +1,11 @@
 //! Tells people, and the summary, what happens to a run's members.
 
 use fusionllm_protocol::{Incident, MemberId, Notice};
+use fusionllm_workspace::run_dir::IncidentSummary;
 
 use super::conductor::Conductor;
 use super::observer::Event;
 use crate::NodeError;
-use crate::files::run_dir::IncidentSummary;
 
 impl Conductor<'_> {
     pub(super) fn notice(&mut self, notice: &Notice) -> Result<(), NodeError> {

@@ -2,13 +2,13 @@
 
 use std::path::Path;
 
+use fusionllm_data::Dataset;
 use fusionllm_plan::Plan;
 use fusionllm_protocol::{Member, StepRecord};
 use fusionllm_transport::Ticket;
+use fusionllm_workspace::run_dir::{IncidentSummary, Summary};
 
 use crate::NodeError;
-use crate::data::Dataset;
-use crate::files::run_dir::{IncidentSummary, Summary};
 use crate::model::Model;
 
 /// An event of a run.

@@ -4,11 +4,11 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use fusionllm_graph::{HostTensor, Value, ValueKind};
 
+use fusionllm_data::weights::Weights;
 use fusionllm_plan::TensorKey;
+use fusionllm_workspace::checkpoint::{Checkpoint, Part};
 
 use crate::NodeError;
-use crate::files::checkpoint::{Checkpoint, Part};
-use crate::files::weights::Weights;
 use crate::model::Model;
 use crate::model::imported::ImportedModel;
 

@@ -3,12 +3,13 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
-use crate::NodeError;
-use crate::config::{Choice, Job, Known};
-use crate::model::Model;
-use crate::planning::{Planned, place, plan_blind, plan_for};
 use fusionllm_plan::{Cluster, PeerId, Program, compile_forward};
 use fusionllm_protocol::{ExpectedReports, Formation, MemberId, share_of};
+use fusionllm_workspace::config::{Choice, Job, Known};
+
+use crate::NodeError;
+use crate::model::Model;
+use crate::planning::{Planned, place, plan_blind, plan_for};
 
 /// The cost of a new generation besides moving tensors: connecting, compiling and the first step, in seconds.
 const REGROUP_S: f64 = 5.0;

@@ -4,16 +4,16 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use fusionllm_data::Dataset;
 use fusionllm_protocol::{Atlas, Past, RunState, VERSION, decode, encode};
 use fusionllm_transport::{Secret, SecretKey};
+use fusionllm_workspace::checkpoint::{Checkpoint, CheckpointError};
+use fusionllm_workspace::config::Job;
+use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, last_record, read_metrics};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::NodeError;
-use crate::config::Job;
-use crate::data::Dataset;
-use crate::files::checkpoint::{Checkpoint, CheckpointError};
-use crate::files::run_dir::{IncidentSummary, RunDir, last_record, read_metrics};
 use crate::model::Model;
 
 /// The place where a run goes on: a checkpoint, or the point where its broker was killed.

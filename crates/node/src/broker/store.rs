@@ -4,19 +4,19 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use fusionllm_data::{Data, Dataset};
 use fusionllm_plan::{Optimizer, Plan};
 use fusionllm_protocol::{Atlas, CodecSpectrum, RunState, StepRecord, TrainingProgress};
 use fusionllm_transport::Ticket;
+use fusionllm_workspace::checkpoint::{Checkpoint, Checkpoints, Part, State};
+use fusionllm_workspace::config::{Family, Job};
+use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetrics, Summary};
 
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
 use super::ledger::{DiskNews, Ledger};
 use super::resume::{Identity, Left, Subject, write_atlas};
 use crate::NodeError;
-use crate::config::{Family, Job};
-use crate::data::{Data, Dataset};
-use crate::files::checkpoint::{Checkpoint, Checkpoints, Part, State};
-use crate::files::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetrics, Summary};
 use crate::model::Model;
 use crate::model::export::config_json;
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::Path;
 
 use fusionllm_backend::open;
+use fusionllm_data::weights::Weights;
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
@@ -15,7 +16,6 @@ use serde::Serialize;
 
 use super::imported::ImportedModel;
 use crate::NodeError;
-use crate::files::weights::Weights;
 
 /// How far a model's loss, gradients and buffers are from those of its reference.
 #[derive(Debug, Clone, PartialEq, Serialize)]

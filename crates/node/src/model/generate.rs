@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Tensor, interpret};
+use fusionllm_data::Tokenizer;
 use fusionllm_graph::ops::IndexSelect;
 use fusionllm_graph::{Builder, CounterRng, DType, Graph, GraphError, HostTensor, Op, ValueId, ValueKind};
+use fusionllm_workspace::config::Family;
 
 use crate::NodeError;
-use crate::config::Family;
-use crate::data::Tokenizer;
-use crate::model::SavedModel;
+use crate::model::{SavedModel, forward};
 
 /// The rule by which each token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -115,7 +115,7 @@ impl Generator {
 
     /// Uploads parameters, buffers and constants.
     fn load(&mut self) -> Result<(), NodeError> {
-        let graph = self.model.network.forward(1, 1)?.evaluation()?;
+        let graph = forward(&self.model.network.family, 1, 1)?.evaluation()?;
         for v in &graph.values {
             let tensor = match v.kind {
                 ValueKind::Parameter(_) | ValueKind::Buffer(_) => self.model.read(&v.name, &v.ty)?,
@@ -187,7 +187,7 @@ impl Generator {
         let seen = &text[text.len().saturating_sub(window)..];
         let length = seen.len().next_multiple_of(STRIDE).min(window);
         if !self.graphs.contains_key(&length) {
-            self.graphs.insert(length, LastToken::new(self.model.network.forward(1, length)?)?);
+            self.graphs.insert(length, LastToken::new(forward(&self.model.network.family, 1, length)?)?);
         }
         let last = &self.graphs[&length];
         let mut ids: Vec<i64> = seen.iter().map(|t| i64::from(*t)).collect();
@@ -279,13 +279,13 @@ impl Letters {
 mod tests {
     use std::fs;
 
-    use fusionllm_graph::models::Gpt2Config;
+    use fusionllm_graph::Advice;
+    use fusionllm_models::Gpt2Config;
+    use fusionllm_workspace::checkpoint::{Checkpoints, State};
     use safetensors::tensor::{Dtype, TensorView};
 
     use super::*;
-    use crate::checkpoint::{Checkpoints, State};
     use crate::model::export::config_json;
-    use crate::printed;
 
     /// A network of random weights, as Hugging Face publishes them, and its tensors.
     fn published(dir: &std::path::Path, config: &Gpt2Config) -> BTreeMap<String, HostTensor> {
@@ -372,7 +372,7 @@ mod tests {
         published(dir.path(), &config);
         let backend = fusionllm_backend::open("cpu").unwrap();
         let open = |tokenizer| Generator::new(SavedModel::open(dir.path()).unwrap(), backend.clone(), tokenizer);
-        let unknown = printed(open(None).err().unwrap());
+        let unknown = open(None).err().unwrap().report();
         assert!(unknown.contains("100 tokens is neither") && unknown.contains("--tokenizer bytes"), "{unknown}");
         let mut generator = open(Some(Tokenizer::Bytes)).unwrap();
         let sampling = Sampling { temperature: 1.0, top_k: 0, seed: 2 };
@@ -391,7 +391,7 @@ mod tests {
         checkpoints.begin(1, &[], &[]).unwrap().commit(State { step: 1, ..State::default() }).unwrap();
         let model = SavedModel::open(dir.path()).unwrap();
         let backend = fusionllm_backend::open("cpu").unwrap();
-        let error = printed(Generator::new(model, backend, None).err().unwrap());
+        let error = Generator::new(model, backend, None).err().unwrap().report();
         insta::assert_snapshot!(error.replace(&dir.path().display().to_string(), "DIR"), @r"
         DIR/checkpoints/step-1: `generate` does not support models imported from torch.export
         hint: write the trained weights with `fusionllm export --format pt2-weights`, and generate in PyTorch

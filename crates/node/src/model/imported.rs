@@ -4,11 +4,11 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fusionllm_backend::{Backend, open};
+use fusionllm_data::{DiskError, write_atomic, write_tensors};
 use fusionllm_graph::{Graph, HostTensor, Op, TensorType, Value, ValueId, ValueKind};
 use fusionllm_import::{Archive, ImportOptions, Imported};
 
 use crate::NodeError;
-use crate::files::{DiskError, write_atomic, write_tensors};
 
 /// A `.pt2` archive and its graph. Tensors are read when needed.
 #[derive(Debug)]

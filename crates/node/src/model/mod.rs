@@ -8,12 +8,12 @@ mod saved;
 
 pub use saved::SavedModel;
 
+use fusionllm_data::{Data, IMAGE_SIZE};
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_import::ImportError;
+use fusionllm_workspace::config::{Family, Job};
 
 use crate::NodeError;
-use crate::config::{Family, Job, Network};
-use crate::data::{Data, IMAGE_SIZE};
 
 /// The graphs of a model at one micro-batch size.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ pub struct Model {
 impl Model {
     /// Builds the graphs of a job at one micro-batch size.
     pub fn build(job: &Job, micro_batch: usize) -> Result<Self, NodeError> {
-        let forward = forward(job, micro_batch)?.in_precision(job.train.precision)?;
+        let forward = forward_of(job, micro_batch)?.in_precision(job.train.precision)?;
         let Some(&loss) = forward.outputs.get("loss") else {
             return Err(check::no_loss(&forward.name));
         };
@@ -94,26 +94,25 @@ fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, Nod
 }
 
 /// A job's forward graph for `samples` samples at once, in f32.
-pub fn forward(job: &Job, samples: usize) -> Result<Graph, NodeError> {
-    Ok(match (&job.model.family, &job.data) {
-        (Family::Gpt2(config), Data::Text(text)) => config.build(samples, text.context, DType::F32)?,
-        (Family::Gpt2(config), _) => config.build(samples, config.n_positions, DType::F32)?,
-        (Family::Resnet(config), _) => config.build(samples, IMAGE_SIZE, DType::F32)?,
-        (Family::Imported { file }, _) => imported::graph(file, samples)?,
-    })
+fn forward_of(job: &Job, samples: usize) -> Result<Graph, NodeError> {
+    let context = match (&job.model.family, &job.data) {
+        (Family::Gpt2(_), Data::Text(text)) => text.context,
+        (Family::Gpt2(config), _) => config.n_positions,
+        (Family::Resnet(_) | Family::Imported { .. }, _) => IMAGE_SIZE,
+    };
+    forward(&job.model.family, samples, context)
 }
 
-impl Network {
-    /// The forward graph for `samples` samples of `context` tokens at once; for images, `context` is their side.
-    ///
-    /// # Errors
-    ///
-    /// The settings describe no network, or `context` exceeds the model's positions.
-    pub fn forward(&self, samples: usize, context: usize) -> Result<Graph, NodeError> {
-        match &self.family {
-            Family::Gpt2(config) => Ok(config.build(samples, context, DType::F32)?),
-            Family::Resnet(config) => Ok(config.build(samples, context, DType::F32)?),
-            Family::Imported { file } => imported::graph(file, samples),
-        }
+/// A family's forward graph for `samples` samples of `context` tokens at once, in f32. For images, `context` is their
+/// side. An imported graph has its own sizes.
+///
+/// # Errors
+///
+/// The settings describe no network, or `context` exceeds the model's positions.
+pub fn forward(family: &Family, samples: usize, context: usize) -> Result<Graph, NodeError> {
+    match family {
+        Family::Gpt2(config) => Ok(config.build(samples, context, DType::F32)?),
+        Family::Resnet(config) => Ok(config.build(samples, context, DType::F32)?),
+        Family::Imported { file } => imported::graph(file, samples),
     }
 }

@@ -2,12 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
+use fusionllm_data::weights::Weights;
 use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_workspace::checkpoint::{Checkpoint, Part};
+use fusionllm_workspace::config::Network;
 
 use crate::NodeError;
-use crate::config::Network;
-use crate::files::checkpoint::{Checkpoint, Part};
-use crate::files::weights::Weights;
 
 /// A network and its tensors, which are read when needed.
 pub struct SavedModel {

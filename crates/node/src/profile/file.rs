@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::NodeError;
 
-/// Measured devices with their threads, as a file for [`load_profile`](crate::config::load_profile).
+/// Measured devices with their threads, as a file for [`load_profile`](fusionllm_workspace::config::load_profile).
 ///
 /// # Errors
 ///

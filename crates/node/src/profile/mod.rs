@@ -20,11 +20,11 @@ use bench::{Stopwatch, Took, middle, run, typical};
 use fusionllm_backend::{Backend, Tensor};
 use fusionllm_compress::Codec;
 use fusionllm_exec::{self as exec, Coder, Pace};
-use fusionllm_graph::models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, OpClass, SgdStep, SquaredNorm};
 use fusionllm_graph::{
     Cost, CounterRng, DType, Graph, HostTensor, Node, Op, TensorType, TrainGraph, ValueId, autodiff,
 };
+use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_plan::{
     CodecStep, CopyDirection, Curve, Curves, Device, Measured, Optimizer, Program, Rates, work_units,
 };

@@ -78,7 +78,7 @@ fn a_profile_survives_its_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("D.toml");
     std::fs::write(&path, to_toml(&[(2, device.clone())]).unwrap()).unwrap();
-    let back = crate::config::load_profile(&path).unwrap();
+    let back = fusionllm_workspace::config::load_profile(&path).unwrap();
     assert_eq!(back.len(), 1);
     let (threads, read) = &back[0];
     assert_eq!((*threads, read.name.as_str(), read.memory), (2, "cpu-2", device.memory));

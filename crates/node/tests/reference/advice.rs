@@ -1,6 +1,6 @@
 //! Follows the advice of a message to the letter.
 
-use fusionllm_node::config::JobError;
+use fusionllm_workspace::config::JobError;
 
 use crate::wrong::Key;
 

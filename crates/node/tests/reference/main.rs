@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
-use fusionllm_node::config::{Job, Known, Testbed, load_profile};
+use fusionllm_workspace::config::{Job, Known, Testbed, load_profile};
 use tempfile::TempDir;
 
 const JOB: &str = include_str!("../../../../docs/job.md");

@@ -10,7 +10,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use fusionllm_node::config::{Job, JobError, Testbed};
+use fusionllm_workspace::config::{Job, JobError, Testbed};
 
 use crate::advice::{Advice, Setting};
 use crate::{BROKER, FIGURES, GPU, JOB, JOB_SECTIONS, LINK, PROFILE, SITE, TESTBED, UPLINK, files, joined, section};

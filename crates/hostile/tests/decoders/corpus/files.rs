@@ -25,7 +25,7 @@ pub(super) fn texts(name: &str) -> Vec<Vec<u8>> {
         "identity" => vec![format!("fusionllm-identity-1 {}\n", key.full())],
         "allowed-keys" => vec![format!("# friends\n\n{}  # me\n{0}\n", key.public().full())],
         "manifest" => vec![MANIFEST.into()],
-        "job" => vec![JOB.into(), include_str!("../../../../node/src/config/quick_start.toml").into()],
+        "job" => vec![JOB.into(), include_str!("../../../../workspace/src/config/quick_start.toml").into()],
         "testbed" => vec![
             TESTBED.into(),
             include_str!("../../../../../examples/three-homes/testbed.toml").into(),

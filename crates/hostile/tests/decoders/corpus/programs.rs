@@ -1,9 +1,9 @@
 use fusionllm_backend::conformance::cases;
 use fusionllm_compress::Codec;
-use fusionllm_graph::models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
 use fusionllm_graph::{DType, Graph, Op, TensorType, autodiff};
 use fusionllm_hostile::{assignment_of, one_operator};
+use fusionllm_models::{Gpt2Config, ResNetConfig, ResNetStem};
 use fusionllm_plan::{
     Cluster, Device, Link, Optimizer, Origin, PeerId, Rates, SavedPlan, Schedule, SimulateOptions, compile,
     compile_forward, equal_compute, simulate,

@@ -6,15 +6,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use fusionllm_graph::models::Gpt2Config;
+use fusionllm_data::Tokenizer;
+use fusionllm_data::{DiskError, write_atomic, write_tensors};
 use fusionllm_graph::{HostTensor, ValueKind};
+use fusionllm_models::Gpt2Config;
+use fusionllm_workspace::config::Family;
 use serde_json::{Value, json};
 
-use super::SavedModel;
+use super::{SavedModel, forward};
 use crate::NodeError;
-use crate::config::Family;
-use crate::data::Tokenizer;
-use crate::files::{DiskError, write_atomic, write_tensors};
 
 const CONFIG: &str = "config.json";
 const WEIGHTS: &str = "model.safetensors";
@@ -154,7 +154,7 @@ fn claim(directory: &Path) -> Result<(), NodeError> {
 
 /// Writes all parameters and buffers, with the graph's names.
 fn write_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
-    let graph = model.network.forward(1, model.network.context)?;
+    let graph = forward(&model.network.family, 1, model.network.context)?;
     let mut tensors: BTreeMap<&str, HostTensor> = BTreeMap::new();
     for v in graph.values.iter().filter(|v| matches!(v.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_))) {
         tensors.insert(&v.name, model.read(&v.name, &v.ty)?);

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use serde_json::{Value, json};
 
-use crate::data::Tokenizer;
+use fusionllm_data::Tokenizer;
 
 /// The content of `tokenizer.json`: a byte-level byte-pair encoding. The tokenizer for bytes has no merges.
 pub(super) fn tokenizer_json(tokenizer: Tokenizer) -> Value {

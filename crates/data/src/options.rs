@@ -1,0 +1,86 @@
+//! The settings of a job's `[data]` section.
+
+use std::path::PathBuf;
+
+use serde::Serialize;
+
+use super::Tokenizer;
+
+/// `[data]`: the data that the model is trained on.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "kind", rename_all = "lowercase")]
+pub enum Data {
+    /// Text, for language models.
+    Text(Text),
+    /// Images in CIFAR-10's binary format, for classifiers.
+    Cifar10(Cifar10),
+    /// Named tensors, for imported models.
+    Tensors(Tensors),
+}
+
+/// Samples as rows of named tensors.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Tensors {
+    /// Safetensors files. Each holds one tensor per input of the model, with the input's name and one row per sample.
+    pub files: Vec<PathBuf>,
+    /// The held-out samples. Default none.
+    pub validation: Validation,
+    /// Whether each epoch draws the rows in another order. Default true. Otherwise they come in the order of the files.
+    pub shuffle: bool,
+    /// The number of rows that follow each other in a file and stay together in one micro-batch, in their order.
+    /// Default 1. The order of the groups is shuffled.
+    pub group: usize,
+}
+
+/// Text for next-token prediction.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Text {
+    /// Text files. If empty, the sample text in the program is used.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub files: Vec<PathBuf>,
+    /// How text becomes tokens. Default `bytes`.
+    pub tokenizer: Tokenizer,
+    /// Tokens per sample. Default 128.
+    pub context: usize,
+    /// The held-out text. Default 0.1.
+    pub validation: Validation,
+    /// Whether each epoch draws the contexts in another order. Default true. Otherwise they follow each other.
+    pub shuffle: bool,
+}
+
+/// The held-out data.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum Validation {
+    /// The last part of each file, as a fraction from 0 to below 1. For tensors, the last part of all samples.
+    Fraction(f64),
+    /// Separate files.
+    Files(Vec<PathBuf>),
+}
+
+/// CIFAR-10's binary files.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Cifar10 {
+    /// Training images, in one file at least.
+    pub train: Vec<PathBuf>,
+    /// Held-out images. Default none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub test: Vec<PathBuf>,
+    /// Whether training images are mirrored and shifted at random. Default true.
+    pub augment: bool,
+    /// Whether each epoch draws the images in another order. Default true. Otherwise they come in the order of the
+    /// files.
+    pub shuffle: bool,
+    /// The number of images that stay together, as for [`Tensors::group`]. Default 1.
+    pub group: usize,
+}
+
+impl Data {
+    /// The number of rows that must be in one micro-batch.
+    pub fn group(&self) -> usize {
+        match self {
+            Self::Text(_) => 1,
+            Self::Cifar10(Cifar10 { group, .. }) | Self::Tensors(Tensors { group, .. }) => *group,
+        }
+    }
+}

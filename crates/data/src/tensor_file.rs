@@ -1,0 +1,97 @@
+//! Writing safetensors files tensor by tensor.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::{self, File};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use fusionllm_graph::{HostTensor, TensorType};
+use safetensors::tensor::{Metadata, TensorInfo};
+
+use super::DiskError;
+use super::weights::stored_dtype;
+
+/// A safetensors file whose header is written.
+#[derive(Debug)]
+pub struct TensorFile {
+    path: PathBuf,
+    file: File,
+    /// Type and offset of each tensor, by name.
+    places: BTreeMap<String, (TensorType, u64)>,
+}
+
+impl TensorFile {
+    /// Creates the file at its full size and writes the header.
+    pub fn create(path: PathBuf, tensors: &[(String, TensorType)]) -> Result<Self, DiskError> {
+        // Wide elements first, so that each tensor is aligned to its elements.
+        let mut sorted: Vec<&(String, TensorType)> = tensors.iter().collect();
+        sorted.sort_by_key(|(name, ty)| (std::cmp::Reverse(ty.dtype.size()), name));
+        let mut end = 0;
+        let infos = sorted.iter().map(|(name, ty)| {
+            let start = end;
+            end += ty.bytes();
+            let info =
+                TensorInfo { dtype: stored_dtype(ty.dtype), shape: ty.shape.clone(), data_offsets: (start, end) };
+            (name.clone(), info)
+        });
+        // Hugging Face's libraries refuse a file that does not say this.
+        let about = HashMap::from([("format".to_owned(), "pt".to_owned())]);
+        let header = Metadata::new(Some(about), infos.collect()).map_err(io::Error::other);
+        let written = header.and_then(|header| {
+            let mut header = serde_json::to_vec(&header)?;
+            header.resize(header.len().next_multiple_of(8), b' ');
+            let mut file = File::create(&path)?;
+            file.write_all(&(header.len() as u64).to_le_bytes())?;
+            file.write_all(&header)?;
+            file.set_len((8 + header.len() + end) as u64)?;
+            Ok((file, 8 + header.len() as u64))
+        });
+        let (file, mut offset) = written.map_err(DiskError::at(&path, "written"))?;
+        let mut places = BTreeMap::new();
+        for (name, ty) in sorted {
+            places.insert(name.clone(), (ty.clone(), offset));
+            offset += ty.bytes() as u64;
+        }
+        Ok(Self { path, file, places })
+    }
+
+    /// The names of the announced tensors, sorted.
+    pub fn names(&self) -> impl Iterator<Item = &String> {
+        self.places.keys()
+    }
+
+    /// The announced type of a tensor.
+    pub fn ty(&self, name: &str) -> Option<&TensorType> {
+        self.places.get(name).map(|(ty, _)| ty)
+    }
+
+    /// Writes the bytes of an announced tensor; ignores any other.
+    pub fn write(&mut self, name: &str, bytes: &[u8]) -> Result<(), DiskError> {
+        let Some((_, offset)) = self.places.get(name) else { return Ok(()) };
+        let written = self.file.seek(SeekFrom::Start(*offset)).and_then(|_| self.file.write_all(bytes));
+        written.map_err(DiskError::at(&self.path, "written"))
+    }
+
+    /// Flushes the file to the disk.
+    pub fn sync(&self) -> Result<(), DiskError> {
+        self.file.sync_all().map_err(DiskError::at(&self.path, "written"))
+    }
+}
+
+/// Writes a safetensors file of these tensors, as PyTorch's libraries read them. A failure leaves no partial file.
+pub fn write_tensors<S: AsRef<str> + Ord>(path: &Path, tensors: &BTreeMap<S, HostTensor>) -> Result<(), DiskError> {
+    let partial = path.with_extension("safetensors.partial");
+    let types: Vec<_> = tensors.iter().map(|(name, t)| (name.as_ref().to_owned(), t.ty().clone())).collect();
+    let write = || {
+        let mut file = TensorFile::create(partial.clone(), &types)?;
+        for (name, tensor) in tensors {
+            file.write(name.as_ref(), tensor.bytes())?;
+        }
+        file.sync()?;
+        fs::rename(&partial, path).map_err(DiskError::at(path, "written"))
+    };
+    write().inspect_err(|_| {
+        // The partial file is removed to free its space. The first error is the one to report.
+        let _ = fs::remove_file(&partial);
+    })
+}

@@ -1,0 +1,138 @@
+//! The section `[data]`.
+
+use fusionllm_data::{Cifar10, Data, Tensors, Text, Tokenizer, Validation};
+
+use super::files::Files;
+use super::reader::{JobError, Section};
+
+/// The settings that decide about the network, without the files.
+pub(super) fn without_files(section: &Section<'_>, images: bool) -> Result<Data, JobError> {
+    match Kind::of(section, images)? {
+        Kind::Cifar10 => {
+            return Ok(Data::Cifar10(Cifar10 {
+                train: Vec::new(),
+                test: Vec::new(),
+                augment: false,
+                shuffle: true,
+                group: 1,
+            }));
+        }
+        Kind::Tensors => {
+            return Ok(Data::Tensors(Tensors {
+                files: Vec::new(),
+                validation: Validation::Fraction(0.0),
+                shuffle: true,
+                group: 1,
+            }));
+        }
+        Kind::Text => {}
+    }
+    let (tokenizer, context) = (tokenizer(section)?, context(section)?);
+    let validation = Validation::Fraction(0.0);
+    Ok(Data::Text(Text { files: Vec::new(), tokenizer, context, validation, shuffle: true }))
+}
+
+/// Reads the section. `images` says whether the model takes images, which decides the default of `kind`.
+pub(super) fn read(section: &Section<'_>, files: &Files, images: bool) -> Result<Data, JobError> {
+    let kind = Kind::of(section, images)?;
+    if kind == Kind::Tensors {
+        let tensors = Tensors {
+            files: files.many_within(section, "files", "safetensors")?.unwrap_or_default(),
+            validation: validation(section, files, 0.0)?,
+            shuffle: shuffle(section)?,
+            group: group(section)?,
+        };
+        section.finish()?;
+        if tensors.files.is_empty() {
+            return Err(section.error(
+                "files",
+                "[data] names no files",
+                "write files = [\"shards\"], a directory of safetensors files with a tensor for each of the model's inputs",
+            ));
+        }
+        return Ok(Data::Tensors(tensors));
+    }
+    if kind == Kind::Cifar10 {
+        let cifar10 = Cifar10 {
+            train: files.many(section, "train")?.unwrap_or_default(),
+            test: files.many(section, "test")?.unwrap_or_default(),
+            augment: section.flag("augment")?.unwrap_or(true),
+            shuffle: shuffle(section)?,
+            group: group(section)?,
+        };
+        section.finish()?;
+        if cifar10.train.is_empty() {
+            return Err(section.error(
+                "train",
+                "[data] names no training images",
+                "write train = [\"data_batch_*.bin\"], the files of CIFAR-10's binary version",
+            ));
+        }
+        return Ok(Data::Cifar10(cifar10));
+    }
+    let validation = validation(section, files, 0.1)?;
+    let text = Text {
+        files: files.many(section, "files")?.unwrap_or_default(),
+        tokenizer: tokenizer(section)?,
+        context: context(section)?,
+        validation,
+        shuffle: shuffle(section)?,
+    };
+    if section.has("group") {
+        return Err(section.error(
+            "group",
+            "`data.group` is for rows of tensors and images; a text has none, only contexts that are cut from it",
+            "leave group out, or write the rows to safetensors files with kind = \"tensors\"",
+        ));
+    }
+    section.finish()?;
+    if text.files.iter().any(|path| path.extension().is_some_and(|e| e == "safetensors")) {
+        return Err(section.error(
+            "files",
+            "`data.files` names files of tensors, but `data.kind` is \"text\"",
+            "write kind = \"tensors\" in [data]",
+        ));
+    }
+    Ok(Data::Text(text))
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Text,
+    Cifar10,
+    Tensors,
+}
+
+impl Kind {
+    /// `images` says whether the model takes images, which decides the default.
+    fn of(section: &Section<'_>, images: bool) -> Result<Self, JobError> {
+        let kinds = [("text", Self::Text), ("cifar10", Self::Cifar10), ("tensors", Self::Tensors)];
+        Ok(section.choice("kind", &kinds)?.unwrap_or(if images { Self::Cifar10 } else { Self::Text }))
+    }
+}
+
+fn validation(section: &Section<'_>, files: &Files, default: f64) -> Result<Validation, JobError> {
+    // A text that is a number was meant as a number.
+    if !section.is_text_or_list("validation") || section.is_quoted_number("validation") {
+        let valid = |x| (0.0..1.0).contains(&x);
+        let fraction = section.number("validation", "at least 0 and below 1, or the paths of files", valid)?;
+        return Ok(Validation::Fraction(fraction.unwrap_or(default)));
+    }
+    Ok(Validation::Files(files.many(section, "validation")?.unwrap_or_default()))
+}
+
+fn shuffle(section: &Section<'_>) -> Result<bool, JobError> {
+    Ok(section.flag("shuffle")?.unwrap_or(true))
+}
+
+fn group(section: &Section<'_>) -> Result<usize, JobError> {
+    Ok(section.part("group", 1)?.unwrap_or(1))
+}
+
+fn tokenizer(section: &Section<'_>) -> Result<Tokenizer, JobError> {
+    Ok(section.choice("tokenizer", &Tokenizer::NAMES)?.unwrap_or(Tokenizer::Bytes))
+}
+
+fn context(section: &Section<'_>) -> Result<usize, JobError> {
+    Ok(section.size("context", 1)?.unwrap_or(128))
+}

@@ -1,0 +1,193 @@
+//! `[model]`: the network to train.
+
+use std::path::PathBuf;
+
+use fusionllm_data::{CIFAR10_CLASSES, Data};
+use fusionllm_models::{AttentionImplementation, Gpt2Config, ResNetConfig, ResNetStem};
+use serde::Serialize;
+
+use super::files::Files;
+use super::reader::{self, JobError, Node, Section};
+use super::{divisors, nearest_divisor};
+
+/// The network, and the weights that it starts from.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ModelConfig {
+    /// The network.
+    #[serde(flatten)]
+    pub family: Family,
+    /// A safetensors file of weights to start from, with Hugging Face's (GPT-2) or torchvision's (ResNet) names.
+    /// Without it, `train.seed` decides the first parameters.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub weights: Option<PathBuf>,
+}
+
+/// A family of networks, with the settings of one member.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+#[serde(tag = "family", rename_all = "lowercase")]
+pub enum Family {
+    /// A causal language model.
+    Gpt2(Gpt2Config),
+    /// An image classifier.
+    Resnet(ResNetConfig),
+    /// A model from `torch.export`.
+    Imported {
+        /// The `.pt2` archive. Training starts from the weights in it.
+        file: PathBuf,
+    },
+}
+
+/// The names of `activation_function`.
+const ACTIVATIONS: [&str; 4] = ["gelu_new", "gelu", "relu", "silu"];
+
+/// The name of a family in a job.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum FamilyName {
+    Gpt2,
+    Resnet,
+    Imported,
+}
+
+impl FamilyName {
+    /// Reads `family` of `[model]`, if it is there.
+    pub(super) fn read(section: &Section<'_>) -> Result<Option<Self>, JobError> {
+        section.choice("family", &[("gpt2", Self::Gpt2), ("resnet", Self::Resnet), ("imported", Self::Imported)])
+    }
+}
+
+impl ModelConfig {
+    pub(super) fn read(section: &Section<'_>, files: &Files, data: &Data) -> Result<Self, JobError> {
+        let family = Self::read_family(section, files, data)?;
+        Ok(Self { family, weights: files.one(section, "weights")? })
+    }
+
+    /// The network alone. Its weights may be missing.
+    pub(super) fn read_family(section: &Section<'_>, files: &Files, data: &Data) -> Result<Family, JobError> {
+        let default = match data {
+            _ if section.has("file") => FamilyName::Imported,
+            Data::Cifar10(_) => FamilyName::Resnet,
+            _ => FamilyName::Gpt2,
+        };
+        let name = FamilyName::read(section)?.unwrap_or(default);
+        section.path("weights")?;
+        Ok(match name {
+            FamilyName::Gpt2 => {
+                let published = files.one(section, "config")?.map(|path| reader::parse_json(&path)).transpose()?;
+                Family::Gpt2(read_gpt2(section, data, published.as_ref(), true)?)
+            }
+            FamilyName::Resnet => Family::Resnet(read_resnet(section)?),
+            FamilyName::Imported => {
+                let file = files.one(section, "file")?;
+                section.finish()?;
+                let file = file.ok_or_else(|| {
+                    section.error(
+                        "file",
+                        "[model] names no file",
+                        "write file = \"PATH\" in [model], the path of an archive that torch.export.save wrote",
+                    )
+                })?;
+                Family::Imported { file }
+            }
+        })
+    }
+}
+
+/// The defaults are Hugging Face's, except three. Vocabulary and positions follow the data. Heads have 64 channels,
+/// or the next larger size that divides the width. If it `must_fit`, the model takes whole samples of the data.
+pub(super) fn read_gpt2(
+    section: &Section<'_>,
+    data: &Data,
+    published: Option<&Node>,
+    must_fit: bool,
+) -> Result<Gpt2Config, JobError> {
+    if let Some(node) = published {
+        check_published(&Section::top(node))?;
+    }
+    // A key of the job file replaces that of `config.json`.
+    let backed = published.map(|node| section.backed_by(node));
+    let section = backed.as_ref().unwrap_or(section);
+    let dropout = |key| -> Result<f64, JobError> {
+        let valid = |p| (0.0..1.0).contains(&p);
+        Ok(section.number(key, "at least 0 and below 1", valid)?.unwrap_or(0.1))
+    };
+    let positive = |key| section.number(key, "above 0", |x| x > 0.0);
+
+    let (context, vocabulary) = match data {
+        Data::Text(text) => (text.context, text.tokenizer.vocabulary()),
+        // The caller refuses this combination later.
+        Data::Cifar10(_) | Data::Tensors(_) => (1, 1),
+    };
+    let at_least = |key, size: usize, reason: &str| {
+        let read = section.size(key, if must_fit { size as u64 } else { 1 });
+        read.map_err(|e| because(e, &format!("{reason} {size} tokens")))
+    };
+    let n_embd = section.size("n_embd", 1)?.unwrap_or(768);
+    let most_heads = (n_embd / 64).max(1);
+    let n_head = divisors(n_embd).filter(|heads| *heads <= most_heads).max().unwrap_or(1);
+    let activations = ACTIVATIONS.map(|name| (name, name));
+    let attentions = [("sdpa", AttentionImplementation::Sdpa), ("eager", AttentionImplementation::Eager)];
+    let gpt2 = Gpt2Config {
+        n_layer: section.size("n_layer", 1)?.unwrap_or(12),
+        n_embd,
+        n_head: section.part("n_head", 1)?.unwrap_or(n_head),
+        n_inner: section.size("n_inner", 1)?,
+        vocab_size: at_least("vocab_size", vocabulary, "the tokenizer has")?.unwrap_or(vocabulary),
+        n_positions: at_least("n_positions", context, "data.context is")?.unwrap_or(context),
+        resid_pdrop: dropout("resid_pdrop")?,
+        embd_pdrop: dropout("embd_pdrop")?,
+        attn_pdrop: dropout("attn_pdrop")?,
+        layer_norm_epsilon: positive("layer_norm_epsilon")?.unwrap_or(1e-5),
+        activation_function: section.choice("activation_function", &activations)?.unwrap_or("gelu_new").to_owned(),
+        tie_word_embeddings: section.flag("tie_word_embeddings")?.unwrap_or(true),
+        initializer_range: positive("initializer_range")?.unwrap_or(0.02),
+        attn_implementation: section.choice("_attn_implementation", &attentions)?.unwrap_or_default(),
+    };
+    section.finish()?;
+    if n_embd % gpt2.n_head != 0 {
+        let key = if section.has("n_head") { "n_head" } else { "n_embd" };
+        return Err(section.error(
+            key,
+            format!("`model.n_head` = {} does not divide `model.n_embd` = {n_embd}", gpt2.n_head),
+            format!("write n_head = {}, or another divisor of {n_embd}", nearest_divisor(n_embd, gpt2.n_head)),
+        ));
+    }
+    Ok(gpt2)
+}
+
+/// The error with the reason for a limit.
+fn because(e: JobError, reason: &str) -> JobError {
+    match e.hint.starts_with("it must be") {
+        true => JobError { hint: format!("{}: {reason}", e.hint), ..e },
+        false => e,
+    }
+}
+
+/// Refuses a `config.json` whose model this program would compute differently.
+fn check_published(config: &Section<'_>) -> Result<(), JobError> {
+    let hint = "use the configuration of a plain GPT-2";
+    if config.has("model_type") && !config.is("model_type", "gpt2") {
+        return Err(config.error("model_type", "`model_type` is not \"gpt2\"", hint));
+    }
+    let fixed =
+        [("scale_attn_weights", true), ("scale_attn_by_inverse_layer_idx", false), ("add_cross_attention", false)];
+    for (key, value) in fixed {
+        if config.flag(key)?.is_some_and(|v| v != value) {
+            return Err(config.error(key, format!("`{key}` = {} is not supported", !value), hint));
+        }
+    }
+    Ok(())
+}
+
+fn read_resnet(section: &Section<'_>) -> Result<ResNetConfig, JobError> {
+    let stems = [("imagenet", ResNetStem::Imagenet), ("cifar", ResNetStem::Cifar)];
+    let classes = |e| because(e, &format!("CIFAR-10 has {CIFAR10_CLASSES} classes"));
+    let resnet = ResNetConfig {
+        depth: section.one_of("depth", "ResNet-", &[18, 34, 50, 101, 152])?.unwrap_or(18),
+        num_classes: section.size("num_classes", CIFAR10_CLASSES as u64).map_err(classes)?.unwrap_or(CIFAR10_CLASSES),
+        // The default fits CIFAR-10's small images.
+        stem: section.choice("stem", &stems)?.unwrap_or(ResNetStem::Cifar),
+        width: section.size("width", 1)?.unwrap_or(64),
+    };
+    section.finish()?;
+    Ok(resnet)
+}

@@ -1,0 +1,108 @@
+//! The network of a job file or of a `config.json`, without its data.
+
+use std::path::Path;
+
+use fusionllm_data::{Data, IMAGE_SIZE, Text, Tokenizer, Validation};
+
+use super::data;
+use super::files::Files;
+use super::model::{Family, FamilyName, ModelConfig, read_gpt2};
+use super::reader::{self, JobError, Section};
+use super::sections::Train;
+
+/// A network, and the facts by which its weights can be used.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Network {
+    /// The network's family and settings.
+    pub family: Family,
+    /// The tokenizer of its text; `None` for images and for an unknown vocabulary.
+    pub tokenizer: Option<Tokenizer>,
+    /// Tokens per sample; for images, the length of their side.
+    pub context: usize,
+    /// Samples per micro-batch in training.
+    pub micro_batch: usize,
+}
+
+impl Network {
+    /// The network that `path` leads to: a run directory, a checkpoint, a directory from Hugging Face, a job file or
+    /// a `config.json`.
+    ///
+    /// # Errors
+    ///
+    /// `path` is none of these, or the errors of [`Self::of_job`] and [`Self::published`].
+    pub fn at(path: &Path) -> Result<Self, JobError> {
+        let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        if path.is_dir() {
+            // A checkpoint is at RUN/checkpoints/step-N.
+            let run = path.ancestors().nth(2).filter(|_| path.join("manifest.json").exists());
+            let job = [Some(path.as_path()), run].into_iter().flatten().map(|dir| dir.join("job.toml"));
+            if let Some(job) = job.into_iter().find(|job| job.is_file()) {
+                return Self::of_job(&job);
+            }
+            let config = path.join("config.json");
+            if config.is_file() {
+                return Self::published(&config);
+            }
+            return Err(JobError::new(
+                path.display(),
+                "there is no model here: neither job.toml nor config.json",
+                "give a run directory such as runs/0001, a checkpoint in it, or a directory from Hugging Face",
+            ));
+        }
+        match path.extension().is_some_and(|e| e.eq_ignore_ascii_case("json")) {
+            true => Self::published(&path),
+            false => Self::of_job(&path),
+        }
+    }
+
+    /// The network of a job file. Its data and weights may be missing.
+    ///
+    /// # Errors
+    ///
+    /// The errors of [`Job::load`](super::Job::load) in `[model]`, `[train]` and the names of sections.
+    pub fn of_job(path: &Path) -> Result<Self, JobError> {
+        let root = reader::parse(&path.display().to_string(), &super::read_file(path)?)?;
+        let top = Section::top(&root);
+        let (model, data, train) = (top.section("model")?, top.section("data")?, top.section("train")?);
+        for name in ["plan", "compression", "checkpoint", "eval", "network"] {
+            top.section(name)?;
+        }
+        top.finish()?;
+        let files = Files::from(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
+        let data = data::without_files(&data, FamilyName::read(&model)? == Some(FamilyName::Resnet))?;
+        let family = ModelConfig::read_family(&model, &files, &data)?;
+        let micro_batch = Train::read(&train)?.micro_batch.value;
+        let (tokenizer, context) = match &data {
+            Data::Text(text) => (Some(text.tokenizer), text.context),
+            Data::Cifar10(_) => (None, IMAGE_SIZE),
+            Data::Tensors(_) => (None, 1),
+        };
+        Ok(Self { family, tokenizer, context, micro_batch })
+    }
+
+    /// The network of a `config.json` from Hugging Face, for one sample of full length.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read, or it describes no GPT-2 that this program computes.
+    pub fn published(path: &Path) -> Result<Self, JobError> {
+        let published = reader::parse_json(path)?;
+        let empty = reader::parse(&path.display().to_string(), "")?;
+        let text = Text {
+            files: Vec::new(),
+            // Hugging Face's defaults.
+            tokenizer: Tokenizer::Gpt2,
+            context: 1024,
+            validation: Validation::Fraction(0.0),
+            shuffle: true,
+        };
+        let gpt2 = read_gpt2(&Section::top(&empty), &Data::Text(text), Some(&published), false)?;
+        let tokenizer = match gpt2.vocab_size {
+            // Vocabularies are often padded to a multiple of 64 or 128.
+            50_257..=50_432 => Some(Tokenizer::Gpt2),
+            256 => Some(Tokenizer::Bytes),
+            _ => None,
+        };
+        Ok(Self { context: gpt2.n_positions, family: Family::Gpt2(gpt2), tokenizer, micro_batch: 1 })
+    }
+}

@@ -1,0 +1,345 @@
+//! The sections besides `[model]` and `[data]`.
+
+use std::path::PathBuf;
+
+use fusionllm_graph::Precision;
+use fusionllm_graph::ops::{AdamwStep, SgdStep};
+use fusionllm_plan::{Compression, Compressor, LearningRate, Optimizer, Schedule, Scheduler};
+use serde::{Serialize, Serializer};
+
+use super::files::Files;
+use super::reader::{JobError, Section};
+use super::{divisors, nearest_divisor};
+
+/// A setting that the word `auto` gives to the planner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Choice<T> {
+    /// The value; while open, the default if nothing is known of the machines.
+    pub value: T,
+    /// Whether the planner may choose another value.
+    pub open: bool,
+}
+
+impl<T> Choice<T> {
+    /// A choice that is made.
+    pub fn made(value: T) -> Self {
+        Self { value, open: false }
+    }
+}
+
+impl<T: Serialize> Serialize for Choice<T> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        match self.open {
+            true => serializer.serialize_str("auto"),
+            false => self.value.serialize(serializer),
+        }
+    }
+}
+
+/// `[train]`: steps, batches and the update rule.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct Train {
+    /// Updates of the parameters. Default 1000.
+    pub steps: u64,
+    /// Samples per step. Default 16.
+    pub batch: usize,
+    /// Samples that pass through the pipeline together. They divide `batch`. The default is the largest divisor up to
+    /// an eighth of `batch`. Batch norm and dropout depend on it, so the planner chooses only if the job says `auto`.
+    pub micro_batch: Choice<usize>,
+    /// Decides the first parameters, the order of the data and dropout. Default 1.
+    pub seed: u64,
+    /// The order of forward and backward work, which changes no result. Default `auto`; without known machines that
+    /// is `1f1b`.
+    pub schedule: Choice<Schedule>,
+    /// The type in which peers compute. Default f32.
+    pub precision: Precision,
+    /// The rule by which gradients change parameters.
+    pub optimizer: OptimizerConfig,
+}
+
+/// `[train.optimizer]`, with PyTorch's semantics.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct OptimizerConfig {
+    /// The update rule with its own constants.
+    #[serde(flatten)]
+    pub rule: Rule,
+    /// Highest learning rate. Default 3e-4 for AdamW, 0.1 for SGD.
+    pub lr: f64,
+    /// Decoupled for AdamW, part of the gradient for SGD. Default 0.1 and 5e-4.
+    pub weight_decay: f64,
+    /// The largest global norm of the gradient; 0 for no limit. Default 1 for AdamW, 0 for SGD.
+    pub clip: f64,
+    /// Steps over which the learning rate rises from 0. Default 0.
+    pub warmup: u64,
+    /// How the learning rate falls afterwards. Default `none`.
+    pub decay: Decay,
+    /// The step at which the learning rate reaches `min_lr`. The default is `train.steps` of the job file, so that a
+    /// run that stops earlier or continues longer keeps its rates.
+    pub decay_steps: u64,
+    /// The lowest learning rate after the warm-up. Default a tenth of `lr`.
+    pub min_lr: f64,
+}
+
+/// An update rule with its constants.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
+#[serde(tag = "name", rename_all = "lowercase")]
+pub enum Rule {
+    /// Adam with decoupled weight decay.
+    Adamw {
+        /// Decay of the running mean and of the running square. Default 0.9, 0.95.
+        betas: [f64; 2],
+        /// Added to the root of the running square. Default 1e-8.
+        eps: f64,
+    },
+    /// Gradient descent.
+    Sgd {
+        /// Decay of the running sum of gradients. Default 0.9.
+        momentum: f64,
+        /// Whether the update uses Nesterov's momentum. Default false.
+        nesterov: bool,
+    },
+}
+
+/// How the learning rate falls after the warm-up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Decay {
+    /// Half a period of a cosine.
+    Cosine,
+    /// No decay.
+    None,
+}
+
+/// `[plan]`: how the model is cut over the peers.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Planning {
+    /// The method that cuts the model. Default `op-fence` where the devices are known or measured, else
+    /// `equal-compute`.
+    #[serde(skip_serializing_if = "Option::is_none", serialize_with = "scheduler_name")]
+    pub scheduler: Option<Scheduler>,
+    /// A plan to carry out as it is. The command line may name another plan, or a number of peers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub file: Option<PathBuf>,
+}
+
+/// `[checkpoint]`: when a run is saved, besides at its end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Checkpointing {
+    /// Steps between two checkpoints; 0 for the end alone. Default 200.
+    pub every: u64,
+    /// Checkpoints that are kept. Default 3.
+    pub keep: usize,
+    /// Whether peers keep copies of each other's share. Default true.
+    pub copies: bool,
+}
+
+/// `[eval]`: when the loss on held-out data is measured.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Eval {
+    /// Steps between two evaluations; 0 for never. Default 100.
+    pub every: u64,
+    /// Batches of `train.batch` samples per evaluation; 0 for all held-out samples. Default 10.
+    pub batches: u64,
+}
+
+impl Eval {
+    /// Batches of one validation, of `held_out` samples in all.
+    pub fn passes(&self, held_out: usize, batch: usize) -> u64 {
+        let all = held_out.div_ceil(batch) as u64;
+        match self {
+            Self { every: 0, .. } => 0,
+            Self { batches: 0, .. } => all,
+            Self { batches, .. } => all.min(*batches),
+        }
+    }
+}
+
+fn or_auto(e: JobError) -> JobError {
+    JobError { hint: format!("{}, or micro_batch = \"auto\", with which the planner chooses", e.hint), ..e }
+}
+
+impl Train {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let auto = [("auto", None)].into_iter();
+        let schedules: Vec<_> = auto.chain(Schedule::ALL.map(|s| (s.name(), Some(s)))).collect();
+        let steps = section.count("steps", 1)?.unwrap_or(1000);
+        let batch = section.size("batch", 1)?.unwrap_or(16);
+        let default = divisors(batch).filter(|n| *n <= (batch / 8).max(1)).max().unwrap_or(1);
+        let micro_batch = match section.is("micro_batch", "auto") {
+            true => section.text("micro_batch")?.map(|_| Choice { value: default, open: true }),
+            false => section.part("micro_batch", 1).map_err(or_auto)?.map(Choice::made),
+        };
+        let seed = section.count("seed", 0)?.unwrap_or(1);
+        let schedule = section.choice("schedule", &schedules)?.flatten();
+        let precisions = Precision::ALL.map(|p| (p.name(), p));
+        if section.is("precision", "fp16") || section.is("precision", "f16") {
+            return Err(section.error(
+                "precision",
+                "`train.precision`: fp16 has so small a range that gradients vanish in it without a loss scale, which there is not",
+                "write precision = \"bf16\", which has the range of f32",
+            ));
+        }
+        let train = Self {
+            steps,
+            batch,
+            micro_batch: micro_batch.unwrap_or(Choice::made(default)),
+            seed,
+            schedule: Choice { value: schedule.unwrap_or_default(), open: schedule.is_none() },
+            precision: section.choice("precision", &precisions)?.unwrap_or_default(),
+            optimizer: OptimizerConfig::read(&section.section("optimizer")?, steps)?,
+        };
+        section.finish()?;
+        let micro = train.micro_batch.value;
+        if batch % micro != 0 {
+            let nearest = nearest_divisor(batch, micro);
+            return Err(section.error(
+                "micro_batch",
+                format!("`train.micro_batch` = {micro} does not divide `train.batch` = {batch}"),
+                format!("write micro_batch = {nearest}, another divisor of {batch}, or \"auto\""),
+            ));
+        }
+        Ok(train)
+    }
+
+    /// The micro-batch sizes to choose from, the default first. They cut the batch into 1 to 128 micro-batches, each
+    /// count at least twice the one before.
+    pub fn sizes(&self) -> Vec<usize> {
+        let Choice { value, open } = self.micro_batch;
+        let mut counts: Vec<usize> = Vec::new();
+        for n in (1..=self.batch.min(128)).filter(|n| open && self.batch.is_multiple_of(*n)) {
+            if counts.last().is_none_or(|last| n >= 2 * last) {
+                counts.push(n);
+            }
+        }
+        let others = counts.into_iter().map(|n| self.batch / n).filter(|size| *size != value);
+        [value].into_iter().chain(others).collect()
+    }
+
+    /// The schedules to choose from, the default first.
+    pub fn schedules(&self) -> Vec<Schedule> {
+        let Choice { value, open } = self.schedule;
+        let others = Schedule::ALL.into_iter().filter(|s| open && *s != value);
+        [value].into_iter().chain(others).collect()
+    }
+}
+
+impl OptimizerConfig {
+    /// The rule as Programs hold it.
+    pub fn update_rule(&self) -> Optimizer {
+        let weight_decay = self.weight_decay;
+        match self.rule {
+            Rule::Adamw { betas: [beta1, beta2], eps } => {
+                Optimizer::Adamw(AdamwStep { beta1, beta2, eps, weight_decay })
+            }
+            Rule::Sgd { momentum, nesterov } => Optimizer::Sgd(SgdStep { momentum, weight_decay, nesterov }),
+        }
+    }
+
+    /// The learning rate of each update.
+    pub fn learning_rate(&self) -> LearningRate {
+        let cosine_until = (self.decay == Decay::Cosine).then_some(self.decay_steps);
+        LearningRate { base: self.lr, warmup: self.warmup, cosine_until, min: self.min_lr }
+    }
+
+    /// The largest global norm of the gradient, if there is a limit.
+    pub fn clip_norm(&self) -> Option<f64> {
+        (self.clip > 0.0).then_some(self.clip)
+    }
+
+    fn read(section: &Section<'_>, steps: u64) -> Result<Self, JobError> {
+        let fraction = |x: f64| (0.0..1.0).contains(&x);
+        let amount = |key| section.number(key, "at least 0", |x| x >= 0.0);
+        let positive = |key| section.number(key, "above 0", |x| x > 0.0);
+        let adamw = section.choice("name", &[("adamw", true), ("sgd", false)])?.unwrap_or(true);
+        let below_one = "at least 0 and below 1";
+        let (rule, lr, weight_decay, clip) = if adamw {
+            let betas = section.pair("betas", below_one, fraction)?.unwrap_or([0.9, 0.95]);
+            let eps = positive("eps")?.unwrap_or(1e-8);
+            (Rule::Adamw { betas, eps }, 3e-4, 0.1, 1.0)
+        } else {
+            let momentum = section.number("momentum", below_one, fraction)?.unwrap_or(0.9);
+            let nesterov = section.flag("nesterov")?.unwrap_or(false);
+            (Rule::Sgd { momentum, nesterov }, 0.1, 5e-4, 0.0)
+        };
+        let lr = positive("lr")?.unwrap_or(lr);
+        let rates = format!("at least 0 and at most lr = {lr}");
+        let min_lr = section.number("min_lr", &rates, |x| (0.0..=lr).contains(&x))?;
+        let decays = [("cosine", Decay::Cosine), ("none", Decay::None)];
+        let optimizer = Self {
+            rule,
+            lr,
+            weight_decay: amount("weight_decay")?.unwrap_or(weight_decay),
+            clip: amount("clip")?.unwrap_or(clip),
+            warmup: section.count("warmup", 0)?.unwrap_or(0),
+            decay: section.choice("decay", &decays)?.unwrap_or(Decay::None),
+            decay_steps: section.count("decay_steps", 1)?.unwrap_or(steps),
+            min_lr: min_lr.unwrap_or(lr / 10.0),
+        };
+        section.finish()?;
+        Ok(optimizer)
+    }
+}
+
+fn scheduler_name<S: Serializer>(scheduler: &Option<Scheduler>, serializer: S) -> Result<S::Ok, S::Error> {
+    scheduler.map(Scheduler::name).serialize(serializer)
+}
+
+impl Planning {
+    pub(super) fn read(section: &Section<'_>, files: &Files) -> Result<Self, JobError> {
+        let scheduler = section.choice("scheduler", &Scheduler::ALL.map(|s| (s.name(), s)))?;
+        let file = files.one(section, "file")?;
+        section.finish()?;
+        Ok(Self { scheduler, file })
+    }
+}
+
+/// Reads `[compression]`, the codecs of activations and their gradients. `docs/job.md` describes the keys.
+pub(super) fn compression(section: &Section<'_>) -> Result<Compression, JobError> {
+    let compressor = section.choice("name", &Compressor::ALL.map(|c| (c.name(), c)))?.unwrap_or_default();
+    let compression = Compression {
+        compressor,
+        ratio: section.number("ratio", "at least 1", |x| x >= 1.0)?.unwrap_or(30.0),
+        guard: section.flag("guard")?.unwrap_or(compressor == Compressor::Auto),
+        error_feedback: section.flag("error_feedback")?.unwrap_or(false),
+        shared_masks: section.flag("shared_masks")?.unwrap_or(false),
+        stochastic_rounding: section.flag("stochastic_rounding")?.unwrap_or(false),
+        spectral_watch: section.count("spectral_watch", 0)?.unwrap_or(0),
+    };
+    if compression.shared_masks && !matches!(compressor, Compressor::TopK | Compressor::AdaTopK) {
+        let reason = format!("`compression.shared_masks`: `{compressor}` leaves nothing out that a mask could share");
+        return Err(section.error(
+            "shared_masks",
+            reason,
+            "leave it out, or write name = \"topk\" or name = \"adatopk\"",
+        ));
+    }
+    if compression.shared_masks && compression.error_feedback {
+        let reason = "`compression.shared_masks`: error feedback sends later what a shared mask leaves out for good";
+        return Err(section.error("shared_masks", reason, "set one of shared_masks and error_feedback"));
+    }
+    section.finish()?;
+    Ok(compression)
+}
+
+impl Checkpointing {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let checkpointing = Self {
+            every: section.count("every", 0)?.unwrap_or(200),
+            keep: section.size("keep", 1)?.unwrap_or(3),
+            copies: section.flag("copies")?.unwrap_or(true),
+        };
+        section.finish()?;
+        Ok(checkpointing)
+    }
+}
+
+impl Eval {
+    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+        let eval = Self {
+            every: section.count("every", 0)?.unwrap_or(100),
+            batches: section.count("batches", 0)?.unwrap_or(10),
+        };
+        section.finish()?;
+        Ok(eval)
+    }
+}

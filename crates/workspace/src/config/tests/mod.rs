@@ -1,0 +1,329 @@
+mod errors;
+
+use std::fs;
+use std::path::Path;
+
+use fusionllm_data::weights::{Weights, WeightsError};
+use fusionllm_graph::{Advice, DType};
+use fusionllm_plan::Compressor;
+use insta::assert_snapshot;
+
+use super::*;
+
+fn job(text: &str) -> Result<Job, JobError> {
+    Job::parse("job.toml", text, Path::new("/nowhere"), &[])
+}
+
+fn with(overrides: &[&str]) -> Result<Job, JobError> {
+    let overrides: Vec<String> = overrides.iter().map(|s| s.to_string()).collect();
+    Job::parse("job.toml", "[train]\nbatch = 8\n", Path::new("/nowhere"), &overrides)
+}
+
+/// A directory with a few files of data.
+fn directory() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
+    fs::create_dir(dir.path().join("corpus")).unwrap();
+    for name in ["corpus/b.txt", "corpus/a.txt", "corpus/[x].txt", "train.bin", "test.bin"] {
+        fs::write(dir.path().join(name), "text").unwrap();
+    }
+    dir
+}
+
+#[test]
+fn an_empty_job_has_all_defaults() {
+    assert_snapshot!(job("").unwrap().to_toml().unwrap(), @r#"
+    [model]
+    family = "gpt2"
+    vocab_size = 256
+    n_positions = 128
+    n_embd = 768
+    n_layer = 12
+    n_head = 12
+    activation_function = "gelu_new"
+    resid_pdrop = 0.1
+    embd_pdrop = 0.1
+    attn_pdrop = 0.1
+    layer_norm_epsilon = 0.00001
+    initializer_range = 0.02
+    tie_word_embeddings = true
+    _attn_implementation = "sdpa"
+
+    [data]
+    kind = "text"
+    tokenizer = "bytes"
+    context = 128
+    validation = 0.1
+    shuffle = true
+
+    [train]
+    steps = 1000
+    batch = 16
+    micro_batch = 2
+    seed = 1
+    schedule = "auto"
+    precision = "f32"
+
+    [train.optimizer]
+    name = "adamw"
+    betas = [0.9, 0.95]
+    eps = 0.00000001
+    lr = 0.0003
+    weight_decay = 0.1
+    clip = 1.0
+    warmup = 0
+    decay = "none"
+    decay_steps = 1000
+    min_lr = 0.000029999999999999997
+
+    [plan]
+
+    [compression]
+    name = "none"
+    ratio = 30.0
+    guard = false
+    error_feedback = false
+    shared_masks = false
+    stochastic_rounding = false
+    spectral_watch = 0
+
+    [checkpoint]
+    every = 200
+    keep = 3
+    copies = true
+
+    [eval]
+    every = 100
+    batches = 10
+
+    [network]
+    relay = "none"
+    "#);
+}
+
+#[test]
+fn a_relay_is_a_word_or_a_url() {
+    for relay in ["none", "default", "http://192.0.2.1:3340/?token=abc"] {
+        let job = job(&format!("[network]\nrelay = {relay:?}")).unwrap();
+        assert!(job.to_toml().unwrap().ends_with(&format!("[network]\nrelay = {relay:?}\n")));
+    }
+    assert_snapshot!(job("[network]\nrelay = \"yes\"").unwrap_err().report(), @r#"
+    job.toml:2:9: `network.relay` cannot be "yes"
+    hint: write "none", "default", or the URL that `fusionllm relay` prints
+    "#);
+}
+
+#[test]
+fn the_quick_start_is_a_job() {
+    let job = Job::quick_start(&[]).unwrap();
+    assert_eq!(Job::parse("q", &job.to_toml().unwrap(), Path::new("/x"), &[]).unwrap(), job);
+    assert_eq!(Job::quick_start(&["train.steps=7".into()]).unwrap().train.steps, 7);
+}
+
+/// The job of the design document, with its data in place.
+#[test]
+fn a_language_model_job_survives_writing() {
+    let dir = directory();
+    let text = r#"
+        [model]
+        family = "gpt2"
+        n_layer = 8
+        n_embd = 256
+        [data]
+        kind = "text"
+        files = ["corpus/?.txt", "corpus/[x].txt", "corpus/a.txt"]
+        tokenizer = "bytes"
+        context = 128
+        [train]
+        steps = 1000
+        batch = 16
+        micro_batch = 2
+        seed = 1
+        optimizer = { name = "adamw", lr = 3e-4, weight_decay = 0.1, clip = 1.0, warmup = 100, decay = "cosine" }
+        [plan]
+        scheduler = "op-fence"
+        [compression]
+        name = "adatopk"
+        ratio = 30
+        [checkpoint]
+        every = 200
+        keep = 3
+        copies = true
+    "#;
+    fs::write(dir.path().join("job.toml"), text).unwrap();
+    let job = Job::load(&dir.path().join("job.toml"), &[]).unwrap();
+    let Data::Text(data) = &job.data else { panic!("not text") };
+    let names = ["corpus/a.txt", "corpus/b.txt", "corpus/[x].txt"].map(|n| dir.path().join(n));
+    assert_eq!(data.files, names);
+    let Family::Gpt2(gpt2) = &job.model.family else { panic!("not gpt2") };
+    assert_eq!((gpt2.n_head, gpt2.vocab_size, gpt2.n_positions), (4, 256, 128));
+
+    let again = Job::parse("again", &job.to_toml().unwrap(), Path::new("/elsewhere"), &[]).unwrap();
+    assert_eq!(again, job);
+}
+
+#[test]
+fn an_image_job_survives_writing() {
+    let dir = directory();
+    let text = r#"
+        model = { family = "resnet", depth = 50 }
+        data = { kind = "cifar10", train = "train.bin", test = ["test.bin"], augment = false }
+        train = { schedule = "gpipe", optimizer = { name = "sgd", lr = 0.05, momentum = 0 } }
+    "#;
+    let job = Job::parse("job.toml", text, dir.path(), &[]).unwrap();
+    assert_eq!(job.train.optimizer.rule, Rule::Sgd { momentum: 0.0, nesterov: false });
+    let again = Job::parse("again", &job.to_toml().unwrap(), Path::new("/elsewhere"), &[]).unwrap();
+    assert_eq!(again, job);
+}
+
+#[test]
+fn a_published_configuration_is_read() {
+    let dir = directory();
+    let config = dir.path().join("config.json");
+    let text = r#"
+        model = { config = "config.json", n_layer = 3, resid_pdrop = 0 }
+        data = { context = 16 }
+    "#;
+    let load = || Job::parse("job.toml", text, dir.path(), &[]);
+    fs::write(
+        &config,
+        r#"{"model_type": "gpt2", "n_layer": 2, "n_embd": 60, "n_head": 3, "vocab_size": 300,
+            "n_positions": 32, "attn_pdrop": 0.2, "n_inner": null, "architectures": ["GPT2LMHeadModel"]}"#,
+    )
+    .unwrap();
+    let Family::Gpt2(gpt2) = load().unwrap().model.family else { panic!("not gpt2") };
+    // The job file stands before config.json, which stands before the defaults.
+    assert_eq!((gpt2.n_layer, gpt2.n_embd, gpt2.n_head), (3, 60, 3));
+    assert_eq!((gpt2.vocab_size, gpt2.n_positions), (300, 32));
+    assert_eq!((gpt2.resid_pdrop, gpt2.attn_pdrop, gpt2.embd_pdrop), (0.0, 0.2, 0.1));
+
+    let error = |json: &str| {
+        fs::write(&config, json).unwrap();
+        let message = load().unwrap_err().report();
+        message.replace(&dir.path().display().to_string(), "DIR")
+    };
+    assert_snapshot!(error("{\"n_layer\": 2,\n \"n_embd\": }"), @r"
+    DIR/config.json:2:12: expected value at line 2 column 12
+    hint: give a config.json as Hugging Face publishes them
+    ");
+    assert_snapshot!(error("{\"n_embd\": \"wide\"}"), @r#"
+    DIR/config.json: `model.n_embd` takes a whole number, not the text "wide"
+    hint: it must be a whole number of at least 1
+    "#);
+    assert_snapshot!(error("{\"model_type\": \"llama\"}"), @r#"
+    DIR/config.json: `model_type` is not "gpt2"
+    hint: use the configuration of a plain GPT-2
+    "#);
+    assert_snapshot!(error("{\"n_inner\": 0}"), @r"
+    DIR/config.json: `model.n_inner` is 0
+    hint: it must be at least 1
+    ");
+    assert_snapshot!(error("{\"scale_attn_by_inverse_layer_idx\": true}"), @r"
+    DIR/config.json: `scale_attn_by_inverse_layer_idx` = true is not supported
+    hint: use the configuration of a plain GPT-2
+    ");
+}
+
+#[test]
+fn defaults_follow_other_settings() {
+    let job = job("model = { n_embd = 100 }\ndata = { context = 32, tokenizer = \"gpt2\" }").unwrap();
+    let Family::Gpt2(gpt2) = &job.model.family else { panic!("not gpt2") };
+    assert_eq!((gpt2.n_head, gpt2.vocab_size, gpt2.n_positions), (1, 50_257, 32));
+    let micro_batch = |batch: usize| with(&[&format!("train.batch={batch}")]).unwrap().train.micro_batch.value;
+    assert_eq!([1, 8, 16, 50, 64].map(micro_batch), [1, 1, 2, 5, 8]);
+}
+
+#[test]
+fn only_auto_compression_has_the_guard_by_default() {
+    let compression = |settings: &str| job(&format!("compression = {{ {settings} }}")).unwrap().compression;
+    assert!(compression("name = \"auto\"").guard && !compression("name = \"adatopk\"").guard);
+    assert!(!compression("name = \"auto\", guard = false").guard && compression("name = \"int4\", guard = true").guard);
+    let all = compression("error_feedback = true, stochastic_rounding = true, spectral_watch = 50");
+    assert_eq!((all.error_feedback, all.stochastic_rounding, all.spectral_watch), (true, true, 50));
+    assert!(compression("name = \"topk\", shared_masks = true").shared_masks);
+    let refused = |settings: &str| job(&format!("compression = {{ {settings} }}")).unwrap_err().report();
+    let both = refused("name = \"adatopk\", shared_masks = true, error_feedback = true");
+    assert!(both.contains("set one of shared_masks and error_feedback"), "{both}");
+    let dense = refused("name = \"int8\", shared_masks = true");
+    assert!(
+        dense.contains("`int8` leaves nothing out") && dense.contains("name = \"topk\" or name = \"adatopk\""),
+        "{dense}"
+    );
+}
+
+/// An open setting is written as `auto`, and still has a value.
+#[test]
+fn auto_settings_are_chosen_by_the_planner() {
+    let job = with(&["train.batch=96", "train.micro_batch=auto"]).unwrap();
+    assert_eq!(job.train.micro_batch, Choice { value: 12, open: true });
+    assert_eq!(job.train.sizes(), [12, 96, 48, 24, 6, 3, 1]);
+    assert!(job.train.schedule.open && job.train.schedules().len() == fusionllm_plan::Schedule::ALL.len());
+    assert_eq!(Job::parse("q", &job.to_toml().unwrap(), Path::new("/x"), &[]).unwrap(), job);
+    let made = with(&["train.batch=96", "train.schedule=zb-h1"]).unwrap().train;
+    assert_eq!((made.sizes(), made.schedules()), (vec![12], vec![fusionllm_plan::Schedule::ZeroBubble]));
+    assert!(with(&["train.micro_batch=few"]).unwrap_err().to_string().contains("`train.micro_batch`"));
+}
+
+#[test]
+fn overrides_replace_the_file() {
+    let job = with(&[
+        "train.batch = 32",
+        "train.optimizer.name=sgd",
+        "train.optimizer.lr=1e-2",
+        "train.schedule=gpipe",
+        "train.steps=1e3",
+        "model.n_layer=1_0",
+        "train.optimizer.decay=\"cosine\"",
+        "compression={ name = \"int8\" }",
+        "train.optimizer.lr=0.5",
+    ])
+    .unwrap();
+    assert_eq!((job.train.batch, job.train.steps), (32, 1000));
+    assert_eq!(job.train.schedule, Choice::made(fusionllm_plan::Schedule::GPipe));
+    assert_eq!(job.compression.compressor, Compressor::Int8);
+    let optimizer = job.train.optimizer;
+    assert_eq!((optimizer.lr, optimizer.decay), (0.5, Decay::Cosine));
+    assert_eq!(optimizer.rule, Rule::Sgd { momentum: 0.9, nesterov: false });
+}
+
+#[test]
+fn the_optimizer_of_the_plan() {
+    let job =
+        with(&["train.optimizer={ lr = 1.0, warmup = 2, decay = \"cosine\", min_lr = 0, clip = 0 }", "train.steps=6"]);
+    let optimizer = job.unwrap().train.optimizer;
+    // Half a cosine over the four updates after the warm-up; the first of them has the full rate.
+    let rates: Vec<f64> = (1..=6).map(|update| optimizer.learning_rate().at(update)).collect();
+    let expected = [0.5, 1.0, 1.0, 0.5 + 0.125f64.sqrt(), 0.5, 0.5 - 0.125f64.sqrt()];
+    assert!(rates.iter().zip(expected).all(|(r, e)| (r - e).abs() < 1e-12), "{rates:?}");
+    assert_eq!(optimizer.clip_norm(), None);
+    assert_eq!(with(&[]).unwrap().train.optimizer.clip_norm(), Some(1.0));
+    assert_eq!(optimizer.update_rule().slots(), ["exp_avg", "exp_avg_sq"]);
+}
+
+/// A run that stops early has the learning rates of the whole run. `decay_steps` keeps its value from the file.
+#[test]
+fn stopping_early_does_not_change_the_rates() {
+    let mut job = with(&["train.optimizer.decay=cosine", "train.steps=100"]).unwrap();
+    job.train.steps = 10;
+    let again = Job::parse("again", &job.to_toml().unwrap(), Path::new("/"), &[]).unwrap();
+    assert_eq!((again.train.steps, again.train.optimizer.decay_steps), (10, 100));
+}
+
+/// The configuration in the zoo builds the model of the weights in the zoo.
+#[test]
+fn the_zoos_weights_fit_their_model() {
+    let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo");
+    let text = "model = { config = \"gpt2.config.json\", weights = \"gpt2.weights.safetensors\", vocab_size = 256 }
+                data = { context = 16 }";
+    let job = Job::parse("job.toml", text, &zoo, &[]).unwrap();
+    let weights = Weights::open(job.model.weights.as_deref().unwrap()).unwrap();
+    let Family::Gpt2(mut config) = job.model.family else { panic!("not gpt2") };
+    let check = |config: &fusionllm_models::Gpt2Config| {
+        let graph = config.build(1, 16, DType::F32).unwrap();
+        let parameters = graph.parameters().map(|v| graph.value(v));
+        weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))
+    };
+    // The tokenizer has more tokens than the model.
+    assert!(matches!(check(&config), Err(WeightsError::OtherModel { .. })));
+    config.vocab_size = 100;
+    check(&config).unwrap();
+}

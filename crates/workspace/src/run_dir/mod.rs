@@ -1,0 +1,451 @@
+//! The directory of a run: its job, plan, metrics, checkpoints and summary.
+//!
+//! ```text
+//! runs/0001/
+//!   job.toml         the job, with every default filled in
+//!   plan.json        the operators of each peer
+//!   ticket           what joiners need, while the run goes on
+//!   owner-ticket     what `status` and `kick` need, while the run goes on
+//!   metrics.jsonl    one line per step
+//!   broker-key       who the broker is, so that tickets stay valid when it is started again
+//!   state            where the run stands, while it goes on with joiners
+//!   measured         their machines and links
+//!   checkpoints/     see `checkpoint`
+//!   summary.json     the whole run, written at its end
+//! ```
+
+mod records;
+
+use std::borrow::Cow;
+use std::fs::{self, File, OpenOptions, TryLockError};
+use std::io::{self, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+use std::time::SystemTime;
+
+use fusionllm_data::{DiskError, write_atomic, write_private, write_private_atomic};
+use fusionllm_graph::Advice;
+pub use records::{IncidentSummary, LinkSummary, PeerSummary, Spectrum, StepMetrics, Summary};
+
+use crate::checkpoint::Checkpoints;
+
+/// The directory of a run that this process conducts. A lock keeps other processes out.
+#[derive(Debug)]
+pub struct RunDir {
+    path: PathBuf,
+    /// The file `metrics.jsonl`, which is locked. Its position is the end of the file.
+    metrics: File,
+    /// If the run is new: the directories that were made for it, the innermost first.
+    made: Option<Vec<PathBuf>>,
+}
+
+const JOB: &str = "job.toml";
+const PLAN: &str = "plan.json";
+const TICKET: &str = "ticket";
+const OWNER_TICKET: &str = "owner-ticket";
+const METRICS: &str = "metrics.jsonl";
+const SUMMARY: &str = "summary.json";
+const CHECKPOINTS: &str = "checkpoints";
+const IDENTITY: &str = "broker-key";
+const STATE: &str = "state";
+const ATLAS: &str = "measured";
+
+/// The reason why a directory cannot be used for a run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunDirError {
+    /// The directory holds another run.
+    #[error("{}: another run is there ({found})", path.display())]
+    Taken {
+        /// The directory.
+        path: PathBuf,
+        /// The file of the other run.
+        found: &'static str,
+        /// Whether that run can be continued: it has a checkpoint, or its broker was killed.
+        resumable: bool,
+    },
+    /// The directory holds no run to resume.
+    #[error("{}: there is no run here ({missing} is missing)", path.display())]
+    NotARun {
+        /// The directory.
+        path: PathBuf,
+        /// The missing file.
+        missing: &'static str,
+    },
+    /// Another process uses the directory.
+    #[error("{}: another process is running in this directory", path.display())]
+    Busy {
+        /// The directory.
+        path: PathBuf,
+    },
+    /// A file cannot be read or written.
+    #[error(transparent)]
+    Disk(#[from] DiskError),
+}
+
+impl Advice for RunDirError {
+    fn hint(&self) -> Option<Cow<'_, str>> {
+        let hint = match self {
+            Self::Taken { path, resumable: true, .. } => {
+                let path = path.display();
+                return Some(
+                    format!("choose another --run-dir, or continue that run: --resume {path}, without --run-dir")
+                        .into(),
+                );
+            }
+            Self::Taken { .. } => "choose another --run-dir; the run there has no checkpoint to continue from",
+            Self::NotARun { .. } => "give the directory of a run, such as runs/0001",
+            Self::Busy { .. } => "wait for it, stop it, or choose another --run-dir",
+            Self::Disk(e) => return e.hint(),
+        };
+        Some(hint.into())
+    }
+}
+
+impl RunDir {
+    /// Creates the directory of a new run and writes the job into it. Without `path`, it takes the next free number in
+    /// `runs/`.
+    ///
+    /// # Errors
+    ///
+    /// The directory holds another run, or the disk fails.
+    pub fn create(path: Option<&Path>, job: &str) -> Result<Self, RunDirError> {
+        let (path, made) = match path {
+            Some(path) => (path.to_owned(), make(path)?),
+            None => next_in(Path::new("runs"))?,
+        };
+        let taken = |found| RunDirError::Taken { path: path.clone(), found, resumable: is_resumable(&path) };
+        if let Some(found) = [PLAN, METRICS, SUMMARY, CHECKPOINTS].into_iter().find(|name| path.join(name).exists()) {
+            return Err(taken(found));
+        }
+        let job_path = path.join(JOB);
+        // If two processes race, only one of them creates the file.
+        match OpenOptions::new().write(true).create_new(true).open(&job_path) {
+            Ok(mut file) => file.write_all(job.as_bytes()).map_err(|e| {
+                // A run with half a job would look like a run, so the file is removed.
+                let _ = fs::remove_file(&job_path);
+                DiskError::at(&job_path, "written")(e)
+            })?,
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists => return Err(taken(JOB)),
+            Err(e) => return Err(DiskError::at(&job_path, "written")(e).into()),
+        }
+        Ok(Self { made: Some(made), ..Self::lock(path)? })
+    }
+
+    /// Removes a new run that never began: its files, and the directories that were made for it as far as nothing else
+    /// is in them. What cannot be removed stays.
+    pub fn discard(&self) {
+        let Some(made) = &self.made else { return };
+        for name in [JOB, PLAN, TICKET, OWNER_TICKET, METRICS, IDENTITY, STATE, ATLAS] {
+            let _ = fs::remove_file(self.path.join(name));
+        }
+        for directory in made {
+            let _ = fs::remove_dir(directory);
+        }
+    }
+
+    /// Opens the directory of an earlier run to continue after `step` steps. Removes later steps from `metrics.jsonl`,
+    /// and incomplete checkpoints.
+    ///
+    /// # Errors
+    ///
+    /// There is no run, another process uses the directory, or the disk fails.
+    pub fn resume(path: &Path, step: u64) -> Result<Self, RunDirError> {
+        if !path.join(JOB).is_file() {
+            return Err(RunDirError::NotARun { path: path.to_owned(), missing: JOB });
+        }
+        let mut run = Self::lock(path.to_owned())?;
+        run.rewind(step)?;
+        // The old summary describes a run that had ended.
+        remove(&path.join(SUMMARY))?;
+        Checkpoints::new(run.checkpoints()).clean()?;
+        Ok(run)
+    }
+
+    /// Drops the metrics of all steps after this one, and of lines that are not whole.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read or written.
+    pub fn rewind(&mut self, step: u64) -> Result<(), DiskError> {
+        let metrics = self.path.join(METRICS);
+        let text = fs::read(&metrics).map_err(DiskError::at(&metrics, "read"))?;
+        let kept = text.split_inclusive(|&b| b == b'\n').take_while(|line| {
+            let whole = line.ends_with(b"\n");
+            let done = serde_json::from_slice::<StepMetrics>(line);
+            whole && done.is_ok_and(|m| m.step <= step)
+        });
+        let kept = kept.map(<[u8]>::len).sum::<usize>() as u64;
+        let cut = self.metrics.set_len(kept).and_then(|()| self.metrics.seek(SeekFrom::Start(kept)));
+        cut.map_err(DiskError::at(&metrics, "written"))?;
+        Ok(())
+    }
+
+    fn lock(path: PathBuf) -> Result<Self, RunDirError> {
+        let name = path.join(METRICS);
+        let opened = OpenOptions::new().write(true).create(true).truncate(false).open(&name);
+        let metrics = opened.map_err(DiskError::at(&name, "written"))?;
+        match metrics.try_lock() {
+            Ok(()) => Ok(Self { path, metrics, made: None }),
+            Err(TryLockError::WouldBlock) => Err(RunDirError::Busy { path }),
+            // The file system has no locks.
+            Err(TryLockError::Error(e)) if e.kind() == io::ErrorKind::Unsupported => {
+                Ok(Self { path, metrics, made: None })
+            }
+            Err(TryLockError::Error(e)) => Err(DiskError::at(&name, "locked")(e).into()),
+        }
+    }
+
+    /// The directory.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The directory of the checkpoints.
+    pub fn checkpoints(&self) -> PathBuf {
+        self.path.join(CHECKPOINTS)
+    }
+
+    /// Replaces the job, for a resumed run whose settings have changed.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_job(&self, toml: &str) -> Result<(), DiskError> {
+        write_atomic(&self.path.join(JOB), toml.as_bytes())
+    }
+
+    /// Writes the plan.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_plan(&self, json: &str) -> Result<(), DiskError> {
+        write_atomic(&self.path.join(PLAN), json.as_bytes())
+    }
+
+    /// Writes the peers' ticket and the owner's. On Unix only the user can read them: whoever has one can join, or put
+    /// members out.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_tickets(&self, peers: &str, owner: &str) -> Result<(), DiskError> {
+        self.remove_tickets()?;
+        write_private(&self.path.join(TICKET), format!("{peers}\n").as_bytes())?;
+        write_private(&self.path.join(OWNER_TICKET), format!("{owner}\n").as_bytes())
+    }
+
+    /// Removes the tickets, when the run is over.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn remove_tickets(&self) -> Result<(), DiskError> {
+        remove(&self.path.join(TICKET))?;
+        remove(&self.path.join(OWNER_TICKET))
+    }
+
+    /// The broker's identity, if it was written.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn read_identity(&self) -> Result<Option<Vec<u8>>, DiskError> {
+        read(&self.path.join(IDENTITY))
+    }
+
+    /// Writes the broker's identity, which only the user can read.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_identity(&self, bytes: &[u8]) -> Result<(), DiskError> {
+        write_private_atomic(&self.path.join(IDENTITY), bytes)
+    }
+
+    /// The state of the run at `path`, if its broker did not end in good order.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn read_state(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
+        read(&path.join(STATE))
+    }
+
+    /// Writes the state of the run. Only the user can read it, because it has the secrets of tickets.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_state(&self, bytes: &[u8]) -> Result<(), DiskError> {
+        write_private_atomic(&self.path.join(STATE), bytes)
+    }
+
+    /// The measurements of the machines of the run at `path`.
+    ///
+    /// # Errors
+    ///
+    /// The file cannot be read.
+    pub fn read_atlas(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
+        read(&path.join(ATLAS))
+    }
+
+    /// Writes the measurements of machines and links.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_atlas(&self, bytes: &[u8]) -> Result<(), DiskError> {
+        write_atomic(&self.path.join(ATLAS), bytes)
+    }
+
+    /// Removes the files that only a run in progress needs.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn remove_state(&self) -> Result<(), DiskError> {
+        remove(&self.path.join(STATE))?;
+        remove(&self.path.join(ATLAS))
+    }
+
+    /// Adds a step to `metrics.jsonl`. If that fails, the file is as before.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn record(&mut self, metrics: &StepMetrics) -> Result<(), DiskError> {
+        let line = serde_json::to_string(metrics).map_err(io::Error::from);
+        let written = self.metrics.stream_position().and_then(|end| {
+            self.metrics.write_all(format!("{}\n", line?).as_bytes()).inspect_err(|_| {
+                // The disk may have had room for a part of the line.
+                let _ = self.metrics.set_len(end).and_then(|()| self.metrics.seek(SeekFrom::Start(end)));
+            })
+        });
+        written.map_err(DiskError::at(&self.path.join(METRICS), "written"))
+    }
+
+    /// Writes `summary.json`.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn write_summary(&self, summary: &Summary) -> Result<(), DiskError> {
+        let path = self.path.join(SUMMARY);
+        let json = serde_json::to_vec_pretty(summary).map_err(|e| DiskError::at(&path, "written")(e.into()))?;
+        write_atomic(&path, &json)
+    }
+}
+
+/// The time when the last step of a run was recorded.
+pub fn last_record(run: &Path) -> Option<SystemTime> {
+    fs::metadata(run.join(METRICS)).and_then(|file| file.modified()).ok()
+}
+
+/// Reads the `metrics.jsonl` of a run. An incomplete last line is ignored.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn read_metrics(run: &Path) -> Result<Vec<StepMetrics>, DiskError> {
+    let path = run.join(METRICS);
+    let text = fs::read_to_string(&path).map_err(DiskError::at(&path, "read"))?;
+    Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
+}
+
+/// The content of a file, if it exists.
+fn read(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
+    match fs::read(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        content => content.map(Some).map_err(DiskError::at(path, "read")),
+    }
+}
+
+/// Reads the owner's ticket of a run; `None` if there is none, because the run is over or there never was one.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn read_owner_ticket(run: &Path) -> Result<Option<String>, DiskError> {
+    let path = run.join(OWNER_TICKET);
+    match fs::read_to_string(&path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(DiskError::at(&path, "read")(e)),
+    }
+}
+
+/// The facts that the files of a run tell, whether or not its broker runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunFiles {
+    /// Whether there is a summary, because the run was trained to its end or stopped in good order.
+    pub over: bool,
+    /// Steps that the job asks for, if its file says so.
+    pub steps: Option<u64>,
+    /// The directory of the checkpoints.
+    pub checkpoints: PathBuf,
+}
+
+impl RunFiles {
+    /// Reads the directory of a run.
+    ///
+    /// # Errors
+    ///
+    /// There is no run, or its job cannot be read.
+    pub fn read(run: &Path) -> Result<Self, RunDirError> {
+        let job = run.join(JOB);
+        if !job.is_file() {
+            return Err(RunDirError::NotARun { path: run.to_owned(), missing: JOB });
+        }
+        let text = fs::read_to_string(&job).map_err(DiskError::at(&job, "read"))?;
+        let job = text.parse::<toml::Table>().ok();
+        let steps = job.as_ref().and_then(|job| job.get("train")?.get("steps")?.as_integer());
+        let steps = steps.and_then(|steps| u64::try_from(steps).ok());
+        Ok(Self { over: run.join(SUMMARY).is_file(), steps, checkpoints: run.join(CHECKPOINTS) })
+    }
+}
+
+/// Removes a file if it exists.
+fn remove(path: &Path) -> Result<(), DiskError> {
+    match fs::remove_file(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(()),
+        removed => removed.map_err(DiskError::at(path, "removed")),
+    }
+}
+
+/// Whether the run in a directory can be continued.
+fn is_resumable(run: &Path) -> bool {
+    let checkpoints = Checkpoints::new(run.join(CHECKPOINTS)).list();
+    run.join(STATE).is_file() || checkpoints.is_ok_and(|all| !all.is_empty())
+}
+
+/// Makes a directory and those around it. Returns those that were not there before, the innermost first.
+fn make(directory: &Path) -> Result<Vec<PathBuf>, DiskError> {
+    let missing = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
+    let made = directory.ancestors().take_while(missing).map(Path::to_owned).collect();
+    fs::create_dir_all(directory).map_err(DiskError::at(directory, "created"))?;
+    Ok(made)
+}
+
+/// Creates the directory with the next number in `runs`. Returns it, and all directories that were made.
+fn next_in(runs: &Path) -> Result<(PathBuf, Vec<PathBuf>), DiskError> {
+    let mut all_made = make(runs)?;
+    let entries = fs::read_dir(runs).map_err(DiskError::at(runs, "read"))?;
+    let number = |e: fs::DirEntry| e.file_name().to_str()?.parse::<u32>().ok();
+    let mut next = entries.filter_map(|e| number(e.ok()?)).max().unwrap_or(0);
+    loop {
+        next = next.saturating_add(1);
+        let path = runs.join(format!("{next:04}"));
+        match fs::create_dir(&path) {
+            // Another process was faster.
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && next < u32::MAX => {}
+            made => {
+                made.map_err(DiskError::at(&path, "created"))?;
+                all_made.insert(0, path.clone());
+                return Ok((path, all_made));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;
