@@ -237,12 +237,12 @@ impl ActiveRun {
 /// The random numbers of codecs depend on the message, not on the process. So processes and threads get the same bits.
 #[test]
 fn compressed_losses_over_processes_are_those_over_threads() {
+    use fusionllm_data::Dataset;
     use fusionllm_exec::local::{LocalRun, Training};
     use fusionllm_graph::{HostTensor, TensorType, ValueKind};
-    use fusionllm_data::Dataset;
     use fusionllm_node::model::Model;
-    use fusionllm_workspace::config::Job;
     use fusionllm_plan::{compile, equal_compute};
+    use fusionllm_workspace::config::Job;
 
     let (steps, peers) = (4, 3);
     let compression = ["--set=compression.name=int4-hadamard", "--set=eval.every=0"];
