@@ -4,21 +4,21 @@
 //! builds graphs from a job, a checkpoint or a file from elsewhere.
 
 mod broker;
+mod client;
 #[cfg(feature = "decoders")]
 pub mod decoders;
-pub mod doctor;
 mod error;
 mod keys;
 mod machine;
 pub mod model;
 mod net;
-pub mod owner;
 mod peer;
 pub mod planning;
 pub mod profile;
 mod relay;
 
 pub use broker::{BrokerOptions, Entry, Event, LocalPeer, Observer, Peers, Resume, conduct};
+pub use client::{doctor, owner};
 pub use error::NodeError;
 pub use fusionllm_transport::{Relay, RelayUrl, Ticket};
 pub use machine::memory;

@@ -14,8 +14,8 @@ use tokio::sync::mpsc::UnboundedSender;
 
 use super::codec_updates::CodecAdvisor;
 use super::conductor::Conductor;
+use super::entry::Incoming;
 use super::generation::{Generation, Loading, Peer, inputs};
-use super::incoming::Incoming;
 use super::origin::Contents;
 use super::planner::Proposal;
 use crate::NodeError;

@@ -14,22 +14,16 @@ use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
 use tokio::time::MissedTickBehavior;
 
-use super::addresses::usable;
 use super::codec_updates::NewCodecs;
-use super::emulation::Emulation;
-use super::farewell::refuse;
+use super::entry::{Incoming, KnownKeys, Visitors, refuse, unix_s, usable};
 use super::feeds::{Feeds, MicroBatches};
 use super::generation::{Generation, PeerInput};
-use super::incoming::{Incoming, KnownKeys};
-use super::keeper::KeeperEvent;
-use super::ledger::DiskNews;
 use super::links::Links;
+use super::local::Emulation;
 use super::observer::{Event, Observer};
 use super::origin::Origin;
 use super::planner::{PlannerThread, Proposal, Request};
-use super::store::Store;
-use super::tickets::unix_s;
-use super::visitors::Visitors;
+use super::records::{DiskNews, KeeperEvent, Store};
 use crate::NodeError;
 
 /// The time between two ticks of the state machine.

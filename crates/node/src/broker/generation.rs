@@ -11,7 +11,7 @@ use fusionllm_workspace::config::Job;
 use tokio::task::JoinSet;
 
 use super::codec_updates::CodecAdvisor;
-use super::figures::PeerFacts;
+use super::records::PeerFacts;
 use crate::model::Model;
 
 /// A membership and its plan. Dropping it stops the tasks that still send.

@@ -11,9 +11,8 @@ use fusionllm_transport::{Connection, Endpoint, Lanes, PeerAddr};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::task::JoinSet;
 
-use super::farewell::GOODBYE_TIMEOUT;
-use super::incoming::{Incoming, SavedShare, receive_bulk, receive_control};
-use super::keeper::Inbox;
+use super::entry::{GOODBYE_TIMEOUT, Incoming, SavedShare, receive_bulk, receive_control};
+use super::records::Inbox;
 use crate::NodeError;
 use crate::net::Outbox;
 use crate::net::dial::dial;

@@ -1,29 +1,18 @@
 //! The broker's driver: gathers peers, plans, streams data, and carries out what the state machine asks for.
 
-mod addresses;
 mod assign;
 mod codec_updates;
 mod conductor;
-mod emulation;
-mod endpoint;
-mod farewell;
+mod entry;
 mod feeds;
-mod figures;
 mod generation;
-mod incoming;
-mod keeper;
-mod ledger;
 mod links;
 mod local;
 mod notices;
 mod observer;
 mod origin;
-mod owner;
 mod planner;
-mod resume;
-mod store;
-mod tickets;
-mod visitors;
+mod records;
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -32,7 +21,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use conductor::Conductor;
-use endpoint::open_endpoint;
+use entry::{Incoming, KnownKeys, Visitors, accept, admission, open_endpoint, renewed, write_tickets};
 use feeds::Feeds;
 use fusionllm_data::Dataset;
 use fusionllm_data::weights::Weights;
@@ -41,21 +30,17 @@ use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Program, Scheduler};
 use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
 use fusionllm_workspace::config::{Choice, Family, Job, Known, Network};
-use incoming::{Incoming, accept};
 use links::{Links, call_back};
 pub use local::LocalPeer;
 use local::{Children, LocalPeers};
 pub use observer::{Event, Observer};
 use origin::Origin;
 use planner::{Planner, PlannerThread};
-pub use resume::Resume;
-use resume::{Identity, Left, Subject, read_atlas};
+pub use records::Resume;
+use records::{Identity, Left, Store, Subject, check, read_atlas};
 #[cfg(feature = "decoders")]
-pub(crate) use resume::{reads_key, reads_state};
-use store::{Store, check};
-use tickets::{admission, renewed, write_tickets};
+pub(crate) use records::{reads_key, reads_state};
 use tokio::sync::mpsc;
-use visitors::Visitors;
 
 use crate::NodeError;
 use crate::keys::allowed;
@@ -390,7 +375,7 @@ impl Preparation {
             None => Run::new(options, roster),
         };
 
-        let known = incoming::KnownKeys::default();
+        let known = KnownKeys::default();
         if run.has_begun() {
             observer.event(Event::Continued { ticket: &ticket, peers: run.awaited() });
             call_back(&endpoint, run.roster());

@@ -10,7 +10,7 @@ use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, decode};
 use fusionllm_transport::PeerAddr;
 use tokio::sync::mpsc;
 
-use super::runner::NetLink;
+use super::compute::NetLink;
 use crate::machine::memory as machine_memory;
 use crate::net::neighbours;
 

@@ -6,7 +6,7 @@ use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 
 use super::assigned::Assigned;
-use super::vault::Kept;
+use super::cuts::Kept;
 use crate::NodeError;
 
 /// The channel on which events are sent. Sending fails only once the loop is over, and then nobody needs them.

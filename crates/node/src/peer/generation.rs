@@ -11,16 +11,10 @@ use fusionllm_transport::{Connection, DisconnectReason, Lanes, PeerAddr, Receive
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::assigned::{Assigned, Loading};
-use super::codecs::Codecs;
-use super::compute::Compute;
+use super::compute::{Arrivals, Codecs, Compute, Mailbox, NetLink, Throughput, Watched};
+use super::cuts::{Fetch, Kept, Spool, state};
 use super::events::Event;
-use super::fetch::Fetch;
-use super::mailbox::Mailbox;
-use super::receive::{Arrivals, Throughput};
-use super::runner::{NetLink, Watched};
 use super::shared::Shared;
-use super::state;
-use super::vault::{Kept, Spool};
 use crate::NodeError;
 use crate::net::Outbox;
 use crate::net::dial::dial;

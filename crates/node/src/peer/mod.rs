@@ -11,25 +11,16 @@
 mod assigned;
 mod broker;
 mod carry_out;
-mod codecs;
 mod compute;
+mod cuts;
 mod events;
-mod fetch;
 mod generation;
-mod mailbox;
 mod observer;
-mod progress;
-mod receive;
-mod runner;
-mod scratch;
-mod serve;
 mod session;
 mod shared;
-mod state;
 mod survey;
 #[cfg(test)]
 mod tests;
-mod vault;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -39,18 +30,18 @@ use std::sync::{Arc, Mutex};
 #[cfg(feature = "decoders")]
 pub(crate) use assigned::accepts_assignment;
 use broker::Introduction;
+use compute::Progress;
+use cuts::{Vault, accept};
 use events::Event;
 use fusionllm_backend::{Backend, DeviceInfo};
 use fusionllm_plan::Device;
 use fusionllm_protocol::Follower;
 use fusionllm_transport::{Allowed, Endpoint, EndpointOptions, Secret, SecretKey, Ticket};
 pub use observer::{JoinEvent, JoinObserver, PartEnd, Participation};
-use progress::Progress;
 use session::Session;
 use shared::Shared;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
-use vault::Vault;
 
 use crate::NodeError;
 use crate::keys::identity;
@@ -160,7 +151,7 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Particip
     let introduction = Introduction { ticket, name, process: u64::from_le_bytes(process) };
     let (connection, lanes) = introduction.dial(&shared).await?;
     let mut tasks = JoinSet::new();
-    tasks.spawn(serve::accept(shared.clone()));
+    tasks.spawn(accept(shared.clone()));
     tasks.spawn({
         let shared = shared.clone();
         interrupts::report(move || shared.send(Event::Interrupt))

@@ -13,10 +13,10 @@ use tokio::task::JoinSet;
 
 use super::assigned::{Assigned, addresses};
 use super::broker::{BrokerConnection, Introduction};
+use super::cuts::{Request, watch_request};
 use super::events::{Event, FromBroker};
 use super::generation::{Generation, MOVED_ON};
 use super::observer::{JoinEvent, PartEnd, Participation};
-use super::serve::{Request, watch_request};
 use super::shared::Shared;
 use super::survey::{measure, measure_links};
 use crate::NodeError;

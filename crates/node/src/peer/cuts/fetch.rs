@@ -8,9 +8,9 @@ use fusionllm_plan::TensorKey;
 use fusionllm_protocol::{BulkHeader, PeerHello, decode};
 use fusionllm_transport::{Connection, Lanes, PeerAddr};
 
-use super::shared::Shared;
 use crate::NodeError;
 use crate::net::dial::dial;
+use crate::peer::shared::Shared;
 
 /// The time in which the other member has to learn this one's key.
 const ACQUAINTANCE: Duration = Duration::from_secs(60);
@@ -19,7 +19,7 @@ const ACQUAINTANCE: Duration = Duration::from_secs(60);
 const MAX_REOPENED: usize = 3;
 
 /// Tensors of a cut that another member has, asked for over a connection of their own.
-pub(super) struct Fetch {
+pub(crate) struct Fetch {
     to: PeerAddr,
     step: u64,
     bytes_per_s: Option<f64>,
@@ -30,7 +30,7 @@ pub(super) struct Fetch {
 }
 
 impl Fetch {
-    pub(super) fn new(
+    pub(crate) fn new(
         to: PeerAddr,
         step: u64,
         bytes_per_s: Option<f64>,
@@ -40,7 +40,7 @@ impl Fetch {
     }
 
     /// The next tensor; `None` after the last one. After an error, it may be called again.
-    pub(super) async fn next(&mut self, shared: &Shared) -> Result<Option<(TensorKey, HostTensor)>, NodeError> {
+    pub(crate) async fn next(&mut self, shared: &Shared) -> Result<Option<(TensorKey, HostTensor)>, NodeError> {
         while let Some((_, ty)) = self.wanted.front().cloned() {
             match self.receive(shared, ty).await {
                 Ok(tensor) => {

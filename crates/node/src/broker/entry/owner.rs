@@ -9,12 +9,11 @@ use fusionllm_protocol::{
 };
 use fusionllm_transport::{Connection, Lanes, PeerKey};
 
-use super::conductor::Conductor;
 use super::farewell::part;
-use super::observer::Event;
 use super::tickets::invite;
-use crate::NodeError;
-use crate::net;
+use crate::broker::conductor::Conductor;
+use crate::broker::observer::Event;
+use crate::{NodeError, net};
 
 /// Sends the answer, and closes the connection once it is read.
 async fn reply(connection: Connection, lanes: Lanes, answer: Answer) {
@@ -25,7 +24,7 @@ async fn reply(connection: Connection, lanes: Lanes, answer: Answer) {
 
 impl Conductor<'_> {
     /// Carries out an owner's request, and answers it.
-    pub(super) fn asked(
+    pub(crate) fn asked(
         &mut self,
         connection: Connection,
         lanes: Lanes,

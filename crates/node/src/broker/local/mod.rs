@@ -1,5 +1,9 @@
 //! Peers on this machine. Each is a process that runs the same `join` as anywhere.
 
+mod emulation;
+
+pub(crate) use emulation::Emulation;
+
 use std::fs::File;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -11,9 +15,9 @@ use fusionllm_transport::{PeerAddr, Ticket};
 use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
-use super::Peers;
-use super::emulation::{Emulation, free_addresses};
 use crate::NodeError;
+use crate::broker::Peers;
+use emulation::free_addresses;
 
 /// A peer to start on this machine.
 #[derive(Debug, Clone, PartialEq)]
@@ -29,23 +33,23 @@ pub struct LocalPeer {
 }
 
 /// The addresses by which a local peer reaches the others.
-pub(super) struct Invitation {
+pub(crate) struct Invitation {
     /// The broker, at the address that this peer uses.
-    pub(super) ticket: Ticket,
+    pub(crate) ticket: Ticket,
     /// For emulated links: the address to listen at.
-    pub(super) pinned: Option<SocketAddr>,
+    pub(crate) pinned: Option<SocketAddr>,
 }
 
 /// Peers to start on this machine, and the links between them if those are emulated.
-pub(super) struct LocalPeers {
-    pub(super) emulation: Option<Emulation>,
-    pub(super) peers: Vec<(LocalPeer, Invitation)>,
+pub(crate) struct LocalPeers {
+    pub(crate) emulation: Option<Emulation>,
+    pub(crate) peers: Vec<(LocalPeer, Invitation)>,
 }
 
 impl LocalPeers {
     /// The peers to start, each with its invitation: no more than `wanted`. `testbed` holds the devices that the first
     /// plan uses.
-    pub(super) fn new(
+    pub(crate) fn new(
         peers: &Peers,
         wanted: usize,
         testbed: Option<Cluster>,
@@ -86,13 +90,13 @@ impl LocalPeers {
 }
 
 /// The processes of local peers. They end with this process.
-pub(super) struct Children {
+pub(crate) struct Children {
     tasks: JoinSet<()>,
 }
 
 impl Children {
     /// Starts the processes. Each writes its log to `DIR/logs/NAME.log`. `failed` gets the reason if one ends badly.
-    pub(super) fn start(
+    pub(crate) fn start(
         peers: &[(LocalPeer, Invitation)],
         directory: Option<&Path>,
         failed: impl Fn(String) + Clone + Send + 'static,
@@ -144,12 +148,12 @@ impl Children {
     }
 
     /// Waits until all have ended.
-    pub(super) async fn finish(mut self) {
+    pub(crate) async fn finish(mut self) {
         while self.tasks.join_next().await.is_some() {}
     }
 
     /// Waits two seconds for all to end, then kills the rest.
-    pub(super) async fn stop(mut self) {
+    pub(crate) async fn stop(mut self) {
         let all = async { while self.tasks.join_next().await.is_some() {} };
         let _ = tokio::time::timeout(std::time::Duration::from_secs(2), all).await;
         self.tasks.shutdown().await;

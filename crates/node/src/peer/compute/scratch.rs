@@ -12,7 +12,7 @@ use crate::machine::disk::{directory, read_at, write_at};
 
 /// A file that is a medium for tensors.
 #[derive(Debug)]
-pub(super) struct Scratch(Arc<ScratchFile>);
+pub(crate) struct Scratch(Arc<ScratchFile>);
 
 #[derive(Debug)]
 struct ScratchFile {
@@ -34,7 +34,7 @@ impl Scratch {
     /// # Errors
     ///
     /// The directory for such files cannot be written to.
-    pub(super) fn new() -> Result<Self, ExecError> {
+    pub(crate) fn new() -> Result<Self, ExecError> {
         let file = tempfile::tempfile_in(directory()).map_err(no_room)?;
         Ok(Self(Arc::new(ScratchFile { file, regions: Mutex::default() })))
     }

@@ -27,7 +27,7 @@ const MAX_INCIDENTS: usize = 1000;
 const WARM_UP: u64 = 2;
 
 /// Figures of the steps so far.
-pub(super) struct Figures {
+pub(crate) struct Figures {
     started: Instant,
     loss_first: Option<f64>,
     /// The step, loss and seconds of each of the last steps.
@@ -58,14 +58,14 @@ struct OfGeneration {
 }
 
 /// The figures of a peer that the summary has and that its passes do not report.
-pub(super) struct PeerFacts {
-    pub(super) name: String,
-    pub(super) backend: String,
-    pub(super) device: String,
-    pub(super) operators: usize,
-    pub(super) predicted: Option<PeerLoad>,
+pub(crate) struct PeerFacts {
+    pub(crate) name: String,
+    pub(crate) backend: String,
+    pub(crate) device: String,
+    pub(crate) operators: usize,
+    pub(crate) predicted: Option<PeerLoad>,
     /// Bytes of the tensors it sends to each peer in a training step, before any codec.
-    pub(super) sends: BTreeMap<PeerId, u64>,
+    pub(crate) sends: BTreeMap<PeerId, u64>,
 }
 
 /// The name of a link's codec, as the job file writes it.
@@ -76,7 +76,7 @@ fn codec_name(plan: &Plan, from: PeerId, to: PeerId) -> &'static str {
     }
 }
 
-pub(super) fn finite(x: f64) -> Option<f64> {
+pub(crate) fn finite(x: f64) -> Option<f64> {
     x.is_finite().then_some(x)
 }
 
@@ -92,7 +92,7 @@ fn median(mut values: Vec<f64>) -> Option<f64> {
 
 impl Figures {
     /// Figures of a run that starts now. `loss_first` is the first loss of the run that it resumes.
-    pub(super) fn new(loss_first: Option<f64>) -> Self {
+    pub(crate) fn new(loss_first: Option<f64>) -> Self {
         Self {
             started: Instant::now(),
             loss_first,
@@ -108,36 +108,36 @@ impl Figures {
     }
 
     /// Takes over the figures that another broker of this run had.
-    pub(super) fn take_over(&mut self, loss_first: Option<f64>, incidents: &[IncidentSummary]) {
+    pub(crate) fn take_over(&mut self, loss_first: Option<f64>, incidents: &[IncidentSummary]) {
         self.loss_first = loss_first.or(self.loss_first);
         self.incidents = incidents.to_vec();
     }
 
-    pub(super) fn loss_first(&self) -> Option<f64> {
+    pub(crate) fn loss_first(&self) -> Option<f64> {
         self.loss_first
     }
 
     /// The loss of the last step, and the median seconds of the last steps.
-    pub(super) fn last(&self) -> (Option<f64>, Option<f64>) {
+    pub(crate) fn last(&self) -> (Option<f64>, Option<f64>) {
         let loss = self.steps.back().and_then(|(_, loss, _)| finite(*loss));
         (loss, median(self.steps.iter().rev().take(RECENT_STEPS).map(|(_, _, s)| *s).collect()))
     }
 
-    pub(super) fn incidents(&self) -> &[IncidentSummary] {
+    pub(crate) fn incidents(&self) -> &[IncidentSummary] {
         &self.incidents
     }
 
-    pub(super) fn begin_generation(&mut self) {
+    pub(crate) fn begin_generation(&mut self) {
         self.generation = OfGeneration::default();
     }
 
-    pub(super) fn incident(&mut self, incident: IncidentSummary) {
+    pub(crate) fn incident(&mut self, incident: IncidentSummary) {
         if self.incidents.len() < MAX_INCIDENTS {
             self.incidents.push(incident);
         }
     }
 
-    pub(super) fn step(&mut self, record: &StepRecord) {
+    pub(crate) fn step(&mut self, record: &StepRecord) {
         if self.loss_first.is_none() {
             self.loss_first = finite(record.loss);
         }
@@ -168,18 +168,18 @@ impl Figures {
     }
 
     /// Training goes back, so the steps after this one do not count.
-    pub(super) fn rewind(&mut self, step: u64) {
+    pub(crate) fn rewind(&mut self, step: u64) {
         while let Some((_, _, step_s)) = self.steps.pop_back_if(|(s, ..)| *s > step) {
             self.in_steps_s -= step_s;
         }
     }
 
-    pub(super) fn poisoned(&mut self, what: String, advice: &str) {
+    pub(crate) fn poisoned(&mut self, what: String, advice: &str) {
         self.poison = Some((what, advice.to_owned()));
     }
 
     /// The error of a run that ends without having applied any of its steps.
-    pub(super) fn nothing_applied(&self) -> Option<NodeError> {
+    pub(crate) fn nothing_applied(&self) -> Option<NodeError> {
         if self.applied > 0 || self.skipped == 0 {
             return None;
         }
@@ -194,7 +194,7 @@ impl Figures {
         Some(NodeError::NothingApplied { message, hint })
     }
 
-    pub(super) fn summary(
+    pub(crate) fn summary(
         &self,
         plan: &Plan,
         peers: &[PeerFacts],
@@ -234,7 +234,7 @@ impl Figures {
     }
 
     /// A peer's figures, by its number in the plan.
-    pub(super) fn peer(&self, index: usize, facts: &PeerFacts) -> PeerSummary {
+    pub(crate) fn peer(&self, index: usize, facts: &PeerFacts) -> PeerSummary {
         let reports = &self.generation.reports;
         let figures = |figure: fn(&PassReport) -> f64| {
             median(reports.iter().filter_map(|peers| peers.get(index)).map(figure).collect())

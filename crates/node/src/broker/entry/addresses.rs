@@ -13,7 +13,7 @@ const MAX_ADDRS: usize = 16;
 /// Only the member's key is proved. Nobody must be made to send packets to its own machine or to a whole network. So an
 /// address of loopback counts only for a member that connects over loopback, as in local runs. Addresses of private
 /// networks stay: members in one place reach each other there.
-pub(super) fn usable(mut claim: PeerAddr, from: Option<SocketAddr>) -> PeerAddr {
+pub(crate) fn usable(mut claim: PeerAddr, from: Option<SocketAddr>) -> PeerAddr {
     let local = from.is_some_and(|from| from.ip().to_canonical().is_loopback());
     claim.addrs.retain(|addr| {
         let ip = addr.ip().to_canonical();

@@ -13,7 +13,7 @@ const MAX_WAITING: usize = 100_000;
 
 /// A change of the disk: full, or with room again.
 #[derive(Debug)]
-pub(super) enum DiskNews {
+pub(crate) enum DiskNews {
     /// The disk is full, and the run goes on.
     Full(NodeError),
     /// All lines and files that waited are written.
@@ -21,7 +21,7 @@ pub(super) enum DiskNews {
 }
 
 /// The files that change while a run goes on, and the content that could not be written to them yet.
-pub(super) struct Ledger {
+pub(crate) struct Ledger {
     run: RunDir,
     lines: VecDeque<StepMetrics>,
     job: Option<String>,
@@ -31,43 +31,43 @@ pub(super) struct Ledger {
 }
 
 impl Ledger {
-    pub(super) fn new(run: RunDir) -> Self {
+    pub(crate) fn new(run: RunDir) -> Self {
         Self { run, lines: VecDeque::new(), job: None, plan: None, full: false, news: None }
     }
 
-    pub(super) fn run(&self) -> &RunDir {
+    pub(crate) fn run(&self) -> &RunDir {
         &self.run
     }
 
     /// Adds the metrics of a step.
-    pub(super) fn record(&mut self, metrics: StepMetrics) -> Result<(), NodeError> {
+    pub(crate) fn record(&mut self, metrics: StepMetrics) -> Result<(), NodeError> {
         self.lines.push_back(metrics);
         let written = self.write();
         self.allow_full(written)
     }
 
     /// Replaces the job.
-    pub(super) fn replace_job(&mut self, toml: String) -> Result<(), NodeError> {
+    pub(crate) fn replace_job(&mut self, toml: String) -> Result<(), NodeError> {
         self.job = Some(toml);
         let written = self.write();
         self.allow_full(written)
     }
 
     /// Replaces the plan.
-    pub(super) fn replace_plan(&mut self, json: String) -> Result<(), NodeError> {
+    pub(crate) fn replace_plan(&mut self, json: String) -> Result<(), NodeError> {
         self.plan = Some(json);
         let written = self.write();
         self.allow_full(written)
     }
 
     /// Drops the metrics of all steps after this one.
-    pub(super) fn rewind(&mut self, step: u64) -> Result<(), NodeError> {
+    pub(crate) fn rewind(&mut self, step: u64) -> Result<(), NodeError> {
         self.lines.retain(|metrics| metrics.step <= step);
         Ok(self.run.rewind(step)?)
     }
 
     /// The change of the disk since the last call.
-    pub(super) fn take_news(&mut self) -> Option<DiskNews> {
+    pub(crate) fn take_news(&mut self) -> Option<DiskNews> {
         self.news.take()
     }
 
@@ -76,7 +76,7 @@ impl Ledger {
     /// # Errors
     ///
     /// The disk is still full, or fails.
-    pub(super) fn write(&mut self) -> Result<(), DiskError> {
+    pub(crate) fn write(&mut self) -> Result<(), DiskError> {
         if let Some(job) = &self.job {
             self.run.write_job(job)?;
             self.job = None;

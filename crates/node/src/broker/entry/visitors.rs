@@ -19,17 +19,17 @@ const VISIT_TIMEOUT: Duration = Duration::from_secs(90);
 
 /// Lets machines with a ticket measure their link to the broker.
 #[derive(Clone)]
-pub(super) struct Visitors {
+pub(crate) struct Visitors {
     places: Arc<Semaphore>,
 }
 
 impl Visitors {
-    pub(super) fn new() -> Self {
+    pub(crate) fn new() -> Self {
         Self { places: Arc::new(Semaphore::new(MAX_VISITORS)) }
     }
 
     /// Answers a visitor until it leaves. `ticket` says whether its ticket lets machines in.
-    pub(super) async fn receive(self, connection: Connection, lanes: Lanes, version: u32, ticket: Result<(), String>) {
+    pub(crate) async fn receive(self, connection: Connection, lanes: Lanes, version: u32, ticket: Result<(), String>) {
         let place = match ticket.and_then(|()| self.place(version)) {
             Ok(place) => place,
             Err(reason) => return refuse(connection, lanes, reason).await,

@@ -20,29 +20,29 @@ const MIN_RATE_SAMPLE_BYTES: usize = 8 << 10;
 
 /// Large payloads that came from one peer in the pass in flight.
 #[derive(Default)]
-pub(super) struct Arrived {
-    pub(super) bytes: u64,
-    pub(super) seconds: f64,
+pub(crate) struct Arrived {
+    pub(crate) bytes: u64,
+    pub(crate) seconds: f64,
 }
 
 /// The arrivals, by sender.
-pub(super) type Throughput = Arc<Mutex<BTreeMap<PeerId, Arrived>>>;
+pub(crate) type Throughput = Arc<Mutex<BTreeMap<PeerId, Arrived>>>;
 
 /// The destination of a generation's arriving tensors.
 #[derive(Clone)]
-pub(super) struct Arrivals {
-    pub(super) generation: u32,
-    pub(super) inbox: Arc<Mutex<Inbox>>,
-    pub(super) mailbox: Arc<Mailbox>,
-    pub(super) codecs: Codecs,
-    pub(super) throughput: Throughput,
-    pub(super) progress: Arc<Progress>,
+pub(crate) struct Arrivals {
+    pub(crate) generation: u32,
+    pub(crate) inbox: Arc<Mutex<Inbox>>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) codecs: Codecs,
+    pub(crate) throughput: Throughput,
+    pub(crate) progress: Arc<Progress>,
 }
 
 impl Arrivals {
     /// Takes one tensor. Its header is checked before its payload is allocated. An encoded tensor passes through the
     /// codec thread. A tensor of an earlier generation is skipped.
-    pub(super) async fn take(&self, frame: Frame<'_>, from: PeerId, name: &Arc<str>) -> Result<(), NodeError> {
+    pub(crate) async fn take(&self, frame: Frame<'_>, from: PeerId, name: &Arc<str>) -> Result<(), NodeError> {
         let header: TensorHeader = decode(frame.header()).map_err(NodeError::Protocol)?;
         let admitted = {
             let mut inbox = self.inbox.lock().unwrap_or_else(PoisonError::into_inner);
@@ -67,7 +67,7 @@ impl Arrivals {
     }
 
     /// Takes all tensors of a neighbour, until its connection ends. Returns why it ended.
-    pub(super) async fn take_all(&self, mut lane: Receiver, from: PeerId, name: &Arc<str>) -> NodeError {
+    pub(crate) async fn take_all(&self, mut lane: Receiver, from: PeerId, name: &Arc<str>) -> NodeError {
         loop {
             let taken = match lane.next().await {
                 Ok(Some(frame)) => self.take(frame, from, name).await,

@@ -21,16 +21,16 @@ use crate::machine::memory;
 use crate::net::Outbox;
 
 /// The computing thread, once everything is loaded.
-pub(super) struct ProgramRunner {
-    pub(super) executor: Executor,
-    pub(super) assignment: Arc<Assignment>,
-    pub(super) train: Program,
-    pub(super) link: NetLink,
+pub(crate) struct ProgramRunner {
+    pub(crate) executor: Executor,
+    pub(crate) assignment: Arc<Assignment>,
+    pub(crate) train: Program,
+    pub(crate) link: NetLink,
 }
 
 impl ProgramRunner {
     /// Carries out commands until their sender is dropped. `keep` gets each snapshot, its step, and whether to save it.
-    pub(super) fn work(
+    pub(crate) fn work(
         mut self,
         commands: &mpsc::Receiver<ComputeCommand>,
         keep: impl Fn(Snapshot, u64, bool) -> Result<(), NodeError>,
@@ -90,36 +90,36 @@ impl ProgramRunner {
 }
 
 /// Sends and receives for the executor.
-pub(super) struct NetLink {
-    pub(super) mailbox: Arc<Mailbox>,
-    pub(super) inbox: Arc<Mutex<Inbox>>,
-    pub(super) outboxes: BTreeMap<PeerId, Outbox>,
+pub(crate) struct NetLink {
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) inbox: Arc<Mutex<Inbox>>,
+    pub(crate) outboxes: BTreeMap<PeerId, Outbox>,
     /// The members, by their place in the plan.
-    pub(super) members: Vec<MemberId>,
+    pub(crate) members: Vec<MemberId>,
     /// The queue of messages to the broker.
-    pub(super) control: Outbox,
-    pub(super) throughput: Throughput,
-    pub(super) codecs: Codecs,
-    pub(super) progress: Arc<Progress>,
+    pub(crate) control: Outbox,
+    pub(crate) throughput: Throughput,
+    pub(crate) codecs: Codecs,
+    pub(crate) progress: Arc<Progress>,
     /// The kind of the pass in flight.
-    pub(super) kind: PassKind,
-    pub(super) watched: Watched,
+    pub(crate) kind: PassKind,
+    pub(crate) watched: Watched,
     /// Whether tensors are in this process's memory.
-    pub(super) on_host: bool,
+    pub(crate) on_host: bool,
     /// Bytes sent in this pass without a codec.
-    pub(super) sent: BTreeMap<PeerId, u64>,
+    pub(crate) sent: BTreeMap<PeerId, u64>,
 }
 
 /// The micro-batch whose encoded messages are measured in a pass.
 #[derive(Clone, Copy)]
-pub(super) struct Watched {
+pub(crate) struct Watched {
     micro_batch: u32,
     watch: Watch,
 }
 
 impl Watched {
     /// Nothing is measured.
-    pub(super) const NOTHING: Self = Self { micro_batch: 0, watch: Watch::Off };
+    pub(crate) const NOTHING: Self = Self { micro_batch: 0, watch: Watch::Off };
 }
 
 impl NetLink {

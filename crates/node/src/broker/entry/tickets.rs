@@ -6,16 +6,15 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use fusionllm_protocol::{Admission, Invitation, TicketRole};
 use fusionllm_transport::{PeerAddr, PeerKey, Secret, Ticket};
 
-use super::Entry;
-use super::resume::Identity;
-use super::store::Store;
 use crate::NodeError;
+use crate::broker::Entry;
+use crate::broker::records::{Identity, Store};
 
 /// Longest that a new ticket may be valid. A later second does not fit a date.
 const MAX_TICKET_S: u64 = 100 * 365 * 24 * 3600;
 
 /// The broker's time in seconds since the Unix epoch.
-pub(super) fn unix_s() -> u64 {
+pub(crate) fn unix_s() -> u64 {
     // A clock before 1970 is wrong in any case; no ticket has expired then.
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs())
 }
@@ -26,7 +25,7 @@ fn expiry(valid: Duration) -> u64 {
 }
 
 /// A new ticket for `addr`, and its entry in the roster.
-pub(super) fn invite(
+pub(crate) fn invite(
     addr: PeerAddr,
     role: TicketRole,
     valid: Option<Duration>,
@@ -39,7 +38,7 @@ pub(super) fn invite(
 }
 
 /// The admission to a new run, with a ticket for machines and one for the owner.
-pub(super) fn admission(
+pub(crate) fn admission(
     identity: &Identity,
     entry: &Entry,
     allowed: Option<BTreeSet<PeerKey>>,
@@ -55,7 +54,7 @@ pub(super) fn admission(
 }
 
 /// The admission to a run that goes on: as before, unless there is another list of keys.
-pub(super) fn renewed(
+pub(crate) fn renewed(
     before: &Admission,
     entry: &Entry,
     allowed: Option<BTreeSet<PeerKey>>,
@@ -78,7 +77,7 @@ fn identities(keys: BTreeSet<PeerKey>) -> BTreeSet<[u8; 32]> {
 }
 
 /// Writes the tickets for peers and for the owner to the run directory. Returns the one for peers.
-pub(super) fn write_tickets(
+pub(crate) fn write_tickets(
     addr: PeerAddr,
     identity: &Identity,
     admission: &Admission,

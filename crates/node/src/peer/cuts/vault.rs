@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use fusionllm_graph::{HostTensor, TensorType};
 
-use super::observer::{JoinEvent, JoinObserver};
+use crate::peer::observer::{JoinEvent, JoinObserver};
 use fusionllm_plan::TensorKey;
 
 use crate::NodeError;
@@ -18,7 +18,7 @@ use crate::machine::disk::{directory, read_at, write_at};
 
 /// A tensor of a cut.
 #[derive(Debug, Clone)]
-pub(super) enum Kept {
+pub(crate) enum Kept {
     /// The tensor is in a file, from this place on.
     Disk(Arc<File>, u64, TensorType),
     /// The disk had no room for it.
@@ -27,7 +27,7 @@ pub(super) enum Kept {
 
 impl Kept {
     /// The content. Call it where blocking is allowed.
-    pub(super) fn read(&self) -> Result<HostTensor, NodeError> {
+    pub(crate) fn read(&self) -> Result<HostTensor, NodeError> {
         match self {
             Self::Memory(tensor) => Ok(tensor.clone()),
             Self::Disk(file, offset, ty) => {
@@ -42,7 +42,7 @@ impl Kept {
 
 /// A file that takes tensors of one cut.
 #[derive(Debug, Default)]
-pub(super) struct Spool {
+pub(crate) struct Spool {
     observer: JoinObserver,
     file: Option<Arc<File>>,
     end: u64,
@@ -51,12 +51,12 @@ pub(super) struct Spool {
 
 impl Spool {
     /// A spool whose observer is told once if the disk has no room.
-    pub(super) fn new(observer: JoinObserver) -> Self {
+    pub(crate) fn new(observer: JoinObserver) -> Self {
         Self { observer, ..Self::default() }
     }
 
     /// Keeps a tensor. If the disk has no room for it, it stays in memory.
-    pub(super) fn keep(&mut self, tensor: HostTensor) -> Kept {
+    pub(crate) fn keep(&mut self, tensor: HostTensor) -> Kept {
         if self.full {
             return Kept::Memory(tensor);
         }
@@ -85,24 +85,24 @@ impl Spool {
 
 /// The contents of the cuts. [`Follower`](fusionllm_protocol::Follower) decides what stays here.
 #[derive(Default)]
-pub(super) struct Vault {
+pub(crate) struct Vault {
     cuts: Mutex<BTreeMap<u64, BTreeMap<TensorKey, Kept>>>,
 }
 
 impl Vault {
     /// Keeps tensors of a cut.
-    pub(super) fn keep(&self, step: u64, tensors: impl IntoIterator<Item = (TensorKey, Kept)>) {
+    pub(crate) fn keep(&self, step: u64, tensors: impl IntoIterator<Item = (TensorKey, Kept)>) {
         self.lock().entry(step).or_default().extend(tensors);
     }
 
     /// These tensors of a cut; `None` if one is not here.
-    pub(super) fn find<'a>(&self, step: u64, keys: impl IntoIterator<Item = &'a TensorKey>) -> Option<Vec<Kept>> {
+    pub(crate) fn find<'a>(&self, step: u64, keys: impl IntoIterator<Item = &'a TensorKey>) -> Option<Vec<Kept>> {
         let cuts = self.lock();
         let cut = cuts.get(&step);
         keys.into_iter().map(|key| cut?.get(key).cloned()).collect()
     }
 
-    pub(super) fn forget(&self, step: u64) {
+    pub(crate) fn forget(&self, step: u64) {
         // Dropped without the lock: the system may free much.
         let forgotten = self.lock().remove(&step);
         drop(forgotten);

@@ -13,13 +13,12 @@ use fusionllm_protocol::{
 use fusionllm_transport::{Connection, Endpoint, Lanes, PeerKey, Receiver};
 use tokio::sync::{Semaphore, mpsc};
 
-use super::codec_updates::NewCodecs;
 use super::farewell::refuse;
-use super::keeper::{Inbox, KeeperEvent, SavedTensor};
-use super::planner::Proposal;
-use crate::NodeError;
-use crate::net;
+use crate::broker::codec_updates::NewCodecs;
+use crate::broker::planner::Proposal;
+use crate::broker::records::{Inbox, KeeperEvent, SavedTensor};
 use crate::net::probe::answer_probes;
+use crate::{NodeError, net};
 
 /// The time in which a new connection has to say what it wants.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
@@ -28,13 +27,13 @@ const HELLO_TIMEOUT: Duration = Duration::from_secs(10);
 const MAX_STRANGERS: usize = 64;
 
 /// The tensors that a member may send for a checkpoint, with their types.
-pub(super) type SavedShare = Arc<Mutex<BTreeMap<TensorKey, TensorType>>>;
+pub(crate) type SavedShare = Arc<Mutex<BTreeMap<TensorKey, TensorType>>>;
 
 /// A member, and the number of its connection.
-pub(super) type Origin = (MemberId, u64);
+pub(crate) type Origin = (MemberId, u64);
 
 /// An event for the broker's loop.
-pub(super) enum Incoming {
+pub(crate) enum Incoming {
     /// A connection, by number, said hello.
     Hello(u64, Connection, Box<Lanes>, Hello),
     /// The run's owner, or somebody who claims to be, asks something.
@@ -66,10 +65,10 @@ pub(super) enum Incoming {
 }
 
 /// The keys of members, which may measure their links to the broker.
-pub(super) type KnownKeys = Arc<RwLock<BTreeSet<PeerKey>>>;
+pub(crate) type KnownKeys = Arc<RwLock<BTreeSet<PeerKey>>>;
 
 /// Accepts connections: those of joiners are reported, those of members measure links.
-pub(super) async fn accept(endpoint: Endpoint, known: KnownKeys, events: mpsc::UnboundedSender<Incoming>) {
+pub(crate) async fn accept(endpoint: Endpoint, known: KnownKeys, events: mpsc::UnboundedSender<Incoming>) {
     let places = Arc::new(Semaphore::new(MAX_STRANGERS));
     let mut number = 0;
     while let Some((connection, mut lanes)) = endpoint.accept().await {
@@ -113,7 +112,7 @@ pub(super) async fn accept(endpoint: Endpoint, known: KnownKeys, events: mpsc::U
 }
 
 /// Reports a member's control messages until its connection ends.
-pub(super) async fn receive_control(mut lane: Receiver, from: Origin, events: mpsc::UnboundedSender<Incoming>) {
+pub(crate) async fn receive_control(mut lane: Receiver, from: Origin, events: mpsc::UnboundedSender<Incoming>) {
     loop {
         let event = match net::next_control::<FromPeer>(&mut lane).await {
             Ok(Some(message)) => Incoming::Message(from, message),
@@ -130,7 +129,7 @@ pub(super) async fn receive_control(mut lane: Receiver, from: Origin, events: mp
 
 /// Hands a member's snapshots to the checkpoint thread. A tensor that is not in the member's present share is skipped,
 /// because it may belong to a generation that is over.
-pub(super) async fn receive_bulk(
+pub(crate) async fn receive_bulk(
     mut lane: Receiver,
     from: Origin,
     share: SavedShare,

@@ -50,7 +50,7 @@ impl Resume {
     }
 
     /// The newest directory with the run's job: that of the run itself, or that of the checkpoint.
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         match (&self.left, &self.checkpoint) {
             (None, Some(checkpoint)) => checkpoint.path(),
             _ => &self.path,
@@ -58,7 +58,7 @@ impl Resume {
     }
 
     /// The newest checkpoint, and the state that the broker left, if `left` is wanted.
-    pub(super) fn parts(self, left: bool) -> Result<(Option<Checkpoint>, Option<Left>), NodeError> {
+    pub(crate) fn parts(self, left: bool) -> Result<(Option<Checkpoint>, Option<Left>), NodeError> {
         match self.left.filter(|_| left) {
             Some(left) => Ok((self.checkpoint, Some(left))),
             None if self.checkpoint.is_none() => Err(CheckpointError::Missing { path: self.path }.into()),
@@ -69,24 +69,24 @@ impl Resume {
 
 /// The model, data and seed of a run. A run with another subject cannot go on with its tensors.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Subject {
+pub(crate) struct Subject {
     graph: String,
     data: String,
     seed: u64,
 }
 
 impl Subject {
-    pub(super) fn new(job: &Job, data: &Dataset, model: &Model) -> Self {
+    pub(crate) fn new(job: &Job, data: &Dataset, model: &Model) -> Self {
         Self { graph: model.forward.digest(), data: data.digest().to_owned(), seed: job.train.seed }
     }
 }
 
 /// The state that a broker writes down while its run goes on.
 #[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Left {
+pub(crate) struct Left {
     /// The run's directory.
     #[serde(skip)]
-    pub(super) directory: PathBuf,
+    pub(crate) directory: PathBuf,
     /// Seconds since the Unix epoch.
     written: f64,
     /// The last sign of life of the broker that wrote it, in seconds since the Unix epoch.
@@ -95,13 +95,13 @@ pub(super) struct Left {
     subject: Subject,
     /// The number of peers that the run waits for before it starts.
     wanted: usize,
-    pub(super) loss_first: Option<f64>,
-    pub(super) incidents: Vec<IncidentSummary>,
-    pub(super) run: RunState,
+    pub(crate) loss_first: Option<f64>,
+    pub(crate) incidents: Vec<IncidentSummary>,
+    pub(crate) run: RunState,
 }
 
 impl Left {
-    pub(super) fn new(
+    pub(crate) fn new(
         subject: Subject,
         wanted: usize,
         loss_first: Option<f64>,
@@ -113,7 +113,7 @@ impl Left {
     }
 
     /// The bytes for the disk.
-    pub(super) fn to_bytes(&self) -> Result<Vec<u8>, NodeError> {
+    pub(crate) fn to_bytes(&self) -> Result<Vec<u8>, NodeError> {
         versioned(self)
     }
 
@@ -136,13 +136,13 @@ impl Left {
     /// # Errors
     ///
     /// The metrics cannot be read.
-    pub(super) fn past(&self) -> Result<Past, NodeError> {
+    pub(crate) fn past(&self) -> Result<Past, NodeError> {
         let steps = read_metrics(&self.directory)?.iter().map(|m| (m.step, m.step_s)).collect();
         Ok(Past { away_s: (unix_time() - self.seen).max(0.0), steps })
     }
 
     /// Refuses to go on with another model, other data, or fewer steps than were done.
-    pub(super) fn check(&self, subject: &Subject, steps: u64) -> Result<(), NodeError> {
+    pub(crate) fn check(&self, subject: &Subject, steps: u64) -> Result<(), NodeError> {
         let path = &self.directory;
         if self.subject != *subject {
             return Err(NodeError::input_with_hint(
@@ -192,12 +192,12 @@ fn unix_time() -> f64 {
 }
 
 /// The measured machines and links, for another broker. Without them they are measured again.
-pub(super) fn read_atlas(directory: &Path) -> Result<Atlas, NodeError> {
+pub(crate) fn read_atlas(directory: &Path) -> Result<Atlas, NodeError> {
     let bytes = RunDir::read_atlas(directory)?;
     Ok(bytes.and_then(|bytes| of_version(&bytes).ok()).unwrap_or_default())
 }
 
-pub(super) fn write_atlas(run: &RunDir, atlas: &Atlas) -> Result<(), NodeError> {
+pub(crate) fn write_atlas(run: &RunDir, atlas: &Atlas) -> Result<(), NodeError> {
     Ok(run.write_atlas(&versioned(atlas)?)?)
 }
 
@@ -213,22 +213,22 @@ pub(super) fn write_atlas(run: &RunDir, atlas: &Atlas) -> Result<(), NodeError> 
 ///   66     2      UDP port over IPv6, little-endian
 /// ```
 #[derive(Clone)]
-pub(super) struct Identity {
-    pub(super) key: SecretKey,
+pub(crate) struct Identity {
+    pub(crate) key: SecretKey,
     /// The secrets of the tickets for peers and for the owner.
-    pub(super) secrets: [Secret; 2],
+    pub(crate) secrets: [Secret; 2],
     /// The UDP ports over IPv4 and IPv6; 0 for any free port.
-    pub(super) ports: [u16; 2],
+    pub(crate) ports: [u16; 2],
 }
 
 impl Identity {
-    pub(super) fn generate() -> Self {
+    pub(crate) fn generate() -> Self {
         let secrets = [Secret::generate(), Secret::generate()];
         Self { key: SecretKey::generate(), secrets, ports: [0; 2] }
     }
 
     /// The identity of this run's broker. A run that has none yet gets a new one, which is not written.
-    pub(super) fn of(run: &RunDir) -> Result<Self, NodeError> {
+    pub(crate) fn of(run: &RunDir) -> Result<Self, NodeError> {
         let Some(bytes) = run.read_identity()? else { return Ok(Self::generate()) };
         Self::parse(&bytes).ok_or_else(|| {
             NodeError::input_with_hint(
@@ -239,7 +239,7 @@ impl Identity {
     }
 
     /// An address to listen on, with the port that joiners know if any will do.
-    pub(super) fn with_port(&self, mut addr: SocketAddr) -> SocketAddr {
+    pub(crate) fn with_port(&self, mut addr: SocketAddr) -> SocketAddr {
         if addr.port() == 0 {
             addr.set_port(self.ports[usize::from(addr.is_ipv6())]);
         }
@@ -255,7 +255,7 @@ impl Identity {
         Some(Self { key: SecretKey::from_bytes(*key), secrets: [*peers, *owner].map(Secret::from_bytes), ports })
     }
 
-    pub(super) fn to_bytes(&self) -> Vec<u8> {
+    pub(crate) fn to_bytes(&self) -> Vec<u8> {
         let ports = self.ports.map(u16::to_le_bytes);
         let [peers, owner] = &self.secrets;
         [&self.key.to_bytes()[..], peers.as_bytes(), owner.as_bytes(), &ports[0], &ports[1]].concat()

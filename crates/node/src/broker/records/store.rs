@@ -21,7 +21,7 @@ use crate::model::Model;
 use crate::model::export::config_json;
 
 /// The run directory, its checkpoints, and the figures of the steps so far.
-pub(super) struct Store {
+pub(crate) struct Store {
     ledger: Ledger,
     keeper: Keeper,
     resumed: Option<Arc<Checkpoint>>,
@@ -43,7 +43,7 @@ pub(super) struct Store {
 }
 
 /// The run directory that a checkpoint stands in.
-pub(super) fn run_of(checkpoint: &Path) -> Option<&Path> {
+pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
     let checkpoints = checkpoint.parent()?;
     (checkpoints.file_name()? == "checkpoints").then(|| checkpoints.parent())?
 }
@@ -61,7 +61,7 @@ fn saved_tensors(model: &Model, optimizer: Optimizer) -> SavedTypes {
 }
 
 /// Refuses to resume from a checkpoint of another model or other data, or one after the job's last step.
-pub(super) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &Model) -> Result<(), NodeError> {
+pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &Model) -> Result<(), NodeError> {
     let expected = saved_tensors(model, job.train.optimizer.update_rule());
     checkpoint.check(Part::Model, &expected.model)?;
     checkpoint.check(Part::Optimizer, &expected.optimizer)?;
@@ -91,7 +91,7 @@ impl Store {
     /// Opens a run. A new one goes to `directory`, or to a fresh directory under `runs/`. A resumed one continues in
     /// the checkpoint's run directory, unless `directory` asks for a new run. A run that a broker left goes on in its
     /// own directory. `subject` is given if another broker may go on with the run.
-    pub(super) fn open(
+    pub(crate) fn open(
         directory: Option<&Path>,
         resumed: Option<Checkpoint>,
         left: Option<&Left>,
@@ -132,31 +132,31 @@ impl Store {
     }
 
     /// The run's directory.
-    pub(super) fn directory(&self) -> &Path {
+    pub(crate) fn directory(&self) -> &Path {
         self.ledger.run().path()
     }
 
-    pub(super) fn tickets(&self, peers: &Ticket, owner: &Ticket) -> Result<(), NodeError> {
+    pub(crate) fn tickets(&self, peers: &Ticket, owner: &Ticket) -> Result<(), NodeError> {
         Ok(self.ledger.run().write_tickets(&peers.to_string(), &owner.to_string())?)
     }
 
     /// Removes the tickets once the run is over.
-    pub(super) fn remove_tickets(&self) -> Result<(), NodeError> {
+    pub(crate) fn remove_tickets(&self) -> Result<(), NodeError> {
         Ok(self.ledger.run().remove_tickets()?)
     }
 
     /// The figures of the steps so far.
-    pub(super) fn figures(&self) -> &Figures {
+    pub(crate) fn figures(&self) -> &Figures {
         &self.figures
     }
 
     /// The step of the last checkpoint that is whole.
-    pub(super) fn safe_step(&self) -> Option<u64> {
+    pub(crate) fn safe_step(&self) -> Option<u64> {
         self.committed.map(|c| c.step).or_else(|| self.resumed.as_ref().map(|c| c.state().step))
     }
 
     /// The broker's identity. Joiners of a run that goes on know it already.
-    pub(super) fn identity(&self) -> Result<Identity, NodeError> {
+    pub(crate) fn identity(&self) -> Result<Identity, NodeError> {
         match self.subject {
             Some(_) => Identity::of(self.ledger.run()),
             None => Ok(Identity::generate()),
@@ -164,7 +164,7 @@ impl Store {
     }
 
     /// Notes the identity, so that the ticket stays valid when the broker is started again.
-    pub(super) fn keep_identity(&self, identity: &Identity) -> Result<(), NodeError> {
+    pub(crate) fn keep_identity(&self, identity: &Identity) -> Result<(), NodeError> {
         match self.subject {
             Some(_) => Ok(self.ledger.run().write_identity(&identity.to_bytes())?),
             None => Ok(()),
@@ -173,7 +173,7 @@ impl Store {
 
     /// Writes the run's state. A full disk does not end the run, but without the state, a run whose broker is killed
     /// has to go back to a checkpoint.
-    pub(super) fn persist(&mut self, wanted: usize, run: RunState) -> Result<(), NodeError> {
+    pub(crate) fn persist(&mut self, wanted: usize, run: RunState) -> Result<(), NodeError> {
         let Some(subject) = self.subject.clone() else { return Ok(()) };
         let left = Left::new(subject, wanted, self.figures.loss_first(), self.figures.incidents().to_vec(), run);
         let written = self.ledger.run().write_state(&left.to_bytes()?);
@@ -190,12 +190,12 @@ impl Store {
     }
 
     /// The reason why the run's state cannot be written. It is returned once.
-    pub(super) fn take_unnoted(&mut self) -> Option<NodeError> {
+    pub(crate) fn take_unnoted(&mut self) -> Option<NodeError> {
         self.unnoted.1.take()
     }
 
     /// Writes the measurements of machines and links. A full disk does not end the run here either.
-    pub(super) fn persist_atlas(&mut self, atlas: &Atlas) {
+    pub(crate) fn persist_atlas(&mut self, atlas: &Atlas) {
         if self.subject.is_some() {
             let written = write_atlas(self.ledger.run(), atlas);
             self.noted(written);
@@ -203,25 +203,25 @@ impl Store {
     }
 
     /// Removes a run that ends before it began, so that nobody takes it for one that can go on.
-    pub(super) fn discard_unbegun(&self) {
+    pub(crate) fn discard_unbegun(&self) {
         if !self.begun {
             self.ledger.run().discard();
         }
     }
 
     /// The run has ended in good order, and its peers are gone.
-    pub(super) fn forget_state(&self) -> Result<(), NodeError> {
+    pub(crate) fn forget_state(&self) -> Result<(), NodeError> {
         Ok(self.ledger.run().remove_state()?)
     }
 
     /// The position at which this run starts.
-    pub(super) fn start(&self) -> TrainingProgress {
+    pub(crate) fn start(&self) -> TrainingProgress {
         let state = self.resumed.as_ref().map(|c| c.state());
         state.map_or_else(TrainingProgress::default, |s| TrainingProgress { step: s.step, updates: s.updates })
     }
 
     /// The checkpoint of a step, if there is one.
-    pub(super) fn checkpoint(&self, step: u64) -> Result<Option<Arc<Checkpoint>>, NodeError> {
+    pub(crate) fn checkpoint(&self, step: u64) -> Result<Option<Arc<Checkpoint>>, NodeError> {
         if let Some(resumed) = self.resumed.as_ref().filter(|c| c.state().step == step) {
             return Ok(Some(resumed.clone()));
         }
@@ -234,17 +234,17 @@ impl Store {
     }
 
     /// A checkpoint is whole.
-    pub(super) fn committed(&mut self, progress: TrainingProgress) {
+    pub(crate) fn committed(&mut self, progress: TrainingProgress) {
         (self.committed, self.unsaved) = (Some(progress), None);
     }
 
     /// A checkpoint could not be written. The run reports it at its end, unless a later one is whole.
-    pub(super) fn not_saved(&mut self, error: NodeError) {
+    pub(crate) fn not_saved(&mut self, error: NodeError) {
         self.unsaved = Some(error);
     }
 
     /// Adds to an error of a run which of its results are safe, and how to go on.
-    pub(super) fn with_safe_step(&self, error: NodeError) -> NodeError {
+    pub(crate) fn with_safe_step(&self, error: NodeError) -> NodeError {
         let resumed = self.resumed.as_ref().map(|c| c.state().step);
         let directory = self.ledger.run().path().display();
         let hint = match (self.committed.map(|c| c.step), resumed) {
@@ -255,17 +255,17 @@ impl Store {
         error.unfinished(hint)
     }
 
-    pub(super) fn poisoned(&mut self, what: String, advice: &str) {
+    pub(crate) fn poisoned(&mut self, what: String, advice: &str) {
         self.figures.poisoned(what, advice);
     }
 
     /// The error of a run that ends without having applied any of its steps.
-    pub(super) fn nothing_applied(&self) -> Option<NodeError> {
+    pub(crate) fn nothing_applied(&self) -> Option<NodeError> {
         self.figures.nothing_applied()
     }
 
     /// Training goes back to a step: later lines of the metrics are void.
-    pub(super) fn rewind(&mut self, step: u64) -> Result<(), NodeError> {
+    pub(crate) fn rewind(&mut self, step: u64) -> Result<(), NodeError> {
         self.pending.take_if(|m| m.step > step);
         self.flush()?;
         self.figures.rewind(step);
@@ -273,33 +273,33 @@ impl Store {
     }
 
     /// A generation begins: its peers' figures have nothing to do with earlier ones.
-    pub(super) fn begin_generation(&mut self) {
+    pub(crate) fn begin_generation(&mut self) {
         self.begun = true;
         self.figures.begin_generation();
     }
 
     /// Notes an interruption of training for the summary.
-    pub(super) fn incident(&mut self, incident: IncidentSummary) {
+    pub(crate) fn incident(&mut self, incident: IncidentSummary) {
         self.figures.incident(incident);
     }
 
     /// The entry for tensors of snapshots.
-    pub(super) fn inbox(&self) -> Inbox {
+    pub(crate) fn inbox(&self) -> Inbox {
         self.keeper.inbox()
     }
 
     /// Opens the checkpoint of a step, before its first tensor.
-    pub(super) fn begin_checkpoint(&self, step: u64, model: &Model, optimizer: Optimizer) {
+    pub(crate) fn begin_checkpoint(&self, step: u64, model: &Model, optimizer: Optimizer) {
         self.keeper.begin(step, saved_tensors(model, optimizer));
     }
 
     /// Forgets the checkpoint of a step, which will not be complete.
-    pub(super) fn abandon_checkpoint(&self, step: u64) {
+    pub(crate) fn abandon_checkpoint(&self, step: u64) {
         self.keeper.abandon(step);
     }
 
     /// Completes the checkpoint, after its last tensor.
-    pub(super) fn commit(
+    pub(crate) fn commit(
         &self,
         position: TrainingProgress,
         job: &Job,
@@ -328,27 +328,27 @@ impl Store {
     }
 
     /// Writes the job with the planner's choices.
-    pub(super) fn job(&mut self, job: &Job) -> Result<(), NodeError> {
+    pub(crate) fn job(&mut self, job: &Job) -> Result<(), NodeError> {
         self.ledger.replace_job(job.to_toml()?)
     }
 
     /// Writes the plan file.
-    pub(super) fn plan(&mut self, json: String) -> Result<(), NodeError> {
+    pub(crate) fn plan(&mut self, json: String) -> Result<(), NodeError> {
         self.ledger.replace_plan(json)
     }
 
     /// The change of the disk since the last call.
-    pub(super) fn take_news(&mut self) -> Option<DiskNews> {
+    pub(crate) fn take_news(&mut self) -> Option<DiskNews> {
         self.ledger.take_news()
     }
 
     /// Notes sentences about codecs for the metrics of a coming step.
-    pub(super) fn codecs(&mut self, step: u64, lines: Vec<String>) {
+    pub(crate) fn codecs(&mut self, step: u64, lines: Vec<String>) {
         self.codecs.entry(step).or_default().extend(lines);
     }
 
     /// Records a finished step. Its line waits for the validation if one follows.
-    pub(super) fn step(
+    pub(crate) fn step(
         &mut self,
         record: &StepRecord,
         plan: &Plan,
@@ -385,7 +385,7 @@ impl Store {
         if validated { Ok(()) } else { self.flush() }
     }
 
-    pub(super) fn evaluated(&mut self, step: u64, val_loss: f64, val_accuracy: Option<f64>) -> Result<(), NodeError> {
+    pub(crate) fn evaluated(&mut self, step: u64, val_loss: f64, val_accuracy: Option<f64>) -> Result<(), NodeError> {
         if let Some(metrics) = self.pending.as_mut().filter(|m| m.step == step) {
             metrics.val_loss = finite(val_loss);
             metrics.val_accuracy = val_accuracy.and_then(finite);
@@ -405,7 +405,7 @@ impl Store {
     /// # Errors
     ///
     /// The last checkpoint or the metrics could not be written.
-    pub(super) fn summarise(
+    pub(crate) fn summarise(
         &mut self,
         plan: &Plan,
         peers: &[PeerFacts],

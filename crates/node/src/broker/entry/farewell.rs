@@ -8,10 +8,10 @@ use fusionllm_transport::{Connection, Lanes};
 use crate::net;
 
 /// The time in which a machine that was sent away has to hang up.
-pub(super) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
+pub(crate) const GOODBYE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Tells a stranger why it may not join, and waits a moment until it hangs up.
-pub(super) async fn refuse(connection: Connection, lanes: Lanes, reason: String) {
+pub(crate) async fn refuse(connection: Connection, lanes: Lanes, reason: String) {
     match net::send_control(&connection, &ToPeer::Refused { reason }).await {
         Ok(()) => part(connection, lanes).await,
         Err(_) => connection.close("refused"),
@@ -19,7 +19,7 @@ pub(super) async fn refuse(connection: Connection, lanes: Lanes, reason: String)
 }
 
 /// Waits a moment until the other side hangs up, which has got its answer.
-pub(super) async fn part(connection: Connection, lanes: Lanes) {
+pub(crate) async fn part(connection: Connection, lanes: Lanes) {
     let _ = tokio::time::timeout(GOODBYE_TIMEOUT, connection.closed()).await;
     connection.close("answered");
     drop(lanes);

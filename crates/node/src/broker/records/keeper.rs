@@ -15,7 +15,7 @@ use crate::NodeError;
 const MAX_WAITING_TENSORS: usize = 4;
 
 /// A report of the thread.
-pub(super) enum KeeperEvent {
+pub(crate) enum KeeperEvent {
     /// The checkpoint is whole, and older ones are pruned.
     Committed(TrainingProgress),
     /// The checkpoint is not written: the disk failed, or a snapshot is not as announced.
@@ -23,27 +23,27 @@ pub(super) enum KeeperEvent {
 }
 
 /// A tensor of a peer's snapshot.
-pub(super) struct SavedTensor {
-    pub(super) step: u64,
-    pub(super) key: TensorKey,
-    pub(super) tensor: HostTensor,
+pub(crate) struct SavedTensor {
+    pub(crate) step: u64,
+    pub(crate) key: TensorKey,
+    pub(crate) tensor: HostTensor,
 }
 
 /// The data that complete a checkpoint once all its tensors have come.
-pub(super) struct Seal {
-    pub(super) state: State,
+pub(crate) struct Seal {
+    pub(crate) state: State,
     /// Small files beside the tensors.
-    pub(super) extra: Vec<(&'static str, Vec<u8>)>,
+    pub(crate) extra: Vec<(&'static str, Vec<u8>)>,
     /// The number of checkpoints that stay.
-    pub(super) keep: usize,
+    pub(crate) keep: usize,
 }
 
 /// Names and types of a checkpoint's tensors.
-pub(super) struct SavedTypes {
+pub(crate) struct SavedTypes {
     /// Parameters and buffers.
-    pub(super) model: Vec<(String, TensorType)>,
+    pub(crate) model: Vec<(String, TensorType)>,
     /// Optimizer state.
-    pub(super) optimizer: Vec<(String, TensorType)>,
+    pub(crate) optimizer: Vec<(String, TensorType)>,
 }
 
 enum Command {
@@ -55,21 +55,21 @@ enum Command {
 }
 
 /// A handle on the thread. When dropped, it waits for the thread, which leaves no half-written checkpoint.
-pub(super) struct Keeper {
+pub(crate) struct Keeper {
     inbox: Inbox,
     thread: Option<JoinHandle<()>>,
 }
 
 /// The entry for tensors on their way to the thread.
 #[derive(Clone)]
-pub(super) struct Inbox {
+pub(crate) struct Inbox {
     commands: mpsc::UnboundedSender<Command>,
     free_places: Arc<Semaphore>,
 }
 
 impl Inbox {
     /// Hands over a tensor once fewer than [`MAX_WAITING_TENSORS`] wait.
-    pub(super) async fn put(&self, tensor: SavedTensor) {
+    pub(crate) async fn put(&self, tensor: SavedTensor) {
         // The semaphore is never closed, and the thread outlives the run.
         if let Ok(permit) = self.free_places.clone().acquire_owned().await {
             let _ = self.commands.send(Command::Put(tensor, permit));
@@ -79,7 +79,7 @@ impl Inbox {
 
 impl Keeper {
     /// Starts the thread, which reports to `on_event`.
-    pub(super) fn start(
+    pub(crate) fn start(
         checkpoints: Checkpoints,
         on_event: impl Fn(KeeperEvent) + Send + 'static,
     ) -> Result<Self, NodeError> {
@@ -98,22 +98,22 @@ impl Keeper {
         Ok(Self { inbox, thread: Some(thread) })
     }
 
-    pub(super) fn inbox(&self) -> Inbox {
+    pub(crate) fn inbox(&self) -> Inbox {
         self.inbox.clone()
     }
 
     /// Opens the checkpoint of a step for the tensors to come.
-    pub(super) fn begin(&self, step: u64, tensors: SavedTypes) {
+    pub(crate) fn begin(&self, step: u64, tensors: SavedTypes) {
         self.command(Command::Begin { step, tensors });
     }
 
     /// Completes the checkpoint after its last tensor.
-    pub(super) fn commit(&self, seal: Seal) {
+    pub(crate) fn commit(&self, seal: Seal) {
         self.command(Command::Commit(seal));
     }
 
     /// Forgets the checkpoint of a step, which will not be complete.
-    pub(super) fn abandon(&self, step: u64) {
+    pub(crate) fn abandon(&self, step: u64) {
         self.command(Command::Abandon(step));
     }
 

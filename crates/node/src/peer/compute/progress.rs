@@ -6,7 +6,7 @@ use fusionllm_protocol::{Heartbeat, MemberId};
 
 /// The progress of this peer. Each of its threads and tasks notes its own part.
 #[derive(Default)]
-pub(super) struct Progress {
+pub(crate) struct Progress {
     generation: AtomicU32,
     done: AtomicU64,
     /// The number of the member that the peer waits for, plus one; 0 if it waits for nobody.
@@ -15,27 +15,27 @@ pub(super) struct Progress {
 
 impl Progress {
     /// Something got done.
-    pub(super) fn bump(&self) {
+    pub(crate) fn bump(&self) {
         self.done.fetch_add(1, Relaxed);
     }
 
-    pub(super) fn enter(&self, generation: u32) {
+    pub(crate) fn enter(&self, generation: u32) {
         self.generation.store(generation, Relaxed);
     }
 
-    pub(super) fn wait_for(&self, member: Option<MemberId>) {
+    pub(crate) fn wait_for(&self, member: Option<MemberId>) {
         self.waits_for.store(member.map_or(0, |m| u64::from(m.0) + 1), Relaxed);
     }
 
     /// Notes that the peer waits for a member while `wait` runs.
-    pub(super) fn while_waiting<T>(&self, member: MemberId, wait: impl FnOnce() -> T) -> T {
+    pub(crate) fn while_waiting<T>(&self, member: MemberId, wait: impl FnOnce() -> T) -> T {
         self.wait_for(Some(member));
         let result = wait();
         self.wait_for(None);
         result
     }
 
-    pub(super) fn heartbeat(&self) -> Heartbeat {
+    pub(crate) fn heartbeat(&self) -> Heartbeat {
         let waits_for = self.waits_for.load(Relaxed).checked_sub(1).map(|m| MemberId(m as u32));
         Heartbeat { generation: self.generation.load(Relaxed), progress: self.done.load(Relaxed), waits_for }
     }

@@ -1,5 +1,18 @@
 //! The computing thread of one generation: loads the peer's tensors, and then runs its programs.
 
+mod codecs;
+mod mailbox;
+mod progress;
+mod receive;
+mod runner;
+mod scratch;
+
+pub(crate) use codecs::Codecs;
+pub(crate) use mailbox::Mailbox;
+pub(crate) use progress::Progress;
+pub(crate) use receive::{Arrivals, Throughput};
+pub(crate) use runner::{NetLink, Watched};
+
 use std::collections::BTreeMap;
 use std::sync::{Arc, mpsc};
 
@@ -7,29 +20,28 @@ use fusionllm_exec::{Executor, Snapshot};
 use fusionllm_graph::TensorType;
 use fusionllm_plan::{Medium, TensorKey};
 use fusionllm_protocol::{Assignment, ComputeCommand};
+use runner::ProgramRunner;
+use scratch::Scratch;
 
-use super::assigned::Loading;
-use super::events::Event;
-use super::mailbox::Mailbox;
-use super::observer::JoinEvent;
-use super::runner::{NetLink, ProgramRunner};
-use super::scratch::Scratch;
-use super::shared::Shared;
-use super::vault::Spool;
 use crate::NodeError;
+use crate::peer::assigned::Loading;
+use crate::peer::cuts::Spool;
+use crate::peer::events::Event;
+use crate::peer::observer::JoinEvent;
+use crate::peer::shared::Shared;
 
 /// The parts of a generation that the computing thread works with.
-pub(super) struct Compute {
-    pub(super) assignment: Arc<Assignment>,
-    pub(super) shared: Arc<Shared>,
-    pub(super) mailbox: Arc<Mailbox>,
-    pub(super) loads: tokio::sync::mpsc::Receiver<Loading>,
-    pub(super) commands: mpsc::Receiver<ComputeCommand>,
+pub(crate) struct Compute {
+    pub(crate) assignment: Arc<Assignment>,
+    pub(crate) shared: Arc<Shared>,
+    pub(crate) mailbox: Arc<Mailbox>,
+    pub(crate) loads: tokio::sync::mpsc::Receiver<Loading>,
+    pub(crate) commands: mpsc::Receiver<ComputeCommand>,
 }
 
 impl Compute {
     /// Starts the thread. Once it has ended and its tensors are freed, the loop gets [`Event::Ended`].
-    pub(super) fn start(self) -> Result<(), NodeError> {
+    pub(crate) fn start(self) -> Result<(), NodeError> {
         let (generation, shared) = (self.assignment.generation, self.shared.clone());
         let pool = shared.clone();
         // The programs run on one of the kernels' threads, which saves a hand-over at every kernel. If there is only

@@ -13,7 +13,7 @@ use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec, LinkStats};
 use crate::NodeError;
 
 /// The emulated links between processes of this machine. They end when this is dropped.
-pub(super) struct Emulation {
+pub(crate) struct Emulation {
     emulator: Emulator,
     cluster: Cluster,
     broker: SocketAddr,
@@ -33,14 +33,14 @@ enum Piece {
 
 impl Emulation {
     /// Emulates the links of `cluster`. Device `i` listens at `peers[i]`, and the broker at `broker`.
-    pub(super) fn start(cluster: Cluster, broker: SocketAddr, peers: Vec<SocketAddr>) -> Result<Self, NodeError> {
+    pub(crate) fn start(cluster: Cluster, broker: SocketAddr, peers: Vec<SocketAddr>) -> Result<Self, NodeError> {
         // No link of a testbed loses datagrams at random, so the seed has no effect.
         let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 0).map_err(NodeError::Emulation)?;
         Ok(Self { emulator, cluster, broker, peers, links: BTreeMap::new(), addrs: BTreeMap::new() })
     }
 
     /// The address at which `viewer` reaches `target`.
-    pub(super) fn address(&mut self, viewer: PeerId, target: PeerId) -> Result<SocketAddr, NodeError> {
+    pub(crate) fn address(&mut self, viewer: PeerId, target: PeerId) -> Result<SocketAddr, NodeError> {
         if !self.addrs.contains_key(&(viewer, target)) {
             let (there, back) = (self.way(viewer, target)?, self.way(target, viewer)?);
             let (a, b) = (self.listens(viewer)?, self.listens(target)?);
@@ -52,7 +52,7 @@ impl Emulation {
     }
 
     /// The address at which the device named `viewer` reaches the one named `target`.
-    pub(super) fn address_by_name(&mut self, viewer: &str, target: &str) -> Result<SocketAddr, NodeError> {
+    pub(crate) fn address_by_name(&mut self, viewer: &str, target: &str) -> Result<SocketAddr, NodeError> {
         match self.cluster.find(viewer).zip(self.cluster.find(target)) {
             Some((viewer, target)) => self.address(viewer, target),
             None => Err(NodeError::State(format!("{viewer:?} or {target:?} is not a device of the testbed"))),
@@ -60,7 +60,7 @@ impl Emulation {
     }
 
     /// Sentences about links that did not behave as declared.
-    pub(super) fn shortfalls(&self) -> Vec<String> {
+    pub(crate) fn shortfalls(&self) -> Vec<String> {
         let report = self.emulator.report();
         let (delivered, late) = (report.delivered, report.late);
         let lost = report.unsent + report.socket_drops.unwrap_or(0);
@@ -137,7 +137,7 @@ fn too_fast(link: &LinkStats) -> Option<String> {
 }
 
 /// Free addresses for processes that start soon. If another process takes one before, the peer reports it and ends.
-pub(super) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, NodeError> {
+pub(crate) fn free_addresses(count: usize) -> Result<Vec<SocketAddr>, NodeError> {
     let sockets = (0..count).map(|_| UdpSocket::bind((own_loopback(), 0)));
     let addresses = sockets.collect::<io::Result<Vec<_>>>().and_then(|s| s.iter().map(UdpSocket::local_addr).collect());
     addresses.map_err(NodeError::Emulation)

@@ -6,12 +6,12 @@ use fusionllm_plan::TensorKey;
 use fusionllm_protocol::{Assignment, BulkHeader};
 use fusionllm_transport::Connection;
 
-use super::progress::Progress;
 use super::vault::Kept;
+use crate::peer::compute::Progress;
 use crate::{NodeError, net};
 
 /// Draws parameters and buffers from the seed, and hands each to `load` until that returns false.
-pub(super) fn draw(
+pub(crate) fn draw(
     assignment: &Assignment,
     keys: Vec<TensorKey>,
     mut load: impl FnMut(TensorKey, HostTensor) -> bool,
@@ -32,7 +32,7 @@ pub(super) fn draw(
 }
 
 /// Reads tensors of a cut, and hands each to `load` until that returns false.
-pub(super) fn read(
+pub(crate) fn read(
     keys: Vec<TensorKey>,
     kept: Vec<Kept>,
     mut load: impl FnMut(TensorKey, HostTensor) -> bool,
@@ -50,7 +50,7 @@ pub(super) fn read(
 /// # Errors
 ///
 /// A tensor could not be read. A lost connection is no error here: the control lane reports it.
-pub(super) async fn save(
+pub(crate) async fn save(
     broker: Connection,
     tensors: Vec<(TensorKey, Kept)>,
     step: u64,

@@ -9,10 +9,10 @@ use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::events::Event;
-use super::shared::Shared;
 use super::vault::Kept;
 use crate::net::probe::answer_probes;
+use crate::peer::events::Event;
+use crate::peer::shared::Shared;
 use crate::{NodeError, net};
 
 /// The time in which a new connection has to say hello.
@@ -34,7 +34,7 @@ const PIECE_BYTES: usize = 256 << 10;
 const MAX_PAUSE_S: f64 = 60.0;
 
 /// Accepts connections, and reports each that says hello. Probes are answered here.
-pub(super) async fn accept(shared: Arc<Shared>) {
+pub(crate) async fn accept(shared: Arc<Shared>) {
     let places = Arc::new(Semaphore::new(MAX_VISITORS));
     while let Some((connection, mut lanes)) = shared.endpoint.accept().await {
         let Ok(place) = places.clone().try_acquire_owned() else {
@@ -57,23 +57,23 @@ pub(super) async fn accept(shared: Arc<Shared>) {
 }
 
 /// A member's request for copies.
-pub(super) struct Request {
-    pub(super) connection: Connection,
-    pub(super) lanes: Lanes,
-    pub(super) bytes_per_s: Option<f64>,
+pub(crate) struct Request {
+    pub(crate) connection: Connection,
+    pub(crate) lanes: Lanes,
+    pub(crate) bytes_per_s: Option<f64>,
     /// Counts the request among the visitors until it is answered.
-    pub(super) place: OwnedSemaphorePermit,
+    pub(crate) place: OwnedSemaphorePermit,
 }
 
 /// Reports when a request has waited long enough, or its sender has gone.
-pub(super) async fn watch_request(number: u64, connection: Connection, shared: Arc<Shared>) {
+pub(crate) async fn watch_request(number: u64, connection: Connection, shared: Arc<Shared>) {
     let _ = tokio::time::timeout(PATIENCE, connection.closed()).await;
     shared.send(Event::RequestOver(number));
 }
 
 impl Request {
     /// Sends these tensors.
-    pub(super) async fn serve(self, tensors: Vec<Kept>, shared: Arc<Shared>) {
+    pub(crate) async fn serve(self, tensors: Vec<Kept>, shared: Arc<Shared>) {
         if let Err(e) = self.send(tensors, &shared).await {
             // The other side notices that the connection ends too early.
             tracing::debug!("a copy was not sent: {}", e.one_line());
@@ -83,7 +83,7 @@ impl Request {
     }
 
     /// Tells the member that the tensors are not here.
-    pub(super) async fn refuse(self) {
+    pub(crate) async fn refuse(self) {
         if net::send_bulk(&self.connection, &BulkHeader::NoCopy, Vec::new()).await.is_ok() {
             self.wait_for_goodbye().await;
         }

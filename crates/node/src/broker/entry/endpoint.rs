@@ -4,16 +4,15 @@ use std::time::Duration;
 
 use fusionllm_transport::{Endpoint, EndpointOptions, NoRelay};
 
-use super::observer::{Event, Observer};
-use super::resume::Identity;
-use super::store::Store;
 use crate::NodeError;
+use crate::broker::observer::{Event, Observer};
+use crate::broker::records::{Identity, Store};
 
 /// The time that a broker waits for its relay before it prints the ticket.
 const RELAY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Opens the endpoint of a run's broker, under the identity that the run has or gets now.
-pub(super) async fn open_endpoint(
+pub(crate) async fn open_endpoint(
     options: EndpointOptions,
     store: &Store,
     observer: &mut dyn Observer,
