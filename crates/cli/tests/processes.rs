@@ -39,6 +39,32 @@ fn losses(run: &Path) -> Vec<(f64, Option<f64>)> {
         .collect()
 }
 
+/// Logs are in the spans of their generation and pass, so that a run that hangs can be followed.
+#[test]
+fn logs_follow_each_pass_at_the_broker_and_at_the_peers() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("run");
+    let mut command = fusionllm();
+    command.args(["train", "--steps", "2", "--peers", "2", "--run-dir"]).arg(&path).args(TINY);
+    let output = finished(command.env("RUST_LOG", "fusionllm_node=trace"));
+    let of_broker = String::from_utf8_lossy(&output.stderr).into_owned();
+    let of_peer = std::fs::read_to_string(path.join("logs/peer-1.log")).unwrap();
+    let of_pass = |log: &str, generation: &str, text: &str| {
+        log.lines().any(|l| l.contains(generation) && l.contains(":pass{number=2 ") && l.contains(text))
+    };
+    for (log, generation, text) in [
+        (&of_broker, "generation{number=1}", "is issued"),
+        (&of_peer, "generation{number=1 peer=1}", "begins"),
+        (&of_peer, "generation{number=1 peer=1}", " from member 0"),
+        (&of_peer, "generation{number=1 peer=1}", "needs the verdict"),
+        (&of_peer, "generation{number=1 peer=1}", "is done"),
+    ] {
+        assert!(of_pass(log, generation, text), "no line of pass 2 says {text:?}:\n{log}");
+    }
+    let done = |l: &str| l.contains(":pass{number=2}") && l.contains("is done peer=\"peer-1\"");
+    assert!(of_broker.lines().any(done), "{of_broker}");
+}
+
 #[test]
 fn losses_over_processes_are_those_of_one_peer() {
     let directory = tempfile::tempdir().unwrap();

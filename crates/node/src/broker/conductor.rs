@@ -7,8 +7,8 @@ use fusionllm_data::Dataset;
 use fusionllm_graph::Precision;
 use fusionllm_plan::{Address, Cluster};
 use fusionllm_protocol::{
-    Action, Arrival, BatchId, EvalRecord, Farewell, Hello, Member, MemberId, Run, StepRecord, TensorHeader, ToPeer,
-    TrainingProgress, decode, encode,
+    Action, Arrival, BatchId, EvalRecord, Farewell, FromPeer, Hello, Member, MemberId, Run, StepRecord, TensorHeader,
+    ToPeer, TrainingProgress, decode, encode,
 };
 use fusionllm_transport::{Connection, Lanes, PeerAddr, Ticket};
 use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender};
@@ -66,7 +66,7 @@ impl Conductor<'_> {
         loop {
             let actions = tokio::select! {
                 event = incoming.recv() => match event {
-                    Some(event) => self.handle(event)?,
+                    Some(event) => self.span().in_scope(|| self.handle(event))?,
                     None => return Err(NodeError::State("the broker's endpoint closed".into())),
                 },
                 _ = ticks.tick() => {
@@ -75,12 +75,18 @@ impl Conductor<'_> {
                     self.run.tick(self.now())
                 }
             };
-            if let Some(progress) = self.carry_out(actions)? {
+            if let Some(progress) = self.span().in_scope(|| self.carry_out(actions))? {
                 // The endpoint stays open until every peer has read that the run is over.
                 self.links.goodbye().await;
                 return self.store.nothing_applied().map_or(Ok(progress), Err);
             }
         }
+    }
+
+    /// The span of the generation that loads or trains.
+    fn span(&self) -> tracing::Span {
+        let generation = self.current.as_ref();
+        generation.map_or_else(tracing::Span::none, |g| tracing::info_span!("generation", number = g.number))
     }
 
     pub(super) fn now(&self) -> f64 {
@@ -98,6 +104,7 @@ impl Conductor<'_> {
                 Vec::new()
             }
             Incoming::Message((member, number), message) if self.links.is_current(member, number) => {
+                self.trace(member, &message);
                 self.run.message(member, message, now)
             }
             Incoming::SavedAll((member, number), step) if self.links.is_current(member, number) => {
@@ -149,6 +156,24 @@ impl Conductor<'_> {
                 self.run.interrupt(now)
             }
         })
+    }
+
+    /// Logs how far a member is in a generation and in a pass.
+    fn trace(&self, member: MemberId, message: &FromPeer) {
+        let peer = self.run.roster().display_name(member);
+        let of_pass = |pass: u64| tracing::info_span!("pass", number = pass).entered();
+        match message {
+            FromPeer::Ready { .. } => tracing::info!(peer, "is ready"),
+            FromPeer::Norms { pass, .. } => {
+                let _span = of_pass(*pass);
+                tracing::debug!(peer, "waits for the verdict");
+            }
+            FromPeer::PassDone { pass, report } => {
+                let _span = of_pass(*pass);
+                tracing::debug!(peer, compute_s = report.compute_s, wait_s = report.wait_s, "is done");
+            }
+            _ => {}
+        }
     }
 
     /// Takes in a joiner, or a member that comes back.
@@ -214,6 +239,8 @@ impl Conductor<'_> {
     /// Streams the inputs of a pass to the peers that read them, and gives the state machine the micro-batches' weights.
     fn feed(&mut self, pass: u64, id: BatchId) -> Result<(), NodeError> {
         let Some(generation) = &self.current else { return Ok(()) };
+        let _span = tracing::info_span!("pass", number = pass, kind = ?id.kind(), step = id.step()).entered();
+        tracing::debug!("is issued");
         let batch = self.feeds.draw(&self.data, id, generation.job.train.batch)?;
         let model = &generation.model;
         let MicroBatches { tensors, weights, targets } = self.feeds.cut(batch, generation.plan.micro_batches, model)?;

@@ -42,6 +42,7 @@ use session::Session;
 use shared::Shared;
 use tokio::sync::mpsc;
 use tokio::task::JoinSet;
+use tracing::Instrument;
 
 use crate::NodeError;
 use crate::keys::identity;
@@ -175,5 +176,6 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Particip
         leaving: false,
         tasks,
     };
-    session.run(connection, lanes).await
+    let name = session.introduction.name.clone();
+    session.run(connection, lanes).instrument(tracing::info_span!("peer", name)).await
 }

@@ -46,7 +46,8 @@ impl Compute {
         let pool = shared.clone();
         // The programs run on one of the kernels' threads, which saves a hand-over at every kernel. If there is only
         // one thread, its processor time is that of the kernels.
-        let work = move || pool.threads.install(move || self.run());
+        let span = tracing::info_span!("generation", number = generation, peer = self.assignment.peer.0);
+        let work = move || pool.threads.install(move || span.in_scope(|| self.run()));
         let thread = std::thread::Builder::new().name("compute".into()).spawn(work);
         let thread = thread.map_err(|e| NodeError::State(format!("cannot start a thread: {e}")))?;
         tokio::task::spawn_blocking(move || {

@@ -35,6 +35,7 @@ impl ProgramRunner {
         commands: &mpsc::Receiver<ComputeCommand>,
         keep: impl Fn(Snapshot, u64, bool) -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
+        tracing::info!("everything is loaded");
         let scripts = [self.executor.prepare(&self.train)?, self.executor.prepare(&self.assignment.eval)?];
         self.link.control.control(&FromPeer::Ready { generation: self.assignment.generation })?;
         loop {
@@ -42,6 +43,7 @@ impl ProgramRunner {
             match next {
                 Err(_) => return Ok(()),
                 Ok(ComputeCommand::Run { pass, version, kind, step, inspect }) => {
+                    let _span = tracing::info_span!("pass", number = pass, ?kind, step).entered();
                     self.executor.set_inspect(inspect);
                     self.run(&scripts, pass, version, kind, step)?;
                 }
@@ -76,7 +78,9 @@ impl ProgramRunner {
             PassKind::Train => (&self.train, train),
             PassKind::Eval => (&self.assignment.eval, eval),
         };
+        tracing::debug!("begins");
         let stats = self.executor.run(program, script, pass, step, &mut self.link)?;
+        tracing::debug!(compute_s = stats.compute_s, wait_s = stats.wait_s, "is done");
         self.link.done(pass, stats)
     }
 
@@ -169,7 +173,9 @@ fn link_error(e: NodeError) -> ExecError {
 impl Communicator for NetLink {
     fn receive(&mut self, pass: u64, tensor: Address, from: PeerId) -> Result<HostTensor, ExecError> {
         let header = TensorHeader { pass, kind: self.kind, tensor, coded: false };
-        let taken = self.progress.while_waiting(self.member(from), || self.mailbox.take(&header));
+        let member = self.member(from);
+        tracing::trace!("needs {tensor} from {member}");
+        let taken = self.progress.while_waiting(member, || self.mailbox.take(&header));
         taken.map_err(ExecError::Communication)
     }
 
@@ -202,6 +208,7 @@ impl Communicator for NetLink {
     }
 
     fn verdict(&mut self, pass: u64, squared_norms: Vec<(ValueId, f64)>) -> Result<Verdict, ExecError> {
+        tracing::debug!("needs the verdict");
         self.control.control(&FromPeer::Norms { pass, squared_norms }).map_err(link_error)?;
         let verdict = self.progress.while_waiting(MemberId::BROKER, || self.mailbox.verdict(pass));
         verdict.map_err(ExecError::Communication)
