@@ -3,6 +3,7 @@
 mod assign;
 mod codec_updates;
 mod conductor;
+mod course;
 mod entry;
 mod feeds;
 mod generation;
@@ -10,32 +11,32 @@ mod links;
 mod local;
 mod notices;
 mod observer;
+mod options;
 mod origin;
 mod planner;
 mod records;
 
 use std::collections::BTreeSet;
-use std::net::SocketAddr;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use conductor::Conductor;
+use course::Course;
 use entry::{Incoming, KnownKeys, Visitors, accept, admission, open_endpoint, renewed, write_tickets};
 use feeds::Feeds;
 use fusionllm_data::Dataset;
 use fusionllm_data::weights::Weights;
-use fusionllm_graph::units::counted;
-use fusionllm_plan::{Cluster, PASSES_IN_FLIGHT, Plan, Program, Scheduler};
-use fusionllm_protocol::{EvalSchedule, ExpectedPeers, Roster, Run, RunOptions, RunSettings, TrainingProgress};
+use fusionllm_plan::{PASSES_IN_FLIGHT, Plan};
+use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
-use fusionllm_workspace::config::{Choice, Family, Job, Known, Network};
+use fusionllm_workspace::config::{Choice, Family, Job, Network};
 use links::{Links, call_back};
 pub use local::LocalPeer;
 use local::{Children, LocalPeers};
 pub use observer::{Event, Observer};
+pub use options::{BrokerOptions, Entry, Peers};
 use origin::Origin;
-use planner::{Planner, PlannerThread};
+use planner::PlannerThread;
 pub use records::Resume;
 use records::{Identity, Left, Store, Subject, check, read_atlas};
 #[cfg(feature = "decoders")]
@@ -46,85 +47,7 @@ use crate::NodeError;
 use crate::keys::allowed;
 use crate::machine::interrupts;
 use crate::model::imported::ImportedModel;
-use crate::model::{Model, models};
-use crate::planning::{Planned, place, plan_blind, plan_for};
-use crate::profile::samples;
-
-/// The options with which a run is conducted.
-pub struct BrokerOptions {
-    /// The machines that take part.
-    pub peers: Peers,
-    /// The address to listen at; `None` for every interface and a free port.
-    pub listen: Option<SocketAddr>,
-    /// Addresses that lead to this machine but belong to none of its interfaces, such as a router's forwarded port.
-    pub advertise: Vec<SocketAddr>,
-    /// A plan to carry out instead of making one. Joiners must use its peers' names. A peer without a stage may be
-    /// absent.
-    pub plan: Option<Plan>,
-    /// The joiners' machines and links that are known without measuring, by their names.
-    pub known: Option<Known>,
-    /// The run directory; `None` for a new one under `runs/`, or for that of the run to resume.
-    pub directory: Option<PathBuf>,
-    /// The run or checkpoint to go on from.
-    pub resume: Option<Resume>,
-    /// The limits on who may join.
-    pub entry: Entry,
-}
-
-impl BrokerOptions {
-    /// A new run of these peers, in a new directory under `runs/`, that listens on every interface.
-    pub fn new(peers: Peers) -> Self {
-        Self {
-            peers,
-            listen: None,
-            advertise: Vec::new(),
-            plan: None,
-            known: None,
-            directory: None,
-            resume: None,
-            entry: Entry::default(),
-        }
-    }
-}
-
-/// The limits on who may join a run. By default, everybody with the ticket may.
-#[derive(Debug, Clone, Default)]
-pub struct Entry {
-    /// The time for which the ticket is valid; `None` for as long as the run goes on.
-    pub valid: Option<Duration>,
-    /// How many machines may join with the ticket; `None` for any number.
-    pub uses: Option<u32>,
-    /// A file with the only keys that may join; `None` for all.
-    pub allow: Option<PathBuf>,
-}
-
-/// The machines that take part in a run.
-#[derive(Debug, Clone)]
-pub enum Peers {
-    /// This number of joiners, on any machines.
-    Joiners(usize),
-    /// Processes that the broker starts on this machine.
-    Local(Vec<LocalPeer>),
-    /// A process on this machine for each device that the plan uses, with the testbed's links emulated between them.
-    /// Each computes with one thread.
-    Emulated {
-        /// Devices and links.
-        testbed: Cluster,
-        /// The backend of devices that name none.
-        backend: String,
-    },
-}
-
-impl Peers {
-    /// The largest number of peers.
-    pub fn count(&self) -> usize {
-        match self {
-            Self::Joiners(count) => *count,
-            Self::Local(peers) => peers.len(),
-            Self::Emulated { testbed, .. } => testbed.devices().len(),
-        }
-    }
-}
+use crate::model::models;
 
 /// Conducts a run from the first joiner to the last step.
 ///
@@ -220,115 +143,6 @@ fn settle_micro_batch(job: &mut Job, plan: Option<&Plan>, resume: Option<&Resume
         job.train.micro_batch = Choice::made(size);
     }
     Ok(())
-}
-
-/// The way in which a run gets its plan.
-enum Course {
-    /// The plan is made.
-    Start(Planned),
-    /// Joiners first measure their machines and links.
-    Measure {
-        count: usize,
-        /// The models that the planner chooses from.
-        models: Vec<Model>,
-        /// A given plan, whose codecs follow the measured links.
-        given: Option<Planned>,
-        /// The machines and links that the user describes. They count more than measurements.
-        known: Option<Known>,
-    },
-}
-
-impl Course {
-    fn new(
-        job: &Job,
-        mut models: Vec<Model>,
-        plan: Option<Plan>,
-        peers: &Peers,
-        known: Option<Known>,
-    ) -> Result<Self, NodeError> {
-        let given = match plan {
-            Some(plan) => {
-                check_given(&plan, job, &models[0], peers)?;
-                Some(Planned::new(job, models.swap_remove(0), plan))
-            }
-            None => None,
-        };
-        Ok(match (peers, given) {
-            (Peers::Joiners(count), given) if known.is_some() || must_measure(job, given.is_some()) => {
-                Self::Measure { count: *count, models, given, known }
-            }
-            (Peers::Emulated { testbed, .. }, Some(given)) => Self::Start(place(given, testbed)?.prepared()?),
-            (Peers::Emulated { testbed, .. }, None) => Self::Start(plan_for(job, models, testbed)?),
-            (_, Some(given)) => Self::Start(given.prepared()?),
-            (peers, None) => Self::Start(plan_blind(job, models.swap_remove(0), peers.count())?.prepared()?),
-        })
-    }
-
-    /// The joiners that the run waits for.
-    fn places(&self) -> ExpectedPeers {
-        match self {
-            Self::Start(planned) | Self::Measure { given: Some(planned), .. } if planned.named => {
-                ExpectedPeers::Named(planned.plan.peers.clone())
-            }
-            Self::Start(planned) => ExpectedPeers::Any(planned.plan.peers.len()),
-            Self::Measure { count, .. } => ExpectedPeers::Any(*count),
-        }
-    }
-
-    /// The Programs by which joiners measure operators of the job's models.
-    fn samples(&self, job: &Job) -> Vec<Program> {
-        match self {
-            Self::Start(_) => Vec::new(),
-            Self::Measure { given: Some(given), .. } => samples(std::slice::from_ref(&given.model), job.train.batch),
-            Self::Measure { models, .. } => samples(models, job.train.batch),
-        }
-    }
-
-    /// The planner that makes the run's plans.
-    fn planner(self, job: &Job) -> Result<Planner, NodeError> {
-        Ok(match self {
-            // Later plans are for the same machines, or for those that are left of them.
-            Self::Start(first) => Planner {
-                job: first.job.clone(),
-                models: vec![first.model.clone()],
-                testbed: first.cluster.clone(),
-                first: Some(first),
-                given: None,
-                known: None,
-            },
-            Self::Measure { models, given, known, .. } => {
-                let mut models = models;
-                models.extend(given.as_ref().map(|g| g.model.clone()).filter(|_| models.is_empty()));
-                Planner { job: job.clone(), models, first: None, given, testbed: None, known }
-            }
-        })
-    }
-}
-
-fn check_given(plan: &Plan, job: &Job, model: &Model, peers: &Peers) -> Result<(), NodeError> {
-    plan.validate(&model.forward)?;
-    let count = peers.count();
-    if plan.peers.len() != count && !matches!(peers, Peers::Emulated { .. }) {
-        return Err(NodeError::input(format!("the plan is for {}, not {count}", counted(plan.peers.len(), "peer"))));
-    }
-    if plan.micro_batches != job.micro_batches() {
-        return Err(NodeError::input(format!(
-            "the plan is for {} a step, the job has {}; plan anew",
-            counted(plan.micro_batches, "micro-batch"),
-            job.micro_batches()
-        )));
-    }
-    Ok(())
-}
-
-/// Whether the joiners must be measured, for the plan or for its codecs. A single joiner is measured, too, because it
-/// offloads tensors that its memory cannot hold.
-fn must_measure(job: &Job, given: bool) -> bool {
-    let planner = match job.plan.scheduler {
-        Some(Scheduler::EqualNumber | Scheduler::EqualCompute) => false,
-        Some(Scheduler::OpFence | Scheduler::Exact) | None => true,
-    };
-    job.compression.needs_links() || (planner && !given)
 }
 
 /// The parts of a run that exist before its first joiner.
