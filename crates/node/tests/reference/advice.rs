@@ -64,7 +64,7 @@ impl Advice {
             advice.lines.push(Vec::new());
         }
         advice.lines.extend(rule(&hint).map(instead));
-        for lead in ["it is one of ", "the sites are ", "there are ", "the table has ", "write "] {
+        for lead in ["it is one of ", "the sites are ", "there are ", "has all GPUs, such as ", "write "] {
             let Some((_, list)) = hint.split_once(lead) else { continue };
             let items = list.split(';').next().unwrap_or_default().split(", ").filter(|item| is_value(item));
             advice.list.extend(items.map(|item| instead(item.to_owned())));

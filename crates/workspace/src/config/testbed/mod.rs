@@ -11,7 +11,7 @@ use fusionllm_graph::units::counted;
 use fusionllm_plan::{Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
 
 use super::files::Files;
-use super::gpus::{GPUS, PRODUCTS};
+use super::gpus;
 use super::quantity::{RATE, SIZE, TIME};
 use super::reader::{self, JobError, Section, suggest};
 
@@ -338,14 +338,20 @@ fn device(
 /// The speed and memory of a device: from the table of GPUs, or from its settings.
 fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
     let positive = |key| section.number(key, "above 0", |x| x > 0.0);
-    let gpus: Vec<&str> = GPUS.iter().map(|g| g.name).collect();
-    let lead = "or give tflops, memory_bandwidth and memory; the table has";
-    if let Some(gpu) = section.name_among("gpu", &gpus, lead)? {
-        let known = GPUS.iter().find(|g| g.name.eq_ignore_ascii_case(gpu)).ok_or_else(|| {
-            section.error("gpu", format!("`device.gpu`: no GPU \"{gpu}\" is in the table"), suggest(gpu, &gpus, lead))
-        })?;
+    if let Some(written) = section.name_among("gpu", &[gpus::EXAMPLE], gpus::LEAD)? {
+        let gpu =
+            gpus::find(written).map_err(|e| section.error("gpu", format!("`device.gpu`: {}", e.message), e.hint))?;
         let efficiency = section.number("efficiency", "above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?;
-        return Ok(known.device(name, efficiency.unwrap_or(PRODUCTS)));
+        let memory = match (gpu.memory(), section.quantity("memory", &SIZE, true)?) {
+            (_, Some(given)) => given as u64,
+            (Some(own), None) => own,
+            (None, None) => {
+                section.misspelt(&["memory"])?;
+                let message = format!("`device.gpu`: {} shares the memory of its machine", gpu.name);
+                return Err(section.error("gpu", message, "write memory = \"16 GiB\" beside it"));
+            }
+        };
+        return Ok(gpu.device(name, efficiency.unwrap_or(gpus::PRODUCTS), memory));
     }
     let tflops = positive("tflops")?;
     let convolution = positive("convolution_tflops")?;

@@ -75,9 +75,21 @@ fn a_testbed_describes_devices_and_links() {
 
 #[test]
 fn errors_name_the_place_in_the_file() {
-    assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"RTX 308\""), @r#"
-    t.toml:6:7: `device.gpu`: no GPU "RTX 308" is in the table
-    hint: did you mean "RTX 3080"? or give tflops, memory_bandwidth and memory; the table has "GTX 1080 Ti", "P100", "V100", "T4", "RTX 2070", "RTX 2080", "RTX 2080 Ti", "RTX 3060", "RTX 3070", "RTX 3080", "RTX 3090", "A10", "A40", "RTX A6000", "A100 40GB", "A100 80GB", "RTX 4060", "RTX 4070", "RTX 4080", "RTX 4090", "L4", "L40S", "RTX 5090", "H100 PCIe", "H100 SXM", "H200", "RX 7900 XTX", "MI250X die", "MI300X"
+    assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"RTX 3080 XT\""), @r#"
+    t.toml:6:7: `device.gpu`: no GPU "RTX 3080 XT" is in the table
+    hint: did you mean "RTX 3080", "RTX 3080 12GB", "RTX 3080 Ti", "RTX 3080 Laptop 8GB", "RTX 3080 Laptop 16GB" or "RTX 3080 Ti Laptop"? docs/gpus.md has all GPUs; for another, give tflops, memory_bandwidth and memory instead
+    "#);
+    assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"A100\""), @r#"
+    t.toml:6:7: `device.gpu`: "A100" stands for several GPUs
+    hint: write gpu = "A100 40GB", "A100 80GB" or "A100 80GB PCIe"
+    "#);
+    assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"Apple M3 Max\""), @r#"
+    t.toml:6:7: `device.gpu`: M3 Max shares the memory of its machine
+    hint: write memory = "16 GiB" beside it
+    "#);
+    assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = 3080"), @r#"
+    t.toml:6:7: `device.gpu` takes a string, not 3080
+    hint: docs/gpus.md has all GPUs, such as "RTX 3080"
     "#);
     assert_snapshot!(error("rate = \"1 Gbps\"", "rate = \"1 Gpbs\""), @r#"
     t.toml:20:8: `site.rate`: there is no unit "Gpbs" of a rate
@@ -123,6 +135,22 @@ fn errors_name_the_place_in_the_file() {
     t.toml: there are no devices
     hint: describe each machine in a table [[device]] with a name and a gpu
     "#);
+}
+
+#[test]
+fn a_gpu_without_memory_of_its_own_takes_that_of_the_file() {
+    let device = |gpu: &str| {
+        let cluster = testbed(&HOME_AND_LAB.replacen("gpu = \"RTX 3080\"", gpu, 1)).unwrap();
+        let device = &cluster.devices()[0];
+        (device.memory >> 30, device.host_link.is_some())
+    };
+    assert_eq!(
+        device("gpu = \"Apple M3 Max\"\nmemory = \"36 GiB\""),
+        (36, false),
+        "there is no other memory to offload to"
+    );
+    assert_eq!(device("gpu = \"RTX 3080\"\nmemory = \"8 GiB\""), (8, true));
+    assert_eq!(device("gpu = \"NVIDIA GeForce RTX 3080\""), (10, true));
 }
 
 #[test]
