@@ -3,7 +3,6 @@
 
 pub(crate) mod simulation;
 pub(crate) mod stage;
-pub(crate) mod world;
 
 pub(crate) use fusionllm_graph::ChoiceRng;
 use fusionllm_graph::ops::Unary;

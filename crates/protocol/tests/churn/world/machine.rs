@@ -8,6 +8,7 @@ use fusionllm_protocol::{
     ComputeCommand, Follower, FollowerAction, FromPeer, MachineProfile, MemberId, PassReport, Role, Source, ToPeer,
 };
 
+use super::delays::Delay;
 use super::{Down, Event, World};
 
 /// The seconds of computing that a machine reports for a pass.
@@ -33,6 +34,8 @@ pub(super) struct Fetch {
 /// A machine with a peer's process.
 #[derive(Default)]
 pub(super) struct Machine {
+    /// Whether it has ever been there.
+    pub(super) joined: bool,
     pub(super) dead: bool,
     pub(super) asleep_until: f64,
     pub(super) cut_off_until: f64,
@@ -141,7 +144,7 @@ impl World {
                     machine.verdicts.clear();
                     machine.waiting = None;
                     let ends = machine.generation();
-                    let at = self.now + self.delay(0.2);
+                    let at = self.now + self.delay(Delay::End, m);
                     self.at(at, Event::Ended(m, ends));
                 }
                 FollowerAction::Forget { step } => drop(self.machines[m].vault.remove(&step)),
@@ -168,16 +171,16 @@ impl World {
                     }
                 }
                 FollowerAction::Fetch { from, step, keys } => {
-                    let at = self.now + self.delay(0.3);
+                    let at = self.now + self.delay(Delay::Fetch, m);
                     self.at(at, Event::Fetch(m, generation, Fetch { from, step, keys, copy: false }, self.now));
                 }
                 FollowerAction::Copy { of, step, keys, .. } => {
-                    let at = self.now + self.delay(1.0);
+                    let at = self.now + self.delay(Delay::Copy, m);
                     self.at(at, Event::Fetch(m, generation, Fetch { from: of, step, keys, copy: true }, self.now));
                 }
                 FollowerAction::Connect { with } => {
                     for member in with {
-                        let at = self.now + self.delay(0.1);
+                        let at = self.now + self.delay(Delay::Connect, m);
                         self.at(at, Event::Connected(m, generation, member));
                     }
                 }
@@ -214,7 +217,7 @@ impl World {
         let contents: Vec<(TensorKey, u64)> =
             keys.iter().map(|key| (key.clone(), self.machines[holder].vault[&step][key])).collect();
         for (key, content) in contents {
-            assert_eq!(content, step, "{key} of the cut of step {step}");
+            assert_eq!(content, step, "a tensor is not of the cut that was asked for\n{key}");
             if copy {
                 if self.machines[m].follower.wants_copy(generation, step, from) {
                     self.machines[m].vault.entry(step).or_default().insert(key, content);
@@ -282,7 +285,7 @@ impl World {
         let slower = self.machines[m].slower.unwrap_or(1.0);
         let report = PassReport { compute_s: COMPUTE_S * slower, ..PassReport::default() };
         self.tell(m, FromPeer::PassDone { pass, report });
-        let at = self.now + self.delay(0.3);
+        let at = self.now + self.delay(Delay::Work, m);
         // A machine that is as fast as at the start does its work between messages.
         self.machines[m].busy_until = self.now + COMPUTE_S * (slower - 1.0);
         self.at(at, Event::Work(m));
@@ -298,7 +301,7 @@ impl World {
         let actions = machine.follower.cut_taken(role.generation, step);
         self.follow(m, actions);
         if save && self.machines[m].connected {
-            let (at, connection) = (self.arrival(m, 0, 2.0), self.machines[m].connection);
+            let (at, connection) = (self.arrival(m, 0, Delay::Save), self.machines[m].connection);
             self.at(at, Event::Saved(m, connection, step, tensors));
         }
     }
