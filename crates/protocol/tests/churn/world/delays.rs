@@ -3,11 +3,10 @@
 //! The delays of each kind and machine are a sequence of their own. So a fault that is left out of a scenario does not
 //! change the delays of everything after it, and a scenario that is shrunk goes on failing in the same way.
 
-use std::collections::BTreeMap;
-
 use fusionllm_graph::CounterRng;
 
-/// Something that takes time.
+/// Something that takes time. A new kind goes to the end, because its place is part of what the random numbers of
+/// committed scenarios are drawn from.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Delay {
     /// A machine starts its process.
@@ -65,20 +64,22 @@ impl Delay {
 pub(super) struct Delays {
     rng: CounterRng,
     /// The number of delays so far in each sequence.
-    drawn: BTreeMap<u64, u64>,
+    drawn: Vec<u64>,
 }
 
 impl Delays {
     pub(super) fn new(seed: u64) -> Self {
-        Self { rng: CounterRng::new(seed), drawn: BTreeMap::new() }
+        Self { rng: CounterRng::new(seed), drawn: Vec::new() }
     }
 
     /// The next delay of a machine, in seconds.
     pub(super) fn next(&mut self, delay: Delay, m: usize) -> f64 {
-        let drawn = self.drawn.entry(sequence(delay, m)).or_default();
-        *drawn += 1;
-        let counter = *drawn;
-        self.draw(delay, m, counter)
+        let sequence = sequence(delay, m);
+        if self.drawn.len() <= sequence {
+            self.drawn.resize(sequence + 1, 0);
+        }
+        self.drawn[sequence] += 1;
+        self.draw(delay, m, self.drawn[sequence])
     }
 
     /// The delay of something that begins at this time, whatever came before.
@@ -87,13 +88,13 @@ impl Delays {
     }
 
     fn draw(&self, delay: Delay, m: usize, counter: u64) -> f64 {
-        let thousandths = 1 + self.rng.block(counter, sequence(delay, m))[0] % 1000;
+        let thousandths = 1 + self.rng.block(counter, sequence(delay, m) as u64)[0] % 1000;
         delay.most() * f64::from(thousandths) / 1000.0
     }
 }
 
-fn sequence(delay: Delay, m: usize) -> u64 {
-    (delay as u64) << 32 | m as u64
+fn sequence(delay: Delay, m: usize) -> usize {
+    m << 5 | delay as usize
 }
 
 #[test]

@@ -35,7 +35,7 @@ impl World {
             }
             Fault::Slow(m, times) => self.machines[m].slower = Some(times),
             Fault::Join(m) => self.start_machine(m),
-            Fault::Pause(seconds) => self.broker_paused_until = self.now + seconds,
+            Fault::Pause(seconds) => self.broker_paused_until = self.broker_paused_until.max(self.now + seconds),
             Fault::Restart(seconds) => self.broker_dies(seconds),
             Fault::Interrupt => {
                 let actions = self.run.interrupt(self.now);

@@ -60,6 +60,24 @@ enum Event {
     HangUp(usize, u32),
 }
 
+impl Event {
+    /// The machine on which it happens, unless it happens at the broker.
+    fn machine(&self) -> Option<usize> {
+        match self {
+            Self::Dial(m)
+            | Self::Down(m, _)
+            | Self::Heartbeat(m)
+            | Self::Ended(m, _)
+            | Self::Loaded(m, ..)
+            | Self::Connected(m, ..)
+            | Self::Fetch(m, ..)
+            | Self::Orphaned(m, _)
+            | Self::Work(m) => Some(*m),
+            _ => None,
+        }
+    }
+}
+
 /// A message from the broker on a connection.
 #[derive(Debug, Clone)]
 enum Down {
@@ -140,8 +158,12 @@ pub(crate) fn live(scenario: &Scenario) -> History {
 impl World {
     fn at(&mut self, time: f64, event: Event) {
         self.serial += 1;
-        // The time is rounded up, because a time that has come must not come again.
-        self.events.insert(((time.max(self.now) * 1e6).ceil() as u64, self.serial), event);
+        self.events.insert((self.micros(time), self.serial), event);
+    }
+
+    /// The time is rounded up, because a time that has come must not come again.
+    fn micros(&self, time: f64) -> u64 {
+        (time.max(self.now) * 1e6).ceil() as u64
     }
 
     fn trace(&self, what: &impl std::fmt::Debug) {
@@ -163,12 +185,16 @@ impl World {
 
     fn live(&mut self) {
         while self.history.finished.is_none() && self.history.failed.is_none() {
-            let ((micros, _), event) = self.events.pop_first().unwrap();
+            let ((micros, serial), event) = self.events.pop_first().unwrap();
             self.now = micros as f64 / 1e6;
             let stuck = self.now > 3000.0 || self.serial > 3_000_000;
             assert!(!stuck, "the run has not ended after {} s\n{:?}\n{:?}", self.now, self.history, self.run);
             self.trace(&event);
-            self.happen(event);
+            match self.waits_until(&event) {
+                // It keeps its number, so that messages of a lane keep their order however often they wait.
+                Some(later) => drop(self.events.insert((self.micros(later), serial), event)),
+                None => self.happen(event),
+            }
         }
     }
 
@@ -177,30 +203,20 @@ impl World {
         self.machines[machine].asleep_until
     }
 
-    fn happen(&mut self, event: Event) {
-        let of_machine = match &event {
-            Event::Dial(m)
-            | Event::Down(m, _)
-            | Event::Heartbeat(m)
-            | Event::Ended(m, _)
-            | Event::Loaded(m, ..)
-            | Event::Connected(m, ..)
-            | Event::Fetch(m, ..)
-            | Event::Orphaned(m, _)
-            | Event::Work(m) => Some(*m),
-            _ => None,
+    /// The time until which an event must wait, because its machine sleeps or the broker stands still.
+    fn waits_until(&self, event: &Event) -> Option<f64> {
+        let until = match (event.machine(), event) {
+            (Some(m), _) if self.machines[m].dead => return None,
+            (Some(m), _) => self.machines[m].asleep_until,
+            (None, Event::Fault(_) | Event::Reborn) => return None,
+            (None, _) => self.broker_paused_until,
         };
-        if let Some(m) = of_machine {
-            if self.machines[m].dead {
-                return;
-            }
-            if self.awake(m) > self.now + 1e-6 {
-                let later = self.awake(m);
-                return self.at(later, event);
-            }
-        } else if !matches!(event, Event::Fault(_) | Event::Reborn) && self.broker_paused_until > self.now + 1e-6 {
-            let later = self.broker_paused_until;
-            return self.at(later, event);
+        (until > self.now + 1e-6).then_some(until)
+    }
+
+    fn happen(&mut self, event: Event) {
+        if event.machine().is_some_and(|m| self.machines[m].dead) {
+            return;
         }
         match event {
             Event::Tick if self.broker_dead => self.at(self.now + 0.25, Event::Tick),
