@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::Path;
 
-use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::units::counted;
 use fusionllm_graph::{Graph, GraphError, Node, Phase, TensorType, ValueId, ValueKind, autodiff};
 use fusionllm_import::ImportOptions;
@@ -315,9 +314,8 @@ fn kept(graph: &Graph) -> BTreeMap<ValueId, usize> {
                 if producer.phase != Phase::Forward {
                     break;
                 }
-                let cost = producer.op.cost(&graph.types(&producer.inputs), &graph.types(&producer.outputs));
                 match producer.inputs.as_slice() {
-                    [viewed] if cost.class == OpClass::View => v = *viewed,
+                    [viewed] if producer.op.view().is_some() => v = *viewed,
                     _ => {
                         kept.insert(v, graph.ty(v).bytes());
                         break;

@@ -70,15 +70,10 @@ enum Class {
 fn class(op: &Op) -> Class {
     match op {
         Op::Matmul(_) | Op::Linear(_) | Op::Conv2d(_) | Op::ScaledDotProductAttention(_) => Class::Narrow,
-        Op::Reshape(_)
-        | Op::Permute(_)
-        | Op::Expand(_)
-        | Op::Slice(_)
-        | Op::SliceBackward(_)
-        | Op::Split(_)
+        _ if op.view().is_some() => Class::Follow,
+        Op::SliceBackward(_)
         | Op::Cat(_)
         | Op::Flip(_)
-        | Op::Detach(_)
         | Op::ConstantPad(_)
         | Op::Gelu(_)
         | Op::Dropout(_)

@@ -1,6 +1,6 @@
 //! The facts about an imported model's loss that training needs.
 
-use fusionllm_graph::ops::{Compare, CrossEntropy};
+use fusionllm_graph::ops::{Compare, CrossEntropy, View};
 use fusionllm_graph::{Builder, Graph, GraphError, Node, Op, ValueKind};
 
 /// If the loss is a single cross-entropy whose targets are known, adds the output `correct`: the number of targets with
@@ -33,10 +33,9 @@ pub(crate) fn targets(graph: &Graph) -> Option<(String, i64)> {
     loop {
         match &graph.value(value).kind {
             ValueKind::Input => return Some((graph.value(value).name.clone(), ignore_index)),
-            ValueKind::Result { node, .. } => match &graph.node(*node).op {
-                Op::Reshape(_) | Op::Permute(_) => value = graph.node(*node).inputs[0],
-                _ => return None,
-            },
+            ValueKind::Result { node, .. } if graph.node(*node).op.view() == Some(View::Whole) => {
+                value = graph.node(*node).inputs[0];
+            }
             _ => return None,
         }
     }

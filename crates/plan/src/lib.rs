@@ -25,7 +25,7 @@ pub use compile::{NodeStages, compile, compile_forward};
 pub use cost::{
     Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,
     HOST_LINK_RATE, HeldTensor, Link, Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates,
-    Route, Site, UplinkId, Work, congestion, is_view, message_bytes, node_signature, signature, work_units,
+    Route, Site, UplinkId, Work, congestion, message_bytes, node_signature, signature, work_units,
 };
 pub use error::PlanError;
 pub use offload::PeerOffload;

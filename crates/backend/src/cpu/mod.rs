@@ -188,15 +188,9 @@ fn run(op: &Op, inputs: Vec<Array>, outputs: &[TensorType]) -> Ran {
 
 /// Whether an operator computes floats, rather than moving elements or converting them.
 fn computes(op: &Op) -> bool {
-    !matches!(
+    let moves = matches!(
         op,
-        Op::Detach(_)
-            | Op::Reshape(_)
-            | Op::Permute(_)
-            | Op::Expand(_)
-            | Op::Slice(_)
-            | Op::Split(_)
-            | Op::Flip(_)
+        Op::Flip(_)
             | Op::SliceBackward(_)
             | Op::Cat(_)
             | Op::ConstantPad(_)
@@ -213,7 +207,8 @@ fn computes(op: &Op) -> bool {
             | Op::IndexPut(_)
             | Op::TopK(_)
             | Op::Sort(_)
-    )
+    );
+    op.view().is_none() && !moves
 }
 
 /// Runs an operator with `f32` in place of half precision.
@@ -281,3 +276,60 @@ macro_rules! with_float {
 }
 
 use with_float;
+
+#[cfg(all(test, feature = "conformance"))]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    use fusionllm_graph::ops::View;
+
+    use super::*;
+    use crate::conformance::cases;
+
+    /// The elements of the first operand that the results show, if all results share its memory.
+    fn shown(op: &Op, operands: &[Array], outputs: &[TensorType]) -> Option<View> {
+        let results = run(op, operands.to_vec(), outputs).unwrap();
+        let memory = |x: &Array| x.memory::<u8>().as_ptr();
+        let of_first = |x: &Array| memory(x) == memory(&operands[0]);
+        let kind = |x: &Array| match places(x) {
+            places if places.iter().collect::<BTreeSet<_>>().len() < operands[0].numel() => View::Part,
+            places if places.len() > operands[0].numel() => View::Repeated,
+            _ => View::Whole,
+        };
+        results.iter().map(|x| of_first(x).then(|| kind(x))).reduce(both).flatten()
+    }
+
+    /// The places of a tensor's elements in memory.
+    fn places(x: &Array) -> Vec<isize> {
+        let mut places = vec![x.start as isize];
+        for (&size, &stride) in x.shape.iter().zip(&x.strides) {
+            places = places.iter().flat_map(|at| (0..size as isize).map(move |i| at + i * stride)).collect();
+        }
+        places
+    }
+
+    /// An operator that shows all elements in some cases is a view of a part if it shows a part in others.
+    fn both(a: Option<View>, b: Option<View>) -> Option<View> {
+        a.zip(b).map(|(a, b)| if a as u8 > b as u8 { a } else { b })
+    }
+
+    /// A plan counts no work for views. An operator is one exactly if its results share memory in every case.
+    #[test]
+    fn views_are_the_results_that_share_memory() {
+        let mut found: BTreeMap<&str, (Option<View>, Option<View>)> = BTreeMap::new();
+        for case in cases().unwrap().iter().filter(|case| !case.fails && !case.operands.is_empty()) {
+            let operands = case.arrays(DType::F32).into_iter().map(|a| Array::from_host(&a.to_host().unwrap()));
+            let operands: Vec<Array> = operands.collect();
+            let types: Vec<TensorType> = operands.iter().map(Array::ty).collect();
+            let outputs = case.op.infer(&types.iter().collect::<Vec<_>>()).unwrap();
+            if types.iter().chain(&outputs).all(|ty| ty.numel() > 0) {
+                let view = shown(&case.op, &operands, &outputs);
+                let (_, known) = found.entry(case.op.variant()).or_insert((case.op.view(), view));
+                *known = both(*known, view);
+            }
+        }
+        for (operator, (declared, found)) in found {
+            assert_eq!(declared, found, "{operator}");
+        }
+    }
+}

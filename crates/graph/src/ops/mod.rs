@@ -1,7 +1,7 @@
 //! Operators, named as in PyTorch's ATen: their attributes, shape rules and costs.
 //!
 //! To add an operator:
-//! 1. Write its attributes, its shape rule and its cost in the file of its family here.
+//! 1. Write its attributes, its shape rule, its cost and whether it makes views in the file of its family here.
 //! 2. Add its name to the table below.
 //! 3. Write its gradient, its decomposition or both in the file of the same name in `rules/`.
 //! 4. Add a kernel to each backend, unless it has a decomposition: every backend runs those without a kernel.
@@ -43,7 +43,7 @@ pub use loss::{CrossEntropy, CrossEntropyBackward};
 pub use normalization::{
     BatchNorm, BatchNormInputGrad, BatchNormWeightGrad, LayerNorm, LayerNormInputGrad, LayerNormWeightGrad,
 };
-pub use operator::{Cost, OpClass, Operator};
+pub use operator::{Cost, OpClass, Operator, View};
 pub use optimizer::{AdamwStep, SgdStep, SquaredNorm};
 pub use pooling::{
     AdaptiveAvgPool2d, AdaptiveAvgPool2dBackward, AvgPool2d, AvgPool2dBackward, MaxPool2d, MaxPool2dBackward,
@@ -146,6 +146,11 @@ impl Op {
         let outputs = self.operator().infer(inputs)?;
         outputs.iter().try_for_each(|t| t.check().map(drop).map_err(|e| format!("its result: {e}")))?;
         Ok(outputs)
+    }
+
+    /// Which elements of its operand each result shows, if the results are views.
+    pub fn view(&self) -> Option<View> {
+        self.operator().view()
     }
 
     /// The work for operands and results of these types.

@@ -12,10 +12,29 @@ pub trait Operator {
     /// The types of the results, or the requirement that the operands fail. Never panics, whatever the operands.
     fn infer(&self, inputs: &[&TensorType]) -> Result<Vec<TensorType>, String>;
 
-    /// The work on any device. By default memory-bound, with one operation per result element.
-    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
-        Cost::memory(elements(outputs), inputs, outputs)
+    /// Which elements of its operand each result shows, if the results are views.
+    fn view(&self) -> Option<View> {
+        None
     }
+
+    /// The work on any device. By default memory-bound, with one operation per result element. Views count as no work.
+    fn cost(&self, inputs: &[&TensorType], outputs: &[&TensorType]) -> Cost {
+        match self.view() {
+            Some(_) => Cost { flops: 0.0, bytes: 0.0, class: OpClass::View },
+            None => Cost::memory(elements(outputs), inputs, outputs),
+        }
+    }
+}
+
+/// A result that shares the memory of the only operand. It differs in how elements are addressed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum View {
+    /// Each element of the operand once.
+    Whole,
+    /// Each element, some of them more than once.
+    Repeated,
+    /// Some of the elements.
+    Part,
 }
 
 /// The number of elements of all these tensors. A node may name one operand many times, so no integer is sure to hold
@@ -34,8 +53,7 @@ pub enum OpClass {
     Convolution,
     /// Limited by memory traffic.
     Memory,
-    /// Operators that change how elements are addressed and move few or none of them. To repeat them is cheaper than to
-    /// send their results.
+    /// Operators whose results are [views](super::View).
     View,
 }
 
@@ -60,10 +78,5 @@ impl Cost {
     /// The cost of a memory-bound operator.
     pub fn memory(flops: f64, inputs: &[&TensorType], outputs: &[&TensorType]) -> Self {
         Self::new(OpClass::Memory, flops, inputs, outputs)
-    }
-
-    /// The cost of a view: counted as no work.
-    pub fn view() -> Self {
-        Self { flops: 0.0, bytes: 0.0, class: OpClass::View }
     }
 }

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::check::{args, broadcast_shapes, checked_numel, ensure, ensure_dim, ensure_same_dtype};
-use super::operator::{Cost, Operator};
+use super::operator::{Cost, Operator, View};
 use crate::{DType, TensorType};
 
 /// The same elements in row-major order, with another shape.
@@ -24,8 +24,8 @@ impl Operator for Reshape {
         Ok(vec![TensorType::new(x.dtype, self.shape.clone())])
     }
 
-    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
-        Cost::view()
+    fn view(&self) -> Option<View> {
+        Some(View::Whole)
     }
 }
 
@@ -51,8 +51,8 @@ impl Operator for Permute {
         Ok(vec![TensorType::new(x.dtype, self.dims.iter().map(|&d| x.shape[d]).collect::<Vec<_>>())])
     }
 
-    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
-        Cost::view()
+    fn view(&self) -> Option<View> {
+        Some(View::Whole)
     }
 }
 
@@ -76,8 +76,8 @@ impl Operator for Expand {
         Ok(vec![TensorType::new(x.dtype, self.shape.clone())])
     }
 
-    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
-        Cost::view()
+    fn view(&self) -> Option<View> {
+        Some(View::Repeated)
     }
 }
 
@@ -95,8 +95,8 @@ impl Operator for Detach {
         Ok(vec![x.clone()])
     }
 
-    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
-        Cost::view()
+    fn view(&self) -> Option<View> {
+        Some(View::Whole)
     }
 }
 
@@ -129,8 +129,8 @@ impl Operator for Slice {
         Ok(vec![TensorType::new(x.dtype, shape)])
     }
 
-    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
-        Cost::view()
+    fn view(&self) -> Option<View> {
+        Some(View::Part)
     }
 }
 
@@ -220,8 +220,8 @@ impl Operator for Split {
             .collect())
     }
 
-    fn cost(&self, _inputs: &[&TensorType], _outputs: &[&TensorType]) -> Cost {
-        Cost::view()
+    fn view(&self) -> Option<View> {
+        Some(View::Part)
     }
 }
 

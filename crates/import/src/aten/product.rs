@@ -130,7 +130,7 @@ fn einsum(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let order = order.ok_or_else(|| format!("its equation {text:?} has an output label that no operand has"))?;
     if let ([tensor], []) = (&a.tensors("tensors")?[..], &gone[..]) {
         // Without a product or a sum, the result is a view.
-        return Ok(vec![Output::View(*tensor, vec![Step::Op(Permute { dims: order }.into())])]);
+        return Ok(vec![Output::View(*tensor, vec![Step::Permute(Permute { dims: order })])]);
     }
     one(c.permute(value, &order)?)
 }

@@ -14,10 +14,10 @@ fn elements_at(c: &mut Context<'_>, a: &Call<'_>, shape: Vec<usize>, positions: 
     let numel = c.ty(x).numel();
     let mut steps = Vec::new();
     if positions.len() != numel || positions.iter().enumerate().any(|(i, at)| i as i64 != *at) {
-        steps.push(Step::Op(Reshape { shape: vec![numel] }.into()));
+        steps.push(Step::Reshape(Reshape { shape: vec![numel] }));
         steps.push(Step::At { dim: 0, positions: c.positions(positions)? });
     }
-    steps.push(Step::Op(Reshape { shape }.into()));
+    steps.push(Step::Reshape(Reshape { shape }));
     Ok(vec![Output::View(a.first_tensor()?, steps)])
 }
 
@@ -83,8 +83,8 @@ pub(super) fn unfold(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     dims.push(dim + 1);
     let steps = vec![
         Step::At { dim, positions: c.positions(&at)? },
-        Step::Op(Reshape { shape: split }.into()),
-        Step::Op(Permute { dims }.into()),
+        Step::Reshape(Reshape { shape: split }),
+        Step::Permute(Permute { dims }),
     ];
     Ok(vec![Output::View(a.first_tensor()?, steps)])
 }

@@ -1,7 +1,7 @@
 //! Views: results that share the memory of their operand.
 
 use fusionllm_graph::ops::{Expand, Permute, Reshape, Slice};
-use fusionllm_graph::{Op, TensorType};
+use fusionllm_graph::TensorType;
 
 use super::entry::{entries, one};
 use super::strided::{as_strided, diagonal, unfold};
@@ -56,12 +56,7 @@ entries! {
 }
 
 fn as_reshape(shape: Vec<usize>) -> Vec<Step> {
-    steps([Reshape { shape }])
-}
-
-/// Steps that are operators.
-fn steps<T: Into<Op>>(ops: impl IntoIterator<Item = T>) -> Vec<Step> {
-    ops.into_iter().map(|op| Step::Op(op.into())).collect()
+    vec![Step::Reshape(Reshape { shape })]
 }
 
 /// A view of `self`.
@@ -186,12 +181,12 @@ fn transpose(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     if rank > 0 {
         dims.swap(i, j);
     }
-    view_of_self(a, steps([Permute { dims }]))
+    view_of_self(a, vec![Step::Permute(Permute { dims })])
 }
 
 fn reversed(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
-    view_of_self(a, steps([Permute { dims: (0..c.rank(x)).rev().collect() }]))
+    view_of_self(a, vec![Step::Permute(Permute { dims: (0..c.rank(x)).rev().collect() })])
 }
 
 fn swap_last(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
@@ -202,14 +197,14 @@ fn swap_last(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     }
     let mut dims: Vec<usize> = (0..rank).collect();
     dims.swap(rank - 1, rank - 2);
-    view_of_self(a, steps([Permute { dims }]))
+    view_of_self(a, vec![Step::Permute(Permute { dims })])
 }
 
 fn permute(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let rank = c.rank(x);
     let dims = a.ints("dims")?.into_iter().map(|d| wrap(d, rank)).collect::<Result<Vec<_>>>()?;
-    view_of_self(a, steps([Permute { dims }]))
+    view_of_self(a, vec![Step::Permute(Permute { dims })])
 }
 
 fn movedim(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
@@ -222,7 +217,7 @@ fn movedim(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
         .map(|d| to.iter().position(|t| *t == d).and_then(|i| from.get(i).copied()).or_else(|| rest.next()))
         .collect();
     let dims = dims.ok_or("its source and destination dimensions do not match")?;
-    view_of_self(a, steps([Permute { dims }]))
+    view_of_self(a, vec![Step::Permute(Permute { dims })])
 }
 
 /// Replaces each -1 in a shape by the size that the dimension has.
@@ -241,13 +236,13 @@ fn expanded(shape: &[i64], ty: &TensorType) -> Result<Vec<usize>> {
 fn expand(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let x = a.value(c, "self")?;
     let shape = expanded(&a.ints("size")?, c.ty(x))?;
-    view_of_self(a, steps([Expand { shape }]))
+    view_of_self(a, vec![Step::Expand(Expand { shape })])
 }
 
 fn expand_as(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let other = a.value(c, "other")?;
     let shape = c.shape(other);
-    view_of_self(a, steps([Expand { shape }]))
+    view_of_self(a, vec![Step::Expand(Expand { shape })])
 }
 
 /// Views of all tensors, repeated to their common shape.
@@ -256,7 +251,7 @@ fn broadcast_tensors(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let shapes = all.iter().map(|t| c.read(*t).map(|v| c.shape(v))).collect::<Result<Vec<_>>>()?;
     let shapes: Vec<&[usize]> = shapes.iter().map(Vec::as_slice).collect();
     let shape = fusionllm_graph::ops::broadcast_shapes(&shapes)?;
-    Ok(all.into_iter().map(|t| Output::View(t, steps([Expand { shape: shape.clone() }]))).collect())
+    Ok(all.into_iter().map(|t| Output::View(t, vec![Step::Expand(Expand { shape: shape.clone() })])).collect())
 }
 
 /// Views of all axes, each repeated along the others.
@@ -274,8 +269,8 @@ fn meshgrid(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
     let grid = |(i, axis): (usize, TensorId)| {
         let mut along = vec![1; shape.len()];
         along[order[i]] = shape[order[i]];
-        let ops = [Op::from(Reshape { shape: along }), Expand { shape: shape.clone() }.into()];
-        Output::View(axis, steps(ops))
+        let expand = Expand { shape: shape.clone() };
+        Output::View(axis, vec![Step::Reshape(Reshape { shape: along }), Step::Expand(expand)])
     };
     Ok(axes.into_iter().enumerate().map(grid).collect())
 }
@@ -295,7 +290,7 @@ pub(super) fn select(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {
 /// The steps to one slice of a dimension, without that dimension.
 fn selection(dim: usize, at: usize, shape: Vec<usize>) -> Vec<Step> {
     let slice = Slice { dim, start: at, end: at + 1, step: 1 };
-    steps([Op::from(slice), Reshape { shape }.into()])
+    vec![Step::Slice(slice), Step::Reshape(Reshape { shape })]
 }
 
 /// The dimension and the index of `select`.
@@ -326,7 +321,7 @@ fn sliced(a: &Call<'_>, shape: &[usize]) -> Result<Slice> {
 
 fn slice_steps(shape: &[usize], slice: &Slice) -> Vec<Step> {
     let whole = slice.start == 0 && slice.step == 1 && slice.end == shape[slice.dim];
-    if whole { Vec::new() } else { steps([slice.clone()]) }
+    if whole { Vec::new() } else { vec![Step::Slice(slice.clone())] }
 }
 
 pub(super) fn slice(c: &mut Context<'_>, a: &Call<'_>) -> Result<Vec<Output>> {

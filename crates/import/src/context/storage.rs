@@ -8,8 +8,8 @@
 
 use std::collections::HashSet;
 
-use fusionllm_graph::ops::{Expand, IndexPut, IndexSelect, Permute, Slice};
-use fusionllm_graph::{DType, Op};
+use fusionllm_graph::DType;
+use fusionllm_graph::ops::{Expand, IndexPut, IndexSelect, Permute, Reshape, Slice};
 
 use super::{Context, MAX_POSITIONS, Result, Value};
 
@@ -44,8 +44,14 @@ pub(super) struct Storage {
 /// A step that computes a view from the tensor that it is a view of.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Step {
-    /// An operator that selects, orders or repeats elements.
-    Op(Op),
+    /// All elements, with another shape.
+    Reshape(Reshape),
+    /// All elements, with dimensions in another order.
+    Permute(Permute),
+    /// All elements, repeated.
+    Expand(Expand),
+    /// Some of the elements.
+    Slice(Slice),
     /// The slices of a dimension at these positions, a constant.
     At {
         /// The dimension.
@@ -95,7 +101,10 @@ impl Context<'_> {
 
     fn viewed(&mut self, base: Value, step: &Step) -> Result<Value> {
         match step {
-            Step::Op(op) => self.op(op.clone(), &[base]),
+            Step::Reshape(op) => self.op(op.clone(), &[base]),
+            Step::Permute(op) => self.op(op.clone(), &[base]),
+            Step::Expand(op) => self.op(op.clone(), &[base]),
+            Step::Slice(op) => self.op(op.clone(), &[base]),
             Step::At { dim, positions } => self.op(IndexSelect { dim: *dim }, &[base, *positions]),
         }
     }
@@ -214,9 +223,7 @@ impl Context<'_> {
         let (to, from) = (self.steps(written), self.steps(read));
         let common = to.iter().zip(&from).take_while(|(a, b)| a == b).count();
         let apart = match (to.get(common), from.get(common)) {
-            (Some(Step::Op(Op::Slice(a))), Some(Step::Op(Op::Slice(b)))) => {
-                a.dim == b.dim && (a.end <= b.start || b.end <= a.start)
-            }
+            (Some(Step::Slice(a)), Some(Step::Slice(b))) => a.dim == b.dim && (a.end <= b.start || b.end <= a.start),
             (None, None) => by_element,
             _ => false,
         };
@@ -278,21 +285,21 @@ impl Context<'_> {
     fn with_part_replaced(&mut self, whole: Value, step: &Step, part: Value) -> Result<Value> {
         let ty = self.ty(whole).clone();
         match step {
-            Step::Op(Op::Reshape(_)) => self.reshape(part, &ty.shape),
+            Step::Reshape(_) => self.reshape(part, &ty.shape),
             // An expansion may only add dimensions of size 1.
-            Step::Op(Op::Expand(Expand { shape })) if shape.iter().product::<usize>() == ty.numel() => {
+            Step::Expand(Expand { shape }) if shape.iter().product::<usize>() == ty.numel() => {
                 self.reshape(part, &ty.shape)
             }
-            Step::Op(Op::Permute(Permute { dims })) => {
+            Step::Permute(Permute { dims }) => {
                 let mut inverse = vec![0; dims.len()];
                 for (i, &d) in dims.iter().enumerate() {
                     inverse[d] = i;
                 }
                 self.permute(part, &inverse)
             }
-            Step::Op(Op::Slice(slice)) => self.slice_scatter(whole, part, slice),
+            Step::Slice(slice) => self.slice_scatter(whole, part, slice),
             Step::At { dim, positions } => self.with_slices_replaced(whole, *dim, *positions, part),
-            Step::Op(_) => Err("it writes through a view that repeats elements, which is not supported; \
+            Step::Expand(_) => Err("it writes through a view that repeats elements, which is not supported; \
                                 write to a copy (`clone`), or to the tensor before it is expanded"
                 .into()),
         }

@@ -4,9 +4,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use fusionllm_data::{Batch, Dataset, IGNORED};
+use fusionllm_graph::ops::View;
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
-use fusionllm_plan::is_view;
 use fusionllm_protocol::BatchId;
 
 use crate::NodeError;
@@ -168,11 +168,10 @@ fn indices(graph: &Graph) -> BTreeMap<String, Indices> {
             }
             _ => continue,
         };
-        // A loss that reads a part of its labels does not limit the others. So only reshapes and permutations may stand
-        // between such a loss and its input.
+        // A loss that reads a part of its labels does not limit the others. So only views of all labels may stand between
+        // such a loss and its input.
         while let Some(producer) = graph.producer(value).map(|n| graph.node(n))
-            && is_view(&producer.op, &graph.types(&producer.inputs), &graph.types(&producer.outputs))
-            && (ignored.is_none() || matches!(producer.op, Op::Reshape(_) | Op::Permute(_)))
+            && producer.op.view().is_some_and(|view| ignored.is_none() || view == View::Whole)
         {
             value = producer.inputs[0];
         }

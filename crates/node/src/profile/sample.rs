@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use fusionllm_graph::{Graph, Node, NodeId, Phase, TrainGraph, Value, ValueId, ValueKind};
-use fusionllm_plan::{Holding, Instruction, PeerId, Program, is_view, node_signature, signature};
+use fusionllm_plan::{Holding, Instruction, PeerId, Program, node_signature, signature};
 
 use crate::model::Model;
 
@@ -45,8 +45,7 @@ pub(super) fn sample(train: &TrainGraph, micro_batches: usize) -> Program {
     for id in graph.node_ids().rev() {
         let read = if chosen[id.index()] { &graph.node(id).inputs[..] } else { &[] };
         for maker in read.iter().filter_map(|v| graph.producer(*v)) {
-            let made = graph.node(maker);
-            chosen[maker.index()] |= is_view(&made.op, &graph.types(&made.inputs), &graph.types(&made.outputs));
+            chosen[maker.index()] |= graph.node(maker).op.view().is_some();
         }
     }
     // The bytes that one micro-batch keeps for backward.
@@ -117,16 +116,13 @@ fn assemble(nodes: BTreeMap<NodeId, Node>, value: impl Fn(ValueId) -> Value, mic
 pub(super) fn one_by_one(program: &Program) -> BTreeMap<String, Program> {
     let makers: HashMap<ValueId, NodeId> =
         program.nodes.iter().flat_map(|(id, node)| node.outputs.iter().map(|v| (*v, *id))).collect();
-    let types = |values: &[ValueId]| values.iter().map(|v| &program.values[v].ty).collect::<Vec<_>>();
     let alone = |id: NodeId| {
         let (mut nodes, mut open) = (BTreeMap::new(), vec![id]);
         while let Some(id) = open.pop() {
             let node = &program.nodes[&id];
             // A view cannot be replaced by an invented tensor.
-            open.extend(node.inputs.iter().filter_map(|v| makers.get(v)).filter(|maker| {
-                let made = &program.nodes[*maker];
-                is_view(&made.op, &types(&made.inputs), &types(&made.outputs))
-            }));
+            let makers = node.inputs.iter().filter_map(|v| makers.get(v));
+            open.extend(makers.filter(|maker| program.nodes[*maker].op.view().is_some()));
             nodes.insert(id, node.clone());
         }
         assemble(nodes, |v| program.values[&v].clone(), 1)
@@ -152,7 +148,7 @@ pub(super) fn signatures(program: &Program) -> BTreeMap<NodeId, String> {
     let of = |node: &Node| {
         let view = |i: usize| {
             let maker = makers.get(&node.inputs[i])?;
-            is_view(&maker.op, &types(&maker.inputs), &types(&maker.outputs)).then(|| maker.op.name())
+            maker.op.view().map(|_| maker.op.name())
         };
         signature(&node.op, &types(&node.inputs), &types(&node.outputs), view)
     };

@@ -17,5 +17,5 @@ pub use device::{DISK_RATE, Device, HOST_LINK_RATE, Rates};
 pub use extra::ExtraOperator;
 pub(crate) use extra::{squared_norm, sum, update};
 pub use measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
-pub use operators::{is_view, node_signature, signature, work_units};
+pub use operators::{node_signature, signature, work_units};
 pub use work::{Flow, HeldTensor, NodeSeconds, OperatorWork, ParameterWork, Work};

@@ -35,14 +35,9 @@ pub fn node_signature(graph: &Graph, node: NodeId) -> String {
     let n = graph.node(node);
     let view = |i: usize| {
         let maker = graph.node(graph.producer(n.inputs[i])?);
-        is_view(&maker.op, &graph.types(&maker.inputs), &graph.types(&maker.outputs)).then(|| maker.op.name())
+        maker.op.view().map(|_| maker.op.name())
     };
     signature(&n.op, &graph.types(&n.inputs), &graph.types(&n.outputs), view)
-}
-
-/// Whether an operator's results are views of its operands.
-pub fn is_view(op: &Op, inputs: &[&TensorType], outputs: &[&TensorType]) -> bool {
-    op.cost(inputs, outputs).class == OpClass::View
 }
 
 /// The quantity by which an operator's time is measured: FLOPs for products and convolutions, bytes for all others.

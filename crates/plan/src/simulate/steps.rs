@@ -2,7 +2,6 @@
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
-use fusionllm_graph::ops::OpClass;
 use fusionllm_graph::{NodeId, Phase, ValueId};
 
 use super::messages::{Messages, value_type};
@@ -253,7 +252,7 @@ fn node_costs(program: &Program, device: &Device) -> Result<Vec<NodeCost>, PlanE
             true => signature(&node.op, &inputs, &outputs, |i| views.get(&node.inputs[i]).copied()),
             false => String::new(),
         };
-        if by_signature && cost.class == OpClass::View {
+        if by_signature && node.op.view().is_some() {
             views.extend(node.outputs.iter().map(|v| (*v, name)));
         }
         costs[(id.0 - first) as usize] = NodeCost {
