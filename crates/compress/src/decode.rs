@@ -63,26 +63,15 @@ pub enum DecodeError {
 ///
 /// [`DecodeError`] if the bytes differ from the wire form in any way.
 pub fn decode(bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
-    pulp::Arch::new().dispatch(Decode { bytes, out })
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || decode_here(bytes, out),
+    )
 }
 
-/// The arguments of [`decode`]. `pulp` compiles the code below for each vector width.
-struct Decode<'a> {
-    bytes: &'a [u8],
-    out: &'a mut [f32],
-}
-
-impl pulp::WithSimd for Decode<'_> {
-    type Output = Result<Decoded, DecodeError>;
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, simd: S) -> Self::Output {
-        decode_here(simd, self.bytes, self.out)
-    }
-}
-
+/// `pulp` compiles this function for each width of vectors, with all that it inlines.
 #[inline(always)]
-fn decode_here<S: pulp::Simd>(simd: S, bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
+fn decode_here(bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
     let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
         return Err(DecodeError::Short(bytes.len()));
     };
@@ -109,7 +98,7 @@ fn decode_here<S: pulp::Simd>(simd: S, bytes: &[u8], out: &mut [f32]) -> Result<
             let bits = if form == Form::Int8 { Bits::Eight } else { Bits::Four };
             let form = IntBlocks { bits, rotate: detail == 1, stochastic: false };
             check_length(body, form.body_bytes(out.len()))?;
-            read_blocks(simd, form, body, out)?;
+            read_blocks(form, body, out)?;
         }
         (Form::Nvfp4, 0) => {
             check_length(body, nvfp4::body_bytes(out.len()))?;
@@ -142,7 +131,7 @@ fn read_bf16(body: &[u8], out: &mut [f32]) {
 }
 
 #[inline(always)]
-fn read_blocks<S: pulp::Simd>(simd: S, form: IntBlocks, body: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
+fn read_blocks(form: IntBlocks, body: &[u8], out: &mut [f32]) -> Result<(), DecodeError> {
     let (head, body) = body.split_at(if form.rotate { 4 } else { 0 });
     let length = if form.rotate { rotate::padded(out.len()) } else { out.len() };
     let (scales, codes) = body.split_at(block::scale_bytes(length));
@@ -160,7 +149,7 @@ fn read_blocks<S: pulp::Simd>(simd: S, form: IntBlocks, body: &[u8], out: &mut [
     for (i, ((out, scales), codes)) in out.chunks_mut(rotate::PIECE).zip(scales).zip(codes).enumerate() {
         let piece = &mut buffer[..rotate::padded(out.len())];
         block::decode(form.bits, scales, codes, piece);
-        rotate::unrotate(simd, piece, i * rotate::PIECE, signs);
+        rotate::unrotate(piece, i * rotate::PIECE, signs);
         out.copy_from_slice(&piece[..out.len()]);
     }
     Ok(())

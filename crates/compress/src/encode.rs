@@ -61,7 +61,47 @@ impl Encoder {
         out: &mut Vec<u8>,
     ) -> Result<Encoded, EncodeError> {
         let n = u32::try_from(values.len()).map_err(|_| EncodeError::TooLong(values.len()))?;
-        Ok(pulp::Arch::new().dispatch(Encode { encoder: self, codec, values, n, seed, out }))
+        Ok(pulp::Arch::new().dispatch(
+            #[inline(always)]
+            || self.encode_here(codec, values, n, seed, out),
+        ))
+    }
+
+    /// `pulp` compiles this function for each width of vectors, with all that it inlines.
+    #[inline(always)]
+    fn encode_here(&mut self, codec: &Codec, values: &[f32], n: u32, seed: u64, out: &mut Vec<u8>) -> Encoded {
+        let length = values.len();
+        // Integers: the largest does not depend on the order of the comparisons.
+        let top = values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)));
+        let out_of_range = top > MAX_MAGNITUDE;
+        if out_of_range || codec.coded_bytes(length) >= exact_bytes(length) {
+            let body = begin(out, Form::Exact, u8::from(out_of_range), n, 4 * length);
+            write_f32(values, body);
+            return Encoded { out_of_range };
+        }
+        match codec {
+            // This is unreachable, because the form is never shorter than the exact form, which is written above.
+            Codec::None => {}
+            Codec::Bf16 => write_bf16(values, begin(out, Form::Bf16, 0, n, 2 * length)),
+            Codec::Int(form) => {
+                let name = if form.bits == Bits::Eight { Form::Int8 } else { Form::Int4 };
+                let body = begin(out, name, u8::from(form.rotate), n, form.body_bytes(length));
+                let noise = form.stochastic.then(|| Noise::new(seed));
+                if form.rotate {
+                    // The wire has 32 bits of the seed. Rounding uses all 64 of them.
+                    write_rotated(form, values, noise, (seed >> 32) as u32 ^ seed as u32, body);
+                } else {
+                    let (scales, codes) = body.split_at_mut(block::scale_bytes(length));
+                    block::encode(form.bits, values, noise, 0, scales, codes);
+                }
+            }
+            Codec::Nvfp4 => {
+                let body = begin(out, Form::Nvfp4, 0, n, nvfp4::body_bytes(length));
+                nvfp4::encode(values, f32::from_bits(top), body);
+            }
+            Codec::TopK(form) => self.write_top(form, values, n, out),
+        }
+        Encoded { out_of_range }
     }
 
     /// Encodes with error feedback (Seide et al., 2014).
@@ -121,57 +161,6 @@ impl Encoder {
     }
 }
 
-/// The arguments of the encoder. `pulp` compiles the code below for each vector width.
-struct Encode<'a> {
-    encoder: &'a mut Encoder,
-    codec: &'a Codec,
-    values: &'a [f32],
-    n: u32,
-    seed: u64,
-    out: &'a mut Vec<u8>,
-}
-
-impl pulp::WithSimd for Encode<'_> {
-    type Output = Encoded;
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, simd: S) -> Encoded {
-        let Self { encoder, codec, values, n, seed, out } = self;
-        let length = values.len();
-        // Integers: the largest does not depend on the order of the comparisons.
-        let top = values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)));
-        let out_of_range = top > MAX_MAGNITUDE;
-        if out_of_range || codec.coded_bytes(length) >= exact_bytes(length) {
-            let body = begin(out, Form::Exact, u8::from(out_of_range), n, 4 * length);
-            write_f32(values, body);
-            return Encoded { out_of_range };
-        }
-        match codec {
-            // This is unreachable, because the form is never shorter than the exact form, which is written above.
-            Codec::None => {}
-            Codec::Bf16 => write_bf16(values, begin(out, Form::Bf16, 0, n, 2 * length)),
-            Codec::Int(form) => {
-                let name = if form.bits == Bits::Eight { Form::Int8 } else { Form::Int4 };
-                let body = begin(out, name, u8::from(form.rotate), n, form.body_bytes(length));
-                let noise = form.stochastic.then(|| Noise::new(seed));
-                if form.rotate {
-                    // The wire has 32 bits of the seed. Rounding uses all 64 of them.
-                    write_rotated(simd, form, values, noise, (seed >> 32) as u32 ^ seed as u32, body);
-                } else {
-                    let (scales, codes) = body.split_at_mut(block::scale_bytes(length));
-                    block::encode(form.bits, values, noise, 0, scales, codes);
-                }
-            }
-            Codec::Nvfp4 => {
-                let body = begin(out, Form::Nvfp4, 0, n, nvfp4::body_bytes(length));
-                nvfp4::encode(values, f32::from_bits(top), body);
-            }
-            Codec::TopK(form) => encoder.write_top(form, values, n, out),
-        }
-        Encoded { out_of_range }
-    }
-}
-
 #[inline(always)]
 fn write_f32(values: &[f32], out: &mut [u8]) {
     for (o, x) in out.as_chunks_mut::<4>().0.iter_mut().zip(values) {
@@ -187,14 +176,7 @@ fn write_bf16(values: &[f32], out: &mut [u8]) {
 }
 
 #[inline(always)]
-fn write_rotated<S: pulp::Simd>(
-    simd: S,
-    form: &IntBlocks,
-    values: &[f32],
-    noise: Option<Noise>,
-    seed: u32,
-    body: &mut [u8],
-) {
+fn write_rotated(form: &IntBlocks, values: &[f32], noise: Option<Noise>, seed: u32, body: &mut [u8]) {
     let (head, body) = body.split_at_mut(4);
     head.copy_from_slice(&seed.to_le_bytes());
     let (scales, codes) = body.split_at_mut(block::scale_bytes(rotate::padded(values.len())));
@@ -206,7 +188,7 @@ fn write_rotated<S: pulp::Simd>(
         let piece = &mut buffer[..rotate::padded(values.len())];
         piece[..values.len()].copy_from_slice(values);
         piece[values.len()..].fill(0.0);
-        rotate::rotate(simd, piece, i * rotate::PIECE, signs);
+        rotate::rotate(piece, i * rotate::PIECE, signs);
         block::encode(form.bits, piece, noise, (i * rotate::PIECE) as u32, scales, codes);
     }
 }

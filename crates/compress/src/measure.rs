@@ -4,7 +4,10 @@ use crate::noise::Noise;
 
 /// ‖received - sent‖ / ‖sent‖ in the Euclidean norm; 0 if both are zero. The slices must have the same length.
 pub fn relative_error(sent: &[f32], received: &[f32]) -> f64 {
-    pulp::Arch::new().dispatch(RelativeError { sent, received })
+    pulp::Arch::new().dispatch(
+        #[inline(always)]
+        || relative_error_here(sent, received),
+    )
 }
 
 /// The stable rank ‖X‖_F² / σ₁² of a matrix with rows of `columns` elements. It lies between 1 and the rank, and is
@@ -46,37 +49,27 @@ pub fn stable_rank(matrix: &[f32], columns: usize) -> Option<f64> {
 /// Independent sums, so that additions can use vector instructions.
 const LANES: usize = 8;
 
-/// The arguments of [`relative_error`]. `pulp` compiles the code below for each vector width.
-struct RelativeError<'a> {
-    sent: &'a [f32],
-    received: &'a [f32],
-}
-
-impl pulp::WithSimd for RelativeError<'_> {
-    type Output = f64;
-
-    #[inline(always)]
-    fn with_simd<S: pulp::Simd>(self, _: S) -> f64 {
-        let Self { sent, received } = self;
-        let mut difference = [0.0f64; LANES];
-        let mut norm = [0.0f64; LANES];
-        let (a, a_rest) = sent.as_chunks::<LANES>();
-        let (b, b_rest) = received.as_chunks::<LANES>();
-        for (a, b) in a.iter().zip(b) {
-            for i in 0..LANES {
-                let (x, y) = (f64::from(a[i]), f64::from(b[i]));
-                difference[i] += (y - x) * (y - x);
-                norm[i] += x * x;
-            }
+/// `pulp` compiles this function for each width of vectors.
+#[inline(always)]
+fn relative_error_here(sent: &[f32], received: &[f32]) -> f64 {
+    let mut difference = [0.0f64; LANES];
+    let mut norm = [0.0f64; LANES];
+    let (a, a_rest) = sent.as_chunks::<LANES>();
+    let (b, b_rest) = received.as_chunks::<LANES>();
+    for (a, b) in a.iter().zip(b) {
+        for i in 0..LANES {
+            let (x, y) = (f64::from(a[i]), f64::from(b[i]));
+            difference[i] += (y - x) * (y - x);
+            norm[i] += x * x;
         }
-        for (x, y) in a_rest.iter().zip(b_rest) {
-            let (x, y) = (f64::from(*x), f64::from(*y));
-            difference[0] += (y - x) * (y - x);
-            norm[0] += x * x;
-        }
-        let (difference, norm) = (difference.iter().sum::<f64>(), norm.iter().sum::<f64>());
-        if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
     }
+    for (x, y) in a_rest.iter().zip(b_rest) {
+        let (x, y) = (f64::from(*x), f64::from(*y));
+        difference[0] += (y - x) * (y - x);
+        norm[0] += x * x;
+    }
+    let (difference, norm) = (difference.iter().sum::<f64>(), norm.iter().sum::<f64>());
+    if difference == 0.0 { 0.0 } else { (difference / norm).sqrt() }
 }
 
 #[cfg(test)]

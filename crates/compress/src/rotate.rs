@@ -1,7 +1,5 @@
 //! The Hadamard rotation with random signs. It spreads an outlier over 64 elements.
 
-use pulp::Simd;
-
 use crate::noise::Noise;
 
 /// Size of the transform.
@@ -21,20 +19,20 @@ pub(crate) fn padded(n: usize) -> usize {
 /// Multiplies each column of a part by random signs and by a Hadamard matrix, in place. `part` are the elements of a
 /// tensor from `start` on. Its length is a whole number of rows, as [`padded`] makes it.
 #[inline(always)]
-pub(crate) fn rotate<S: Simd>(simd: S, part: &mut [f32], start: usize, signs: Noise) {
+pub(crate) fn rotate(part: &mut [f32], start: usize, signs: Noise) {
     let columns = columns(part);
     for (i, rows) in part.chunks_exact_mut(ROWS * columns).enumerate() {
         flip(rows, start + i * ROWS, signs);
-        hadamard(simd, rows);
+        hadamard(rows);
     }
 }
 
 /// Undoes [`rotate`].
 #[inline(always)]
-pub(crate) fn unrotate<S: Simd>(simd: S, part: &mut [f32], start: usize, signs: Noise) {
+pub(crate) fn unrotate(part: &mut [f32], start: usize, signs: Noise) {
     let columns = columns(part);
     for (i, rows) in part.chunks_exact_mut(ROWS * columns).enumerate() {
-        hadamard(simd, rows);
+        hadamard(rows);
         flip(rows, start + i * ROWS, signs);
     }
 }
@@ -58,15 +56,17 @@ fn flip(rows: &mut [f32], start: usize, signs: Noise) {
 
 /// The orthonormal Hadamard transform of every column. It is its own inverse.
 #[inline(always)]
-fn hadamard<S: Simd>(simd: S, rows: &mut [f32]) {
+fn hadamard(rows: &mut [f32]) {
     let columns = rows.len() / ROWS;
     for half in [1, 2, 4, 8, 16, 32] {
         for pair in rows.chunks_exact_mut(2 * half * columns) {
             let (a, b) = pair.split_at_mut(half * columns);
-            // Vectors by hand: the compiler unrolls further, and then handles short rows element by element.
-            let ((a, a_rest), (b, b_rest)) = (S::as_mut_simd_f32s(a), S::as_mut_simd_f32s(b));
+            // Whole rows: with a length that it does not know, the compiler handles short rows element by element.
+            let ((a, a_rest), (b, b_rest)) = (a.as_chunks_mut::<COLUMNS>(), b.as_chunks_mut::<COLUMNS>());
             for (a, b) in a.iter_mut().zip(b) {
-                (*a, *b) = (simd.add_f32s(*a, *b), simd.sub_f32s(*a, *b));
+                let (x, y) = (*a, *b);
+                *a = std::array::from_fn(|i| x[i] + y[i]);
+                *b = std::array::from_fn(|i| x[i] - y[i]);
             }
             for (a, b) in a_rest.iter_mut().zip(b_rest) {
                 (*a, *b) = (*a + *b, *a - *b);
@@ -89,7 +89,7 @@ mod tests {
 
     fn transformed(x: &[f32]) -> Vec<f32> {
         let mut y = x.to_vec();
-        hadamard(pulp::Scalar, &mut y);
+        hadamard(&mut y);
         y
     }
 
@@ -123,13 +123,13 @@ mod tests {
             let x = wave(n);
             let rotated = |start, seed| {
                 let mut y = x.clone();
-                rotate(pulp::Scalar, &mut y, start, Noise::new(seed));
+                rotate(&mut y, start, Noise::new(seed));
                 y
             };
             assert_ne!(rotated(0, 7), rotated(0, 8));
             assert_ne!(rotated(0, 7), rotated(PIECE, 7));
             let mut y = rotated(PIECE, 7);
-            unrotate(pulp::Scalar, &mut y, PIECE, Noise::new(7));
+            unrotate(&mut y, PIECE, Noise::new(7));
             assert_eq!(y, x);
         }
     }

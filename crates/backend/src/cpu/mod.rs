@@ -21,7 +21,7 @@ use fusionllm_graph::{DType, HostTensor, Op, TensorType};
 
 use crate::guard::guarded;
 use crate::kernels::generic::Operand;
-use crate::kernels::simd::level;
+use crate::kernels::simd::instructions;
 use crate::{Backend, BackendError, DeviceInfo, Tensor, run_decomposed};
 use tensor::Array;
 
@@ -45,7 +45,7 @@ impl Backend for Cpu {
 
     fn device(&self) -> DeviceInfo {
         let processor = crate::machine::processor();
-        match level().name() {
+        match instructions() {
             Some(instructions) => DeviceInfo { name: format!("{} with {instructions}", processor.name), ..processor },
             None => processor,
         }

@@ -1,7 +1,7 @@
 //! Views: results that share the memory of their operand.
 
-use fusionllm_graph::ops::{Expand, Permute, Reshape, Slice};
 use fusionllm_graph::TensorType;
+use fusionllm_graph::ops::{Expand, Permute, Reshape, Slice};
 
 use super::entry::{entries, one};
 use super::strided::{as_strided, diagonal, unfold};
