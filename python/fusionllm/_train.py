@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tomli_w
 from safetensors.numpy import save_file
 
 from fusionllm import _program
@@ -218,24 +218,20 @@ def _rows(value: Any) -> np.ndarray:
 
 def toml(sections: Mapping[str, Any]) -> str:
     """A job file with these sections."""
-    lines = []
     for name, section in sections.items():
         if not isinstance(section, Mapping):
             raise ValueError(f"the job's {name!r} must be a section: a mapping of its settings, not {section!r}")
-        lines += [f"[{json.dumps(name)}]", *(f"{json.dumps(key)} = {_value(value)}" for key, value in section.items())]
-    return "\n".join([*lines, ""])
+    return tomli_w.dumps(_plain(sections))
 
 
-def _value(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | os.PathLike):
-        # TOML's strings have JSON's escapes, but no surrogates.
-        return json.dumps(os.fspath(value), ensure_ascii=False)
-    if isinstance(value, int | float):
-        return repr(value)
+def _plain(value: Any) -> Any:
+    """The same value, with strings for paths and lists for other sequences: the types that `tomli_w` takes."""
+    if isinstance(value, os.PathLike):
+        return os.fspath(value)
+    if isinstance(value, str | int | float):
+        return value
     if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{json.dumps(key)} = {_value(item)}" for key, item in value.items()) + "}"
+        return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, Sequence):
-        return "[" + ", ".join(map(_value, value)) + "]"
+        return [_plain(item) for item in value]
     raise ValueError(f"a job takes strings, numbers, booleans, lists and mappings, not {value!r}")

@@ -36,7 +36,7 @@ def _own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_mapping_becomes_the_same_job_file() -> None:
     job = {
         "model": {"file": Path('my "model"\n.pt2'), "n_layer": 2},
-        "data": {"files": ["a/*.txt", "größe"], "validation": 0.05},
+        "data": {"files": ["a/*.txt", "größe \x7f"], "validation": 0.05},
         "train": {"optimizer": {"name": "adamw", "betas": [0.9, 0.95], "lr": 1e-5}},
         "eval": {},
         "checkpoint": {"copies": False},
