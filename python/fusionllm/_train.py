@@ -97,31 +97,25 @@ def _conduct(
     arguments = [command, *options]
     if resume is not None:
         arguments += ["--resume", os.fspath(resume)]
-    if run_dir is None and resume is not None:
-        # It goes on in its own directory.
-        directory, made = _run_of(Path(resume)), False
-    else:
-        directory = Path(run_dir) if run_dir is not None else _new_directory()
-        made = run_dir is None or not directory.exists()
-        arguments += ["--run-dir", str(directory)]
     if peers is not None:
         arguments += ["--peers", str(peers)]
-    job_text = None
-    if isinstance(job, Mapping):
-        sections = dict(job) if data is None else {**job, "data": _keep(directory, data, job.get("data", {}))}
-        job_text = toml(sections)
-        arguments.append("-")
-    elif job is not None:
-        arguments.append(os.fspath(job))
-    metrics = _Metrics(directory / "metrics.jsonl", on_step)
+    if job is not None:
+        arguments.append("-" if isinstance(job, Mapping) else os.fspath(job))
+    directory, new = _directory(arguments, run_dir)
+    if run_dir is not None or new:
+        arguments += ["--run-dir", str(directory)]
     try:
+        job_text = None
+        if isinstance(job, Mapping):
+            job_text = toml(job if data is None else {**job, "data": _keep(directory, data, job.get("data", {}))})
+        metrics = _Metrics(directory / "metrics.jsonl", on_step)
         _program.run(arguments, text=job_text, progress=progress, glance=metrics.glance)
     except _program.FusionError as error:
         if isinstance(job, Mapping) and not job.get("data") and data is None and "file" in job.get("model", {}):
             error.add_note("No data were given, so the job has the built-in text. `data=` takes tensors by name.")
         raise
     finally:
-        if made:
+        if new:
             _drop_unbegun(directory)
     return Run(directory)
 
@@ -173,24 +167,12 @@ class _Metrics:
         return lines
 
 
-def _run_of(resume: Path) -> Path:
-    """The run's directory of itself, or of a checkpoint in it."""
-    return resume.parent.parent if resume.parent.name == "checkpoints" else resume
-
-
-def _new_directory() -> Path:
-    runs = Path("runs")
-    runs.mkdir(exist_ok=True)
-    taken = (int(entry.name) for entry in runs.iterdir() if entry.name.isdecimal())
-    number = max(taken, default=0)
-    while True:
-        number += 1
-        directory = runs / f"{number:04}"
-        try:
-            directory.mkdir()
-            return directory
-        except FileExistsError:
-            continue
+def _directory(arguments: Sequence[str], run_dir: str | os.PathLike[str] | None) -> tuple[Path, bool]:
+    """The run's directory, and whether it is new. The program chooses it, before the run begins: data go there."""
+    if run_dir is not None:
+        return Path(run_dir), not Path(run_dir).exists()
+    reserved = _program.run([*arguments, "--reserve"], progress=False)
+    return Path(reserved["directory"]), reserved["new"]
 
 
 def _drop_unbegun(directory: Path) -> None:

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import fusionllm
@@ -140,6 +141,23 @@ def test_a_run_is_resumed_in_its_directory() -> None:
     rest = {**TINY, "train": {"steps": 5, "batch": 2}}
     run = fusionllm.train(rest, peers=1, resume="half", on_step=lambda s: seen.append(s.step), progress=False)
     assert (run.directory, seen, run.losses) == (Path("half"), [4, 5], whole.losses)
+
+
+@needs_program
+def test_a_checkpoint_outside_of_a_run_begins_a_new_one() -> None:
+    fusionllm.train(TINY, peers=1, run_dir="run", progress=False)
+    Path("run/checkpoints/step-3").rename("elsewhere")
+    run = fusionllm.train({**TINY, "train": {"steps": 4, "batch": 2}}, peers=1, resume="elsewhere", progress=False)
+    assert (run.directory, [s.step for s in run.steps]) == (Path("runs/0001"), [4])
+
+
+@needs_program
+def test_runs_that_begin_at_once_do_not_meet() -> None:
+    train = lambda _: fusionllm.train(TINY, peers=1, progress=False)
+    with ThreadPoolExecutor() as pool:
+        runs = list(pool.map(train, range(3)))
+    assert {run.directory for run in runs} == {Path(f"runs/000{number}") for number in (1, 2, 3)}
+    assert all(run.summary["steps"] == 3 for run in runs)
 
 
 @needs_program

@@ -101,6 +101,10 @@ pub(crate) struct RunArgs {
     /// Continue from this checkpoint, or from the newest one in this run directory.
     #[arg(long, value_name = "DIR")]
     pub(crate) resume: Option<PathBuf>,
+
+    /// Make the run's directory, print it, and train nothing. Programs that put files there call it first.
+    #[arg(long, hide = true, conflicts_with = "run_dir")]
+    pub(crate) reserve: bool,
 }
 
 #[derive(Debug, Args)]

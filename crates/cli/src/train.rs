@@ -1,12 +1,14 @@
 //! `train` and `broker`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use fusionllm_backend as backend;
 use fusionllm_graph::units::counted;
 use fusionllm_node::{BrokerOptions, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Plan};
 use fusionllm_workspace::config::{Job, Known, Testbed};
+use fusionllm_workspace::run_dir::RunDir;
+use serde::Serialize;
 
 use crate::again::Again;
 use crate::args::{BrokerArgs, Listening, RunArgs, TrainArgs};
@@ -66,6 +68,9 @@ pub(crate) fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
 pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
     let again = Again::train(&args);
     let resume = resume(&args.run, &again)?;
+    if args.run.reserve {
+        return reserve(resume.as_ref());
+    }
     let job = job(&args.run, resume.as_ref())?;
     let plan = plan(&job, &args.run, args.peers)?;
     let names: Vec<String> = match &plan {
@@ -109,6 +114,23 @@ pub(crate) fn train(args: TrainArgs, json: bool) -> Result<(), Failure> {
 /// The run or checkpoint to go on from, if the user names one.
 fn resume(run: &RunArgs, again: &Again) -> Result<Option<Resume>, Failure> {
     run.resume.as_deref().map(Resume::find).transpose().map_err(|e| with_older(e, again))
+}
+
+/// The directory that a run has before it begins.
+#[derive(Serialize)]
+struct Reserved {
+    directory: PathBuf,
+    /// Whether it was made for a new run, which takes it with `--run-dir`.
+    new: bool,
+}
+
+/// Prints the directory of the run that goes on, or makes that of a new one.
+fn reserve(resume: Option<&Resume>) -> Result<(), Failure> {
+    let reserved = match resume.and_then(Resume::run) {
+        Some(run) => Reserved { directory: run.to_owned(), new: false },
+        None => Reserved { directory: RunDir::reserve().map_err(NodeError::from)?, new: true },
+    };
+    print_json(&reserved)
 }
 
 /// The failure, with the command that goes on from an older checkpoint if the newest one is damaged.
@@ -155,6 +177,9 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
     check_listening(&args.listening)?;
     let known = args.testbed.as_deref().map(Known::load).transpose().map_err(NodeError::from)?;
     let resume = resume(&args.run, &Again::broker(&args, args.peers))?;
+    if args.run.reserve {
+        return reserve(resume.as_ref());
+    }
     let job = job(&args.run, resume.as_ref())?;
     let plan = plan(&job, &args.run, args.peers)?;
     let left = resume.as_ref().and_then(Resume::peers);

@@ -81,6 +81,29 @@ fn the_run_directory_keeps_the_contract() {
     assert_eq!(plan["peers"], serde_json::json!(["peer-0", "peer-1"]));
 }
 
+/// A program that has files for a run asks for its directory first.
+#[test]
+fn a_directory_is_reserved_for_one_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let tiny =
+        |args: &[&str]| call(dir.path(), &[&["train", "--json", "--peers=1", "--steps=1"], args, &TINY[..]].concat());
+    let reserved = |directory: &str, new: bool| serde_json::json!({ "directory": directory, "new": new });
+    assert_eq!(tiny(&["--reserve"]).json(), reserved("runs/0001", true));
+    assert_eq!(call(dir.path(), &["broker", "--reserve", "--json"]).json(), reserved("runs/0002", true));
+    tiny(&[]).json();
+    tiny(&["--run-dir", "runs/0001"]).json();
+    assert!(dir.path().join("runs/0003/summary.json").is_file() && dir.path().join("runs/0001/summary.json").is_file());
+
+    let checkpoint = "runs/0001/checkpoints/step-1";
+    for resumed in ["runs/0001", checkpoint] {
+        assert_eq!(tiny(&["--resume", resumed, "--reserve"]).json(), reserved("runs/0001", false));
+    }
+    fs::rename(dir.path().join(checkpoint), dir.path().join("elsewhere")).unwrap();
+    assert_eq!(tiny(&["--resume", "elsewhere", "--reserve"]).json(), reserved("runs/0004", true));
+    let refused = tiny(&["--resume", "runs/0002", "--reserve"]).failure(2, dir.path());
+    assert!(refused.contains("this checkpoint is not there"), "{refused}");
+}
+
 /// Without a terminal there is no bar, but lines that a program can find, and a report on standard output.
 #[test]
 fn people_get_lines_and_a_report() {

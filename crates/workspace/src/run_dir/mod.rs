@@ -130,6 +130,15 @@ impl RunDir {
         Ok(Self { made: Some(made), ..Self::lock(path)? })
     }
 
+    /// Makes the directory of a run that is to begin later, under the next free number in `runs/`, and returns it.
+    ///
+    /// # Errors
+    ///
+    /// The disk fails.
+    pub fn reserve() -> Result<PathBuf, RunDirError> {
+        Ok(next_in(Path::new("runs"))?.0)
+    }
+
     /// Removes a new run that never began: its files, and the directories that were made for it as far as nothing else
     /// is in them. What cannot be removed stays.
     pub fn discard(&self) {

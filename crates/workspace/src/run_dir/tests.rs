@@ -187,6 +187,23 @@ fn runs_are_numbered() {
 }
 
 #[test]
+fn runs_that_begin_at_once_do_not_meet() {
+    let dir = tempfile::tempdir().unwrap();
+    let (runs, begin) = (dir.path().join("runs"), std::sync::Barrier::new(8));
+    let take = || {
+        begin.wait();
+        (0..16).map(|_| next_in(&runs).unwrap().0).collect::<Vec<_>>()
+    };
+    let mut taken: Vec<PathBuf> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..8).map(|_| scope.spawn(take)).collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    taken.sort();
+    taken.dedup();
+    assert_eq!(taken.len(), 8 * 16);
+}
+
+#[test]
 fn a_full_disk_has_a_hint() {
     let path = Path::new("runs/0001/metrics.jsonl");
     let error = DiskError::at(path, "written")(io::Error::from(io::ErrorKind::StorageFull));

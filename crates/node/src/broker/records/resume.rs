@@ -44,6 +44,14 @@ impl Resume {
         self.directory().join("job.toml")
     }
 
+    /// The directory of the run that goes on. `None` if the checkpoint stands outside of any, so that a new run begins.
+    pub fn run(&self) -> Option<&Path> {
+        match (&self.left, &self.checkpoint) {
+            (None, Some(checkpoint)) => run_of(checkpoint.path()),
+            _ => Some(&self.path),
+        }
+    }
+
     /// The number of peers that an unfinished run waited for before it started.
     pub fn peers(&self) -> Option<usize> {
         self.left.as_ref().map(|left| left.wanted)
@@ -65,6 +73,12 @@ impl Resume {
             None => Ok((self.checkpoint, None)),
         }
     }
+}
+
+/// The run directory that a checkpoint stands in.
+pub(super) fn run_of(checkpoint: &Path) -> Option<&Path> {
+    let checkpoints = checkpoint.parent()?;
+    (checkpoints.file_name()? == "checkpoints").then(|| checkpoints.parent())?
 }
 
 /// The model, data and seed of a run. A run with another subject cannot go on with its tensors.

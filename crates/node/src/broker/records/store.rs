@@ -15,7 +15,7 @@ use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetric
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
 use super::ledger::{DiskNews, Ledger};
-use super::resume::{Identity, Left, Subject, write_atlas};
+use super::resume::{Identity, Left, Subject, run_of, write_atlas};
 use crate::NodeError;
 use crate::model::Model;
 use crate::model::export::config_json;
@@ -40,12 +40,6 @@ pub(crate) struct Store {
     unnoted: (bool, Option<NodeError>),
     /// Whether a generation has begun.
     begun: bool,
-}
-
-/// The run directory that a checkpoint stands in.
-pub(crate) fn run_of(checkpoint: &Path) -> Option<&Path> {
-    let checkpoints = checkpoint.parent()?;
-    (checkpoints.file_name()? == "checkpoints").then(|| checkpoints.parent())?
 }
 
 /// Names and types of a checkpoint's tensors.
