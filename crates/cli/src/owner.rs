@@ -9,7 +9,7 @@ use fusionllm_node::owner::{Found, MemberStatus, OwnedRun, Resting, RunPhase, Ru
 use crate::args::{IdentityArgs, InviteArgs, KickArgs, RevokeArgs, StatusArgs};
 use crate::failure::Failure;
 use crate::output::{legible, print, print_json, word};
-use crate::table::Table;
+use crate::table::{Table, fact};
 use crate::train::runtime;
 use crate::units::{bytes, count, rate, seconds};
 
@@ -82,10 +82,7 @@ pub(crate) fn identity(args: &IdentityArgs, json: bool) -> Result<(), Failure> {
 fn running(status: &RunStatus) -> String {
     let unknown = || "?".to_owned();
     let mut out = String::new();
-    let mut line = |name: &str, value: String| {
-        // Writing to a string does not fail.
-        let _ = writeln!(out, "{name:<12}{value}");
-    };
+    let mut line = |name: &str, value: String| out += &fact(name, &value);
     let present = status.members.iter().filter(|m| m.standing == Standing::Present).count();
     let phase = match (status.phase, status.loading) {
         (RunPhase::Waiting, _) => format!("waiting for members: {present} of {}", status.wanted),

@@ -1,6 +1,5 @@
 //! The report that a run prints at its end.
 
-use std::fmt::Write;
 use std::io::IsTerminal;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -14,7 +13,7 @@ use crate::backend::open_backend;
 use crate::failure::Failure;
 use crate::output::{complain, legible, print, word};
 use crate::progress::History;
-use crate::table::Table;
+use crate::table::{Table, fact};
 use crate::units::{bytes, seconds};
 
 /// Prints a run's figures and, for language models, a sample of their text.
@@ -41,10 +40,7 @@ fn text(summary: &Summary, history: &History) -> String {
     let unknown = || "?".to_string();
     let loss = |x: Option<f64>| x.map_or_else(unknown, |x| format!("{x:.3}"));
     let mut out = String::from("\n");
-    let mut line = |name: &str, value: String| {
-        // Writing to a string does not fail.
-        let _ = writeln!(out, "{name:<12}{value}");
-    };
+    let mut line = |name: &str, value: String| out += &fact(name, &value);
     let skipped = match summary.skipped_steps {
         0 => String::new(),
         n => format!("; {n} of them skipped, because the loss or a gradient was not finite"),

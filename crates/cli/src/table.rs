@@ -21,6 +21,11 @@ pub(crate) fn wrap(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
+/// One of several facts below each other: a name, and its value in a column of values.
+pub(crate) fn fact(name: &str, value: &str) -> String {
+    format!("{name:<12}{value}\n")
+}
+
 /// Text in aligned columns.
 pub(crate) struct Table<const N: usize> {
     /// The headings first.
