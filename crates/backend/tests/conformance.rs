@@ -44,6 +44,16 @@ fn every_operator_has_a_case() {
     assert!(missing.is_empty(), "operators without a case: {missing:?}");
 }
 
+/// A framework that compiles each case is tested on a part of them.
+#[test]
+fn one_case_in_twelve_has_every_operator() {
+    let all = conformance::cases().unwrap();
+    let (count, part) = (all.len(), conformance::sample(all, 12));
+    assert_eq!(part.len(), count.div_ceil(12));
+    let missing = conformance::uncovered(&part);
+    assert!(missing.is_empty(), "of {count} cases, {} lack {missing:?}", part.len());
+}
+
 #[test]
 fn values_are_those_of_the_definitions() {
     let cases = cases();
@@ -54,6 +64,11 @@ fn values_are_those_of_the_definitions() {
 fn gradients_are_the_slopes_of_the_loss() {
     let cases = cases();
     on_every_backend(|b| conformance::gradients(b, &cases));
+}
+
+#[test]
+fn segments_have_the_results_of_their_operators() {
+    on_every_backend(conformance::segments);
 }
 
 #[test]

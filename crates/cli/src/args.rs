@@ -376,7 +376,7 @@ pub(crate) struct CheckBackendArgs {
     #[arg(long, value_name = "WORD")]
     pub(crate) only: Option<String>,
 
-    /// Check every Nth case only, for frameworks that compile each.
+    /// Check one case in N only, of as many operators as possible, for frameworks that compile each.
     #[arg(long, value_name = "N", default_value = "1", allow_negative_numbers = true)]
     pub(crate) every: NonZeroUsize,
 }

@@ -66,20 +66,22 @@ pub(crate) fn check(args: &CheckBackendArgs, json: bool) -> Result<(), Failure> 
             return Err(Failure::input(format!("--only {word}: no operator's name contains that")));
         }
     }
-    let cases: Vec<Case> = cases.into_iter().step_by(args.every.get()).collect();
+    let cases = conformance::sample(cases, args.every.get());
     type Part<'a> = (&'static str, &'a dyn Fn(&dyn Backend, &[Case]) -> Report);
-    let parts: [Part<'_>; 4] = [
+    let parts: [Part<'_>; 5] = [
         ("transfers", &|backend, _| conformance::transfers(backend)),
         ("values", &|backend, cases| conformance::values(backend, cases)),
         ("gradients", &|backend, cases| conformance::gradients(backend, cases)),
+        ("segments", &|backend, _| conformance::segments(backend)),
         ("bits", &|backend, _| conformance::determinism(backend)),
     ];
     let mut table = Table::new(["part", "checks", "failed", "seconds"], [1, 2, 3]);
     let mut results = Vec::new();
     let mut failed = 0;
     let mut lacking = Default::default();
-    // If operators are chosen by name, the large ones whose bits are compared are left out.
-    for (name, run) in parts.into_iter().filter(|(name, _)| args.only.is_none() || *name != "bits") {
+    // If operators are chosen by name, the parts that have operators of their own are left out.
+    let wanted = |name: &str| args.only.is_none() || !matches!(name, "segments" | "bits");
+    for (name, run) in parts.into_iter().filter(|(name, _)| wanted(name)) {
         complain(format_args!("    {name}"));
         let started = Instant::now();
         let report = run(backend, &cases);

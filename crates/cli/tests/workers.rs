@@ -92,9 +92,9 @@ fn numpy_passes_the_conformance_suite() -> Result<(), Missing> {
     conforms("numpy", &[])
 }
 
-/// JAX compiles each case. All of them take some ten minutes.
+/// JAX compiles each case. All of them take some ten minutes. One in twelve is at least one for each operator.
 fn jax_passes_a_part_of_the_conformance_suite() -> Result<(), Missing> {
-    conforms("jax", &["--every", "24"])
+    conforms("jax", &["--every", "12"])
 }
 
 fn pytorch_passes_the_conformance_suite() -> Result<(), Missing> {

@@ -4,14 +4,16 @@
 //! - [`values`] compares a backend's results with the [`mod@reference`] evaluator, for several memory layouts of the
 //!   operands and for decompositions. It also checks that operands in use elsewhere do not change.
 //! - [`gradients`] compares each derivative with finite differences.
+//! - [`segments`](segments()) compares segments of several operators, which a backend gets as a whole.
 //! - [`determinism`] repeats large operators with different numbers of threads.
-//! - [`uncovered`] names operators without a case.
+//! - [`uncovered`] names operators without a case, and [`sample`] takes a part of the cases.
 
 mod case;
 mod cases;
 mod determinism;
 mod gradient;
 pub mod reference;
+mod segments;
 mod value;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,6 +31,7 @@ pub use case::{Case, Operand};
 pub use cases::cases;
 pub use determinism::determinism;
 pub use gradient::{NOT_DIFFERENTIABLE, gradients};
+pub use segments::segments;
 pub use value::{transfers, values};
 
 /// The outcome of one part of the suite.
@@ -85,6 +88,20 @@ pub fn uncovered(cases: &[Case]) -> Vec<String> {
         missing.remove(&kind(&case.op));
     }
     missing.into_iter().collect()
+}
+
+/// One case in `every`, of as many kinds of operators as possible: the first case of each kind, then the second ones.
+pub fn sample(cases: Vec<Case>, every: usize) -> Vec<Case> {
+    let count = cases.len().div_ceil(every.max(1));
+    let mut seen: BTreeMap<String, usize> = BTreeMap::new();
+    let number = |case: Case| {
+        let number = seen.entry(kind(&case.op)).or_default();
+        *number += 1;
+        (*number, case)
+    };
+    let mut numbered: Vec<(usize, Case)> = cases.into_iter().map(number).collect();
+    numbered.sort_by_key(|(number, _)| *number);
+    numbered.into_iter().take(count).map(|(_, case)| case).collect()
 }
 
 /// An operator's variant with the attribute that chooses what it computes.
