@@ -2,23 +2,36 @@
 //! the code that they cite exist.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
-use super::source::tokens;
+use pulldown_cmark::{Event, Options, Parser, Tag};
+
+use super::source::words;
 use super::{files, root};
 
 const MAX_CHARACTERS: usize = 120;
 
+/// The elements of a document, with the bytes where they stand.
+pub(super) fn elements(document: &str) -> impl Iterator<Item = (Event<'_>, Range<usize>)> {
+    Parser::new_ext(document, Options::ENABLE_TABLES).into_offset_iter()
+}
+
+pub(super) fn line(document: &str, byte: usize) -> usize {
+    1 + document[..byte].matches('\n').count()
+}
+
 /// Number and length of each line that is too long. Rows of tables and blocks of code cannot be wrapped.
 fn long_lines(document: &str) -> Vec<(usize, usize)> {
-    let mut in_code = false;
-    let mut long = Vec::new();
-    for (number, line) in (1..).zip(document.lines()) {
-        let start = line.trim_start();
-        if start.starts_with("```") {
-            in_code = !in_code;
-        }
-        let length = line.chars().count();
-        if !in_code && !start.starts_with('|') && length > MAX_CHARACTERS {
+    let kept = elements(document).filter_map(|(event, range)| match event {
+        Event::Start(Tag::Table(_) | Tag::CodeBlock(_)) => Some(range),
+        _ => None,
+    });
+    let kept: Vec<_> = kept.collect();
+    let (mut long, mut end) = (Vec::new(), 0);
+    for (number, line) in (1..).zip(document.split_inclusive('\n')) {
+        end += line.len();
+        let length = line.trim_end().chars().count();
+        if length > MAX_CHARACTERS && !kept.iter().any(|range| range.contains(&(end - 1))) {
             long.push((number, length));
         }
     }
@@ -39,8 +52,9 @@ fn no_line_of_a_document_is_too_long() {
 fn long_lines_are_found_outside_tables_and_code() {
     let long = "é".repeat(MAX_CHARACTERS + 1);
     let fits = "é".repeat(MAX_CHARACTERS);
-    let document = format!("{long}\n{fits}\n| {long} |\n```text\n{long}\n```\n  {long}\n");
-    assert_eq!(long_lines(&document), [(1, 121), (7, 123)]);
+    let document =
+        format!("{long}\n{fits}\n\n| a |\n| --- |\n| {long} |\n\n- b\n\n  ```text\n  {long}\n  ```\n\n  {long}\n");
+    assert_eq!(long_lines(&document), [(1, 121), (14, 123)]);
 }
 
 /// The documents that describe the code. Others describe what users write, or what once was.
@@ -49,40 +63,12 @@ const ABOUT_THE_CODE: [&str; 4] = ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/d
 /// The endings of files whose paths are checked.
 const PATH_ENDINGS: [&str; 6] = ["rs", "py", "md", "sh", "toml", "json"];
 
-/// The texts between single backticks, with the lines where they begin. A text may go on in the next line. Blocks of
-/// code are left out.
-fn quotations(document: &str) -> Vec<(usize, String)> {
-    let mut found = Vec::new();
-    let (mut in_code, mut open): (bool, Option<(usize, String)>) = (false, None);
-    for (number, line) in (1..).zip(document.lines()) {
-        if line.trim_start().starts_with("```") {
-            in_code = !in_code;
-            continue;
-        }
-        // A paragraph's end closes what was forgotten.
-        if in_code || line.trim().is_empty() {
-            open = None;
-            continue;
-        }
-        if let Some((_, text)) = &mut open {
-            text.push(' ');
-        }
-        for (i, piece) in line.split('`').enumerate() {
-            if i > 0 {
-                open = match open.take() {
-                    Some(quotation) => {
-                        found.push(quotation);
-                        None
-                    }
-                    None => Some((number, String::new())),
-                };
-            }
-            if let Some((_, text)) = &mut open {
-                text.push_str(piece);
-            }
-        }
-    }
-    found
+/// The texts between backticks, with the lines where they begin. Blocks of code are left out.
+fn quotations(document: &str) -> impl Iterator<Item = (usize, String)> {
+    elements(document).filter_map(|(event, range)| match event {
+        Event::Code(text) => Some((line(document, range.start), text.into_string())),
+        _ => None,
+    })
 }
 
 /// Whether a quotation is the path of a file or folder of the workspace.
@@ -114,22 +100,19 @@ fn names(text: &str) -> Vec<&str> {
 }
 
 /// The citations of a document that the workspace lacks, with their lines.
-fn missing(document: &str, exists: impl Fn(&str) -> bool, words: &BTreeSet<&str>) -> Vec<(usize, String)> {
-    let quotations = quotations(document).into_iter();
+fn missing(document: &str, exists: impl Fn(&str) -> bool, words: &BTreeSet<String>) -> Vec<(usize, String)> {
     let lacks = |text: &str| match is_path(text) {
         true => !exists(text),
-        false => names(text).iter().any(|name| !words.contains(name)),
+        false => names(text).iter().any(|name| !words.contains(*name)),
     };
-    quotations.filter(|(_, text)| lacks(text)).collect()
+    quotations(document).filter(|(_, text)| lacks(text)).collect()
 }
 
 #[test]
 fn what_documents_cite_exists() {
     let root = root();
-    let sources: Vec<_> = ["rs", "py"].iter().flat_map(|extension| files(&root, extension)).collect();
-    // This file cites names of no code.
-    let of_code = sources.iter().filter(|(path, _)| !path.ends_with("architecture/documents.rs"));
-    let words: BTreeSet<&str> = of_code.flat_map(|(_, text)| tokens(text)).collect();
+    let sources = files(&root, "rs").into_values();
+    let words: BTreeSet<String> = sources.flat_map(|text| words(text.parse().unwrap())).collect();
     // A document may leave out the folders in which a whole section is.
     let paths: Vec<String> =
         PATH_ENDINGS.iter().flat_map(|e| files(&root, e).into_keys()).map(|p| format!("/{p}")).collect();
@@ -148,7 +131,7 @@ fn what_documents_cite_exists() {
 
 #[test]
 fn a_name_that_no_code_has_is_found() {
-    let words = BTreeSet::from(["Plan", "validate", "Slot"]);
+    let words = BTreeSet::from(["Plan", "validate", "Slot"].map(String::from));
     let document = "`Plan::validate()` and `Plan::check`, `a/b.rs` and `a/c.rs`, `Pl\n\nan`\n```text\n`Gone`\n```\n\
         `Gone`, `x = 1`, `SLACK`, `text/plain`, `Slot::\n`";
     let found = missing(document, |path| path == "a/b.rs", &words);

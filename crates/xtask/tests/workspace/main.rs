@@ -1,4 +1,4 @@
-//! Checks of the whole workspace that need no kernel and no binary. They stand in the crate that builds fastest.
+//! Checks of the workspace's text: crates, modules and documents. They need no kernel and no binary.
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on fails")]
 
 mod circles;
