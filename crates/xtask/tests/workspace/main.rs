@@ -4,6 +4,7 @@
 mod circles;
 mod crates;
 mod documents;
+mod links;
 mod source;
 
 use std::collections::BTreeMap;
