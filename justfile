@@ -35,6 +35,10 @@ wgpu:
 deny:
     .ci/run deny
 
+# Dependencies that nothing uses
+unused:
+    .ci/run unused
+
 # Trains the quick start, or `just train JOB.toml`
 train *arguments:
     cargo run --release -- train {{arguments}}
