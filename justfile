@@ -39,6 +39,10 @@ deny:
 unused:
     .ci/run unused
 
+# Spelling; `.ci/run python` brings the program
+typos:
+    .ci/run typos
+
 # Trains the quick start, or `just train JOB.toml`
 train *arguments:
     cargo run --release -- train {{arguments}}
