@@ -223,7 +223,7 @@ fn paths_in_macros_count() {
 fn what_a_type_captures_is_no_import() {
     let files = made_up(&[
         ("lib.rs", "mod a;\nmod b;"),
-        ("a.rs", "pub fn f<'a, T>(x: &'a T) -> impl Iterator<Item = crate::b::B> + use<'a, T> { x.b() }"),
+        ("a.rs", "pub fn f<'a>(x: &'a X) -> impl Iterator<Item = crate::b::B> + use<'a> { x.a(); x.b() }"),
         ("b.rs", "pub struct B(crate::a::A);"),
     ]);
     let (found, _) = check("x", &files, &[]);
