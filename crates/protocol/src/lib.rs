@@ -60,6 +60,7 @@ mod follower;
 mod generation;
 mod membership;
 mod messages;
+mod notice;
 mod regulator;
 mod run;
 
@@ -69,17 +70,15 @@ pub use generation::{
     Participant, RunSettings, StepRecord,
 };
 pub use membership::{
-    Admission, Atlas, ExpectedPeers, Identity, Invitation, Member, Roster, Standing, Survey, TicketRole, other_version,
+    Admission, Atlas, ExpectedPeers, Identity, Invitation, Member, Roster, Survey, TicketRole, other_version,
 };
 pub use messages::{
     Answer, Assignment, BulkHeader, CodecError, CodecSpectrum, ComputeCommand, Contact, Farewell, FromPeer, Heartbeat,
     Hello, IncidentStatus, MAX_ASSIGNMENT_BYTES, MAX_CONTROL_BYTES, MAX_HELLO_BYTES, MAX_LISTED, MAX_PROBE_BYTES,
     MachineProfile, MemberId, MemberStatus, PassReport, PeerHello, Probe, Question, ReceivedBytes, Request, RunPhase,
-    RunStatus, SentBytes, Source, TensorHeader, ToPeer, TrainingProgress, VERSION, decode, encode, hello_version,
-    share_of,
+    RunStatus, SentBytes, Source, Standing, TensorHeader, ToPeer, TrainingProgress, VERSION, decode, encode,
+    hello_version, share_of,
 };
+pub use notice::{Incident, IncidentKind, Notice};
 pub use regulator::{CodecChange, CodecChangeReason, CodecUpdate, Regulator};
-pub use run::{
-    Action, Arrival, Custody, Formation, Incident, IncidentKind, Mirroring, Notice, Order, Past, Restart, Run,
-    RunOptions, RunState, Share,
-};
+pub use run::{Action, Arrival, Custody, Formation, Mirroring, Order, Past, Restart, Run, RunOptions, RunState, Share};

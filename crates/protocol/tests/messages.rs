@@ -157,8 +157,8 @@ fn the_layout_of_version_14() {
     let bytes = |m: &ToPeer| encode(m).unwrap();
     let run =
         ToPeer::Compute(ComputeCommand::Run { pass: 300, version: 7, kind: PassKind::Train, step: 2, inspect: true });
-    assert_eq!(bytes(&run), [5, 0xac, 2, 7, 0, 2, 1]);
-    assert_eq!(bytes(&ToPeer::Stop(Farewell::Failed { reason: "no".into() })), [11, 3, 2, b'n', b'o']);
+    assert_eq!(bytes(&run), [5, 0, 0xac, 2, 7, 0, 2, 1]);
+    assert_eq!(bytes(&ToPeer::Stop(Farewell::Failed { reason: "no".into() })), [9, 3, 2, b'n', b'o']);
     let tensor = Address::Value { value: ValueId(5), micro_batch: 1 };
     assert_eq!(
         encode(&TensorHeader { pass: 1, kind: PassKind::Eval, tensor, coded: false }).unwrap(),

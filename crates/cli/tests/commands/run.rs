@@ -101,7 +101,7 @@ fn a_directory_is_reserved_for_one_run() {
     fs::rename(dir.path().join(checkpoint), dir.path().join("elsewhere")).unwrap();
     assert_eq!(tiny(&["--resume", "elsewhere", "--reserve"]).json(), reserved("runs/0004", true));
     let refused = tiny(&["--resume", "runs/0002", "--reserve"]).failure(2, dir.path());
-    assert!(refused.contains("this checkpoint is not there"), "{refused}");
+    assert!(refused.contains("runs/0002: there is no checkpoint here"), "{refused}");
 }
 
 /// Without a terminal there is no bar, but lines that a program can find, and a report on standard output.

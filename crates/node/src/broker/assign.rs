@@ -25,7 +25,15 @@ impl Conductor<'_> {
     /// Begins the generation of this order with the plan that it was made for.
     pub(super) fn begin(&mut self, order: &Order, proposal: Proposal) -> Result<(), NodeError> {
         let Proposal { planned, eval, .. } = proposal;
-        let advisor = CodecAdvisor::start(order.generation, &planned, self.events.clone())?;
+        let (generation, events) = (order.generation, self.events.clone());
+        let advisor = CodecAdvisor::start(&planned, move |decision| {
+            let event = match decision {
+                Ok(codecs) => Incoming::NewCodecs(generation, codecs),
+                Err(e) => Incoming::Note(format!("codecs stay as they are: {e}")),
+            };
+            // The run may be over.
+            drop(events.send(event));
+        })?;
         let (job, plan, model) = (planned.job, planned.plan, Arc::new(planned.model));
         let checkpoint = match order.restart.holders.is_empty() {
             true => self.store.checkpoint(order.restart.progress.step)?,

@@ -4,9 +4,7 @@ use std::sync::mpsc;
 
 use fusionllm_plan::{Plan, SavedPlan};
 use fusionllm_protocol::{CodecChange, CodecUpdate, Regulator, StepRecord};
-use tokio::sync::mpsc::UnboundedSender;
 
-use super::Incoming;
 use crate::NodeError;
 use crate::planning::Planned;
 
@@ -24,11 +22,10 @@ pub(super) struct CodecAdvisor {
 }
 
 impl CodecAdvisor {
-    /// Starts the thread, which sends its decisions about this generation's plan to `events`.
+    /// Starts the thread, which hands its decisions about the plan to `decided`. It ends after an error.
     pub(super) fn start(
-        generation: u32,
         planned: &Planned,
-        events: UnboundedSender<Incoming>,
+        decided: impl Fn(Result<NewCodecs, NodeError>) + Send + 'static,
     ) -> Result<Self, NodeError> {
         let optimizer = planned.job.train.optimizer.update_rule();
         let mut regulator = Regulator::new(&planned.plan, planned.programs.clone(), planned.cluster.clone(), optimizer);
@@ -41,10 +38,10 @@ impl CodecAdvisor {
                     Ok(Some(update)) => plan_file.update(update),
                     Err(e) => Err(e.into()),
                 };
-                // The run may be over.
-                match update {
-                    Ok(update) => drop(events.send(Incoming::NewCodecs(generation, update))),
-                    Err(e) => return drop(events.send(Incoming::Note(format!("codecs stay as they are: {e}")))),
+                let failed = update.is_err();
+                decided(update);
+                if failed {
+                    return;
                 }
             }
         };

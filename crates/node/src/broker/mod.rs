@@ -13,6 +13,7 @@ mod notices;
 mod observer;
 mod options;
 mod origin;
+mod owner;
 mod planner;
 mod records;
 
@@ -31,10 +32,9 @@ use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, Tra
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
 use fusionllm_workspace::config::{Choice, Family, Job, Network};
 use links::{Links, call_back};
-pub use local::LocalPeer;
 use local::{Children, LocalPeers};
 pub use observer::{Event, Observer};
-pub use options::{BrokerOptions, Entry, Peers};
+pub use options::{BrokerOptions, Entry, LocalPeer, Peers};
 use origin::Origin;
 use planner::PlannerThread;
 pub use records::Resume;

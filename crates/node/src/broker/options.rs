@@ -7,7 +7,6 @@ use std::time::Duration;
 use fusionllm_plan::{Cluster, Plan};
 use fusionllm_workspace::config::Known;
 
-use super::local::LocalPeer;
 use super::records::Resume;
 
 /// The options with which a run is conducted.
@@ -56,6 +55,19 @@ pub struct Entry {
     pub uses: Option<u32>,
     /// A file with the only keys that may join; `None` for all.
     pub allow: Option<PathBuf>,
+}
+
+/// A peer to start on this machine.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LocalPeer {
+    /// The peer's name.
+    pub name: String,
+    /// The peer's backend.
+    pub backend: String,
+    /// The threads that it computes with.
+    pub threads: usize,
+    /// How many times slower than this machine it computes.
+    pub slowdown: f64,
 }
 
 /// The machines that take part in a run.

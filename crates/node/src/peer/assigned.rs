@@ -3,27 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use fusionllm_graph::TensorType;
 use fusionllm_graph::units::bytes;
-use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::{Medium, TensorKey};
 use fusionllm_protocol::{Assignment, Contact, MemberId, Role, Source, decode};
 use fusionllm_transport::PeerAddr;
 use tokio::sync::mpsc;
 
-use super::compute::NetLink;
+use super::compute::Loading;
 use crate::machine::memory as machine_memory;
 use crate::net::neighbours;
 
 /// The most tensors that wait until the computing thread has loaded those before them.
 const LOADING_QUEUE: usize = 2;
-
-/// A tensor or the start, on its way to the computing thread before it computes.
-pub(super) enum Loading {
-    /// A tensor to load.
-    Tensor(TensorKey, HostTensor),
-    /// All tensors are loaded.
-    Start(Box<NetLink>),
-}
 
 /// An assignment that this peer can carry out.
 pub(super) struct Assigned {

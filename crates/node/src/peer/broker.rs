@@ -11,7 +11,8 @@ use fusionllm_protocol::{
 use fusionllm_transport::{ConnectError, Connection, DisconnectReason, Lanes, Receiver, Ticket};
 use tokio::task::JoinSet;
 
-use super::assigned::{Assigned, Loading, Stream};
+use super::assigned::{Assigned, Stream};
+use super::compute::Loading;
 use super::events::{Event, FromBroker};
 use super::observer::JoinEvent;
 use super::shared::Shared;

@@ -10,9 +10,11 @@ use fusionllm_protocol::{Assignment, ComputeCommand, Inbox, MemberId, PeerHello}
 use fusionllm_transport::{Connection, DisconnectReason, Lanes, PeerAddr, Receiver};
 use tokio::task::{AbortHandle, JoinSet};
 
-use super::assigned::{Assigned, Loading};
-use super::compute::{Arrivals, Codecs, Compute, Mailbox, NetLink, Throughput, Watched};
-use super::cuts::{Fetch, Kept, Spool, state};
+use super::assigned::Assigned;
+use super::compute::{Arrivals, Codecs, Loading, Mailbox, NetLink, Throughput, Watched};
+use super::computing::Compute;
+use super::copies::Fetch;
+use super::cuts::{Kept, Spool, state};
 use super::events::Event;
 use super::shared::Shared;
 use crate::NodeError;

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use super::assigned::{Assigned, addresses};
 use super::broker::{BrokerConnection, Introduction};
-use super::cuts::{Request, watch_request};
+use super::copies::{Request, watch_request};
 use super::events::{Event, FromBroker};
 use super::generation::{Generation, MOVED_ON};
 use super::observer::{JoinEvent, PartEnd, Participation};

@@ -6,10 +6,11 @@ use fusionllm_backend::Backend;
 use fusionllm_transport::Endpoint;
 use tokio::sync::watch;
 
-use super::compute::{Arrivals, Progress};
+use super::compute::Arrivals;
 use super::cuts::Vault;
 use super::events::{Event, Events};
 use super::observer::JoinObserver;
+use super::progress::Progress;
 
 /// The state that outlives the generations and connections of a peer.
 pub(super) struct Shared {

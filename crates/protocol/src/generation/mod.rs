@@ -129,6 +129,15 @@ impl GenerationMachine {
         }
     }
 
+    /// Begins with the evaluation after the start's step, if there is one. An earlier generation has ended before it was
+    /// complete.
+    pub fn evaluate_start(&mut self) {
+        let Some(last) = self.settings.start.step.checked_sub(1) else { return };
+        if let Some(first @ Item::Pass(BatchId::Eval { .. })) = self.after(Item::Pass(BatchId::Train { step: last })) {
+            self.next = Some(first);
+        }
+    }
+
     /// Progress after the last step that all peers completed.
     pub fn progress(&self) -> TrainingProgress {
         self.progress
@@ -164,8 +173,8 @@ impl GenerationMachine {
         if self.is_started() { self.issue_next() } else { self.finish() }
     }
 
-    /// Ends the generation after the passes in flight and their evaluation, with a cut: see [`GenerationAction::Drained`]. Call
-    /// it only once all peers are ready.
+    /// Ends the generation after the passes in flight and their evaluation, with a cut: see
+    /// [`GenerationAction::Drained`]. Call it only once all peers are ready.
     pub fn drain(&mut self) -> Vec<GenerationAction> {
         if self.over || self.halt.is_some() {
             return Vec::new();

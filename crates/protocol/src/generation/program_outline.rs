@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use fusionllm_graph::{Node, Phase, ValueId};
 use fusionllm_plan::{Address, Cause, PeerId, Poison, Program};
 
-use crate::run::one_line;
+use crate::notice::one_line;
 
 /// The places that a peer may name in a [`Poison`].
 #[derive(Debug, Default, PartialEq, Eq)]

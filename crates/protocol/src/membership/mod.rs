@@ -7,5 +7,5 @@ mod survey;
 
 pub use admission::{Admission, Identity, Invitation, TicketRole};
 pub use atlas::Atlas;
-pub use roster::{ExpectedPeers, Member, Roster, Standing, other_version};
+pub use roster::{ExpectedPeers, Member, Roster, other_version};
 pub use survey::Survey;

@@ -3,7 +3,7 @@
 use fusionllm_graph::units::counted;
 use serde::{Deserialize, Serialize};
 
-use crate::{Admission, Contact, Hello, Identity, MemberId, VERSION};
+use crate::{Admission, Contact, Hello, Identity, MemberId, Standing, VERSION};
 
 /// Longest name, backend or device, in bytes.
 const MAX_TEXT_BYTES: usize = 64;
@@ -34,20 +34,6 @@ impl ExpectedPeers {
             Self::Named(names) => names.len(),
         }
     }
-}
-
-/// Whether a member can be used.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Standing {
-    /// The member is connected, and answers.
-    Present,
-    /// The member is connected, and has not answered for too long. It is present again once it answers.
-    Silent,
-    /// The member's connection has ended. It may come back.
-    Away,
-    /// The member may not come back.
-    Out,
 }
 
 /// A machine that has joined.

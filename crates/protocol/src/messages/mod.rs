@@ -17,4 +17,4 @@ pub use control::{
 pub use owner::{Question, Request};
 pub use progress::TrainingProgress;
 pub use report::{CodecError, CodecSpectrum, PassReport, ReceivedBytes, SentBytes};
-pub use status::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, RunPhase, RunStatus};
+pub use status::{Answer, IncidentStatus, MAX_LISTED, MemberStatus, RunPhase, RunStatus, Standing};

@@ -2,8 +2,6 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Standing;
-
 /// The broker's only message to an owner. The broker then closes the connection.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub enum Answer {
@@ -24,6 +22,20 @@ pub enum Answer {
         /// The ticket's text.
         text: String,
     },
+}
+
+/// Whether a member can be used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Standing {
+    /// The member is connected, and answers.
+    Present,
+    /// The member is connected, and has not answered for too long. It is present again once it answers.
+    Silent,
+    /// The member's connection has ended. It may come back.
+    Away,
+    /// The member may not come back.
+    Out,
 }
 
 /// The phase of a run.

@@ -5,7 +5,6 @@ mod copies;
 mod custody;
 mod formation;
 mod gathering;
-mod notice;
 mod running;
 mod spares;
 mod speed;
@@ -19,6 +18,7 @@ use std::sync::Arc;
 
 use fusionllm_plan::{LinkCodec, PeerId, Program};
 
+use crate::notice::{IncidentKind, Notice, Open, one_line};
 use crate::{
     Admission, AppliedCodecs, Atlas, Farewell, FromPeer, GenerationMachine, Hello, Identity, MemberId, Roster,
     RunSettings, Standing, Survey, ToPeer, TrainingProgress,
@@ -27,9 +27,6 @@ pub use action::Action;
 use copies::{COPY_RATE, CopyPace};
 pub use custody::{Custody, Restart, Share};
 pub use formation::{Formation, Mirroring, Order};
-use notice::Open;
-pub(crate) use notice::one_line;
-pub use notice::{Incident, IncidentKind, Notice};
 use speed::Speeds;
 use state::Awaited;
 pub use state::{Past, RunState};
@@ -112,6 +109,8 @@ pub struct Run {
     begun: bool,
     /// Progress after the last step that all peers of a generation completed.
     progress: TrainingProgress,
+    /// Batches trained on before the last complete evaluation of the steps that count.
+    evaluated: u64,
     /// Measures spares while a generation runs.
     scout: Option<Survey>,
     /// Members that came, or came back, since the last plan was made.
@@ -158,6 +157,7 @@ impl Run {
             last_pass: 0,
             begun: false,
             progress: start,
+            evaluated: start.step,
             scout: None,
             newcomers: BTreeSet::new(),
             weighing: false,

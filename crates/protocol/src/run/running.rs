@@ -4,10 +4,9 @@ use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::copies::{bandwidth, buddies};
-use super::notice::{Open, one_line};
 use super::speed::SpeedChange;
-use super::{Action, Formation, IncidentKind, Notice, Order, Share};
-use super::{COPY_RATE, Phase, Run, Running};
+use super::{Action, COPY_RATE, Formation, Order, Phase, Run, Running, Share};
+use crate::notice::{IncidentKind, Notice, Open, one_line};
 use crate::{
     FromPeer, GenerationAction, GenerationMachine, MemberId, Participant, RunSettings, Standing, StepRecord, ToPeer,
     TrainingProgress,
@@ -34,6 +33,7 @@ impl Run {
             open.goes_back(step, self.copies.since(step, open.heard()));
         }
         self.progress = restart.progress;
+        self.evaluated = self.evaluated.min(step);
         let first_holders = restart.holders.values().filter_map(|holders| holders.first().copied());
         let donors = first_holders.filter(|m| !formation.members.contains(m)).collect();
         let settings = RunSettings {
@@ -49,7 +49,10 @@ impl Run {
             name: self.roster.display_name(*m).to_owned(),
             expected: expected.clone(),
         });
-        let machine = GenerationMachine::new(settings, participants.collect());
+        let mut machine = GenerationMachine::new(settings, participants.collect());
+        if self.evaluated < step {
+            machine.evaluate_start();
+        }
         let (mirrors, copied_s) =
             if self.options.copies { buddies(&self.atlas, &formation) } else { Default::default() };
         self.copies.plan(copied_s);
@@ -310,7 +313,10 @@ impl Run {
                     all.extend(self.step_over());
                     all.extend(slower);
                 }
-                GenerationAction::Evaluated(record) => all.push(Action::Evaluated(record)),
+                GenerationAction::Evaluated(record) => {
+                    self.evaluated = record.step;
+                    all.push(Action::Evaluated(record));
+                }
                 GenerationAction::Cut(step) => self.begin_cut(step),
                 GenerationAction::BeginCheckpoint(step) => all.push(Action::BeginCheckpoint(step)),
                 GenerationAction::Commit(progress) => all.push(Action::Commit(progress)),

@@ -1,7 +1,7 @@
 //! Members that come and go while a generation runs: whether a newcomer helps, and how one leaves in good order.
 
-use super::notice::Open;
 use super::{Phase, Run};
+use crate::notice::Open;
 use crate::{Action, Farewell, Formation, IncidentKind, MemberId, Notice, Standing, Survey, ToPeer};
 
 impl Run {

@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-use super::notice::Open;
 use super::{Phase, Run, RunOptions};
+use crate::notice::Open;
 use crate::{Admission, Atlas, Custody, IncidentKind, Member, MemberId, Roster, Standing, TrainingProgress};
 
 /// Seconds that members which went together have to come back, counted from the return of the first one. Members try
@@ -20,6 +20,9 @@ pub struct RunState {
     last_pass: u64,
     begun: bool,
     progress: TrainingProgress,
+    /// Batches trained on before the last complete evaluation. Earlier versions did not write it.
+    #[serde(default)]
+    evaluated: u64,
     admission: Admission,
     members: Vec<Member>,
     next_name: usize,
@@ -70,6 +73,7 @@ impl Run {
             last_pass,
             begun: self.begun,
             progress: self.progress,
+            evaluated: self.evaluated,
             admission: self.roster.admission().clone(),
             members: self.roster.members().to_vec(),
             next_name: self.roster.next_name(),
@@ -100,6 +104,7 @@ impl Run {
         run.generation = state.generation.saturating_add(1);
         run.last_pass = state.last_pass;
         run.begun = state.begun;
+        run.evaluated = state.evaluated;
         if run.begun {
             run.awaited = Some(Awaited { members: state.awaited, until: None });
             run.rewound = false;

@@ -104,7 +104,7 @@ impl Run {
         let mut actions = self.lose(member, reason, Standing::Out, kind);
         self.watch.forget(member);
         self.custody.lose(member);
-        let reason = super::notice::one_line(reason);
+        let reason = crate::notice::one_line(reason);
         actions.push(Action::Send(member, ToPeer::Stop(Farewell::PutOut { reason })));
         actions.push(Action::Dismiss(member));
         actions

@@ -6,20 +6,6 @@ use std::fs;
 use super::source::Modules;
 use super::{files, root};
 
-/// Two modules that may import each other because they are one idea.
-struct OneIdea {
-    /// The crate and the folder in its `src`, such as `plan/program`.
-    folder: &'static str,
-    modules: [&'static str; 2],
-    why: &'static str,
-}
-
-const ONE_IDEA: [OneIdea; 1] = [OneIdea {
-    folder: "node/broker",
-    modules: ["conductor", "feeds"],
-    why: "the conductor owns its feeds, and its methods that fill them stand beside them",
-}];
-
 /// The imports between a folder's direct children, with the places that import.
 type Imports = BTreeMap<String, BTreeMap<String, BTreeSet<String>>>;
 
@@ -38,29 +24,6 @@ fn imports(crate_name: &str, modules: &Modules) -> BTreeMap<String, Imports> {
         }
     }
     folders
-}
-
-/// The imports with each allowed pair as one module, named after both.
-fn merged(imports: &Imports, allowed: &[[&str; 2]]) -> Imports {
-    let mut groups: Vec<BTreeSet<&str>> = Vec::new();
-    for pair in allowed {
-        let (touched, mut others): (Vec<_>, Vec<_>) =
-            groups.into_iter().partition(|group| pair.iter().any(|name| group.contains(name)));
-        others.push(touched.into_iter().flatten().chain(*pair).collect());
-        groups = others;
-    }
-    let group = |name: &str| match groups.iter().find(|group| group.contains(name)) {
-        Some(group) => group.iter().copied().collect::<Vec<_>>().join("+"),
-        None => name.to_owned(),
-    };
-    let mut merged = Imports::new();
-    for (from, targets) in imports {
-        for (to, places) in targets.iter().filter(|(to, _)| group(to) != group(from)) {
-            let targets = merged.entry(group(from)).or_default();
-            targets.entry(group(to)).or_default().extend(places.iter().cloned());
-        }
-    }
-    merged
 }
 
 /// The shortest chain of imports from one module to another or back to itself, without its end.
@@ -110,45 +73,23 @@ fn circles(folder: &str, imports: &Imports) -> Vec<String> {
     found.into_iter().map(report).collect()
 }
 
-/// The circles of a crate, and those of `allowed` that none of its circles needs.
-fn check<'a>(
-    crate_name: &str,
-    files: &BTreeMap<String, String>,
-    allowed: &'a [OneIdea],
-) -> (Vec<String>, Vec<&'a OneIdea>) {
-    let (mut found, mut needless) = (Vec::new(), Vec::new());
+/// The circles of a crate.
+fn check(crate_name: &str, files: &BTreeMap<String, String>) -> Vec<String> {
     let folders = imports(crate_name, &Modules::read(files));
-    let of_crate = |pair: &&OneIdea| pair.folder.split('/').next() == Some(crate_name);
-    for pair in allowed.iter().filter(of_crate) {
-        let [a, b] = pair.modules;
-        let imports = folders.get(pair.folder);
-        if !imports.is_some_and(|imports| chain(imports, a, b).is_some() && chain(imports, b, a).is_some()) {
-            needless.push(pair);
-        }
-    }
-    for (folder, imports) in &folders {
-        let pairs = allowed.iter().filter(|pair| pair.folder == folder).map(|pair| pair.modules);
-        found.extend(circles(folder, &merged(imports, &pairs.collect::<Vec<_>>())));
-    }
-    (found, needless)
+    folders.iter().flat_map(|(folder, imports)| circles(folder, imports)).collect()
 }
 
 #[test]
 fn no_modules_import_each_other_in_a_circle() {
-    let (mut found, mut needless) = (Vec::new(), Vec::new());
+    let mut found = Vec::new();
     for entry in fs::read_dir(root().join("crates")).unwrap().map(Result::unwrap) {
         let source = entry.path().join("src");
         // This crate has tests alone.
-        if !source.is_dir() {
-            continue;
+        if source.is_dir() {
+            found.extend(check(entry.file_name().to_str().unwrap(), &files(&source, "rs")));
         }
-        let sources = files(&source, "rs");
-        let (more, unneeded) = check(entry.file_name().to_str().unwrap(), &sources, &ONE_IDEA);
-        found.extend(more);
-        needless.extend(unneeded.iter().map(|pair| format!("{}: {:?}, {}", pair.folder, pair.modules, pair.why)));
     }
     assert!(found.is_empty(), "modules import each other in a circle:\n{}", found.concat());
-    assert!(needless.is_empty(), "take these pairs off the list, no circle needs them:\n{}", needless.join("\n"));
 }
 
 /// A crate with these files.
@@ -165,19 +106,10 @@ fn a_circle_is_found_with_what_closes_it() {
         ("b.rs", "use crate::helper;\npub struct Cost;"),
         ("c.rs", "pub fn helper() -> crate::a::Size { todo!() }"),
     ]);
-    let (found, _) = check("x", &files, &[]);
+    let found = check("x", &files);
     let expected = "x: a -> b -> c -> a\n    a imports b: a.rs uses crate::Price\n    \
         b imports c: b.rs uses crate::helper\n    c imports a: c.rs uses crate::a::Size\n";
     assert_eq!(found, [expected]);
-
-    // Two of the three modules count as one idea, which does not hide the third.
-    let pair = |folder, modules| OneIdea { folder, modules, why: "a test" };
-    let allowed = [pair("x", ["a", "b"])];
-    assert!(check("x", &files, &allowed).0[0].starts_with("x: a+b -> c -> a+b\n"));
-    let allowed = [pair("x", ["a", "b"]), pair("x", ["b", "c"]), pair("x/a", ["d", "e"])];
-    let (found, needless) = check("x", &files, &allowed);
-    assert!(found.is_empty(), "{found:?}");
-    assert_eq!(needless.iter().map(|pair| pair.folder).collect::<Vec<_>>(), ["x/a"]);
 }
 
 #[test]
@@ -188,7 +120,7 @@ fn folders_are_checked_and_tests_are_not() {
         ("a/one.rs", "use super::two::f; // crate::b::B\npub fn g() {}"),
         ("b.rs", "use crate::a::A;\n#[cfg(test)]\nmod tests {\n    use crate::b::B;\n}"),
     ]);
-    let (found, _) = check("x", &files, &[]);
+    let found = check("x", &files);
     assert_eq!(found.len(), 1, "{found:?}");
     assert!(
         found[0].starts_with("x/a: one -> two -> one\n    one imports two: a/one.rs uses super::two::f\n"),
@@ -201,7 +133,7 @@ fn folders_are_checked_and_tests_are_not() {
          impl A {\n    #[cfg(all(test, unix))]\n    fn f() -> crate::b::B {}\n}",
     );
     let files = made_up(&[("main.rs", "mod a;\nmod b;"), for_tests, ("b.rs", "use crate::a::A;\npub struct B;")]);
-    assert!(check("x", &files, &[]).0.is_empty());
+    assert!(check("x", &files).is_empty());
 }
 
 #[test]
@@ -212,7 +144,7 @@ fn paths_in_macros_count() {
         ("b.rs", "pub fn cost() { print!(\"{} {}\", \"crate::c::C\", vec![1, super::a::cost!(x)]) }"),
         ("c.rs", "use crate::{a, b};"),
     ]);
-    let (found, _) = check("x", &files, &[]);
+    let found = check("x", &files);
     let expected = "x: a -> b -> a\n    a imports b: a.rs uses crate::b::cost\n    \
         b imports a: b.rs uses super::a::cost\n";
     assert_eq!(found, [expected]);
@@ -226,7 +158,7 @@ fn what_a_type_captures_is_no_import() {
         ("a.rs", "pub fn f<'a>(x: &'a X) -> impl Iterator<Item = crate::b::B> + use<'a> { x.a(); x.b() }"),
         ("b.rs", "pub struct B(crate::a::A);"),
     ]);
-    let (found, _) = check("x", &files, &[]);
+    let found = check("x", &files);
     let expected = "x: a -> b -> a\n    a imports b: a.rs uses crate::b::B\n    b imports a: b.rs uses crate::a::A\n";
     assert_eq!(found, [expected]);
 }

@@ -16,21 +16,8 @@ use tokio::process::{Child, Command};
 use tokio::task::JoinSet;
 
 use crate::NodeError;
-use crate::broker::Peers;
+use crate::broker::options::{LocalPeer, Peers};
 use emulation::free_addresses;
-
-/// A peer to start on this machine.
-#[derive(Debug, Clone, PartialEq)]
-pub struct LocalPeer {
-    /// The peer's name.
-    pub name: String,
-    /// The peer's backend.
-    pub backend: String,
-    /// The threads that it computes with.
-    pub threads: usize,
-    /// How many times slower than this machine it computes.
-    pub slowdown: f64,
-}
 
 /// The addresses by which a local peer reaches the others.
 pub(crate) struct Invitation {

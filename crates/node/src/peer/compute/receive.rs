@@ -11,8 +11,8 @@ use fusionllm_transport::{Frame, Receiver};
 
 use super::codecs::Codecs;
 use super::mailbox::Mailbox;
-use super::progress::Progress;
 use crate::NodeError;
+use crate::peer::progress::Progress;
 
 /// The smallest payload whose arrival time is counted. A smaller one arrives in a few packets at once, and the clock
 /// starts only when the first of them is there.

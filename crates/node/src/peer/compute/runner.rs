@@ -14,11 +14,11 @@ use fusionllm_protocol::{
 
 use super::codecs::{Codecs, Watch};
 use super::mailbox::Mailbox;
-use super::progress::Progress;
 use super::receive::Throughput;
 use crate::NodeError;
 use crate::machine::memory;
 use crate::net::Outbox;
+use crate::peer::progress::Progress;
 
 /// The computing thread, once everything is loaded.
 pub(crate) struct ProgramRunner {

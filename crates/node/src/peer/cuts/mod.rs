@@ -1,10 +1,6 @@
-//! The cuts that a peer keeps, and the copies that members take of them.
+//! The cuts that a peer keeps: its own, and copies of other members' shares.
 
-mod fetch;
-mod serve;
 pub(crate) mod state;
 mod vault;
 
-pub(crate) use fetch::Fetch;
-pub(crate) use serve::{Request, accept, watch_request};
 pub(crate) use vault::{Kept, Spool, Vault};

@@ -7,7 +7,7 @@ use fusionllm_protocol::{Assignment, BulkHeader};
 use fusionllm_transport::Connection;
 
 use super::vault::Kept;
-use crate::peer::compute::Progress;
+use crate::peer::progress::Progress;
 use crate::{NodeError, net};
 
 /// Draws parameters and buffers from the seed, and hands each to `load` until that returns false.

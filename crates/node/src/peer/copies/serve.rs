@@ -9,8 +9,8 @@ use fusionllm_transport::{Connection, Lanes};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::vault::Kept;
 use crate::net::probe::answer_probes;
+use crate::peer::cuts::Kept;
 use crate::peer::events::Event;
 use crate::peer::shared::Shared;
 use crate::{NodeError, net};

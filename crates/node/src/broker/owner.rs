@@ -9,8 +9,7 @@ use fusionllm_protocol::{
 };
 use fusionllm_transport::{Connection, Lanes, PeerKey};
 
-use super::farewell::part;
-use super::tickets::invite;
+use super::entry::{invite, part};
 use crate::broker::conductor::Conductor;
 use crate::broker::observer::Event;
 use crate::{NodeError, net};
