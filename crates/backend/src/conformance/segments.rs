@@ -173,7 +173,7 @@ fn names_what_failed(backend: &dyn Backend, row: i64) -> Result<(), String> {
         let mut b = Builder::new("rows");
         let inputs = [b.input("x", DType::F32, [3, 2])?, b.input("rows", DType::I64, [2])?];
         let grown = b.unary(Unary::Exp, inputs[0])?;
-        let chosen = b.op(op.clone(), &[grown, inputs[1]])?;
+        let chosen = b.op(op, &[grown, inputs[1]])?;
         Segment::of_graph(b.graph(), &inputs, &[chosen])
     };
     let fail = |e: BackendError| e.to_string();
