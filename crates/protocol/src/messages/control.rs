@@ -160,7 +160,7 @@ pub enum FromPeer {
         /// The member whose share it is.
         of: MemberId,
     },
-    /// The peer has taken a cut, as [`ToPeer::Snapshot`] asked, and keeps it.
+    /// The peer has taken a cut, as [`ComputeCommand::Snapshot`] asked, and keeps it.
     Kept {
         /// The cut.
         step: u64,
