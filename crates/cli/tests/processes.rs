@@ -55,7 +55,7 @@ fn logs_follow_each_pass_at_the_broker_and_at_the_peers() {
     for (log, generation, text) in [
         (&of_broker, "generation{number=1}", "is issued"),
         (&of_peer, "generation{number=1 peer=1}", "begins"),
-        (&of_peer, "generation{number=1 peer=1}", " from member 0"),
+        (&of_peer, "generation{number=1 peer=1}", " from member "),
         (&of_peer, "generation{number=1 peer=1}", "needs the verdict"),
         (&of_peer, "generation{number=1 peer=1}", "is done"),
     ] {
