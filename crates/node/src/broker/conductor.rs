@@ -236,7 +236,8 @@ impl Conductor<'_> {
         Ok(())
     }
 
-    /// Streams the inputs of a pass to the peers that read them, and gives the state machine the micro-batches' weights.
+    /// Streams the inputs of a pass to the peers that read them, and gives the state machine the micro-batches'
+    /// weights.
     fn feed(&mut self, pass: u64, id: BatchId) -> Result<(), NodeError> {
         let Some(generation) = &self.current else { return Ok(()) };
         let _span = tracing::info_span!("pass", number = pass, kind = ?id.kind(), step = id.step()).entered();

@@ -168,8 +168,8 @@ fn indices(graph: &Graph) -> BTreeMap<String, Indices> {
             }
             _ => continue,
         };
-        // A loss that reads a part of its labels does not limit the others. So only views of all labels may stand between
-        // such a loss and its input.
+        // A loss that reads a part of its labels does not limit the others. So only views of all labels may stand
+        // between such a loss and its input.
         while let Some(producer) = graph.producer(value).map(|n| graph.node(n))
             && producer.op.view().is_some_and(|view| ignored.is_none() || view == View::Whole)
         {
