@@ -24,11 +24,12 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let mut set = args.set.clone();
     set.extend(args.scheduler.as_ref().map(|name| format!("plan.scheduler={name}")));
     set.extend(args.compression.as_ref().map(|name| format!("compression.name={name}")));
-    let job = load_job(&args.job, &set)?;
+    let mut job = load_job(&args.job, &set)?;
     let testbed = Testbed::load(&args.testbed)?.cluster;
     let started = Instant::now();
+    let models = models(&mut job)?;
     let Planned { plan, model, cluster, lower_bound_s, notes, programs, predicted, .. } =
-        plan_for(&job, models(&job)?, &testbed)?;
+        plan_for(&job, models, &testbed)?;
     let solve_s = Some(started.elapsed().as_secs_f64());
     let origin = Origin { lower_bound_step_s: lower_bound_s.filter(|b| *b > 0.0), solve_s, notes };
     let optimizer = job.train.optimizer.update_rule();

@@ -26,8 +26,8 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     }
     let (batch, models) = match &args.job {
         Some(path) => {
-            let job = load_job(path, &[])?;
-            (job.train.batch, models(&job)?)
+            let mut job = load_job(path, &[])?;
+            (job.train.batch, models(&mut job)?)
         }
         None => (0, Vec::new()),
     };

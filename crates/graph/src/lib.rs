@@ -27,6 +27,7 @@
 //! ```
 
 pub mod autodiff;
+pub mod batch;
 mod builder;
 mod builder_ops;
 mod error;

@@ -132,6 +132,7 @@ impl Import<'_> {
             import.cx.torch = import.archive.torch_release().unwrap_or(import.cx.torch);
             let mut names = Names::new();
             import.bind_symbols(options.batch_size)?;
+            import.cx.has_dynamic_sizes = !import.symbols.is_empty();
             let read = import.archive.bytes_read();
             import.inputs(&updated, &mut names)?;
             let graph = &import.program.graph;

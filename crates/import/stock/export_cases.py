@@ -6,7 +6,7 @@
 
 It writes NAME.pt2 and NAME.safetensors for each case whose name contains one of the texts: the archive, and its inputs,
 loss, gradients and buffers after one pass. `cases.json` lists the cases: what is expected of each, and the message
-where PyTorch refuses it. The test `crates/node/tests/pytorch.rs` compares them with ours.
+where PyTorch refuses it. The test `crates/node/tests/pytorch` compares them with ours.
 """
 
 import importlib

@@ -66,6 +66,8 @@ pub(crate) struct Context<'a> {
     /// The version of PyTorch that wrote the archive; the newest if it is unknown. Some gradients differ between
     /// versions.
     pub(crate) torch: (u32, u32),
+    /// Whether sizes of the batch are free, so that a number of the graph may be one of them.
+    pub(crate) has_dynamic_sizes: bool,
 }
 
 struct Constant {
@@ -91,6 +93,7 @@ impl<'a> Context<'a> {
             carriers: Vec::new(),
             single,
             torch: (u32::MAX, 0),
+            has_dynamic_sizes: false,
         }
     }
 

@@ -36,7 +36,8 @@ impl Context<'_> {
             Binary::Div => scalar == 1.0 && !reverse,
             _ => false,
         };
-        if identity {
+        // A number that is a size of the batch has other values for other batches, for which the graph is the same.
+        if identity && !self.has_dynamic_sizes {
             return Ok(x);
         }
         self.op(BinaryScalar { op, scalar, reverse }, &[x])

@@ -253,13 +253,9 @@ impl Conductor<'_> {
                     .get(*micro_batch as usize)
                     .and_then(|t| t.get(name))
                     .ok_or_else(|| NodeError::input(format!("the model reads {name:?}, which the data do not have")))?;
-                let tensor = match model.train.graph.find(name) {
-                    Some(input) => tensor.cast(model.train.graph.ty(input).dtype)?,
-                    None => tensor.clone(),
-                };
                 let address = Address::Value { value: *value, micro_batch: *micro_batch };
                 let header = TensorHeader { pass, kind: id.kind(), tensor: address, coded: false };
-                link.outbox.tensor(&header, tensor)?;
+                link.outbox.tensor(&header, tensor.clone())?;
             }
         }
         Ok(())

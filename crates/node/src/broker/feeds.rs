@@ -2,8 +2,11 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use fusionllm_data::{Batch, Dataset, IGNORED};
+use fusionllm_backend::Backend;
+use fusionllm_data::{Batch, Dataset};
+use fusionllm_graph::batch::Weights;
 use fusionllm_graph::ops::View;
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
@@ -11,33 +14,34 @@ use fusionllm_protocol::BatchId;
 
 use crate::NodeError;
 use crate::model::Model;
+use crate::model::imported::evaluate;
 
 /// The assignment of the data's tensors to the inputs of the model.
 pub(super) struct Feeds {
     /// The model's input, by the name that the data use.
     pub(super) names: BTreeMap<String, String>,
-    /// The tensor that holds the targets, where it is known.
-    pub(super) targets: Option<Targets>,
+    /// The name in the data of the tensor that holds the targets, where it is known.
+    targets: Option<String>,
+    /// Computes what the loss of a batch needs beside its micro-batches.
+    backend: Arc<dyn Backend>,
     /// The numbers that each input may hold, by the name of the input.
     indices: BTreeMap<String, Indices>,
-}
-
-/// A tensor of targets.
-pub(super) struct Targets {
-    /// The tensor's name in the data.
-    pub(super) name: String,
-    /// The label that counts neither in the loss nor in the accuracy.
-    ignored: i64,
 }
 
 impl Feeds {
     /// Matches inputs by name. If the names differ, the inputs of text and of images match in order, provided that
     /// their numbers and types agree. The order of a file's tensors means nothing, so they match by type, if each fits
     /// one input alone.
-    pub(super) fn new(graph: &Graph, data: &Dataset, micro_batch: usize) -> Result<Self, NodeError> {
+    pub(super) fn new(model: &Model, data: &Dataset) -> Result<Self, NodeError> {
+        let own = |name: &str| !model.loss.fills_in(name);
+        Self::of(&model.forward, own, data, model.micro_batch)
+    }
+
+    /// Matches those inputs of a graph that are the model's own.
+    fn of(graph: &Graph, own: impl Fn(&str) -> bool, data: &Dataset, micro_batch: usize) -> Result<Self, NodeError> {
         let given = data.inputs(micro_batch);
-        let wanted: Vec<(&str, &TensorType)> =
-            graph.inputs().map(|v| (graph.value(v).name.as_str(), graph.ty(v))).collect();
+        let inputs = graph.inputs().map(|v| (graph.value(v).name.as_str(), graph.ty(v)));
+        let wanted: Vec<(&str, &TensorType)> = inputs.filter(|(name, _)| own(name)).collect();
         let fits = |a: &TensorType, b: &TensorType| a.shape == b.shape && a.dtype.is_float() == b.dtype.is_float();
         let named = |name: &str, ty: &TensorType| given.iter().any(|(n, t)| n == name && fits(t, ty));
         let alone = |ty: &TensorType| {
@@ -60,14 +64,13 @@ impl Feeds {
         }
         let names: BTreeMap<String, String> =
             pairs.iter().map(|(from, to)| (from.to_string(), to.to_string())).collect();
-        let (input, ignored) = match graph.metadata.get(TARGETS_KEY) {
-            Some(targets) => (targets["input"].as_str(), targets["ignore_index"].as_i64()),
-            None if graph.metadata.contains_key("family") => (Some("labels"), Some(IGNORED)),
-            None => (None, None),
+        let input = match graph.metadata.get(TARGETS_KEY) {
+            Some(targets) => targets["input"].as_str(),
+            None => Some("labels").filter(|_| graph.metadata.contains_key("family")),
         };
         let from = |input: &str| names.iter().find(|(_, to)| *to == input).map(|(from, _)| from.clone());
-        let targets = input.and_then(from).zip(ignored).map(|(name, ignored)| Targets { name, ignored });
-        Ok(Self { names, targets, indices: indices(graph) })
+        let targets = input.and_then(from);
+        Ok(Self { names, targets, backend: fusionllm_backend::open("cpu")?, indices: indices(graph) })
     }
 
     /// Refuses a token that the model's embedding does not have, and a class that its loss does not have. `origin`
@@ -142,14 +145,6 @@ fn how_to_store(name: &str, wanted: &TensorType, given: Option<&TensorType>, mic
     }
 }
 
-impl Targets {
-    /// The number of labels that are not ignored.
-    fn count(&self, labels: &HostTensor) -> u64 {
-        let labels = labels.cast(DType::I64).ok().and_then(|t| t.to_i64());
-        labels.map_or(0, |l| l.iter().filter(|l| **l != self.ignored).count() as u64)
-    }
-}
-
 /// The numbers from 0 to below `size`.
 struct Indices {
     size: usize,
@@ -198,7 +193,7 @@ impl Feeds {
     /// The number of targets in a step, if none of its labels is ignored; `None` if the model does not tell which
     /// labels are targets.
     pub(super) fn targets_per_step(&self, data: &Dataset, batch: usize) -> Option<f64> {
-        let Targets { name, .. } = self.targets.as_ref()?;
+        let name = self.targets.as_ref()?;
         data.inputs(batch).iter().find(|(n, _)| n == name).map(|(_, ty)| ty.numel() as f64)
     }
 
@@ -220,33 +215,25 @@ impl Feeds {
 
     /// Cuts a batch into this number of micro-batches.
     pub(super) fn cut(&self, batch: Batch, count: u32, model: &Model) -> Result<MicroBatches, NodeError> {
-        let size = model.micro_batch;
-        let targets = self.targets.as_ref();
-        let total = match targets {
-            Some(t) => batch.tensors.iter().find(|(n, _)| *n == t.name).map_or(0, |(_, labels)| t.count(labels)),
-            None => batch.targets,
-        };
-        let (mut micro_batches, mut weights) = (Vec::new(), Vec::new());
-        for m in 0..count as usize {
-            let mut tensors = BTreeMap::new();
+        let (size, graph) = (model.micro_batch, &model.forward);
+        let types: BTreeMap<&str, DType> =
+            graph.inputs().map(|v| (graph.value(v).name.as_str(), graph.ty(v).dtype)).collect();
+        let mut micro_batches = vec![BTreeMap::new(); count as usize];
+        for (m, tensors) in micro_batches.iter_mut().enumerate() {
             for (name, tensor) in &batch.tensors {
                 let Some(input) = self.names.get(name.as_ref()) else { continue };
-                tensors.insert(input.clone(), rows(tensor, m * size, size)?);
+                let part = rows(tensor, m * size, size)?;
+                let part = types.get(input.as_str()).map_or(Ok(part.clone()), |dtype| part.cast(*dtype))?;
+                tensors.insert(input.clone(), part);
             }
-            let weight = match targets {
-                Some(t) => {
-                    let labels = self.names.get(&t.name).and_then(|input| tensors.get(input.as_str()));
-                    labels.map_or(0, |labels| t.count(labels)) as f64 / total.max(1) as f64
-                }
-                // The targets that count are unknown, so the loss is the mean of the micro-batches' means.
-                None => 1.0 / f64::from(count),
-            };
-            let dtype = model.train.graph.ty(model.train.loss_weight).dtype;
-            tensors.insert("loss_weight".into(), HostTensor::scalar(dtype, weight)?);
-            weights.push(weight);
-            micro_batches.push(tensors);
         }
-        Ok(MicroBatches { tensors: micro_batches, weights, targets: total })
+        let run = |op: &Op, inputs: Vec<HostTensor>, types: &[TensorType]| evaluate(&*self.backend, op, inputs, types);
+        let Weights { weights, targets } = model.loss.feed(&mut micro_batches, &run)?;
+        let dtype = model.train.graph.ty(model.train.loss_weight).dtype;
+        for (tensors, weight) in micro_batches.iter_mut().zip(&weights) {
+            tensors.insert("loss_weight".into(), HostTensor::scalar(dtype, *weight)?);
+        }
+        Ok(MicroBatches { tensors: micro_batches, weights, targets: targets.unwrap_or(batch.targets) })
     }
 }
 
@@ -288,7 +275,7 @@ mod tests {
         let data = Dataset::open(&Data::Tensors(tensors), 1).unwrap();
         let config =
             Gpt2Config { vocab_size: 8, n_positions: 2, n_embd: 8, n_layer: 1, n_head: 1, ..Gpt2Config::default() };
-        let feeds = Feeds::new(&config.build(3, 2, DType::F32).unwrap(), &data, 3).unwrap();
+        let feeds = Feeds::of(&config.build(3, 2, DType::F32).unwrap(), |_| true, &data, 3).unwrap();
 
         let batch = data.train_batch(0, 3).unwrap();
         let origin = |row: usize| data.train_origin(row as u64);
@@ -331,7 +318,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let check = |labels: &[i64]| {
             let data = classes(dir.path(), labels);
-            let feeds = Feeds::new(&classifier(2, 4), &data, 2).unwrap();
+            let feeds = Feeds::of(&classifier(2, 4), |_| true, &data, 2).unwrap();
             let batch = data.train_batch(0, 2).unwrap();
             let (_, tensor) = batch.tensors.iter().find(|(name, _)| *name == "y").unwrap();
             feeds.check_indices("y", tensor, |row| data.train_origin(row as u64))
@@ -349,7 +336,7 @@ mod tests {
     fn the_hint_about_data_that_do_not_fit_is_about_what_differs() {
         let dir = tempfile::tempdir().unwrap();
         let data = classes(dir.path(), &[0, 1]);
-        let error = |graph: &Graph, data: &Dataset| Feeds::new(graph, data, 2).err().unwrap().report();
+        let error = |graph: &Graph, data: &Dataset| Feeds::of(graph, |_| true, data, 2).err().unwrap().report();
         assert_snapshot!(error(&classifier(2, 5), &data), @r"
         the model takes x: f32[2, 5], y: i64[2], but the data have x: f32[2, 4], y: i64[2]
         hint: store `x` in each file as f32[rows, 5], with one row a sample

@@ -69,12 +69,15 @@ pub async fn conduct(
     let (resume, left) = parts.unwrap_or_default();
     // All input is checked before anybody waits and before anything is written.
     let data = Dataset::open(&job.data, job.train.seed)?;
-    let models = models(&job)?;
+    let models = models(&mut job)?;
     let model = &models[0];
     if let Some(checkpoint) = &resume {
         check(checkpoint, &job, &data, model)?;
     }
-    let feeds = Feeds::new(&model.forward, &data, model.micro_batch)?;
+    let feeds = Feeds::new(model, &data)?;
+    if let Some(text) = model.doubt(job.train.batch) {
+        observer.event(Event::Note { text: &text });
+    }
     let allowed = entry.allow.as_deref().map(allowed).transpose()?;
     let source = match &job.model.family {
         Family::Imported { file } => {

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use fusionllm_backend::{Backend, open};
+use fusionllm_backend::{Backend, BackendError, open};
 use fusionllm_data::{DiskError, write_atomic, write_tensors};
 use fusionllm_graph::{Graph, HostTensor, Op, TensorType, Value, ValueId, ValueKind};
 use fusionllm_import::{Archive, ImportOptions, Imported};
@@ -26,10 +26,7 @@ impl ImportedModel {
     pub fn open(path: &Path, options: ImportOptions) -> Result<Self, NodeError> {
         let mut archive = Archive::open(path)?;
         let backend = open("cpu")?;
-        let evaluate = |op: &Op, inputs: Vec<HostTensor>, types: &[TensorType]| {
-            evaluate(&*backend, op, inputs, types).map_err(|e| e.to_string())
-        };
-        let imported = archive.import(options, &evaluate)?;
+        let imported = archive.import(options, &|op, inputs, types| evaluate(&*backend, op, inputs, types))?;
         Ok(Self { archive, imported })
     }
 
@@ -122,12 +119,16 @@ fn unread_inputs(graph: &Graph) -> Option<String> {
     })
 }
 
-fn evaluate(
+/// Runs one operator on tensors of the host.
+pub(crate) fn evaluate(
     backend: &dyn Backend,
     op: &Op,
     inputs: Vec<HostTensor>,
     types: &[TensorType],
-) -> Result<Vec<HostTensor>, fusionllm_backend::BackendError> {
-    let inputs = inputs.iter().map(|t| backend.upload(t)).collect::<Result<_, _>>()?;
-    backend.run(op, inputs, types)?.iter().map(|t| backend.download(t)).collect()
+) -> Result<Vec<HostTensor>, String> {
+    let run = || -> Result<Vec<HostTensor>, BackendError> {
+        let inputs = inputs.iter().map(|t| backend.upload(t)).collect::<Result<_, _>>()?;
+        backend.run(op, inputs, types)?.iter().map(|t| backend.download(t)).collect()
+    };
+    run().map_err(|e| e.to_string())
 }

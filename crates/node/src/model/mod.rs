@@ -8,10 +8,13 @@ mod saved;
 
 pub use saved::SavedModel;
 
+use std::collections::BTreeMap;
+
 use fusionllm_data::{Data, IMAGE_SIZE};
+use fusionllm_graph::batch::{BatchLoss, Doubt, Sizes};
 use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
 use fusionllm_import::ImportError;
-use fusionllm_workspace::config::{Family, Job};
+use fusionllm_workspace::config::{Choice, Family, Job};
 
 use crate::NodeError;
 
@@ -26,18 +29,44 @@ pub struct Model {
     pub train: TrainGraph,
     /// The evaluation form: no dropout, and running statistics.
     pub eval: Graph,
+    /// How the loss of a batch follows from its micro-batches.
+    pub loss: BatchLoss,
 }
 
 impl Model {
     /// Builds the graphs of a job at one micro-batch size.
     pub fn build(job: &Job, micro_batch: usize) -> Result<Self, NodeError> {
-        let forward = forward_of(job, micro_batch)?.in_precision(job.train.precision)?;
-        let Some(&loss) = forward.outputs.get("loss") else {
-            return Err(check::no_loss(&forward.name));
-        };
-        let train = autodiff::differentiate(&forward, loss)?;
-        let eval = forward.evaluation()?;
-        Ok(Self { micro_batch, forward, train, eval })
+        Builds::default().model(job, micro_batch)
+    }
+
+    /// The note for the user about a loss that this model's micro-batches do not add up to, for batches of `batch`
+    /// samples.
+    pub fn doubt(&self, batch: usize) -> Option<String> {
+        let of_kind = |kind: fn(&Doubt) -> bool| self.loss.doubts.iter().find(|d| kind(d));
+        let doubt = of_kind(|d| matches!(d, Doubt::Couples(_)))
+            .or_else(|| of_kind(|d| matches!(d, Doubt::Unknown(_))))
+            .or_else(|| of_kind(|d| matches!(d, Doubt::Number(_))))?;
+        let node = self.forward.nodes.get(doubt.node().index())?;
+        let (name, op, size) = (&node.name, node.op.name(), self.micro_batch);
+        let at = format!("`{name}` ({op})");
+        match doubt {
+            Doubt::Couples(_) if size == batch => Some(format!(
+                "samples of a batch meet in the loss, at {at}, so each batch of {batch} stays in one piece"
+            )),
+            _ if size == batch => None,
+            Doubt::Couples(_) => Some(format!(
+                "samples of a batch meet in the loss, at {at}. In micro-batches of {size}, they meet {size} at a time, \
+                 and the loss is the mean. Write micro_batch = {batch} in [train] for the loss of the whole batch"
+            )),
+            Doubt::Unknown(_) => Some(format!(
+                "how the loss of a batch follows from its samples is not known at {at}. It is taken for the mean over \
+                 micro-batches. Write micro_batch = {batch} in [train] if that is wrong"
+            )),
+            Doubt::Number(_) => Some(format!(
+                "the number at {at} is taken for the number of rows, because the archive has one batch size. Export with \
+                 a dynamic batch dimension to tell it from a constant"
+            )),
+        }
     }
 
     /// The outputs that a validation reports. An imported model may have no `correct`.
@@ -47,17 +76,55 @@ impl Model {
     }
 }
 
+/// The forward graphs of a job, by their number of samples.
+#[derive(Default)]
+struct Builds {
+    graphs: BTreeMap<usize, Option<Graph>>,
+}
+
+impl Builds {
+    /// The job's model at one micro-batch size.
+    fn model(&mut self, job: &Job, micro_batch: usize) -> Result<Model, NodeError> {
+        let forward = forward_of(job, micro_batch)?;
+        let Some(&loss) = forward.outputs.get("loss") else {
+            return Err(check::no_loss(&forward.name));
+        };
+        let group = job.data.group();
+        // A second size tells a number of rows from a constant. Few numbers of a model are three times a group.
+        let other = if micro_batch == 3 * group { 5 * group } else { 3 * group };
+        let other_graph = self.graphs.entry(other).or_insert_with(|| forward_of(job, other).ok());
+        let other = other_graph.as_ref().map(|graph| (graph, other));
+        let (forward, batch_loss) = BatchLoss::of(forward, loss, Sizes { samples: micro_batch, group, other })?;
+        let forward = forward.in_precision(job.train.precision)?;
+        let Some(&loss) = forward.outputs.get("loss") else {
+            return Err(check::no_loss(&forward.name));
+        };
+        let train = autodiff::differentiate(&forward, loss)?;
+        let eval = forward.evaluation()?;
+        Ok(Model { micro_batch, forward, train, eval, loss: batch_loss })
+    }
+}
+
 /// A job's model at each micro-batch size that the planner may choose, the default first. Sizes that the model does
-/// not support are left out. An archive that was exported for one batch size has that size alone.
+/// not support are left out. An archive that was exported for one batch size has that size alone. If samples of a batch
+/// meet in the loss, and the job does not name a size, the only micro-batch is the batch; the job is told.
 ///
 /// # Errors
 ///
 /// The model supports none of the sizes.
-pub fn models(job: &Job) -> Result<Vec<Model>, NodeError> {
-    let mut models = Vec::new();
+pub fn models(job: &mut Job) -> Result<Vec<Model>, NodeError> {
+    let (mut models, mut builds) = (Vec::new(), Builds::default());
     let mut refusal = None;
+    let batch = job.train.batch;
     for size in job.train.sizes() {
-        match Model::build(job, size) {
+        match builds.model(job, size) {
+            Ok(model) if model.loss.couples() && size != batch && job.train.may_choose_micro_batch() => {
+                if let Ok(whole) = builds.model(job, batch) {
+                    job.train.micro_batch = Choice::made(batch);
+                    return Ok(vec![whole]);
+                }
+                models.push(model);
+            }
             Ok(model) => models.push(model),
             Err(e) => drop(refusal.get_or_insert(e)),
         }

@@ -1,5 +1,6 @@
 use std::collections::BTreeSet;
 
+use fusionllm_graph::batch::{BatchLoss, Sizes};
 use fusionllm_plan::node_signature;
 
 use super::*;
@@ -38,7 +39,9 @@ fn a_joiner_measures_the_programs_that_fit_it() {
     let forward = gpt2((16, 2, 8, 2, 32), AttentionImplementation::Sdpa).unwrap();
     let train = autodiff::differentiate(&forward, forward.outputs["loss"]).unwrap();
     let eval = forward.evaluation().unwrap();
-    let own = samples(&[Model { micro_batch: 2, forward, train, eval }], 8);
+    let sizes = Sizes { samples: 2, group: 1, other: None };
+    let loss = BatchLoss::of(forward.clone(), forward.outputs["loss"], sizes).unwrap().1;
+    let own = samples(&[Model { micro_batch: 2, forward, train, eval, loss }], 8);
     let backend = fusionllm_backend::open("cpu").unwrap();
     let known = |memory, programs: &[Program]| {
         let (device, left_out) = measure_briefly(&backend, 1.0, memory, programs).unwrap();

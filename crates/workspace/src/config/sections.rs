@@ -46,6 +46,9 @@ pub struct Train {
     /// Samples that pass through the pipeline together. They divide `batch`. The default is the largest divisor up to
     /// an eighth of `batch`. Batch norm and dropout depend on it, so the planner chooses only if the job says `auto`.
     pub micro_batch: Choice<usize>,
+    /// Whether the job names no micro-batch size.
+    #[serde(skip)]
+    pub default_micro_batch: bool,
     /// Decides the first parameters, the order of the data and dropout. Default 1.
     pub seed: u64,
     /// The order of forward and backward work, which changes no result. Default `auto`; without known machines that
@@ -182,6 +185,7 @@ impl Train {
         let train = Self {
             steps,
             batch,
+            default_micro_batch: micro_batch.is_none(),
             micro_batch: micro_batch.unwrap_or(Choice::made(default)),
             seed,
             schedule: Choice { value: schedule.unwrap_or_default(), open: schedule.is_none() },
@@ -199,6 +203,11 @@ impl Train {
             ));
         }
         Ok(train)
+    }
+
+    /// Whether the job leaves the micro-batch size to the program.
+    pub fn may_choose_micro_batch(&self) -> bool {
+        self.micro_batch.open || self.default_micro_batch
     }
 
     /// The micro-batch sizes to choose from, the default first. They cut the batch into 1 to 128 micro-batches, each

@@ -1,16 +1,10 @@
 //! Small cases of the importer against PyTorch's eager mode. `crates/import/stock/cases/` defines them.
-//!
-//! Python is `FUSIONLLM_PYTHON`, or else the environment that `.ci/run python` makes. Arguments of the command line
-//! that are no options choose cases: only those whose names contain one of them are exported and compared.
-//! `--nocapture` prints the message of every refused case.
-#![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::path::Path;
 use std::sync::Arc;
 
 use fusionllm_node::check::check;
-use libtest_mimic::{Arguments, Completion, Failed, Trial};
+use libtest_mimic::{Arguments, Failed, Trial};
 use serde::Deserialize;
 use tempfile::TempDir;
 
@@ -29,43 +23,10 @@ struct Case {
     failure: Option<String>,
 }
 
-fn main() -> ExitCode {
-    let mut arguments = Arguments::from_args();
-    let python =
-        std::env::var_os("FUSIONLLM_PYTHON").map_or_else(|| root().join("target/python/bin/python"), PathBuf::from);
-    let usable = Command::new(&python).args(["-c", "import torch, safetensors"]).output();
-    let trials = match usable {
-        Ok(output) if output.status.success() => exported(&python, &mut arguments),
-        _ => vec![without_pytorch(&python)],
-    };
-    libtest_mimic::run(&arguments, trials).exit_code()
-}
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").canonicalize().unwrap()
-}
-
-/// The only test where there is no PyTorch: it is ignored, unless PyTorch is required.
-fn without_pytorch(python: &Path) -> Trial {
-    let reason = format!("takes Python with torch and safetensors at {}: see `.ci/run python`", python.display());
-    let required = std::env::var("FUSIONLLM_REQUIRE").unwrap_or_default();
-    Trial::ignorable_test("small_cases_match_pytorch", move || {
-        if required.split(',').any(|name| name.trim() == "torch") {
-            return Err(format!("FUSIONLLM_REQUIRE asks for torch: {reason}").into());
-        }
-        Ok(Completion::ignored_with(reason))
-    })
-}
-
 /// A test for each case that the command line chooses. One process exports all of them.
-fn exported(python: &Path, arguments: &mut Arguments) -> Vec<Trial> {
-    let directory = Arc::new(tempfile::tempdir().unwrap());
-    let mut export = Command::new(python);
-    export.arg(root().join("crates/import/stock/export_cases.py")).arg(directory.path());
-    let output = export.args(&arguments.filter).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let listed = std::fs::read(directory.path().join("cases.json")).unwrap();
-    let cases: Vec<Case> = serde_json::from_slice(&listed).unwrap();
+pub(super) fn trials(python: &Path, arguments: &Arguments) -> Vec<Trial> {
+    let (cases, directory) = super::exported::<Case>(python, "export_cases.py", "cases.json", arguments);
+    let directory = Arc::new(directory);
     let show = arguments.nocapture;
     let trial = |case: Case| {
         let kind = match (&case.refused, &case.pytorch) {
