@@ -169,8 +169,10 @@ fn an_image_job_survives_writing() {
         data = { kind = "cifar10", train = "train.bin", test = ["test.bin"], augment = false }
         train = { schedule = "gpipe", optimizer = { name = "sgd", lr = 0.05, momentum = 0 } }
     "#;
-    let job = Job::parse("job.toml", text, dir.path(), &[]).unwrap();
+    let mut job = Job::parse("job.toml", text, dir.path(), &[]).unwrap();
     assert_eq!(job.train.optimizer.rule, Rule::Sgd { momentum: 0.0, nesterov: false });
+    // A job that was written names its size.
+    assert!(std::mem::take(&mut job.train.default_micro_batch));
     let again = Job::parse("again", &job.to_toml().unwrap(), Path::new("/elsewhere"), &[]).unwrap();
     assert_eq!(again, job);
 }
