@@ -176,6 +176,14 @@ fn errors_in_types() {
     job.toml:2:9: `train.optimizer.betas` takes two numbers
     hint: write two numbers in brackets, such as betas = [0.9, 0.95]
     ");
+    assert_snapshot!(error("[data]\nvalidation = \"10 %\""), @r#"
+    job.toml:2:14: `data.validation` takes a number, not the text "10 %"
+    hint: write validation = 0.1
+    "#);
+    assert_snapshot!(error("[data]\nvalidation = 7% # of all"), @"
+    job.toml:2:14: `validation`: string values must be quoted, expected literal string
+    hint: write validation = 0.07
+    ");
     assert_snapshot!(error("[model]\ntie_word_embeddings = \"yes\""), @r#"
     job.toml:2:23: `model.tie_word_embeddings` takes true or false, not the text "yes"
     hint: write tie_word_embeddings = true
