@@ -30,7 +30,7 @@ use fusionllm_data::weights::Weights;
 use fusionllm_plan::{PASSES_IN_FLIGHT, Plan};
 use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
-use fusionllm_workspace::config::{Choice, Family, Job, Network};
+use fusionllm_workspace::config::{Choice, Family, Job, Network, Train};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
 pub use observer::{Event, Observer};
@@ -85,6 +85,8 @@ pub async fn conduct(
         }
         _ => None,
     };
+    let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.state().step);
+    lowest_rate(&job.train, done).into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
     let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
     if let Some(weights) = &weights
         && resume.is_none()
@@ -94,7 +96,7 @@ pub async fn conduct(
     }
     let subject = joiners.then(|| Subject::new(&job, &data, model));
     if let (Some(left), Some(subject)) = (&left, &subject) {
-        left.check(subject, job.train.steps)?;
+        left.check(subject, &job.train)?;
     }
     let course = Course::new(&job, models, plan, &peers, known)?;
     if let Course::Start(planned) = &course {
@@ -143,6 +145,20 @@ fn settle_micro_batch(job: &mut Job, plan: Option<&Plan>, resume: Option<&Resume
         job.train.micro_batch = Choice::made(size);
     }
     Ok(())
+}
+
+/// A sentence about a run that goes on after the decay of its learning rate, from step `done` on.
+fn lowest_rate(train: &Train, done: u64) -> Option<String> {
+    let rate = train.optimizer.learning_rate();
+    let end = rate.falls_until().filter(|end| *end < train.stop)?;
+    // The last digits of a product such as 0.1 x 3e-4 say nothing.
+    let min = format!("{:.3e}", rate.min).parse().unwrap_or(rate.min);
+    Some(format!(
+        "from step {} to {}, the learning rate stays at its minimum of {min:e}: its decay ends at step {end} \
+         (train.optimizer.decay_steps)",
+        end.max(done) + 1,
+        train.stop
+    ))
 }
 
 /// The parts of a run that exist before its first joiner.
@@ -256,7 +272,7 @@ fn settings(job: &Job, data: &Dataset, start: TrainingProgress) -> RunSettings {
     RunSettings {
         version: 1,
         start,
-        steps: job.train.steps,
+        steps: job.train.stop,
         micro_batches: 1,
         eval: (eval_passes > 0).then_some(EvalSchedule { steps: job.eval.every, passes: eval_passes }),
         checkpoint: Some(job.checkpoint.every),

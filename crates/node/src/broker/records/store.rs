@@ -15,7 +15,7 @@ use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetric
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
 use super::ledger::{DiskNews, Ledger};
-use super::resume::{Identity, Left, Subject, run_of, write_atlas};
+use super::resume::{Identity, Left, Subject, over, run_of, write_atlas};
 use crate::NodeError;
 use crate::model::Model;
 use crate::model::export::config_json;
@@ -72,11 +72,8 @@ pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &
             "leave train.seed as it was",
         ));
     }
-    if state.step >= job.train.steps {
-        return Err(NodeError::input_with_hint(
-            format!("{path}: the run is at step {} already, and the job asks for {}", state.step, job.train.steps),
-            "ask for more with --steps",
-        ));
+    if state.step >= job.train.stop {
+        return Err(over(checkpoint.path(), state.step, &job.train));
     }
     Ok(())
 }

@@ -15,9 +15,9 @@ fn error(text: &str) -> String {
 #[test]
 fn errors_in_overrides() {
     let error = |setting: &str| with(&[setting]).unwrap_err().report();
-    assert_snapshot!(error("train.bath=4"), @r"
+    assert_snapshot!(error("train.bath=4"), @"
     --set train.bath=4: unknown setting `bath` in [train]
-    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
+    hint: did you mean `batch`? [train] takes steps, stop, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(error("trian.batch=4"), @r"
     --set trian.batch=4: unknown section `trian`
@@ -83,9 +83,9 @@ fn errors_of_form() {
 
 #[test]
 fn errors_in_names() {
-    assert_snapshot!(error("[train]\nsteps = 10\nbtach = 4"), @r"
+    assert_snapshot!(error("[train]\nsteps = 10\nbtach = 4"), @"
     job.toml:3:1: unknown setting `btach` in [train]
-    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
+    hint: did you mean `batch`? [train] takes steps, stop, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(error("[trian]\nsteps = 10"), @r"
     job.toml:1:2: unknown section `trian`
