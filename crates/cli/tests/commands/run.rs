@@ -130,6 +130,22 @@ fn people_get_lines_and_a_report() {
     assert!(!ran.out.contains("peer-1"), "{}", ran.out);
 }
 
+/// With steps of milliseconds, `every = 5` saved steps 5, 16 and 20: those that were due while a checkpoint was on its
+/// way came late, or not at all.
+#[test]
+fn checkpoints_are_at_the_steps_that_the_job_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = ["--set=checkpoint.every=2", "--set=checkpoint.keep=20", "--set=train.batch=1"];
+    let train = ["train", "--steps=25", "--peers=2", "--run-dir=run"];
+    let ran = call(dir.path(), &[&train[..], &settings, &TINY].concat());
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    let saved = fs::read_dir(dir.path().join("run/checkpoints")).unwrap();
+    let saved = saved.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut saved: Vec<u64> = saved.map(|name| name.strip_prefix("step-").unwrap().parse().unwrap()).collect();
+    saved.sort_unstable();
+    assert_eq!(saved, (2..25).step_by(2).chain([25]).collect::<Vec<_>>());
+}
+
 /// `--steps` changed the job: after `--steps 20`, the learning rate had fallen to its minimum by step 20 of 40.
 #[test]
 fn a_run_in_two_parts_has_the_rates_of_the_whole() {

@@ -38,7 +38,7 @@ pub use options::{BrokerOptions, Entry, LocalPeer, Peers};
 use origin::Origin;
 use planner::PlannerThread;
 pub use records::Resume;
-use records::{Identity, Left, Store, Subject, check, read_atlas};
+use records::{Identity, Left, Store, Subject, check, checkpoints_under_way, read_atlas};
 #[cfg(feature = "decoders")]
 pub(crate) use records::{reads_key, reads_state};
 use tokio::sync::mpsc;
@@ -98,6 +98,7 @@ pub async fn conduct(
     if let (Some(left), Some(subject)) = (&left, &subject) {
         left.check(subject, &job.train)?;
     }
+    let under_way = checkpoints_under_way(model, job.train.optimizer.update_rule());
     let course = Course::new(&job, models, plan, &peers, known)?;
     if let Course::Start(planned) = &course {
         job = planned.job.clone();
@@ -117,7 +118,7 @@ pub async fn conduct(
             observer.event(Event::Opened { directory: store.directory() });
             let origin = Arc::new(Origin { source, weights });
             let of_run = (endpoint.clone(), identity);
-            let preparation = Preparation { job, data, feeds, origin, of_run, entry, allowed, left };
+            let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
             let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
             let result = store.forget_state().and(result).map_err(|e| store.with_safe_step(e));
             let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
@@ -165,6 +166,8 @@ fn lowest_rate(train: &Train, done: u64) -> Option<String> {
 struct Preparation {
     job: Job,
     data: Dataset,
+    /// The number of checkpoints that may be under way at once.
+    under_way: usize,
     feeds: Feeds,
     origin: Arc<Origin>,
     /// The run's endpoint, and the broker's identity.
@@ -184,7 +187,7 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, feeds, origin, of_run: (endpoint, identity), entry, allowed, left } = self;
+        let Self { job, data, under_way, feeds, origin, of_run: (endpoint, identity), entry, allowed, left } = self;
         let admission = match &left {
             Some(left) => renewed(left.run.admission(), &entry, allowed)?,
             None => admission(&identity, &entry, allowed)?,
@@ -192,7 +195,7 @@ impl Preparation {
         let ticket = write_tickets(endpoint.addr(), &identity, &admission, store)?;
         let places = course.places();
         let wanted = places.count();
-        let settings = settings(&job, &data, store.start());
+        let settings = settings(&job, &data, store.start(), under_way);
         let measured = matches!(course, Course::Measure { .. });
         let options =
             RunOptions { settings, measured, programs: course.samples(&job).into(), copies: job.checkpoint.copies };
@@ -267,7 +270,7 @@ impl Preparation {
 }
 
 /// The settings of every generation.
-fn settings(job: &Job, data: &Dataset, start: TrainingProgress) -> RunSettings {
+fn settings(job: &Job, data: &Dataset, start: TrainingProgress, under_way: usize) -> RunSettings {
     let eval_passes = job.eval.passes(data.eval_samples(), job.train.batch);
     RunSettings {
         version: 1,
@@ -276,6 +279,7 @@ fn settings(job: &Job, data: &Dataset, start: TrainingProgress) -> RunSettings {
         micro_batches: 1,
         eval: (eval_passes > 0).then_some(EvalSchedule { steps: job.eval.every, passes: eval_passes }),
         checkpoint: Some(job.checkpoint.every),
+        checkpoints_under_way: under_way,
         learning_rate: job.train.optimizer.learning_rate(),
         clip: job.train.optimizer.clip_norm(),
         window: PASSES_IN_FLIGHT as u64,
