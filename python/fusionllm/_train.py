@@ -29,6 +29,7 @@ def train(
     backends: Sequence[str] = (),
     workers: Sequence[str] = (),
     testbed: str | os.PathLike[str] | None = None,
+    steps: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
     on_step: Callable[[Step], None] | None = None,
@@ -44,6 +45,8 @@ def train(
         backends: Backends of the program, which peers take in turn.
         workers: Command lines of workers, which peers take in turn after the backends. See :func:`worker`.
         testbed: A file of devices and links to emulate.
+        steps: The step at which the run stops, before or after the end of the job. A job without `steps` has this
+            length.
         run_dir: The run's directory. Without it, it is a new one under `runs/`.
         resume: A run's directory, or a checkpoint, to continue from.
         on_step: Called after each step, once. Steps that are computed again after a machine was lost do not count.
@@ -60,7 +63,7 @@ def train(
     arguments += [word for command in workers for word in ("--worker", command)]
     if testbed is not None:
         arguments += ["--testbed", os.fspath(testbed)]
-    return _conduct("train", job, data, peers, arguments, run_dir, resume, on_step, progress)
+    return _conduct("train", job, data, peers, arguments, steps, run_dir, resume, on_step, progress)
 
 
 def broker(
@@ -68,6 +71,7 @@ def broker(
     *,
     data: Mapping[str, Any] | None = None,
     peers: int | None = None,
+    steps: int | None = None,
     run_dir: str | os.PathLike[str] | None = None,
     resume: str | os.PathLike[str] | None = None,
     on_step: Callable[[Step], None] | None = None,
@@ -78,7 +82,7 @@ def broker(
     The ticket that they need is part of the progress, and stands in the file `ticket` of the run's directory.
     Arguments, results and errors are those of :func:`train`.
     """
-    return _conduct("broker", job, data, peers, [], run_dir, resume, on_step, progress)
+    return _conduct("broker", job, data, peers, [], steps, run_dir, resume, on_step, progress)
 
 
 def _conduct(
@@ -87,6 +91,7 @@ def _conduct(
     data: Mapping[str, Any] | None,
     peers: int | None,
     options: list[str],
+    steps: int | None,
     run_dir: str | os.PathLike[str] | None,
     resume: str | os.PathLike[str] | None,
     on_step: Callable[[Step], None] | None,
@@ -99,6 +104,8 @@ def _conduct(
         arguments += ["--resume", os.fspath(resume)]
     if peers is not None:
         arguments += ["--peers", str(peers)]
+    if steps is not None:
+        arguments += ["--steps", str(steps)]
     if job is not None:
         arguments.append("-" if isinstance(job, Mapping) else os.fspath(job))
     directory, new = _directory(arguments, run_dir)

@@ -144,6 +144,15 @@ def test_a_run_is_resumed_in_its_directory() -> None:
 
 
 @needs_program
+def test_a_run_that_stops_early_keeps_its_learning_rates() -> None:
+    job = {**TINY, "train": {"steps": 5, "batch": 2, "optimizer": {"decay": "cosine"}}}
+    whole = fusionllm.train(job, peers=1, run_dir="whole", progress=False)
+    fusionllm.train(job, peers=1, steps=3, run_dir="half", progress=False)
+    run = fusionllm.train(peers=1, steps=5, resume="half", progress=False)
+    assert [(s.lr, s.loss) for s in run.steps] == [(s.lr, s.loss) for s in whole.steps]
+
+
+@needs_program
 def test_a_checkpoint_outside_of_a_run_begins_a_new_one() -> None:
     fusionllm.train(TINY, peers=1, run_dir="run", progress=False)
     Path("run/checkpoints/step-3").rename("elsewhere")

@@ -82,7 +82,8 @@ pub(crate) struct RunArgs {
     #[arg(long = "set", value_name = "SECTION.KEY=VALUE")]
     pub(crate) set: Vec<String>,
 
-    /// Steps to train; the same as --set train.steps=N.
+    /// Stop at step N, before or after the end of the job; the same as --set train.steps=N. A job without steps has
+    /// this length.
     #[arg(long, value_name = "N", value_parser = at_least_1::<u64>, allow_negative_numbers = true)]
     pub(crate) steps: Option<u64>,
 

@@ -10,7 +10,7 @@ use crate::join::ticket;
 use crate::output::{complain, print, print_json};
 use crate::table::wrap;
 use crate::train::runtime;
-use crate::units::{bytes, count, rate, seconds};
+use crate::units::{bytes, measure, rate, seconds};
 
 /// Characters of a line.
 const WIDTH: usize = 80;
@@ -92,7 +92,8 @@ fn broker_lines(broker: &BrokerFindings) -> [String; 2] {
 fn backend_line(backend: &BackendFindings) -> String {
     match (&backend.device, &backend.rates) {
         (Some(device), Some(rates)) => {
-            format!("backend    {} works on {device}: {}FLOP/s in products", backend.name, count(rates.matmul))
+            let speed = measure(rates.matmul, "FLOP/s");
+            format!("backend    {} works on {device}: {speed} in products", backend.name)
         }
         _ => format!("backend    {} does not work", backend.name),
     }

@@ -11,7 +11,7 @@ use crate::failure::Failure;
 use crate::output::{legible, print, print_json, word};
 use crate::table::{Table, fact};
 use crate::train::runtime;
-use crate::units::{bytes, count, rate, seconds};
+use crate::units::{bytes, measure, rate, seconds};
 
 /// Interruptions that are shown; JSON has all that the broker sends.
 const SHOWN_INCIDENTS: usize = 5;
@@ -131,18 +131,13 @@ fn members(status: &RunStatus) -> Table<7> {
         let time = match (m.compute_s, m.predicted_compute_s) {
             (Some(s), Some(p)) => format!("{}, predicted {}", seconds(s), seconds(p)),
             (Some(s), None) => seconds(s),
-            _ => m.flops.map_or_else(String::new, |f| format!("{}FLOP/s", spaced(&count(f)))),
+            _ => m.flops.map_or_else(String::new, |f| measure(f, "FLOP/s")),
         };
         let link = m.bytes_per_s.map_or_else(String::new, rate);
         let share = m.share_bytes.map_or_else(|| "spare".to_owned(), bytes);
         table.row([m.name.clone(), standing(m), m.backend.clone(), m.device.clone(), share, time, link]);
     }
     table
-}
-
-/// A number with a prefix, such as `1.2 G`, or with a blank after it.
-fn spaced(count: &str) -> String {
-    if count.contains(' ') { count.to_owned() } else { format!("{count} ") }
 }
 
 fn standing(member: &MemberStatus) -> String {

@@ -70,9 +70,9 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
         table.row([
             d.name.clone(),
             n.to_string(),
-            format!("{}FLOP/s", units::count(d.rates.matmul)),
-            format!("{}FLOP/s", units::count(d.rates.convolution)),
-            format!("{}B/s", units::count(d.rates.memory)),
+            units::measure(d.rates.matmul, "FLOP/s"),
+            units::measure(d.rates.convolution, "FLOP/s"),
+            units::measure(d.rates.memory, "B/s"),
             format!("{:.1} µs", 1e6 * d.rates.overhead),
         ]);
     }

@@ -47,14 +47,16 @@ pub(crate) struct History {
     pub(crate) took: f64,
     /// The beginning of the held-out text. The model continues it in the report.
     pub(crate) prompt: Option<String>,
-    /// Number of steps in the job.
+    /// The step at which the run stops.
     pub(crate) steps: u64,
+    /// The length of the job.
+    pub(crate) length: u64,
     pub(crate) summary: Option<Summary>,
 }
 
 impl Progress {
     pub(crate) fn new(job: &Job, by_ticket: bool) -> Self {
-        let bar = ProgressBar::new(job.train.steps);
+        let bar = ProgressBar::new(job.train.stop);
         if let Ok(style) = ProgressStyle::with_template("{spinner} {wide_msg}") {
             bar.set_style(style);
         }
@@ -65,7 +67,7 @@ impl Progress {
         };
         Self {
             bar,
-            steps: job.train.steps,
+            steps: job.train.stop,
             batch: job.train.batch,
             targets,
             tokenizer,
@@ -73,7 +75,7 @@ impl Progress {
             pace: Pace::default(),
             last_line: None,
             sent: 0,
-            history: History { steps: job.train.steps, ..History::default() },
+            history: History { steps: job.train.stop, length: job.train.steps, ..History::default() },
         }
     }
 

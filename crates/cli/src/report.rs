@@ -28,9 +28,10 @@ pub(crate) fn report(history: &History, again: &Again) -> Result<(), Failure> {
     if history.prompt.is_some() {
         print(&format!("more text:  fusionllm generate {} --prompt \"...\"\n", word(&history.directory)))?;
     }
-    // A run that was stopped continues to its end.
+    // A run that was interrupted continues to where it would have stopped, and then to the end of its job.
     let more = match summary.steps {
         n if n < history.steps => String::new(),
+        n if n < history.length => format!(" --steps {}", history.length),
         n => format!(" --steps {}", n.saturating_mul(2)),
     };
     print(&format!("train on:   {}{more}\n", again.resume(&history.directory)))

@@ -11,15 +11,20 @@ pub fn counted(count: impl TryInto<u64>, thing: &str) -> String {
 
 /// Three digits and a decimal prefix: `1.23 M`, `45.6 G`, `789`.
 pub fn count(x: f64) -> String {
+    measure(x, "").trim_end().to_owned()
+}
+
+/// Three digits, a decimal prefix and a unit: `1.23 TFLOP/s`, `789 B/s`.
+pub fn measure(x: f64, unit: &str) -> String {
     let (mut x, mut prefix) = (x, "");
-    for next in [" k", " M", " G", " T", " P", " E"] {
+    for next in ["k", "M", "G", "T", "P", "E"] {
         // A number that would round to 1000 gets the next prefix.
         if x.abs() < 999.5 {
             break;
         }
         (x, prefix) = (x / 1000.0, next);
     }
-    format!("{}{prefix}", three_digits(x))
+    format!("{} {prefix}{unit}", three_digits(x))
 }
 
 /// Bytes with a binary prefix: `1.23 MiB`, `512 B`.
@@ -46,10 +51,12 @@ pub fn rate(bytes_per_s: f64) -> String {
     format!("{} {unit}", three_digits(x))
 }
 
-/// A duration: `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`.
+/// A duration: `25 µs`, `850 ms`, `12.3 s`, `4 min 05 s`, `2 h 10 min`.
 pub fn seconds(s: f64) -> String {
     match s {
         s if !s.is_finite() => "?".into(),
+        s if s > 0.0 && s < 0.9995e-6 => format!("{} ns", three_digits(1e9 * s)),
+        s if s > 0.0 && s < 0.9995e-3 => format!("{} µs", three_digits(1e6 * s)),
         s if s < 0.9995 => format!("{} ms", three_digits(1000.0 * s)),
         s if s < 59.95 => format!("{} s", three_digits(s)),
         s if s < 3599.5 => {
@@ -89,7 +96,22 @@ mod tests {
         assert_eq!(counts, ["0", "7", "999", "1 k", "1.23 k", "999 k", "1.00 M", "45.6 G", "250 E"]);
         assert_eq!([0, 512, 1000, 1024, 3_400_000].map(bytes), ["0 B", "512 B", "0.98 KiB", "1 KiB", "3.24 MiB"]);
         assert_eq!([1e6, 312.5e6, 125e3].map(rate), ["8 Mbps", "2.50 Gbps", "1 Mbps"]);
-        let times = [0.00085, 0.85, 12.34, 59.96, 245.4, 3600.0, 7800.0].map(seconds);
-        assert_eq!(times, ["0.85 ms", "850 ms", "12.3 s", "1 min 00 s", "4 min 05 s", "1 h 00 min", "2 h 10 min"]);
+        assert_eq!([789.0, 1.234e12].map(|x| measure(x, "FLOP/s")), ["789 FLOP/s", "1.23 TFLOP/s"]);
+        let times = [0.0, 4e-9, 25.04e-6, 0.00085, 0.85, 12.34, 59.96, 245.4, 3600.0, 7800.0].map(seconds);
+        assert_eq!(
+            times,
+            [
+                "0 ms",
+                "4 ns",
+                "25.0 µs",
+                "850 µs",
+                "850 ms",
+                "12.3 s",
+                "1 min 00 s",
+                "4 min 05 s",
+                "1 h 00 min",
+                "2 h 10 min"
+            ]
+        );
     }
 }

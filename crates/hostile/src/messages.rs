@@ -58,6 +58,7 @@ pub fn short_run() -> RunSettings {
         micro_batches: 2,
         eval: None,
         checkpoint: None,
+        checkpoints_under_way: 2,
         learning_rate: LearningRate { base: 1.0, warmup: 0, cosine_until: None, min: 0.0 },
         clip: None,
         window: 2,

@@ -82,6 +82,11 @@ impl LearningRate {
             }
         }
     }
+
+    /// The last update before the rate stays at its minimum; `None` if it does not fall.
+    pub fn falls_until(&self) -> Option<u64> {
+        self.cosine_until.filter(|_| self.min < self.base).map(|end| end.max(self.warmup.saturating_add(1)))
+    }
 }
 
 /// The broker's answer to the squared norms of a step's gradients.

@@ -187,6 +187,13 @@ pub enum Notice {
         /// more members.
         incidents: Vec<Incident>,
     },
+    /// A checkpoint was due while too many others were on their way to the disk. It is told for the first one.
+    CheckpointLeftOut {
+        /// Its step.
+        step: u64,
+        /// How many were on their way.
+        under_way: usize,
+    },
 }
 
 /// A member's text as it may appear in a message for people: one line of limited length.

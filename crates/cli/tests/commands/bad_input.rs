@@ -48,9 +48,9 @@ fn job_files() {
     error: broken.toml:1:7: unclosed table, expected `]`
     hint: the file is TOML: sections as [train], settings as name = value, text in quotes
     ");
-    assert_snapshot!(train("misspelt.toml"), @r"
+    assert_snapshot!(train("misspelt.toml"), @"
     error: misspelt.toml:2:1: unknown setting `step` in [train]
-    hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
+    hint: did you mean `steps`? [train] takes steps, stop, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(train("wrong.toml"), @r"
     error: wrong.toml:3:10: `model.n_head` = 4 does not divide `model.n_embd` = 30
@@ -136,9 +136,9 @@ fn options() {
         assert!(message.starts_with(&format!("error: invalid value '{value}' for '{option} <N>': ")), "{message}");
         assert!(message.contains("it must be a whole number of at least 1"), "{message}");
     }
-    assert_snapshot!(train(&["--set", "train.setps=3"]), @r"
+    assert_snapshot!(train(&["--set", "train.setps=3"]), @"
     error: --set train.setps=3: unknown setting `setps` in [train]
-    hint: did you mean `steps`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
+    hint: did you mean `steps`? [train] takes steps, stop, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(train(&["--peers", "0"]), @"error: --peers 0 must lie in 1 to 64");
     assert_snapshot!(refused(dir.path(), &["broker", "--peers", "0"]), @"error: --peers 0: a run needs at least one peer");
@@ -338,7 +338,7 @@ fn runs_that_cannot_go_on() {
     hint: choose another --run-dir, or continue that run: --resume run, without --run-dir
     ");
     assert_snapshot!(train(&["--resume", "run"]), @r"
-    error: run/checkpoints/step-3: the run is at step 3 already, and the job asks for 3
+    error: run/checkpoints/step-3: the run is at step 3 already, and is asked to stop at 3
     hint: ask for more with --steps
     ");
     let other = train(&["--resume", "run", "--steps", "5", "--set", "model.n_embd=32"]);

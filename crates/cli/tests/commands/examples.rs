@@ -87,6 +87,7 @@ fn cifar10_learns() {
             &format!("data.train={}", file("train.bin", 320)),
             &format!("data.test={}", file("test.bin", 63)),
             "train.steps=40",
+            "train.optimizer.decay_steps=40",
             "model.width=8",
             "train.batch=32",
             "train.micro_batch=8",

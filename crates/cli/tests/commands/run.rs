@@ -130,6 +130,61 @@ fn people_get_lines_and_a_report() {
     assert!(!ran.out.contains("peer-1"), "{}", ran.out);
 }
 
+/// With steps of milliseconds, `every = 5` saved steps 5, 16 and 20: those that were due while a checkpoint was on its
+/// way came late, or not at all.
+#[test]
+fn checkpoints_are_at_the_steps_that_the_job_names() {
+    let dir = tempfile::tempdir().unwrap();
+    let settings = ["--set=checkpoint.every=2", "--set=checkpoint.keep=20", "--set=train.batch=1"];
+    let train = ["train", "--steps=25", "--peers=2", "--run-dir=run"];
+    let ran = call(dir.path(), &[&train[..], &settings, &TINY].concat());
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    let saved = fs::read_dir(dir.path().join("run/checkpoints")).unwrap();
+    let saved = saved.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    let mut saved: Vec<u64> = saved.map(|name| name.strip_prefix("step-").unwrap().parse().unwrap()).collect();
+    saved.sort_unstable();
+    assert_eq!(saved, (2..25).step_by(2).chain([25]).collect::<Vec<_>>());
+}
+
+/// `--steps` changed the job: after `--steps 20`, the learning rate had fallen to its minimum by step 20 of 40.
+#[test]
+fn a_run_in_two_parts_has_the_rates_of_the_whole() {
+    let dir = tempfile::tempdir().unwrap();
+    let job = "[model]\nn_layer = 1\nn_embd = 8\nn_head = 1\n[data]\ncontext = 8\n[eval]\nevery = 0\n\
+               [train]\nbatch = 2\nsteps = 8\noptimizer = { warmup = 2, decay = \"cosine\" }\n";
+    fs::write(dir.path().join("job.toml"), job).unwrap();
+    let rates = |run: &str| {
+        let metrics = fs::read_to_string(dir.path().join(run).join("metrics.jsonl")).unwrap();
+        let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        lines.map(|line| (line["lr"].as_f64().unwrap(), line["loss"].as_f64().unwrap())).collect::<Vec<_>>()
+    };
+    let ran = |line: &str| {
+        let ran = call(dir.path(), &line.split(' ').collect::<Vec<_>>());
+        assert_eq!(ran.status, 0, "{}", ran.err);
+        ran
+    };
+    ran("train job.toml --peers 1 --run-dir whole");
+    let first = ran("train job.toml --peers 1 --run-dir parts --steps 4");
+    let written = fs::read_to_string(dir.path().join("parts/job.toml")).unwrap();
+    assert!(written.contains("[train]\nsteps = 8\nstop = 4\n"), "{written}");
+    assert!(!first.err.contains("learning rate"), "{}", first.err);
+    let again = call(dir.path(), &["train", "--peers", "1", "--resume", "parts"]).failure(2, dir.path());
+    assert!(again.ends_with("hint: go on to the end of the job with --steps 8"), "{again}");
+    let (_, command) = first.out.split_once("train on:   fusionllm ").unwrap();
+    assert_eq!(command.trim_end(), "train --peers 1 --resume parts --steps 8");
+    let whole = ran(command.trim_end());
+    assert_eq!(rates("parts"), rates("whole"));
+
+    // Beyond the end of the job, the rate stays where it is, and the run says so.
+    let (_, command) = whole.out.split_once("train on:   fusionllm ").unwrap();
+    let beyond = ran(command.trim_end());
+    let note = "note: from step 9 to 16, the learning rate stays at its minimum of 3e-5: its decay ends at step 8 \
+                (train.optimizer.decay_steps)\n";
+    assert!(beyond.err.contains(note), "{}", beyond.err);
+    assert_eq!(rates("parts")[..8], rates("whole"));
+    assert!(rates("parts")[8..].iter().all(|(lr, _)| (lr - 3e-5).abs() < 1e-12), "{:?}", rates("parts"));
+}
+
 /// A damaged newest checkpoint stopped a resume. The advice, followed to the letter, goes on from the older one.
 #[test]
 fn a_run_goes_on_from_an_older_checkpoint() {

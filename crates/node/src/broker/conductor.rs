@@ -368,7 +368,7 @@ impl Conductor<'_> {
         let targets_per_s = self.feeds.targets_per_step(&self.data, batch).map(per_s);
         let eval = &current.job.eval;
         let validated = eval.passes(self.data.eval_samples(), batch) > 0
-            && (record.step.is_multiple_of(eval.every) || record.step == current.job.train.steps);
+            && (record.step.is_multiple_of(eval.every) || record.step == current.job.train.stop);
         self.store.step(record, &current.plan, targets_per_s.unwrap_or(samples_per_s), validated)?;
         current.advisor.observe(record);
         self.observer.event(Event::Step { record, samples_per_s, targets_per_s });

@@ -30,7 +30,7 @@ use fusionllm_data::weights::Weights;
 use fusionllm_plan::{PASSES_IN_FLIGHT, Plan};
 use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
-use fusionllm_workspace::config::{Choice, Family, Job, Network};
+use fusionllm_workspace::config::{Choice, Family, Job, Network, Train};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
 pub use observer::{Event, Observer};
@@ -38,7 +38,7 @@ pub use options::{BrokerOptions, Entry, LocalPeer, Peers};
 use origin::Origin;
 use planner::PlannerThread;
 pub use records::Resume;
-use records::{Identity, Left, Store, Subject, check, read_atlas};
+use records::{Identity, Left, Store, Subject, check, checkpoints_under_way, read_atlas};
 #[cfg(feature = "decoders")]
 pub(crate) use records::{reads_key, reads_state};
 use tokio::sync::mpsc;
@@ -88,6 +88,8 @@ pub async fn conduct(
         }
         _ => None,
     };
+    let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.state().step);
+    lowest_rate(&job.train, done).into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
     let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
     if let Some(weights) = &weights
         && resume.is_none()
@@ -97,8 +99,9 @@ pub async fn conduct(
     }
     let subject = joiners.then(|| Subject::new(&job, &data, model));
     if let (Some(left), Some(subject)) = (&left, &subject) {
-        left.check(subject, job.train.steps)?;
+        left.check(subject, &job.train)?;
     }
+    let under_way = checkpoints_under_way(model, job.train.optimizer.update_rule());
     let course = Course::new(&job, models, plan, &peers, known)?;
     if let Course::Start(planned) = &course {
         job = planned.job.clone();
@@ -118,7 +121,7 @@ pub async fn conduct(
             observer.event(Event::Opened { directory: store.directory() });
             let origin = Arc::new(Origin { source, weights });
             let of_run = (endpoint.clone(), identity);
-            let preparation = Preparation { job, data, feeds, origin, of_run, entry, allowed, left };
+            let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
             let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
             let result = store.forget_state().and(result).map_err(|e| store.with_safe_step(e));
             let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
@@ -148,10 +151,26 @@ fn settle_micro_batch(job: &mut Job, plan: Option<&Plan>, resume: Option<&Resume
     Ok(())
 }
 
+/// A sentence about a run that goes on after the decay of its learning rate, from step `done` on.
+fn lowest_rate(train: &Train, done: u64) -> Option<String> {
+    let rate = train.optimizer.learning_rate();
+    let end = rate.falls_until().filter(|end| *end < train.stop)?;
+    // The last digits of a product such as 0.1 x 3e-4 say nothing.
+    let min = format!("{:.3e}", rate.min).parse().unwrap_or(rate.min);
+    Some(format!(
+        "from step {} to {}, the learning rate stays at its minimum of {min:e}: its decay ends at step {end} \
+         (train.optimizer.decay_steps)",
+        end.max(done) + 1,
+        train.stop
+    ))
+}
+
 /// The parts of a run that exist before its first joiner.
 struct Preparation {
     job: Job,
     data: Dataset,
+    /// The number of checkpoints that may be under way at once.
+    under_way: usize,
     feeds: Feeds,
     origin: Arc<Origin>,
     /// The run's endpoint, and the broker's identity.
@@ -171,7 +190,7 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, feeds, origin, of_run: (endpoint, identity), entry, allowed, left } = self;
+        let Self { job, data, under_way, feeds, origin, of_run: (endpoint, identity), entry, allowed, left } = self;
         let admission = match &left {
             Some(left) => renewed(left.run.admission(), &entry, allowed)?,
             None => admission(&identity, &entry, allowed)?,
@@ -179,7 +198,7 @@ impl Preparation {
         let ticket = write_tickets(endpoint.addr(), &identity, &admission, store)?;
         let places = course.places();
         let wanted = places.count();
-        let settings = settings(&job, &data, store.start());
+        let settings = settings(&job, &data, store.start(), under_way);
         let measured = matches!(course, Course::Measure { .. });
         let options =
             RunOptions { settings, measured, programs: course.samples(&job).into(), copies: job.checkpoint.copies };
@@ -254,15 +273,16 @@ impl Preparation {
 }
 
 /// The settings of every generation.
-fn settings(job: &Job, data: &Dataset, start: TrainingProgress) -> RunSettings {
+fn settings(job: &Job, data: &Dataset, start: TrainingProgress, under_way: usize) -> RunSettings {
     let eval_passes = job.eval.passes(data.eval_samples(), job.train.batch);
     RunSettings {
         version: 1,
         start,
-        steps: job.train.steps,
+        steps: job.train.stop,
         micro_batches: 1,
         eval: (eval_passes > 0).then_some(EvalSchedule { steps: job.eval.every, passes: eval_passes }),
         checkpoint: Some(job.checkpoint.every),
+        checkpoints_under_way: under_way,
         learning_rate: job.train.optimizer.learning_rate(),
         clip: job.train.optimizer.clip_norm(),
         window: PASSES_IN_FLIGHT as u64,

@@ -1,5 +1,6 @@
 //! Tells people, and the summary, what happens to a run's members.
 
+use fusionllm_graph::units::counted;
 use fusionllm_protocol::{Incident, MemberId, Notice};
 use fusionllm_workspace::run_dir::IncidentSummary;
 
@@ -53,6 +54,15 @@ impl Conductor<'_> {
             Notice::Better { members, gain_s } => {
                 let names: Vec<&str> = members.iter().map(|m| name(*m)).collect();
                 self.observer.event(Event::Better { names: &names, gain_s: *gain_s });
+            }
+            Notice::CheckpointLeftOut { step, under_way } => {
+                let others = counted(*under_way, "checkpoint");
+                let are = if *under_way == 1 { "is" } else { "are" };
+                let text = format!(
+                    "the checkpoint of step {step} is left out: {others} {are} still on the way to the disk, and \
+                     training does not wait; a larger checkpoint.every leaves time for each"
+                );
+                self.observer.event(Event::Note { text: &text });
             }
             Notice::Started { incidents, .. } => {
                 let incidents: Vec<_> = incidents.iter().map(|i| summary(i, name(i.member))).collect();

@@ -49,7 +49,7 @@ pub struct Resting {
     pub reason: String,
     /// Steps in the metrics.
     pub step: u64,
-    /// Steps that the job asks for, if its file says so.
+    /// The step at which the run stops, if its job says so.
     pub steps: Option<u64>,
     /// The loss of the last of these steps.
     pub loss: Option<f64>,

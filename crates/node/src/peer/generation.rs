@@ -8,6 +8,7 @@ use fusionllm_graph::HostTensor;
 use fusionllm_plan::{PASSES_IN_FLIGHT, PassKind, PeerId, TensorKey, Verdict};
 use fusionllm_protocol::{Assignment, ComputeCommand, Inbox, MemberId, PeerHello};
 use fusionllm_transport::{Connection, DisconnectReason, Lanes, PeerAddr, Receiver};
+use tokio::sync::oneshot;
 use tokio::task::{AbortHandle, JoinSet};
 
 use super::assigned::Assigned;
@@ -44,6 +45,8 @@ pub(super) struct Generation {
     lanes: BTreeMap<PeerId, Receiver>,
     copies: BTreeMap<MemberId, AbortHandle>,
     tasks: JoinSet<()>,
+    /// Ends when the last cut for the broker is streamed.
+    saved: Option<oneshot::Receiver<()>>,
     /// The reason that the neighbours read when the links are closed.
     farewell: &'static str,
 }
@@ -73,6 +76,7 @@ impl Generation {
             links: BTreeMap::new(),
             lanes: BTreeMap::new(),
             copies: BTreeMap::new(),
+            saved: None,
             tasks: JoinSet::new(),
             farewell: MOVED_ON,
         })
@@ -255,11 +259,18 @@ impl Generation {
         self.mailbox.judge(pass, verdict);
     }
 
-    /// Streams a cut to the broker.
+    /// Streams a cut to the broker, after those before it.
     pub(super) fn save(&mut self, broker: Connection, tensors: Vec<(TensorKey, Kept)>, step: u64) {
         let (shared, generation) = (self.shared.clone(), self.number());
+        let (done, saved) = oneshot::channel::<()>();
+        let before = self.saved.replace(saved);
         self.tasks.spawn(async move {
             let _saving = shared.begin_saving();
+            if let Some(before) = before {
+                // Nothing is sent: the channel is closed at the end.
+                let _ = before.await;
+            }
+            let _done = done;
             if let Err(e) = state::save(broker, tensors, step, &shared.progress).await {
                 let reason = format!("a snapshot could not be read: {}", e.one_line());
                 shared.send(Event::Failed { generation, reason });

@@ -16,10 +16,13 @@ use crate::advice::{Advice, Setting};
 use crate::{BROKER, FIGURES, GPU, JOB, JOB_SECTIONS, LINK, PROFILE, SITE, TESTBED, UPLINK, files, joined, section};
 
 /// Faults, each with the text that is written in the place of a value. Most keys accept some of them.
-const VALUES: [(&str, &str); 11] = [
+const VALUES: [(&str, &str); 14] = [
     ("a text", "\"zzz\""),
     ("a number in quotes", "\"8\""),
     ("a unit", "\"8 parsecs\""),
+    ("a unit with two readings", "\"8 mb/s\""),
+    ("a speed", "\"8 GFLOPS\""),
+    ("a percentage", "\"80 %\""),
     ("a truth", "true"),
     ("a fraction", "8.5"),
     ("below all ranges", "-1"),

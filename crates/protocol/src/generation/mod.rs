@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use fusionllm_plan::{LinkCodec, PassKind, PeerId};
 
-use crate::{ComputeCommand, FromPeer, PassReport, ToPeer, TrainingProgress};
+use crate::{ComputeCommand, FromPeer, Notice, PassReport, ToPeer, TrainingProgress};
 pub use action::{BatchId, EvalRecord, GenerationAction, StepRecord};
 pub use expected::ExpectedReports;
 use expected::ReportKey;
@@ -47,6 +47,17 @@ struct Saving {
     committing: bool,
 }
 
+/// What people know about checkpoints that were left out.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum LeftOut {
+    /// None was.
+    Nothing,
+    /// The checkpoint of this step was, which nobody knows yet.
+    Untold(u64),
+    /// They know it.
+    Told,
+}
+
 /// Conducts a generation once its peers are assigned. Pass it events, and carry out the returned actions in order.
 ///
 /// It does not trust peers. An unexpected message is an error, whose text completes "broke the protocol: it …".
@@ -68,9 +79,10 @@ pub struct GenerationMachine {
     updates: u64,
     /// Progress after the last step that all peers completed.
     progress: TrainingProgress,
-    saving: Option<Saving>,
-    /// Whether a checkpoint was due while another was in progress.
-    overdue: bool,
+    /// The checkpoints in progress, in the order of their steps.
+    saving: VecDeque<Saving>,
+    /// The step of a checkpoint that was left out, until people know it. They are told once.
+    left_out: LeftOut,
     /// Whether a cut is wanted at the next opportunity.
     cut_wanted: bool,
     /// The step of the last requested snapshot, and of the last one that was for a checkpoint.
@@ -113,8 +125,8 @@ impl GenerationMachine {
             trained: step,
             updates,
             progress: settings.start,
-            saving: None,
-            overdue: false,
+            saving: VecDeque::new(),
+            left_out: LeftOut::Nothing,
             cut_wanted: false,
             snapshot: None,
             saved: None,
@@ -153,9 +165,9 @@ impl GenerationMachine {
         self.ready.len() == self.peers.len()
     }
 
-    /// The step of the checkpoint in progress.
-    pub fn saving(&self) -> Option<u64> {
-        self.saving.as_ref().map(|s| s.step)
+    /// The steps of the checkpoints in progress, in order.
+    pub fn saving(&self) -> impl Iterator<Item = u64> {
+        self.saving.iter().map(|s| s.step)
     }
 
     /// Stops the run after the passes in flight, with a checkpoint if the run takes checkpoints. Stops at once if not
@@ -224,7 +236,7 @@ impl GenerationMachine {
 
     /// Call when the checkpoint is complete, or has failed. The run continues in both cases.
     pub fn checkpoint_committed(&mut self, step: u64) -> Vec<GenerationAction> {
-        self.saving.take_if(|s| s.step == step && s.committing);
+        self.saving.retain(|s| s.step != step || !s.committing);
         self.issue_next()
     }
 
@@ -265,11 +277,11 @@ impl GenerationMachine {
     ///
     /// Nobody requested it.
     pub fn snapshot_arrived(&mut self, from: PeerId, step: u64) -> Result<Vec<GenerationAction>, &'static str> {
-        let saving = self.saving.as_mut().filter(|s| s.step == step);
+        let saving = self.saving.iter_mut().find(|s| s.step == step);
         if !saving.is_some_and(|s| s.waiting.remove(&from)) {
             return Err("completed a snapshot that nobody requested");
         }
-        Ok(self.try_commit().into_iter().collect())
+        Ok(self.commits())
     }
 
     fn broadcast(&self, message: ToPeer) -> impl Iterator<Item = GenerationAction> {
@@ -339,7 +351,7 @@ impl GenerationMachine {
             self.over = true;
             return Ok(actions);
         }
-        actions.extend(self.try_commit());
+        actions.extend(self.commits());
         if self.skipped >= MAX_SKIPPED_STEPS {
             actions.extend(self.fail(self.diverged()));
         }
@@ -366,12 +378,16 @@ impl GenerationMachine {
         }
     }
 
-    /// Completes the checkpoint once every snapshot has arrived and its step is complete.
-    fn try_commit(&mut self) -> Option<GenerationAction> {
-        let saving = self.saving.as_mut().filter(|s| s.waiting.is_empty() && !s.committing)?;
-        let updates = saving.updates?;
-        saving.committing = true;
-        Some(GenerationAction::Commit(TrainingProgress { step: saving.step, updates }))
+    /// Completes each checkpoint of which every snapshot has arrived and whose step is complete, after those before it.
+    fn commits(&mut self) -> Vec<GenerationAction> {
+        let mut actions = Vec::new();
+        for saving in &mut self.saving {
+            let Some(updates) = saving.updates.filter(|_| saving.waiting.is_empty()) else { break };
+            if !std::mem::replace(&mut saving.committing, true) {
+                actions.push(GenerationAction::Commit(TrainingProgress { step: saving.step, updates }));
+            }
+        }
+        actions
     }
 
     /// The item that follows `item` in an undisturbed generation: after each step its evaluation, then its checkpoint
@@ -388,10 +404,12 @@ impl GenerationMachine {
             return Some(Item::Pass(BatchId::Eval { step, index: evaluated }));
         }
         if !matches!(item, Item::Snapshot { .. }) {
-            let checkpoint = s.checkpoint.is_some_and(due) || self.overdue;
-            // Training does not wait for a slow checkpoint. Only the last one has to follow it.
-            self.overdue = checkpoint && self.saving.is_some() && step < s.steps;
-            let save = checkpoint && !self.overdue;
+            let due = s.checkpoint.is_some_and(due);
+            // Training does not wait for slow checkpoints. Only the last one has to follow them.
+            let save = due && (self.has_room_to_save() || step == s.steps);
+            if due && !save && self.left_out == LeftOut::Nothing {
+                self.left_out = LeftOut::Untold(step);
+            }
             if save || self.cut_wanted {
                 return Some(Item::Snapshot { step, save });
             }
@@ -401,6 +419,10 @@ impl GenerationMachine {
             Some(Halt::Drain) => self.last_cut(),
             Some(Halt::Stop) => None,
         }
+    }
+
+    fn has_room_to_save(&self) -> bool {
+        self.saving.len() < self.settings.checkpoints_under_way.max(1)
     }
 
     /// Issues the next items, as far as the window allows.
@@ -414,8 +436,7 @@ impl GenerationMachine {
                 Item::Pass(batch) if (self.passes.len() as u64) < self.settings.window.max(1) => {
                     actions.extend(self.issue(batch));
                 }
-                // Only one checkpoint is taken at a time.
-                Item::Snapshot { step, save } if !save || self.saving.is_none() => {
+                Item::Snapshot { step, save } if !save || self.has_room_to_save() => {
                     actions.extend(self.begin_snapshot(step, save));
                 }
                 _ => break,
@@ -424,6 +445,11 @@ impl GenerationMachine {
                 Some(Halt::Stop) => None,
                 _ => self.after(item),
             };
+            if let LeftOut::Untold(step) = self.left_out {
+                self.left_out = LeftOut::Told;
+                actions
+                    .push(GenerationAction::Notice(Notice::CheckpointLeftOut { step, under_way: self.saving.len() }));
+            }
         }
         if self.next.is_none() && self.passes.is_empty() {
             match self.halt {
@@ -431,7 +457,7 @@ impl GenerationMachine {
                     self.over = true;
                     actions.push(GenerationAction::Drained(self.progress));
                 }
-                _ if self.saving.is_none() => actions.extend(self.finish()),
+                _ if self.saving.is_empty() => actions.extend(self.finish()),
                 _ => {}
             }
         }
@@ -443,7 +469,7 @@ impl GenerationMachine {
         let mut actions = vec![GenerationAction::Cut(step)];
         if save {
             self.saved = Some(step);
-            self.saving = Some(Saving {
+            self.saving.push_back(Saving {
                 step,
                 updates: (self.progress.step == step).then_some(self.progress.updates),
                 waiting: (0..self.peers.len() as u32).map(PeerId).collect(),

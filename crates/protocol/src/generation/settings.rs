@@ -29,6 +29,8 @@ pub struct RunSettings {
     pub eval: Option<EvalSchedule>,
     /// Steps between checkpoints; 0 takes only one at the end, `None` takes none.
     pub checkpoint: Option<u64>,
+    /// Most checkpoints on their way to the disk at once, at least 1.
+    pub checkpoints_under_way: usize,
     /// The rate of each update.
     pub learning_rate: LearningRate,
     /// Maximum global norm of the gradient; `None` does not clip.

@@ -77,7 +77,7 @@ impl GenerationMachine {
     pub(super) fn step_over(&mut self, pass: Pass, step: u64, step_s: f64) -> Vec<GenerationAction> {
         let Some(Judgement { verdict, loss, grad_norm }) = pass.judgement else { return Vec::new() };
         self.progress = TrainingProgress { step, updates: self.progress.updates + u64::from(verdict.apply) };
-        if let Some(saving) = self.saving.as_mut().filter(|s| s.step == step) {
+        if let Some(saving) = self.saving.iter_mut().find(|s| s.step == step) {
             saving.updates = Some(self.progress.updates);
         }
         let findings = match verdict.apply {

@@ -89,10 +89,7 @@ impl Run {
         self.last_pass = running.machine.last_pass();
         self.last_members = running.formation.members;
         self.generation += 1;
-        let mut actions = Vec::new();
-        if let Some(step) = running.machine.saving() {
-            actions.push(Action::AbandonCheckpoint(step));
-        }
+        let mut actions: Vec<Action> = running.machine.saving().map(Action::AbandonCheckpoint).collect();
         // A silent member reads the message once it wakes.
         let regroup = ToPeer::Regroup { generation: self.generation };
         actions.extend(self.roster.connected().map(|m| Action::Send(m.id, regroup.clone())));

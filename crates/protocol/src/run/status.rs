@@ -11,7 +11,7 @@ impl Run {
         let members: Vec<MemberStatus> =
             self.roster.not_out().take(MAX_LISTED).map(|m| self.member_status(m, now)).collect();
         let (predicted_step_s, saving) = match &self.phase {
-            Phase::Running(r) => (r.formation.predicted_step_s, r.machine.saving()),
+            Phase::Running(r) => (r.formation.predicted_step_s, r.machine.saving().next()),
             _ => (None, None),
         };
         RunStatus {

@@ -44,6 +44,7 @@ impl Default for Scenario {
             micro_batches: 2,
             eval: Some(EvalSchedule { steps: 2, passes: 2 }),
             checkpoint: Some(2),
+            checkpoints_under_way: 2,
             learning_rate: LearningRate { base: 1.0, warmup: 3, cosine_until: Some(9), min: 0.1 },
             clip: Some(1.0),
             window: 3,
@@ -101,8 +102,8 @@ pub(crate) fn run(scenario: &Scenario) -> Trace {
         peers: programs.iter().map(|(train, eval)| Peer::new(train.clone(), eval, scenario)).collect(),
         issued: 0,
         completed: 0,
-        saving: None,
-        committing: None,
+        saving: VecDeque::new(),
+        committing: VecDeque::new(),
         clock: 0.0,
         trace: Trace::default(),
     };
@@ -117,8 +118,8 @@ struct Simulation<'a> {
     /// Passes issued, and passes that every peer has completed.
     issued: u64,
     completed: u64,
-    saving: Option<u64>,
-    committing: Option<u64>,
+    saving: VecDeque<u64>,
+    committing: VecDeque<u64>,
     clock: f64,
     trace: Trace,
 }
@@ -160,7 +161,7 @@ impl Simulation<'_> {
                 possible.extend((!p.out.is_empty()).then_some(Event::FromPeer(i)));
                 possible.extend((!p.snapshots.is_empty()).then_some(Event::Saved(i)));
             }
-            possible.extend(self.committing.map(|_| Event::Committed));
+            possible.extend((!self.committing.is_empty()).then_some(Event::Committed));
             assert!(!possible.is_empty(), "deadlock: {:?}", self.machine);
             let event = possible[choices.below(possible.len())];
             self.clock += 1.0;
@@ -187,8 +188,8 @@ impl Simulation<'_> {
                     self.machine.snapshot_arrived(PeerId(i as u32), step).unwrap()
                 }
                 Event::Committed => {
-                    let step = self.committing.take().unwrap();
-                    self.saving = None;
+                    let step = self.committing.pop_front().unwrap();
+                    assert_eq!(self.saving.pop_front(), Some(step));
                     self.machine.checkpoint_committed(step)
                 }
             };
@@ -242,10 +243,13 @@ impl Simulation<'_> {
                 }
                 GenerationAction::Step(record) => self.trace.steps.push(record),
                 GenerationAction::Evaluated(e) => self.trace.evaluated.push(e),
-                GenerationAction::BeginCheckpoint(step) => assert_eq!(self.saving.replace(step), None),
+                GenerationAction::BeginCheckpoint(step) => {
+                    self.saving.push_back(step);
+                    assert!(self.saving.len() <= self.scenario.settings.checkpoints_under_way);
+                }
                 GenerationAction::Commit(position) => {
-                    assert_eq!(self.saving, Some(position.step));
-                    assert_eq!(self.committing.replace(position.step), None);
+                    self.committing.push_back(position.step);
+                    assert_eq!(self.saving.get(self.committing.len() - 1), Some(&position.step));
                     self.trace.commits.push(position);
                 }
                 GenerationAction::Finish(position) => {

@@ -61,6 +61,7 @@ impl Stage {
             micro_batches: 1,
             eval: None,
             checkpoint: Some(0),
+            checkpoints_under_way: 1,
             learning_rate: LearningRate { base: 1.0, warmup: 0, cosine_until: None, min: 0.0 },
             clip: None,
             window: 1,

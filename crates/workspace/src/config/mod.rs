@@ -97,10 +97,13 @@ impl Job {
     /// An override is wrong.
     pub fn quick_start(overrides: &[String]) -> Result<Self, JobError> {
         let name = "the quick start's job";
-        Self::parse(name, include_str!("quick_start.toml"), Path::new("."), overrides)
+        // An override, so that one of the user's is the length of the job.
+        let overrides = [&["train.steps=400".to_owned()], overrides].concat();
+        Self::parse(name, include_str!("quick_start.toml"), Path::new("."), &overrides)
     }
 
     fn read(mut root: Node, directory: &Path, overrides: &[String]) -> Result<Self, JobError> {
+        let file = root.clone();
         for setting in overrides {
             root.set(setting)?;
         }
@@ -124,7 +127,7 @@ impl Job {
         let job = Self {
             model: ModelConfig::read(&sections.model, &files, &data)?,
             data,
-            train: Train::read(&train)?,
+            train: Train::read(&train, Section::top(&file).section("train")?.count("steps", 1)?)?,
             plan: Planning::read(&plan, &files)?,
             compression: sections::compression(&compression)?,
             checkpoint: Checkpointing::read(&checkpoint)?,

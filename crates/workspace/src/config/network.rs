@@ -71,7 +71,7 @@ impl Network {
         let files = Files::from(path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new(".")));
         let data = data::without_files(&data, FamilyName::read(&model)? == Some(FamilyName::Resnet))?;
         let family = ModelConfig::read_family(&model, &files, &data)?;
-        let micro_batch = Train::read(&train)?.micro_batch.value;
+        let micro_batch = Train::read(&train, None)?.micro_batch.value;
         let (tokenizer, context) = match &data {
             Data::Text(text) => (Some(text.tokenizer), text.context),
             Data::Cifar10(_) => (None, IMAGE_SIZE),

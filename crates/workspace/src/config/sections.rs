@@ -39,8 +39,10 @@ impl<T: Serialize> Serialize for Choice<T> {
 /// `[train]`: steps, batches and the update rule.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Train {
-    /// Updates of the parameters. Default 1000.
+    /// The length of the job, from which other defaults follow. Default 1000.
     pub steps: u64,
+    /// The step at which the run stops, before or after `steps`. Default `steps`.
+    pub stop: u64,
     /// Samples per step. Default 16.
     pub batch: usize,
     /// Samples that pass through the pipeline together. They divide `batch`. The default is the largest divisor up to
@@ -76,8 +78,8 @@ pub struct OptimizerConfig {
     pub warmup: u64,
     /// How the learning rate falls afterwards. Default `none`.
     pub decay: Decay,
-    /// The step at which the learning rate reaches `min_lr`. The default is `train.steps` of the job file, so that a
-    /// run that stops earlier or continues longer keeps its rates.
+    /// The step at which the learning rate reaches `min_lr`. Default `train.steps`, so that a run that stops earlier or
+    /// later keeps its rates.
     pub decay_steps: u64,
     /// The lowest learning rate after the warm-up. Default a tenth of `lr`.
     pub min_lr: f64,
@@ -162,10 +164,16 @@ fn or_auto(e: JobError) -> JobError {
 }
 
 impl Train {
-    pub(super) fn read(section: &Section<'_>) -> Result<Self, JobError> {
+    /// Reads the section. `length` is the `steps` of the file, where the command line may have other ones. Those say
+    /// when the run stops: the length of the job stays as it is.
+    pub(super) fn read(section: &Section<'_>, length: Option<u64>) -> Result<Self, JobError> {
         let auto = [("auto", None)].into_iter();
         let schedules: Vec<_> = auto.chain(Schedule::ALL.map(|s| (s.name(), Some(s)))).collect();
-        let steps = section.count("steps", 1)?.unwrap_or(1000);
+        let asked = section.count("steps", 1)?;
+        let steps = length.filter(|_| asked.is_some()).or(asked).unwrap_or(1000);
+        let stop =
+            section.count("stop", 1)?.filter(|_| section.is_overridden("stop") || !section.is_overridden("steps"));
+        let stop = stop.or(asked).unwrap_or(steps);
         let batch = section.size("batch", 1)?.unwrap_or(16);
         let default = divisors(batch).filter(|n| *n <= (batch / 8).max(1)).max().unwrap_or(1);
         let micro_batch = match section.is("micro_batch", "auto") {
@@ -184,6 +192,7 @@ impl Train {
         }
         let train = Self {
             steps,
+            stop,
             batch,
             default_micro_batch: micro_batch.is_none(),
             micro_batch: micro_batch.unwrap_or(Choice::made(default)),

@@ -388,7 +388,7 @@ pub fn read_owner_ticket(run: &Path) -> Result<Option<String>, DiskError> {
 pub struct RunFiles {
     /// Whether there is a summary, because the run was trained to its end or stopped in good order.
     pub over: bool,
-    /// Steps that the job asks for, if its file says so.
+    /// The step at which the run stops, if its job says so.
     pub steps: Option<u64>,
     /// The directory of the checkpoints.
     pub checkpoints: PathBuf,
@@ -407,7 +407,8 @@ impl RunFiles {
         }
         let text = fs::read_to_string(&job).map_err(DiskError::at(&job, "read"))?;
         let job = text.parse::<toml::Table>().ok();
-        let steps = job.as_ref().and_then(|job| job.get("train")?.get("steps")?.as_integer());
+        let train = job.as_ref().and_then(|job| job.get("train"));
+        let steps = train.and_then(|train| train.get("stop").or(train.get("steps"))?.as_integer());
         let steps = steps.and_then(|steps| u64::try_from(steps).ok());
         Ok(Self { over: run.join(SUMMARY).is_file(), steps, checkpoints: run.join(CHECKPOINTS) })
     }

@@ -1,5 +1,6 @@
 //! The thread that writes checkpoints, so that no step waits for a disk.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
@@ -85,7 +86,7 @@ impl Keeper {
     ) -> Result<Self, NodeError> {
         let (commands, mut given) = mpsc::unbounded_channel();
         let work = move || {
-            let mut checkpoint_thread = CheckpointThread { checkpoints, writing: None, failed: None };
+            let mut checkpoint_thread = CheckpointThread { checkpoints, writing: BTreeMap::new() };
             while let Some(command) = given.blocking_recv().filter(|c| !matches!(c, Command::Stop)) {
                 if let Some(event) = checkpoint_thread.carry_out(command) {
                     on_event(event);
@@ -135,32 +136,28 @@ impl Drop for Keeper {
 /// The state that the thread itself keeps.
 struct CheckpointThread {
     checkpoints: Checkpoints,
-    /// The checkpoint being written, and its step.
-    writing: Option<(u64, CheckpointWriter)>,
-    /// The step of a checkpoint that cannot be complete, and the reason. The run learns it at the checkpoint's end.
-    failed: Option<(u64, NodeError)>,
+    /// The checkpoints being written, by step. If one cannot be complete, the run learns the reason at its end.
+    writing: BTreeMap<u64, Result<CheckpointWriter, NodeError>>,
 }
 
 impl CheckpointThread {
     fn carry_out(&mut self, command: Command) -> Option<KeeperEvent> {
         match command {
             Command::Begin { step, tensors } => {
-                self.failed = None;
-                match self.checkpoints.begin(step, &tensors.model, &tensors.optimizer) {
-                    Ok(writer) => self.writing = Some((step, writer)),
-                    Err(e) => self.fail(step, e),
-                }
+                let writer = self.checkpoints.begin(step, &tensors.model, &tensors.optimizer);
+                self.writing.insert(step, writer.map_err(NodeError::from));
                 None
             }
             Command::Put(SavedTensor { step, key, tensor }, _place) => {
                 // A peer may still send tensors of a checkpoint that was abandoned.
-                let (_, writer) = self.writing.as_mut().filter(|(s, _)| *s == step)?;
+                let writing = self.writing.get_mut(&step)?;
+                let writer = writing.as_mut().ok()?;
                 let result = match key.slot {
                     None => writer.put(Part::Model, &key.name, &tensor),
                     Some(slot) => writer.put(Part::Optimizer, &format!("{}.{slot}", key.name), &tensor),
                 };
                 if let Err(e) = result {
-                    self.fail(step, e);
+                    *writing = Err(e.into());
                 }
                 None
             }
@@ -172,29 +169,20 @@ impl CheckpointThread {
                 })
             }
             Command::Abandon(step) => {
-                self.writing.take_if(|(s, _)| *s == step);
-                self.failed.take_if(|(s, _)| *s == step);
+                self.writing.remove(&step);
                 None
             }
             Command::Stop => None,
         }
     }
 
-    fn fail(&mut self, step: u64, error: impl Into<NodeError>) {
-        (self.writing, self.failed) = (None, Some((step, error.into())));
-    }
-
     fn commit(&mut self, Seal { state, extra, keep }: Seal) -> Result<(), NodeError> {
-        if let Some((_, error)) = self.failed.take() {
-            return Err(error);
-        }
-        let Some((_, mut writer)) = self.writing.take() else {
-            return Err(NodeError::State("the checkpoint was not begun".into()));
-        };
+        let step = state.step;
+        let writing = self.writing.remove(&step);
+        let mut writer = writing.ok_or_else(|| NodeError::State("the checkpoint was not begun".into()))??;
         for (name, content) in extra {
             writer.put_extra(name, &content)?;
         }
-        let step = state.step;
         writer.commit(state)?;
         self.checkpoints.prune(step, keep)?;
         Ok(())

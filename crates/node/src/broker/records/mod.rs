@@ -13,4 +13,4 @@ pub use resume::Resume;
 pub(crate) use resume::{Identity, Left, Subject, read_atlas};
 #[cfg(feature = "decoders")]
 pub(crate) use resume::{reads_key, reads_state};
-pub(crate) use store::{Store, check};
+pub(crate) use store::{Store, check, checkpoints_under_way};

@@ -8,7 +8,7 @@ use fusionllm_data::Dataset;
 use fusionllm_protocol::{Atlas, Past, RunState, VERSION, decode, encode};
 use fusionllm_transport::{Secret, SecretKey};
 use fusionllm_workspace::checkpoint::{Checkpoint, CheckpointError};
-use fusionllm_workspace::config::Job;
+use fusionllm_workspace::config::{Job, Train};
 use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, last_record, read_metrics};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -156,7 +156,7 @@ impl Left {
     }
 
     /// Refuses to go on with another model, other data, or fewer steps than were done.
-    pub(crate) fn check(&self, subject: &Subject, steps: u64) -> Result<(), NodeError> {
+    pub(crate) fn check(&self, subject: &Subject, train: &Train) -> Result<(), NodeError> {
         let path = &self.directory;
         if self.subject != *subject {
             return Err(NodeError::input_with_hint(
@@ -164,15 +164,22 @@ impl Left {
                 "resume without a job file, or start a new run from a checkpoint's weights with model.weights",
             ));
         }
-        if self.run.newest_step() > steps {
-            let done = self.run.newest_step();
-            return Err(NodeError::input_with_hint(
-                format!("{}: the run is at step {done} already, and the job asks for {steps}", path.display()),
-                "ask for more with --steps",
-            ));
+        match self.run.newest_step() {
+            done if done > train.stop => Err(over(path, done, train)),
+            _ => Ok(()),
         }
-        Ok(())
     }
+}
+
+/// The error for a run that has done all steps that the job asks for.
+pub(super) fn over(path: &Path, done: u64, train: &Train) -> NodeError {
+    let hint = match train.steps {
+        steps if steps > done => format!("go on to the end of the job with --steps {steps}"),
+        _ => "ask for more with --steps".to_owned(),
+    };
+    let message =
+        format!("{}: the run is at step {done} already, and is asked to stop at {}", path.display(), train.stop);
+    NodeError::input_with_hint(message, hint)
 }
 
 /// Bytes that begin with the protocol's version, because another version has other fields.

@@ -15,7 +15,7 @@ use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetric
 use super::figures::{Figures, PeerFacts, finite};
 use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
 use super::ledger::{DiskNews, Ledger};
-use super::resume::{Identity, Left, Subject, run_of, write_atlas};
+use super::resume::{Identity, Left, Subject, over, run_of, write_atlas};
 use crate::NodeError;
 use crate::model::Model;
 use crate::model::export::config_json;
@@ -54,6 +54,16 @@ fn saved_tensors(model: &Model, optimizer: Optimizer) -> SavedTypes {
     SavedTypes { model: graph.parameters().chain(graph.buffers()).map(named).collect(), optimizer }
 }
 
+/// The number of checkpoints that may be on their way to the disk at once. Until then, each takes room on the peers'
+/// disks, so those of a large model are few: one that is streamed, and one that waits.
+pub(crate) fn checkpoints_under_way(model: &Model, optimizer: Optimizer) -> usize {
+    const ROOM: usize = 256 << 20;
+    let SavedTypes { model, optimizer } = saved_tensors(model, optimizer);
+    let bytes: usize = model.iter().chain(&optimizer).map(|(_, ty)| ty.bytes()).sum();
+    // Each is an open file of every peer, too.
+    (ROOM / bytes.max(1)).clamp(2, 64)
+}
+
 /// Refuses to resume from a checkpoint of another model or other data, or one after the job's last step.
 pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &Model) -> Result<(), NodeError> {
     let expected = saved_tensors(model, job.train.optimizer.update_rule());
@@ -72,11 +82,8 @@ pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &
             "leave train.seed as it was",
         ));
     }
-    if state.step >= job.train.steps {
-        return Err(NodeError::input_with_hint(
-            format!("{path}: the run is at step {} already, and the job asks for {}", state.step, job.train.steps),
-            "ask for more with --steps",
-        ));
+    if state.step >= job.train.stop {
+        return Err(over(checkpoint.path(), state.step, &job.train));
     }
     Ok(())
 }

@@ -29,6 +29,7 @@ pub(super) fn options(scenario: &Scenario, start: TrainingProgress) -> RunOption
         micro_batches: MICRO_BATCHES,
         eval: Some(EvalSchedule { steps: 7, passes: 2 }),
         checkpoint: Some(scenario.checkpoint),
+        checkpoints_under_way: 2,
         learning_rate: LearningRate { base: 1.0, warmup: 0, cosine_until: None, min: 0.0 },
         clip: None,
         window: 3,
@@ -93,16 +94,15 @@ impl World {
                     self.history.steps.push(record.step);
                 }
                 Action::Evaluated(record) => drop(self.history.evaluated.insert(record.step)),
-                Action::BeginCheckpoint(step) => {
-                    self.saving.clear();
-                    self.saving_step = step;
-                }
-                Action::AbandonCheckpoint(_) => self.saving.clear(),
+                Action::BeginCheckpoint(step) => drop(self.saving.insert(step, BTreeMap::new())),
+                Action::AbandonCheckpoint(step) => drop(self.saving.remove(&step)),
                 Action::Commit(progress) => {
                     let all = self.programs.iter().flat_map(|(train, _)| share_of(train, OPTIMIZER).into_keys());
                     let expected: BTreeMap<TensorKey, u64> = all.map(|key| (key, progress.step)).collect();
-                    assert_eq!(self.saving, expected, "a checkpoint has all tensors of its step");
-                    let at = self.now + self.delay(Delay::Commit, 0);
+                    let saved = self.saving.remove(&progress.step);
+                    assert_eq!(saved, Some(expected), "a checkpoint has all tensors of its step");
+                    let at = self.now.max(self.written_at) + self.delay(Delay::Commit, 0);
+                    self.written_at = at;
                     self.at(at, Event::Committed(self.life, progress, true));
                 }
                 Action::Plan { members, .. } => {

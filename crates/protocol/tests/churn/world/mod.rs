@@ -107,8 +107,10 @@ pub(crate) struct World {
     formation: Option<Formation>,
     order: Option<Order>,
     programs: Vec<(Program, Program)>,
-    saving: BTreeMap<TensorKey, u64>,
-    saving_step: u64,
+    /// The tensors of the checkpoints in progress, by step.
+    saving: BTreeMap<u64, BTreeMap<TensorKey, u64>>,
+    /// The time at which the disk has written what it was given. It writes one checkpoint after the other.
+    written_at: f64,
     disk: TrainingProgress,
     history: History,
     traced: bool,
@@ -138,7 +140,7 @@ pub(crate) fn live(scenario: &Scenario) -> History {
         order: None,
         programs: Vec::new(),
         saving: BTreeMap::new(),
-        saving_step: 0,
+        written_at: 0.0,
         disk: TrainingProgress::default(),
         history: History::default(),
         traced: std::env::var_os("FUSIONLLM_TRACE").is_some(),
@@ -238,8 +240,8 @@ impl World {
             Event::Saved(m, connection, step, tensors) => {
                 if self.machines[m].connection == connection {
                     // The keeper skips tensors of a checkpoint that was abandoned.
-                    if self.saving_step == step {
-                        self.saving.extend(tensors);
+                    if let Some(saving) = self.saving.get_mut(&step) {
+                        saving.extend(tensors);
                     }
                     let member = self.machines[m].member.unwrap();
                     let actions = self.run.snapshot_arrived(member, step, self.now);

@@ -284,6 +284,11 @@ impl<'a> Section<'a> {
         matches!(self.written(key).map(|n| &n.item), Some(Item::Text(s)) if s == text)
     }
 
+    /// Whether the setting comes from the command line.
+    pub(super) fn is_overridden(&self, key: &str) -> bool {
+        self.written(key).is_some_and(|node| matches!(node.location, Location::Set(_)))
+    }
+
     /// Whether the setting is written as a number.
     pub(super) fn is_number(&self, key: &str) -> bool {
         matches!(self.written(key).map(|n| &n.item), Some(Item::Integer(_) | Item::Number(_)))

@@ -62,10 +62,11 @@ impl Item {
         }
     }
 
-    /// The number in a text between quotes, if it is one.
+    /// The number in a text between quotes, if it is one: plain, or in percent.
     pub(super) fn quoted_number(&self) -> Option<f64> {
         let Self::Text(text) = self else { return None };
-        text.trim().replace('_', "").parse().ok().filter(|x: &f64| x.is_finite())
+        let plain = |text: &str| text.trim().replace('_', "").parse().ok().filter(|x: &f64| x.is_finite());
+        plain(text).or_else(|| percent(text))
     }
 
     /// The truth value that this value means in another language.
@@ -81,6 +82,13 @@ impl Item {
             _ => None,
         }
     }
+}
+
+/// The share that a text such as `12.5 %` gives.
+fn percent(text: &str) -> Option<f64> {
+    let number = text.trim().strip_suffix('%')?.trim_end();
+    // The exponent keeps decimals exact.
+    format!("{number}e-2").parse().ok().filter(|x: &f64| x.is_finite())
 }
 
 /// Parses TOML. Messages call it `file`.
@@ -107,12 +115,14 @@ fn is_word(text: &str) -> bool {
     !text.is_empty() && text.chars().all(|c| c.is_alphanumeric() || "_-.".contains(c))
 }
 
-/// The hint for a setting whose text stands without quotes, or whose truth is written as in Python.
+/// The hint for a setting whose text stands without quotes, whose number is in percent, or whose truth is written as in
+/// Python.
 fn unquoted(key: &str, value: &str) -> Option<String> {
     let value = value.split('#').next().unwrap_or_default().trim();
     let value = match value {
         "True" => "true".to_owned(),
         "False" => "false".to_owned(),
+        share if share.ends_with('%') => format!("{:?}", percent(share)?),
         // Letters, besides that of an exponent, make a text.
         word if word.starts_with(char::is_alphanumeric)
             && word.contains(|c: char| c.is_alphabetic() && !matches!(c, 'e' | 'E'))

@@ -12,7 +12,7 @@ use fusionllm_plan::{Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, P
 
 use super::files::Files;
 use super::gpus;
-use super::quantity::{RATE, SIZE, TIME};
+use super::quantity::{RATE, TIME};
 use super::reader::{self, JobError, Section, suggest};
 
 /// The content of a testbed file.
@@ -317,8 +317,8 @@ fn device(
         None if timed => figures(section, name.clone())?,
         None => Device::new(name.clone(), Rates { matmul: 1.0, convolution: 1.0, memory: 1.0, overhead: 0.0 }, 0),
     };
-    if let Some(memory) = section.quantity("memory", &SIZE, true)? {
-        device.memory = memory as u64;
+    if let Some(memory) = section.bytes("memory")? {
+        device.memory = memory;
     }
     device.disk = section.quantity("disk", &RATE, true)?.unwrap_or(device.disk);
     device.host_link = section.quantity("host_link", &RATE, true)?.or(device.host_link);
@@ -337,13 +337,12 @@ fn device(
 
 /// The speed and memory of a device: from the table of GPUs, or from its settings.
 fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
-    let positive = |key| section.number(key, "above 0", |x| x > 0.0);
     if let Some(written) = section.name_among("gpu", &[gpus::EXAMPLE], gpus::LEAD)? {
         let gpu =
             gpus::find(written).map_err(|e| section.error("gpu", format!("`device.gpu`: {}", e.message), e.hint))?;
         let efficiency = section.number("efficiency", "above 0 and at most 1", |x| x > 0.0 && x <= 1.0)?;
-        let memory = match (gpu.memory(), section.quantity("memory", &SIZE, true)?) {
-            (_, Some(given)) => given as u64,
+        let memory = match (gpu.memory(), section.bytes("memory")?) {
+            (_, Some(given)) => given,
             (Some(own), None) => own,
             (None, None) => {
                 section.misspelt(&["memory"])?;
@@ -353,10 +352,10 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
         };
         return Ok(gpu.device(name, efficiency.unwrap_or(gpus::PRODUCTS), memory));
     }
-    let tflops = positive("tflops")?;
-    let convolution = positive("convolution_tflops")?;
+    let tflops = section.teraflops("tflops")?;
+    let convolution = section.teraflops("convolution_tflops")?;
     let bandwidth = section.quantity("memory_bandwidth", &RATE, true)?;
-    let memory = section.quantity("memory", &SIZE, true)?;
+    let memory = section.bytes("memory")?;
     let (Some(tflops), Some(bandwidth), Some(memory)) = (tflops, bandwidth, memory) else {
         let hint = "write gpu = \"RTX 3080\", or tflops, memory_bandwidth and memory, or profile = \"DEVICE.toml\"";
         let keys = ["tflops", "memory_bandwidth", "memory", "gpu", "profile"];
@@ -368,7 +367,7 @@ fn figures(section: &Section<'_>, name: String) -> Result<Device, JobError> {
         memory: bandwidth,
         overhead: section.quantity("overhead", &TIME, false)?.unwrap_or(0.0),
     };
-    let mut device = Device::new(name, rates, memory as u64);
+    let mut device = Device::new(name, rates, memory);
     let curves = |key: &'static str| -> Result<Curves, JobError> {
         let mut curves = Curves::new();
         for (operator, points) in section.curves(key)? {

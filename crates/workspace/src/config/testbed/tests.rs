@@ -73,6 +73,48 @@ fn a_testbed_describes_devices_and_links() {
     assert_eq!(c.broker(), Place::Site(1));
 }
 
+/// Units that differ in the case of a letter were taken for each other: factors of 8.
+#[test]
+fn bits_and_bytes_are_told_apart() {
+    let rate = |rate: &str| {
+        let c = testbed(&HOME_AND_LAB.replace("\"1 Mbps\"", &format!("{rate:?}"))).unwrap();
+        c.link(PeerId(2), PeerId(1)).unwrap().bandwidth
+    };
+    assert_eq!([rate("1 Mb/s"), rate("1 MBps"), rate("1 Mbit/s")], [125e3, 1e6, 125e3]);
+    let bandwidth = |text: &str| {
+        testbed(&HOME_AND_LAB.replace("500 GB/s", text)).map(|c| c.devices()[2].rates.memory).map_err(|e| e.report())
+    };
+    assert_eq!((bandwidth("20 Gb/s"), bandwidth("20 GiB/s")), (Ok(2.5e9), Ok(20.0 * 1024f64.powi(3))));
+    assert_snapshot!(bandwidth("20 gb/s").unwrap_err(), @r#"
+    t.toml:13:20: `device.memory_bandwidth`: "20 gb/s" may be 20 Gbps (bits) or 20 GB/s (bytes)
+    hint: write memory_bandwidth = "20 Gbps" for bits, or memory_bandwidth = "20 GB/s" for bytes
+    "#);
+    assert_snapshot!(error("memory = \"8 GiB\"", "memory = \"8 Gb\""), @r#"
+    t.toml:14:10: `device.memory`: "8 Gb" may be 8 Gbit (bits) or 8 GB (bytes)
+    hint: write memory = "8 Gbit" for bits, or memory = "8 GB" for bytes
+    "#);
+    assert_snapshot!(error("memory = \"8 GiB\"", "memory = \"0.5 B\""), @r#"
+    t.toml:14:10: `device.memory` is less than a byte
+    hint: it must be at least "1 B", such as memory = "16 GiB"
+    "#);
+    assert_snapshot!(error("overhead = \"4 ms\"", "overhead = \"4 m\""), @r#"
+    t.toml:15:12: `device.overhead`: "4 m" may be 4 ms (milliseconds) or 4 min (minutes)
+    hint: write overhead = "4 ms" for milliseconds, or overhead = "4 min" for minutes
+    "#);
+    assert_snapshot!(error("tflops = 10", "tflops = \"120 GFLOPS\""), @r#"
+    t.toml:12:10: `device.tflops` takes a number, not the text "120 GFLOPS"
+    hint: write tflops = 0.12
+    "#);
+    assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"RTX 3080\"\nefficiency = \"33.3 %\""), @r#"
+    t.toml:7:14: `device.efficiency` takes a number, not the text "33.3 %"
+    hint: write efficiency = 0.333
+    "#);
+    assert_snapshot!(error("slowdown = 2", "slowdown = 200%"), @"
+    t.toml:7:12: `slowdown`: string values must be quoted, expected literal string
+    hint: write slowdown = 2.0
+    ");
+}
+
 #[test]
 fn errors_name_the_place_in_the_file() {
     assert_snapshot!(error("gpu = \"RTX 3080\"", "gpu = \"RTX 3080 XT\""), @r#"
@@ -93,7 +135,7 @@ fn errors_name_the_place_in_the_file() {
     "#);
     assert_snapshot!(error("rate = \"1 Gbps\"", "rate = \"1 Gpbs\""), @r#"
     t.toml:20:8: `site.rate`: there is no unit "Gpbs" of a rate
-    hint: did you mean "1 Gbps"? the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
+    hint: did you mean "1 Gbps"? the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s; b is a bit and B a byte
     "#);
     assert_snapshot!(error("rate = \"8 Mbps\"", "rate = \"0 Mbps\""), @r#"
     t.toml:22:19: `site.uplink.rate` is 0 Mbps
@@ -101,7 +143,7 @@ fn errors_name_the_place_in_the_file() {
     "#);
     assert_snapshot!(error("rate = \"100 Mbps\"", "rate = 100"), @r#"
     t.toml:30:8: `link.rate` needs a unit
-    hint: write rate = "100 Mbps", or another unit; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s
+    hint: write rate = "100 Mbps", or another unit; the units are bps, kbps, Mbps, Gbps, Tbps, kB/s, MB/s, GB/s, TB/s; b is a bit and B a byte
     "#);
     assert_snapshot!(error("[\"home\", \"lab\"]", "[\"hone\", \"lab\"]"), @r#"
     t.toml:29:11: `link.between`: there is no device or site `hone`

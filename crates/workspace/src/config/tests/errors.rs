@@ -15,9 +15,9 @@ fn error(text: &str) -> String {
 #[test]
 fn errors_in_overrides() {
     let error = |setting: &str| with(&[setting]).unwrap_err().report();
-    assert_snapshot!(error("train.bath=4"), @r"
+    assert_snapshot!(error("train.bath=4"), @"
     --set train.bath=4: unknown setting `bath` in [train]
-    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
+    hint: did you mean `batch`? [train] takes steps, stop, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(error("trian.batch=4"), @r"
     --set trian.batch=4: unknown section `trian`
@@ -83,9 +83,9 @@ fn errors_of_form() {
 
 #[test]
 fn errors_in_names() {
-    assert_snapshot!(error("[train]\nsteps = 10\nbtach = 4"), @r"
+    assert_snapshot!(error("[train]\nsteps = 10\nbtach = 4"), @"
     job.toml:3:1: unknown setting `btach` in [train]
-    hint: did you mean `batch`? [train] takes steps, batch, micro_batch, seed, schedule, precision, optimizer
+    hint: did you mean `batch`? [train] takes steps, stop, batch, micro_batch, seed, schedule, precision, optimizer
     ");
     assert_snapshot!(error("[trian]\nsteps = 10"), @r"
     job.toml:1:2: unknown section `trian`
@@ -175,6 +175,14 @@ fn errors_in_types() {
     assert_snapshot!(error("[train.optimizer]\nbetas = [0.9]"), @r"
     job.toml:2:9: `train.optimizer.betas` takes two numbers
     hint: write two numbers in brackets, such as betas = [0.9, 0.95]
+    ");
+    assert_snapshot!(error("[data]\nvalidation = \"10 %\""), @r#"
+    job.toml:2:14: `data.validation` takes a number, not the text "10 %"
+    hint: write validation = 0.1
+    "#);
+    assert_snapshot!(error("[data]\nvalidation = 7% # of all"), @"
+    job.toml:2:14: `validation`: string values must be quoted, expected literal string
+    hint: write validation = 0.07
     ");
     assert_snapshot!(error("[model]\ntie_word_embeddings = \"yes\""), @r#"
     job.toml:2:23: `model.tie_word_embeddings` takes true or false, not the text "yes"

@@ -57,6 +57,7 @@ fn an_empty_job_has_all_defaults() {
 
     [train]
     steps = 1000
+    stop = 1000
     batch = 16
     micro_batch = 2
     seed = 1
@@ -116,7 +117,6 @@ fn a_relay_is_a_word_or_a_url() {
 fn the_quick_start_is_a_job() {
     let job = Job::quick_start(&[]).unwrap();
     assert_eq!(Job::parse("q", &job.to_toml().unwrap(), Path::new("/x"), &[]).unwrap(), job);
-    assert_eq!(Job::quick_start(&["train.steps=7".into()]).unwrap().train.steps, 7);
 }
 
 /// The job of the design document, with its data in place.
@@ -301,13 +301,41 @@ fn the_optimizer_of_the_plan() {
     assert_eq!(optimizer.update_rule().slots(), ["exp_avg", "exp_avg_sq"]);
 }
 
-/// A run that stops early has the learning rates of the whole run. `decay_steps` keeps its value from the file.
+/// A run that stops early, or goes on for longer, is the same job: `decay_steps` and the rates stay.
 #[test]
-fn stopping_early_does_not_change_the_rates() {
-    let mut job = with(&["train.optimizer.decay=cosine", "train.steps=100"]).unwrap();
-    job.train.steps = 10;
-    let again = Job::parse("again", &job.to_toml().unwrap(), Path::new("/"), &[]).unwrap();
-    assert_eq!((again.train.steps, again.train.optimizer.decay_steps), (10, 100));
+fn where_a_run_stops_does_not_change_the_job() {
+    let text = "[train]\nsteps = 40\noptimizer = { decay = \"cosine\" }";
+    let lengths = |text: &str, set: &[&str]| {
+        let overrides: Vec<String> = set.iter().map(|s| (*s).to_owned()).collect();
+        let job = Job::parse("job.toml", text, Path::new("/"), &overrides).unwrap();
+        let again = Job::parse("again", &job.to_toml().unwrap(), Path::new("/"), &[]).unwrap();
+        assert_eq!(again, job);
+        (job.train.steps, job.train.stop, job.train.optimizer.decay_steps)
+    };
+    assert_eq!(lengths(text, &[]), (40, 40, 40));
+    for set in [
+        &["train.steps=20"][..],
+        &["train.steps = 2e1"],
+        &["train.steps=30", "train.steps=20"],
+        &["train={ steps = 20, optimizer = { decay = \"cosine\" } }"],
+        &["train.stop=20"],
+        &["train.stop=20", "train.steps=30"],
+    ] {
+        assert_eq!(lengths(text, set), (40, 20, 40), "{set:?}");
+    }
+    assert_eq!(lengths(text, &["train.steps=80"]), (40, 80, 40));
+    assert_eq!(lengths(text, &["train.steps=20", "train.optimizer.decay_steps=30"]), (40, 20, 30));
+    // A job without a length takes that of the command line.
+    assert_eq!(lengths("", &["train.steps=20"]), (20, 20, 20));
+    assert_eq!(lengths("[train]\nstop = 10", &[]), (1000, 10, 1000));
+    assert_eq!(lengths(text, &["train={ batch = 4 }"]), (1000, 1000, 1000));
+    // A run goes on by the job in its directory.
+    let stopped = Job::parse("job.toml", text, Path::new("/"), &["train.steps=20".into()]).unwrap().to_toml().unwrap();
+    assert_eq!(lengths(&stopped, &[]), (40, 20, 40));
+    assert_eq!(lengths(&stopped, &["train.steps=40"]), (40, 40, 40));
+    let quick = Job::quick_start(&["train.steps=7".into()]).unwrap().train;
+    assert_eq!((quick.steps, quick.stop, quick.optimizer.decay_steps), (7, 7, 7));
+    assert_eq!(Job::quick_start(&[]).unwrap().train.steps, 400);
 }
 
 /// The configuration in the zoo builds the model of the weights in the zoo.
