@@ -23,6 +23,7 @@ mod tests;
 mod weigh;
 
 use recipe::Recipe;
+pub use recipe::Totals;
 
 /// Runs one operator on host tensors: its operands, and the types of its results.
 pub type Evaluate<'a> = &'a dyn Fn(&Op, Vec<HostTensor>, &[TensorType]) -> Result<Vec<HostTensor>, String>;
@@ -101,6 +102,8 @@ pub enum Weight {
     Whole,
     /// Each loss is a mean over the micro-batch's targets, and so is that of the batch.
     Targets,
+    /// The loss of the batch is the sum of the micro-batches' losses, because the graph multiplies by their shares.
+    Inside,
 }
 
 /// How the loss of a batch follows from its micro-batches.
@@ -113,18 +116,9 @@ pub struct BatchLoss {
     recipe: Recipe,
 }
 
-/// The weights of a batch's micro-batches.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Weights {
-    /// The share of each micro-batch in the loss.
-    pub weights: Vec<f64>,
-    /// The targets of the batch, if the loss is a mean over targets.
-    pub targets: Option<u64>,
-}
-
 impl BatchLoss {
     /// Analyses a forward graph. Returns the graph to train: the same one if its loss is a single mean or sum, whose
-    /// weight is all that it needs. Otherwise it has more inputs than the model, which [`Self::feed`] fills in, and the
+    /// weight is all that it needs. Otherwise it has more inputs than the model, which [`Self::fill`] fills in, and the
     /// output `loss` is the micro-batch's share of the batch's loss.
     ///
     /// # Errors
@@ -134,7 +128,7 @@ impl BatchLoss {
         weigh::weighed(graph, loss, sizes)
     }
 
-    /// Whether [`Self::feed`] fills in the input of this name.
+    /// Whether [`Self::fill`] fills in the input of this name.
     pub fn fills_in(&self, input: &str) -> bool {
         self.recipe.names().any(|name| name == input)
     }
@@ -144,16 +138,39 @@ impl BatchLoss {
         self.doubts.iter().any(|doubt| matches!(doubt, Doubt::Couples(_)))
     }
 
-    /// Adds to the micro-batches' inputs what the graph needs beyond those of the model.
+    /// Whether [`Self::totals`] needs the input of this name.
+    pub fn reads(&self, input: &str) -> bool {
+        self.recipe.reads(input)
+    }
+
+    /// Computes what all micro-batches together decide. Each counts as often as its factor says. The set is one batch if
+    /// it has `per_batch` micro-batches. Otherwise, sums are those of a batch on average.
     ///
     /// # Errors
     ///
-    /// An operator fails, or a micro-batch lacks an input.
-    pub fn feed(
+    /// An operator fails, or a micro-batch lacks an input that [`Self::reads`] names.
+    pub fn totals(
         &self,
-        micro_batches: &mut [BTreeMap<String, HostTensor>],
+        micro_batches: &[BTreeMap<String, HostTensor>],
+        factors: Vec<f64>,
+        per_batch: usize,
         run: Evaluate<'_>,
-    ) -> Result<Weights, GraphError> {
-        self.recipe.feed(self.weight, micro_batches, run)
+    ) -> Result<Totals, GraphError> {
+        self.recipe.totals(micro_batches, factors, per_batch, run)
+    }
+
+    /// Adds to the inputs of micro-batches what the graph needs beyond those of the model, and returns how much the loss
+    /// of each counts. `first` is the number of the first of them in the set that `totals` is of.
+    ///
+    /// # Errors
+    ///
+    /// The type of an input does not hold a share.
+    pub fn fill(
+        &self,
+        totals: &Totals,
+        first: usize,
+        micro_batches: &mut [BTreeMap<String, HostTensor>],
+    ) -> Result<Vec<f64>, GraphError> {
+        self.recipe.fill(self.weight, totals, first, micro_batches)
     }
 }

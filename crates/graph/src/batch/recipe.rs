@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::class::{Class, Classes, Combine, Share};
-use super::{Evaluate, Weight, Weights};
+use super::{Evaluate, Weight};
 use crate::ops::{Binary, Unary};
 use crate::{DType, Graph, GraphError, HostTensor, NodeId, Op, TensorType, ValueId, ValueKind};
 
@@ -97,58 +97,73 @@ impl Recipe {
         }
     }
 
-    pub(super) fn feed(
+    /// Whether the statistics or the counts depend on the input of this name.
+    pub(super) fn reads(&self, input: &str) -> bool {
+        self.sources.iter().any(|(_, source)| match source {
+            Source::Rows(name) | Source::Same(name) => name == input,
+            Source::Constant(_) => false,
+        })
+    }
+
+    pub(super) fn totals(
         &self,
-        weight: Weight,
-        micro_batches: &mut [BTreeMap<String, HostTensor>],
+        micro_batches: &[BTreeMap<String, HostTensor>],
+        factors: Vec<f64>,
+        per_batch: usize,
         run: Evaluate<'_>,
-    ) -> Result<Weights, GraphError> {
-        let n = micro_batches.len();
+    ) -> Result<Totals, GraphError> {
+        let of_batch = OfBatch { factors: &factors, per_batch: per_batch as f64 };
         let mut held = self.sources(micro_batches)?;
-        // The targets of each micro-batch, by cross-entropy.
         let mut counts: BTreeMap<NodeId, Vec<f64>> = BTreeMap::new();
         for step in &self.steps {
-            for (i, value) in step.run(&held, n, run)?.into_iter().enumerate() {
+            for (i, value) in step.run(&held, micro_batches.len(), run)?.into_iter().enumerate() {
                 let (v, combine) = (step.outputs[i], step.combine[i]);
                 if let (Held::Each(each), Some((node, _))) = (&value, self.counts.iter().find(|(_, c)| *c == v)) {
                     counts.insert(*node, each.iter().map(|t| t.to_f64().first().copied().unwrap_or(0.0)).collect());
                 }
                 let joined = match (value, combine) {
-                    (Held::Each(each), Some(combine)) => Held::One(combine.join(&each, n)?),
-                    (Held::One(one), Some(combine)) => Held::One(combine.join(&[one], n)?),
+                    (Held::Each(each), Some(combine)) => Held::One(of_batch.join(combine, &each)?),
+                    (Held::One(one), Some(combine)) => Held::One(of_batch.scaled(combine, one)?),
                     (value, _) => value,
                 };
                 held.insert(v, joined);
             }
         }
-        for (name, v, divides) in &self.statistics {
-            let Some(Held::One(tensor)) = held.get(v) else { return Err(missing(name)) };
-            let tensor = if *divides { without_zeros(tensor)? } else { tensor.clone() };
-            micro_batches.iter_mut().for_each(|m| drop(m.insert(name.clone(), tensor.clone())));
-        }
-        let share = |share: Share, m: usize| {
-            let part = match share.targets.and_then(|node| counts.get(&node)) {
-                Some(counts) => counts[m] / counts.iter().sum::<f64>().max(1.0),
-                None => 1.0,
-            };
-            part * (n as f64).powi(share.power)
-        };
-        for (m, inputs) in micro_batches.iter_mut().enumerate() {
-            for (name, dtype, s) in &self.shares {
-                inputs.insert(name.clone(), HostTensor::scalar(*dtype, share(*s, m))?);
-            }
-        }
-        let of_targets = || Share { power: 0, targets: self.counts.first().map(|(node, _)| *node) };
-        let weights = (0..n).map(|m| match weight {
-            Weight::Equal => 1.0 / n as f64,
-            Weight::Whole => 1.0,
-            Weight::Targets => share(of_targets(), m),
+        let statistics = self.statistics.iter().map(|(name, v, divides)| match held.get(v) {
+            Some(Held::One(tensor)) if *divides => without_zeros(tensor),
+            Some(Held::One(tensor)) => Ok(tensor.clone()),
+            _ => Err(missing(name)),
         });
-        let targets = match &self.counts[..] {
-            [(node, _)] => counts.get(node).map(|c| c.iter().sum::<f64>() as u64),
-            _ => None,
+        let statistics = statistics.collect::<Result<_, _>>()?;
+        Ok(Totals { statistics, counts, factors, per_batch: per_batch as f64 })
+    }
+
+    /// Fills in the inputs of micro-batches, the first of which has the number `first`. Returns the weights of their
+    /// losses.
+    pub(super) fn fill(
+        &self,
+        weight: Weight,
+        totals: &Totals,
+        first: usize,
+        micro_batches: &mut [BTreeMap<String, HostTensor>],
+    ) -> Result<Vec<f64>, GraphError> {
+        let of_loss = match weight {
+            Weight::Equal => Some(Share::EQUAL),
+            Weight::Whole => Some(Share::WHOLE),
+            Weight::Targets => Some(Share { power: 0, targets: self.counts.first().map(|(node, _)| *node) }),
+            Weight::Inside => None,
         };
-        Ok(Weights { weights: weights.collect(), targets })
+        let mut weights = Vec::with_capacity(micro_batches.len());
+        for (m, inputs) in micro_batches.iter_mut().enumerate() {
+            for ((name, ..), tensor) in self.statistics.iter().zip(&totals.statistics) {
+                inputs.insert(name.clone(), tensor.clone());
+            }
+            for (name, dtype, share) in &self.shares {
+                inputs.insert(name.clone(), HostTensor::scalar(*dtype, totals.share(*share, first + m))?);
+            }
+            weights.push(of_loss.map_or(1.0, |share| totals.share(share, first + m)));
+        }
+        Ok(weights)
     }
 
     fn sources(&self, micro_batches: &[BTreeMap<String, HostTensor>]) -> Result<BTreeMap<ValueId, Held>, GraphError> {
@@ -202,25 +217,85 @@ impl Step {
     }
 }
 
-impl Combine {
-    /// Joins the values of `n` micro-batches in their order, or the one value that all have.
-    fn join(self, each: &[HostTensor], n: usize) -> Result<HostTensor, GraphError> {
-        let Some((first, rest)) = each.split_first() else { return Err(missing("micro-batch")) };
-        let mut joined = first.to_f64();
-        for tensor in rest {
+/// What a set of micro-batches adds up to, as [`BatchLoss::totals`](super::BatchLoss::totals) returns it.
+#[derive(Debug, Clone)]
+pub struct Totals {
+    statistics: Vec<HostTensor>,
+    /// The targets of each micro-batch, by cross-entropy.
+    counts: BTreeMap<NodeId, Vec<f64>>,
+    /// How often each micro-batch counts.
+    factors: Vec<f64>,
+    per_batch: f64,
+}
+
+impl Totals {
+    /// The number of targets of the whole set, if the loss has one cross-entropy.
+    pub fn targets(&self) -> Option<f64> {
+        let mut all = self.counts.values();
+        all.next().filter(|_| all.next().is_none()).map(|counts| self.sum(counts))
+    }
+
+    fn sum(&self, counts: &[f64]) -> f64 {
+        counts.iter().zip(&self.factors).map(|(count, factor)| count * factor).sum()
+    }
+
+    /// The share of a micro-batch. Those after the last one have none.
+    fn share(&self, share: Share, m: usize) -> f64 {
+        let Some(factor) = self.factors.get(m) else { return 0.0 };
+        match share.targets.and_then(|node| self.counts.get(&node)) {
+            Some(counts) => {
+                let all = self.sum(counts);
+                // Without targets there is nothing to share.
+                counts[m] * factor / if all == 0.0 { 1.0 } else { all } * self.per_batch.powi(share.power)
+            }
+            None => {
+                let all = self.factors.iter().sum::<f64>();
+                // A power of -1 is a mean over the set, whatever the size of a batch.
+                factor * self.per_batch.powi(share.power + 1) / all
+            }
+        }
+    }
+}
+
+/// Joins values of micro-batches to that of a batch: the whole set, if it is one batch, or else the mean over batches.
+struct OfBatch<'a> {
+    factors: &'a [f64],
+    per_batch: f64,
+}
+
+impl OfBatch<'_> {
+    /// Joins the micro-batches' values, in their order.
+    fn join(&self, combine: Combine, each: &[HostTensor]) -> Result<HostTensor, GraphError> {
+        let Some(first) = each.first() else { return Err(missing("micro-batch")) };
+        let scale = |power: i32| self.per_batch.powi(power + 1) / self.factors.iter().sum::<f64>();
+        let neutral = match combine {
+            Combine::Sum { .. } => 0.0,
+            Combine::Product => 1.0,
+            Combine::Max => f64::NEG_INFINITY,
+            Combine::Min => f64::INFINITY,
+        };
+        let mut joined = vec![neutral; first.ty().numel()];
+        for (tensor, factor) in each.iter().zip(self.factors).filter(|(_, factor)| **factor != 0.0) {
             for (a, b) in joined.iter_mut().zip(tensor.to_f64()) {
-                *a = match self {
-                    Self::Sum { .. } => *a + b,
-                    Self::Product => *a * b,
-                    Self::Max => a.max(b),
-                    Self::Min => a.min(b),
+                *a = match combine {
+                    Combine::Sum { .. } => *a + factor * b,
+                    Combine::Product => *a * b.powf(*factor),
+                    Combine::Max => a.max(b),
+                    Combine::Min => a.min(b),
                 };
             }
         }
-        if let Self::Sum { power } = self {
-            joined.iter_mut().for_each(|x| *x *= (n as f64).powi(power));
+        if let Combine::Sum { power } = combine {
+            joined.iter_mut().for_each(|x| *x *= scale(power));
         }
         HostTensor::from_f64(first.shape(), &joined)?.cast(first.dtype())
+    }
+
+    /// The value of a batch, from the one that all micro-batches have.
+    fn scaled(&self, combine: Combine, one: HostTensor) -> Result<HostTensor, GraphError> {
+        let Combine::Sum { power } = combine else { return Ok(one) };
+        let scaled: Vec<f64> = one.to_f64().into_iter().map(|x| x * self.per_batch.powi(power)).collect();
+        HostTensor::from_f64(one.shape(), &scaled)?.cast(one.dtype())
     }
 }
 

@@ -84,7 +84,7 @@ fn each_of_two_means_gets_its_share() {
         b.add(a, c)
     });
     let (after, loss) = weighed(&graph, 2, None);
-    assert_eq!((loss.weight, &loss.doubts[..]), (Weight::Whole, &[][..]));
+    assert_eq!((loss.weight, &loss.doubts[..]), (Weight::Inside, &[][..]));
     assert_eq!(added(&after, &loss), ["share.of_targets.cross_entropy_loss.f32", "share.of_micro_batch.1.f32"]);
 }
 

@@ -109,7 +109,7 @@ impl Weighing<'_> {
         let mut graph = std::mem::replace(&mut self.b, Builder::new("")).finish()?;
         graph.outputs.values_mut().filter(|v| **v == loss).for_each(|v| *v = weighed);
         self.b = Builder::extend(graph);
-        Ok(Weight::Whole)
+        Ok(Weight::Inside)
     }
 
     /// The cross-entropy whose mean a value is.
@@ -213,9 +213,6 @@ impl Weighing<'_> {
     }
 
     fn shared(&mut self, share: Share, v: ValueId) -> Result<ValueId, GraphError> {
-        if share == Share::WHOLE {
-            return Ok(v);
-        }
         let share = self.share(share, v)?;
         self.b.mul(v, share)
     }

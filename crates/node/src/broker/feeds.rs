@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use fusionllm_backend::Backend;
 use fusionllm_data::{Batch, Dataset};
-use fusionllm_graph::batch::Weights;
 use fusionllm_graph::ops::View;
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
@@ -228,7 +227,9 @@ impl Feeds {
             }
         }
         let run = |op: &Op, inputs: Vec<HostTensor>, types: &[TensorType]| evaluate(&*self.backend, op, inputs, types);
-        let Weights { weights, targets } = model.loss.feed(&mut micro_batches, &run)?;
+        let totals = model.loss.totals(&micro_batches, vec![1.0; count as usize], count as usize, &run)?;
+        let weights = model.loss.fill(&totals, 0, &mut micro_batches)?;
+        let targets = totals.targets().map(|targets| targets as u64);
         let dtype = model.train.graph.ty(model.train.loss_weight).dtype;
         for (tensors, weight) in micro_batches.iter_mut().zip(&weights) {
             tensors.insert("loss_weight".into(), HostTensor::scalar(dtype, *weight)?);

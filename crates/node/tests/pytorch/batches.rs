@@ -191,7 +191,8 @@ impl Cut {
             };
             run().map_err(|e| e.to_string())
         };
-        let weights = self.model.loss.feed(&mut micro_batches, &evaluate)?.weights;
+        let totals = self.model.loss.totals(&micro_batches, vec![1.0; count], count, &evaluate)?;
+        let weights = self.model.loss.fill(&totals, 0, &mut micro_batches)?;
         for (inputs, weight) in micro_batches.iter_mut().zip(weights) {
             inputs.insert("loss_weight".into(), HostTensor::from_f32([], &[weight as f32])?);
         }
