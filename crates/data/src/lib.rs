@@ -9,6 +9,7 @@ mod images;
 mod options;
 mod order;
 mod sample;
+mod state;
 mod tensor_file;
 mod tensors;
 mod text;
@@ -25,6 +26,7 @@ use fusionllm_graph::{Advice, DType, GraphError, HostTensor, TensorType};
 pub use disk::{DiskError, sync_directory, write_atomic, write_private, write_private_atomic};
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
 pub use options::{Cifar10, Data, Tensors, Text, Validation};
+pub use state::Differences;
 pub use tensor_file::{TensorFile, write_tensors};
 pub use tokenizer::Tokenizer;
 

@@ -138,7 +138,7 @@ impl Cut {
         let model = built(directory, name, micro_batch)?;
         let file = directory.join(format!("{name}.pt2"));
         let options = ImportOptions { batch_size: Some(micro_batch), ..Default::default() };
-        let mut archive = ImportedModel::open(&file, options)?;
+        let mut archive = ImportedModel::open(&file, None, options)?;
         let names: Vec<String> = (0..peers).map(|p| format!("p{p}")).collect();
         let count = ROWS / micro_batch;
         let mut plan = equal_compute(&model.forward, &names, count as u32, Schedule::default())?;
