@@ -118,8 +118,8 @@ pub struct BatchLoss {
 pub struct Weights {
     /// The share of each micro-batch in the loss.
     pub weights: Vec<f64>,
-    /// The targets of the batch, if the loss is a mean over targets.
-    pub targets: Option<u64>,
+    /// The number of targets of the batch, if the loss is a mean over targets.
+    pub targets: Option<f64>,
 }
 
 impl BatchLoss {
@@ -144,6 +144,16 @@ impl BatchLoss {
         self.doubts.iter().any(|doubt| matches!(doubt, Doubt::Couples(_)))
     }
 
+    /// Whether the loss may follow from its micro-batches in another way than [`Self::feed`] assumes.
+    pub fn is_unsure(&self) -> bool {
+        self.doubts.iter().any(|doubt| !matches!(doubt, Doubt::Number(_)))
+    }
+
+    /// Whether [`Self::feed`] looks at the model's input of this name.
+    pub fn reads(&self, input: &str) -> bool {
+        self.recipe.reads(input)
+    }
+
     /// Adds to the micro-batches' inputs what the graph needs beyond those of the model.
     ///
     /// # Errors
@@ -154,6 +164,21 @@ impl BatchLoss {
         micro_batches: &mut [BTreeMap<String, HostTensor>],
         run: Evaluate<'_>,
     ) -> Result<Weights, GraphError> {
-        self.recipe.feed(self.weight, micro_batches, run)
+        self.feed_counted(micro_batches, &vec![1.0; micro_batches.len()], run)
+    }
+
+    /// [`Self::feed`], for micro-batches that count as often as `factors` say. If a sample is in several places, those
+    /// of its factors together say how often it counts in the batch. A factor may be negative.
+    ///
+    /// # Errors
+    ///
+    /// An operator fails, or a micro-batch lacks an input.
+    pub fn feed_counted(
+        &self,
+        micro_batches: &mut [BTreeMap<String, HostTensor>],
+        factors: &[f64],
+        run: Evaluate<'_>,
+    ) -> Result<Weights, GraphError> {
+        self.recipe.feed(self.weight, micro_batches, factors, run)
     }
 }

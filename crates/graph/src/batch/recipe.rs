@@ -97,25 +97,35 @@ impl Recipe {
         }
     }
 
+    /// Whether the statistics and counts depend on the model's input of this name.
+    pub(super) fn reads(&self, input: &str) -> bool {
+        self.sources.iter().any(|(_, source)| match source {
+            Source::Rows(name) | Source::Same(name) => name == input,
+            Source::Constant(_) => false,
+        })
+    }
+
     pub(super) fn feed(
         &self,
         weight: Weight,
         micro_batches: &mut [BTreeMap<String, HostTensor>],
+        factors: &[f64],
         run: Evaluate<'_>,
     ) -> Result<Weights, GraphError> {
-        let n = micro_batches.len();
+        // The number of micro-batches.
+        let n: f64 = factors.iter().sum();
         let mut held = self.sources(micro_batches)?;
         // The targets of each micro-batch, by cross-entropy.
         let mut counts: BTreeMap<NodeId, Vec<f64>> = BTreeMap::new();
         for step in &self.steps {
-            for (i, value) in step.run(&held, n, run)?.into_iter().enumerate() {
+            for (i, value) in step.run(&held, micro_batches.len(), run)?.into_iter().enumerate() {
                 let (v, combine) = (step.outputs[i], step.combine[i]);
                 if let (Held::Each(each), Some((node, _))) = (&value, self.counts.iter().find(|(_, c)| *c == v)) {
                     counts.insert(*node, each.iter().map(|t| t.to_f64().first().copied().unwrap_or(0.0)).collect());
                 }
                 let joined = match (value, combine) {
-                    (Held::Each(each), Some(combine)) => Held::One(combine.join(&each, n)?),
-                    (Held::One(one), Some(combine)) => Held::One(combine.join(&[one], n)?),
+                    (Held::Each(each), Some(combine)) => Held::One(combine.join(&each, factors, n)?),
+                    (Held::One(one), Some(combine)) => Held::One(combine.join(&[one], &[1.0], n)?),
                     (value, _) => value,
                 };
                 held.insert(v, joined);
@@ -126,12 +136,13 @@ impl Recipe {
             let tensor = if *divides { without_zeros(tensor)? } else { tensor.clone() };
             micro_batches.iter_mut().for_each(|m| drop(m.insert(name.clone(), tensor.clone())));
         }
+        let total = |counts: &Vec<f64>| counts.iter().zip(factors).map(|(count, factor)| count * factor).sum::<f64>();
         let share = |share: Share, m: usize| {
             let part = match share.targets.and_then(|node| counts.get(&node)) {
-                Some(counts) => counts[m] / counts.iter().sum::<f64>().max(1.0),
+                Some(counts) => counts[m] / total(counts).max(1.0),
                 None => 1.0,
             };
-            part * (n as f64).powi(share.power)
+            part * n.powi(share.power)
         };
         for (m, inputs) in micro_batches.iter_mut().enumerate() {
             for (name, dtype, s) in &self.shares {
@@ -139,13 +150,16 @@ impl Recipe {
             }
         }
         let of_targets = || Share { power: 0, targets: self.counts.first().map(|(node, _)| *node) };
-        let weights = (0..n).map(|m| match weight {
-            Weight::Equal => 1.0 / n as f64,
-            Weight::Whole => 1.0,
-            Weight::Targets => share(of_targets(), m),
+        let weights = factors.iter().enumerate().map(|(m, factor)| {
+            factor
+                * match weight {
+                    Weight::Equal => 1.0 / n,
+                    Weight::Whole => 1.0,
+                    Weight::Targets => share(of_targets(), m),
+                }
         });
         let targets = match &self.counts[..] {
-            [(node, _)] => counts.get(node).map(|c| c.iter().sum::<f64>() as u64),
+            [(node, _)] => counts.get(node).map(total),
             _ => None,
         };
         Ok(Weights { weights: weights.collect(), targets })
@@ -203,22 +217,36 @@ impl Step {
 }
 
 impl Combine {
-    /// Joins the values of `n` micro-batches in their order, or the one value that all have.
-    fn join(self, each: &[HostTensor], n: usize) -> Result<HostTensor, GraphError> {
-        let Some((first, rest)) = each.split_first() else { return Err(missing("micro-batch")) };
-        let mut joined = first.to_f64();
-        for tensor in rest {
-            for (a, b) in joined.iter_mut().zip(tensor.to_f64()) {
-                *a = match self {
-                    Self::Sum { .. } => *a + b,
-                    Self::Product => *a * b,
-                    Self::Max => a.max(b),
-                    Self::Min => a.min(b),
-                };
-            }
+    /// Joins the values of `n` micro-batches in their order, or the one value that all have. Each counts `factors`
+    /// times.
+    fn join(self, each: &[HostTensor], factors: &[f64], n: f64) -> Result<HostTensor, GraphError> {
+        let Some(first) = each.first() else { return Err(missing("micro-batch")) };
+        let mut joined: Option<Vec<f64>> = None;
+        for (tensor, factor) in each.iter().zip(factors).filter(|(_, factor)| **factor != 0.0) {
+            let counted = tensor.to_f64().into_iter().map(|x| match self {
+                Self::Sum { .. } => x * factor,
+                Self::Product => x.powf(*factor),
+                Self::Max | Self::Min => x,
+            });
+            joined = Some(match joined {
+                None => counted.collect(),
+                Some(before) => (before.into_iter().zip(counted))
+                    .map(|(a, b)| match self {
+                        Self::Sum { .. } => a + b,
+                        Self::Product => a * b,
+                        Self::Max => a.max(b),
+                        Self::Min => a.min(b),
+                    })
+                    .collect(),
+            });
         }
+        let mut joined = joined.unwrap_or_else(|| vec![0.0; first.ty().numel()]);
         if let Self::Sum { power } = self {
-            joined.iter_mut().for_each(|x| *x *= (n as f64).powi(power));
+            joined.iter_mut().for_each(|x| *x *= n.powi(power));
+        }
+        if !first.dtype().is_float() {
+            // Factors are fractions, whose sums are only almost integers.
+            joined.iter_mut().for_each(|x| *x = x.round());
         }
         HostTensor::from_f64(first.shape(), &joined)?.cast(first.dtype())
     }

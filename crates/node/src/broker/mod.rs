@@ -5,6 +5,7 @@ mod codec_updates;
 mod conductor;
 mod course;
 mod entry;
+mod evaluation;
 mod feeds;
 mod generation;
 mod links;
@@ -190,7 +191,7 @@ impl Preparation {
             // The run may be over.
             interrupts::report(move || drop(events.send(Incoming::Interrupt)))
         });
-        let planner = course.planner(&job)?;
+        let planner = course.planner(&job, data.eval_samples())?;
         let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, wanted, planner.testbed.clone(), &ticket)?;
         let children = Children::start(&local, Some(store.directory()), {
             let events = events.clone();
@@ -239,13 +240,14 @@ impl Preparation {
 
 /// The settings of every generation.
 fn settings(job: &Job, data: &Dataset, start: TrainingProgress) -> RunSettings {
-    let eval_passes = job.eval.passes(data.eval_samples(), job.train.batch);
+    let evaluates = job.eval.every > 0 && data.eval_samples() > 0;
     RunSettings {
         version: 1,
         start,
         steps: job.train.steps,
         micro_batches: 1,
-        eval: (eval_passes > 0).then_some(EvalSchedule { steps: job.eval.every, passes: eval_passes }),
+        // The plans say how many passes it takes.
+        eval: evaluates.then_some(EvalSchedule { steps: job.eval.every, passes: 0 }),
         checkpoint: Some(job.checkpoint.every),
         learning_rate: job.train.optimizer.learning_rate(),
         clip: job.train.optimizer.clip_norm(),
