@@ -415,6 +415,10 @@ pub(crate) struct CheckArgs {
     #[arg(long, value_name = "REF.safetensors")]
     pub(crate) against: PathBuf,
 
+    /// Weights that replace the archive's, as PyTorch's load_state_dict does.
+    #[arg(long, value_name = "WEIGHTS.safetensors")]
+    pub(crate) weights: Option<PathBuf>,
+
     #[command(flatten)]
     pub(crate) backend: BackendArgs,
 

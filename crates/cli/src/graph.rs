@@ -28,7 +28,7 @@ pub(crate) fn show(args: &ShowArgs, json: bool) -> Result<(), Failure> {
 
 fn open(path: &Path) -> Result<Graph, Failure> {
     if path.extension().is_some_and(|e| e == "pt2") {
-        return Ok(ImportedModel::open(path, ImportOptions::default())?.into_imported().graph);
+        return Ok(ImportedModel::open(path, None, ImportOptions::default())?.into_imported().graph);
     }
     let file = if path.is_dir() { path.join("graph.json") } else { path.to_owned() };
     let is_graph_file = |text: &str| text.contains("\"fusionllm_graph\"");

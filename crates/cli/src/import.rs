@@ -25,7 +25,7 @@ struct Made {
 /// Writes a model's graph and weights.
 pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
     let options = ImportOptions { batch_size: args.samples, ..Default::default() };
-    let mut model = ImportedModel::open(&args.model, options)?;
+    let mut model = ImportedModel::open(&args.model, None, options)?;
     model.warnings().into_iter().for_each(note);
     model.write(&args.output)?;
     let graph = &model.imported().graph;
@@ -62,7 +62,7 @@ fn buffers(result: &Deviations) -> String {
 
 /// Compares a model with PyTorch's results.
 pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
-    let result = compare(&args.model, &args.against, &args.backend.name(), args.peers.into())?;
+    let result = compare(&args.model, args.weights.as_deref(), &args.against, &args.backend.name(), args.peers.into())?;
     result.warnings.iter().for_each(note);
     if json {
         output::print_json(&result)?;

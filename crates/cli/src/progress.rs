@@ -338,7 +338,7 @@ impl Pace {
 
 /// The first held-out tokens; without held-out data, the first training tokens.
 fn opening(data: &Dataset, tokenizer: Tokenizer) -> Vec<u32> {
-    let batch = if data.eval_samples() > 0 { data.eval_batch(0, 1) } else { data.train_batch(0, 1) };
+    let batch = if data.eval_samples() > 0 { data.held_out(&[0], |_| true) } else { data.train_batch(0, 1) };
     let tensors = batch.map(|b| b.tensors).unwrap_or_default();
     let ids = tensors.into_iter().find(|(name, _)| *name == "input_ids").and_then(|(_, t)| t.to_i64());
     let tokens = ids.unwrap_or_default().into_iter().filter_map(|t| u32::try_from(t).ok());

@@ -187,13 +187,13 @@ fn train_together(mixed: &[Arc<dyn Backend>], precision: Precision, tolerance: f
         _ => panic!("{:?} has no initial value", value.name),
     };
     let file = root().join("testdata/zoo/llama.pt2");
-    let imported = ImportedModel::open(&file, ImportOptions::default()).unwrap();
+    let imported = ImportedModel::open(&file, None, ImportOptions::default()).unwrap();
     let llama = imported.imported().graph.clone();
     let alone = vec![open("cpu").unwrap(); mixed.len()];
     for (model, graph, classes) in [("gpt2", gpt2(), 31.0), ("resnet", resnet(), 10.0), ("llama.pt2", llama, 32.0)] {
         let [expected, got] = [(&alone[..], Precision::F32), (mixed, precision)].map(|(backends, precision)| {
             let graph = graph.clone().in_precision(precision).unwrap();
-            let mut imported = ImportedModel::open(&file, ImportOptions::default()).unwrap();
+            let mut imported = ImportedModel::open(&file, None, ImportOptions::default()).unwrap();
             losses(&graph, backends, classes, |value| match model {
                 "llama.pt2" => imported.initial(value).unwrap(),
                 _ => drawn(value),

@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use fusionllm_graph::{CounterRng, HostTensor};
 
 use super::order::Order;
-use super::{Batch, Cifar10, DataError, IGNORED};
+use super::{Batch, Cifar10, DataError};
 
 /// CIFAR-10's classes.
 pub const CLASSES: usize = 10;
@@ -78,15 +78,15 @@ impl Images {
             let view = self.augment.map_or(UNCHANGED, |rng| View::random(rng.block(consumed, 0)));
             rows.push(&self.train[sample * RECORD..][..RECORD], view);
         }
-        rows.into_batch(samples)
+        rows.into_batch()
     }
 
-    pub(super) fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
-        let mut rows = Rows::new(samples);
-        for record in self.test.chunks_exact(RECORD).skip(first).take(samples) {
-            rows.push(record, UNCHANGED);
+    pub(super) fn held_out(&self, samples: &[usize]) -> Result<Batch, DataError> {
+        let mut rows = Rows::new(samples.len());
+        for sample in samples.iter().filter(|sample| **sample < self.eval_samples()) {
+            rows.push(&self.test[sample * RECORD..][..RECORD], UNCHANGED);
         }
-        rows.into_batch(samples)
+        rows.into_batch()
     }
 }
 
@@ -170,12 +170,10 @@ impl Rows {
         }
     }
 
-    fn into_batch(mut self, samples: usize) -> Result<Batch, DataError> {
-        let targets = self.labels.len() as u64;
-        self.pixels.resize(samples * 3 * PLANE, 0.0);
-        self.labels.resize(samples, IGNORED);
+    fn into_batch(self) -> Result<Batch, DataError> {
+        let samples = self.labels.len();
         let pixels = HostTensor::from_f32([samples, 3, SIDE, SIDE], &self.pixels)?;
         let labels = HostTensor::from_i64([samples], &self.labels)?;
-        Ok(Batch { tensors: vec![("pixel_values".into(), pixels), ("labels".into(), labels)], targets })
+        Ok(Batch { tensors: vec![("pixel_values".into(), pixels), ("labels".into(), labels)] })
     }
 }

@@ -9,6 +9,7 @@ mod images;
 mod options;
 mod order;
 mod sample;
+mod state;
 mod tensor_file;
 mod tensors;
 mod text;
@@ -25,6 +26,7 @@ use fusionllm_graph::{Advice, DType, GraphError, HostTensor, TensorType};
 pub use disk::{DiskError, sync_directory, write_atomic, write_private, write_private_atomic};
 pub use images::{CLASSES as CIFAR10_CLASSES, SIDE as IMAGE_SIZE};
 pub use options::{Cifar10, Data, Tensors, Text, Validation};
+pub use state::Differences;
 pub use tensor_file::{TensorFile, write_tensors};
 pub use tokenizer::Tokenizer;
 
@@ -49,8 +51,6 @@ pub struct Batch {
     /// tokens. For images: `pixel_values`, f32 `[samples, 3, 32, 32]`, and `labels`, i64 `[samples]`. For tensors:
     /// those of the files.
     pub tensors: Vec<(Cow<'static, str>, HostTensor)>,
-    /// The number of labels that are not [`IGNORED`].
-    pub targets: u64,
 }
 
 impl Dataset {
@@ -81,25 +81,20 @@ impl Dataset {
         }
     }
 
-    /// All held-out samples in order, without augmentation, `samples` at a time. Labels that are [`IGNORED`] fill up
-    /// the last batch.
-    pub fn eval_batches(&self, samples: usize) -> impl Iterator<Item = Result<Batch, DataError>> + Send + '_ {
-        let samples = samples.max(1);
-        let batches = self.eval_samples().div_ceil(samples);
-        (0..batches).map(move |i| self.eval_batch(i * samples, samples))
-    }
-
-    /// The held-out samples from number `first` on, as in [`Self::eval_batches`].
+    /// The held-out samples of these numbers, without augmentation: those of their tensors that are `wanted`, by name.
+    /// There are none of numbers from [`Self::eval_samples`] on.
     ///
     /// # Errors
     ///
     /// The same as those of [`Self::train_batch`].
-    pub fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
-        match &self.source {
-            Source::Text(corpus) => corpus.eval_batch(first, samples),
-            Source::Images(images) => images.eval_batch(first, samples),
-            Source::Tensors(tensors) => tensors.eval_batch(first, samples),
-        }
+    pub fn held_out(&self, samples: &[usize], wanted: impl Fn(&str) -> bool) -> Result<Batch, DataError> {
+        let mut batch = match &self.source {
+            Source::Text(corpus) => corpus.held_out(samples)?,
+            Source::Images(images) => images.held_out(samples)?,
+            Source::Tensors(tensors) => tensors.held_out(samples, &wanted)?,
+        };
+        batch.tensors.retain(|(name, _)| wanted(name));
+        Ok(batch)
     }
 
     /// The place that a training sample comes from, for messages. `consumed` samples were drawn before it.

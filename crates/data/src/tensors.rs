@@ -90,14 +90,12 @@ impl Tensors {
 
     pub(super) fn train_batch(&self, first: u64, samples: usize) -> Result<Batch, DataError> {
         let drawn = (first..first + samples as u64).map(|consumed| self.train[self.order.at(consumed).1]);
-        self.batch(&drawn.collect::<Vec<_>>(), samples as u64)
+        self.batch(&drawn.collect::<Vec<_>>(), |_| true)
     }
 
-    /// The first samples fill up the last batch, because nothing says which labels to ignore.
-    pub(super) fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
-        let all =
-            self.held_out.iter().copied().cycle().skip(first).take(if self.held_out.is_empty() { 0 } else { samples });
-        self.batch(&all.collect::<Vec<_>>(), samples as u64)
+    pub(super) fn held_out(&self, samples: &[usize], wanted: impl Fn(&str) -> bool) -> Result<Batch, DataError> {
+        let rows = samples.iter().filter_map(|sample| self.held_out.get(*sample).copied());
+        self.batch(&rows.collect::<Vec<_>>(), wanted)
     }
 
     pub(super) fn train_origin(&self, consumed: u64) -> String {
@@ -105,17 +103,18 @@ impl Tensors {
     }
 
     pub(super) fn eval_origin(&self, index: usize) -> String {
-        self.held_out.get(index % self.held_out.len().max(1)).map_or_else(String::new, |s| self.origin(*s))
+        self.held_out.get(index).map_or_else(String::new, |s| self.origin(*s))
     }
 
     fn origin(&self, sample: Sample) -> String {
         format!("{}, row {}", self.files[sample.file].path().display(), sample.row)
     }
 
-    fn batch(&self, samples: &[Sample], targets: u64) -> Result<Batch, DataError> {
+    /// The rows of these samples, in the tensors that are `wanted`.
+    fn batch(&self, samples: &[Sample], wanted: impl Fn(&str) -> bool) -> Result<Batch, DataError> {
         let numbers = self.layout.numbers.iter().map(|(name, number)| (Cow::Owned(name.clone()), number.clone()));
         let mut tensors: Vec<_> = numbers.collect();
-        for (name, row) in &self.layout.rows {
+        for (name, row) in self.layout.rows.iter().filter(|(name, _)| wanted(name)) {
             let mut bytes = Vec::with_capacity(row.bytes() * samples.len());
             for sample in samples {
                 self.files[sample.file].append(name, sample.row * row.bytes(), row.bytes(), &mut bytes)?;
@@ -123,7 +122,7 @@ impl Tensors {
             let tensor = HostTensor::from_bytes(of_rows(row, samples.len()), bytes)?;
             tensors.push((Cow::Owned(name.clone()), tensor));
         }
-        Ok(Batch { tensors, targets })
+        Ok(Batch { tensors })
     }
 }
 

@@ -123,10 +123,10 @@ impl Corpus {
         (self.offsets.block(epoch, 0)[0] % (room + 1)) as usize
     }
 
-    pub(super) fn eval_batch(&self, first: usize, samples: usize) -> Result<Batch, DataError> {
-        let mut rows = Contexts::new(self.context, samples);
-        for sample in first..first + samples {
-            let start = (sample * self.context).min(self.held_out.len());
+    pub(super) fn held_out(&self, samples: &[usize]) -> Result<Batch, DataError> {
+        let mut rows = Contexts::new(self.context, samples.len());
+        for sample in samples.iter().filter(|sample| **sample < self.eval_samples()) {
+            let start = sample * self.context;
             let end = (start + self.context + 1).min(self.held_out.len());
             rows.push(&self.held_out[start..end]);
         }
@@ -200,14 +200,13 @@ struct Contexts {
     context: usize,
     inputs: Vec<i64>,
     labels: Vec<i64>,
-    targets: u64,
 }
 
 impl Contexts {
     fn new(context: usize, samples: usize) -> Self {
         let room = context * samples;
         let (inputs, labels) = (Vec::with_capacity(room), Vec::with_capacity(room));
-        Self { context, inputs, labels, targets: 0 }
+        Self { context, inputs, labels }
     }
 
     /// Adds a sample with one token more than it has labels. Padding fills up the context.
@@ -218,13 +217,12 @@ impl Contexts {
         self.labels.extend(tokens.iter().skip(1).map(|&t| i64::from(t)));
         self.inputs.resize(end, 0);
         self.labels.resize(end, IGNORED);
-        self.targets += labels as u64;
     }
 
     fn into_batch(self) -> Result<Batch, DataError> {
         let shape = [self.inputs.len() / self.context, self.context];
         let inputs = HostTensor::from_i64(shape, &self.inputs)?;
         let labels = HostTensor::from_i64(shape, &self.labels)?;
-        Ok(Batch { tensors: vec![("input_ids".into(), inputs), ("labels".into(), labels)], targets: self.targets })
+        Ok(Batch { tensors: vec![("input_ids".into(), inputs), ("labels".into(), labels)] })
     }
 }

@@ -47,19 +47,18 @@ pub enum WeightsError {
         path: PathBuf,
         /// The tensor that does not fit.
         message: String,
+        /// Advice to the user.
+        hint: Cow<'static, str>,
     },
 }
 
 impl Advice for WeightsError {
     fn hint(&self) -> Option<Cow<'_, str>> {
-        Some(
-            match self {
-                Self::Disk(e) => return e.hint(),
-                Self::Malformed { .. } => "fetch the file again, or name another",
-                Self::OtherModel { .. } => "[model] must have the settings of the model that the weights come from",
-            }
-            .into(),
-        )
+        match self {
+            Self::Disk(e) => e.hint(),
+            Self::Malformed { .. } => Some("fetch the file again, or name another".into()),
+            Self::OtherModel { hint, .. } => Some(hint.as_ref().into()),
+        }
     }
 }
 
@@ -112,6 +111,16 @@ impl Weights {
         self.tensors.iter().filter_map(|(name, entry)| Some((name.as_str(), entry.ty()?)))
     }
 
+    /// The names of all tensors, sorted.
+    pub(crate) fn names(&self) -> impl Iterator<Item = &str> {
+        self.tensors.keys().map(String::as_str)
+    }
+
+    /// The element type and the shape of the tensor stored as `name`.
+    pub(crate) fn stored_type(&self, name: &str) -> Option<(Dtype, &[usize])> {
+        self.tensors.get(name).map(|entry| (entry.dtype, &entry.shape[..]))
+    }
+
     /// Reads the tensor stored as `name`. `None` if it is missing or its element type is not supported.
     ///
     /// # Errors
@@ -153,48 +162,6 @@ impl Weights {
         };
         Ok(read().map_err(DiskError::at(&self.path, "read"))?)
     }
-
-    /// Checks that [`Self::parameter`] finds all tensors of a model, in the right shapes.
-    ///
-    /// # Errors
-    ///
-    /// A tensor is missing or differs. The error names the first one.
-    pub fn check<'a>(&self, model: impl IntoIterator<Item = (&'a str, &'a TensorType)>) -> Result<(), WeightsError> {
-        model.into_iter().try_for_each(|(name, ty)| self.find(name, ty).map(|_| ()))
-    }
-
-    /// Reads a tensor of a model that starts from published weights. The file may store it in another floating-point
-    /// type. It may lack the prefix `transformer.`, as in weights of the bare GPT-2.
-    ///
-    /// # Errors
-    ///
-    /// The tensor is missing or has another shape, or the file can no longer be read.
-    pub fn parameter(&self, name: &str, ty: &TensorType) -> Result<HostTensor, WeightsError> {
-        let stored = self.find(name, ty)?;
-        let tensor = self.read(stored)?.ok_or_else(|| self.missing(name))?;
-        tensor.cast(ty.dtype).map_err(|e| self.other_model(format!("`{name}`: {e}")))
-    }
-
-    fn find<'a>(&self, name: &'a str, ty: &TensorType) -> Result<&'a str, WeightsError> {
-        let bare = name.strip_prefix("transformer.");
-        let found = [Some(name), bare].into_iter().flatten().find_map(|n| Some((n, self.tensors.get(n)?)));
-        let (stored, entry) = found.ok_or_else(|| self.missing(name))?;
-        let convertible =
-            |stored: TensorType| stored.dtype == ty.dtype || stored.dtype.is_float() && ty.dtype.is_float();
-        if entry.shape == ty.shape && entry.ty().is_some_and(convertible) {
-            return Ok(stored);
-        }
-        let stored = format!("{}{:?}", entry.dtype.to_string().to_lowercase(), entry.shape);
-        Err(self.other_model(format!("`{name}` is {stored} there, but the model takes {ty}")))
-    }
-
-    fn missing(&self, name: &str) -> WeightsError {
-        self.other_model(format!("the model's `{name}` is not among the {} tensors", self.tensors.len()))
-    }
-
-    fn other_model(&self, message: String) -> WeightsError {
-        WeightsError::OtherModel { path: self.path.clone(), message }
-    }
 }
 
 impl Entry {
@@ -235,10 +202,6 @@ mod tests {
 
     use super::*;
 
-    fn f32s(shape: &[usize]) -> TensorType {
-        TensorType::new(DType::F32, shape)
-    }
-
     /// Two floats, twice: the second time in half precision without the prefix. And a tensor of an unsupported type.
     fn file(dir: &tempfile::TempDir) -> PathBuf {
         let full: Vec<u8> = [1.5f32, -2.0].iter().flat_map(|x| x.to_le_bytes()).collect();
@@ -254,17 +217,13 @@ mod tests {
     }
 
     #[test]
-    fn published_weights_start_a_model() {
+    fn tensors_are_read_by_name() {
         let dir = tempfile::tempdir().unwrap();
         let weights = Weights::open(&file(&dir)).unwrap();
         let found: Vec<String> = weights.tensor_types().map(|(name, ty)| format!("{name} {ty}")).collect();
         assert_eq!(found, ["b f16[1, 2]", "transformer.a f32[2]"]);
         assert_eq!(weights.read("transformer.a").unwrap().unwrap().to_f64(), [1.5, -2.0]);
         assert_eq!(weights.read("mask").unwrap(), None);
-        let (a, b) = (f32s(&[2]), f32s(&[1, 2]));
-        weights.check([("transformer.a", &a), ("transformer.b", &b)]).unwrap();
-        let b = weights.parameter("transformer.b", &b).unwrap();
-        assert_eq!(b, HostTensor::from_f32([1, 2], &[1.5, -2.0]).unwrap());
     }
 
     #[test]
@@ -272,20 +231,6 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = file(&dir);
         let hide = |e: WeightsError| e.report().replace(&dir.path().display().to_string(), "DIR");
-        let weights = Weights::open(&path).unwrap();
-        let error = |name: &str, ty: TensorType| hide(weights.check([(name, &ty)]).unwrap_err());
-        assert_snapshot!(error("transformer.a", f32s(&[3])), @r"
-        DIR/model.safetensors: `transformer.a` is f32[2] there, but the model takes f32[3]
-        hint: [model] must have the settings of the model that the weights come from
-        ");
-        assert_snapshot!(error("mask", TensorType::new(DType::Bool, [2])), @r"
-        DIR/model.safetensors: `mask` is u8[2] there, but the model takes bool[2]
-        hint: [model] must have the settings of the model that the weights come from
-        ");
-        assert_snapshot!(error("transformer.c", f32s(&[2])), @r"
-        DIR/model.safetensors: the model's `transformer.c` is not among the 3 tensors
-        hint: [model] must have the settings of the model that the weights come from
-        ");
 
         let whole = fs::read(&path).unwrap();
         let reopened = |content: &[u8]| {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use fusionllm_data::weights::Weights;
 use fusionllm_data::{Cifar10, Data, Dataset};
-use fusionllm_graph::{Graph, autodiff};
+use fusionllm_graph::{Graph, StateTensor, TensorType, autodiff};
 use fusionllm_import::ImportOptions;
 use fusionllm_node::imported::ImportedModel;
 use fusionllm_node::{RelayUrl, decoders};
@@ -49,7 +49,9 @@ pub(crate) fn allowed_keys(bytes: &[u8]) -> bool {
 pub(crate) fn weights(bytes: &[u8]) -> bool {
     in_file(bytes, "model.safetensors", |path| {
         let Ok(weights) = Weights::open(path) else { return false };
-        weights.tensor_types().all(|(name, _)| weights.read(name).is_ok())
+        let tensor = |(name, ty): (&str, TensorType)| StateTensor { names: vec![name.into()], ty, trained: true };
+        let state: Vec<StateTensor> = weights.tensor_types().map(tensor).collect();
+        weights.compare(&state).is_ok() && state.iter().all(|tensor| weights.state_tensor(tensor).is_ok())
     })
 }
 
@@ -86,7 +88,7 @@ pub(crate) fn images(bytes: &[u8]) -> bool {
 /// An archive of `torch.export`, of which every tensor is read.
 pub(crate) fn archive(bytes: &[u8]) -> bool {
     in_file(bytes, "net.pt2", |path| {
-        let Ok(mut model) = ImportedModel::open(path, ImportOptions::default()) else { return false };
+        let Ok(mut model) = ImportedModel::open(path, None, ImportOptions::default()) else { return false };
         let graph = model.imported().graph.clone();
         let read = graph.parameters().chain(graph.buffers()).all(|v| model.initial(graph.value(v)).is_ok());
         read && use_graph(&graph)

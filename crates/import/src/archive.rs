@@ -8,10 +8,10 @@ use std::fs::File;
 use std::io::{BufReader, Read, Seek};
 use std::path::Path;
 
-use crate::ImportError;
+use crate::error::{ImportError, StateError};
 use crate::schema::{ExportedProgram, Payload, PayloadConfig, Size, TensorMeta};
 use crate::zip::Zip;
-use fusionllm_graph::{DType, HostTensor, TensorType};
+use fusionllm_graph::{DType, HostTensor, StateTensor, TensorType};
 
 /// The largest JSON member. Graphs of models with thousands of layers are smaller.
 const MAX_JSON_BYTES: u64 = 256 << 20;
@@ -30,6 +30,14 @@ pub struct Archive {
     pub(crate) program: ExportedProgram,
     pub(crate) weights: BTreeMap<String, StoredTensor>,
     pub(crate) constants: BTreeMap<String, StoredTensor>,
+    /// The content that replaces that of the `state_dict`.
+    state: Option<Box<dyn State>>,
+}
+
+/// Another source of the tensors of a `state_dict`, such as a file of weights.
+pub trait State: Send {
+    /// The content of a tensor, in its type. `None` leaves it that of the archive.
+    fn tensor(&self, tensor: &StateTensor) -> Result<Option<HostTensor>, StateError>;
 }
 
 impl std::fmt::Debug for Archive {
@@ -138,7 +146,7 @@ impl Archive {
         };
         let weights = payloads("weights", "weights")?;
         let constants = payloads("constants", "constants")?;
-        Ok(Self { name: name.into(), zip, read: 0, program, weights, constants })
+        Ok(Self { name: name.into(), zip, read: 0, program, weights, constants, state: None })
     }
 
     /// The version of PyTorch that wrote the archive, if the archive says.
@@ -170,6 +178,37 @@ impl Archive {
         Some((numbers.next()?.parse().ok()?, numbers.next()?.parse().ok()?))
     }
 
+    /// The tensors of the module's `state_dict`, each once.
+    ///
+    /// # Errors
+    ///
+    /// The archive is damaged: a tensor cannot have the size that the file says.
+    pub fn state_dict(&self) -> Result<Vec<StateTensor>, ImportError> {
+        let mut names: BTreeMap<&StoredTensor, Vec<String>> = BTreeMap::new();
+        for (name, stored) in &self.weights {
+            names.entry(stored).or_default().push(name.clone());
+        }
+        names.into_iter().map(|(stored, names)| self.state_tensor(stored, names)).collect()
+    }
+
+    fn state_tensor(&self, stored: &StoredTensor, names: Vec<String>) -> Result<StateTensor, ImportError> {
+        let ty = stored.ty().map_err(|reason| self.damaged(&stored.member, reason))?;
+        Ok(StateTensor { names, ty, trained: stored.requires_grad })
+    }
+
+    /// Takes the tensors of the module's `state_dict` from `state`, as `load_state_dict` does.
+    pub fn replace_state(&mut self, state: impl State + 'static) {
+        self.state = Some(Box::new(state));
+    }
+
+    /// The content of a tensor that [`Self::replace_state`] replaced.
+    fn replaced(&self, stored: &StoredTensor) -> Result<Option<HostTensor>, ImportError> {
+        let Some(state) = &self.state else { return Ok(None) };
+        let names = self.weights.iter().filter(|(_, same)| *same == stored).map(|(name, _)| name.clone()).collect();
+        let tensor = state.tensor(&self.state_tensor(stored, names)?);
+        tensor.map_err(ImportError::State)
+    }
+
     /// The names of all tensors in the module's `state_dict`.
     pub fn state_dict_names(&self) -> impl Iterator<Item = &str> {
         self.weights.keys().map(String::as_str)
@@ -192,6 +231,9 @@ impl Archive {
 
     /// Reads a tensor. Integers of 8 and 16 bits are widened to `i32`.
     pub(crate) fn tensor(&mut self, stored: &StoredTensor) -> Result<HostTensor, ImportError> {
+        if let Some(tensor) = self.replaced(stored)? {
+            return Ok(tensor);
+        }
         let bytes = member(&self.name, &mut self.zip, &stored.member, u64::MAX)?;
         self.read = self.read.saturating_add(bytes.len() as u64);
         if self.read > self.zip.length().max(1 << 20).saturating_mul(4) {

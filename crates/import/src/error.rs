@@ -79,6 +79,9 @@ pub enum ImportError {
         /// Samples per batch that the caller asked for.
         requested: usize,
     },
+    /// The file that replaces the module's `state_dict` cannot be read.
+    #[error(transparent)]
+    State(StateError),
     /// The translated graph is invalid.
     #[error("{archive}: the translated graph is invalid: {source}")]
     Graph {
@@ -88,6 +91,9 @@ pub enum ImportError {
         source: GraphError,
     },
 }
+
+/// The reason why another source of a `state_dict` cannot be read.
+pub type StateError = Box<dyn std::error::Error + Send + Sync>;
 
 impl Advice for ImportError {
     fn hint(&self) -> Option<Cow<'_, str>> {
@@ -102,7 +108,7 @@ impl Advice for ImportError {
             Self::UnsupportedOperators { operators, .. } => without_unsupported(operators).into(),
             Self::Node { decomposes: true, .. } => DECOMPOSE.into(),
             Self::BatchSize { .. } => "export the model with a dynamic batch dimension".into(),
-            Self::Node { .. } | Self::Model { .. } | Self::Graph { .. } => return None,
+            Self::Node { .. } | Self::Model { .. } | Self::State(_) | Self::Graph { .. } => return None,
         })
     }
 }

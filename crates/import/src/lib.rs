@@ -3,7 +3,8 @@
 //! A model needs no change for this, and the import needs no Python.
 //!
 //! [`Archive::open`] reads and checks the file, which is not trusted. [`Archive::import`] translates the operators of
-//! the export. [`Archive::load`] reads a parameter or buffer.
+//! the export. [`Archive::load`] reads a parameter or buffer. [`Archive::replace_state`] gives them other contents than
+//! the archive's.
 //!
 //! Loss, gradients and buffers are those of PyTorch's eager mode, or the import fails and names the operator. The
 //! operators that `run_decompositions()` leaves are supported, too. But such an archive has lost `detach` and
@@ -34,8 +35,8 @@ mod prune;
 mod schema;
 mod zip;
 
-pub use archive::Archive;
+pub use archive::{Archive, State};
 pub use catalog::operator_table;
 pub use context::Evaluate;
-pub use error::{ImportError, UnsupportedOperator};
+pub use error::{ImportError, StateError, UnsupportedOperator};
 pub use program::{FloatType, ImportOptions, Imported, TARGETS_KEY};

@@ -1,19 +1,25 @@
 //! The facts about an imported model's loss that training needs.
 
-use fusionllm_graph::ops::{Compare, CrossEntropy, View};
+use fusionllm_graph::ops::{Compare, CrossEntropy, Logical, View};
 use fusionllm_graph::{Builder, Graph, GraphError, Node, Op, ValueKind};
 
 /// If the loss is a single cross-entropy whose targets are known, adds the output `correct`: the number of targets with
 /// the largest logit. Without known [`targets`], nobody could say how many targets that number is out of.
 pub(crate) fn add_correct_output(b: &mut Builder) -> Result<(), GraphError> {
-    let Some(node) = only_cross_entropy(b.graph()).filter(|_| targets(b.graph()).is_some()) else { return Ok(()) };
+    let Some((_, ignored)) = targets(b.graph()) else { return Ok(()) };
+    let Some(node) = only_cross_entropy(b.graph()) else { return Ok(()) };
     let (logits, target) = (node.inputs[0], node.inputs[1]);
     if !b.graph().outputs.contains_key("loss") {
         return Ok(());
     }
     let dtype = b.ty(logits).dtype;
     let best = b.argmax(logits, 1)?;
-    let hit = b.op(Compare::Eq, &[best, target])?;
+    let mut hit = b.op(Compare::Eq, &[best, target])?;
+    if ignored >= 0 {
+        // The label that does not count is a class, too.
+        let counts = b.compare_scalar(Compare::Ne, target, ignored as f64)?;
+        hit = b.op(Logical::And, &[hit, counts])?;
+    }
     let hit = b.cast(hit, dtype)?;
     let correct = b.sum(hit, &[0], false)?;
     b.output("correct", correct)

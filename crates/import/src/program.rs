@@ -47,6 +47,9 @@ pub struct Imported {
     pub graph: Graph,
     /// Tied parameters share one tensor of the graph: further names, and the name in the graph.
     pub tied: BTreeMap<String, String>,
+    /// The rest of the module's `state_dict`. It does not change in training, because it is constant or nothing reads
+    /// it, and it is no value of the graph.
+    pub kept: BTreeMap<String, HostTensor>,
     /// By name in the graph: the tensor in the archive, and its element type in the graph.
     tensors: BTreeMap<String, (StoredTensor, DType)>,
 }
@@ -421,6 +424,7 @@ impl Import<'_> {
         if let Some(version) = self.archive.torch_version() {
             self.cx.builder.metadata("torch_version", version.into());
         }
+        let kept = self.kept()?;
         let graph = self.cx.builder.finish();
         let mut graph = graph
             .and_then(|g| pruned(&g))
@@ -430,7 +434,25 @@ impl Import<'_> {
                 .metadata
                 .insert(TARGETS_KEY.into(), serde_json::json!({"input": input, "ignore_index": ignore_index}));
         }
-        Ok(Imported { graph, tied: self.tied, tensors: self.tensors })
+        Ok(Imported { graph, tied: self.tied, kept, tensors: self.tensors })
+    }
+
+    /// The tensors of the module's `state_dict` that are no values of the graph.
+    fn kept(&mut self) -> Result<BTreeMap<String, HostTensor>, ImportError> {
+        let is_kept = |name: &str| !self.tensors.contains_key(name) && !self.tied.contains_key(name);
+        let weights: Vec<_> =
+            self.archive.weights.iter().filter(|(n, _)| is_kept(n)).map(|(n, s)| (n.clone(), s.clone())).collect();
+        let mut kept = BTreeMap::new();
+        for (name, stored) in weights {
+            let folded = self.constants.get(&name).copied();
+            let folded = folded.map(|tensor| self.cx.read(tensor)).transpose().map_err(|r| self.model_error(r))?;
+            let tensor = match folded.and_then(|value| self.cx.constant_tensor(value)) {
+                Some(tensor) => tensor.clone(),
+                None => self.archive.tensor(&stored)?,
+            };
+            kept.insert(name, tensor);
+        }
+        Ok(kept)
     }
 }
 

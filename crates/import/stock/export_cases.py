@@ -5,8 +5,10 @@
     python crates/import/stock/export_cases.py DIR [TEXT ...]
 
 It writes NAME.pt2 and NAME.safetensors for each case whose name contains one of the texts: the archive, and its inputs,
-loss, gradients and buffers after one pass. `cases.json` lists the cases: what is expected of each, and the message
-where PyTorch refuses it. The test `crates/node/tests/pytorch` compares them with ours.
+loss, gradients and buffers after one pass. A case with state that is not trained gets a second archive, NAME.other.pt2,
+with another state, and NAME.weights.safetensors, the state to load into it. `cases.json` lists the cases: what is
+expected of each, and the message where PyTorch refuses it. The test `crates/node/tests/pytorch` compares them with
+ours.
 """
 
 import importlib
@@ -49,11 +51,15 @@ def main():
 
 def export(case, stem):
     """Writes the archive of a case, and PyTorch's results in eager mode."""
-    program = torch.export.export(*case.build(), strict=case.strict)
-    if case.decomposed:
-        program = program.run_decompositions()
-    torch.export.save(program, f"{stem}.pt2")
+    program = save_archive(case, *case.build(), f"{stem}.pt2")
     module, inputs = case.build()
+    state = {name: tensor.detach().clone().contiguous() for name, tensor in module.state_dict().items()}
+    trained = {name for name, p in module.named_parameters(remove_duplicate=False) if p.requires_grad}
+    if state.keys() - trained:
+        other, _ = case.build()
+        other.load_state_dict({name: another(tensor) for name, tensor in state.items()})
+        save_archive(case, other, inputs, f"{stem}.other.pt2")
+        save_file(state, f"{stem}.weights.safetensors")
     names = program.graph_signature.user_inputs
     tensors = {f"input.{name}": tensor.clone() for name, tensor in zip(names, inputs)}
     loss = module(*inputs)
@@ -68,6 +74,19 @@ def export(case, stem):
         if name not in parameters:
             tensors[f"buffer.{name}"] = tensor
     save_file({key: tensor.detach().clone().contiguous() for key, tensor in tensors.items()}, f"{stem}.safetensors")
+
+
+def save_archive(case, module, inputs, file):
+    program = torch.export.export(module, inputs, strict=case.strict)
+    if case.decomposed:
+        program = program.run_decompositions()
+    torch.export.save(program, file)
+    return program
+
+
+def another(tensor):
+    """Another content for a tensor. Integers may be places, so they are those of the tensor in another order."""
+    return torch.randn_like(tensor) if tensor.is_floating_point() else tensor.flatten().flip(0).view_as(tensor)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ pub enum NodeError {
     Weights(WeightsError),
     /// A `.pt2` archive cannot be used.
     #[error(transparent)]
-    Import(#[from] ImportError),
+    Import(ImportError),
     /// The text is not a ticket.
     #[error(transparent)]
     Ticket(#[from] TicketError),
@@ -207,6 +207,19 @@ impl From<WeightsError> for NodeError {
         match e {
             WeightsError::Disk(e) => Self::File(e),
             e => Self::Weights(e),
+        }
+    }
+}
+
+impl From<ImportError> for NodeError {
+    fn from(e: ImportError) -> Self {
+        match e {
+            // The tensors of a model may come from a file of weights.
+            ImportError::State(e) => match e.downcast::<WeightsError>() {
+                Ok(e) => (*e).into(),
+                Err(e) => Self::Import(ImportError::State(e)),
+            },
+            e => Self::Import(e),
         }
     }
 }

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 
 use fusionllm_backend::open;
 use fusionllm_data::weights::Weights;
+use fusionllm_data::write_tensors;
 use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::{AdamwStep, SgdStep};
@@ -30,10 +31,37 @@ fn loss_and_gradients_are_pytorchs() {
     for name in MODELS {
         let (model, reference) = (zoo(&format!("{name}.pt2")), zoo(&format!("{name}.safetensors")));
         for peers in [1, 3] {
-            let result = check(&model, &reference, "cpu", peers).unwrap();
+            let result = check(&model, None, &reference, "cpu", peers).unwrap();
             assert!(result.error() < 1e-3, "{name}, {peers} peers: {result:?}");
             assert!(result.parameters > 10, "{name}: {result:?}");
         }
+    }
+}
+
+/// Regression: running statistics, frozen parameters and buffers of class weights stayed those of the archive.
+#[test]
+fn loaded_weights_are_a_whole_state() {
+    let [model, weights, reference] = ["loaded.pt2", "loaded.weights.safetensors", "loaded.safetensors"].map(zoo);
+    for peers in [1, 3] {
+        let result = check(&model, Some(&weights), &reference, "cpu", peers).unwrap();
+        assert!(result.error() < 1e-5, "{peers} peers: {result:?}");
+        assert!(result.warnings.is_empty(), "{result:?}");
+    }
+    // Each of them counts.
+    let dir = tempfile::tempdir().unwrap();
+    let part = dir.path().join("part.safetensors");
+    let all = Weights::open(&weights).unwrap();
+    for (left_out, warned) in
+        [("body.1.running_mean", 1), ("gain", 1), ("class_weights", 1), ("body.1.num_batches_tracked", 0)]
+    {
+        let kept = all.tensor_types().filter(|(name, _)| *name != left_out);
+        let kept: BTreeMap<&str, HostTensor> = kept.map(|(name, _)| (name, all.read(name).unwrap().unwrap())).collect();
+        write_tensors(&part, &kept).unwrap();
+        let result = check(&model, Some(&part), &reference, "cpu", 1).unwrap();
+        let error = result.loss_rel_err.max(result.max_grad_rel_err).max(result.max_buffer_rel_err);
+        assert!(error > 1e-2, "{left_out}: {result:?}");
+        assert_eq!(result.warnings.len(), warned, "{result:?}");
+        assert!(result.warnings.iter().all(|warning| warning.contains(left_out)), "{result:?}");
     }
 }
 
@@ -49,7 +77,7 @@ fn twenty_steps_follow_pytorchs() {
         let reference = Weights::open(&zoo(&format!("{name}.safetensors"))).unwrap();
         for (rule, optimizer, base) in [("adamw", adamw, 1e-3), ("sgd", sgd, 0.05)] {
             for peers in [1, 3] {
-                let mut model = ImportedModel::open(&file, ImportOptions::default()).unwrap();
+                let mut model = ImportedModel::open(&file, None, ImportOptions::default()).unwrap();
                 let graph = model.imported().graph.clone();
                 let mut batch = BTreeMap::from([("loss_weight".to_owned(), HostTensor::from_f32([], &[1.0]).unwrap())]);
                 for v in graph.inputs() {

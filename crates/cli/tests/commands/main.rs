@@ -10,6 +10,7 @@ mod imported;
 mod offload;
 mod plan;
 mod run;
+mod weights;
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};

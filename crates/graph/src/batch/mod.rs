@@ -23,7 +23,6 @@ mod tests;
 mod weigh;
 
 use recipe::Recipe;
-pub use recipe::Totals;
 
 /// Runs one operator on host tensors: its operands, and the types of its results.
 pub type Evaluate<'a> = &'a dyn Fn(&Op, Vec<HostTensor>, &[TensorType]) -> Result<Vec<HostTensor>, String>;
@@ -116,9 +115,18 @@ pub struct BatchLoss {
     recipe: Recipe,
 }
 
+/// The weights of micro-batches.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Weights {
+    /// The share of each micro-batch in the loss.
+    pub weights: Vec<f64>,
+    /// The number of targets of all, if the loss has one cross-entropy.
+    pub targets: Option<f64>,
+}
+
 impl BatchLoss {
     /// Analyses a forward graph. Returns the graph to train: the same one if its loss is a single mean or sum, whose
-    /// weight is all that it needs. Otherwise it has more inputs than the model, which [`Self::fill`] fills in, and the
+    /// weight is all that it needs. Otherwise it has more inputs than the model, which [`Self::feed`] fills in, and the
     /// output `loss` is the micro-batch's share of the batch's loss.
     ///
     /// # Errors
@@ -128,7 +136,7 @@ impl BatchLoss {
         weigh::weighed(graph, loss, sizes)
     }
 
-    /// Whether [`Self::fill`] fills in the input of this name.
+    /// Whether [`Self::feed`] fills in the input of this name.
     pub fn fills_in(&self, input: &str) -> bool {
         self.recipe.names().any(|name| name == input)
     }
@@ -138,39 +146,32 @@ impl BatchLoss {
         self.doubts.iter().any(|doubt| matches!(doubt, Doubt::Couples(_)))
     }
 
-    /// Whether [`Self::totals`] needs the input of this name.
+    /// Whether the loss may follow from its micro-batches in another way than [`Self::feed`] assumes.
+    pub fn is_unsure(&self) -> bool {
+        self.doubts.iter().any(|doubt| !matches!(doubt, Doubt::Number(_)))
+    }
+
+    /// Whether [`Self::feed`] looks at the model's input of this name.
     pub fn reads(&self, input: &str) -> bool {
         self.recipe.reads(input)
     }
 
-    /// Computes what all micro-batches together decide. Each counts as often as its factor says. The set is one batch if
-    /// it has `per_batch` micro-batches. Otherwise, sums are those of a batch on average.
+    /// Adds to the inputs of micro-batches what the graph needs beyond those of the model.
+    ///
+    /// Each micro-batch counts as often as `factors` says. If a sample is in several places, the sum of their factors
+    /// says how often it counts. A factor may be negative. The micro-batches are one batch if their factors add up to
+    /// `per_batch`. A larger set is an evaluation: means are those of the set, and sums those of a batch on average.
     ///
     /// # Errors
     ///
     /// An operator fails, or a micro-batch lacks an input that [`Self::reads`] names.
-    pub fn totals(
+    pub fn feed(
         &self,
-        micro_batches: &[BTreeMap<String, HostTensor>],
-        factors: Vec<f64>,
+        micro_batches: &mut [BTreeMap<String, HostTensor>],
+        factors: &[f64],
         per_batch: usize,
         run: Evaluate<'_>,
-    ) -> Result<Totals, GraphError> {
-        self.recipe.totals(micro_batches, factors, per_batch, run)
-    }
-
-    /// Adds to the inputs of micro-batches what the graph needs beyond those of the model, and returns how much the loss
-    /// of each counts. `first` is the number of the first of them in the set that `totals` is of.
-    ///
-    /// # Errors
-    ///
-    /// The type of an input does not hold a share.
-    pub fn fill(
-        &self,
-        totals: &Totals,
-        first: usize,
-        micro_batches: &mut [BTreeMap<String, HostTensor>],
-    ) -> Result<Vec<f64>, GraphError> {
-        self.recipe.fill(self.weight, totals, first, micro_batches)
+    ) -> Result<Weights, GraphError> {
+        self.recipe.feed(self.weight, micro_batches, (factors, per_batch), run)
     }
 }

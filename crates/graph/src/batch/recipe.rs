@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::class::{Class, Classes, Combine, Share};
-use super::{Evaluate, Weight};
+use super::{Evaluate, Weight, Weights};
 use crate::ops::{Binary, Unary};
 use crate::{DType, Graph, GraphError, HostTensor, NodeId, Op, TensorType, ValueId, ValueKind};
 
@@ -105,15 +105,16 @@ impl Recipe {
         })
     }
 
-    pub(super) fn totals(
+    pub(super) fn feed(
         &self,
-        micro_batches: &[BTreeMap<String, HostTensor>],
-        factors: Vec<f64>,
-        per_batch: usize,
+        weight: Weight,
+        micro_batches: &mut [BTreeMap<String, HostTensor>],
+        (factors, per_batch): (&[f64], usize),
         run: Evaluate<'_>,
-    ) -> Result<Totals, GraphError> {
-        let of_batch = OfBatch { factors: &factors, per_batch: per_batch as f64 };
+    ) -> Result<Weights, GraphError> {
+        let set = Set { factors, per_batch: per_batch as f64 };
         let mut held = self.sources(micro_batches)?;
+        // The targets of each micro-batch, by cross-entropy.
         let mut counts: BTreeMap<NodeId, Vec<f64>> = BTreeMap::new();
         for step in &self.steps {
             for (i, value) in step.run(&held, micro_batches.len(), run)?.into_iter().enumerate() {
@@ -122,31 +123,22 @@ impl Recipe {
                     counts.insert(*node, each.iter().map(|t| t.to_f64().first().copied().unwrap_or(0.0)).collect());
                 }
                 let joined = match (value, combine) {
-                    (Held::Each(each), Some(combine)) => Held::One(of_batch.join(combine, &each)?),
-                    (Held::One(one), Some(combine)) => Held::One(of_batch.scaled(combine, one)?),
+                    (Held::Each(each), Some(combine)) => Held::One(set.join(combine, &each)?),
+                    (Held::One(one), Some(combine)) => Held::One(set.scaled(combine, one)?),
                     (value, _) => value,
                 };
                 held.insert(v, joined);
             }
         }
-        let statistics = self.statistics.iter().map(|(name, v, divides)| match held.get(v) {
-            Some(Held::One(tensor)) if *divides => without_zeros(tensor),
-            Some(Held::One(tensor)) => Ok(tensor.clone()),
-            _ => Err(missing(name)),
-        });
-        let statistics = statistics.collect::<Result<_, _>>()?;
-        Ok(Totals { statistics, counts, factors, per_batch: per_batch as f64 })
-    }
-
-    /// Fills in the inputs of micro-batches, the first of which has the number `first`. Returns the weights of their
-    /// losses.
-    pub(super) fn fill(
-        &self,
-        weight: Weight,
-        totals: &Totals,
-        first: usize,
-        micro_batches: &mut [BTreeMap<String, HostTensor>],
-    ) -> Result<Vec<f64>, GraphError> {
+        for (name, v, divides) in &self.statistics {
+            let Some(Held::One(tensor)) = held.get(v) else { return Err(missing(name)) };
+            let tensor = if *divides { without_zeros(tensor)? } else { tensor.clone() };
+            micro_batches.iter_mut().for_each(|m| drop(m.insert(name.clone(), tensor.clone())));
+        }
+        let share = |share: Share, m: usize| match share.targets.and_then(|node| counts.get(&node)) {
+            Some(counts) => set.share_of_targets(counts, m) * set.per_batch.powi(share.power),
+            None => set.share(share.power, m),
+        };
         let of_loss = match weight {
             Weight::Equal => Some(Share::EQUAL),
             Weight::Whole => Some(Share::WHOLE),
@@ -155,15 +147,14 @@ impl Recipe {
         };
         let mut weights = Vec::with_capacity(micro_batches.len());
         for (m, inputs) in micro_batches.iter_mut().enumerate() {
-            for ((name, ..), tensor) in self.statistics.iter().zip(&totals.statistics) {
-                inputs.insert(name.clone(), tensor.clone());
+            for (name, dtype, s) in &self.shares {
+                inputs.insert(name.clone(), HostTensor::scalar(*dtype, share(*s, m))?);
             }
-            for (name, dtype, share) in &self.shares {
-                inputs.insert(name.clone(), HostTensor::scalar(*dtype, totals.share(*share, first + m))?);
-            }
-            weights.push(of_loss.map_or(1.0, |share| totals.share(share, first + m)));
+            weights.push(of_loss.map_or(1.0, |s| share(s, m)));
         }
-        Ok(weights)
+        let mut all = counts.values();
+        let targets = all.next().filter(|_| all.next().is_none()).map(|counts| set.sum(counts));
+        Ok(Weights { weights, targets })
     }
 
     fn sources(&self, micro_batches: &[BTreeMap<String, HostTensor>]) -> Result<BTreeMap<ValueId, Held>, GraphError> {
@@ -217,57 +208,33 @@ impl Step {
     }
 }
 
-/// What a set of micro-batches adds up to, as [`BatchLoss::totals`](super::BatchLoss::totals) returns it.
-#[derive(Debug, Clone)]
-pub struct Totals {
-    statistics: Vec<HostTensor>,
-    /// The targets of each micro-batch, by cross-entropy.
-    counts: BTreeMap<NodeId, Vec<f64>>,
-    /// How often each micro-batch counts.
-    factors: Vec<f64>,
-    per_batch: f64,
-}
-
-impl Totals {
-    /// The number of targets of the whole set, if the loss has one cross-entropy.
-    pub fn targets(&self) -> Option<f64> {
-        let mut all = self.counts.values();
-        all.next().filter(|_| all.next().is_none()).map(|counts| self.sum(counts))
-    }
-
-    fn sum(&self, counts: &[f64]) -> f64 {
-        counts.iter().zip(&self.factors).map(|(count, factor)| count * factor).sum()
-    }
-
-    /// The share of a micro-batch. Those after the last one have none.
-    fn share(&self, share: Share, m: usize) -> f64 {
-        let Some(factor) = self.factors.get(m) else { return 0.0 };
-        match share.targets.and_then(|node| self.counts.get(&node)) {
-            Some(counts) => {
-                let all = self.sum(counts);
-                // Without targets there is nothing to share.
-                counts[m] * factor / if all == 0.0 { 1.0 } else { all } * self.per_batch.powi(share.power)
-            }
-            None => {
-                let all = self.factors.iter().sum::<f64>();
-                // A power of -1 is a mean over the set, whatever the size of a batch.
-                factor * self.per_batch.powi(share.power + 1) / all
-            }
-        }
-    }
-}
-
-/// Joins values of micro-batches to that of a batch: the whole set, if it is one batch, or else the mean over batches.
-struct OfBatch<'a> {
+/// Micro-batches, each of which counts as often as its factor says.
+struct Set<'a> {
     factors: &'a [f64],
+    /// The micro-batches of a batch. Sums are those of a batch, or of a batch on average if the set is larger.
     per_batch: f64,
 }
 
-impl OfBatch<'_> {
+impl Set<'_> {
+    /// A sum over the micro-batches, in their order.
+    fn sum(&self, numbers: &[f64]) -> f64 {
+        numbers.iter().zip(self.factors).map(|(number, factor)| number * factor).sum()
+    }
+
+    fn share_of_targets(&self, counts: &[f64], m: usize) -> f64 {
+        let all = self.sum(counts);
+        // Without targets there is nothing to share.
+        counts[m] * self.factors[m] / if all == 0.0 { 1.0 } else { all }
+    }
+
+    /// The share of a micro-batch in a value that is `n^power` times the sum over the `n` micro-batches of a batch.
+    fn share(&self, power: i32, m: usize) -> f64 {
+        self.factors[m] * self.per_batch.powi(power + 1) / self.factors.iter().sum::<f64>()
+    }
+
     /// Joins the micro-batches' values, in their order.
     fn join(&self, combine: Combine, each: &[HostTensor]) -> Result<HostTensor, GraphError> {
         let Some(first) = each.first() else { return Err(missing("micro-batch")) };
-        let scale = |power: i32| self.per_batch.powi(power + 1) / self.factors.iter().sum::<f64>();
         let neutral = match combine {
             Combine::Sum { .. } => 0.0,
             Combine::Product => 1.0,
@@ -286,7 +253,12 @@ impl OfBatch<'_> {
             }
         }
         if let Combine::Sum { power } = combine {
-            joined.iter_mut().for_each(|x| *x *= scale(power));
+            let scale = self.per_batch.powi(power + 1) / self.factors.iter().sum::<f64>();
+            joined.iter_mut().for_each(|x| *x *= scale);
+        }
+        if !first.dtype().is_float() {
+            // Factors are fractions, whose sums are only almost integers.
+            joined.iter_mut().for_each(|x| *x = x.round());
         }
         HostTensor::from_f64(first.shape(), &joined)?.cast(first.dtype())
     }

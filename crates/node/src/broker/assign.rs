@@ -15,6 +15,7 @@ use tokio::sync::mpsc::UnboundedSender;
 use super::codec_updates::CodecAdvisor;
 use super::conductor::Conductor;
 use super::entry::Incoming;
+use super::evaluation::{Evaluation, HeldOut};
 use super::generation::{Generation, Loading, Peer, inputs};
 use super::origin::Contents;
 use super::planner::Proposal;
@@ -66,9 +67,12 @@ impl Conductor<'_> {
             peers.push(self.peer(member, &assignment));
             self.send(member, &assignment, &contents, &mut loading)?;
         }
+        let held_out = HeldOut::of(&job, self.data.eval_samples(), &model);
+        let per_batch = plan.micro_batches as usize;
+        let evaluation = Evaluation::new(held_out, per_batch, &self.feeds, &self.data, &model)?;
         let predicted = planned.predicted;
         let number = order.generation;
-        self.current = Some(Generation { number, job, model, plan, predicted, peers, advisor, loading });
+        self.current = Some(Generation { number, job, model, plan, evaluation, predicted, peers, advisor, loading });
         Ok(())
     }
 

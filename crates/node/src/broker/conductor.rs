@@ -242,10 +242,14 @@ impl Conductor<'_> {
         let Some(generation) = &self.current else { return Ok(()) };
         let _span = tracing::info_span!("pass", number = pass, kind = ?id.kind(), step = id.step()).entered();
         tracing::debug!("is issued");
-        let batch = self.feeds.draw(&self.data, id, generation.job.train.batch)?;
-        let model = &generation.model;
-        let MicroBatches { tensors, weights, targets } = self.feeds.cut(batch, generation.plan.micro_batches, model)?;
-        self.run.set_weights(pass, weights, targets);
+        let (count, model) = (generation.plan.micro_batches, &generation.model);
+        let MicroBatches { tensors, weights, sums } = match id {
+            BatchId::Train { step } => {
+                self.feeds.training_pass(&self.data, step, generation.job.train.batch, count, model)?
+            }
+            BatchId::Eval { index, .. } => generation.evaluation.pass(index, count, &self.feeds, &self.data, model)?,
+        };
+        self.run.set_weights(pass, weights, sums);
         for peer in &generation.peers {
             let Some(link) = self.links.get(peer.member) else { continue };
             for PeerInput { value, micro_batch, name } in &peer.inputs[id.kind()] {
@@ -366,9 +370,8 @@ impl Conductor<'_> {
         let per_s = |count: f64| count / record.step_s.max(1e-9);
         let samples_per_s = per_s(batch as f64);
         let targets_per_s = self.feeds.targets_per_step(&self.data, batch).map(per_s);
-        let eval = &current.job.eval;
-        let validated = eval.passes(self.data.eval_samples(), batch) > 0
-            && (record.step.is_multiple_of(eval.every) || record.step == current.job.train.stop);
+        let validated = !current.evaluation.is_empty()
+            && (record.step.is_multiple_of(current.job.eval.every) || record.step == current.job.train.stop);
         self.store.step(record, &current.plan, targets_per_s.unwrap_or(samples_per_s), validated)?;
         current.advisor.observe(record);
         self.observer.event(Event::Step { record, samples_per_s, targets_per_s });

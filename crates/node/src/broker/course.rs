@@ -74,8 +74,8 @@ impl Course {
         }
     }
 
-    /// The planner that makes the run's plans.
-    pub(super) fn planner(self, job: &Job) -> Result<Planner, NodeError> {
+    /// The planner that makes the run's plans. `held_out` is the number of held-out samples.
+    pub(super) fn planner(self, job: &Job, held_out: usize) -> Result<Planner, NodeError> {
         Ok(match self {
             // Later plans are for the same machines, or for those that are left of them.
             Self::Start(first) => Planner {
@@ -85,11 +85,12 @@ impl Course {
                 first: Some(first),
                 given: None,
                 known: None,
+                held_out,
             },
             Self::Measure { models, given, known, .. } => {
                 let mut models = models;
                 models.extend(given.as_ref().map(|g| g.model.clone()).filter(|_| models.is_empty()));
-                Planner { job: job.clone(), models, first: None, given, testbed: None, known }
+                Planner { job: job.clone(), models, first: None, given, testbed: None, known, held_out }
             }
         })
     }

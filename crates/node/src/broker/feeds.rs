@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use fusionllm_backend::Backend;
 use fusionllm_data::{Batch, Dataset};
+use fusionllm_graph::batch::Weights;
 use fusionllm_graph::ops::View;
 use fusionllm_graph::{DType, Graph, HostTensor, Op, TensorType};
 use fusionllm_import::TARGETS_KEY;
-use fusionllm_protocol::BatchId;
 
 use crate::NodeError;
 use crate::model::Model;
@@ -178,14 +178,14 @@ fn indices(graph: &Graph) -> BTreeMap<String, Indices> {
     all
 }
 
-/// A batch, cut into micro-batches.
+/// The micro-batches of a pass, and how much they count.
 pub(super) struct MicroBatches {
     /// The model's inputs of each micro-batch, by name.
     pub(super) tensors: Vec<BTreeMap<String, HostTensor>>,
-    /// The share of each micro-batch in the loss.
+    /// The share of each micro-batch in the loss of the batch, or of the evaluation.
     pub(super) weights: Vec<f64>,
-    /// Targets of the batch.
-    pub(super) targets: u64,
+    /// The weights of sums over each micro-batch's samples, in an evaluation.
+    pub(super) sums: Vec<f64>,
 }
 
 impl Feeds {
@@ -196,24 +196,51 @@ impl Feeds {
         data.inputs(batch).iter().find(|(n, _)| n == name).map(|(_, ty)| ty.numel() as f64)
     }
 
-    /// Draws the batch of a pass, of `size` samples. Its numbers are such as the model has embeddings and classes for.
-    pub(super) fn draw(&self, data: &Dataset, id: BatchId, size: usize) -> Result<Batch, NodeError> {
-        let batch = match id {
-            BatchId::Train { step } => data.train_batch(step * size as u64, size),
-            BatchId::Eval { index, .. } => data.eval_batch(index as usize * size, size),
-        };
-        let batch = batch?;
-        for (name, tensor) in &batch.tensors {
-            self.check_indices(name, tensor, |row| match id {
-                BatchId::Train { step } => data.train_origin(step * size as u64 + row as u64),
-                BatchId::Eval { index, .. } => data.eval_origin(index as usize * size + row),
-            })?;
+    /// Draws the batch of a step, of `size` samples, and cuts it into `count` micro-batches.
+    pub(super) fn training_pass(
+        &self,
+        data: &Dataset,
+        step: u64,
+        size: usize,
+        count: u32,
+        model: &Model,
+    ) -> Result<MicroBatches, NodeError> {
+        let first = step * size as u64;
+        let batch = data.train_batch(first, size)?;
+        self.check(&batch, |row| data.train_origin(first + row as u64))?;
+        let mut tensors = self.cut(&batch, count, model)?;
+        let weights = self.weigh(&mut tensors, &vec![1.0; count as usize], count as usize, model)?.weights;
+        let dtype = model.train.graph.ty(model.train.loss_weight).dtype;
+        for (inputs, weight) in tensors.iter_mut().zip(&weights) {
+            inputs.insert("loss_weight".into(), HostTensor::scalar(dtype, *weight)?);
         }
+        Ok(MicroBatches { tensors, weights, sums: Vec::new() })
+    }
+
+    /// The held-out samples of these numbers.
+    pub(super) fn held_out(&self, data: &Dataset, samples: &[usize]) -> Result<Batch, NodeError> {
+        let batch = data.held_out(samples, |_| true)?;
+        self.check(&batch, |row| samples.get(row).map_or_else(String::new, |sample| data.eval_origin(*sample)))?;
         Ok(batch)
     }
 
-    /// Cuts a batch into this number of micro-batches.
-    pub(super) fn cut(&self, batch: Batch, count: u32, model: &Model) -> Result<MicroBatches, NodeError> {
+    /// Refuses numbers that the model has no embeddings or classes for. `origin` names the place of a row.
+    fn check(&self, batch: &Batch, origin: impl Fn(usize) -> String) -> Result<(), NodeError> {
+        batch.tensors.iter().try_for_each(|(name, tensor)| self.check_indices(name, tensor, &origin))
+    }
+
+    /// Whether the weights of micro-batches depend on the data's tensor of this name.
+    pub(super) fn weighs(&self, name: &str, model: &Model) -> bool {
+        self.names.get(name).is_some_and(|input| model.loss.reads(input))
+    }
+
+    /// Cuts a batch into this number of micro-batches: the model's inputs of each, by name.
+    pub(super) fn cut(
+        &self,
+        batch: &Batch,
+        count: u32,
+        model: &Model,
+    ) -> Result<Vec<BTreeMap<String, HostTensor>>, NodeError> {
         let (size, graph) = (model.micro_batch, &model.forward);
         let types: BTreeMap<&str, DType> =
             graph.inputs().map(|v| (graph.value(v).name.as_str(), graph.ty(v).dtype)).collect();
@@ -226,15 +253,19 @@ impl Feeds {
                 tensors.insert(input.clone(), part);
             }
         }
+        Ok(micro_batches)
+    }
+
+    /// Adds to the inputs of micro-batches what the loss needs: see [`feed`](fusionllm_graph::batch::BatchLoss::feed).
+    pub(super) fn weigh(
+        &self,
+        micro_batches: &mut [BTreeMap<String, HostTensor>],
+        factors: &[f64],
+        per_batch: usize,
+        model: &Model,
+    ) -> Result<Weights, NodeError> {
         let run = |op: &Op, inputs: Vec<HostTensor>, types: &[TensorType]| evaluate(&*self.backend, op, inputs, types);
-        let totals = model.loss.totals(&micro_batches, vec![1.0; count as usize], count as usize, &run)?;
-        let weights = model.loss.fill(&totals, 0, &mut micro_batches)?;
-        let targets = totals.targets().map(|targets| targets as u64);
-        let dtype = model.train.graph.ty(model.train.loss_weight).dtype;
-        for (tensors, weight) in micro_batches.iter_mut().zip(&weights) {
-            tensors.insert("loss_weight".into(), HostTensor::scalar(dtype, *weight)?);
-        }
-        Ok(MicroBatches { tensors: micro_batches, weights, targets: targets.unwrap_or(batch.targets) })
+        Ok(model.loss.feed(micro_batches, factors, per_batch, &run)?)
     }
 }
 

@@ -11,6 +11,7 @@ use fusionllm_workspace::config::Job;
 use tokio::task::JoinSet;
 
 use super::codec_updates::CodecAdvisor;
+use super::evaluation::Evaluation;
 use super::records::PeerFacts;
 use crate::model::Model;
 
@@ -21,6 +22,7 @@ pub(super) struct Generation {
     pub(super) job: Job,
     pub(super) model: Arc<Model>,
     pub(super) plan: Plan,
+    pub(super) evaluation: Evaluation,
     pub(super) predicted: Option<Simulation>,
     /// The peers, by their numbers.
     pub(super) peers: Vec<Peer>,

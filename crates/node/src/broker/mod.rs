@@ -5,6 +5,7 @@ mod codec_updates;
 mod conductor;
 mod course;
 mod entry;
+mod evaluation;
 mod feeds;
 mod generation;
 mod links;
@@ -18,7 +19,7 @@ mod planner;
 mod records;
 
 use std::collections::BTreeSet;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
 use conductor::Conductor;
@@ -26,11 +27,10 @@ use course::Course;
 use entry::{Incoming, KnownKeys, Visitors, accept, admission, open_endpoint, renewed, write_tickets};
 use feeds::Feeds;
 use fusionllm_data::Dataset;
-use fusionllm_data::weights::Weights;
 use fusionllm_plan::{PASSES_IN_FLIGHT, Plan};
 use fusionllm_protocol::{EvalSchedule, Roster, Run, RunOptions, RunSettings, TrainingProgress};
 use fusionllm_transport::{Endpoint, EndpointOptions, PeerKey, Relay};
-use fusionllm_workspace::config::{Choice, Family, Job, Network, Train};
+use fusionllm_workspace::config::{Choice, Job, Network, Train};
 use links::{Links, call_back};
 use local::{Children, LocalPeers};
 pub use observer::{Event, Observer};
@@ -46,7 +46,6 @@ use tokio::sync::mpsc;
 use crate::NodeError;
 use crate::keys::allowed;
 use crate::machine::interrupts;
-use crate::model::imported::ImportedModel;
 use crate::model::models;
 
 /// Conducts a run from the first joiner to the last step.
@@ -79,24 +78,10 @@ pub async fn conduct(
         observer.event(Event::Note { text: &text });
     }
     let allowed = entry.allow.as_deref().map(allowed).transpose()?;
-    let source = match &job.model.family {
-        Family::Imported { file } => {
-            let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
-            let model = ImportedModel::open(file, options)?;
-            model.warnings().into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
-            Some(Mutex::new(model))
-        }
-        _ => None,
-    };
+    let (origin, notes) = Origin::open(&job, model, resume.is_none())?;
+    notes.iter().for_each(|text| observer.event(Event::Note { text }));
     let done = resume.as_ref().map_or(0, |checkpoint| checkpoint.state().step);
     lowest_rate(&job.train, done).into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
-    let weights = job.model.weights.as_deref().map(Weights::open).transpose()?;
-    if let Some(weights) = &weights
-        && resume.is_none()
-    {
-        let parameters = model.forward.parameters().map(|v| model.forward.value(v));
-        weights.check(parameters.map(|v| (v.name.as_str(), &v.ty)))?;
-    }
     let subject = joiners.then(|| Subject::new(&job, &data, model));
     if let (Some(left), Some(subject)) = (&left, &subject) {
         left.check(subject, &job.train)?;
@@ -119,8 +104,8 @@ pub async fn conduct(
     let result = match open_endpoint(options, &store, observer).await {
         Ok((endpoint, identity)) => {
             observer.event(Event::Opened { directory: store.directory() });
-            let origin = Arc::new(Origin { source, weights });
             let of_run = (endpoint.clone(), identity);
+            let origin = Arc::new(origin);
             let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
             let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
             let result = store.forget_state().and(result).map_err(|e| store.with_safe_step(e));
@@ -225,7 +210,7 @@ impl Preparation {
             // The run may be over.
             interrupts::report(move || drop(events.send(Incoming::Interrupt)))
         });
-        let planner = course.planner(&job)?;
+        let planner = course.planner(&job, data.eval_samples())?;
         let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, wanted, planner.testbed.clone(), &ticket)?;
         let children = Children::start(&local, Some(store.directory()), {
             let events = events.clone();
@@ -274,13 +259,14 @@ impl Preparation {
 
 /// The settings of every generation.
 fn settings(job: &Job, data: &Dataset, start: TrainingProgress, under_way: usize) -> RunSettings {
-    let eval_passes = job.eval.passes(data.eval_samples(), job.train.batch);
+    let evaluates = job.eval.every > 0 && data.eval_samples() > 0;
     RunSettings {
         version: 1,
         start,
         steps: job.train.stop,
         micro_batches: 1,
-        eval: (eval_passes > 0).then_some(EvalSchedule { steps: job.eval.every, passes: eval_passes }),
+        // The plans say how many passes it takes.
+        eval: evaluates.then_some(EvalSchedule { steps: job.eval.every, passes: 0 }),
         checkpoint: Some(job.checkpoint.every),
         checkpoints_under_way: under_way,
         learning_rate: job.train.optimizer.learning_rate(),

@@ -1,23 +1,65 @@
 //! The tensors that the broker has: those that a run starts from, and its checkpoints.
 
+use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use fusionllm_graph::{HostTensor, Value, ValueKind};
-
 use fusionllm_data::weights::Weights;
+use fusionllm_graph::{HostTensor, StateTensor, Value, ValueKind};
 use fusionllm_plan::TensorKey;
 use fusionllm_workspace::checkpoint::{Checkpoint, Part};
+use fusionllm_workspace::config::{Family, Job};
 
 use crate::NodeError;
-use crate::model::Model;
 use crate::model::imported::ImportedModel;
+use crate::model::state::{compare, state};
+use crate::model::{Model, open_imported};
 
-/// The files that a new run starts from, besides its seed.
-pub(super) struct Origin {
-    /// The archive that an imported model starts from.
-    pub(super) source: Option<Mutex<ImportedModel>>,
-    /// The weights that a model starts from.
-    pub(super) weights: Option<Weights>,
+/// The state that a new run starts from. What it lacks comes from the seed.
+pub(super) enum Origin {
+    /// Nothing but the seed.
+    Seed,
+    /// A file of weights, and the tensors of the model's state by name.
+    Weights(Weights, BTreeMap<String, StateTensor>),
+    /// The archive of an imported model.
+    Archive(Box<Mutex<ImportedModel>>),
+}
+
+impl Origin {
+    /// Opens the files that a job names, and returns notes about them. A file of weights must be of the job's model if
+    /// the run is `new`.
+    pub(super) fn open(job: &Job, model: &Model, new: bool) -> Result<(Self, Vec<String>), NodeError> {
+        let weights = job.model.weights.as_deref();
+        if let Family::Imported { file } = &job.model.family {
+            let archive = open_imported(file, weights, model.micro_batch)?;
+            let notes = archive.warnings();
+            return Ok((Self::Archive(Box::new(Mutex::new(archive))), notes));
+        }
+        let Some(weights) = weights.map(Weights::open).transpose()? else { return Ok((Self::Seed, Vec::new())) };
+        let notes = if new { compare(&weights, &job.model.family, &model.forward)? } else { Vec::new() };
+        let state = state(&job.model.family, &model.forward).filter_map(|t| Some((t.names.first()?.clone(), t)));
+        Ok((Self::Weights(weights, state.collect()), notes))
+    }
+
+    /// Whether a parameter or buffer comes from a file.
+    fn has(&self, name: &str) -> bool {
+        match self {
+            Self::Seed => false,
+            Self::Weights(weights, state) => state.get(name).is_some_and(|tensor| weights.holds(tensor)),
+            Self::Archive(_) => true,
+        }
+    }
+
+    /// Reads a parameter or buffer; `None` if it comes from the seed.
+    fn read(&self, value: &Value) -> Result<Option<HostTensor>, NodeError> {
+        match self {
+            Self::Seed => Ok(None),
+            Self::Weights(weights, state) => match state.get(&value.name) {
+                Some(tensor) => Ok(weights.state_tensor(tensor)?),
+                None => Ok(None),
+            },
+            Self::Archive(archive) => archive.lock().unwrap_or_else(PoisonError::into_inner).initial(value).map(Some),
+        }
+    }
 }
 
 /// The tensors that the broker sends for one generation.
@@ -36,8 +78,7 @@ impl Contents {
         match (&key.slot, &value.kind) {
             (Some(_), _) => saved,
             (None, ValueKind::Constant) => true,
-            (None, ValueKind::Parameter(_)) => saved || self.origin.source.is_some() || self.origin.weights.is_some(),
-            (None, _) => saved || self.origin.source.is_some(),
+            (None, _) => saved || self.origin.has(&value.name),
         }
     }
 
@@ -53,17 +94,8 @@ impl Contents {
                 Some(slot) => checkpoint.read(Part::Optimizer, &format!("{name}.{slot}"))?,
             });
         }
-        let value = self.model.forward.find(name);
-        if let (Some(source), Some(v)) = (&self.origin.source, value) {
-            let value = self.model.forward.value(v);
-            // A weights file holds parameters only, so buffers still come from the archive.
-            if self.origin.weights.is_none() || !matches!(value.kind, ValueKind::Parameter(_)) {
-                return source.lock().unwrap_or_else(PoisonError::into_inner).initial(value);
-            }
-        }
-        match (&self.origin.weights, value) {
-            (Some(weights), Some(v)) => Ok(weights.parameter(name, self.model.forward.ty(v))?),
-            _ => Err(NodeError::State(format!("nothing says what {name:?} starts as"))),
-        }
+        let value = self.model.forward.find(name).map(|v| self.model.forward.value(v));
+        let tensor = value.map(|value| self.origin.read(value)).transpose()?.flatten();
+        tensor.ok_or_else(|| NodeError::State(format!("nothing says what {name:?} starts as")))
     }
 }

@@ -7,6 +7,7 @@ use fusionllm_plan::{Cluster, PeerId, Program, compile_forward};
 use fusionllm_protocol::{ExpectedReports, Formation, MemberId, share_of};
 use fusionllm_workspace::config::{Choice, Job, Known};
 
+use super::evaluation::HeldOut;
 use crate::NodeError;
 use crate::model::Model;
 use crate::planning::{Planned, place, plan_blind, plan_for};
@@ -27,6 +28,8 @@ pub(super) struct Planner {
     pub(super) testbed: Option<Cluster>,
     /// The machines and links that the user describes. They count more than measurements.
     pub(super) known: Option<Known>,
+    /// The number of held-out samples.
+    pub(super) held_out: usize,
 }
 
 /// A request for a plan.
@@ -97,7 +100,9 @@ impl Planner {
         // A run keeps its micro-batches, so that its losses do not depend on who takes part.
         self.job.train.micro_batch = Choice::made(planned.model.micro_batch);
         self.models.retain(|m| m.micro_batch == planned.model.micro_batch);
-        let formation = formation(members, &planned, &eval);
+        let held_out = HeldOut::of(&planned.job, self.held_out, &planned.model);
+        planned.notes.extend(held_out.note(&planned.job, self.held_out));
+        let formation = formation(members, &planned, &eval, held_out);
         Ok(Proposal { planned, eval, formation })
     }
 
@@ -134,7 +139,7 @@ impl Planner {
     }
 }
 
-fn formation(members: Vec<MemberId>, planned: &Planned, eval: &[Program]) -> Formation {
+fn formation(members: Vec<MemberId>, planned: &Planned, eval: &[Program], held_out: HeldOut) -> Formation {
     let optimizer = planned.job.train.optimizer.update_rule();
     let shares: Vec<BTreeMap<_, _>> = planned.programs.iter().map(|train| share_of(train, optimizer)).collect();
     let share_bytes: Vec<u64> =
@@ -144,6 +149,7 @@ fn formation(members: Vec<MemberId>, planned: &Planned, eval: &[Program]) -> For
         expected,
         version: planned.plan.version,
         micro_batches: planned.plan.micro_batches,
+        eval_passes: held_out.passes(planned.plan.micro_batches),
         predicted_step_s: planned.predicted.as_ref().map(|p| p.step_s),
         predicted_compute_s: planned.predicted.iter().flat_map(|p| p.peers.iter().map(|l| l.compute_s)).collect(),
         cluster: planned.cluster.clone(),

@@ -54,17 +54,23 @@ impl Deviations {
 
 /// Computes loss and gradients of `model` over `peers` peers, and compares them with a reference. The reference is a
 /// safetensors file with `input.NAME`, `loss` and `grad.PARAMETER`. It may have `buffer.NAME`, the buffers after the
-/// forward pass. The float type is that of its loss.
+/// forward pass. The float type is that of its loss. The file `weights` replaces the state of the archive.
 ///
 /// # Errors
 ///
 /// A file cannot be read, the files do not fit each other, or an operator fails.
-pub fn check(model: &Path, reference: &Path, backend: &str, peers: usize) -> Result<Deviations, NodeError> {
+pub fn check(
+    model: &Path,
+    weights: Option<&Path>,
+    reference: &Path,
+    backend: &str,
+    peers: usize,
+) -> Result<Deviations, NodeError> {
     let reference = Reference(Weights::open(reference)?);
     let loss_reference = reference.tensor("loss")?;
     let float_type = if loss_reference.dtype() == DType::F64 { FloatType::Double } else { FloatType::Single };
     let options = ImportOptions { batch_size: reference.samples(), float_type };
-    let mut model = ImportedModel::open(model, options)?;
+    let mut model = ImportedModel::open(model, weights, options)?;
     let graph = model.imported().graph.clone();
     let loss = graph.outputs.get("loss").copied().ok_or_else(|| no_loss(&graph.name))?;
     let train = autodiff::differentiate(&graph, loss)?;

@@ -4,10 +4,12 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use fusionllm_backend::{Backend, BackendError, open};
+use fusionllm_data::weights::Weights;
 use fusionllm_data::{DiskError, write_atomic, write_tensors};
-use fusionllm_graph::{Graph, HostTensor, Op, TensorType, Value, ValueId, ValueKind};
-use fusionllm_import::{Archive, ImportOptions, Imported};
+use fusionllm_graph::{Graph, HostTensor, Op, StateTensor, TensorType, Value, ValueId, ValueKind};
+use fusionllm_import::{Archive, ImportOptions, Imported, State, StateError};
 
+use super::state::notes;
 use crate::NodeError;
 
 /// A `.pt2` archive and its graph. Tensors are read when needed.
@@ -15,24 +17,42 @@ use crate::NodeError;
 pub struct ImportedModel {
     archive: Archive,
     imported: Imported,
+    /// How the file that its state comes from differs from it.
+    differences: Vec<String>,
+}
+
+/// A file of weights that replaces the state of an archive.
+struct Replacement(Weights);
+
+impl State for Replacement {
+    fn tensor(&self, tensor: &StateTensor) -> Result<Option<HostTensor>, StateError> {
+        Ok(self.0.state_tensor(tensor)?)
+    }
 }
 
 impl ImportedModel {
-    /// Reads and translates an archive.
+    /// Reads and translates an archive. Its parameters and buffers are those of the file `weights`, where that has them.
     ///
     /// # Errors
     ///
-    /// The archive cannot be read, is damaged, or uses operators that are not supported.
-    pub fn open(path: &Path, options: ImportOptions) -> Result<Self, NodeError> {
+    /// The archive cannot be read, is damaged, or uses operators that are not supported. Or the weights are of another
+    /// model.
+    pub fn open(path: &Path, weights: Option<&Path>, options: ImportOptions) -> Result<Self, NodeError> {
         let mut archive = Archive::open(path)?;
+        let mut differences = Vec::new();
+        if let Some(weights) = weights.map(Weights::open).transpose()? {
+            differences = notes(&weights, weights.compare(&archive.state_dict()?)?, "in the archive");
+            archive.replace_state(Replacement(weights));
+        }
         let backend = open("cpu")?;
         let imported = archive.import(options, &|op, inputs, types| evaluate(&*backend, op, inputs, types))?;
-        Ok(Self { archive, imported })
+        Ok(Self { archive, imported, differences })
     }
 
-    /// The warnings that the user should read about the archive, where it is first used.
+    /// The warnings that the user should read about the archive and its weights, where they are first used.
     pub fn warnings(&self) -> Vec<String> {
-        self.archive.warning().into_iter().chain(unread_inputs(&self.imported.graph)).collect()
+        let warnings = self.archive.warning().into_iter().chain(unread_inputs(&self.imported.graph));
+        warnings.chain(self.differences.iter().cloned()).collect()
     }
 
     /// The translated model.
@@ -49,7 +69,7 @@ impl ImportedModel {
     ///
     /// # Errors
     ///
-    /// The archive can no longer be read or is damaged.
+    /// The archive or its weights can no longer be read, or are damaged.
     pub fn initial(&mut self, value: &Value) -> Result<HostTensor, NodeError> {
         match (&value.kind, self.imported.graph.constants.get(&value.name)) {
             (ValueKind::Constant, Some(tensor)) => Ok(tensor.clone()),
@@ -91,16 +111,6 @@ impl ImportedModel {
     pub fn archive(&mut self) -> &mut Archive {
         &mut self.archive
     }
-}
-
-/// The graph of an archive, for `samples` samples at once.
-///
-/// # Errors
-///
-/// The same as those of [`ImportedModel::open`].
-pub fn graph(path: &Path, samples: usize) -> Result<Graph, NodeError> {
-    let options = ImportOptions { batch_size: Some(samples), ..Default::default() };
-    Ok(ImportedModel::open(path, options)?.imported.graph)
 }
 
 /// The warning about inputs that no operator reads. A language model that was exported with one tensor as its tokens

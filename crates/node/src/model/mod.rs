@@ -5,16 +5,19 @@ pub mod export;
 pub mod generate;
 pub mod imported;
 mod saved;
+pub(crate) mod state;
 
 pub use saved::SavedModel;
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use fusionllm_data::{Data, IMAGE_SIZE};
 use fusionllm_graph::batch::{BatchLoss, Doubt, Sizes};
-use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
-use fusionllm_import::ImportError;
+use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, autodiff};
+use fusionllm_import::{ImportError, ImportOptions};
 use fusionllm_workspace::config::{Choice, Family, Job};
+use imported::ImportedModel;
 
 use crate::NodeError;
 
@@ -31,6 +34,8 @@ pub struct Model {
     pub eval: Graph,
     /// How the loss of a batch follows from its micro-batches.
     pub loss: BatchLoss,
+    /// The rest of the model's state, which is no value of the graphs and does not change.
+    pub kept: BTreeMap<String, HostTensor>,
 }
 
 impl Model {
@@ -85,14 +90,15 @@ struct Builds {
 impl Builds {
     /// The job's model at one micro-batch size.
     fn model(&mut self, job: &Job, micro_batch: usize) -> Result<Model, NodeError> {
-        let forward = forward_of(job, micro_batch)?;
+        let (forward, kept) = forward_of(job, micro_batch)?;
         let Some(&loss) = forward.outputs.get("loss") else {
             return Err(check::no_loss(&forward.name));
         };
         let group = job.data.group();
         // A second size tells a number of rows from a constant. Few numbers of a model are three times a group.
         let other = if micro_batch == 3 * group { 5 * group } else { 3 * group };
-        let other_graph = self.graphs.entry(other).or_insert_with(|| forward_of(job, other).ok());
+        let other_graph =
+            self.graphs.entry(other).or_insert_with(|| forward_of(job, other).ok().map(|(graph, _)| graph));
         let other = other_graph.as_ref().map(|graph| (graph, other));
         let (forward, batch_loss) = BatchLoss::of(forward, loss, Sizes { samples: micro_batch, group, other })?;
         let forward = forward.in_precision(job.train.precision)?;
@@ -101,7 +107,7 @@ impl Builds {
         };
         let train = autodiff::differentiate(&forward, loss)?;
         let eval = forward.evaluation()?;
-        Ok(Model { micro_batch, forward, train, eval, loss: batch_loss })
+        Ok(Model { micro_batch, forward, train, eval, loss: batch_loss, kept })
     }
 }
 
@@ -160,18 +166,27 @@ fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, Nod
     ))
 }
 
-/// A job's forward graph for `samples` samples at once, in f32.
-fn forward_of(job: &Job, samples: usize) -> Result<Graph, NodeError> {
+/// A job's forward graph for `samples` samples at once, in f32, and the state that is not in it.
+fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, HostTensor>), NodeError> {
     let context = match (&job.model.family, &job.data) {
+        (Family::Imported { file }, _) => {
+            let imported = open_imported(file, job.model.weights.as_deref(), samples)?.into_imported();
+            return Ok((imported.graph, imported.kept));
+        }
         (Family::Gpt2(_), Data::Text(text)) => text.context,
         (Family::Gpt2(config), _) => config.n_positions,
-        (Family::Resnet(_) | Family::Imported { .. }, _) => IMAGE_SIZE,
+        (Family::Resnet(_), _) => IMAGE_SIZE,
     };
-    forward(&job.model.family, samples, context)
+    Ok((forward(&job.model.family, samples, context)?, BTreeMap::new()))
+}
+
+/// The model of an archive for `samples` samples at once, with the state of the file `weights`.
+pub(crate) fn open_imported(file: &Path, weights: Option<&Path>, samples: usize) -> Result<ImportedModel, NodeError> {
+    ImportedModel::open(file, weights, ImportOptions { batch_size: Some(samples), ..Default::default() })
 }
 
 /// A family's forward graph for `samples` samples of `context` tokens at once, in f32. For images, `context` is their
-/// side. An imported graph has its own sizes.
+/// side. An imported graph has its own sizes, and the archive's constants.
 ///
 /// # Errors
 ///
@@ -180,6 +195,6 @@ pub fn forward(family: &Family, samples: usize, context: usize) -> Result<Graph,
     match family {
         Family::Gpt2(config) => Ok(config.build(samples, context, DType::F32)?),
         Family::Resnet(config) => Ok(config.build(samples, context, DType::F32)?),
-        Family::Imported { file } => imported::graph(file, samples),
+        Family::Imported { file } => Ok(open_imported(file, None, samples)?.into_imported().graph),
     }
 }

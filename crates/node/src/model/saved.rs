@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use fusionllm_data::weights::Weights;
-use fusionllm_graph::{HostTensor, TensorType};
+use fusionllm_graph::{HostTensor, StateTensor, TensorType};
 use fusionllm_workspace::checkpoint::{Checkpoint, Part};
 use fusionllm_workspace::config::Network;
 
+use super::state::names;
 use crate::NodeError;
 
 /// A network and its tensors, which are read when needed.
@@ -71,6 +72,14 @@ impl SavedModel {
         }
     }
 
+    /// Whether it has a tensor of this name.
+    pub(super) fn has(&self, name: &str) -> bool {
+        match &self.tensors {
+            Tensors::Published(weights) => weights.tensor_types().any(|(stored, _)| stored == name),
+            Tensors::Checkpoint(checkpoint) => checkpoint.tensor_types(Part::Model).any(|(stored, _)| stored == name),
+        }
+    }
+
     /// Reads a parameter or buffer.
     ///
     /// # Errors
@@ -78,7 +87,11 @@ impl SavedModel {
     /// It is missing, has another type, or is damaged.
     pub fn read(&self, name: &str, ty: &TensorType) -> Result<HostTensor, NodeError> {
         match &self.tensors {
-            Tensors::Published(weights) => Ok(weights.parameter(name, ty)?),
+            Tensors::Published(weights) => {
+                let names = names(&self.network.family, name);
+                let tensor = StateTensor { names, ty: ty.clone(), trained: true };
+                weights.state_tensor(&tensor)?.ok_or_else(|| NodeError::State(format!("{name} is not there")))
+            }
             Tensors::Checkpoint(checkpoint) => {
                 let tensor = checkpoint.read(Part::Model, name)?;
                 if tensor.ty() != ty {

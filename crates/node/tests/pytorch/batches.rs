@@ -138,7 +138,7 @@ impl Cut {
         let model = built(directory, name, micro_batch)?;
         let file = directory.join(format!("{name}.pt2"));
         let options = ImportOptions { batch_size: Some(micro_batch), ..Default::default() };
-        let mut archive = ImportedModel::open(&file, options)?;
+        let mut archive = ImportedModel::open(&file, None, options)?;
         let names: Vec<String> = (0..peers).map(|p| format!("p{p}")).collect();
         let count = ROWS / micro_batch;
         let mut plan = equal_compute(&model.forward, &names, count as u32, Schedule::default())?;
@@ -191,8 +191,7 @@ impl Cut {
             };
             run().map_err(|e| e.to_string())
         };
-        let totals = self.model.loss.totals(&micro_batches, vec![1.0; count], count, &evaluate)?;
-        let weights = self.model.loss.fill(&totals, 0, &mut micro_batches)?;
+        let weights = self.model.loss.feed(&mut micro_batches, &vec![1.0; count], count, &evaluate)?.weights;
         for (inputs, weight) in micro_batches.iter_mut().zip(weights) {
             inputs.insert("loss_weight".into(), HostTensor::from_f32([], &[weight as f32])?);
         }

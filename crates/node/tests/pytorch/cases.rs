@@ -50,8 +50,24 @@ fn judged(case: &Case, directory: &TempDir, show: bool) -> Result<(), Failed> {
         (None, None) => {}
     }
     let file = |extension: &str| directory.path().join(&case.stem).with_extension(extension);
-    let result = check(&file("pt2"), &file("safetensors"), "cpu", 1);
-    match (result, &case.refused) {
+    judged_archive(case, &file("pt2"), None, &file("safetensors"), show)?;
+    let weights = file("weights.safetensors");
+    match weights.is_file() {
+        true => judged_archive(case, &file("other.pt2"), Some(&weights), &file("safetensors"), show)
+            .map_err(|e| format!("with loaded weights: {}", e.message().unwrap_or_default()).into()),
+        false => Ok(()),
+    }
+}
+
+/// Whether an archive turned out as expected, with the weights of a file if one is given.
+fn judged_archive(
+    case: &Case,
+    archive: &Path,
+    weights: Option<&Path>,
+    reference: &Path,
+    show: bool,
+) -> Result<(), Failed> {
+    match (check(archive, weights, reference, "cpu", 1), &case.refused) {
         (Ok(result), _) if result.error().is_nan() || result.error() > case.tolerance => {
             Err(format!("WRONG: {result:#?}").into())
         }

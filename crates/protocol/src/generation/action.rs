@@ -66,8 +66,8 @@ pub struct StepRecord {
 pub struct EvalRecord {
     /// Batches trained on before it.
     pub step: u64,
-    /// One number per report of the program. The first is the loss, a mean over all targets. The others are sums
-    /// divided by the number of targets.
+    /// One number per report of the program, each a weighted sum over all micro-batches: see
+    /// [`GenerationMachine::set_weights`](crate::GenerationMachine::set_weights).
     pub means: Vec<f64>,
 }
 

@@ -88,9 +88,8 @@ pub struct GenerationMachine {
     /// The step of the last requested snapshot, and of the last one that was for a checkpoint.
     snapshot: Option<u64>,
     saved: Option<u64>,
-    /// Sums over the evaluation in progress, by report.
+    /// Weighted sums over the evaluation in progress, by report.
     eval_sums: BTreeMap<u32, f64>,
-    eval_targets: u64,
     last_end: f64,
     skipped: u32,
     /// Whether the next training pass is inspected, because the last step with a verdict was skipped.
@@ -131,7 +130,6 @@ impl GenerationMachine {
             snapshot: None,
             saved: None,
             eval_sums: BTreeMap::new(),
-            eval_targets: 0,
             last_end: 0.0,
             skipped: 0,
             inspect: false,
@@ -226,11 +224,11 @@ impl GenerationMachine {
         Some(AppliedCodecs { version, step: self.trained + 1, messages })
     }
 
-    /// Sets the micro-batches' shares of a pass's loss, and the number of its targets.
-    pub fn set_weights(&mut self, pass: u64, weights: Vec<f64>, targets: u64) {
+    /// Sets how much the micro-batches of a pass count. `weights` are their shares of the loss: that of the batch, or
+    /// that of the whole evaluation. `sums` are the weights of the other reports of an evaluation, which are sums.
+    pub fn set_weights(&mut self, pass: u64, weights: Vec<f64>, sums: Vec<f64>) {
         if let Some(p) = self.passes.iter_mut().find(|p| p.number == pass) {
-            p.weights = weights;
-            p.targets = targets;
+            (p.weights, p.sums) = (weights, sums);
         }
     }
 
@@ -367,12 +365,10 @@ impl GenerationMachine {
             BatchId::Train { step } => self.step_over(pass, step + 1, elapsed),
             BatchId::Eval { step, index } => {
                 pass.add_reports(&mut self.eval_sums);
-                self.eval_targets += pass.targets;
                 if index + 1 < self.settings.eval.map_or(0, |e| e.passes) {
                     return Vec::new();
                 }
-                let targets = std::mem::take(&mut self.eval_targets) as f64;
-                let means = std::mem::take(&mut self.eval_sums).into_values().map(|s| s / targets).collect();
+                let means = std::mem::take(&mut self.eval_sums).into_values().collect();
                 vec![GenerationAction::Evaluated(EvalRecord { step, means })]
             }
         }

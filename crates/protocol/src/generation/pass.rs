@@ -19,7 +19,8 @@ pub(super) struct Pass {
     pub(super) inspect: bool,
     /// Each micro-batch's share of the loss.
     pub(super) weights: Vec<f64>,
-    pub(super) targets: u64,
+    /// The weights of the other reports' values, by micro-batch.
+    pub(super) sums: Vec<f64>,
     pub(super) reports: BTreeMap<ReportKey, f64>,
     pub(super) norms: BTreeMap<ValueId, f64>,
     /// The peers whose norms have arrived.
@@ -44,7 +45,7 @@ impl Pass {
             batch,
             inspect,
             weights: Vec::new(),
-            targets: 0,
+            sums: Vec::new(),
             reports: BTreeMap::new(),
             norms: BTreeMap::new(),
             voted: BTreeSet::new(),
@@ -80,9 +81,10 @@ impl Pass {
     /// Adds this pass's reports to an evaluation's sums, by report.
     pub(super) fn add_reports(&self, sums: &mut BTreeMap<u32, f64>) {
         for (&ReportKey { report, micro_batch }, value) in &self.reports {
-            // The loss is a micro-batch's mean; the other reports are sums already.
-            let weight = self.weights.get(micro_batch as usize).map_or(f64::NAN, |w| w * self.targets as f64);
-            *sums.entry(report).or_default() += if report == 0 { share_of_loss(weight, *value) } else { *value };
+            // The loss is a micro-batch's mean; the other reports are sums over its samples.
+            let weights = if report == 0 { &self.weights } else { &self.sums };
+            let weight = weights.get(micro_batch as usize).copied().unwrap_or(f64::NAN);
+            *sums.entry(report).or_default() += share_of_loss(weight, *value);
         }
     }
 }

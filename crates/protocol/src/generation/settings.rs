@@ -10,7 +10,7 @@ use crate::{MemberId, ToPeer, TrainingProgress};
 pub struct EvalSchedule {
     /// Steps between evaluations. There is one after the last step in any case.
     pub steps: u64,
-    /// Passes per evaluation.
+    /// Passes per evaluation, which depend on the plan.
     pub passes: u64,
 }
 

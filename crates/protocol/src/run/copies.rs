@@ -238,6 +238,7 @@ mod tests {
             share_bytes: vec![50_000_000; 4],
             version: 1,
             micro_batches: 1,
+            eval_passes: 0,
             predicted_step_s: None,
             predicted_compute_s: Vec::new(),
             cluster: Some(cluster.unwrap()),

@@ -22,6 +22,8 @@ pub struct Formation {
     pub version: u32,
     /// Micro-batches per pass.
     pub micro_batches: u32,
+    /// Passes per evaluation.
+    pub eval_passes: u64,
     /// Predicted seconds per step, where the machines are known.
     pub predicted_step_s: Option<f64>,
     /// Predicted seconds of computing per step of each member; empty if the machines are not known.

@@ -365,10 +365,10 @@ impl Run {
         }
     }
 
-    /// Sets the micro-batches' shares of a pass's loss: see [`GenerationMachine::set_weights`].
-    pub fn set_weights(&mut self, pass: u64, weights: Vec<f64>, targets: u64) {
+    /// Sets how much the micro-batches of a pass count: see [`GenerationMachine::set_weights`].
+    pub fn set_weights(&mut self, pass: u64, weights: Vec<f64>, sums: Vec<f64>) {
         if let Phase::Running(running) = &mut self.phase {
-            running.machine.set_weights(pass, weights, targets);
+            running.machine.set_weights(pass, weights, sums);
         }
     }
 

@@ -8,8 +8,8 @@ use super::speed::SpeedChange;
 use super::{Action, COPY_RATE, Formation, Order, Phase, Run, Running, Share};
 use crate::notice::{IncidentKind, Notice, Open, one_line};
 use crate::{
-    FromPeer, GenerationAction, GenerationMachine, MemberId, Participant, RunSettings, Standing, StepRecord, ToPeer,
-    TrainingProgress,
+    EvalSchedule, FromPeer, GenerationAction, GenerationMachine, MemberId, Participant, RunSettings, Standing,
+    StepRecord, ToPeer, TrainingProgress,
 };
 
 /// A member that reports this many lost links within [`COMPLAINTS_S`] is rather at fault itself, or lies.
@@ -40,6 +40,7 @@ impl Run {
             version: formation.version,
             start: restart.progress,
             micro_batches: formation.micro_batches,
+            eval: self.options.settings.eval.map(|e| EvalSchedule { passes: formation.eval_passes, ..e }),
             passes_before: self.last_pass,
             ..self.options.settings
         };

@@ -158,7 +158,7 @@ impl Stage {
                 self.issued.push_back((pass, inspect));
             }
             if let Action::Feed(pass, _) = action {
-                self.run.set_weights(pass, vec![1.0], 2);
+                self.run.set_weights(pass, vec![1.0], vec![0.5]);
             }
             let Action::Plan { members, .. } = &action else {
                 self.actions.push(action);
@@ -175,6 +175,7 @@ impl Stage {
                 share_bytes: vec![64; members.len()],
                 version: 1,
                 micro_batches: 1,
+                eval_passes: 2,
                 predicted_step_s: Some(0.1),
                 move_s: 0.0,
                 members: members.clone(),

@@ -64,7 +64,7 @@ pub struct State {
 /// One of the two tensor files of a checkpoint.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Part {
-    /// Parameters and buffers.
+    /// Parameters and buffers, and what else the model keeps.
     Model,
     /// The optimizer state. The names are `PARAMETER.SLOT`, such as `wte.weight.exp_avg`.
     Optimizer,
@@ -362,6 +362,11 @@ impl Checkpoint {
     /// The directory of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The file with the tensors of a part.
+    pub fn file(&self, part: Part) -> PathBuf {
+        self.path.join(part.file_name())
     }
 
     /// The progress of the run.

@@ -7,7 +7,7 @@ use std::thread::JoinHandle;
 use fusionllm_graph::{HostTensor, TensorType};
 use fusionllm_plan::TensorKey;
 use fusionllm_protocol::TrainingProgress;
-use fusionllm_workspace::checkpoint::{CheckpointWriter, Checkpoints, Part, State};
+use fusionllm_workspace::checkpoint::{CheckpointError, CheckpointWriter, Checkpoints, Part, State};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::NodeError;
@@ -40,15 +40,17 @@ pub(crate) struct Seal {
 }
 
 /// Names and types of a checkpoint's tensors.
-pub(crate) struct SavedTypes {
-    /// Parameters and buffers.
+pub(crate) struct Saved {
+    /// Parameters and buffers, which peers send.
     pub(crate) model: Vec<(String, TensorType)>,
-    /// Optimizer state.
+    /// Optimizer state, which peers send.
     pub(crate) optimizer: Vec<(String, TensorType)>,
+    /// The rest of the model's state.
+    pub(crate) kept: BTreeMap<String, HostTensor>,
 }
 
 enum Command {
-    Begin { step: u64, tensors: SavedTypes },
+    Begin { step: u64, tensors: Saved },
     Put(SavedTensor, OwnedSemaphorePermit),
     Commit(Seal),
     Abandon(u64),
@@ -104,7 +106,7 @@ impl Keeper {
     }
 
     /// Opens the checkpoint of a step for the tensors to come.
-    pub(crate) fn begin(&self, step: u64, tensors: SavedTypes) {
+    pub(crate) fn begin(&self, step: u64, tensors: Saved) {
         self.command(Command::Begin { step, tensors });
     }
 
@@ -144,7 +146,7 @@ impl CheckpointThread {
     fn carry_out(&mut self, command: Command) -> Option<KeeperEvent> {
         match command {
             Command::Begin { step, tensors } => {
-                let writer = self.checkpoints.begin(step, &tensors.model, &tensors.optimizer);
+                let writer = self.begin(step, tensors);
                 self.writing.insert(step, writer.map_err(NodeError::from));
                 None
             }
@@ -174,6 +176,15 @@ impl CheckpointThread {
             }
             Command::Stop => None,
         }
+    }
+
+    /// A checkpoint with the tensors that no peer sends.
+    fn begin(&self, step: u64, tensors: Saved) -> Result<CheckpointWriter, CheckpointError> {
+        let Saved { mut model, optimizer, kept } = tensors;
+        model.extend(kept.iter().map(|(name, tensor)| (name.clone(), tensor.ty().clone())));
+        let mut writer = self.checkpoints.begin(step, &model, &optimizer)?;
+        kept.iter().try_for_each(|(name, tensor)| writer.put(Part::Model, name, tensor))?;
+        Ok(writer)
     }
 
     fn commit(&mut self, Seal { state, extra, keep }: Seal) -> Result<(), NodeError> {

@@ -161,7 +161,7 @@ impl Left {
         if self.subject != *subject {
             return Err(NodeError::input_with_hint(
                 format!("{}: the job, the data or the seed has changed since the broker was there", path.display()),
-                "resume without a job file, or start a new run from a checkpoint's weights with model.weights",
+                "resume without a job file, or start a new run from a checkpoint's model.safetensors with model.weights",
             ));
         }
         match self.run.newest_step() {

@@ -1,6 +1,6 @@
 //! The files that a run keeps on the broker's disk: its directory, and its checkpoints.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use fusionllm_workspace::config::{Family, Job};
 use fusionllm_workspace::run_dir::{IncidentSummary, RunDir, Spectrum, StepMetrics, Summary};
 
 use super::figures::{Figures, PeerFacts, finite};
-use super::keeper::{Inbox, Keeper, KeeperEvent, SavedTypes, Seal};
+use super::keeper::{Inbox, Keeper, KeeperEvent, Saved, Seal};
 use super::ledger::{DiskNews, Ledger};
 use super::resume::{Identity, Left, Subject, over, run_of, write_atlas};
 use crate::NodeError;
@@ -42,8 +42,8 @@ pub(crate) struct Store {
     begun: bool,
 }
 
-/// Names and types of a checkpoint's tensors.
-fn saved_tensors(model: &Model, optimizer: Optimizer) -> SavedTypes {
+/// The tensors of a checkpoint.
+fn saved_tensors(model: &Model, optimizer: Optimizer) -> Saved {
     let graph = &model.forward;
     let named = |v| (graph.value(v).name.clone(), graph.ty(v).clone());
     let slots = model.train.gradients.iter().flat_map(|g| {
@@ -51,14 +51,15 @@ fn saved_tensors(model: &Model, optimizer: Optimizer) -> SavedTypes {
         optimizer.slots().iter().map(move |slot| (format!("{name}.{slot}"), ty.clone()))
     });
     let optimizer = slots.collect();
-    SavedTypes { model: graph.parameters().chain(graph.buffers()).map(named).collect(), optimizer }
+    let model_types = graph.parameters().chain(graph.buffers()).map(named).collect();
+    Saved { model: model_types, optimizer, kept: model.kept.clone() }
 }
 
 /// The number of checkpoints that may be on their way to the disk at once. Until then, each takes room on the peers'
 /// disks, so those of a large model are few: one that is streamed, and one that waits.
 pub(crate) fn checkpoints_under_way(model: &Model, optimizer: Optimizer) -> usize {
     const ROOM: usize = 256 << 20;
-    let SavedTypes { model, optimizer } = saved_tensors(model, optimizer);
+    let Saved { model, optimizer, .. } = saved_tensors(model, optimizer);
     let bytes: usize = model.iter().chain(&optimizer).map(|(_, ty)| ty.bytes()).sum();
     // Each is an open file of every peer, too.
     (ROOM / bytes.max(1)).clamp(2, 64)
@@ -66,14 +67,29 @@ pub(crate) fn checkpoints_under_way(model: &Model, optimizer: Optimizer) -> usiz
 
 /// Refuses to resume from a checkpoint of another model or other data, or one after the job's last step.
 pub(crate) fn check(checkpoint: &Checkpoint, job: &Job, data: &Dataset, model: &Model) -> Result<(), NodeError> {
-    let expected = saved_tensors(model, job.train.optimizer.update_rule());
-    checkpoint.check(Part::Model, &expected.model)?;
-    checkpoint.check(Part::Optimizer, &expected.optimizer)?;
+    let Saved { model: mut saved, optimizer, kept } = saved_tensors(model, job.train.optimizer.update_rule());
+    // Earlier versions kept less of the state.
+    let stored: BTreeSet<&str> = checkpoint.tensor_types(Part::Model).map(|(name, _)| name).collect();
+    let kept: Vec<_> = kept.into_iter().filter(|(name, _)| stored.contains(name.as_str())).collect();
+    saved.extend(kept.iter().map(|(name, tensor)| (name.clone(), tensor.ty().clone())));
+    checkpoint.check(Part::Model, &saved)?;
+    checkpoint.check(Part::Optimizer, &optimizer)?;
     let (state, path) = (checkpoint.state(), checkpoint.path().display());
+    let weights = checkpoint.file(Part::Model);
+    let weights = std::path::absolute(&weights).unwrap_or(weights);
+    let start_anew = format!("restore the files, or start a new run with weights = {weights:?} in [model]");
+    for (name, tensor) in kept {
+        if checkpoint.read(Part::Model, &name)? != tensor {
+            return Err(NodeError::input_with_hint(
+                format!("{path}: `{name}` is another tensor now: model.file or model.weights has changed since"),
+                start_anew,
+            ));
+        }
+    }
     if state.data != data.digest() {
         return Err(NodeError::input_with_hint(
             format!("{path}: the data have changed since; a run goes on with the batches it would have drawn"),
-            "restore the files, or start a new run from its weights with model.weights",
+            start_anew,
         ));
     }
     if state.seed != job.train.seed {

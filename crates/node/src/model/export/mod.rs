@@ -94,7 +94,7 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static 
             "write it with --format hf (GPT-2) or --format torchvision (ResNet)",
         ));
     };
-    let mut source = super::imported::ImportedModel::open(file, fusionllm_import::ImportOptions::default())?;
+    let mut source = super::imported::ImportedModel::open(file, None, fusionllm_import::ImportOptions::default())?;
     claim(directory)?;
     let names: Vec<String> = source.archive().state_dict_names().map(str::to_owned).collect();
     let mut tensors = BTreeMap::new();
@@ -106,7 +106,11 @@ pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static 
             Some(value) if matches!(value.kind, ValueKind::Parameter(_) | ValueKind::Buffer(_)) => {
                 model.read(own, &value.ty)?
             }
-            _ => source.archive().state_dict_tensor(&name)?,
+            _ => match imported.kept.get(&name) {
+                Some(kept) if model.has(&name) => model.read(&name, kept.ty())?,
+                // Earlier versions did not save it.
+                _ => source.archive().state_dict_tensor(&name)?,
+            },
         };
         tensors.insert(name, tensor);
     }
@@ -197,7 +201,7 @@ mod tests {
 
         let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/opt.pt2");
         let options = fusionllm_import::ImportOptions::default();
-        ImportedModel::open(&archive, options).unwrap().write(&imported).unwrap();
+        ImportedModel::open(&archive, None, options).unwrap().write(&imported).unwrap();
 
         for directory in [exported, imported] {
             for entry in fs::read_dir(directory).unwrap() {

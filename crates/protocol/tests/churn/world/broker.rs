@@ -19,6 +19,7 @@ use crate::scenario::Scenario;
 
 const LAYERS: usize = 6;
 const MICRO_BATCHES: u32 = 2;
+const EVAL_PASSES: u64 = 2;
 const OPTIMIZER: Optimizer = Optimizer::Adamw(AdamwStep { beta1: 0.9, beta2: 0.95, eps: 1e-8, weight_decay: 0.1 });
 
 pub(super) fn options(scenario: &Scenario, start: TrainingProgress) -> RunOptions {
@@ -27,7 +28,7 @@ pub(super) fn options(scenario: &Scenario, start: TrainingProgress) -> RunOption
         start,
         steps: scenario.steps,
         micro_batches: MICRO_BATCHES,
-        eval: Some(EvalSchedule { steps: 7, passes: 2 }),
+        eval: Some(EvalSchedule { steps: 7, passes: EVAL_PASSES }),
         checkpoint: Some(scenario.checkpoint),
         checkpoints_under_way: 2,
         learning_rate: LearningRate { base: 1.0, warmup: 0, cosine_until: None, min: 0.0 },
@@ -82,7 +83,8 @@ impl World {
                 Action::Dismiss(_) => {}
                 Action::Feed(pass, _) => {
                     let share = 1.0 / f64::from(MICRO_BATCHES);
-                    self.run.set_weights(pass, vec![share; MICRO_BATCHES as usize], 10);
+                    let shares = vec![share; MICRO_BATCHES as usize];
+                    self.run.set_weights(pass, shares.clone(), shares);
                 }
                 Action::Step(record) => {
                     assert_eq!(
@@ -161,6 +163,7 @@ impl World {
             share_bytes: vec![1; members.len()],
             version: 1,
             micro_batches: MICRO_BATCHES,
+            eval_passes: EVAL_PASSES,
             // More machines are faster.
             predicted_step_s: self.scenario.measured.then(|| 0.6 / members.len() as f64),
             predicted_compute_s: vec![COMPUTE_S; if self.scenario.measured { members.len() } else { 0 }],

@@ -1,0 +1,75 @@
+//! The state that a model starts from, as a file of weights has it.
+
+use fusionllm_data::Differences;
+use fusionllm_data::weights::Weights;
+use fusionllm_graph::units::counted;
+use fusionllm_graph::{Graph, StateTensor};
+use fusionllm_workspace::config::Family;
+
+use crate::NodeError;
+
+/// The token embedding of a GPT-2, and the head, which may be the same tensor.
+const EMBEDDING_AND_HEAD: [&str; 2] = ["transformer.wte.weight", "lm_head.weight"];
+
+/// Masks of attention that older versions of `transformers` write into files of a GPT-2.
+const MASKS: [&str; 2] = [".attn.bias", ".attn.masked_bias"];
+
+/// The most names that a note lists.
+const MAX_NAMES: usize = 3;
+
+/// The names under which files may have a tensor of a family that this program builds.
+pub(crate) fn names(family: &Family, name: &str) -> Vec<String> {
+    match family {
+        Family::Gpt2(config) if config.tie_word_embeddings && name == EMBEDDING_AND_HEAD[0] => {
+            EMBEDDING_AND_HEAD.map(str::to_owned).to_vec()
+        }
+        _ => vec![name.to_owned()],
+    }
+}
+
+/// The state of a family's graph, under the names that files have for it.
+pub(crate) fn state<'a>(family: &'a Family, graph: &'a Graph) -> impl Iterator<Item = StateTensor> + 'a {
+    graph.state().map(|tensor| StateTensor {
+        names: tensor.names.iter().flat_map(|name| names(family, name)).collect(),
+        ..tensor
+    })
+}
+
+/// Compares a file of weights with a family's graph, and returns notes about their differences.
+///
+/// # Errors
+///
+/// The file is one of another model, or can no longer be read.
+pub(crate) fn compare(weights: &Weights, family: &Family, graph: &Graph) -> Result<Vec<String>, NodeError> {
+    let state: Vec<StateTensor> = state(family, graph).collect();
+    let mut differences = weights.compare(&state)?;
+    if matches!(family, Family::Gpt2(_)) {
+        differences.extra.retain(|name| !MASKS.iter().any(|mask| name.ends_with(mask)));
+    }
+    Ok(notes(weights, differences, "in a new model"))
+}
+
+/// Notes about a file that lacks buffers of the model or has further tensors. `place` has the buffers instead.
+pub(super) fn notes(weights: &Weights, differences: Differences, place: &str) -> Vec<String> {
+    let file = weights.path().display();
+    let Differences { missing, extra } = differences;
+    let lacking = (!missing.is_empty()).then(|| {
+        let what = counted(missing.len(), "tensor");
+        let they = if missing.len() == 1 { "it starts" } else { "they start" };
+        format!("{file}: it lacks {what} of the model, so {they} as {place}: {}", listed(&missing))
+    });
+    let further = (!extra.is_empty()).then(|| {
+        format!("{file}: the model has no place for {} in it: {}", counted(extra.len(), "tensor"), listed(&extra))
+    });
+    lacking.into_iter().chain(further).collect()
+}
+
+/// The first of these names, and the number of the others.
+fn listed(names: &[String]) -> String {
+    let (shown, rest) = names.split_at(names.len().min(MAX_NAMES));
+    let shown: Vec<String> = shown.iter().map(|name| format!("`{name}`")).collect();
+    match rest.len() {
+        0 => shown.join(", "),
+        more => format!("{} and {more} more", shown.join(", ")),
+    }
+}
