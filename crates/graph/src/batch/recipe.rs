@@ -112,6 +112,9 @@ impl Recipe {
         (factors, per_batch): (&[f64], usize),
         run: Evaluate<'_>,
     ) -> Result<Weights, GraphError> {
+        if micro_batches.is_empty() {
+            return Ok(Weights { weights: Vec::new(), targets: None });
+        }
         let set = Set { factors, per_batch: per_batch as f64 };
         let mut held = self.sources(micro_batches)?;
         // The targets of each micro-batch, by cross-entropy.
