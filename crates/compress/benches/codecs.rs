@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use divan::Bencher;
 use divan::counter::BytesCount;
-use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat, decode};
+use fusionllm_compress::{Bits, Codec, Element, Encoder, IntBlocks, TopK, ValueFormat, decode};
 
 const ELEMENTS: usize = 1 << 20;
 
@@ -84,16 +84,18 @@ fn encoding(bencher: Bencher<'_, '_>, name: &str) {
     let (mut encoder, mut out) = (Encoder::new(), Vec::new());
     bencher
         .counter(BytesCount::new(4 * ELEMENTS))
-        .bench_local(|| encoder.encode(&codec, black_box(&values), 1, &mut out).unwrap());
+        .bench_local(|| encoder.encode(&codec, black_box(&values), Element::F32, 1, &mut out).unwrap());
 }
 
 #[divan::bench(args = NAMES, sample_count = 20)]
 fn decoding(bencher: Bencher<'_, '_>, name: &str) {
     let values = input(ELEMENTS);
     let mut bytes = Vec::new();
-    Encoder::new().encode(&codec(name), &values, 1, &mut bytes).unwrap();
+    Encoder::new().encode(&codec(name), &values, Element::F32, 1, &mut bytes).unwrap();
     let mut out = vec![0.0; ELEMENTS];
-    bencher.counter(BytesCount::new(4 * ELEMENTS)).bench_local(|| decode(black_box(&bytes), &mut out).unwrap());
+    bencher
+        .counter(BytesCount::new(4 * ELEMENTS))
+        .bench_local(|| decode(black_box(&bytes), Element::F32, &mut out).unwrap());
 }
 
 fn ratios() -> Vec<serde_json::Value> {
@@ -109,8 +111,10 @@ fn ratios() -> Vec<serde_json::Value> {
         let (mut encode, mut back) = (Vec::new(), Vec::new());
         for _ in 0..15 {
             copy.push(seconds(|| black_box(&mut out).copy_from_slice(&values)));
-            encode.push(seconds(|| encoder.encode(&codec, black_box(&values), 1, &mut bytes).map(drop).unwrap()));
-            back.push(seconds(|| decode(black_box(&bytes), &mut out).map(drop).unwrap()));
+            encode.push(seconds(|| {
+                encoder.encode(&codec, black_box(&values), Element::F32, 1, &mut bytes).map(drop).unwrap()
+            }));
+            back.push(seconds(|| decode(black_box(&bytes), Element::F32, &mut out).map(drop).unwrap()));
         }
         let [copy, encode, back] = [copy, encode, back].map(median);
         let rate = |s: f64| 4e-9 * elements as f64 / s;
@@ -121,10 +125,10 @@ fn ratios() -> Vec<serde_json::Value> {
             copy / encode,
             rate(back),
             copy / back,
-            codec.ratio(elements),
+            codec.ratio(elements, Element::F32),
         );
         rows.push(serde_json::json!({
-            "codec": name, "encode": [copy / encode], "decode": [copy / back], "wire_ratio": codec.ratio(elements),
+            "codec": name, "encode": [copy / encode], "decode": [copy / back], "wire_ratio": codec.ratio(elements, Element::F32),
         }));
     }
     rows

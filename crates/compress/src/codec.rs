@@ -5,11 +5,13 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 
 use crate::block::Bits;
+use crate::element::Element;
 use crate::index::Indices;
 use crate::wire::{HEADER_BYTES, exact_bytes};
 use crate::{block, nvfp4, rotate};
 
-/// The encoding of tensors of f32 on a link.
+/// The encoding of tensors on a link. The factors are those of tensors of f32. For tensors of bf16 they are half as
+/// large, so bf16 is no codec for these.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Codec {
@@ -120,24 +122,24 @@ impl Codec {
 
     /// The encoded size of `n` elements in bytes. It is never more than [`exact_bytes`], because larger forms are not
     /// used.
-    pub fn bytes(&self, n: usize) -> usize {
-        self.coded_bytes(n).min(exact_bytes(n))
+    pub fn bytes(&self, n: usize, element: Element) -> usize {
+        self.coded_bytes(n, element).min(exact_bytes(n, element))
     }
 
-    /// Bytes of `n` elements of f32 over their encoded size.
-    pub fn ratio(&self, n: usize) -> f64 {
-        if n == 0 { 1.0 } else { 4.0 * n as f64 / self.bytes(n) as f64 }
+    /// Bytes of `n` elements over their encoded size.
+    pub fn ratio(&self, n: usize, element: Element) -> f64 {
+        if n == 0 { 1.0 } else { (element.bytes() * n) as f64 / self.bytes(n, element) as f64 }
     }
 
     /// The size of the codec's own form in bytes, even if it is larger than the exact form.
-    pub(crate) fn coded_bytes(&self, n: usize) -> usize {
+    pub(crate) fn coded_bytes(&self, n: usize, element: Element) -> usize {
         let body = match self {
-            Self::None => 4 * n,
+            Self::None => element.bytes() * n,
             Self::Bf16 => 2 * n,
             Self::Int(form) => form.body_bytes(n),
             Self::Nvfp4 => nvfp4::body_bytes(n),
             Self::TopK(top) => {
-                let Kept { values, count } = top.kept(n);
+                let Kept { values, count } = top.kept(n, element);
                 top_bytes(n, count, values)
             }
         };
@@ -163,27 +165,33 @@ impl IntBlocks {
 
 impl TopK {
     /// The number of entries kept of `n`: as many as fit `ratio`, but at least one.
-    pub fn kept_entries(&self, n: usize) -> usize {
-        self.kept(n).count
+    pub fn kept_entries(&self, n: usize, element: Element) -> usize {
+        self.kept(n, element).count
     }
 
-    /// Bytes per kept entry on the wire, over the 4 bytes of the entry itself, when `n` elements are encoded.
+    /// Bytes per kept entry on the wire, over the bytes of the entry itself, when `n` elements are encoded.
     ///
     /// This is the factor c of AdaTopK: the ratio of entries is c times the ratio of bytes. The published system uses
     /// c = 3, for indices of 8 bytes and values of 4 bytes.
-    pub fn entry_overhead(&self, n: usize) -> f64 {
-        let Kept { values, count } = self.kept(n);
-        (HEADER_BYTES + top_bytes(n, count, values)) as f64 / (4 * count.max(1)) as f64
+    pub fn entry_overhead(&self, n: usize, element: Element) -> f64 {
+        let Kept { values, count } = self.kept(n, element);
+        (HEADER_BYTES + top_bytes(n, count, values)) as f64 / (element.bytes() * count.max(1)) as f64
     }
 
-    /// The number of entries kept of `n`, and their format. If all entries fit the ratio, wider formats are tried: they
-    /// lose less at the same ratio.
-    pub(crate) fn kept(&self, n: usize) -> Kept {
-        let budget = exact_bytes(n) as f64 / self.ratio.max(1.0);
-        let widths =
-            [ValueFormat::Int8, ValueFormat::Bf16, ValueFormat::F32].into_iter().skip_while(|v| *v != self.values);
+    /// The number of entries kept of `n`, and their format. If all entries fit the ratio, wider formats are tried, up
+    /// to that of the elements: they lose less at the same ratio.
+    pub(crate) fn kept(&self, n: usize, element: Element) -> Kept {
+        use ValueFormat::{Bf16, F32, Int8};
+        let budget = exact_bytes(n, element) as f64 / self.ratio.max(1.0);
+        let widths: &[ValueFormat] = match (element, self.values) {
+            (Element::F32, Int8) => &[Int8, Bf16, F32],
+            (Element::F32, Bf16) => &[Bf16, F32],
+            (Element::F32, F32) => &[F32],
+            (Element::Bf16, Int8) => &[Int8, Bf16],
+            (Element::Bf16, Bf16 | F32) => &[Bf16],
+        };
         let mut kept = Kept { values: self.values, count: 0 };
-        for values in widths {
+        for &values in widths {
             let count = largest_fitting(n, |k| (HEADER_BYTES + top_bytes(n, k, values)) as f64 <= budget);
             kept = Kept { values, count };
             if count < n {
@@ -252,7 +260,7 @@ mod tests {
         let mut codec = Codec::from_name("topk", 64.0).unwrap();
         let mut names = vec![codec.to_string()];
         while codec != Codec::None {
-            assert!(codec.less_lossy().ratio(1 << 20) < codec.ratio(1 << 20));
+            assert!(codec.less_lossy().ratio(1 << 20, Element::F32) < codec.ratio(1 << 20, Element::F32));
             codec = codec.less_lossy();
             names.push(codec.to_string());
         }
@@ -274,8 +282,13 @@ mod tests {
 
     #[test]
     fn nominal_ratios() {
-        let ratio = |name| (Codec::from_name(name, 1.0).unwrap().ratio(1 << 20) * 100.0).round() / 100.0;
+        let ratios = |element| {
+            ["bf16", "int8", "int4", "nvfp4"]
+                .map(|name| (Codec::from_name(name, 1.0).unwrap().ratio(1 << 20, element) * 100.0).round() / 100.0)
+        };
         // 32 bits over 16, over 8 + 16/32, over 4 + 16/32, and over 4 + 8/16.
-        assert_eq!([ratio("bf16"), ratio("int8"), ratio("int4"), ratio("nvfp4")], [2.0, 3.76, 7.11, 7.11]);
+        assert_eq!(ratios(Element::F32), [2.0, 3.76, 7.11, 7.11]);
+        // 16 bits over the same.
+        assert_eq!(ratios(Element::Bf16), [1.0, 1.88, 3.56, 3.56]);
     }
 }

@@ -1,10 +1,10 @@
 //! Decoding, with all checks of received bytes.
 
-use crate::float::from_bf16;
+use crate::float::{from_bf16, to_any_bf16};
 use crate::index::Indices;
 use crate::noise::Noise;
 use crate::wire::{Form, HEADER_BYTES, VERSION};
-use crate::{Bits, IntBlocks, ValueFormat, block, nvfp4, rotate};
+use crate::{Bits, Element, IntBlocks, ValueFormat, block, nvfp4, rotate};
 
 /// Facts about a decoded tensor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -57,21 +57,22 @@ pub enum DecodeError {
     Scale,
 }
 
-/// Decodes a tensor of `out.len()` elements. Allocates nothing, and checks every length and index before its use.
+/// Decodes a tensor of `out.len()` elements. Allocates nothing, and checks every length and index before its use. The
+/// numbers are such as `element` has.
 ///
 /// # Errors
 ///
 /// [`DecodeError`] if the bytes differ from the wire form in any way.
-pub fn decode(bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
+pub fn decode(bytes: &[u8], element: Element, out: &mut [f32]) -> Result<Decoded, DecodeError> {
     pulp::Arch::new().dispatch(
         #[inline(always)]
-        || decode_here(bytes, out),
+        || decode_here(bytes, element, out),
     )
 }
 
 /// `pulp` compiles this function for each width of vectors, with all that it inlines.
 #[inline(always)]
-fn decode_here(bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
+fn decode_here(bytes: &[u8], element: Element, out: &mut [f32]) -> Result<Decoded, DecodeError> {
     let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
         return Err(DecodeError::Short(bytes.len()));
     };
@@ -87,8 +88,11 @@ fn decode_here(bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
     let form = Form::from_byte(form).filter(|_| zero == 0).ok_or(unknown)?;
     match (form, detail) {
         (Form::Exact, 0 | 1) => {
-            check_length(body, 4 * out.len())?;
-            read_f32(body, out);
+            check_length(body, element.bytes() * out.len())?;
+            match element {
+                Element::F32 => read_f32(body, out),
+                Element::Bf16 => read_bf16(body, out),
+            }
         }
         (Form::Bf16, 0) => {
             check_length(body, 2 * out.len())?;
@@ -106,6 +110,9 @@ fn decode_here(bytes: &[u8], out: &mut [f32]) -> Result<Decoded, DecodeError> {
         }
         (Form::TopK, _) => read_top(ValueFormat::from_byte(detail).ok_or(unknown)?, body, out)?,
         _ => return Err(unknown),
+    }
+    if element == Element::Bf16 && !matches!(form, Form::Exact | Form::Bf16) {
+        out.iter_mut().for_each(|x| *x = from_bf16(to_any_bf16(*x)));
     }
     Ok(Decoded { out_of_range: form == Form::Exact && detail == 1 })
 }

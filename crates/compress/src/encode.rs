@@ -1,12 +1,12 @@
 //! Encoding.
 
 use crate::codec::{Kept, top_bytes};
-use crate::float::{magnitude, to_bf16};
+use crate::float::{magnitude, to_any_bf16, to_bf16};
 use crate::index::Indices;
 use crate::noise::Noise;
 use crate::select::Selector;
 use crate::wire::{Form, begin, exact_bytes};
-use crate::{Bits, Codec, IntBlocks, TopK, ValueFormat, block, decode, nvfp4, rotate};
+use crate::{Bits, Codec, Element, IntBlocks, TopK, ValueFormat, block, decode, nvfp4, rotate};
 
 /// The bits of 2^120. Tensors with larger magnitudes are sent exactly: scales and sums of 64 elements must stay finite.
 const MAX_MAGNITUDE: u32 = (127 + 120) << 23;
@@ -47,8 +47,8 @@ impl Encoder {
         Self::default()
     }
 
-    /// Replaces the content of `out` by the encoded `values`. Random signs and stochastic rounding are drawn from
-    /// `seed`: the same seed gives the same bytes on every processor.
+    /// Replaces the content of `out` by the encoded `values` of a tensor of `element`s. Random signs and stochastic
+    /// rounding are drawn from `seed`: the same seed gives the same bytes on every processor.
     ///
     /// # Errors
     ///
@@ -57,26 +57,34 @@ impl Encoder {
         &mut self,
         codec: &Codec,
         values: &[f32],
+        element: Element,
         seed: u64,
         out: &mut Vec<u8>,
     ) -> Result<Encoded, EncodeError> {
         let n = u32::try_from(values.len()).map_err(|_| EncodeError::TooLong(values.len()))?;
         Ok(pulp::Arch::new().dispatch(
             #[inline(always)]
-            || self.encode_here(codec, values, n, seed, out),
+            || self.encode_here(codec, values, (n, element), seed, out),
         ))
     }
 
     /// `pulp` compiles this function for each width of vectors, with all that it inlines.
     #[inline(always)]
-    fn encode_here(&mut self, codec: &Codec, values: &[f32], n: u32, seed: u64, out: &mut Vec<u8>) -> Encoded {
+    fn encode_here(
+        &mut self,
+        codec: &Codec,
+        values: &[f32],
+        (n, element): (u32, Element),
+        seed: u64,
+        out: &mut Vec<u8>,
+    ) -> Encoded {
         let length = values.len();
         // Integers: the largest does not depend on the order of the comparisons.
         let top = values.iter().fold(0, |top: u32, x| top.max(magnitude(*x)));
         let out_of_range = top > MAX_MAGNITUDE;
-        if out_of_range || codec.coded_bytes(length) >= exact_bytes(length) {
-            let body = begin(out, Form::Exact, u8::from(out_of_range), n, 4 * length);
-            write_f32(values, body);
+        if out_of_range || codec.coded_bytes(length, element) >= exact_bytes(length, element) {
+            let body = begin(out, Form::Exact, u8::from(out_of_range), n, element.bytes() * length);
+            write_exact(values, element, body);
             return Encoded { out_of_range };
         }
         match codec {
@@ -99,7 +107,7 @@ impl Encoder {
                 let body = begin(out, Form::Nvfp4, 0, n, nvfp4::body_bytes(length));
                 nvfp4::encode(values, f32::from_bits(top), body);
             }
-            Codec::TopK(form) => self.write_top(form, values, n, out),
+            Codec::TopK(form) => self.write_top(form, values, (n, element), out),
         }
         Encoded { out_of_range }
     }
@@ -107,7 +115,8 @@ impl Encoder {
     /// Encodes with error feedback (Seide et al., 2014).
     ///
     /// `residual` is the error of the last encoding, at first empty. It is added to `values`, and then replaced by the
-    /// error of this encoding.
+    /// error of this encoding: the sum less what the receiver decodes. A sum that is out of range is not sent. Then
+    /// `values` go without the residual, which is forgotten.
     ///
     /// # Errors
     ///
@@ -116,6 +125,7 @@ impl Encoder {
         &mut self,
         codec: &Codec,
         values: &[f32],
+        element: Element,
         residual: &mut Vec<f32>,
         seed: u64,
         out: &mut Vec<u8>,
@@ -127,22 +137,22 @@ impl Encoder {
         let mut sum = std::mem::take(&mut self.sum);
         sum.clear();
         sum.extend(values.iter().zip(residual.iter()).map(|(x, r)| x + r));
-        let encoded = self.encode(codec, &sum, seed, out);
-        // A tensor that is out of range is sent exactly, so it has no error.
-        if matches!(encoded, Ok(e) if !e.out_of_range) && decode(out, residual).is_ok() {
+        let mut encoded = self.encode(codec, &sum, element, seed, out)?;
+        if encoded.out_of_range {
+            encoded = self.encode(codec, values, element, seed, out)?;
+            residual.fill(0.0);
+        } else if decode(out, element, residual).is_ok() {
             for (r, x) in residual.iter_mut().zip(&sum) {
                 *r = x - *r;
             }
-        } else {
-            residual.fill(0.0);
         }
         self.sum = sum;
-        encoded
+        Ok(encoded)
     }
 
     #[inline(always)]
-    fn write_top(&mut self, form: &TopK, values: &[f32], n: u32, out: &mut Vec<u8>) {
-        let Kept { values: format, count: k } = form.kept(values.len());
+    fn write_top(&mut self, form: &TopK, values: &[f32], (n, element): (u32, Element), out: &mut Vec<u8>) {
+        let Kept { values: format, count: k } = form.kept(values.len(), element);
         let (indices, kept) = self.selector.largest(values, k);
         let body = begin(out, Form::TopK, format as u8, n, top_bytes(values.len(), k, format));
         let (count, body) = body.split_at_mut(4);
@@ -156,6 +166,18 @@ impl Encoder {
             ValueFormat::Int8 => {
                 let (scales, codes) = body.split_at_mut(block::scale_bytes(k));
                 block::encode(Bits::Eight, kept, None, 0, scales, codes);
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn write_exact(values: &[f32], element: Element, out: &mut [u8]) {
+    match element {
+        Element::F32 => write_f32(values, out),
+        Element::Bf16 => {
+            for (o, x) in out.as_chunks_mut::<2>().0.iter_mut().zip(values) {
+                *o = to_any_bf16(*x).to_le_bytes();
             }
         }
     }

@@ -14,6 +14,17 @@ pub(crate) fn to_bf16(x: f32) -> u16 {
     (rounded | (x.to_bits() >> 31 << 15)) as u16
 }
 
+/// Rounds to the nearest bf16. Unlike [`to_bf16`], it takes infinities and NaN, and keeps them.
+#[inline(always)]
+pub(crate) fn to_any_bf16(x: f32) -> u16 {
+    match magnitude(x) {
+        0..0x7F80_0000 => to_bf16(x),
+        // An infinity has no mantissa. That of NaN must not become zero.
+        0x7F80_0000 => (x.to_bits() >> 16) as u16,
+        _ => (x.to_bits() >> 16) as u16 | 0x40,
+    }
+}
+
 /// The magnitude of a finite `x`, rounded up to bf16 but not to infinity.
 #[inline(always)]
 pub(crate) fn bf16_above(x: f32) -> u16 {

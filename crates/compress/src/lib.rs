@@ -1,13 +1,16 @@
-//! Codecs: lossy compression of tensors of f32.
+//! Codecs: lossy compression of tensors of f32 and bf16.
 //!
 //! [`Encoder::encode`] writes into a reusable buffer. [`decode`] writes into a slice of the length that the receiver
 //! expects, so received bytes never decide how much memory is allocated. The bytes name their codec: the receiver
 //! need not know which [`Codec`] the sender chose.
 //!
-//! The encoded size depends on the number of elements alone ([`Codec::bytes`]), so a planner knows it in advance. The
-//! only exception are tensors that no codec can represent.
+//! Codecs compute with f32. The type of a tensor's own numbers is its [`Element`], which both ends know. It decides how
+//! large the tensor is without a codec, and to what decoded numbers are rounded.
 //!
-//! # Wire form, version 1
+//! The encoded size depends on the type and the number of elements alone ([`Codec::bytes`]), so a planner knows it in
+//! advance. The only exception are tensors that no codec can represent.
+//!
+//! # Wire form, version 2
 //!
 //! All numbers are little-endian. Bits are counted from the lowest.
 //!
@@ -18,7 +21,7 @@
 //!   +---------+---------+---------+---------+-------------------+----- ~ -----+
 //!
 //!   form 0  exact    detail 1: out of range, that is, an element is not finite or beyond 2^120
-//!                    [n f32]
+//!                    [n f32 | n bf16, as the tensor's own numbers]
 //!   form 1  bf16     [n bf16]
 //!   form 2  int8     detail 1: rotated. m = n, or if rotated n rounded up to 64; b = m / 32, rounded up
 //!                    [seed u32, if rotated] [b scales bf16] [m codes i8]
@@ -49,6 +52,7 @@ mod adatopk;
 mod block;
 mod codec;
 mod decode;
+mod element;
 mod encode;
 mod float;
 mod index;
@@ -63,6 +67,7 @@ pub use adatopk::adatopk;
 pub use block::Bits;
 pub use codec::{Codec, IntBlocks, TopK, ValueFormat};
 pub use decode::{DecodeError, Decoded, decode};
+pub use element::Element;
 pub use encode::{EncodeError, Encoded, Encoder};
 pub use measure::{relative_error, stable_rank};
 pub use wire::{HEADER_BYTES, VERSION, exact_bytes};

@@ -1,14 +1,16 @@
 //! The header of the wire form.
 
+use crate::element::Element;
+
 /// Version of the wire form, the first byte of every encoded tensor.
-pub const VERSION: u8 = 1;
+pub const VERSION: u8 = 2;
 
 /// Size of the header, before the body.
 pub const HEADER_BYTES: usize = 8;
 
-/// The size of `n` elements sent exactly, in bytes. No encoded tensor of `n` elements is larger.
-pub const fn exact_bytes(n: usize) -> usize {
-    HEADER_BYTES + 4 * n
+/// The size of `n` elements in the exact form, in bytes. No encoded tensor of `n` elements is larger.
+pub const fn exact_bytes(n: usize, element: Element) -> usize {
+    HEADER_BYTES + element.bytes() * n
 }
 
 /// The form of the body.

@@ -3,7 +3,8 @@
 #![allow(clippy::unwrap_used)]
 
 use fusionllm_compress::{
-    Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat, decode, exact_bytes, relative_error, stable_rank,
+    Bits, Codec, Element, Encoder, IntBlocks, TopK, VERSION, ValueFormat, decode, exact_bytes, relative_error,
+    stable_rank,
 };
 use proptest::prelude::*;
 
@@ -48,17 +49,42 @@ fn tensors(max_length: usize) -> impl Strategy<Value = Vec<f32>> {
         .prop_map(|(xs, scale): (Vec<f32>, f32)| xs.iter().map(|x| x * scale).collect())
 }
 
-fn encoded(codec: &Codec, values: &[f32], seed: u64) -> Vec<u8> {
+fn elements() -> impl Strategy<Value = Element> {
+    prop_oneof![Just(Element::F32), Just(Element::Bf16)]
+}
+
+/// The number without the lower half of its bits: one that bf16 has.
+fn cut_to_bf16(x: f32) -> f32 {
+    f32::from_bits(x.to_bits() & 0xFFFF_0000)
+}
+
+/// Numbers such as a tensor of `element`s has.
+fn of(element: Element, values: &[f32]) -> Vec<f32> {
+    match element {
+        Element::F32 => values.to_vec(),
+        Element::Bf16 => values.iter().copied().map(cut_to_bf16).collect(),
+    }
+}
+
+fn encoded_as(codec: &Codec, values: &[f32], element: Element, seed: u64) -> Vec<u8> {
     let mut out = vec![7; 3];
-    let encoded = Encoder::new().encode(codec, values, seed, &mut out).unwrap();
+    let encoded = Encoder::new().encode(codec, values, element, seed, &mut out).unwrap();
     assert!(!encoded.out_of_range);
     out
 }
 
-fn round_trip(codec: &Codec, values: &[f32], seed: u64) -> Vec<f32> {
+fn round_trip_as(codec: &Codec, values: &[f32], element: Element, seed: u64) -> Vec<f32> {
     let mut back = vec![f32::NAN; values.len()];
-    decode(&encoded(codec, values, seed), &mut back).unwrap();
+    decode(&encoded_as(codec, values, element, seed), element, &mut back).unwrap();
     back
+}
+
+fn encoded(codec: &Codec, values: &[f32], seed: u64) -> Vec<u8> {
+    encoded_as(codec, values, Element::F32, seed)
+}
+
+fn round_trip(codec: &Codec, values: &[f32], seed: u64) -> Vec<f32> {
+    round_trip_as(codec, values, Element::F32, seed)
 }
 
 /// The indices of the `k` largest entries, found by sorting.
@@ -73,15 +99,18 @@ proptest! {
     #![proptest_config(config(300))]
 
     #[test]
-    fn top_k_keeps_exactly_the_largest(x in tensors(3000), ratio in 1.0f64..100.0, values in value_formats()) {
+    fn top_k_keeps_exactly_the_largest(
+        x in tensors(3000), element in elements(), ratio in 1.0f64..100.0, values in value_formats(),
+    ) {
+        let x = of(element, &x);
         let top = TopK { ratio, values };
         let codec = Codec::TopK(top);
-        let back = round_trip(&codec, &x, 0);
-        if codec.bytes(x.len()) == exact_bytes(x.len()) {
+        let back = round_trip_as(&codec, &x, element, 0);
+        if codec.bytes(x.len(), element) == exact_bytes(x.len(), element) {
             prop_assert_eq!(back, x);
             return Ok(());
         }
-        let kept = largest(&x, top.kept_entries(x.len()));
+        let kept = largest(&x, top.kept_entries(x.len(), element));
         let mut expected = vec![false; x.len()];
         kept.iter().for_each(|i| expected[*i] = true);
         // 32 kept values, in the order of the tensor, share a scale.
@@ -96,6 +125,8 @@ proptest! {
                     // Half a step. The step is rounded up by at most 2^-7.
                     ValueFormat::Int8 => top / 127.0 * 0.504 * (1.0 + 1.0 / 128.0),
                 };
+                // Decoded numbers are rounded to the tensor's own type.
+                let allowed = if element == Element::Bf16 { allowed + back[i].abs() / 256.0 } else { allowed };
                 prop_assert!((back[i] - x[i]).abs() <= allowed, "{} became {}", x[i], back[i]);
             }
         }
@@ -103,10 +134,22 @@ proptest! {
     }
 
     #[test]
-    fn encoded_sizes_follow_from_the_length(x in tensors(3000), codec in codecs()) {
-        let bytes = encoded(&codec, &x, 1);
-        prop_assert_eq!(bytes.len(), codec.bytes(x.len()));
-        prop_assert!(bytes.len() <= exact_bytes(x.len()));
+    fn encoded_sizes_follow_from_the_length(x in tensors(3000), codec in codecs(), element in elements()) {
+        let bytes = encoded_as(&codec, &of(element, &x), element, 1);
+        prop_assert_eq!(bytes.len(), codec.bytes(x.len(), element));
+        prop_assert!(bytes.len() <= exact_bytes(x.len(), element));
+        prop_assert!(bytes.len() <= 8 + element.bytes() * x.len(), "no larger than the tensor and a header");
+    }
+
+    /// The receiver has no other numbers than those that the tensor's type has.
+    #[test]
+    fn decoded_numbers_are_of_the_tensors_type(x in tensors(1000), codec in codecs(), seed in any::<u64>()) {
+        let x = of(Element::Bf16, &x);
+        let back = round_trip_as(&codec, &x, Element::Bf16, seed);
+        prop_assert!(back.iter().all(|y| *y == cut_to_bf16(*y)));
+        if codec.bytes(x.len(), Element::Bf16) == exact_bytes(x.len(), Element::Bf16) {
+            prop_assert_eq!(back, x);
+        }
     }
 
     #[test]
@@ -138,40 +181,46 @@ proptest! {
         let mut encoder = Encoder::new();
         let mut second = Vec::new();
         // Buffers with old content do not affect the result.
-        encoder.encode(&Codec::TopK(TopK { ratio: 3.0, values: ValueFormat::F32 }), &vec![1.0; 700], 0, &mut second).unwrap();
-        encoder.encode(&codec, &x, seed, &mut second).unwrap();
+        let other = Codec::TopK(TopK { ratio: 3.0, values: ValueFormat::F32 });
+        encoder.encode(&other, &vec![1.0; 700], Element::F32, 0, &mut second).unwrap();
+        encoder.encode(&codec, &x, Element::F32, seed, &mut second).unwrap();
         prop_assert_eq!(encoded(&codec, &x, seed), second);
     }
 
     #[test]
     fn a_tensor_out_of_range_is_sent_exactly(
-        mut x in tensors(300), codec in codecs(), at in any::<prop::sample::Index>(), what in 0..4usize,
+        x in tensors(300), codec in codecs(), element in elements(), at in any::<prop::sample::Index>(),
+        what in 0..5usize,
     ) {
+        let mut x = of(element, &x);
         x.push(0.0);
         let i = at.index(x.len());
-        x[i] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 1e38][what];
+        // The largest number of bf16 is near that of f32.
+        let largest = cut_to_bf16(f32::MAX);
+        x[i] = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, cut_to_bf16(1e38), largest][what];
         let mut bytes = Vec::new();
-        prop_assert!(Encoder::new().encode(&codec, &x, 3, &mut bytes).unwrap().out_of_range);
+        prop_assert!(Encoder::new().encode(&codec, &x, element, 3, &mut bytes).unwrap().out_of_range);
+        prop_assert_eq!(bytes.len(), exact_bytes(x.len(), element));
         let mut back = vec![0.0; x.len()];
-        prop_assert!(decode(&bytes, &mut back).unwrap().out_of_range);
+        prop_assert!(decode(&bytes, element, &mut back).unwrap().out_of_range);
         prop_assert!(x.iter().zip(&back).all(|(a, b)| a.to_bits() == b.to_bits()));
     }
 
     #[test]
     fn damaged_bytes_never_panic(
-        x in tensors(600), codec in codecs(), expected in 0usize..700,
+        x in tensors(600), codec in codecs(), element in elements(), expected in 0usize..700,
         damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6), cut in 0usize..20,
     ) {
-        let mut bytes = encoded(&codec, &x, 5);
+        let mut bytes = encoded_as(&codec, &x, element, 5);
         for (at, byte) in damage {
             let i = at.index(bytes.len());
             bytes[i] = byte;
         }
         bytes.truncate(bytes.len() - cut.min(bytes.len()));
-        let _ = decode(&bytes, &mut vec![0.0; x.len()]);
+        let _ = decode(&bytes, element, &mut vec![0.0; x.len()]);
         // The bytes are refused for a tensor of another length.
         if expected != x.len() && bytes.get(4..8) == Some(&(x.len() as u32).to_le_bytes()[..]) {
-            prop_assert!(decode(&bytes, &mut vec![0.0; expected]).is_err());
+            prop_assert!(decode(&bytes, element, &mut vec![0.0; expected]).is_err());
         }
     }
 }
@@ -182,9 +231,9 @@ proptest! {
     #[test]
     fn random_bytes_never_panic(
         form in 0u8..7, detail in 0u8..4, n in 0usize..200, body in prop::collection::vec(any::<u8>(), 0..300),
-        k in 0u32..250, fits in any::<bool>(),
+        k in 0u32..250, fits in any::<bool>(), element in elements(),
     ) {
-        let mut bytes = vec![1, form, detail, 0];
+        let mut bytes = vec![VERSION, form, detail, 0];
         bytes.extend((n as u32).to_le_bytes());
         if form == 5 {
             bytes.extend(k.to_le_bytes());
@@ -193,10 +242,10 @@ proptest! {
         if fits {
             // A valid length, so that the checks after the length check are reached.
             let codec = Codec::TopK(TopK { ratio: 1.0 + f64::from(k) / 20.0, values: ValueFormat::Bf16 });
-            bytes.resize(codec.bytes(n).max(8), 0x55);
+            bytes.resize(codec.bytes(n, element).max(8), 0x55);
         }
         let mut out = vec![0.0; n];
-        if decode(&bytes, &mut out).is_ok() && form == 5 {
+        if decode(&bytes, element, &mut out).is_ok() && form == 5 {
             prop_assert!(out.iter().filter(|x| **x != 0.0).count() <= k as usize);
         }
     }
@@ -209,12 +258,15 @@ fn top_k_meets_the_requested_ratio() {
         for values in [ValueFormat::F32, ValueFormat::Bf16, ValueFormat::Int8] {
             for ratio in [2.0, 5.0, 10.0, 30.0, 100.0] {
                 let codec = Codec::TopK(TopK { ratio, values });
-                let actual = 4.0 * n as f64 / encoded(&codec, &x, 0).len() as f64;
-                assert!(
-                    (actual / ratio - 1.0).abs() < 0.05,
-                    "{n} elements as {values:?}: ratio {actual} instead of {ratio}"
-                );
-                assert_eq!(actual, codec.ratio(n));
+                for element in [Element::F32, Element::Bf16] {
+                    let (own, sent) = (element.bytes() * n, encoded_as(&codec, &of(element, &x), element, 0).len());
+                    let actual = own as f64 / sent as f64;
+                    assert!(
+                        (actual / ratio - 1.0).abs() < 0.05,
+                        "{n} elements of {element:?} as {values:?}: ratio {actual} instead of {ratio}"
+                    );
+                    assert_eq!(actual, codec.ratio(n, element));
+                }
             }
         }
     }
@@ -226,8 +278,8 @@ fn indices_are_near_the_entropy_bound() {
     let n = 1_000_000;
     for ratio in [4.0, 10.0, 30.0, 100.0, 1000.0] {
         let top = TopK { ratio, values: ValueFormat::Bf16 };
-        let k = top.kept_entries(n);
-        let bits = 8.0 * (4.0 * k as f64 * top.entry_overhead(n) - 12.0 - 2.0 * k as f64);
+        let k = top.kept_entries(n, Element::F32);
+        let bits = 8.0 * (4.0 * k as f64 * top.entry_overhead(n, Element::F32) - 12.0 - 2.0 * k as f64);
         let (p, q) = (k as f64 / n as f64, 1.0 - k as f64 / n as f64);
         let entropy = -(n as f64) * (p * p.log2() + q * q.log2());
         assert!(bits >= 0.999 * entropy && bits < 1.35 * entropy, "{bits} of {entropy} bits at ratio {ratio}");
@@ -283,15 +335,51 @@ fn error_feedback_sends_the_whole_tensor_over_time() {
     let mut back = vec![0.0; x.len()];
     let rounds = 200;
     for round in 0..rounds {
-        encoder.encode_with_feedback(&codec, &x, &mut residual, round, &mut bytes).unwrap();
-        decode(&bytes, &mut back).unwrap();
+        encoder.encode_with_feedback(&codec, &x, Element::F32, &mut residual, round, &mut bytes).unwrap();
+        decode(&bytes, Element::F32, &mut back).unwrap();
         sums.iter_mut().zip(&back).for_each(|(s, b)| *s += b);
     }
     let sent: Vec<f32> = x.iter().map(|x| x * rounds as f32).collect();
     let with = relative_error(&sent, &sums);
     let without = relative_error(&x, &round_trip(&codec, &x, 0));
     assert!(with < 0.15 && without > 0.8, "{with} with feedback, {without} without");
-    assert!(encoder.encode_with_feedback(&codec, &x[1..], &mut residual, 0, &mut bytes).is_err());
+    assert!(encoder.encode_with_feedback(&codec, &x[1..], Element::F32, &mut residual, 0, &mut bytes).is_err());
+}
+
+/// Regression: the receiver rounds to bf16, and the residual left that error out. So a small number that bf16 cannot
+/// add to a large one was never sent.
+#[test]
+fn error_feedback_counts_the_rounding_to_bf16() {
+    let x = of(Element::Bf16, &(0..640).map(|i| (i as f32 * 0.11).sin() + 3.0).collect::<Vec<_>>());
+    let codec = int(Bits::Eight, true, false);
+    let (mut encoder, mut residual, mut bytes) = (Encoder::new(), Vec::new(), Vec::new());
+    let (mut sums, mut back) = (vec![0.0f64; x.len()], vec![0.0; x.len()]);
+    let rounds = 500;
+    for round in 0..rounds {
+        encoder.encode_with_feedback(&codec, &x, Element::Bf16, &mut residual, round, &mut bytes).unwrap();
+        decode(&bytes, Element::Bf16, &mut back).unwrap();
+        sums.iter_mut().zip(&back).for_each(|(s, b)| *s += f64::from(*b));
+    }
+    // What is not sent yet is the residual, and no more.
+    for ((x, sum), residual) in x.iter().zip(&sums).zip(&residual) {
+        let missing = f64::from(*x) * rounds as f64 - sum;
+        assert!((missing - f64::from(*residual)).abs() < 1e-3, "{missing} is missing, but the residual is {residual}");
+        assert!(residual.abs() < 0.1, "{residual}");
+    }
+}
+
+/// A sum of a tensor and its residual may overflow though both are finite. The receiver must not get an infinity then.
+#[test]
+fn error_feedback_makes_no_infinity() {
+    let codec = Codec::TopK(TopK { ratio: 2.0, values: ValueFormat::F32 });
+    for element in [Element::F32, Element::Bf16] {
+        let x = of(element, &[3e38; 100]);
+        let (mut residual, mut bytes, mut back) = (vec![3e38; 100], Vec::new(), vec![0.0; 100]);
+        let encoded = Encoder::new().encode_with_feedback(&codec, &x, element, &mut residual, 0, &mut bytes).unwrap();
+        decode(&bytes, element, &mut back).unwrap();
+        assert!(encoded.out_of_range);
+        assert_eq!((back, residual), (x, vec![0.0; 100]));
+    }
 }
 
 #[test]

@@ -2,9 +2,9 @@
 
 use std::collections::HashMap;
 
-use fusionllm_compress::{Codec, Encoder, decode, relative_error, stable_rank};
-use fusionllm_graph::{CounterRng, DType, HostTensor, TensorType};
-use fusionllm_plan::{Address, PeerId};
+use fusionllm_compress::{Codec, Element, Encoder, decode, relative_error, stable_rank};
+use fusionllm_graph::{CounterRng, HostTensor, TensorType};
+use fusionllm_plan::{Address, PeerId, element};
 use half::bf16;
 
 use crate::ExecError;
@@ -25,7 +25,6 @@ pub fn message_seed(seed: u64, step: u64, tensor: Address) -> u64 {
         Address::Part { part, .. } => part,
         _ => tensor.micro_batch().unwrap_or(0),
     };
-    // Encodes and decodes tensors, and reuses its buffers for the next one.
     let stream = (u64::from(tensor.value().0) + 1) << 32 | u64::from(number);
     let block = CounterRng::new(seed).block(step, stream);
     u64::from(block[0]) | u64::from(block[1]) << 32
@@ -73,8 +72,8 @@ impl Coder {
         options: &EncodeOptions,
         out: &mut Vec<u8>,
     ) -> Result<bool, ExecError> {
-        self.read(tensor)?;
-        let encoded = self.encoder.encode(&options.codec, &self.values, options.seed, out);
+        let element = self.read(tensor)?;
+        let encoded = self.encoder.encode(&options.codec, &self.values, element, options.seed, out);
         Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.out_of_range)
     }
 
@@ -91,9 +90,10 @@ impl Coder {
         (to, message): (PeerId, Address),
         out: &mut Vec<u8>,
     ) -> Result<bool, ExecError> {
-        self.read(tensor)?;
+        let element = self.read(tensor)?;
         let residual = self.residuals.entry((to, message)).or_default();
-        let encoded = self.encoder.encode_with_feedback(&options.codec, &self.values, residual, options.seed, out);
+        let encoded =
+            self.encoder.encode_with_feedback(&options.codec, &self.values, element, residual, options.seed, out);
         Ok(encoded.map_err(|e| ExecError::Communication(e.to_string()))?.out_of_range)
     }
 
@@ -103,10 +103,10 @@ impl Coder {
     ///
     /// `encoded` is not the encoded form of this tensor.
     pub fn fidelity(&mut self, tensor: &HostTensor, encoded: &[u8], stable_ranks: bool) -> Result<Fidelity, ExecError> {
-        self.read(tensor)?;
+        let element = self.read(tensor)?;
         std::mem::swap(&mut self.exact, &mut self.values);
         self.values.resize(self.exact.len(), 0.0);
-        decode(encoded, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
+        decode(encoded, element, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
         // A row is one channel of an image, and otherwise one vector of the last dimension.
         let columns = tensor
             .shape()
@@ -132,35 +132,35 @@ impl Coder {
     ///
     /// The type is neither f32 nor bf16, or the bytes do not encode that many elements.
     pub fn decode(&mut self, bytes: &[u8], ty: TensorType) -> Result<HostTensor, ExecError> {
-        if !matches!(ty.dtype, DType::F32 | DType::BF16) {
-            return Err(refused(&ty));
-        }
+        let element = element(ty.dtype).ok_or_else(|| refused(&ty))?;
         self.values.resize(ty.numel(), 0.0);
-        decode(bytes, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
+        decode(bytes, element, &mut self.values).map_err(|e| ExecError::Communication(e.to_string()))?;
         let mut data = vec![0; ty.bytes()];
-        if ty.dtype == DType::BF16 {
-            for (bytes, x) in data.as_chunks_mut::<2>().0.iter_mut().zip(&self.values) {
-                *bytes = bf16::from_f32(*x).to_le_bytes();
+        match element {
+            Element::Bf16 => {
+                for (bytes, x) in data.as_chunks_mut::<2>().0.iter_mut().zip(&self.values) {
+                    *bytes = bf16::from_f32(*x).to_le_bytes();
+                }
             }
-        } else {
-            for (bytes, x) in data.as_chunks_mut::<4>().0.iter_mut().zip(&self.values) {
-                *bytes = x.to_le_bytes();
+            Element::F32 => {
+                for (bytes, x) in data.as_chunks_mut::<4>().0.iter_mut().zip(&self.values) {
+                    *bytes = x.to_le_bytes();
+                }
             }
         }
         Ok(HostTensor::from_bytes(ty, data)?)
     }
 
-    /// Takes over the numbers of a tensor. Numbers of bf16 become f32, which has all of them.
-    fn read(&mut self, tensor: &HostTensor) -> Result<(), ExecError> {
+    /// Takes over the numbers of a tensor, and returns their type. Numbers of bf16 become f32, which has all of them.
+    fn read(&mut self, tensor: &HostTensor) -> Result<Element, ExecError> {
+        let element = element(tensor.dtype()).ok_or_else(|| refused(tensor.ty()))?;
+        let bytes = tensor.bytes();
         self.values.clear();
-        match tensor.dtype() {
-            DType::F32 => self.values.extend(tensor.bytes().as_chunks().0.iter().map(|x| f32::from_le_bytes(*x))),
-            DType::BF16 => {
-                self.values.extend(tensor.bytes().as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32()));
-            }
-            _ => return Err(refused(tensor.ty())),
+        match element {
+            Element::F32 => self.values.extend(bytes.as_chunks().0.iter().map(|x| f32::from_le_bytes(*x))),
+            Element::Bf16 => self.values.extend(bytes.as_chunks().0.iter().map(|x| bf16::from_le_bytes(*x).to_f32())),
         }
-        Ok(())
+        Ok(element)
     }
 }
 

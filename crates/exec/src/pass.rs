@@ -39,7 +39,7 @@ pub fn rng_key(seed: u64, step: u64, micro_batch: u32) -> i64 {
     (u64::from(block[0]) | u64::from(block[1]) << 32) as i64
 }
 
-/// The places of the non-zero numbers of a received tensor: its sender, and one bit per number.
+/// The places of the non-zero numbers of a received tensor of floats: its sender, and one bit per number.
 struct Mask {
     from: PeerId,
     bits: Vec<u8>,
@@ -47,9 +47,13 @@ struct Mask {
 
 impl Mask {
     fn new(from: PeerId, tensor: &HostTensor) -> Self {
-        let (numbers, _) = tensor.bytes().as_chunks::<4>();
-        let bit = |bits: u8, x: &[u8; 4]| bits << 1 | u8::from(f32::from_le_bytes(*x) != 0.0);
-        Self { from, bits: numbers.chunks(8).map(|eight| eight.iter().rev().fold(0, bit)).collect() }
+        let size = tensor.dtype().size();
+        // Of every float, the last byte has the sign. All other bits of a zero are zero.
+        let zero =
+            |x: &[u8]| x.split_last().is_none_or(|(last, rest)| last & 0x7F == 0 && rest.iter().all(|b| *b == 0));
+        let bit = |bits: u8, x: &[u8]| bits << 1 | u8::from(!zero(x));
+        let eights = tensor.bytes().chunks(8 * size);
+        Self { from, bits: eights.map(|eight| eight.rchunks_exact(size).fold(0, bit)).collect() }
     }
 
     fn is_set(&self, i: usize) -> bool {

@@ -1,6 +1,6 @@
 //! Facts about a graph's nodes that several modules need.
 
-use fusionllm_graph::{Graph, Op, Phase, ValueKind};
+use fusionllm_graph::{Graph, Op, ValueKind};
 
 /// The most cheap nodes in a row. The compiler follows such a row once for each of its readers, and recursively. So a
 /// longer row would cost time, memory and stack that grow faster than the graph.
@@ -31,18 +31,4 @@ pub(crate) fn cheap(graph: &Graph) -> Vec<bool> {
 /// Whether the operator's result shares its operand's storage: a reshape, a permutation or an expansion.
 pub(crate) fn shares_storage(op: &Op) -> bool {
     matches!(op, Op::Reshape(_) | Op::Permute(_) | Op::Expand(_))
-}
-
-/// By node: whether it computes an activation or an activation's gradient. False for gradients of parameters, and for
-/// nodes that depend on parameters alone.
-pub(crate) fn varies(graph: &Graph) -> Vec<bool> {
-    let mut varies = vec![false; graph.nodes.len()];
-    for (n, node) in graph.nodes.iter().enumerate() {
-        varies[n] = node.phase != Phase::WeightGrad
-            && node.inputs.iter().any(|v| match graph.producer(*v) {
-                Some(p) => varies[p.index()],
-                None => graph.value(*v).kind == ValueKind::Input,
-            });
-    }
-    varies
 }

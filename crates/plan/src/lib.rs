@@ -33,7 +33,7 @@ pub use optimizer::{LearningRate, Optimizer, Verdict, clip_factor, share_of_loss
 pub use plan::{FORMAT_VERSION, Plan, Stage};
 pub use program::{
     Access, Address, Cause, GradientPart, Holding, Instruction, Medium, OffloadedBytes, PASSES_IN_FLIGHT, PassKind,
-    PeerId, PerPass, Poison, Program, Reduction, TensorKey,
+    PeerId, PerPass, Poison, Program, Reduction, TensorKey, element,
 };
 pub use saved::{Origin, PlanDetail, SavedPlan};
 pub use schedule::{Schedule, TaskKind};

@@ -1,14 +1,17 @@
 //! The codec of each link, by rule.
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 
-use fusionllm_compress::Codec;
-use fusionllm_graph::Advice;
-use fusionllm_graph::ops::SgdStep;
-use fusionllm_graph::{DType, Graph, TrainGraph, autodiff};
+use fusionllm_compress::{Codec, Element};
+use std::collections::{BTreeMap, BTreeSet};
+
+use fusionllm_graph::ops::{Compare, SgdStep, Unary};
+use fusionllm_graph::{
+    Advice, Builder, DType, Graph, GraphError, Init, Phase, Precision, TrainGraph, Value, ValueId, autodiff,
+};
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Cluster, Compression, Compressor, Curve, Device, Link, Measured, Optimizer, PeerId, Plan, Program, Rates, Schedule,
-    SimulateOptions, Site, compile, equal_compute, simulate,
+    Address, Cluster, Compression, Compressor, Curve, Device, Link, LinkCodec, Measured, Optimizer, PeerId, Plan,
+    Program, Rates, Schedule, SimulateOptions, Site, compile, equal_compute, simulate,
 };
 
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
@@ -93,7 +96,7 @@ fn auto_takes_the_least_lossy_codecs_that_do_not_slow_the_step() {
     }
     // The ratio of a rule limits `auto`. Links that do not slow the step keep their tensors exact.
     let bounded = Compression { ratio: 5.0, ..compression }.choose(&programs, Some(&slow), SGD).unwrap();
-    assert!(!bounded.is_empty() && bounded.iter().all(|l| l.codec.ratio(1 << 20) <= 5.0), "{bounded:?}");
+    assert!(!bounded.is_empty() && bounded.iter().all(|l| l.codec.ratio(1 << 20, Element::F32) <= 5.0), "{bounded:?}");
     assert_eq!(compression.choose(&programs, Some(&cluster(1e7, 1e9)), SGD).unwrap(), []);
 }
 
@@ -115,4 +118,150 @@ fn fast_links_get_codecs_if_sending_keeps_processors_busy() {
         let strongest = Plan { codecs: int4.choose(&programs, None, SGD).unwrap(), ..plan.clone() };
         assert!(step_s(&plan, &graph, &train, cluster) <= 1.005 * step_s(&strongest, &graph, &train, cluster));
     }
+}
+
+/// A denoiser of 4 rows of 64 numbers. Beside its layers, it computes much that has no gradient: a noisy input, a frozen
+/// trunk, a time embedding, a positional encoding, a float mask and a target.
+fn denoiser() -> Graph {
+    let mut b = Builder::new("denoiser");
+    let rows = [4, 64];
+    let image = b.input("image", DType::F32, rows).unwrap();
+    let noise = b.input("noise", DType::F32, rows).unwrap();
+    let time = b.input("time", DType::F32, [4, 1]).unwrap();
+    let keep = b.input("keep", DType::F32, rows).unwrap();
+    let frozen = b.buffer("frozen", DType::F32, [64, 64], Init::Constant(0.1)).unwrap();
+    let w0 = b.parameter("w0", DType::F32, [64, 64], Init::Constant(0.1)).unwrap();
+    let w1 = b.parameter("w1", DType::F32, [64, 64], Init::Constant(0.1)).unwrap();
+    let mut named = |name: &str, f: &dyn Fn(&mut Builder) -> Result<ValueId, GraphError>| b.scope(name, f).unwrap();
+    let noisy = named("noisy", &|b| b.add(image, noise));
+    let trunk = named("trunk", &|b| b.linear(noisy, frozen, None));
+    let target = named("target", &|b| b.unary(Unary::Log1p, image));
+    let frequencies = named("frequencies", &|b| b.arange(DType::F32, 1.0, 1.0, 64));
+    let phases = named("phases", &|b| b.mul(time, frequencies));
+    let embedding = named("embedding", &|b| b.unary(Unary::Sin, phases));
+    let position = named("position", &|b| b.cumsum(image, 1));
+    let kept = named("kept", &|b| b.compare_scalar(Compare::Gt, keep, 0.5));
+    let mask = named("mask", &|b| b.cast(kept, DType::F32));
+    let hidden = named("hidden", &|b| b.linear(trunk, w0, None));
+    let timed = named("timed", &|b| b.add(hidden, embedding));
+    let placed = named("placed", &|b| b.add(timed, position));
+    let active = named("active", &|b| b.unary(Unary::Silu, placed));
+    // It has a gradient, but only 16 bytes.
+    let gate = named("gate", &|b| b.mean(active, &[1], true));
+    let gated = named("gated", &|b| b.mul(active, gate));
+    let predicted = named("predicted", &|b| b.linear(gated, w1, None));
+    let error = named("error", &|b| b.sub(predicted, target));
+    let masked = named("masked", &|b| b.mul(error, mask));
+    let squared = named("squared", &|b| b.mul(masked, masked));
+    let loss = named("loss", &|b| b.mean(squared, &[0, 1], false));
+    b.output("loss", loss).unwrap();
+    b.finish().unwrap()
+}
+
+/// Programs of which every operator has a peer of its own, so that every value crosses a link.
+fn scattered(graph: &Graph, train: &TrainGraph, compressor: Compressor) -> Vec<Program> {
+    let each: Vec<u32> = (0..graph.nodes.len() as u32).collect();
+    let names = each.iter().map(u32::to_string).collect();
+    let mut plan = Plan::from_stages(graph, &each, &each, names, 2, Schedule::OneFOneB, "test");
+    plan.compression.compressor = compressor;
+    plan.codecs = plan.compression.choose(&compile(&plan, graph, train).unwrap(), None, SGD).unwrap();
+    let programs = compile(&plan, graph, train).unwrap();
+    programs.iter().for_each(|p| p.validate().unwrap());
+    programs
+}
+
+/// The values that cross a link between peers, and whether a codec may apply.
+fn crossing(programs: &[Program]) -> BTreeMap<ValueId, (Value, bool)> {
+    let sent = programs.iter().flat_map(|p| p.sends().map(move |(tensor, _)| (p, tensor)));
+    let values = sent.filter(|(_, tensor)| matches!(tensor, Address::Value { .. }));
+    values.map(|(p, t)| (t.value(), (p.values[&t.value()].clone(), p.may_be_coded(t)))).collect()
+}
+
+/// Regression: all that depends on an input went through the codec. Top-k made most of a target or a mask zero.
+#[test]
+fn only_values_with_a_gradient_and_gradients_are_coded() {
+    let graph = denoiser();
+    let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+    let values = crossing(&scattered(&graph, &train, Compressor::TopK));
+    let forward = |coded: bool| -> Vec<&str> {
+        let forward = values.iter().filter(|(v, (_, c))| v.index() < graph.values.len() && *c == coded);
+        forward.map(|(_, (value, _))| value.name.split('.').next().unwrap()).collect()
+    };
+    let with = ["hidden", "timed", "placed", "active", "gated", "predicted", "error", "masked", "squared"];
+    let without = ["noisy", "trunk", "target", "phases", "embedding", "position", "kept", "mask", "gate"];
+    assert_eq!((forward(true), forward(false)), (with.to_vec(), without.to_vec()));
+    let backward: Vec<_> = values.iter().filter(|(v, _)| v.index() >= graph.values.len()).collect();
+    assert!(backward.len() > 5);
+    for (_, (value, coded)) in backward {
+        assert_eq!(*coded, value.ty.bytes() >= 256, "{}: {}", value.name, value.ty);
+    }
+}
+
+/// Every gradient that crosses is one of an activation, in both precisions. Of forward values, those that depend on a
+/// parameter have one.
+#[test]
+fn no_gradient_of_an_activation_is_left_out() {
+    for precision in [Precision::F32, Precision::Bf16] {
+        let (graph, _) = gpt2();
+        let graph = graph.in_precision(precision).unwrap();
+        let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+        let programs = scattered(&graph, &train, Compressor::Int8);
+        let mut depends: BTreeSet<ValueId> = graph.parameters().collect();
+        for node in &graph.nodes {
+            if node.inputs.iter().any(|v| depends.contains(v)) {
+                depends.extend(&node.outputs);
+            }
+        }
+        let mut coded_in = [0; 2];
+        for (v, (value, coded)) in crossing(&programs) {
+            let Some(n) = train.graph.producer(v) else { continue };
+            let (large, backward) = (value.ty.bytes() >= 256, train.graph.node(n).phase != Phase::Forward);
+            coded_in[usize::from(backward)] += usize::from(coded);
+            if backward && large && value.ty.dtype.is_float() {
+                // The gradient of a view of a weight is a weight gradient.
+                assert_eq!(coded, train.graph.node(n).phase == Phase::InputGrad, "{}: {}", value.name, value.ty);
+            }
+            assert!(backward || !coded || depends.contains(&v), "{}", value.name);
+        }
+        assert!(coded_in.iter().all(|count| *count > 50), "{coded_in:?}");
+    }
+}
+
+/// A number of bf16 has two bytes, in every size and ratio.
+#[test]
+fn sizes_of_bf16_count_two_bytes() {
+    let (graph, _) = gpt2();
+    let graph = graph.in_precision(Precision::Bf16).unwrap();
+    let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+    let mut seen = BTreeMap::new();
+    for (compressor, ratio) in [(Compressor::Bf16, 1.0), (Compressor::Int8, 1.0), (Compressor::TopK, 10.0)] {
+        let each: Vec<u32> = (0..graph.nodes.len() as u32).collect();
+        let names = each.iter().map(u32::to_string).collect();
+        let mut plan = Plan::from_stages(&graph, &each, &each, names, 2, Schedule::OneFOneB, "test");
+        plan.compression = Compression { compressor, ratio, ..Compression::default() };
+        plan.codecs = plan.compression.choose(&compile(&plan, &graph, &train).unwrap(), None, SGD).unwrap();
+        for program in compile(&plan, &graph, &train).unwrap() {
+            for (tensor, to) in program.sends().filter(|(t, _)| program.may_be_coded(*t)) {
+                let ty = &program.values[&tensor.value()].ty;
+                let (own, sent) = (ty.bytes(), program.payload(tensor, to).unwrap());
+                assert!(sent <= own, "{compressor}: {ty} became {sent} bytes");
+                assert_eq!(program.codec(tensor, to) == Codec::None, sent == own);
+                let (_, most) = program.coded_bytes(tensor).unwrap();
+                assert_eq!(most as usize, own + 8);
+                if ty.numel() >= 4096 {
+                    seen.insert((compressor.name(), ty.dtype), (10.0 * own as f64 / sent as f64).round() / 10.0);
+                }
+            }
+        }
+        // A link whose tensors the codec makes no smaller has none.
+        let bf16_alone = |l: &LinkCodec| {
+            let program = &compile(&plan, &graph, &train).unwrap()[l.from.0 as usize];
+            let sent = program.sends().filter(|(t, to)| *to == l.to && program.may_be_coded(*t));
+            sent.map(|(t, _)| program.values[&t.value()].ty.dtype).all(|dtype| dtype == DType::BF16)
+        };
+        assert_eq!(plan.codecs.iter().take(40).any(bf16_alone), compressor != Compressor::Bf16, "{compressor}");
+    }
+    let ratio = |compressor, dtype| seen[&(compressor, dtype)];
+    assert_eq!(["bf16", "int8", "topk"].map(|c| ratio(c, DType::F32)), [2.0, 3.8, 10.0]);
+    assert_eq!(["bf16", "int8", "topk"].map(|c| ratio(c, DType::BF16)), [1.0, 1.9, 10.0]);
 }

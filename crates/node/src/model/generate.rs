@@ -206,6 +206,7 @@ impl Generator {
         }
         let logits = interpret(&*self.backend, &last.graph, sources, &[last.logits])?;
         let logits = logits.first().map(|l| self.backend.download(l)).transpose()?;
+        let logits = logits.map(|l| l.cast(DType::F32)).transpose()?;
         let mut logits = logits.and_then(|l| l.to_f32_exact()).unwrap_or_default();
         logits.truncate(self.bytes.len());
         Ok(logits)

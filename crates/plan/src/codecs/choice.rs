@@ -1,16 +1,15 @@
 //! The choice of each link's codec.
 
 use std::collections::BTreeMap;
-use std::iter::successors;
 
 use fusionllm_compress::{Codec, adatopk};
 
-use super::rule::{Compression, Compressor, LARGE, LinkCodec};
+use super::rule::{Compression, Compressor, LinkCodec};
 use super::traffic::Traffic;
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::optimizer::Optimizer;
-use crate::program::{PeerId, Program};
+use crate::program::{PeerId, Program, encoded_bytes};
 use crate::simulate::{SimulateOptions, simulate};
 
 /// The most that `auto` lets a step grow, relative to the strongest codecs on every link, to use less lossy codecs.
@@ -21,7 +20,8 @@ type LinkEnds = (PeerId, PeerId);
 
 impl Compression {
     /// Chooses the codec of every link on which `programs` send tensors that may be compressed. Device `i` of
-    /// `cluster` runs peer `i`. Links without a codec are left out.
+    /// `cluster` runs peer `i`. Links without a codec are left out, and so are those whose codec would make no tensor
+    /// smaller.
     ///
     /// # Errors
     ///
@@ -44,7 +44,7 @@ impl Compression {
                 let ratios = adatopk(self.ratio, &traffic.seconds(known()?)?);
                 ratios.into_iter().map(|r| if r > 1.0 { Compressor::TopK.uniform(r) } else { Codec::None }).collect()
             }
-            Compressor::Auto => auto(programs, &traffic, known()?, optimizer, self.ratio)?.into_values().collect(),
+            Compressor::Auto => self.auto(programs, &traffic, known()?, optimizer)?.into_values().collect(),
             name => vec![name.uniform(self.ratio); links.len()],
         };
         let all = links.into_iter().zip(codecs).map(|((from, to), codec)| LinkCodec {
@@ -52,7 +52,57 @@ impl Compression {
             to,
             codec: codec.with_stochastic_rounding(self.stochastic_rounding),
         });
-        Ok(all.filter(|l| l.codec != Codec::None).collect())
+        let saves =
+            |l: &LinkCodec| traffic.links[&(l.from, l.to)].iter().any(|ty| encoded_bytes(&l.codec, ty).is_some());
+        Ok(all.filter(saves).collect())
+    }
+
+    /// Chooses for each link the least lossy codec that keeps the link from slowing the step. It never chooses top-k.
+    ///
+    /// With the strongest codec on every link, a step is as short as it can be. Codecs are then relaxed for as long as
+    /// the step stays within [`SLACK`] of that. First all links are relaxed together: neighbours in a pipeline, and links
+    /// behind one uplink, are only as fast as all of them. Then each link is relaxed a level at a time, the fastest link
+    /// first. A fast link gets a codec too, where encoding takes less of the processor than sending the bytes it saves.
+    fn auto(
+        &self,
+        programs: &[Program],
+        traffic: &Traffic,
+        cluster: &Cluster,
+        optimizer: Optimizer,
+    ) -> Result<BTreeMap<LinkEnds, Codec>, PlanError> {
+        let Some(widest) = traffic.widest() else { return Ok(BTreeMap::new()) };
+        let ladder = self.ladder(widest);
+        let seconds = traffic.seconds(cluster)?;
+        let mut order: Vec<(LinkEnds, f64)> = traffic.links.keys().copied().zip(seconds).collect();
+        order.sort_by(|a, b| a.1.total_cmp(&b.1));
+        let mut trial = Trial { programs: programs.to_vec(), cluster, optimizer, ladder: &ladder };
+        let strongest = ladder.len() - 1;
+        let mut levels: BTreeMap<LinkEnds, usize> = traffic.links.keys().map(|l| (*l, strongest)).collect();
+        let limit = SLACK * trial.step_s(&levels)?;
+        let mut common = strongest;
+        while common > 0 {
+            let milder = levels.keys().map(|l| (*l, common - 1)).collect();
+            if trial.step_s(&milder)? > limit {
+                break;
+            }
+            (levels, common) = (milder, common - 1);
+        }
+        // Each round relaxes a link by one level, so that the first links do not use up the slack of all.
+        let mut left: Vec<LinkEnds> = order.into_iter().map(|(link, _)| link).collect();
+        while !left.is_empty() {
+            let mut more = Vec::new();
+            for link in left {
+                let Some(level) = levels[&link].checked_sub(1) else { continue };
+                let mut milder = levels.clone();
+                milder.insert(link, level);
+                if trial.step_s(&milder)? <= limit {
+                    levels = milder;
+                    more.push(link);
+                }
+            }
+            left = more;
+        }
+        Ok(levels.into_iter().map(|(link, level)| (link, ladder[level])).collect())
     }
 }
 
@@ -61,67 +111,6 @@ pub(crate) fn assign(programs: &mut [Program], codecs: &[LinkCodec]) {
     for p in programs {
         p.codecs = codecs.iter().filter(|l| l.from == p.peer).map(|l| (l.to, l.codec)).collect();
     }
-}
-
-/// Chooses for each link the least lossy codec that keeps the link from slowing the step. It never chooses top-k.
-///
-/// With the strongest codec on every link, a step is as short as it can be. Codecs are then relaxed for as long as
-/// the step stays within [`SLACK`] of that. First all links are relaxed together: neighbours in a pipeline, and links
-/// behind one uplink, are only as fast as all of them. Then each link is relaxed a level at a time, the fastest link
-/// first. A fast link gets a codec too, where encoding takes less of the processor than sending the bytes it saves.
-fn auto(
-    programs: &[Program],
-    traffic: &Traffic,
-    cluster: &Cluster,
-    optimizer: Optimizer,
-    ratio: f64,
-) -> Result<BTreeMap<LinkEnds, Codec>, PlanError> {
-    let ladder = ladder(ratio);
-    let seconds = traffic.seconds(cluster)?;
-    let mut order: Vec<(LinkEnds, f64)> = traffic.links.keys().copied().zip(seconds).collect();
-    order.sort_by(|a, b| a.1.total_cmp(&b.1));
-    let mut trial = Trial { programs: programs.to_vec(), cluster, optimizer, ladder: &ladder };
-    let strongest = ladder.len() - 1;
-    let mut levels: BTreeMap<LinkEnds, usize> = traffic.links.keys().map(|l| (*l, strongest)).collect();
-    let limit = SLACK * trial.step_s(&levels)?;
-    let mut common = strongest;
-    while common > 0 {
-        let milder = levels.keys().map(|l| (*l, common - 1)).collect();
-        if trial.step_s(&milder)? > limit {
-            break;
-        }
-        (levels, common) = (milder, common - 1);
-    }
-    // Each round relaxes a link by one level, so that the first links do not use up the slack of all.
-    let mut left: Vec<LinkEnds> = order.into_iter().map(|(link, _)| link).collect();
-    while !left.is_empty() {
-        let mut more = Vec::new();
-        for link in left {
-            let Some(level) = levels[&link].checked_sub(1) else { continue };
-            let mut milder = levels.clone();
-            milder.insert(link, level);
-            if trial.step_s(&milder)? <= limit {
-                levels = milder;
-                more.push(link);
-            }
-        }
-        left = more;
-    }
-    Ok(levels.into_iter().map(|(link, level)| (link, ladder[level])).collect())
-}
-
-/// The codecs that `auto` chooses from, the least lossy first: [`Compressor::STRONGEST_AUTO`] and those that
-/// [`Codec::less_lossy`] leads to from it. Codecs above `ratio` are left out.
-///
-/// Top-k is not among them. With top-k at 10x on three links, a GPT-2 with 10 million parameters reached a validation
-/// loss of 3.36. Without codecs it reached 2.45 (150 steps, `scripts/compression.py convergence`). Shared masks
-/// reduce the harm, but four bits do less harm still.
-fn ladder(ratio: f64) -> Vec<Codec> {
-    let strongest = Compressor::STRONGEST_AUTO.uniform(1.0);
-    let all = successors(Some(strongest), |c| (*c != Codec::None).then(|| c.less_lossy()));
-    let mut ladder: Vec<Codec> = all.filter(|c| c.ratio(LARGE) <= ratio).collect();
-    ladder.reverse();
-    ladder
 }
 
 struct Trial<'a> {
@@ -138,17 +127,5 @@ impl Trial<'_> {
         let codecs: Vec<LinkCodec> = levels.iter().map(codec).collect();
         assign(&mut self.programs, &codecs);
         Ok(simulate(&self.programs, self.cluster, &SimulateOptions::new(self.optimizer))?.step_s)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::ladder;
-
-    #[test]
-    fn the_ladder_goes_from_no_codec_to_four_bits() {
-        let names = |ratio| ladder(ratio).iter().map(|c| c.name()).collect::<Vec<_>>();
-        assert_eq!(names(100.0), ["none", "bf16", "int8", "int4-hadamard"]);
-        assert_eq!(names(2.0), ["none", "bf16"]);
     }
 }

@@ -1,12 +1,13 @@
-//! The codecs of links: the rule in a job file, the traffic that codecs apply to, and the choice of codecs by that
-//! rule.
+//! The codecs of links: the rule in a job file, the values and the traffic that codecs apply to, and the choice of codecs
+//! by that rule.
 
 mod choice;
+mod coded;
 mod rule;
 mod traffic;
 
 pub use choice::SLACK;
 pub(crate) use choice::assign;
+pub(crate) use coded::{coded_values, widest_coded};
 pub use rule::{Compression, Compressor, LinkCodec};
 pub use traffic::Traffic;
-pub(crate) use traffic::codable;

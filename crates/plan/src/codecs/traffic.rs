@@ -2,45 +2,45 @@
 
 use std::collections::BTreeMap;
 
+use fusionllm_compress::Element;
 use fusionllm_graph::TensorType;
 
 use crate::cost::{Cluster, UplinkId};
 use crate::error::PlanError;
-use crate::program::{Address, PeerId, Program, takes_codec};
-
-/// Whether a codec may apply to a message. True for activations and their gradients; false for inputs, parameters,
-/// their gradients and integers.
-pub(crate) fn codable(tensor: Address, other_end: PeerId, ty: &TensorType, varies: bool) -> bool {
-    matches!(tensor, Address::Value { .. }) && other_end != PeerId::BROKER && takes_codec(ty.dtype) && varies
-}
+use crate::program::{PeerId, Program, element};
 
 /// The messages of one step that may be compressed, by link.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Traffic {
-    /// By sender and receiver: the bytes of each message without a codec.
-    pub links: BTreeMap<(PeerId, PeerId), Vec<usize>>,
+    /// By sender and receiver: the type of each message's tensor.
+    pub links: BTreeMap<(PeerId, PeerId), Vec<TensorType>>,
 }
 
 impl Traffic {
     /// The traffic of all peers' programs.
     pub fn new(programs: &[Program]) -> Self {
-        let mut links: BTreeMap<(PeerId, PeerId), Vec<usize>> = BTreeMap::new();
+        let mut links: BTreeMap<(PeerId, PeerId), Vec<TensorType>> = BTreeMap::new();
         for p in programs {
             for (tensor, to) in p.sends() {
-                if p.coded.contains(&tensor.value())
+                if p.may_be_coded(tensor)
                     && let Some(v) = p.values.get(&tensor.value())
                 {
-                    links.entry((p.peer, to)).or_default().push(v.ty.bytes());
+                    links.entry((p.peer, to)).or_default().push(v.ty.clone());
                 }
             }
         }
         Self { links }
     }
 
+    /// The widest numbers of all messages.
+    pub(super) fn widest(&self) -> Option<Element> {
+        self.links.values().flatten().filter_map(|ty| element(ty.dtype)).max()
+    }
+
     /// By link: seconds for which a step's messages keep the slowest part of the route busy, without compression. A
     /// shared uplink is busy with the messages of all links that use it.
     pub(super) fn seconds(&self, cluster: &Cluster) -> Result<Vec<f64>, PlanError> {
-        let bytes = |messages: &[usize]| messages.iter().map(|n| *n as f64).sum::<f64>();
+        let bytes = |messages: &[TensorType]| messages.iter().map(|ty| ty.bytes() as f64).sum::<f64>();
         let mut shared: BTreeMap<UplinkId, f64> = BTreeMap::new();
         for ((from, to), messages) in &self.links {
             for (id, _) in cluster.uplinks(*from, *to) {

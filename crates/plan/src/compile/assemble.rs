@@ -7,9 +7,8 @@ use fusionllm_graph::{ValueId, ValueKind};
 use super::compiler::Compiler;
 use super::emit::Emitter;
 use super::uses::Uses;
-use crate::codecs::codable;
 use crate::offload::rewrite;
-use crate::program::{Holding, Instruction, PeerId, Program};
+use crate::program::{Address, Holding, Instruction, PeerId, Program};
 
 /// Writes the Program of every peer.
 pub(super) fn programs(c: &Compiler<'_>) -> Vec<Program> {
@@ -58,11 +57,10 @@ fn program(c: &Compiler<'_>, peer: PeerId, instructions: Vec<Instruction>, uses:
                     n.clone()
                 });
             }
-            Instruction::Receive { tensor, from: other } | Instruction::Send { tensor, to: other } => {
+            Instruction::Receive { tensor, .. } | Instruction::Send { tensor, .. } => {
                 let v = tensor.value();
                 touched.insert(v);
-                let varies = c.graph.producer(v).is_some_and(|n| c.varies[n.index()]);
-                if c.kind.trains() && codable(tensor, other, c.graph.ty(v), varies) {
+                if matches!(tensor, Address::Value { .. }) && c.coded.contains(&v) {
                     program.coded.insert(v);
                 }
             }

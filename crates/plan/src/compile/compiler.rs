@@ -7,8 +7,9 @@ use fusionllm_graph::{Graph, NodeId, Phase, StateUpdate, TrainGraph, ValueId};
 use super::node_stages::NodeStages;
 use super::tasks::{StageTasks, Task, order};
 use super::uses::Uses;
+use crate::codecs::coded_values;
 use crate::error::PlanError;
-use crate::graph_facts::{cheap, varies};
+use crate::graph_facts::cheap;
 use crate::plan::{Plan, Stage};
 use crate::program::{GradientPart, PassKind, PeerId, Reduction};
 use crate::schedule::TaskKind;
@@ -46,8 +47,8 @@ pub(super) struct Compiler<'a> {
     pub(super) kind: PassKind,
     pub(super) reductions: BTreeMap<ValueId, Reduction>,
     pub(super) reports: Vec<(String, ValueId)>,
-    /// See [`varies`].
-    pub(super) varies: Vec<bool>,
+    /// The values that a codec may apply to. There are none in an evaluation.
+    pub(super) coded: BTreeSet<ValueId>,
 }
 
 impl<'a> Compiler<'a> {
@@ -85,7 +86,7 @@ impl<'a> Compiler<'a> {
             kind: PassKind::Eval,
             reductions: BTreeMap::new(),
             reports,
-            varies: varies(graph),
+            coded: BTreeSet::new(),
             live,
             stage_of,
         };
@@ -125,10 +126,11 @@ impl<'a> Compiler<'a> {
         &self.plan.stages[self.stage_of[node.index()] as usize]
     }
 
-    /// Decides where the parts of each gradient are summed and added. There is one part for each use and each turn,
-    /// whichever peer takes the turn.
+    /// Makes it a training step. Decides where the parts of each gradient are summed and added. There is one part for
+    /// each use and each turn, whichever peer takes the turn.
     pub(super) fn reduce(&mut self, train: &TrainGraph) -> Result<(), PlanError> {
         self.kind = PassKind::Train;
+        self.coded = coded_values(train);
         if self.plan.schedule.kinds().contains(&TaskKind::Weight) {
             self.delay();
         }

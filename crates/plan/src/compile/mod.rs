@@ -74,6 +74,19 @@ fn masks(program: &Program, train: &TrainGraph) -> BTreeMap<ValueId, BTreeSet<Va
         }
         Some(v)
     };
-    let of = |g: &ValueId| train.gradient_of.get(g).into_iter().flatten().filter_map(|v| came(*v)).collect();
-    sent.iter().map(|g| (*g, of(g))).filter(|(_, of): &(_, BTreeSet<_>)| !of.is_empty()).collect()
+    // A gradient is often sent before it gets the shape or the type of its value.
+    let bare = |mut g: ValueId| {
+        while let Some(node) = graph.producer(g).map(|n| graph.node(n))
+            && matches!(node.op, Op::Reshape(_) | Op::Cast(_))
+        {
+            g = node.inputs[0];
+        }
+        g
+    };
+    let mut of: BTreeMap<ValueId, BTreeSet<ValueId>> = BTreeMap::new();
+    for (gradient, values) in &train.gradient_of {
+        of.entry(bare(*gradient)).or_default().extend(values.iter().filter_map(|v| came(*v)));
+    }
+    let masked = |g: ValueId| Some((g, of.get(&bare(g)).filter(|of| !of.is_empty())?.clone()));
+    sent.into_iter().filter_map(masked).collect()
 }

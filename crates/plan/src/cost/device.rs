@@ -122,8 +122,8 @@ impl Device {
         self.slowdown * self.measured.traffic.as_ref().map_or(0.0, |curve| curve.at(bytes))
     }
 
-    /// Seconds of the codec thread for `elements` f32 elements, whatever the slowdown: as measured for that codec,
-    /// else at [`CODEC_RATE`].
+    /// Seconds of the codec thread for `elements` elements, whatever the slowdown: as measured for that codec, else at
+    /// [`CODEC_RATE`]. Codecs compute with f32, whatever the tensor's own numbers are.
     pub(crate) fn codec_seconds(&self, step: CodecStep, codec: &Codec, elements: usize) -> f64 {
         let bytes = 4.0 * elements as f64;
         self.measured.codecs(step).get(codec.name()).map_or(bytes / CODEC_RATE, |curve| curve.at(bytes))

@@ -60,8 +60,8 @@ impl Program {
     fn check_coded(&self) -> Check {
         for v in &self.coded {
             let value = self.values.get(v).filter(|v| matches!(v.kind, ValueKind::Result { .. }));
-            want(value.is_some_and(|v| takes_codec(v.ty.dtype)), || {
-                format!("{} has a codec, but is not an f32 or bf16 result of an operator", self.name(*v))
+            want(value.is_some_and(|v| takes_codec(&v.ty)), || {
+                format!("{} has a codec, but is not a large f32 or bf16 result of an operator", self.name(*v))
             })?;
         }
         for (gradient, of) in &self.masks {

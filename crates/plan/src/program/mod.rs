@@ -13,7 +13,7 @@ mod poison;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use fusionllm_compress::{Codec, HEADER_BYTES, exact_bytes};
+use fusionllm_compress::{Codec, Element, HEADER_BYTES, exact_bytes};
 use fusionllm_graph::{DType, Node, NodeId, TensorType, Value, ValueId};
 use serde::{Deserialize, Serialize};
 
@@ -183,9 +183,28 @@ pub struct Holding {
     pub owner: bool,
 }
 
+/// The smallest tensor that codecs take, in bytes. What they would save of a smaller one is next to nothing beside the
+/// packet that carries it: one number in int8 takes 11 bytes.
+const MIN_CODED_BYTES: usize = 256;
+
+/// The numbers of this type, as codecs know them. `None` if codecs do not take them.
+pub fn element(dtype: DType) -> Option<Element> {
+    match dtype {
+        DType::F32 => Some(Element::F32),
+        DType::BF16 => Some(Element::Bf16),
+        DType::F64 | DType::F16 | DType::I64 | DType::I32 | DType::Bool => None,
+    }
+}
+
 /// Whether codecs take tensors of a type.
-pub(crate) fn takes_codec(dtype: DType) -> bool {
-    matches!(dtype, DType::F32 | DType::BF16)
+pub(crate) fn takes_codec(ty: &TensorType) -> bool {
+    element(ty.dtype).is_some() && ty.bytes() >= MIN_CODED_BYTES
+}
+
+/// The encoded bytes of a tensor, if the codec makes it smaller.
+pub(crate) fn encoded_bytes(codec: &Codec, ty: &TensorType) -> Option<usize> {
+    let bytes = codec.bytes(ty.numel(), element(ty.dtype)?);
+    (bytes < ty.bytes()).then_some(bytes)
 }
 
 /// A peer's share of a graph, and what it does in one pass.
@@ -209,7 +228,8 @@ pub struct Program {
     pub reports: Vec<String>,
     /// The instructions, in order.
     pub instructions: Vec<Instruction>,
-    /// The values, sent or received, that a codec may apply to: activations and their gradients, in training.
+    /// The values, sent or received, that a codec may apply to: in training, activations that have a gradient, and
+    /// their gradients, unless they are small.
     pub coded: BTreeSet<ValueId>,
     /// By gradient that is sent: the received values that it is a gradient of. The entries that are missing from
     /// these are removed from the gradient too. All have the same number of elements, in the same order.
@@ -259,9 +279,13 @@ impl Program {
         Ok(())
     }
 
-    /// The codec of a message.
+    /// The codec of a message. It is the link's, if that may apply and makes the tensor smaller.
     pub fn codec(&self, tensor: Address, to: PeerId) -> Codec {
-        let codec = self.codecs.get(&to).filter(|_| self.may_be_coded(tensor));
+        let smaller = |codec: &&Codec| {
+            let value = self.values.get(&tensor.value());
+            value.is_some_and(|v| encoded_bytes(codec, &v.ty).is_some())
+        };
+        let codec = self.codecs.get(&to).filter(|_| self.may_be_coded(tensor)).filter(smaller);
         codec.copied().unwrap_or_default()
     }
 
@@ -272,18 +296,15 @@ impl Program {
 
     /// The least and most payload bytes of an encoded message. `None` if no codec may apply to it.
     pub fn coded_bytes(&self, tensor: Address) -> Option<(u64, u64)> {
-        let value = self.values.get(&tensor.value()).filter(|_| self.may_be_coded(tensor))?;
-        Some((HEADER_BYTES as u64, exact_bytes(value.ty.numel()) as u64))
+        let ty = &self.values.get(&tensor.value()).filter(|_| self.may_be_coded(tensor))?.ty;
+        Some((HEADER_BYTES as u64, exact_bytes(ty.numel(), element(ty.dtype)?) as u64))
     }
 
     /// The payload bytes of a message that this program sends. A tensor that the codec cannot encode is longer, up to
     /// the most of [`Self::coded_bytes`]. `None` if the program does not have the value.
     pub fn payload(&self, tensor: Address, to: PeerId) -> Option<usize> {
         let ty = &self.values.get(&tensor.value())?.ty;
-        Some(match self.codec(tensor, to) {
-            Codec::None => ty.bytes(),
-            codec => codec.bytes(ty.numel()),
-        })
+        Some(encoded_bytes(&self.codec(tensor, to), ty).unwrap_or(ty.bytes()))
     }
 
     /// The reductions of the parameters that this peer owns, in graph order.

@@ -2,8 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use fusionllm_graph::{Graph, NodeId, Phase, TrainGraph, ValueKind};
+use fusionllm_graph::{Graph, NodeId, Phase, TrainGraph, ValueId, ValueKind};
 
+use crate::codecs::{Compression, coded_values};
 use crate::cost::{Device, Work, message_bytes};
 use crate::optimizer::Optimizer;
 use crate::search::{Chain, Input, Message, Seconds, Tie, TieUser, prefix_sums};
@@ -36,8 +37,14 @@ struct Saved {
 
 impl ModelChain {
     /// A cut may fall between any two nodes, in the order in which they run. The exception is a buffer that forward
-    /// changes: all nodes that read or compute it stay together.
-    pub(super) fn new(forward: &Graph, train: &TrainGraph, optimizer: &Optimizer, classes: &[&Device]) -> Self {
+    /// changes: all nodes that read or compute it stay together. Messages are as small as `rule` makes them.
+    pub(super) fn new(
+        forward: &Graph,
+        train: &TrainGraph,
+        optimizer: &Optimizer,
+        classes: &[&Device],
+        rule: Option<Compression>,
+    ) -> Self {
         let atom_of = atoms(forward);
         let atoms = atom_of.iter().max().map_or(0, |a| *a as usize + 1);
         let builder = Builder { work: Work::new(forward, train, optimizer), atom_of: &atom_of, atoms };
@@ -52,7 +59,7 @@ impl ModelChain {
             kept_across: saved.across,
             working: builder.working(),
             handed_on: prefix_sums(&builder.handed_on(forward)),
-            messages: builder.messages(),
+            messages: builder.messages(train, rule),
             ties: state.ties,
             inputs: builder.inputs(),
         };
@@ -162,12 +169,17 @@ impl Builder<'_> {
     }
 
     /// Activations to later atoms and gradients to earlier ones. A value with users on both sides is two messages.
-    fn messages(&self) -> Vec<Message> {
+    fn messages(&self, train: &TrainGraph, rule: Option<Compression>) -> Vec<Message> {
+        let coded = coded_values(train);
+        let ratio = |v: ValueId| {
+            let rule = rule.filter(|_| coded.contains(&v));
+            rule.map_or(1.0, |rule| rule.message_ratio(train.graph.ty(v)))
+        };
         let messages = self.work.flows.iter().flat_map(|f| {
             let maker = self.atom(f.from);
             let (earlier, later): (Vec<u32>, Vec<u32>) =
                 self.distinct(&f.to).into_iter().filter(|a| *a != maker).partition(|a| *a < maker);
-            let bytes = message_bytes(f.bytes);
+            let bytes = message_bytes(f.bytes) / ratio(f.value);
             [earlier, later].into_iter().filter(|u| !u.is_empty()).map(move |users| Message { maker, users, bytes })
         });
         messages.collect()

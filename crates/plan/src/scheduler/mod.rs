@@ -18,7 +18,7 @@ use space::SearchSpace;
 
 use fusionllm_graph::units::counted;
 
-use crate::codecs::{Compression, Compressor, SLACK};
+use crate::codecs::{Compression, Compressor, SLACK, widest_coded};
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::plan::Plan;
@@ -43,7 +43,8 @@ pub fn schedule(workloads: &[Workload<'_>], cluster: &Cluster, options: &PlanOpt
     }
     best.compress(workloads[best.workload], options)?;
     // The baselines ignore links.
-    let rule = options.compression.for_planning().filter(|_| options.scheduler.needs_cluster());
+    let Some(widest) = widest_coded(workloads[best.workload].train) else { return Ok(best) };
+    let rule = options.compression.for_planning(widest).filter(|_| options.scheduler.needs_cluster());
     let Some(rule) = rule else { return Ok(best) };
     // If no plan fits with smaller messages, none fitted before either.
     let Ok(mut other) = cut(workloads, cluster, options, Some(rule)) else { return Ok(best) };

@@ -130,11 +130,7 @@ impl<'a> SearchSpace<'a> {
         let mut space =
             Self { cluster, links, class, devices, memory_share: 1.0, offloads: false, rule, cases: Vec::new() };
         for &workload in workloads {
-            let mut model = ModelChain::new(workload.forward, workload.train, &options.optimizer, &kinds);
-            if let Some(rule) = rule {
-                let ratio = rule.message_ratio();
-                model.chain.messages.iter_mut().for_each(|m| m.bytes /= ratio);
-            }
+            let model = ModelChain::new(workload.forward, workload.train, &options.optimizer, &kinds, rule);
             if model.chain.atoms == 0 {
                 return Err(PlanError::Plan("the graph has no operators".into()));
             }

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use fusionllm_compress::Codec;
+use fusionllm_compress::{Codec, Element};
 use fusionllm_plan::PeerId;
 
 use super::change::{CodecChangeReason, LinkEnds};
@@ -101,11 +101,9 @@ impl Guard {
 
     /// The chosen codec of a link, or the strongest permitted one.
     pub(super) fn limit(&self, link: LinkEnds, chosen: Codec, step: u64) -> Codec {
-        const ELEMENTS: usize = 1 << 20;
-        let held = self
-            .held
-            .get(&link)
-            .filter(|(codec, until)| step < *until && chosen.ratio(ELEMENTS) > codec.ratio(ELEMENTS));
+        // How strong a codec is does not depend on the numbers.
+        let ratio = |codec: &Codec| codec.ratio(1 << 20, Element::F32);
+        let held = self.held.get(&link).filter(|(codec, until)| step < *until && ratio(&chosen) > ratio(codec));
         held.map_or(chosen, |(codec, _)| *codec)
     }
 

@@ -10,6 +10,7 @@ use fusionllm_graph::{Builder, DType, Init, autodiff};
 use fusionllm_plan::{Plan, Program, Schedule, compile, compile_forward};
 
 /// Training and evaluation programs of peers with one layer each. The last peer shares the first peer's weight.
+/// Activations are just as large as codecs take them.
 pub(crate) fn programs(peers: usize, micro_batches: u32) -> Vec<(Program, Program)> {
     programs_of(peers, peers, micro_batches)
 }
@@ -18,8 +19,8 @@ pub(crate) fn programs(peers: usize, micro_batches: u32) -> Vec<(Program, Progra
 /// as many peers as layers.
 pub(crate) fn programs_of(layers: usize, peers: usize, micro_batches: u32) -> Vec<(Program, Program)> {
     let mut b = Builder::new("layers");
-    let mut y = b.input("x", DType::F32, [2, 4]).unwrap();
-    let labels = b.input("labels", DType::I64, [2]).unwrap();
+    let mut y = b.input("x", DType::F32, [16, 4]).unwrap();
+    let labels = b.input("labels", DType::I64, [16]).unwrap();
     let tied = b.parameter("tied", DType::F32, [4, 4], Init::Constant(0.5)).unwrap();
     let mut stage_of = Vec::new();
     for layer in 0..layers {

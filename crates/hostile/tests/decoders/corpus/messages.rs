@@ -2,7 +2,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use fusionllm_compress::{Bits, Codec, Encoder, IntBlocks, TopK, ValueFormat};
+use fusionllm_compress::{Bits, Codec, Element, Encoder, IntBlocks, TopK, ValueFormat};
 use fusionllm_graph::{DType, TensorType, ValueId};
 use fusionllm_hostile::short_run;
 use fusionllm_plan::{
@@ -203,9 +203,9 @@ pub(super) fn codec() -> Vec<Vec<u8>> {
     let mut samples = Vec::new();
     for n in [0usize, 1, 33, 64, 100, 1000] {
         let values: Vec<f32> = (0..n).map(|i| ((i * 37 % 101) as f32 - 50.0) / 7.0).collect();
-        for codec in &codecs {
+        for (codec, element) in codecs.iter().flat_map(|codec| [(codec, Element::F32), (codec, Element::Bf16)]) {
             let mut bytes = Vec::new();
-            Encoder::new().encode(codec, &values, 3, &mut bytes).unwrap();
+            Encoder::new().encode(codec, &values, element, 3, &mut bytes).unwrap();
             samples.push(bytes);
         }
     }
