@@ -310,6 +310,7 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
 @needs_torch
 def test_a_model_of_pytorch_comes_back_trained() -> None:
     import torch
+    from safetensors.torch import save_file
 
     class Mean(torch.nn.Module):
         def __init__(self) -> None:
@@ -332,3 +333,11 @@ def test_a_model_of_pytorch_comes_back_trained() -> None:
     before = model.eval()(x, y).item()
     model.load_state_dict(run.state_dict())
     assert model(x, y).item() < 0.2 < before
+
+    # Another run starts from the whole state, batch norm's statistics among it. At this rate only they change.
+    save_file(model.state_dict(), "mean.safetensors")
+    train = {"steps": 1, "batch": 48, "micro_batch": 48, "optimizer": {"name": "sgd", "lr": 1e-30}}
+    job = {"model": {**job["model"], "weights": "mean.safetensors"}, "train": train, "data": {"validation": 0.25}}
+    again = fusionllm.train(job, data={"x": x, "y": y}, peers=1, progress=False)
+    assert again.losses == pytest.approx([model.train()(x[:48], y[:48]).item()], rel=1e-5)
+    assert again.steps[0].val_loss == pytest.approx(model.eval()(x[48:], y[48:]).item(), rel=1e-5)

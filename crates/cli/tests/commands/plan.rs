@@ -63,7 +63,8 @@ fn replicas_train_over_processes() {
     assert_eq!(train("alone.json", "resumed-alone", &from).1, together[3..]);
 }
 
-/// Batch norm's statistics pass from each micro-batch's peer to the next one's. In an evaluation both peers have them.
+/// Batch norm's statistics pass from each micro-batch's peer to the next one's. In an evaluation both peers have them,
+/// and its second batch is not full.
 #[test]
 fn replicas_hand_on_what_forward_changes() {
     let dir = tempfile::tempdir().unwrap();
@@ -74,7 +75,7 @@ fn replicas_hand_on_what_forward_changes() {
         (0..count * 3073).map(|i| byte(i) as u8).collect()
     };
     fs::write(dir.join("train.bin"), images(32)).unwrap();
-    fs::write(dir.join("test.bin"), images(8)).unwrap();
+    fs::write(dir.join("test.bin"), images(11)).unwrap();
     let job = "[model]\nfamily = \"resnet\"\ndepth = 18\nwidth = 4\n\
         [data]\nkind = \"cifar10\"\ntrain = [\"train.bin\"]\ntest = [\"test.bin\"]\n\
         [train]\nsteps = 4\nbatch = 8\nmicro_batch = 2\n[eval]\nevery = 2\n[checkpoint]\nevery = 2\n";

@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use fusionllm_data::Dataset;
 use fusionllm_graph::HostTensor;
 use fusionllm_graph::batch::Weights;
-use fusionllm_graph::units::counted;
 use fusionllm_workspace::config::Job;
 
 use super::feeds::{Feeds, MicroBatches};
@@ -58,9 +57,8 @@ impl HeldOut {
         let left_out = wanted - self.samples;
         (left_out > 0).then(|| {
             format!(
-                "validation leaves out {} of {wanted} held-out ones, because they fill no micro-batch of {}, and samples \
-                 may depend on each other in the loss",
-                counted(left_out, "sample"),
+                "validation leaves out {left_out} of {wanted} held-out samples: they fill no micro-batch of {}, and \
+                 samples may depend on each other in the loss",
                 self.micro_batch
             )
         })
@@ -186,6 +184,15 @@ impl Evaluation {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use fusionllm_backend::interpret;
+    use fusionllm_data::write_tensors;
+    use fusionllm_graph::{ValueId, ValueKind};
+    use fusionllm_plan::share_of_loss;
+
+    use super::super::origin::Origin;
     use super::*;
 
     #[test]
@@ -220,5 +227,141 @@ mod tests {
         // One sample fills a micro-batch. Three leave one place of four free, which takes another micro-batch.
         assert_eq!((passes(17, 16, 1), passes(17, 4, 4)), (2, 2));
         assert_eq!((passes(15, 4, 4), passes(7, 4, 4), passes(3, 4, 1)), (2, 1, 2));
+    }
+
+    /// The means that the reports of an evaluation add up to: the loss and, where the model has it, the accuracy.
+    fn validation(job: &str, dir: &Path, batch: usize, micro_batch: usize) -> Vec<f64> {
+        let sizes =
+            [format!("train.batch={batch}"), format!("train.micro_batch={micro_batch}"), "eval.batches=0".into()];
+        let job = Job::parse("job.toml", job, dir, &sizes).unwrap();
+        let data = Dataset::open(&job.data, 1).unwrap();
+        let model = Model::build(&job, micro_batch).unwrap();
+        let feeds = Feeds::new(&model, &data).unwrap();
+        let held_out = HeldOut::of(&job, data.eval_samples(), &model);
+        assert_eq!(held_out.note(&job, data.eval_samples()), None);
+        let evaluation = Evaluation::new(held_out, batch / micro_batch, &feeds, &data, &model).unwrap();
+        let (origin, _) = Origin::open(&job, &model, true).unwrap();
+
+        let (backend, graph, count) =
+            (fusionllm_backend::open("cpu").unwrap(), &model.eval, (batch / micro_batch) as u32);
+        let reports: Vec<ValueId> = model.reports().iter().map(|name| graph.outputs[*name]).collect();
+        let mut means = vec![0.0; reports.len()];
+        for index in 0..held_out.passes(count) {
+            let MicroBatches { tensors, weights, sums } = evaluation.pass(index, count, &feeds, &data, &model).unwrap();
+            for (m, inputs) in tensors.iter().enumerate() {
+                let source = |(i, value): (usize, &fusionllm_graph::Value)| {
+                    let tensor = match &value.kind {
+                        ValueKind::Input => inputs[&value.name].clone(),
+                        ValueKind::Constant => graph.constants[&value.name].clone(),
+                        ValueKind::Parameter(init) | ValueKind::Buffer(init) => match origin.read(value).unwrap() {
+                            Some(tensor) => tensor,
+                            None => init.draw(1, &value.name, &value.ty).unwrap(),
+                        },
+                        ValueKind::RngKey | ValueKind::Result { .. } => return None,
+                    };
+                    Some((ValueId(i as u32), backend.upload(&tensor).unwrap()))
+                };
+                let sources = graph.values.iter().enumerate().filter_map(source).collect();
+                let reported = interpret(&*backend, graph, sources, &reports).unwrap();
+                for (r, value) in reported.iter().enumerate() {
+                    let weight = if r == 0 { weights[m] } else { sums[m] };
+                    means[r] += share_of_loss(weight, backend.download(value).unwrap().to_f64()[0]);
+                }
+            }
+        }
+        means
+    }
+
+    /// A job and the number of its held-out samples. The whole in one micro-batch is what PyTorch computes.
+    fn every_cut_is_the_whole(job: &str, dir: &Path, samples: usize, cuts: &[(usize, usize)]) {
+        let whole = validation(job, dir, samples, samples);
+        assert!(whole[0] > 0.1 && whole.iter().all(|mean| mean.is_finite()), "{whole:?}");
+        for (batch, micro_batch) in cuts {
+            let cut = validation(job, dir, *batch, *micro_batch);
+            let near = |(a, b): (&f64, &f64)| (a - b).abs() < 1e-6 * b.abs().max(1.0);
+            assert!(
+                cut.len() == whole.len() && cut.iter().zip(&whole).all(near),
+                "{cut:?} for {whole:?} at {batch}/{micro_batch}"
+            );
+        }
+    }
+
+    const CUTS: [(usize, usize); 6] = [(2, 2), (4, 1), (6, 3), (8, 8), (10, 5), (16, 16)];
+    const GPT2: &str = "[model]\nfamily = \"gpt2\"\nn_layer = 1\nn_embd = 8\nn_head = 2\nvocab_size = 256\nn_positions = 4\n\
+                        initializer_range = 0.5\n";
+
+    /// Regression: the first rows of tensors counted twice where the last batch was not full.
+    #[test]
+    fn all_kinds_of_data_are_measured_once() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = |name: &str| dir.path().join(name);
+        // 22 targets in six samples, of which the last is not full.
+        let letters: Vec<u8> = (0..60u8).map(|i| b'a' + (usize::from(i) * 7 % 26) as u8).collect();
+        fs::write(path("train.txt"), &letters).unwrap();
+        fs::write(path("test.txt"), &letters[..23]).unwrap();
+        let text = "[data]\nfiles = [\"train.txt\"]\nvalidation = [\"test.txt\"]\ncontext = 4\n";
+        every_cut_is_the_whole(&format!("{GPT2}{text}"), dir.path(), 6, &CUTS);
+
+        let image = |i: usize| {
+            let pixels = (0..3072).map(move |p| ((p * 31 + i * 977) * 2_654_435_761 % 251) as u8);
+            [(i % 10) as u8].into_iter().chain(pixels)
+        };
+        fs::write(path("train.bin"), (0..2).flat_map(image).collect::<Vec<u8>>()).unwrap();
+        fs::write(path("test.bin"), (2..9).flat_map(image).collect::<Vec<u8>>()).unwrap();
+        let images =
+            "[model]\nfamily = \"resnet\"\nwidth = 4\n[data]\ntrain = [\"train.bin\"]\ntest = [\"test.bin\"]\n";
+        every_cut_is_the_whole(images, dir.path(), 7, &CUTS);
+    }
+
+    /// A job for `loaded.pt2` of the zoo, whose held-out rows have these labels.
+    fn imported(dir: &Path, labels: &[i64], more: &str) -> String {
+        let zoo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo");
+        let count = labels.len();
+        let x: Vec<f32> = (0..count * 6).map(|i| (i * 2_654_435_761 % 1009) as f32 / 504.0 - 1.0).collect();
+        let x = HostTensor::from_f32([count, 6], &x).unwrap();
+        let y = HostTensor::from_i64([count], labels).unwrap();
+        write_tensors(&dir.join("rows.safetensors"), &BTreeMap::from([("x", x), ("y", y)])).unwrap();
+        let files = "files = [\"rows.safetensors\"]\nvalidation = [\"rows.safetensors\"]";
+        let data = format!("[data]\nkind = \"tensors\"\n{files}\n{more}\n");
+        format!(
+            "{data}[model]\nfile = {:?}\nweights = {:?}\n",
+            zoo.join("loaded.pt2"),
+            zoo.join("loaded.weights.safetensors")
+        )
+    }
+
+    /// Regression: the first rows counted twice where the last batch was not full. The loss is a mean that classes weigh,
+    /// so its divisor depends on all samples.
+    #[test]
+    fn a_weighted_mean_over_tensors_is_that_of_all_rows() {
+        let dir = tempfile::tempdir().unwrap();
+        let labels = [0, 1, 2, 0, 2, -100, 1, 1, 0];
+        let cuts = [(2, 2), (4, 2), (6, 3), (8, 8), (10, 5), (16, 16)];
+        every_cut_is_the_whole(&imported(dir.path(), &labels, ""), dir.path(), 9, &cuts);
+        let grouped = imported(dir.path(), &labels, "group = 3");
+        every_cut_is_the_whole(&grouped, dir.path(), 9, &[(6, 6), (12, 6), (12, 12), (15, 15)]);
+    }
+
+    /// A mean over nothing is no number, and no 0 either.
+    #[test]
+    fn without_targets_there_is_no_validation() {
+        let dir = tempfile::tempdir().unwrap();
+        let rows = |number: i64| HostTensor::from_i64([3, 16], &[number; 48]).unwrap();
+        let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/shifted.pt2");
+        let files = "files = [\"rows.safetensors\"]\nvalidation = [\"rows.safetensors\"]";
+        let job = format!("[model]\nfile = {archive:?}\n[data]\nkind = \"tensors\"\n{files}\n");
+        for (label, is_number) in [(3, true), (-100, false)] {
+            let tensors = BTreeMap::from([("x", rows(1)), ("y", rows(label))]);
+            write_tensors(&dir.path().join("rows.safetensors"), &tensors).unwrap();
+            let means = validation(&job, dir.path(), 4, 2);
+            assert_eq!(means[0].is_finite(), is_number, "{means:?}");
+        }
+    }
+
+    #[test]
+    fn without_held_out_samples_nothing_is_evaluated() {
+        let dir = tempfile::tempdir().unwrap();
+        let job = imported(dir.path(), &[0, 1, 2], "").replace("validation", "#");
+        assert_eq!(validation(&job, dir.path(), 2, 2), [0.0]);
     }
 }

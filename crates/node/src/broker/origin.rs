@@ -50,7 +50,7 @@ impl Origin {
     }
 
     /// Reads a parameter or buffer; `None` if it comes from the seed.
-    fn read(&self, value: &Value) -> Result<Option<HostTensor>, NodeError> {
+    pub(super) fn read(&self, value: &Value) -> Result<Option<HostTensor>, NodeError> {
         match self {
             Self::Seed => Ok(None),
             Self::Weights(weights, state) => match state.get(&value.name) {
