@@ -122,8 +122,13 @@ impl Recipe {
         for step in &self.steps {
             for (i, value) in step.run(&held, micro_batches.len(), run)?.into_iter().enumerate() {
                 let (v, combine) = (step.outputs[i], step.combine[i]);
-                if let (Held::Each(each), Some((node, _))) = (&value, self.counts.iter().find(|(_, c)| *c == v)) {
-                    counts.insert(*node, each.iter().map(|t| t.to_f64().first().copied().unwrap_or(0.0)).collect());
+                if let Some((node, _)) = self.counts.iter().find(|(_, c)| *c == v) {
+                    let number = |tensor: &HostTensor| tensor.to_f64().first().copied().unwrap_or(0.0);
+                    let of_each = match &value {
+                        Held::Each(each) => each.iter().map(number).collect(),
+                        Held::One(one) => vec![number(one); micro_batches.len()],
+                    };
+                    counts.insert(*node, of_each);
                 }
                 let joined = match (value, combine) {
                     (Held::Each(each), Some(combine)) => Held::One(set.join(combine, &each)?),

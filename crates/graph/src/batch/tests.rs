@@ -88,6 +88,34 @@ fn each_of_two_means_gets_its_share() {
     assert_eq!(added(&after, &loss), ["share.of_targets.cross_entropy_loss.f32", "share.of_micro_batch.1.f32"]);
 }
 
+/// Regression: the targets of a contrastive loss are the places of the samples, the same in each micro-batch. The losses of
+/// the micro-batches were added up.
+#[test]
+fn a_cross_entropy_with_constant_targets_is_a_mean() {
+    let contrastive = |rows: usize| {
+        classifier(rows, |b, logits, _| {
+            let turned = b.transpose(logits)?;
+            let scores = b.matmul(logits, turned)?;
+            let places = HostTensor::from_i64([rows], &(0..rows as i64).collect::<Vec<_>>())?;
+            let places = b.constant("places", places)?;
+            b.cross_entropy(scores, places, -100)
+        })
+    };
+    let (_, loss) = weighed(&contrastive(2), 2, Some((&contrastive(3), 3)));
+    assert!(loss.couples());
+    let count = |op: &Op, inputs: Vec<HostTensor>, types: &[TensorType]| {
+        match op {
+            Op::CompareScalar(_) => HostTensor::from_bool([2], &[true; 2]),
+            Op::Cast(_) => inputs[0].cast(types[0].dtype),
+            _ => HostTensor::from_f64([], &[2.0]),
+        }
+        .map(|tensor| vec![tensor])
+        .map_err(|e| e.to_string())
+    };
+    let mut micro_batches = vec![BTreeMap::new(); 4];
+    assert_eq!(loss.feed(&mut micro_batches, &[1.0; 4], 4, &count).unwrap().weights, [0.25; 4]);
+}
+
 #[test]
 fn samples_that_meet_are_found_but_not_within_their_group() {
     let pairs = classifier(4, |b, logits, _| {

@@ -185,7 +185,7 @@ impl Evaluation {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::path::{Path, PathBuf};
+    use std::path::Path;
 
     use fusionllm_backend::interpret;
     use fusionllm_data::write_tensors;
