@@ -31,6 +31,7 @@ mod layout;
 mod loss;
 mod program;
 mod prune;
+mod scalars;
 mod schema;
 mod zip;
 
@@ -39,3 +40,4 @@ pub use catalog::operator_table;
 pub use context::Evaluate;
 pub use error::{ImportError, UnsupportedOperator};
 pub use program::{FloatType, ImportOptions, Imported, TARGETS_KEY};
+pub use scalars::Scalar;

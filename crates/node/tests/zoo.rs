@@ -30,7 +30,7 @@ fn loss_and_gradients_are_pytorchs() {
     for name in MODELS {
         let (model, reference) = (zoo(&format!("{name}.pt2")), zoo(&format!("{name}.safetensors")));
         for peers in [1, 3] {
-            let result = check(&model, &reference, "cpu", peers).unwrap();
+            let result = check(&model, None, &reference, "cpu", peers).unwrap();
             assert!(result.error() < 1e-3, "{name}, {peers} peers: {result:?}");
             assert!(result.parameters > 10, "{name}: {result:?}");
         }

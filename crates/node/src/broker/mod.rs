@@ -77,8 +77,9 @@ pub async fn conduct(
     let feeds = Feeds::new(&model.forward, &data, model.micro_batch)?;
     let allowed = entry.allow.as_deref().map(allowed).transpose()?;
     let source = match &job.model.family {
-        Family::Imported { file } => {
-            let options = fusionllm_import::ImportOptions { batch_size: Some(model.micro_batch), ..Default::default() };
+        Family::Imported { file, loss } => {
+            let (batch_size, loss) = (Some(model.micro_batch), loss.clone());
+            let options = fusionllm_import::ImportOptions { batch_size, loss, ..Default::default() };
             let model = ImportedModel::open(file, options)?;
             model.warnings().into_iter().for_each(|text| observer.event(Event::Note { text: &text }));
             Some(Mutex::new(model))

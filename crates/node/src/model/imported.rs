@@ -35,7 +35,8 @@ impl ImportedModel {
 
     /// The warnings that the user should read about the archive, where it is first used.
     pub fn warnings(&self) -> Vec<String> {
-        self.archive.warning().into_iter().chain(unread_inputs(&self.imported.graph)).collect()
+        let loss = self.imported.choice_of_loss();
+        self.archive.warning().into_iter().chain(loss).chain(unread_inputs(&self.imported.graph)).collect()
     }
 
     /// The translated model.
@@ -96,14 +97,23 @@ impl ImportedModel {
     }
 }
 
-/// The graph of an archive, for `samples` samples at once.
+/// The graph of an archive, for `samples` samples at once. `loss` is the output that is the loss.
 ///
 /// # Errors
 ///
 /// The same as those of [`ImportedModel::open`].
-pub fn graph(path: &Path, samples: usize) -> Result<Graph, NodeError> {
-    let options = ImportOptions { batch_size: Some(samples), ..Default::default() };
-    Ok(ImportedModel::open(path, options)?.imported.graph)
+pub fn graph(path: &Path, samples: usize, loss: Option<&str>) -> Result<Graph, NodeError> {
+    Ok(ImportedModel::open(path, options(samples, loss))?.imported.graph)
+}
+
+/// The graph of an archive with a loss that can be trained.
+pub(super) fn trainable(path: &Path, samples: usize, loss: Option<&str>) -> Result<Graph, NodeError> {
+    let imported = ImportedModel::open(path, options(samples, loss))?.imported;
+    imported.without_loss().map_or(Ok(imported.graph), |e| Err(e.into()))
+}
+
+fn options(samples: usize, loss: Option<&str>) -> ImportOptions {
+    ImportOptions { batch_size: Some(samples), loss: loss.map(str::to_owned), ..Default::default() }
 }
 
 /// The warning about inputs that no operator reads. A language model that was exported with one tensor as its tokens

@@ -31,10 +31,13 @@ pub struct Model {
 impl Model {
     /// Builds the graphs of a job at one micro-batch size.
     pub fn build(job: &Job, micro_batch: usize) -> Result<Self, NodeError> {
-        let forward = forward_of(job, micro_batch)?.in_precision(job.train.precision)?;
-        let Some(&loss) = forward.outputs.get("loss") else {
-            return Err(check::no_loss(&forward.name));
+        let forward = match &job.model.family {
+            Family::Imported { file, loss } => imported::trainable(file, micro_batch, loss.as_deref())?,
+            _ => forward_of(job, micro_batch)?,
         };
+        let forward = forward.in_precision(job.train.precision)?;
+        let loss = forward.outputs.get("loss").copied();
+        let loss = loss.ok_or_else(|| NodeError::State(format!("{} has no loss", forward.name)))?;
         let train = autodiff::differentiate(&forward, loss)?;
         let eval = forward.evaluation()?;
         Ok(Self { micro_batch, forward, train, eval })
@@ -113,6 +116,6 @@ pub fn forward(family: &Family, samples: usize, context: usize) -> Result<Graph,
     match family {
         Family::Gpt2(config) => Ok(config.build(samples, context, DType::F32)?),
         Family::Resnet(config) => Ok(config.build(samples, context, DType::F32)?),
-        Family::Imported { file } => imported::graph(file, samples),
+        Family::Imported { file, loss } => imported::graph(file, samples, loss.as_deref()),
     }
 }
