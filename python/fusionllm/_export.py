@@ -23,7 +23,8 @@ def export(
     The model is exported in the mode that it is in: call `model.train()` before, for dropout and batch norm.
 
     Args:
-        model: Its `forward` returns the mean loss of a batch as one number.
+        model: Its `forward` returns the mean loss of a batch as one number, and may return more beside it. The loss is
+            the number that parameters have a gradient of; `[model] loss` of the job chooses among several.
         example: One batch: the arguments of `forward`, by position or by name. Training data have their names.
         path: The file to write, such as `model.pt2`.
         dynamic_batch: Whether the first dimension of all arguments is the batch and may have any size in training.
@@ -33,7 +34,7 @@ def export(
         The path.
 
     Raises:
-        ValueError: The example does not fit, or `forward` does not return one floating-point number.
+        ValueError: The example does not fit, or `forward` returns no single floating-point number.
     """
     import torch
 
@@ -57,9 +58,12 @@ def export(
         shapes = (tuple({0: batch} for _ in args), {name: {0: batch} for name in kwargs})
         shapes = shapes[1] if kwargs else shapes[0]
     program = torch.export.export(model, args, kwargs, dynamic_shapes=shapes)
-    outputs = [node.meta["val"] for node in program.graph.output_node().args[0]][-_returned(program) :]
-    if len(outputs) != 1 or outputs[0].dim() != 0 or not outputs[0].is_floating_point():
-        found = ", ".join(f"{value.dtype} of shape {list(value.shape)}" for value in outputs)
+    nodes = program.graph.output_node().args[0][-_returned(program) :]
+    # Besides tensors, a model may return numbers and None.
+    values = [node.meta["val"] if isinstance(node, torch.fx.Node) else node for node in nodes]
+    outputs = [value for value in values if isinstance(value, torch.Tensor)]
+    if not any(value.dim() == 0 and value.is_floating_point() for value in outputs):
+        found = ", ".join(f"{value.dtype} of shape {list(value.shape)}" for value in outputs) or "no tensor"
         raise ValueError(f"the model's forward must return the mean loss as one number, and it returns {found}")
     torch.export.save(program, path)
     return Path(path)

@@ -297,6 +297,11 @@ def test_models_that_cannot_be_trained_are_refused() -> None:
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return x * 2
 
+    class Several(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None, torch.Tensor]:
+            return x * 2, None, x.mean()
+
+    assert fusionllm.export(Several(), (torch.zeros(2, 3),), "several.pt2").exists()
     with pytest.raises(ValueError, match=r"mean loss as one number, and it returns torch.float32 of shape"):
         fusionllm.export(Twice(), (torch.zeros(2, 3),), "m.pt2")
     with pytest.raises(ValueError, match=r"at least two samples.*\[\[1, 3\]\]"):

@@ -404,6 +404,10 @@ pub(crate) struct ImportArgs {
     /// Samples per micro-batch, if the model was exported with a dynamic batch dimension.
     #[arg(long, value_name = "N", value_parser = at_least_1::<usize>, allow_negative_numbers = true)]
     pub(crate) samples: Option<usize>,
+
+    /// Which output is the loss: its position from 0, or its name [default: one that has a gradient].
+    #[arg(long, value_name = "OUTPUT", allow_negative_numbers = true)]
+    pub(crate) loss: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -418,6 +422,10 @@ pub(crate) struct CheckArgs {
     /// Weights that replace the archive's, as PyTorch's load_state_dict does.
     #[arg(long, value_name = "WEIGHTS.safetensors")]
     pub(crate) weights: Option<PathBuf>,
+
+    /// Which output is the loss: its position from 0, or its name [default: one that has a gradient].
+    #[arg(long, value_name = "OUTPUT", allow_negative_numbers = true)]
+    pub(crate) loss: Option<String>,
 
     #[command(flatten)]
     pub(crate) backend: BackendArgs,

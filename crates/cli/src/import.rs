@@ -24,9 +24,12 @@ struct Made {
 
 /// Writes a model's graph and weights.
 pub(crate) fn import(args: &ImportArgs, json: bool) -> Result<(), Failure> {
-    let options = ImportOptions { batch_size: args.samples, ..Default::default() };
+    let options = ImportOptions { batch_size: args.samples, loss: args.loss.clone(), ..Default::default() };
     let mut model = ImportedModel::open(&args.model, None, options)?;
     model.warnings().into_iter().for_each(note);
+    if let Some(e) = model.imported().without_loss() {
+        note(format_args!("{e}, so the graph cannot be trained"));
+    }
     model.write(&args.output)?;
     let graph = &model.imported().graph;
     let made = Made {
@@ -62,7 +65,9 @@ fn buffers(result: &Deviations) -> String {
 
 /// Compares a model with PyTorch's results.
 pub(crate) fn check(args: &CheckArgs, json: bool) -> Result<(), Failure> {
-    let result = compare(&args.model, args.weights.as_deref(), &args.against, &args.backend.name(), args.peers.into())?;
+    let weights = args.weights.as_deref();
+    let (loss, backend) = (args.loss.as_deref(), args.backend.name());
+    let result = compare(&args.model, weights, loss, &args.against, &backend, args.peers.into())?;
     result.warnings.iter().for_each(note);
     if json {
         output::print_json(&result)?;

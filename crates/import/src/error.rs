@@ -82,6 +82,16 @@ pub enum ImportError {
     /// The file that replaces the module's `state_dict` cannot be read.
     #[error(transparent)]
     State(StateError),
+    /// An output was asked for that cannot be the loss.
+    #[error("{archive}: {reason}")]
+    Loss {
+        /// The archive.
+        archive: String,
+        /// The reason.
+        reason: String,
+        /// The outputs that can be the loss, as a sentence names them; empty if there are none.
+        others: String,
+    },
     /// The translated graph is invalid.
     #[error("{archive}: the translated graph is invalid: {source}")]
     Graph {
@@ -108,10 +118,16 @@ impl Advice for ImportError {
             Self::UnsupportedOperators { operators, .. } => without_unsupported(operators).into(),
             Self::Node { decomposes: true, .. } => DECOMPOSE.into(),
             Self::BatchSize { .. } => "export the model with a dynamic batch dimension".into(),
+            Self::Loss { others, .. } if others.is_empty() => RETURN_A_LOSS.into(),
+            Self::Loss { others, .. } => format!("name another one by its position or name: {others}").into(),
             Self::Node { .. } | Self::Model { .. } | Self::State(_) | Self::Graph { .. } => return None,
         })
     }
 }
+
+/// The advice about a model without a loss.
+pub(crate) const RETURN_A_LOSS: &str = "export a module whose forward(x, y) returns the mean loss: a tensor of one \
+                                        number, computed from the parameters by operators that have a gradient";
 
 /// Whether an operator is the only trace that `x.data = y` leaves in an archive. `torch.export` drops the assignment.
 pub(crate) fn is_assignment_to_data(target: &str) -> bool {

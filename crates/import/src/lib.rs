@@ -32,6 +32,7 @@ mod layout;
 mod loss;
 mod program;
 mod prune;
+mod scalars;
 mod schema;
 mod zip;
 
@@ -40,3 +41,4 @@ pub use catalog::operator_table;
 pub use context::Evaluate;
 pub use error::{ImportError, StateError, UnsupportedOperator};
 pub use program::{FloatType, ImportOptions, Imported, TARGETS_KEY};
+pub use scalars::Scalar;

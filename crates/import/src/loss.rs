@@ -9,9 +9,6 @@ pub(crate) fn add_correct_output(b: &mut Builder) -> Result<(), GraphError> {
     let Some((_, ignored)) = targets(b.graph()) else { return Ok(()) };
     let Some(node) = only_cross_entropy(b.graph()) else { return Ok(()) };
     let (logits, target) = (node.inputs[0], node.inputs[1]);
-    if !b.graph().outputs.contains_key("loss") {
-        return Ok(());
-    }
     let dtype = b.ty(logits).dtype;
     let best = b.argmax(logits, 1)?;
     let mut hit = b.op(Compare::Eq, &[best, target])?;
@@ -25,8 +22,11 @@ pub(crate) fn add_correct_output(b: &mut Builder) -> Result<(), GraphError> {
     b.output("correct", correct)
 }
 
+/// The only cross-entropy that the loss depends on. Other outputs may have others.
 fn only_cross_entropy(graph: &Graph) -> Option<&Node> {
-    let mut losses = graph.nodes.iter().filter(|n| matches!(n.op, Op::CrossEntropy(_)));
+    let live = graph.ancestors([*graph.outputs.get("loss")?]);
+    let nodes = graph.nodes.iter().zip(live).filter(|(_, live)| *live).map(|(node, _)| node);
+    let mut losses = nodes.filter(|n| matches!(n.op, Op::CrossEntropy(_)));
     losses.next().filter(|_| losses.next().is_none())
 }
 

@@ -12,22 +12,26 @@ use crate::analysis::{
 use crate::archive::{Archive, StoredTensor, plain_size};
 use crate::aten;
 use crate::call::{Call, Item, Names, Output};
-use crate::context::{Context, Evaluate, TensorId, Value};
+use crate::context::{Context, Evaluate, TensorId};
 use crate::decompositions::decomposes;
 use crate::error::TranslationError;
 use crate::loss::{add_correct_output, targets};
 use crate::prune::pruned;
+use crate::scalars::LossChoice;
 use crate::schema::{self, Argument, GraphArgument, InputSpec, Node, OutputSpec, Size, SizeExpression, SymInt};
 
+mod outputs;
 mod stored;
 
 /// Differences between the graph and the model as it was exported.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ImportOptions {
     /// The batch size, for a model with a dynamic batch dimension. By default that of the export.
     pub batch_size: Option<usize>,
     /// The element type of the model's single-precision tensors.
     pub float_type: FloatType,
+    /// The position or the name of the output that is the loss. By default it is one that parameters have a gradient of.
+    pub loss: Option<String>,
 }
 
 /// The element type that replaces single precision.
@@ -44,7 +48,11 @@ pub enum FloatType {
 #[derive(Debug)]
 pub struct Imported {
     /// The graph. Parameters and buffers have their names in the module's `state_dict`. The loss is the output `loss`.
+    /// Without one that can be trained, the outputs have the names of their nodes.
     pub graph: Graph,
+    loss: LossChoice,
+    /// The archive's name in messages.
+    archive: String,
     /// Tied parameters share one tensor of the graph: further names, and the name in the graph.
     pub tied: BTreeMap<String, String>,
     /// The rest of the module's `state_dict`. It does not change in training, because it is constant or nothing reads
@@ -52,6 +60,19 @@ pub struct Imported {
     pub kept: BTreeMap<String, HostTensor>,
     /// By name in the graph: the tensor in the archive, and its element type in the graph.
     tensors: BTreeMap<String, (StoredTensor, DType)>,
+}
+
+impl Imported {
+    /// A sentence about the output that is the loss, if the model returns several single numbers.
+    pub fn choice_of_loss(&self) -> Option<String> {
+        self.loss.sentence().map(|text| format!("{}: {text}", self.archive))
+    }
+
+    /// The error for a model that cannot be trained, because it returns no number that parameters have a gradient of.
+    pub fn without_loss(&self) -> Option<ImportError> {
+        let reason = self.loss.refusal()?;
+        Some(ImportError::Loss { archive: self.archive.clone(), reason, others: String::new() })
+    }
 }
 
 /// The first pass finds the buffers that are updated. The second pass takes only the other buffers for constants.
@@ -142,7 +163,7 @@ impl Import<'_> {
             import.nodes(graph, &mut names, &live(graph, &outputs(graph, &import.program.signature)))?;
             let written: Vec<String> = import.written_constants().map(str::to_owned).collect();
             if written.is_empty() {
-                return import.finish(&names);
+                return import.finish(&names, options.loss.as_deref());
             }
             import.archive.forget_reads_after(read);
             updated.extend(written);
@@ -375,17 +396,21 @@ impl Import<'_> {
         results.into_iter().map(|result| inner.get(result).cloned().map(Output::Item).ok_or_else(missing)).collect()
     }
 
-    fn finish(mut self, names: &Names) -> Result<Imported, ImportError> {
+    /// Completes the graph. `loss` is the output that is wanted as the loss.
+    fn finish(mut self, names: &Names, loss: Option<&str>) -> Result<Imported, ImportError> {
         self.cx.builder.set_scope("");
         let mut results = Vec::new();
+        let mut position = 0;
         for spec in &self.program.signature.output_specs {
             match spec {
                 OutputSpec::UserOutput { arg: Argument::AsTensor(t) } | OutputSpec::LossOutput { arg: t } => {
                     if let Some(Item::Tensor(tensor)) = names.get(&t.name) {
                         let value = self.cx.read(*tensor).map_err(|r| self.model_error(r))?;
-                        results.push((t.name.clone(), value));
+                        results.push((position, t.name.clone(), value));
                     }
+                    position += 1;
                 }
+                OutputSpec::UserOutput { .. } => position += 1,
                 OutputSpec::BufferMutation { arg, buffer_name } => {
                     let (Some((buffer, _)), Some(Item::Tensor(tensor))) =
                         (self.state.get(buffer_name), names.get(&arg.name))
@@ -403,14 +428,16 @@ impl Import<'_> {
                 _ => {}
             }
         }
-        let is_loss = |cx: &Context<'_>, v: Value| cx.dtype(v).is_float() && cx.ty(v).numel() == 1;
-        if let Some(&(_, loss)) = results.iter().find(|(_, v)| is_loss(&self.cx, *v)) {
+        let (loss, id) = self.choose_loss(&results, loss)?;
+        match id {
             // Training reads no other result of the model.
-            results = vec![("loss".into(), loss)];
-        }
-        for (name, value) in results {
-            let id = self.cx.materialize(value).map_err(|r| self.model_error(r))?;
-            self.cx.builder.output(&name, id).map_err(|e| self.graph_error(e))?;
+            Some(id) => self.cx.builder.output("loss", id).map_err(|e| self.graph_error(e))?,
+            None => {
+                for (_, name, value) in results {
+                    let id = self.cx.materialize(value).map_err(|r| self.model_error(r))?;
+                    self.cx.builder.output(&name, id).map_err(|e| self.graph_error(e))?;
+                }
+            }
         }
         add_correct_output(&mut self.cx.builder).map_err(|e| self.graph_error(e))?;
         for (tensor, id) in self.state.clone().into_values() {
@@ -434,7 +461,8 @@ impl Import<'_> {
                 .metadata
                 .insert(TARGETS_KEY.into(), serde_json::json!({"input": input, "ignore_index": ignore_index}));
         }
-        Ok(Imported { graph, tied: self.tied, kept, tensors: self.tensors })
+        let archive = self.archive.name.clone();
+        Ok(Imported { graph, loss, archive, tied: self.tied, kept, tensors: self.tensors })
     }
 
     /// The tensors of the module's `state_dict` that are no values of the graph.

@@ -29,6 +29,24 @@ pub(crate) struct SchemaVersion {
 pub(crate) struct GraphModule {
     pub(crate) graph: Graph,
     pub(crate) signature: Signature,
+    #[serde(default)]
+    pub(crate) module_call_graph: Vec<ModuleCall>,
+}
+
+/// How the user's module is called; that of the whole model has no name.
+#[derive(Debug, Deserialize)]
+pub(crate) struct ModuleCall {
+    #[serde(default)]
+    pub(crate) fqn: String,
+    #[serde(default)]
+    pub(crate) signature: Option<CallSignature>,
+}
+
+#[derive(Debug, Deserialize)]
+pub(crate) struct CallSignature {
+    /// What forward returns: a tree in JSON, as `torch.utils._pytree` writes it.
+    #[serde(default)]
+    pub(crate) out_spec: String,
 }
 
 #[derive(Debug, Default, Deserialize)]

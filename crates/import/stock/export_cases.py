@@ -62,13 +62,14 @@ def export(case, stem):
         save_file(state, f"{stem}.weights.safetensors")
     names = program.graph_signature.user_inputs
     tensors = {f"input.{name}": tensor.clone() for name, tensor in zip(names, inputs)}
-    loss = module(*inputs)
+    returned = module(*inputs)
+    loss = returned if case.loss is None else returned[case.loss]
     if loss.requires_grad:
         loss.backward()
     tensors["loss"] = loss.detach()
     parameters = dict(module.named_parameters(remove_duplicate=False))
     for name, tensor in parameters.items():
-        if tensor.requires_grad:
+        if tensor.requires_grad and loss.requires_grad:
             tensors[f"grad.{name}"] = torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
     for name, tensor in module.state_dict().items():
         if name not in parameters:

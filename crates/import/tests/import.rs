@@ -27,6 +27,31 @@ fn parameters_buffers_and_constants_are_imported() {
     assert_eq!(graph.metadata["targets"], json!({"input": "y", "ignore_index": -100}));
 }
 
+/// The first number was taken for the loss, whatever it was.
+#[test]
+fn the_loss_is_an_output_that_parameters_have_a_gradient_of() {
+    let mut program = program();
+    let module = &mut program["graph_module"];
+    let nodes = module["graph"]["nodes"].as_array_mut().unwrap();
+    nodes.push(node("detach.default", &[("self", tensor("loss"))], "seen"));
+    module["graph"]["tensor_values"]["seen"] = meta(7, &[], false);
+    let returned =
+        |names: &[&str]| names.iter().map(|n| json!({"user_output": {"arg": tensor(n)}})).collect::<Vec<_>>();
+    module["signature"]["output_specs"] = json!(returned(&["add", "seen", "loss"]));
+    let (_, imported) = import(archive(&program, &weights())).unwrap();
+    assert!(imported.graph.outputs.contains_key("correct") && imported.without_loss().is_none());
+    assert!(imported.graph.nodes.iter().all(|n| n.op.name() != "detach"), "it is pruned");
+    let told = "net.pt2: output 2 (`loss`) is the loss; no parameter has a gradient of output 1 (`seen`)";
+    assert_eq!(imported.choice_of_loss().as_deref(), Some(told));
+
+    program["graph_module"]["signature"]["output_specs"] = json!(returned(&["add", "seen"]));
+    let (_, imported) = import(archive(&program, &weights())).unwrap();
+    let error = imported.without_loss().unwrap();
+    assert_eq!(error.to_string(), "net.pt2: no parameter has a gradient of output 1 (`seen`)");
+    assert!(error.hint().unwrap().starts_with("export a module whose forward(x, y) returns the mean loss"));
+    assert!(imported.graph.outputs.keys().eq(["add", "seen"]) && imported.choice_of_loss().is_none());
+}
+
 #[test]
 fn names_with_the_same_storage_are_one_parameter() {
     let (mut program, mut weights) = (program(), weights());

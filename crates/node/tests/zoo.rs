@@ -31,7 +31,7 @@ fn loss_and_gradients_are_pytorchs() {
     for name in MODELS {
         let (model, reference) = (zoo(&format!("{name}.pt2")), zoo(&format!("{name}.safetensors")));
         for peers in [1, 3] {
-            let result = check(&model, None, &reference, "cpu", peers).unwrap();
+            let result = check(&model, None, None, &reference, "cpu", peers).unwrap();
             assert!(result.error() < 1e-3, "{name}, {peers} peers: {result:?}");
             assert!(result.parameters > 10, "{name}: {result:?}");
         }
@@ -43,7 +43,7 @@ fn loss_and_gradients_are_pytorchs() {
 fn loaded_weights_are_a_whole_state() {
     let [model, weights, reference] = ["loaded.pt2", "loaded.weights.safetensors", "loaded.safetensors"].map(zoo);
     for peers in [1, 3] {
-        let result = check(&model, Some(&weights), &reference, "cpu", peers).unwrap();
+        let result = check(&model, Some(&weights), None, &reference, "cpu", peers).unwrap();
         assert!(result.error() < 1e-5, "{peers} peers: {result:?}");
         assert!(result.warnings.is_empty(), "{result:?}");
     }
@@ -57,7 +57,7 @@ fn loaded_weights_are_a_whole_state() {
         let kept = all.tensor_types().filter(|(name, _)| *name != left_out);
         let kept: BTreeMap<&str, HostTensor> = kept.map(|(name, _)| (name, all.read(name).unwrap().unwrap())).collect();
         write_tensors(&part, &kept).unwrap();
-        let result = check(&model, Some(&part), &reference, "cpu", 1).unwrap();
+        let result = check(&model, Some(&part), None, &reference, "cpu", 1).unwrap();
         let error = result.loss_rel_err.max(result.max_grad_rel_err).max(result.max_buffer_rel_err);
         assert!(error > 1e-2, "{left_out}: {result:?}");
         assert_eq!(result.warnings.len(), warned, "{result:?}");

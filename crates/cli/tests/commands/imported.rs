@@ -87,3 +87,38 @@ fn a_model_of_a_fixed_batch_trains_with_the_advice_followed() {
     let ran = call(dir.path(), &["train", "job.toml", "--peers=1", "--run-dir=run"]);
     assert_eq!(ran.status, 0, "{}", ran.err);
 }
+
+/// The first number that forward returned was trained: an accuracy, whose gradient is 0.
+#[test]
+fn of_several_outputs_the_loss_is_trained_and_named() {
+    let (dir, path) = exported("several_outputs.pt2", "batch = 4\nmicro_batch = 2");
+    let train = |args: &[&str]| call(dir.path(), &[&["train", "job.toml", "--peers=1"], args].concat());
+    let first = |run: &str| {
+        let metrics = fs::read_to_string(dir.path().join(run).join("metrics.jsonl")).unwrap();
+        let step: serde_json::Value = serde_json::from_str(metrics.lines().next().unwrap()).unwrap();
+        (step["loss"].as_f64().unwrap(), step["grad_norm"].as_f64().unwrap(), step.get("val_accuracy").is_some())
+    };
+    let told = "several_outputs.pt2: output 2 (`loss`) is the loss, not output 1 (`penalty`); `loss` in [model], or \
+                --loss, chooses another; no parameter has a gradient of output 0 (`accuracy`)\n";
+    let ran = train(&["--run-dir=run"]);
+    assert!(ran.status == 0 && ran.err.contains(told), "{}", ran.err);
+    let (loss, grad_norm, has_accuracy) = first("run");
+    assert!(loss < 20.0 && grad_norm > 0.0 && has_accuracy, "{loss} {grad_norm}");
+
+    for (run, choice) in [("by-name", "model.loss=penalty"), ("by-position", "model.loss=1")] {
+        let ran = train(&["--run-dir", run, "--set", choice]);
+        assert!(ran.status == 0 && ran.err.contains("output 1 (`penalty`) is the loss, not"), "{}", ran.err);
+        // The sum of squares of 800 normal numbers.
+        let (penalty, _, has_accuracy) = first(run);
+        assert!((600.0..1000.0).contains(&penalty) && !has_accuracy, "{penalty}");
+        assert!(fs::read_to_string(dir.path().join(run).join("job.toml")).unwrap().contains("\nloss = "));
+    }
+    let refused = |choice: &str| train(&["--set", choice]).failure(2, path.parent().unwrap());
+    let hint = "hint: name another one by its position or name: output 1 (`penalty`) and output 2 (`loss`)";
+    let accuracy = refused("model.loss=0");
+    assert!(
+        accuracy.contains("several_outputs.pt2: no parameter has a gradient of output 0 (`accuracy`)\n"),
+        "{accuracy}"
+    );
+    assert!(accuracy.ends_with(hint) && refused("model.loss=3").ends_with(hint), "{accuracy}");
+}

@@ -20,6 +20,7 @@ decorator says so:
 
 Further arguments of the decorator:
 
+    loss=KEY            The function returns several values, and this one of them is the loss.
     training=False      The module is exported in evaluation mode.
     strict=True         The module is exported in strict mode.
     decomposed=True     The archive is written after `run_decompositions()`.
@@ -62,6 +63,7 @@ class Case:
     tensors: dict
     refused: str | None
     pytorch: str | None
+    loss: int | str | None
     training: bool
     strict: bool
     decomposed: bool
@@ -105,7 +107,8 @@ def made(given):
 
 
 def case(
-    name=None, refused=None, pytorch=None, training=True, strict=False, decomposed=False, tolerance=1e-5, **tensors
+    name=None, refused=None, pytorch=None, loss=None, training=True, strict=False, decomposed=False, tolerance=1e-5,
+    **tensors,
 ):
     """Adds the decorated function or class to the cases."""
 
@@ -115,7 +118,7 @@ def case(
         full = f"{subject}::{name or model.__name__}"
         if any(other.name == full for other in CASES):
             raise ValueError(f"there are two cases {full}")
-        CASES.append(Case(full, model, tensors, refused, pytorch, training, strict, decomposed, tolerance))
+        CASES.append(Case(full, model, tensors, refused, pytorch, loss, training, strict, decomposed, tolerance))
         return model
 
     return added

@@ -29,8 +29,8 @@ impl Origin {
     /// the run is `new`.
     pub(super) fn open(job: &Job, model: &Model, new: bool) -> Result<(Self, Vec<String>), NodeError> {
         let weights = job.model.weights.as_deref();
-        if let Family::Imported { file } = &job.model.family {
-            let archive = open_imported(file, weights, model.micro_batch)?;
+        if let Family::Imported { file, loss } = &job.model.family {
+            let archive = open_imported(file, weights, loss.as_deref(), model.micro_batch)?;
             let notes = archive.warnings();
             return Ok((Self::Archive(Box::new(Mutex::new(archive))), notes));
         }

@@ -10,7 +10,7 @@ use fusionllm_exec::ExecError;
 use fusionllm_exec::local::{LocalRun, Training};
 use fusionllm_graph::ops::SgdStep;
 use fusionllm_graph::{DType, Graph, HostTensor, TensorType, TrainGraph, ValueId, autodiff};
-use fusionllm_import::{FloatType, ImportOptions};
+use fusionllm_import::{FloatType, ImportOptions, Imported};
 use fusionllm_plan::{LearningRate, Optimizer, Schedule, TensorKey, compile, equal_compute};
 use serde::Serialize;
 
@@ -55,6 +55,7 @@ impl Deviations {
 /// Computes loss and gradients of `model` over `peers` peers, and compares them with a reference. The reference is a
 /// safetensors file with `input.NAME`, `loss` and `grad.PARAMETER`. It may have `buffer.NAME`, the buffers after the
 /// forward pass. The float type is that of its loss. The file `weights` replaces the state of the archive.
+/// `loss` is the output of the model that is the loss.
 ///
 /// # Errors
 ///
@@ -62,6 +63,7 @@ impl Deviations {
 pub fn check(
     model: &Path,
     weights: Option<&Path>,
+    loss: Option<&str>,
     reference: &Path,
     backend: &str,
     peers: usize,
@@ -69,10 +71,10 @@ pub fn check(
     let reference = Reference(Weights::open(reference)?);
     let loss_reference = reference.tensor("loss")?;
     let float_type = if loss_reference.dtype() == DType::F64 { FloatType::Double } else { FloatType::Single };
-    let options = ImportOptions { batch_size: reference.samples(), float_type };
+    let options = ImportOptions { batch_size: reference.samples(), float_type, loss: loss.map(str::to_owned) };
     let mut model = ImportedModel::open(model, weights, options)?;
+    let loss = reference.loss(model.imported())?;
     let graph = model.imported().graph.clone();
-    let loss = graph.outputs.get("loss").copied().ok_or_else(|| no_loss(&graph.name))?;
     let train = autodiff::differentiate(&graph, loss)?;
 
     let batch = reference.batch(&graph, loss)?;
@@ -163,6 +165,23 @@ impl Reference {
                 "a reference has the tensors input.NAME, loss and grad.PARAMETER",
             )
         })
+    }
+
+    /// The loss of a model. A number that no parameter changes is one if PyTorch has gradients of it, which are 0, as
+    /// those of a count are.
+    fn loss(&self, imported: &Imported) -> Result<ValueId, NodeError> {
+        let Some(error) = imported.without_loss() else {
+            let loss = imported.graph.outputs.get("loss").copied();
+            return loss.ok_or_else(|| NodeError::State(format!("{} has no loss", imported.graph.name)));
+        };
+        let has_gradients = self.0.tensor_types().any(|(name, _)| name.starts_with("grad."));
+        let is_number = |ty: &TensorType| ty.dtype.is_float() && ty.numel() == 1;
+        let mut numbers =
+            imported.graph.outputs.values().filter(|v| has_gradients && is_number(imported.graph.ty(**v)));
+        match (numbers.next(), numbers.next()) {
+            (Some(number), None) => Ok(*number),
+            _ => Err(error.into()),
+        }
     }
 
     /// The number of samples in the first input that has rows.
@@ -272,12 +291,4 @@ impl Reference {
 fn numbers(dtype: DType, bytes: &[u8]) -> Result<Vec<f64>, NodeError> {
     let ty = TensorType::new(dtype, [bytes.len() / dtype.size()]);
     Ok(HostTensor::from_bytes(ty, bytes.to_vec())?.to_f64())
-}
-
-/// The error for a model that cannot be trained.
-pub(super) fn no_loss(name: &str) -> NodeError {
-    NodeError::input_with_hint(
-        format!("{name}: the model's forward returns no loss"),
-        "export a module whose forward(x, y) returns the mean loss, a tensor of one number",
-    )
 }

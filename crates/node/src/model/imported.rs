@@ -51,7 +51,8 @@ impl ImportedModel {
 
     /// The warnings that the user should read about the archive and its weights, where they are first used.
     pub fn warnings(&self) -> Vec<String> {
-        let warnings = self.archive.warning().into_iter().chain(unread_inputs(&self.imported.graph));
+        let loss = self.imported.choice_of_loss();
+        let warnings = self.archive.warning().into_iter().chain(loss).chain(unread_inputs(&self.imported.graph));
         warnings.chain(self.differences.iter().cloned()).collect()
     }
 

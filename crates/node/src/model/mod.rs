@@ -14,7 +14,7 @@ use std::path::Path;
 
 use fusionllm_data::{Data, IMAGE_SIZE};
 use fusionllm_graph::batch::{BatchLoss, Doubt, Sizes};
-use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, autodiff};
+use fusionllm_graph::{DType, Graph, HostTensor, TrainGraph, ValueId, autodiff};
 use fusionllm_import::{ImportError, ImportOptions};
 use fusionllm_workspace::config::{Choice, Family, Job};
 use imported::ImportedModel;
@@ -91,9 +91,7 @@ impl Builds {
     /// The job's model at one micro-batch size.
     fn model(&mut self, job: &Job, micro_batch: usize) -> Result<Model, NodeError> {
         let (forward, kept) = forward_of(job, micro_batch)?;
-        let Some(&loss) = forward.outputs.get("loss") else {
-            return Err(check::no_loss(&forward.name));
-        };
+        let loss = loss_of(&forward)?;
         let group = job.data.group();
         // A second size tells a number of rows from a constant. Few numbers of a model are three times a group.
         let other = if micro_batch == 3 * group { 5 * group } else { 3 * group };
@@ -102,9 +100,7 @@ impl Builds {
         let other = other_graph.as_ref().map(|graph| (graph, other));
         let (forward, batch_loss) = BatchLoss::of(forward, loss, Sizes { samples: micro_batch, group, other })?;
         let forward = forward.in_precision(job.train.precision)?;
-        let Some(&loss) = forward.outputs.get("loss") else {
-            return Err(check::no_loss(&forward.name));
-        };
+        let loss = loss_of(&forward)?;
         let train = autodiff::differentiate(&forward, loss)?;
         let eval = forward.evaluation()?;
         Ok(Model { micro_batch, forward, train, eval, loss: batch_loss, kept })
@@ -169,9 +165,13 @@ fn fixed(job: &Job, refusal: &ImportError, exported: usize) -> Result<Model, Nod
 /// A job's forward graph for `samples` samples at once, in f32, and the state that is not in it.
 fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, HostTensor>), NodeError> {
     let context = match (&job.model.family, &job.data) {
-        (Family::Imported { file }, _) => {
-            let imported = open_imported(file, job.model.weights.as_deref(), samples)?.into_imported();
-            return Ok((imported.graph, imported.kept));
+        (Family::Imported { file, loss }, _) => {
+            let weights = job.model.weights.as_deref();
+            let imported = open_imported(file, weights, loss.as_deref(), samples)?.into_imported();
+            return match imported.without_loss() {
+                Some(e) => Err(e.into()),
+                None => Ok((imported.graph, imported.kept)),
+            };
         }
         (Family::Gpt2(_), Data::Text(text)) => text.context,
         (Family::Gpt2(config), _) => config.n_positions,
@@ -180,9 +180,22 @@ fn forward_of(job: &Job, samples: usize) -> Result<(Graph, BTreeMap<String, Host
     Ok((forward(&job.model.family, samples, context)?, BTreeMap::new()))
 }
 
-/// The model of an archive for `samples` samples at once, with the state of the file `weights`.
-pub(crate) fn open_imported(file: &Path, weights: Option<&Path>, samples: usize) -> Result<ImportedModel, NodeError> {
-    ImportedModel::open(file, weights, ImportOptions { batch_size: Some(samples), ..Default::default() })
+/// The loss of a graph that is to be trained.
+fn loss_of(forward: &Graph) -> Result<ValueId, NodeError> {
+    let loss = forward.outputs.get("loss").copied();
+    loss.ok_or_else(|| NodeError::State(format!("{} has no loss", forward.name)))
+}
+
+/// The model of an archive for `samples` samples at once, with the state of the file `weights`. `loss` is the output that
+/// is the loss.
+pub(crate) fn open_imported(
+    file: &Path,
+    weights: Option<&Path>,
+    loss: Option<&str>,
+    samples: usize,
+) -> Result<ImportedModel, NodeError> {
+    let (batch_size, loss) = (Some(samples), loss.map(str::to_owned));
+    ImportedModel::open(file, weights, ImportOptions { batch_size, loss, ..Default::default() })
 }
 
 /// A family's forward graph for `samples` samples of `context` tokens at once, in f32. For images, `context` is their
@@ -195,6 +208,8 @@ pub fn forward(family: &Family, samples: usize, context: usize) -> Result<Graph,
     match family {
         Family::Gpt2(config) => Ok(config.build(samples, context, DType::F32)?),
         Family::Resnet(config) => Ok(config.build(samples, context, DType::F32)?),
-        Family::Imported { file } => Ok(open_imported(file, None, samples)?.into_imported().graph),
+        Family::Imported { file, loss } => {
+            Ok(open_imported(file, None, loss.as_deref(), samples)?.into_imported().graph)
+        }
     }
 }

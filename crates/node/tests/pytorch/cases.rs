@@ -67,7 +67,7 @@ fn judged_archive(
     reference: &Path,
     show: bool,
 ) -> Result<(), Failed> {
-    match (check(archive, weights, reference, "cpu", 1), &case.refused) {
+    match (check(archive, weights, None, reference, "cpu", 1), &case.refused) {
         (Ok(result), _) if result.error().is_nan() || result.error() > case.tolerance => {
             Err(format!("WRONG: {result:#?}").into())
         }

@@ -34,6 +34,9 @@ pub enum Family {
     Imported {
         /// The `.pt2` archive. Training starts from the weights in it.
         file: PathBuf,
+        /// The position or the name of the output that is the loss. Without it, it is one that can be trained.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        loss: Option<String>,
     },
 }
 
@@ -78,6 +81,7 @@ impl ModelConfig {
             FamilyName::Resnet => Family::Resnet(read_resnet(section)?),
             FamilyName::Imported => {
                 let file = files.one(section, "file")?;
+                let loss = section.position_or_name("loss")?;
                 section.finish()?;
                 let file = file.ok_or_else(|| {
                     section.error(
@@ -86,7 +90,7 @@ impl ModelConfig {
                         "write file = \"PATH\" in [model], the path of an archive that torch.export.save wrote",
                     )
                 })?;
-                Family::Imported { file }
+                Family::Imported { file, loss }
             }
         })
     }

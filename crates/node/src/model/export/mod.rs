@@ -88,13 +88,14 @@ fn not_imported(model: &SavedModel) -> Result<(), NodeError> {
 /// The model is not imported, the directory holds a model, the archive is gone, the checkpoint is damaged, or the
 /// disk fails.
 pub fn pt2_weights(model: &SavedModel, directory: &Path) -> Result<Vec<&'static str>, NodeError> {
-    let Family::Imported { file } = &model.network.family else {
+    let Family::Imported { file, loss } = &model.network.family else {
         return Err(NodeError::input_with_hint(
             format!("{}: this model was not imported", model.path().display()),
             "write it with --format hf (GPT-2) or --format torchvision (ResNet)",
         ));
     };
-    let mut source = super::imported::ImportedModel::open(file, None, fusionllm_import::ImportOptions::default())?;
+    let options = fusionllm_import::ImportOptions { loss: loss.clone(), ..Default::default() };
+    let mut source = super::imported::ImportedModel::open(file, None, options)?;
     claim(directory)?;
     let names: Vec<String> = source.archive().state_dict_names().map(str::to_owned).collect();
     let mut tensors = BTreeMap::new();

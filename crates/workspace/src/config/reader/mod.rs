@@ -248,6 +248,15 @@ impl<'a> Section<'a> {
         self.text_or(key, |item| suggest(&item.describe(), names, lead))
     }
 
+    /// One of several things, by its position from 0 or by its name.
+    pub(super) fn position_or_name(&self, key: &'static str) -> Result<Option<String>, JobError> {
+        if self.is_number(key) {
+            return Ok(self.count(key, 0)?.map(|position| position.to_string()));
+        }
+        let hint = format!("write {key} = 0 for the first one, or its name in quotes");
+        Ok(self.text_or(key, |_| hint.clone())?.map(str::to_owned))
+    }
+
     /// The path of a file.
     pub(super) fn path(&self, key: &'static str) -> Result<Option<&'a str>, JobError> {
         self.text_or(key, |_| format!("write {key} = \"PATH\", the path of a file"))
