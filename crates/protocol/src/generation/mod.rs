@@ -80,9 +80,12 @@ pub struct GenerationMachine {
     eval_sums: BTreeMap<u32, f64>,
     eval_targets: u64,
     last_end: f64,
+    /// Steps that were skipped since the last one that was applied.
     skipped: u32,
     /// Whether the next training pass is inspected, because the last step with a verdict was skipped.
     inspect: bool,
+    /// A skipped step whose batch is to be looked at again: see [`Pass::look`].
+    look: Option<u64>,
     findings: Findings,
     halt: Option<Halt>,
     over: bool,
@@ -123,6 +126,7 @@ impl GenerationMachine {
             last_end: 0.0,
             skipped: 0,
             inspect: false,
+            look: None,
             findings: Findings::default(),
             halt: None,
             over: false,
@@ -409,10 +413,18 @@ impl GenerationMachine {
         if self.over || !self.is_started() {
             return actions;
         }
+        let window = self.settings.window.max(1);
+        // What comes after a halt does not wait for an explanation.
+        self.look.take_if(|_| self.halt.is_some());
+        if (self.passes.len() as u64) < window
+            && let Some(step) = self.look.take()
+        {
+            actions.extend(self.issue(BatchId::Train { step }, true));
+        }
         while let Some(item) = self.next {
             match item {
-                Item::Pass(batch) if (self.passes.len() as u64) < self.settings.window.max(1) => {
-                    actions.extend(self.issue(batch));
+                Item::Pass(batch) if (self.passes.len() as u64) < window => {
+                    actions.extend(self.issue(batch, false));
                 }
                 // Only one checkpoint is taken at a time.
                 Item::Snapshot { step, save } if !save || self.saving.is_none() => {
@@ -455,12 +467,13 @@ impl GenerationMachine {
         actions
     }
 
-    fn issue(&mut self, batch: BatchId) -> Vec<GenerationAction> {
+    fn issue(&mut self, batch: BatchId, look: bool) -> Vec<GenerationAction> {
         self.issued += 1;
         let (pass, version, step) = (self.issued, self.version, batch.step());
-        let inspect = self.inspect && batch.kind() == PassKind::Train;
-        self.passes.push_back(Pass::new(pass, version, batch, inspect));
-        if batch.kind() == PassKind::Train {
+        let trains = batch.kind() == PassKind::Train;
+        let inspect = look || (trains && self.inspect);
+        self.passes.push_back(Pass { inspect, look, ..Pass::new(pass, version, batch) });
+        if trains && !look {
             self.trained = step + 1;
         }
         let run = ToPeer::Compute(ComputeCommand::Run { pass, version, kind: batch.kind(), step, inspect });
