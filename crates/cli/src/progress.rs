@@ -201,6 +201,13 @@ impl Observer for Progress {
             }
             Event::Speed { name, .. } => self.say(format!("{name} computes as fast as at the start again")),
             Event::Poisoned { name, step, what, advice } => self.say(format!("step {step}: {name} {what}; {advice}")),
+            Event::Skipping { step, skipped, of, why } => {
+                let why = why.map(|why| format!("; {why}")).unwrap_or_default();
+                self.say(format!(
+                    "step {step}: {skipped} of {of} steps were skipped so far, because the loss or a gradient was not \
+                     finite, and the model learned nothing from them{why}"
+                ));
+            }
             Event::Better { names: [], gain_s } => {
                 let gain = seconds(gain_s);
                 self.say(format!(
@@ -269,7 +276,11 @@ impl Observer for Progress {
             }
             Event::Evaluated { step, val_loss, val_accuracy } => {
                 self.history.validation = Some((step, val_loss, val_accuracy));
-                self.say(format!("step {step}: validation loss {val_loss:.4}{}", accuracy(val_accuracy)));
+                let loss = match val_loss.is_finite() {
+                    true => format!("validation loss {val_loss:.4}"),
+                    false => "the validation loss is not finite".to_owned(),
+                };
+                self.say(format!("step {step}: {loss}{}", accuracy(val_accuracy)));
             }
             // Over a slow link this takes longer than a step, and no step shows progress meanwhile.
             Event::Saving { step } if step >= self.steps => self.wait_for("fetching the trained model".to_owned()),

@@ -42,11 +42,10 @@ fn text(summary: &Summary, history: &History) -> String {
     let loss = |x: Option<f64>| x.map_or_else(unknown, |x| format!("{x:.3}"));
     let mut out = String::from("\n");
     let mut line = |name: &str, value: String| out += &fact(name, &value);
-    let skipped = match summary.skipped_steps {
-        0 => String::new(),
-        n => format!("; {n} of them skipped, because the loss or a gradient was not finite"),
-    };
-    line("steps", format!("{} in {}{skipped}", history.losses.len(), seconds(history.took)));
+    line("steps", format!("{} in {}", history.losses.len(), seconds(history.took)));
+    if summary.skipped_steps > 0 {
+        line("skipped", skipped(summary, history.losses.len() as u64));
+    }
     let curve = curve(&history.losses);
     // Skipped steps changed nothing, so their losses say nothing about the model.
     let first = loss(finite(history.losses.iter()));
@@ -84,6 +83,17 @@ fn text(summary: &Summary, history: &History) -> String {
         out += &format!("\n{links}");
     }
     out
+}
+
+/// The steps that changed nothing, of this many, and the reason. Steps that were done again count twice.
+fn skipped(summary: &Summary, steps: u64) -> String {
+    let n = summary.skipped_steps;
+    let of = steps.max(n);
+    let why = summary.skipped_because.as_ref().map(|why| format!(": {why}")).unwrap_or_default();
+    let percent = 100.0 * n as f64 / of as f64;
+    format!(
+        "{n} of {of} steps ({percent:.0} %) taught the model nothing, as the loss or a gradient was not finite{why}"
+    )
 }
 
 /// The first number that is one.

@@ -1,9 +1,9 @@
 //! Looks after each operator of a pass for numbers that are not finite, and keeps the first place that explains them.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use fusionllm_backend::Tensor;
-use fusionllm_graph::{DType, HostTensor, Op, TensorType, ValueId, ValueKind};
+use fusionllm_graph::{DType, HostTensor, Op, TensorType, ValueKind};
 use fusionllm_plan::{Access, Address, Cause, Instruction, PeerId, Poison, Program, TensorKey};
 
 use crate::ExecError;
@@ -57,9 +57,8 @@ impl Level {
 #[derive(Default)]
 pub(crate) struct Inspector {
     levels: HashMap<Address, Level>,
-    /// Means over no targets. They are 0 / 0, and their micro-batches have no share in the loss.
-    without_targets: HashSet<Address>,
-    /// The surest place so far. Of equally sure places, it is the first.
+    /// The surest place so far. Of equally sure places, it is the first. There is one as soon as any number is not
+    /// finite, so a peer that sends such a number can always say where it comes from.
     found: Option<Poison>,
     /// Whether a report or a gradient's norm was not finite.
     spoilt: bool,
@@ -97,7 +96,7 @@ impl Inspector {
         Ok(inspector)
     }
 
-    /// The surest place that was met. An infinity that may be meant counts only if something was spoilt.
+    /// The surest place that was met. A number that may be meant counts only if something was spoilt.
     pub(crate) fn surest(&self) -> Option<Poison> {
         self.found.filter(|found| found.cause < Cause::Perhaps || self.spoilt)
     }
@@ -167,8 +166,9 @@ impl Inspector {
             _ => None,
         };
         match maker {
+            // The mean over no targets is 0 / 0, and its micro-batch may have no share in the loss.
             Some(Op::CrossEntropy(_)) if (operands, result) == (Level::Finite, Level::Nan) => {
-                self.without_targets.insert(tensor);
+                self.find(Cause::Perhaps, place, None);
             }
             Some(op) if result == Level::Infinite && fills_masks(op) => self.find(Cause::Perhaps, place, None),
             _ if result > operands => {
@@ -179,17 +179,13 @@ impl Inspector {
         }
     }
 
-    pub(crate) fn reported(&mut self, tensor: Address) {
-        self.spoilt |= self.level(tensor) > Level::Finite && !self.without_targets.contains(&tensor);
-    }
-
-    /// Notes a gradient's squared norm. If the gradient's numbers are finite, only their size can make its norm
-    /// infinite.
-    pub(crate) fn measured(&mut self, parameter: ValueId, squared_norm: f64) {
-        if !squared_norm.is_finite() {
+    /// Notes a number that the broker gets: a reported one, or a gradient's squared norm. If the tensor's numbers are
+    /// finite, only their size can have made it infinite.
+    pub(crate) fn sent(&mut self, tensor: Address, number: f64) {
+        if !number.is_finite() {
             self.spoilt = true;
-            if self.found.is_none() {
-                self.find(Cause::Arose, Address::Gradient { parameter }, None);
+            if self.level(tensor) == Level::Finite {
+                self.find(Cause::Arose, tensor, None);
             }
         }
     }

@@ -13,7 +13,7 @@ use fusionllm_plan::{Address, Instruction, Medium, PeerId, Poison, Program, Tens
 use crate::inspect::{Inspector, Level};
 use crate::pace::Pace;
 use crate::script::{Compute, Script, Step, Variable, invalid};
-use crate::state::{State, bytes};
+use crate::state::{Held, State, bytes};
 use crate::{Communicator, EncodeOptions, ExecError, Stored, message_seed};
 
 /// The duration and the memory of one pass on one peer.
@@ -115,10 +115,11 @@ impl<'a> PassRun<'a> {
         Ok(())
     }
 
-    /// Carries out the script.
+    /// Carries out the script. A step that is not applied leaves all that stays from pass to pass as it was.
     pub(crate) fn run(mut self, communicator: &mut dyn Communicator) -> Result<PassStats, ExecError> {
         let started = Instant::now();
         let script = self.script;
+        let buffers = self.buffers()?;
         for step in &script.steps {
             match step {
                 Step::Alone(index) => {
@@ -135,10 +136,23 @@ impl<'a> PassRun<'a> {
                 }
             }
         }
+        if self.verdict.is_some_and(|verdict| !verdict.apply) {
+            buffers.into_iter().for_each(|(key, held)| self.state.put_back(key, held));
+        }
         self.pace.sleep_debt();
         let poison = self.inspector.as_ref().and_then(Inspector::surest);
         let total_s = started.elapsed().as_secs_f64();
         Ok(PassStats { poison, total_s, compute_s: total_s - self.stats.wait_s, ..self.stats })
+    }
+
+    /// The content of the buffers that the pass changes. It is shared and not copied.
+    fn buffers(&self) -> Result<Vec<(TensorKey, Held)>, ExecError> {
+        let mut buffers = Vec::with_capacity(self.script.buffers.len());
+        for value in &self.script.buffers {
+            let key = self.key(Address::Held { value: *value })?;
+            buffers.extend(self.state.held(&key).cloned().map(|held| (key, held)));
+        }
+        Ok(buffers)
     }
 
     fn count(&mut self, bytes: u64) {
@@ -200,13 +214,14 @@ impl<'a> PassRun<'a> {
             Instruction::Receive { tensor, from } => self.receive(tensor, from, communicator),
             Instruction::Send { tensor, to } => self.send(tensor, to, communicator),
             Instruction::Report { report, value, micro_batch } => {
-                let tensor = self.get(Variable::Tensor(Address::Value { value, micro_batch }))?;
+                let address = Address::Value { value, micro_batch };
+                let tensor = self.get(Variable::Tensor(address))?;
+                let number = self.numbers(&tensor)?.first().copied();
+                let number = number.ok_or_else(|| ExecError::State("a reported tensor is empty".into()))?;
                 if let Some(inspector) = &mut self.inspector {
-                    inspector.reported(Address::Value { value, micro_batch });
+                    inspector.sent(address, number);
                 }
-                let value = self.numbers(&tensor)?.first().copied();
-                let value = value.ok_or_else(|| ExecError::State("a reported tensor is empty".into()))?;
-                communicator.report(self.pass, report, micro_batch, value)
+                communicator.report(self.pass, report, micro_batch, number)
             }
             Instruction::Clip => self.clip(communicator),
             Instruction::Offload { tensor, to } => self.offload(tensor, to),
@@ -287,7 +302,7 @@ impl<'a> PassRun<'a> {
         let mut norms = Vec::with_capacity(numbers.len());
         for (parameter, norm) in self.script.norms.iter().copied().zip(numbers) {
             if let Some(inspector) = &mut self.inspector {
-                inspector.measured(parameter, norm);
+                inspector.sent(Address::Gradient { parameter }, norm);
             }
             norms.push((parameter, norm));
         }

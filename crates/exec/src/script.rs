@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use fusionllm_backend::{Backend, Prepared, Segment, SegmentNode};
 use fusionllm_graph::ops::{Binary, Cat, Reshape, SquaredNorm};
-use fusionllm_graph::{DType, NodeId, Op, TensorType, ValueId};
-use fusionllm_plan::{Address, Instruction, Optimizer, Program};
+use fusionllm_graph::{DType, NodeId, Op, TensorType, ValueId, ValueKind};
+use fusionllm_plan::{Access, Address, Instruction, Optimizer, Program};
 
 use crate::ExecError;
 
@@ -41,6 +41,8 @@ pub struct Script {
     pub(crate) steps: Vec<Step>,
     /// The parameters whose gradients' squared norms are measured, in graph order.
     pub(crate) norms: Vec<ValueId>,
+    /// The buffers that the program changes.
+    pub(crate) buffers: BTreeSet<ValueId>,
     /// The number of instructions, to notice another program.
     pub(crate) instructions: usize,
 }
@@ -108,8 +110,22 @@ impl Script {
         }
         cutter.report(program.instructions.len())?;
         cutter.cut(program.instructions.len())?;
-        Ok(Self { steps: cutter.steps, norms: cutter.norms, instructions: program.instructions.len() })
+        let (steps, norms) = (cutter.steps, cutter.norms);
+        Ok(Self { steps, norms, buffers: changed_buffers(program), instructions: program.instructions.len() })
     }
+}
+
+fn changed_buffers(program: &Program) -> BTreeSet<ValueId> {
+    let is_buffer = |v: &ValueId| matches!(program.values.get(v).map(|v| &v.kind), Some(ValueKind::Buffer(_)));
+    let mut buffers = BTreeSet::new();
+    for instruction in &program.instructions {
+        instruction.effects(program, 0, |tensor, access| {
+            if let (Address::Held { value }, Access::Replace) = (tensor, access) {
+                buffers.extend(Some(value).filter(is_buffer));
+            }
+        });
+    }
+    buffers
 }
 
 /// A value of the open segment. Inputs get the first numbers once all are known.

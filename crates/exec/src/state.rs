@@ -86,6 +86,11 @@ impl State {
         self.tensors.insert(key, Held { memory: Some(tensor), away: None });
     }
 
+    /// Replaces a tensor by an earlier content of it.
+    pub(crate) fn put_back(&mut self, key: TensorKey, held: Held) {
+        self.tensors.insert(key, held);
+    }
+
     /// Moves a tensor out of memory. Returns its bytes.
     pub(crate) fn offload(&mut self, key: &TensorKey, to: Medium) -> Result<u64, ExecError> {
         let held = self.tensors.get_mut(key).ok_or_else(|| missing(key))?;

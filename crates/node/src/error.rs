@@ -84,10 +84,10 @@ pub enum NodeError {
     /// A peer failed, or every step was skipped.
     #[error("{0}")]
     Run(String),
-    /// A run ended, and no update of it was applied.
+    /// A run ended, and none of its steps was applied, or none of the last ones.
     #[error("{message}")]
     NothingApplied {
-        /// The number of steps, and the peer that made the first number that is not finite.
+        /// The number of these steps, and the peer that made the first number that is not finite.
         message: String,
         /// Advice to the user.
         hint: String,

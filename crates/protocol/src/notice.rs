@@ -155,17 +155,30 @@ pub enum Notice {
         /// Its seconds of computing over those at the start.
         times: f64,
     },
-    /// An inspected step shows where a number was first not finite, or which peer sends one without a reason. It is
-    /// told again only if another inspected step shows something else.
+    /// A skipped step shows where a number was first not finite, or which peer sends one without a reason. It is told
+    /// again only if another skipped step shows something else.
     Poisoned {
-        /// The peer.
-        member: MemberId,
+        /// The peer, or `None` for the broker.
+        member: Option<MemberId>,
         /// The step, counted from 1.
         step: u64,
-        /// The fault of the peer, in words that follow the peer's name.
+        /// What happened, in words that follow the name of the peer or the broker.
         what: String,
         /// Advice to the user.
         advice: &'static str,
+        /// The micro-batch whose data are the cause, as far as the steps beside it show.
+        micro_batch: Option<u32>,
+    },
+    /// Steps are skipped again and again.
+    Skipping {
+        /// The last one, counted from 1.
+        step: u64,
+        /// How many were skipped.
+        skipped: u64,
+        /// Of how many.
+        of: u64,
+        /// The last place where a number was first not finite, with advice.
+        why: Option<String>,
     },
     /// The run waits for more members.
     Waiting {

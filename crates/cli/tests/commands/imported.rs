@@ -122,3 +122,41 @@ fn of_several_outputs_the_loss_is_trained_and_named() {
     );
     assert!(accuracy.ends_with(hint) && refused("model.loss=3").ends_with(hint), "{accuracy}");
 }
+
+/// Regression: a third of the steps of a run was skipped, and the words for it were hard to find. The model divides each
+/// row by its sum, and one row in twelve is zero.
+#[test]
+fn skipped_steps_stand_in_the_report_with_the_operator_and_the_advice() {
+    let dir = tempfile::tempdir().unwrap();
+    let numbers: Vec<u8> =
+        (0..24 * 8u16).flat_map(|i| if i / 8 % 12 == 5 { 0.0 } else { f32::from(i % 7) }.to_le_bytes()).collect();
+    let classes: Vec<u8> = (0..24i64).flat_map(|i| (i % 3).to_le_bytes()).collect();
+    let ends = [numbers.len(), numbers.len() + classes.len()];
+    let header = json!({
+        "x": {"dtype": "F32", "shape": [24, 8], "data_offsets": [0, ends[0]]},
+        "y": {"dtype": "I64", "shape": [24], "data_offsets": ends},
+    });
+    let header = header.to_string();
+    let file = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &numbers, &classes].concat();
+    fs::write(dir.path().join("rows.safetensors"), file).unwrap();
+    let archive = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../testdata/zoo/shares.pt2").canonicalize().unwrap();
+    let job = format!(
+        "[model]\nfile = {archive:?}\n[data]\nkind = \"tensors\"\nfiles = [\"rows.safetensors\"]\nvalidation = 0.0\n\
+         shuffle = false\n[eval]\nevery = 0\n[train]\nsteps = 30\nbatch = 4\nmicro_batch = 2\n"
+    );
+    fs::write(dir.path().join("job.toml"), job).unwrap();
+    let ran = call(dir.path(), &["train", "job.toml", "--peers=3", "--run-dir=run"]);
+    assert_eq!(ran.status, 0, "{}", ran.err);
+    let line = ran.out.lines().find(|line| line.starts_with("skipped ")).unwrap();
+    assert!(line.contains("10 of 30 steps (33 %) taught the model nothing"), "{line}");
+    assert!(line.contains("made the first number that is not finite: the result of div "), "{line}");
+    assert!(line.contains("/rows.safetensors, row 5"), "{line}");
+    assert!(line.contains("look at the data of this step"), "{line}");
+    assert!(ran.err.contains("step 23: 8 of 23 steps were skipped so far"), "{}", ran.err);
+    assert!(!ran.err.contains("goes on without") && !ran.err.contains("waiting for more"), "{}", ran.err);
+    let summary: serde_json::Value =
+        serde_json::from_str(&fs::read_to_string(dir.path().join("run/summary.json")).unwrap()).unwrap();
+    assert_eq!(summary["skipped_steps"], 10);
+    assert_eq!(summary["peers"].as_array().unwrap().len(), 3);
+    assert!(summary["skipped_because"].as_str().unwrap().contains("the result of div "), "{summary}");
+}

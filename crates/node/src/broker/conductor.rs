@@ -78,7 +78,7 @@ impl Conductor<'_> {
             if let Some(progress) = self.span().in_scope(|| self.carry_out(actions))? {
                 // The endpoint stays open until every peer has read that the run is over.
                 self.links.goodbye().await;
-                return self.store.nothing_applied().map_or(Ok(progress), Err);
+                return self.store.ended_skipping().map_or(Ok(progress), Err);
             }
         }
     }
@@ -299,7 +299,7 @@ impl Conductor<'_> {
                 Action::Evaluated(EvalRecord { step, means }) => {
                     let val_loss = means.first().copied().unwrap_or(f64::NAN);
                     // The second report is `correct`, which not every model has.
-                    let val_accuracy = means.get(1).copied();
+                    let val_accuracy = means.get(1).copied().filter(|share| share.is_finite());
                     self.store.evaluated(step, val_loss, val_accuracy)?;
                     self.observer.event(Event::Evaluated { step, val_loss, val_accuracy });
                 }

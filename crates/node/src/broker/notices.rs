@@ -42,14 +42,21 @@ impl Conductor<'_> {
             Notice::Speed { member, times } => {
                 self.observer.event(Event::Speed { name: name(*member), times: *times });
             }
-            Notice::Poisoned { member, step, what, advice } => {
-                let name = name(*member);
+            Notice::Poisoned { member, step, what, advice, micro_batch } => {
+                let name = member.map_or("the broker", name);
                 // Step 1 trains on the first batch.
                 let batch = self.current.as_ref().map_or(0, |current| current.job.train.batch);
-                let row = self.data.not_finite(step.saturating_sub(1) * batch as u64, batch);
+                let first = step.saturating_sub(1) * batch as u64;
+                let row = self.data.not_finite(first, batch);
+                let row = row.or_else(|| micro_batch.map(|m| self.samples(first, m)));
                 let what = format!("{what}{}", row.map(|row| format!(" ({row})")).unwrap_or_default());
                 self.observer.event(Event::Poisoned { name, step: *step, what: &what, advice });
-                self.store.poisoned(format!("{name:?} {what}"), advice);
+                let named = if member.is_some() { format!("{name:?}") } else { name.to_owned() };
+                self.store.poisoned(format!("{named} {what}"), advice);
+            }
+            Notice::Skipping { step, skipped, of, why } => {
+                let why = why.as_deref();
+                self.observer.event(Event::Skipping { step: *step, skipped: *skipped, of: *of, why });
             }
             Notice::Better { members, gain_s } => {
                 let names: Vec<&str> = members.iter().map(|m| name(*m)).collect();
@@ -73,6 +80,19 @@ impl Conductor<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The places that the samples of a micro-batch come from. `first` samples were drawn before its batch.
+    fn samples(&self, first: u64, micro_batch: u32) -> String {
+        const NAMED: usize = 4;
+        let size = self.current.as_ref().map_or(0, |current| current.model.micro_batch);
+        let first = first + u64::from(micro_batch) * size as u64;
+        let mut places: Vec<String> =
+            (first..).take(size.min(NAMED)).map(|consumed| self.data.train_origin(consumed)).collect();
+        if size > NAMED {
+            places.push(format!("{} more", size - NAMED));
+        }
+        format!("its samples: {}", places.join("; "))
     }
 }
 

@@ -89,16 +89,27 @@ pub enum Event<'a> {
         /// Its seconds of computing over those at the start.
         times: f64,
     },
-    /// A skipped step was inspected, and shows where a number was first not finite. It is told if that is new.
+    /// A skipped step shows where a number was first not finite. It is told if that is new.
     Poisoned {
-        /// The peer's name.
+        /// The peer's name, or that of the broker.
         name: &'a str,
         /// The step.
         step: u64,
-        /// The fault of the peer, in words that follow its name.
+        /// What happened, in words that follow the name.
         what: &'a str,
         /// Advice to the user.
         advice: &'a str,
+    },
+    /// Steps are skipped again and again, because the loss or a gradient is not finite.
+    Skipping {
+        /// The last one.
+        step: u64,
+        /// How many were skipped.
+        skipped: u64,
+        /// Of how many.
+        of: u64,
+        /// The last place where a number was first not finite, with advice.
+        why: Option<&'a str>,
     },
     /// The run changes to a better plan.
     Better {

@@ -26,8 +26,8 @@ pub enum Cause {
     FromInfinity,
     /// The number was already not finite when it arrived from another peer.
     Arrived,
-    /// The number is an infinity that may be meant, as in a mask. But a loss or gradient was not finite, and there is
-    /// no other reason.
+    /// The number may be meant: an infinity as in a mask, or the mean over no targets. But a loss or gradient was not
+    /// finite, and there is no other reason.
     Perhaps,
 }
 

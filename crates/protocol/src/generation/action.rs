@@ -90,7 +90,7 @@ pub enum GenerationAction {
     /// All snapshots have arrived: complete the checkpoint, and call
     /// [`GenerationMachine::checkpoint_committed`](crate::GenerationMachine::checkpoint_committed).
     Commit(TrainingProgress),
-    /// Put a member out for this reason. The generation is over.
+    /// A member contradicts itself for this reason: put it out, or fail if it is the last one. The generation is over.
     Expel(MemberId, String),
     /// Tell people about this.
     Notice(Notice),

@@ -91,9 +91,12 @@ pub struct GenerationMachine {
     /// Weighted sums over the evaluation in progress, by report.
     eval_sums: BTreeMap<u32, f64>,
     last_end: f64,
+    /// Steps that were skipped since the last one that was applied.
     skipped: u32,
     /// Whether the next training pass is inspected, because the last step with a verdict was skipped.
     inspect: bool,
+    /// A skipped step whose batch is to be looked at again: see [`Pass::look`].
+    look: Option<u64>,
     findings: Findings,
     halt: Option<Halt>,
     over: bool,
@@ -133,6 +136,7 @@ impl GenerationMachine {
             last_end: 0.0,
             skipped: 0,
             inspect: false,
+            look: None,
             findings: Findings::default(),
             halt: None,
             over: false,
@@ -427,10 +431,18 @@ impl GenerationMachine {
         if self.over || !self.is_started() {
             return actions;
         }
+        let window = self.settings.window.max(1);
+        // What comes after a halt does not wait for an explanation.
+        self.look.take_if(|_| self.halt.is_some());
+        if (self.passes.len() as u64) < window
+            && let Some(step) = self.look.take()
+        {
+            actions.extend(self.issue(BatchId::Train { step }, true));
+        }
         while let Some(item) = self.next {
             match item {
-                Item::Pass(batch) if (self.passes.len() as u64) < self.settings.window.max(1) => {
-                    actions.extend(self.issue(batch));
+                Item::Pass(batch) if (self.passes.len() as u64) < window => {
+                    actions.extend(self.issue(batch, false));
                 }
                 Item::Snapshot { step, save } if !save || self.has_room_to_save() => {
                     actions.extend(self.begin_snapshot(step, save));
@@ -477,12 +489,13 @@ impl GenerationMachine {
         actions
     }
 
-    fn issue(&mut self, batch: BatchId) -> Vec<GenerationAction> {
+    fn issue(&mut self, batch: BatchId, look: bool) -> Vec<GenerationAction> {
         self.issued += 1;
         let (pass, version, step) = (self.issued, self.version, batch.step());
-        let inspect = self.inspect && batch.kind() == PassKind::Train;
-        self.passes.push_back(Pass::new(pass, version, batch, inspect));
-        if batch.kind() == PassKind::Train {
+        let trains = batch.kind() == PassKind::Train;
+        let inspect = look || (trains && self.inspect);
+        self.passes.push_back(Pass { inspect, look, ..Pass::new(pass, version, batch) });
+        if trains && !look {
             self.trained = step + 1;
         }
         let run = ToPeer::Compute(ComputeCommand::Run { pass, version, kind: batch.kind(), step, inspect });

@@ -17,6 +17,9 @@ pub(super) struct Pass {
     pub(super) batch: BatchId,
     /// Whether the peers look for numbers that are not finite.
     pub(super) inspect: bool,
+    /// Whether it only looks at the batch of a skipped step again. It is inspected, nothing is updated, and no step is
+    /// counted.
+    pub(super) look: bool,
     /// Each micro-batch's share of the loss.
     pub(super) weights: Vec<f64>,
     /// The weights of the other reports' values, by micro-batch.
@@ -38,12 +41,13 @@ pub(super) struct Judgement {
 }
 
 impl Pass {
-    pub(super) fn new(number: u64, version: u32, batch: BatchId, inspect: bool) -> Self {
+    pub(super) fn new(number: u64, version: u32, batch: BatchId) -> Self {
         Self {
             number,
             version,
             batch,
-            inspect,
+            inspect: false,
+            look: false,
             weights: Vec::new(),
             sums: Vec::new(),
             reports: BTreeMap::new(),
@@ -65,7 +69,7 @@ impl Pass {
             known.map_or(f64::NAN, |(w, l)| share_of_loss(*w, *l))
         };
         let loss: f64 = (0..settings.micro_batches).map(share).sum();
-        let apply = grad_norm.is_finite() && loss.is_finite();
+        let apply = grad_norm.is_finite() && loss.is_finite() && !self.look;
         Judgement { verdict: Verdict { apply, update, lr: settings.learning_rate.at(update), factor }, loss, grad_norm }
     }
 

@@ -72,11 +72,13 @@ impl ProgramOutline {
         }
     }
 
-    /// Returns the fault of the peer and advice about it. Both follow the peer's name. `names` are the peers' names,
-    /// and `trained` says whether any update was applied.
-    pub(crate) fn describe(&self, poison: &Poison, names: &[&str], trained: bool) -> Sentence {
-        let advice = remedy(trained);
-        let again = if trained { "go back to an earlier checkpoint, with a lower learning rate" } else { advice };
+    /// Returns what happened at the peer and advice about it. Both follow the peer's name. `names` are the peers' names.
+    pub(crate) fn describe(&self, poison: &Poison, names: &[&str], when: When) -> Sentence {
+        let advice = remedy(when);
+        let again = match when {
+            When::Untrained => advice,
+            When::Trained | When::Alone => "go back to an earlier checkpoint, with a lower learning rate",
+        };
         let v = poison.tensor.value();
         let value = format!("{:?}", self.values.get(&v).map_or("?", |name| name.as_str()));
         let (what, advice) = match (poison.tensor, poison.from) {
@@ -101,7 +103,7 @@ impl ProgramOutline {
                 });
                 let what = match poison.cause {
                     Cause::FromInfinity => "turned an infinity into NaN",
-                    Cause::Perhaps => "made an infinity, which may be the cause",
+                    Cause::Perhaps => "made a number that is not finite, which may be the cause",
                     Cause::Arose | Cause::Arrived => "made the first number that is not finite",
                 };
                 (format!("{what}: the result of {operator} {name:?} in {phase} of micro-batch {micro_batch}"), advice)
@@ -111,19 +113,34 @@ impl ProgramOutline {
                 (format!("has optimizer state of {value} that is not finite"), again)
             }
             (Address::Gradient { .. } | Address::Part { .. } | Address::BufferAfter { .. }, None) => {
-                (format!("made the first number that is not finite: the gradient of {value}"), advice)
+                (format!("made the first number that is not finite: the gradient of {value}, or its norm"), advice)
             }
         };
         Sentence { what, advice }
     }
 }
 
-/// The advice about a loss or gradient that is not finite. Before the first update, the learning rate cannot be its
-/// cause.
-pub(crate) fn remedy(trained: bool) -> &'static str {
-    match trained {
-        true => "try a lower learning rate or clipping",
-        false => "no update was applied yet, so look at the model, its loss and the data, not at the learning rate",
+/// When a step was skipped. It tells what may be the cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum When {
+    /// Before the first update, so the learning rate is not the cause.
+    Untrained,
+    /// After updates.
+    Trained,
+    /// After updates, and a later step was applied. So the parameters are sound, and only this step's data differ.
+    Alone,
+}
+
+/// The advice about a loss or gradient that is not finite.
+pub(crate) fn remedy(when: When) -> &'static str {
+    match when {
+        When::Untrained => {
+            "no update was applied yet, so look at the model, its loss and the data, not at the learning rate"
+        }
+        When::Trained => "try a lower learning rate or clipping",
+        When::Alone => {
+            "steps beside it are fine, so look at the data of this step, and at what the model makes of them"
+        }
     }
 }
 

@@ -6,7 +6,7 @@ use fusionllm_graph::ValueId;
 use fusionllm_plan::{PassKind, PeerId, Poison};
 
 use super::pass::{Judgement, Pass};
-use super::program_outline::{Sentence, remedy};
+use super::program_outline::{Sentence, When, remedy};
 use super::{GenerationAction, StepRecord};
 use super::{GenerationMachine, Outcome};
 use crate::{Notice, ToPeer, TrainingProgress};
@@ -14,18 +14,36 @@ use crate::{Notice, ToPeer, TrainingProgress};
 /// A run fails after this many consecutive steps that were skipped because they were not finite.
 pub(super) const MAX_SKIPPED_STEPS: u32 = 20;
 
-/// A peer is put out after this many inspected steps in a row in which its own findings contradict its numbers.
+/// A peer is put out after this many inspected passes in a row in which its own findings contradict its numbers.
 const MAX_CONTRADICTIONS: u32 = 3;
 
-/// The findings of inspected steps.
+/// People are told how often steps are skipped after this many, and after twice as many each time.
+const MANY_SKIPPED_STEPS: u64 = 8;
+
+/// The findings of skipped steps and of inspected passes.
 #[derive(Debug, Default)]
 pub(super) struct Findings {
-    /// The peer and the place that were told to people last. The place is `None` if the peer contradicted itself.
-    told: Option<(PeerId, Option<Poison>)>,
-    /// The last finding in words, since the last update.
+    /// All skipped steps of the generation.
+    skipped: u64,
+    /// Whether the last inspected pass that was not finite showed why.
+    explained: bool,
+    /// The finding that was told to people last.
+    told: Option<Finding>,
+    /// The last finding in words.
     culprit: Option<String>,
-    /// Inspected steps in a row in which a peer contradicted itself.
+    /// Inspected passes in a row in which a peer contradicted itself.
     contradictions: BTreeMap<PeerId, u32>,
+}
+
+/// The reason why a step was skipped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Finding {
+    /// A number was first not finite in this place of this peer.
+    Poison(PeerId, Poison),
+    /// A peer contradicted itself.
+    Contradiction(PeerId),
+    /// All that the peers sent was finite. Only what the broker computes from it is not.
+    Sum,
 }
 
 impl GenerationMachine {
@@ -66,16 +84,23 @@ impl GenerationMachine {
         }
         let judgement = pass.judge(&settings, update);
         pass.judgement = Some(judgement);
-        let verdict = judgement.verdict;
+        let (verdict, look) = (judgement.verdict, pass.look);
         self.updates += u64::from(verdict.apply);
-        // The passes issued from now on are inspected. Earlier passes in flight are not.
-        self.inspect = !verdict.apply;
+        if !look {
+            // The passes issued from now on are inspected. Earlier passes in flight are not.
+            self.inspect = !verdict.apply;
+        }
         Ok(self.broadcast(ToPeer::Verdict { pass: number, verdict }).collect())
     }
 
-    /// Completes a step that all peers have completed.
+    /// Completes a step, or another look at one, that all peers have completed.
     pub(super) fn step_over(&mut self, pass: Pass, step: u64, step_s: f64) -> Vec<GenerationAction> {
         let Some(Judgement { verdict, loss, grad_norm }) = pass.judgement else { return Vec::new() };
+        if pass.look {
+            // If the model has changed since, all may be finite now. Then places that were met explain nothing.
+            let finite = loss.is_finite() && grad_norm.is_finite();
+            return if finite { Vec::new() } else { self.find(&pass, step) };
+        }
         self.progress = TrainingProgress { step, updates: self.progress.updates + u64::from(verdict.apply) };
         if let Some(saving) = self.saving.iter_mut().find(|s| s.step == step) {
             saving.updates = Some(self.progress.updates);
@@ -83,13 +108,10 @@ impl GenerationMachine {
         let findings = match verdict.apply {
             true => {
                 self.skipped = 0;
-                (self.findings.culprit, self.findings.contradictions) = Default::default();
+                self.findings.contradictions.clear();
                 Vec::new()
             }
-            false => {
-                self.skipped += 1;
-                self.find(&pass, step)
-            }
+            false => self.step_skipped(&pass, step),
         };
         let sent = pass.done.values().flat_map(|r| &r.sent);
         let record = StepRecord {
@@ -106,26 +128,54 @@ impl GenerationMachine {
         [GenerationAction::Step(record)].into_iter().chain(findings).collect()
     }
 
-    /// Says what a skipped step has shown, if it was inspected.
-    fn find(&mut self, pass: &Pass, step: u64) -> Vec<GenerationAction> {
-        if !pass.inspect {
-            return Vec::new();
-        }
-        let contradictory = self.contradictory(pass);
-        let found = self.culprit(pass).map(|(peer, poison)| (peer, Some(poison)));
+    /// Finds out why a step was skipped, or has its batch looked at again if it was not inspected.
+    ///
+    /// Once the reason is known, another look would rarely show more, so only some skipped steps get one.
+    fn step_skipped(&mut self, pass: &Pass, step: u64) -> Vec<GenerationAction> {
+        self.skipped += 1;
+        self.findings.skipped += 1;
+        let skipped = self.findings.skipped;
         let mut actions = Vec::new();
-        if let Some((peer, poison)) = found.or(contradictory.first().map(|peer| (*peer, None))) {
-            let names: Vec<&str> = self.peers.iter().map(|p| p.name.as_str()).collect();
-            let participant = &self.peers[peer.0 as usize];
-            let Sentence { what, advice } = match &poison {
-                Some(poison) => participant.expected.outline().describe(poison, &names, self.progress.updates > 0),
-                None => contradiction(),
+        if pass.inspect || !self.is_spoilt(pass) {
+            actions.extend(self.find(pass, step));
+        } else if (skipped.is_power_of_two() || !self.findings.explained) && !self.passes.iter().any(|p| p.look) {
+            self.look = Some(pass.batch.step());
+        }
+        if skipped >= MANY_SKIPPED_STEPS && skipped.is_power_of_two() {
+            let (of, why) = (step - self.settings.start.step, self.findings.culprit.clone());
+            actions.push(GenerationAction::Notice(Notice::Skipping { step, skipped, of, why }));
+        }
+        actions
+    }
+
+    /// Says what a pass that is not finite has shown.
+    fn find(&mut self, pass: &Pass, step: u64) -> Vec<GenerationAction> {
+        let contradictory = self.contradictory(pass);
+        let found = match self.culprit(pass) {
+            Some((peer, poison)) => Some(Finding::Poison(peer, poison)),
+            None if !contradictory.is_empty() => contradictory.first().copied().map(Finding::Contradiction),
+            None => self.is_spoilt_by_the_broker(pass).then_some(Finding::Sum),
+        };
+        self.findings.explained = found.is_some() && contradictory.is_empty();
+        let mut actions = Vec::new();
+        if let Some(found) = found {
+            let when = self.when();
+            let (peer, sentence) = self.describe(&found, when);
+            let member = peer.map(|peer| &self.peers[peer.0 as usize]);
+            let name = member.map_or_else(|| "the broker".to_owned(), |member| format!("{:?}", member.name));
+            let Sentence { what, advice } = sentence;
+            self.findings.culprit = Some(format!("{name} {what}; {advice}"));
+            let told = match found {
+                Finding::Poison(peer, poison) => Finding::Poison(peer, poison.of_any_micro_batch()),
+                other => other,
             };
-            self.findings.culprit = Some(format!("{:?} {what}; {advice}", participant.name));
-            let told = (peer, poison.map(Poison::of_any_micro_batch));
             if self.findings.told.replace(told) != Some(told) {
-                let member = participant.member;
-                actions.push(GenerationAction::Notice(Notice::Poisoned { member, step, what, advice }));
+                let member = member.map(|member| member.member);
+                let micro_batch = match found {
+                    Finding::Poison(_, poison) if when == When::Alone => poison.tensor.micro_batch(),
+                    _ => None,
+                };
+                actions.push(GenerationAction::Notice(Notice::Poisoned { member, step, what, advice, micro_batch }));
             }
         }
         let before = std::mem::take(&mut self.findings.contradictions);
@@ -139,6 +189,42 @@ impl GenerationMachine {
             }
         }
         actions
+    }
+
+    /// When the step was skipped that a finding is about.
+    fn when(&self) -> When {
+        match (self.progress.updates, self.skipped) {
+            (0, _) => When::Untrained,
+            (_, 0) => When::Alone,
+            _ => When::Trained,
+        }
+    }
+
+    /// The peer that a finding is about, if it is not about the broker, and what it says.
+    fn describe(&self, found: &Finding, when: When) -> (Option<PeerId>, Sentence) {
+        match found {
+            Finding::Poison(peer, poison) => {
+                let names: Vec<&str> = self.peers.iter().map(|p| p.name.as_str()).collect();
+                let outline = self.peers[peer.0 as usize].expected.outline();
+                (Some(*peer), outline.describe(poison, &names, when))
+            }
+            Finding::Contradiction(peer) => (Some(*peer), contradiction()),
+            Finding::Sum => {
+                let what = "got losses and norms that are all finite, but their sum over the batch is not".into();
+                (None, Sentence { what, advice: remedy(when) })
+            }
+        }
+    }
+
+    /// Whether any peer has sent a loss or a norm that is not finite.
+    fn is_spoilt(&self, pass: &Pass) -> bool {
+        self.peers.iter().any(|participant| pass.is_spoilt_by(&participant.expected))
+    }
+
+    /// Whether the loss or the norm of the batch is not finite, although all that the peers have sent is.
+    fn is_spoilt_by_the_broker(&self, pass: &Pass) -> bool {
+        let finite = |j: Judgement| j.loss.is_finite() && j.grad_norm.is_finite();
+        pass.judgement.is_some_and(|j| !finite(j)) && !self.is_spoilt(pass)
     }
 
     /// The peers whose loss or norms are not finite, and which have found no reason. An honest peer finds one, because
@@ -168,7 +254,7 @@ impl GenerationMachine {
     /// The reason why the run fails after too many skipped steps.
     pub(super) fn diverged(&self) -> String {
         let step = self.progress.step;
-        let why = self.findings.culprit.as_deref().unwrap_or(remedy(self.progress.updates > 0));
+        let why = self.findings.culprit.as_deref().unwrap_or(remedy(self.when()));
         format!("the loss or gradient was not finite in {MAX_SKIPPED_STEPS} consecutive steps up to step {step}; {why}")
     }
 }

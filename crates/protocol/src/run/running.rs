@@ -252,15 +252,26 @@ impl Run {
     }
 
     fn failed(&mut self, from: MemberId, reason: &str) -> Vec<Action> {
-        let alone = self.roster.present().all(|m| m.id == from);
-        let name = self.roster.display_name(from).to_owned();
-        if !alone {
-            return self.expel(from, &format!("it failed: {reason}"), self.now);
+        let name = self.roster.display_name(from);
+        let failure = format!("peer {name:?} failed: {}", one_line(reason));
+        self.expel_or_fail(from, &format!("it failed: {reason}"), failure)
+    }
+
+    /// A peer sends numbers that are not finite without a reason.
+    fn contradicts(&mut self, member: MemberId, reason: &str) -> Vec<Action> {
+        let name = self.roster.display_name(member);
+        let failure = format!("no other peer is left than {name:?}, and {reason}");
+        self.expel_or_fail(member, reason, failure)
+    }
+
+    /// Puts a member out, or fails the run if no other member is left: another one could not do better with the same work.
+    /// Then the member reads the reason while it is still a member.
+    fn expel_or_fail(&mut self, member: MemberId, reason: &str, failure: String) -> Vec<Action> {
+        let alone = self.roster.present().all(|m| m.id == member);
+        match alone {
+            true => self.end(Action::Fail(failure)),
+            false => self.expel(member, reason, self.now),
         }
-        // Another member could not do better with the same work. The failed member reads the reason while it is still a
-        // member.
-        let reason = format!("peer {name:?} failed: {}", one_line(reason));
-        self.end(Action::Fail(reason))
     }
 
     /// Call when the last tensor of a member's snapshot has arrived.
@@ -318,7 +329,7 @@ impl Run {
                 GenerationAction::Cut(step) => self.begin_cut(step),
                 GenerationAction::BeginCheckpoint(step) => all.push(Action::BeginCheckpoint(step)),
                 GenerationAction::Commit(progress) => all.push(Action::Commit(progress)),
-                GenerationAction::Expel(member, reason) => all.extend(self.expel(member, &reason, self.now)),
+                GenerationAction::Expel(member, reason) => all.extend(self.contradicts(member, &reason)),
                 GenerationAction::Notice(notice) => all.push(Action::Notice(notice)),
                 GenerationAction::Drained(progress) => {
                     if let Phase::Running(running) = &mut self.phase {

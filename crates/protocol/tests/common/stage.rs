@@ -27,6 +27,10 @@ pub(crate) struct Stage {
     pub(crate) programs: Vec<Program>,
     /// The passes that were issued and not carried out, and whether they are inspected.
     pub(crate) issued: VecDeque<(u64, bool)>,
+    /// The steps of the passes that were issued, counted from 0.
+    pub(crate) fed: Vec<u64>,
+    /// The micro-batch's share of the loss.
+    pub(crate) weight: f64,
 }
 
 /// The numbers that a peer sends in a step.
@@ -79,6 +83,8 @@ impl Stage {
             actions: Vec::new(),
             programs: Vec::new(),
             issued: VecDeque::new(),
+            fed: Vec::new(),
+            weight: 1.0,
         }
     }
 
@@ -157,8 +163,9 @@ impl Stage {
             {
                 self.issued.push_back((pass, inspect));
             }
-            if let Action::Feed(pass, _) = action {
-                self.run.set_weights(pass, vec![1.0], vec![0.5]);
+            if let Action::Feed(pass, batch) = action {
+                self.run.set_weights(pass, vec![self.weight], vec![0.5]);
+                self.fed.push(batch.step());
             }
             let Action::Plan { members, .. } = &action else {
                 self.actions.push(action);

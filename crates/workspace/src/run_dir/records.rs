@@ -60,6 +60,9 @@ pub struct Summary {
     /// Steps of this session that were skipped, because the loss or a gradient was not finite.
     #[serde(default)]
     pub skipped_steps: u64,
+    /// The last place where a number was first not finite, with advice. It is left out if there is none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skipped_because: Option<String>,
     /// Loss of the first step.
     pub loss_first: Option<f64>,
     /// Loss of the last step.

@@ -23,6 +23,10 @@ const MAX_REPORTS: usize = 256;
 /// Incidents in the summary. A run with more has other worries.
 const MAX_INCIDENTS: usize = 1000;
 
+/// A run whose last steps were all skipped has failed, if they are at least this many. The model may then hold numbers
+/// that are not finite.
+const LAST_SKIPPED: u64 = 10;
+
 /// The first steps of a generation warm caches and allocators.
 const WARM_UP: u64 = 2;
 
@@ -35,6 +39,8 @@ pub(crate) struct Figures {
     /// Steps whose update was applied, and steps that were skipped. Those that were done again count each time.
     applied: u64,
     skipped: u64,
+    /// Steps that were skipped since the last one that was applied.
+    last_skipped: u64,
     /// The last message about a number that is not finite: the peer that made it, and advice.
     poison: Option<(String, String)>,
     /// Seconds of all steps that count.
@@ -99,6 +105,7 @@ impl Figures {
             steps: VecDeque::new(),
             applied: 0,
             skipped: 0,
+            last_skipped: 0,
             poison: None,
             in_steps_s: 0.0,
             start_s: None,
@@ -142,7 +149,10 @@ impl Figures {
             self.loss_first = finite(record.loss);
         }
         self.in_steps_s += record.step_s;
-        *(if record.applied { &mut self.applied } else { &mut self.skipped }) += 1;
+        match record.applied {
+            true => (self.applied, self.last_skipped) = (self.applied + 1, 0),
+            false => (self.skipped, self.last_skipped) = (self.skipped + 1, self.last_skipped + 1),
+        }
         self.start_s.get_or_insert(self.started.elapsed().as_secs_f64() - record.step_s);
         self.steps.push_back((record.step, record.loss, record.step_s));
         if self.steps.len() > MAX_STEPS {
@@ -178,20 +188,23 @@ impl Figures {
         self.poison = Some((what, advice.to_owned()));
     }
 
-    /// The error of a run that ends without having applied any of its steps.
-    pub(crate) fn nothing_applied(&self) -> Option<NodeError> {
-        if self.applied > 0 || self.skipped == 0 {
-            return None;
-        }
+    /// The error of a run of which no step was applied, or none of the last ones.
+    pub(crate) fn ended_skipping(&self) -> Option<NodeError> {
+        let which = match (self.applied, self.last_skipped) {
+            (_, 0) => return None,
+            (0, n) => {
+                format!("no step was applied: the loss or a gradient was not finite in any of {}", counted(n, "step"))
+            }
+            (_, n) if n < LAST_SKIPPED => return None,
+            (_, n) => {
+                format!("the run ended without learning: the loss or a gradient was not finite in the last {n} steps")
+            }
+        };
         let (found, hint) = match &self.poison {
             Some((what, advice)) => (format!("; {what}"), advice.clone()),
             None => (String::new(), "look for what the model's loss cannot take in the data, such as log(0)".into()),
         };
-        let message = format!(
-            "no step was applied: the loss or a gradient was not finite in any of {}{found}",
-            counted(self.skipped, "step")
-        );
-        Some(NodeError::NothingApplied { message, hint })
+        Some(NodeError::NothingApplied { message: which + &found, hint })
     }
 
     pub(crate) fn summary(
@@ -206,6 +219,7 @@ impl Figures {
         Summary {
             steps: position.step,
             skipped_steps: self.skipped,
+            skipped_because: self.poison.as_ref().map(|(what, advice)| format!("{what}; {advice}")),
             loss_first: self.loss_first,
             loss_last: self.steps.back().and_then(|(_, loss, _)| finite(*loss)),
             median_step_s: median(self.steps.iter().skip(warm).map(|(_, _, s)| *s).collect()),

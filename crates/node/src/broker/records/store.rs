@@ -276,9 +276,9 @@ impl Store {
         self.figures.poisoned(what, advice);
     }
 
-    /// The error of a run that ends without having applied any of its steps.
-    pub(crate) fn nothing_applied(&self) -> Option<NodeError> {
-        self.figures.nothing_applied()
+    /// The error of a run of which no step was applied, or none of the last ones.
+    pub(crate) fn ended_skipping(&self) -> Option<NodeError> {
+        self.figures.ended_skipping()
     }
 
     /// Training goes back to a step: later lines of the metrics are void.
@@ -405,7 +405,7 @@ impl Store {
     pub(crate) fn evaluated(&mut self, step: u64, val_loss: f64, val_accuracy: Option<f64>) -> Result<(), NodeError> {
         if let Some(metrics) = self.pending.as_mut().filter(|m| m.step == step) {
             metrics.val_loss = finite(val_loss);
-            metrics.val_accuracy = val_accuracy.and_then(finite);
+            metrics.val_accuracy = val_accuracy;
         }
         self.flush()
     }
