@@ -112,6 +112,8 @@ pub struct BatchLoss {
     pub weight: Weight,
     /// The parts of the loss that may be inexact, in graph order.
     pub doubts: Vec<Doubt>,
+    /// For each doubt, the name and the operator of its node.
+    pub places: Vec<String>,
     recipe: Recipe,
 }
 

@@ -48,7 +48,12 @@ pub(super) fn weighed(graph: Graph, loss: ValueId, sizes: Sizes<'_>) -> Result<(
     doubts.sort_by_key(|d| (d.node(), *d));
     doubts.dedup();
     recipe.complete(&counting, &classes);
-    Ok((graph, BatchLoss { weight, doubts, recipe }))
+    let place = |doubt: &Doubt| {
+        let node = graph.node(doubt.node());
+        format!("`{}` ({})", node.name, node.op.name())
+    };
+    let places = doubts.iter().map(place).collect();
+    Ok((graph, BatchLoss { weight, doubts, places, recipe }))
 }
 
 /// Whether two graphs differ in sizes alone.

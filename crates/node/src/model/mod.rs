@@ -47,13 +47,14 @@ impl Model {
     /// The note for the user about a loss that this model's micro-batches do not add up to, for batches of `batch`
     /// samples.
     pub fn doubt(&self, batch: usize) -> Option<String> {
-        let of_kind = |kind: fn(&Doubt) -> bool| self.loss.doubts.iter().find(|d| kind(d));
-        let doubt = of_kind(|d| matches!(d, Doubt::Couples(_)))
+        let of_kind = |kind: fn(&Doubt) -> bool| {
+            let mut doubts = self.loss.doubts.iter().zip(&self.loss.places);
+            doubts.find(|(doubt, _)| kind(doubt))
+        };
+        let (doubt, at) = of_kind(|d| matches!(d, Doubt::Couples(_)))
             .or_else(|| of_kind(|d| matches!(d, Doubt::Unknown(_))))
             .or_else(|| of_kind(|d| matches!(d, Doubt::Number(_))))?;
-        let node = self.forward.nodes.get(doubt.node().index())?;
-        let (name, op, size) = (&node.name, node.op.name(), self.micro_batch);
-        let at = format!("`{name}` ({op})");
+        let size = self.micro_batch;
         match doubt {
             Doubt::Couples(_) if size == batch => Some(format!(
                 "samples of a batch meet in the loss, at {at}, so each batch of {batch} stays in one piece"

@@ -161,9 +161,8 @@ impl Cut {
     }
 
     fn expect_no_doubts(&self) -> Result<(), Failed> {
-        let at = |d: &Doubt| format!("{d:?} {}", self.model.forward.node(d.node()).name);
-        let doubts: Vec<String> = self.model.loss.doubts.iter().map(at).collect();
-        if doubts.is_empty() { Ok(()) } else { Err(format!("{}: {}", self.place(), doubts.join(", ")).into()) }
+        let (doubts, places) = (&self.model.loss.doubts, &self.model.loss.places);
+        if doubts.is_empty() { Ok(()) } else { Err(format!("{}: {doubts:?} at {places:?}", self.place()).into()) }
     }
 
     fn read(&self, key: &str) -> Result<HostTensor, Failed> {
