@@ -39,10 +39,10 @@ impl Reading {
 pub(super) fn rate(unit: &str) -> Meaning {
     let unit = closed_up(unit);
     let Some(Data { prefix, base, rest }) = Data::read(&unit) else { return Meaning::Unknown };
-    let per_second = PER_SECOND.contains(&rest.to_lowercase().as_str());
+    let is_rate = PER_SECOND.contains(&rest.to_lowercase().as_str()) || (base == Base::None && rest.is_empty());
     let cares = unit.contains(|c: char| c.is_lowercase());
     match base {
-        _ if !per_second && !(base == Base::None && rest.is_empty()) => Meaning::Unknown,
+        _ if !is_rate => Meaning::Unknown,
         Base::Bits => Meaning::One(prefix.factor / 8.0),
         Base::Bytes => Meaning::One(prefix.factor),
         Base::Letter('b') if prefix.has_its_case => Meaning::One(prefix.factor / 8.0),
@@ -140,7 +140,7 @@ fn duration(unit: &str) -> Meaning {
 }
 
 /// The ends of a rate's unit.
-const PER_SECOND: [&str; 6] = ["/s", "ps", "/sec", "/second", "persec", "persecond"];
+const PER_SECOND: [&str; 7] = ["/s", "ps", "/sec", "/second", "pers", "persec", "persecond"];
 
 /// A unit without its blanks.
 fn closed_up(unit: &str) -> String {
