@@ -11,7 +11,7 @@ use fusionllm_graph::{
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
     Address, Cluster, Compression, Compressor, Curve, Device, Link, LinkCodec, Measured, Optimizer, PeerId, Plan,
-    Program, Rates, Schedule, SimulateOptions, Site, compile, equal_compute, simulate,
+    Program, Rates, Schedule, SimulateOptions, Site, Traffic, compile, equal_compute, simulate,
 };
 
 const SGD: Optimizer = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
@@ -260,6 +260,14 @@ fn sizes_of_bf16_count_two_bytes() {
             sent.map(|(t, _)| program.values[&t.value()].ty.dtype).all(|dtype| dtype == DType::BF16)
         };
         assert_eq!(plan.codecs.iter().take(40).any(bf16_alone), compressor != Compressor::Bf16, "{compressor}");
+        if compressor == Compressor::Int8 {
+            // Neither does the guard fall back on such a codec.
+            let traffic = Traffic::new(&compile(&plan, &graph, &train).unwrap());
+            for l in plan.codecs.iter().take(40) {
+                let milder = traffic.less_lossy((l.from, l.to), l.codec);
+                assert_eq!(milder, if bf16_alone(l) { Codec::None } else { Codec::Bf16 });
+            }
+        }
     }
     let ratio = |compressor, dtype| seen[&(compressor, dtype)];
     assert_eq!(["bf16", "int8", "topk"].map(|c| ratio(c, DType::F32)), [2.0, 3.8, 10.0]);

@@ -9,7 +9,7 @@ use super::traffic::Traffic;
 use crate::cost::Cluster;
 use crate::error::PlanError;
 use crate::optimizer::Optimizer;
-use crate::program::{PeerId, Program, encoded_bytes};
+use crate::program::{PeerId, Program};
 use crate::simulate::{SimulateOptions, simulate};
 
 /// The most that `auto` lets a step grow, relative to the strongest codecs on every link, to use less lossy codecs.
@@ -52,9 +52,7 @@ impl Compression {
             to,
             codec: codec.with_stochastic_rounding(self.stochastic_rounding),
         });
-        let saves =
-            |l: &LinkCodec| traffic.links[&(l.from, l.to)].iter().any(|ty| encoded_bytes(&l.codec, ty).is_some());
-        Ok(all.filter(saves).collect())
+        Ok(all.filter(|l| traffic.saves((l.from, l.to), &l.codec)).collect())
     }
 
     /// Chooses for each link the least lossy codec that keeps the link from slowing the step. It never chooses top-k.

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use fusionllm_compress::Element;
+use fusionllm_compress::{Codec, Element};
 use fusionllm_graph::TensorType;
 
 use crate::cost::{Cluster, UplinkId};
 use crate::error::PlanError;
-use crate::program::{PeerId, Program, element};
+use crate::program::{PeerId, Program, element, encoded_bytes};
 
 /// The messages of one step that may be compressed, by link.
 #[derive(Debug, Clone, PartialEq)]
@@ -30,6 +30,21 @@ impl Traffic {
             }
         }
         Self { links }
+    }
+
+    /// Whether a codec makes any tensor of the link from one peer to another smaller.
+    pub(super) fn saves(&self, link: (PeerId, PeerId), codec: &Codec) -> bool {
+        let types = self.links.get(&link).map_or(&[][..], |types| types);
+        types.iter().any(|ty| encoded_bytes(codec, ty).is_some())
+    }
+
+    /// The next less lossy codec that makes any tensor of a link smaller: see [`Codec::less_lossy`].
+    pub fn less_lossy(&self, link: (PeerId, PeerId), codec: Codec) -> Codec {
+        let mut milder = codec.less_lossy();
+        while milder != Codec::None && !self.saves(link, &milder) {
+            milder = milder.less_lossy();
+        }
+        milder
     }
 
     /// The widest numbers of all messages.

@@ -108,6 +108,9 @@ impl ProgramOutline {
                 };
                 (format!("{what}: the result of {operator} {name:?} in {phase} of micro-batch {micro_batch}"), advice)
             }
+            (Address::Held { .. }, None) if poison.cause == Cause::Perhaps => {
+                (format!("has {value}, which holds an infinity and may be the cause"), advice)
+            }
             (Address::Held { .. }, None) => (format!("has {value}, which was not finite before the step"), again),
             (Address::OptimizerState { .. }, None) => {
                 (format!("has optimizer state of {value} that is not finite"), again)

@@ -25,6 +25,7 @@ use rates::Rates;
 pub struct Regulator {
     compression: Compression,
     programs: Vec<Program>,
+    traffic: Traffic,
     optimizer: Optimizer,
     version: u32,
     /// The codecs of all links that carry something compressible.
@@ -41,17 +42,18 @@ impl Regulator {
     /// A regulator for this plan and its `programs`. The devices of `cluster` are the peers. Without a cluster, the
     /// codecs do not follow the links.
     pub fn new(plan: &Plan, programs: Vec<Program>, cluster: Option<Cluster>, optimizer: Optimizer) -> Self {
-        let links = Traffic::new(&programs).links.into_keys();
+        let traffic = Traffic::new(&programs);
         Self {
             compression: plan.compression,
             optimizer,
             version: plan.version,
-            codecs: links.map(|(from, to)| ((from, to), plan.codec(from, to))).collect(),
+            codecs: traffic.links.keys().map(|&(from, to)| ((from, to), plan.codec(from, to))).collect(),
             cluster: cluster.filter(|_| plan.compression.needs_links()),
             factors: BTreeMap::new(),
             rates: Rates::default(),
             guard: Guard::default(),
             programs,
+            traffic,
         }
     }
 
@@ -84,8 +86,9 @@ impl Regulator {
         for (link, reason) in self.guard.step(record, &self.codecs) {
             let before = self.codecs[&link];
             if self.compression.guard {
-                self.guard.hold(link, before.less_lossy(), record.step);
-                next.insert(link, before.less_lossy());
+                let milder = self.traffic.less_lossy(link, before);
+                self.guard.hold(link, milder, record.step);
+                next.insert(link, milder);
                 reasons.insert(link, reason);
             } else if reason != CodecChangeReason::NotFinite {
                 changes.push(CodecChange { from: link.0, to: link.1, before, now: before, reason });
