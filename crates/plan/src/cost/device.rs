@@ -19,6 +19,15 @@ pub struct Device {
     /// Index of its site.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub site: Option<u32>,
+    /// The name of the machine that it is part of. Devices of one host share its network card, and messages between
+    /// them need no link. `None` if it is the only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Bytes/s of its host's network card, in each direction. `None` for the default, see [`Cluster::card`].
+    ///
+    /// [`Cluster::card`]: crate::Cluster::card
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub network: Option<f64>,
     /// The device's speed before [`Self::slowdown`].
     pub rates: Rates,
     /// Bytes of memory for all that its peer holds, such as parameters and activations.
@@ -77,6 +86,8 @@ impl Device {
         Self {
             name: name.into(),
             site: None,
+            host: None,
+            network: None,
             rates,
             memory,
             slowdown: 1.0,

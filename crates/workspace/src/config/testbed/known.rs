@@ -84,6 +84,8 @@ impl Known {
         Device {
             name: measured.name.clone(),
             site: known.site,
+            host: known.host.clone(),
+            network: known.network,
             slowdown: measured.slowdown.max(known.slowdown),
             // A machine cannot give more memory than it has measured.
             memory: if known.memory == 0 { measured.memory } else { measured.memory.min(known.memory) },

@@ -1,4 +1,5 @@
 use fusionllm_graph::Advice;
+use fusionllm_plan::Line;
 use insta::assert_snapshot;
 
 use super::*;
@@ -215,7 +216,8 @@ fn what_is_known_counts_more_than_measurements() {
         (Some(1e6), Some(1e6)),
         "both through the uplink of 8 Mbps"
     );
-    assert_eq!(cluster.uplinks(a, b).count(), 2);
+    let lines = cluster.route(a, b).unwrap();
+    assert_eq!(lines.lines().filter(|(line, _)| matches!(line, Line::Uplink { .. })).count(), 2);
     let [first, second] = cluster.devices() else { panic!("{:?}", cluster.devices()) };
     assert_eq!((first.rates.matmul, first.memory), (3e12, 1 << 30), "the machine gives no more");
     assert_eq!((second.rates.matmul, second.memory), (1e9, 1 << 20), "its speed was measured");
