@@ -334,15 +334,23 @@ impl<'a> Classes<'a> {
                 _ => None,
             };
         }
-        // An archive of one size does not tell its number of rows from a constant that happens to be the same.
+        // An archive of one size does not tell its number of rows from a constant that happens to be the same. Only
+        // where samples are added up, such a number is rather their count. A body has factors of 0.5 everywhere.
         let divisor = match op.op {
             Binary::Div if !op.reverse => op.scalar,
             Binary::Mul => 1.0 / op.scalar,
             _ => return Some(0),
         };
         let is = |count: usize| count > 0 && (divisor - count as f64).abs() <= 1e-6 * divisor.abs();
-        let rows = matches!(self.class(operand), Class::Rows { .. } | Class::Sum(Share { power: 0, targets: None }));
-        if !rows || !(is(self.sizes.samples) || is(self.summed[operand.index()])) {
+        let counts = match self.class(operand) {
+            Class::Sum(Share { power: 0, targets: None }) => is(self.sizes.samples) || is(self.summed[operand.index()]),
+            Class::Rows { power: 0, .. } => {
+                let elements = self.graph.ty(operand).numel();
+                op.op == Binary::Div && elements > self.sizes.samples && is(elements)
+            }
+            _ => false,
+        };
+        if !counts {
             return Some(0);
         }
         self.guesses.push(id);

@@ -108,8 +108,9 @@ impl Classes<'_> {
             Op::CumSum(op) => apart_from(&[op.dim]),
             Op::Softmax(op) => apart_from(&[op.dim]),
             Op::LogSoftmax(op) => apart_from(&[op.dim]),
-            Op::Sort(op) => apart_from(&[op.dim]),
-            Op::TopK(op) => apart_from(&[op.dim]),
+            // Experts sort the tokens that they get, and put them back.
+            Op::Sort(op) => apart_from(&[op.dim]).map_err(|_| Unknown),
+            Op::TopK(op) => apart_from(&[op.dim]).map_err(|_| Unknown),
             Op::Flip(op) => apart_from(&op.dims),
             Op::ConstantPad(op) => {
                 let padded = op.pads.iter().enumerate().filter(|(_, pad)| **pad != [0, 0]);

@@ -57,6 +57,14 @@ fn a_number_that_grows_with_the_rows_counts_them() {
     assert!(matches!(loss.doubts[0], Doubt::Number(_)));
     let (_, loss) = weighed(&divided(2, 100.0), 2, None);
     assert_eq!((loss.weight, loss.doubts.len()), (Weight::Whole, 0));
+    // A half of each sample is no mean over two samples.
+    let halves = classifier(2, |b, logits, _| {
+        let half = b.mul_scalar(logits, 0.5)?;
+        let half = b.div_scalar(half, 2.0)?;
+        b.mean(half, &[0, 1], false)
+    });
+    let (_, loss) = weighed(&halves, 2, None);
+    assert_eq!((loss.weight, loss.doubts.len()), (Weight::Equal, 0));
 }
 
 #[test]

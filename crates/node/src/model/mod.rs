@@ -65,8 +65,8 @@ impl Model {
                  and the loss is the mean. Write micro_batch = {batch} in [train] for the loss of the whole batch"
             )),
             Doubt::Unknown(_) => Some(format!(
-                "how the loss of a batch follows from its samples is not known at {at}. It is taken for the mean over \
-                 micro-batches. Write micro_batch = {batch} in [train] if that is wrong"
+                "how the loss of a batch follows from its samples is not known at {at}. The loss of each micro-batch is \
+                 taken for a mean over its samples or targets. Write micro_batch = {batch} in [train] if that is wrong"
             )),
             Doubt::Number(_) => Some(format!(
                 "the number at {at} is taken for the number of rows, because the archive has one batch size. Export with \
