@@ -142,7 +142,7 @@ impl Communicator for OtherPeers<'_> {
     }
 }
 
-/// What a peer sends in one step beside [`OtherPeers`].
+/// The messages that a peer sends in one step beside [`OtherPeers`].
 fn sent(graph: &Graph, program: &Program) -> Vec<(ValueId, HostTensor)> {
     program.validate().unwrap();
     let mut executor = Executor::new(backends("cpu", 1).remove(0), adamw().optimizer, 1);

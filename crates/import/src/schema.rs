@@ -44,7 +44,7 @@ pub(crate) struct ModuleCall {
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct CallSignature {
-    /// What forward returns: a tree in JSON, as `torch.utils._pytree` writes it.
+    /// The structure of forward's results: a tree in JSON, as `torch.utils._pytree` writes it.
     #[serde(default)]
     pub(crate) out_spec: String,
 }

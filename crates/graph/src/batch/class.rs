@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::{Doubt, Sizes};
 use crate::ops::{Binary, BinaryScalar, OpClass, ReduceKind, Unary};
-use crate::{Graph, HostTensor, Node, NodeId, Op, ValueId, ValueKind};
+use crate::{Graph, Node, NodeId, Op, ValueId, ValueKind};
 
 /// The place of the samples in a tensor: along dimension `dim`, each sample has `inner` neighbouring places, and the
 /// samples may repeat in their order.
@@ -139,7 +139,7 @@ impl<'a> Classes<'a> {
                     self.class[v.index()] = Class::Same { power };
                 }
                 if let Some(tensor) = self.graph.constants.get(&value.name) {
-                    self.uniform[v.index()] = uniform_dims(tensor);
+                    self.record_constant(v, tensor);
                 }
             }
             _ => {}
@@ -194,7 +194,7 @@ impl<'a> Classes<'a> {
         let sums = operands.iter().any(|c| matches!(c, Class::Sum(_) | Class::Mixed));
         match (rows, sums) {
             (false, false) => {
-                self.fixed(id, node);
+                self.record_uniform(node);
                 vec![self.same(id, node, &operands)]
             }
             (false, true) => vec![self.sum(id, node, &operands)],
@@ -328,11 +328,8 @@ impl<'a> Classes<'a> {
     /// The power of the number of micro-batches by which a node's number grows from a micro-batch to the batch. `None`
     /// if the number depends on the rows in another way.
     pub(super) fn literal(&mut self, id: NodeId, op: &BinaryScalar, operand: ValueId) -> Option<i32> {
-        if let Some((other, _)) = self.sizes.other {
-            return match &other.node(id).op {
-                Op::BinaryScalar(there) => self.sizes.power(op.scalar, there.scalar),
-                _ => None,
-            };
+        if self.sizes.other.is_some() {
+            return self.sizes.power_of_number(self.graph, id);
         }
         // An archive of one size does not tell its number of rows from a constant that happens to be the same. Only
         // where samples are added up, such a number is rather their count. A body has factors of 0.5 everywhere.
@@ -390,24 +387,23 @@ pub(super) fn passes_powers(op: &Op) -> bool {
         || matches!(op, Op::Binary(Binary::Add | Binary::Sub | Binary::Maximum | Binary::Minimum) | Op::Cat(_))
 }
 
-/// The dimensions along which a tensor does not vary. Tensors that are large count as varying.
-fn uniform_dims(tensor: &HostTensor) -> Vec<bool> {
-    const LARGEST: usize = 1 << 22;
-    let (shape, bytes) = (tensor.shape(), tensor.bytes());
-    if bytes.len() > LARGEST {
-        return shape.iter().map(|n| *n == 1).collect();
-    }
-    let mut inner = tensor.dtype().size();
-    let mut uniform = vec![true; shape.len()];
-    for (d, n) in shape.iter().enumerate().rev() {
-        let block = inner * n;
-        uniform[d] = *n <= 1
-            || block == 0
-            || bytes.chunks_exact(block).all(|block| {
-                let (first, rest) = block.split_at(inner);
-                rest.chunks_exact(inner).all(|other| other == first)
-            });
-        inner = block;
-    }
-    uniform
+/// Whether each element of the result depends on the elements at its place alone. Operands broadcast.
+pub(super) fn works_by_element(op: &Op) -> bool {
+    matches!(
+        op,
+        Op::Unary(_)
+            | Op::Binary(_)
+            | Op::BinaryScalar(_)
+            | Op::Compare(_)
+            | Op::CompareScalar(_)
+            | Op::Logical(_)
+            | Op::Where(_)
+            | Op::Clamp(_)
+            | Op::Cast(_)
+            | Op::Gelu(_)
+            | Op::GeluBackward(_)
+            | Op::ThresholdBackward(_)
+            | Op::DropoutBackward(_)
+            | Op::Detach(_)
+    )
 }

@@ -3,7 +3,7 @@
 //! A batch is cut into micro-batches, and each runs on its own. The loss of the batch is what the model's formula gives
 //! for all samples at once, and its gradient is the gradient of that. A mean over targets is no mean of means, so this
 //! module finds out how the loss follows from the samples. It follows the samples through the graph, from the inputs
-//! to the loss (`class`, `rows`), and tells apart:
+//! to the loss (`class`, `rows`, `uniform`), and tells apart:
 //!
 //! - values that follow from the data alone, such as a count of targets, a sum of weights or a mean to normalise by. The
 //!   broker computes these *statistics* for the whole batch (`recipe`), and they become inputs of the graph;
@@ -12,7 +12,6 @@
 
 use std::collections::BTreeMap;
 
-use crate::ops::{BinaryScalar, CompareScalar};
 use crate::{Graph, GraphError, HostTensor, NodeId, Op, TensorType, ValueId};
 
 mod class;
@@ -20,6 +19,7 @@ mod recipe;
 mod rows;
 #[cfg(test)]
 mod tests;
+mod uniform;
 mod weigh;
 
 use recipe::Recipe;
@@ -78,11 +78,11 @@ impl Sizes<'_> {
         self.power(size(graph), size(other)).unwrap_or(0)
     }
 
-    /// The power of the number in [`Full`](crate::ops::Full) or in an operator with a scalar.
+    /// The power of the number in [`Full`](crate::ops::Full) or [`BinaryScalar`](crate::ops::BinaryScalar).
     fn power_of_number(&self, graph: &Graph, id: NodeId) -> Option<i32> {
         let number = |g: &Graph| match &g.node(id).op {
             Op::Full(op) => op.value,
-            Op::BinaryScalar(BinaryScalar { scalar, .. }) | Op::CompareScalar(CompareScalar { scalar, .. }) => *scalar,
+            Op::BinaryScalar(op) => op.scalar,
             _ => 0.0,
         };
         match self.other {
@@ -99,8 +99,8 @@ pub enum Weight {
     Equal,
     /// The loss of the batch is the sum of the micro-batches' losses.
     Whole,
-    /// Each loss is a mean over the micro-batch's targets, and so is that of the batch.
-    Targets,
+    /// Each loss is a mean over the micro-batch's targets, and so is that of the batch: that of this cross-entropy.
+    Targets(NodeId),
     /// The loss of the batch is the sum of the micro-batches' losses, because the graph multiplies by their shares.
     Inside,
 }

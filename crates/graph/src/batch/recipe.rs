@@ -1,4 +1,4 @@
-//! What the broker computes for the batch: statistics of the data, and the micro-batches' shares.
+//! The recipe by which the broker computes statistics of a batch's data, and the shares of its micro-batches.
 
 use std::collections::BTreeMap;
 
@@ -150,7 +150,7 @@ impl Recipe {
         let of_loss = match weight {
             Weight::Equal => Some(Share::EQUAL),
             Weight::Whole => Some(Share::WHOLE),
-            Weight::Targets => Some(Share { power: 0, targets: self.counts.first().map(|(node, _)| *node) }),
+            Weight::Targets(node) => Some(Share { power: 0, targets: Some(node) }),
             Weight::Inside => None,
         };
         let mut weights = Vec::with_capacity(micro_batches.len());

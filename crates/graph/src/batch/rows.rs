@@ -1,7 +1,7 @@
 //! How operators carry samples along: the rules of [`Classes`] for operands with a part for each sample.
 
 use super::Doubt;
-use super::class::{Axis, Class, Classes, Share, passes_powers};
+use super::class::{Axis, Class, Classes, Share, passes_powers, works_by_element};
 use crate::ops::{Binary, Index, Unary, View};
 use crate::{Node, NodeId, Op, TensorType, ValueId};
 
@@ -87,20 +87,7 @@ impl Classes<'_> {
             Axis { dim: axis.dim - before, ..axis }
         };
         match &node.op {
-            Op::Unary(_)
-            | Op::Binary(_)
-            | Op::BinaryScalar(_)
-            | Op::Compare(_)
-            | Op::CompareScalar(_)
-            | Op::Logical(_)
-            | Op::Where(_)
-            | Op::Clamp(_)
-            | Op::Cast(_)
-            | Op::Gelu(_)
-            | Op::GeluBackward(_)
-            | Op::ThresholdBackward(_)
-            | Op::DropoutBackward(_)
-            | Op::Detach(_) => self.aligned(inputs, out),
+            op if works_by_element(op) => self.aligned(inputs, out),
             Op::Expand(_) => self.aligned(inputs, out),
             Op::Dropout(_) => x.ok_or(Unknown),
             Op::Reduce(op) => Ok(without(apart_from(&op.dims)?, &op.dims, op.keepdim)),
@@ -365,63 +352,5 @@ impl Classes<'_> {
             _ => 0,
         };
         node.inputs.iter().map(power).sum()
-    }
-
-    /// Records along which dimensions the first result does not vary, for a node that reads no samples.
-    pub(super) fn fixed(&mut self, _id: NodeId, node: &Node) {
-        let out = self.graph.ty(node.outputs[0]);
-        let uniform = |v: ValueId| &self.uniform[v.index()][..];
-        // Whether all operands that broadcast to the result are uniform along its dimension.
-        let broadcast = |dim: usize, inputs: &[ValueId]| {
-            inputs.iter().all(|v| {
-                let own = (dim + uniform(*v).len()).checked_sub(out.rank());
-                own.is_none_or(|d| uniform(*v)[d])
-            })
-        };
-        let leading = |kept: usize| (0..out.rank()).map(|d| d < kept && uniform(node.inputs[0])[d]).collect();
-        let found: Vec<bool> = match &node.op {
-            Op::Full(_) => vec![true; out.rank()],
-            Op::Unary(_)
-            | Op::Binary(_)
-            | Op::BinaryScalar(_)
-            | Op::Compare(_)
-            | Op::CompareScalar(_)
-            | Op::Logical(_)
-            | Op::Where(_)
-            | Op::Clamp(_)
-            | Op::Cast(_)
-            | Op::Gelu(_)
-            | Op::Detach(_)
-            | Op::Expand(_)
-            | Op::Slice(_) => (0..out.rank()).map(|d| broadcast(d, &node.inputs)).collect(),
-            Op::Cat(op) => (0..out.rank()).map(|d| d != op.dim && broadcast(d, &node.inputs)).collect(),
-            Op::Permute(op) => op.dims.iter().map(|d| uniform(node.inputs[0])[*d]).collect(),
-            Op::Embedding(_) => {
-                let ids = uniform(node.inputs[1]);
-                (0..out.rank()).map(|d| ids.get(d) == Some(&true)).collect()
-            }
-            Op::Linear(_) | Op::Softmax(_) | Op::LogSoftmax(_) => leading(out.rank().saturating_sub(1)),
-            Op::LayerNorm(op) => leading(out.rank().saturating_sub(op.dims)),
-            Op::Matmul(_) => (0..out.rank()).map(|d| d + 2 < out.rank() && broadcast(d, &node.inputs)).collect(),
-            Op::Reduce(op) => {
-                let x = uniform(node.inputs[0]);
-                let kept = (0..x.len()).filter(|d| op.keepdim || !op.dims.contains(d));
-                kept.map(|d| op.dims.contains(&d) || x[d]).collect()
-            }
-            Op::Reshape(_) => {
-                let (from, x) = (self.graph.ty(node.inputs[0]), uniform(node.inputs[0]));
-                let all = x.iter().all(|u| *u);
-                let before = |ty: &TensorType, d: usize| ty.shape[..d].iter().product::<usize>();
-                // A dimension that keeps its size and its place is uniform as before.
-                let kept = |d: usize| {
-                    let mut same = (0..from.rank())
-                        .filter(|o| from.shape[*o] == out.shape[d] && before(from, *o) == before(out, d));
-                    same.any(|o| x[o])
-                };
-                (0..out.rank()).map(|d| all || out.shape[d] == 1 || kept(d)).collect()
-            }
-            _ => out.shape.iter().map(|n| *n == 1).collect(),
-        };
-        self.uniform[node.outputs[0].index()] = found;
     }
 }

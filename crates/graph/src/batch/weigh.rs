@@ -88,7 +88,7 @@ struct Weighing<'a> {
     b: Builder,
     recipe: Recipe,
     doubts: Vec<Doubt>,
-    /// What each part of the loss became.
+    /// The weighed form of each part of the loss.
     weighed: BTreeMap<ValueId, ValueId>,
 }
 
@@ -100,9 +100,9 @@ impl Weighing<'_> {
             Class::Sum(Share::EQUAL) | Class::Same { power: 0 } => return Ok(Weight::Equal),
             _ => {}
         }
-        if self.cross_entropy(loss).is_some_and(|node| self.recipe.counts.iter().any(|(n, _)| *n == node)) {
+        if let Some(node) = self.cross_entropy(loss) {
             self.doubt(loss);
-            return Ok(Weight::Targets);
+            return Ok(Weight::Targets(node));
         }
         if let Class::Lost(_) | Class::Rows { .. } = self.classes.class(loss)
             && self.parts(loss).is_none()
@@ -117,14 +117,16 @@ impl Weighing<'_> {
         Ok(Weight::Inside)
     }
 
-    /// The cross-entropy whose mean a value is.
+    /// The cross-entropy whose mean a value is, if its targets can be counted.
     fn cross_entropy(&self, mut v: ValueId) -> Option<NodeId> {
         let graph = self.classes.graph;
         loop {
             let id = graph.producer(v)?;
             let node = graph.node(id);
             match node.op {
-                Op::CrossEntropy(_) if node.outputs[0] == v => return Some(id),
+                Op::CrossEntropy(_) if node.outputs[0] == v => {
+                    return Some(id).filter(|_| self.recipe.counts.iter().any(|(counted, _)| *counted == id));
+                }
                 Op::Reshape(_) | Op::Detach(_) => v = node.inputs[0],
                 _ => return None,
             }
@@ -172,7 +174,7 @@ impl Weighing<'_> {
             return Ok(*known);
         }
         let weighed = match (self.classes.class(v), self.cross_entropy(v)) {
-            (_, Some(node)) if self.recipe.counts.iter().any(|(n, _)| *n == node) => {
+            (_, Some(node)) => {
                 self.doubt(v);
                 // Without targets there is no mean.
                 let share = self.share(Share { power: 0, targets: Some(node) }, v)?;

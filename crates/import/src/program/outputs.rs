@@ -1,4 +1,4 @@
-//! What forward returns, and the loss among it.
+//! The results of forward, and the loss among them.
 
 use fusionllm_graph::{ValueId, autodiff};
 

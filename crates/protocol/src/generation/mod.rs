@@ -47,7 +47,7 @@ struct Saving {
     committing: bool,
 }
 
-/// What people know about checkpoints that were left out.
+/// Whether people have been told of checkpoints that were left out.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LeftOut {
     /// None was.

@@ -13,7 +13,7 @@ pub(super) struct Quantity {
     meaning: fn(&str) -> Meaning,
     /// The units that messages name.
     units: &'static [&'static str],
-    /// What messages say beside the units.
+    /// A remark of messages beside the units.
     remark: &'static str,
     /// The number and the unit of an example.
     example: (f64, &'static str),
@@ -133,7 +133,7 @@ impl Wrong<'_> {
         }
     }
 
-    /// What to write for a key. Numbers that are not `valid` are no advice.
+    /// The text to write for a key. Numbers that are not `valid` are no advice.
     fn hint(&self, key: &str, quantity: &Quantity, valid: impl Fn(f64) -> bool) -> String {
         let advice = match self {
             Self::Bare(x) if valid(*x) => format!("write {key} = \"{x} {}\", or another unit", quantity.example.1),

@@ -1,9 +1,9 @@
-//! What a unit means, as people write it.
+//! The meanings of units, as people write them.
 //!
 //! The case of a letter tells bits from bytes. It counts where the rest of the unit shows that its writer cares about
 //! case: `Mb/s` are bits, and `mb/s` could be either. Nothing is guessed.
 
-/// What a unit may mean.
+/// The meaning of a unit.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Meaning {
     /// So many of the base unit.
@@ -147,7 +147,7 @@ fn closed_up(unit: &str) -> String {
     unit.split_whitespace().collect()
 }
 
-/// What a unit of data counts.
+/// The things that a unit of data counts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Base {
     /// Bits, in full.
@@ -180,7 +180,7 @@ impl<'u> Data<'u> {
 }
 
 impl Base {
-    /// What a text begins with, and the text after it.
+    /// The base at the start of a text, and the text after it.
     fn read(text: &str) -> Option<(Self, &str)> {
         let names = [("bits", Self::Bits), ("bit", Self::Bits), ("bytes", Self::Bytes), ("byte", Self::Bytes)];
         let named = names.into_iter().find_map(|(name, base)| Some((base, without(text, name)?)));
