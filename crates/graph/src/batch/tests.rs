@@ -25,7 +25,8 @@ fn added<'a>(graph: &'a Graph, loss: &BatchLoss) -> Vec<&'a str> {
 #[test]
 fn a_graph_stays_as_it_is_if_its_loss_is_one_sum_or_one_mean() {
     type Loss = fn(&mut Builder, ValueId, ValueId) -> Result<ValueId, GraphError>;
-    let losses: [(fn(Weight) -> bool, Loss); 3] = [
+    type Expected = fn(Weight) -> bool;
+    let losses: [(Expected, Loss); 3] = [
         (|weight| matches!(weight, Weight::Targets(_)), |b, logits, y| b.cross_entropy(logits, y, -100)),
         (|weight| weight == Weight::Equal, |b, logits, _| b.mean(logits, &[0, 1], false)),
         (|weight| weight == Weight::Whole, |b, logits, _| b.sum(logits, &[0, 1], false)),
