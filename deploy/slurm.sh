@@ -13,19 +13,27 @@ set -eu
 job=${1:?usage: sbatch deploy/slurm.sh job.toml}
 run=run-$(basename "$job" .toml)
 
-if [ -e "$run" ]; then
+# The broker may be on another node now.
+rm -f "$run/ticket"
+if [ -e "$run/state" ] || [ -e "$run/checkpoints" ]; then
     fusionllm broker --resume "$run" --peers "$SLURM_NNODES" &
 else
+    # A start that was killed before it had written where the run stands leaves nothing to go on with.
+    rm -f "$run/job.toml" "$run/metrics.jsonl"
     fusionllm broker "$job" --run-dir "$run" --peers "$SLURM_NNODES" &
 fi
 broker=$!
 trap 'kill -TERM $broker' TERM
 
-until [ -s "$run/ticket" ]; do
-    kill -0 $broker || exit 1
+# A run that is over has no ticket, and its broker ends at once.
+until [ -s "$run/ticket" ] || ! kill -0 $broker 2> /dev/null; do
     sleep 1
 done
-srun sh -c 'fusionllm join - --name "$(hostname)" < "$0"' "$run/ticket" &
+# Each task keeps its key from job to job, whatever its node, so that a ticket with limits lets it back in.
+if [ -s "$run/ticket" ]; then
+    mkdir -p "$run.keys"
+    srun sh -c 'fusionllm join - --name "$(hostname)" --identity "$1.keys/$SLURM_PROCID" < "$1/ticket"' sh "$run" &
+fi
 
 # A signal ends the first wait.
 wait $broker || wait $broker

@@ -59,5 +59,6 @@ def join(
     options += [(option, value) for option, value in (("--name", name), ("--memory", memory)) if value is not None]
     arguments = [word for option in options for word in option]
     # Other users can read the arguments of a process.
-    result = _program.run(["join", *arguments], environment={"FUSIONLLM_TICKET": ticket}, progress=progress)
+    environment = {"FUSIONLLM_TICKET": ticket}
+    result = _program.run(["join", *arguments], environment=environment, tethered=True, progress=progress)
     return any(peer["took_part"] for peer in result.get("peers", [result]))

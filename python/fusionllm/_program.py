@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -20,9 +19,6 @@ GLANCE = 0.2
 
 #: How the program's last message begins if it fails.
 ERROR = "error: "
-
-#: How long a program that was interrupted has to end, in seconds.
-FAREWELL = 30.0
 
 
 class FusionError(Exception):
@@ -49,6 +45,7 @@ def run(
     *,
     environment: Mapping[str, str] | None = None,
     text: str | None = None,
+    tethered: bool = False,
     progress: bool = True,
     glance: Callable[[], None] = lambda: None,
 ) -> dict[str, Any]:
@@ -57,28 +54,32 @@ def run(
     Args:
         arguments: The command and its arguments, without `--json`.
         environment: Variables beside those of this process.
-        text: What the program reads on standard input.
+        text: What a tethered program reads on standard input.
+        tethered: Whether the command takes `--tethered`. It then saves what it has and ends as soon as its standard input
+            closes, so also if this process is killed.
         progress: Whether what the program says while it runs appears on standard error. Its error does not: that is
             in the exception.
         glance: Called a few times a second, and once after the program has ended.
 
     Raises:
         FusionError: The program failed.
-        KeyboardInterrupt: The program was interrupted, too, and has ended.
+        KeyboardInterrupt: The program was interrupted, too, and has ended. Saving may take a while; another interrupt
+            ends the program at once.
     """
     process = subprocess.Popen(
-        [find(), *arguments, "--json"],
+        [find(), *arguments, *(["--tethered"] if tethered else []), "--json"],
         env={**os.environ, **(environment or {})},
-        stdin=subprocess.DEVNULL if text is None else subprocess.PIPE,
+        stdin=subprocess.PIPE if tethered else subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         encoding="utf-8",
         errors="replace",
     )
-    if process.stdin is not None:
+    if process.stdin is not None and text is not None:
         # A program that has ended already says why.
-        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
-            stdin.write(text or "")
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.write(text + "\0")
+            process.stdin.flush()
     said: list[str] = []
     printed: list[str] = []
     listeners = [
@@ -112,8 +113,12 @@ def _listen(stream: Any, into: list[str], show: bool) -> None:
         into.append(line)
         show = show and not line.startswith(ERROR)
         if show:
-            sys.stderr.write(line)
-            sys.stderr.flush()
+            try:
+                sys.stderr.write(line)
+                sys.stderr.flush()
+            except (OSError, ValueError):
+                # The terminal has closed. The program must not wait until somebody reads.
+                show = False
 
 
 def _reason(said: list[str]) -> str:
@@ -123,13 +128,15 @@ def _reason(said: list[str]) -> str:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Lets the program end as Ctrl-C does, so that nothing it started stays."""
-    if os.name != "nt":
-        process.send_signal(signal.SIGINT)
-        try:
-            process.wait(FAREWELL)
-            return
-        except subprocess.TimeoutExpired:
-            pass
-    process.kill()
-    process.wait()
+    """Lets the program end in good order, however long it takes. Ends it at once if it has nothing to save."""
+    try:
+        if process.stdin is None:
+            process.kill()
+        else:
+            with contextlib.suppress(BrokenPipeError):
+                process.stdin.close()
+        process.wait()
+    except BaseException:
+        process.kill()
+        process.wait()
+        raise

@@ -116,7 +116,7 @@ def _conduct(
         if isinstance(job, Mapping):
             job_text = toml(job if data is None else {**job, "data": _keep(directory, data, job.get("data", {}))})
         metrics = _Metrics(directory / "metrics.jsonl", on_step)
-        _program.run(arguments, text=job_text, progress=progress, glance=metrics.glance)
+        _program.run(arguments, text=job_text, tethered=True, progress=progress, glance=metrics.glance)
     except _program.FusionError as error:
         if isinstance(job, Mapping) and not job.get("data") and data is None and "file" in job.get("model", {}):
             error.add_note("No data were given, so the job has the built-in text. `data=` takes tensors by name.")

@@ -14,7 +14,7 @@ mod error;
 mod guard;
 mod interpret;
 mod kernels;
-mod machine;
+pub mod machine;
 mod segment;
 mod tensor;
 pub mod worker;

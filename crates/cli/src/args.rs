@@ -106,6 +106,11 @@ pub(crate) struct RunArgs {
     /// Make the run's directory, print it, and train nothing. Programs that put files there call it first.
     #[arg(long, hide = true, conflicts_with = "run_dir")]
     pub(crate) reserve: bool,
+
+    /// Save and stop once standard input closes. A program that starts this one holds it open, so that nothing stays when
+    /// that program ends. A job on standard input then ends with a zero byte.
+    #[arg(long, hide = true)]
+    pub(crate) tethered: bool,
 }
 
 #[derive(Debug, Args)]
@@ -262,7 +267,8 @@ pub(crate) struct JoinArgs {
     #[arg(long, value_name = "NAME")]
     pub(crate) name: Option<String>,
 
-    /// Keep the same key in every run: the file of this machine's identity, written if there is none.
+    /// Keep the same key in every run, so that this machine may come back to one whose ticket is used up or has expired:
+    /// the file of its identity, written if there is none. Further peers of this machine have FILE-1, FILE-2.
     #[arg(long, value_name = "FILE")]
     pub(crate) identity: Option<PathBuf>,
 
@@ -284,6 +290,14 @@ pub(crate) struct JoinArgs {
     /// Connect to given addresses alone. Emulated links need it.
     #[arg(long, hide = true)]
     pub(crate) pinned: bool,
+
+    /// Leave once standard input closes. See `RunArgs::tethered`.
+    #[arg(long, hide = true)]
+    pub(crate) tethered: bool,
+
+    /// End at once when standard input closes: for the peers that `train` starts.
+    #[arg(long, hide = true)]
+    pub(crate) child: bool,
 }
 
 #[derive(Debug, Args)]

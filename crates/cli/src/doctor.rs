@@ -38,7 +38,7 @@ pub(crate) fn doctor(args: DoctorArgs, json: bool) -> Result<(), Failure> {
 
 /// The findings in plain words.
 fn text(findings: &Findings) -> String {
-    let Findings { addresses, seen_as, nat, relay, broker, backends, memory, disk, problems } = findings;
+    let Findings { addresses, seen_as, nat, relay, broker, backends, memory, memory_limit, disk, problems } = findings;
     let list = |addrs: &[std::net::SocketAddr]| {
         let ips: std::collections::BTreeSet<String> = addrs.iter().map(|addr| addr.ip().to_string()).collect();
         ips.into_iter().collect::<Vec<_>>().join(", ")
@@ -54,7 +54,8 @@ fn text(findings: &Findings) -> String {
     }
     lines.extend(backends.iter().map(backend_line));
     let known = |figure: &Option<u64>| figure.map_or("unknown".to_owned(), |n| format!("{} free", bytes(n)));
-    lines.push(format!("memory     {}", known(memory)));
+    let limited = memory_limit.as_ref().map_or_else(String::new, |limit| format!(", by {limit}"));
+    lines.push(format!("memory     {}{limited}", known(memory)));
     lines.push(format!("disk       {}", known(disk)));
     lines.push(String::new());
     for problem in problems {
@@ -117,6 +118,7 @@ mod tests {
             broker: Some(BrokerFindings { relayed: true, to: link(1e6), from: link(5e6), clock_ahead_s: -0.004 }),
             backends: vec![BackendFindings { name: "odd".into(), device: None, rates: None }],
             memory: Some(8 << 30),
+            memory_limit: None,
             disk: None,
             problems: vec![Problem { what: "it is slow".into(), advice: "make it faster".into() }],
         };

@@ -1,6 +1,6 @@
 //! `join`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use fusionllm_backend::{Backend, worker_name};
@@ -32,6 +32,14 @@ struct Part {
 pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     let ticket: Ticket = ticket(args.ticket.clone())?.trim().parse().map_err(NodeError::Ticket)?;
     check_listening(&args.listening)?;
+    if args.child {
+        // The broker is gone, so there is nobody to hand a share to.
+        std::thread::spawn(|| {
+            fusionllm_node::wait_for_end_of_input();
+            complain("the process that started this peer has ended");
+            std::process::exit(1);
+        });
+    }
     let mut names = args.backend.clone();
     names.extend(args.worker.iter().map(|command| worker_name(command)));
     if names.is_empty() {
@@ -50,13 +58,14 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
                 Some(name) if count > 1 => format!("{name}-{i}"),
                 name => name.clone().unwrap_or_default(),
             },
-            identity: args.identity.clone(),
+            identity: args.identity.as_deref().map(|path| identity(path, i)),
             listen: args.listening.listen,
             advertise: args.listening.advertise.clone(),
             pinned: args.pinned,
             slowdown: args.slowdown,
             profile,
             memory: args.memory.map(|bytes| bytes / count),
+            tethered: args.tethered,
             observer: observer((count > 1).then(|| format!("{} on {}", backend.name(), backend.device().name))),
             ..JoinOptions::new(ticket.clone(), backend)
         });
@@ -69,10 +78,19 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     report(parts, json)
 }
 
+/// The identity's file of the peer with this number in this process. The first one has the file that was named, so that a
+/// machine keeps its key when it gets another device.
+fn identity(path: &Path, peer: usize) -> PathBuf {
+    let mut file = path.as_os_str().to_owned();
+    if peer > 0 {
+        file.push(format!("-{peer}"));
+    }
+    file.into()
+}
+
 /// Refuses options that belong to one peer if there are several peers, because they cannot share them.
 fn check_several(args: &JoinArgs) -> Result<(), Failure> {
     let alone = [
-        ("--identity", args.identity.is_some()),
         ("--profile", args.profile.is_some()),
         ("--listen", args.listening.listen.is_some()),
         ("--advertise", !args.listening.advertise.is_empty()),

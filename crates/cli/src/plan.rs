@@ -24,7 +24,7 @@ pub(crate) fn plan(args: &PlanArgs, json: bool) -> Result<(), Failure> {
     let mut set = args.set.clone();
     set.extend(args.scheduler.as_ref().map(|name| format!("plan.scheduler={name}")));
     set.extend(args.compression.as_ref().map(|name| format!("compression.name={name}")));
-    let mut job = load_job(&args.job, &set)?;
+    let mut job = load_job(&args.job, &set, false)?;
     let testbed = Testbed::load(&args.testbed)?.cluster;
     let started = Instant::now();
     let models = models(&mut job)?;

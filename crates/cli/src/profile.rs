@@ -26,7 +26,7 @@ pub(crate) fn profile(args: &ProfileArgs, json: bool) -> Result<(), Failure> {
     }
     let (batch, models) = match &args.job {
         Some(path) => {
-            let mut job = load_job(path, &[])?;
+            let mut job = load_job(path, &[], false)?;
             (job.train.batch, models(&mut job)?)
         }
         None => (0, Vec::new()),

@@ -1,5 +1,6 @@
 //! `train` and `broker`.
 
+use std::io::{BufRead, Read};
 use std::path::{Path, PathBuf};
 
 use fusionllm_backend as backend;
@@ -7,14 +8,15 @@ use fusionllm_graph::units::counted;
 use fusionllm_node::{BrokerOptions, Entry, LocalPeer, NodeError, Peers, Resume, conduct};
 use fusionllm_plan::{Cluster, Plan};
 use fusionllm_workspace::config::{Job, Known, Testbed};
-use fusionllm_workspace::run_dir::RunDir;
+use fusionllm_workspace::run_dir::{RunDir, read_summary};
 use serde::Serialize;
+use serde_json::json;
 
 use crate::again::Again;
 use crate::args::{BrokerArgs, Listening, RunArgs, TrainArgs};
 use crate::backend::open_backend;
 use crate::failure::Failure;
-use crate::output::print_json;
+use crate::output::{complain, print_json};
 use crate::progress::Progress;
 use crate::report::report;
 
@@ -26,7 +28,7 @@ fn job(run: &RunArgs, resume: Option<&Resume>) -> Result<Job, Failure> {
     set.extend(run.steps.map(|n| format!("train.steps={n}")));
     set.extend(run.seed.map(|s| format!("train.seed={s}")));
     let job = match (&run.job, resume) {
-        (Some(path), _) => return load_job(path, &set),
+        (Some(path), _) => return load_job(path, &set, run.tethered),
         // A checkpoint carries the job it was made by.
         (None, Some(resume)) => Job::load(&resume.job(), &set),
         (None, None) => Job::quick_start(&set),
@@ -34,14 +36,16 @@ fn job(run: &RunArgs, resume: Option<&Resume>) -> Result<Job, Failure> {
     job.map_err(Failure::from)
 }
 
-/// Reads a job file, or a job from standard input if the path is `-`.
-pub(crate) fn load_job(path: &Path, set: &[String]) -> Result<Job, Failure> {
+/// Reads a job file, or a job from standard input if the path is `-`. `tethered`: a zero byte ends that job, since
+/// standard input stays open.
+pub(crate) fn load_job(path: &Path, set: &[String], tethered: bool) -> Result<Job, Failure> {
     if path.as_os_str() != "-" {
         return Job::load(path, set).map_err(Failure::from);
     }
-    let mut bytes = Vec::new();
-    std::io::Read::read_to_end(&mut std::io::stdin(), &mut bytes)
-        .map_err(|e| Failure::input(format!("the job cannot be read from standard input: {e}")))?;
+    let (mut bytes, mut input) = (Vec::new(), std::io::stdin().lock());
+    let read = if tethered { input.read_until(0, &mut bytes) } else { input.read_to_end(&mut bytes) };
+    read.map_err(|e| Failure::input(format!("the job cannot be read from standard input: {e}")))?;
+    bytes.pop_if(|last| tethered && *last == 0);
     Job::decode("standard input", bytes, Path::new("."), set).map_err(Failure::from)
 }
 
@@ -116,6 +120,25 @@ fn resume(run: &RunArgs, again: &Again) -> Result<Option<Resume>, Failure> {
     run.resume.as_deref().map(Resume::find).transpose().map_err(|e| with_older(e, again))
 }
 
+/// The directory and the last step of a run that is over, if nothing is asked but that it goes on. Supervisors ask so after
+/// every restart, and try again what fails. Who types `train --resume` wants to hear how to train on.
+fn over<'a>(run: &RunArgs, resume: Option<&'a Resume>, job: &Job) -> Option<(&'a Path, u64)> {
+    let asks_for_more = run.job.is_some() || run.steps.is_some() || !run.set.is_empty() || run.run_dir.is_some();
+    resume.filter(|_| !asks_for_more)?.over(job)
+}
+
+/// Says that a run is over, or prints its summary.
+fn say_over((run, step): (&Path, u64), json: bool) -> Result<(), Failure> {
+    let directory = run.display();
+    let steps = counted(step, "step");
+    complain(format_args!("{directory}: the run is over, after {steps}; --steps asks for more"));
+    match read_summary(run).map_err(NodeError::from)? {
+        Some(summary) if json => print_json(&summary),
+        None if json => print_json(&json!({ "steps": step })),
+        _ => Ok(()),
+    }
+}
+
 /// The directory that a run has before it begins.
 #[derive(Serialize)]
 struct Reserved {
@@ -181,6 +204,9 @@ pub(crate) fn broker(args: BrokerArgs, json: bool) -> Result<(), Failure> {
         return reserve(resume.as_ref());
     }
     let job = job(&args.run, resume.as_ref())?;
+    if let Some(over) = over(&args.run, resume.as_ref(), &job) {
+        return say_over(over, json);
+    }
     let plan = plan(&job, &args.run, args.peers)?;
     let left = resume.as_ref().and_then(Resume::peers);
     let count = plan.as_ref().map_or(args.peers.or(left).unwrap_or(2), |p| p.peers.len());
@@ -202,7 +228,7 @@ pub(crate) fn check_listening(listening: &Listening) -> Result<(), Failure> {
 
 fn run(job: &Job, args: &RunArgs, json: bool, options: BrokerOptions, again: &Again) -> Result<(), Failure> {
     let mut progress = Progress::new(job, matches!(options.peers, Peers::Joiners(_)));
-    let options = BrokerOptions { directory: args.run_dir.clone(), ..options };
+    let options = BrokerOptions { directory: args.run_dir.clone(), tethered: args.tethered, ..options };
     runtime()?.block_on(conduct(job, options, &mut progress)).map_err(|e| with_older(e, again))?;
     let history = progress.into_history();
     match &history.summary {

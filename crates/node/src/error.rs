@@ -54,6 +54,9 @@ pub enum NodeError {
     /// The run was stopped.
     #[error("stopped: {0}")]
     Stopped(String),
+    /// The run was stopped, and nobody could save its newest state.
+    #[error("stopped without another checkpoint: {0}")]
+    Suspended(String),
     /// The run goes on without this machine.
     #[error("this machine was put out of the run: {0}")]
     PutOut(String),
@@ -150,7 +153,7 @@ impl NodeError {
     /// Adds which results of a run are safe, unless the error has a hint of its own.
     pub(crate) fn unfinished(self, hint: String) -> Self {
         match self {
-            Self::Run(_) | Self::Stopped(_) | Self::State(_) | Self::Network(_) => {
+            Self::Run(_) | Self::Stopped(_) | Self::Suspended(_) | Self::State(_) | Self::Network(_) => {
                 Self::Unfinished { error: Box::new(self), hint }
             }
             other => other,

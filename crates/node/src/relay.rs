@@ -23,7 +23,7 @@ pub struct RelayCommand {
     pub secret: Option<PathBuf>,
 }
 
-/// Runs a relay until Ctrl-C or SIGTERM. Calls `on_start` with its URL, whose secret is readable, and its address.
+/// Runs a relay until it is asked to stop, by Ctrl-C or any signal to end. Calls `on_start` with its URL, whose secret is readable, and its address.
 ///
 /// # Errors
 ///
@@ -34,7 +34,7 @@ pub async fn relay(
 ) -> Result<(), NodeError> {
     let RelayCommand { listen, host, secret } = command;
     let secret = secret.map_or_else(|| Ok(Secret::generate()), |path| read_or_make(&path))?;
-    let interrupts = Interrupts::new().map_err(|e| NodeError::State(format!("cannot wait for signals: {e}")));
+    let interrupts = Interrupts::new(false).map_err(|e| NodeError::State(format!("cannot wait for signals: {e}")));
     let mut interrupts = interrupts?;
     let server = serve(RelayOptions { listen, secret, allowed: Allowed::Any }).await?;
     let host = host.unwrap_or_else(|| guess(listen.ip()).to_string());
@@ -43,9 +43,9 @@ pub async fn relay(
         NodeError::input_with_hint(format!("--host {host:?} is not a host"), hint)
     })?;
     on_start(&url, server.addr())?;
-    let result = interrupts.next().await;
+    interrupts.next().await;
     server.close().await;
-    result.map_err(|e| NodeError::State(format!("cannot wait for signals: {e}")))
+    Ok(())
 }
 
 /// The host with a port.

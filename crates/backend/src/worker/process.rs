@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use super::message::{Answer, Failed, Finished, Hello, PROTOCOL, Request};
 use crate::BackendError;
+use crate::machine::memory::KillCounter;
 
 /// The time for which a worker is waited for.
 #[derive(Debug, Clone, Copy)]
@@ -46,6 +47,7 @@ pub(super) struct Process {
     last_words: Arc<Mutex<VecDeque<String>>>,
     /// Disconnected once all of the standard error was read.
     listening: Receiver<()>,
+    killed: KillCounter,
     /// The reason why nothing more can be asked.
     broken: Option<String>,
 }
@@ -61,6 +63,7 @@ impl Process {
         // Ctrl-C is for the peer, which needs its worker to leave in good order.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut child, 0);
+        let killed = KillCounter::start();
         let mut child = child.spawn().map_err(|e| refuse(format!("it cannot be started: {e}")))?;
         let last_words = Arc::default();
         let (listener, listening) = mpsc::channel();
@@ -77,7 +80,8 @@ impl Process {
         }
         let requests = child.stdin.take();
         let command = command.into();
-        let mut process = Self { command, patience, child, requests, answers, last_words, listening, broken: None };
+        let mut process =
+            Self { command, patience, child, requests, answers, last_words, listening, killed, broken: None };
         let hello = match process.answer(patience.start)? {
             Answer::Hello(hello) => {
                 let [name, version, device] =
@@ -134,8 +138,9 @@ impl Process {
                     return Err(self.broken(format!("it has been silent for {} s", patience.as_secs_f64())));
                 }
                 Err(RecvTimeoutError::Disconnected) => {
-                    let status = self.child.wait().map(|status| status.to_string()).unwrap_or_default();
-                    return Err(self.broken(format!("it ended ({status})")));
+                    let Ok(status) = self.child.wait() else { return Err(self.broken("it ended".to_owned())) };
+                    let verdict = self.killed.verdict(status).unwrap_or_else(|| status.to_string());
+                    return Err(self.broken(format!("it ended ({verdict})")));
                 }
             };
             match serde_json::from_slice(&line) {

@@ -25,6 +25,7 @@ use super::origin::Origin;
 use super::planner::{PlannerThread, Proposal, Request};
 use super::records::{DiskNews, KeeperEvent, Store};
 use crate::NodeError;
+use crate::machine::interrupts::Stop;
 
 /// The time between two ticks of the state machine.
 const TICK: Duration = Duration::from_millis(250);
@@ -52,7 +53,6 @@ pub(super) struct Conductor<'a> {
     pub(super) observer: &'a mut dyn Observer,
     pub(super) events: UnboundedSender<Incoming>,
     pub(super) clock: Instant,
-    pub(super) interrupted: bool,
 }
 
 impl Conductor<'_> {
@@ -147,11 +147,8 @@ impl Conductor<'_> {
                 Vec::new()
             }
             Incoming::Child(reason) => self.child_ended(reason)?,
-            Incoming::Interrupt if self.interrupted => {
-                return Err(NodeError::Stopped("interrupted twice".into()));
-            }
-            Incoming::Interrupt => {
-                self.interrupted = true;
+            Incoming::Interrupt(Stop::AtOnce) => return Err(NodeError::Stopped("interrupted twice".into())),
+            Incoming::Interrupt(Stop::InGoodOrder) => {
                 self.observer.event(Event::Stopping);
                 self.run.interrupt(now)
             }
@@ -330,6 +327,7 @@ impl Conductor<'_> {
                 Action::Notice(notice) => self.notice(&notice)?,
                 Action::Finish(progress) => return self.finish(progress).map(Some),
                 Action::Fail(reason) => return Err(NodeError::Run(reason)),
+                Action::Suspend(reason) => return Err(NodeError::Suspended(reason)),
             }
         }
         Ok(None)
@@ -388,8 +386,10 @@ impl Conductor<'_> {
     }
 
     fn finish(&mut self, progress: TrainingProgress) -> Result<TrainingProgress, NodeError> {
+        let Some(current) = &self.current else {
+            return Err(NodeError::Stopped("no machine has come back since this broker was started".into()));
+        };
         self.store.remove_tickets()?;
-        let Some(current) = &self.current else { return Ok(progress) };
         let predicted_step_s = current.predicted.as_ref().map(|s| s.step_s);
         let (facts, copies_s) = (current.facts(), self.run.copies_s());
         let summary = self.store.summarise(&current.plan, &facts, predicted_step_s, progress, copies_s)?;

@@ -59,7 +59,7 @@ pub async fn conduct(
     options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<TrainingProgress, NodeError> {
-    let BrokerOptions { peers, listen, advertise, plan, known, directory, resume, entry } = options;
+    let BrokerOptions { peers, listen, advertise, plan, known, directory, resume, entry, tethered } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
     // Only joiners outlive their broker.
@@ -106,9 +106,11 @@ pub async fn conduct(
             observer.event(Event::Opened { directory: store.directory() });
             let of_run = (endpoint.clone(), identity);
             let origin = Arc::new(origin);
-            let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
+            let preparation =
+                Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left, tethered };
             let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
-            let result = store.forget_state().and(result).map_err(|e| store.with_safe_step(e));
+            let forgotten = if is_suspended(&result) { Ok(()) } else { store.forget_state() };
+            let result = forgotten.and(result).map_err(|e| store.with_safe_step(e));
             let reason = result.as_ref().err().map(NodeError::one_line).unwrap_or_default();
             endpoint.close(&reason).await;
             result
@@ -119,6 +121,11 @@ pub async fn conduct(
         store.discard_unbegun();
     }
     result
+}
+
+/// Whether members keep what they have, for a broker that goes on with the run.
+fn is_suspended(result: &Result<TrainingProgress, NodeError>) -> bool {
+    matches!(result, Err(NodeError::Suspended(_)))
 }
 
 /// Replaces `micro_batch = "auto"` by the size that the given plan or the resumed run uses, if there is one.
@@ -164,6 +171,8 @@ struct Preparation {
     allowed: Option<BTreeSet<PeerKey>>,
     /// The state that an earlier broker left.
     left: Option<Left>,
+    /// See [`BrokerOptions::tethered`].
+    tethered: bool,
 }
 
 impl Preparation {
@@ -175,7 +184,8 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, under_way, feeds, origin, of_run: (endpoint, identity), entry, allowed, left } = self;
+        let Self { job, data, under_way, feeds, origin, of_run: (endpoint, identity), entry, allowed, left, tethered } =
+            self;
         let admission = match &left {
             Some(left) => renewed(left.run.admission(), &entry, allowed)?,
             None => admission(&identity, &entry, allowed)?,
@@ -208,7 +218,7 @@ impl Preparation {
         tokio::spawn({
             let events = events.clone();
             // The run may be over.
-            interrupts::report(move || drop(events.send(Incoming::Interrupt)))
+            interrupts::report(tethered, move |stop| drop(events.send(Incoming::Interrupt(stop))))
         });
         let planner = course.planner(&job, data.eval_samples())?;
         let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, wanted, planner.testbed.clone(), &ticket)?;
@@ -238,7 +248,6 @@ impl Preparation {
             observer,
             events,
             clock: Instant::now(),
-            interrupted: false,
         };
         let result = conductor.conduct(&mut incoming).await;
         for reason in conductor.emulation.take().map(|e| e.shortfalls()).unwrap_or_default() {
@@ -247,7 +256,9 @@ impl Preparation {
         match &result {
             Ok(_) => children.finish().await,
             Err(e) => {
-                conductor.stop_all(&e.one_line());
+                if !is_suspended(&result) {
+                    conductor.stop_all(&e.one_line());
+                }
                 // The endpoint stays open until every peer has read the reason.
                 conductor.links.goodbye().await;
                 children.stop().await;

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use fusionllm_backend::machine::memory;
 use fusionllm_backend::{self as backend, BackendError};
 use fusionllm_graph::Advice;
 use fusionllm_plan::{Link, Rates};
@@ -12,7 +13,7 @@ use fusionllm_protocol::{FromPeer, ToPeer, VERSION};
 use fusionllm_transport::{ConnectError, Endpoint, EndpointOptions, Lanes, Relay, Ticket};
 use serde::Serialize;
 
-use crate::machine::{disk, memory};
+use crate::machine::disk;
 use crate::net::probe::{Probed, SETTLING, probe_on};
 use crate::net::reach::reach;
 use crate::net::{self, printable};
@@ -61,6 +62,8 @@ pub struct Findings {
     pub backends: Vec<BackendFindings>,
     /// Bytes of free memory, where the system says it.
     pub memory: Option<u64>,
+    /// The limit on this process that keeps it from more memory, if it is not the machine's own memory.
+    pub memory_limit: Option<String>,
     /// Bytes that may be written in the working directory, where the system says it.
     pub disk: Option<u64>,
     /// The problems that were found.
@@ -162,14 +165,20 @@ pub async fn examine(options: DoctorOptions) -> Result<Findings, NodeError> {
     let tried = tokio::task::spawn_blocking(try_backends).await.map_err(|e| NodeError::State(e.to_string()))?;
     let (backends, failures) = tried;
     problems.extend(failures);
-    let (memory, disk) = (memory::available(), disk::available(Path::new(".")));
-    problems.extend(shortage("memory", memory, "close other programs, or join with a smaller share: --memory"));
+    let (room, disk) = (memory::room(), disk::available(Path::new(".")));
+    let memory = room.as_ref().map(|room| room.bytes);
+    let memory_limit = room.and_then(|room| room.limit).map(|limit| limit.to_string());
+    let more = match &memory_limit {
+        Some(limit) => format!("raise {limit}"),
+        None => "close other programs, or join with a smaller share: --memory".to_owned(),
+    };
+    problems.extend(shortage("memory", memory, &more));
     problems.extend(shortage(
         "disk",
         disk,
         "free some space if this machine is to be a broker, which writes checkpoints",
     ));
-    Ok(Findings { addresses, seen_as, nat, relay, broker, backends, memory, disk, problems })
+    Ok(Findings { addresses, seen_as, nat, relay, broker, backends, memory, memory_limit, disk, problems })
 }
 
 async fn try_relay(endpoint: &Endpoint, relay: &Relay, problems: &mut Vec<Problem>) -> Option<RelayFindings> {

@@ -1,38 +1,209 @@
-//! Ctrl-C and SIGTERM.
+//! Requests to stop: Ctrl-C, a terminal that closes, a supervisor's signal, or the end of the process that started this
+//! one.
 
 use std::io;
+use std::time::Duration;
+
+use tokio::sync::mpsc;
+use tokio::time::Instant;
+
+/// Requests that come closer together belong to one act: a terminal tells every process of a group, and a program that
+/// started another one often passes on what both have got.
+const ONE_ACT: Duration = Duration::from_secs(1);
+
+/// How a process is to end.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stop {
+    /// Save the run, or hand the share over.
+    InGoodOrder,
+    /// End now. Only a person who presses Ctrl-C again asks for this, since supervisors have SIGKILL.
+    AtOnce,
+}
+
+/// Where a request comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Source {
+    Keyboard,
+    /// A supervisor, the terminal's end, or the parent's end. They may all come, one after the other.
+    Outside,
+}
 
 /// The requests of the user or the system to stop.
 pub(crate) struct Interrupts {
-    #[cfg(unix)]
-    terminate: tokio::signal::unix::Signal,
+    signals: Signals,
+    /// Gets a message when standard input closes. `None` if nobody holds it open for this process.
+    tether: Option<mpsc::UnboundedReceiver<()>>,
+    /// The time of the first request.
+    first: Option<Instant>,
 }
 
 impl Interrupts {
-    /// From now on, the requests no longer end the process by themselves.
-    pub(crate) fn new() -> io::Result<Self> {
-        Ok(Self {
-            #[cfg(unix)]
-            terminate: tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate())?,
-        })
+    /// From now on, the requests no longer end the process by themselves. `tethered`: the end of standard input is one of
+    /// them.
+    pub(crate) fn new(tethered: bool) -> io::Result<Self> {
+        let tether = tethered.then(|| {
+            let (sender, closed) = mpsc::unbounded_channel();
+            std::thread::spawn(move || {
+                wait_for_end_of_input();
+                // Nobody may be left to tell.
+                let _ = sender.send(());
+            });
+            closed
+        });
+        Ok(Self { signals: Signals::new()?, tether, first: None })
     }
 
-    /// Waits for the next one.
-    pub(crate) async fn next(&mut self) -> io::Result<()> {
-        #[cfg(unix)]
-        return tokio::select! {
-            result = tokio::signal::ctrl_c() => result,
-            _ = self.terminate.recv() => Ok(()),
-        };
-        #[cfg(not(unix))]
-        tokio::signal::ctrl_c().await
+    /// Waits for the next request that changes anything.
+    pub(crate) async fn next(&mut self) -> Stop {
+        loop {
+            let source = tokio::select! {
+                source = self.signals.next() => source,
+                () = closed(&mut self.tether) => Source::Outside,
+            };
+            if let Some(stop) = judge(&mut self.first, source, Instant::now()) {
+                return stop;
+            }
+        }
     }
 }
 
+/// The meaning of a request, if it has one beside the first.
+fn judge(first: &mut Option<Instant>, source: Source, now: Instant) -> Option<Stop> {
+    match *first {
+        None => {
+            *first = Some(now);
+            Some(Stop::InGoodOrder)
+        }
+        Some(first) => (source == Source::Keyboard && now - first >= ONE_ACT).then_some(Stop::AtOnce),
+    }
+}
+
+/// Returns once the tether is cut, and only once.
+async fn closed(tether: &mut Option<mpsc::UnboundedReceiver<()>>) {
+    match tether {
+        Some(closed) => drop(closed.recv().await),
+        None => std::future::pending().await,
+    }
+    *tether = None;
+}
+
+/// Returns once standard input has ended, or cannot be read. What comes before is not for this process.
+pub fn wait_for_end_of_input() {
+    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+}
+
 /// Calls `asked` at every request to stop, for as long as requests can be noticed.
-pub(crate) async fn report(mut asked: impl FnMut()) {
-    let Ok(mut interrupts) = Interrupts::new() else { return };
-    while interrupts.next().await.is_ok() {
-        asked();
+pub(crate) async fn report(tethered: bool, mut asked: impl FnMut(Stop)) {
+    let Ok(mut interrupts) = Interrupts::new(tethered) else { return };
+    loop {
+        asked(interrupts.next().await);
+    }
+}
+
+#[cfg(unix)]
+struct Signals {
+    keyboard: tokio::signal::unix::Signal,
+    outside: Vec<tokio::signal::unix::Signal>,
+}
+
+#[cfg(unix)]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        use tokio::signal::unix::{SignalKind, signal};
+        // SIGXCPU says that the limit on processor time is near: SIGKILL follows.
+        let mut outside = vec![SignalKind::terminate(), SignalKind::quit(), SignalKind::from_raw(libc::SIGXCPU)];
+        // `nohup` wants a run to outlive its terminal. SIGINT and SIGQUIT are different: a shell ignores them for every
+        // job in its background, whether anybody wanted that or not.
+        if !is_ignored(libc::SIGHUP) {
+            outside.push(SignalKind::hangup());
+        }
+        let outside = outside.into_iter().map(signal).collect::<io::Result<_>>()?;
+        Ok(Self { keyboard: signal(SignalKind::interrupt())?, outside })
+    }
+
+    async fn next(&mut self) -> Source {
+        std::future::poll_fn(|context| {
+            if self.outside.iter_mut().any(|signal| signal.poll_recv(context).is_ready()) {
+                return Source::Outside.into();
+            }
+            self.keyboard.poll_recv(context).map(|_| Source::Keyboard)
+        })
+        .await
+    }
+}
+
+/// Whether whoever started this process has it ignore a signal.
+#[cfg(unix)]
+fn is_ignored(signal: libc::c_int) -> bool {
+    let mut action = std::mem::MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: with a null pointer for the new action, the call only writes the present one to a valid place, whose bytes
+    // were all valid before.
+    unsafe {
+        libc::sigaction(signal, std::ptr::null(), action.as_mut_ptr()) == 0
+            && action.assume_init().sa_sigaction == libc::SIG_IGN
+    }
+}
+
+#[cfg(windows)]
+struct Signals {
+    keyboard: tokio::signal::windows::CtrlC,
+    stop: tokio::signal::windows::CtrlBreak,
+    close: tokio::signal::windows::CtrlClose,
+    logoff: tokio::signal::windows::CtrlLogoff,
+    shutdown: tokio::signal::windows::CtrlShutdown,
+}
+
+#[cfg(windows)]
+impl Signals {
+    fn new() -> io::Result<Self> {
+        use tokio::signal::windows::{ctrl_break, ctrl_c, ctrl_close, ctrl_logoff, ctrl_shutdown};
+        Ok(Self {
+            keyboard: ctrl_c()?,
+            stop: ctrl_break()?,
+            close: ctrl_close()?,
+            logoff: ctrl_logoff()?,
+            shutdown: ctrl_shutdown()?,
+        })
+    }
+
+    async fn next(&mut self) -> Source {
+        tokio::select! {
+            _ = self.keyboard.recv() => Source::Keyboard,
+            _ = self.stop.recv() => Source::Outside,
+            _ = self.close.recv() => Source::Outside,
+            _ = self.logoff.recv() => Source::Outside,
+            _ = self.shutdown.recv() => Source::Outside,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_person_who_asks_again_is_in_a_hurry() {
+        let start = Instant::now();
+        let at = |seconds: f64| start + Duration::from_secs_f64(seconds);
+        let mut first = None;
+        assert_eq!(judge(&mut first, Source::Outside, at(0.0)), Some(Stop::InGoodOrder));
+        // The terminal closes: the kernel tells the group, and the shell tells its jobs.
+        assert_eq!(judge(&mut first, Source::Outside, at(0.1)), None);
+        // `timeout` and `srun` may send more than one signal, at any time.
+        assert_eq!(judge(&mut first, Source::Outside, at(60.0)), None);
+        assert_eq!(judge(&mut first, Source::Keyboard, at(61.0)), Some(Stop::AtOnce));
+        // Ctrl-C reaches this process and its parent, which passes it on.
+        let mut first = None;
+        assert_eq!(judge(&mut first, Source::Keyboard, at(0.0)), Some(Stop::InGoodOrder));
+        assert_eq!(judge(&mut first, Source::Keyboard, at(0.2)), None);
+        assert_eq!(judge(&mut first, Source::Keyboard, at(1.5)), Some(Stop::AtOnce));
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn a_signal_is_ignored_only_if_somebody_had_it_ignored() {
+        assert!(!is_ignored(libc::SIGHUP));
+        // The runtime of Rust ignores it, so that writing to a closed pipe is an error.
+        assert!(is_ignored(libc::SIGPIPE));
     }
 }

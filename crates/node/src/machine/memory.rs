@@ -3,6 +3,8 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use fusionllm_backend::machine::memory::room;
+
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
 
@@ -22,27 +24,10 @@ pub fn take_peak() -> u64 {
     peak.max(LIVE.load(Relaxed)) as u64
 }
 
-/// The most bytes that the system ever kept in memory for this process; 0 where it does not say.
-pub(crate) fn resident_peak() -> u64 {
-    figure("/proc/self/status", "VmHWM:").unwrap_or(0)
-}
-
-/// Bytes that the system could give to a process now; `None` where it does not say.
-pub(crate) fn available() -> Option<u64> {
-    figure("/proc/meminfo", "MemAvailable:")
-}
-
-/// Bytes that this process may come to use in all: those that it has and those that are free. `None` where the system
-/// does not say.
+/// Bytes that this process may come to use in all: those that it has, and those that the system would still give it.
+/// `None` where the system does not say.
 pub(crate) fn limit() -> Option<u64> {
-    Some(available()?.saturating_add(live_bytes()))
-}
-
-/// A figure of one of Linux's tables, in bytes. Other systems have no such files.
-fn figure(table: &str, name: &str) -> Option<u64> {
-    let text = std::fs::read_to_string(table).ok()?;
-    let line = text.lines().find_map(|l| l.strip_prefix(name))?;
-    line.trim().strip_suffix(" kB")?.parse::<u64>().ok()?.checked_mul(1024)
+    Some(room()?.bytes.saturating_add(live_bytes()))
 }
 
 fn grow(bytes: usize) {
@@ -125,13 +110,5 @@ mod tests {
             allocator.dealloc(b, small);
         }
         assert_eq!((live_bytes(), take_peak(), take_peak()), (0, 1000, 0));
-    }
-
-    #[test]
-    #[cfg(target_os = "linux")]
-    fn the_system_tells_what_is_resident() {
-        let held = vec![1u8; 32 << 20];
-        assert!(resident_peak() > held.len() as u64);
-        assert!(available().is_some_and(|b| b > 1 << 20));
     }
 }

@@ -8,6 +8,7 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use super::assigned::Assigned;
 use super::cuts::Kept;
 use crate::NodeError;
+use crate::machine::interrupts::Stop;
 
 /// The channel on which events are sent. Sending fails only once the loop is over, and then nobody needs them.
 pub(super) type Events = mpsc::UnboundedSender<Event>;
@@ -41,7 +42,7 @@ pub(super) enum Event {
     /// The peer cannot go on at all.
     Broken(NodeError),
     /// The user or the system asks the peer to leave.
-    Interrupt,
+    Interrupt(Stop),
 }
 
 /// An event of the connection to the broker.

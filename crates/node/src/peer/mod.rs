@@ -74,6 +74,8 @@ pub struct JoinOptions {
     pub profile: Option<Device>,
     /// Bytes of memory that the run may use; `None` for all that is free.
     pub memory: Option<u64>,
+    /// Whether the end of standard input is a request to leave. Who starts this process then holds it open.
+    pub tethered: bool,
     /// The receiver of the events that people should know.
     pub observer: JoinObserver,
 }
@@ -92,13 +94,14 @@ impl JoinOptions {
             slowdown: 1.0,
             profile: None,
             memory: None,
+            tethered: false,
             observer: JoinObserver::default(),
         }
     }
 }
 
-/// Takes part in a run until the broker ends it, or the user has this peer leave by Ctrl-C or SIGTERM. A second one
-/// ends it at once.
+/// Takes part in a run until the broker ends it, or this peer is asked to leave: by Ctrl-C, SIGTERM, SIGHUP or SIGQUIT.
+/// Another Ctrl-C ends it at once.
 ///
 /// A lost connection ends nothing: the peer reports a lost neighbour and waits for its next part, and it tries to reach
 /// a lost broker again.
@@ -133,7 +136,7 @@ pub async fn join(options: JoinOptions) -> Result<Participation, NodeError> {
 }
 
 async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Participation, NodeError> {
-    let JoinOptions { ticket, backend, name, slowdown, profile, memory, observer, .. } = options;
+    let JoinOptions { ticket, backend, name, slowdown, profile, memory, tethered, observer, .. } = options;
     let (sender, events) = mpsc::unbounded_channel();
     // A processor shares its memory with other programs, so only free memory counts.
     let DeviceInfo { threads, memory_bytes, .. } = backend.device();
@@ -159,7 +162,7 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Particip
     tasks.spawn(accept(shared.clone()));
     tasks.spawn({
         let shared = shared.clone();
-        interrupts::report(move || shared.send(Event::Interrupt))
+        interrupts::report(tethered, move |stop| shared.send(Event::Interrupt(stop)))
     });
     let mut session = Session {
         shared,

@@ -20,6 +20,7 @@ use super::observer::{JoinEvent, PartEnd, Participation};
 use super::shared::Shared;
 use super::survey::{measure, measure_links};
 use crate::NodeError;
+use crate::machine::interrupts::Stop;
 use crate::net::printable;
 
 /// The time in which the computing thread has to end once the run is over.
@@ -167,7 +168,7 @@ impl Session {
             Event::Ended { generation, failure } => {
                 self.follower.ended(generation, failure.map(|text| printable(&text)))
             }
-            Event::Interrupt => self.interrupted()?,
+            Event::Interrupt(stop) => self.interrupted(stop)?,
         })
     }
 
@@ -296,8 +297,8 @@ impl Session {
         }
     }
 
-    fn interrupted(&mut self) -> Outcome {
-        if self.leaving || self.broker.is_none() {
+    fn interrupted(&mut self, stop: Stop) -> Outcome {
+        if stop == Stop::AtOnce || self.broker.is_none() {
             return ControlFlow::Break(Err(NodeError::Stopped("this machine left at once".into())));
         }
         self.leaving = true;

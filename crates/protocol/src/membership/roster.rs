@@ -1,5 +1,7 @@
 //! The members of a run. The roster never closes: members come, fall silent, come back and go.
 
+use std::collections::BTreeSet;
+
 use fusionllm_graph::units::counted;
 use serde::{Deserialize, Serialize};
 
@@ -139,7 +141,7 @@ impl Roster {
         if !known {
             self.admission.note_use(&hello.secret);
         }
-        // The process of that name was started again, so the old one will not come back.
+        // A place of a plan has one bearer, so another machine has it from now on.
         for old in self.members.iter_mut().filter(|m| m.name == name && m.identity != identity) {
             old.standing = Standing::Out;
         }
@@ -157,45 +159,51 @@ impl Roster {
         self.members.iter().find(earlier).map(|m| m.id)
     }
 
-    /// The name of a new member that asks for `name`.
-    fn name_for(&mut self, mut name: String, identity: &Identity) -> Result<String, String> {
-        // A silent member may be a process that died, so another one may take its name. A machine may keep its own
-        // name.
+    /// The name of a new member that asks for `name`, or for any if that is empty. A machine may keep its own.
+    fn name_for(&mut self, name: String, identity: &Identity) -> Result<String, String> {
+        match &self.expected {
+            ExpectedPeers::Any(_) => Ok(self.free_name(name, identity)),
+            ExpectedPeers::Named(places) => self.place_for(name, places, identity),
+        }
+    }
+
+    /// A name that no other machine has. Machines are told apart by their keys, and many have the same host name. One that
+    /// is silent or away keeps its name, because it may come back.
+    fn free_name(&mut self, asked: String, identity: &Identity) -> String {
+        let others = self.members.iter().filter(|m| m.standing != Standing::Out && m.identity != *identity);
+        let taken: BTreeSet<&str> = others.map(|m| m.name.as_str()).collect();
+        let mut number = if asked.is_empty() { self.next_number } else { 2 };
+        let mut name = asked.clone();
+        while name.is_empty() || taken.contains(name.as_str()) {
+            name = if asked.is_empty() { format!("peer-{number}") } else { format!("{asked}-{number}") };
+            number += 1;
+        }
+        if asked.is_empty() {
+            self.next_number = number;
+        }
+        name
+    }
+
+    /// A place of the plan. A silent member may be a process that died, so another machine may take its place.
+    fn place_for(&self, name: String, places: &[String], identity: &Identity) -> Result<String, String> {
         let others = self.present().filter(|m| m.identity != *identity);
-        let names: Vec<String> = others.map(|m| m.name.clone()).collect();
-        let taken = |name: &str| names.iter().any(|n| n == name);
-        if taken(&name) {
+        let bearers: BTreeSet<&str> = others.map(|m| m.name.as_str()).collect();
+        if bearers.contains(name.as_str()) {
             return Err(format!("the name {name:?} is taken; choose another with --name"));
         }
-        match &self.expected {
-            ExpectedPeers::Any(_) => {
-                // A generated name is new, even if its first bearer is away.
-                while name.is_empty() || (name.starts_with("peer-") && taken(&name)) {
-                    name = format!("peer-{}", self.next_number);
-                    self.next_number += 1;
-                }
-            }
-            ExpectedPeers::Named(names) => {
-                let left: Vec<&str> = names.iter().map(String::as_str).filter(|n| !taken(n)).collect();
-                match left.first() {
-                    None => {
-                        return Err(format!(
-                            "all peers of the run's plan have already joined: it has {}",
-                            counted(names.len(), "place")
-                        ));
-                    }
-                    Some(first) if name.is_empty() => name = (*first).to_owned(),
-                    Some(_) if !names.contains(&name) => {
-                        return Err(format!(
-                            "the run's plan has no peer {name:?}; join as one of those it waits for with --name: {}",
-                            left.join(", ")
-                        ));
-                    }
-                    Some(_) => {}
-                }
-            }
+        let left: Vec<&str> = places.iter().map(String::as_str).filter(|place| !bearers.contains(place)).collect();
+        match left.first() {
+            None => Err(format!(
+                "all peers of the run's plan have already joined: it has {}",
+                counted(places.len(), "place")
+            )),
+            Some(first) if name.is_empty() => Ok((*first).to_owned()),
+            Some(_) if !places.contains(&name) => Err(format!(
+                "the run's plan has no peer {name:?}; join as one of those it waits for with --name: {}",
+                left.join(", ")
+            )),
+            Some(_) => Ok(name),
         }
-        Ok(name)
     }
 
     /// A member. Numbers of members come from [`Self::join`].
@@ -401,14 +409,26 @@ mod tests {
         assert_eq!(ordered(&roster), Vec::<&str>::new());
         assert_eq!(roster.join(identity(1), hello("whatever"), NOW), Ok(a));
         assert_eq!(ordered(&roster), ["a"]);
-        // Another process of that name: the first one is out for good.
-        assert!(roster.join(identity(2), hello("a"), NOW).unwrap_err().contains("taken"));
-        roster.set(a, Standing::Away);
-        let again = roster.join(identity(2), hello("a"), NOW).unwrap();
-        assert_ne!(a, again);
-        roster.set(a, Standing::Present);
-        assert!(roster.join(identity(1), hello("a"), NOW).unwrap_err().contains("put out"));
-        assert_eq!(ordered(&roster), ["a"]);
+    }
+
+    /// Hosts are often called alike, such as "localhost". A silence of one lets no other take its place.
+    #[test]
+    fn machines_of_one_name_do_not_put_each_other_out() {
+        let mut roster = roster(3);
+        let first = roster.join(identity(1), hello("box"), NOW).unwrap();
+        roster.join(identity(2), hello("box"), NOW).unwrap();
+        assert_eq!(ordered(&roster), ["box", "box-2"]);
+        for (process, standing) in [(1, Standing::Silent), (2, Standing::Away)] {
+            roster.set(first, standing);
+            // The second machine is started again, and a third one comes.
+            let new = roster.join(identity(2), Hello { process, ..hello("box") }, NOW).unwrap();
+            let old = roster.predecessor(new).unwrap();
+            roster.set(old, Standing::Out);
+            roster.join(identity(3), hello("box"), NOW).unwrap();
+            assert_eq!(ordered(&roster), ["box-2", "box-3"]);
+            assert_eq!(roster.join(identity(1), hello("box"), NOW), Ok(first));
+            assert_eq!(ordered(&roster), ["box", "box-2", "box-3"]);
+        }
     }
 
     /// A machine that keeps its key, and is started again, has lost the tensors of its old process.
@@ -437,5 +457,8 @@ mod tests {
         roster.join(identity(1), hello("peer-0"), NOW).unwrap();
         let made = roster.join(identity(2), hello(""), NOW).unwrap();
         assert_eq!(roster.display_name(made), "peer-1");
+        roster.set(made, Standing::Out);
+        let next = roster.join(identity(3), hello(""), NOW).unwrap();
+        assert_eq!(roster.display_name(next), "peer-2", "nobody gets the name of one who was put out");
     }
 }

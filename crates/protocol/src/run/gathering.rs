@@ -55,7 +55,9 @@ impl Run {
             return Vec::new();
         }
         self.phase = Phase::Gathering { short: true };
-        vec![Action::Notice(Notice::Waiting { reason: reason.to_owned() })]
+        let mut actions = vec![Action::Notice(Notice::Waiting { reason: reason.to_owned() })];
+        actions.extend(self.give_up_saving());
+        actions
     }
 
     /// Begins the survey or the plan that the run waits for, if the members who are there suffice.

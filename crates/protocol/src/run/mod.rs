@@ -10,6 +10,7 @@ mod spares;
 mod speed;
 mod state;
 mod status;
+mod stopping;
 mod watch;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -296,26 +297,6 @@ impl Run {
         }
     }
 
-    /// Stops the run, after the passes in flight and with a checkpoint if it trains.
-    pub fn interrupt(&mut self, now: f64) -> Vec<Action> {
-        self.now = now;
-        self.stopping = true;
-        match &mut self.phase {
-            Phase::Over => Vec::new(),
-            // Once the next generation has loaded everything, it saves what its members keep, and stops.
-            Phase::Running(running) if self.generation > 1 && !running.machine.is_started() => Vec::new(),
-            Phase::Running(running) => {
-                let actions = running.machine.interrupt();
-                self.follow(actions)
-            }
-            _ if self.begun => Vec::new(),
-            _ => {
-                let reason = "interrupted before all peers had joined".to_owned();
-                self.end(Action::Fail(reason))
-            }
-        }
-    }
-
     /// Passes time. Call it a few times a second.
     pub fn tick(&mut self, now: f64) -> Vec<Action> {
         self.now = now;
@@ -339,6 +320,7 @@ impl Run {
         if matches!(self.phase, Phase::Gathering { .. }) {
             actions.extend(self.advance());
         }
+        actions.extend(self.give_up_saving());
         actions
     }
 

@@ -99,7 +99,12 @@ impl Watch {
 
     /// Whether none of these members was heard for [`SUSPECT_S`]. Then it is rather the broker that is cut off.
     pub(super) fn all_silent(&self, members: &[MemberId], now: f64) -> bool {
-        members.iter().all(|m| self.seen.get(m).is_none_or(|seen| now - seen.heard >= SUSPECT_S))
+        self.silent_for(members, SUSPECT_S, now)
+    }
+
+    /// Whether none of these members was heard for this many seconds.
+    pub(super) fn silent_for(&self, members: &[MemberId], seconds: f64, now: f64) -> bool {
+        members.iter().all(|m| self.seen.get(m).is_none_or(|seen| now - seen.heard >= seconds))
     }
 
     /// Passes time. Returns whether the broker itself stood still; then nobody is blamed for its silence.

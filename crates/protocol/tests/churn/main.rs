@@ -174,6 +174,53 @@ fn a_loss_does_not_undo_a_stop() {
     assert!((10..300).contains(&stopped_at) && history.saved.last() == Some(&stopped_at), "{stopped_at}");
 }
 
+/// All machines die. Nobody is left who could save the run, so it ends with the first request, and says where the newest
+/// state was.
+#[test]
+fn a_run_without_machines_can_be_stopped() {
+    let killed = |m| (12.0, Fault::Kill(m));
+    for at in [12.0, 14.0, 20.0, 60.0, 600.0] {
+        let history =
+            live(&Scenario { faults: vec![killed(0), killed(1), killed(2), (at, Fault::Interrupt)], ..quiet() });
+        let reason = history.suspended.unwrap();
+        assert!(reason.contains("no machine could save it: "), "{reason}");
+        // A silence may end, so at first there is some patience.
+        assert!(history.lived <= f64::max(at, 12.0 + 20.0 + 1.5), "{at}: {}", history.lived);
+    }
+}
+
+/// A stop ends every run soon, with a checkpoint of all that somebody has, unless those who have it cannot be reached.
+#[test]
+fn a_stop_ends_every_run_whatever_has_happened() {
+    let (mut saved, mut suspended) = (0, 0);
+    for seed in 0..number("FUSIONLLM_SEEDS").unwrap_or(300) {
+        let mut scenario = Scenario::random(seed);
+        let at = 5.0 + (seed % 23) as f64;
+        scenario.steps = 100_000;
+        // The broker is there to be stopped, and is not started again.
+        scenario.faults.retain(|(time, fault)| match fault {
+            Fault::Restart(seconds) => time + seconds < at,
+            _ => *time < at,
+        });
+        scenario.faults.push((at, Fault::Interrupt));
+        if seed % 2 == 0 {
+            scenario.faults.extend((0..scenario.machines).map(|m| (at - 2.0 + (seed % 5) as f64, Fault::Kill(m))));
+            scenario.faults.sort_by(|(a, _), (b, _)| a.total_cmp(b));
+        }
+        let history = live(&scenario);
+        match (&history.finished, &history.suspended) {
+            (Some(progress), None) => {
+                saved += 1;
+                assert!(progress.step == 0 || history.saved.last() == Some(&progress.step), "{scenario:?}");
+            }
+            (None, Some(_)) => suspended += 1,
+            _ => assert_eq!(history.failed.as_deref(), Some("interrupted before all peers had joined"), "{scenario:?}"),
+        }
+        assert!(history.lived < at + 150.0, "{} after {at}\n{scenario:?}", history.lived);
+    }
+    assert!(saved >= 50 && suspended >= 20, "{saved} saved, {suspended} suspended");
+}
+
 /// The run is stopped while it changes to a plan with another member, at whatever moment of the change.
 #[test]
 fn a_run_that_regroups_can_be_stopped() {

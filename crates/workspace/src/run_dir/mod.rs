@@ -361,6 +361,16 @@ pub fn read_metrics(run: &Path) -> Result<Vec<StepMetrics>, DiskError> {
     Ok(text.lines().map_while(|line| serde_json::from_str(line).ok()).collect())
 }
 
+/// The `summary.json` of a run, if it has one that this version understands.
+///
+/// # Errors
+///
+/// The file cannot be read.
+pub fn read_summary(run: &Path) -> Result<Option<Summary>, DiskError> {
+    let bytes = read(&run.join(SUMMARY))?;
+    Ok(bytes.and_then(|bytes| serde_json::from_slice(&bytes).ok()))
+}
+
 /// The content of a file, if it exists.
 fn read(path: &Path) -> Result<Option<Vec<u8>>, DiskError> {
     match fs::read(path) {

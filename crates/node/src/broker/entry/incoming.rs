@@ -17,6 +17,7 @@ use super::farewell::refuse;
 use crate::broker::codec_updates::NewCodecs;
 use crate::broker::planner::Proposal;
 use crate::broker::records::{Inbox, KeeperEvent, SavedTensor};
+use crate::machine::interrupts::Stop;
 use crate::net::probe::answer_probes;
 use crate::{NodeError, net};
 
@@ -61,7 +62,7 @@ pub(crate) enum Incoming {
     /// A process of this machine ended badly.
     Child(String),
     /// The user or the system asks to stop.
-    Interrupt,
+    Interrupt(Stop),
 }
 
 /// The keys of members, which may measure their links to the broker.

@@ -9,6 +9,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
+use fusionllm_backend::machine::memory::KillCounter;
 use fusionllm_data::DiskError;
 use fusionllm_plan::{Cluster, PeerId};
 use fusionllm_transport::{PeerAddr, Ticket};
@@ -105,7 +106,8 @@ impl Children {
                 command.args(["--pinned", "--listen", &listen.to_string()]);
             }
             command.env("RAYON_NUM_THREADS", peer.threads.to_string());
-            command.stdin(Stdio::null()).stdout(Stdio::null()).kill_on_drop(true);
+            // However this process ends, the pipe closes, and the peer ends with it.
+            command.arg("--child").stdin(Stdio::piped()).stdout(Stdio::null()).kill_on_drop(true);
             // Ctrl-C is for the broker, which stops its peers in good order.
             #[cfg(unix)]
             command.process_group(0);
@@ -124,9 +126,9 @@ impl Children {
             };
             let child =
                 command.spawn().map_err(|e| NodeError::State(format!("cannot start peer {:?}: {e}", peer.name)))?;
-            let (name, failed) = (peer.name.clone(), failed.clone());
+            let (name, failed, killed) = (peer.name.clone(), failed.clone(), KillCounter::start());
             tasks.spawn(async move {
-                if let Some(reason) = outcome(child, &name, log.as_deref()).await {
+                if let Some(reason) = outcome(child, &name, log.as_deref(), killed).await {
                     failed(reason);
                 }
             });
@@ -148,10 +150,15 @@ impl Children {
 }
 
 /// The reason for which a child ended badly, with the last line of its log.
-async fn outcome(mut child: Child, name: &str, log: Option<&Path>) -> Option<String> {
+async fn outcome(mut child: Child, name: &str, log: Option<&Path>, killed: KillCounter) -> Option<String> {
+    // Waiting would close it.
+    let _open_until_then = child.stdin.take();
     match child.wait().await {
         Ok(status) if status.success() => None,
         Ok(status) => {
+            if let Some(verdict) = killed.verdict(status) {
+                return Some(format!("peer {name:?} ended: {verdict}"));
+            }
             let text = log.and_then(|p| std::fs::read_to_string(p).ok()).unwrap_or_default();
             let last =
                 text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it left no message").trim().to_string();

@@ -52,6 +52,12 @@ impl Resume {
         }
     }
 
+    /// The run whose last step by this job is on the disk: its directory and that step. Nothing is left to do in it.
+    pub fn over(&self, job: &Job) -> Option<(&Path, u64)> {
+        let step = self.checkpoint.as_ref().map(|checkpoint| checkpoint.state().step)?;
+        self.run().filter(|_| step >= job.train.stop).map(|run| (run, step))
+    }
+
     /// The number of peers that an unfinished run waited for before it started.
     pub fn peers(&self) -> Option<usize> {
         self.left.as_ref().map(|left| left.wanted)

@@ -267,7 +267,10 @@ impl Store {
         let hint = match (self.committed.map(|c| c.step), resumed) {
             (Some(step), _) => format!("step {step} is safe; go on with --resume {directory}"),
             (None, Some(step)) => format!("the run is where it was: at step {step}; --resume goes on from there"),
-            (None, None) => return error,
+            (None, None) => match error {
+                NodeError::Suspended(_) => "no checkpoint was saved yet".to_owned(),
+                error => return error,
+            },
         };
         error.unfinished(hint)
     }

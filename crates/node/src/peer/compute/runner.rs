@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError, mpsc};
 
+use fusionllm_backend::machine::memory::resident_peak;
 use fusionllm_compress::Codec;
 use fusionllm_exec::{Communicator, EncodeOptions, ExecError, Executor, PassStats, Script, Snapshot, StableRanks};
 use fusionllm_graph::{HostTensor, ValueId};
@@ -140,7 +141,7 @@ impl NetLink {
         let received = received.into_iter().map(|(from, a)| ReceivedBytes { from, bytes: a.bytes, seconds: a.seconds });
         // Without a counting allocator, or on another device, only the bytes of tensors are known.
         let peak_bytes = if self.on_host && memory::live_bytes() > 0 { memory::take_peak() } else { peak_bytes };
-        let resident_bytes = memory::resident_peak();
+        let resident_bytes = resident_peak();
         let error = |(to, relative_error)| CodecError { to, relative_error };
         let spectrum =
             |(to, ranks): (PeerId, StableRanks)| CodecSpectrum { to, exact: ranks.exact, decoded: ranks.decoded };

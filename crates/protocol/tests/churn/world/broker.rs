@@ -127,6 +127,7 @@ impl World {
                 Action::Notice(notice) => self.trace(&notice),
                 Action::Finish(progress) => self.history.finished = Some(progress),
                 Action::Fail(reason) => self.history.failed = Some(reason),
+                Action::Suspend(reason) => self.history.suspended = Some(reason),
             }
         }
     }

@@ -35,6 +35,16 @@ pub(crate) struct History {
     pub(crate) used: Vec<usize>,
     pub(crate) finished: Option<TrainingProgress>,
     pub(crate) failed: Option<String>,
+    /// The reason why the run stopped without being saved.
+    pub(crate) suspended: Option<String>,
+    /// Seconds until the end.
+    pub(crate) lived: f64,
+}
+
+impl History {
+    fn is_over(&self) -> bool {
+        self.finished.is_some() || self.failed.is_some() || self.suspended.is_some()
+    }
 }
 
 #[derive(Debug, Clone)]
@@ -154,6 +164,7 @@ pub(crate) fn live(scenario: &Scenario) -> History {
     }
     world.at(0.25, Event::Tick);
     world.live();
+    world.history.lived = world.now;
     world.history
 }
 
@@ -186,7 +197,7 @@ impl World {
     }
 
     fn live(&mut self) {
-        while self.history.finished.is_none() && self.history.failed.is_none() {
+        while !self.history.is_over() {
             let ((micros, serial), event) = self.events.pop_first().unwrap();
             self.now = micros as f64 / 1e6;
             let stuck = self.now > 3000.0 || self.serial > 3_000_000;

@@ -1,3 +1,8 @@
+//! This machine: its processor, and the memory that the system gives to this process.
+
+mod groups;
+pub mod memory;
+
 use std::fs;
 
 use crate::DeviceInfo;
@@ -9,10 +14,9 @@ pub(crate) fn processor() -> DeviceInfo {
         let line = text.lines().find(|l| l.starts_with(key))?;
         Some(line.split_once(':')?.1.trim().to_string())
     };
-    let memory = field("/proc/meminfo", "MemTotal").and_then(|s| s.trim_end_matches(" kB").parse::<u64>().ok());
     DeviceInfo {
         name: field("/proc/cpuinfo", "model name").unwrap_or_else(|| std::env::consts::ARCH.into()),
         threads: Some(rayon::current_num_threads()),
-        memory_bytes: memory.map(|k| k * 1024),
+        memory_bytes: memory::total(),
     }
 }
