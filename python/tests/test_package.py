@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tomllib
@@ -16,11 +18,14 @@ from pathlib import Path
 import fusionllm
 import numpy as np
 import pytest
+from fusionllm import _program
 from fusionllm._train import _Metrics, toml
 
 from requirements import needs, needs_torch
 
 needs_program = needs("wheel", shutil.which("fusionllm") is not None, "needs the program on the PATH")
+
+posix = pytest.mark.skipif(os.name == "nt", reason="Windows has neither signals nor scripts that are programs")
 
 TINY = {
     "model": {"family": "gpt2", "n_layer": 1, "n_embd": 8, "n_head": 1},
@@ -346,3 +351,96 @@ def test_a_model_of_pytorch_comes_back_trained() -> None:
     again = fusionllm.train(job, data={"x": x, "y": y}, peers=1, progress=False)
     assert again.losses == pytest.approx([model.train()(x[:48], y[:48]).item()], rel=1e-5)
     assert again.steps[0].val_loss == pytest.approx(model.eval()(x[48:], y[48:]).item(), rel=1e-5)
+
+
+class Session:
+    """Python in a session of its own, as in a terminal of its own, that trains until it is stopped."""
+
+    SCRIPT = "import fusionllm; fusionllm.train({job}, peers=2, run_dir='run', on_step=lambda step: print(step.step))"
+
+    def __init__(self) -> None:
+        job = {**TINY, "train": {"steps": 1_000_000, "batch": 2}}
+        self.process = subprocess.Popen(
+            [sys.executable, "-u", "-c", self.SCRIPT.format(job=job)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for line in self.process.stdout:
+            if int(line) >= 5:
+                return
+        raise AssertionError("the run ended early")
+
+    def wait(self) -> int:
+        """Waits for the end of Python, and of the program that it started."""
+        import fcntl
+
+        self.process.stdout.close()
+        status = self.process.wait()
+        # The program has a lock on it.
+        with Path("run/metrics.jsonl").open() as metrics:
+            fcntl.flock(metrics, fcntl.LOCK_EX)
+        return status
+
+
+@needs_program
+@posix
+@pytest.mark.parametrize("name", ["SIGHUP", "SIGQUIT", "SIGTERM", "SIGINT", "SIGKILL"])
+@pytest.mark.parametrize("group", [True, False], ids=["group", "python"])
+def test_whatever_ends_python_saves_the_run_and_leaves_no_process(name: str, group: bool) -> None:
+    session = Session()
+    number = getattr(signal, name)
+    if group:
+        os.killpg(session.process.pid, number)
+    else:
+        session.process.send_signal(number)
+    assert session.wait() != 0
+    steps = [json.loads(line)["step"] for line in Path("run/metrics.jsonl").read_text().splitlines()]
+    saved = max((int(path.name.removeprefix("step-")) for path in Path("run/checkpoints").glob("step-*")), default=0)
+    if group and name == "SIGKILL":
+        assert saved <= steps[-1]
+    else:
+        assert saved == steps[-1] >= 5
+
+
+@posix
+def test_a_program_may_take_any_time_to_save(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The program stands for one with a slow disk: it ends when the test lets it, long after its standard input did."""
+    program = tmp_path / "program"
+    os.mkfifo(tmp_path / "disk")
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import sys\n"
+        "sys.stdin.read()\n"
+        "print('saving', file=sys.stderr, flush=True)\n"
+        f"open({str(tmp_path / 'disk')!r}).read()\n"
+        f"open({str(tmp_path / 'saved')!r}, 'w').close()\n"
+    )
+    program.chmod(0o755)
+    monkeypatch.setattr(_program, "find", lambda: str(program))
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    with ThreadPoolExecutor() as pool:
+        # Opening waits until the program reads.
+        pool.submit(lambda: (tmp_path / "disk").open("w").close())
+        with pytest.raises(KeyboardInterrupt):
+            _program.run(["train"], tethered=True, progress=False, glance=interrupt)
+    assert (tmp_path / "saved").exists()
+
+
+@posix
+def test_a_closed_terminal_does_not_hold_a_program_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "program"
+    # More than a pipe holds.
+    program.write_text(f"#!{sys.executable}\nimport sys\nsys.stderr.write('line\\n' * 100_000)\nprint('{{}}')\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(_program, "find", lambda: str(program))
+
+    class Closed:
+        def write(self, text: str) -> None:
+            raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(sys, "stderr", Closed())
+    assert _program.run(["train"], tethered=True) == {}

@@ -64,6 +64,11 @@ fn least(machine: Option<u64>, limits: impl Iterator<Item = (u64, Limit)>) -> Op
         .min_by_key(|room| room.bytes)
 }
 
+/// The bytes that the system keeps in memory for this process, without files' contents; 0 where it does not say.
+pub fn resident() -> u64 {
+    figure("/proc/self/status", "RssAnon:").unwrap_or(0)
+}
+
 /// The most bytes that the system ever kept in memory for this process; 0 where it does not say.
 pub fn resident_peak() -> u64 {
     figure("/proc/self/status", "VmHWM:").unwrap_or(0)

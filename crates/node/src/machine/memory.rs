@@ -3,7 +3,7 @@
 use std::alloc::{GlobalAlloc, Layout};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
-use fusionllm_backend::machine::memory::room;
+use fusionllm_backend::machine::memory::{resident, room};
 
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static PEAK: AtomicUsize = AtomicUsize::new(0);
@@ -24,10 +24,24 @@ pub fn take_peak() -> u64 {
     peak.max(LIVE.load(Relaxed)) as u64
 }
 
-/// Bytes that this process may come to use in all: those that it has, and those that the system would still give it.
-/// `None` where the system does not say.
+/// Bytes that this process can still allocate: those that the system would give it, and those that it has and that are
+/// free, since the allocator keeps what is freed. `None` where the system does not say.
+fn free() -> Option<u64> {
+    Some(room()?.bytes.saturating_add(resident().saturating_sub(live_bytes())))
+}
+
+/// Bytes for the tensors of a run. Near a limit of this process, the system kills it, so what it takes beside tensors is
+/// left out: the allocator's gaps, code, and buffers of the network. That was 80 MB beside 310 MB.
+pub(crate) fn for_tensors() -> Option<u64> {
+    const LEAST_BESIDE: u64 = 96 << 20;
+    let free = free()?;
+    let beside = if room()?.limit.is_some() { LEAST_BESIDE.max(free / 6) } else { 0 };
+    Some(free.saturating_sub(beside))
+}
+
+/// Bytes that this process may come to use in all.
 pub(crate) fn limit() -> Option<u64> {
-    Some(room()?.bytes.saturating_add(live_bytes()))
+    Some(free()?.saturating_add(live_bytes()))
 }
 
 fn grow(bytes: usize) {

@@ -1,13 +1,12 @@
 //! A joiner's answers while the broker measures its machine. [`fusionllm_protocol::Survey`] is the broker's side.
 
-use fusionllm_backend::machine::memory::room;
 use fusionllm_plan::{DISK_RATE, Device, HOST_LINK_RATE, Program};
 use fusionllm_protocol::{FromPeer, MachineProfile, MemberId};
 use fusionllm_transport::PeerAddr;
 
 use super::observer::JoinEvent;
 use super::shared::Shared;
-use crate::machine::disk;
+use crate::machine::{disk, memory};
 use crate::net::probe::probe;
 use crate::{NodeError, profile};
 
@@ -18,7 +17,7 @@ pub(super) async fn measure(
     programs: Vec<Program>,
 ) -> Result<FromPeer, NodeError> {
     let (backend, slowdown) = (shared.backend.clone(), shared.slowdown);
-    let memory = shared.memory.or_else(|| room().map(|room| room.bytes));
+    let memory = shared.memory.or_else(memory::for_tensors);
     // A worker on the processor has tensors elsewhere, too, but in the same memory.
     let of_device = shared.backend.device();
     let host_link = (of_device.threads.is_none() && of_device.memory_bytes.is_some()).then_some(HOST_LINK_RATE);

@@ -121,6 +121,8 @@ pub struct Run {
     leaving: BTreeSet<MemberId>,
     /// Whether the user wants the run to stop.
     stopping: bool,
+    /// Checkpoints of which all tensors have arrived, and which the disk has not confirmed.
+    committing: usize,
     copies: CopyPace,
     speeds: Speeds,
     /// Interruptions that are not over.
@@ -164,6 +166,7 @@ impl Run {
             weighing: false,
             leaving: BTreeSet::new(),
             stopping: false,
+            committing: 0,
             copies: CopyPace::default(),
             speeds: Speeds::default(),
             incidents: Vec::new(),

@@ -291,6 +291,7 @@ impl Run {
     /// Call when the checkpoint is complete, or has failed. The run continues in both cases.
     pub fn checkpoint_committed(&mut self, progress: TrainingProgress, complete: bool, now: f64) -> Vec<Action> {
         self.now = now;
+        self.committing = self.committing.saturating_sub(1);
         let mut actions = Vec::new();
         if complete {
             self.custody.saved(progress);
@@ -300,6 +301,7 @@ impl Run {
             let more = running.machine.checkpoint_committed(progress.step);
             actions.extend(self.follow(more));
         }
+        actions.extend(self.give_up_saving());
         actions
     }
 
@@ -328,7 +330,10 @@ impl Run {
                 }
                 GenerationAction::Cut(step) => self.begin_cut(step),
                 GenerationAction::BeginCheckpoint(step) => all.push(Action::BeginCheckpoint(step)),
-                GenerationAction::Commit(progress) => all.push(Action::Commit(progress)),
+                GenerationAction::Commit(progress) => {
+                    self.committing += 1;
+                    all.push(Action::Commit(progress));
+                }
                 GenerationAction::Expel(member, reason) => all.extend(self.contradicts(member, &reason)),
                 GenerationAction::Notice(notice) => all.push(Action::Notice(notice)),
                 GenerationAction::Drained(progress) => {

@@ -31,7 +31,8 @@ impl Run {
     /// Ends a run that is to stop, if waiting would save nothing that is not on the disk. Members who have more keep it,
     /// and wait for a broker that goes on with the run.
     pub(super) fn give_up_saving(&mut self) -> Vec<Action> {
-        if !self.stopping || !self.begun {
+        // A disk may be slow, but it needs no machine any more.
+        if !self.stopping || !self.begun || self.committing > 0 {
             return Vec::new();
         }
         let on_disk = self.custody.on_disk();
