@@ -32,13 +32,9 @@ struct Part {
 pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     let ticket: Ticket = ticket(args.ticket.clone())?.trim().parse().map_err(NodeError::Ticket)?;
     check_listening(&args.listening)?;
-    if args.child {
-        // The broker is gone, so there is nobody to hand a share to.
-        std::thread::spawn(|| {
-            fusionllm_node::wait_for_end_of_input();
-            complain("the process that started this peer has ended");
-            std::process::exit(1);
-        });
+    if args.child || args.tethered {
+        // A broker that has ended takes no share.
+        fusionllm_node::tether(args.child);
     }
     let mut names = args.backend.clone();
     names.extend(args.worker.iter().map(|command| worker_name(command)));
@@ -65,7 +61,6 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
             slowdown: args.slowdown,
             profile,
             memory: args.memory.map(|bytes| bytes / count),
-            tethered: args.tethered,
             observer: observer((count > 1).then(|| format!("{} on {}", backend.name(), backend.device().name))),
             ..JoinOptions::new(ticket.clone(), backend)
         });

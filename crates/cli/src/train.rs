@@ -227,8 +227,12 @@ pub(crate) fn check_listening(listening: &Listening) -> Result<(), Failure> {
 }
 
 fn run(job: &Job, args: &RunArgs, json: bool, options: BrokerOptions, again: &Again) -> Result<(), Failure> {
+    // The job was read from standard input, if it stood there.
+    if args.tethered {
+        fusionllm_node::tether(false);
+    }
     let mut progress = Progress::new(job, matches!(options.peers, Peers::Joiners(_)));
-    let options = BrokerOptions { directory: args.run_dir.clone(), tethered: args.tethered, ..options };
+    let options = BrokerOptions { directory: args.run_dir.clone(), ..options };
     runtime()?.block_on(conduct(job, options, &mut progress)).map_err(|e| with_older(e, again))?;
     let history = progress.into_history();
     match &history.summary {

@@ -21,7 +21,7 @@ pub use broker::{BrokerOptions, Entry, Event, LocalPeer, Observer, Peers, Resume
 pub use client::{doctor, owner};
 pub use error::NodeError;
 pub use fusionllm_transport::{Relay, RelayUrl, Ticket};
-pub use machine::interrupts::wait_for_end_of_input;
+pub use machine::interrupts::tether;
 pub use machine::memory;
 pub use model::{SavedModel, check, export, generate, imported};
 pub use peer::{JoinEvent, JoinObserver, JoinOptions, PartEnd, Participation, join};

@@ -34,8 +34,7 @@ pub async fn relay(
 ) -> Result<(), NodeError> {
     let RelayCommand { listen, host, secret } = command;
     let secret = secret.map_or_else(|| Ok(Secret::generate()), |path| read_or_make(&path))?;
-    let interrupts = Interrupts::new(false).map_err(|e| NodeError::State(format!("cannot wait for signals: {e}")));
-    let mut interrupts = interrupts?;
+    let mut interrupts = Interrupts::new()?;
     let server = serve(RelayOptions { listen, secret, allowed: Allowed::Any }).await?;
     let host = host.unwrap_or_else(|| guess(listen.ip()).to_string());
     let url = server.url(&with_port(&host, server.addr().port())).map_err(|_| {

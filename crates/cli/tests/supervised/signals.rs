@@ -42,8 +42,6 @@ fn local_peers_end_with_the_process_that_started_them() {
     run.signal("KILL");
     let (status, _) = run.end();
     assert_eq!(status.signal(), Some(9));
-    let log = std::fs::read_to_string(scene.run().join("logs/peer-0.log")).unwrap();
-    assert!(log.contains("the process that started this peer has ended"), "{log}");
 }
 
 #[test]
@@ -79,7 +77,7 @@ fn a_tethered_run_saves_and_stops_when_its_tether_is_cut() {
             // It is cut before anything has begun.
             let (status, rest) = run.end();
             assert_eq!(status.code(), Some(1), "{rest}");
-            assert!(rest.contains("interrupted before all peers had joined") || scene.saved_step() > 0, "{rest}");
+            assert_eq!(scene.saved_step(), 0);
         } else {
             run.line("validation");
             holder.kill().unwrap();

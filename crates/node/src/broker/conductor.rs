@@ -387,7 +387,7 @@ impl Conductor<'_> {
 
     fn finish(&mut self, progress: TrainingProgress) -> Result<TrainingProgress, NodeError> {
         let Some(current) = &self.current else {
-            return Err(NodeError::Stopped("no machine has come back since this broker was started".into()));
+            return Err(NodeError::Suspended("no machine has come back since this broker was started".into()));
         };
         self.store.remove_tickets()?;
         let predicted_step_s = current.predicted.as_ref().map(|s| s.step_s);

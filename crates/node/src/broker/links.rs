@@ -78,7 +78,9 @@ impl Links {
         let (number, connection, events) = (*number, connection.clone(), events.clone());
         tokio::spawn(async move {
             if connection.port_is_closed(PORT_TIMEOUT).await {
-                let reason = "its process has ended: its machine says that nobody listens at its port".to_owned();
+                let reason = "its process has ended: its machine says that nobody listens at its port; if memory ran out there, join \
+                              with --memory"
+                    .to_owned();
                 let _ = events.send(Incoming::Gone((member, number), reason));
             }
         });

@@ -45,7 +45,7 @@ use tokio::sync::mpsc;
 
 use crate::NodeError;
 use crate::keys::allowed;
-use crate::machine::interrupts;
+use crate::machine::interrupts::{self, Interrupts};
 use crate::model::models;
 
 /// Conducts a run from the first joiner to the last step.
@@ -59,7 +59,7 @@ pub async fn conduct(
     options: BrokerOptions,
     observer: &mut dyn Observer,
 ) -> Result<TrainingProgress, NodeError> {
-    let BrokerOptions { peers, listen, advertise, plan, known, directory, resume, entry, tethered } = options;
+    let BrokerOptions { peers, listen, advertise, plan, known, directory, resume, entry } = options;
     let (mut job, plan) = (job.clone(), plan.map(Plan::without_idle));
     settle_micro_batch(&mut job, plan.as_ref(), resume.as_ref())?;
     // Only joiners outlive their broker.
@@ -106,8 +106,7 @@ pub async fn conduct(
             observer.event(Event::Opened { directory: store.directory() });
             let of_run = (endpoint.clone(), identity);
             let origin = Arc::new(origin);
-            let preparation =
-                Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left, tethered };
+            let preparation = Preparation { job, data, under_way, feeds, origin, of_run, entry, allowed, left };
             let result = preparation.conduct(&peers, course, &mut store, (events, incoming), observer).await;
             let forgotten = if is_suspended(&result) { Ok(()) } else { store.forget_state() };
             let result = forgotten.and(result).map_err(|e| store.with_safe_step(e));
@@ -171,8 +170,6 @@ struct Preparation {
     allowed: Option<BTreeSet<PeerKey>>,
     /// The state that an earlier broker left.
     left: Option<Left>,
-    /// See [`BrokerOptions::tethered`].
-    tethered: bool,
 }
 
 impl Preparation {
@@ -184,8 +181,7 @@ impl Preparation {
         (events, mut incoming): (mpsc::UnboundedSender<Incoming>, mpsc::UnboundedReceiver<Incoming>),
         observer: &mut dyn Observer,
     ) -> Result<TrainingProgress, NodeError> {
-        let Self { job, data, under_way, feeds, origin, of_run: (endpoint, identity), entry, allowed, left, tethered } =
-            self;
+        let Self { job, data, under_way, feeds, origin, of_run: (endpoint, identity), entry, allowed, left } = self;
         let admission = match &left {
             Some(left) => renewed(left.run.admission(), &entry, allowed)?,
             None => admission(&identity, &entry, allowed)?,
@@ -218,7 +214,7 @@ impl Preparation {
         tokio::spawn({
             let events = events.clone();
             // The run may be over.
-            interrupts::report(tethered, move |stop| drop(events.send(Incoming::Interrupt(stop))))
+            interrupts::report(Interrupts::new()?, move |stop| drop(events.send(Incoming::Interrupt(stop))))
         });
         let planner = course.planner(&job, data.eval_samples())?;
         let LocalPeers { emulation, peers: local } = LocalPeers::new(peers, wanted, planner.testbed.clone(), &ticket)?;

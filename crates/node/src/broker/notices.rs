@@ -25,7 +25,9 @@ impl Conductor<'_> {
             }
             Notice::Answers { member } => self.observer.event(Event::Answers { name: name(*member) }),
             Notice::Lost { member, reason, used, step } => {
-                let event = Event::Lost { name: name(*member), reason, used: *used, step: *step };
+                // Without others, nobody takes over its share.
+                let used = *used && self.run.roster().present().next().is_some();
+                let event = Event::Lost { name: name(*member), reason, used, step: *step };
                 self.observer.event(event);
             }
             Notice::LinkLost { from, to, reason } => {

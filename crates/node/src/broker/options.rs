@@ -28,8 +28,6 @@ pub struct BrokerOptions {
     pub resume: Option<Resume>,
     /// The limits on who may join.
     pub entry: Entry,
-    /// Whether the end of standard input is a request to stop. Who starts this process then holds it open.
-    pub tethered: bool,
 }
 
 impl BrokerOptions {
@@ -44,7 +42,6 @@ impl BrokerOptions {
             directory: None,
             resume: None,
             entry: Entry::default(),
-            tethered: false,
         }
     }
 }

@@ -2,10 +2,13 @@
 //! one.
 
 use std::io;
+use std::sync::LazyLock;
 use std::time::Duration;
 
-use tokio::sync::mpsc;
+use tokio::sync::watch;
 use tokio::time::Instant;
+
+use crate::NodeError;
 
 /// Requests that come closer together belong to one act: a terminal tells every process of a group, and a program that
 /// started another one often passes on what both have got.
@@ -31,26 +34,17 @@ enum Source {
 /// The requests of the user or the system to stop.
 pub(crate) struct Interrupts {
     signals: Signals,
-    /// Gets a message when standard input closes. `None` if nobody holds it open for this process.
-    tether: Option<mpsc::UnboundedReceiver<()>>,
+    /// Tells when the tether is cut. `None` once it has told.
+    tether: Option<watch::Receiver<bool>>,
     /// The time of the first request.
     first: Option<Instant>,
 }
 
 impl Interrupts {
-    /// From now on, the requests no longer end the process by themselves. `tethered`: the end of standard input is one of
-    /// them.
-    pub(crate) fn new(tethered: bool) -> io::Result<Self> {
-        let tether = tethered.then(|| {
-            let (sender, closed) = mpsc::unbounded_channel();
-            std::thread::spawn(move || {
-                wait_for_end_of_input();
-                // Nobody may be left to tell.
-                let _ = sender.send(());
-            });
-            closed
-        });
-        Ok(Self { signals: Signals::new()?, tether, first: None })
+    /// From now on, the requests no longer end the process by themselves.
+    pub(crate) fn new() -> Result<Self, NodeError> {
+        let signals = Signals::new().map_err(|e| NodeError::State(format!("cannot wait for signals: {e}")))?;
+        Ok(Self { signals, tether: Some(TETHER.subscribe()), first: None })
     }
 
     /// Waits for the next request that changes anything.
@@ -58,7 +52,7 @@ impl Interrupts {
         loop {
             let source = tokio::select! {
                 source = self.signals.next() => source,
-                () = closed(&mut self.tether) => Source::Outside,
+                () = cut(&mut self.tether) => Source::Outside,
             };
             if let Some(stop) = judge(&mut self.first, source, Instant::now()) {
                 return stop;
@@ -79,22 +73,34 @@ fn judge(first: &mut Option<Instant>, source: Source, now: Instant) -> Option<St
 }
 
 /// Returns once the tether is cut, and only once.
-async fn closed(tether: &mut Option<mpsc::UnboundedReceiver<()>>) {
+async fn cut(tether: &mut Option<watch::Receiver<bool>>) {
     match tether {
-        Some(closed) => drop(closed.recv().await),
+        // An error says that the sender is gone, but it is never dropped.
+        Some(cut) => drop(cut.wait_for(|cut| *cut).await),
         None => std::future::pending().await,
     }
     *tether = None;
 }
 
-/// Returns once standard input has ended, or cannot be read. What comes before is not for this process.
-pub fn wait_for_end_of_input() {
-    let _ = io::copy(&mut io::stdin(), &mut io::sink());
+/// Whether the tether is cut. Standard input belongs to the whole process, and so does this.
+static TETHER: LazyLock<watch::Sender<bool>> = LazyLock::new(|| watch::Sender::new(false));
+
+/// Lets the end of standard input be a request to stop. The process that started this one holds it open, so this one
+/// stops however that one ends. `at_once`: nobody is left then to whom anything could be handed over.
+pub fn tether(at_once: bool) {
+    std::thread::spawn(move || {
+        // What comes before the end is not for this process. What cannot be read has ended, too.
+        let _ = io::copy(&mut io::stdin(), &mut io::sink());
+        if at_once || TETHER.receiver_count() == 0 {
+            // Nothing has begun that could be saved, as with a signal that nobody waits for.
+            std::process::exit(1);
+        }
+        TETHER.send_replace(true);
+    });
 }
 
-/// Calls `asked` at every request to stop, for as long as requests can be noticed.
-pub(crate) async fn report(tethered: bool, mut asked: impl FnMut(Stop)) {
-    let Ok(mut interrupts) = Interrupts::new(tethered) else { return };
+/// Calls `asked` at every request to stop.
+pub(crate) async fn report(mut interrupts: Interrupts, mut asked: impl FnMut(Stop)) {
     loop {
         asked(interrupts.next().await);
     }

@@ -50,7 +50,8 @@ use tracing::Instrument;
 
 use crate::NodeError;
 use crate::keys::identity;
-use crate::machine::{compute_threads, interrupts};
+use crate::machine::compute_threads;
+use crate::machine::interrupts::{self, Interrupts};
 
 /// The options with which a joiner takes part.
 pub struct JoinOptions {
@@ -74,8 +75,6 @@ pub struct JoinOptions {
     pub profile: Option<Device>,
     /// Bytes of memory that the run may use; `None` for all that is free.
     pub memory: Option<u64>,
-    /// Whether the end of standard input is a request to leave. Who starts this process then holds it open.
-    pub tethered: bool,
     /// The receiver of the events that people should know.
     pub observer: JoinObserver,
 }
@@ -94,7 +93,6 @@ impl JoinOptions {
             slowdown: 1.0,
             profile: None,
             memory: None,
-            tethered: false,
             observer: JoinObserver::default(),
         }
     }
@@ -136,7 +134,7 @@ pub async fn join(options: JoinOptions) -> Result<Participation, NodeError> {
 }
 
 async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Participation, NodeError> {
-    let JoinOptions { ticket, backend, name, slowdown, profile, memory, tethered, observer, .. } = options;
+    let JoinOptions { ticket, backend, name, slowdown, profile, memory, observer, .. } = options;
     let (sender, events) = mpsc::unbounded_channel();
     // A processor shares its memory with other programs, so only free memory counts.
     let DeviceInfo { threads, memory_bytes, .. } = backend.device();
@@ -157,12 +155,16 @@ async fn take_part(endpoint: &Endpoint, options: JoinOptions) -> Result<Particip
     let mut process = [0; 8];
     process.copy_from_slice(&Secret::generate().as_bytes()[..8]);
     let introduction = Introduction { ticket, name, process: u64::from_le_bytes(process) };
-    let (connection, lanes) = introduction.dial(&shared).await?;
+    let mut interrupts = Interrupts::new()?;
+    let (connection, lanes) = tokio::select! {
+        dialled = introduction.dial(&shared) => dialled?,
+        _ = interrupts.next() => return Err(NodeError::Stopped("this machine had not joined yet".into())),
+    };
     let mut tasks = JoinSet::new();
     tasks.spawn(accept(shared.clone()));
     tasks.spawn({
         let shared = shared.clone();
-        interrupts::report(tethered, move |stop| shared.send(Event::Interrupt(stop)))
+        interrupts::report(interrupts, move |stop| shared.send(Event::Interrupt(stop)))
     });
     let mut session = Session {
         shared,

@@ -389,6 +389,10 @@ impl Run {
         let mut actions = Vec::new();
         if before == Some(Standing::Present) || used {
             actions.push(Action::Notice(Notice::Lost { member, reason, used, step }));
+            if self.begun && !self.stopping && self.roster.present().next().is_none() {
+                let reason = "none is left; the run goes on once one comes back, or another one joins".to_owned();
+                actions.push(Action::Notice(Notice::Waiting { reason }));
+            }
         }
         if let Some(scout) = &mut self.scout {
             scout.lose(member);
