@@ -60,11 +60,13 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
     };
     let units = groups.iter().map(|group| {
         let slowest = group.iter().copied().max_by(|a, b| whole(*a).total_cmp(&whole(*b))).unwrap();
+        let inside = worst(group, group);
         Unit {
             members: group.iter().map(|u| *u as u32).collect(),
             class: machines.units[slowest].class,
             memory: group.iter().map(|u| machines.units[*u].memory).fold(f64::INFINITY, f64::min),
-            inside: worst(group, group),
+            inside,
+            exchange: LinkCost { latency: 2.0 * inside.latency, per_byte: 2.0 * inside.per_byte },
             offload: None,
         }
     });
@@ -72,7 +74,7 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
     groups.push(&broker);
     let link = |(a, b): (&[usize], &[usize])| if a == b { LinkCost::NONE } else { worst(a, b) };
     let pairs = groups.iter().flat_map(|a| groups.iter().map(move |b| (*a, *b)));
-    Machines { units, links: pairs.map(link).collect(), uplinks: Vec::new(), uplink_count: 0 }
+    Machines { units, links: pairs.map(link).collect(), lines: Vec::new(), line_count: 0 }
 }
 
 #[test]

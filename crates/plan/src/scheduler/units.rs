@@ -1,8 +1,10 @@
 //! From a cluster to units: single devices, or devices joined as replicas.
 
-use crate::cost::{Cluster, Device};
+use std::collections::{BTreeMap, HashMap};
+
+use crate::cost::{Cluster, Device, Line, Route};
 use crate::program::PeerId;
-use crate::search::{LinkCost, Machines, OffloadCost, Unit, UplinkShare, communities};
+use crate::search::{LineShare, LinkCost, Machines, OffloadCost, Unit, communities};
 
 /// Most units among which a plan is searched.
 const MAX_UNITS: usize = 96;
@@ -15,22 +17,53 @@ pub(super) struct DeviceLinks<'a> {
     cluster: &'a Cluster,
     /// From `a` to `b` at `a * (devices + 1) + b`.
     costs: Vec<LinkCost>,
+    /// The numbers of the lines that messages take, in the order of `costs`.
+    routes: Vec<[Option<u32>; 5]>,
+    /// By line: seconds per byte.
+    per_byte: Vec<f64>,
 }
 
 impl<'a> DeviceLinks<'a> {
     pub(super) fn new(cluster: &'a Cluster) -> Self {
         let width = cluster.devices().len() + 1;
-        let mut costs = vec![LinkCost::NONE; width * width];
+        let mut links = Self {
+            cluster,
+            costs: vec![LinkCost::NONE; width * width],
+            routes: vec![[None; 5]; width * width],
+            per_byte: Vec::new(),
+        };
+        let mut numbers: HashMap<Line, u32> = HashMap::new();
         for a in 0..width {
             for b in (0..width).filter(|b| *b != a) {
-                let link = cluster.link(peer(width, a), peer(width, b));
-                costs[a * width + b] = match link {
-                    Some(link) => LinkCost { latency: link.latency, per_byte: 1.0 / link.bandwidth },
-                    None => NO_LINK,
+                let at = a * width + b;
+                let Some(route) = cluster.route(peer(width, a), peer(width, b)) else {
+                    links.costs[at] = NO_LINK;
+                    continue;
                 };
+                let link = route.link();
+                links.costs[at] = LinkCost { latency: link.latency, per_byte: 1.0 / link.bandwidth };
+                links.routes[at] = links.numbered(&mut numbers, &route);
             }
         }
-        Self { cluster, costs }
+        links
+    }
+
+    /// The numbers of a route's lines. A new line gets the next number.
+    fn numbered(&mut self, numbers: &mut HashMap<Line, u32>, route: &Route) -> [Option<u32>; 5] {
+        let mut of_route = [None; 5];
+        for (slot, (line, link)) in of_route.iter_mut().zip(route.lines()) {
+            let number = *numbers.entry(line).or_insert(self.per_byte.len() as u32);
+            if number as usize == self.per_byte.len() {
+                self.per_byte.push(1.0 / link.bandwidth);
+            }
+            *slot = Some(number);
+        }
+        of_route
+    }
+
+    /// The lines from one device to another.
+    fn lines(&self, a: u32, b: u32) -> impl Iterator<Item = u32> {
+        self.routes[a as usize * (self.cluster.devices().len() + 1) + b as usize].into_iter().flatten()
     }
 
     fn cost(&self, a: usize, b: usize) -> LinkCost {
@@ -72,7 +105,7 @@ impl<'a> DeviceLinks<'a> {
             let count = label.iter().max().map_or(0, |m| m + 1);
             let chunks = (0..count).flat_map(|c| {
                 let mut members: Vec<u32> = (0..devices.len()).filter(|i| label[*i] == c).map(|i| devices[i]).collect();
-                // Sorted by site first: a group within one site shares no uplink.
+                // Sorted by site first: a group within one site takes no uplink.
                 let site = |d: u32| self.cluster.devices()[d as usize].site;
                 members.sort_by(|a, b| {
                     site(*a).cmp(&site(*b)).then(model_seconds(*a).total_cmp(&model_seconds(*b))).then(a.cmp(b))
@@ -114,51 +147,74 @@ impl<'a> DeviceLinks<'a> {
         let unit = |members: &Vec<u32>| {
             let slowest =
                 members.iter().copied().max_by(|a, b| model_seconds(*a).total_cmp(&model_seconds(*b))).unwrap_or(0);
+            let inside = worst(members, members);
             let memory = members.iter().map(|d| self.cluster.devices()[*d as usize].memory).min().unwrap_or(0);
             Unit {
                 members: members.clone(),
                 class: class[slowest as usize],
                 memory: memory as f64,
-                inside: worst(members, members),
+                inside,
+                exchange: LinkCost { latency: 2.0 * inside.latency, per_byte: self.exchange(members) },
                 offload: None,
             }
         };
         let all: Vec<&Vec<u32>> = groups.iter().chain([&broker]).collect();
-        let shared = self.cluster.sites().iter().any(|s| s.uplink.is_some());
-        let (mut links, mut uplinks) = (Vec::with_capacity(all.len() * all.len()), Vec::new());
+        let (mut links, mut lines) =
+            (Vec::with_capacity(all.len() * all.len()), Vec::with_capacity(all.len() * all.len()));
         for (i, a) in all.iter().enumerate() {
             for (j, b) in all.iter().enumerate() {
                 links.push(if i == j { LinkCost::NONE } else { worst(a, b) });
-                if shared {
-                    uplinks.push(if i == j { Vec::new() } else { self.uplinks(a, b) });
-                }
+                // The plan's cost leaves out messages to the broker.
+                lines.push(if i == j || j == groups.len() { Vec::new() } else { self.shares(a, b) });
             }
         }
-        Machines {
-            units: groups.iter().map(unit).collect(),
-            links,
-            uplinks,
-            uplink_count: if shared { 2 * self.cluster.sites().len() } else { 0 },
-        }
+        let line_count = keep_shared(&mut lines);
+        Machines { units: groups.iter().map(unit).collect(), links, lines, line_count }
     }
 
-    /// The uplinks between two groups, with their seconds per byte averaged over pairs of devices. The number of a
-    /// site's outward uplink is twice the site's index, and that of the inward uplink is one more.
-    fn uplinks(&self, a: &[u32], b: &[u32]) -> Vec<UplinkShare> {
-        let width = self.cluster.devices().len() + 1;
-        let mut shares: Vec<UplinkShare> = Vec::new();
+    /// The lines between two groups, with their seconds per byte averaged over pairs of devices.
+    fn shares(&self, a: &[u32], b: &[u32]) -> Vec<LineShare> {
+        let mut shares: BTreeMap<u32, f64> = BTreeMap::new();
         let pairs = (a.len() * b.len()) as f64;
         for (x, y) in a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y))) {
-            for (id, link) in self.cluster.uplinks(peer(width, x as usize), peer(width, y as usize)) {
-                let (uplink, per_byte) = (2 * id.site + u32::from(!id.outward), 1.0 / link.bandwidth / pairs);
-                match shares.iter_mut().find(|s| s.uplink == uplink) {
-                    Some(share) => share.per_byte += per_byte,
-                    None => shares.push(UplinkShare { uplink, per_byte }),
-                }
+            for line in self.lines(x, y) {
+                *shares.entry(line).or_default() += self.per_byte[line as usize] / pairs;
             }
         }
-        shares
+        shares.into_iter().map(|(line, per_byte)| LineShare { line, per_byte }).collect()
     }
+
+    /// Seconds per byte of parameters of which each of these devices owns an equal part. Each device sends to each other
+    /// one its gradients of that one's part, and the new values of its own part.
+    fn exchange(&self, members: &[u32]) -> f64 {
+        let mut busy: BTreeMap<u32, f64> = BTreeMap::new();
+        let part = 2.0 / members.len() as f64;
+        for (x, y) in members.iter().flat_map(|x| members.iter().map(move |y| (*x, *y))).filter(|(x, y)| x != y) {
+            if self.cost(x as usize, y as usize) == NO_LINK {
+                return f64::INFINITY;
+            }
+            for line in self.lines(x, y) {
+                *busy.entry(line).or_default() += part * self.per_byte[line as usize];
+            }
+        }
+        busy.into_values().fold(0.0, f64::max)
+    }
+}
+
+/// Drops lines that only one pair of units uses, because that pair's link already counts them. The others get new
+/// numbers. Returns how many they are.
+fn keep_shared(lines: &mut [Vec<LineShare>]) -> usize {
+    let mut pairs: BTreeMap<u32, u32> = BTreeMap::new();
+    lines.iter().flatten().for_each(|share| *pairs.entry(share.line).or_default() += 1);
+    let shared = pairs.into_iter().filter(|(_, pairs)| *pairs > 1).map(|(line, _)| line);
+    let numbers: HashMap<u32, u32> = shared.zip(0..).collect();
+    for of_pair in lines {
+        of_pair.retain_mut(|share| {
+            let number = numbers.get(&share.line);
+            number.inspect(|n| share.line = **n).is_some()
+        });
+    }
+    numbers.len()
 }
 
 /// The peer at a place in the table of links. The last place is the broker's.

@@ -131,6 +131,9 @@ pub struct Unit {
     pub memory: f64,
     /// The slowest link among the members.
     pub inside: LinkCost,
+    /// The cost to sum the gradients of parameters over the members and to return the new values, by bytes of
+    /// parameters. The busiest line of all that the members use limits.
+    pub exchange: LinkCost,
     /// The price of bytes beyond the members' memory, if they offload those. [`Self::memory`] is then infinite.
     pub offload: Option<OffloadCost>,
 }
@@ -168,12 +171,12 @@ impl LinkCost {
     }
 }
 
-/// The time that a shared uplink takes for a byte between two units.
+/// The time that a shared line takes for a byte between two units.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct UplinkShare {
-    /// The uplink's number.
-    pub uplink: u32,
-    /// Seconds of the uplink per byte.
+pub struct LineShare {
+    /// The line's number.
+    pub line: u32,
+    /// Seconds of the line per byte.
     pub per_byte: f64,
 }
 
@@ -184,10 +187,11 @@ pub struct Machines {
     pub units: Vec<Unit>,
     /// From unit `a` to unit `b` at `a * (units + 1) + b`. The last row and column are the broker's.
     pub links: Vec<LinkCost>,
-    /// The shared uplinks that messages take, in the order of `links`. Empty if no uplink is shared.
-    pub uplinks: Vec<Vec<UplinkShare>>,
-    /// The number of shared uplinks.
-    pub uplink_count: usize,
+    /// The shared lines that messages take, in the order of `links`. Empty if no line is shared. A line is shared if
+    /// messages between two different pairs of units take it.
+    pub lines: Vec<Vec<LineShare>>,
+    /// The number of shared lines.
+    pub line_count: usize,
 }
 
 impl Machines {
@@ -201,9 +205,9 @@ impl Machines {
         self.units.len()
     }
 
-    /// The shared uplinks that messages from one unit to another take.
-    pub fn uplinks(&self, from: usize, to: usize) -> &[UplinkShare] {
-        self.uplinks.get(from * (self.units.len() + 1) + to).map_or(&[], |s| s)
+    /// The shared lines that messages from one unit to another take.
+    pub fn lines(&self, from: usize, to: usize) -> &[LineShare] {
+        self.lines.get(from * (self.units.len() + 1) + to).map_or(&[], |s| s)
     }
 }
 
