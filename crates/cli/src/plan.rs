@@ -7,8 +7,8 @@ use std::time::Instant;
 use fusionllm_node::model::models;
 use fusionllm_node::planning::{Planned, plan_for};
 use fusionllm_plan::{
-    Change, Origin, PeerId, PlanDetail, PlanError, Program, SavedPlan, SimulateOptions, Simulation, WhatIf, picture,
-    simulate, what_if,
+    Change, Line, Origin, PeerId, PlanDetail, PlanError, Program, SavedPlan, SimulateOptions, Simulation, WhatIf,
+    picture, simulate, what_if,
 };
 use fusionllm_workspace::config::Testbed;
 
@@ -113,8 +113,8 @@ impl Outcome {
         let mut out = self.heading(saved);
         let (devices, missing) = self.devices(saved);
         let _ = write!(out, "\n{devices}");
-        if let Some(links) = self.links(saved) {
-            let _ = write!(out, "\n{links}");
+        if let Some(lines) = self.lines(saved) {
+            let _ = write!(out, "\n{lines}");
         }
         out += "\n";
         for line in missing.iter().chain(&saved.origin.notes).chain(&sentences(saved, &self.what_if)) {
@@ -140,11 +140,6 @@ impl Outcome {
             let _ = write!(out, "; planned in {}", units::seconds(s));
         }
         out += "\n";
-        if let (Some(bound), Some(gap)) = (saved.origin.lower_bound_step_s, saved.gap(&self.simulation)) {
-            let (bound, gap) = (units::seconds(bound), 100.0 * gap);
-            let _ = writeln!(out, "every plan takes at least {bound} by the cost formula");
-            let _ = writeln!(out, "the simulated step is {gap:.0} % above that");
-        }
         out
     }
 
@@ -177,39 +172,34 @@ impl Outcome {
         (table, missing)
     }
 
-    /// The links that are busiest, and how many there are besides.
-    fn links(&self, saved: &SavedPlan) -> Option<String> {
+    /// The network cards, uplinks and links that are busiest, and how many there are besides.
+    fn lines(&self, saved: &SavedPlan) -> Option<String> {
         const SHOWN: usize = 8;
         let cluster = &saved.cluster;
-        let mut links: Vec<_> = self
-            .simulation
-            .links
-            .iter()
-            .filter_map(|load| Some((load, cluster.link(load.from, load.to)?)))
-            .filter(|(_, link)| link.bandwidth.is_finite())
-            .collect();
-        links.sort_by(|a, b| b.0.busy_s.total_cmp(&a.0.busy_s));
-        let rest = links.split_off(links.len().min(SHOWN));
-        let mut table = Table::new(["FROM", "TO", "RATE", "LATENCY", "PER STEP", "MESSAGES", "BUSY"], [2, 3, 4, 5, 6]);
-        for (load, link) in &links {
+        let mut lines: Vec<_> = self.simulation.lines.iter().collect();
+        lines.sort_by(|a, b| b.busy_s.total_cmp(&a.busy_s));
+        let rest = lines.split_off(lines.len().min(SHOWN));
+        let mut table = Table::new(["LINE", "RATE", "LATENCY", "PER STEP", "BUSY"], [1, 2, 3, 4]);
+        for load in &lines {
             table.row([
-                cluster.name(load.from).to_owned(),
-                cluster.name(load.to).to_owned(),
-                units::rate(link.bandwidth),
-                units::seconds(link.latency),
+                cluster.line_name(load.line),
+                units::rate(load.link.bandwidth),
+                units::seconds(load.link.latency),
                 units::bytes(load.bytes),
-                load.messages.to_string(),
                 self.share(load.busy_s),
             ]);
         }
         let more = match rest.first() {
-            Some((load, _)) => {
-                let (more, share) = (units::counted(rest.len(), "more link"), self.share(load.busy_s));
+            Some(load) => {
+                let (more, share) = (units::counted(rest.len(), "more line"), self.share(load.busy_s));
                 format!("  and {more}, at most {share} busy; --json lists them\n")
             }
             None => String::new(),
         };
-        (!links.is_empty()).then(|| format!("{table}{more}"))
+        let limit = self.simulation.limiting_line().map_or(String::new(), |load| {
+            format!("  {} is busy all the time and limits the step\n", cluster.line_name(load.line))
+        });
+        (!lines.is_empty()).then(|| format!("{table}{more}{limit}"))
     }
 
     /// A part of the step, in percent.
@@ -230,13 +220,15 @@ fn sentences(saved: &SavedPlan, found: &[WhatIf]) -> Vec<String> {
             false => format!("at {}", units::rate(then.bandwidth)),
         };
         let (what, how) = match &w.change {
-            Change::Link { from, to, now, then } => {
-                (format!("the link {} -> {}", cluster.name(*from), cluster.name(*to)), better(now, then))
+            // A change counts for both directions.
+            Change::Line { line: Line::Card { host, .. }, now, then } => {
+                (format!("the network card of {}", cluster.host_name(*host)), better(now, then))
             }
-            Change::Uplink { site, now, then } => {
+            Change::Line { line: Line::Uplink { site, .. }, now, then } => {
                 let name = cluster.sites().get(*site as usize).map_or("?", |s| &s.name);
                 (format!("the uplink of {name}"), better(now, then))
             }
+            Change::Line { line, now, then } => (format!("the {}", cluster.line_name(*line)), better(now, then)),
             Change::Device { peer, times } => {
                 (format!("device {}", cluster.name(*peer)), format!("{times} times as fast"))
             }

@@ -23,9 +23,9 @@ mod simulate;
 pub use codecs::{Compression, Compressor, LinkCodec, SLACK, Traffic};
 pub use compile::{NodeStages, compile, compile_forward};
 pub use cost::{
-    Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,
-    HOST_LINK_RATE, HeldTensor, Link, Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place, Rates,
-    Route, Site, UplinkId, Work, congestion, message_bytes, node_signature, signature, work_units,
+    Card, Cluster, CodecStep, CopyDirection, Curve, Curves, DISK_RATE, Device, DirectLink, ExtraOperator, Flow,
+    HOST_LINK_RATE, HeldTensor, Line, Link, Measured, NodeSeconds, OperatorCurves, OperatorWork, ParameterWork, Place,
+    Rates, Route, Site, Work, congestion, message_bytes, node_signature, signature, work_units,
 };
 pub use error::PlanError;
 pub use offload::PeerOffload;
@@ -42,6 +42,6 @@ pub use scheduler::{
     schedule, schedule_unknown,
 };
 pub use simulate::{
-    Activity, Change, LinkLoad, PROCESS_BYTES, PeerLoad, SimulateOptions, Simulation, Span, Transfer, UplinkLoad,
-    WhatIf, simulate, what_if,
+    Activity, Change, LineLoad, LinkLoad, PROCESS_BYTES, PeerLoad, SimulateOptions, Simulation, Span, Transfer, WhatIf,
+    simulate, what_if,
 };

@@ -114,11 +114,20 @@ impl SavedPlan {
             json!({
                 "from": self.cluster.name(l.from), "to": self.cluster.name(l.to), "codec": codec, "ratio": ratio,
                 "predicted_bytes_per_step": l.bytes, "predicted_busy_s": l.busy_s,
-                // The link between the broker and the device beside it has no limit.
+                // Messages within one host have no limit.
                 "predicted_bytes_per_s": self.cluster.link(l.from, l.to).map(|l| l.bandwidth).filter(|b| b.is_finite()),
             })
         });
         object.insert("links".into(), links.collect());
+        let lines = simulation.lines.iter().map(|l| {
+            json!({
+                "line": self.cluster.line_name(l.line), "predicted_bytes_per_step": l.bytes,
+                "predicted_busy_s": l.busy_s, "predicted_bytes_per_s": l.link.bandwidth,
+            })
+        });
+        object.insert("lines".into(), lines.collect());
+        let limit = simulation.limiting_line().map(|l| self.cluster.line_name(l.line));
+        object.insert("limiting_line".into(), json!(limit));
         object.insert("predicted_step_s".into(), json!(simulation.step_s));
         object.insert("predicted_closed_form_s".into(), json!(simulation.closed_form_s));
         if let Value::Object(origin) = value(&self.origin)? {

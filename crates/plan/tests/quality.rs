@@ -53,18 +53,17 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
     let mut groups: Vec<&[usize]> = all.chunks(copies).collect();
     let worst = |a: &[usize], b: &[usize]| {
         let pairs = a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y))).filter(|(x, y)| x != y);
-        pairs.map(|(x, y)| machines.link(x, y)).fold(LinkCost::NONE, |w, r| LinkCost {
-            latency: w.latency.max(r.latency),
-            per_byte: w.per_byte.max(r.per_byte),
-        })
+        pairs.map(|(x, y)| machines.link(x, y)).fold(LinkCost::NONE, LinkCost::worse)
     };
     let units = groups.iter().map(|group| {
         let slowest = group.iter().copied().max_by(|a, b| whole(*a).total_cmp(&whole(*b))).unwrap();
+        let inside = worst(group, group);
         Unit {
             members: group.iter().map(|u| *u as u32).collect(),
             class: machines.units[slowest].class,
             memory: group.iter().map(|u| machines.units[*u].memory).fold(f64::INFINITY, f64::min),
-            inside: worst(group, group),
+            inside,
+            exchange: LinkCost::new(2.0 * inside.latency, 2.0 * inside.per_byte),
             offload: None,
         }
     });
@@ -72,7 +71,7 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
     groups.push(&broker);
     let link = |(a, b): (&[usize], &[usize])| if a == b { LinkCost::NONE } else { worst(a, b) };
     let pairs = groups.iter().flat_map(|a| groups.iter().map(move |b| (*a, *b)));
-    Machines { units, links: pairs.map(link).collect(), uplinks: Vec::new(), uplink_count: 0 }
+    Machines { units, links: pairs.map(link).collect(), lines: Vec::new(), line_count: 0 }
 }
 
 #[test]

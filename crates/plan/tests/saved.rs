@@ -9,8 +9,8 @@ use fusionllm_graph::DType;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Cluster, Device, Link, Optimizer, Origin, Plan, Rates, SavedPlan, Schedule, SimulateOptions, Site, equal_compute,
-    picture, what_if,
+    Change, Cluster, Device, Line, Link, Optimizer, Origin, Plan, Rates, SavedPlan, Schedule, SimulateOptions, Site,
+    equal_compute, picture, what_if,
 };
 
 fn saved() -> SavedPlan {
@@ -83,7 +83,10 @@ fn a_what_if_change_makes_the_step_faster() {
     let conditions = SimulateOptions::new(saved.optimizer);
     let simulation = saved.simulate(false).unwrap();
     let found = what_if(&programs, &saved.cluster, &conditions, &simulation).unwrap();
-    assert!(matches!(found[0].change, fusionllm_plan::Change::Uplink { .. }), "the slow uplinks come first: {found:?}");
+    assert!(
+        matches!(found[0].change, Change::Line { line: Line::Uplink { .. }, .. }),
+        "the slow uplinks come first: {found:?}"
+    );
     assert!(found.windows(2).all(|w| w[0].speedup >= w[1].speedup));
     for w in &found {
         assert!((w.speedup - simulation.step_s / w.step_s).abs() < 1e-12 && w.speedup > 1.0);

@@ -11,8 +11,9 @@ use fusionllm_graph::DType;
 use fusionllm_graph::ops::AdamwStep;
 use fusionllm_models::Gpt2Config;
 use fusionllm_plan::{
-    Activity, Address, Cluster, Curve, Device, DirectLink, Instruction, Link, Measured, Optimizer, PeerId, Place,
-    Program, Rates, Schedule, SimulateOptions, Site, equal_compute, message_bytes, simulate,
+    Activity, Address, Card, Cluster, Curve, Device, DirectLink, Instruction, Line, LineLoad, Link, Measured,
+    Optimizer, PeerId, Place, Plan, Program, Rates, Schedule, SimulateOptions, Site, equal_compute, message_bytes,
+    simulate,
 };
 use proptest::prelude::*;
 
@@ -29,7 +30,9 @@ fn device(name: String, seconds: f64) -> Device {
 
 /// Devices and a broker, with a link between any two in each direction.
 fn lines(seconds: &[f64], choices: &mut ChoiceRng) -> Cluster {
-    let devices = (0..).zip(seconds).map(|(i, s): (u32, _)| device(format!("p{i}"), *s)).collect();
+    // Cards that never limit: the messages of one link do not slow those of another.
+    let at = |(i, s): (u32, &f64)| Device { network: Card::new(1e9), ..device(format!("p{i}"), *s) };
+    let devices = (0..).zip(seconds).map(at).collect();
     let ends: Vec<Place> = (0..seconds.len() as u32).map(Place::Device).chain([Place::Broker]).collect();
     let mut all = Vec::new();
     for &from in &ends {
@@ -38,7 +41,7 @@ fn lines(seconds: &[f64], choices: &mut ChoiceRng) -> Cluster {
             all.push(DirectLink { from, to, link });
         }
     }
-    Cluster::new(devices, Vec::new(), all, Some(Place::Broker)).unwrap()
+    Cluster::new(devices, Vec::new(), all, Some(Place::Broker)).unwrap().with_broker_network(Card::new(1e9)).unwrap()
 }
 
 /// A simpler simulator for the clusters of [`lines`]. Each peer has its own clock and runs as far as it can.
@@ -214,9 +217,40 @@ fn an_uplink_is_shared_evenly() {
     let fast = Link { latency: 0.0, bandwidth: 1e12 };
     let up = step(vec![site("a", Some(slow)), site("b", Some(fast))], both(fast));
     close(line.step_s, up.step_s);
-    let used: u64 = up.uplinks.iter().filter(|s| s.id.site == 0).map(|s| s.bytes).sum();
+    let of_site = |l: &&LineLoad| matches!(l.line, Line::Uplink { site: 0, .. });
+    let used: u64 = up.lines.iter().filter(of_site).map(|l| l.bytes).sum();
     let crossing = up.links.iter().filter(|l| (l.from, l.to) != (PeerId::BROKER, PeerId(1)));
     assert_eq!(used, crossing.map(|l| l.bytes).sum::<u64>());
+}
+
+/// Eight replicas exchange gradients and parameters over the cards of one site.
+#[test]
+fn devices_of_a_site_exchange_no_more_than_their_cards_carry() {
+    let graph = gpt2(2);
+    let mut plan = Plan { peers: names(8), ..one_peer(&graph, 8) };
+    plan.stages[0].peers = (0..8).collect();
+    let [programs, _] = programs(&graph, &plan);
+    let link = Link { latency: 0.0, bandwidth: 1e4 };
+    let site = Site { name: "hall".into(), inside: Some(link), uplink: None, downlink: None };
+    let step = |network: Card| {
+        let at = |i| Device { site: Some(0), network, ..device(format!("p{i}"), 1e-9) };
+        let cluster = Cluster::new((0..8).map(at).collect(), vec![site.clone()], Vec::new(), None).unwrap();
+        simulate(&programs, &cluster, &options()).unwrap()
+    };
+    let s = step(Card::default());
+    let busiest = s.lines.iter().max_by(|a, b| a.busy_s.total_cmp(&b.busy_s)).unwrap();
+    assert!(matches!(busiest.line, Line::Card { .. }), "{busiest:?}");
+    assert!(s.lines.iter().all(|l| l.busy_s <= s.step_s * (1.0 + 1e-9)), "no line carries more than it can");
+    let links = s.lines.iter().filter(|l| matches!(l.line, Line::Link { .. }));
+    assert!(links.map(|l| l.busy_s).fold(0.0, f64::max) < busiest.busy_s / 2.0, "each pair has a link of its own");
+    // Cards that never limit leave the links.
+    let free = step(Card::new(7e4));
+    assert!(free.step_s < s.step_s / 1.5, "{} is not much less than {}", free.step_s, s.step_s);
+    // Devices of one host send nothing over a card.
+    let at = |i| Device { site: Some(0), host: Some("box".into()), ..device(format!("p{i}"), 1e-9) };
+    let cluster = Cluster::new((0..8).map(at).collect(), vec![site.clone()], Vec::new(), None).unwrap();
+    let s = simulate(&programs, &cluster, &options()).unwrap();
+    assert!(s.lines.is_empty(), "{:?}", s.lines);
 }
 
 fn close(a: f64, b: f64) {

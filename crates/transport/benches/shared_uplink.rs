@@ -1,6 +1,6 @@
 //! Shared uplink: the share of an uplink's bandwidth that several connections reach together.
 //!
-//! Two homes have an emulated uplink of 8 Mbps and 20 ms each. 1, 2, 4 and 8 pairs of peers send messages at the same
+//! Two homes have an emulated uplink of 8 Mbps, or of as many as are named, and 20 ms each. 1, 2, 4 and 8 pairs of peers send messages at the same
 //! time. To and fro, each side answers with a message, as stages of a pipeline do. One way, all first peers send
 //! without a pause, as replicas do with their gradients.
 //!
@@ -9,7 +9,7 @@
 //! only the time in which a message waits: the time that the messages need over the time in which any was on its way.
 //!
 //! ```console
-//! $ cargo bench -p fusionllm-transport --bench shared_uplink [-- BYTES]
+//! $ cargo bench -p fusionllm-transport --bench shared_uplink [-- BYTES [MBPS]]
 //! ```
 
 use std::error::Error;
@@ -22,7 +22,6 @@ use fusionllm_transport::{Connection, Endpoint, EndpointOptions, Lane, Lanes};
 
 type Failure = Box<dyn Error + Send + Sync>;
 
-const RATE: u64 = 1_000_000;
 const LATENCY: Duration = Duration::from_millis(20);
 /// Messages of each side to and fro. One way, a pair sends twice as many.
 const MESSAGES: usize = 20;
@@ -37,13 +36,20 @@ enum Pattern {
 
 #[tokio::main]
 async fn main() -> Result<(), Failure> {
-    let bytes = std::env::args().skip(1).find(|a| a != "--bench").unwrap_or_else(|| "65536".into());
-    let bytes = bytes.parse::<u32>().map_err(|_| format!("{bytes:?} is no number of bytes below 4 GiB"))?.into();
-    println!("messages of {bytes} bytes\npattern     pairs  a message  at best  of best  used  datagrams lost");
+    let mut arguments = std::env::args().skip(1).filter(|a| a != "--bench");
+    let mut number = |default: u32| match arguments.next() {
+        Some(text) => text.parse::<u32>().map_err(|_| format!("{text:?} is no number below 2^32")),
+        None => Ok(default),
+    };
+    let (bytes, mbps) = (u64::from(number(65_536)?), u64::from(number(8)?));
+    let rate = mbps * 1_000_000 / 8;
+    println!(
+        "messages of {bytes} bytes, uplinks of {mbps} Mbps\npattern     pairs  a message  at best  of best  used  datagrams lost"
+    );
     for (pattern, name) in [(Pattern::ToAndFro, "to and fro"), (Pattern::OneWay, "one way")] {
         for pairs in [1, 2, 4, 8] {
-            let Exchange { took, used, lost } = exchange(pattern, pairs, bytes).await?;
-            let [took, best] = [took, at_best(pattern, pairs, bytes)].map(|all| all.as_secs_f64());
+            let Exchange { took, used, lost } = exchange(pattern, pairs, bytes, rate).await?;
+            let [took, best] = [took, at_best(pattern, pairs, bytes, rate)].map(|all| all.as_secs_f64());
             let [each, best_each] = [took, best].map(|all| 1e3 * all / (2 * MESSAGES) as f64);
             let of_best = best / took;
             println!("{name:10}  {pairs:5}  {each:6.0} ms  {best_each:4.0} ms  {of_best:7.2}  {used:4.2}  {lost:14}");
@@ -53,13 +59,13 @@ async fn main() -> Result<(), Failure> {
 }
 
 /// The time that one message takes of an uplink.
-fn sending(bytes: u64) -> Duration {
-    Duration::from_secs_f64(bytes as f64 * (1.0 + HEADER_BYTES as f64 / PACKET as f64) / RATE as f64)
+fn sending(bytes: u64, rate: u64) -> Duration {
+    Duration::from_secs_f64(bytes as f64 * (1.0 + HEADER_BYTES as f64 / PACKET as f64) / rate as f64)
 }
 
 /// The time of all messages on an uplink that loses no packet and is never idle.
-fn at_best(pattern: Pattern, pairs: u64, bytes: u64) -> Duration {
-    let sending = sending(bytes);
+fn at_best(pattern: Pattern, pairs: u64, bytes: u64, rate: u64) -> Duration {
+    let sending = sending(bytes, rate);
     let messages = 2 * MESSAGES as u32;
     match pattern {
         // Half of the pairs send in one direction, the others in the other.
@@ -77,9 +83,9 @@ struct Exchange {
     lost: u64,
 }
 
-async fn exchange(pattern: Pattern, pairs: u64, bytes: u64) -> Result<Exchange, Failure> {
+async fn exchange(pattern: Pattern, pairs: u64, bytes: u64, rate: u64) -> Result<Exchange, Failure> {
     let emulator = Emulator::start(Ipv4Addr::LOCALHOST.into(), 0)?;
-    let link = |name| emulator.add_link(LinkSpec::new(name, Some(RATE), LATENCY));
+    let link = |name| emulator.add_link(LinkSpec::new(name, Some(rate), LATENCY));
     // Out of one home, into the other.
     let (there, back) = ([link("a, out"), link("b, in")], [link("b, out"), link("a, in")]);
     let options = || EndpointOptions { pinned: true, ..EndpointOptions::new() };
@@ -110,7 +116,7 @@ async fn exchange(pattern: Pattern, pairs: u64, bytes: u64) -> Result<Exchange, 
     let took = start.elapsed();
     let messages = ways.iter().map(Vec::len).sum::<usize>();
     let waited = ways.map(busy).iter().sum::<Duration>();
-    let used = sending(bytes).as_secs_f64() * messages as f64 / waited.as_secs_f64();
+    let used = sending(bytes, rate).as_secs_f64() * messages as f64 / waited.as_secs_f64();
     let lost = emulator.report().links.iter().map(|link| link.overflowed).sum();
     Ok(Exchange { took, used, lost })
 }

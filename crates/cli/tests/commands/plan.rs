@@ -136,9 +136,9 @@ fn a_plan_that_does_not_fit_is_refused() {
     assert!(unknown.contains("unknown variant `fast`, expected one of `gpipe`, `1f1b`, `zb-h1`, `zb-h2`"), "{unknown}");
 }
 
-/// The lower bound is printed as text and as JSON.
+/// The text says how busy machines and lines are. The lower bound is for programs, in JSON.
 #[test]
-fn a_plan_says_how_far_from_the_best_it_may_be() {
+fn a_plan_says_how_busy_machines_and_lines_are() {
     let dir = tempfile::tempdir().unwrap();
     let device = |name: &str| {
         format!(
@@ -155,8 +155,11 @@ fn a_plan_says_how_far_from_the_best_it_may_be() {
     assert!(bound > 0.0 && (gap - (step / bound - 1.0).max(0.0)).abs() < 1e-9, "{object}");
     let text = plan(&[]).out;
     assert!(text.lines().all(|line| line.chars().count() <= 80), "{text}");
+    assert!(text.contains("COMPUTE") && text.contains("BUSY") && !text.contains("at least"), "{text}");
+    let lines = object["lines"].as_array().unwrap();
     assert!(
-        text.contains("every plan takes at least ") && text.contains(&format!("is {:.0} % above that", 100.0 * gap)),
-        "{text}"
+        lines.iter().any(|l| l["line"] == "card of a, out" && l["predicted_busy_s"].as_f64().unwrap() > 0.0),
+        "{object}"
     );
+    assert!(text.contains("card of a, out") && text.contains("link a -> b"), "{text}");
 }

@@ -68,6 +68,10 @@ fn wrong_jobs_get_advice_that_works() {
     table.finish();
 }
 
+/// The broker runs on a machine of its own.
+const BROKER_ALONE: &str = "[[device]]\nname = \"a\"\ngpu = \"T4\"\nsite = \"s\"\n[[site]]\nname = \"s\"\nrate = \"1 Gbps\"\n\
+                            [broker]\nat = \"s\"\nKEY\n";
+
 #[test]
 fn wrong_testbeds_get_advice_that_works() {
     let dir = files();
@@ -77,7 +81,7 @@ fn wrong_testbeds_get_advice_that_works() {
         ("`[[site]]`", "site", &[SITE, TWO_WAYS]),
         ("`uplink`", "site.uplink", &[UPLINK]),
         ("`[[link]]`", "link", &[LINK, ONE_WAY]),
-        ("`[broker]`", "broker", &[BROKER]),
+        ("`[broker]`", "broker", &[BROKER, BROKER_ALONE]),
     ];
     let mut table = Table::default();
     for (heading, section, bases) in sections {

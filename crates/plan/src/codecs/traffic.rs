@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use fusionllm_compress::{Codec, Element};
 use fusionllm_graph::TensorType;
 
-use crate::cost::{Cluster, UplinkId};
+use crate::cost::{Cluster, Line};
 use crate::error::PlanError;
 use crate::program::{PeerId, Program, element, encoded_bytes};
 
@@ -52,24 +52,22 @@ impl Traffic {
         self.links.values().flatten().filter_map(|ty| element(ty.dtype)).max()
     }
 
-    /// By link: seconds for which a step's messages keep the slowest part of the route busy, without compression. A
-    /// shared uplink is busy with the messages of all links that use it.
+    /// By link: seconds for which a step's messages keep the busiest line of the route busy, without compression. A
+    /// line is busy with the messages of all pairs of peers that share it.
     pub(super) fn seconds(&self, cluster: &Cluster) -> Result<Vec<f64>, PlanError> {
-        let bytes = |messages: &[TensorType]| messages.iter().map(|ty| ty.bytes() as f64).sum::<f64>();
-        let mut shared: BTreeMap<UplinkId, f64> = BTreeMap::new();
+        let mut lines: BTreeMap<Line, f64> = BTreeMap::new();
+        let mut routes = Vec::with_capacity(self.links.len());
         for ((from, to), messages) in &self.links {
-            for (id, _) in cluster.uplinks(*from, *to) {
-                *shared.entry(id).or_default() += bytes(messages);
-            }
-        }
-        let times = self.links.iter().map(|((from, to), messages)| {
-            let Some(link) = cluster.link(*from, *to) else {
+            let Some(route) = cluster.route(*from, *to) else {
                 let (from, to) = (cluster.name(*from), cluster.name(*to));
                 return Err(PlanError::Cluster(format!("no link leads from {from} to {to}")));
             };
-            let uplinks = cluster.uplinks(*from, *to).map(|(id, l)| shared[&id] / l.bandwidth);
-            Ok(uplinks.fold(bytes(messages) / link.bandwidth, f64::max))
-        });
-        times.collect()
+            let bytes: f64 = messages.iter().map(|ty| ty.bytes() as f64).sum();
+            for (line, link) in route.lines() {
+                *lines.entry(line).or_default() += bytes / link.bandwidth;
+            }
+            routes.push(route);
+        }
+        Ok(routes.iter().map(|route| route.lines().map(|(line, _)| lines[&line]).fold(0.0, f64::max)).collect())
     }
 }

@@ -3,6 +3,7 @@ use fusionllm_graph::Cost;
 use fusionllm_graph::ops::OpClass;
 use serde::{Deserialize, Serialize};
 
+use super::cluster::Card;
 use super::curve::Curve;
 use super::measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
 use super::operators::work_units;
@@ -19,6 +20,15 @@ pub struct Device {
     /// Index of its site.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub site: Option<u32>,
+    /// The name of the machine that it is part of. Devices of one host share its network card, and messages between
+    /// them need no link. `None` if it is the only one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub host: Option<String>,
+    /// Its host's network card. What is not known is by default as [`Cluster::card`] says.
+    ///
+    /// [`Cluster::card`]: crate::Cluster::card
+    #[serde(default, skip_serializing_if = "Card::is_unknown")]
+    pub network: Card,
     /// The device's speed before [`Self::slowdown`].
     pub rates: Rates,
     /// Bytes of memory for all that its peer holds, such as parameters and activations.
@@ -77,6 +87,8 @@ impl Device {
         Self {
             name: name.into(),
             site: None,
+            host: None,
+            network: Card::default(),
             rates,
             memory,
             slowdown: 1.0,

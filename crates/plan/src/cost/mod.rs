@@ -9,7 +9,7 @@ mod measured;
 mod operators;
 mod work;
 
-pub use cluster::{Cluster, DirectLink, Link, Place, Route, Site, UplinkId};
+pub use cluster::{Card, Cluster, DirectLink, Line, Link, Place, Route, Site};
 pub use congestion::message_bytes;
 pub use curve::{Curve, Curves};
 pub(crate) use device::classes;

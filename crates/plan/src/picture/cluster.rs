@@ -3,7 +3,7 @@ use std::collections::BTreeMap;
 use fusionllm_graph::units::{bytes, counted, rate, seconds};
 
 use super::svg::{Anchor, FAINT, INK, RULE, Svg, fill};
-use crate::cost::{Cluster, Link};
+use crate::cost::{Cluster, Link, Place};
 use crate::plan::Plan;
 use crate::program::PeerId;
 use crate::simulate::Simulation;
@@ -224,7 +224,10 @@ fn links(
     // Bytes of both directions, and the busy time of the busier one.
     let mut pairs: BTreeMap<(PeerId, PeerId), (u64, f64)> = BTreeMap::new();
     for l in &simulation.links {
-        let (a, b) = (cluster.host(l.from), cluster.host(l.to));
+        let [a, b] = [l.from, l.to].map(|p| match (p, cluster.broker()) {
+            (PeerId::BROKER, Place::Device(d)) => PeerId(d),
+            _ => p,
+        });
         if a != b && spots.contains_key(&a) && spots.contains_key(&b) {
             let pair = pairs.entry((a.min(b), a.max(b))).or_default();
             *pair = (pair.0 + l.bytes, pair.1.max(l.busy_s));
@@ -243,7 +246,10 @@ fn links(
             start[0], start[1], bends[0][0], bends[0][1], bends[1][0], bends[1][1], end[0], end[1]
         );
         let link = cluster.link(a, b);
-        let speed = link.map_or(String::new(), |l| rate(l.bandwidth));
+        let speed = match link.map(|l| l.bandwidth) {
+            Some(bandwidth) if bandwidth.is_finite() => rate(bandwidth),
+            _ => "one host".into(),
+        };
         let title = format!(
             "{} – {}: {speed}, {}; {} a step, busy {:.0} % of it",
             cluster.name(a),

@@ -1,36 +1,83 @@
 //! From a cluster to units: single devices, or devices joined as replicas.
 
-use crate::cost::{Cluster, Device};
+use std::collections::{BTreeMap, HashMap};
+
+use crate::cost::congestion::window_rate;
+use crate::cost::{Cluster, Device, Line, Place};
 use crate::program::PeerId;
-use crate::search::{LinkCost, Machines, OffloadCost, Unit, UplinkShare, communities};
+use crate::search::{LineShare, LinkCost, Machines, OffloadCost, Unit, communities};
 
 /// Most units among which a plan is searched.
-const MAX_UNITS: usize = 96;
+pub(super) const SEARCHED_UNITS: usize = 96;
 
 /// The cost between two devices if no link leads from one to the other.
-const NO_LINK: LinkCost = LinkCost { latency: f64::INFINITY, per_byte: f64::INFINITY };
+const NO_LINK: LinkCost = LinkCost::new(f64::INFINITY, f64::INFINITY);
+
+/// Where a route has fewer lines than the longest.
+const NO_LINE: u32 = u32::MAX;
 
 /// The costs of links between all devices of a cluster and its broker.
 pub(super) struct DeviceLinks<'a> {
     cluster: &'a Cluster,
     /// From `a` to `b` at `a * (devices + 1) + b`.
     costs: Vec<LinkCost>,
+    /// The numbers of the lines that messages take, in the order of `costs`.
+    routes: Vec<[u32; 5]>,
+    /// By line: seconds per byte.
+    per_byte: Vec<f64>,
 }
 
 impl<'a> DeviceLinks<'a> {
     pub(super) fn new(cluster: &'a Cluster) -> Self {
         let width = cluster.devices().len() + 1;
-        let mut costs = vec![LinkCost::NONE; width * width];
+        let mut links = Self {
+            cluster,
+            costs: vec![LinkCost::NONE; width * width],
+            routes: vec![[NO_LINE; 5]; width * width],
+            per_byte: vec![0.0; 2 * (width + cluster.sites().len()) + cluster.direct_links().len()],
+        };
         for a in 0..width {
             for b in (0..width).filter(|b| *b != a) {
-                let link = cluster.link(peer(width, a), peer(width, b));
-                costs[a * width + b] = match link {
-                    Some(link) => LinkCost { latency: link.latency, per_byte: 1.0 / link.bandwidth },
-                    None => NO_LINK,
-                };
+                links.add(a, b);
             }
         }
-        Self { cluster, costs }
+        for a in 0..width {
+            for b in 0..a {
+                links.limit_by_windows(a * width + b, b * width + a);
+            }
+        }
+        links
+    }
+
+    fn add(&mut self, a: usize, b: usize) {
+        let width = self.cluster.devices().len() + 1;
+        let at = a * width + b;
+        let Some(route) = self.cluster.route(peer(width, a), peer(width, b)) else {
+            self.costs[at] = NO_LINK;
+            return;
+        };
+        let link = route.link();
+        self.costs[at] = LinkCost::new(link.latency, 1.0 / link.bandwidth);
+        for (slot, (line, link)) in self.routes[at].iter_mut().zip(route.lines()) {
+            if let Some(number) = number(self.cluster, line) {
+                *slot = number;
+                self.per_byte[number as usize] = 1.0 / link.bandwidth;
+            }
+        }
+    }
+
+    /// Counts the windows of a connection, whose two directions are at these places.
+    fn limit_by_windows(&mut self, there: usize, back: usize) {
+        let rate = window_rate(self.costs[there].latency + self.costs[back].latency);
+        for at in [there, back] {
+            self.costs[at].window_per_byte = 1.0 / rate;
+        }
+    }
+
+    /// The lines from one device to another that others may use, too.
+    fn lines(&self, a: u32, b: u32) -> impl Iterator<Item = u32> {
+        let at = a as usize * (self.cluster.devices().len() + 1) + b as usize;
+        self.routes[at].into_iter().filter(|line| *line != NO_LINE)
     }
 
     fn cost(&self, a: usize, b: usize) -> LinkCost {
@@ -40,7 +87,7 @@ impl<'a> DeviceLinks<'a> {
     /// The devices that no plan can use, with the reason.
     pub(super) fn out_of_reach(&self) -> Vec<(PeerId, &'static str)> {
         let devices = self.cluster.devices().len();
-        let one_way = |a, b| self.cost(a, b) == NO_LINK;
+        let one_way = |a, b| self.cost(a, b).per_byte.is_infinite();
         let reason = |d: usize| match (one_way(devices, d), one_way(d, devices)) {
             (true, _) => Some("no link leads to it from the broker"),
             (_, true) => Some("no link leads from it to the broker"),
@@ -72,7 +119,7 @@ impl<'a> DeviceLinks<'a> {
             let count = label.iter().max().map_or(0, |m| m + 1);
             let chunks = (0..count).flat_map(|c| {
                 let mut members: Vec<u32> = (0..devices.len()).filter(|i| label[*i] == c).map(|i| devices[i]).collect();
-                // Sorted by site first: a group within one site shares no uplink.
+                // Sorted by site first: a group within one site takes no uplink.
                 let site = |d: u32| self.cluster.devices()[d as usize].site;
                 members.sort_by(|a, b| {
                     site(*a).cmp(&site(*b)).then(model_seconds(*a).total_cmp(&model_seconds(*b))).then(a.cmp(b))
@@ -82,9 +129,9 @@ impl<'a> DeviceLinks<'a> {
             chunks.collect()
         };
         let speed = |g: &Vec<u32>| g.len() as f64 / g.iter().map(|d| model_seconds(*d)).fold(0.0, f64::max);
-        if groups.len() > MAX_UNITS {
+        if groups.len() > SEARCHED_UNITS {
             groups.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(a.cmp(b)));
-            groups.truncate(MAX_UNITS);
+            groups.truncate(SEARCHED_UNITS);
         }
         groups.sort();
         groups
@@ -106,59 +153,93 @@ impl<'a> DeviceLinks<'a> {
         let broker = vec![devices as u32];
         let worst = |a: &[u32], b: &[u32]| {
             let pairs = a.iter().flat_map(|x| b.iter().map(|y| (*x as usize, *y as usize)));
-            pairs.filter(|(x, y)| x != y).map(|(x, y)| self.cost(x, y)).fold(LinkCost::NONE, |worst, r| LinkCost {
-                latency: worst.latency.max(r.latency),
-                per_byte: worst.per_byte.max(r.per_byte),
-            })
+            pairs.filter(|(x, y)| x != y).map(|(x, y)| self.cost(x, y)).fold(LinkCost::NONE, LinkCost::worse)
         };
         let unit = |members: &Vec<u32>| {
             let slowest =
                 members.iter().copied().max_by(|a, b| model_seconds(*a).total_cmp(&model_seconds(*b))).unwrap_or(0);
+            let inside = worst(members, members);
             let memory = members.iter().map(|d| self.cluster.devices()[*d as usize].memory).min().unwrap_or(0);
             Unit {
                 members: members.clone(),
                 class: class[slowest as usize],
                 memory: memory as f64,
-                inside: worst(members, members),
+                inside,
+                exchange: LinkCost::new(2.0 * inside.latency, self.exchange(members, inside)),
                 offload: None,
             }
         };
         let all: Vec<&Vec<u32>> = groups.iter().chain([&broker]).collect();
-        let shared = self.cluster.sites().iter().any(|s| s.uplink.is_some());
-        let (mut links, mut uplinks) = (Vec::with_capacity(all.len() * all.len()), Vec::new());
+        let (mut links, mut lines) =
+            (Vec::with_capacity(all.len() * all.len()), Vec::with_capacity(all.len() * all.len()));
         for (i, a) in all.iter().enumerate() {
             for (j, b) in all.iter().enumerate() {
                 links.push(if i == j { LinkCost::NONE } else { worst(a, b) });
-                if shared {
-                    uplinks.push(if i == j { Vec::new() } else { self.uplinks(a, b) });
-                }
+                // The plan's cost leaves out messages to the broker.
+                lines.push(if i == j || j == groups.len() { Vec::new() } else { self.shares(a, b) });
             }
         }
-        Machines {
-            units: groups.iter().map(unit).collect(),
-            links,
-            uplinks,
-            uplink_count: if shared { 2 * self.cluster.sites().len() } else { 0 },
-        }
+        let line_count = keep_shared(&mut lines);
+        Machines { units: groups.iter().map(unit).collect(), links, lines, line_count }
     }
 
-    /// The uplinks between two groups, with their seconds per byte averaged over pairs of devices. The number of a
-    /// site's outward uplink is twice the site's index, and that of the inward uplink is one more.
-    fn uplinks(&self, a: &[u32], b: &[u32]) -> Vec<UplinkShare> {
-        let width = self.cluster.devices().len() + 1;
-        let mut shares: Vec<UplinkShare> = Vec::new();
+    /// The lines between two groups, with their seconds per byte averaged over pairs of devices.
+    fn shares(&self, a: &[u32], b: &[u32]) -> Vec<LineShare> {
+        let mut shares: BTreeMap<u32, f64> = BTreeMap::new();
         let pairs = (a.len() * b.len()) as f64;
         for (x, y) in a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y))) {
-            for (id, link) in self.cluster.uplinks(peer(width, x as usize), peer(width, y as usize)) {
-                let (uplink, per_byte) = (2 * id.site + u32::from(!id.outward), 1.0 / link.bandwidth / pairs);
-                match shares.iter_mut().find(|s| s.uplink == uplink) {
-                    Some(share) => share.per_byte += per_byte,
-                    None => shares.push(UplinkShare { uplink, per_byte }),
-                }
+            for line in self.lines(x, y) {
+                *shares.entry(line).or_default() += self.per_byte[line as usize] / pairs;
             }
         }
-        shares
+        shares.into_iter().map(|(line, per_byte)| LineShare { line, per_byte }).collect()
     }
+
+    /// Seconds per byte of parameters of which each of these devices owns an equal part. Each device sends to each other
+    /// one its gradients of that one's part, and the new values of its own part.
+    fn exchange(&self, members: &[u32], inside: LinkCost) -> f64 {
+        let part = 2.0 / members.len() as f64;
+        let mut busy: BTreeMap<u32, f64> = BTreeMap::new();
+        for (x, y) in members.iter().flat_map(|x| members.iter().map(move |y| (*x, *y))).filter(|(x, y)| x != y) {
+            for line in self.lines(x, y) {
+                *busy.entry(line).or_default() += part * self.per_byte[line as usize];
+            }
+        }
+        let of_pair = part * inside.per_byte.max(inside.window_per_byte);
+        busy.into_values().fold(of_pair, f64::max)
+    }
+}
+
+/// The number of a line that several pairs of devices may use.
+fn number(cluster: &Cluster, line: Line) -> Option<u32> {
+    let (devices, sites) = (cluster.devices().len() as u32, cluster.sites().len() as u32);
+    let uplinks = 2 * (devices + 1);
+    let links = uplinks + 2 * sites;
+    match line {
+        Line::Card { host: Place::Device(host), outward } => Some(2 * host + u32::from(outward)),
+        Line::Card { outward, .. } => Some(2 * devices + u32::from(outward)),
+        Line::Uplink { site, outward } => Some(uplinks + 2 * site + u32::from(outward)),
+        Line::Link { from, to } => {
+            let at = cluster.direct_links().binary_search_by_key(&(from, to), |l| (l.from, l.to));
+            at.ok().map(|at| links + at as u32)
+        }
+    }
+}
+
+/// Drops lines that only one pair of units uses, because that pair's link already counts them. The others get new
+/// numbers. Returns how many they are.
+fn keep_shared(lines: &mut [Vec<LineShare>]) -> usize {
+    let mut pairs: BTreeMap<u32, u32> = BTreeMap::new();
+    lines.iter().flatten().for_each(|share| *pairs.entry(share.line).or_default() += 1);
+    let shared = pairs.into_iter().filter(|(_, pairs)| *pairs > 1).map(|(line, _)| line);
+    let numbers: HashMap<u32, u32> = shared.zip(0..).collect();
+    for of_pair in lines {
+        of_pair.retain_mut(|share| {
+            let number = numbers.get(&share.line);
+            number.inspect(|n| share.line = **n).is_some()
+        });
+    }
+    numbers.len()
 }
 
 /// The peer at a place in the table of links. The last place is the broker's.

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 
 use super::round_trip::RoundTrip;
+use crate::cost::congestion::MAX_WINDOW;
 use crate::schedule::Schedule;
 
 /// Up to this many units, OP-Fence also changes the order of units.
@@ -131,6 +132,9 @@ pub struct Unit {
     pub memory: f64,
     /// The slowest link among the members.
     pub inside: LinkCost,
+    /// The cost to sum the gradients of parameters over the members and to return the new values, by bytes of
+    /// parameters. The busiest line of all that the members use limits.
+    pub exchange: LinkCost,
     /// The price of bytes beyond the members' memory, if they offload those. [`Self::memory`] is then infinite.
     pub offload: Option<OffloadCost>,
 }
@@ -151,29 +155,47 @@ pub struct LinkCost {
     pub latency: f64,
     /// Seconds per byte; infinite where there is no link.
     pub per_byte: f64,
+    /// Seconds per byte of messages that fill a connection's window, which is sent once per round trip.
+    pub window_per_byte: f64,
 }
 
 impl LinkCost {
     /// No time at all.
-    pub const NONE: Self = Self { latency: 0.0, per_byte: 0.0 };
+    pub const NONE: Self = Self::new(0.0, 0.0);
+
+    /// The cost of a link on which no window limits.
+    pub const fn new(latency: f64, per_byte: f64) -> Self {
+        Self { latency, per_byte, window_per_byte: 0.0 }
+    }
+
+    /// The larger of two costs in every respect.
+    pub fn worse(self, other: Self) -> Self {
+        Self {
+            latency: self.latency.max(other.latency),
+            per_byte: self.per_byte.max(other.per_byte),
+            window_per_byte: self.window_per_byte.max(other.window_per_byte),
+        }
+    }
 
     /// Seconds from the start of sending to the arrival of the last byte.
     pub fn seconds(&self, bytes: f64) -> f64 {
         // Nothing to send costs nothing, even where there is no link.
-        if bytes > 0.0 { self.latency + bytes * self.per_byte } else { 0.0 }
+        if bytes > 0.0 { self.latency + self.busy(bytes) } else { 0.0 }
     }
 
     fn busy(&self, bytes: f64) -> f64 {
-        if bytes > 0.0 { bytes * self.per_byte } else { 0.0 }
+        let fills_window = bytes >= MAX_WINDOW as f64;
+        let per_byte = if fills_window { self.per_byte.max(self.window_per_byte) } else { self.per_byte };
+        if bytes > 0.0 { bytes * per_byte } else { 0.0 }
     }
 }
 
-/// The time that a shared uplink takes for a byte between two units.
+/// The time that a shared line takes for a byte between two units.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct UplinkShare {
-    /// The uplink's number.
-    pub uplink: u32,
-    /// Seconds of the uplink per byte.
+pub struct LineShare {
+    /// The line's number.
+    pub line: u32,
+    /// Seconds of the line per byte.
     pub per_byte: f64,
 }
 
@@ -184,10 +206,11 @@ pub struct Machines {
     pub units: Vec<Unit>,
     /// From unit `a` to unit `b` at `a * (units + 1) + b`. The last row and column are the broker's.
     pub links: Vec<LinkCost>,
-    /// The shared uplinks that messages take, in the order of `links`. Empty if no uplink is shared.
-    pub uplinks: Vec<Vec<UplinkShare>>,
-    /// The number of shared uplinks.
-    pub uplink_count: usize,
+    /// The shared lines that messages take, in the order of `links`. Empty if no line is shared. A line is shared if
+    /// messages between two different pairs of units take it.
+    pub lines: Vec<Vec<LineShare>>,
+    /// The number of shared lines.
+    pub line_count: usize,
 }
 
 impl Machines {
@@ -201,9 +224,9 @@ impl Machines {
         self.units.len()
     }
 
-    /// The shared uplinks that messages from one unit to another take.
-    pub fn uplinks(&self, from: usize, to: usize) -> &[UplinkShare] {
-        self.uplinks.get(from * (self.units.len() + 1) + to).map_or(&[], |s| s)
+    /// The shared lines that messages from one unit to another take.
+    pub fn lines(&self, from: usize, to: usize) -> &[LineShare] {
+        self.lines.get(from * (self.units.len() + 1) + to).map_or(&[], |s| s)
     }
 }
 

@@ -5,7 +5,7 @@
 //! formula of Huang et al. (2019), with links as stations of their own.
 //!
 //! A period is the time that one more micro-batch takes at a station. A station is a machine, a link, a shared
-//! uplink, or a [`RoundTrip`]. Machines that take turns at a stage divide its micro-batches. Under zero-bubble
+//! line, or a [`RoundTrip`]. Machines that take turns at a stage divide its micro-batches. Under zero-bubble
 //! schedules a round trip leaves out weight gradients, which wait for gaps.
 
 use super::problem::Problem;
@@ -30,8 +30,8 @@ pub enum Bottleneck {
     Unit(u32),
     /// The link between these units. The number of units stands for the broker.
     Link(u32, u32),
-    /// A shared uplink.
-    Uplink(u32),
+    /// A shared line, such as a network card or an uplink.
+    Line(u32),
     /// The round trip from this stage to the last and back.
     RoundTrip(u32),
 }
@@ -112,7 +112,7 @@ impl Problem {
         let replicas = stages.iter().map(|g| {
             let unit = &machines.units[g.unit as usize];
             let bytes = self.chain.parameters[g.hi as usize] - self.chain.parameters[g.lo as usize];
-            if unit.copies() > 1 { 2.0 * unit.inside.seconds(bytes) } else { 0.0 }
+            if unit.copies() > 1 { unit.exchange.seconds(bytes) } else { 0.0 }
         });
         seconds + replicas.fold(0.0, f64::max)
     }
@@ -273,11 +273,11 @@ impl<'a> Evaluation<'a> {
         }
     }
 
-    /// Counts the load of links and uplinks, each direction for itself; returns whether every message has a link.
+    /// Counts the load of links and shared lines, each direction for itself; returns whether every message has a link.
     fn count_links(&mut self) -> bool {
         let (problem, machines) = (self.problem, &self.problem.machines);
         let mut links: Vec<LinkLoad> = Vec::with_capacity(self.flows.len());
-        let mut uplinks = vec![StationLoad::default(); machines.uplink_count];
+        let mut lines = vec![StationLoad::default(); machines.line_count];
         let mut reachable = true;
         let repeats = self.repeats;
         let mut carry = |from: usize, to: usize, forward: f64, backward: f64| {
@@ -294,9 +294,9 @@ impl<'a> Evaluation<'a> {
                 }
                 None => links.push(LinkLoad { from, to, load }),
             }
-            for share in machines.uplinks(from, to) {
-                uplinks[share.uplink as usize].forward += forward * share.per_byte;
-                uplinks[share.uplink as usize].backward += backward * share.per_byte;
+            for share in machines.lines(from, to) {
+                lines[share.line as usize].forward += forward * share.per_byte;
+                lines[share.line as usize].backward += backward * share.per_byte;
             }
         };
         for &StageFlow { from, to, bytes } in &self.flows {
@@ -313,8 +313,8 @@ impl<'a> Evaluation<'a> {
         for LinkLoad { from, to, load } in links {
             self.limits.station(Bottleneck::Link(from as u32, to as u32), load);
         }
-        for (u, load) in (0..).zip(uplinks) {
-            self.limits.station(Bottleneck::Uplink(u), load);
+        for (line, load) in (0..).zip(lines) {
+            self.limits.station(Bottleneck::Line(line), load);
         }
         reachable
     }

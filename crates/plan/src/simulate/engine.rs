@@ -1,14 +1,14 @@
 //! The virtual clock: events of peers, messages and the broker, in the order of their times.
 
 use std::cmp::Reverse;
-use std::collections::BinaryHeap;
+use std::collections::{BTreeMap, BinaryHeap};
 
-use super::load::{Load, ResourceKey};
+use super::load::Load;
 use super::messages::Message;
-use super::network::{BusySeconds, Departed, Departure, Network};
+use super::network::{Departed, Departure, Network};
 use super::steps::Step;
 use super::{
-    Activity, LinkLoad, PROCESS_BYTES, PeerLoad, STEADY_TOLERANCE, STEPS, Simulation, Span, Transfer, UplinkLoad,
+    Activity, LineLoad, LinkLoad, PROCESS_BYTES, PeerLoad, STEADY_TOLERANCE, STEPS, Simulation, Span, Transfer,
 };
 use crate::cost::Cluster;
 use crate::error::PlanError;
@@ -303,14 +303,15 @@ impl<'a> Engine<'a> {
 
     /// Starts to send the first message of a channel.
     fn start(&mut self, channel: u32) {
-        let Some(message) = self.network.start(self.now, channel, &mut self.departures) else { return };
+        let message = self.network.start(self.now, channel, &mut self.departures);
+        self.foresee_departures();
+        let Some(message) = message else { return };
         let m = &self.load.messages[message as usize];
         // The first byte brings the message's length. The reader then allocates the whole message.
         if let Some(reader) = self.peers.get_mut(m.to.0 as usize) {
             reader.buffered += m.payload;
             reader.peak = reader.peak.max(reader.held + reader.buffered);
         }
-        self.foresee_departures();
     }
 
     fn foresee_departures(&mut self) {
@@ -322,9 +323,8 @@ impl<'a> Engine<'a> {
     }
 
     fn sent(&mut self, channel: u32, version: u32) {
-        let departed = self.network.depart(self.now, channel, version, &mut self.departures);
+        let departed = self.network.depart(self.now, channel, version);
         let Some(Departed { pass, message, handed, start }) = departed else { return };
-        self.foresee_departures();
         let m = &self.load.messages[message as usize];
         let arrived = self.now + self.load.channels[channel as usize].latency;
         if self.record {
@@ -357,9 +357,9 @@ impl<'a> Engine<'a> {
         }
     }
 
-    fn result(mut self, step_s: f64, pass: usize, before: &BusySeconds) -> Simulation {
+    fn result(mut self, step_s: f64, pass: usize, before: &[f64]) -> Simulation {
         let closed_form_s = self.closed_form();
-        let (links, uplinks) = self.link_loads(before);
+        let (links, lines) = self.loads(before);
         let mut spans: Vec<Span> = self.peers.iter_mut().flat_map(|p| std::mem::take(&mut p.previous.spans)).collect();
         let mut transfers = std::mem::take(&mut self.transfers[pass % MESSAGE_PASSES]);
         transfers.sort_by(|a, b| (a.from, a.to).cmp(&(b.from, b.to)).then(a.start.total_cmp(&b.start)));
@@ -373,70 +373,62 @@ impl<'a> Engine<'a> {
             }
         }
         let load = |p: &Peer| PeerLoad { peak_bytes: p.peak + PROCESS_BYTES, ..p.previous.load };
-        let peers = self.peers.iter().map(load).collect();
-        Simulation { step_s, closed_form_s, peers, links, uplinks, spans, transfers }
+        let peers: Vec<PeerLoad> = self.peers.iter().map(load).collect();
+        // The first steps draw on messages that were sent ahead. In the long run, none of them is sent faster than its
+        // lines carry them.
+        let step_s = lines.iter().map(|line| line.busy_s).fold(step_s, f64::max);
+        Simulation { step_s, closed_form_s, peers, links, lines, spans, transfers }
     }
 
-    /// The load of every link and uplink since `before`.
-    fn link_loads(&self, before: &BusySeconds) -> (Vec<LinkLoad>, Vec<UplinkLoad>) {
+    /// The load of every channel since `before`, and of every line.
+    fn loads(&self, before: &[f64]) -> (Vec<LinkLoad>, Vec<LineLoad>) {
         let load = self.load;
         let busy = self.network.busy(self.now);
-        let mut links: Vec<LinkLoad> = load
-            .channels
-            .iter()
-            .enumerate()
-            .map(|(c, channel)| LinkLoad {
-                from: channel.from,
-                to: channel.to,
-                bytes: 0,
-                messages: 0,
-                busy_s: busy.channels[c] - before.channels[c],
-            })
+        let channels = load.channels.iter().zip(busy.iter().zip(before));
+        let mut links: Vec<LinkLoad> = channels
+            .map(|(c, (now, before))| LinkLoad { from: c.from, to: c.to, bytes: 0, messages: 0, busy_s: now - before })
             .collect();
-        let mut resource_bytes = vec![0u64; load.resources.len()];
+        let line = |&(line, link)| LineLoad { line, link, bytes: 0, busy_s: 0.0 };
+        let mut lines: Vec<LineLoad> = load.lines.iter().map(line).collect();
         for m in &load.messages {
             let link = &mut links[m.channel as usize];
             link.bytes += m.payload;
             link.messages += 1;
-            for &r in &load.channels[m.channel as usize].resources {
-                resource_bytes[r as usize] += m.payload;
+            for &l in &load.channels[m.channel as usize].lines {
+                let line = &mut lines[l as usize];
+                line.bytes += m.payload;
+                line.busy_s += m.bytes / line.link.bandwidth;
             }
         }
         links.sort_by_key(|l| (l.from, l.to));
-        let uplink = |(r, &(key, _)): (usize, &(ResourceKey, f64))| match key {
-            ResourceKey::Uplink(id) => {
-                let busy_s = busy.resources[r] - before.resources[r];
-                Some(UplinkLoad { id, bytes: resource_bytes[r], busy_s })
-            }
-            ResourceKey::Direct(..) => None,
-        };
-        let mut uplinks: Vec<UplinkLoad> = load.resources.iter().enumerate().filter_map(uplink).collect();
-        uplinks.sort_by_key(|u| u.id);
-        (links, uplinks)
+        lines.sort_by_key(|l| l.line);
+        (links, lines)
     }
 
-    /// See [`Simulation::closed_form_s`]. The time in which a peer sends is the time of its slowest channel to another
-    /// peer.
+    /// See [`Simulation::closed_form_s`]. A peer sends for as long as its busiest line takes for its bytes.
     fn closed_form(&self) -> f64 {
         let load = self.load;
         let count = f64::from(load.micro_batches);
-        let mut sends = vec![(0.0f64, 0.0f64); self.peers.len()];
-        let mut bytes = vec![0.0; load.channels.len()];
+        let mut lines = vec![0.0; load.lines.len()];
+        let mut sends = vec![BTreeMap::new(); self.peers.len()];
+        let mut delays = vec![0.0f64; self.peers.len()];
         for m in load.messages.iter().filter(|m| matches!(m.tensor, Address::Value { .. })) {
-            bytes[m.channel as usize] += m.bytes / count;
-        }
-        for (c, bytes) in load.channels.iter().zip(bytes) {
-            if let Some((busy, delay)) = sends.get_mut(c.from.0 as usize) {
-                let narrowest = c.resources.iter().map(|&r| load.resources[r as usize].1).fold(f64::INFINITY, f64::min);
-                *busy = busy.max(bytes / narrowest);
-                *delay = delay.max(c.latency);
+            let Some(sends) = sends.get_mut(m.from.0 as usize) else { continue };
+            let channel = &load.channels[m.channel as usize];
+            for &l in &channel.lines {
+                let busy = m.bytes / count / load.lines[l as usize].1.bandwidth;
+                *sends.entry(l).or_insert(0.0) += busy;
+                lines[l as usize] += busy;
             }
+            let delay = &mut delays[m.from.0 as usize];
+            *delay = delay.max(channel.latency);
         }
-        let (mut through, mut slowest, mut tail) = (0.0, 0.0f64, 0.0f64);
-        for (i, (p, (busy, delay))) in self.peers.iter().zip(sends).enumerate() {
+        let (mut through, mut slowest) = (0.0, lines.into_iter().fold(0.0f64, f64::max));
+        let mut tail = 0.0f64;
+        for (i, p) in self.peers.iter().enumerate() {
             let compute = (p.previous.load.compute_s - p.previous.update_s) / count;
-            through += compute + busy + delay;
-            slowest = slowest.max(compute).max(busy);
+            through += compute + sends[i].values().copied().fold(0.0, f64::max) + delays[i];
+            slowest = slowest.max(compute);
             tail = tail.max(p.previous.update_s + load.to_broker[i] + load.from_broker[i]);
         }
         through + (count - 1.0) * slowest + tail

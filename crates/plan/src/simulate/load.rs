@@ -1,13 +1,13 @@
 //! The cost of Programs: the steps of each peer, its messages, and the channels that the messages take.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use fusionllm_compress::Codec;
 
 use super::SimulateOptions;
 use super::messages::{Message, Messages, value_type};
 use super::steps::{Step, Writer};
-use crate::cost::{Cluster, CodecStep, UplinkId, message_bytes};
+use crate::cost::{Cluster, CodecStep, Line, Link, message_bytes};
 use crate::error::PlanError;
 use crate::program::{PeerId, Program};
 
@@ -19,17 +19,12 @@ pub(super) struct Channel {
     pub(super) latency: f64,
     /// Latency there and back.
     pub(super) round_trip: f64,
-    /// Indices of the resources that limit it.
-    pub(super) resources: Vec<u32>,
-}
-
-/// Something with a bandwidth.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub(super) enum ResourceKey {
-    /// The link from one machine to another.
-    Direct(PeerId, PeerId),
-    /// One direction of a site's uplink.
-    Uplink(UplinkId),
+    /// Indices of the lines that it takes.
+    pub(super) lines: Vec<u32>,
+    /// Those of them that another channel takes, too.
+    pub(super) shared: Vec<u32>,
+    /// Bytes/s of the slowest of the other lines.
+    pub(super) bandwidth: f64,
 }
 
 pub(super) struct Load {
@@ -37,8 +32,8 @@ pub(super) struct Load {
     pub(super) steps: Vec<Vec<Step>>,
     pub(super) messages: Vec<Message>,
     pub(super) channels: Vec<Channel>,
-    /// The resources, each with its bandwidth.
-    pub(super) resources: Vec<(ResourceKey, f64)>,
+    /// The lines that channels take.
+    pub(super) lines: Vec<(Line, Link)>,
     /// The broker's messages, in the order in which it sends them.
     pub(super) inputs: Vec<u32>,
     /// The peers that wait for the verdict: all that hold a stage.
@@ -52,7 +47,8 @@ pub(super) struct Load {
 
 impl Load {
     pub(super) fn new(programs: &[Program], cluster: &Cluster, options: &SimulateOptions) -> Result<Self, PlanError> {
-        let mut routes = Routes { cluster, channels: Vec::new(), known: HashMap::new(), resources: BTreeMap::new() };
+        let mut routes =
+            Routes { cluster, channels: Vec::new(), known: HashMap::new(), lines: Vec::new(), numbers: HashMap::new() };
         let messages = messages(programs, cluster, &mut routes)?;
         let control = |from, to, bytes| {
             let link = cluster.link(from, to).ok_or_else(|| no_link(cluster, from, to))?;
@@ -77,12 +73,8 @@ impl Load {
             let Message { tensor, to, .. } = messages[m as usize];
             (tensor.micro_batch(), to, tensor.value())
         });
-        let mut resources: Vec<(u32, (ResourceKey, f64))> =
-            routes.resources.into_iter().map(|(key, (id, bandwidth))| (id, (key, bandwidth))).collect();
-        resources.sort_by_key(|r| r.0);
-        let resources = resources.into_iter().map(|r| r.1).collect();
-        let channels = routes.channels;
-        Ok(Self { steps, messages, channels, resources, inputs, voters, to_broker, from_broker, micro_batches })
+        let (channels, lines) = routes.finish();
+        Ok(Self { steps, messages, channels, lines, inputs, voters, to_broker, from_broker, micro_batches })
     }
 }
 
@@ -114,13 +106,13 @@ fn no_link(cluster: &Cluster, from: PeerId, to: PeerId) -> PlanError {
     PlanError::Cluster(format!("no link leads from {} to {}", cluster.name(from), cluster.name(to)))
 }
 
-/// Numbers channels and resources as messages need them.
+/// Numbers channels and lines as messages need them.
 struct Routes<'a> {
     cluster: &'a Cluster,
     channels: Vec<Channel>,
     known: HashMap<(PeerId, PeerId), u32>,
-    /// The number and bandwidth of each resource.
-    resources: BTreeMap<ResourceKey, (u32, f64)>,
+    lines: Vec<(Line, Link)>,
+    numbers: HashMap<Line, u32>,
 }
 
 impl Routes<'_> {
@@ -129,26 +121,33 @@ impl Routes<'_> {
             return Ok(id);
         }
         let route = self.cluster.route(from, to).ok_or_else(|| no_link(self.cluster, from, to))?;
-        let mut resources = Vec::new();
-        let mut add = |key: ResourceKey, bandwidth: f64| {
-            let next = self.resources.len() as u32;
-            resources.push(self.resources.entry(key).or_insert((next, bandwidth)).0);
-        };
-        if let Some((id, link)) = route.up {
-            add(ResourceKey::Uplink(id), link.bandwidth);
-        }
-        if let Some(link) = route.direct {
-            add(ResourceKey::Direct(self.cluster.host(from), self.cluster.host(to)), link.bandwidth);
-        }
-        if let Some((id, link)) = route.down {
-            add(ResourceKey::Uplink(id), link.bandwidth);
+        let mut lines = Vec::new();
+        for (line, link) in route.lines() {
+            let number = *self.numbers.entry(line).or_insert(self.lines.len() as u32);
+            if number as usize == self.lines.len() {
+                self.lines.push((line, link));
+            }
+            lines.push(number);
         }
         let id = self.channels.len() as u32;
         let latency = route.link().latency;
         // Without a link back there is no connection. Another check reports that.
         let round_trip = latency + self.cluster.link(to, from).map_or(latency, |back| back.latency);
-        self.channels.push(Channel { from, to, latency, round_trip, resources });
+        let (shared, bandwidth) = (Vec::new(), f64::INFINITY);
+        self.channels.push(Channel { from, to, latency, round_trip, lines, shared, bandwidth });
         self.known.insert((from, to), id);
         Ok(id)
+    }
+
+    /// The channels and lines, once all channels are known.
+    fn finish(mut self) -> (Vec<Channel>, Vec<(Line, Link)>) {
+        let mut users = vec![0u32; self.lines.len()];
+        self.channels.iter().flat_map(|c| &c.lines).for_each(|l| users[*l as usize] += 1);
+        for channel in &mut self.channels {
+            let (shared, own): (Vec<u32>, Vec<u32>) = channel.lines.iter().partition(|l| users[**l as usize] > 1);
+            channel.bandwidth = own.iter().map(|l| self.lines[*l as usize].1.bandwidth).fold(f64::INFINITY, f64::min);
+            channel.shared = shared;
+        }
+        (self.channels, self.lines)
     }
 }

@@ -2,8 +2,8 @@
 //!
 //! The simulator runs the same [`Program`]s as peers do. A peer computes one instruction after the other, each for as
 //! long as its device takes. A send never blocks; a receive waits. Messages from one machine to another go one after
-//! the other, and both directions at once. Channels that share a link or an uplink divide its bandwidth evenly. They
-//! get less of it when more bytes wait than its queue holds. Norms and verdicts overtake tensors, as on the wire. The
+//! the other, and both directions at once. Channels that share a network card, an uplink or a link
+//! divide its bandwidth fairly. They get less of it when more bytes wait than its queue holds. Norms and verdicts overtake tensors, as on the wire. The
 //! broker sends the inputs of up to [`PASSES_IN_FLIGHT`](crate::PASSES_IN_FLIGHT) passes ahead. No update is applied
 //! before the verdict. A peer begins its next step as soon as its own updates are applied, so steps overlap.
 
@@ -17,7 +17,7 @@ mod what_if;
 pub(crate) use steps::node_seconds;
 pub use what_if::{Change, WhatIf, what_if};
 
-use crate::cost::{Cluster, UplinkId};
+use crate::cost::{Cluster, Line, Link};
 use crate::error::PlanError;
 use crate::optimizer::Optimizer;
 use crate::program::{Address, PeerId, Program};
@@ -62,12 +62,21 @@ pub struct Simulation {
     pub peers: Vec<PeerLoad>,
     /// The links that carry tensors, by sender and receiver.
     pub links: Vec<LinkLoad>,
-    /// The uplinks that carry tensors.
-    pub uplinks: Vec<UplinkLoad>,
+    /// The cards, uplinks and links that carry tensors, in the order of [`Line`].
+    pub lines: Vec<LineLoad>,
     /// The activities of peers in one step, sorted by peer and time, if recorded. Times start at the step's first span.
     pub spans: Vec<Span>,
     /// The messages of one step, by sender, receiver and time, if recorded. Times start as in [`Self::spans`].
     pub transfers: Vec<Transfer>,
+}
+
+impl Simulation {
+    /// The line that limits the step, if one is busy for nearly all of it.
+    pub fn limiting_line(&self) -> Option<&LineLoad> {
+        const NEARLY_ALL: f64 = 0.95;
+        let busiest = self.lines.iter().max_by(|a, b| a.busy_s.total_cmp(&b.busy_s))?;
+        (busiest.busy_s >= NEARLY_ALL * self.step_s).then_some(busiest)
+    }
 }
 
 /// A peer in one step.
@@ -100,14 +109,16 @@ pub struct LinkLoad {
     pub busy_s: f64,
 }
 
-/// One direction of a site's uplink in one step.
+/// A network card, an uplink or a link in one step, in one direction.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct UplinkLoad {
-    /// The site and the direction.
-    pub id: UplinkId,
+pub struct LineLoad {
+    /// The line.
+    pub line: Line,
+    /// Its latency and bandwidth.
+    pub link: Link,
     /// Bytes of tensors, without framing.
     pub bytes: u64,
-    /// Seconds in which it carried anything.
+    /// Seconds that all bytes on the wire take at its full rate.
     pub busy_s: f64,
 }
 

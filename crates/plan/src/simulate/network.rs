@@ -1,15 +1,26 @@
-//! Channels that share links and uplinks.
+//! Channels that share lines: network cards, uplinks and links.
+//!
+//! The rates of channels are fair in the sense of max-min: no channel can become faster without slowing one that is not
+//! faster. Each line has a level, the most that it lets a channel send, and a channel sends at the lowest level of its
+//! lines. A line sets its level so that its channels fill it, given their levels elsewhere. Lines do so in turn until no
+//! level changes (Charny, Clark and Jain, 1995).
 
 use std::collections::VecDeque;
 
-use super::load::{Load, ResourceKey};
-use crate::cost::congestion::{send_rate, shared_bandwidth};
+use super::load::Load;
+use crate::cost::congestion::{MAX_WINDOW, send_rate, shared_bandwidth};
 
-/// All channels and the resources that limit them, on the virtual clock.
+/// Levels that differ by less than this share are equal.
+const TOLERANCE: f64 = 1e-9;
+
+/// Most levels that are set when a channel begins or stops to send. It is reached only if levels oscillate.
+const MAX_RELAXATIONS: usize = 10_000;
+
+/// All channels and the lines that limit them, on the virtual clock.
 pub(super) struct Network<'a> {
     load: &'a Load,
     channels: Vec<Channel>,
-    resources: Vec<Resource>,
+    lines: Vec<SharedLine>,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -37,21 +48,25 @@ struct Queued {
 struct Flow {
     /// Bytes left when its rate last changed.
     left: f64,
+    /// Bytes/s; 0 until it is known.
     rate: f64,
-    /// The highest rate that congestion control allows, whatever the links could carry.
+    /// The highest rate that congestion control and the lines of this channel alone allow.
     max_rate: f64,
     /// When its rate last changed.
     since: f64,
     start: f64,
 }
 
-#[derive(Debug, Clone, Default)]
-struct Resource {
+/// A line and the channels that send through it now.
+#[derive(Debug, Clone)]
+struct SharedLine {
     bandwidth: f64,
-    /// The channels that send through it now, ascending.
+    /// Ascending.
     active: Vec<u32>,
-    since: f64,
-    busy: f64,
+    /// The most that it lets a channel send, in bytes/s.
+    level: f64,
+    /// Whether its level is to be set anew.
+    waits: bool,
 }
 
 /// When the message of a channel will have left, unless its rate changes before.
@@ -73,27 +88,13 @@ pub(super) struct Departed {
     pub(super) start: f64,
 }
 
-/// Seconds that channels and resources have been busy.
-#[derive(Debug, Clone)]
-pub(super) struct BusySeconds {
-    pub(super) channels: Vec<f64>,
-    pub(super) resources: Vec<f64>,
-}
-
-/// Whether a channel begins or stops to send.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
-    Begins,
-    Stops,
-}
-
 impl<'a> Network<'a> {
     pub(super) fn new(load: &'a Load) -> Self {
-        let resource = |&(_, bandwidth): &(ResourceKey, f64)| Resource { bandwidth, ..Resource::default() };
+        let line = |bandwidth| SharedLine { bandwidth, active: Vec::new(), level: f64::INFINITY, waits: false };
         Self {
             load,
             channels: vec![Channel::default(); load.channels.len()],
-            resources: load.resources.iter().map(resource).collect(),
+            lines: load.lines.iter().map(|l| line(l.1.bandwidth)).collect(),
         }
     }
 
@@ -106,35 +107,31 @@ impl<'a> Network<'a> {
         channel.flow.is_none().then_some(m.channel)
     }
 
-    /// Starts to send the first message of a channel's queue, and returns it.
+    /// Starts to send the first message of a channel's queue, and returns it. Without one, the channel leaves its lines
+    /// to others.
     pub(super) fn start(&mut self, now: f64, channel: u32, departures: &mut Vec<Departure>) -> Option<u32> {
         let load = self.load;
         let route = &load.channels[channel as usize];
         let c = &mut self.channels[channel as usize];
-        let message = c.queue.front()?.message;
-        let max_rate = send_rate(c.queued, route.round_trip);
-        let left = load.messages[message as usize].bytes;
-        c.flow = Some(Flow { left, rate: f64::INFINITY, max_rate, since: now, start: now });
-        for &r in &route.resources {
-            let r = &mut self.resources[r as usize];
-            if r.active.is_empty() {
-                r.since = now;
+        let message = c.queue.front().map(|queued| queued.message);
+        c.flow = message.map(|message| {
+            let max_rate = send_rate(c.queued, route.round_trip).min(route.bandwidth);
+            Flow { left: load.messages[message as usize].bytes, rate: 0.0, max_rate, since: now, start: now }
+        });
+        for &l in &route.shared {
+            let active = &mut self.lines[l as usize].active;
+            match (active.binary_search(&channel), message) {
+                (Err(at), Some(_)) => active.insert(at, channel),
+                (Ok(at), None) => drop(active.remove(at)),
+                _ => {}
             }
-            let at = r.active.partition_point(|&other| other < channel);
-            r.active.insert(at, channel);
         }
-        self.share(now, channel, Change::Begins, departures);
-        Some(message)
+        self.share(now, channel, departures);
+        message
     }
 
-    /// The message that has left, if the departure is not outdated.
-    pub(super) fn depart(
-        &mut self,
-        now: f64,
-        channel: u32,
-        version: u32,
-        departures: &mut Vec<Departure>,
-    ) -> Option<Departed> {
+    /// The message that has left, if the departure is not outdated. [`Self::start`] must follow.
+    pub(super) fn depart(&mut self, now: f64, channel: u32, version: u32) -> Option<Departed> {
         let load = self.load;
         let c = &mut self.channels[channel as usize];
         if c.version != version {
@@ -143,46 +140,23 @@ impl<'a> Network<'a> {
         let (flow, queued) = (c.flow.take()?, c.queue.pop_front()?);
         c.queued -= load.messages[queued.message as usize].bytes;
         c.busy += now - flow.start;
-        for &r in &load.channels[channel as usize].resources {
-            let r = &mut self.resources[r as usize];
-            r.active.retain(|&other| other != channel);
-            if r.active.is_empty() {
-                r.busy += now - r.since;
-            }
-        }
-        self.share(now, channel, Change::Stops, departures);
         let Queued { pass, message, handed } = queued;
         Some(Departed { pass, message, handed, start: flow.start })
     }
 
-    /// Recomputes the rates of all flows that share a resource with `channel`.
-    fn share(&mut self, now: f64, channel: u32, change: Change, departures: &mut Vec<Departure>) {
-        let load = self.load;
-        let mut touched = Vec::new();
-        if change == Change::Begins {
-            touched.push(channel);
-        }
-        for &r in &load.channels[channel as usize].resources {
-            touched.extend(self.resources[r as usize].active.iter().copied().filter(|&c| c != channel));
-        }
+    /// Recomputes all rates after `channel` has begun or stopped to send.
+    fn share(&mut self, now: f64, channel: u32, departures: &mut Vec<Departure>) {
+        let mut touched = self.set_levels(channel);
+        touched.push(channel);
         touched.sort_unstable();
         touched.dedup();
         for c in touched {
-            let shares = load.channels[c as usize].resources.iter().map(|&r| {
-                let r = &self.resources[r as usize];
-                let waiting = r.active.iter().map(|&c| self.channels[c as usize].queued).sum();
-                shared_bandwidth(r.bandwidth, r.active.len(), waiting) / r.active.len() as f64
-            });
-            let share = shares.fold(f64::INFINITY, f64::min);
+            let rate = self.limit(c, None);
             let Some(flow) = &mut self.channels[c as usize].flow else { continue };
-            let rate = share.min(flow.max_rate);
-            if rate == flow.rate && c != channel {
+            if rate == flow.rate {
                 continue;
             }
-            // A flow that begins now has an infinite rate.
-            if now > flow.since {
-                flow.left = (flow.left - (now - flow.since) * flow.rate).max(0.0);
-            }
+            flow.left = (flow.left - (now - flow.since) * flow.rate).max(0.0);
             (flow.since, flow.rate) = (now, rate);
             let time = now + flow.left / rate;
             let channel = &mut self.channels[c as usize];
@@ -191,12 +165,158 @@ impl<'a> Network<'a> {
         }
     }
 
-    pub(super) fn busy(&self, now: f64) -> BusySeconds {
-        let channel = |c: &Channel| c.busy + c.flow.map_or(0.0, |f| now - f.start);
-        let resource = |r: &Resource| r.busy + if r.active.is_empty() { 0.0 } else { now - r.since };
-        BusySeconds {
-            channels: self.channels.iter().map(channel).collect(),
-            resources: self.resources.iter().map(resource).collect(),
+    /// Sets the levels of a channel's lines, and of all lines on which that has an effect. Returns the channels of lines
+    /// whose level has changed.
+    fn set_levels(&mut self, channel: u32) -> Vec<u32> {
+        let load = self.load;
+        let mut waiting: VecDeque<u32> = load.channels[channel as usize].shared.iter().copied().collect();
+        waiting.iter().for_each(|l| self.lines[*l as usize].waits = true);
+        let mut touched = Vec::new();
+        for _ in 0..MAX_RELAXATIONS {
+            let Some(l) = waiting.pop_front() else { break };
+            let level = self.fair_level(l);
+            let line = &mut self.lines[l as usize];
+            line.waits = false;
+            if level == line.level || (level - line.level).abs() <= TOLERANCE * level.min(line.level) {
+                continue;
+            }
+            line.level = level;
+            let changed = touched.len();
+            touched.extend_from_slice(&line.active);
+            for c in &touched[changed..] {
+                for &other in &load.channels[*c as usize].shared {
+                    if other != l && !std::mem::replace(&mut self.lines[other as usize].waits, true) {
+                        waiting.push_back(other);
+                    }
+                }
+            }
+        }
+        waiting.iter().for_each(|l| self.lines[*l as usize].waits = false);
+        touched
+    }
+
+    /// The bytes/s that a line carries for all its channels.
+    fn capacity(&self, line: u32) -> f64 {
+        let SharedLine { bandwidth, active, .. } = &self.lines[line as usize];
+        let in_flight = active.iter().map(|&c| self.channels[c as usize].queued.min(MAX_WINDOW as f64)).sum();
+        shared_bandwidth(*bandwidth, active.len(), in_flight)
+    }
+
+    /// The level at which a line's channels fill it; infinite if they do not.
+    fn fair_level(&self, line: u32) -> f64 {
+        let active = &self.lines[line as usize].active;
+        let mut limits: Vec<f64> = active.iter().map(|&c| self.limit(c, Some(line))).collect();
+        limits.sort_by(f64::total_cmp);
+        let mut free = self.capacity(line);
+        for (i, limit) in limits.iter().enumerate() {
+            let share = free / (limits.len() - i) as f64;
+            if *limit > share {
+                return share;
+            }
+            free -= limit;
+        }
+        f64::INFINITY
+    }
+
+    /// The most that a channel may send, by its own limits and the levels of all its lines but one.
+    fn limit(&self, channel: u32, without: Option<u32>) -> f64 {
+        let own = self.channels[channel as usize].flow.map_or(f64::INFINITY, |f| f.max_rate);
+        let shared = self.load.channels[channel as usize].shared.iter().filter(|l| Some(**l) != without);
+        shared.map(|l| self.lines[*l as usize].level).fold(own, f64::min)
+    }
+
+    /// By channel: the seconds in which it has sent.
+    pub(super) fn busy(&self, now: f64) -> Vec<f64> {
+        self.channels.iter().map(|c| c.busy + c.flow.map_or(0.0, |f| now - f.start)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use fusionllm_graph::ChoiceRng;
+
+    use super::*;
+    use crate::cost::{Line, Link};
+    use crate::program::{Address, PeerId};
+    use crate::simulate::load::Channel as Route;
+    use crate::simulate::messages::Message;
+
+    /// Channels over random lines. Each has many messages.
+    fn load(choices: &mut ChoiceRng) -> Load {
+        let lines = (0..choices.between(1, 8) as u32).map(|i| {
+            let line = Line::Uplink { site: i, outward: true };
+            (line, Link { latency: 0.0, bandwidth: choices.log_uniform(1e5, 1e8) })
+        });
+        let lines: Vec<(Line, Link)> = lines.collect();
+        let channels: Vec<Route> = (0..choices.between(2, 12))
+            .map(|_| {
+                let mut shared: Vec<u32> = (0..lines.len() as u32).collect();
+                shared.retain(|_| choices.one_in(2));
+                let bandwidth = choices.log_uniform(1e4, 1e9);
+                let (from, to) = (PeerId(0), PeerId(1));
+                Route { from, to, latency: 0.0, round_trip: 1e-5, lines: shared.clone(), shared, bandwidth }
+            })
+            .collect();
+        let message = |channel| Message {
+            from: PeerId(0),
+            to: PeerId(1),
+            tensor: Address::Held { value: fusionllm_graph::ValueId(0) },
+            payload: 1 << 20,
+            bytes: 1e6,
+            channel,
+            encode: 0.0,
+            decode: 0.0,
+        };
+        let messages = (0..channels.len() as u32).map(message).collect();
+        Load {
+            steps: Vec::new(),
+            messages,
+            channels,
+            lines,
+            inputs: Vec::new(),
+            voters: Vec::new(),
+            to_broker: Vec::new(),
+            from_broker: Vec::new(),
+            micro_batches: 1,
+        }
+    }
+
+    /// Whether no channel can become faster without slowing one that is not faster.
+    fn is_fair(network: &Network<'_>) -> bool {
+        let rate = |c: &u32| network.channels[*c as usize].flow.map_or(0.0, |f| f.rate);
+        let near = |a: f64, b: f64| (a - b).abs() <= 1e-6 * b;
+        let active = (0..network.channels.len() as u32).filter(|c| network.channels[*c as usize].flow.is_some());
+        active.into_iter().all(|c| {
+            let own = network.channels[c as usize].flow.map_or(0.0, |f| f.max_rate);
+            let bottleneck = |l: &u32| {
+                let active = &network.lines[*l as usize].active;
+                let (sum, most) = (active.iter().map(rate).sum(), active.iter().map(rate).fold(0.0, f64::max));
+                near(sum, network.capacity(*l)) && near(rate(&c), most)
+            };
+            near(rate(&c), own) || network.load.channels[c as usize].shared.iter().any(bottleneck)
+        })
+    }
+
+    #[test]
+    fn rates_are_fair_whatever_begins_and_ends() {
+        for seed in 0..200 {
+            let mut choices = ChoiceRng::new(seed);
+            let load = load(&mut choices);
+            let mut network = Network::new(&load);
+            let mut departures = Vec::new();
+            for time in 0..40 {
+                let channel = choices.below(load.channels.len()) as u32;
+                let now = f64::from(time) * 1e-9;
+                match network.channels[channel as usize].flow {
+                    Some(_) => {
+                        let version = network.channels[channel as usize].version;
+                        network.depart(now, channel, version).unwrap();
+                    }
+                    None => assert!(network.queue(now, 0, channel).is_some()),
+                }
+                network.start(now, channel, &mut departures);
+                assert!(is_fair(&network), "{seed}: {:?}", network.channels);
+            }
         }
     }
 }

@@ -1,9 +1,7 @@
-//! The bottleneck of a step, and how much faster the step would be with a faster link or device.
-
-use std::collections::BTreeSet;
+//! The bottleneck of a step, and how much faster the step would be with a faster line or device.
 
 use super::{SimulateOptions, Simulation, simulate};
-use crate::cost::{Cluster, DirectLink, Link, Place};
+use crate::cost::{Card, Cluster, DirectLink, Line, Link, Place};
 use crate::error::PlanError;
 use crate::program::{PeerId, Program};
 
@@ -21,24 +19,13 @@ pub struct WhatIf {
 /// A faster part of a cluster.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Change {
-    /// Both directions between two machines.
-    Link {
-        /// One end.
-        from: PeerId,
-        /// The other end.
-        to: PeerId,
-        /// The link now.
+    /// Both directions of a network card, an uplink or a link.
+    Line {
+        /// The direction that is busier.
+        line: Line,
+        /// The line now.
         now: Link,
-        /// The faster link.
-        then: Link,
-    },
-    /// A site's uplink.
-    Uplink {
-        /// Index of the site.
-        site: u32,
-        /// The uplink now.
-        now: Link,
-        /// The faster uplink.
+        /// The faster line.
         then: Link,
     },
     /// A device that computes several times as fast.
@@ -59,15 +46,14 @@ const MIN_SPEEDUP: f64 = 1.01;
 /// Latencies above this, in seconds, are worth shortening.
 const LONG_LATENCY_S: f64 = 1e-3;
 
-/// How many links, uplinks and devices are tried: the busiest of each.
-const MAX_LINKS: usize = 3;
-const MAX_UPLINKS: usize = 2;
+/// How many lines and devices are tried: the busiest of each.
+const MAX_LINES: usize = 5;
 const MAX_DEVICES: usize = 2;
 
 /// The changes that would make the step faster, the largest speed-up first. The first one names the bottleneck. Empty
 /// if no single change helps.
 ///
-/// Each change is simulated. The busiest links get the next common rate or a tenth of their latency. The busiest
+/// Each change is simulated. The busiest lines get the next common rate or a tenth of their latency. The busiest
 /// devices compute twice as fast.
 ///
 /// # Errors
@@ -81,7 +67,7 @@ pub fn what_if(
 ) -> Result<Vec<WhatIf>, PlanError> {
     let options = SimulateOptions { record: false, ..*options };
     let mut found = Vec::new();
-    for change in candidates(cluster, now) {
+    for change in candidates(now) {
         let Some(changed) = change.apply(cluster)? else { continue };
         let step_s = simulate(programs, &changed, &options)?.step_s;
         let speedup = now.step_s / step_s;
@@ -93,30 +79,16 @@ pub fn what_if(
     Ok(found)
 }
 
-fn candidates(cluster: &Cluster, now: &Simulation) -> Vec<Change> {
+fn candidates(now: &Simulation) -> Vec<Change> {
     let mut changes = Vec::new();
-    let mut links: Vec<_> = now.links.iter().filter(|l| l.busy_s > 0.0).collect();
-    links.sort_by(|a, b| b.busy_s.total_cmp(&a.busy_s));
-    let mut pairs: Vec<(PeerId, PeerId)> = Vec::new();
-    for l in links {
-        let (from, to) = (cluster.host(l.from), cluster.host(l.to));
-        let pair = (from.min(to), from.max(to));
-        if pairs.len() == MAX_LINKS || pairs.contains(&pair) {
-            continue;
-        }
-        // The uplinks are tried below.
-        if let Some(now) = cluster.route(from, to).and_then(|r| r.direct) {
-            pairs.push(pair);
-            changes.extend(faster(now).into_iter().map(|then| Change::Link { from, to, now, then }));
-        }
-    }
-    let mut uplinks: Vec<_> = now.uplinks.iter().filter(|u| u.busy_s > 0.0).collect();
-    uplinks.sort_by(|a, b| b.busy_s.total_cmp(&a.busy_s));
-    let mut seen = BTreeSet::new();
-    let sites = uplinks.iter().map(|u| u.id.site).filter(|s| seen.insert(*s));
-    for site in sites.take(MAX_UPLINKS) {
-        if let Some(now) = cluster.sites()[site as usize].uplink {
-            changes.extend(faster(now).into_iter().map(|then| Change::Uplink { site, now, then }));
+    let mut lines: Vec<_> = now.lines.iter().filter(|l| l.busy_s > 0.0).collect();
+    lines.sort_by(|a, b| b.busy_s.total_cmp(&a.busy_s));
+    let mut tried: Vec<Line> = Vec::new();
+    for load in lines {
+        let (line, now) = (load.line, load.link);
+        if tried.len() < MAX_LINES && !tried.contains(&line.back()) {
+            tried.push(line);
+            changes.extend(faster(now).into_iter().map(|then| Change::Line { line, now, then }));
         }
     }
     let mut peers: Vec<(PeerId, f64)> = (0..).map(PeerId).zip(now.peers.iter().map(|p| p.compute_s)).collect();
@@ -133,39 +105,44 @@ fn faster(link: Link) -> Vec<Link> {
     with_rate.into_iter().chain(latency.map(|latency| Link { latency, ..link })).collect()
 }
 
+/// The better of two links. The other direction of a line may already be better than the change.
+fn better(now: Link, then: Link) -> Link {
+    Link { latency: now.latency.min(then.latency), bandwidth: now.bandwidth.max(then.bandwidth) }
+}
+
 impl Change {
     /// The changed cluster, if it has the changed part.
     fn apply(&self, cluster: &Cluster) -> Result<Option<Cluster>, PlanError> {
         let (mut devices, mut sites) = (cluster.devices().to_vec(), cluster.sites().to_vec());
         let mut direct = cluster.direct_links().to_vec();
         match *self {
-            Self::Link { from, to, then, .. } => {
-                let place = |p: PeerId| if p == PeerId::BROKER { Place::Broker } else { Place::Device(p.0) };
-                for (a, b) in [(from, to), (to, from)] {
-                    let Some(route) = cluster.route(a, b) else { continue };
-                    let (a, b) = (place(a), place(b));
-                    direct.retain(|l| (l.from, l.to) != (a, b));
-                    // The link back may already be better.
-                    let link = route.direct.map_or(then, |l| Link {
-                        latency: l.latency.min(then.latency),
-                        bandwidth: l.bandwidth.max(then.bandwidth),
-                    });
-                    direct.push(DirectLink { from: a, to: b, link });
+            Self::Line { line: Line::Card { host, .. }, then, .. } => {
+                let faster = |peer| cluster.card(peer).faster(Card::new(then.bandwidth));
+                if host == Place::Broker {
+                    return cluster.clone().with_broker_network(faster(PeerId::BROKER)).map(Some);
                 }
+                let members = (0..).map(PeerId).zip(&mut devices);
+                members.filter(|(p, _)| cluster.host_of(*p) == Some(host)).for_each(|(p, d)| d.network = faster(p));
             }
-            Self::Uplink { site, then, .. } => match sites.get_mut(site as usize) {
+            Self::Line { line: Line::Uplink { site, .. }, then, .. } => match sites.get_mut(site as usize) {
                 Some(site) => {
-                    // If the site has a downlink of its own, the change never makes it worse.
-                    site.downlink = site.downlink.map(|l| if l.bandwidth > then.bandwidth { l } else { then });
-                    site.uplink = Some(then);
+                    site.downlink = site.downlink.map(|now| better(now, then));
+                    site.uplink = site.uplink.map(|now| better(now, then));
                 }
                 None => return Ok(None),
             },
+            Self::Line { line: Line::Link { from, to }, then, .. } => {
+                for (from, to) in [(from, to), (to, from)] {
+                    let known = direct.iter().position(|l| (l.from, l.to) == (from, to));
+                    let link = known.map_or(then, |at| better(direct.remove(at).link, then));
+                    direct.push(DirectLink { from, to, link });
+                }
+            }
             Self::Device { peer, times } => match devices.get_mut(peer.0 as usize) {
                 Some(device) => device.speed_up(times),
                 None => return Ok(None),
             },
         }
-        Cluster::new(devices, sites, direct, Some(cluster.broker())).map(Some)
+        cluster.changed(devices, sites, direct).map(Some)
     }
 }

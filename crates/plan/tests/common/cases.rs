@@ -65,7 +65,7 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
     let units: Vec<Unit> = (0..units as u32)
         .map(|u| {
             let memory = if tight { need / units as f64 * d.log_uniform(0.8, 4.0) } else { need * 100.0 };
-            Unit { members: vec![u], class: u, memory, inside: LinkCost::NONE, offload: None }
+            Unit { members: vec![u], class: u, memory, inside: LinkCost::NONE, exchange: LinkCost::NONE, offload: None }
         })
         .collect();
     let mut links = Vec::new();
@@ -74,9 +74,7 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
             // Links are drawn below the diagonal and are equal in both directions. The broker's are among them.
             let link = match a.cmp(&b) {
                 std::cmp::Ordering::Equal => LinkCost::NONE,
-                std::cmp::Ordering::Greater => {
-                    LinkCost { latency: d.log_uniform(1e-4, 0.1), per_byte: 8.0 / d.log_uniform(8e6, 1e10) }
-                }
+                std::cmp::Ordering::Greater => LinkCost::new(d.log_uniform(1e-4, 0.1), 8.0 / d.log_uniform(8e6, 1e10)),
                 std::cmp::Ordering::Less => LinkCost::NONE,
             };
             links.push(link);
@@ -104,6 +102,6 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
             Input { atoms: vec![atoms as u32 - 1], bytes: 8.0 },
         ],
     };
-    let machines = Machines { units, links, uplinks: Vec::new(), uplink_count: 0 };
+    let machines = Machines { units, links, lines: Vec::new(), line_count: 0 };
     Problem::new(chain, machines, micro_batches)
 }

@@ -179,7 +179,7 @@ fn check_link(link: &Link) -> Result<(), String> {
 mod tests {
     use std::collections::BTreeSet;
 
-    use fusionllm_plan::{Measured, PeerId, Rates};
+    use fusionllm_plan::{Line, Measured, PeerId, Rates};
 
     use super::*;
     use crate::{ExpectedPeers, Hello, Member, Roster, VERSION};
@@ -324,8 +324,11 @@ mod tests {
         assert!(notes.iter().any(|n| n.contains("line of p1 and p2 is shared")), "{notes:?}");
         let rate = |a, b| cluster.link(PeerId(a), PeerId(b)).map(|l| l.bandwidth);
         assert_eq!((rate(1, 2), rate(1, 3)), (Some(3.0), Some(4.0)), "links keep what was measured");
-        assert_eq!(cluster.uplinks(PeerId(1), PeerId(2)).count(), 0);
-        assert_eq!(cluster.uplinks(PeerId(1), PeerId(3)).count(), 2);
+        let uplinks = |a, b| {
+            let lines = cluster.route(PeerId(a), PeerId(b)).unwrap();
+            lines.lines().filter(|(line, _)| matches!(line, Line::Uplink { .. })).count()
+        };
+        assert_eq!((uplinks(1, 2), uplinks(1, 3)), (0, 2));
     }
 
     #[test]

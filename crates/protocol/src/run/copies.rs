@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
-use fusionllm_plan::UplinkId;
+use fusionllm_plan::Line;
 
 use super::speed::median;
 use crate::{Atlas, Formation, Mirroring};
@@ -21,10 +21,10 @@ pub(super) const COPY_RATE: f64 = 0.5;
 
 /// A resource that copies share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Line {
-    /// The line into the peer at this place of the formation.
+enum Shared {
+    /// All lines into the peer at this place of the formation.
     Into(usize),
-    Uplink(UplinkId),
+    Line(Line),
 }
 
 /// Bytes per second from one peer of a formation to another one: as measured, or as the plan knows it.
@@ -37,15 +37,15 @@ pub(super) fn bandwidth(atlas: &Atlas, formation: &Formation, from: usize, to: u
 /// complete if copies have all lines to themselves. A copy goes where it is complete first. A place in another site is
 /// preferred if the copy can be kept up to date there, because a site may lose its power or its line.
 pub(super) fn buddies(atlas: &Atlas, formation: &Formation) -> (Vec<Mirroring>, f64) {
-    let mut busy: BTreeMap<Line, f64> = BTreeMap::new();
+    let mut busy: BTreeMap<Shared, f64> = BTreeMap::new();
     let mut mirrors = Vec::new();
     let count = formation.members.len();
     for (i, (&owner, &bytes)) in formation.members.iter().zip(&formation.share_bytes).enumerate() {
         // The time until which each line is busy, if this place gets the copy.
         let until = |place: usize| {
             let rate = bandwidth(atlas, formation, i, place).unwrap_or(f64::MAX);
-            let uplinks = formation.uplinks(i, place).map(|(id, link)| (Line::Uplink(id), link.bandwidth));
-            let lines = [(Line::Into(place), rate)].into_iter().chain(uplinks);
+            let known = formation.lines(i, place).map(|(line, link)| (Shared::Line(line), link.bandwidth));
+            let lines = [(Shared::Into(place), rate)].into_iter().chain(known);
             let until = lines.map(|(line, rate)| (line, busy.get(&line).unwrap_or(&0.0) + bytes as f64 / rate));
             until.collect::<Vec<_>>()
         };

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use fusionllm_plan::{Cluster, Link, PeerId, TensorKey, UplinkId};
+use fusionllm_plan::{Cluster, Line, Link, PeerId, TensorKey};
 
 use crate::{ExpectedReports, MemberId, Restart};
 
@@ -40,9 +40,10 @@ impl Formation {
         Some(self.cluster.as_ref()?.link(PeerId(from as u32), PeerId(to as u32))?.bandwidth)
     }
 
-    /// The shared uplinks from one of its peers to another one, as far as they are known.
-    pub(crate) fn uplinks(&self, from: usize, to: usize) -> impl Iterator<Item = (UplinkId, Link)> {
-        self.cluster.iter().flat_map(move |cluster| cluster.uplinks(PeerId(from as u32), PeerId(to as u32)))
+    /// The lines from one of its peers to another one, as far as they are known.
+    pub(crate) fn lines(&self, from: usize, to: usize) -> impl Iterator<Item = (Line, Link)> {
+        let route = |cluster: &Cluster| cluster.route(PeerId(from as u32), PeerId(to as u32));
+        self.cluster.as_ref().and_then(route).into_iter().flat_map(|route| route.lines().collect::<Vec<_>>())
     }
 
     /// Whether two of its peers are known to be in one site.

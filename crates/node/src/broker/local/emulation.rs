@@ -7,7 +7,7 @@ use std::net::{Ipv4Addr, SocketAddr, UdpSocket};
 use std::time::Duration;
 
 use fusionllm_graph::units::rate;
-use fusionllm_plan::{Cluster, Link, PeerId, Place, UplinkId};
+use fusionllm_plan::{Cluster, Line, Link, PeerId};
 use fusionllm_transport::emulator::{Emulator, LinkId, LinkSpec, LinkStats};
 
 use crate::NodeError;
@@ -18,17 +18,9 @@ pub(crate) struct Emulation {
     cluster: Cluster,
     broker: SocketAddr,
     peers: Vec<SocketAddr>,
-    links: BTreeMap<Piece, LinkId>,
+    links: BTreeMap<Line, LinkId>,
     /// The address at which the first peer reaches the second.
     addrs: BTreeMap<(PeerId, PeerId), SocketAddr>,
-}
-
-/// One direction of a link or uplink that messages cross.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Piece {
-    /// The link from one machine to another.
-    Line(PeerId, PeerId),
-    Uplink(UplinkId),
 }
 
 impl Emulation {
@@ -75,7 +67,7 @@ impl Emulation {
         stopped.into_iter().chain(overall).chain(report.links.iter().filter_map(too_fast)).collect()
     }
 
-    /// The links that a message crosses; none between two peers on the same machine.
+    /// The lines that a message takes; none between two peers on the same machine.
     fn way(&mut self, from: PeerId, to: PeerId) -> Result<Vec<LinkId>, NodeError> {
         let route = self.cluster.route(from, to).ok_or_else(|| {
             let (from, to) = (self.cluster.name(from), self.cluster.name(to));
@@ -84,33 +76,16 @@ impl Emulation {
                 "add a [[link]] between them, or uplinks to their sites",
             )
         })?;
-        let direct = route.direct.map(|link| (Piece::Line(self.machine(from), self.machine(to)), link));
-        let uplink = |u: (UplinkId, Link)| (Piece::Uplink(u.0), u.1);
-        let pieces = [route.up.map(uplink), direct, route.down.map(uplink)];
-        Ok(pieces.into_iter().flatten().map(|(piece, link)| self.link(piece, link)).collect())
+        Ok(route.lines().map(|(line, link)| self.link(line, link)).collect())
     }
 
-    fn link(&mut self, piece: Piece, link: Link) -> LinkId {
+    fn link(&mut self, line: Line, link: Link) -> LinkId {
         let (emulator, cluster) = (&self.emulator, &self.cluster);
-        *self.links.entry(piece).or_insert_with(|| {
+        *self.links.entry(line).or_insert_with(|| {
             let rate = link.bandwidth.is_finite().then_some(link.bandwidth as u64);
-            let name = match piece {
-                Piece::Line(from, to) => format!("the link from {:?} to {:?}", cluster.name(from), cluster.name(to)),
-                Piece::Uplink(UplinkId { site, outward }) => {
-                    let site = cluster.sites().get(site as usize).map_or("?", |s| &s.name);
-                    format!("the uplink of {site:?}, {}", if outward { "outward" } else { "inward" })
-                }
-            };
+            let name = format!("the {}", cluster.line_name(line));
             emulator.add_link(LinkSpec::new(name, rate, Duration::from_secs_f64(link.latency)))
         })
-    }
-
-    /// The broker uses the links of the device that it runs with.
-    fn machine(&self, peer: PeerId) -> PeerId {
-        match (peer, self.cluster.broker()) {
-            (PeerId::BROKER, Place::Device(d)) => PeerId(d),
-            _ => peer,
-        }
     }
 
     fn listens(&self, peer: PeerId) -> Result<SocketAddr, NodeError> {
@@ -151,8 +126,16 @@ fn own_loopback() -> Ipv4Addr {
 
 #[cfg(test)]
 mod tests {
-    use fusionllm_graph::Advice;
-    use fusionllm_plan::{Device, DirectLink, Rates, Site};
+    use std::collections::VecDeque;
+
+    use fusionllm_graph::ops::SgdStep;
+    use fusionllm_graph::{Advice, DType, autodiff};
+    use fusionllm_models::Gpt2Config;
+    use fusionllm_plan::{
+        Address, Device, DirectLink, Optimizer, Place, Rates, Schedule, SimulateOptions, Site, Transfer, compile,
+        equal_compute, simulate,
+    };
+    use fusionllm_transport::emulator::{Network, RouteId};
 
     use super::*;
 
@@ -175,14 +158,15 @@ mod tests {
     }
 
     #[test]
-    fn traffic_out_of_a_site_shares_its_uplink() {
+    fn traffic_shares_cards_uplinks_and_declared_links() {
         let mut e = emulation();
         let (ac, bc, ca) = (e.way(A, C).unwrap(), e.way(B, C).unwrap(), e.way(C, A).unwrap());
-        assert_eq!((ac.len(), bc.len(), ca.len()), (2, 2, 2));
-        assert_eq!(ac[0], bc[0], "the uplink");
-        assert_ne!(ac[1], bc[1], "each pair has its own line");
-        assert!(!ca.contains(&ac[0]), "directions do not disturb each other");
-        assert_eq!(e.way(A, B).unwrap().len(), 1, "inside");
+        assert_eq!((ac.len(), bc.len(), ca.len()), (4, 4, 4));
+        assert_ne!(ac[0], bc[0], "each has a network card");
+        assert_eq!(ac[1..], bc[1..], "the uplink, the link from the site to c, and c's card");
+        assert!(ca.iter().all(|line| !ac.contains(line)), "directions do not disturb each other");
+        let ab = e.way(A, B).unwrap();
+        assert_eq!((ab.len(), ab[0]), (3, ac[0]), "inside, a's card is the same");
     }
 
     #[test]
@@ -195,16 +179,130 @@ mod tests {
         assert_ne!(e.address(C, PeerId::BROKER).unwrap(), there);
     }
 
+    /// The packets from one device to another.
+    struct Pair {
+        route: RouteId,
+        /// The time from which each may be sent, its message and its bytes.
+        waiting: VecDeque<(Duration, usize, usize)>,
+        /// The messages of those that have not arrived.
+        in_flight: VecDeque<usize>,
+    }
+
+    impl Pair {
+        /// Sends the next packet if it may be sent. A window limits what is in flight.
+        fn send(&mut self, network: &mut Network, now: Duration) -> bool {
+            let next = self.waiting.front().filter(|(since, ..)| *since <= now && self.in_flight.len() < 32);
+            let Some(&(_, message, bytes)) = next else { return false };
+            self.waiting.pop_front();
+            self.in_flight.push_back(message);
+            network.send(now, self.route, vec![0; bytes]);
+            true
+        }
+    }
+
+    /// When each message arrives in the emulator, if it is sent when it is in the simulator. Times begin at `start`.
+    fn emulated(cluster: &Cluster, messages: &[Transfer], start: f64) -> Vec<f64> {
+        const PAYLOAD: u64 = 1416;
+        const HEADERS: usize = 36;
+        let mut network = Network::new(0);
+        let mut links = BTreeMap::new();
+        let mut by_ends: BTreeMap<(PeerId, PeerId), Pair> = BTreeMap::new();
+        for (i, m) in messages.iter().enumerate() {
+            let pair = by_ends.entry((m.from, m.to)).or_insert_with(|| {
+                let mut link = |(line, link): (Line, Link)| {
+                    let (rate, latency) = (Some(link.bandwidth as u64), Duration::from_secs_f64(link.latency));
+                    *links.entry(line).or_insert_with(|| network.add_link(LinkSpec::new("", rate, latency)))
+                };
+                let lines = cluster.route(m.from, m.to).unwrap().lines().map(&mut link).collect();
+                Pair { route: network.add_route(lines), waiting: VecDeque::new(), in_flight: VecDeque::new() }
+            });
+            let since = Duration::from_secs_f64(m.sent - start);
+            let sizes = (0..m.bytes).step_by(PAYLOAD as usize).map(|at| (m.bytes - at).min(PAYLOAD) as usize + HEADERS);
+            pair.waiting.extend(sizes.map(|bytes| (since, i, bytes)));
+        }
+        let mut pairs: Vec<Pair> = by_ends.into_values().collect();
+        pairs.sort_by_key(|pair| pair.route.index());
+        let mut arrived = vec![0.0; messages.len()];
+        let mut now = Duration::ZERO;
+        loop {
+            while let Some(delivery) = network.deliver(now) {
+                let message = pairs[delivery.route.index()].in_flight.pop_front().unwrap();
+                arrived[message] = start + delivery.due.as_secs_f64();
+            }
+            // Pairs take turns.
+            while pairs.iter_mut().fold(false, |any, pair| pair.send(&mut network, now) || any) {}
+            let waiting = pairs.iter().filter_map(|pair| pair.waiting.front()).map(|(since, ..)| *since);
+            match waiting.filter(|since| *since > now).chain(network.next_due()).min() {
+                Some(next) => now = next,
+                None => break,
+            }
+        }
+        assert!(network.stats(now).iter().all(|s| s.overflowed == 0));
+        arrived
+    }
+
+    #[test]
+    fn eight_devices_exchange_no_more_than_their_cards_carry() {
+        let config =
+            Gpt2Config { vocab_size: 512, n_positions: 16, n_embd: 64, n_layer: 8, n_head: 2, ..Gpt2Config::default() };
+        let graph = config.build(1, 16, DType::F32).unwrap();
+        let rates = Rates { matmul: 1e18, convolution: 1e18, memory: 1e18, overhead: 0.0 };
+        let inside = Link { latency: 1e-5, bandwidth: 1e9 };
+        let hall = Site { name: "hall".into(), inside: Some(inside), uplink: None, downlink: None };
+        let device = |i| Device { site: Some(0), ..Device::new(format!("gpu-{i}"), rates, 1 << 30) };
+        let cluster = Cluster::new((0..8).map(device).collect(), vec![hall], Vec::new(), None).unwrap();
+
+        // Replicas compute in no time. They send their gradients to the owners, and the owners send new values.
+        let names = cluster.devices().iter().map(|d| d.name.clone()).collect::<Vec<_>>();
+        let mut plan = equal_compute(&graph, &names[..1], 8, Schedule::GPipe).unwrap();
+        (plan.peers, plan.stages[0].peers) = (names, (0..8).collect());
+        let train = autodiff::differentiate(&graph, graph.outputs["loss"]).unwrap();
+        let programs = compile(&plan, &graph, &train).unwrap();
+        let sgd = Optimizer::Sgd(SgdStep { momentum: 0.9, weight_decay: 0.0, nesterov: false });
+        let options = SimulateOptions { record: true, ..SimulateOptions::new(sgd) };
+        let simulation = simulate(&programs, &cluster, &options).unwrap();
+        let mut messages = simulation.transfers.clone();
+        messages.retain(|t| t.from != PeerId::BROKER);
+        messages.sort_by(|a, b| a.sent.total_cmp(&b.sent));
+        let is_part = |t: &&Transfer| matches!(t.tensor, Address::Part { .. });
+        // Some replicas have all new values before others, and begin the next step.
+        let earlier = messages.iter().filter(|t| !is_part(t)).map(|t| Transfer {
+            sent: t.sent - simulation.step_s,
+            arrived: t.arrived - simulation.step_s,
+            ..*t
+        });
+        let messages: Vec<Transfer> = earlier.chain(messages.iter().filter(is_part).copied()).collect();
+        let arrived = emulated(&cluster, &messages, messages[0].sent);
+
+        for parts in [false, true] {
+            let of_kind = || messages.iter().zip(&arrived).filter(|(t, _)| is_part(t) == parts);
+            let start = of_kind().map(|(t, _)| t.sent).fold(f64::INFINITY, f64::min);
+            let [simulated, emulated] = [
+                of_kind().map(|(t, _)| t.arrived).fold(f64::NEG_INFINITY, f64::max) - start,
+                of_kind().map(|(_, arrived)| *arrived).fold(f64::NEG_INFINITY, f64::max) - start,
+            ];
+            let ends = |(t, _): (&Transfer, &f64)| [(t.from, t.bytes), (t.to, t.bytes)];
+            let of_card = |peer, end: usize| {
+                of_kind().map(|m| ends(m)[end]).filter(|e| e.0 == PeerId(peer)).map(|e| e.1).sum::<u64>()
+            };
+            let cards = (0..8).flat_map(|p| [of_card(p, 0), of_card(p, 1)]);
+            let busiest = cards.max().unwrap() as f64 / inside.bandwidth;
+            assert!(simulated >= busiest && emulated >= busiest, "{simulated} {emulated} {busiest}");
+            let error = simulated / emulated - 1.0;
+            assert!(error.abs() < 0.05, "{simulated} s simulated, {emulated} s emulated, {busiest} s at least");
+        }
+    }
+
     #[test]
     fn a_link_that_is_too_fast_is_named_with_its_measured_rate() {
         let link = LinkStats {
-            name: "the link from \"a\" to \"c\"".into(),
+            name: "the link a -> c".into(),
             rate: Some(1_250_000_000),
             backlog_bytes: 100_000_000,
             backlog: Duration::from_millis(400),
             ..LinkStats::default()
         };
-        insta::assert_snapshot!(too_fast(&link).unwrap(), @r#"the link from "a" to "c" is declared faster than this machine can emulate: 2 Gbps of 10 Gbps while peers had more to send"#);
+        insta::assert_snapshot!(too_fast(&link).unwrap(), @"the link a -> c is declared faster than this machine can emulate: 2 Gbps of 10 Gbps while peers had more to send");
         assert_eq!(too_fast(&LinkStats { rate: Some(250_000_000), ..link.clone() }), None, "it got what was asked");
         assert_eq!(too_fast(&LinkStats { backlog_bytes: 1000, ..link.clone() }), None, "nobody had more for it");
         assert_eq!(too_fast(&LinkStats { rate: None, ..link }), None);

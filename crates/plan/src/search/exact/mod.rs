@@ -5,7 +5,7 @@ mod state;
 
 use std::collections::BTreeMap;
 
-use stage::{Stage, UnitUse, UplinkLoad};
+use stage::{LineLoad, Stage, UnitUse};
 use state::State;
 
 use super::problem::Problem;
@@ -66,16 +66,16 @@ struct Label {
     forward: f64,
     /// The same seconds, for the rest of the step.
     rest: f64,
-    /// The load of each shared uplink.
-    uplinks: Vec<UplinkLoad>,
+    /// The load of each shared line.
+    lines: Vec<LineLoad>,
     /// Index in [`Search::stages`]; `None` for the empty end.
     stage: Option<usize>,
 }
 
 impl Label {
-    fn empty(uplinks: usize) -> Self {
-        let uplinks = vec![UplinkLoad::default(); uplinks];
-        Self { pipeline: 0.0, reductions: 0.0, forward: 0.0, rest: 0.0, uplinks, stage: None }
+    fn empty(lines: usize) -> Self {
+        let lines = vec![LineLoad::default(); lines];
+        Self { pipeline: 0.0, reductions: 0.0, forward: 0.0, rest: 0.0, lines, stage: None }
     }
 
     /// Whether it is at least as good as another in every respect.
@@ -84,7 +84,7 @@ impl Label {
             && self.pipeline + self.reductions <= other.pipeline + other.reductions
             && self.forward <= other.forward
             && self.rest <= other.rest
-            && self.uplinks.iter().zip(&other.uplinks).all(|(a, b)| a.forward <= b.forward && a.backward <= b.backward)
+            && self.lines.iter().zip(&other.lines).all(|(a, b)| a.forward <= b.forward && a.backward <= b.backward)
     }
 }
 
@@ -180,7 +180,7 @@ impl<'a> Search<'a> {
         for &shape in shapes {
             let empty = State::empty(self.problem.chain.atoms as u32);
             // Ends of plans, by their number of stages.
-            let mut layer = Layer::from([(empty, vec![Label::empty(self.problem.machines.uplink_count)])]);
+            let mut layer = Layer::from([(empty, vec![Label::empty(self.problem.machines.line_count)])]);
             for count in 1..=units + u32::from(shape == Shape::Closed) {
                 let mut next = Layer::new();
                 for (state, labels) in &layer {
@@ -331,7 +331,7 @@ impl<'a> Search<'a> {
         if complete {
             new.pipeline += stage.delayed;
         }
-        for (sum, add) in new.uplinks.iter_mut().zip(&stage.uplinks) {
+        for (sum, add) in new.lines.iter_mut().zip(&stage.lines) {
             sum.forward += add.forward;
             sum.backward += add.backward;
             if phased {

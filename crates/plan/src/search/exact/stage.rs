@@ -12,9 +12,9 @@ pub(super) struct StationLoad {
     pub(super) after: f64,
 }
 
-/// Seconds per micro-batch of a shared uplink.
+/// Seconds per micro-batch of a shared line.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct UplinkLoad {
+pub(super) struct LineLoad {
     pub(super) forward: f64,
     pub(super) backward: f64,
 }
@@ -29,8 +29,8 @@ pub(super) struct Stage {
     /// Seconds of reductions.
     pub(super) reductions: f64,
     pub(super) stations: Vec<StationLoad>,
-    /// The load of each shared uplink.
-    pub(super) uplinks: Vec<UplinkLoad>,
+    /// The load of each shared line.
+    pub(super) lines: Vec<LineLoad>,
     traffic: Traffic,
 }
 
@@ -73,7 +73,7 @@ impl Stage {
             delayed,
             reductions: 0.0,
             stations: vec![machine],
-            uplinks: vec![UplinkLoad::default(); problem.machines.uplink_count],
+            lines: vec![LineLoad::default(); problem.machines.line_count],
             traffic: Traffic::new(problem, state, unit, lo),
         };
         stage.add_links(problem, u, last);
@@ -91,11 +91,11 @@ impl Stage {
             let (down, up) = (self.traffic.down[v], self.traffic.up[v]);
             there = there.max(machines.link(u, v).seconds(down));
             back = back.max(machines.link(v, u).seconds(up));
-            for share in machines.uplinks(u, v) {
-                self.uplinks[share.uplink as usize].forward += down * share.per_byte;
+            for share in machines.lines(u, v) {
+                self.lines[share.line as usize].forward += down * share.per_byte;
             }
-            for share in machines.uplinks(v, u) {
-                self.uplinks[share.uplink as usize].backward += up * share.per_byte;
+            for share in machines.lines(v, u) {
+                self.lines[share.line as usize].backward += up * share.per_byte;
             }
             // The links of a unit that comes again also carry the last stage's traffic.
             let LastTraffic { received, sent } = last.map_or(LastTraffic::default(), |l| l.traffic[v]);
@@ -116,8 +116,8 @@ impl Stage {
         let all = here + last.map_or(0.0, |l| read(l.lo..problem.chain.atoms as u32));
         let broker = problem.machines.broker();
         self.stations.push(StationLoad { forward: problem.busy(broker, u, all), backward: 0.0, after: 0.0 });
-        for share in problem.machines.uplinks(broker, u) {
-            self.uplinks[share.uplink as usize].forward += here * share.per_byte;
+        for share in problem.machines.lines(broker, u) {
+            self.lines[share.line as usize].forward += here * share.per_byte;
         }
     }
 

@@ -76,7 +76,11 @@ impl Known {
         let there = |name: &str| measured.find(name).is_some();
         let absent = self.cluster.devices().iter().map(|d| &d.name).filter(|name| !there(name));
         let notes = absent.map(|name| format!("the testbed file has {name}, but nobody of that name is here"));
-        Ok((Cluster::new(devices.collect(), sites, direct, Some(measured.broker()))?, notes.collect()))
+        let mut cluster = Cluster::new(devices.collect(), sites, direct, Some(measured.broker()))?;
+        if !matches!(cluster.broker(), Place::Device(_)) {
+            cluster = cluster.with_broker_network(self.cluster.broker_network())?;
+        }
+        Ok((cluster, notes.collect()))
     }
 
     fn correct_device(&self, measured: &Device, known: &Device) -> Device {
@@ -84,6 +88,8 @@ impl Known {
         Device {
             name: measured.name.clone(),
             site: known.site,
+            host: known.host.clone(),
+            network: known.network,
             slowdown: measured.slowdown.max(known.slowdown),
             // A machine cannot give more memory than it has measured.
             memory: if known.memory == 0 { measured.memory } else { measured.memory.min(known.memory) },

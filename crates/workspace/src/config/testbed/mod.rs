@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 pub use known::Known;
 
 use fusionllm_graph::units::counted;
-use fusionllm_plan::{Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
+use fusionllm_plan::{Card, Cluster, Curve, Curves, Device, DirectLink, Link, PeerId, Place, Rates, Site};
 
 use super::files::Files;
 use super::gpus;
@@ -22,6 +22,8 @@ use super::reader::{self, JobError, Section, suggest};
 /// name = "home"                # with `count = 3`: home-0, home-1, home-2
 /// count = 3
 /// site = "home"
+/// network = "10 Gbps"          # its network card, in each direction; by default as fast as its site inside
+/// host = "box"                 # devices of one host share its card, and need no link between them
 /// gpu = "RTX 3080"             # or tflops, memory_bandwidth and memory; or profile = "DEVICE.toml"
 /// efficiency = 0.6             # fraction of its peak that the GPU reaches in matrix products
 /// slowdown = 2                 # operators take twice as long
@@ -29,7 +31,7 @@ use super::reader::{self, JobError, Section, suggest};
 ///
 /// [[site]]
 /// name = "home"
-/// rate = "1 Gbps"              # between any two of its devices, in each direction
+/// rate = "1 Gbps"              # between any two of its devices, and of their network cards, in each direction
 /// latency = "0.2 ms"
 /// uplink = { rate = "8 Mbps", latency = "20 ms" }   # shared by all traffic that leaves; another for all that enters
 ///
@@ -40,10 +42,12 @@ use super::reader::{self, JobError, Section, suggest};
 ///
 /// [broker]
 /// at = "lab"                   # a device, by default the first; or a site, for a machine of its own there
+/// network = "1 Gbps"           # the network card of a machine of its own
 /// ```
 ///
-/// A link between sites stands for one link per pair of devices. The latency of a message is the sum over the uplinks
-/// and the link on its route. The slowest of them limits its rate. Two sites with uplinks need no link between them.
+/// All devices of a site share its uplink, and a link of the site. A device's messages share its network card. The
+/// latency of a message is the sum over the uplinks and the link on its route. The slowest line on the route limits its
+/// rate. Two sites with uplinks need no link between them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Testbed {
     /// The devices and links that the file describes.
@@ -98,22 +102,32 @@ impl Testbed {
         }
         let broker_at = match broker.name_among("at", &names.all(), "there are")? {
             Some(_) if !whole => {
-                let hint = "leave [broker] out; links to `broker` may be given";
+                let hint = "leave `at` out; links to `broker` may be given";
                 return Err(broker.error("at", "the broker stands where it was started", hint));
             }
             Some(at) => Some(names.find(&broker, "at", at)?),
             // A link to the broker means that it has a machine of its own.
-            None => direct.keys().any(|(a, b)| [*a, *b].contains(&Place::Broker)).then_some(Place::Broker),
+            None => {
+                let linked = direct.keys().any(|(a, b)| [*a, *b].contains(&Place::Broker));
+                (linked || !whole).then_some(Place::Broker)
+            }
         };
+        let broker_network = card(&broker)?;
         broker.finish()?;
         let direct = direct.into_iter().map(|((from, to), link)| DirectLink { from, to, link }).collect();
         let cluster = Cluster::new(machines, sites, direct, broker_at)
+            .and_then(|c| c.with_broker_network(broker_network))
             .map_err(|e| JobError::new(name, e.to_string(), "correct the testbed"))?;
         if whole {
             connected(&cluster, &devices)?;
         }
         Ok(Parts { cluster, timed })
     }
+}
+
+/// The network card that a table declares.
+fn card(section: &Section) -> Result<Card, JobError> {
+    Ok(section.quantity("network", &RATE, true)?.map_or(Card::default(), Card::new))
 }
 
 /// The content of a testbed file.
@@ -323,6 +337,8 @@ fn device(
     device.disk = section.quantity("disk", &RATE, true)?.unwrap_or(device.disk);
     device.host_link = section.quantity("host_link", &RATE, true)?.or(device.host_link);
     device.site = site;
+    device.network = card(section)?;
+    device.host = section.text("host")?.map(str::to_owned);
     device.backend = backend.or(device.backend);
     device.slowdown = section.number("slowdown", "at least 1", |x| x >= 1.0)?.unwrap_or(1.0);
     let count = section.size("count", 1)?;

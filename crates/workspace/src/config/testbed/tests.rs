@@ -1,4 +1,5 @@
 use fusionllm_graph::Advice;
+use fusionllm_plan::Line;
 use insta::assert_snapshot;
 
 use super::*;
@@ -71,6 +72,36 @@ fn a_testbed_describes_devices_and_links() {
     let expected = Rates { matmul: 10e12, convolution: 10e12, memory: 500e9, overhead: 4e-3 };
     assert_eq!((lab.rates, lab.backend.as_deref()), (expected, Some("burn")));
     assert_eq!(c.broker(), Place::Site(1));
+}
+
+#[test]
+fn devices_of_a_host_share_the_card_that_the_file_gives() {
+    let text = HOME_AND_LAB.replace("count = 2", "count = 2\nhost = \"box\"\nnetwork = \"2 Gbps\"");
+    let c = testbed(&text).unwrap();
+    assert_eq!([0, 1].map(|p| c.card(PeerId(p))), [Card::new(250e6); 2]);
+    assert_eq!(c.link(PeerId(0), PeerId(1)).map(|l| l.bandwidth), Some(f64::INFINITY), "inside the host");
+    let lines = c.route(PeerId(1), PeerId(2)).unwrap();
+    let names: Vec<String> = lines.lines().map(|(line, _)| c.line_name(line)).collect();
+    assert_eq!(names[0], "card of box, out");
+    for (from, to, message) in [
+        ("\"2 Gbps\"", "\"0 Gbps\"", "`device.network` is 0 Gbps"),
+        ("\"box\"", "\"\"", "the host of device \"home-0\" has no name"),
+        (
+            "\"lab-0\"",
+            "\"lab-0\"\nhost = \"box\"",
+            "\"home-0\" and \"lab-0\" are of one host, \"box\", but in different",
+        ),
+        (
+            "at = \"lab\"",
+            "at = \"home-0\"\nnetwork = \"1 Gbps\"",
+            "the broker runs on the machine of device \"home-0\"",
+        ),
+    ] {
+        let e = testbed(&text.replace(from, to)).unwrap_err().report();
+        assert!(e.contains(message), "{e}");
+    }
+    let own = testbed(&text.replace("at = \"lab\"", "at = \"lab\"\nnetwork = \"1 Gbps\"")).unwrap();
+    assert_eq!(own.card(PeerId::BROKER), Card::new(125e6));
 }
 
 /// Units that differ in the case of a letter were taken for each other: factors of 8.
@@ -163,7 +194,7 @@ fn errors_name_the_place_in_the_file() {
     "#);
     assert_snapshot!(error("count = 2", "coutn = 2"), @r#"
     t.toml:4:1: unknown setting `coutn` in [device]
-    hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, disk, host_link, slowdown
+    hint: did you mean `count`? [device] takes count, name, site, backend, profile, gpu, efficiency, memory, disk, host_link, network, host, slowdown
     "#);
     assert_snapshot!(error("from = \"lab\"\n", ""), @r#"
     t.toml:33:1: a link needs its two ends
@@ -257,7 +288,8 @@ fn what_is_known_counts_more_than_measurements() {
         (Some(1e6), Some(1e6)),
         "both through the uplink of 8 Mbps"
     );
-    assert_eq!(cluster.uplinks(a, b).count(), 2);
+    let lines = cluster.route(a, b).unwrap();
+    assert_eq!(lines.lines().filter(|(line, _)| matches!(line, Line::Uplink { .. })).count(), 2);
     let [first, second] = cluster.devices() else { panic!("{:?}", cluster.devices()) };
     assert_eq!((first.rates.matmul, first.memory), (3e12, 1 << 30), "the machine gives no more");
     assert_eq!((second.rates.matmul, second.memory), (1e9, 1 << 20), "its speed was measured");
@@ -273,6 +305,6 @@ fn what_is_known_counts_more_than_measurements() {
     let broker = "[[device]]\nname = \"a\"\n[broker]\nat = \"a\"\n";
     assert_snapshot!(Known::parse("k.toml", broker, Path::new(".")).unwrap_err().report(), @r"
     k.toml:4:6: the broker stands where it was started
-    hint: leave [broker] out; links to `broker` may be given
+    hint: leave `at` out; links to `broker` may be given
     ");
 }
