@@ -84,16 +84,21 @@ impl KillCounter {
         Self(Self::total())
     }
 
-    /// Says what a process was killed for, if the system killed any for memory since the start. `status` is how the
-    /// process ended.
-    pub fn verdict(&self, status: std::process::ExitStatus) -> Option<String> {
-        if !by_kill(status) || Self::total() == self.0 {
+    /// Says that a process ended for want of memory, if the system has killed any for that since the start, or if the
+    /// process itself got none. `status` is how it ended, and `last_words` the last line of its standard error.
+    pub fn verdict(&self, status: std::process::ExitStatus, last_words: &str) -> Option<String> {
+        let how = if by_kill(status) && Self::total() != self.0 {
+            "the system killed it because memory ran out"
+        // What Rust's standard library says before it aborts.
+        } else if last_words.starts_with("memory allocation of ") {
+            "the system gave it no more memory"
+        } else {
             return None;
-        }
+        };
         let limit = room().and_then(|room| room.limit).map_or_else(String::new, |limit| format!(" ({limit})"));
         Some(format!(
-            "the system killed it because memory ran out{limit}; raise the limit, or use less: a smaller \
-             train.micro_batch, fewer peers on one machine, or `join --memory`"
+            "{how}{limit}; raise the limit, or use less: a smaller train.micro_batch, fewer peers on one machine, or \
+             `join --memory`"
         ))
     }
 

@@ -139,7 +139,7 @@ impl Process {
                 }
                 Err(RecvTimeoutError::Disconnected) => {
                     let Ok(status) = self.child.wait() else { return Err(self.broken("it ended".to_owned())) };
-                    let verdict = self.killed.verdict(status).unwrap_or_else(|| status.to_string());
+                    let verdict = self.killed.verdict(status, "").unwrap_or_else(|| status.to_string());
                     return Err(self.broken(format!("it ended ({verdict})")));
                 }
             };

@@ -114,11 +114,19 @@ impl Conductor<'_> {
                 self.links.remove(member);
                 self.run.gone(member, &reason, now)
             }
+            Incoming::Ended((member, number), reason) if self.links.is_current(member, number) => {
+                self.links.remove(member);
+                self.run.ended(member, &reason, now)
+            }
             Incoming::Broke((member, number), reason) if self.links.is_current(member, number) => {
                 self.run.expel(member, &reason, now)
             }
             // This connection was replaced by a newer one of the same member.
-            Incoming::Message(..) | Incoming::SavedAll(..) | Incoming::Gone(..) | Incoming::Broke(..) => Vec::new(),
+            Incoming::Message(..)
+            | Incoming::SavedAll(..)
+            | Incoming::Gone(..)
+            | Incoming::Ended(..)
+            | Incoming::Broke(..) => Vec::new(),
             Incoming::Planned(Ok(proposal)) => {
                 let formation = proposal.formation.clone();
                 self.proposal = Some(proposal);

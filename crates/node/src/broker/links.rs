@@ -81,7 +81,7 @@ impl Links {
                 let reason = "its process has ended: its machine says that nobody listens at its port; if memory ran out there, join \
                               with --memory"
                     .to_owned();
-                let _ = events.send(Incoming::Gone((member, number), reason));
+                let _ = events.send(Incoming::Ended((member, number), reason));
             }
         });
     }

@@ -5,11 +5,14 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-/// Bytes that this user may still write on the disk with this directory; `None` where the system does not say.
+/// Bytes that this process may still write to a file on the disk with this directory; `None` where the system does not
+/// say.
 #[cfg(unix)]
 pub(crate) fn available(directory: &Path) -> Option<u64> {
     let disk = rustix::fs::statvfs(directory).ok()?;
-    disk.f_bavail.checked_mul(disk.f_frsize)
+    let free = disk.f_bavail.checked_mul(disk.f_frsize)?;
+    let of_a_file = rustix::process::getrlimit(rustix::process::Resource::Fsize).current;
+    Some(of_a_file.map_or(free, |limit| limit.min(free)))
 }
 
 #[cfg(not(unix))]

@@ -123,6 +123,8 @@ impl Signals {
         if !is_ignored(libc::SIGHUP) {
             outside.push(SignalKind::hangup());
         }
+        // With somebody who waits for it, a write beyond the limit on files is an error like that of a full disk.
+        drop(signal(SignalKind::from_raw(libc::SIGXFSZ))?);
         let outside = outside.into_iter().map(signal).collect::<io::Result<_>>()?;
         Ok(Self { keyboard: signal(SignalKind::interrupt())?, outside })
     }

@@ -59,6 +59,9 @@ pub struct Member {
     pub addr: Vec<u8>,
     /// Whether it can be used.
     pub standing: Standing,
+    /// Whether its process has ended, so that it will not come back. A broker that was started again does not know.
+    #[serde(skip)]
+    pub ended: bool,
 }
 
 impl Member {
@@ -131,7 +134,7 @@ impl Roster {
             }
             (member.backend, member.device, member.addr) = (hello.backend, hello.device, hello.addr);
             member.slow_bf16 = hello.slow_bf16;
-            member.standing = Standing::Present;
+            (member.standing, member.ended) = (Standing::Present, false);
             return Ok(member.id);
         }
         if self.present().count() >= MAX_PRESENT || self.members.len() >= MAX_MEMBERS {
@@ -141,14 +144,15 @@ impl Roster {
         if !known {
             self.admission.note_use(&hello.secret);
         }
-        // A place of a plan has one bearer, so another machine has it from now on.
+        // A place of a plan has one bearer, and a process that has ended needs no name, so another one has it from now on.
         for old in self.members.iter_mut().filter(|m| m.name == name && m.identity != identity) {
             old.standing = Standing::Out;
         }
         let id = MemberId(self.members.len() as u32);
         let Hello { backend, device, slow_bf16, addr, process, .. } = hello;
         let standing = Standing::Present;
-        self.members.push(Member { id, identity, process, name, backend, device, slow_bf16, addr, standing });
+        let ended = false;
+        self.members.push(Member { id, identity, process, name, backend, device, slow_bf16, addr, standing, ended });
         Ok(id)
     }
 
@@ -168,9 +172,10 @@ impl Roster {
     }
 
     /// A name that no other machine has. Machines are told apart by their keys, and many have the same host name. One that
-    /// is silent or away keeps its name, because it may come back.
+    /// is silent or away keeps its name, because it may come back, unless its process has ended.
     fn free_name(&mut self, asked: String, identity: &Identity) -> String {
-        let others = self.members.iter().filter(|m| m.standing != Standing::Out && m.identity != *identity);
+        let has_a_name = |m: &&Member| m.standing != Standing::Out && !m.ended && m.identity != *identity;
+        let others = self.members.iter().filter(has_a_name);
         let taken: BTreeSet<&str> = others.map(|m| m.name.as_str()).collect();
         let mut number = if asked.is_empty() { self.next_number } else { 2 };
         let mut name = asked.clone();
@@ -216,6 +221,13 @@ impl Roster {
         let member = self.members.get_mut(member.0 as usize);
         if let Some(member) = member.filter(|m| m.standing != Standing::Out) {
             member.standing = standing;
+        }
+    }
+
+    /// Notes that a member's process has ended.
+    pub fn note_end(&mut self, member: MemberId) {
+        if let Some(member) = self.members.get_mut(member.0 as usize) {
+            member.ended = true;
         }
     }
 
@@ -429,6 +441,12 @@ mod tests {
             assert_eq!(roster.join(identity(1), hello("box"), NOW), Ok(first));
             assert_eq!(ordered(&roster), ["box", "box-2", "box-3"]);
         }
+        // Without a key, a machine is known by its name alone, once its earlier process has ended.
+        roster.set(first, Standing::Away);
+        roster.note_end(first);
+        let again = roster.join(identity(4), hello("box"), NOW).unwrap();
+        assert_eq!((roster.display_name(again), ordered(&roster)), ("box", vec!["box", "box-2", "box-3"]));
+        assert_eq!(roster.get(first).unwrap().standing, Standing::Out);
     }
 
     /// A machine that keeps its key, and is started again, has lost the tensors of its old process.

@@ -248,6 +248,12 @@ impl Run {
         actions
     }
 
+    /// Call when a member's machine says that its process has ended.
+    pub fn ended(&mut self, member: MemberId, reason: &str, now: f64) -> Vec<Action> {
+        self.roster.note_end(member);
+        self.gone(member, reason, now)
+    }
+
     /// Puts a member out that broke the protocol, failed or stalled.
     pub fn expel(&mut self, member: MemberId, reason: &str, now: f64) -> Vec<Action> {
         self.now = now;

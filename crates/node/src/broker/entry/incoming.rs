@@ -47,6 +47,8 @@ pub(crate) enum Incoming {
     SavedAll(Origin, u64),
     /// A member's connection has ended, for this reason.
     Gone(Origin, String),
+    /// A member's process has ended, as its machine says in these words.
+    Ended(Origin, String),
     /// A member sent a message that no member may send.
     Broke(Origin, String),
     /// The planner has finished.

@@ -156,13 +156,12 @@ async fn outcome(mut child: Child, name: &str, log: Option<&Path>, killed: KillC
     match child.wait().await {
         Ok(status) if status.success() => None,
         Ok(status) => {
-            if let Some(verdict) = killed.verdict(status) {
-                return Some(format!("peer {name:?} ended: {verdict}"));
-            }
             let text = log.and_then(|p| std::fs::read_to_string(p).ok()).unwrap_or_default();
-            let last =
-                text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it left no message").trim().to_string();
-            Some(format!("peer {name:?} ended ({status}): {last}"))
+            let last = text.lines().rev().find(|l| !l.trim().is_empty()).unwrap_or("it left no message").trim();
+            match killed.verdict(status, last) {
+                Some(verdict) => Some(format!("peer {name:?} ended: {verdict}")),
+                None => Some(format!("peer {name:?} ended ({status}): {last}")),
+            }
         }
         Err(e) => Some(format!("peer {name:?}: {e}")),
     }
