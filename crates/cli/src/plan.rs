@@ -196,7 +196,10 @@ impl Outcome {
             }
             None => String::new(),
         };
-        (!lines.is_empty()).then(|| format!("{table}{more}"))
+        let limit = self.simulation.limiting_line().map_or(String::new(), |load| {
+            format!("  {} is busy all the time and limits the step\n", cluster.line_name(load.line))
+        });
+        (!lines.is_empty()).then(|| format!("{table}{more}{limit}"))
     }
 
     /// A part of the step, in percent.

@@ -126,6 +126,8 @@ impl SavedPlan {
             })
         });
         object.insert("lines".into(), lines.collect());
+        let limit = simulation.limiting_line().map(|l| self.cluster.line_name(l.line));
+        object.insert("limiting_line".into(), json!(limit));
         object.insert("predicted_step_s".into(), json!(simulation.step_s));
         object.insert("predicted_closed_form_s".into(), json!(simulation.closed_form_s));
         if let Value::Object(origin) = value(&self.origin)? {

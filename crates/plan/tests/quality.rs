@@ -53,10 +53,7 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
     let mut groups: Vec<&[usize]> = all.chunks(copies).collect();
     let worst = |a: &[usize], b: &[usize]| {
         let pairs = a.iter().flat_map(|x| b.iter().map(move |y| (*x, *y))).filter(|(x, y)| x != y);
-        pairs.map(|(x, y)| machines.link(x, y)).fold(LinkCost::NONE, |w, r| LinkCost {
-            latency: w.latency.max(r.latency),
-            per_byte: w.per_byte.max(r.per_byte),
-        })
+        pairs.map(|(x, y)| machines.link(x, y)).fold(LinkCost::NONE, LinkCost::worse)
     };
     let units = groups.iter().map(|group| {
         let slowest = group.iter().copied().max_by(|a, b| whole(*a).total_cmp(&whole(*b))).unwrap();
@@ -66,7 +63,7 @@ fn joined(problem: &Problem, copies: usize) -> Machines {
             class: machines.units[slowest].class,
             memory: group.iter().map(|u| machines.units[*u].memory).fold(f64::INFINITY, f64::min),
             inside,
-            exchange: LinkCost { latency: 2.0 * inside.latency, per_byte: 2.0 * inside.per_byte },
+            exchange: LinkCost::new(2.0 * inside.latency, 2.0 * inside.per_byte),
             offload: None,
         }
     });

@@ -79,7 +79,7 @@ fn a_device_behind_a_slow_link_is_left_out() {
     let cluster = mesh(devices, |_, to| Some(if to == 2 { 0.1 } else { 1000.0 }));
     let made = plan(Scheduler::OpFence, &cluster, 1).unwrap();
     assert_eq!(made.plan.peers, ["a", "b"]);
-    assert!(made.notes.iter().any(|n| n.contains("left out") && n.contains('c')), "{:?}", made.notes);
+    assert!(made.notes.iter().any(|n| n.contains("not used") && n.contains('c')), "{:?}", made.notes);
     let all = plan(Scheduler::EqualCompute, &cluster, 1).unwrap();
     assert_eq!(all.plan.peers, ["a", "b", "c"]);
     assert!(step(&made, &cluster) < step(&all, &cluster) / 5.0);
@@ -167,7 +167,7 @@ fn errors_say_what_is_missing_with_figures() {
     let lonely = mesh(vec![device("a", 1.0, 1 << 30), device("b", 1.0, 1 << 30)], |_, _| None);
     let made = plan(Scheduler::OpFence, &lonely, 1).unwrap();
     assert_eq!(made.plan.peers, ["a"], "the broker stands with a");
-    assert!(made.notes[0].starts_with("b is left out: no link leads to it from the broker"), "{:?}", made.notes);
+    assert!(made.notes[0].starts_with("b is not used: no link leads to it from the broker"), "{:?}", made.notes);
 
     let tiny = mesh(vec![device("a", 1.0, MIB / 8), device("b", 1.0, MIB / 4)], |_, _| Some(100.0));
     let e = plan(Scheduler::OpFence, &tiny, 1).unwrap_err().to_string();

@@ -28,7 +28,7 @@ pub struct Scheduled {
     /// The least cost that [`Problem::evaluate`](crate::search::Problem::evaluate) gives any plan, for any workload,
     /// schedule and number of replicas. It does not bound the simulated step. See [`crate::search::lower_bound`].
     pub lower_bound_s: f64,
-    /// Sentences for the user, such as which devices were left out and why.
+    /// Sentences for the user, such as which devices are not used and why.
     pub notes: Vec<String>,
 }
 

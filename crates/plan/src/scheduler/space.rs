@@ -1,11 +1,13 @@
 //! The search over workloads, schedules and numbers of replicas.
 
+use std::collections::BTreeSet;
+
 use super::atoms::ModelChain;
 use super::misfit::misfit;
 use super::options::{PlanOptions, Scheduler, Workload};
 use super::prepare::{PreparedPlan, prepare};
 use super::scheduled::Scheduled;
-use super::units::DeviceLinks;
+use super::units::{DeviceLinks, SEARCHED_UNITS};
 use crate::codecs::Compression;
 use crate::cost::{Cluster, classes};
 use crate::error::PlanError;
@@ -155,11 +157,12 @@ impl<'a> SearchSpace<'a> {
     /// Makes a plan by [`Scheduler::OpFence`] or [`Scheduler::Exact`].
     pub(super) fn plan(mut self, options: &PlanOptions) -> Result<Scheduled, PlanError> {
         let bound = self.bound(options);
+        let mut tried = BTreeSet::new();
         let mut best: Option<Judged> = None;
         for _ in 0..MAX_MEMORY_ATTEMPTS {
             let choices = match options.scheduler {
-                Scheduler::Exact => self.exact(options).map(|c| vec![c]),
-                _ => self.op_fence(options),
+                Scheduler::Exact => self.exact(options, &mut tried).map(|c| vec![c]),
+                _ => self.op_fence(options, &mut tried),
             };
             let choices = match (choices, &best) {
                 (Ok(choices), _) => choices,
@@ -169,7 +172,7 @@ impl<'a> SearchSpace<'a> {
             let judged = self.judge(choices, bound, options)?;
             let headroom = judged.headroom;
             if headroom >= 1.0 || self.offloads {
-                return Ok(judged.scheduled);
+                return Ok(self.explained(judged.scheduled, &tried));
             }
             if best.as_ref().is_none_or(|b| headroom > b.headroom) {
                 best = Some(judged);
@@ -178,7 +181,8 @@ impl<'a> SearchSpace<'a> {
             let units = self.cases.iter_mut().flat_map(|c| &mut c.problem.machines.units);
             units.for_each(|u| u.memory *= MEMORY_MARGIN * headroom);
         }
-        let Some(Judged { headroom, mut scheduled }) = best else { return Err(self.misfit(options)) };
+        let Some(Judged { headroom, scheduled }) = best else { return Err(self.misfit(options)) };
+        let mut scheduled = self.explained(scheduled, &tried);
         scheduled.notes.push(format!("a device is expected to need {:.0} % of its memory", 100.0 / headroom));
         Ok(scheduled)
     }
@@ -230,7 +234,7 @@ impl<'a> SearchSpace<'a> {
             simulation,
             estimate_s: Some(choice.plan.score.step),
             lower_bound_s: bound,
-            notes: self.notes(&used),
+            notes: Vec::new(),
         };
         if self.offloads {
             scheduled.offload(options.optimizer)?;
@@ -270,24 +274,31 @@ impl<'a> SearchSpace<'a> {
         plan
     }
 
-    /// The sentences about the devices that a plan leaves out, with the reasons.
-    fn notes(&self, used: &[u32]) -> Vec<String> {
+    /// The plan with sentences about the devices that it does not use. `tried` are those that any candidate used.
+    fn explained(&self, mut scheduled: Scheduled, tried: &BTreeSet<u32>) -> Scheduled {
         let unreachable = self.links.out_of_reach().into_iter();
         let mut notes: Vec<String> =
-            unreachable.map(|(d, reason)| format!("{} is left out: {reason}", self.cluster.name(d))).collect();
-        let idle = self.devices.iter().filter(|d| !used.contains(d)).map(|d| self.cluster.name(PeerId(*d)));
-        let idle: Vec<&str> = idle.collect();
-        if !idle.is_empty() {
-            notes.push(format!("left out, since a step is no faster with them: {}", idle.join(", ")));
-        }
-        notes
+            unreachable.map(|(d, reason)| format!("{} is not used: {reason}", self.cluster.name(d))).collect();
+        let idle = |is_tried: bool| {
+            let idle = self.devices.iter().filter(|d| !scheduled.devices.contains(&PeerId(**d)));
+            let names = idle.filter(|d| tried.contains(d) == is_tried).map(|d| self.cluster.name(PeerId(*d)));
+            names.collect::<Vec<_>>().join(", ")
+        };
+        let reasons = [
+            (idle(true), "of the plans that were tried, none with them is faster".to_owned()),
+            (idle(false), format!("the search takes the {SEARCHED_UNITS} fastest groups of devices at most")),
+        ];
+        let reasons = reasons.iter().filter(|(names, _)| !names.is_empty());
+        notes.extend(reasons.map(|(names, reason)| format!("not used, since {reason}: {names}")));
+        notes.append(&mut scheduled.notes);
+        Scheduled { notes, ..scheduled }
     }
 
     /// The best plans found, the best first. They cover the workloads and numbers of replicas that come near the
     /// best, under each schedule.
-    fn op_fence(&self, options: &PlanOptions) -> Result<Vec<Choice>, PlanError> {
+    fn op_fence(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Result<Vec<Choice>, PlanError> {
         let mut choices: Vec<Choice> = Vec::new();
-        for (i, trial) in self.trials(options).into_iter().enumerate() {
+        for (i, trial) in self.trials(options, tried).into_iter().enumerate() {
             let Trial { plans: mut best, workload, copies } = trial;
             let problem = self.problem(workload, copies);
             let cuts = coarse_cuts(&problem);
@@ -315,13 +326,15 @@ impl<'a> SearchSpace<'a> {
         Ok(choices)
     }
 
-    /// The first search: for each workload and number of replicas, the best coarse plans. The best come first.
-    fn trials(&self, options: &PlanOptions) -> Vec<Trial> {
+    /// The first search: for each workload and number of replicas, the best coarse plans. The best come first. It adds
+    /// the devices that it tries.
+    fn trials(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Vec<Trial> {
         let mut trials: Vec<Trial> = Vec::new();
         for (w, case) in self.cases.iter().enumerate() {
             let most = self.max_copies(&case.problem, options);
             for copies in COPIES.into_iter().filter(|c| *c <= most) {
                 let problem = self.problem(w, copies);
+                tried.extend(problem.machines.units.iter().flat_map(|u| &u.members));
                 let coarse = problem.with_cuts(&coarse_cuts(&problem));
                 let known = [equal_number(&coarse), equal_compute(&coarse)];
                 // With many devices, one search covers all schedules. One for each would take too long.
@@ -363,13 +376,14 @@ impl<'a> SearchSpace<'a> {
         most.min(self.devices.len()).max(1)
     }
 
-    fn exact(&self, options: &PlanOptions) -> Result<Choice, PlanError> {
+    fn exact(&self, options: &PlanOptions, tried: &mut BTreeSet<u32>) -> Result<Choice, PlanError> {
         if self.devices.len() > MAX_UNITS {
             return Err(PlanError::Plan(format!(
                 "the exact scheduler takes up to {MAX_UNITS} devices, but there are {}; use op-fence",
                 self.devices.len()
             )));
         }
+        tried.extend(&self.devices);
         let mut best: Option<(usize, ScoredPlan)> = None;
         for (w, Case { problem, .. }) in self.cases.iter().enumerate() {
             let cuts = problem.cuts(MAX_CUT_POSITIONS);

@@ -2,15 +2,18 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use crate::cost::{Cluster, Device, Line, Route};
+use crate::cost::{Cluster, Device, Line, Place};
 use crate::program::PeerId;
 use crate::search::{LineShare, LinkCost, Machines, OffloadCost, Unit, communities};
 
 /// Most units among which a plan is searched.
-const MAX_UNITS: usize = 96;
+pub(super) const SEARCHED_UNITS: usize = 96;
 
 /// The cost between two devices if no link leads from one to the other.
-const NO_LINK: LinkCost = LinkCost { latency: f64::INFINITY, per_byte: f64::INFINITY };
+const NO_LINK: LinkCost = LinkCost::new(f64::INFINITY, f64::INFINITY);
+
+/// Where a route has fewer lines than the longest.
+const NO_LINE: u32 = u32::MAX;
 
 /// The costs of links between all devices of a cluster and its broker.
 pub(super) struct DeviceLinks<'a> {
@@ -18,7 +21,7 @@ pub(super) struct DeviceLinks<'a> {
     /// From `a` to `b` at `a * (devices + 1) + b`.
     costs: Vec<LinkCost>,
     /// The numbers of the lines that messages take, in the order of `costs`.
-    routes: Vec<[Option<u32>; 5]>,
+    routes: Vec<[u32; 5]>,
     /// By line: seconds per byte.
     per_byte: Vec<f64>,
 }
@@ -29,41 +32,38 @@ impl<'a> DeviceLinks<'a> {
         let mut links = Self {
             cluster,
             costs: vec![LinkCost::NONE; width * width],
-            routes: vec![[None; 5]; width * width],
-            per_byte: Vec::new(),
+            routes: vec![[NO_LINE; 5]; width * width],
+            per_byte: vec![0.0; 2 * (width + cluster.sites().len()) + cluster.direct_links().len()],
         };
-        let mut numbers: HashMap<Line, u32> = HashMap::new();
         for a in 0..width {
             for b in (0..width).filter(|b| *b != a) {
-                let at = a * width + b;
-                let Some(route) = cluster.route(peer(width, a), peer(width, b)) else {
-                    links.costs[at] = NO_LINK;
-                    continue;
-                };
-                let link = route.link();
-                links.costs[at] = LinkCost { latency: link.latency, per_byte: 1.0 / link.bandwidth };
-                links.routes[at] = links.numbered(&mut numbers, &route);
+                links.add(a, b);
             }
         }
         links
     }
 
-    /// The numbers of a route's lines. A new line gets the next number.
-    fn numbered(&mut self, numbers: &mut HashMap<Line, u32>, route: &Route) -> [Option<u32>; 5] {
-        let mut of_route = [None; 5];
-        for (slot, (line, link)) in of_route.iter_mut().zip(route.lines()) {
-            let number = *numbers.entry(line).or_insert(self.per_byte.len() as u32);
-            if number as usize == self.per_byte.len() {
-                self.per_byte.push(1.0 / link.bandwidth);
+    fn add(&mut self, a: usize, b: usize) {
+        let width = self.cluster.devices().len() + 1;
+        let at = a * width + b;
+        let Some(route) = self.cluster.route(peer(width, a), peer(width, b)) else {
+            self.costs[at] = NO_LINK;
+            return;
+        };
+        let link = route.link();
+        self.costs[at] = LinkCost::new(link.latency, 1.0 / link.bandwidth);
+        for (slot, (line, link)) in self.routes[at].iter_mut().zip(route.lines()) {
+            if let Some(number) = number(self.cluster, line) {
+                *slot = number;
+                self.per_byte[number as usize] = 1.0 / link.bandwidth;
             }
-            *slot = Some(number);
         }
-        of_route
     }
 
-    /// The lines from one device to another.
+    /// The lines from one device to another that others may use, too.
     fn lines(&self, a: u32, b: u32) -> impl Iterator<Item = u32> {
-        self.routes[a as usize * (self.cluster.devices().len() + 1) + b as usize].into_iter().flatten()
+        let at = a as usize * (self.cluster.devices().len() + 1) + b as usize;
+        self.routes[at].into_iter().filter(|line| *line != NO_LINE)
     }
 
     fn cost(&self, a: usize, b: usize) -> LinkCost {
@@ -73,7 +73,7 @@ impl<'a> DeviceLinks<'a> {
     /// The devices that no plan can use, with the reason.
     pub(super) fn out_of_reach(&self) -> Vec<(PeerId, &'static str)> {
         let devices = self.cluster.devices().len();
-        let one_way = |a, b| self.cost(a, b) == NO_LINK;
+        let one_way = |a, b| self.cost(a, b).per_byte.is_infinite();
         let reason = |d: usize| match (one_way(devices, d), one_way(d, devices)) {
             (true, _) => Some("no link leads to it from the broker"),
             (_, true) => Some("no link leads from it to the broker"),
@@ -115,9 +115,9 @@ impl<'a> DeviceLinks<'a> {
             chunks.collect()
         };
         let speed = |g: &Vec<u32>| g.len() as f64 / g.iter().map(|d| model_seconds(*d)).fold(0.0, f64::max);
-        if groups.len() > MAX_UNITS {
+        if groups.len() > SEARCHED_UNITS {
             groups.sort_by(|a, b| speed(b).total_cmp(&speed(a)).then(a.cmp(b)));
-            groups.truncate(MAX_UNITS);
+            groups.truncate(SEARCHED_UNITS);
         }
         groups.sort();
         groups
@@ -139,10 +139,7 @@ impl<'a> DeviceLinks<'a> {
         let broker = vec![devices as u32];
         let worst = |a: &[u32], b: &[u32]| {
             let pairs = a.iter().flat_map(|x| b.iter().map(|y| (*x as usize, *y as usize)));
-            pairs.filter(|(x, y)| x != y).map(|(x, y)| self.cost(x, y)).fold(LinkCost::NONE, |worst, r| LinkCost {
-                latency: worst.latency.max(r.latency),
-                per_byte: worst.per_byte.max(r.per_byte),
-            })
+            pairs.filter(|(x, y)| x != y).map(|(x, y)| self.cost(x, y)).fold(LinkCost::NONE, LinkCost::worse)
         };
         let unit = |members: &Vec<u32>| {
             let slowest =
@@ -154,7 +151,7 @@ impl<'a> DeviceLinks<'a> {
                 class: class[slowest as usize],
                 memory: memory as f64,
                 inside,
-                exchange: LinkCost { latency: 2.0 * inside.latency, per_byte: self.exchange(members) },
+                exchange: LinkCost::new(2.0 * inside.latency, self.exchange(members, inside)),
                 offload: None,
             }
         };
@@ -186,18 +183,32 @@ impl<'a> DeviceLinks<'a> {
 
     /// Seconds per byte of parameters of which each of these devices owns an equal part. Each device sends to each other
     /// one its gradients of that one's part, and the new values of its own part.
-    fn exchange(&self, members: &[u32]) -> f64 {
-        let mut busy: BTreeMap<u32, f64> = BTreeMap::new();
+    fn exchange(&self, members: &[u32], inside: LinkCost) -> f64 {
         let part = 2.0 / members.len() as f64;
+        let mut busy: BTreeMap<u32, f64> = BTreeMap::new();
         for (x, y) in members.iter().flat_map(|x| members.iter().map(move |y| (*x, *y))).filter(|(x, y)| x != y) {
-            if self.cost(x as usize, y as usize) == NO_LINK {
-                return f64::INFINITY;
-            }
             for line in self.lines(x, y) {
                 *busy.entry(line).or_default() += part * self.per_byte[line as usize];
             }
         }
-        busy.into_values().fold(0.0, f64::max)
+        let of_pair = part * inside.per_byte;
+        busy.into_values().fold(of_pair, f64::max)
+    }
+}
+
+/// The number of a line that several pairs of devices may use.
+fn number(cluster: &Cluster, line: Line) -> Option<u32> {
+    let (devices, sites) = (cluster.devices().len() as u32, cluster.sites().len() as u32);
+    let uplinks = 2 * (devices + 1);
+    let links = uplinks + 2 * sites;
+    match line {
+        Line::Card { host: Place::Device(host), outward } => Some(2 * host + u32::from(outward)),
+        Line::Card { outward, .. } => Some(2 * devices + u32::from(outward)),
+        Line::Uplink { site, outward } => Some(uplinks + 2 * site + u32::from(outward)),
+        Line::Link { from, to } => {
+            let at = cluster.direct_links().binary_search_by_key(&(from, to), |l| (l.from, l.to));
+            at.ok().map(|at| links + at as u32)
+        }
     }
 }
 

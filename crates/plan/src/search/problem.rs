@@ -158,12 +158,22 @@ pub struct LinkCost {
 
 impl LinkCost {
     /// No time at all.
-    pub const NONE: Self = Self { latency: 0.0, per_byte: 0.0 };
+    pub const NONE: Self = Self::new(0.0, 0.0);
+
+    /// The cost of a link.
+    pub const fn new(latency: f64, per_byte: f64) -> Self {
+        Self { latency, per_byte }
+    }
+
+    /// The larger of two costs in every respect.
+    pub fn worse(self, other: Self) -> Self {
+        Self { latency: self.latency.max(other.latency), per_byte: self.per_byte.max(other.per_byte) }
+    }
 
     /// Seconds from the start of sending to the arrival of the last byte.
     pub fn seconds(&self, bytes: f64) -> f64 {
         // Nothing to send costs nothing, even where there is no link.
-        if bytes > 0.0 { self.latency + bytes * self.per_byte } else { 0.0 }
+        if bytes > 0.0 { self.latency + self.busy(bytes) } else { 0.0 }
     }
 
     fn busy(&self, bytes: f64) -> f64 {

@@ -70,6 +70,15 @@ pub struct Simulation {
     pub transfers: Vec<Transfer>,
 }
 
+impl Simulation {
+    /// The line that limits the step, if one is busy for nearly all of it.
+    pub fn limiting_line(&self) -> Option<&LineLoad> {
+        const NEARLY_ALL: f64 = 0.95;
+        let busiest = self.lines.iter().max_by(|a, b| a.busy_s.total_cmp(&b.busy_s))?;
+        (busiest.busy_s >= NEARLY_ALL * self.step_s).then_some(busiest)
+    }
+}
+
 /// A peer in one step.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct PeerLoad {

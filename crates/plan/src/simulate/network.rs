@@ -236,7 +236,7 @@ mod tests {
     use fusionllm_graph::ChoiceRng;
 
     use super::*;
-    use crate::cost::{Line, Link, Place};
+    use crate::cost::{Line, Link};
     use crate::program::{Address, PeerId};
     use crate::simulate::load::Channel as Route;
     use crate::simulate::messages::Message;

@@ -74,9 +74,7 @@ pub(crate) fn case(seed: u64, most_units: usize, most_cuts: usize) -> Problem {
             // Links are drawn below the diagonal and are equal in both directions. The broker's are among them.
             let link = match a.cmp(&b) {
                 std::cmp::Ordering::Equal => LinkCost::NONE,
-                std::cmp::Ordering::Greater => {
-                    LinkCost { latency: d.log_uniform(1e-4, 0.1), per_byte: 8.0 / d.log_uniform(8e6, 1e10) }
-                }
+                std::cmp::Ordering::Greater => LinkCost::new(d.log_uniform(1e-4, 0.1), 8.0 / d.log_uniform(8e6, 1e10)),
                 std::cmp::Ordering::Less => LinkCost::NONE,
             };
             links.push(link);

@@ -230,7 +230,7 @@ mod tests {
                 arrived[message] = start + delivery.due.as_secs_f64();
             }
             // Pairs take turns.
-            while pairs.iter_mut().fold(false, |any, pair| pair.send(&mut network, now) || any) {}
+            while pairs.iter_mut().map(|pair| usize::from(pair.send(&mut network, now))).sum::<usize>() > 0 {}
             let waiting = pairs.iter().filter_map(|pair| pair.waiting.front()).map(|(since, ..)| *since);
             match waiting.filter(|since| *since > now).chain(network.next_due()).min() {
                 Some(next) => now = next,

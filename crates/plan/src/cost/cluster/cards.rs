@@ -158,7 +158,7 @@ impl Cluster {
         if !matches!(self.broker, Place::Device(_)) && broker != self.card(PeerId::BROKER) {
             self.broker_network = broker;
         }
-        self.hosts = Hosts::new(&self);
+        self.hosts = Box::new(Hosts::new(&self));
         self
     }
 }

@@ -33,8 +33,8 @@ pub struct Cluster {
     broker: Place,
     /// The network card of a broker on a machine of its own, as far as it is declared.
     broker_network: Card,
-    /// Follows from the rest.
-    hosts: Hosts,
+    /// Follows from the rest. It is boxed because clusters are moved often.
+    hosts: Box<Hosts>,
 }
 
 /// One direction of a connection. A message of `M` bytes takes `latency + M / bandwidth`.
@@ -110,7 +110,7 @@ impl Cluster {
     ) -> Result<Self, PlanError> {
         direct.sort_by_key(|l| (l.from, l.to));
         let broker = broker.unwrap_or(Place::Device(0));
-        Self { devices, sites, direct, broker, broker_network: Card::default(), hosts: Hosts::default() }.finished()
+        Self { devices, sites, direct, broker, broker_network: Card::default(), hosts: Box::default() }.finished()
     }
 
     /// The cluster with this network card in the broker's own machine.
@@ -130,13 +130,13 @@ impl Cluster {
         mut direct: Vec<DirectLink>,
     ) -> Result<Self, PlanError> {
         direct.sort_by_key(|l| (l.from, l.to));
-        Self { devices, sites, direct, hosts: Hosts::default(), ..*self }.finished()
+        Self { devices, sites, direct, hosts: Box::default(), ..*self }.finished()
     }
 
     /// Checks the parts and derives the rest.
     fn finished(mut self) -> Result<Self, PlanError> {
         self.check().map_err(PlanError::Cluster)?;
-        self.hosts = Hosts::new(&self);
+        self.hosts = Box::new(Hosts::new(&self));
         Ok(self)
     }
 
