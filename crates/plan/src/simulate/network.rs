@@ -205,9 +205,13 @@ impl<'a> Network<'a> {
     /// The level at which a line's channels fill it; infinite if they do not.
     fn fair_level(&self, line: u32) -> f64 {
         let active = &self.lines[line as usize].active;
-        let mut limits: Vec<f64> = active.iter().map(|&c| self.limit(c, Some(line))).collect();
-        limits.sort_by(f64::total_cmp);
+        let limits = active.iter().map(|&c| self.limit(c, Some(line)));
         let mut free = self.capacity(line);
+        if limits.clone().sum::<f64>() <= free {
+            return f64::INFINITY;
+        }
+        let mut limits: Vec<f64> = limits.collect();
+        limits.sort_by(f64::total_cmp);
         for (i, limit) in limits.iter().enumerate() {
             let share = free / (limits.len() - i) as f64;
             if *limit > share {
