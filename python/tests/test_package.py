@@ -25,6 +25,9 @@ from requirements import needs, needs_torch
 
 needs_program = needs("wheel", shutil.which("fusionllm") is not None, "needs the program on the PATH")
 
+#: Where the package is. The path of modules may be relative to a directory that tests leave.
+PACKAGES = str(Path(fusionllm.__file__).resolve().parents[1])
+
 posix = pytest.mark.skipif(os.name == "nt", reason="Windows has neither signals nor scripts that are programs")
 
 TINY = {
@@ -364,6 +367,7 @@ class Session:
             [sys.executable, "-u", "-c", self.SCRIPT.format(job=job)],
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            env={**os.environ, "PYTHONPATH": PACKAGES},
             start_new_session=True,
         )
         for line in self.process.stdout:
