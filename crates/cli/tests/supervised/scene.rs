@@ -129,8 +129,13 @@ impl Process {
     }
 
     pub(crate) fn signal(&self, signal: &str) {
-        let status = Command::new("kill").args(["-s", signal, &self.child.id().to_string()]).status();
-        assert!(status.unwrap().success());
+        self.signals(&[signal]);
+    }
+
+    /// Sends signals, one right after the other.
+    pub(crate) fn signals(&self, signals: &[&str]) {
+        let lines: Vec<String> = signals.iter().map(|signal| format!("kill -s {signal} {}", self.child.id())).collect();
+        assert!(Command::new("sh").args(["-ec", &lines.join("\n")]).status().unwrap().success());
     }
 
     /// Waits for its end, and for that of all it started. Returns its status and what it still said.

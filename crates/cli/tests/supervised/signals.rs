@@ -28,7 +28,7 @@ fn what_is_said_twice_is_done_once() {
         let scene = Scene::new();
         let mut run = scene.train(&[]);
         run.line("validation");
-        signals.iter().for_each(|signal| run.signal(signal));
+        run.signals(&signals);
         run.ends_well();
         assert_eq!(scene.saved_step(), scene.last_step(), "{signals:?}");
     }

@@ -111,7 +111,7 @@ fn a_joiners_unit_comes_back_with_a_ticket_that_has_run_out() {
 #[test]
 fn a_brokers_unit_lives_through_kills_and_ends_with_its_run() {
     let scene = Scene::new();
-    write_job(&scene, 400);
+    write_job(&scene, 1000);
     // It was killed before it had written more than its job.
     fs::create_dir(scene.run()).unwrap();
     fs::write(scene.run().join("job.toml"), "").unwrap();
@@ -134,11 +134,11 @@ fn a_brokers_unit_lives_through_kills_and_ends_with_its_run() {
     broker.line("training goes on");
     let (status, rest) = broker.end();
     assert!(status.success() && !unit.restarts(status), "{status}: {rest}");
-    assert_eq!((scene.saved_step(), scene.last_step()), (400, 400));
+    assert_eq!((scene.saved_step(), scene.last_step()), (1000, 1000));
     joiners.into_iter().for_each(|joiner| drop(joiner.ends_well()));
     // The machine is started again.
     let rest = unit.start(&scene).ends_well();
-    assert!(rest.contains("run: the run is over, after 400 steps"), "{rest}");
+    assert!(rest.contains("run: the run is over, after 1000 steps"), "{rest}");
     assert!(scene.run().join("summary.json").exists());
     // A job that is wrong is not tried for ever.
     fs::remove_dir_all(scene.run()).unwrap();

@@ -3,7 +3,7 @@ use fusionllm_graph::Cost;
 use fusionllm_graph::ops::OpClass;
 use serde::{Deserialize, Serialize};
 
-use super::cluster::Card;
+use super::card::Card;
 use super::curve::Curve;
 use super::measured::{CodecStep, CopyDirection, Measured, OperatorCurves};
 use super::operators::work_units;

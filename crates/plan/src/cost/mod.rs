@@ -1,5 +1,6 @@
 //! The cost of a model's work on a cluster: devices, links, measured operators, and the bytes and operators of a step.
 
+mod card;
 mod cluster;
 pub mod congestion;
 mod curve;
@@ -9,7 +10,8 @@ mod measured;
 mod operators;
 mod work;
 
-pub use cluster::{Card, Cluster, DirectLink, Line, Link, Place, Route, Site};
+pub use card::Card;
+pub use cluster::{Cluster, DirectLink, Line, Link, Place, Route, Site};
 pub use congestion::message_bytes;
 pub use curve::{Curve, Curves};
 pub(crate) use device::classes;

@@ -9,12 +9,12 @@ mod select;
 #[cfg(test)]
 mod tests;
 
-pub use cards::Card;
 use cards::Hosts;
 use parts::Parts;
 pub use route::{Line, Route};
 use serde::{Deserialize, Serialize};
 
+use super::card::Card;
 use super::device::Device;
 use crate::error::PlanError;
 use crate::program::PeerId;

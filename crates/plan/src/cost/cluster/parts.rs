@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Card, Cluster, DirectLink, Place, Site};
+use super::{Cluster, DirectLink, Place, Site};
+use crate::cost::Card;
 use crate::cost::Device;
 use crate::error::PlanError;
 

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::{Card, Cluster, DirectLink, Line, Link, Place};
+use super::{Cluster, DirectLink, Line, Link, Place};
+use crate::cost::Card;
 use crate::error::PlanError;
 use crate::program::PeerId;
 
