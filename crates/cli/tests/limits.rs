@@ -19,7 +19,7 @@ struct Group(PathBuf);
 
 impl Group {
     fn with_limit(name: &str, bytes: u64) -> Result<Self, Missing> {
-        let missing = |reason: &str| Missing { requirement: "root", reason: reason.to_owned() };
+        let missing = |reason: &str| Missing { requirement: "cgroup", reason: reason.to_owned() };
         let own = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
         let of_memory =
             own.lines().any(|line| line.split(':').nth(1).is_some_and(|c| c.split(',').any(|c| c == "memory")));
