@@ -107,8 +107,8 @@ pub(crate) struct RunArgs {
     #[arg(long, hide = true, conflicts_with = "run_dir")]
     pub(crate) reserve: bool,
 
-    /// Save and stop once standard input closes. A program that starts this one holds it open, so that nothing stays when
-    /// that program ends. A job on standard input then ends with a zero byte.
+    /// Save and stop once standard input closes. A program that starts this one holds it open, so that nothing stays
+    /// when that program ends. A job on standard input then ends with a zero byte.
     #[arg(long, hide = true)]
     pub(crate) tethered: bool,
 }

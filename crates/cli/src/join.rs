@@ -73,8 +73,8 @@ pub(crate) fn join(args: JoinArgs, json: bool) -> Result<(), Failure> {
     report(parts, json)
 }
 
-/// The identity's file of the peer with this number in this process. The first one has the file that was named, so that a
-/// machine keeps its key when it gets another device.
+/// The identity's file of the peer with this number in this process. The first one has the file that was named, so that
+/// a machine keeps its key when it gets another device.
 fn identity(path: &Path, peer: usize) -> PathBuf {
     let mut file = path.as_os_str().to_owned();
     if peer > 0 {

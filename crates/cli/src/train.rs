@@ -120,8 +120,8 @@ fn resume(run: &RunArgs, again: &Again) -> Result<Option<Resume>, Failure> {
     run.resume.as_deref().map(Resume::find).transpose().map_err(|e| with_older(e, again))
 }
 
-/// The directory and the last step of a run that is over, if nothing is asked but that it goes on. Supervisors ask so after
-/// every restart, and try again what fails. Who types `train --resume` wants to hear how to train on.
+/// The directory and the last step of a run that is over, if nothing is asked but that it goes on. Supervisors ask so
+/// after every restart, and try again what fails. Who types `train --resume` wants to hear how to train on.
 fn over<'a>(run: &RunArgs, resume: Option<&'a Resume>, job: &Job) -> Option<(&'a Path, u64)> {
     let asks_for_more = run.job.is_some() || run.steps.is_some() || !run.set.is_empty() || run.run_dir.is_some();
     resume.filter(|_| !asks_for_more)?.over(job)

@@ -1,4 +1,4 @@
-//! What a container allows: a joiner takes no more, and a peer that the system kills is named so. A control group of its own
+//! Limits of a container: `doctor` names them, and a worker that the system kills is named so. Making a control group
 //! takes root.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test that cannot go on fails")]
 

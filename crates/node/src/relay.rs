@@ -23,7 +23,8 @@ pub struct RelayCommand {
     pub secret: Option<PathBuf>,
 }
 
-/// Runs a relay until it is asked to stop, by Ctrl-C or any signal to end. Calls `on_start` with its URL, whose secret is readable, and its address.
+/// Runs a relay until it is asked to stop, by Ctrl-C or any signal to end. Calls `on_start` with its URL, whose secret is
+/// readable, and its address.
 ///
 /// # Errors
 ///

@@ -1,8 +1,8 @@
 //! The control groups of Linux that this process is in, with their limits on memory.
 //!
 //! The kernel kills a process if one of its groups, or a group around that, goes over its limit. Containers, systemd,
-//! Slurm and Kubernetes set such limits, and `/proc/meminfo` knows nothing of them. There are two versions, and a machine
-//! may have both. The files are those of the kernel's documents `cgroup-v1/memory` and `cgroup-v2`.
+//! Slurm and Kubernetes set such limits, and `/proc/meminfo` knows nothing of them. There are two versions, and a
+//! machine may have both. The files are those of the kernel's documents `cgroup-v1/memory` and `cgroup-v2`.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -18,8 +18,10 @@ pub(super) struct Group {
     pub(super) used: u64,
 }
 
-/// The names of a version's files.
+/// One of the two versions, by its mounts and the names of its files.
 struct Version {
+    /// The kind of its file system, and the option that the mount of its memory has.
+    mount: (&'static str, Option<&'static str>),
     limits: &'static [&'static str],
     used: &'static str,
     /// Contents of files in `memory.stat`, of the group and those inside it.
@@ -29,6 +31,7 @@ struct Version {
 }
 
 const V1: Version = Version {
+    mount: ("cgroup", Some("memory")),
     limits: &["memory.limit_in_bytes"],
     used: "memory.usage_in_bytes",
     droppable: ["total_inactive_file", "total_active_file"],
@@ -37,6 +40,7 @@ const V1: Version = Version {
 
 /// Above `memory.high`, the kernel slows a group's processes down until they hardly move.
 const V2: Version = Version {
+    mount: ("cgroup2", None),
     limits: &["memory.max", "memory.high"],
     used: "memory.current",
     droppable: ["inactive_file", "active_file"],
@@ -86,10 +90,9 @@ fn directories(root: &Path) -> Vec<(&'static Version, PathBuf, String)> {
         // A container may see its own group as the mount, and itself by the name that the host gave it.
         let inside = Path::new(path).strip_prefix(&top).map(|inside| mount.join(inside));
         let innermost = inside.ok().filter(|directory| directory.is_dir()).unwrap_or_else(|| mount.clone());
-        for directory in innermost.ancestors().take_while(|directory| directory.starts_with(&mount)) {
-            let name =
-                directory.strip_prefix(&mount).map_or_else(|_| PathBuf::from("/"), |name| Path::new("/").join(name));
-            directories.push((version, directory.to_owned(), name.display().to_string()));
+        for directory in innermost.ancestors() {
+            let Ok(name) = directory.strip_prefix(&mount) else { break };
+            directories.push((version, directory.to_owned(), format!("/{}", name.display())));
         }
     }
     directories
@@ -100,12 +103,12 @@ fn mounted(line: &str, version: &Version) -> Option<(String, String)> {
     let (mount, system) = line.split_once(" - ")?;
     let mut system = system.split(' ');
     let (kind, _, options) = (system.next()?, system.next()?, system.next()?);
-    let fits = match version.killed == V2.killed {
-        true => kind == "cgroup2",
-        false => kind == "cgroup" && options.split(',').any(|o| o == "memory"),
-    };
+    let (its_kind, option) = version.mount;
+    if kind != its_kind || option.is_some_and(|option| !options.split(',').any(|o| o == option)) {
+        return None;
+    }
     let mut fields = mount.split(' ').skip(3);
-    fits.then(|| Some((unescaped(fields.next()?), unescaped(fields.next()?))))?
+    Some((unescaped(fields.next()?), unescaped(fields.next()?)))
 }
 
 /// A path of `mountinfo`, which writes spaces and the like in octal digits.

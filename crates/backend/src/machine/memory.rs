@@ -74,11 +74,11 @@ pub fn resident_peak() -> u64 {
     figure("/proc/self/status", "VmHWM:").unwrap_or(0)
 }
 
-/// Tells whether the system has killed a process because memory ran out.
+/// How many processes the system had killed for memory at some time. Compared with later, it tells what ended a child.
 #[derive(Debug, Clone, Copy)]
-pub struct KillCounter(u64);
+pub struct MemoryKills(u64);
 
-impl KillCounter {
+impl MemoryKills {
     /// Counts from now on.
     pub fn start() -> Self {
         Self(Self::total())

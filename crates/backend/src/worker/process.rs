@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use super::message::{Answer, Failed, Finished, Hello, PROTOCOL, Request};
 use crate::BackendError;
-use crate::machine::memory::KillCounter;
+use crate::machine::memory::MemoryKills;
 
 /// The time for which a worker is waited for.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +47,7 @@ pub(super) struct Process {
     last_words: Arc<Mutex<VecDeque<String>>>,
     /// Disconnected once all of the standard error was read.
     listening: Receiver<()>,
-    killed: KillCounter,
+    killed: MemoryKills,
     /// The reason why nothing more can be asked.
     broken: Option<String>,
 }
@@ -63,7 +63,7 @@ impl Process {
         // Ctrl-C is for the peer, which needs its worker to leave in good order.
         #[cfg(unix)]
         std::os::unix::process::CommandExt::process_group(&mut child, 0);
-        let killed = KillCounter::start();
+        let killed = MemoryKills::start();
         let mut child = child.spawn().map_err(|e| refuse(format!("it cannot be started: {e}")))?;
         let last_words = Arc::default();
         let (listener, listening) = mpsc::channel();

@@ -91,7 +91,7 @@ impl Scene {
         self.start(&[], &["join", ticket, "--listen", "127.0.0.1:0", "--name", name])
     }
 
-    /// What a command of the program prints.
+    /// The output of a command of the program.
     pub(crate) fn output(&self, args: &[&str]) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_fusionllm"));
         let output = command.args(args).current_dir(self.directory.path()).output().unwrap();

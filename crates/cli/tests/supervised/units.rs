@@ -1,5 +1,5 @@
-//! The units and scripts in `deploy`, played through kills, restarts and the end of a run. A container has no systemd, so
-//! the test does what a unit's lines say.
+//! The units and scripts in `deploy`, played through kills, restarts and the end of a run. A container has no systemd,
+//! so the test does what a unit's lines say.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -78,9 +78,8 @@ impl Links {
         let (number, connection, events) = (*number, connection.clone(), events.clone());
         tokio::spawn(async move {
             if connection.port_is_closed(PORT_TIMEOUT).await {
-                let reason = "its process has ended: its machine says that nobody listens at its port; if memory ran out there, join \
-                              with --memory"
-                    .to_owned();
+                let reason =
+                    format!("its process has ended: its machine says that nobody listens at its port; {OF_MEMORY}");
                 let _ = events.send(Incoming::Ended((member, number), reason));
             }
         });
@@ -116,6 +115,9 @@ impl Links {
         std::mem::take(&mut self.0).into_values().map(wait).collect::<JoinSet<()>>().join_all().await;
     }
 }
+
+/// A process that the system kills for memory has no last word.
+const OF_MEMORY: &str = "if memory ran out there, join with --memory";
 
 /// Tells the members of a run, each in a task of its own, that their broker was started again. Those that cannot be
 /// reached find out by themselves, when their old connections time out.

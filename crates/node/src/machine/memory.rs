@@ -30,8 +30,8 @@ fn free() -> Option<u64> {
     Some(room()?.bytes.saturating_add(resident().saturating_sub(live_bytes())))
 }
 
-/// Bytes for the tensors of a run. Near a limit of this process, the system kills it, so what it takes beside tensors is
-/// left out: the allocator's gaps, code, and buffers of the network. That was 80 MB beside 310 MB.
+/// Bytes for the tensors of a run. The system kills a process at its limit, so what it takes beside tensors is left out:
+/// the allocator's gaps, code, and buffers of the network.
 pub(crate) fn for_tensors() -> Option<u64> {
     const LEAST_BESIDE: u64 = 96 << 20;
     let free = free()?;

@@ -5,10 +5,10 @@ use serde::{Deserialize, Serialize};
 /// The bytes/s of a network card in each direction; `None` where nothing is known of it.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Card {
-    /// What leaves the host.
+    /// Bytes/s that leave the host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub outward: Option<f64>,
-    /// What enters it.
+    /// Bytes/s that enter it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub inward: Option<f64>,
 }
@@ -39,7 +39,7 @@ impl Card {
         Self { outward: faster(self.outward, other.outward), inward: faster(self.inward, other.inward) }
     }
 
-    /// What is known of it, and else what is known of another.
+    /// Its known rates, and those of another card where it has none.
     pub(super) fn or(self, other: Self) -> Self {
         Self { outward: self.outward.or(other.outward), inward: self.inward.or(other.inward) }
     }

@@ -144,7 +144,7 @@ impl Roster {
         if !known {
             self.admission.note_use(&hello.secret);
         }
-        // A place of a plan has one bearer, and a process that has ended needs no name, so another one has it from now on.
+        // A place of a plan has one bearer, and a process that has ended needs no name, so another one has it now.
         for old in self.members.iter_mut().filter(|m| m.name == name && m.identity != identity) {
             old.standing = Standing::Out;
         }

@@ -47,7 +47,7 @@ pub enum Action {
     Finish(TrainingProgress),
     /// The run failed for this reason.
     Fail(String),
-    /// The run was to stop, and its newest step could not be saved for this reason. Another broker may go on with it: members
-    /// who have more than the disk keep it, and nobody tells them to go.
+    /// The run was to stop, and its newest step could not be saved for this reason. Another broker may go on with it:
+    /// members who have more than the disk keep it, and nobody tells them to go.
     Suspend(String),
 }

@@ -9,7 +9,7 @@ use std::net::SocketAddr;
 use std::path::Path;
 use std::process::Stdio;
 
-use fusionllm_backend::machine::memory::KillCounter;
+use fusionllm_backend::machine::memory::MemoryKills;
 use fusionllm_data::DiskError;
 use fusionllm_plan::{Cluster, PeerId};
 use fusionllm_transport::{PeerAddr, Ticket};
@@ -126,7 +126,7 @@ impl Children {
             };
             let child =
                 command.spawn().map_err(|e| NodeError::State(format!("cannot start peer {:?}: {e}", peer.name)))?;
-            let (name, failed, killed) = (peer.name.clone(), failed.clone(), KillCounter::start());
+            let (name, failed, killed) = (peer.name.clone(), failed.clone(), MemoryKills::start());
             tasks.spawn(async move {
                 if let Some(reason) = outcome(child, &name, log.as_deref(), killed).await {
                     failed(reason);
@@ -150,7 +150,7 @@ impl Children {
 }
 
 /// The reason for which a child ended badly, with the last line of its log.
-async fn outcome(mut child: Child, name: &str, log: Option<&Path>, killed: KillCounter) -> Option<String> {
+async fn outcome(mut child: Child, name: &str, log: Option<&Path>, killed: MemoryKills) -> Option<String> {
     // Waiting would close it.
     let _open_until_then = child.stdin.take();
     match child.wait().await {

@@ -161,7 +161,7 @@ impl Cluster {
         self.broker
     }
 
-    /// What is declared of the network card of the broker's own machine.
+    /// The declared rates of the network card of the broker's own machine.
     pub fn broker_network(&self) -> Card {
         self.broker_network
     }
