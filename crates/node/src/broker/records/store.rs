@@ -263,7 +263,9 @@ impl Store {
     /// Adds to an error of a run which of its results are safe, and how to go on.
     pub(crate) fn with_safe_step(&self, error: NodeError) -> NodeError {
         let resumed = self.resumed.as_ref().map(|c| c.state().step);
-        let directory = self.ledger.run().path().display();
+        let directory = self.ledger.run().path().to_string_lossy();
+        // As a shell reads it. No path has a zero byte, which is all that cannot be quoted.
+        let directory = shlex::try_quote(&directory).unwrap_or_default();
         let hint = match (self.committed.map(|c| c.step), resumed) {
             (Some(step), _) => format!("step {step} is safe; go on with --resume {directory}"),
             (None, Some(step)) => format!("the run is where it was: at step {step}; --resume goes on from there"),
