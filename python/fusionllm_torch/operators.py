@@ -319,6 +319,9 @@ def scatter(call: Call) -> Function:
     size = call.operands[0].shape[dim]
     if call.device.is_cpu:
         return lambda x, index, source: torch.scatter(x, dim, checked(index, size), source)
+    if not math.prod(call.operands[1].shape):
+        # CUDA's kernel refuses an empty index.
+        return lambda x, index, source: x.clone()
 
     def last_write(x: Tensor, index: Tensor, source: Tensor) -> Tensor:
         # Of several writes to one place, a parallel device keeps any. So each place first learns which is the last.
@@ -455,7 +458,24 @@ def adaptive_avg_pool2d_backward(call: Call) -> Function:
     shape = call.results[0].shape
     if not math.prod(call.operands[0].shape):
         return lambda g: g.new_zeros(shape)
-    return lambda g: aten._adaptive_avg_pool2d_backward(g, g.new_empty(shape))
+    if call.device.is_cpu:
+        return lambda g: aten._adaptive_avg_pool2d_backward(g, g.new_empty(shape))
+    # Where windows overlap, CUDA's kernel adds in any order. Products with the windows' weights have one order.
+    dtype = DTYPES[call.operands[0].dtype]
+    wide = torch.promote_types(dtype, torch.float32)
+    rows, columns = (
+        window_weights(n, size).to(call.device.torch, wide) for n, size in zip(shape[2:], call.operands[0].shape[2:])
+    )
+    return lambda g: (rows @ g.to(wide) @ columns.T).to(dtype)
+
+
+def window_weights(n: int, size: int) -> Tensor:
+    """The weight of each of `n` elements in each of `size` windows of an adaptive average, as `[n, size]`."""
+    weights = torch.zeros(n, size, dtype=torch.float64)
+    for window in range(size):
+        first, end = window * n // size, -(-(window + 1) * n // size)
+        weights[first:end, window] = 1 / (end - first)
+    return weights
 
 
 # Normalisation and softmax

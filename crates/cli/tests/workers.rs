@@ -29,6 +29,7 @@ requirements::main!(
     numpy_passes_the_conformance_suite,
     jax_passes_a_part_of_the_conformance_suite,
     pytorch_passes_the_conformance_suite,
+    pytorch_for_parallel_devices_passes_the_conformance_suite,
     pytorch_compiles_a_part_of_the_conformance_suite,
     frameworks_train_as_one,
     frameworks_with_pytorch_train_as_one,
@@ -99,6 +100,13 @@ fn jax_passes_a_part_of_the_conformance_suite() -> Result<(), Missing> {
 
 fn pytorch_passes_the_conformance_suite() -> Result<(), Missing> {
     conforms("torch", &[])
+}
+
+/// The code that a GPU runs, on the processor: kernels that no order of threads may change, and checks that come late.
+fn pytorch_for_parallel_devices_passes_the_conformance_suite() -> Result<(), Missing> {
+    let here = concat!(env!("CARGO_MANIFEST_DIR"), "/../../python/tests/parallel_device.py");
+    check(&worker("torch")?.replace("-m fusionllm_torch", &format!("'{here}'")), &["--every", "4"]);
+    Ok(())
 }
 
 /// A C++ compiler takes seconds for each segment.
